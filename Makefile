@@ -1,0 +1,63 @@
+# Every target installs what it lacks first: on a fresh Debian 12 with cargo and rustup, as root, nothing else is needed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test fuzz bench lab crash sim advisories fmt clean release
+
+# Share of fuzzing in seconds, over all targets together.
+FUZZ_SECONDS ?=
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo
+	@echo '  FUZZ_SECONDS=600 make fuzz    PVBLK_E2E_FULL=1 make test (full sizes and times)'
+
+demo: ## Build, serve a disk over rings and NBD, use it with qemu-img and fio, print rates (3 minutes)
+	@scripts/install-tools.sh demo
+	@$(MAKE) --no-print-directory release
+	@scripts/demo.sh
+
+test: ## Format, lints, licences, unit tests, a share of fuzzing, end-to-end tests; the last line is the sum
+	@scripts/install-tools.sh test
+	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/test.sh
+
+fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)
+	@scripts/install-tools.sh test
+	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),600)
+
+bench: ## Measure the rings against a bare ring, NBD against its peers, idle disks, instructions (10 minutes)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab path
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab nbd
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab idle
+	@scripts/instructions.sh
+
+lab: ## The experiments on rings and queues, each expected shape with its figure, and bench against fio (20 minutes)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab rings --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab queues --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab fio --check
+
+crash: ## Kill server and front end 1000 times in the middle of writes; nothing answered may be lost (2 minutes)
+	@$(MAKE) --no-print-directory release
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab crash --cycles 1000
+
+sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost (1 minute)
+	@cargo run --release --locked -p pvblk-sim -- --seeds 100000
+
+advisories: ## Ask the advisory database about the dependencies (needs the network)
+	@scripts/install-tools.sh test
+	@cargo deny --locked check advisories
+
+fmt: ## Format the sources
+	@cargo fmt --all
+
+clean: ## Remove what was built
+	@cargo clean
+	@rm -rf fuzz/target fuzz/artifacts
+
+release: ## Build the command
+	@cargo build --release --locked -p pvblk

@@ -1,0 +1,402 @@
+//! A lane: one source's way to one queue of its disk, and the order of what needs order.
+//!
+//! ```text
+//!            pull                      enter gate
+//!  source ─────────▶ batch ───────────────────────────▶ device queue
+//!    ▲                 │ PREFLUSH, BARRIER, gate closed      │ poll
+//!    │                 ▼                                     │
+//!    │               held ── one step of an order at a time ─┤
+//!    └───────────────── complete, push ◀─────────────────────┘
+//! ```
+//!
+//! Invariants: a request that was pulled is either held, in an order, or at the device until its
+//! completion goes to the source (`outstanding` counts them). While anything is held or a barrier runs nothing more is
+//! pulled. A barrier runs only while this lane holds the gate closed and no lane has a request at the device.
+
+use crate::backend::Disk;
+use crate::gate::Pass;
+use crate::source::{RequestSource, SourceEnd};
+use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, Status};
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// Tags from here on are the lane's own; a source's are below.
+pub const INTERNAL_TAG: u64 = 1 << 63;
+const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 62;
+
+/// How often a lane that waits for other lanes' requests, or for the gate, looks again.
+const ORDER_POLL: Duration = Duration::from_micros(100);
+
+/// Where a barrier is. Flush, write (if there is data), flush: earlier writes are durable before the
+/// barrier's, and the barrier's before any later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BarrierStage {
+    Draining,
+    FlushBefore,
+    Writing,
+    FlushAfter,
+}
+
+struct Barrier {
+    stage: BarrierStage,
+    request: Option<Box<Request>>,
+}
+
+/// One source's way to its disk. Step-driven: workers step lanes, and so can a simulation.
+pub struct Lane {
+    /// Before the source: while requests are at the device, what the source owns of them must stay.
+    queue: Queue,
+    source: Box<dyn RequestSource>,
+    pass: Pass,
+    depth: usize,
+    batch: Vec<Box<Request>>,
+    done: Vec<Completion>,
+    held: VecDeque<Box<Request>>,
+    /// Writes that wait for their flush; the index is in the flush's tag.
+    preflush: Vec<Option<Box<Request>>>,
+    barrier: Option<Barrier>,
+    /// Requests of orders at the device: completions must be looked at one by one.
+    special: usize,
+    outstanding: usize,
+    end: Option<SourceEnd>,
+    /// For sources whose poll is a system call: the descriptor was reported readable.
+    may_pull: bool,
+}
+
+impl Lane {
+    /// A lane from `source` to a new queue of `disk`, through the disk's gate.
+    pub fn open(disk: &Disk, source: Box<dyn RequestSource>) -> Result<Lane, Error> {
+        // A barrier or flush of the lane's own comes on top of what the source has in flight.
+        let queue = disk.open_queue(source.depth() + 1)?;
+        Ok(Lane {
+            depth: source.depth() as usize,
+            source,
+            queue,
+            pass: disk.pass(),
+            batch: Vec::new(),
+            done: Vec::new(),
+            held: VecDeque::new(),
+            preflush: Vec::new(),
+            barrier: None,
+            special: 0,
+            outstanding: 0,
+            end: None,
+            may_pull: true,
+        })
+    }
+
+    /// Does what can be done now; true if anything moved.
+    #[inline]
+    pub fn step(&mut self) -> bool {
+        let mut moved = false;
+        if self.held.is_empty() && self.barrier.is_none() && self.end.is_none() {
+            moved |= self.pull();
+        }
+        if !self.held.is_empty() || self.barrier.is_some() {
+            moved |= self.advance_held();
+        }
+        if self.queue.in_flight() > 0 {
+            let n = self.queue.poll(&mut self.done);
+            if n > 0 {
+                moved = true;
+                self.pass.leave(n as u32);
+                if self.special > 0 {
+                    self.sort_out_special();
+                }
+                self.outstanding -= self.done.len();
+                self.source.complete(&mut self.done);
+            }
+        }
+        if let Err(end) = self.source.push() {
+            self.end.get_or_insert(end);
+        }
+        moved
+    }
+
+    #[inline]
+    fn pull(&mut self) -> bool {
+        let room = self.depth - self.outstanding;
+        if room == 0 || !self.may_pull {
+            return false;
+        }
+        let result = self.source.pull(room, &mut self.batch);
+        // Where something came, more may follow: one more look is cheaper than a sleep. Where nothing
+        // came, a level-triggered descriptor says by itself when there is more.
+        self.may_pull = !self.batch.is_empty() || !self.source.poll_is_syscall();
+        let pulled = match result {
+            Ok(p) => p,
+            Err(end) => {
+                self.end = Some(end);
+                self.held.extend(self.batch.drain(..));
+                self.outstanding += self.held.len();
+                return true;
+            }
+        };
+        if self.batch.is_empty() {
+            return false;
+        }
+        self.outstanding += self.batch.len();
+        if pulled.ordered || !self.pass.enter(self.batch.len() as u32) {
+            self.held.extend(self.batch.drain(..));
+        } else {
+            self.queue.submit(&mut self.batch);
+        }
+        true
+    }
+
+    /// Moves held requests on, in order, as far as orders and the gate allow.
+    #[cold]
+    fn advance_held(&mut self) -> bool {
+        let mut moved = self.advance_barrier();
+        while self.barrier.is_none() {
+            let Some(first) = self.held.front() else {
+                break;
+            };
+            let flags = first.flags;
+            if flags.contains(RequestFlags::BARRIER) {
+                if !self.pass.try_close() {
+                    break;
+                }
+                self.barrier = Some(Barrier {
+                    stage: BarrierStage::Draining,
+                    request: self.held.pop_front(),
+                });
+                moved |= self.advance_barrier();
+            } else if flags.contains(RequestFlags::PREFLUSH) {
+                if !self.pass.enter(1) {
+                    break;
+                }
+                let request = self.held.pop_front();
+                let index = self.park(request);
+                self.submit_special(Request::new(Op::Flush, 0, 0, INTERNAL_TAG | index));
+                moved = true;
+            } else {
+                let ordered = RequestFlags::BARRIER | RequestFlags::PREFLUSH;
+                let run = self
+                    .held
+                    .iter()
+                    .take_while(|r| !r.flags.intersects(ordered))
+                    .count();
+                if !self.pass.enter(run as u32) {
+                    break;
+                }
+                self.batch.extend(self.held.drain(..run));
+                self.queue.submit(&mut self.batch);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    fn park(&mut self, request: Option<Box<Request>>) -> u64 {
+        let index = match self.preflush.iter().position(Option::is_none) {
+            Some(i) => i,
+            None => {
+                self.preflush.push(None);
+                self.preflush.len() - 1
+            }
+        };
+        self.preflush[index] = request;
+        index as u64
+    }
+
+    /// Submits a request that the lane has already entered the gate for.
+    fn submit_special(&mut self, request: Box<Request>) {
+        self.special += 1;
+        self.batch.push(request);
+        self.queue.submit(&mut self.batch);
+    }
+
+    /// Starts a drained barrier's first flush.
+    fn advance_barrier(&mut self) -> bool {
+        let Some(barrier) = &mut self.barrier else {
+            return false;
+        };
+        if barrier.stage != BarrierStage::Draining || !self.pass.is_drained() {
+            return false;
+        }
+        barrier.stage = BarrierStage::FlushBefore;
+        self.pass.enter(1);
+        self.submit_special(Request::new(Op::Flush, 0, 0, BARRIER_TAG));
+        true
+    }
+
+    /// Takes the completions of orders out of `done` and starts their next step.
+    #[cold]
+    fn sort_out_special(&mut self) {
+        let mut i = 0;
+        while i < self.done.len() {
+            let tag = self.done[i].request.tag;
+            let is_barrier = self
+                .barrier
+                .as_ref()
+                .is_some_and(|b| b.stage != BarrierStage::Draining);
+            if is_barrier {
+                // Nothing else of this lane is at the device.
+                let completion = self.done.swap_remove(i);
+                self.special -= 1;
+                self.barrier_step_done(completion);
+                return;
+            }
+            if tag & INTERNAL_TAG == 0 {
+                i += 1;
+                continue;
+            }
+            let flush = self.done.swap_remove(i);
+            self.special -= 1;
+            let Some(request) = self.preflush[(tag & !INTERNAL_TAG) as usize].take() else {
+                debug_assert!(false, "a flush without its write");
+                continue;
+            };
+            if flush.status == Status::Ok {
+                let mut request = request;
+                request.flags.remove(RequestFlags::PREFLUSH);
+                // At once, not behind what is held: a barrier that came later waits for this write.
+                if self.pass.enter(1) {
+                    self.batch.push(request);
+                    self.queue.submit(&mut self.batch);
+                } else {
+                    self.held.push_front(request);
+                }
+            } else {
+                self.done.push(Completion {
+                    request,
+                    status: flush.status,
+                });
+            }
+        }
+    }
+
+    fn barrier_step_done(&mut self, completion: Completion) {
+        let Some(barrier) = &mut self.barrier else {
+            return;
+        };
+        let status = completion.status;
+        let next = match barrier.stage {
+            _ if status != Status::Ok => None,
+            BarrierStage::FlushBefore => match &barrier.request {
+                Some(r) if r.op == Op::Write => {
+                    barrier.stage = BarrierStage::Writing;
+                    barrier.request.take().map(|mut r| {
+                        r.flags.remove(RequestFlags::BARRIER);
+                        r
+                    })
+                }
+                _ => None,
+            },
+            BarrierStage::Writing => {
+                barrier.stage = BarrierStage::FlushAfter;
+                Some(Request::new(Op::Flush, 0, 0, BARRIER_TAG))
+            }
+            BarrierStage::Draining | BarrierStage::FlushAfter => None,
+        };
+        if completion.request.tag & INTERNAL_TAG == 0 {
+            barrier.request = Some(completion.request);
+        }
+        if let Some(request) = next {
+            self.pass.enter(1);
+            self.submit_special(request);
+            return;
+        }
+        if let Some(Barrier {
+            request: Some(request),
+            ..
+        }) = self.barrier.take()
+        {
+            self.done.push(Completion { request, status });
+        }
+        self.pass.open();
+    }
+
+    /// Stops pulling; what is outstanding completes.
+    pub fn stop(&mut self) {
+        self.end.get_or_insert(SourceEnd::Closed);
+    }
+
+    /// Why the lane is over, once it is and nothing is outstanding.
+    pub fn finished(&mut self) -> Option<SourceEnd> {
+        if self.outstanding == 0 && self.end.is_some() && !self.source.wants_write() {
+            return self.end.take();
+        }
+        None
+    }
+
+    /// The last look before sleep, at both ends.
+    pub fn arm(&mut self) -> Readiness {
+        let mut device = self.queue.arm();
+        if !self.held.is_empty() || self.barrier.is_some() {
+            // Another lane's progress opens the way, and nothing tells us of it.
+            let soon = Readiness::Wait(Some(Instant::now() + ORDER_POLL));
+            device = earlier(device, soon);
+        }
+        if self.end.is_some() || self.outstanding == self.depth {
+            return device;
+        }
+        let source = self.source.arm();
+        if source == Readiness::Ready {
+            self.may_pull = true;
+        }
+        earlier(device, source)
+    }
+
+    /// The source's descriptor was reported.
+    pub fn source_woken(&mut self) {
+        self.source.woken();
+        self.may_pull = true;
+    }
+
+    /// True if requests can be pulled, so that the source's descriptor is of interest.
+    pub fn wants_read(&self) -> bool {
+        self.end.is_none() && self.outstanding < self.depth && self.source.wants_read()
+    }
+
+    /// True if answers wait for the descriptor to be writable.
+    pub fn wants_write(&self) -> bool {
+        self.source.wants_write()
+    }
+
+    /// The device queue's descriptor was reported.
+    pub fn device_woken(&mut self) {
+        self.queue.woken();
+    }
+
+    /// Looks at the source at the next step even if that costs a system call.
+    pub fn poll_source(&mut self) {
+        self.may_pull = true;
+    }
+
+    /// True if each look at the source is a system call and nothing is at the device.
+    pub fn polls_by_syscall(&self) -> bool {
+        self.source.poll_is_syscall() && self.queue.in_flight() == 0
+    }
+
+    /// The source's descriptor.
+    pub fn source_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.source.wait_fd()
+    }
+
+    /// The device queue's descriptor; it may appear with the first request.
+    pub fn device_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.wait_fd()
+    }
+
+    /// For the log.
+    pub fn describe(&self) -> String {
+        self.source.describe()
+    }
+}
+
+fn earlier(a: Readiness, b: Readiness) -> Readiness {
+    match (a, b) {
+        (Readiness::Ready, _) | (_, Readiness::Ready) => Readiness::Ready,
+        (Readiness::Wait(x), Readiness::Wait(y)) => Readiness::Wait(min_deadline(x, y)),
+    }
+}
+
+fn min_deadline(x: Option<Instant>, y: Option<Instant>) -> Option<Instant> {
+    match (x, y) {
+        (Some(x), Some(y)) => Some(x.min(y)),
+        (x, y) => x.or(y),
+    }
+}

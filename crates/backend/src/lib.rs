@@ -1,0 +1,25 @@
+//! The back end: workers own queues, take requests from any [`RequestSource`], and give them to a disk.
+//!
+//! A [`Backend`] is a fixed set of worker threads. Each source becomes a lane (`lane`) on one worker:
+//! source → device queue → source. [`BlkifSource`] is the source for a blkif ring; others live in `export`.
+//!
+//! What it guarantees: a broken or hostile source ends alone; every request that was taken is answered
+//! or its source is gone; barriers and flushes hold across all queues of a disk (`gate`).
+
+mod backend;
+mod blkif;
+mod gate;
+mod grants;
+mod lane;
+pub mod parse;
+mod pool;
+mod source;
+mod worker;
+
+pub use backend::{Backend, BackendOptions, Disk, SourceId};
+pub use blkif::{BlkifQueueParts, BlkifSource};
+pub use grants::{GrantError, GrantMapper};
+pub use lane::Lane;
+pub use pool::BufferPool;
+pub use source::{Pulled, RequestSource, SourceEnd};
+pub use worker::OnEnd;

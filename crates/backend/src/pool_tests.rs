@@ -1,0 +1,148 @@
+use super::*;
+use parking_lot::Mutex;
+use pvblk_block::memory::bill;
+
+fn live(owner: &str) -> u64 {
+    let lines = bill();
+    lines.iter().find(|l| l.owner == owner).unwrap().live_bytes
+}
+
+#[test]
+fn a_steady_load_cycles_through_the_same_pages() {
+    let mut pool = BufferPool::new("pool cycle", None, 1024);
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let mut taken: Vec<_> = (0..32).map(|_| Vec::new()).collect();
+        for t in &mut taken {
+            assert!(pool.take(4096, t));
+            seen.insert((address(&t[0]), t[0].offset()));
+        }
+        assert_eq!(pool.used_pages(), 32);
+        for t in &mut taken {
+            pool.give(t);
+        }
+    }
+    assert_eq!(seen.len(), 32);
+    assert_eq!(live("pool cycle"), 32 * 4096);
+    pool.trim(0);
+    assert_eq!(live("pool cycle"), 0);
+    assert_eq!(pool.slabs.len(), 0);
+}
+
+#[test]
+fn pages_in_use_survive_a_trim_and_free_ones_read_zero() {
+    let mut pool = BufferPool::new("pool trim", None, 1024);
+    let (mut a, mut b) = (vec![], vec![]);
+    assert!(pool.take(4096, &mut a) && pool.take(4096, &mut b));
+    a[0].write(0, b"kept");
+    b[0].write(0, b"gone");
+    let (region, offset) = (Arc::clone(b[0].region()), b[0].offset());
+    pool.give(&mut b);
+    pool.trim(0);
+    assert_eq!(live("pool trim"), 4096);
+    assert_eq!(&a[0].to_vec()[..4], b"kept");
+    let mut now = [1; 4];
+    region.read(offset, &mut now);
+    assert_eq!(now, [0; 4]);
+    pool.give(&mut a);
+    pool.trim(1);
+    assert_eq!(pool.free_pages(), 1);
+    pool.trim(0);
+    assert_eq!((live("pool trim"), pool.slabs.len()), (0, 0));
+}
+
+#[test]
+fn odd_lengths_come_back_whole_and_the_limit_holds() {
+    let mut pool = BufferPool::new("pool limit", None, 64);
+    for len in [
+        512,
+        4096,
+        5 * 4096,
+        20 << 10,
+        33 << 10,
+        200 << 10,
+        256 << 10,
+    ] {
+        let mut t = vec![];
+        assert!(pool.take(len, &mut t), "{len}");
+        assert_eq!(pvblk_sys::total_len(&t), len);
+        t[0].write(len.min(t[0].len()) - 1, b"x");
+        pool.give(&mut t);
+        assert_eq!(pool.used_pages(), 0);
+        assert!(pool.free_pages() <= 64);
+    }
+    let mut t = vec![];
+    assert!(!pool.take(0, &mut t));
+    assert!(!pool.take(257 << 10, &mut t) && t.is_empty());
+    assert_eq!(pool.used_pages(), 0);
+    // Not one piece of 64 pages any more, but smaller ones.
+    let mut one = vec![];
+    assert!(pool.take(4096, &mut one));
+    assert!(pool.take(63 * 4096, &mut t));
+    assert!(t.len() > 1);
+    assert!(!pool.take(4096, &mut one));
+    pool.give(&mut t);
+    pool.give(&mut one);
+    assert_eq!(pool.used_pages(), 0);
+}
+
+#[test]
+fn decay_gives_back_only_what_was_not_needed() {
+    let mut pool = BufferPool::new("pool decay", None, 1024);
+    let mut many = vec![];
+    (0..100).for_each(|_| assert!(pool.take(4096, &mut many)));
+    pool.give(&mut many);
+    pool.decay(10);
+    assert_eq!(pool.free_pages(), 100);
+    (0..40).for_each(|_| assert!(pool.take(4096, &mut many)));
+    pool.give(&mut many);
+    pool.decay(10);
+    assert_eq!(pool.free_pages(), 40);
+    pool.decay(10);
+    assert_eq!(pool.free_pages(), 10);
+    assert_eq!(live("pool decay"), 10 * 4096);
+}
+
+/// Ten pages in pieces of at most two.
+struct Small {
+    region: Arc<Region>,
+    free: Mutex<Vec<usize>>,
+}
+impl BufferSource for Small {
+    fn allocate(&self, len: usize) -> Option<Buffer> {
+        if len > 8192 {
+            return None;
+        }
+        let slot = self.free.lock().pop()?;
+        Buffer::new(&self.region, slot * 8192, len)
+    }
+    fn free(&self, buffer: Buffer) {
+        assert!(Arc::ptr_eq(buffer.region(), &self.region));
+        self.free.lock().push(buffer.offset() / 8192);
+    }
+}
+
+#[test]
+fn the_devices_memory_is_used_first_and_goes_back_to_it() {
+    let small = Arc::new(Small {
+        region: Arc::new(Region::anonymous(5 * 8192).unwrap()),
+        free: Mutex::new((0..5).collect()),
+    });
+    let mut pool = BufferPool::new("pool source", Some(small.clone()), 1024);
+    let mut t = vec![];
+    assert!(pool.take(12 << 10, &mut t));
+    assert_eq!(t.len(), 2);
+    assert!(t.iter().all(|b| Arc::ptr_eq(b.region(), &small.region)));
+    for _ in 0..5 {
+        assert!(pool.take(8192, &mut t));
+    }
+    assert_eq!(live("pool source"), 2 * 8192);
+    pool.give(&mut t);
+    pool.trim(0);
+    assert_eq!(small.free.lock().len(), 5);
+    assert_eq!(live("pool source"), 0);
+    assert!(pool.take(8192, &mut t));
+    pool.give(&mut t);
+    drop(pool);
+    assert_eq!(small.free.lock().len(), 5);
+}

@@ -1,0 +1,165 @@
+//! A source that the test feeds.
+
+use parking_lot::Mutex;
+use pvblk_backend::{Pulled, RequestSource, SourceEnd};
+use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, RequestFlags, Status};
+use pvblk_sys::EventFd;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Box<Request>>,
+    end: Option<SourceEnd>,
+    answers: Vec<(u64, Status)>,
+    pulled: usize,
+}
+
+/// The test's side.
+#[derive(Clone)]
+pub struct Feed {
+    state: Arc<Mutex<State>>,
+    bell: Arc<EventFd>,
+    pushes: Arc<AtomicU64>,
+}
+
+/// The back end's side.
+pub struct FeedSource {
+    feed: Feed,
+    depth: u32,
+}
+
+/// A source of this depth, and its feed.
+pub fn source(depth: u32) -> (Feed, Box<FeedSource>) {
+    let feed = Feed {
+        state: Arc::default(),
+        bell: Arc::new(EventFd::new().expect("an eventfd")),
+        pushes: Arc::default(),
+    };
+    let source = FeedSource {
+        feed: feed.clone(),
+        depth,
+    };
+    (feed, Box::new(source))
+}
+
+impl Feed {
+    /// A write of one sector, its tag the same number.
+    pub fn write(&self, sector: u64, flags: RequestFlags) {
+        let data = Buffer::anonymous(512).expect("memory");
+        let mut request = Request::with_buffers(Op::Write, sector, vec![data], sector);
+        request.flags = flags;
+        self.send(request);
+    }
+
+    /// A flush.
+    pub fn flush(&self, tag: u64, flags: RequestFlags) {
+        let mut request = Request::new(Op::Flush, 0, 0, tag);
+        request.flags = flags;
+        self.send(request);
+    }
+
+    /// Any request.
+    pub fn send(&self, request: Box<Request>) {
+        self.state.lock().waiting.push_back(request);
+        self.bell.notify();
+    }
+
+    /// Ends the source once everything sent was pulled.
+    pub fn end(&self, why: SourceEnd) {
+        self.state.lock().end = Some(why);
+        self.bell.notify();
+    }
+
+    /// A broken peer.
+    pub fn break_off(&self) {
+        self.end(SourceEnd::Broken(Error::protocol("broken by the test")));
+    }
+
+    /// Tags and statuses of what was answered, in order.
+    pub fn answers(&self) -> Vec<(u64, Status)> {
+        self.state.lock().answers.clone()
+    }
+
+    /// How many were answered.
+    pub fn answered(&self) -> usize {
+        self.state.lock().answers.len()
+    }
+
+    /// Requests that the back end took.
+    pub fn pulled(&self) -> usize {
+        self.state.lock().pulled
+    }
+
+    /// True once the back end was told of the end.
+    pub fn end_is_seen(&self) -> bool {
+        self.state.lock().end.is_none()
+    }
+
+    /// Waits until the back end went through this source at least twice from here on: whatever it could do
+    /// with what it has, it has done. Not for a source that is over or has all in flight that it may.
+    #[track_caller]
+    pub fn settle(&self) {
+        let from = self.pushes.load(Ordering::Acquire);
+        super::wait("the back end looks at this source", || {
+            // It may be asleep.
+            self.bell.notify();
+            self.pushes.load(Ordering::Acquire) >= from + 3
+        });
+    }
+}
+
+impl RequestSource for FeedSource {
+    fn describe(&self) -> String {
+        "feed".into()
+    }
+
+    fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
+        let mut state = self.feed.state.lock();
+        let n = room.min(state.waiting.len());
+        out.extend(state.waiting.drain(..n));
+        state.pulled += n;
+        if n == 0
+            && let Some(end) = state.end.take()
+        {
+            return Err(end);
+        }
+        let order = RequestFlags::BARRIER | RequestFlags::PREFLUSH;
+        let ordered = out.iter().any(|r| r.flags.intersects(order));
+        Ok(Pulled { ordered })
+    }
+
+    fn complete(&mut self, done: &mut Vec<Completion>) {
+        let mut state = self.feed.state.lock();
+        let answers = done.drain(..).map(|c| (c.request.tag, c.status));
+        state.answers.extend(answers);
+    }
+
+    fn push(&mut self) -> Result<(), SourceEnd> {
+        self.feed.pushes.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Readiness {
+        let state = self.feed.state.lock();
+        if state.waiting.is_empty() && state.end.is_none() {
+            Readiness::Wait(None)
+        } else {
+            Readiness::Ready
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.feed.bell.as_fd())
+    }
+
+    fn woken(&mut self) {
+        self.feed.bell.drain();
+    }
+}

@@ -1,0 +1,156 @@
+//! The boundary between those who use blocks and those who store them.
+
+use crate::trace::Tracing;
+use crate::{Completion, Error, EventHub, Limits, Queue, Request};
+use pvblk_sys::Buffer;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Something that stores or forwards blocks. Shared by all its users.
+pub trait BlockDevice: Send + Sync {
+    /// A short description for people, as a volume spec where there is one.
+    fn describe(&self) -> String;
+
+    /// What it can do; fixed while open.
+    fn limits(&self) -> Limits;
+
+    /// Capacity in sectors (512 B); may change, with a [`crate::DeviceEvent::Resized`].
+    fn capacity_sectors(&self) -> u64;
+
+    /// Opens one more queue. A queue is used by one thread at a time and shares no lock with others on its hot path.
+    /// Call [`Queue::open`] instead: its handle adds the guarantees.
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error>;
+
+    /// Where changes are told.
+    fn events(&self) -> &EventHub;
+
+    /// Looks at the backing again: it may have been resized. Slow; never on a hot path.
+    fn refresh(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Which parts of `sector..sector+sectors` hold data. Adds extents in order that cover the whole range.
+    /// Slow; the default says that all of it is data.
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        out.push(Extent {
+            sector,
+            sectors,
+            kind: ExtentKind::Data,
+        });
+        Ok(())
+    }
+
+    /// What tells a user who comes back whether the device still holds what it held. The default knows nothing.
+    fn incarnation(&self) -> Incarnation {
+        Incarnation::default()
+    }
+
+    /// Memory that requests to this device should use for their buffers, to save a copy; `None` if any will do.
+    fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
+        None
+    }
+}
+
+/// Marks that change when data may have been lost since they were read last, by whatever ended the process or the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Incarnation {
+    /// Changes when completed writes that were not flushed may be lost; `None`: not known, so they may be.
+    pub cache: Option<u64>,
+    /// Changes when everything is lost; `None`: it doesn't end with the process.
+    pub contents: Option<u64>,
+}
+
+/// Memory that a device reaches without copying.
+pub trait BufferSource: Send + Sync {
+    /// `len` bytes in one piece, or `None` if there are none left now. `len` is a multiple of 4096.
+    fn allocate(&self, len: usize) -> Option<Buffer>;
+    /// Gives back a buffer from [`BufferSource::allocate`], unchanged.
+    fn free(&self, buffer: Buffer);
+}
+
+/// What a queue is opened for.
+#[derive(Clone)]
+pub struct QueueContext {
+    /// Most requests that its user will have in flight: at least 1.
+    pub depth: u32,
+    /// Which of its user's queues this is, from 0; a hint for spreading over a device's hardware queues.
+    pub index: u32,
+    /// Who submits, for traces.
+    pub submitter: u32,
+    /// Where trace events go.
+    pub tracing: Tracing,
+}
+
+impl QueueContext {
+    /// A context for `depth` requests in flight, not traced.
+    pub fn new(depth: u32) -> QueueContext {
+        QueueContext {
+            depth,
+            index: 0,
+            submitter: 0,
+            tracing: Tracing::off(),
+        }
+    }
+}
+
+/// What a queue's user has to do before it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Don't sleep: there may be completions to poll now.
+    Ready,
+    /// Sleep until the queue's descriptor is readable or this time has come, if there is one.
+    Wait(Option<Instant>),
+}
+
+/// One queue of a device, as the device implements it. Used through [`Queue`].
+///
+/// A device accepts everything submitted, up to the context's depth, and completes every request
+/// exactly once, in any order. It may change `scratch` of a request, and must return all else as it was.
+pub trait DeviceQueue: Send {
+    /// Takes all requests of `batch`, in order. The batch is where the submitter unplugs: what belongs together comes together.
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>);
+
+    /// Appends completions to `out`, as many as there are now (or a bounded batch of them), without blocking.
+    fn poll(&mut self, out: &mut Vec<Completion>);
+
+    /// Asks to be woken through the descriptor; the last check before sleeping.
+    fn arm(&mut self) -> Readiness;
+
+    /// The descriptor was readable: forget that, so that it isn't reported for ever. Called whether or not
+    /// anything is in flight.
+    fn woken(&mut self) {}
+
+    /// Readable when there may be completions; `None` if `submit` completes everything at once or by deadline.
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+impl Queue {
+    /// Opens a queue of `device` and wraps it in the handle that checks.
+    pub fn open(device: &Arc<dyn BlockDevice>, context: &QueueContext) -> Result<Queue, Error> {
+        let inner = device.open_device_queue(context)?;
+        Ok(Queue::from_parts(Arc::clone(device), inner, context))
+    }
+}
+
+/// A part of a device and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First sector (512 B).
+    pub sector: u64,
+    /// Length in sectors (512 B).
+    pub sectors: u64,
+    /// What it holds.
+    pub kind: ExtentKind,
+}
+
+/// What an extent holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Allocated data.
+    Data,
+    /// Not allocated; reads as zeros.
+    Hole,
+    /// Allocated; reads as zeros.
+    Zero,
+}

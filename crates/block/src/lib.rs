@@ -1,0 +1,40 @@
+//! The vocabulary of pvblk: requests, devices, queues, limits, trace hooks. No I/O happens here.
+//!
+//! Everything that stores or forwards blocks is a [`BlockDevice`]: a volume, a cache over a device,
+//! a front end over rings. Its users never talk to a device's own queue but to the [`Queue`] handle,
+//! which guarantees to the device that
+//! - every request is valid for the device's [`Limits`] and capacity at the time of submission, and
+//! - data buffers add up to exactly the request's length,
+//!
+//! and to the user that
+//! - every submitted request comes back exactly once, as a [`Completion`], also when a device drops it.
+//!
+//! The core is step-driven: [`Queue::submit`] a batch, [`Queue::poll`] completions. Before sleeping a
+//! user calls [`Queue::arm`] and then waits for [`Queue::wait_fd`] or the deadline. There is no async
+//! runtime and no hidden thread.
+//!
+//! Durability has one meaning: a completed FLUSH, or a write with FUA, is on stable storage of the
+//! backing, and a FLUSH covers every write that completed before it was submitted, on any queue.
+//!
+//! Units: `sector` is a 512-byte sector, whatever the device's logical sector size is; a name that ends
+//! in `bytes` or `len` counts bytes.
+
+mod device;
+mod error;
+mod event;
+mod limits;
+pub mod memory;
+mod queue;
+mod request;
+pub mod trace;
+
+pub use device::{
+    BlockDevice, BufferSource, DeviceQueue, Extent, ExtentKind, Incarnation, QueueContext,
+    Readiness,
+};
+pub use error::{Error, ErrorKind};
+pub use event::{DeviceEvent, EventHub, Subscription};
+pub use limits::{Capacity, Limits};
+pub use pvblk_sys::{Buffer, Region};
+pub use queue::Queue;
+pub use request::{Completion, Op, Request, RequestFlags, SECTOR, SECTOR_SHIFT, Status};

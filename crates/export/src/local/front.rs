@@ -1,0 +1,206 @@
+//! Connecting to a disk of a local server.
+
+use super::frame::{Frame, MAX_NAME};
+use super::front_memory::{FrontMemory, LocalResources};
+use super::link::FrontLink;
+use super::socket::{self, Received, dial};
+use super::store::SocketStore;
+use crate::xenbus::number::sentence;
+use crate::xenbus::{FrontEvent, FrontPersonality, FrontWishes, FrontendNegotiation, MAX_QUEUES};
+use pvblk_block::{Error, ErrorKind};
+use pvblk_frontend::FrontParts;
+use pvblk_ring::RingSize;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// Queues wished for, 1 to 64; the back end may offer fewer.
+    pub queues: u32,
+    /// Pages of each ring wished for: 1, 2, 4, 8 or 16; the back end may offer fewer.
+    pub ring_pages: usize,
+    /// Guest memory for data and indirect pages in bytes, 4 KiB to 63 GiB, rounded up to pages. Taken from the system on first touch.
+    pub memory_bytes: u64,
+    /// Our name in the back end's logs, up to 256 bytes.
+    pub name: String,
+    /// Keep grants for the life of the connection, if the back end agrees.
+    pub persistent: bool,
+    /// Longest time for the whole handshake.
+    pub timeout: Duration,
+    /// Which front end to play.
+    pub personality: FrontPersonality,
+}
+
+impl Default for ConnectOptions {
+    /// Four queues of 16 pages, 64 MiB, persistent grants, 10 seconds.
+    fn default() -> ConnectOptions {
+        ConnectOptions {
+            queues: 4,
+            ring_pages: 16,
+            memory_bytes: 64 << 20,
+            name: format!("process {}", std::process::id()),
+            persistent: true,
+            timeout: Duration::from_secs(10),
+            personality: FrontPersonality::default(),
+        }
+    }
+}
+
+impl ConnectOptions {
+    fn wishes(&self) -> Result<FrontWishes, Error> {
+        if self.queues == 0 || self.queues > MAX_QUEUES {
+            return Err(Error::config(format!(
+                "{} queues; ask for 1 to {MAX_QUEUES}",
+                self.queues
+            )));
+        }
+        let ring = RingSize::from_pages(self.ring_pages).ok_or_else(|| {
+            Error::config(format!(
+                "a ring of {} pages; ask for 1, 2, 4, 8 or 16",
+                self.ring_pages
+            ))
+        })?;
+        if self.name.len() > MAX_NAME {
+            return Err(Error::config(format!(
+                "the front end's name may have {MAX_NAME} bytes"
+            )));
+        }
+        Ok(FrontWishes {
+            queues: self.queues,
+            ring,
+            persistent: self.persistent,
+            personality: self.personality,
+        })
+    }
+}
+
+/// Connects to disk `disk` of the server at `path`, and waits until it is Connected or the time is over.
+///
+/// The parts are the caller's to use on any threads; the link is for its control thread, and must be kept:
+/// dropping it ends the connection. Errors are the back end's refusal in its words, or what failed here.
+pub fn connect(
+    path: &Path,
+    disk: &str,
+    options: &ConnectOptions,
+) -> Result<(FrontParts, FrontLink), Error> {
+    let dialer = Dialer {
+        path: path.to_owned(),
+        disk: disk.to_owned(),
+        wishes: options.wishes()?,
+        options: options.clone(),
+    };
+    let contact = dialer.handshake(None, options.timeout)?;
+    Ok((contact.parts, FrontLink::new(contact.talk, dialer)))
+}
+
+/// Who to connect to, and as what: also for the next time.
+#[derive(Clone, Debug)]
+pub(super) struct Dialer {
+    path: PathBuf,
+    disk: String,
+    options: ConnectOptions,
+    wishes: FrontWishes,
+}
+
+/// The control side of a connection.
+#[derive(Debug)]
+pub(super) struct Talk {
+    pub store: SocketStore,
+    pub negotiation: FrontendNegotiation,
+    pub memory: Arc<FrontMemory>,
+}
+
+/// A connection that was made.
+pub(super) struct Contact {
+    pub parts: FrontParts,
+    pub talk: Talk,
+}
+
+impl Dialer {
+    /// For people.
+    pub fn name(&self) -> String {
+        format!("disk {} at {}", self.disk, self.path.display())
+    }
+
+    /// Connects, on the memory of an earlier connection if there was one: then with at most as many queues and pages.
+    pub fn handshake(
+        &self,
+        memory: Option<Arc<FrontMemory>>,
+        timeout: Duration,
+    ) -> Result<Contact, Error> {
+        let deadline = Instant::now() + timeout;
+        let socket = Arc::new(dial(&self.path, deadline)?);
+        self.talk(&socket, memory, deadline).map_err(|e| {
+            let e = socket::explain(socket.as_fd(), &mut Vec::new(), e);
+            Error::new(e.kind(), format!("{}: {e}", self.name()))
+        })
+    }
+
+    fn talk(
+        &self,
+        socket: &Arc<OwnedFd>,
+        memory: Option<Arc<FrontMemory>>,
+        deadline: Instant,
+    ) -> Result<Contact, Error> {
+        let mut wishes = self.wishes;
+        if let Some(m) = &memory {
+            wishes.queues = wishes.queues.min(m.queues as u32);
+            wishes.ring = wishes.ring.min(m.ring);
+        }
+        let hello = Frame::Hello {
+            disk: self.disk.clone(),
+            front: self.options.name.clone(),
+        };
+        let mut resources = LocalResources {
+            socket: Arc::clone(socket),
+            deadline,
+            data_bytes: self.options.memory_bytes,
+            name: format!("front end of {}", self.name()),
+            memory,
+            made: None,
+        };
+        let mut store = SocketStore::new(Arc::clone(socket), Some(deadline));
+        let mut negotiation = FrontendNegotiation::new(wishes);
+        let mut scratch = Vec::new();
+        socket::send(socket.as_fd(), &hello, &[], Some(deadline))?;
+        negotiation.start(&mut store)?;
+        let disconnected = |why: &str| Err(Error::new(ErrorKind::Disconnected, why));
+        loop {
+            socket::wait(socket.as_fd(), false, deadline)?;
+            let changes = match socket::receive(socket.as_fd(), &mut scratch)? {
+                Received::Nothing => continue,
+                Received::Frame(Frame::Write(changes), _) => changes,
+                Received::Frame(Frame::Error(text), _) => return disconnected(&sentence(&text)),
+                Received::Frame(..) => {
+                    return Err(Error::protocol("the back end sent a front end's message"));
+                }
+                Received::Closed => return disconnected("the back end closed its socket"),
+            };
+            store.apply(changes)?;
+            let event = negotiation.peer_changed(&mut store, &mut resources)?;
+            if let Some(FrontEvent::Connected(properties)) = event {
+                let (Some((queues, granter)), Some(memory)) =
+                    (resources.made.take(), resources.memory.take())
+                else {
+                    return Err(Error::protocol("connected without rings"));
+                };
+                return Ok(Contact {
+                    parts: FrontParts {
+                        name: self.name(),
+                        properties,
+                        queues,
+                        granter,
+                    },
+                    talk: Talk {
+                        store,
+                        negotiation,
+                        memory,
+                    },
+                });
+            }
+        }
+    }
+}

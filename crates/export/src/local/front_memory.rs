@@ -1,0 +1,166 @@
+//! What a local front end makes for its back end: memory, rings, event channels.
+
+use super::frame::Frame;
+use super::granter::LocalGranter;
+use super::memory::MAX_MEMORY;
+use super::socket;
+use crate::xenbus::{FrontResources, QueueKeys};
+use pvblk_block::Error;
+use pvblk_block::memory::{Gauge, MemoryKind};
+use pvblk_frontend::{FrontQueueParts, Granter};
+use pvblk_ring::{EventFdChannel, FrontRing, RingSize};
+use pvblk_sys::{EventFd, PAGE_SIZE, Region, create_sealed};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A front end's memory. It is kept over connections: requests that wait have their data in it.
+#[derive(Debug)]
+pub(super) struct FrontMemory {
+    file: OwnedFd,
+    region: Arc<Region>,
+    /// Frames of the grant table, which comes first.
+    table: u32,
+    /// Queues of the first connection, for which there are frames.
+    pub queues: usize,
+    /// Size of each of its rings.
+    pub ring: RingSize,
+    _bill: Gauge,
+}
+
+impl FrontMemory {
+    /// Makes a memory with `data_bytes` for data. Errors if that isn't 4 KiB to 63 GiB, or the system has no room.
+    fn new(
+        data_bytes: u64,
+        queues: usize,
+        ring: RingSize,
+        name: &str,
+    ) -> Result<FrontMemory, Error> {
+        let data = data_bytes.div_ceil(PAGE_SIZE as u64);
+        let rings = (queues * ring.pages()) as u32;
+        // 2^24 frames are 64 GiB; tables and rings are checked with the sum.
+        let frames = u32::try_from(data)
+            .ok()
+            .filter(|&d| d > 0 && d <= 1 << 24)
+            .ok_or_else(|| too_large(data_bytes))?;
+        let table = LocalGranter::table_frames(rings + frames);
+        let bytes = u64::from(table + rings + frames) * PAGE_SIZE as u64;
+        if bytes > MAX_MEMORY {
+            return Err(too_large(data_bytes));
+        }
+        let os = |e| Error::os(format!("making {bytes} bytes of guest memory"), e);
+        let file = create_sealed("pvblk-guest-memory", bytes).map_err(os)?;
+        let region = Region::shared(file.as_fd(), 0, bytes as usize, true)
+            .map_err(|e| Error::os("mapping the guest memory", e))?;
+        let owner = format!("{name}: guest memory");
+        Ok(FrontMemory {
+            file,
+            region: Arc::new(region),
+            table,
+            queues,
+            ring,
+            _bill: Gauge::fixed(owner, MemoryKind::Shared, bytes),
+        })
+    }
+
+    fn first_data_frame(&self) -> u32 {
+        self.table + (self.queues * self.ring.pages()) as u32
+    }
+
+    /// A ring on the frames from `first` on, granted.
+    fn ring(
+        &self,
+        granter: &LocalGranter,
+        first: u32,
+        size: RingSize,
+    ) -> Result<(FrontRing, Vec<u32>), Error> {
+        let frames = first..first + size.pages() as u32;
+        let pages: Vec<u64> = frames.clone().map(u64::from).collect();
+        let region = Region::from_frames(self.file.as_fd(), &pages, true)
+            .map_err(|e| Error::os("mapping a ring", e))?;
+        // The ring is in order before the back end can see a reference to it.
+        let ring = FrontRing::new(region).ok_or_else(|| Error::config("no ring has that size"))?;
+        let grants = frames.map(|f| granter.grant(f, false)).collect();
+        let refs: Option<Vec<u32>> = grants;
+        let refs = refs.ok_or_else(|| Error::config("the grant table is too small"))?;
+        Ok((ring, refs))
+    }
+}
+
+/// Makes everything when the back end's offers are known, and passes it over the socket.
+pub(super) struct LocalResources {
+    pub socket: Arc<OwnedFd>,
+    pub deadline: Instant,
+    pub data_bytes: u64,
+    pub name: String,
+    /// Of an earlier connection, or made with this one.
+    pub memory: Option<Arc<FrontMemory>>,
+    /// What was made.
+    pub made: Option<(Vec<FrontQueueParts>, Arc<LocalGranter>)>,
+}
+
+impl LocalResources {
+    fn send(&self, frame: &Frame, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), Error> {
+        socket::send(self.socket.as_fd(), frame, fds, Some(self.deadline))
+    }
+
+    fn memory(&mut self, queues: usize, ring: RingSize) -> Result<Arc<FrontMemory>, Error> {
+        if let Some(memory) = &self.memory {
+            if queues > memory.queues || ring > memory.ring {
+                return Err(Error::protocol("the handshake made more than was wished"));
+            }
+            // Grants and rings of the last connection: its back end doesn't look any more.
+            let end = memory.first_data_frame() as usize * PAGE_SIZE;
+            memory.region.zero(0, end);
+            return Ok(Arc::clone(memory));
+        }
+        let memory = FrontMemory::new(self.data_bytes, queues, ring, &self.name)?;
+        Ok(Arc::clone(self.memory.insert(Arc::new(memory))))
+    }
+}
+
+impl FrontResources for LocalResources {
+    fn allocate(&mut self, queues: usize, ring: RingSize) -> Result<Vec<QueueKeys>, Error> {
+        let memory = self.memory(queues, ring)?;
+        let granter = LocalGranter::new(
+            Arc::clone(&memory.region),
+            memory.table,
+            memory.first_data_frame(),
+            &self.name,
+        );
+        let frame = Frame::Memory {
+            table_first: 0,
+            table_frames: memory.table,
+        };
+        self.send(&frame, &[memory.file.as_fd()])?;
+        let (mut parts, mut keys) = (Vec::new(), Vec::new());
+        for q in 0..queues as u32 {
+            let first = memory.table + q * ring.pages() as u32;
+            let (front_ring, ring_refs) = memory.ring(&granter, first, ring)?;
+            let event = || EventFd::new().map_err(|e| Error::os("making an event channel", e));
+            let channel = EventFdChannel {
+                to_peer: event()?,
+                from_peer: event()?,
+            };
+            let port = q + 1;
+            let fds = [channel.to_peer.as_fd(), channel.from_peer.as_fd()];
+            self.send(&Frame::Channel { port }, &fds)?;
+            parts.push(FrontQueueParts {
+                ring: front_ring,
+                channel: Box::new(channel),
+            });
+            keys.push(QueueKeys {
+                ring_refs,
+                event_channel: port,
+            });
+        }
+        self.made = Some((parts, Arc::new(granter)));
+        Ok(keys)
+    }
+}
+
+fn too_large(bytes: u64) -> Error {
+    Error::config(format!(
+        "guest memory of {bytes} bytes; ask for 4 KiB to 63 GiB"
+    ))
+}

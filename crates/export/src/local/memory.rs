@@ -1,0 +1,197 @@
+//! A front end's memory as the back end sees it: checked, and mapped within a budget.
+
+use pvblk_block::Error;
+use pvblk_ring::grant::GRANTS_PER_PAGE;
+use pvblk_sys::PAGE_SIZE;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Largest memory of one front end in bytes: 64 GiB.
+pub const MAX_MEMORY: u64 = 64 << 30;
+
+/// Address space that all front ends of a server may have mapped, in bytes: an eighth of what a process has.
+const MAX_MAPPED: u64 = 16 << 40;
+/// Mappings that all front ends of a server may cost: half of Linux's default `vm.max_map_count`.
+const MAX_MAPPINGS: u64 = 32_768;
+/// `TMPFS_MAGIC` of linux/magic.h.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// A checked memory file with a grant table inside.
+#[derive(Debug)]
+pub struct GuestMemory {
+    file: OwnedFd,
+    frames: u32,
+    table_first: u32,
+    table_frames: u32,
+}
+
+impl GuestMemory {
+    /// Takes a front end's memory file. Refused: no sealed memfd, on huge pages, not whole pages, empty,
+    /// more than [`MAX_MEMORY`], or a grant table that isn't inside.
+    pub fn from_peer(
+        file: OwnedFd,
+        table_first: u32,
+        table_frames: u32,
+    ) -> Result<GuestMemory, Error> {
+        let len =
+            pvblk_sys::check_sealed(file.as_fd()).map_err(|e| Error::protocol(e.to_string()))?;
+        // On hugetlbfs a page that can't be had kills the process that touches it.
+        let kind = rustix::fs::fstatfs(&file).map_err(|e| Error::os("looking at the memory", e))?;
+        if kind.f_type as i64 != TMPFS_MAGIC {
+            return Err(Error::protocol("the memory is not made of ordinary pages"));
+        }
+        if len == 0 || len > MAX_MEMORY || !len.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(Error::protocol(format!(
+                "the memory has {len} bytes, not whole pages up to 64 GiB"
+            )));
+        }
+        // At most 2^24 frames.
+        let frames = (len / PAGE_SIZE as u64) as u32;
+        if table_frames == 0 || table_frames > frames || table_first > frames - table_frames {
+            return Err(Error::protocol(format!(
+                "the grant table of {table_frames} frames from {table_first} is not inside a memory of {frames} frames"
+            )));
+        }
+        Ok(GuestMemory {
+            file,
+            frames,
+            table_first,
+            table_frames,
+        })
+    }
+
+    /// The file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Bytes, a multiple of 4096.
+    pub fn len(&self) -> usize {
+        self.frames as usize * PAGE_SIZE
+    }
+
+    /// True if it has no bytes; none can be made, so false.
+    pub fn is_empty(&self) -> bool {
+        self.frames == 0
+    }
+
+    /// Frames of 4096 bytes.
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    /// Where the grant table starts, in bytes.
+    pub(super) fn table_offset(&self) -> usize {
+        self.table_first as usize * PAGE_SIZE
+    }
+
+    /// Entries of the grant table.
+    pub(super) fn table_entries(&self) -> u32 {
+        // At most 2^24 frames of 512.
+        (u64::from(self.table_frames) * GRANTS_PER_PAGE as u64).min(u64::from(u32::MAX)) as u32
+    }
+}
+
+/// What the front ends of one server may map together. Each can ask for much address space and many
+/// mappings; without a bound a few hostile ones would leave none for the rest of the process.
+#[derive(Debug, Default)]
+pub struct Budget {
+    bytes: AtomicU64,
+    mappings: AtomicU64,
+}
+
+impl Budget {
+    /// A fresh budget: 16 TiB of address space and 32768 mappings.
+    pub fn new() -> Arc<Budget> {
+        Arc::default()
+    }
+
+    /// Takes a share, given back when it is dropped. `None` if it doesn't fit.
+    pub fn take(self: &Arc<Budget>, bytes: u64, mappings: u64) -> Option<Share> {
+        let share = Share {
+            budget: Arc::clone(self),
+            bytes,
+            mappings,
+        };
+        // Added before it is compared, so that two takers can't both fit in the last room.
+        let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let count = self.mappings.fetch_add(mappings, Ordering::Relaxed) + mappings;
+        (all <= MAX_MAPPED && count <= MAX_MAPPINGS).then_some(share)
+    }
+
+    /// Bytes taken now.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// A share of a [`Budget`].
+#[derive(Debug)]
+pub struct Share {
+    budget: Arc<Budget>,
+    bytes: u64,
+    mappings: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget
+            .mappings
+            .fetch_sub(self.mappings, Ordering::Relaxed);
+    }
+}
+
+/// Kernel mappings that these frames need side by side: neighbours in the file share one.
+pub(super) fn runs(frames: &[u64]) -> u64 {
+    let breaks = frames.windows(2).filter(|w| w[0] + 1 != w[1]).count();
+    breaks as u64 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pvblk_sys::create_sealed;
+
+    #[test]
+    fn bad_memory_is_refused() {
+        let memory = |pages: u64, first, count| {
+            let file = create_sealed("t", pages * PAGE_SIZE as u64).unwrap();
+            GuestMemory::from_peer(file, first, count)
+        };
+        assert_eq!(memory(4, 1, 3).unwrap().table_entries(), 1536);
+        for (pages, first, count) in [
+            (4, 0, 0),
+            (4, 0, 5),
+            (4, 2, 3),
+            (4, u32::MAX, 1),
+            (4, 1, u32::MAX),
+            (0, 0, 1),
+            ((MAX_MEMORY >> 12) + 1, 0, 1),
+        ] {
+            assert!(
+                memory(pages, first, count).is_err(),
+                "{pages} {first} {count}"
+            );
+        }
+        let odd = create_sealed("t", 5000).unwrap();
+        assert!(GuestMemory::from_peer(odd, 0, 1).is_err());
+        let loose = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&loose, 8192).unwrap();
+        let e = GuestMemory::from_peer(loose, 0, 1).unwrap_err();
+        assert!(e.to_string().contains("sealed"), "{e}");
+    }
+
+    #[test]
+    fn a_budget_is_kept_and_given_back() {
+        let budget = Budget::new();
+        let most = budget.take(MAX_MAPPED, 1).unwrap();
+        assert!(budget.take(1, 1).is_none());
+        drop(most);
+        assert!(budget.take(1, MAX_MAPPINGS + 1).is_none());
+        assert_eq!(budget.bytes(), 0);
+        assert!(budget.take(MAX_MAPPED, MAX_MAPPINGS).is_some());
+        assert_eq!((runs(&[5, 6, 7]), runs(&[7, 6, 5]), runs(&[1])), (1, 3, 1));
+    }
+}

@@ -1,0 +1,48 @@
+//! The two directories over a socket.
+
+use super::frame::Frame;
+use super::socket;
+use crate::xenbus::{Change, KeyMap, Store};
+use pvblk_block::Error;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The peer's directory as far as it was told; ours goes out as messages.
+#[derive(Debug)]
+pub(super) struct SocketStore {
+    pub socket: Arc<OwnedFd>,
+    peer: KeyMap,
+    /// How long a write may wait for room; `None`: not at all.
+    pub deadline: Option<Instant>,
+}
+
+impl SocketStore {
+    pub fn new(socket: Arc<OwnedFd>, deadline: Option<Instant>) -> SocketStore {
+        SocketStore {
+            socket,
+            peer: KeyMap::new(),
+            deadline,
+        }
+    }
+
+    /// A transaction of the peer's.
+    pub fn apply(&mut self, changes: Vec<Change>) -> Result<(), Error> {
+        self.peer.apply(changes)
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Store for SocketStore {
+    fn read(&self, key: &str) -> Option<String> {
+        self.peer.get(key).map(str::to_owned)
+    }
+
+    fn write(&mut self, changes: &[Change]) -> Result<(), Error> {
+        let frame = Frame::Write(changes.to_vec());
+        socket::send(self.fd(), &frame, &[], self.deadline)
+    }
+}

@@ -1,0 +1,109 @@
+//! `NBD_CMD_BLOCK_STATUS` for the context `base:allocation`.
+
+use super::proto::{BASE_ALLOCATION_ID, STATE_HOLE, STATE_ZERO};
+use pvblk_block::{BlockDevice, Error, Extent, ExtentKind, SECTOR};
+
+/// Most extents of one reply; a client asks again for the rest.
+const MAX_EXTENTS: usize = 1024;
+/// Sectors (512 B) that the device is asked about at once, so that a fragmented one fills bounded memory: 16 MiB.
+const WINDOW: u64 = 32768;
+/// Windows of one reply: the device is asked on a worker's time. The protocol lets a reply describe less than was asked.
+const MAX_WINDOWS: u64 = 64;
+
+fn state(kind: ExtentKind) -> u32 {
+    match kind {
+        ExtentKind::Data => 0,
+        ExtentKind::Hole => STATE_HOLE | STATE_ZERO,
+        ExtentKind::Zero => STATE_ZERO,
+    }
+}
+
+/// The payload of a block status chunk for `sectors` (512 B) from `sector`, of which `one` extent or some
+/// are described: always at least one, and from the start without a gap.
+pub(super) fn describe(
+    device: &dyn BlockDevice,
+    sector: u64,
+    sectors: u64,
+    one: bool,
+) -> Result<Vec<u8>, Error> {
+    let most = if one { 1 } else { MAX_EXTENTS };
+    let mut payload = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
+    let mut found: Vec<Extent> = Vec::new();
+    // The extent that may still grow, as length in sectors and state.
+    let mut open: Option<(u64, u32)> = None;
+    let mut written = 0;
+    let (mut at, end) = (sector, sector + sectors);
+    let end = end.min(at.saturating_add(WINDOW * MAX_WINDOWS));
+    'all: while at < end {
+        let window = WINDOW.min(end - at);
+        found.clear();
+        device.extents(at, window, &mut found)?;
+        let from = at;
+        for e in &found {
+            // The device's answer is cut to the question, and a gap in it counts as data.
+            let stop = e.sector.saturating_add(e.sectors).min(from + window);
+            if stop <= at {
+                continue;
+            }
+            for (sectors, state) in [
+                (e.sector.saturating_sub(at), 0),
+                (stop - at.max(e.sector), state(e.kind)),
+            ] {
+                if !add(&mut payload, &mut open, &mut written, sectors, state, most) {
+                    break 'all;
+                }
+            }
+            at = stop;
+        }
+        if !add(
+            &mut payload,
+            &mut open,
+            &mut written,
+            from + window - at,
+            0,
+            most,
+        ) {
+            break 'all;
+        }
+        at = from + window;
+    }
+    if let Some(last) = open {
+        put(&mut payload, last);
+    }
+    Ok(payload)
+}
+
+/// Joins `sectors` of `state` to the open extent or starts a new one; false if there is no room for it.
+fn add(
+    payload: &mut Vec<u8>,
+    open: &mut Option<(u64, u32)>,
+    written: &mut usize,
+    sectors: u64,
+    state: u32,
+    most: usize,
+) -> bool {
+    if sectors == 0 {
+        return true;
+    }
+    match open {
+        Some((len, kind)) if *kind == state => {
+            *len += sectors;
+            return true;
+        }
+        Some(_) if *written + 1 == most => return false,
+        Some(last) => {
+            put(payload, *last);
+            *written += 1;
+        }
+        None => {}
+    }
+    *open = Some((sectors, state));
+    true
+}
+
+fn put(payload: &mut Vec<u8>, (sectors, state): (u64, u32)) {
+    // At most the request's length, which has 32 bits.
+    let len = u32::try_from(sectors * SECTOR).unwrap_or(!511);
+    payload.extend_from_slice(&len.to_be_bytes());
+    payload.extend_from_slice(&state.to_be_bytes());
+}

@@ -1,0 +1,238 @@
+//! Every field and negotiated flag of a request is checked here before anything is done with it.
+
+use super::proto::{Command, MAX_PAYLOAD, NbdRequest, cflag, err, tflag};
+use pvblk_block::{Limits, SECTOR};
+
+/// What a connection negotiated and its device allows now.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Transmission flags that the client was told ([`tflag`]).
+    pub transmission_flags: u16,
+    /// Structured replies were negotiated.
+    pub structured: bool,
+    /// `base:allocation` was selected.
+    pub base_allocation: bool,
+    /// Smallest unit of a request in bytes: 512 or 4096.
+    pub block_bytes: u32,
+    /// Size of the export in bytes, now.
+    pub size_bytes: u64,
+}
+
+impl Terms {
+    /// The terms of a connection to a device with `limits` that has `sectors` (512 B).
+    pub fn new(
+        limits: &Limits,
+        flags: u16,
+        structured: bool,
+        base_allocation: bool,
+        sectors: u64,
+    ) -> Terms {
+        Terms {
+            transmission_flags: flags,
+            structured,
+            base_allocation,
+            block_bytes: limits.logical_sector_bytes,
+            size_bytes: sectors.saturating_mul(SECTOR),
+        }
+    }
+
+    fn has(&self, flag: u16) -> bool {
+        self.transmission_flags & flag != 0
+    }
+}
+
+/// What to do with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Execute it.
+    Run,
+    /// Answer success without reaching the device: the length is 0.
+    Nothing,
+    /// Answer this error ([`err`]). The payload of a write has to be skipped first.
+    Refuse(u32),
+    /// The client is leaving; no reply.
+    Disconnect,
+    /// The payload is longer than anybody may send: end the connection.
+    Break,
+}
+
+/// Checks a request (proto.md, "Request types" and "Command flags").
+///
+/// Zero lengths, which the document leaves open, succeed and do nothing. A write or a write-zeroes past
+/// the end is ENOSPC; any other range error, a length over [`MAX_PAYLOAD`] of a read, a length or offset
+/// that is not a multiple of the minimum block size, an unknown command, a flag or a command that was
+/// not negotiated: EINVAL. Writing to a read-only export: EPERM.
+pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
+    let (own_flags, needed) = match r.command {
+        Command::Disconnect => return Verdict::Disconnect,
+        Command::Write if r.len > MAX_PAYLOAD => return Verdict::Break,
+        Command::Read if t.structured && t.has(tflag::SEND_DF) => (cflag::DF, 0),
+        Command::Read | Command::Write => (0, 0),
+        Command::Flush => (0, tflag::SEND_FLUSH),
+        Command::Trim => (0, tflag::SEND_TRIM),
+        Command::WriteZeroes if t.has(tflag::SEND_FAST_ZERO) => {
+            (cflag::NO_HOLE | cflag::FAST_ZERO, tflag::SEND_WRITE_ZEROES)
+        }
+        Command::WriteZeroes => (cflag::NO_HOLE, tflag::SEND_WRITE_ZEROES),
+        Command::BlockStatus if t.base_allocation => (cflag::REQ_ONE, 0),
+        Command::BlockStatus | Command::Cache | Command::Unknown(_) => {
+            return Verdict::Refuse(err::EINVAL);
+        }
+    };
+    // FUA is valid with every command once SEND_FUA is negotiated; where nothing is written it means nothing.
+    let fua = if t.has(tflag::SEND_FUA) {
+        cflag::FUA
+    } else {
+        0
+    };
+    if r.flags & !(own_flags | fua) != 0 {
+        return Verdict::Refuse(err::EINVAL);
+    }
+    let writes = matches!(
+        r.command,
+        Command::Write | Command::Trim | Command::WriteZeroes
+    );
+    if writes && t.has(tflag::READ_ONLY) {
+        return Verdict::Refuse(err::EPERM);
+    }
+    if needed != 0 && !t.has(needed) {
+        return Verdict::Refuse(err::EINVAL);
+    }
+    if r.command == Command::Flush {
+        // Offset and length are reserved and must be zero.
+        return if r.offset == 0 && r.len == 0 {
+            Verdict::Run
+        } else {
+            Verdict::Refuse(err::EINVAL)
+        };
+    }
+    if r.command == Command::Read && r.len > MAX_PAYLOAD {
+        return Verdict::Refuse(err::EINVAL);
+    }
+    let past_end = match r.offset.checked_add(u64::from(r.len)) {
+        Some(end) => end > t.size_bytes,
+        None => true,
+    };
+    if past_end {
+        let stores = matches!(r.command, Command::Write | Command::WriteZeroes);
+        return Verdict::Refuse(if stores { err::ENOSPC } else { err::EINVAL });
+    }
+    let unit = u64::from(t.block_bytes);
+    if !r.offset.is_multiple_of(unit) || !u64::from(r.len).is_multiple_of(unit) {
+        return Verdict::Refuse(err::EINVAL);
+    }
+    match (r.len, r.command) {
+        // A block status reply needs at least one extent, so there is no empty success.
+        (0, Command::BlockStatus) => Verdict::Refuse(err::EINVAL),
+        (0, _) => Verdict::Nothing,
+        _ => Verdict::Run,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::proto::transmission_flags;
+
+    fn terms(limits: Limits, structured: bool) -> Terms {
+        let f = transmission_flags(&limits, structured);
+        Terms::new(&limits, f, structured, structured, 2048)
+    }
+
+    fn ask(command: Command, flags: u16, offset: u64, len: u32) -> NbdRequest {
+        NbdRequest {
+            flags,
+            command,
+            cookie: 0,
+            offset,
+            len,
+        }
+    }
+
+    #[test]
+    fn each_violation_has_its_error() {
+        use Command::{BlockStatus, Cache, Flush, Read, Trim, Unknown, Write, WriteZeroes};
+        use Verdict::{Break, Nothing, Refuse, Run};
+        let plain = Limits::default();
+        let big = Limits {
+            logical_sector_bytes: 4096,
+            ..plain
+        };
+        let ro = Limits {
+            read_only: true,
+            ..plain
+        };
+        let poor = Limits {
+            write_zeroes: false,
+            discard_granularity_bytes: 0,
+            ..plain
+        };
+        const MIB: u64 = 1 << 20;
+        let einval = Refuse(err::EINVAL);
+        let table = [
+            (plain, true, ask(Read, 0, 0, 4096), Run),
+            (plain, true, ask(Read, cflag::DF, 0, 4096), Run),
+            (plain, false, ask(Read, cflag::DF, 0, 4096), einval),
+            (plain, false, ask(Read, cflag::FUA, 0, 4096), Run),
+            (plain, false, ask(Read, cflag::NO_HOLE, 0, 4096), einval),
+            (plain, false, ask(Read, 1 << 15, 0, 4096), einval),
+            (plain, false, ask(Read, 0, MIB - 512, 512), Run),
+            (plain, false, ask(Read, 0, MIB - 512, 1024), einval),
+            (plain, false, ask(Read, 0, u64::MAX - 511, 512), einval),
+            (plain, false, ask(Read, 0, u64::MAX, 1), einval),
+            (plain, false, ask(Read, 0, 1, 512), einval),
+            (plain, false, ask(Read, 0, 0, 511), einval),
+            (plain, false, ask(Read, 0, 512, 0), Nothing),
+            (plain, false, ask(Read, 0, 0, MAX_PAYLOAD + 512), einval),
+            (big, false, ask(Read, 0, 512, 4096), einval),
+            (big, false, ask(Write, 0, 4096, 512), einval),
+            (plain, false, ask(Write, cflag::FUA, 0, 512), Run),
+            (plain, false, ask(Write, cflag::DF, 0, 512), einval),
+            (plain, false, ask(Write, 0, MIB, 512), Refuse(err::ENOSPC)),
+            (plain, false, ask(Write, 0, 0, MAX_PAYLOAD + 1), Break),
+            (ro, false, ask(Write, 0, 0, 512), Refuse(err::EPERM)),
+            (ro, false, ask(Trim, 0, 0, 512), Refuse(err::EPERM)),
+            (plain, false, ask(Flush, 0, 0, 0), Run),
+            (plain, false, ask(Flush, cflag::FUA, 0, 0), Run),
+            (plain, false, ask(Flush, 0, 0, 512), einval),
+            (plain, false, ask(Trim, cflag::FUA, 0, 512), Run),
+            (plain, false, ask(Trim, 0, MIB, 512), einval),
+            (poor, false, ask(Trim, 0, 0, 512), einval),
+            (poor, false, ask(WriteZeroes, 0, 0, 512), einval),
+            (plain, false, ask(WriteZeroes, 0b1_0011, 0, 512), Run),
+            (
+                plain,
+                false,
+                ask(WriteZeroes, 0, MIB, 512),
+                Refuse(err::ENOSPC),
+            ),
+            (plain, true, ask(BlockStatus, cflag::REQ_ONE, 0, 512), Run),
+            (plain, true, ask(BlockStatus, 0, 0, 0), einval),
+            (plain, false, ask(BlockStatus, 0, 0, 512), einval),
+            (plain, false, ask(Cache, 0, 0, 512), einval),
+            (plain, false, ask(Unknown(8), 0, 0, 512), einval),
+            (
+                plain,
+                false,
+                ask(Command::Disconnect, 0xffff, 9, 9),
+                Verdict::Disconnect,
+            ),
+        ];
+        for (limits, structured, request, want) in table {
+            assert_eq!(
+                check(&request, &terms(limits, structured)),
+                want,
+                "{request:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn huge_trims_are_fine_on_huge_exports() {
+        let mut t = terms(Limits::default(), false);
+        t.size_bytes = 1 << 40;
+        for c in [Command::Trim, Command::WriteZeroes] {
+            assert_eq!(check(&ask(c, 0, 512, u32::MAX - 511), &t), Verdict::Run);
+        }
+    }
+}

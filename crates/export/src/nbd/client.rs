@@ -1,0 +1,227 @@
+//! An NBD client: an export of any server as a block device.
+//!
+//! Each opened queue is a connection of its own with requests in flight one behind the other, driven by
+//! steps as all queues are: nothing blocks, and no thread runs behind the caller's back. Only opening
+//! waits for the server, at most [`NbdClientConfig::timeout`].
+//!
+//! Structured replies are used where the server has them. Every field of a reply is checked; one that
+//! makes no sense, or a lost connection, fails the queue: all in flight and all that comes later ends
+//! with an I/O error, and [`NbdClient::failure`] says why.
+
+mod hello;
+mod inbox;
+mod queue;
+mod reply;
+mod slot;
+mod uri;
+
+use super::NbdAddr;
+use super::proto::tflag;
+use hello::{Terms, negotiate};
+use parking_lot::Mutex;
+use pvblk_block::{
+    BlockDevice, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits, QueueContext, SECTOR,
+};
+use queue::NbdQueue;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+pub use uri::NbdUri;
+
+/// Settings of a client.
+#[derive(Clone, Debug)]
+pub struct NbdClientConfig {
+    /// How long connecting, and each step of the negotiation, may take.
+    pub timeout: Duration,
+}
+
+impl Default for NbdClientConfig {
+    /// 10 seconds.
+    fn default() -> NbdClientConfig {
+        NbdClientConfig {
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What the device and its queues share.
+#[derive(Default)]
+struct Shared {
+    events: EventHub,
+    failure: Mutex<Option<String>>,
+    connections: AtomicUsize,
+}
+
+impl Shared {
+    fn fail(&self, why: &str) {
+        self.failure.lock().get_or_insert_with(|| why.to_owned());
+        self.events.raise(DeviceEvent::Gone);
+    }
+}
+
+/// Counts a queue while it lives.
+struct Seat(Arc<Shared>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// An export of an NBD server. Its size and limits are those of the first connection.
+pub struct NbdClient {
+    uri: NbdUri,
+    config: NbdClientConfig,
+    terms: Terms,
+    shared: Arc<Shared>,
+    /// The first connection, until a queue takes it.
+    first: Mutex<Option<OwnedFd>>,
+}
+
+impl NbdClient {
+    /// Connects and negotiates.
+    pub fn connect(uri: &NbdUri, config: NbdClientConfig) -> Result<NbdClient, Error> {
+        let (socket, terms) = open(uri, &config)?;
+        Ok(NbdClient {
+            uri: uri.clone(),
+            config,
+            terms,
+            shared: Arc::default(),
+            first: Mutex::new(Some(socket)),
+        })
+    }
+
+    /// Negotiates over a stream that is connected already, whatever is at its other end. It has one queue, since
+    /// nobody knows how to connect another one.
+    pub fn over(
+        stream: UnixStream,
+        export: &str,
+        config: NbdClientConfig,
+    ) -> Result<NbdClient, Error> {
+        let uri = NbdUri {
+            addr: NbdAddr::Unix("/nonexistent".into()),
+            export: export.to_owned(),
+        };
+        let (socket, terms) = greet(stream, &uri, &config)?;
+        Ok(NbdClient {
+            uri,
+            config,
+            terms,
+            shared: Arc::default(),
+            first: Mutex::new(Some(socket)),
+        })
+    }
+
+    /// Why a queue failed: the first reason, if any did.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.failure.lock().clone()
+    }
+
+    fn seat(&self) -> Result<Seat, Error> {
+        let others = self.shared.connections.fetch_add(1, Ordering::AcqRel);
+        let seat = Seat(Arc::clone(&self.shared));
+        // A flush would cover only the writes of its own connection.
+        let apart = !self.terms.has(tflag::CAN_MULTI_CONN) && !self.terms.has(tflag::READ_ONLY);
+        if others > 0 && apart {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{}: the server doesn't offer CAN_MULTI_CONN, so a writable export has one queue only: use one thread",
+                    self.uri
+                ),
+            ));
+        }
+        Ok(seat)
+    }
+}
+
+fn open(uri: &NbdUri, config: &NbdClientConfig) -> Result<(OwnedFd, Terms), Error> {
+    let failed = |e: Error| Error::new(e.kind(), format!("{uri}: {e}"));
+    let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
+    let timeout = Some(config.timeout);
+    match &uri.addr {
+        NbdAddr::Unix(path) => greet(UnixStream::connect(path).map_err(os)?, uri, config),
+        NbdAddr::Tcp { host, port } => {
+            let mut s = dial(host, *port, config.timeout).map_err(os)?;
+            s.set_nodelay(true).map_err(os)?;
+            s.set_read_timeout(timeout).map_err(os)?;
+            s.set_write_timeout(timeout).map_err(os)?;
+            let terms = negotiate(&mut s, &uri.export).map_err(failed)?;
+            Ok((s.into(), terms))
+        }
+    }
+}
+
+fn greet(
+    mut s: UnixStream,
+    uri: &NbdUri,
+    config: &NbdClientConfig,
+) -> Result<(OwnedFd, Terms), Error> {
+    let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
+    s.set_read_timeout(Some(config.timeout)).map_err(os)?;
+    s.set_write_timeout(Some(config.timeout)).map_err(os)?;
+    let terms =
+        negotiate(&mut s, &uri.export).map_err(|e| Error::new(e.kind(), format!("{uri}: {e}")))?;
+    Ok((s.into(), terms))
+}
+
+/// Tries all addresses of a host, in order.
+fn dial(host: &str, port: u16, timeout: Duration) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::other("the host has no address");
+    for addr in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&addr, timeout) {
+            Ok(s) => return Ok(s),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+impl BlockDevice for NbdClient {
+    fn describe(&self) -> String {
+        self.uri.to_string()
+    }
+
+    fn limits(&self) -> Limits {
+        self.terms.limits()
+    }
+
+    fn capacity_sectors(&self) -> u64 {
+        let unit = u64::from(self.terms.min_block);
+        (self.terms.size_bytes - self.terms.size_bytes % unit) / SECTOR
+    }
+
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        let seat = self.seat()?;
+        let first = self.first.lock().take();
+        let socket = match first {
+            Some(socket) => socket,
+            None => {
+                let (socket, terms) = open(&self.uri, &self.config)?;
+                if terms != self.terms {
+                    return Err(Error::protocol(format!(
+                        "{}: the export is another one than when it was opened: open it anew",
+                        self.uri
+                    )));
+                }
+                socket
+            }
+        };
+        let tracer = context
+            .tracing
+            .tracer(&self.describe(), context.index, context.submitter);
+        let name = format!("{} (queue {})", self.uri, context.index);
+        let queue = NbdQueue::new(name, socket, self.terms, context.depth, seat, tracer)?;
+        Ok(Box::new(queue))
+    }
+
+    fn events(&self) -> &EventHub {
+        &self.shared.events
+    }
+}
+
+#[cfg(test)]
+mod tests;

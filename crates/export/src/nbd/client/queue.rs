@@ -1,0 +1,487 @@
+//! One connection as a device's queue.
+
+use super::Seat;
+use super::hello::Terms;
+use super::inbox::Inbox;
+use super::reply::{self, Head};
+use super::slot::{Place, Slot};
+use crate::nbd::proto::{Command, chunk, u32_at, u64_at};
+use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::{Completion, DeviceQueue, Error, Readiness, Request, Status};
+use pvblk_sys::Poller;
+use pvblk_sys::socket::{self, Part};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Receives of one poll; more stay readable.
+const RECEIVES: usize = 8;
+/// Chunks of one read's reply. A server that needs more is playing with us.
+const MOST_PARTS: usize = 1024;
+
+/// What comes next on the stream.
+#[derive(Clone, Copy)]
+enum Expect {
+    Head,
+    /// The understood part of a chunk's payload.
+    Fixed {
+        id: u32,
+        kind: u16,
+        last: bool,
+        len: u32,
+        fixed: usize,
+    },
+    /// Data of a read, from byte `at` of it to before byte `end`.
+    Data {
+        id: u32,
+        at: usize,
+        end: usize,
+        last: bool,
+    },
+}
+
+pub(super) struct NbdQueue {
+    name: String,
+    socket: OwnedFd,
+    /// Holds the socket alone: a descriptor that also tells when there is room to send.
+    poller: Poller,
+    waits_for_room: bool,
+    terms: Terms,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Slots whose commands are to be sent, in order, and bytes of the first one that were.
+    outgoing: VecDeque<u32>,
+    sent: usize,
+    inbox: Inbox,
+    expect: Expect,
+    done: Vec<Completion>,
+    failed: bool,
+    seat: Seat,
+    tracer: Tracer,
+}
+
+impl NbdQueue {
+    pub(super) fn new(
+        name: String,
+        socket: OwnedFd,
+        terms: Terms,
+        depth: u32,
+        seat: Seat,
+        tracer: Tracer,
+    ) -> Result<NbdQueue, Error> {
+        let os = |e| Error::os(format!("{name}: waiting for its socket"), e);
+        let poller = Poller::new().map_err(os)?;
+        poller.add(socket.as_fd(), 0, false).map_err(os)?;
+        let depth = depth as usize;
+        Ok(NbdQueue {
+            name,
+            socket,
+            poller,
+            waits_for_room: false,
+            terms,
+            slots: (0..depth).map(|_| Slot::new()).collect(),
+            free: (0..depth as u32).rev().collect(),
+            outgoing: VecDeque::with_capacity(depth),
+            sent: 0,
+            inbox: Inbox::new(),
+            expect: Expect::Head,
+            done: Vec::with_capacity(depth),
+            failed: false,
+            seat,
+            tracer,
+        })
+    }
+
+    fn start(&mut self, request: Box<Request>) {
+        if self.failed {
+            let status = Status::IoError;
+            self.done.push(Completion { request, status });
+            return;
+        }
+        self.tracer.request(Phase::Issue, &request);
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::new());
+            self.slots.len() as u32 - 1
+        });
+        match self.slots[id as usize].start(id, request, &self.terms) {
+            Ok(()) => self.outgoing.push_back(id),
+            Err(status) => self.finish(id, status),
+        }
+    }
+
+    fn finish(&mut self, id: u32, status: Status) {
+        let slot = &mut self.slots[id as usize];
+        slot.place = Place::Free;
+        if let Some(request) = slot.request.take() {
+            self.done.push(Completion { request, status });
+            self.free.push(id);
+        }
+    }
+
+    /// Sends what there is room for.
+    fn send(&mut self) -> Result<(), String> {
+        while !self.outgoing.is_empty() {
+            let parts = parts(&self.outgoing, &self.slots, self.sent);
+            match socket::send(self.socket.as_fd(), parts) {
+                Ok(n) => self.advance(n),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(format!("sending: {e}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, mut n: usize) {
+        while let Some(&id) = self.outgoing.front() {
+            let slot = &mut self.slots[id as usize];
+            let left = command_bytes(slot) - self.sent;
+            if n < left {
+                self.sent += n;
+                return;
+            }
+            n -= left;
+            self.sent = 0;
+            slot.place = Place::Sent;
+            self.outgoing.pop_front();
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), String> {
+        for _ in 0..RECEIVES {
+            let wanted = match self.expect {
+                Expect::Data { id, at, end, .. } => {
+                    let slot = &self.slots[id as usize];
+                    let buffers = slot.request.as_ref().map(|r| &r.buffers[..]);
+                    // Only data up to the buffers' end: what follows it isn't theirs.
+                    buffers
+                        .filter(|_| end == slot.len as usize)
+                        .map(|b| (b, at, end - at))
+                }
+                _ => None,
+            };
+            let received = self.inbox.receive(self.socket.as_fd(), wanted);
+            let (direct, more) = received.map_err(|e| match e.kind() {
+                io::ErrorKind::UnexpectedEof => "the server hung up".to_owned(),
+                _ => format!("receiving: {e}"),
+            })?;
+            if let (true, Expect::Data { at, .. }) = (direct > 0, &mut self.expect) {
+                *at += direct;
+            }
+            self.parse()?;
+            if !more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Works through what is in the inbox.
+    fn parse(&mut self) -> Result<(), String> {
+        loop {
+            match self.expect {
+                Expect::Head => {
+                    let bytes = self.inbox.bytes();
+                    let Some((head, len)) = reply::head(bytes, self.terms.structured)? else {
+                        return Ok(());
+                    };
+                    self.inbox.skip(len);
+                    self.head(head)?;
+                }
+                Expect::Fixed {
+                    id,
+                    kind,
+                    last,
+                    len,
+                    fixed,
+                } => {
+                    if self.inbox.bytes().len() < fixed {
+                        return Ok(());
+                    }
+                    self.expect = Expect::Head;
+                    self.chunk(id, kind, last, len, fixed)?;
+                    self.inbox.skip(fixed);
+                }
+                Expect::Data { id, at, end, last } => {
+                    let slot = &self.slots[id as usize];
+                    let n = match &slot.request {
+                        Some(r) => self.inbox.copy_to(&r.buffers, at, end),
+                        None => 0,
+                    };
+                    if at + n < end {
+                        let at = at + n;
+                        self.expect = Expect::Data { id, at, end, last };
+                        return Ok(());
+                    }
+                    self.expect = Expect::Head;
+                    if last {
+                        self.answered(id)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The slot that a reply is for.
+    fn slot_of(&self, cookie: u64) -> Result<u32, String> {
+        let id = cookie as u32;
+        match self.slots.get(id as usize) {
+            Some(s) if s.place == Place::Sent && s.generation == (cookie >> 32) as u32 => Ok(id),
+            _ => Err(format!(
+                "a reply to cookie {cookie:#x}, which is not in flight"
+            )),
+        }
+    }
+
+    fn head(&mut self, head: Head) -> Result<(), String> {
+        match head {
+            Head::Simple { cookie, error } => {
+                let id = self.slot_of(cookie)?;
+                let slot = &mut self.slots[id as usize];
+                let reads = slot.command == Command::Read;
+                if reads && self.terms.structured {
+                    return Err(
+                        "a simple reply to a read, though structured ones were agreed on".into(),
+                    );
+                }
+                if !slot.parts.is_empty() || slot.error != 0 {
+                    return Err("a simple reply in the middle of a structured one".into());
+                }
+                slot.error = error;
+                if reads && error == 0 {
+                    let end = slot.len as usize;
+                    slot.note(0, end as u64);
+                    let last = true;
+                    self.expect = Expect::Data {
+                        id,
+                        at: 0,
+                        end,
+                        last,
+                    };
+                    return Ok(());
+                }
+                self.answered(id)
+            }
+            Head::Chunk {
+                cookie,
+                kind,
+                last,
+                len,
+            } => {
+                let id = self.slot_of(cookie)?;
+                let slot = &self.slots[id as usize];
+                let most = match slot.command {
+                    Command::Read => slot.len,
+                    _ => 0,
+                };
+                let fixed = reply::fixed_part(kind, len, most)?;
+                self.expect = Expect::Fixed {
+                    id,
+                    kind,
+                    last,
+                    len,
+                    fixed,
+                };
+                Ok(())
+            }
+        }
+    }
+
+    /// A chunk whose understood part is at the inbox's front.
+    fn chunk(
+        &mut self,
+        id: u32,
+        kind: u16,
+        last: bool,
+        len: u32,
+        fixed: usize,
+    ) -> Result<(), String> {
+        let payload = &self.inbox.bytes()[..fixed];
+        let slot = &mut self.slots[id as usize];
+        match kind {
+            chunk::NONE if !last => return Err("an empty chunk that is not the last".into()),
+            chunk::NONE => {}
+            chunk::OFFSET_DATA | chunk::OFFSET_HOLE => {
+                let bytes = match kind {
+                    chunk::OFFSET_DATA => len - 8,
+                    _ => u32_at(payload, 8),
+                };
+                let from = u64_at(payload, 0).checked_sub(slot.offset());
+                let range = from.and_then(|f| Some((f, f.checked_add(u64::from(bytes))?)));
+                let reads = slot.command == Command::Read && slot.parts.len() < MOST_PARTS;
+                let Some((from, to)) = range.filter(|&(f, t)| reads && slot.note(f, t)) else {
+                    return Err(format!(
+                        "data of {bytes} bytes at byte {}, which the request at byte {} of {} didn't ask for or has already",
+                        u64_at(payload, 0),
+                        slot.offset(),
+                        slot.len
+                    ));
+                };
+                let (at, end) = (from as usize, to as usize);
+                if kind == chunk::OFFSET_DATA {
+                    self.expect = Expect::Data { id, at, end, last };
+                    return Ok(());
+                }
+                if let Some(r) = &slot.request {
+                    zero(r, at, end);
+                }
+            }
+            _ => {
+                let error = reply::error_of_chunk(payload)?;
+                if slot.error == 0 {
+                    slot.error = error;
+                }
+            }
+        }
+        if last { self.answered(id) } else { Ok(()) }
+    }
+
+    /// A command's reply is complete.
+    fn answered(&mut self, id: u32) -> Result<(), String> {
+        let slot = &mut self.slots[id as usize];
+        if slot.error != 0 {
+            let status = reply::status_of(slot.error);
+            self.finish(id, status);
+            return Ok(());
+        }
+        if slot.command == Command::Read && !slot.is_whole() {
+            return Err(format!(
+                "a read of {} bytes at byte {} was answered without all of its data",
+                slot.len,
+                slot.offset()
+            ));
+        }
+        if slot.next(id, &self.terms) {
+            self.outgoing.push_back(id);
+            return self.send();
+        }
+        self.finish(id, Status::Ok);
+        Ok(())
+    }
+
+    #[cold]
+    fn fail(&mut self, why: &str) {
+        let why = format!("{}: {why}", self.name);
+        tracing::warn!("{why}");
+        self.failed = true;
+        // The server needn't wait for us, nor send what nobody reads.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        self.outgoing.clear();
+        for id in 0..self.slots.len() as u32 {
+            self.finish(id, Status::IoError);
+        }
+        self.seat.0.fail(&why);
+    }
+}
+
+/// Bytes of a slot's command on the wire.
+fn command_bytes(slot: &Slot) -> usize {
+    let payload = match slot.command {
+        Command::Write => slot.len as usize,
+        _ => 0,
+    };
+    slot.head.len() + payload
+}
+
+/// What is to be sent, in order, without the first `skip` bytes.
+fn parts<'a>(
+    outgoing: &'a VecDeque<u32>,
+    slots: &'a [Slot],
+    mut skip: usize,
+) -> impl Iterator<Item = Part<'a>> {
+    outgoing
+        .iter()
+        .flat_map(|&id| {
+            let slot = &slots[id as usize];
+            let data = match (&slot.request, slot.command) {
+                (Some(r), Command::Write) => &r.buffers[..],
+                _ => &[],
+            };
+            let data = data.iter().map(|b| Part::Buffer(b, 0));
+            std::iter::once(Part::Bytes(&slot.head)).chain(data)
+        })
+        .filter_map(move |part| {
+            let len = match part {
+                Part::Bytes(b) => b.len(),
+                Part::Buffer(b, _) => b.len(),
+            };
+            if skip >= len {
+                skip -= len;
+                return None;
+            }
+            let from = std::mem::take(&mut skip);
+            Some(match part {
+                Part::Bytes(b) => Part::Bytes(&b[from..]),
+                Part::Buffer(b, _) => Part::Buffer(b, from),
+            })
+        })
+}
+
+/// Zeroes bytes `at..end` of a request's data.
+fn zero(request: &Request, mut at: usize, mut end: usize) {
+    for b in &request.buffers {
+        let n = b.len();
+        if at < n.min(end)
+            && let Some(piece) = b.slice(at, n.min(end) - at)
+        {
+            piece.zero();
+        }
+        (at, end) = (at.saturating_sub(n), end.saturating_sub(n));
+    }
+}
+
+impl DeviceQueue for NbdQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        for request in batch.drain(..) {
+            self.start(request);
+        }
+        if let Err(why) = self.send() {
+            self.fail(&why);
+        }
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        if !self.failed
+            && let Err(why) = self.send().and_then(|()| self.receive())
+        {
+            self.fail(&why);
+        }
+        out.append(&mut self.done);
+    }
+
+    fn arm(&mut self) -> Readiness {
+        let full = !self.outgoing.is_empty();
+        if full != self.waits_for_room && !self.failed {
+            if let Err(e) = self.poller.set(self.socket.as_fd(), 0, true, full) {
+                self.fail(&format!("waiting for its socket: {e}"));
+            }
+            self.waits_for_room = full;
+        }
+        if self.done.is_empty() {
+            Readiness::Wait(None)
+        } else {
+            Readiness::Ready
+        }
+    }
+
+    fn woken(&mut self) {
+        // What made a broken connection readable stays there.
+        if self.failed {
+            let _ = self.poller.remove(self.socket.as_fd());
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.poller.as_fd())
+    }
+}
+
+impl Drop for NbdQueue {
+    fn drop(&mut self) {
+        // Politeness only: a command half sent would be taken for its beginning.
+        if !self.failed && self.outgoing.is_empty() {
+            let bye = reply::request(0, 2, 0, 0, 0);
+            let _ = socket::send(self.socket.as_fd(), [Part::Bytes(&bye)].into_iter());
+        }
+    }
+}

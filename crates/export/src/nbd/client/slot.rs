@@ -1,0 +1,163 @@
+//! A request in flight, and the command that is on the wire for it.
+
+use super::hello::Terms;
+use super::reply;
+use crate::nbd::proto::{Command, REQUEST_BYTES, cflag, tflag};
+use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
+
+/// Most bytes of one command without data, so that its length fits into 32 bits and no server chokes on it.
+const MOST_WITHOUT_DATA: u64 = 1 << 30;
+
+/// Where a slot's command is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// No request.
+    Free,
+    /// Waits to be sent, or is being sent.
+    Waiting,
+    /// With the server.
+    Sent,
+}
+
+/// One request in flight.
+pub(super) struct Slot {
+    pub request: Option<Box<Request>>,
+    pub place: Place,
+    pub head: [u8; REQUEST_BYTES],
+    pub command: Command,
+    /// Changes with each command, so that an answer to an earlier one is known as such.
+    pub generation: u32,
+    /// Length of the command in bytes.
+    pub len: u32,
+    /// Bytes of the request that were done before it.
+    done: u64,
+    /// Parts of a read's data that came, as ranges of its bytes.
+    pub parts: Vec<(u32, u32)>,
+    /// The first error of the answer.
+    pub error: u32,
+}
+
+impl Slot {
+    pub(super) fn new() -> Slot {
+        Slot {
+            request: None,
+            place: Place::Free,
+            head: [0; REQUEST_BYTES],
+            command: Command::Flush,
+            generation: 0,
+            len: 0,
+            done: 0,
+            parts: Vec::new(),
+            error: 0,
+        }
+    }
+
+    /// Takes a request. An error is its status: there is nothing to send.
+    pub(super) fn start(
+        &mut self,
+        id: u32,
+        request: Box<Request>,
+        terms: &Terms,
+    ) -> Result<(), Status> {
+        self.done = 0;
+        let (op, flags) = (request.op, request.flags);
+        self.request = Some(request);
+        match op {
+            // Nothing is volatile where there is no flush.
+            Op::Flush if !terms.has(tflag::SEND_FLUSH) => return Err(Status::Ok),
+            Op::Discard if flags.contains(RequestFlags::SECURE) => return Err(Status::Unsupported),
+            _ => {}
+        }
+        self.encode(id, terms);
+        Ok(())
+    }
+
+    /// Makes the command for what is not done yet.
+    fn encode(&mut self, id: u32, terms: &Terms) {
+        let Some(r) = &self.request else { return };
+        let (command, number) = match r.op {
+            Op::Read => (Command::Read, 0),
+            Op::Write => (Command::Write, 1),
+            Op::Flush => (Command::Flush, 3),
+            Op::Discard => (Command::Trim, 4),
+            Op::WriteZeroes => (Command::WriteZeroes, 6),
+        };
+        let left = r.sectors * SECTOR - self.done;
+        let len = if r.op.has_data() {
+            left // checked against the limits
+        } else {
+            left.min(MOST_WITHOUT_DATA)
+        };
+        let mut flags = 0;
+        if r.op.is_write() && r.flags.contains(RequestFlags::FUA) && terms.has(tflag::SEND_FUA) {
+            flags |= cflag::FUA;
+        }
+        if r.op == Op::WriteZeroes && r.flags.contains(RequestFlags::NO_UNMAP) {
+            flags |= cflag::NO_HOLE;
+        }
+        let offset = r.sector * SECTOR + self.done;
+        self.put(id, command, (flags, number), offset, len as u32);
+    }
+
+    fn put(
+        &mut self,
+        id: u32,
+        command: Command,
+        (flags, number): (u16, u16),
+        offset: u64,
+        len: u32,
+    ) {
+        self.generation = self.generation.wrapping_add(1);
+        let cookie = u64::from(self.generation) << 32 | u64::from(id);
+        self.head = reply::request(flags, number, cookie, offset, len);
+        self.command = command;
+        self.len = len;
+        self.parts.clear();
+        self.error = 0;
+        self.place = Place::Waiting;
+    }
+
+    /// The command was answered without an error: makes the next one, or tells that there is none.
+    pub(super) fn next(&mut self, id: u32, terms: &Terms) -> bool {
+        let Some(r) = &self.request else {
+            return false;
+        };
+        let flushed = self.command == Command::Flush;
+        if flushed || r.op == Op::Read {
+            return false;
+        }
+        self.done += u64::from(self.len);
+        if self.done < r.sectors * SECTOR {
+            self.encode(id, terms);
+            return true;
+        }
+        // FUA by hand, for servers without it.
+        let fua = r.flags.contains(RequestFlags::FUA) && !terms.has(tflag::SEND_FUA);
+        if fua && terms.has(tflag::SEND_FLUSH) {
+            self.put(id, Command::Flush, (0, 3), 0, 0);
+            return true;
+        }
+        false
+    }
+
+    /// First byte of the command on the export.
+    pub(super) fn offset(&self) -> u64 {
+        crate::nbd::proto::u64_at(&self.head, 16)
+    }
+
+    /// Notes that bytes `from..to` of a read came. False if they came before or are none of it.
+    pub(super) fn note(&mut self, from: u64, to: u64) -> bool {
+        if from >= to || to > u64::from(self.len) {
+            return false;
+        }
+        let (from, to) = (from as u32, to as u32);
+        let fresh = self.parts.iter().all(|&(a, b)| to <= a || b <= from);
+        self.parts.push((from, to));
+        fresh
+    }
+
+    /// True if all of a read's data came.
+    pub(super) fn is_whole(&self) -> bool {
+        self.parts.iter().map(|(a, b)| b - a).sum::<u32>() == self.len
+    }
+}

@@ -1,0 +1,129 @@
+//! NBD URIs (uri.md of the NetworkBlockDevice project), without TLS.
+
+use crate::nbd::NbdAddr;
+use pvblk_block::Error;
+use std::fmt;
+use std::str::FromStr;
+
+/// The port of `nbd://HOST/…` without one.
+const DEFAULT_PORT: u16 = 10809;
+
+/// An export of a server: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdUri {
+    /// The server.
+    pub addr: NbdAddr,
+    /// The export's name; empty: the default one.
+    pub export: String,
+}
+
+impl FromStr for NbdUri {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<NbdUri, Error> {
+        let bad = |why: &str| {
+            Error::config(format!(
+                "{text}: {why}: write nbd+unix:///EXPORT?socket=PATH or nbd://HOST:PORT/EXPORT"
+            ))
+        };
+        let (scheme, rest) = text
+            .split_once("://")
+            .ok_or_else(|| bad("it is no NBD URI"))?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let export = decode(export).ok_or_else(|| bad("a % stands before two hex digits"))?;
+        let addr = match scheme {
+            "nbd+unix" if !authority.is_empty() => {
+                return Err(bad("three slashes stand before the export"));
+            }
+            "nbd+unix" => {
+                let path = query
+                    .split('&')
+                    .find_map(|p| p.strip_prefix("socket="))
+                    .filter(|p| !p.is_empty())
+                    .ok_or_else(|| bad("the socket's path is missing"))?;
+                let path = decode(path).ok_or_else(|| bad("a % stands before two hex digits"))?;
+                NbdAddr::Unix(path.into())
+            }
+            "nbd" => {
+                // An IPv6 address has colons of its own and stands in brackets.
+                let has_port = authority.rfind(':') > authority.rfind(']');
+                let addr = match has_port {
+                    true => format!("tcp:{authority}"),
+                    false => format!("tcp:{authority}:{DEFAULT_PORT}"),
+                };
+                addr.parse().map_err(|_| bad("the host makes no sense"))?
+            }
+            "nbds" | "nbds+unix" => return Err(bad("TLS is not supported")),
+            _ => return Err(bad("it is no NBD URI")),
+        };
+        Ok(NbdUri { addr, export })
+    }
+}
+
+/// Replaces %XX by the bytes that they stand for.
+fn decode(text: &str) -> Option<String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            out.push(*first);
+            continue;
+        }
+        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+        out.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = &rest[2..];
+    }
+    String::from_utf8(out).ok()
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let export = &self.export;
+        match &self.addr {
+            NbdAddr::Unix(path) => write!(f, "nbd+unix:///{export}?socket={}", path.display()),
+            tcp => write!(
+                f,
+                "nbd://{}/{export}",
+                tcp.to_string().trim_start_matches("tcp:")
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_are_read_and_printed() {
+        for text in [
+            "nbd+unix:///disk?socket=/run/x",
+            "nbd+unix:///?socket=/run/x",
+            "nbd://localhost:10810/disk",
+            "nbd://[::1]:5/a/b",
+        ] {
+            assert_eq!(text.parse::<NbdUri>().unwrap().to_string(), text);
+        }
+        let of = |s: &str| s.parse::<NbdUri>().unwrap();
+        assert_eq!(of("nbd://h").to_string(), "nbd://h:10809/");
+        assert_eq!(of("nbd://[::1]/x").to_string(), "nbd://[::1]:10809/x");
+        assert_eq!(of("nbd+unix:///a%20b?socket=/x").export, "a b");
+        for bad in [
+            "",
+            "disk",
+            "http://h/x",
+            "nbds://h/x",
+            "nbd+unix:///x",
+            "nbd+unix://h/x?socket=/y",
+            "nbd:///x",
+            "nbd://h:99999/x",
+            "nbd://h/%4",
+            "nbd://h/%zz",
+        ] {
+            let e = bad.parse::<NbdUri>().unwrap_err().to_string();
+            assert!(!e.contains('\n'), "{e}");
+        }
+    }
+}

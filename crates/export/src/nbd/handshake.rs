@@ -1,0 +1,354 @@
+//! Fixed newstyle negotiation as a state machine fed with bytes: no I/O, so that it can be driven alone.
+
+use super::options::{self, Refusal};
+use super::proto::{
+    self, BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, opt, rep,
+    u32_at, u64_at,
+};
+use pvblk_block::{BlockDevice, Error, SECTOR};
+use std::sync::Arc;
+
+/// Longest payload of an option, in bytes. Longer ones end the connection.
+const MAX_OPTION: usize = 64 << 10;
+/// Most options of one negotiation; no client needs a tenth of it.
+const MAX_OPTIONS: u32 = 1024;
+/// Bytes of an option's header.
+const OPTION_BYTES: usize = 16;
+
+/// An export as clients see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Its name: at most 4096 bytes of UTF-8.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+}
+
+/// What a server has to offer.
+pub trait ExportTable: Send + Sync {
+    /// All exports, the default one first.
+    fn list(&self) -> Vec<ExportInfo>;
+    /// The device behind a name; `None` if there is no such export now.
+    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>>;
+}
+
+/// What both sides agreed on.
+#[derive(Clone)]
+pub struct Negotiated {
+    /// The export's name; for a client that asked for the default export, that one's.
+    pub export: String,
+    /// Its device.
+    pub device: Arc<dyn BlockDevice>,
+    /// Transmission flags that the client was told.
+    pub transmission_flags: u16,
+    /// Structured replies. (Extended headers are always refused.)
+    pub structured: bool,
+    /// `base:allocation` was selected for this export.
+    pub base_allocation: bool,
+    /// The client asked for no padding after `NBD_OPT_EXPORT_NAME`.
+    pub no_zeroes: bool,
+    /// Bytes received after the negotiation's end: the first requests.
+    pub leftover: Vec<u8>,
+}
+
+impl std::fmt::Debug for Negotiated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Negotiated")
+            .field("export", &self.export)
+            .field("structured", &self.structured)
+            .field("base_allocation", &self.base_allocation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where the negotiation stands after some bytes.
+#[derive(Debug)]
+pub enum Step {
+    /// More bytes are needed.
+    More,
+    /// The transmission phase begins, once the output is sent.
+    Done(Box<Negotiated>),
+    /// The client ended the negotiation; send the output, then close.
+    Aborted,
+}
+
+enum State {
+    ClientFlags,
+    Options,
+    Over,
+}
+
+/// One negotiation (proto.md, "Fixed newstyle negotiation").
+pub struct Handshake<'a> {
+    exports: &'a dyn ExportTable,
+    state: State,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    options_seen: u32,
+    fixed: bool,
+    no_zeroes: bool,
+    structured: bool,
+    /// The export for which `base:allocation` was selected.
+    context_for: Option<String>,
+}
+
+impl<'a> Handshake<'a> {
+    /// A fresh one; the greeting is in its output.
+    pub fn new(exports: &'a dyn ExportTable) -> Handshake<'a> {
+        let mut output = Vec::with_capacity(256);
+        output.extend_from_slice(&NBDMAGIC.to_be_bytes());
+        output.extend_from_slice(&IHAVEOPT.to_be_bytes());
+        output.extend_from_slice(&(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
+        Handshake {
+            exports,
+            state: State::ClientFlags,
+            input: Vec::new(),
+            output,
+            options_seen: 0,
+            fixed: false,
+            no_zeroes: false,
+            structured: false,
+            context_for: None,
+        }
+    }
+
+    /// Bytes to send to the client; empties them here.
+    pub fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// Takes bytes from the client. An error means that the connection has to be closed. After
+    /// [`Step::Done`] or [`Step::Aborted`] further bytes are refused.
+    ///
+    /// Feed it in small pieces (4 KiB): it answers everything that it is given, and output grows with that.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Step, Error> {
+        self.input.extend_from_slice(bytes);
+        let mut used = 0;
+        let step = self.run(&mut used);
+        self.input.drain(..used);
+        match step {
+            Ok(Step::More) => {}
+            Ok(Step::Done(mut n)) => {
+                self.state = State::Over;
+                n.leftover = std::mem::take(&mut self.input);
+                return Ok(Step::Done(n));
+            }
+            _ => self.state = State::Over,
+        }
+        step
+    }
+
+    fn run(&mut self, used: &mut usize) -> Result<Step, Error> {
+        loop {
+            let at = *used;
+            let rest = &self.input[at..];
+            match self.state {
+                State::Over => return Err(Error::protocol("bytes after the negotiation's end")),
+                State::ClientFlags => {
+                    if rest.len() < 4 {
+                        return Ok(Step::More);
+                    }
+                    let flags = u32_at(rest, 0);
+                    let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
+                    if flags & !known != 0 {
+                        return Err(Error::protocol(format!(
+                            "the client sets unknown handshake flags {flags:#x}"
+                        )));
+                    }
+                    self.fixed = flags & u32::from(FLAG_FIXED_NEWSTYLE) != 0;
+                    self.no_zeroes = flags & u32::from(FLAG_NO_ZEROES) != 0;
+                    self.state = State::Options;
+                    *used += 4;
+                }
+                State::Options => {
+                    if rest.len() < OPTION_BYTES {
+                        return Ok(Step::More);
+                    }
+                    if u64_at(rest, 0) != IHAVEOPT {
+                        return Err(Error::protocol("an option doesn't start with IHAVEOPT"));
+                    }
+                    let option = u32_at(rest, 8);
+                    let len = u32_at(rest, 12) as usize;
+                    if len > MAX_OPTION {
+                        return Err(Error::protocol(format!(
+                            "option {option} has {len} bytes, more than {MAX_OPTION}"
+                        )));
+                    }
+                    if rest.len() < OPTION_BYTES + len {
+                        return Ok(Step::More);
+                    }
+                    *used += OPTION_BYTES + len;
+                    self.options_seen += 1;
+                    if self.options_seen > MAX_OPTIONS {
+                        return Err(Error::protocol(format!(
+                            "more than {MAX_OPTIONS} options in one negotiation"
+                        )));
+                    }
+                    let payload = self.input[at + OPTION_BYTES..*used].to_vec();
+                    match self.option(option, &payload)? {
+                        Step::More => {}
+                        end => return Ok(end),
+                    }
+                }
+            }
+        }
+    }
+
+    /// One complete option.
+    fn option(&mut self, option: u32, payload: &[u8]) -> Result<Step, Error> {
+        if option == opt::EXPORT_NAME {
+            return self.export_name(payload);
+        }
+        if !self.fixed {
+            // Such a client wouldn't understand a reply.
+            return Err(Error::protocol(format!(
+                "option {option} from a client that doesn't know fixed newstyle"
+            )));
+        }
+        let done = match option {
+            opt::ABORT => {
+                self.ack(option);
+                return Ok(Step::Aborted);
+            }
+            opt::LIST => self.list(payload),
+            opt::INFO | opt::GO => match self.info(option, payload) {
+                Ok(Some(n)) => return Ok(Step::Done(n)),
+                Ok(None) => Ok(()),
+                Err(refusal) => Err(refusal),
+            },
+            opt::STRUCTURED_REPLY => {
+                if payload.is_empty() {
+                    self.structured = true;
+                    self.ack(option);
+                    Ok(())
+                } else {
+                    Err(rep::ERR_INVALID)
+                }
+            }
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.contexts(option, payload),
+            _ => Err(rep::ERR_UNSUP),
+        };
+        if let Err(refusal) = done {
+            options::refuse(&mut self.output, option, refusal);
+        }
+        Ok(Step::More)
+    }
+
+    fn ack(&mut self, option: u32) {
+        options::reply(&mut self.output, option, rep::ACK, &[]);
+    }
+
+    /// Finds an export; the empty name stands for the first one.
+    fn find(&self, name: &str) -> Result<(ExportInfo, Arc<dyn BlockDevice>), Refusal> {
+        let list = self.exports.list();
+        let known = if name.is_empty() {
+            list.into_iter().next()
+        } else {
+            list.into_iter().find(|e| e.name == name)
+        };
+        // A table may open names that it doesn't list.
+        let info = known.unwrap_or_else(|| ExportInfo {
+            name: name.to_owned(),
+            description: String::new(),
+        });
+        let device = self.exports.open(&info.name).ok_or(rep::ERR_UNKNOWN)?;
+        Ok((info, device))
+    }
+
+    fn negotiated(&self, export: ExportInfo, device: Arc<dyn BlockDevice>) -> Box<Negotiated> {
+        let flags = proto::transmission_flags(&device.limits(), self.structured);
+        Box::new(Negotiated {
+            base_allocation: self.context_for.as_ref() == Some(&export.name),
+            export: export.name,
+            device,
+            transmission_flags: flags,
+            structured: self.structured,
+            no_zeroes: self.no_zeroes,
+            leftover: Vec::new(),
+        })
+    }
+
+    fn export_name(&mut self, payload: &[u8]) -> Result<Step, Error> {
+        // This option has no error reply: whatever is wrong closes the connection.
+        let name = options::text(payload)
+            .ok()
+            .filter(|n| n.len() <= proto::MAX_STRING)
+            .ok_or_else(|| Error::protocol("the export's name is not a string of the protocol"))?;
+        let (export, device) = self
+            .find(name)
+            .map_err(|_| Error::protocol(format!("the client asks for unknown export {name:?}")))?;
+        let n = self.negotiated(export, device);
+        let size = n.device.capacity_sectors().saturating_mul(SECTOR);
+        self.output.extend_from_slice(&size.to_be_bytes());
+        self.output
+            .extend_from_slice(&n.transmission_flags.to_be_bytes());
+        if !self.no_zeroes {
+            self.output.extend_from_slice(&[0; 124]);
+        }
+        Ok(Step::Done(n))
+    }
+
+    fn list(&mut self, payload: &[u8]) -> Result<(), Refusal> {
+        if !payload.is_empty() {
+            return Err(rep::ERR_INVALID);
+        }
+        for e in self.exports.list() {
+            let name = e.name.as_bytes();
+            if name.len() > proto::MAX_STRING {
+                continue;
+            }
+            let text =
+                &e.description.as_bytes()[..e.description.floor_char_boundary(proto::MAX_STRING)];
+            options::reply(
+                &mut self.output,
+                opt::LIST,
+                rep::SERVER,
+                &[&(name.len() as u32).to_be_bytes(), name, text],
+            );
+        }
+        self.ack(opt::LIST);
+        Ok(())
+    }
+
+    fn info(&mut self, option: u32, payload: &[u8]) -> Result<Option<Box<Negotiated>>, Refusal> {
+        let (name, wanted) = options::parse_info(payload)?;
+        let (export, device) = self.find(name)?;
+        options::describe(
+            &mut self.output,
+            option,
+            &*device,
+            self.structured,
+            &export.name,
+            &export.description,
+            &wanted,
+        );
+        self.ack(option);
+        Ok((option == opt::GO).then(|| self.negotiated(export, device)))
+    }
+
+    fn contexts(&mut self, option: u32, payload: &[u8]) -> Result<(), Refusal> {
+        let set = option == opt::SET_META_CONTEXT;
+        if set {
+            // A selection that fails leaves none.
+            self.context_for = None;
+        }
+        if !self.structured {
+            return Err(rep::ERR_INVALID);
+        }
+        let (name, queries) = options::parse_contexts(payload)?;
+        let (export, _) = self.find(name)?;
+        let all = !set && (queries.is_empty() || queries.contains(&"base:"));
+        if all || queries.contains(&BASE_ALLOCATION) {
+            options::context(&mut self.output, option, set);
+            if set {
+                self.context_for = Some(export.name);
+            }
+        }
+        self.ack(option);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "handshake_tests.rs"]
+mod tests;

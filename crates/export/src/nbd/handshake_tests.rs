@@ -1,0 +1,351 @@
+use super::*;
+use crate::nbd::testing::MemDevice;
+
+struct Table;
+impl ExportTable for Table {
+    fn list(&self) -> Vec<ExportInfo> {
+        vec![
+            ExportInfo {
+                name: "disk0".into(),
+                description: "the first".into(),
+            },
+            ExportInfo {
+                name: "disk1".into(),
+                description: String::new(),
+            },
+        ]
+    }
+    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
+        matches!(name, "disk0" | "disk1").then(|| MemDevice::sized(1 << 20) as Arc<dyn BlockDevice>)
+    }
+}
+
+fn option(kind: u32, payload: &[u8]) -> Vec<u8> {
+    let mut b = b"IHAVEOPT".to_vec();
+    b.extend(kind.to_be_bytes());
+    b.extend((payload.len() as u32).to_be_bytes());
+    b.extend(payload);
+    b
+}
+
+fn reply(kind: u32, rep: u32, payload: &[u8]) -> Vec<u8> {
+    let mut b = vec![0, 3, 0xe8, 0x89, 4, 0x55, 0x65, 0xa9];
+    b.extend(kind.to_be_bytes());
+    b.extend(rep.to_be_bytes());
+    b.extend((payload.len() as u32).to_be_bytes());
+    b.extend(payload);
+    b
+}
+
+fn string(s: &str) -> Vec<u8> {
+    [&(s.len() as u32).to_be_bytes(), s.as_bytes()].concat()
+}
+
+fn info_payload(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut b = string(name);
+    b.extend((wanted.len() as u16).to_be_bytes());
+    for w in wanted {
+        b.extend(w.to_be_bytes());
+    }
+    b
+}
+
+fn contexts_payload(name: &str, queries: &[&str]) -> Vec<u8> {
+    let mut b = string(name);
+    b.extend((queries.len() as u32).to_be_bytes());
+    for q in queries {
+        b.extend(string(q));
+    }
+    b
+}
+
+/// A negotiation past the greeting.
+fn begun(client_flags: u32) -> Handshake<'static> {
+    let mut h = Handshake::new(&Table);
+    assert_eq!(h.take_output(), b"NBDMAGICIHAVEOPT\0\x03");
+    assert!(matches!(
+        h.feed(&client_flags.to_be_bytes()),
+        Ok(Step::More)
+    ));
+    h
+}
+
+/// Feeds one option and returns the output, of a negotiation that goes on.
+fn ask(h: &mut Handshake<'_>, kind: u32, payload: &[u8]) -> Vec<u8> {
+    assert!(matches!(h.feed(&option(kind, payload)), Ok(Step::More)));
+    h.take_output()
+}
+
+fn starts(got: &[u8], kind: u32, rep: u32) -> bool {
+    got.starts_with(&reply(kind, rep, &[])[..16])
+}
+
+const FLAGS: u16 = 0b1001_0110_1101;
+
+#[test]
+fn export_name_is_answered_the_old_way() {
+    for (flags, padding) in [(3, 0), (1, 124), (0, 124), (2, 0)] {
+        let mut h = begun(flags);
+        let step = h.feed(&option(opt::EXPORT_NAME, b"disk1")).unwrap();
+        let Step::Done(n) = step else { panic!() };
+        assert_eq!(
+            (n.export.as_str(), n.structured, n.no_zeroes),
+            ("disk1", false, padding == 0)
+        );
+        let mut want = (1u64 << 20).to_be_bytes().to_vec();
+        want.extend(FLAGS.to_be_bytes());
+        want.extend(vec![0; padding]);
+        assert_eq!(h.take_output(), want);
+        assert!(h.feed(b"x").is_err());
+    }
+    let e = begun(3)
+        .feed(&option(opt::EXPORT_NAME, b"nope"))
+        .unwrap_err();
+    assert!(e.to_string().contains("unknown export \"nope\""));
+}
+
+#[test]
+fn go_describes_the_export_and_keeps_what_follows() {
+    let mut h = begun(3);
+    assert_eq!(
+        ask(&mut h, opt::STRUCTURED_REPLY, b""),
+        reply(opt::STRUCTURED_REPLY, rep::ACK, b"")
+    );
+    let got = ask(
+        &mut h,
+        opt::SET_META_CONTEXT,
+        &contexts_payload("", &["x:y", "base:allocation"]),
+    );
+    let want = [
+        reply(
+            opt::SET_META_CONTEXT,
+            rep::META_CONTEXT,
+            b"\0\0\0\x01base:allocation",
+        ),
+        reply(opt::SET_META_CONTEXT, rep::ACK, b""),
+    ];
+    assert_eq!(got, want.concat());
+    let mut bytes = option(opt::GO, &info_payload("disk0", &[1, 2, 3]));
+    bytes.extend(b"first request");
+    let Step::Done(n) = h.feed(&bytes).unwrap() else {
+        panic!()
+    };
+    assert!(n.structured && n.base_allocation && n.no_zeroes);
+    assert_eq!(n.leftover, b"first request");
+    let mut export = vec![0, 0];
+    export.extend((1u64 << 20).to_be_bytes());
+    export.extend((FLAGS | proto::tflag::SEND_DF).to_be_bytes());
+    let want = [
+        reply(opt::GO, rep::INFO, &export),
+        reply(
+            opt::GO,
+            rep::INFO,
+            &[0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0],
+        ),
+        reply(opt::GO, rep::INFO, b"\0\x01disk0"),
+        reply(opt::GO, rep::INFO, b"\0\x02the first"),
+        reply(opt::GO, rep::ACK, b""),
+    ];
+    assert_eq!(h.take_output(), want.concat());
+}
+
+#[test]
+fn the_selection_belongs_to_its_export() {
+    let mut h = begun(3);
+    ask(&mut h, opt::STRUCTURED_REPLY, b"");
+    ask(
+        &mut h,
+        opt::SET_META_CONTEXT,
+        &contexts_payload("disk1", &["base:allocation"]),
+    );
+    let Step::Done(n) = h
+        .feed(&option(opt::GO, &info_payload("disk0", &[])))
+        .unwrap()
+    else {
+        panic!()
+    };
+    assert!(!n.base_allocation);
+    // A selection without a match, or one that fails, leaves none.
+    for payload in [
+        contexts_payload("disk0", &["base:"]),
+        contexts_payload("nope", &["base:allocation"]),
+    ] {
+        let mut h = begun(3);
+        ask(&mut h, opt::STRUCTURED_REPLY, b"");
+        ask(
+            &mut h,
+            opt::SET_META_CONTEXT,
+            &contexts_payload("disk0", &["base:allocation"]),
+        );
+        ask(&mut h, opt::SET_META_CONTEXT, &payload);
+        let Step::Done(n) = h
+            .feed(&option(opt::GO, &info_payload("disk0", &[])))
+            .unwrap()
+        else {
+            panic!()
+        };
+        assert!(!n.base_allocation);
+    }
+}
+
+#[test]
+fn lists_and_infos_let_the_negotiation_go_on() {
+    let mut h = begun(3);
+    let want = [
+        reply(opt::LIST, rep::SERVER, b"\0\0\0\x05disk0the first"),
+        reply(opt::LIST, rep::SERVER, b"\0\0\0\x05disk1"),
+        reply(opt::LIST, rep::ACK, b""),
+    ];
+    assert_eq!(ask(&mut h, opt::LIST, b""), want.concat());
+    let got = ask(&mut h, opt::INFO, &info_payload("", &[1]));
+    assert!(
+        got.ends_with(
+            &[
+                reply(opt::INFO, rep::INFO, b"\0\x01disk0"),
+                reply(opt::INFO, rep::ACK, b"")
+            ]
+            .concat()
+        )
+    );
+    ask(&mut h, opt::STRUCTURED_REPLY, b"");
+    for queries in [&[][..], &["base:"], &["base:allocation"]] {
+        let got = ask(
+            &mut h,
+            opt::LIST_META_CONTEXT,
+            &contexts_payload("disk1", queries),
+        );
+        assert!(starts(&got, opt::LIST_META_CONTEXT, rep::META_CONTEXT));
+    }
+    let got = ask(
+        &mut h,
+        opt::LIST_META_CONTEXT,
+        &contexts_payload("disk1", &["qemu:x"]),
+    );
+    assert_eq!(got, reply(opt::LIST_META_CONTEXT, rep::ACK, b""));
+    assert!(matches!(
+        h.feed(&option(opt::ABORT, b"")),
+        Ok(Step::Aborted)
+    ));
+    assert_eq!(h.take_output(), reply(opt::ABORT, rep::ACK, b""));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_negotiation_goes_on() {
+    let long = "x".repeat(4097);
+    let mut short_info = info_payload("disk0", &[1, 2]);
+    short_info.pop();
+    let mut huge_count = string("disk0");
+    huge_count.extend(u32::MAX.to_be_bytes());
+    let table: &[(u32, Vec<u8>, u32)] = &[
+        (opt::STARTTLS, vec![], rep::ERR_UNSUP),
+        (opt::EXTENDED_HEADERS, vec![], rep::ERR_UNSUP),
+        (4, b"disk0".to_vec(), rep::ERR_UNSUP),
+        (0xdead_beef, vec![1; 60_000], rep::ERR_UNSUP),
+        (opt::LIST, b"x".to_vec(), rep::ERR_INVALID),
+        (opt::STRUCTURED_REPLY, b"x".to_vec(), rep::ERR_INVALID),
+        (opt::INFO, vec![], rep::ERR_INVALID),
+        (opt::GO, short_info, rep::ERR_INVALID),
+        (
+            opt::GO,
+            [info_payload("disk0", &[]), vec![0]].concat(),
+            rep::ERR_INVALID,
+        ),
+        (opt::GO, vec![0xff; 4], rep::ERR_TOO_BIG),
+        (opt::GO, info_payload(&long, &[]), rep::ERR_TOO_BIG),
+        (opt::GO, info_payload("a\0b", &[]), rep::ERR_INVALID),
+        (
+            opt::GO,
+            [vec![0, 0, 0, 1, 0xff], vec![0, 0]].concat(),
+            rep::ERR_INVALID,
+        ),
+        (opt::GO, info_payload("nope", &[]), rep::ERR_UNKNOWN),
+        // Without structured replies there are no contexts.
+        (
+            opt::SET_META_CONTEXT,
+            contexts_payload("disk0", &[]),
+            rep::ERR_INVALID,
+        ),
+    ];
+    let mut h = begun(3);
+    for (kind, payload, want) in table {
+        let got = ask(&mut h, *kind, payload);
+        assert!(starts(&got, *kind, *want), "option {kind}: {got:x?}");
+    }
+    ask(&mut h, opt::STRUCTURED_REPLY, b"");
+    for payload in [huge_count, contexts_payload("disk0", &[&long])] {
+        let got = ask(&mut h, opt::SET_META_CONTEXT, &payload);
+        assert!(!starts(&got, opt::SET_META_CONTEXT, rep::ACK));
+    }
+    assert!(matches!(
+        h.feed(&option(opt::GO, &info_payload("", &[]))),
+        Ok(Step::Done(_))
+    ));
+}
+
+#[test]
+fn violations_end_the_connection() {
+    let too_long = [b"IHAVEOPT".as_slice(), &[0, 0, 0, 3, 0, 1, 0, 1]].concat();
+    for bytes in [&b"IHAVEOPS\0\0\0\x03\0\0\0\0"[..], &too_long] {
+        let mut h = begun(3);
+        assert!(h.feed(bytes).is_err());
+        assert!(h.feed(&option(opt::LIST, b"")).is_err());
+    }
+    assert!(Handshake::new(&Table).feed(&[0, 0, 0, 4]).is_err());
+    assert!(begun(0).feed(&option(opt::LIST, b"")).is_err());
+    let mut h = begun(3);
+    let flood = option(opt::LIST, b"").repeat(1100);
+    assert!(h.feed(&flood).is_err());
+}
+
+#[test]
+fn bytes_may_come_one_by_one() {
+    let mut all = 3u32.to_be_bytes().to_vec();
+    all.extend(option(opt::STRUCTURED_REPLY, b""));
+    all.extend(option(opt::LIST, b""));
+    all.extend(option(opt::GO, &info_payload("disk1", &[])));
+    let mut h = Handshake::new(&Table);
+    let last = all.len() - 1;
+    for (i, b) in all.iter().enumerate() {
+        match h.feed(&[*b]).unwrap() {
+            Step::More => assert!(i < last),
+            Step::Done(n) => {
+                assert_eq!((i, n.export.as_str()), (last, "disk1"));
+                assert!(n.leftover.is_empty());
+            }
+            Step::Aborted => panic!(),
+        }
+    }
+}
+
+#[test]
+fn random_options_never_panic_and_end_at_most_once() {
+    let mut rng = crate::nbd::testing::Rng::from_env(3);
+    let names = ["disk0", "disk1", "", "base:allocation", "nope"];
+    for _ in 0..2000 {
+        let mut h = begun(3);
+        let mut bytes = Vec::new();
+        for _ in 0..rng.below(6) {
+            let name = names[rng.below(5) as usize];
+            let query = names[rng.below(5) as usize];
+            let mut payload = match rng.below(4) {
+                0 => vec![],
+                1 => name.as_bytes().to_vec(),
+                2 => info_payload(name, &[rng.below(5) as u16]),
+                _ => contexts_payload(name, &[query]),
+            };
+            if rng.below(3) == 0 && !payload.is_empty() {
+                let at = rng.below(payload.len() as u64) as usize;
+                payload[at] = rng.below(256) as u8;
+            }
+            bytes.extend(option(rng.below(13) as u32, &payload));
+        }
+        let mut over = false;
+        for piece in bytes.chunks(1 + rng.below(40) as usize) {
+            match h.feed(piece) {
+                Ok(Step::More) => assert!(!over),
+                Ok(Step::Done(_) | Step::Aborted) => assert!(!std::mem::replace(&mut over, true)),
+                Err(_) => over = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Payloads of options and their replies; pure.
+
+use super::proto::{
+    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, MAX_STRING, OPTION_REPLY_MAGIC, info, rep, u32_at,
+};
+use pvblk_block::{BlockDevice, SECTOR};
+
+/// Why an option's payload is refused: an option reply error ([`rep`]).
+pub(super) type Refusal = u32;
+
+/// Takes pieces from the front of a payload.
+pub(super) struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, n: usize) -> Result<&'a [u8], Refusal> {
+        let (head, rest) = self.0.split_at_checked(n).ok_or(rep::ERR_INVALID)?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    fn u16(&mut self) -> Result<u16, Refusal> {
+        let b = self.bytes(2)?;
+        Ok(u16::from_be_bytes([b[0], b[1]]))
+    }
+
+    fn u32(&mut self) -> Result<u32, Refusal> {
+        Ok(u32_at(self.bytes(4)?, 0))
+    }
+
+    /// A string with its length in front: at most [`MAX_STRING`] bytes of UTF-8 without NUL.
+    fn string(&mut self) -> Result<&'a str, Refusal> {
+        let n = self.u32()? as usize;
+        if n > MAX_STRING {
+            return Err(rep::ERR_TOO_BIG);
+        }
+        text(self.bytes(n)?)
+    }
+
+    fn end(&self) -> Result<(), Refusal> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(rep::ERR_INVALID)
+        }
+    }
+}
+
+/// The protocol's strings are UTF-8 without NUL (proto.md, "Values").
+pub(super) fn text(b: &[u8]) -> Result<&str, Refusal> {
+    match std::str::from_utf8(b) {
+        Ok(s) if !b.contains(&0) => Ok(s),
+        _ => Err(rep::ERR_INVALID),
+    }
+}
+
+/// The payload of `NBD_OPT_INFO` and `NBD_OPT_GO`: an export, and what to know about it.
+pub(super) fn parse_info(payload: &[u8]) -> Result<(&str, Vec<u16>), Refusal> {
+    let mut r = Reader(payload);
+    let name = r.string()?;
+    let n = r.u16()?;
+    // Checked before the vector grows: the payload's own limit bounds it.
+    let wanted = (0..n).map(|_| r.u16()).collect::<Result<Vec<_>, _>>()?;
+    r.end()?;
+    Ok((name, wanted))
+}
+
+/// The payload of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`: an export, and queries.
+pub(super) fn parse_contexts(payload: &[u8]) -> Result<(&str, Vec<&str>), Refusal> {
+    let mut r = Reader(payload);
+    let name = r.string()?;
+    let n = r.u32()?;
+    let mut queries = Vec::new();
+    for _ in 0..n {
+        queries.push(r.string()?);
+    }
+    r.end()?;
+    Ok((name, queries))
+}
+
+/// Appends an option reply.
+pub(super) fn reply(out: &mut Vec<u8>, option: u32, kind: u32, payload: &[&[u8]]) {
+    let len: usize = payload.iter().map(|p| p.len()).sum();
+    out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend_from_slice(&option.to_be_bytes());
+    out.extend_from_slice(&kind.to_be_bytes());
+    // Replies hold a bounded name or a short text: they fit by far.
+    out.extend_from_slice(&(len as u32).to_be_bytes());
+    for p in payload {
+        out.extend_from_slice(p);
+    }
+}
+
+/// Appends an error with a text for people.
+pub(super) fn refuse(out: &mut Vec<u8>, option: u32, kind: Refusal) {
+    let text = match kind {
+        rep::ERR_UNSUP => "this option is not supported",
+        rep::ERR_UNKNOWN => "there is no such export: ask for the list",
+        rep::ERR_TOO_BIG => "a string of the option is longer than 4096 bytes",
+        rep::ERR_POLICY => "this is not allowed here",
+        _ => "the option's data make no sense",
+    };
+    reply(out, option, kind, &[text.as_bytes()]);
+}
+
+/// Appends the information on an export: size and block sizes always, the rest if it is wanted.
+pub(super) fn describe(
+    out: &mut Vec<u8>,
+    option: u32,
+    device: &dyn BlockDevice,
+    structured: bool,
+    name: &str,
+    description: &str,
+    wanted: &[u16],
+) {
+    let limits = device.limits();
+    let size = device.capacity_sectors().saturating_mul(SECTOR);
+    let flags = proto::transmission_flags(&limits, structured);
+    reply(
+        out,
+        option,
+        rep::INFO,
+        &[
+            &info::EXPORT.to_be_bytes(),
+            &size.to_be_bytes(),
+            &flags.to_be_bytes(),
+        ],
+    );
+    // Always told, so that a client which never asks still learns what it has to keep to.
+    let (min, preferred, max) = proto::block_sizes(&limits);
+    reply(
+        out,
+        option,
+        rep::INFO,
+        &[
+            &info::BLOCK_SIZE.to_be_bytes(),
+            &min.to_be_bytes(),
+            &preferred.to_be_bytes(),
+            &max.to_be_bytes(),
+        ],
+    );
+    for (kind, text) in [(info::NAME, name), (info::DESCRIPTION, description)] {
+        if wanted.contains(&kind) {
+            let text = &text.as_bytes()[..text.floor_char_boundary(MAX_STRING)];
+            reply(out, option, rep::INFO, &[&kind.to_be_bytes(), text]);
+        }
+    }
+}
+
+/// Appends the only metadata context, with number `id`.
+pub(super) fn context(out: &mut Vec<u8>, option: u32, selected: bool) {
+    let id = if selected { BASE_ALLOCATION_ID } else { 0 };
+    reply(
+        out,
+        option,
+        rep::META_CONTEXT,
+        &[&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()],
+    );
+}

@@ -1,0 +1,385 @@
+//! Constants and wire structures of the NBD protocol; pure functions, no I/O. All integers are big-endian.
+
+use pvblk_block::{Limits, Status};
+
+/// First half of the greeting (proto.md, "Newstyle negotiation").
+pub const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
+/// Second half of the greeting, and the start of every option.
+pub const IHAVEOPT: u64 = 0x4948_4156_454F_5054;
+/// Start of every option reply.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// Start of every request.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Start of a simple reply.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// Start of a chunk of a structured reply.
+pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+
+/// Bytes of a request header.
+pub const REQUEST_BYTES: usize = 28;
+/// Bytes of a simple reply.
+pub const SIMPLE_REPLY_BYTES: usize = 16;
+/// Bytes of a structured reply's chunk header.
+pub const CHUNK_BYTES: usize = 20;
+/// Longest string of the protocol, in bytes.
+pub const MAX_STRING: usize = 4096;
+/// Longest payload of one read or write, in bytes: the size that every client may assume.
+pub const MAX_PAYLOAD: u32 = 32 << 20;
+
+/// Handshake flag: fixed newstyle (server and client).
+pub const FLAG_FIXED_NEWSTYLE: u16 = 1;
+/// Handshake flag: no padding after `NBD_OPT_EXPORT_NAME` (server and client).
+pub const FLAG_NO_ZEROES: u16 = 2;
+
+/// Options (proto.md, "Option types").
+pub mod opt {
+    /// Picks an export the old way, without a reply on failure.
+    pub const EXPORT_NAME: u32 = 1;
+    /// Ends the negotiation.
+    pub const ABORT: u32 = 2;
+    /// Lists exports.
+    pub const LIST: u32 = 3;
+    /// Asks for TLS.
+    pub const STARTTLS: u32 = 5;
+    /// Describes an export.
+    pub const INFO: u32 = 6;
+    /// Describes an export and starts the transmission phase.
+    pub const GO: u32 = 7;
+    /// Turns structured replies on.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Lists metadata contexts.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Selects metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+    /// Asks for 64-bit requests.
+    pub const EXTENDED_HEADERS: u32 = 11;
+}
+
+/// Option replies (proto.md, "Option reply types").
+pub mod rep {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// One export.
+    pub const SERVER: u32 = 2;
+    /// One piece of information on an export.
+    pub const INFO: u32 = 3;
+    /// One metadata context.
+    pub const META_CONTEXT: u32 = 4;
+    /// The option is not known or not supported.
+    pub const ERR_UNSUP: u32 = 0x8000_0001;
+    /// The server's policy forbids it.
+    pub const ERR_POLICY: u32 = 0x8000_0002;
+    /// The option's data make no sense.
+    pub const ERR_INVALID: u32 = 0x8000_0003;
+    /// There is no such export.
+    pub const ERR_UNKNOWN: u32 = 0x8000_0006;
+    /// The request is too large.
+    pub const ERR_TOO_BIG: u32 = 0x8000_0009;
+}
+
+/// Information types of `NBD_REP_INFO`.
+pub mod info {
+    /// Size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// The export's canonical name.
+    pub const NAME: u16 = 1;
+    /// A description for people.
+    pub const DESCRIPTION: u16 = 2;
+    /// Minimum, preferred and maximum block size.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Transmission flags (proto.md, "Transmission flags").
+pub mod tflag {
+    /// Always set.
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    /// Writes are refused.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// `NBD_CMD_FLUSH` works.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// `NBD_CMD_FLAG_FUA` works.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// The medium has a seek cost.
+    pub const ROTATIONAL: u16 = 1 << 4;
+    /// `NBD_CMD_TRIM` works.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// `NBD_CMD_WRITE_ZEROES` works.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// `NBD_CMD_FLAG_DF` works.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// A flush covers the completed writes of all connections.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// `NBD_CMD_FLAG_FAST_ZERO` works.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+/// Command flags (proto.md, "Command flags").
+pub mod cflag {
+    /// On stable storage before the reply.
+    pub const FUA: u16 = 1 << 0;
+    /// Keep the zeroed range allocated.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// One chunk of data.
+    pub const DF: u16 = 1 << 2;
+    /// One extent.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// Fail rather than zero slowly.
+    pub const FAST_ZERO: u16 = 1 << 4;
+}
+
+/// Errors of the wire (proto.md, "Error values").
+pub mod err {
+    /// Not permitted: the export is read-only.
+    pub const EPERM: u32 = 1;
+    /// Input/output error.
+    pub const EIO: u32 = 5;
+    /// Out of memory.
+    pub const ENOMEM: u32 = 12;
+    /// Invalid argument.
+    pub const EINVAL: u32 = 22;
+    /// No space, or a write past the end.
+    pub const ENOSPC: u32 = 28;
+    /// Not supported.
+    pub const ENOTSUP: u32 = 95;
+}
+
+/// Chunk types of structured replies (proto.md, "Structured reply types").
+pub mod chunk {
+    /// Nothing but the end.
+    pub const NONE: u16 = 0;
+    /// Offset and data.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Offset and length of zeros.
+    pub const OFFSET_HOLE: u16 = 2;
+    /// Block status descriptors.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// An error with a message.
+    pub const ERROR: u16 = 0x8001;
+    /// Flag: the last chunk of its reply.
+    pub const FLAG_DONE: u16 = 1;
+}
+
+/// The only metadata context.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+/// Its number on the wire, chosen by us.
+pub const BASE_ALLOCATION_ID: u32 = 1;
+/// Descriptor flag of `base:allocation`: not allocated.
+pub const STATE_HOLE: u32 = 1;
+/// Descriptor flag of `base:allocation`: reads as zeros.
+pub const STATE_ZERO: u32 = 2;
+
+/// What a request asks for (proto.md, "Request types").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// `NBD_CMD_READ`
+    Read,
+    /// `NBD_CMD_WRITE`
+    Write,
+    /// `NBD_CMD_DISC`
+    Disconnect,
+    /// `NBD_CMD_FLUSH`
+    Flush,
+    /// `NBD_CMD_TRIM`
+    Trim,
+    /// `NBD_CMD_CACHE`
+    Cache,
+    /// `NBD_CMD_WRITE_ZEROES`
+    WriteZeroes,
+    /// `NBD_CMD_BLOCK_STATUS`
+    BlockStatus,
+    /// A number that we don't know.
+    Unknown(u16),
+}
+
+impl From<u16> for Command {
+    fn from(n: u16) -> Command {
+        match n {
+            0 => Command::Read,
+            1 => Command::Write,
+            2 => Command::Disconnect,
+            3 => Command::Flush,
+            4 => Command::Trim,
+            5 => Command::Cache,
+            6 => Command::WriteZeroes,
+            7 => Command::BlockStatus,
+            n => Command::Unknown(n),
+        }
+    }
+}
+
+/// A request header, not yet checked against anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NbdRequest {
+    /// Command flags ([`cflag`]).
+    pub flags: u16,
+    /// What to do.
+    pub command: Command,
+    /// The client's mark, returned in the reply.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes; for a write also the length of the payload that follows.
+    pub len: u32,
+}
+
+/// A request that doesn't start with [`REQUEST_MAGIC`]; holds what it starts with. The stream can't be trusted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadMagic(pub u32);
+
+fn u16_at(b: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([b[at], b[at + 1]])
+}
+
+pub(super) fn u32_at(b: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+pub(super) fn u64_at(b: &[u8], at: usize) -> u64 {
+    (u64::from(u32_at(b, at)) << 32) | u64::from(u32_at(b, at + 4))
+}
+
+/// Parses a request header (proto.md, "Request message"); any bytes are fine but a wrong magic.
+#[inline]
+pub fn parse_request(b: &[u8; REQUEST_BYTES]) -> Result<NbdRequest, BadMagic> {
+    let magic = u32_at(b, 0);
+    if magic != REQUEST_MAGIC {
+        return Err(BadMagic(magic));
+    }
+    Ok(NbdRequest {
+        flags: u16_at(b, 4),
+        command: u16_at(b, 6).into(),
+        cookie: u64_at(b, 8),
+        offset: u64_at(b, 16),
+        len: u32_at(b, 24),
+    })
+}
+
+/// A simple reply with `error` (0: done). The data of a read follow it.
+#[inline]
+pub fn simple_reply(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
+    let mut b = [0; SIMPLE_REPLY_BYTES];
+    b[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    b[4..8].copy_from_slice(&error.to_be_bytes());
+    b[8..].copy_from_slice(&cookie.to_be_bytes());
+    b
+}
+
+/// The header of a structured reply's only and last chunk, with `len` bytes of payload.
+#[inline]
+pub fn last_chunk(kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_BYTES] {
+    let mut b = [0; CHUNK_BYTES];
+    b[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    b[4..6].copy_from_slice(&chunk::FLAG_DONE.to_be_bytes());
+    b[6..8].copy_from_slice(&kind.to_be_bytes());
+    b[8..16].copy_from_slice(&cookie.to_be_bytes());
+    b[16..].copy_from_slice(&len.to_be_bytes());
+    b
+}
+
+/// Transmission flags for a device.
+///
+/// `CAN_MULTI_CONN` is always true here: a flush is the device's, not the connection's. A device that
+/// zeroes at all does so faster than by writing, so `SEND_FAST_ZERO` goes with `SEND_WRITE_ZEROES`.
+pub fn transmission_flags(limits: &Limits, structured: bool) -> u16 {
+    let mut f = tflag::HAS_FLAGS | tflag::SEND_FLUSH | tflag::SEND_FUA | tflag::CAN_MULTI_CONN;
+    for (on, flag) in [
+        (limits.read_only, tflag::READ_ONLY),
+        (!limits.non_rotational, tflag::ROTATIONAL),
+        (structured, tflag::SEND_DF),
+    ] {
+        f |= if on { flag } else { 0 };
+    }
+    if !limits.read_only {
+        if limits.discard_granularity_bytes != 0 {
+            f |= tflag::SEND_TRIM;
+        }
+        if limits.write_zeroes {
+            f |= tflag::SEND_WRITE_ZEROES | tflag::SEND_FAST_ZERO;
+        }
+    }
+    f
+}
+
+/// Minimum, preferred and maximum block size in bytes (proto.md, "Block size constraints").
+pub fn block_sizes(limits: &Limits) -> (u32, u32, u32) {
+    let min = limits.logical_sector_bytes;
+    (
+        min,
+        min.max(limits.physical_sector_bytes).max(4096),
+        MAX_PAYLOAD,
+    )
+}
+
+/// The wire's error for a device's status; 0 for [`Status::Ok`].
+pub fn error_of(status: Status) -> u32 {
+    match status {
+        Status::Ok => 0,
+        Status::IoError => err::EIO,
+        Status::Unsupported => err::ENOTSUP,
+        Status::NoSpace => err::ENOSPC,
+        Status::ReadOnly => err::EPERM,
+        Status::Invalid => err::EINVAL,
+    }
+}
+
+/// A few words on an error, for structured replies.
+pub fn error_text(error: u32) -> &'static str {
+    match error {
+        err::EPERM => "the export is read-only",
+        err::ENOMEM => "out of memory for data",
+        err::EINVAL => "invalid flags, range, alignment or command",
+        err::ENOSPC => "no space left, or past the end of the export",
+        err::ENOTSUP => "the device can't do that",
+        _ => "input/output error of the device",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_parsed_byte_by_byte() {
+        let mut b = [0u8; 28];
+        b[..8].copy_from_slice(&[0x25, 0x60, 0x95, 0x13, 0, 1, 0, 6]);
+        b[8..16].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        b[22..24].copy_from_slice(&[0x10, 0]);
+        b[24..].copy_from_slice(&[0, 0, 2, 0]);
+        let r = parse_request(&b).unwrap();
+        assert_eq!(r.flags, cflag::FUA);
+        assert_eq!(r.command, Command::WriteZeroes);
+        assert_eq!(r.cookie, 0x0102_0304_0506_0708);
+        assert_eq!((r.offset, r.len), (4096, 512));
+        b[0] = 0;
+        assert_eq!(parse_request(&b), Err(BadMagic(0x0060_9513)));
+    }
+
+    #[test]
+    fn replies_have_the_bytes_of_the_document() {
+        assert_eq!(
+            simple_reply(0x11, 22),
+            [
+                0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22, 0, 0, 0, 0, 0, 0, 0, 0x11
+            ]
+        );
+        assert_eq!(
+            last_chunk(chunk::ERROR, 2, 6),
+            [
+                0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 6
+            ]
+        );
+    }
+
+    #[test]
+    fn flags_say_what_the_device_can() {
+        let rw = Limits::default();
+        assert_eq!(transmission_flags(&rw, false), 0b1001_0110_1101);
+        let ro = Limits {
+            read_only: true,
+            non_rotational: false,
+            ..rw
+        };
+        assert_eq!(transmission_flags(&ro, true), 0b0001_1001_1111);
+        assert_eq!(block_sizes(&rw), (512, 4096, 32 << 20));
+    }
+}

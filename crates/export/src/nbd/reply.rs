@@ -1,0 +1,234 @@
+//! Replies that wait to be sent, and sending them in as few calls as possible.
+
+use super::proto::{self, CHUNK_BYTES, chunk};
+use super::slots::Slots;
+use super::window::Window;
+use pvblk_sys::socket::{self, Part};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// Longest head: a chunk header and an offset.
+const HEAD: usize = CHUNK_BYTES + 8;
+
+enum Body {
+    None,
+    Text(&'static str),
+    Bytes(Vec<u8>),
+    /// The data of this slot's buffers.
+    Slot(u32),
+}
+
+struct Reply {
+    head: [u8; HEAD],
+    head_len: u8,
+    body: Body,
+    /// Bytes in all.
+    len: usize,
+}
+
+/// The replies of one connection, in the order in which they are sent.
+pub(super) struct Outbox {
+    queue: VecDeque<Reply>,
+    /// Bytes of the first reply that are sent.
+    sent: usize,
+    structured: bool,
+    /// Of a Unix socket; TCP sizes its own.
+    window: Option<Window>,
+}
+
+/// How far [`Outbox::send`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// Everything is sent.
+    All,
+    /// The socket is full.
+    Full,
+}
+
+impl Outbox {
+    pub(super) fn new(structured: bool, window: Option<Window>) -> Outbox {
+        Outbox {
+            queue: VecDeque::new(),
+            sent: 0,
+            structured,
+            window,
+        }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn push(&mut self, head: &[u8], body: Body, body_len: usize) {
+        let mut reply = Reply {
+            head: [0; HEAD],
+            head_len: head.len() as u8,
+            body,
+            len: head.len() + body_len,
+        };
+        reply.head[..head.len()].copy_from_slice(head);
+        if let Some(w) = &mut self.window {
+            w.count(reply.len);
+        }
+        self.queue.push_back(reply);
+    }
+
+    /// Success without data.
+    #[inline]
+    pub(super) fn done(&mut self, cookie: u64) {
+        self.push(&proto::simple_reply(cookie, 0), Body::None, 0);
+    }
+
+    /// Success of a read of no bytes, which a client with structured replies expects as a chunk.
+    pub(super) fn no_data(&mut self, cookie: u64) {
+        if self.structured {
+            self.push(&proto::last_chunk(chunk::NONE, cookie, 0), Body::None, 0);
+        } else {
+            self.done(cookie);
+        }
+    }
+
+    /// Success of a read, with the data of `slot`.
+    #[inline]
+    pub(super) fn data(&mut self, cookie: u64, offset: u64, len: u32, slot: u32) {
+        if self.structured {
+            let mut head = [0; HEAD];
+            head[..CHUNK_BYTES].copy_from_slice(&proto::last_chunk(
+                chunk::OFFSET_DATA,
+                cookie,
+                len + 8,
+            ));
+            head[CHUNK_BYTES..].copy_from_slice(&offset.to_be_bytes());
+            self.push(&head, Body::Slot(slot), len as usize);
+        } else {
+            self.push(
+                &proto::simple_reply(cookie, 0),
+                Body::Slot(slot),
+                len as usize,
+            );
+        }
+    }
+
+    /// An error ([`proto::err`]).
+    pub(super) fn error(&mut self, cookie: u64, error: u32) {
+        if !self.structured {
+            self.push(&proto::simple_reply(cookie, error), Body::None, 0);
+            return;
+        }
+        let text = proto::error_text(error);
+        let payload = 6 + text.len();
+        let mut head = [0; CHUNK_BYTES + 6];
+        head[..CHUNK_BYTES].copy_from_slice(&proto::last_chunk(
+            chunk::ERROR,
+            cookie,
+            payload as u32,
+        ));
+        head[CHUNK_BYTES..CHUNK_BYTES + 4].copy_from_slice(&error.to_be_bytes());
+        head[CHUNK_BYTES + 4..].copy_from_slice(&(text.len() as u16).to_be_bytes());
+        self.push(&head, Body::Text(text), text.len());
+    }
+
+    /// Block status, as a chunk's payload. Only for structured replies.
+    pub(super) fn block_status(&mut self, cookie: u64, payload: Vec<u8>) {
+        let len = payload.len();
+        let head = proto::last_chunk(chunk::BLOCK_STATUS, cookie, len as u32);
+        self.push(&head, Body::Bytes(payload), len);
+    }
+
+    /// Sends what the socket takes. `sent` is called with each slot whose data are through.
+    pub(super) fn send(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        slots: &mut Slots,
+        mut freed: impl FnMut(&mut Slots, u32),
+    ) -> io::Result<Sent> {
+        if let (Some(w), false) = (&mut self.window, self.queue.is_empty()) {
+            w.apply(fd);
+        }
+        while !self.queue.is_empty() {
+            let offered = Cell::new(0);
+            let counted = self.parts(slots).inspect(|p| {
+                offered.set(offered.get() + part_len(p));
+            });
+            let n = match socket::send(fd, counted) {
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            self.advance(n, |slot| freed(slots, slot));
+            if n < offered.get() {
+                return Ok(Sent::Full);
+            }
+        }
+        Ok(Sent::All)
+    }
+
+    /// What is left to be sent, in order.
+    fn parts<'a>(&'a self, slots: &'a Slots) -> impl Iterator<Item = Part<'a>> {
+        let mut skip = self.sent;
+        self.queue
+            .iter()
+            .flat_map(|r| {
+                let (bytes, buffers): (&[u8], _) = match &r.body {
+                    Body::None => (&[], [].iter()),
+                    Body::Text(t) => (t.as_bytes(), [].iter()),
+                    Body::Bytes(b) => (b.as_slice(), [].iter()),
+                    Body::Slot(s) => (&[], slots.get(*s).buffers.iter()),
+                };
+                [&r.head[..r.head_len as usize], bytes]
+                    .into_iter()
+                    .filter(|b| !b.is_empty())
+                    .map(Part::Bytes)
+                    .chain(buffers.map(|b| Part::Buffer(b, 0)))
+            })
+            .filter_map(move |part| {
+                let len = part_len(&part);
+                if skip >= len {
+                    skip -= len;
+                    return None;
+                }
+                let from = std::mem::take(&mut skip);
+                Some(match part {
+                    Part::Bytes(b) => Part::Bytes(&b[from..]),
+                    Part::Buffer(b, _) => Part::Buffer(b, from),
+                })
+            })
+    }
+
+    fn advance(&mut self, mut n: usize, mut freed: impl FnMut(u32)) {
+        while let Some(first) = self.queue.front() {
+            let left = first.len - self.sent;
+            if n < left {
+                self.sent += n;
+                return;
+            }
+            n -= left;
+            self.sent = 0;
+            if let Some(Reply {
+                body: Body::Slot(slot),
+                ..
+            }) = self.queue.pop_front()
+            {
+                freed(slot);
+            }
+        }
+    }
+
+    /// Drops everything: the client is gone.
+    pub(super) fn clear(&mut self, freed: impl FnMut(u32)) {
+        self.sent = 0;
+        let all = self.queue.iter().map(|r| r.len).sum();
+        self.advance(all, freed);
+    }
+}
+
+fn part_len(part: &Part<'_>) -> usize {
+    match part {
+        Part::Bytes(b) => b.len(),
+        Part::Buffer(b, skip) => b.len() - skip,
+    }
+}

@@ -1,0 +1,194 @@
+use super::*;
+use crate::nbd::ExportInfo;
+use crate::nbd::testing::MemDevice;
+use pvblk_backend::{Backend, BackendOptions, Disk, SourceEnd};
+use pvblk_block::BlockDevice;
+use pvblk_block::trace::Tracing;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, channel};
+
+struct One(Arc<MemDevice>);
+
+impl ExportTable for One {
+    fn list(&self) -> Vec<ExportInfo> {
+        vec![ExportInfo {
+            name: "disk".into(),
+            description: String::new(),
+        }]
+    }
+    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
+        (name == "disk").then(|| Arc::clone(&self.0) as _)
+    }
+}
+
+/// A server whose connections are served by a real back end; tells how each ended.
+fn serve(addr: &str, config: NbdConfig) -> (NbdServer, Arc<MemDevice>, Receiver<SourceEnd>) {
+    let device = MemDevice::sized(1 << 20);
+    let options = BackendOptions {
+        workers: 1,
+        ..BackendOptions::default()
+    };
+    let backend = Backend::start(&options).unwrap();
+    let disk = Disk::new("disk", Arc::clone(&device) as _, Tracing::off());
+    let (tell, ends) = channel();
+    let deliver = move |export: &str, source: Box<dyn RequestSource>| {
+        assert_eq!(export, "disk");
+        let tell = tell.clone();
+        let on_end = Box::new(move |end| drop(tell.send(end)));
+        backend.attach(&disk, source, on_end).unwrap();
+    };
+    let exports = Arc::new(One(Arc::clone(&device)));
+    let server =
+        NbdServer::bind(&addr.parse().unwrap(), config, exports, Arc::new(deliver)).unwrap();
+    (server, device, ends)
+}
+
+fn unix_path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("pvblk-nbd-{}-server-{name}", std::process::id()))
+}
+
+fn exact(s: &mut impl Read, n: usize) -> Vec<u8> {
+    let mut b = vec![0; n];
+    s.read_exact(&mut b).unwrap();
+    b
+}
+
+/// Negotiates the export the old way: 18 bytes of greeting, 10 of answer.
+fn negotiate_old(s: &mut (impl Read + Write)) {
+    exact(s, 18);
+    s.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x04disk")
+        .unwrap();
+    assert_eq!(exact(s, 10)[..8], (1u64 << 20).to_be_bytes());
+}
+
+fn read_request(cookie: u64) -> Vec<u8> {
+    let mut b = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0];
+    b.extend(cookie.to_be_bytes());
+    b.extend(4096u64.to_be_bytes());
+    b.extend(4096u32.to_be_bytes());
+    b
+}
+
+fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn connections_are_served_over_both_families() {
+    let path = unix_path("both");
+    let (unix, device, ends) = serve(&format!("unix:{}", path.display()), NbdConfig::default());
+    device.data.lock()[4096..8192].fill(0x5a);
+    let mut s = UnixStream::connect(&path).unwrap();
+    negotiate_old(&mut s);
+    s.write_all(&read_request(9)).unwrap();
+    assert_eq!(exact(&mut s, 16)[8..], 9u64.to_be_bytes());
+    assert_eq!(exact(&mut s, 4096), [0x5a; 4096]);
+    assert_eq!(unix.connections(), 1);
+    drop(s);
+    assert!(matches!(
+        ends.recv_timeout(Duration::from_secs(10)).unwrap(),
+        SourceEnd::Closed
+    ));
+    wait_until("the connection is off the list", || unix.connections() == 0);
+    drop(unix);
+    assert!(!path.exists());
+
+    let (tcp, _device, _ends) = serve("tcp:127.0.0.1:0", NbdConfig::default());
+    let NbdAddr::Tcp { host, port } = tcp.local_addr() else {
+        panic!("not TCP");
+    };
+    let mut s = TcpStream::connect((host.as_str(), port)).unwrap();
+    negotiate_old(&mut s);
+    s.write_all(&read_request(10)).unwrap();
+    assert_eq!(exact(&mut s, 16 + 4096)[8..16], 10u64.to_be_bytes());
+}
+
+#[test]
+fn stopping_answers_what_was_sent_and_closes() {
+    let path = unix_path("stop");
+    let (mut server, _device, ends) =
+        serve(&format!("unix:{}", path.display()), NbdConfig::default());
+    let mut served = UnixStream::connect(&path).unwrap();
+    negotiate_old(&mut served);
+    served.write_all(&read_request(0)).unwrap();
+    exact(&mut served, 16 + 4096);
+    let mut negotiating = UnixStream::connect(&path).unwrap();
+    exact(&mut negotiating, 18);
+    for cookie in 0..10 {
+        served.write_all(&read_request(cookie)).unwrap();
+    }
+    server.stop();
+    assert!(matches!(
+        ends.recv_timeout(Duration::from_secs(10)).unwrap(),
+        SourceEnd::Closed
+    ));
+    let mut rest = Vec::new();
+    served.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest.len(), 10 * (16 + 4096));
+    assert_eq!(negotiating.read(&mut [0; 8]).unwrap(), 0);
+    assert!(UnixStream::connect(&path).is_err());
+    wait_until("the list is empty", || server.connections() == 0);
+}
+
+#[test]
+fn a_client_that_never_reads_does_not_stop_the_stop() {
+    let path = unix_path("deaf");
+    let (mut server, _device, ends) =
+        serve(&format!("unix:{}", path.display()), NbdConfig::default());
+    let mut s = UnixStream::connect(&path).unwrap();
+    negotiate_old(&mut s);
+    s.set_nonblocking(true).unwrap();
+    let mut last = Instant::now();
+    while last.elapsed() < Duration::from_millis(200) {
+        if s.write(&read_request(1)).is_ok() {
+            last = Instant::now();
+        }
+    }
+    let begun = Instant::now();
+    server.stop();
+    assert!(begun.elapsed() >= LINGER);
+    ends.recv_timeout(Duration::from_secs(10)).unwrap();
+}
+
+#[test]
+fn slow_and_surplus_clients_are_cut() {
+    let path = unix_path("slow");
+    let config = NbdConfig {
+        max_handshakes: 2,
+        max_connections: 3,
+        handshake_timeout: Duration::from_millis(300),
+        ..NbdConfig::default()
+    };
+    let (server, _device, _ends) = serve(&format!("unix:{}", path.display()), config);
+    let mut served = UnixStream::connect(&path).unwrap();
+    negotiate_old(&mut served);
+    // Once it is answered it doesn't count as negotiating any more.
+    served.write_all(&read_request(0)).unwrap();
+    exact(&mut served, 16 + 4096);
+    let mut slow: Vec<_> = (0..2)
+        .map(|_| {
+            let mut s = UnixStream::connect(&path).unwrap();
+            exact(&mut s, 18);
+            s
+        })
+        .collect();
+    let mut surplus = UnixStream::connect(&path).unwrap();
+    assert_eq!(surplus.read(&mut [0; 18]).unwrap(), 0);
+    // A byte now and then doesn't help.
+    let begun = Instant::now();
+    while slow[0].write_all(&[0]).is_ok() && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert_eq!(slow[1].read(&mut [0; 8]).unwrap(), 0);
+    wait_until("the slow ones are gone", || server.connections() == 1);
+    served.write_all(&read_request(1)).unwrap();
+    exact(&mut served, 16 + 4096);
+}

@@ -1,0 +1,388 @@
+//! One NBD connection in the transmission phase, as a source of requests.
+//!
+//! Invariants: a slot is in use from the moment a request's header is taken until its reply is queued,
+//! or, with data to send, until they are sent. Buffers belong to the slot, to its one request at the
+//! device, or to the pool, never to two of them. Nothing is read from the socket while slots, memory or
+//! unsent replies are at their bound: the client waits in its own socket.
+
+mod intake;
+mod issue;
+
+use super::check::Terms;
+use super::config::NbdConfig;
+use super::handshake::Negotiated;
+use super::proto::{self, Command};
+use super::receive::Inbox;
+use super::reply::{Outbox, Sent};
+use super::slots::{Cut, Slots};
+use super::window::Window;
+use pvblk_backend::{BufferPool, Pulled, RequestSource, SourceEnd};
+use pvblk_block::memory::{Gauge, MemoryKind};
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, Error, ErrorKind, Limits, Readiness, Request, Status,
+};
+use rustix::net::AddressFamily;
+use std::any::Any;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An idle connection gives its memory back after this time; a busy one what it doesn't need, as often.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// What the next bytes from the client are.
+enum Expect {
+    Header,
+    /// The payload of the write in `slot`, of which `filled` bytes are here.
+    Payload {
+        slot: u32,
+        filled: usize,
+    },
+    /// The payload of a refused write: `left` bytes to drop, then this reply.
+    Refused {
+        left: usize,
+        cookie: u64,
+        error: u32,
+    },
+}
+
+/// See the module's documentation.
+pub struct NbdSource {
+    name: String,
+    socket: Arc<OwnedFd>,
+    device: Arc<dyn BlockDevice>,
+    limits: Limits,
+    terms: Terms,
+    depth: u32,
+    max_buffer_pages: usize,
+    inbox: Inbox,
+    expect: Expect,
+    slots: Slots,
+    outbox: Outbox,
+    pool: BufferPool,
+    scratch: Vec<Buffer>,
+    free: Vec<Box<Request>>,
+    cut: Option<Cut>,
+    /// A block status was answered in this pull.
+    described: bool,
+    /// Slots whose flush is due.
+    flushes: Vec<u32>,
+    /// Slots that will need one.
+    flushes_later: usize,
+    /// Requests at the device.
+    in_flight: u32,
+    /// A bound is reached: nothing is taken from the inbox or the socket until something is freed.
+    held_up: bool,
+    /// The socket took all it could; the next try is after [`RequestSource::woken`].
+    full: bool,
+    /// The client left in order: no more requests.
+    leaving: bool,
+    /// The socket is of no use any more.
+    dead: bool,
+    /// Something happened since the last `arm`.
+    busy: bool,
+    trim_at: Option<Instant>,
+    inbox_gauge: Gauge,
+    _guard: Option<Box<dyn Any + Send>>,
+}
+
+impl NbdSource {
+    /// A connection that has been negotiated. `socket` is a stream socket; it needn't be non-blocking.
+    pub fn new(
+        name: &str,
+        socket: OwnedFd,
+        negotiated: Negotiated,
+        config: &NbdConfig,
+    ) -> NbdSource {
+        NbdSource::with_guard(name, Arc::new(socket), negotiated, config, None)
+    }
+
+    /// As [`NbdSource::new`]; `guard` is dropped with the source.
+    pub(super) fn with_guard(
+        name: &str,
+        socket: Arc<OwnedFd>,
+        negotiated: Negotiated,
+        config: &NbdConfig,
+        guard: Option<Box<dyn Any + Send>>,
+    ) -> NbdSource {
+        let device = negotiated.device;
+        let limits = device.limits();
+        let depth = config.bounded_depth();
+        let terms = Terms::new(
+            &limits,
+            negotiated.transmission_flags,
+            negotiated.structured,
+            negotiated.base_allocation,
+            device.capacity_sectors(),
+        );
+        let pool = BufferPool::new(
+            &format!("{name}: data"),
+            device.buffer_source(),
+            config.bounded_in_flight() / pvblk_sys::PAGE_SIZE,
+        );
+        let domain = rustix::net::sockopt::socket_domain(&socket);
+        let window = (domain == Ok(AddressFamily::UNIX)).then(Window::default);
+        NbdSource {
+            name: name.to_owned(),
+            socket,
+            limits,
+            terms,
+            depth,
+            max_buffer_pages: config.max_buffer_pages,
+            inbox: Inbox::new(negotiated.leftover),
+            expect: Expect::Header,
+            slots: Slots::new(2 * depth as usize),
+            outbox: Outbox::new(negotiated.structured, window),
+            pool,
+            scratch: Vec::new(),
+            free: Vec::new(),
+            cut: None,
+            described: false,
+            flushes: Vec::new(),
+            flushes_later: 0,
+            in_flight: 0,
+            held_up: false,
+            full: false,
+            leaving: false,
+            dead: false,
+            busy: true,
+            trim_at: None,
+            inbox_gauge: Gauge::new(format!("{name}: inbox"), MemoryKind::Heap, 128 << 10),
+            device,
+            _guard: guard,
+        }
+    }
+
+    fn broken(&self, what: impl std::fmt::Display) -> SourceEnd {
+        SourceEnd::Broken(Error::protocol(format!("{}: {what}", self.name)))
+    }
+
+    fn lost(&self, e: io::Error) -> SourceEnd {
+        SourceEnd::Broken(Error::new(
+            ErrorKind::Disconnected,
+            format!("{}: connection lost: {e}", self.name),
+        ))
+    }
+
+    /// True if a request could be yielded without reading from the socket.
+    fn has_work(&self) -> bool {
+        self.in_flight < self.depth
+            && (self.cut.is_some()
+                || !self.flushes.is_empty()
+                || (!self.held_up && !self.leaving && self.has_input()))
+    }
+
+    /// True once nothing is left to be yielded to a client that leaves.
+    fn is_over(&self) -> bool {
+        self.leaving && self.cut.is_none() && self.flushes_later == 0
+    }
+
+    /// Answers a slot of which everything is done.
+    fn finish(&mut self, index: u32) {
+        let slot = self.slots.get_mut(index);
+        let (cookie, status) = (slot.cookie, slot.status);
+        let send_data = status == Status::Ok && slot.command == Command::Read && !self.dead;
+        if send_data {
+            let (offset, len) = (slot.offset, slot.len);
+            self.outbox.data(cookie, offset, len, index);
+            return;
+        }
+        if !slot.buffers.is_empty() {
+            self.pool.give(&mut slot.buffers);
+        }
+        self.slots.remove(index);
+        self.held_up = false;
+        if self.dead {
+            return;
+        }
+        match proto::error_of(status) {
+            0 => self.outbox.done(cookie),
+            error => self.outbox.error(cookie, error),
+        }
+    }
+
+    /// Forgets the client.
+    fn bury(&mut self) {
+        self.dead = true;
+        self.leaving = true;
+        let (pool, slots) = (&mut self.pool, &mut self.slots);
+        self.outbox.clear(|index| {
+            pool.give(&mut slots.get_mut(index).buffers);
+            slots.remove(index);
+        });
+    }
+
+    fn trim(&mut self) {
+        self.pool.trim(0);
+        self.inbox.release();
+        self.inbox_gauge.set(self.inbox.capacity() as u64);
+        self.free.clear();
+    }
+}
+
+impl RequestSource for NbdSource {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
+        let before = out.len();
+        let target = before + room.min((self.depth - self.in_flight) as usize);
+        self.issue_flushes(target, out);
+        self.issue_parts(target, out);
+        if self.cut.is_none() {
+            self.parse(target, out)?;
+            // What was here already comes first; the socket's turn is next time. An end of the stream counts only after
+            // all that came before it, and a full inbox has no room to receive.
+            let more = target > before && !self.held_up && !self.leaving && !self.has_input();
+            if out.len() == before && more {
+                self.receive()?;
+                self.parse(target, out)?;
+            }
+        }
+        self.busy |= out.len() > before;
+        if self.is_over() && out.len() == before {
+            return Err(SourceEnd::Closed);
+        }
+        Ok(Pulled::default())
+    }
+
+    fn complete(&mut self, done: &mut Vec<Completion>) {
+        self.busy |= !done.is_empty();
+        for Completion {
+            mut request,
+            status,
+        } in done.drain(..)
+        {
+            let index = request.tag as u32;
+            self.in_flight -= 1;
+            let slot = self.slots.get_mut(index);
+            if slot.whole {
+                if slot.op.has_data() && request.buffers.is_empty() {
+                    // The device lost the request, and the data's memory with it.
+                    self.pool.lose(slot.len as usize);
+                }
+                std::mem::swap(&mut request.buffers, &mut slot.buffers);
+                slot.whole = false;
+            } else {
+                request.buffers.clear();
+            }
+            self.free.push(request);
+            slot.pending -= 1;
+            if slot.status == Status::Ok {
+                slot.status = status;
+            }
+            if slot.pending > 0 || !slot.issued {
+                continue;
+            }
+            if std::mem::take(&mut slot.then_flush) {
+                if slot.status == Status::Ok && !self.dead {
+                    self.flushes.push(index);
+                    continue;
+                }
+                self.flushes_later -= 1;
+            }
+            self.finish(index);
+        }
+    }
+
+    fn push(&mut self) -> Result<(), SourceEnd> {
+        if self.outbox.len() == 0 || self.full {
+            return Ok(());
+        }
+        self.busy = true;
+        let pool = &mut self.pool;
+        let held_up = &mut self.held_up;
+        let sent = self
+            .outbox
+            .send(self.socket.as_fd(), &mut self.slots, |slots, index| {
+                pool.give(&mut slots.get_mut(index).buffers);
+                slots.remove(index);
+                *held_up = false;
+            });
+        match sent {
+            Ok(sent) => {
+                self.full = sent == Sent::Full;
+                // Queued errors hold a client up, too.
+                self.held_up &= self.outbox.len() > 0;
+                Ok(())
+            }
+            Err(e) => {
+                let ended_in_order = self.leaving;
+                self.bury();
+                // A client that said goodbye needn't wait for its replies.
+                Err(if ended_in_order {
+                    SourceEnd::Closed
+                } else {
+                    self.lost(e)
+                })
+            }
+        }
+    }
+
+    fn arm(&mut self) -> Readiness {
+        let replies_to_send = self.outbox.len() > 0 && !self.full;
+        if self.has_work() || self.is_over() || replies_to_send {
+            return Readiness::Ready;
+        }
+        if !self.busy && self.trim_at.is_none() {
+            return Readiness::Wait(None);
+        }
+        let now = Instant::now();
+        let due = self.trim_at.is_some_and(|at| now >= at);
+        let idle = self.slots.used() == 0 && self.outbox.len() == 0;
+        if due && idle && !self.busy {
+            self.trim();
+            self.trim_at = None;
+            return Readiness::Wait(None);
+        }
+        if due {
+            self.pool.decay(self.max_buffer_pages);
+        }
+        if due || self.trim_at.is_none() {
+            self.trim_at = Some(now + IDLE);
+            self.busy = false;
+        }
+        Readiness::Wait(self.trim_at)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    /// False while a bound is reached, so that bytes in the socket are no reason to wake up.
+    fn wants_read(&self) -> bool {
+        !(self.held_up || self.leaving || self.dead)
+    }
+
+    fn wants_write(&self) -> bool {
+        self.outbox.len() > 0
+    }
+
+    fn poll_is_syscall(&self) -> bool {
+        !(self.has_work() || self.is_over())
+    }
+
+    fn woken(&mut self) {
+        self.full = false;
+    }
+}
+
+impl Drop for NbdSource {
+    fn drop(&mut self) {
+        // The pool's memory may be the device's: everything goes back.
+        for slot in self.slots.iter_mut() {
+            self.pool.give(&mut slot.buffers);
+        }
+    }
+}
+
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod tests;

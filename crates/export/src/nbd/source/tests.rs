@@ -1,0 +1,440 @@
+//! A source against a raw client, one case at a time.
+
+use super::*;
+use crate::nbd::proto::{cflag, err};
+use crate::nbd::testing::{MemDevice, Reply, Rig, pattern};
+use pvblk_block::{Op, RequestFlags};
+use std::sync::atomic::Ordering;
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const DISC: u16 = 2;
+const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
+const ZEROES: u16 = 6;
+const STATUS: u16 = 7;
+const MIB: usize = 1 << 20;
+
+#[test]
+fn every_command_works_with_both_kinds_of_replies() {
+    for structured in [false, true] {
+        let device = MemDevice::sized(4 * MIB);
+        let mut rig = Rig::new(&device, structured, &NbdConfig::default());
+        let a = pattern(8192, 1);
+        assert_eq!(rig.call(WRITE, 0, 4096, 8192, &a).error, 0);
+        assert_eq!(&device.data.lock()[4096..12288], &a[..]);
+        assert_eq!(rig.call(READ, 0, 4096, 8192, &[]).data, a);
+        assert_eq!(rig.call(READ, 0, 4608, 512, &[]).data, a[512..1024]);
+        assert_eq!(
+            rig.call(READ, 0, 0, 0, &[]),
+            Reply {
+                cookie: 103,
+                error: 0,
+                data: vec![]
+            }
+        );
+        assert_eq!(rig.call(WRITE, 0, 0, 0, &[]).error, 0);
+        assert_eq!(rig.call(FLUSH, 0, 0, 0, &[]).error, 0);
+        assert_eq!(rig.call(WRITE, cflag::FUA, 0, 512, &a[..512]).error, 0);
+        assert_eq!(rig.call(TRIM, 0, 4096, 4096, &[]).error, 0);
+        assert_eq!(rig.call(TRIM, cflag::FUA, 4096, 4096, &[]).error, 0);
+        let flags = cflag::NO_HOLE | cflag::FUA | cflag::FAST_ZERO;
+        assert_eq!(rig.call(ZEROES, flags, 8192, 4096, &[]).error, 0);
+        assert_eq!(rig.call(READ, 0, 4096, 8192, &[]).data, vec![0; 8192]);
+        let log = device.log.lock().clone();
+        let stable = RequestFlags::STABLE_BUFFERS;
+        assert_eq!(
+            log,
+            [
+                (Op::Write, stable),
+                (Op::Read, RequestFlags::empty()),
+                (Op::Read, RequestFlags::empty()),
+                (Op::Flush, RequestFlags::empty()),
+                (Op::Write, stable | RequestFlags::FUA),
+                (Op::Discard, RequestFlags::empty()),
+                (Op::Discard, RequestFlags::empty()),
+                (Op::Flush, RequestFlags::empty()),
+                (Op::WriteZeroes, RequestFlags::FUA | RequestFlags::NO_UNMAP),
+                (Op::Read, RequestFlags::empty()),
+            ]
+        );
+        let (_, bye) = rig.encode(DISC, 0, 0, 0);
+        rig.send(&bye);
+        rig.settle();
+        assert!(matches!(rig.end, Some(SourceEnd::Closed)));
+    }
+}
+
+#[test]
+fn block_status_describes_from_the_start_without_a_gap() {
+    let device = MemDevice::sized(MIB);
+    let mut rig = Rig::new(&device, true, &NbdConfig::default());
+    device.data.lock()[8192..12288].fill(1);
+    let extents = |r: Reply| {
+        assert_eq!((r.error, &r.data[..4]), (0, &[0, 0, 0, 1][..]));
+        r.data[4..]
+            .chunks(8)
+            .map(|c| (proto::u32_at(c, 0), proto::u32_at(c, 4)))
+            .collect::<Vec<_>>()
+    };
+    let all = extents(rig.call(STATUS, 0, 0, MIB as u32, &[]));
+    assert_eq!(all, [(8192, 3), (4096, 0), (MIB as u32 - 12288, 3)]);
+    let one = extents(rig.call(STATUS, cflag::REQ_ONE, 8704, 65536, &[]));
+    assert_eq!(one, [(3584, 0)]);
+    // Every second sector: the reply is bounded.
+    device.data.lock().chunks_mut(1024).for_each(|c| c[0] = 1);
+    let many = extents(rig.call(STATUS, 0, 0, MIB as u32, &[]));
+    assert_eq!(many.len(), 1024);
+    assert_eq!(many[..3], [(512, 0), (512, 3), (512, 0)]);
+}
+
+/// A block status ends a pull early, with requests still unread in the inbox: that is no time to look at the socket.
+#[test]
+fn a_client_may_leave_behind_requests_that_wait_their_turn() {
+    for count in [2, 6000] {
+        let device = MemDevice::sized(MIB);
+        let mut rig = Rig::new(&device, true, &NbdConfig::default());
+        let mut all = Vec::new();
+        for _ in 0..count {
+            all.extend(rig.encode(STATUS, 0, 0, 4096).1);
+        }
+        all.extend(rig.encode(DISC, 0, 0, 0).1);
+        // All of it is in the socket before the source looks; the largest case also fills the inbox.
+        let client = rig.client.as_ref().unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(client, 1 << 20).unwrap();
+        let sent = std::io::Write::write(&mut &*client, &all).unwrap();
+        let whole = sent == all.len();
+        assert!(whole || count > 2, "{sent} of {} bytes", all.len());
+        if whole {
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        rig.send(&all[sent..]);
+        for _ in 0..count {
+            assert_eq!(rig.reply().error, 0);
+        }
+        rig.settle();
+        assert!(matches!(rig.end, Some(SourceEnd::Closed)), "{:?}", rig.end);
+    }
+}
+
+#[test]
+fn bad_requests_are_answered_and_the_connection_lives_on() {
+    for structured in [false, true] {
+        let device = MemDevice::sized(MIB);
+        let mut rig = Rig::new(&device, structured, &NbdConfig::default());
+        let data = pattern(65536, 3);
+        for (command, flags, offset, len, payload, error) in [
+            (WRITE, 0, MIB as u64, 65536, 65536, err::ENOSPC),
+            (WRITE, 0x8000, 0, 65536, 65536, err::EINVAL),
+            (WRITE, 0, 0, 1000, 1000, err::EINVAL),
+            (READ, 0, MIB as u64, 512, 0, err::EINVAL),
+            (READ, 0, 1, 512, 0, err::EINVAL),
+            (READ, 0, 0, (32 << 20) + 512, 0, err::EINVAL),
+            (5, 0, 0, 512, 0, err::EINVAL),
+            (99, 0, 0, 512, 0, err::EINVAL),
+            (FLUSH, 0, 512, 0, 0, err::EINVAL),
+        ] {
+            let r = rig.call(command, flags, offset, len, &data[..payload]);
+            assert_eq!(
+                (r.error, r.data.len()),
+                (error, 0),
+                "{command} {flags} {offset} {len}"
+            );
+        }
+        assert!(device.log.lock().is_empty());
+        // Device errors, then success.
+        device.fail_at.store(8, Ordering::Relaxed);
+        assert_eq!(rig.call(READ, 0, 0, 8192, &[]).error, err::EIO);
+        assert_eq!(rig.call(WRITE, 0, 0, 8192, &data[..8192]).error, err::EIO);
+        assert_eq!(rig.call(TRIM, cflag::FUA, 0, 8192, &[]).error, err::EIO);
+        assert_eq!(rig.call(WRITE, 0, 0, 4096, &data[..4096]).error, 0);
+        // A device that became smaller or larger.
+        device.sectors.store(8, Ordering::Relaxed);
+        assert_eq!(rig.call(READ, 0, 4096, 512, &[]).error, err::EINVAL);
+        device.sectors.store(2048, Ordering::Relaxed);
+        device.fail_at.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(rig.call(READ, 0, 0, 4096, &[]).data, data[..4096]);
+    }
+}
+
+#[test]
+fn violations_break_only_the_connection() {
+    let bad_magic = vec![0x11; 28];
+    let mut huge = proto::REQUEST_MAGIC.to_be_bytes().to_vec();
+    huge.extend([0, 0, 0, 1]);
+    huge.extend([0; 16]);
+    huge.extend(u32::MAX.to_be_bytes());
+    for (bytes, why) in [(bad_magic, "no request"), (huge, "more than")] {
+        let device = MemDevice::sized(MIB);
+        let mut rig = Rig::plain(&device);
+        assert_eq!(rig.call(READ, 0, 0, 512, &[]).error, 0);
+        rig.send(&bytes);
+        rig.settle();
+        let Some(SourceEnd::Broken(e)) = &rig.end else {
+            panic!("{:?}", rig.end)
+        };
+        assert!(e.to_string().contains(why), "{e}");
+    }
+}
+
+#[test]
+fn the_end_of_the_stream_is_in_order_only_between_requests() {
+    for (cut, orderly) in [(0, true), (27, false), (28, false), (600, false)] {
+        let device = MemDevice::sized(MIB);
+        let mut rig = Rig::plain(&device);
+        let (_, mut bytes) = rig.encode(WRITE, 0, 0, 1024);
+        bytes.extend([7; 1024]);
+        rig.send(&bytes[..cut]);
+        rig.client = None;
+        rig.settle();
+        let closed = matches!(rig.end, Some(SourceEnd::Closed));
+        assert_eq!(closed, orderly, "{cut}: {:?}", rig.end);
+        assert!(device.log.lock().is_empty());
+    }
+}
+
+#[test]
+fn requests_in_flight_are_answered_after_goodbye() {
+    let device = MemDevice::sized(MIB);
+    let mut rig = Rig::plain(&device);
+    device.hold.store(true, Ordering::Relaxed);
+    let mut bytes = Vec::new();
+    for i in 0..5 {
+        bytes.extend(rig.encode(READ, 0, i * 4096, 4096).1);
+    }
+    bytes.extend(rig.encode(TRIM, cflag::FUA, 0, 4096).1);
+    bytes.extend(rig.encode(DISC, 0, 0, 0).1);
+    rig.send(&bytes);
+    (0..20).for_each(|_| assert!(rig.step()));
+    assert!(rig.end.is_none(), "the trim's flush is still to come");
+    device.hold.store(false, Ordering::Relaxed);
+    let mut cookies: Vec<_> = (0..6).map(|_| rig.reply().cookie).collect();
+    cookies.sort();
+    assert_eq!(cookies, (100..106).collect::<Vec<_>>());
+    rig.settle();
+    assert!(matches!(rig.end, Some(SourceEnd::Closed)));
+    assert_eq!(rig.source.pool.used_pages(), 0);
+}
+
+#[test]
+fn many_requests_are_pipelined_within_the_depth() {
+    let device = MemDevice::sized(4 * MIB);
+    device
+        .data
+        .lock()
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, b)| *b = (i / 512) as u8);
+    let config = NbdConfig {
+        depth: 16,
+        ..NbdConfig::default()
+    };
+    let mut rig = Rig::new(&device, true, &config);
+    let mut bytes = Vec::new();
+    for i in 0..1000u64 {
+        bytes.extend(rig.encode(READ, 0, i % 1000 * 4096, 4096).1);
+    }
+    rig.send(&bytes);
+    let mut seen = vec![false; 1000];
+    let mut in_order = true;
+    for n in 0..1000 {
+        let r = rig.reply();
+        let i = r.cookie as usize - 100;
+        in_order &= i == n;
+        assert!(!std::mem::replace(&mut seen[i], true));
+        assert!(
+            r.data
+                .chunks(512)
+                .enumerate()
+                .all(|(k, c)| c.iter().all(|&b| b == (i * 8 + k) as u8))
+        );
+    }
+    assert!(!in_order, "the device completes out of order");
+    assert_eq!(rig.in_flight_most, 16);
+    assert!(rig.nothing_more());
+    assert!(rig.source.slots.used() == 0 && rig.source.pool.used_pages() == 0);
+}
+
+#[test]
+fn bytes_may_come_one_by_one() {
+    let device = MemDevice::sized(MIB);
+    let mut rig = Rig::plain(&device);
+    let data = pattern(1024, 9);
+    let (_, mut bytes) = rig.encode(WRITE, 0, 512, 1024);
+    bytes.extend(&data);
+    let (_, read) = rig.encode(READ, 0, 512, 1024);
+    bytes.extend(read);
+    for b in bytes {
+        rig.send(&[b]);
+    }
+    assert_eq!(rig.reply().error, 0);
+    assert_eq!(rig.reply().data, data);
+}
+
+#[test]
+fn the_largest_requests_pass_a_narrow_socket() {
+    let device = MemDevice::sized(40 * MIB);
+    let mut rig = Rig::new(&device, true, &NbdConfig::default());
+    rig.narrow_socket();
+    let data = pattern(32 * MIB, 5);
+    assert_eq!(rig.call(WRITE, 0, 4096, 32 << 20, &data).error, 0);
+    assert!(rig.call(READ, 0, 4096, 32 << 20, &[]).data == data);
+    // Several in a row, of which each alone fills the memory that is allowed.
+    let mut bytes = Vec::new();
+    for _ in 0..4 {
+        bytes.extend(rig.encode(READ, 0, 4096, 32 << 20).1);
+    }
+    rig.send(&bytes);
+    for _ in 0..4 {
+        assert!(rig.reply().data == data);
+    }
+    assert!(rig.source.pool.free_pages() <= (64 << 20) / 4096);
+}
+
+#[test]
+fn large_requests_are_cut_to_what_the_device_takes() {
+    for (max_sectors, max_segments, logical) in
+        [(8, 1, 512), (88, 11, 512), (9, 1, 4096), (65536, 1, 512)]
+    {
+        let limits = Limits {
+            max_sectors,
+            max_segments,
+            logical_sector_bytes: logical,
+            ..Limits::default()
+        };
+        let device = MemDevice::with(4 * MIB, limits);
+        let config = NbdConfig {
+            depth: 8,
+            ..NbdConfig::default()
+        };
+        let mut rig = Rig::new(&device, false, &config);
+        let data = pattern(3 * MIB, 2);
+        assert_eq!(rig.call(WRITE, cflag::FUA, 8192, 3 << 20, &data).error, 0);
+        assert!(device.data.lock()[8192..][..3 * MIB] == data);
+        assert!(rig.call(READ, 0, 8192, 3 << 20, &[]).data == data);
+        assert_eq!(
+            rig.call(READ, 0, 12288, 20480, &[]).data,
+            data[4096..][..20480]
+        );
+        assert!(rig.in_flight_most <= 8);
+        // The first error wins, and only one reply comes.
+        device.fail_at.store(1000, Ordering::Relaxed);
+        let (_, mut bytes) = rig.encode(READ, 0, 0, 2 << 20);
+        bytes.extend(rig.encode(READ, 0, 3 << 20, 4096).1);
+        rig.send(&bytes);
+        let mut errors: Vec<_> = (0..2).map(|_| rig.reply().error).collect();
+        errors.sort();
+        assert_eq!(errors, [0, err::EIO]);
+        assert!(rig.nothing_more());
+        assert!(
+            device
+                .log
+                .lock()
+                .iter()
+                .all(|(op, f)| *op == Op::Read || f.contains(RequestFlags::FUA))
+        );
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_is_held_up_and_costs_nothing() {
+    let device = MemDevice::sized(4 * MIB);
+    let config = NbdConfig {
+        depth: 4,
+        ..NbdConfig::default()
+    };
+    let mut rig = Rig::new(&device, false, &config);
+    rig.narrow_socket();
+    rig.stalled = true;
+    let mut bytes = Vec::new();
+    for i in 0..200u64 {
+        bytes.extend(rig.encode(READ, 0, i * 4096, 4096).1);
+        bytes.extend(rig.encode(99, 0, 0, 0).1);
+    }
+    rig.send(&bytes);
+    rig.settle();
+    assert!(!rig.source.wants_read() && rig.source.wants_write());
+    // Twice the depth, and what was at the device when that was reached.
+    assert!(rig.source.slots.used() <= 8 && rig.source.outbox.len() <= 12);
+    assert!(rig.source.pool.used_pages() <= 8);
+    rig.stalled = false;
+    for _ in 0..400 {
+        rig.reply();
+    }
+    assert!(rig.nothing_more());
+    assert!(rig.source.wants_read());
+}
+
+#[test]
+fn memory_in_flight_is_bounded_by_holding_the_client_up() {
+    let device = MemDevice::sized(64 * MIB);
+    let config = NbdConfig {
+        max_in_flight_bytes: 32 << 20,
+        ..NbdConfig::default()
+    };
+    let mut rig = Rig::new(&device, false, &config);
+    device.hold.store(true, Ordering::Relaxed);
+    let mut bytes = Vec::new();
+    for _ in 0..20 {
+        bytes.extend(rig.encode(READ, 0, 0, 8 << 20).1);
+    }
+    rig.send(&bytes);
+    (0..50).for_each(|_| assert!(rig.step()));
+    assert_eq!(rig.in_flight_most, 4);
+    assert!(!rig.source.wants_read());
+    device.hold.store(false, Ordering::Relaxed);
+    for _ in 0..20 {
+        assert_eq!(rig.reply().data.len(), 8 << 20);
+    }
+    assert_eq!(rig.in_flight_most, 4);
+}
+
+#[test]
+fn an_idle_connection_gives_its_memory_back() {
+    let device = MemDevice::sized(MIB);
+    let mut rig = Rig::plain(&device);
+    rig.call(WRITE, 0, 0, 65536, &pattern(65536, 1));
+    rig.call(READ, 0, 0, 65536, &[]);
+    assert!(rig.source.pool.free_pages() > 0);
+    let until = Instant::now() + Duration::from_secs(5);
+    while let Readiness::Wait(Some(at)) = rig.source.arm() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+    }
+    assert_eq!(
+        (rig.source.pool.free_pages(), rig.source.inbox.capacity()),
+        (0, 0)
+    );
+    assert_eq!(
+        rig.call(READ, 0, 0, 512, &[]).data,
+        pattern(65536, 1)[..512]
+    );
+}
+
+#[test]
+fn a_client_that_vanishes_ends_the_source_once() {
+    let device = MemDevice::sized(4 * MIB);
+    let mut rig = Rig::plain(&device);
+    device.hold.store(true, Ordering::Relaxed);
+    let mut bytes = Vec::new();
+    for i in 0..50 {
+        bytes.extend(rig.encode(READ, 0, i * 4096, 4096).1);
+    }
+    rig.send(&bytes);
+    rig.client = None;
+    (0..20).for_each(|_| assert!(rig.step()));
+    device.hold.store(false, Ordering::Relaxed);
+    rig.settle();
+    assert!(rig.end.is_some());
+    assert!(!rig.source.wants_write());
+    assert_eq!(rig.source.pool.used_pages(), 0);
+}
+
+#[test]
+fn first_requests_may_come_with_the_handshake() {
+    let device = MemDevice::sized(MIB);
+    let mut rig = Rig::plain(&device);
+    let (_, bytes) = rig.encode(READ, 0, 0, 4096);
+    rig.source.inbox = Inbox::new(bytes);
+    assert_eq!(rig.reply().data.len(), 4096);
+}

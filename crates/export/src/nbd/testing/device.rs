@@ -1,0 +1,185 @@
+//! A small device in memory, and random numbers.
+
+use parking_lot::Mutex;
+use pvblk_block::{
+    BlockDevice, Completion, DeviceQueue, Error, EventHub, Extent, ExtentKind, Limits, Op,
+    QueueContext, Readiness, Request, RequestFlags, Status,
+};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A seeded generator (splitmix64), so that tests print what they need to be repeated.
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// The seed from `PVBLK_SEED`, or this one; prints it.
+    pub fn from_env(default: u64) -> Rng {
+        let seed = std::env::var("PVBLK_SEED")
+            .ok()
+            .and_then(|s| s.parse().ok());
+        let seed = seed.unwrap_or(default);
+        println!("PVBLK_SEED={seed}");
+        Rng(seed)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+
+    /// A number of any size below `1 << bits`.
+    pub fn power(&mut self, bits: u64) -> u64 {
+        let n = self.below(bits);
+        self.below(1 << n)
+    }
+}
+
+/// Bytes that differ by place and seed.
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|i| ((i as u32 * 31) >> 3) as u8 ^ seed)
+        .collect()
+}
+
+/// Bytes in memory. Requests take effect at once and in order; completions come in a shuffled order.
+pub struct MemDevice {
+    pub data: Arc<Mutex<Vec<u8>>>,
+    pub limits: Limits,
+    pub sectors: AtomicU64,
+    /// Requests that touch this sector fail.
+    pub fail_at: Arc<AtomicU64>,
+    /// Completions are kept back.
+    pub hold: Arc<AtomicBool>,
+    /// What reached the device.
+    pub log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
+    events: EventHub,
+}
+
+impl MemDevice {
+    pub fn sized(bytes: usize) -> Arc<MemDevice> {
+        MemDevice::with(bytes, Limits::default())
+    }
+
+    pub fn with(bytes: usize, limits: Limits) -> Arc<MemDevice> {
+        Arc::new(MemDevice {
+            data: Arc::new(Mutex::new(vec![0; bytes])),
+            limits,
+            sectors: AtomicU64::new(bytes as u64 / 512),
+            fail_at: Arc::new(AtomicU64::new(u64::MAX)),
+            hold: Arc::default(),
+            log: Arc::default(),
+            events: EventHub::default(),
+        })
+    }
+}
+
+impl BlockDevice for MemDevice {
+    fn describe(&self) -> String {
+        "memory for tests".into()
+    }
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+    fn capacity_sectors(&self) -> u64 {
+        self.sectors.load(Ordering::Relaxed)
+    }
+    fn open_device_queue(&self, c: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Ok(Box::new(MemQueue {
+            data: Arc::clone(&self.data),
+            fail_at: Arc::clone(&self.fail_at),
+            hold: Arc::clone(&self.hold),
+            log: Arc::clone(&self.log),
+            depth: c.depth as usize,
+            done: Vec::new(),
+            rng: Rng(7),
+        }))
+    }
+    fn events(&self) -> &EventHub {
+        &self.events
+    }
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        let data = self.data.lock();
+        for s in sector..sector + sectors {
+            let bytes = &data[s as usize * 512..][..512];
+            let kind = if bytes.iter().all(|&b| b == 0) {
+                ExtentKind::Hole
+            } else {
+                ExtentKind::Data
+            };
+            out.push(Extent {
+                sector: s,
+                sectors: 1,
+                kind,
+            });
+        }
+        Ok(())
+    }
+}
+
+struct MemQueue {
+    data: Arc<Mutex<Vec<u8>>>,
+    fail_at: Arc<AtomicU64>,
+    hold: Arc<AtomicBool>,
+    log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
+    depth: usize,
+    done: Vec<Completion>,
+    rng: Rng,
+}
+
+impl MemQueue {
+    fn execute(&self, r: &Request) -> Status {
+        self.log.lock().push((r.op, r.flags));
+        let bad = self.fail_at.load(Ordering::Relaxed);
+        if r.op != Op::Flush && (r.sector..r.end()).contains(&bad) {
+            return Status::IoError;
+        }
+        let mut data = self.data.lock();
+        let range = r.sector as usize * 512..r.end() as usize * 512;
+        let bytes = &mut data[range];
+        let mut at = 0;
+        for b in &r.buffers {
+            let piece = &mut bytes[at..at + b.len()];
+            match r.op {
+                Op::Read => b.write(0, piece),
+                _ => b.read(0, piece),
+            }
+            at += b.len();
+        }
+        if matches!(r.op, Op::Discard | Op::WriteZeroes) {
+            bytes.fill(0);
+        }
+        Status::Ok
+    }
+}
+
+impl DeviceQueue for MemQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        for request in batch.drain(..) {
+            let status = self.execute(&request);
+            self.done.push(Completion { request, status });
+        }
+        assert!(
+            self.done.len() <= self.depth,
+            "more requests than agreed on"
+        );
+    }
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        if self.hold.load(Ordering::Relaxed) {
+            return;
+        }
+        for _ in 0..self.rng.below(self.done.len() as u64 + 1) {
+            let i = self.rng.below(self.done.len() as u64) as usize;
+            out.push(self.done.swap_remove(i));
+        }
+    }
+    fn arm(&mut self) -> Readiness {
+        Readiness::Ready
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

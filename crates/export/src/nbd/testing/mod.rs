@@ -1,0 +1,288 @@
+//! For tests: a small device in memory, and a rig that drives a source as a worker does, against a raw client.
+
+mod device;
+
+use super::proto::{self, Command, chunk, u32_at, u64_at};
+use super::{NbdConfig, NbdSource, Negotiated};
+pub use device::{MemDevice, Rng, pattern};
+use pvblk_backend::{RequestSource, SourceEnd};
+use pvblk_block::{BlockDevice, Completion, Queue, QueueContext, Readiness, Request};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// One reply, as a client understands it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub cookie: u64,
+    pub error: u32,
+    pub data: Vec<u8>,
+}
+
+/// A source, its queue, and the client's end of the socket, all on one thread.
+pub struct Rig {
+    pub source: NbdSource,
+    pub client: Option<UnixStream>,
+    pub end: Option<SourceEnd>,
+    queue: Queue,
+    batch: Vec<Box<Request>>,
+    done: Vec<Completion>,
+    may_pull: bool,
+    pub in_flight_most: usize,
+    structured: bool,
+    next_cookie: u64,
+    /// Reads by cookie, whose simple replies have data.
+    reads: HashMap<u64, u32>,
+    got: Vec<u8>,
+    /// The client doesn't read.
+    pub stalled: bool,
+}
+
+pub fn negotiated(device: Arc<dyn BlockDevice>, structured: bool) -> Negotiated {
+    Negotiated {
+        export: "disk".into(),
+        transmission_flags: proto::transmission_flags(&device.limits(), structured),
+        device,
+        structured,
+        base_allocation: structured,
+        no_zeroes: true,
+        leftover: Vec::new(),
+    }
+}
+
+impl Rig {
+    pub fn new(device: &Arc<MemDevice>, structured: bool, config: &NbdConfig) -> Rig {
+        let (client, server) = UnixStream::pair().unwrap();
+        client.set_nonblocking(true).unwrap();
+        let device: Arc<dyn BlockDevice> = Arc::clone(device) as _;
+        let n = negotiated(Arc::clone(&device), structured);
+        let source = NbdSource::new("test", server.into(), n, config);
+        let queue = Queue::open(&device, &QueueContext::new(source.depth())).unwrap();
+        Rig {
+            source,
+            client: Some(client),
+            end: None,
+            queue,
+            batch: Vec::new(),
+            done: Vec::new(),
+            may_pull: true,
+            in_flight_most: 0,
+            structured,
+            next_cookie: 100,
+            reads: HashMap::new(),
+            got: Vec::new(),
+            stalled: false,
+        }
+    }
+
+    pub fn plain(device: &Arc<MemDevice>) -> Rig {
+        Rig::new(device, false, &NbdConfig::default())
+    }
+
+    /// One round of a worker, and of the client's receiving. True if anything moved.
+    pub fn step(&mut self) -> bool {
+        let mut want = PollFlags::empty();
+        if self.end.is_none() && self.source.wants_read() {
+            want |= PollFlags::IN;
+        }
+        if self.source.wants_write() {
+            want |= PollFlags::OUT;
+        }
+        let mut moved = false;
+        if !want.is_empty() {
+            let fd = self.source.wait_fd().unwrap();
+            let mut fds = [PollFd::from_borrowed_fd(fd, want)];
+            rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap();
+            if !fds[0].revents().is_empty() {
+                self.source.woken();
+                self.may_pull = true;
+                moved = true;
+            }
+        }
+        let room = self.source.depth() as usize - self.queue.in_flight();
+        if self.end.is_none() && self.may_pull && room > 0 {
+            self.may_pull = !self.source.poll_is_syscall();
+            if let Err(end) = self.source.pull(room, &mut self.batch) {
+                self.end = Some(end);
+            }
+            moved |= !self.batch.is_empty();
+            self.queue.submit(&mut self.batch);
+        }
+        self.in_flight_most = self.in_flight_most.max(self.queue.in_flight());
+        moved |= self.queue.poll(&mut self.done) > 0;
+        self.source.complete(&mut self.done);
+        if let Err(end) = self.source.push() {
+            self.end.get_or_insert(end);
+        }
+        if self.end.is_none()
+            && self.queue.in_flight() < self.source.depth() as usize
+            && self.source.arm() == Readiness::Ready
+        {
+            self.may_pull = true;
+            moved = true;
+        }
+        moved | self.client_receive() | (self.queue.in_flight() > 0)
+    }
+
+    fn client_receive(&mut self) -> bool {
+        let (Some(mut client), false) = (self.client.as_ref(), self.stalled) else {
+            return false;
+        };
+        let mut piece = [0; 65536];
+        match client.read(&mut piece) {
+            Ok(n) => {
+                self.got.extend_from_slice(&piece[..n]);
+                n > 0
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Steps until nothing moves.
+    pub fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("the source never comes to rest");
+    }
+
+    /// Sends bytes while the worker works.
+    pub fn send(&mut self, mut bytes: &[u8]) {
+        let mut stuck = 0;
+        while !bytes.is_empty() {
+            let mut client = self.client.as_ref().unwrap();
+            match client.write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    stuck += 1;
+                    assert!(stuck < 1_000_000, "the source stopped reading");
+                }
+                Err(e) => panic!("{e}"),
+            }
+            self.step();
+        }
+    }
+
+    /// The bytes of a request; its cookie is the next number.
+    pub fn encode(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> (u64, Vec<u8>) {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        if Command::from(command) == Command::Read {
+            self.reads.insert(cookie, len);
+        }
+        let mut b = proto::REQUEST_MAGIC.to_be_bytes().to_vec();
+        b.extend(flags.to_be_bytes());
+        b.extend(command.to_be_bytes());
+        b.extend(cookie.to_be_bytes());
+        b.extend(offset.to_be_bytes());
+        b.extend(len.to_be_bytes());
+        (cookie, b)
+    }
+
+    /// Sends a request and waits for its reply.
+    pub fn call(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> Reply {
+        let (cookie, mut bytes) = self.encode(command, flags, offset, len);
+        bytes.extend_from_slice(payload);
+        self.send(&bytes);
+        let reply = self.reply();
+        assert_eq!(reply.cookie, cookie);
+        reply
+    }
+
+    /// The next complete reply.
+    pub fn reply(&mut self) -> Reply {
+        let mut rounds = 0;
+        loop {
+            if let Some(r) = self.take_reply() {
+                return r;
+            }
+            assert!(self.step() || rounds < 3, "no reply comes: {:?}", self.end);
+            rounds += 1;
+            assert!(rounds < 10_000_000, "no reply comes");
+        }
+    }
+
+    fn take_reply(&mut self) -> Option<Reply> {
+        let b = &self.got;
+        if b.len() < 16 {
+            return None;
+        }
+        let magic = u32_at(b, 0);
+        if magic == proto::SIMPLE_REPLY_MAGIC {
+            let (error, cookie) = (u32_at(b, 4), u64_at(b, 8));
+            let read = self.reads.get(&cookie).copied();
+            assert!(
+                !(self.structured && read.is_some()),
+                "a simple reply to a read"
+            );
+            let len = if error == 0 { read.unwrap_or(0) } else { 0 } as usize;
+            if b.len() < 16 + len {
+                return None;
+            }
+            let data = b[16..16 + len].to_vec();
+            self.got.drain(..16 + len);
+            return Some(Reply {
+                cookie,
+                error,
+                data,
+            });
+        }
+        assert_eq!(magic, proto::STRUCTURED_REPLY_MAGIC);
+        assert!(
+            self.structured,
+            "a structured reply that was not negotiated"
+        );
+        if b.len() < 20 {
+            return None;
+        }
+        let (kind, cookie, len) = (u32_at(b, 4), u64_at(b, 8), u32_at(b, 16) as usize);
+        assert_eq!(kind >> 16, u32::from(chunk::FLAG_DONE), "all in one chunk");
+        if b.len() < 20 + len {
+            return None;
+        }
+        let payload: Vec<u8> = self.got.drain(..20 + len).skip(20).collect();
+        let (error, data) = match kind as u16 {
+            chunk::NONE => (0, payload),
+            chunk::OFFSET_DATA => (0, payload[8..].to_vec()),
+            chunk::BLOCK_STATUS => (0, payload),
+            chunk::ERROR => {
+                let text = &payload[6..];
+                assert_eq!(
+                    usize::from(u16::from_be_bytes([payload[4], payload[5]])),
+                    text.len()
+                );
+                (u32_at(&payload, 0), Vec::new())
+            }
+            other => panic!("chunk type {other}"),
+        };
+        Some(Reply {
+            cookie,
+            error,
+            data,
+        })
+    }
+
+    /// True if no bytes of a further reply are here.
+    pub fn nothing_more(&mut self) -> bool {
+        self.settle();
+        self.got.is_empty()
+    }
+
+    /// Sets the size of the server's send buffer, to force partial sends.
+    pub fn narrow_socket(&mut self) {
+        let fd = self.source.wait_fd().unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(fd.as_fd(), 1).unwrap();
+    }
+}

@@ -1,0 +1,39 @@
+//! The blkif handshake, both halves of it, over any store (xen/include/public/io/{xenbus,blkif}.h).
+//!
+//! Each end owns a directory of short text keys and reads the other's. [`BackendNegotiation`] and
+//! [`FrontendNegotiation`] are step machines: their owner calls them when the peer's directory changed,
+//! they read it through a [`Store`], and ask a [`Connector`] or [`FrontResources`] for rings, event
+//! channels and memory. No I/O happens here, so that the same code runs over a local socket
+//! ([`crate::local`]), over xenstore, and under a fuzzer.
+//!
+//! What each side guarantees: nothing in the peer's directory is trusted. Every number is parsed
+//! strictly and bounded before it is used, and every refusal names the key. A refusal ends this
+//! connection only.
+
+mod backend;
+mod front_keys;
+mod frontend;
+pub(crate) mod number;
+mod offers;
+mod properties;
+mod state;
+mod store;
+
+#[cfg(test)]
+mod negotiation_tests;
+
+pub use backend::{BackendNegotiation, Connector};
+pub use front_keys::{FrontKeys, QueueKeys, parse_front_keys};
+pub use frontend::{
+    FrontEvent, FrontPersonality, FrontResources, FrontWishes, FrontendNegotiation,
+};
+pub use offers::{BackendOffers, OfferedLimits, parse_offers};
+pub use properties::{parse_properties, parse_sectors, publish_properties};
+pub use state::XenbusState;
+pub use store::{Change, KeyMap, MAX_BYTES, MAX_KEY, MAX_KEYS, MAX_VALUE, Store, check_key};
+
+/// Most queues of one disk: 64, Linux's usual bound for a driver's queues.
+pub const MAX_QUEUES: u32 = 64;
+
+/// The only ring layout that is spoken (xen/include/public/io/protocols.h).
+pub const PROTOCOL: &str = "x86_64-abi";

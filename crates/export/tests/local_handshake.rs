@@ -1,0 +1,363 @@
+//! The local handshake between two well-behaved ends, and what can happen to them.
+
+mod local_support;
+
+use local_support::*;
+use pvblk_block::memory;
+use pvblk_export::local::{ConnectOptions, FrontLink, LinkEvent, LocalServer, connect};
+use pvblk_export::xenbus::{BackendOffers, FrontPersonality};
+use pvblk_frontend::FrontParts;
+use pvblk_ring::wire::{Entry, OP_READ, OP_WRITE, RSP_OKAY, RequestHeader, Segment};
+use pvblk_sys::PAGE_SIZE;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn options(queues: u32, ring_pages: usize) -> ConnectOptions {
+    ConnectOptions {
+        queues,
+        ring_pages,
+        memory_bytes: 1 << 20,
+        name: "test".into(),
+        timeout: Duration::from_secs(5),
+        ..ConnectOptions::default()
+    }
+}
+
+fn join(f: &Fixture, options: &ConnectOptions) -> (FrontParts, FrontLink) {
+    connect(f.server.path(), "a", options).unwrap()
+}
+
+fn wait_event(link: &mut FrontLink) -> LinkEvent {
+    let mut seen = Vec::new();
+    eventually("an event of the link", || {
+        seen.extend(link.step());
+        !seen.is_empty()
+    });
+    seen.remove(0)
+}
+
+#[test]
+fn the_smaller_of_wish_and_offer_is_taken() {
+    let f = Fixture::new(offers(2, 8));
+    let (parts, _link) = join(&f, &options(8, 16));
+    assert_eq!(parts.queues.len(), 2);
+    assert!(parts.queues.iter().all(|q| q.ring.entries() == 256));
+    assert_eq!(parts.properties.sectors, 2048);
+    assert_eq!(parts.properties.max_indirect_segments, 256);
+    assert!(parts.properties.persistent && parts.properties.flush);
+    let attached = f.state.attached.lock();
+    assert_eq!(attached[0].front, "test");
+    assert_eq!(attached[0].queues.len(), 2);
+    assert!(attached[0].queues.iter().all(|q| q.ring.entries() == 256));
+    assert_eq!(
+        attached[0].queues[1].name,
+        "disk a, front end test, queue 1"
+    );
+}
+
+#[test]
+fn an_old_back_end_gets_one_queue_of_one_page() {
+    let f = Fixture::new(BackendOffers::oldest());
+    let (parts, _link) = join(&f, &options(8, 16));
+    assert_eq!(
+        (parts.queues.len(), parts.queues[0].ring.entries()),
+        (1, 32)
+    );
+    assert!(!parts.properties.persistent);
+    assert_eq!(parts.properties.max_indirect_segments, 0);
+}
+
+#[test]
+fn an_old_front_end_is_served() {
+    let f = Fixture::new(offers(8, 16));
+    let old = ConnectOptions {
+        personality: FrontPersonality {
+            ignores_multi_queue: true,
+            ignores_multi_page: true,
+            skips_initialised: true,
+            deprecated_ring_pages: false,
+        },
+        persistent: false,
+        ..options(8, 16)
+    };
+    let (parts, mut link) = join(&f, &old);
+    assert_eq!(
+        (parts.queues.len(), parts.queues[0].ring.entries()),
+        (1, 32)
+    );
+    assert!(!parts.properties.persistent);
+    link.close().unwrap();
+}
+
+#[test]
+fn sixty_four_queues_of_sixteen_pages_fit_one_handshake() {
+    let f = Fixture::new(offers(64, 16));
+    let (parts, mut link) = join(&f, &options(64, 16));
+    assert_eq!(
+        (parts.queues.len(), parts.queues[63].ring.entries()),
+        (64, 512)
+    );
+    assert!(f.server.mapped_bytes() > 64 << 20);
+    link.close().unwrap();
+    assert_eq!(f.server.mapped_bytes(), 0);
+}
+
+/// A request and its data through the rings of both ends, a doorbell each way.
+#[test]
+fn requests_data_and_doorbells_pass_both_ways() {
+    let f = Fixture::new(offers(2, 2));
+    let (mut parts, mut link) = join(&f, &options(2, 2));
+    let granter = Arc::clone(&parts.granter);
+    let frame = granter.first_data_frame() + 3;
+    let at = frame as usize * PAGE_SIZE;
+    let mut attached = f.state.attached.lock();
+    for (round, (front, back)) in parts
+        .queues
+        .iter_mut()
+        .zip(&mut attached[0].queues)
+        .enumerate()
+    {
+        for (operation, text) in [(OP_WRITE, b"to the disk"), (OP_READ, b"from a disk")] {
+            let gref = granter.grant(frame, operation == OP_WRITE).unwrap();
+            if operation == OP_WRITE {
+                granter.memory().write(at + 1024, text);
+            }
+            let header = RequestHeader {
+                operation,
+                nr_segments: 1,
+                id: 77 + round as u64,
+                ..RequestHeader::default()
+            };
+            let segment = Segment {
+                gref,
+                first_sect: 2,
+                last_sect: 2,
+                pad: 0,
+            };
+            front.ring.put_rw(&header, &[segment]);
+            assert!(!back.ring.arm() && front.ring.publish());
+            front.channel.notify();
+            back.channel.clear();
+
+            let mut entry = Entry::default();
+            assert!(back.ring.take(&mut entry).unwrap());
+            let rw = entry.rw();
+            assert_eq!(rw.header, header);
+            let seg = rw.segments[0];
+            let buffer = back
+                .mapper
+                .map(seg.gref, 1024, 512, operation == OP_READ)
+                .unwrap();
+            if operation == OP_WRITE {
+                assert_eq!(&buffer.to_vec()[..text.len()], text);
+                assert!(back.mapper.map(seg.gref, 0, 512, true).is_err());
+            } else {
+                buffer.write(0, text);
+            }
+            assert!(!front.ring.arm());
+            back.ring.respond(entry.id(), operation, RSP_OKAY);
+            assert!(back.ring.publish());
+            back.channel.notify();
+
+            front.channel.clear();
+            let response = front.ring.take().unwrap().unwrap();
+            assert_eq!((response.id, response.status), (header.id, RSP_OKAY));
+            let mut got = [0; 11];
+            granter.memory().read(at + 1024, &mut got);
+            assert_eq!(&got, text);
+            granter.end(gref);
+            assert!(back.mapper.map(gref, 0, 512, false).is_err());
+        }
+    }
+    drop(attached);
+    link.close().unwrap();
+}
+
+#[test]
+fn a_resize_reaches_every_front_end() {
+    let f = Fixture::new(offers(1, 1));
+    let (_a, mut one) = join(&f, &options(1, 1));
+    let (_b, mut two) = join(&f, &options(1, 1));
+    f.state.device.resize(4096);
+    for link in [&mut one, &mut two] {
+        assert_eq!(wait_event(link), LinkEvent::Resized { sectors: 4096 });
+    }
+    // A burst may come as one, but the last size is always told.
+    (1..=100).for_each(|n| f.state.device.resize(n * 8));
+    let mut last = None;
+    eventually("the last size", || {
+        last = one.step().pop().or(last.take());
+        last == Some(LinkEvent::Resized { sectors: 800 })
+    });
+}
+
+#[test]
+fn an_orderly_close_frees_everything_and_a_new_connection_works() {
+    let f = Fixture::new(offers(2, 4));
+    for round in 1..=3 {
+        let (_parts, mut link) = join(&f, &options(2, 4));
+        link.close().unwrap();
+        assert!(link.has_ended() && link.step().is_empty());
+        assert_eq!((f.attached(), f.detached()), (round, round));
+        assert_eq!(f.server.mapped_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_dead_front_end_is_detached_and_its_memory_freed_after_its_last_request() {
+    let f = Fixture::new(offers(1, 1));
+    f.state
+        .hold
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    let (parts, link) = join(&f, &options(1, 1));
+    let bill = || {
+        let lines = memory::bill().into_iter();
+        lines.filter(|l| l.owner.starts_with("disk a: ")).count()
+    };
+    assert!(bill() > 0);
+    drop((parts, link));
+    eventually("detach", || f.detached() == 1);
+    // It still drains, and until then its disk is fenced (see local_reconnect.rs).
+    f.state
+        .hold
+        .store(false, std::sync::atomic::Ordering::Relaxed);
+    f.state.release();
+    let (_parts, mut link) = join(&f, &options(1, 1));
+    link.close().unwrap();
+    eventually("its memory's end", || f.server.mapped_bytes() == 0);
+}
+
+#[test]
+fn a_broken_queue_closes_its_connection_with_the_reason() {
+    let f = Fixture::new(offers(1, 1));
+    let (_bad, mut broken) = join(&f, &options(1, 1));
+    let ended = Arc::clone(&f.state.attached.lock()[0].ended);
+    (0..1000).for_each(|_| ended("queue 0: ring index 9 is\nwrong".into()));
+    let LinkEvent::Closing { reason } = wait_event(&mut broken) else {
+        panic!("not closing");
+    };
+    assert_eq!(reason.as_deref(), Some("queue 0: ring index 9 is wrong"));
+    broken.close().unwrap();
+    assert_eq!((f.attached(), f.detached()), (1, 1));
+}
+
+#[test]
+fn a_host_that_refuses_is_heard() {
+    let f = Fixture::new(offers(1, 1));
+    f.state
+        .refuse
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    let e = connect(f.server.path(), "a", &options(1, 1)).err().unwrap();
+    assert!(e.to_string().contains("no worker is left"), "{e}");
+    assert_eq!(f.server.mapped_bytes(), 0);
+}
+
+#[test]
+fn a_device_that_goes_away_closes_its_connections() {
+    let f = Fixture::new(offers(1, 1));
+    let (_parts, mut link) = join(&f, &options(1, 1));
+    f.state.device.events.raise(pvblk_block::DeviceEvent::Gone);
+    assert!(matches!(wait_event(&mut link), LinkEvent::Closing { .. }));
+    link.close().unwrap();
+}
+
+#[test]
+fn a_stopping_server_asks_its_front_ends_to_leave() {
+    let mut f = Fixture::new(offers(1, 1));
+    let (_parts, mut link) = join(&f, &options(1, 1));
+    let path = f.server.path().to_owned();
+    let front = std::thread::spawn(move || {
+        assert!(matches!(
+            wait_event(&mut link),
+            LinkEvent::Closing { reason: None }
+        ));
+        link.close().unwrap();
+    });
+    let start = Instant::now();
+    f.server.stop();
+    assert!(start.elapsed() < Duration::from_secs(2));
+    front.join().unwrap();
+    assert!(!path.exists());
+    assert_eq!((f.attached(), f.detached()), (1, 1));
+    let e = connect(&path, "a", &options(1, 1)).err().unwrap();
+    assert!(e.to_string().contains("is `pvblk serve` running"), "{e}");
+}
+
+#[test]
+fn a_front_end_that_does_not_answer_cannot_hold_up_a_stop() {
+    let mut f = Fixture::new(offers(1, 1));
+    let (_parts, mut link) = join(&f, &options(1, 1));
+    f.server.stop();
+    let seen = link.step();
+    assert!(
+        matches!(seen.last(), Some(LinkEvent::Gone { .. })),
+        "{seen:?}"
+    );
+    assert_eq!(f.detached(), 1);
+}
+
+#[test]
+fn the_socket_is_private_and_only_a_dead_one_is_replaced() {
+    let f = Fixture::new(offers(1, 1));
+    let path = f.server.path().to_owned();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let host = || {
+        Arc::new(FakeHost {
+            state: Arc::default(),
+            offers: offers(1, 1),
+        })
+    };
+    let e = LocalServer::bind(&path, host()).err().unwrap();
+    assert!(e.to_string().contains("in use by another server"), "{e}");
+    assert!(path.exists());
+    // A stream socket that somebody listens at isn't ours either.
+    let stream = f.dir.path().join("stream");
+    let listener = std::os::unix::net::UnixListener::bind(&stream).unwrap();
+    assert!(LocalServer::bind(&stream, host()).is_err());
+    drop(listener);
+    let second = LocalServer::bind(&stream, host()).unwrap();
+    // A file that took its place meanwhile is not removed.
+    std::fs::remove_file(&stream).unwrap();
+    std::fs::write(&stream, "mine").unwrap();
+    drop(second);
+    assert!(stream.exists());
+    assert!(LocalServer::bind(&stream, host()).is_err());
+    let long = f.dir.path().join("x".repeat(120));
+    let e = LocalServer::bind(&long, host()).err().unwrap();
+    assert!(e.to_string().contains("shorter"), "{e}");
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_refused_before_anything_is_sent() {
+    let f = Fixture::new(offers(1, 1));
+    let e = |o: ConnectOptions| {
+        let e = connect(f.server.path(), "a", &o).err().unwrap();
+        e.to_string()
+    };
+    assert!(e(options(0, 1)).contains("1 to 64"));
+    assert!(e(options(65, 1)).contains("1 to 64"));
+    assert!(e(options(1, 3)).contains("1, 2, 4, 8 or 16"));
+    assert!(e(options(1, 32)).contains("1, 2, 4, 8 or 16"));
+    let memory = |memory_bytes| ConnectOptions {
+        memory_bytes,
+        ..options(1, 1)
+    };
+    assert!(e(memory(0)).contains("63 GiB"));
+    assert!(e(memory(u64::MAX)).contains("63 GiB"));
+    let unknown = connect(f.server.path(), "no\nsuch", &options(1, 1));
+    let text = unknown.err().unwrap().to_string();
+    assert!(text.contains("there is no disk 'no\\nsuch' here") && text.contains("--disk"));
+}
+
+#[test]
+fn a_hundred_front_ends_at_once() {
+    let f = Fixture::new(offers(1, 1));
+    let mut all: Vec<_> = (0..100).map(|_| join(&f, &options(1, 1))).collect();
+    assert_eq!(f.attached(), 100);
+    for (_, link) in &mut all {
+        link.close().unwrap();
+    }
+    assert_eq!((f.detached(), f.server.mapped_bytes()), (100, 0));
+}

@@ -1,0 +1,387 @@
+//! What a front end is connected to: rings and memory of one connection, and how one follows another.
+
+use crate::durability::Durability;
+use crate::frames::Frames;
+use crate::hardware_queue::{HardwareQueue, QueueSetup, SharedQueue, has_flush, most_segments};
+use crate::owners::{self, Mail};
+use crate::parts::{DiskProperties, FrontParts};
+use crate::plug::{MergeLimits, MergePolicy};
+use crate::segments::GrantedMemory;
+use parking_lot::Mutex;
+use pvblk_block::memory::{Gauge, MemoryKind};
+use pvblk_block::{Error, ErrorKind, Region};
+use pvblk_sys::{EventFd, PAGE_SIZE};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Rings, their queues and their memory, from one handshake.
+pub struct Connection {
+    pub properties: DiskProperties,
+    pub merge: MergeLimits,
+    pub hardware: Vec<Arc<SharedQueue>>,
+    pub durability: Arc<Durability>,
+    /// Where its runs come from.
+    reserve: Arc<Frames>,
+    /// Runs of frames for indirect segments and bounces: first, count.
+    runs: Mutex<Vec<(u32, u32)>>,
+    _gauges: Vec<Gauge>,
+}
+
+impl Connection {
+    /// Takes frames for `parts`' queues. Errors if there are too few; then none are taken.
+    pub fn new(
+        parts: FrontParts,
+        reserve: &Arc<Frames>,
+        trouble: &Arc<Trouble>,
+        policy: MergePolicy,
+        inherited_dirt: bool,
+    ) -> Result<Connection, Error> {
+        let p = parts.properties;
+        let memory = Arc::new(GrantedMemory::new(
+            parts.granter,
+            Arc::clone(reserve),
+            p.persistent,
+        ));
+        let queues = parts.queues.len();
+        let bounce_pages = bounce_pages(reserve.memory(), queues, &p);
+        let durability = Arc::new(Durability::new(queues, inherited_dirt));
+        let mut connection = Connection {
+            properties: p,
+            merge: MergeLimits {
+                sectors: u64::from(max_sectors(&p)),
+                segments: most_segments(&p) as u32,
+            },
+            hardware: Vec::with_capacity(queues),
+            durability: Arc::clone(&durability),
+            reserve: Arc::clone(reserve),
+            runs: Mutex::default(),
+            _gauges: Vec::new(),
+        };
+        for queue in parts.queues {
+            let entries = queue.ring.entries();
+            let (Some(indirect_frame), Some(bounce_at)) =
+                (connection.take(entries), connection.take(bounce_pages))
+            else {
+                connection.release();
+                return Err(too_few(&parts.name, reserve.memory(), queues));
+            };
+            let bounce = Frames::new(Arc::clone(reserve.memory()), u32::MAX);
+            bounce.give(bounce_at, bounce_pages);
+            let index = connection.hardware.len();
+            let shadow_bytes = u64::from(entries) * 192;
+            connection._gauges.push(Gauge::fixed(
+                format!("{}: shadow of queue {index}", parts.name),
+                MemoryKind::Heap,
+                shadow_bytes,
+            ));
+            let setup = QueueSetup {
+                index,
+                properties: p,
+                memory: Arc::clone(&memory),
+                bounce,
+                indirect_frame,
+                durability: Arc::clone(&durability),
+                trouble: Arc::clone(trouble),
+                merge_while_waiting: match policy {
+                    MergePolicy::InBatch => None,
+                    MergePolicy::WhileWaiting => Some(connection.merge),
+                },
+            };
+            connection.hardware.push(Arc::new(SharedQueue {
+                state: Mutex::new(HardwareQueue::new(queue.ring, setup)),
+                channel: queue.channel,
+            }));
+        }
+        connection._gauges.push(Gauge::fixed(
+            format!("{}: grant references", parts.name),
+            MemoryKind::Heap,
+            memory.table_bytes() as u64,
+        ));
+        Ok(connection)
+    }
+
+    fn take(&mut self, count: u32) -> Option<u32> {
+        let at = self.reserve.take(count)?;
+        self.runs.get_mut().push((at, count));
+        Some(at)
+    }
+
+    /// Gives its frames back. Only once nobody can reach them any more; see docs/decisions/0006-reconnect.md.
+    fn release(&self) {
+        for (at, count) in self.runs.lock().drain(..) {
+            self.reserve.give(at, count);
+        }
+    }
+}
+
+/// Frames that connections with such parts need, and later ones that ask for no more: theirs for good, so that
+/// users of the memory can't take them in between.
+fn reserve(parts: &FrontParts, frames: &Frames) -> Result<Arc<Frames>, Error> {
+    let memory = frames.memory();
+    let queues = parts.queues.len();
+    let bounce = bounce_pages(memory, queues, &parts.properties);
+    let count = parts.queues.iter().map(|q| q.ring.entries() + bounce).sum();
+    let at = frames.take(count);
+    let at = at.ok_or_else(|| too_few(&parts.name, memory, queues))?;
+    let reserve = Frames::new(Arc::clone(memory), u32::MAX);
+    reserve.give(at, count);
+    Ok(Arc::new(reserve))
+}
+
+/// Pages for bounces of one queue: a quarter of the memory for all, and never less than one request for each. Requests
+/// in memory of their own must not take the last pages from those that have none.
+fn bounce_pages(memory: &Region, queues: usize, p: &DiskProperties) -> u32 {
+    let all_frames = (memory.len() / PAGE_SIZE) as u32;
+    (all_frames / 4 / (queues as u32).max(1)).max(most_segments(p) as u32)
+}
+
+fn too_few(name: &str, memory: &Region, queues: usize) -> Error {
+    let all_frames = memory.len() / PAGE_SIZE;
+    Error::config(format!(
+        "{name}: {all_frames} frames are too few for {queues} queues; ask for fewer queues or ring pages, or more memory"
+    ))
+}
+
+/// Most sectors (512 B) of one request that the device takes.
+pub fn max_sectors(p: &DiskProperties) -> u32 {
+    (most_segments(p) * PAGE_SIZE / 512) as u32
+}
+
+/// Tells the control thread that a ring broke.
+pub struct Trouble {
+    pub bell: EventFd,
+    reason: Mutex<Option<String>>,
+    /// Requests of a broken ring wait for the next connection, rather than end with errors.
+    pub recovers: AtomicBool,
+}
+
+impl Trouble {
+    fn new() -> std::io::Result<Trouble> {
+        Ok(Trouble {
+            bell: EventFd::new()?,
+            reason: Mutex::default(),
+            recovers: AtomicBool::new(false),
+        })
+    }
+
+    pub fn report(&self, why: &str) {
+        self.reason.lock().get_or_insert_with(|| why.to_owned());
+        self.bell.notify();
+    }
+
+    pub fn take(&self) -> Option<String> {
+        self.bell.drain();
+        self.reason.lock().take()
+    }
+}
+
+/// Where requests can go now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Up,
+    Down,
+    Gone,
+}
+
+/// What a submitter finds when it looks for its ring.
+pub enum Found {
+    /// This connection.
+    Up(Arc<Connection>),
+    /// Nothing yet: requests wait.
+    Down,
+    /// Nothing any more.
+    Gone,
+}
+
+struct Current {
+    stage: Stage,
+    /// The last one while there is none.
+    connection: Arc<Connection>,
+}
+
+/// The connection now, as all submitters see it.
+pub struct Link {
+    current: Mutex<Current>,
+    /// Changes with every change of `current`.
+    epoch: AtomicU64,
+    /// How often answered writes may have been lost before a flush covered them.
+    losses: AtomicU64,
+    pub trouble: Arc<Trouble>,
+    policy: MergePolicy,
+    submitters: Mutex<Vec<Weak<Mail>>>,
+}
+
+impl Link {
+    pub fn new(
+        parts: FrontParts,
+        frames: &Arc<Frames>,
+        policy: MergePolicy,
+    ) -> Result<Link, Error> {
+        let os = |e| Error::os(format!("{}: connecting", parts.name), e);
+        let trouble = Arc::new(Trouble::new().map_err(os)?);
+        // Whoever had the disk before may have left writes that are not flushed; our flushes have to cover them.
+        let reserve = reserve(&parts, frames)?;
+        let connection = Connection::new(parts, &reserve, &trouble, policy, true)?;
+        Ok(Link {
+            current: Mutex::new(Current {
+                stage: Stage::Up,
+                connection: Arc::new(connection),
+            }),
+            epoch: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
+            trouble,
+            policy,
+            submitters: Mutex::default(),
+        })
+    }
+
+    /// Changes with every change of the connection; to be read before [`Link::find`].
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// How often writes may have been lost before they were flushed.
+    #[inline]
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
+    }
+
+    pub fn find(&self) -> Found {
+        let current = self.current.lock();
+        match current.stage {
+            Stage::Up => Found::Up(Arc::clone(&current.connection)),
+            Stage::Down => Found::Down,
+            Stage::Gone => Found::Gone,
+        }
+    }
+
+    /// The connection, or the last one.
+    pub fn last(&self) -> Arc<Connection> {
+        Arc::clone(&self.current.lock().connection)
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.current.lock().stage == Stage::Up
+    }
+
+    /// Will be woken at each change.
+    pub fn enter(&self, mail: &Arc<Mail>) {
+        let mut all = self.submitters.lock();
+        all.retain(|m| m.strong_count() > 0);
+        all.push(Arc::downgrade(mail));
+    }
+
+    fn wake_all(&self) {
+        for mail in self.submitters.lock().iter().filter_map(Weak::upgrade) {
+            mail.bell.notify();
+        }
+    }
+
+    /// Ends the connection, and parks what is in flight with its submitters. False if there was none.
+    pub fn suspend(&self) -> bool {
+        let connection = {
+            let mut current = self.current.lock();
+            if current.stage != Stage::Up {
+                return false;
+            }
+            current.stage = Stage::Down;
+            self.epoch.fetch_add(1, Ordering::Release);
+            Arc::clone(&current.connection)
+        };
+        for queue in &connection.hardware {
+            let mut bells = Vec::new();
+            let mut state = queue.state.lock();
+            state.park();
+            state.owners.bells(&mut bells);
+            drop(state);
+            owners::ring(&mut bells);
+        }
+        // What it told belongs to the connection that is over.
+        self.trouble.take();
+        true
+    }
+
+    /// Gives up: everything ends with an error.
+    pub fn give_up(&self) {
+        self.suspend();
+        let mut current = self.current.lock();
+        current.stage = Stage::Gone;
+        self.epoch.fetch_add(1, Ordering::Release);
+        drop(current);
+        self.wake_all();
+    }
+
+    /// Goes on with another connection.
+    pub fn resume(&self, mut parts: FrontParts) -> Result<(), Error> {
+        self.suspend();
+        let mut current = self.current.lock();
+        if current.stage == Stage::Gone {
+            return Err(Error::new(
+                ErrorKind::Disconnected,
+                "the disk was given up before",
+            ));
+        }
+        let old = &current.connection;
+        let reserve = &old.reserve;
+        if !Arc::ptr_eq(parts.granter.memory(), reserve.memory()) {
+            return Err(Error::config("a connection on other memory"));
+        }
+        let (before, now) = (old.properties, parts.properties);
+        if let Some(why) = before.unlike(&now) {
+            return Err(Error::config(format!(
+                "{}: it isn't the disk that it was: {why}",
+                parts.name
+            )));
+        }
+        // More would want more memory, and bind the connection after it.
+        let segments = &mut parts.properties.max_indirect_segments;
+        *segments = before.max_indirect_segments.min(*segments);
+        let dirt = old.durability.is_dirty();
+        let cache_kept = before.cache_mark.is_some() && before.cache_mark == now.cache_mark;
+        // What may be lost may be there too, and is covered by nothing yet.
+        let lost = dirt && !cache_kept;
+        let name = parts.name.clone();
+        // Nobody uses the old frames any more, now that the new connection stands; the new one may need them.
+        old.release();
+        let connection = Connection::new(parts, reserve, &self.trouble, self.policy, dirt)?;
+        if lost {
+            self.losses.fetch_add(1, Ordering::Release);
+            tracing::error!(
+                "{name}: the back end may have lost writes that were not flushed; the next flush will fail"
+            );
+        }
+        current.connection = Arc::new(connection);
+        current.stage = Stage::Up;
+        self.epoch.fetch_add(1, Ordering::Release);
+        drop(current);
+        self.wake_all();
+        Ok(())
+    }
+}
+
+impl DiskProperties {
+    /// What `next` can't do that was promised with this one; `None` if it can take its place.
+    fn unlike(&self, next: &DiskProperties) -> Option<String> {
+        let said = |what: &str, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
+            Some(format!("{what} was {a} and is {b}"))
+        };
+        if self.contents_mark != next.contents_mark {
+            return Some("what it held is lost (its server keeps it in memory only)".into());
+        }
+        if self.sector_size != next.sector_size {
+            return said("sector-size", &self.sector_size, &next.sector_size);
+        }
+        if next.read_only && !self.read_only {
+            return Some("it is read-only now".into());
+        }
+        if has_flush(self) && !has_flush(next) {
+            return Some("it can't flush any more".into());
+        }
+        let (before, now) = (most_segments(self), most_segments(next));
+        if now < before {
+            return said("most segments of a request", &before, &now);
+        }
+        None
+    }
+}

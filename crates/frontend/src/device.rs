@@ -1,0 +1,181 @@
+//! [`Frontend`]: the block device.
+
+use crate::connection::{Link, max_sectors};
+use crate::frames::Frames;
+use crate::hardware_queue::has_flush;
+use crate::parts::{DiskProperties, FrontParts};
+use crate::plug::MergePolicy;
+use crate::software_queue::SoftwareQueue;
+use crate::statistics::Statistics;
+use pvblk_block::{
+    BlockDevice, BufferSource, Capacity, DeviceEvent, DeviceQueue, Error, EventHub, Limits,
+    QueueContext,
+};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A disk that a back end serves over rings.
+///
+/// It may outlive its back end: between [`Frontend::suspend`] and [`Frontend::reconnect`] requests wait, and those
+/// that were in flight are replayed. See docs/decisions/0006-reconnect.md.
+pub struct Frontend {
+    name: String,
+    /// Of the first connection; later ones can do as much.
+    properties: DiskProperties,
+    capacity: Capacity,
+    events: EventHub,
+    frames: Arc<Frames>,
+    link: Arc<Link>,
+}
+
+impl Frontend {
+    /// A device over negotiated queues. Errors if the memory is too small for their indirect pages and bounces.
+    pub fn new(parts: FrontParts) -> Result<Arc<Frontend>, Error> {
+        Frontend::with_policy(parts, MergePolicy::default())
+    }
+
+    /// As [`Frontend::new`], merging otherwise.
+    pub fn with_policy(parts: FrontParts, policy: MergePolicy) -> Result<Arc<Frontend>, Error> {
+        let (name, properties) = (parts.name.clone(), parts.properties);
+        let frames = Arc::new(Frames::new(
+            Arc::clone(parts.granter.memory()),
+            parts.granter.first_data_frame(),
+        ));
+        Ok(Arc::new(Frontend {
+            name,
+            properties,
+            capacity: Capacity::new(properties.sectors),
+            events: EventHub::default(),
+            link: Arc::new(Link::new(parts, &frames, policy)?),
+            frames,
+        }))
+    }
+
+    /// Rings of the connection, or of the last one.
+    pub fn queues(&self) -> usize {
+        self.link.last().hardware.len()
+    }
+
+    /// Entries of each ring of the connection, or of the last one.
+    pub fn ring_entries(&self) -> u32 {
+        let connection = self.link.last();
+        let first = connection.hardware.first();
+        first.map_or(0, |q| q.state.lock().entries())
+    }
+
+    /// Starts to count on all rings of this connection, for [`Frontend::statistics`]. It costs a look at the clock
+    /// for each batch.
+    pub fn count(&self) {
+        for queue in &self.link.last().hardware {
+            queue.state.lock().count();
+        }
+    }
+
+    /// What was counted since [`Frontend::count`], all rings together; nothing without it, nor after a reconnect.
+    pub fn statistics(&self) -> Statistics {
+        let mut all = Statistics::default();
+        for queue in &self.link.last().hardware {
+            if let Some(one) = queue.state.lock().statistics() {
+                all.add(&one);
+            }
+        }
+        all
+    }
+
+    /// The back end published another capacity, in 512-byte sectors.
+    pub fn resize(&self, sectors: u64) {
+        if self.capacity.set(sectors) {
+            self.events.raise(DeviceEvent::Resized { sectors });
+        }
+    }
+
+    /// Whether a ring that breaks is left for [`Frontend::suspend`], or ends everything on it with errors (as at first).
+    pub fn set_recovery(&self, recovers: bool) {
+        let flag = &self.link.trouble.recovers;
+        flag.store(recovers, Ordering::Relaxed);
+    }
+
+    /// Readable when a ring broke: see [`Frontend::take_trouble`].
+    pub fn trouble_fd(&self) -> BorrowedFd<'_> {
+        self.link.trouble.bell.as_fd()
+    }
+
+    /// Why a ring of this connection broke, if one did. Told once; the connection is of no more use.
+    pub fn take_trouble(&self) -> Option<String> {
+        self.link.trouble.take()
+    }
+
+    /// True between a connection and its end.
+    pub fn is_connected(&self) -> bool {
+        self.link.is_up()
+    }
+
+    /// The connection is over. What was in flight is kept and waits, as does all that is submitted from now on,
+    /// for [`Frontend::reconnect`] or [`Frontend::disconnect`].
+    pub fn suspend(&self) {
+        self.link.suspend();
+    }
+
+    /// Goes on with another connection to the same disk, on the same memory: fewer rings or smaller ones will do.
+    /// Whatever waits is submitted to it by the threads that submitted it.
+    ///
+    /// No back end may still act on requests of an earlier connection. Errors, and still waits, if the disk can do
+    /// less than before, or has lost what it held.
+    pub fn reconnect(&self, parts: FrontParts) -> Result<(), Error> {
+        let sectors = parts.properties.sectors;
+        self.link.resume(parts)?;
+        self.resize(sectors);
+        Ok(())
+    }
+
+    /// The back end is gone: everything in flight and all that comes later completes with an error.
+    pub fn disconnect(&self, why: &str) {
+        tracing::error!("{}: given up: {why}", self.name);
+        self.link.give_up();
+        self.events.raise(DeviceEvent::Gone);
+    }
+}
+
+impl BlockDevice for Frontend {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn limits(&self) -> Limits {
+        let p = &self.properties;
+        Limits {
+            logical_sector_bytes: p.sector_size,
+            physical_sector_bytes: p.physical_sector_size,
+            max_sectors: max_sectors(p),
+            max_segments: 1024,
+            discard_granularity_bytes: if p.discard { p.discard_granularity } else { 0 },
+            write_zeroes: false,
+            read_only: p.read_only,
+            volatile_cache: has_flush(p),
+            non_rotational: true,
+        }
+    }
+
+    fn capacity_sectors(&self) -> u64 {
+        self.capacity.sectors()
+    }
+
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        let tracer = context
+            .tracing
+            .tracer(&self.name, context.index, context.submitter);
+        let queue = SoftwareQueue::new(&self.link, context.index, tracer)
+            .map_err(|e| Error::os(format!("{}: opening a queue", self.name), e))?;
+        Ok(Box::new(queue))
+    }
+
+    fn events(&self) -> &EventHub {
+        &self.events
+    }
+
+    fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
+        let frames: Arc<Frames> = Arc::clone(&self.frames);
+        Some(frames)
+    }
+}

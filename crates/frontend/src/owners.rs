@@ -1,0 +1,226 @@
+//! The submitters of one ring: whose requests are whose, who sleeps, and which of them the ring wakes.
+//!
+//! A ring has one doorbell. If it woke all who sleep, 64 threads would wake for each answer. So one of the sleepers is the
+//! *listener*: its poller has the doorbell. It takes what is there for everybody, and rings the bell of those that
+//! got something. When it has answers of its own to look after while others sleep, it passes the role on first.
+//!
+//! Invariants, under the queue's lock: whenever a submitter with work sleeps, there is a listener with work; who is not asleep
+//! looks for mail before it sleeps; who is asleep is rung when mail comes or the role does, once.
+
+use crate::plug::Merged;
+use parking_lot::Mutex;
+use pvblk_block::{Completion, Status};
+use pvblk_sys::EventFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Where completions of one submitter wait that somebody else took off the ring.
+#[derive(Debug)]
+pub struct Mail {
+    pub letters: Mutex<Vec<Completion>>,
+    pub any: AtomicBool,
+    /// Requests of a connection that is over, to be submitted to the next one.
+    pub parked: Mutex<Vec<Merged>>,
+    pub bell: EventFd,
+}
+
+/// A submitter.
+struct Owner {
+    mail: Arc<Mail>,
+    /// Ring requests, waiting or in flight.
+    work: usize,
+    /// It has left: what is still answered goes nowhere, and its number is free once there is no more.
+    left: bool,
+    /// It was told to sleep, and hasn't been heard of since.
+    asleep: bool,
+}
+
+/// All submitters of a ring, by number.
+#[derive(Default)]
+pub struct Owners {
+    all: Vec<Option<Owner>>,
+    listener: Option<u32>,
+    /// Bells to ring once the lock is released.
+    to_ring: Vec<Arc<Mail>>,
+}
+
+impl Owners {
+    /// Adds a submitter; returns its number.
+    pub fn join(&mut self, mail: Arc<Mail>) -> u32 {
+        let free = self.all.iter().position(Option::is_none);
+        let at = free.unwrap_or_else(|| {
+            self.all.push(None);
+            self.all.len() - 1
+        });
+        self.all[at] = Some(Owner {
+            mail,
+            work: 0,
+            left: false,
+            asleep: false,
+        });
+        at as u32
+    }
+
+    /// Takes a submitter out, `dropped` of whose requests waited. Its number stays taken until the others are answered,
+    /// so that a successor doesn't get its answers.
+    pub fn leave(&mut self, number: u32, dropped: usize) {
+        if let Some(owner) = self.get(number) {
+            owner.left = true;
+            owner.asleep = false;
+            owner.work -= dropped;
+        }
+        if self.listener == Some(number) {
+            self.appoint(number);
+        }
+        self.forget_if_gone(number);
+    }
+
+    fn get(&mut self, number: u32) -> Option<&mut Owner> {
+        self.all.get_mut(number as usize)?.as_mut()
+    }
+
+    fn forget_if_gone(&mut self, number: u32) {
+        let slot = &mut self.all[number as usize];
+        if slot.as_ref().is_some_and(|o| o.left && o.work == 0) {
+            *slot = None;
+        }
+    }
+
+    /// `number` has this many more ring requests.
+    #[inline]
+    pub fn add_work(&mut self, number: u32, more: usize) {
+        if let Some(owner) = self.get(number) {
+            owner.work += more;
+        }
+    }
+
+    /// A ring request is done: its completions go to `done` if they are `me`'s, else to their owner's mail.
+    #[inline]
+    pub fn finish(&mut self, merged: Merged, status: Status, me: u32, done: &mut Vec<Completion>) {
+        let number = merged.owner;
+        let Some(owner) = &mut self.all[number as usize] else {
+            return;
+        };
+        owner.work -= 1;
+        if owner.left {
+            self.forget_if_gone(number);
+        } else if number == me {
+            merged.deliver(status, done);
+        } else {
+            merged.deliver(status, &mut owner.mail.letters.lock());
+            owner.mail.any.store(true, Ordering::Release);
+            if owner.asleep {
+                owner.asleep = false;
+                self.to_ring.push(Arc::clone(&owner.mail));
+            }
+        }
+    }
+
+    /// A ring request goes back to its owner, for the next connection.
+    pub fn park(&mut self, merged: Merged) {
+        let Some(owner) = self.get(merged.owner) else {
+            return;
+        };
+        owner.work -= 1;
+        if !owner.left {
+            owner.mail.parked.lock().push(merged);
+        }
+    }
+
+    /// As [`Owners::park`], for a request that isn't counted.
+    #[cfg(feature = "planted")]
+    pub fn park_copy(&mut self, merged: Merged) {
+        if let Some(owner) = self.get(merged.owner) {
+            owner.mail.parked.lock().push(merged);
+        }
+    }
+
+    /// `number`'s request can't go out, and no answer will make room: it has to try again.
+    #[cold]
+    pub fn nudge(&mut self, number: u32) {
+        if let Some(owner) = self.get(number) {
+            owner.asleep = false;
+            let mail = Arc::clone(&owner.mail);
+            self.to_ring.push(mail);
+        }
+    }
+
+    /// `me` does something.
+    #[inline]
+    pub fn awake(&mut self, me: u32) {
+        if let Some(owner) = self.get(me) {
+            owner.asleep = false;
+        }
+    }
+
+    /// `me` wants to sleep. False if it has mail and must not.
+    pub fn sleep(&mut self, me: u32) -> bool {
+        let Some(owner) = self.get(me) else {
+            return true;
+        };
+        if owner.mail.any.load(Ordering::Acquire) {
+            return false;
+        }
+        owner.asleep = true;
+        let works = |o: &Owner| o.work > 0 && !o.left;
+        let listens = self.listener.filter(|&l| {
+            let owner = self.all[l as usize].as_ref();
+            owner.is_some_and(works)
+        });
+        self.listener = Some(listens.unwrap_or(me));
+        true
+    }
+
+    /// True if the ring's doorbell is to wake `me`.
+    #[inline]
+    pub fn is_listener(&self, me: u32) -> bool {
+        self.listener == Some(me)
+    }
+
+    /// `me` goes to look after what it got (`busy`), or has nothing more to wait for: then another sleeper listens.
+    #[inline]
+    pub fn pass_on(&mut self, me: u32, busy: bool) {
+        if self.listener == Some(me)
+            && (busy || self.get(me).is_none_or(|o| o.work == 0))
+            && self.all.len() > 1
+        {
+            self.appoint(me);
+        }
+    }
+
+    /// Makes a sleeper the listener instead of `me`, and wakes it for that. Stays as it is if there is none.
+    fn appoint(&mut self, me: u32) {
+        let mut sleepers = self.all.iter_mut().enumerate();
+        let next = sleepers.find_map(|(i, slot)| match slot {
+            Some(o) if i != me as usize && o.asleep && o.work > 0 => Some((i, o)),
+            _ => None,
+        });
+        if let Some((number, owner)) = next {
+            owner.asleep = false;
+            self.listener = Some(number as u32);
+            self.to_ring.push(Arc::clone(&owner.mail));
+        }
+    }
+
+    /// True if another submitter than `number` has requests waiting or in flight.
+    pub fn others_wait(&self, number: u32) -> bool {
+        let mut others = self.all.iter().enumerate();
+        others.any(|(i, o)| i != number as usize && o.as_ref().is_some_and(|o| o.work > 0))
+    }
+
+    /// Moves the bells to ring into `out`. To be rung without the lock: whoever wakes wants it.
+    #[inline]
+    pub fn bells(&mut self, out: &mut Vec<Arc<Mail>>) {
+        if !self.to_ring.is_empty() {
+            out.append(&mut self.to_ring);
+        }
+    }
+}
+
+/// Rings.
+#[inline]
+pub fn ring(bells: &mut Vec<Arc<Mail>>) {
+    for mail in bells.drain(..) {
+        mail.bell.notify();
+    }
+}

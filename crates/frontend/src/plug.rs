@@ -1,0 +1,239 @@
+//! The plug: what was submitted together is merged together, once, before it is issued.
+
+use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::{Completion, Op, Request, RequestFlags, Status};
+
+/// Requests back in the plug that a new one is compared with. A stream is found at once; a few
+/// interleaved streams are found too; random requests cost no more than this.
+const LOOK_BACK: usize = 8;
+
+/// One or more requests for neighbouring sectors that go to the ring as one.
+#[derive(Debug)]
+pub struct Merged {
+    /// Which software queue submitted it.
+    pub owner: u32,
+    /// First sector (512 B) of all.
+    pub sector: u64,
+    /// Sectors of all.
+    pub sectors: u64,
+    /// Segments (pages touched) of all.
+    pub segments: u32,
+    /// The first request by sector.
+    pub first: Box<Request>,
+    /// The others, in order of sectors.
+    pub rest: Vec<Box<Request>>,
+}
+
+impl Merged {
+    /// The original requests, in order of sectors.
+    pub fn requests(&self) -> impl Iterator<Item = &Box<Request>> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// Takes `other` in behind the end, if it is the same kind of request, touches it there, and both fit into one.
+    pub fn join(&mut self, other: Merged, limits: &MergeLimits) -> Result<(), Box<Merged>> {
+        let fits = self.owner == other.owner
+            && self.first.op == other.first.op
+            && self.first.op.has_data()
+            && self.first.flags == other.first.flags
+            && !self.first.flags.contains(RequestFlags::FUA)
+            && self.sector + self.sectors == other.sector
+            && self.sectors + other.sectors <= limits.sectors
+            && self.segments + other.segments <= limits.segments;
+        if !fits {
+            return Err(Box::new(other));
+        }
+        self.sectors += other.sectors;
+        self.segments += other.segments;
+        self.rest.push(other.first);
+        self.rest.extend(other.rest);
+        Ok(())
+    }
+
+    /// Completes all of them.
+    #[inline]
+    pub fn deliver(self, status: Status, out: &mut Vec<Completion>) {
+        #[cfg(feature = "planted")]
+        if crate::planted::swallows(&self) {
+            return;
+        }
+        let one = |request| Completion { request, status };
+        out.push(one(self.first));
+        out.extend(self.rest.into_iter().map(one));
+    }
+}
+
+/// Where requests for neighbouring sectors are merged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MergePolicy {
+    /// Within a batch that is submitted together, and nowhere else (docs/decisions/0004-merge-in-the-plug.md).
+    #[default]
+    InBatch,
+    /// Also with a request of the same submitter that waits because the ring is full, as Linux's elevator does. Then the
+    /// size of the ring decides the size of the requests: the anomalies of seed 000. For the lab.
+    WhileWaiting,
+}
+
+/// Bounds of one ring request.
+#[derive(Clone, Copy, Debug)]
+pub struct MergeLimits {
+    /// Sectors (512 B).
+    pub sectors: u64,
+    /// Segments.
+    pub segments: u32,
+}
+
+/// Pages that the request's data touches: one segment for each.
+pub fn count_segments(request: &Request) -> u32 {
+    const PAGE: usize = pvblk_sys::PAGE_SIZE;
+    request
+        .buffers
+        .iter()
+        .map(|b| ((b.offset() % PAGE + b.len()).div_ceil(PAGE)) as u32)
+        .sum()
+}
+
+/// What was submitted together, before it is issued.
+#[derive(Debug, Default)]
+pub struct Plug {
+    items: Vec<Merged>,
+    /// Nothing before this is looked at: it came before a flush.
+    floor: usize,
+}
+
+impl Plug {
+    /// Adds `request`, merged with one of the last few if it touches it.
+    pub fn add(
+        &mut self,
+        request: Box<Request>,
+        owner: u32,
+        limits: &MergeLimits,
+        tracer: &mut Tracer,
+    ) {
+        let segments = count_segments(&request);
+        if request.op.has_data() && !request.flags.contains(RequestFlags::FUA) {
+            let (start, end) = (request.sector, request.end());
+            for m in self.items[self.floor..].iter_mut().rev().take(LOOK_BACK) {
+                let m_end = m.sector + m.sectors;
+                if start > m_end || end < m.sector {
+                    continue; // the usual case: they don't touch
+                }
+                if start != m_end && end != m.sector {
+                    break; // they overlap: a request must not pass one that it overlaps
+                }
+                let fits = m.first.op == request.op
+                    && m.first.flags == request.flags
+                    && m.sectors + request.sectors <= limits.sectors
+                    && m.segments + segments <= limits.segments;
+                if !fits {
+                    continue;
+                }
+                m.sectors += request.sectors;
+                m.segments += segments;
+                if start == m_end {
+                    tracer.request(Phase::BackMerge, &request);
+                    m.rest.push(request);
+                } else {
+                    tracer.request(Phase::FrontMerge, &request);
+                    m.sector = start;
+                    let second = std::mem::replace(&mut m.first, request);
+                    m.rest.insert(0, second);
+                }
+                return;
+            }
+        }
+        let is_flush = request.op == Op::Flush;
+        self.items.push(Merged {
+            owner,
+            sector: request.sector,
+            sectors: request.sectors,
+            segments,
+            first: request,
+            rest: Vec::new(),
+        });
+        if is_flush {
+            self.floor = self.items.len();
+        }
+    }
+
+    /// What is in it, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Merged> {
+        self.items.iter()
+    }
+
+    /// Takes everything out, in order: the plug is pulled.
+    pub fn pull(&mut self) -> std::vec::Drain<'_, Merged> {
+        self.floor = 0;
+        self.items.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pvblk_block::Buffer;
+
+    const LIMITS: MergeLimits = MergeLimits {
+        sectors: 64,
+        segments: 8,
+    };
+
+    fn rw(op: Op, sector: u64, sectors: u64) -> Box<Request> {
+        let b = Buffer::anonymous(sectors as usize * 512).unwrap();
+        Request::with_buffers(op, sector, vec![b], sector)
+    }
+
+    fn merged(requests: Vec<Box<Request>>) -> Vec<(u64, u64, usize)> {
+        let mut plug = Plug::default();
+        for r in requests {
+            plug.add(r, 0, &LIMITS, &mut Tracer::default());
+        }
+        for m in plug.iter() {
+            let mut at = m.sector;
+            for r in m.requests() {
+                assert_eq!(r.sector, at, "in order and without gaps");
+                at = r.end();
+            }
+            assert_eq!(at, m.sector + m.sectors);
+        }
+        plug.iter()
+            .map(|m| (m.sector, m.sectors, 1 + m.rest.len()))
+            .collect()
+    }
+
+    #[test]
+    fn back_and_front_merges() {
+        let up = (0..4).map(|i| rw(Op::Read, i * 8, 8)).collect();
+        assert_eq!(merged(up), [(0, 32, 4)]);
+        let down = (0..4).rev().map(|i| rw(Op::Write, i * 8, 8)).collect();
+        assert_eq!(merged(down), [(0, 32, 4)]);
+        let two = (0..6)
+            .map(|i| rw(Op::Read, (i % 2) * 1000 + i / 2 * 8, 8))
+            .collect();
+        assert_eq!(merged(two), [(0, 24, 3), (1000, 24, 3)]);
+    }
+
+    #[test]
+    fn what_must_not_merge_does_not() {
+        let different = vec![rw(Op::Read, 0, 8), rw(Op::Write, 8, 8)];
+        assert_eq!(merged(different).len(), 2);
+        let mut fua = rw(Op::Write, 8, 8);
+        fua.flags = RequestFlags::FUA;
+        assert_eq!(merged(vec![rw(Op::Write, 0, 8), fua]).len(), 2);
+        let flush = vec![
+            rw(Op::Write, 0, 8),
+            Request::new(Op::Flush, 0, 0, 0),
+            rw(Op::Write, 8, 8),
+        ];
+        assert_eq!(merged(flush).len(), 3);
+        let long = (0..9).map(|i| rw(Op::Read, i * 8, 8)).collect();
+        assert_eq!(merged(long), [(0, 64, 8), (64, 8, 1)]);
+        // The third overlaps the second, so it may not join the first in front of it.
+        let overlap = vec![
+            rw(Op::Write, 0, 8),
+            rw(Op::Write, 12, 8),
+            rw(Op::Write, 8, 8),
+        ];
+        assert_eq!(merged(overlap).len(), 3);
+    }
+}

@@ -1,0 +1,146 @@
+//! Children of an experiment: this same program in another role.
+
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// A child that is ended when it is dropped, with the lines of its standard error.
+pub struct Server {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Server {
+    /// Starts this program with `args`, on one CPU if `cpu` is given, and waits for the line `pvblk: ready`.
+    pub fn start(args: &[String], cpu: Option<usize>) -> Result<Server> {
+        let exe = std::env::current_exe().context("finding this program")?;
+        let mut command = match cpu {
+            Some(cpu) => {
+                let mut c = Command::new("taskset");
+                c.arg("-c").arg(cpu.to_string()).arg(exe);
+                c
+            }
+            None => Command::new(exe),
+        };
+        let mut child = command
+            .args(args)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("starting a server")?;
+        let stderr = child.stderr.take().context("no standard error")?;
+        let (send, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let server = Server { child, lines };
+        let mut last = String::new();
+        loop {
+            match server.line(Duration::from_secs(20)) {
+                Some(line) if line == "pvblk: ready" => return Ok(server),
+                Some(line) => last = line,
+                None => bail!("the server did not start: {last}"),
+            }
+        }
+    }
+
+    /// The next line of standard error; `None` when there is none in time or the child ended.
+    pub fn line(&self, timeout: Duration) -> Option<String> {
+        self.lines.recv_timeout(timeout).ok()
+    }
+
+    /// Its process number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal by name, such as `STOP`.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        let status = Command::new("kill")
+            .arg(format!("-{name}"))
+            .arg(self.pid().to_string())
+            .status()
+            .context("running kill")?;
+        if !status.success() {
+            bail!("kill -{name} failed");
+        }
+        Ok(())
+    }
+
+    /// Kills it, as a crash would.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill().context("killing a child")?;
+        self.child.wait().context("waiting for a child")?;
+        Ok(())
+    }
+
+    /// Asks it to end and waits for that; an error if it ends with another status than 0.
+    pub fn stop(mut self) -> Result<()> {
+        self.signal("TERM")?;
+        for _ in 0..3000 {
+            if let Some(status) = self.child.try_wait()? {
+                if !status.success() {
+                    bail!("{status}: {}", self.last_lines().join(" | "));
+                }
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        bail!("it didn't end: {}", self.last_lines().join(" | "))
+    }
+
+    /// True until it has ended.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// The last lines of its standard error that nobody has read, at most five.
+    pub fn last_lines(&self) -> Vec<String> {
+        // The reader may be a moment behind the end.
+        let mut lines: Vec<String> = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(100)) {
+            lines.push(line);
+        }
+        lines.split_off(lines.len().saturating_sub(5))
+    }
+
+    /// CPU time used so far, user and system, in seconds.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        cpu_seconds(self.pid())
+    }
+}
+
+/// CPU time that a process used so far, user and system, all threads, in seconds.
+pub fn cpu_seconds(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Fields after the name, which is in parentheses: utime is the 12th, stime the 13th.
+    let rest = stat.rsplit_once(')').context("unreadable stat")?.1;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let [user, system] = [11, 12].map(|i| fields.get(i).and_then(|f| f.parse::<f64>().ok()));
+    let ticks = user.context("unreadable stat")? + system.context("unreadable stat")?;
+    Ok(ticks / 100.0) // USER_HZ is 100 on every Linux ABI
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.is_running() {
+            return;
+        }
+        let _ = self.signal("CONT");
+        let _ = self.signal("TERM");
+        for _ in 0..500 {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,88 @@
+//! Both sides of the path in one thread, step by step, so that an instruction counter (callgrind) sees
+//! only work and no waiting. Collect in `front_side` or in `back_side`.
+
+use crate::loopback::Loopback;
+use anyhow::{Context, Result, ensure};
+use pvblk_backend::{BlkifSource, Disk, Lane};
+use pvblk_block::trace::Tracing;
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
+};
+use pvblk_frontend::Frontend;
+use std::sync::Arc;
+
+const BLOCK: usize = 4096;
+
+struct Front {
+    queue: Queue,
+    buffers: Vec<Buffer>,
+    spare: Vec<Box<Request>>,
+    free: Vec<u64>,
+    batch: Vec<Box<Request>>,
+    done: Vec<Completion>,
+}
+
+/// Submits as many requests as are free: 4 KiB random reads.
+#[inline(never)]
+fn front_side(f: &mut Front, blocks: &[u64], at: &mut usize) {
+    f.queue.poll(&mut f.done);
+    for c in f.done.drain(..) {
+        let mut request = c.request;
+        assert!(c.status == Status::Ok);
+        request.buffers.clear();
+        f.free.push(request.tag);
+        f.spare.push(request);
+    }
+    while let (Some(id), Some(mut request)) = (f.free.pop(), f.spare.pop()) {
+        let Some(block) = blocks.get(*at) else {
+            f.spare.push(request);
+            f.free.push(id);
+            break;
+        };
+        *at += 1;
+        request.reset(Op::Read, RequestFlags::empty(), block * 8, 8, id);
+        request.buffers.push(f.buffers[id as usize].clone());
+        f.batch.push(request);
+    }
+    f.queue.submit(&mut f.batch);
+}
+
+/// One step of the back end's lane.
+#[inline(never)]
+fn back_side(lane: &mut Lane) {
+    lane.step();
+}
+
+/// Runs `requests` reads at `depth`.
+pub fn run(requests: usize, depth: u32) -> Result<()> {
+    let device = pvblk_volume::open("mem:4M")?;
+    let loopback = Loopback {
+        ring_pages: 16,
+        ..Loopback::default()
+    };
+    let (front, mut back) = loopback.wire(device.as_ref())?;
+    let disk = Disk::new("d", device, Tracing::off());
+    let parts = back.pop().context("no queue")?;
+    let mut lane = Lane::open(&disk, Box::new(BlkifSource::new(parts)))?;
+    let front: Arc<dyn BlockDevice> = Frontend::new(front)?;
+    let source = front.buffer_source().context("no memory")?;
+    let mut f = Front {
+        queue: Queue::open(&front, &QueueContext::new(depth))?,
+        buffers: (0..depth).filter_map(|_| source.allocate(BLOCK)).collect(),
+        spare: (0..depth)
+            .map(|i| Request::new(Op::Flush, 0, 0, u64::from(i)))
+            .collect(),
+        free: (0..u64::from(depth)).collect(),
+        batch: Vec::new(),
+        done: Vec::new(),
+    };
+    ensure!(f.buffers.len() == depth as usize, "too deep");
+    let mut rng = fastrand::Rng::with_seed(1);
+    let blocks: Vec<u64> = (0..requests).map(|_| rng.u64(0..1024)).collect();
+    let mut at = 0;
+    while at < blocks.len() || f.queue.in_flight() > 0 {
+        front_side(&mut f, &blocks, &mut at);
+        back_side(&mut lane);
+    }
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! The lab: workloads, baselines and experiments, and the wiring that they and the tests use.
+
+pub mod agree;
+pub mod bare;
+pub mod bed;
+pub mod bench;
+pub mod child;
+pub mod crash;
+pub mod driver;
+pub mod idle;
+pub mod instructions;
+pub mod loopback;
+pub mod machine;
+pub mod nbd;
+pub mod null_nbd;
+pub mod path;
+pub mod plot;
+pub mod queues;
+pub mod rings;
+pub mod samples;
+pub mod stats;
+pub mod trace_sample;
+pub mod verdict;

@@ -1,0 +1,192 @@
+//! `lab rings`: seed 000's table. One ring of 1 page against one of 8, on a modelled SSD.
+//!
+//! Two processes: the front ends and their threads here, the server with its modelled devices there. Each variant has a
+//! device of its own; rounds are interleaved, and the 8-page ring is measured twice in each: its ratio to itself is the control.
+//! On a small machine the device's clock runs slower by a stated factor; figures are shown as those of the full speed.
+//!
+//! Sequential reads are also run with the elevator's policy (merge what waits for the ring), which no front end of
+//! ours uses: it shows where the seed's anomalies come from.
+
+mod report;
+
+use crate::bed::{Bed, Lane, Load, Pattern, Sample, Wishes, memory_bytes, modelled_ssd};
+use crate::machine::Machine;
+use anyhow::Result;
+use pvblk_frontend::MergePolicy;
+use serde::Serialize;
+use std::path::Path;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct RingsOptions {
+    /// How much slower the device's clock runs.
+    pub slower: f64,
+    /// Rounds.
+    pub runs: usize,
+    /// Seconds of each sample.
+    pub seconds: f64,
+    /// A few points of each table.
+    pub quick: bool,
+}
+
+/// All samples of one load, in the order of the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    /// What was done.
+    pub load: Load,
+    /// On a ring of one page.
+    pub one_page: Vec<Sample>,
+    /// On a ring of eight pages.
+    pub eight_pages: Vec<Sample>,
+    /// On another one of eight pages: the control.
+    pub eight_again: Vec<Sample>,
+}
+
+/// The experiment's result.
+#[derive(Clone, Debug, Serialize)]
+pub struct RingsResult {
+    /// Where.
+    pub machine: Machine,
+    /// The modelled device, at full speed.
+    pub device: String,
+    /// How much slower its clock ran.
+    pub slower: f64,
+    /// 4 KiB random reads and then writes, by threads.
+    pub random: Vec<Point>,
+    /// Random reads, by block size.
+    pub sizes: Vec<Point>,
+    /// Sequential reads, by block size, in two shapes.
+    pub sequential: Vec<Point>,
+    /// The same, submitted in batches.
+    pub batched: Vec<Point>,
+    /// One by one again, with the elevator's policy; there is no control.
+    pub elevator: Vec<Point>,
+}
+
+const THREADS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Threads and depth of the two sequential shapes (seed 000).
+const SHAPES: [(u32, u32); 2] = [(8, 32), (32, 8)];
+
+impl RingsOptions {
+    fn sizes(&self) -> Vec<u32> {
+        if self.quick {
+            vec![512, 4096, 16384, 131_072]
+        } else {
+            (9..=22).map(|shift| 1 << shift).collect()
+        }
+    }
+
+    fn load(&self, threads: u32, depth: u32, block: u32, pattern: Pattern) -> Load {
+        Load {
+            threads,
+            depth,
+            block,
+            pattern,
+            batched: false,
+            seconds: self.seconds,
+        }
+    }
+
+    fn random(&self) -> Vec<Load> {
+        let threads: &[u32] = if self.quick { &[8, 16, 64] } else { &THREADS };
+        let mut loads = Vec::new();
+        for pattern in [Pattern::RandomRead, Pattern::RandomWrite] {
+            loads.extend(threads.iter().map(|&t| self.load(t, 4, 4096, pattern)));
+        }
+        loads
+    }
+
+    fn by_size(&self) -> Vec<Load> {
+        let load = |&b: &u32| self.load(32, 4, b, Pattern::RandomRead);
+        self.sizes().iter().map(load).collect()
+    }
+
+    fn sequential(&self, batched: bool) -> Vec<Load> {
+        let mut loads = Vec::new();
+        for (threads, depth) in SHAPES {
+            let load = |&b: &u32| Load {
+                batched,
+                ..self.load(threads, depth, b, Pattern::SequentialRead)
+            };
+            loads.extend(self.sizes().iter().map(load));
+        }
+        loads
+    }
+}
+
+/// Measures `loads` on three front ends, interleaved.
+fn sweep(
+    bed: &Bed,
+    loads: &[Load],
+    merge: MergePolicy,
+    runs: usize,
+    progress: &dyn Fn(&str),
+) -> Result<Vec<Point>> {
+    let control = merge == MergePolicy::InBatch;
+    let connect = |disk: &str, ring_pages| -> Result<Lane> {
+        bed.connect(
+            disk,
+            &Wishes {
+                queues: 1,
+                ring_pages,
+                memory_bytes: memory_bytes(loads),
+                merge,
+            },
+        )
+    };
+    let one = connect("one", 1)?;
+    let eight = connect("eight", 8)?;
+    let again = connect("again", 8)?;
+    let mut points: Vec<Point> = loads
+        .iter()
+        .map(|load| Point {
+            load: load.clone(),
+            one_page: Vec::new(),
+            eight_pages: Vec::new(),
+            eight_again: Vec::new(),
+        })
+        .collect();
+    for run in 0..runs {
+        for point in &mut points {
+            let load = &point.load;
+            progress(&format!(
+                "round {} of {runs}: {:?}, {} threads x {}, {} bytes",
+                run + 1,
+                load.pattern,
+                load.threads,
+                load.depth,
+                load.block
+            ));
+            // The order turns, so that nobody is always first.
+            for step in 0..3 {
+                match (run + step) % 3 {
+                    0 => point.one_page.push(one.measure(load)?),
+                    1 => point.eight_pages.push(eight.measure(load)?),
+                    _ if control => point.eight_again.push(again.measure(load)?),
+                    _ => {}
+                }
+            }
+        }
+    }
+    Ok(points)
+}
+
+/// Runs the experiment, with its socket in `dir`; `progress` is told what is being measured.
+pub fn run(options: &RingsOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<RingsResult> {
+    let volume = modelled_ssd(options.slower);
+    let disks = ["one", "eight", "again"].map(|name| (name.to_owned(), volume.clone()));
+    let bed = Bed::start(dir, &disks, 1)?;
+    let sweep = |loads: Vec<Load>, merge, runs| sweep(&bed, &loads, merge, runs, progress);
+    let plain = MergePolicy::InBatch;
+    let elevator = MergePolicy::WhileWaiting;
+    Ok(RingsResult {
+        machine: Machine::here(),
+        device: modelled_ssd(1.0),
+        slower: options.slower,
+        random: sweep(options.random(), plain, options.runs)?,
+        sizes: sweep(options.by_size(), plain, options.runs)?,
+        sequential: sweep(options.sequential(false), plain, options.runs)?,
+        batched: sweep(options.sequential(true), plain, options.runs)?,
+        elevator: sweep(options.sequential(false), elevator, 1)?,
+    })
+}

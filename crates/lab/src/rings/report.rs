@@ -1,0 +1,329 @@
+//! Tables, plots and checks of `lab rings`.
+
+use super::{Point, RingsResult, SHAPES};
+use crate::bed::{Pattern, SSD_IOPS, Sample, rates, typical};
+use crate::plot::{self, Axis, Scale, Unit};
+use crate::verdict::{Check, median_ratio, ratio, table};
+use anyhow::Result;
+use comfy_table::Table;
+
+/// Seed 000: 4 KiB random reads, thousands per second, by threads: 1 page, 8 pages.
+const SEED: [(u32, u32, u32); 6] = [
+    (1, 19, 19),
+    (4, 89, 89),
+    (8, 149, 149),
+    (16, 131, 198),
+    (32, 127, 208),
+    (64, 132, 209),
+];
+
+impl Point {
+    fn in_flight(&self) -> u32 {
+        self.load.threads * self.load.depth
+    }
+
+    /// 8 pages to 1 page, median of pairs.
+    fn gain(&self) -> f64 {
+        median_ratio(&rates(&self.eight_pages), &rates(&self.one_page))
+    }
+
+    fn gain_text(&self) -> String {
+        let (one, eight) = (rates(&self.one_page), rates(&self.eight_pages));
+        ratio(&eight, &one, (&eight, &rates(&self.eight_again)))
+    }
+
+    fn control(&self) -> f64 {
+        median_ratio(&rates(&self.eight_pages), &rates(&self.eight_again))
+    }
+}
+
+/// Bytes with a binary unit.
+fn size(bytes: u32) -> String {
+    match bytes {
+        b if b >= 1 << 20 => format!("{} MiB", b >> 20),
+        b if b >= 1024 => format!("{} KiB", b >> 10),
+        b => format!("{b} B"),
+    }
+}
+
+impl RingsResult {
+    fn k(&self, samples: &[Sample]) -> f64 {
+        typical(samples, |s| s.iops) * self.slower / 1000.0
+    }
+
+    fn random_table(&self, pattern: Pattern) -> Table {
+        let mut t = table(&[
+            "threads",
+            "in flight",
+            "seed 1p/8p k/s",
+            "1 page k/s",
+            "8 pages k/s",
+            "8p/1p (95 %)",
+            "8p/8p",
+            "p50, p99 us 1p",
+            "8p",
+        ]);
+        for p in self.random.iter().filter(|p| p.load.pattern == pattern) {
+            let seed = SEED
+                .iter()
+                .find(|s| s.0 == p.load.threads && pattern == Pattern::RandomRead)
+                .map_or(String::new(), |s| format!("{} / {}", s.1, s.2));
+            let times = |s: &[Sample]| {
+                let at = |f| typical(s, f) / self.slower;
+                format!("{:.0}, {:.0}", at(|s| s.p50_us), at(|s| s.p99_us))
+            };
+            t.add_row([
+                p.load.threads.to_string(),
+                p.in_flight().to_string(),
+                seed,
+                format!("{:.1}", self.k(&p.one_page)),
+                format!("{:.1}", self.k(&p.eight_pages)),
+                p.gain_text(),
+                format!("{:.2}", p.control()),
+                times(&p.one_page),
+                times(&p.eight_pages),
+            ]);
+        }
+        t
+    }
+
+    fn sizes_table(&self) -> Table {
+        let mut t = table(&[
+            "block",
+            "1 page k/s",
+            "8 pages k/s",
+            "8 pages MB/s",
+            "8p/1p (95 %)",
+            "8p/8p",
+        ]);
+        for p in &self.sizes {
+            t.add_row([
+                size(p.load.block),
+                format!("{:.2}", self.k(&p.one_page)),
+                format!("{:.2}", self.k(&p.eight_pages)),
+                format!("{:.0}", typical(&p.eight_pages, |s| s.mb_s) * self.slower),
+                p.gain_text(),
+                format!("{:.2}", p.control()),
+            ]);
+        }
+        t
+    }
+
+    fn sequential_table(&self, points: &[Point], shape: (u32, u32)) -> Table {
+        let mut t = table(&[
+            "block",
+            "1p MB/s",
+            "8p MB/s",
+            "8p/1p",
+            "1p rrqm/s",
+            "8p rrqm/s",
+            "1p rareq-sz",
+            "8p rareq-sz",
+            "1p aqu-sz",
+            "8p aqu-sz",
+            "1p in-flight",
+            "8p in-flight",
+        ]);
+        let mine = |p: &&Point| (p.load.threads, p.load.depth) == shape;
+        for p in points.iter().filter(mine) {
+            let both =
+                |f: fn(&Sample) -> f64| (typical(&p.one_page, f), typical(&p.eight_pages, f));
+            let (one, eight) = both(|s| s.mb_s);
+            let merged = both(|s| s.merged_per_s);
+            let areq = both(|s| s.areq_kib);
+            let queue = both(|s| s.aqu_sz);
+            let flight = both(|s| s.in_flight);
+            t.add_row([
+                size(p.load.block),
+                format!("{:.0}", one * self.slower),
+                format!("{:.0}", eight * self.slower),
+                format!("{:.2}", p.gain()),
+                format!("{:.0}", merged.0 * self.slower),
+                format!("{:.0}", merged.1 * self.slower),
+                format!("{:.1}", areq.0),
+                format!("{:.1}", areq.1),
+                format!("{:.0}", queue.0),
+                format!("{:.0}", queue.1),
+                format!("{:.1}", flight.0),
+                format!("{:.1}", flight.1),
+            ]);
+        }
+        t
+    }
+
+    /// For people.
+    pub fn table(&self) -> String {
+        let clock = if self.slower == 1.0 {
+            "at its full speed".to_owned()
+        } else {
+            format!(
+                "its clock slowed by {}; all figures are those of the full speed",
+                self.slower
+            )
+        };
+        let mut text = format!(
+            "Modelled device (210 us, 209k/s, 2.4 GB/s at most), {clock}. {} CPUs. n.p.: no difference proven.\n\n\
+             4 KiB random reads\n{}\n\n4 KiB random writes\n{}\n\nRandom reads, 32 threads x 4\n{}\n",
+            self.machine.cpus,
+            self.random_table(Pattern::RandomRead),
+            self.random_table(Pattern::RandomWrite),
+            self.sizes_table(),
+        );
+        for (points, policy) in [
+            (
+                &self.sequential,
+                "submitted one by one, merging in a batch only (ours)",
+            ),
+            (
+                &self.batched,
+                "submitted in batches, merging in a batch only (ours)",
+            ),
+            (
+                &self.elevator,
+                "submitted one by one, merging what waits for the ring (the elevator's way)",
+            ),
+        ] {
+            for shape in SHAPES {
+                text += &format!(
+                    "\nSequential reads, {} threads x {}, {policy}\n{}\n",
+                    shape.0,
+                    shape.1,
+                    self.sequential_table(points, shape)
+                );
+            }
+        }
+        text
+    }
+
+    /// Plots by name.
+    pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
+        let rate = |samples: &[Sample], x: f64| {
+            let all: Vec<f64> = rates(samples).iter().map(|r| r * self.slower).collect();
+            let low = all.iter().copied().fold(f64::INFINITY, f64::min);
+            let high = all.iter().copied().fold(0.0, f64::max);
+            (x, crate::path::median(&all), Some((low, high)))
+        };
+        let reads: Vec<&Point> = self
+            .random
+            .iter()
+            .filter(|p| p.load.pattern == Pattern::RandomRead)
+            .collect();
+        let x = |p: &Point| f64::from(p.in_flight());
+        let seed = |f: fn(&(u32, u32, u32)) -> u32| {
+            SEED.iter()
+                .map(|s| (f64::from(s.0 * 4), f64::from(f(s)) * 1000.0, None))
+                .collect::<Vec<_>>()
+        };
+        let ours = |f: fn(&Point) -> &Vec<Sample>| {
+            reads.iter().map(|p| rate(f(p), x(p))).collect::<Vec<_>>()
+        };
+        let count = |label| Axis {
+            label,
+            unit: Unit::Count,
+        };
+        let random = plot::line_chart(
+            "4 KiB random reads: rings of 1 and 8 pages",
+            "modelled device: 210 us, 209k/s at most; whiskers: least and greatest round",
+            (count("requests in flight"), Scale::Log2),
+            count("requests per second"),
+            &[
+                ("1 page", ours(|p| &p.one_page)),
+                ("8 pages", ours(|p| &p.eight_pages)),
+                ("seed 000, 1 page", seed(|s| s.1)),
+                ("seed 000, 8 pages", seed(|s| s.2)),
+            ],
+        )?;
+        let gains = |points: &[Point], shape: (u32, u32)| {
+            points
+                .iter()
+                .filter(|p| (p.load.threads, p.load.depth) == shape)
+                .map(|p| (f64::from(p.load.block), p.gain(), None))
+                .collect::<Vec<_>>()
+        };
+        let sequential = plot::line_chart(
+            "Sequential reads: 8 pages against 1 page",
+            "modelled device; ours merges in a batch only, the elevator what waits for the ring",
+            (
+                Axis {
+                    label: "block size",
+                    unit: Unit::Bytes,
+                },
+                Scale::Log2,
+            ),
+            Axis {
+                label: "8 pages / 1 page",
+                unit: Unit::Plain,
+            },
+            &[
+                ("ours, 8 x 32", gains(&self.sequential, SHAPES[0])),
+                ("ours, 32 x 8", gains(&self.sequential, SHAPES[1])),
+                ("elevator, 8 x 32", gains(&self.elevator, SHAPES[0])),
+                ("elevator, 32 x 8", gains(&self.elevator, SHAPES[1])),
+            ],
+        )?;
+        Ok(vec![("random", random), ("sequential", sequential)])
+    }
+
+    /// What seed 000 lets one expect.
+    pub fn checks(&self) -> Vec<Check> {
+        let mut checks = Vec::new();
+        for p in &self.random {
+            let name = match p.load.pattern {
+                Pattern::RandomWrite => "random writes",
+                _ => "random reads",
+            };
+            let (n, gain) = (p.in_flight(), p.gain());
+            let what = |text: &str| format!("{name}, {n} in flight: {text}");
+            if n <= 32 {
+                checks.push(Check {
+                    expected: what("1 and 8 pages within 5 %"),
+                    figure: format!("{gain:.3}"),
+                    holds: (gain - 1.0).abs() <= 0.05,
+                });
+                continue;
+            }
+            checks.push(Check {
+                expected: what("8 pages at least 1.30 x 1 page"),
+                figure: format!("{gain:.3}"),
+                holds: gain >= 1.30,
+            });
+            let one = self.k(&p.one_page);
+            checks.push(Check {
+                expected: what("1 page keeps 145k/s"),
+                figure: format!("{one:.1}k"),
+                holds: one >= 145.0,
+            });
+            if n >= 128 {
+                let share = self.k(&p.eight_pages) * 1000.0 / SSD_IOPS;
+                checks.push(Check {
+                    expected: what("8 pages reach 95 % of the device"),
+                    figure: format!("{:.1} %", share * 100.0),
+                    holds: share >= 0.95,
+                });
+            }
+        }
+        for p in self.sizes.iter().filter(|p| p.load.block >= 16384) {
+            let gain = p.gain();
+            checks.push(Check {
+                expected: format!("random reads of {}: within 5 %", size(p.load.block)),
+                figure: format!("{gain:.3}"),
+                holds: (gain - 1.0).abs() <= 0.05,
+            });
+        }
+        for p in self.sequential.iter().chain(&self.batched) {
+            let gain = p.gain();
+            checks.push(Check {
+                expected: format!(
+                    "sequential reads of {}{}, {} x {}: 8 pages at least 0.98 x 1 page",
+                    size(p.load.block),
+                    if p.load.batched { " in batches" } else { "" },
+                    p.load.threads,
+                    p.load.depth
+                ),
+                figure: format!("{gain:.3}"),
+                holds: gain >= 0.98,
+            });
+        }
+        checks
+    }
+}

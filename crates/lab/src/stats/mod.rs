@@ -1,0 +1,16 @@
+//! Statistics of samples: what a set of runs looks like, whether two sets differ, and what may be claimed.
+//!
+//! [`Comparison`] prints what `ministat` prints for the same numbers. [`PairRatio`] and [`Claim`] are for
+//! runs that were interleaved in pairs, with an A/A control beside them.
+
+mod compare;
+mod confidence;
+mod general;
+mod pairs;
+mod summary;
+
+pub use compare::{Comparison, MIN_SAMPLES};
+pub use confidence::Confidence;
+pub use general::general;
+pub use pairs::{Claim, Doubt, PairRatio};
+pub use summary::{HEADER, Summary};

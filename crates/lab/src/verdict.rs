@@ -1,0 +1,63 @@
+//! Expected shapes and what was seen of them.
+
+use crate::stats::{Claim, Confidence, PairRatio};
+use comfy_table::Table;
+use serde::Serialize;
+
+/// One expectation of an experiment.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What is expected.
+    pub expected: String,
+    /// What was seen.
+    pub figure: String,
+    /// It is so.
+    pub holds: bool,
+}
+
+/// Prints checks, one a line; false if one doesn't hold.
+pub fn print(checks: &[Check]) -> bool {
+    for check in checks {
+        let word = if check.holds { "ok  " } else { "FAIL" };
+        println!("{word} {}: {}", check.expected, check.figure);
+    }
+    checks.iter().all(|c| c.holds)
+}
+
+/// An empty table in the results' style.
+pub fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(header);
+    table
+}
+
+/// The ratio of interleaved samples in words, with what the control allows to say of it.
+pub fn ratio(a: &[f64], b: &[f64], control: (&[f64], &[f64])) -> String {
+    let level = Confidence::default();
+    let (Ok(ratio), Ok(control)) = (
+        PairRatio::of(a, b, level),
+        PairRatio::of(control.0, control.1, level),
+    ) else {
+        return format!("{:.2} (no interval)", median_ratio(a, b));
+    };
+    let sure = if Claim::of(ratio, control).proven() {
+        ""
+    } else {
+        " n.p."
+    };
+    format!(
+        "{:.2} ({:.2} to {:.2}){sure}",
+        ratio.median, ratio.low, ratio.high
+    )
+}
+
+/// Median of the ratios of pairs; 0 if there are none.
+pub fn median_ratio(a: &[f64], b: &[f64]) -> f64 {
+    let ratios: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
+    if ratios.is_empty() {
+        0.0
+    } else {
+        crate::path::median(&ratios)
+    }
+}

@@ -1,0 +1,95 @@
+//! `pvblk attach`: a front end on a server's rings, offered as NBD.
+
+use crate::cli::AttachArgs;
+use crate::hub::Hub;
+use crate::{config, daemon};
+use anyhow::{Result, bail};
+use pvblk_backend::{Backend, BackendOptions, Disk};
+use pvblk_block::trace::Tracing;
+use pvblk_block::{BlockDevice, Error};
+use pvblk_export::local::{ConnectOptions, Keeper, KeeperEvent, connect};
+use pvblk_export::nbd::NbdAddr;
+use pvblk_frontend::Frontend;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub fn run(args: &AttachArgs) -> Result<()> {
+    let path = config::unix_path("the server", &args.server)?;
+    if !(1..=config::MAX_QUEUES).contains(&args.queues) {
+        bail!("--queues must be from 1 to {}", config::MAX_QUEUES);
+    }
+    let size = config::ring_size("--ring-pages", args.ring_pages)?;
+    let spin_max = config::spin(args.spin_us)?;
+    let nbd: Vec<NbdAddr> = args
+        .nbd
+        .iter()
+        .map(|s| s.parse::<NbdAddr>())
+        .collect::<Result<_, Error>>()?;
+    let memory = pvblk_volume::parse_size(&args.memory)?;
+    let base = daemon::base_memory();
+    let mut signals = daemon::signals()?;
+    let options = ConnectOptions {
+        queues: args.queues,
+        ring_pages: size.pages(),
+        memory_bytes: memory,
+        ..ConnectOptions::default()
+    };
+    let (parts, link) = connect(&path, &args.disk, &options)?;
+    let entries = parts.queues.first().map_or(0, |q| q.ring.entries());
+    let device = Frontend::new(parts)?;
+    eprintln!(
+        "disk {}: {} MiB, negotiated {} queues of {} pages ({entries} requests each)",
+        args.disk,
+        device.capacity_sectors() / 2048,
+        device.queues(),
+        entries / 32,
+    );
+    let backend = Backend::start(&BackendOptions {
+        workers: args.workers.unwrap_or(0),
+        spin_max,
+        ..BackendOptions::default()
+    })?;
+    let shared: Arc<dyn BlockDevice> = device.clone();
+    let disk = Disk::new(&args.disk, shared, Tracing::off());
+    let hub = Hub::new(backend, vec![Arc::new(disk)]);
+    let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
+    let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
+    let servers = daemon::start_nbd(&hub, &nbd, args.allow_remote)?;
+    for server in &servers {
+        eprintln!("NBD on {}", daemon::uri(&server.local_addr(), &args.disk));
+    }
+    daemon::ready();
+    daemon::wait_for_stop(&mut signals, &hub, base);
+    drop(servers);
+    if keeper.is_gone() {
+        // The server is gone, not closing: nothing more can be flushed. Say why, rather than that.
+        daemon::abandon(&hub);
+    } else {
+        daemon::finish(&hub)?;
+    }
+    match keeper.stop() {
+        Some(why) => bail!("{}: {why}", args.server),
+        None => Ok(()),
+    }
+}
+
+/// Tells people, and ends the command when there is nothing to serve any more.
+fn follow(disk: &str, patience: Option<Duration>) -> impl Fn(KeeperEvent) + Send + 'static {
+    let disk = disk.to_owned();
+    move |event| match event {
+        KeeperEvent::Lost { reason } => {
+            let seconds = patience.unwrap_or_default().as_secs();
+            tracing::warn!("disk {disk}: {reason}; requests wait up to {seconds} s for it");
+        }
+        KeeperEvent::Back { after } => {
+            tracing::info!(
+                "disk {disk}: connected again after {:.1} s",
+                after.as_secs_f64()
+            );
+        }
+        KeeperEvent::Closing { .. } | KeeperEvent::Ended { .. } => {
+            // Whoever waits for signals stops.
+            let _ = signal_hook::low_level::raise(signal_hook::consts::SIGTERM);
+        }
+    }
+}

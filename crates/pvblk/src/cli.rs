@@ -1,0 +1,322 @@
+//! Flags: parsed here, checked in `config`.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+const VOLUMES: &str = "\
+Volumes:
+  file:PATH[,direct][,ro][,size=SIZE]   a regular file or block device
+  mem:SIZE                              memory; gone when the server stops
+  null:SIZE                             nothing; reads are zeros
+  delay:210us,iops=209k,bw=2.4G:VOLUME  a modelled device in front of another volume
+  fault:seed=1,error=0.01:VOLUME        errors, stalls and torn writes, by seed
+
+Examples:
+  pvblk serve --disk vm1=file:/srv/vm1.img,size=20G --local unix:/run/pvblk.sock
+  pvblk serve --disk a=mem:1G --disk b=file:b.img --nbd unix:/tmp/nbd.sock --nbd tcp:127.0.0.1:10809
+  pvblk serve --config /etc/pvblk.toml
+  qemu-img convert -n -O raw image.qcow2 'nbd+unix:///a?socket=/tmp/nbd.sock'
+
+Signals:
+  SIGTERM, SIGINT  stop taking requests, answer those in flight, flush, exit 0
+  SIGHUP           look at the sizes of all backings again; attached front ends see the new size
+  SIGUSR1          print the memory bill again";
+
+const START: &str = "\
+Examples:
+  pvblk serve --disk a=file:a.img,size=1G --local unix:/tmp/rings.sock --nbd unix:/tmp/nbd.sock
+  pvblk attach unix:/tmp/rings.sock --disk a --nbd unix:/tmp/a.sock
+  pvblk serve --help     volumes, signals, more examples";
+
+const ATTACH: &str = "\
+Examples:
+  pvblk attach unix:/run/pvblk.sock --disk vm1 --queues 2 --ring-pages 8 --nbd unix:/tmp/vm1.sock
+  nbdinfo 'nbd+unix:///vm1?socket=/tmp/vm1.sock'
+
+The rings are negotiated: the server may offer fewer queues or pages than asked for. What came of it is
+printed on standard error.
+
+A server that is killed or restarted loses nothing: requests wait, and those that it hadn't answered are sent again to the
+next one. If its machine went down with it, writes that were not flushed may be lost; then the next flush fails.";
+
+/// Serves disks over shared-memory rings and NBD.
+#[derive(Parser, Debug)]
+#[command(name = "pvblk", version, about, long_about = None, max_term_width = 110, after_help = START)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Serve disks to front ends on rings and to NBD clients
+    #[command(after_long_help = VOLUMES)]
+    Serve(ServeArgs),
+    /// Attach to a served disk over rings and offer it as NBD
+    #[command(after_long_help = ATTACH)]
+    Attach(AttachArgs),
+    /// Tell whether results differ: fio's JSON, the lab's, or plain numbers
+    #[command(after_long_help = crate::compare::EXAMPLES)]
+    Compare(crate::compare::CompareArgs),
+    /// Generate load as fio does, on a volume, over rings or over NBD
+    #[command(after_help = crate::bench::HELP)]
+    Bench(crate::bench::BenchArgs),
+    /// Where the time of requests went, hop by hop, from captures
+    #[command(after_help = crate::latency::HELP)]
+    Latency(crate::latency::LatencyArgs),
+    /// Experiments and measurements
+    #[command(subcommand)]
+    Lab(LabCommand),
+}
+
+#[derive(Args, Debug, Default)]
+pub struct ServeArgs {
+    /// A disk: its name (also its NBD export name) and its volume; may be given several times
+    #[arg(long = "disk", value_name = "NAME=VOLUME")]
+    pub disks: Vec<String>,
+    /// Socket for front ends on rings
+    #[arg(long, value_name = "unix:PATH")]
+    pub local: Option<String>,
+    /// Socket for NBD clients; may be given several times. TCP only on loopback addresses, unless --allow-remote
+    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT")]
+    pub nbd: Vec<String>,
+    /// The same in a file; flags add to it
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
+    /// Worker threads [default: one per CPU]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// Most rings of one disk that a front end may ask for, 1 to 64 [default: the number of workers, at least 4]
+    #[arg(long, value_name = "N")]
+    pub max_queues: Option<u32>,
+    /// Most pages of one ring: 1, 2, 4, 8 or 16 [default: 16]
+    #[arg(long, value_name = "N")]
+    pub max_ring_pages: Option<u32>,
+    /// Longest time to poll an idle queue before sleeping on it, microseconds; 0: never poll [default: 50]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub spin_us: Option<u64>,
+    /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
+    #[arg(long)]
+    pub allow_remote: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct AttachArgs {
+    /// The server's socket for front ends
+    #[arg(value_name = "unix:PATH")]
+    pub server: String,
+    /// Which disk
+    #[arg(long, value_name = "NAME")]
+    pub disk: String,
+    /// Rings to ask for, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub queues: u32,
+    /// Pages of each ring to ask for: 1, 2, 4, 8 or 16 (32 to 512 requests in flight)
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub ring_pages: u32,
+    /// Memory shared with the server for data, such as 64M
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub memory: String,
+    /// Where to offer the disk as NBD, under its name; may be given several times
+    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT", required = true)]
+    pub nbd: Vec<String>,
+    /// Worker threads [default: one per CPU]
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// Longest time to poll an idle queue before sleeping on it, microseconds; 0: never poll
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50)]
+    pub spin_us: u64,
+    /// When the server goes away, requests wait this many seconds for it to come back, and are replayed; 0: they fail
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub reconnect: u64,
+    /// Let NBD listen on addresses that other machines reach
+    #[arg(long)]
+    pub allow_remote: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum LabCommand {
+    /// The whole ring path between two processes against a bare ring that only copies
+    Path(PathArgs),
+    /// The NBD server against nbdkit, qemu-nbd and a server that does nothing, same fio job
+    Nbd(NbdArgs),
+    /// A server with many idle attached disks: CPU time, and the memory bill against the kernel's figures
+    Idle(IdleArgs),
+    /// Both sides of the ring path in one thread, to count instructions under callgrind
+    Instructions(InstructionsArgs),
+    /// Seed 000's table: rings of 1 and of 8 pages on a modelled SSD
+    Rings(SweepArgs),
+    /// Seed 001's table: one queue against several, by jobs
+    Queues(SweepArgs),
+    /// The same jobs by fio and by `pvblk bench`: do they agree?
+    Fio(FioArgs),
+    /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
+    Crash(CrashArgs),
+    #[command(hide = true)]
+    CrashLoad(CrashLoadArgs),
+    #[command(hide = true)]
+    BareServer(BareServerArgs),
+    #[command(hide = true)]
+    TraceSample(TraceSampleArgs),
+    /// An NBD server that answers and does nothing else: what the client alone can do
+    NullNbd(NullNbdArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct PathArgs {
+    /// Requests in flight to measure
+    #[arg(long, value_delimiter = ',', default_value = "1,4,32,128,256")]
+    pub depths: Vec<u32>,
+    /// Runs of each, interleaved
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Working set on the server's side, such as 256M
+    #[arg(long, default_value = "64M")]
+    pub span: String,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Fewer and shorter runs
+    #[arg(long)]
+    pub quick: bool,
+    /// Only the path, this many requests at the first depth, for profilers
+    #[arg(long, hide = true)]
+    pub requests: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct NbdArgs {
+    /// Requests in flight to measure
+    #[arg(long, value_delimiter = ',', default_value = "1,32,128")]
+    pub depths: Vec<u32>,
+    /// Rounds, interleaved
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 3)]
+    pub seconds: u32,
+    /// Let client and server use all CPUs, instead of one each
+    #[arg(long)]
+    pub unpinned: bool,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct IdleArgs {
+    /// Attached disks
+    #[arg(long, default_value_t = 100)]
+    pub disks: usize,
+    /// Seconds to watch
+    #[arg(long, default_value_t = 60)]
+    pub seconds: u64,
+    /// Write the figures here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct BareServerArgs {
+    /// Socket to pass the shared memory on
+    pub socket: PathBuf,
+    /// Bytes of the store
+    pub span: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct TraceSampleArgs {
+    /// Name of the capture
+    pub prefix: PathBuf,
+    #[arg(long, default_value_t = 1000)]
+    pub requests: usize,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct NullNbdArgs {
+    /// Unix socket to listen on
+    pub socket: PathBuf,
+    /// Size of the export, such as 1G
+    #[arg(long, default_value = "1G")]
+    pub size: String,
+    /// Refuse structured replies
+    #[arg(long)]
+    pub simple: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct InstructionsArgs {
+    /// 4 KiB reads to run
+    #[arg(long, default_value_t = 100_000)]
+    pub requests: usize,
+    /// Requests in flight, at most 512
+    #[arg(long, default_value_t = 32)]
+    pub depth: u32,
+}
+
+#[derive(Args, Debug)]
+pub struct CrashArgs {
+    /// Kills and restarts
+    #[arg(long, default_value_t = 1000)]
+    pub cycles: u32,
+    /// What decides who is killed when [default: random, printed]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Write the figures here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct CrashLoadArgs {
+    /// The server's socket
+    pub socket: PathBuf,
+    /// The journal
+    pub journal: PathBuf,
+    pub seed: u64,
+    pub queues: u32,
+    pub ring_pages: usize,
+}
+
+#[derive(Args, Debug)]
+pub struct SweepArgs {
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Seconds of each sample
+    #[arg(long)]
+    pub seconds: Option<f64>,
+    /// Slow the modelled device's clock by this factor [default: 1 with 8 CPUs or more, else 20]
+    #[arg(long)]
+    pub slower: Option<f64>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// A minute's worth
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct FioArgs {
+    /// Pairs of runs of each job, at least 3
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 4)]
+    pub seconds: u32,
+    /// Write the figures here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print whether they agree within 5 %; exit 1 if not
+    #[arg(long)]
+    pub check: bool,
+}

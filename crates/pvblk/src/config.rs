@@ -1,0 +1,215 @@
+//! What to serve: flags and file, checked and put together.
+
+use crate::cli::ServeArgs;
+use anyhow::{Context, Result, bail};
+use pvblk_export::nbd::NbdAddr;
+use pvblk_ring::RingSize;
+use pvblk_volume::VolumeSpec;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Most rings of one disk.
+pub const MAX_QUEUES: u32 = 64;
+
+/// A checked configuration.
+#[derive(Debug)]
+pub struct ServeConfig {
+    pub disks: Vec<(String, VolumeSpec)>,
+    pub local: Option<PathBuf>,
+    pub nbd: Vec<NbdAddr>,
+    pub workers: usize,
+    pub max_queues: u32,
+    pub max_ring: RingSize,
+    pub spin_max: Duration,
+    pub allow_remote: bool,
+}
+
+/// The file's form.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    local: Option<String>,
+    #[serde(default)]
+    nbd: Vec<String>,
+    workers: Option<usize>,
+    max_queues: Option<u32>,
+    max_ring_pages: Option<u32>,
+    spin_us: Option<u64>,
+    #[serde(default)]
+    allow_remote: bool,
+    #[serde(default)]
+    disk: BTreeMap<String, DiskTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DiskTable {
+    volume: String,
+}
+
+impl ServeConfig {
+    /// Reads the file, if there is one, adds the flags, and checks everything before anything is opened.
+    pub fn resolve(args: &ServeArgs) -> Result<ServeConfig> {
+        let file = match &args.config {
+            Some(path) => read(path)?,
+            None => File::default(),
+        };
+        let mut disks = Vec::new();
+        for (name, table) in &file.disk {
+            disks.push((name.clone(), table.volume.clone()));
+        }
+        for arg in &args.disks {
+            let (name, volume) = arg.split_once('=').with_context(|| {
+                format!("--disk {arg}: write NAME=VOLUME, such as --disk a=mem:1G")
+            })?;
+            disks.push((name.to_owned(), volume.to_owned()));
+        }
+        if disks.is_empty() {
+            bail!("no disk to serve: give at least one --disk NAME=VOLUME");
+        }
+        let mut checked: Vec<(String, VolumeSpec)> = Vec::new();
+        for (name, volume) in disks {
+            check_name(&name)?;
+            if checked.iter().any(|(n, _)| *n == name) {
+                bail!("disk {name} is given twice: names must differ");
+            }
+            let spec = volume.parse().with_context(|| format!("disk {name}"))?;
+            checked.push((name, spec));
+        }
+        let local = args.local.as_ref().or(file.local.as_ref());
+        let local = local.map(|s| unix_path("--local", s)).transpose()?;
+        let nbd: Vec<NbdAddr> = file
+            .nbd
+            .iter()
+            .chain(&args.nbd)
+            .map(|s| s.parse::<NbdAddr>().map_err(anyhow::Error::from))
+            .collect::<Result<_>>()?;
+        if local.is_none() && nbd.is_empty() {
+            bail!(
+                "nowhere to serve: give --local unix:PATH, --nbd unix:PATH or --nbd tcp:HOST:PORT"
+            );
+        }
+        let workers = match args.workers.or(file.workers) {
+            Some(0) => bail!("--workers must be at least 1"),
+            Some(n) if n > 1024 => bail!("--workers must be at most 1024"),
+            Some(n) => n,
+            None => pvblk_sys::cpu::allowed().len().max(1),
+        };
+        let max_queues = args
+            .max_queues
+            .or(file.max_queues)
+            .unwrap_or((workers as u32).clamp(4, MAX_QUEUES));
+        if !(1..=MAX_QUEUES).contains(&max_queues) {
+            bail!("--max-queues must be from 1 to {MAX_QUEUES}");
+        }
+        let pages = args.max_ring_pages.or(file.max_ring_pages).unwrap_or(16);
+        Ok(ServeConfig {
+            disks: checked,
+            local,
+            nbd,
+            workers,
+            max_queues,
+            max_ring: ring_size("--max-ring-pages", pages)?,
+            spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(50))?,
+            allow_remote: args.allow_remote || file.allow_remote,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<File> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    toml::from_str(&text).map_err(|e| {
+        let line = e
+            .span()
+            .map_or(1, |s| 1 + text[..s.start].matches('\n').count());
+        anyhow::anyhow!("{}, line {line}: {}", path.display(), e.message())
+    })
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > 64 || !name.chars().all(good) {
+        bail!("disk name {name:?}: use 1 to 64 letters, digits, '-', '_' or '.'");
+    }
+    Ok(())
+}
+
+/// The path of `unix:PATH`.
+pub fn unix_path(flag: &str, text: &str) -> Result<PathBuf> {
+    match text.strip_prefix("unix:") {
+        Some(path) if !path.is_empty() => Ok(path.into()),
+        _ => bail!("{flag} {text}: write unix:PATH"),
+    }
+}
+
+/// A ring's size from its pages.
+pub fn ring_size(flag: &str, pages: u32) -> Result<RingSize> {
+    RingSize::from_pages(pages as usize)
+        .with_context(|| format!("{flag} {pages}: must be 1, 2, 4, 8 or 16"))
+}
+
+/// A bounded spin window.
+pub fn spin(us: u64) -> Result<Duration> {
+    if us > 10_000 {
+        bail!("--spin-us {us}: at most 10000, or an idle disk would cost a CPU");
+    }
+    Ok(Duration::from_micros(us))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(disks: &[&str]) -> ServeArgs {
+        ServeArgs {
+            disks: disks.iter().map(|s| (*s).to_owned()).collect(),
+            nbd: vec!["unix:/tmp/x.sock".into()],
+            ..ServeArgs::default()
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_in_one_line_that_says_what_to_do() {
+        let cases: &[(&[&str], &str)] = &[
+            (&[], "--disk NAME=VOLUME"),
+            (&["a"], "NAME=VOLUME"),
+            (&["a=mem:1M", "a=mem:2M"], "given twice"),
+            (&["a b=mem:1M"], "letters"),
+            (&["a=floppy:1M"], "disk a"),
+        ];
+        for (disks, expect) in cases {
+            let e = format!("{:#}", ServeConfig::resolve(&args(disks)).unwrap_err());
+            assert!(e.contains(expect), "{e}");
+            assert!(!e.contains('\n'), "{e}");
+        }
+        let mut a = args(&["a=mem:1M"]);
+        a.max_ring_pages = Some(3);
+        assert!(ServeConfig::resolve(&a).is_err());
+        a.max_ring_pages = None;
+        a.nbd.clear();
+        assert!(ServeConfig::resolve(&a).is_err());
+    }
+
+    #[test]
+    fn a_file_and_flags_add_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.toml");
+        std::fs::write(
+            &path,
+            "local = 'unix:/tmp/r.sock'\nworkers = 3\n[disk.x]\nvolume = 'mem:1M'\n",
+        )
+        .unwrap();
+        let mut a = args(&["y=null:1M"]);
+        a.config = Some(path.clone());
+        let c = ServeConfig::resolve(&a).unwrap();
+        assert_eq!(c.disks.len(), 2);
+        assert_eq!((c.workers, c.max_queues), (3, 4));
+        assert_eq!(c.local.unwrap(), Path::new("/tmp/r.sock"));
+        std::fs::write(&path, "\nlocale = 'x'\n").unwrap();
+        let e = ServeConfig::resolve(&a).unwrap_err().to_string();
+        assert!(e.contains("line 2"), "{e}");
+    }
+}

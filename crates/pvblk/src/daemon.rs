@@ -1,0 +1,112 @@
+//! What every server of ours does: readiness, signals, an orderly stop.
+
+use crate::bill;
+use crate::hub::Hub;
+use anyhow::{Context, Result};
+use pvblk_export::nbd::{NbdAddr, NbdConfig, NbdServer};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a stop waits for requests in flight.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Signals that are handled; to be made before threads are, so that none is missed.
+/// Also lifts the limit of open descriptors, the other thing to be done before all else.
+pub fn signals() -> Result<Signals> {
+    pvblk_sys::limits::raise_open_files();
+    Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("handling signals")
+}
+
+/// Private memory of the process now, for the bill's first line.
+pub fn base_memory() -> u64 {
+    let rss = pvblk_sys::proc_status::memory(None).map_or(0, |m| m.rss_anon);
+    rss.saturating_sub(pvblk_sys::alloc::live_bytes() as u64)
+}
+
+/// Tells that everything is up: a line on standard error, and systemd if it asked.
+pub fn ready() {
+    eprintln!("pvblk: ready");
+    // Without NOTIFY_SOCKET this does nothing.
+    if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
+        tracing::warn!("telling systemd: {e}");
+    }
+}
+
+/// Starts an NBD server on each address.
+pub fn start_nbd(hub: &Arc<Hub>, addresses: &[NbdAddr], remote: bool) -> Result<Vec<NbdServer>> {
+    let mut servers = Vec::new();
+    for address in addresses {
+        let deliver_hub = Arc::clone(hub);
+        let deliver = move |export: &str, source: Box<dyn pvblk_backend::RequestSource>| {
+            let Some(disk) = deliver_hub.export(export) else {
+                return; // it was there at the handshake, and disks don't go
+            };
+            let who = source.describe();
+            let told = who.clone();
+            let ended = move |end| match end {
+                pvblk_backend::SourceEnd::Closed => tracing::debug!("{told}: closed"),
+                pvblk_backend::SourceEnd::Broken(e) => tracing::warn!("{told}: {e}"),
+            };
+            if let Err(e) = deliver_hub.attach(disk, source, ended) {
+                tracing::error!("{who}: {e}");
+            }
+        };
+        let exports: Arc<dyn pvblk_export::nbd::ExportTable> = hub.clone();
+        let config = NbdConfig {
+            allow_remote: remote,
+            ..NbdConfig::default()
+        };
+        let server = NbdServer::bind(address, config, exports, Arc::new(deliver))?;
+        servers.push(server);
+    }
+    Ok(servers)
+}
+
+/// The URI under which NBD clients reach an export.
+pub fn uri(address: &NbdAddr, export: &str) -> String {
+    match address {
+        NbdAddr::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+        NbdAddr::Tcp { .. } => {
+            let text = address.to_string();
+            format!("nbd://{}/{export}", text.trim_start_matches("tcp:"))
+        }
+    }
+}
+
+/// Runs until a signal says stop.
+pub fn wait_for_stop(signals: &mut Signals, hub: &Hub, base: u64) {
+    for signal in signals.forever() {
+        match signal {
+            SIGHUP => hub.refresh(),
+            SIGUSR1 => eprint!("{}", bill::render(base)),
+            _ => {
+                let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+                tracing::info!("stopping");
+                return;
+            }
+        }
+    }
+}
+
+/// Lets what is in flight complete and flushes all disks.
+pub fn finish(hub: &Arc<Hub>) -> Result<()> {
+    let finished = if hub.drain(DRAIN_TIMEOUT) {
+        hub.flush().map_err(anyhow::Error::from)
+    } else {
+        Err(anyhow::anyhow!(
+            "requests were still in flight after {} s: they were given up",
+            DRAIN_TIMEOUT.as_secs()
+        ))
+    };
+    if finished.is_err() {
+        abandon(hub);
+    }
+    finished
+}
+
+/// Keeps the hub from being taken down in order: that would wait for the same device, maybe for ever.
+pub fn abandon(hub: &Arc<Hub>) {
+    std::mem::forget(Arc::clone(hub));
+}

@@ -1,0 +1,204 @@
+//! `pvblk lab`.
+
+use crate::cli::{CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, SweepArgs};
+use anyhow::{Context, Result, bail};
+use pvblk_lab::{agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, verdict};
+use serde::Serialize;
+use std::path::PathBuf;
+
+pub fn run(command: &LabCommand) -> Result<()> {
+    match command {
+        LabCommand::Path(args) => run_path(args),
+        LabCommand::Nbd(args) => run_nbd(args),
+        LabCommand::Idle(args) => run_idle(args),
+        LabCommand::Rings(args) => run_rings(args),
+        LabCommand::Queues(args) => run_queues(args),
+        LabCommand::Fio(args) => run_fio(args),
+        LabCommand::Crash(args) => run_crash(args),
+        LabCommand::CrashLoad(args) => crash::load::run(&crash::load::LoadOptions {
+            socket: args.socket.clone(),
+            journal: args.journal.clone(),
+            seed: args.seed,
+            queues: args.queues,
+            ring_pages: args.ring_pages,
+        }),
+        LabCommand::BareServer(args) => path::bare_server(&args.socket, args.span),
+        LabCommand::TraceSample(args) => {
+            let events = pvblk_lab::trace_sample::run(&args.prefix, args.requests, args.seed)?;
+            println!("{events} events");
+            Ok(())
+        }
+        LabCommand::Instructions(args) => instructions::run(args.requests, args.depth),
+        LabCommand::NullNbd(args) => {
+            let size = pvblk_volume::parse_size(&args.size)?;
+            eprintln!("pvblk: ready");
+            null_nbd::serve(&args.socket, size, args.simple)
+                .with_context(|| format!("serving on {}", args.socket.display()))
+        }
+    }
+}
+
+/// A directory for sockets that goes away with the experiment.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Scratch> {
+        let path = std::env::temp_dir().join(format!("pvblk-lab-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn progress(what: &str) {
+    eprintln!("lab: {what}");
+}
+
+fn save(file: Option<&PathBuf>, result: &impl Serialize) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    #[derive(Serialize)]
+    struct Record<'a, T> {
+        command: String,
+        result: &'a T,
+    }
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    let record = Record {
+        command: format!("pvblk {}", command.join(" ")),
+        result,
+    };
+    let text = serde_json::to_string_pretty(&record)?;
+    std::fs::write(file, text + "\n").with_context(|| format!("writing {}", file.display()))
+}
+
+fn run_path(args: &PathArgs) -> Result<()> {
+    let mut options = path::PathOptions {
+        depths: args.depths.clone(),
+        runs: args.runs,
+        seconds: args.seconds,
+        span: pvblk_volume::parse_size(&args.span)?,
+        only_requests: args.requests,
+    };
+    if args.quick {
+        options.runs = options.runs.min(3);
+        options.seconds = options.seconds.min(0.2);
+    }
+    let scratch = Scratch::new()?;
+    let result = path::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.table());
+    Ok(())
+}
+
+fn run_nbd(args: &NbdArgs) -> Result<()> {
+    let options = nbd::NbdOptions {
+        depths: args.depths.clone(),
+        runs: args.runs,
+        seconds: args.seconds,
+        unpinned: args.unpinned,
+    };
+    let scratch = Scratch::new()?;
+    let result = nbd::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.table());
+    Ok(())
+}
+
+fn run_idle(args: &IdleArgs) -> Result<()> {
+    let scratch = Scratch::new()?;
+    let result = idle::run(args.disks, args.seconds, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.table());
+    Ok(())
+}
+
+fn run_crash(args: &CrashArgs) -> Result<()> {
+    let options = crash::CrashOptions {
+        cycles: args.cycles,
+        // Any seed will do; the process number differs from run to run.
+        seed: args.seed.unwrap_or_else(|| u64::from(std::process::id())),
+    };
+    progress(&format!("seed {}", options.seed));
+    let scratch = Scratch::new()?;
+    let result = crash::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.table());
+    Ok(())
+}
+
+/// Writes plots beside the samples.
+fn draw(file: Option<&PathBuf>, plots: Vec<(&str, String)>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    for (name, svg) in plots {
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let path = file.with_file_name(format!("{stem}-{name}.svg"));
+        std::fs::write(&path, svg).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn judge(check: bool, checks: &[verdict::Check]) -> Result<()> {
+    if !check || verdict::print(checks) {
+        return Ok(());
+    }
+    let failed = checks.iter().filter(|c| !c.holds).count();
+    bail!("{failed} of {} expected shapes were not seen", checks.len())
+}
+
+/// Small machines can't keep up with the modelled device and its clients.
+fn slower(args: &SweepArgs) -> Result<f64> {
+    let few = pvblk_sys::cpu::allowed().len() < 8;
+    let slower = args.slower.unwrap_or(if few { 20.0 } else { 1.0 });
+    if !(1.0..=1000.0).contains(&slower) {
+        bail!("--slower must be from 1 to 1000");
+    }
+    Ok(slower)
+}
+
+fn run_rings(args: &SweepArgs) -> Result<()> {
+    let options = rings::RingsOptions {
+        slower: slower(args)?,
+        runs: args.runs.unwrap_or(if args.quick { 3 } else { 5 }),
+        seconds: args.seconds.unwrap_or(if args.quick { 0.25 } else { 1.0 }),
+        quick: args.quick,
+    };
+    let scratch = Scratch::new()?;
+    let result = rings::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    draw(args.json.as_ref(), result.plots()?)?;
+    println!("{}", result.table());
+    judge(args.check, &result.checks())
+}
+
+fn run_queues(args: &SweepArgs) -> Result<()> {
+    let cpus = pvblk_sys::cpu::allowed().len() as u32;
+    let options = queues::QueuesOptions {
+        queues: cpus.clamp(2, 16),
+        slower: slower(args)?,
+        runs: args.runs.unwrap_or(if args.quick { 3 } else { 5 }),
+        seconds: args.seconds.unwrap_or(if args.quick { 0.3 } else { 1.0 }),
+        quick: args.quick,
+    };
+    let scratch = Scratch::new()?;
+    let result = queues::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    draw(args.json.as_ref(), result.plots()?)?;
+    println!("{}", result.table());
+    judge(args.check, &result.checks())
+}
+
+fn run_fio(args: &FioArgs) -> Result<()> {
+    let options = agree::AgreeOptions {
+        runs: args.runs,
+        seconds: args.seconds,
+    };
+    let scratch = Scratch::new()?;
+    let result = agree::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.table()?);
+    judge(args.check, &result.checks()?)
+}

@@ -1,0 +1,75 @@
+//! The `pvblk` command: flags, configuration, wiring; everything else is in the libraries.
+
+mod attach;
+mod bench;
+mod bill;
+mod cli;
+mod compare;
+mod config;
+mod daemon;
+mod hub;
+mod lab;
+mod latency;
+mod rings;
+mod serve;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+#[global_allocator]
+static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
+
+fn main() -> ExitCode {
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return usage_error(&e),
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PVBLK_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    let result = match &cli.command {
+        cli::Command::Serve(args) => serve::run(args),
+        cli::Command::Attach(args) => attach::run(args),
+        cli::Command::Compare(args) => compare::run(args),
+        cli::Command::Bench(args) => return bench::run(args),
+        cli::Command::Latency(args) => latency::run(args),
+        cli::Command::Lab(command) => lab::run(command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Some mistakes in flags show only when they are put together.
+        Err(e) => match e.downcast_ref::<clap::Error>() {
+            Some(usage) => usage_error(usage),
+            None => {
+                eprintln!("pvblk: {e:#}");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+/// Help and version go to standard output; a mistake is told in one line, with status 2.
+fn usage_error(e: &clap::Error) -> ExitCode {
+    if !e.use_stderr() {
+        let _ = e.print();
+        return ExitCode::SUCCESS;
+    }
+    if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = e.print();
+        return ExitCode::from(2);
+    }
+    let text = e.to_string();
+    let message = text.split("\nUsage:").next().unwrap_or_default();
+    let message = message.split("\nFor more information").next();
+    let words: Vec<&str> = message.unwrap_or_default().split_whitespace().collect();
+    let line = words.join(" ");
+    eprintln!(
+        "pvblk: {} (see pvblk --help)",
+        line.trim_start_matches("error: ")
+    );
+    ExitCode::from(2)
+}

@@ -1,0 +1,58 @@
+//! `pvblk serve`.
+
+use crate::cli::ServeArgs;
+use crate::config::ServeConfig;
+use crate::hub::Hub;
+use crate::rings::RingHost;
+use crate::{bill, daemon};
+use anyhow::{Context, Result};
+use pvblk_backend::{Backend, BackendOptions, Disk};
+use pvblk_block::trace::Tracing;
+use pvblk_export::local::LocalServer;
+use std::sync::Arc;
+
+pub fn run(args: &ServeArgs) -> Result<()> {
+    let config = ServeConfig::resolve(args)?;
+    let base = daemon::base_memory();
+    let mut signals = daemon::signals()?;
+    let mut disks = Vec::new();
+    for (name, spec) in &config.disks {
+        let device = spec.open().with_context(|| format!("disk {name}"))?;
+        let mib = device.capacity_sectors() / 2048;
+        eprintln!("disk {name}: {}, {mib} MiB", device.describe());
+        disks.push(Arc::new(Disk::new(name, device, Tracing::off())));
+    }
+    let backend = Backend::start(&BackendOptions {
+        workers: config.workers,
+        spin_max: config.spin_max,
+        ..BackendOptions::default()
+    })?;
+    let hub = Hub::new(backend, disks);
+    let local = match &config.local {
+        Some(path) => {
+            let host = RingHost::new(Arc::clone(&hub), config.max_queues, config.max_ring);
+            eprintln!(
+                "rings on unix:{} (up to {} queues of {} pages for each disk)",
+                path.display(),
+                config.max_queues,
+                config.max_ring.pages()
+            );
+            Some(LocalServer::bind(path, Arc::new(host))?)
+        }
+        None => None,
+    };
+    let nbd = daemon::start_nbd(&hub, &config.nbd, config.allow_remote)?;
+    for server in &nbd {
+        let address = server.local_addr();
+        let uri = |d: &Arc<Disk>| daemon::uri(&address, d.name());
+        let all: Vec<_> = hub.disks().iter().map(uri).collect();
+        eprintln!("NBD on {}", all.join(" "));
+    }
+    eprint!("{}", bill::render(base));
+    daemon::ready();
+    daemon::wait_for_stop(&mut signals, &hub, base);
+    // No new ones, then those that are there, then the data.
+    drop(nbd);
+    drop(local);
+    daemon::finish(&hub)
+}

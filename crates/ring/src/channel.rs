@@ -1,0 +1,39 @@
+//! Event channels: how one end wakes the other.
+
+use pvblk_sys::EventFd;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// A two-way doorbell: `notify` rings the peer's, the descriptor becomes readable when the peer rings ours.
+/// A handler only marks: the ring is drained elsewhere, in bounded batches.
+pub trait EventChannel: Send + Sync {
+    /// Wakes the peer. Never blocks.
+    fn notify(&self);
+    /// Forgets that we were woken; to be called before the ring is looked at for the last time.
+    fn clear(&self);
+    /// Readable while we are woken.
+    fn fd(&self) -> BorrowedFd<'_>;
+}
+
+/// An event channel between processes of one host: one eventfd for each direction.
+#[derive(Debug)]
+pub struct EventFdChannel {
+    /// Rung by us.
+    pub to_peer: EventFd,
+    /// Rung by the peer.
+    pub from_peer: EventFd,
+}
+
+impl EventChannel for EventFdChannel {
+    #[inline]
+    fn notify(&self) {
+        self.to_peer.notify();
+    }
+
+    fn clear(&self) {
+        self.from_peer.drain();
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.from_peer.as_fd()
+    }
+}

@@ -1,0 +1,91 @@
+//! Messages with descriptors over a `SOCK_SEQPACKET` Unix socket.
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Most descriptors in one message.
+pub const MAX_FDS: usize = 16;
+
+/// Sends one message with up to [`MAX_FDS`] descriptors. `WouldBlock` if the peer doesn't read.
+pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "too many descriptors in one message",
+        ));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = sendmsg(fd, &[IoSlice::new(bytes)], &mut ancillary, flags)?;
+    if sent != bytes.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    Ok(())
+}
+
+/// Receives one message into `bytes`: its length (0: the peer closed) and its descriptors, which are
+/// closed in children. A message longer than `bytes` or with too many descriptors is an error.
+pub fn recv(fd: BorrowedFd<'_>, bytes: &mut [u8], wait: bool) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut flags = RecvFlags::CMSG_CLOEXEC;
+    if !wait {
+        flags |= RecvFlags::DONTWAIT;
+    }
+    let got = recvmsg(fd, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags)?;
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            fds.extend(passed);
+        }
+    }
+    if got
+        .flags
+        .intersects(rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC)
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "message too long",
+        ));
+    }
+    Ok((got.bytes, fds))
+}
+
+/// A connected pair of message sockets, for tests and for children.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EventFd;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn descriptors_arrive_with_their_message() {
+        let (a, b) = pair().unwrap();
+        let e = EventFd::new().unwrap();
+        send(a.as_fd(), b"one", &[e.as_fd()]).unwrap();
+        send(a.as_fd(), b"two", &[]).unwrap();
+        let mut buf = [0; 16];
+        let (n, mut fds) = recv(b.as_fd(), &mut buf, true).unwrap();
+        assert_eq!((&buf[..n], fds.len()), (&b"one"[..], 1));
+        EventFd::from_peer(fds.remove(0)).unwrap().notify();
+        assert!(e.drain());
+        assert!(recv(b.as_fd(), &mut buf[..2], true).is_err());
+        drop(a);
+        assert_eq!(recv(b.as_fd(), &mut buf, true).unwrap().0, 0);
+    }
+}

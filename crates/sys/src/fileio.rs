@@ -1,0 +1,122 @@
+//! Synchronous file operations on buffers, for memory-like files and control paths.
+
+use crate::Buffer;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Most segments one call hands to the kernel (`IOV_MAX` is 1024).
+const CHUNK: usize = 256;
+
+/// Fills `buffers` from `offset` (bytes). A file that ends early leaves zeros in the rest.
+pub fn read_at(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer]) -> io::Result<()> {
+    let done = run(fd, offset, buffers, true)?;
+    zero_from(buffers, done);
+    Ok(())
+}
+
+/// Writes all of `buffers` at `offset` (bytes).
+pub fn write_at(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer]) -> io::Result<()> {
+    let done = run(fd, offset, buffers, false)?;
+    if done < crate::total_len(buffers) {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    Ok(())
+}
+
+/// Zeroes everything of `buffers` past the first `done` bytes.
+pub fn zero_from(buffers: &[Buffer], mut done: usize) {
+    for b in buffers {
+        let skip = done.min(b.len());
+        done -= skip;
+        if skip < b.len() {
+            b.region().zero(b.offset() + skip, b.len() - skip);
+        }
+    }
+}
+
+/// Reads or writes until all is done or the file ends; returns bytes done.
+fn run(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer], read: bool) -> io::Result<usize> {
+    let want = crate::total_len(buffers);
+    let mut done = 0;
+    let mut iov = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; CHUNK];
+    while done < want {
+        let n = fill(&mut iov, buffers, done, read);
+        let at = (offset + done as u64) as libc::off_t;
+        // SAFETY: the first `n` entries describe live, checked buffers (writable if read into); the
+        // caller's borrow keeps them mapped over the call.
+        let r = unsafe {
+            if read {
+                libc::preadv(fd.as_raw_fd(), iov.as_ptr(), n as i32, at)
+            } else {
+                libc::pwritev(fd.as_raw_fd(), iov.as_ptr(), n as i32, at)
+            }
+        };
+        match r {
+            0 => break,
+            r if r > 0 => done += r as usize,
+            _ => {
+                let e = io::Error::last_os_error();
+                if e.kind() != io::ErrorKind::Interrupted {
+                    return Err(e);
+                }
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Describes `buffers` from byte `skip` on; returns how many entries were used.
+pub(crate) fn fill(
+    iov: &mut [libc::iovec],
+    buffers: &[Buffer],
+    mut skip: usize,
+    by_kernel: bool,
+) -> usize {
+    let mut n = 0;
+    for b in buffers {
+        if skip >= b.len() {
+            skip -= b.len();
+            continue;
+        }
+        if n == iov.len() {
+            break;
+        }
+        iov[n] = b.iovec(skip, by_kernel);
+        skip = 0;
+        n += 1;
+    }
+    n
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn more_segments_than_one_call_takes() {
+        let fd = crate::create_sealed("t", 1 << 20).unwrap();
+        let whole = Buffer::anonymous(512 * 600).unwrap();
+        let parts: Vec<_> = (0..600)
+            .rev()
+            .map(|i| whole.slice(i * 512, 512).unwrap())
+            .collect();
+        for (i, p) in parts.iter().enumerate() {
+            p.write(0, &(i as u32).to_le_bytes());
+        }
+        write_at(fd.as_fd(), 4096, &parts).unwrap();
+        let back = Buffer::anonymous(512 * 600).unwrap();
+        read_at(fd.as_fd(), 4096, std::slice::from_ref(&back)).unwrap();
+        for i in 0..600u32 {
+            let mut b = [0; 4];
+            back.read(i as usize * 512, &mut b);
+            assert_eq!(u32::from_le_bytes(b), i);
+        }
+        back.write(0, &[9; 16]);
+        read_at(fd.as_fd(), (1 << 20) - 8, &[back.slice(0, 16).unwrap()]).unwrap();
+        assert_eq!(back.slice(0, 16).unwrap().to_vec(), [0; 16]);
+    }
+}

@@ -1,0 +1,33 @@
+//! The only crate of pvblk with `unsafe`: memory that somebody else may change, and the kernel's edges.
+//!
+//! Everything here is a safe interface. What each side guarantees:
+//! - [`Region`] is a mapping that a peer process (a guest) may change at any moment. No Rust
+//!   reference into its data is ever handed out: bytes are copied in or out, indices are atomics.
+//! - [`Buffer`] is a checked piece of a region that keeps the region mapped. A kernel operation
+//!   ([`uring`], [`fileio`], [`socket`]) only takes buffers, so memory in flight can't be unmapped.
+//! - [`alloc::Counting`] counts the heap for the memory bill.
+//!
+//! No policy lives here: no retry, no log, no protocol.
+
+#![allow(unsafe_code)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod alloc;
+mod buffer;
+pub mod cpu;
+mod eventfd;
+pub mod fdpass;
+pub mod fileio;
+pub mod limits;
+mod memfd;
+mod poller;
+pub mod proc_status;
+mod region;
+pub mod socket;
+pub mod uring;
+
+pub use buffer::{Buffer, total_len};
+pub use eventfd::EventFd;
+pub use memfd::{check_sealed, create_sealed};
+pub use poller::{PollEvent, Poller};
+pub use region::{PAGE_SIZE, Region, RegionError};

@@ -1,0 +1,23 @@
+//! Limits of the process.
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+/// Raises the soft limit of open descriptors to the hard one: a server has about ten for each attached
+/// disk. Returns the limit that holds now; `None`: there is none.
+pub fn raise_open_files() -> Option<u64> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // A refusal leaves the limit as it was.
+    let _ = setrlimit(Resource::Nofile, limit);
+    getrlimit(Resource::Nofile).current
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_soft_limit_becomes_the_hard_one() {
+        let now = super::raise_open_files();
+        let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+        assert_eq!(now, hard);
+    }
+}

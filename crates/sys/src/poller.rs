@@ -1,0 +1,139 @@
+//! One place to wait: epoll.
+
+use rustix::event::{Timespec, epoll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// A set of descriptors to wait on, level-triggered. It is itself a descriptor, so sets nest.
+#[derive(Debug)]
+pub struct Poller(OwnedFd);
+
+/// One descriptor's readiness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollEvent {
+    /// What [`Poller::add`] was given.
+    pub token: u64,
+    /// Bytes, an event or a completion can be read, or the peer hung up.
+    pub readable: bool,
+    /// Bytes can be written.
+    pub writable: bool,
+    /// The peer closed its end.
+    pub hangup: bool,
+}
+
+fn flags(read: bool, write: bool) -> epoll::EventFlags {
+    let mut f = epoll::EventFlags::empty();
+    if read {
+        f |= epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+    }
+    if write {
+        f |= epoll::EventFlags::OUT;
+    }
+    f
+}
+
+impl Poller {
+    /// An empty set.
+    pub fn new() -> io::Result<Poller> {
+        Ok(Poller(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+    }
+
+    /// Waits for `fd` to be readable, and writable too if `write`. A descriptor that is closed leaves the set.
+    pub fn add(&self, fd: BorrowedFd<'_>, token: u64, write: bool) -> io::Result<()> {
+        Ok(epoll::add(
+            &self.0,
+            fd,
+            epoll::EventData::new_u64(token),
+            flags(true, write),
+        )?)
+    }
+
+    /// Changes what `fd` is waited for; with neither it stays in the set and only errors are reported.
+    pub fn set(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) -> io::Result<()> {
+        Ok(epoll::modify(
+            &self.0,
+            fd,
+            epoll::EventData::new_u64(token),
+            flags(read, write),
+        )?)
+    }
+
+    /// Takes `fd` out of the set.
+    pub fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::delete(&self.0, fd)?)
+    }
+
+    /// Waits up to `timeout` (`None`: for ever, zero: not at all) and appends up to 64 events to `out`.
+    /// A signal ends the wait early with none.
+    pub fn wait(&self, out: &mut Vec<PollEvent>, timeout: Option<Duration>) -> io::Result<()> {
+        let spec = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: t.subsec_nanos() as _,
+        });
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let (ready, _) = match epoll::wait(&self.0, &mut events, spec.as_ref()) {
+            Ok(r) => r,
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        for e in ready.iter() {
+            let (set, data) = (e.flags, e.data);
+            let hangup = set.intersects(
+                epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR,
+            );
+            out.push(PollEvent {
+                token: data.u64(),
+                readable: set.contains(epoll::EventFlags::IN) || hangup,
+                writable: set.contains(epoll::EventFlags::OUT) || hangup,
+                hangup,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EventFd;
+
+    /// Modelled devices and pauses of a few microseconds depend on it. The best of many, since others use this CPU too.
+    #[test]
+    fn waits_are_shorter_than_a_millisecond() {
+        let p = Poller::new().unwrap();
+        let mut got = Vec::new();
+        let best = (0..50).map(|_| {
+            let start = std::time::Instant::now();
+            p.wait(&mut got, Some(Duration::from_micros(100))).unwrap();
+            start.elapsed()
+        });
+        let best = best.min().unwrap();
+        let allowed = Duration::from_micros(100)..Duration::from_micros(900);
+        assert!(allowed.contains(&best), "{best:?}");
+    }
+
+    #[test]
+    fn sets_nest() {
+        let (inner, outer, e) = (
+            Poller::new().unwrap(),
+            Poller::new().unwrap(),
+            EventFd::new().unwrap(),
+        );
+        inner.add(e.as_fd(), 1, false).unwrap();
+        outer.add(inner.as_fd(), 2, false).unwrap();
+        let mut got = Vec::new();
+        outer.wait(&mut got, Some(Duration::ZERO)).unwrap();
+        assert!(got.is_empty());
+        e.notify();
+        outer.wait(&mut got, Some(Duration::ZERO)).unwrap();
+        assert_eq!(got[0].token, 2);
+        assert!(got[0].readable && !got[0].hangup);
+    }
+}

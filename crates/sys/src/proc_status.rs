@@ -1,0 +1,67 @@
+//! What the kernel says this process uses, to hold the memory bill against.
+
+use std::io;
+
+/// Figures of `/proc/self/status` and `/proc/self/maps`, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Resident anonymous memory (`RssAnon`).
+    pub rss_anon: u64,
+    /// Sum of the sizes of all shared mappings (`rw-s` and `r--s` in `maps`).
+    pub shared_mapped: u64,
+}
+
+/// Reads the figures of process `pid` (`None`: this one).
+pub fn memory(pid: Option<u32>) -> io::Result<ProcessMemory> {
+    let dir = pid.map_or("/proc/self".to_owned(), |p| format!("/proc/{p}"));
+    let status = std::fs::read_to_string(format!("{dir}/status"))?;
+    let maps = std::fs::read_to_string(format!("{dir}/maps"))?;
+    Ok(ProcessMemory {
+        rss_anon: rss_anon(&status),
+        shared_mapped: shared_mapped(&maps),
+    })
+}
+
+fn rss_anon(status: &str) -> u64 {
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix("RssAnon:"))
+        .unwrap_or("");
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<u64>()
+        .unwrap_or(0)
+        * 1024
+}
+
+fn shared_mapped(maps: &str) -> u64 {
+    maps.lines()
+        .filter_map(|l| {
+            let (range, rest) = l.split_once(' ')?;
+            if rest.as_bytes().get(3) != Some(&b's') {
+                return None;
+            }
+            let (a, b) = range.split_once('-')?;
+            u64::from_str_radix(b, 16)
+                .ok()?
+                .checked_sub(u64::from_str_radix(a, 16).ok()?)
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_lines_are_read() {
+        assert_eq!(
+            rss_anon("VmRSS:\t 1 kB\nRssAnon:\t     136 kB\n"),
+            136 * 1024
+        );
+        let maps =
+            "1000-3000 rw-s 0 00:01 5 /memfd:x\n3000-4000 rw-p 0 0 0\n5000-6000 r--s 0 0 0\n";
+        assert_eq!(shared_mapped(maps), 0x3000);
+        assert!(memory(None).unwrap().rss_anon > 0);
+    }
+}

@@ -1,0 +1,361 @@
+//! [`Region`]: a mapping whose bytes may change under us.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+
+/// Bytes of one page and of one grant (Xen: `XEN_PAGE_SIZE`, xen/include/public/io/blkif.h).
+pub const PAGE_SIZE: usize = 4096;
+
+/// A page-aligned mapping of memory that others may read and write concurrently.
+///
+/// The peer is hostile: nothing read here may be trusted twice. Accessors copy; they panic when the
+/// caller (never the peer) asks for a range outside the region, so ranges that come from a peer are
+/// checked by [`crate::Buffer::new`] first.
+pub struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    writable: bool,
+    shared: bool,
+}
+
+/// Why a region could not be made.
+#[derive(Debug)]
+pub enum RegionError {
+    /// Length or frame outside the file, or zero.
+    Range,
+    /// The kernel refused.
+    Os(io::Error),
+}
+
+impl std::fmt::Display for RegionError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RegionError::Range => write!(f, "range is empty or outside the memory"),
+            RegionError::Os(e) => write!(f, "mapping memory: {e}"),
+        }
+    }
+}
+
+impl std::error::Error for RegionError {}
+
+// SAFETY: the mapping belongs to the process, not to a thread; all access goes through raw copies or
+// atomics, which are sound from any thread (see `read`).
+unsafe impl Send for Region {}
+// SAFETY: as above; no method hands out a reference to non-atomic data.
+unsafe impl Sync for Region {}
+
+fn round_up(len: usize) -> Option<usize> {
+    len.checked_add(PAGE_SIZE - 1).map(|n| n & !(PAGE_SIZE - 1))
+}
+
+fn map(
+    addr: *mut u8,
+    len: usize,
+    prot: i32,
+    flags: i32,
+    fd: i32,
+    offset: u64,
+) -> io::Result<NonNull<u8>> {
+    // SAFETY: without MAP_FIXED the kernel picks an unused range; with it (only `from_frames`) the
+    // range is one that this function reserved and nobody else knows.
+    let p = unsafe { libc::mmap(addr.cast(), len, prot, flags, fd, offset as libc::off_t) };
+    if p == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(p.cast()).ok_or_else(|| io::Error::other("mmap returned null"))
+}
+
+impl Region {
+    /// Private zeroed memory of `len` bytes (rounded up to pages), taken from the system on first touch.
+    pub fn anonymous(len: usize) -> Result<Region, RegionError> {
+        let len = round_up(len).filter(|&n| n > 0).ok_or(RegionError::Range)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let base = map(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+        .map_err(RegionError::Os)?;
+        Ok(Region {
+            base,
+            len,
+            writable: true,
+            shared: false,
+        })
+    }
+
+    /// Maps `len` bytes of a memory file from `offset` (both multiples of [`PAGE_SIZE`]), shared.
+    ///
+    /// The caller has checked that the file can't shrink ([`crate::check_sealed`]); a file that
+    /// shrinks under a mapping kills the process with SIGBUS.
+    pub fn shared(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        writable: bool,
+    ) -> Result<Region, RegionError> {
+        if len == 0 || !len.is_multiple_of(PAGE_SIZE) || !offset.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(RegionError::Range);
+        }
+        let base = map(
+            std::ptr::null_mut(),
+            len,
+            prot(writable),
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            fd.as_raw_fd(),
+            offset,
+        )
+        .map_err(RegionError::Os)?;
+        Ok(Region {
+            base,
+            len,
+            writable,
+            shared: true,
+        })
+    }
+
+    /// Maps single pages (frame numbers in units of [`PAGE_SIZE`]) of a memory file side by side, as
+    /// a multi-page ring needs them: its pages are granted one by one and need not be neighbours.
+    ///
+    /// The caller has checked the frames against the file's size.
+    pub fn from_frames(
+        fd: BorrowedFd<'_>,
+        frames: &[u64],
+        writable: bool,
+    ) -> Result<Region, RegionError> {
+        let len = frames
+            .len()
+            .checked_mul(PAGE_SIZE)
+            .filter(|&n| n > 0)
+            .ok_or(RegionError::Range)?;
+        // Reserve one range, then place each page in it.
+        let base = map(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+        .map_err(RegionError::Os)?;
+        let region = Region {
+            base,
+            len,
+            writable,
+            shared: true,
+        };
+        for (i, &frame) in frames.iter().enumerate() {
+            let offset = frame
+                .checked_mul(PAGE_SIZE as u64)
+                .ok_or(RegionError::Range)?;
+            // SAFETY: `i * PAGE_SIZE` is inside the reserved range.
+            let at = unsafe { base.as_ptr().add(i * PAGE_SIZE) };
+            map(
+                at,
+                PAGE_SIZE,
+                prot(writable),
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                fd.as_raw_fd(),
+                offset,
+            )
+            .map_err(RegionError::Os)?;
+        }
+        Ok(region)
+    }
+
+    /// Bytes mapped.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for a region of no bytes; none can be made, so false.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// True if this process may write.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    #[inline]
+    pub(crate) fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "range outside the region"
+        );
+        // SAFETY: offset <= len of the mapping, checked above.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    #[inline]
+    pub(crate) fn at_mut(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(self.writable, "region is read-only");
+        self.at(offset, len)
+    }
+
+    /// Copies `dst.len()` bytes out, starting at `offset`.
+    #[inline]
+    pub fn read(&self, offset: usize, dst: &mut [u8]) {
+        let src = self.at(offset, dst.len());
+        // SAFETY: source range checked; `dst` is private memory, so the ranges don't overlap. A peer
+        // may write meanwhile: the copy then holds a mix of old and new bytes, and any byte pattern is
+        // valid for `u8`. No reference to the source exists, so the compiler can't read it twice.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) }
+    }
+
+    /// Copies `src` in, starting at `offset`.
+    #[inline]
+    pub fn write(&self, offset: usize, src: &[u8]) {
+        let dst = self.at_mut(offset, src.len());
+        // SAFETY: destination range checked and writable; `src` is private memory.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) }
+    }
+
+    /// Copies `len` bytes from `src` at `src_offset` to here at `offset`; the ranges may overlap.
+    #[inline]
+    pub fn copy_from(&self, offset: usize, src: &Region, src_offset: usize, len: usize) {
+        let from = src.at(src_offset, len);
+        let to = self.at_mut(offset, len);
+        // SAFETY: both ranges checked; `copy` allows overlap. Races as in `read`.
+        unsafe { std::ptr::copy(from, to, len) }
+    }
+
+    /// Writes `len` zero bytes at `offset`.
+    #[inline]
+    pub fn zero(&self, offset: usize, len: usize) {
+        let dst = self.at_mut(offset, len);
+        // SAFETY: range checked and writable.
+        unsafe { std::ptr::write_bytes(dst, 0, len) }
+    }
+
+    /// The 32-bit index at `offset` (a multiple of 4), for ring producers and events.
+    #[inline]
+    pub fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4), "unaligned atomic");
+        let p = self.at_mut(offset, 4);
+        // SAFETY: in range, aligned (the base is page-aligned), writable, lives as long as `self`;
+        // an atomic may be changed by anyone at any time.
+        unsafe { AtomicU32::from_ptr(p.cast()) }
+    }
+
+    /// Gives whole pages of `offset..offset+len` back to the system; they read as zero afterwards.
+    ///
+    /// For a shared region this punches a hole in the file (`MADV_REMOVE`), for a private one the
+    /// pages are dropped (`MADV_DONTNEED`). The range must be page-aligned. The caller knows that no
+    /// I/O on the range is in flight: that knowledge can't be had here, and getting it wrong loses data.
+    pub fn release(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
+        if len == 0 {
+            return Ok(());
+        }
+        let p = self.at_mut(offset, len);
+        let advice = if self.shared {
+            libc::MADV_REMOVE
+        } else {
+            libc::MADV_DONTNEED
+        };
+        // SAFETY: the range is inside the mapping; both advices keep it mapped.
+        if unsafe { libc::madvise(p.cast(), len, advice) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Bytes of this mapping that are resident (`mincore`), for the memory bill.
+    pub fn resident(&self) -> usize {
+        let pages = self.len / PAGE_SIZE;
+        let mut seen = 0;
+        let mut vec = [0u8; 4096];
+        let mut page = 0;
+        while page < pages {
+            let n = vec.len().min(pages - page);
+            let p = self.at(page * PAGE_SIZE, n * PAGE_SIZE);
+            // SAFETY: the range is mapped and `vec` holds one byte for each of its pages.
+            if unsafe { libc::mincore(p.cast(), n * PAGE_SIZE, vec.as_mut_ptr()) } != 0 {
+                return self.len;
+            }
+            seen += vec[..n].iter().filter(|&&b| b & 1 != 0).count();
+            page += n;
+        }
+        seen * PAGE_SIZE
+    }
+}
+
+fn prot(writable: bool) -> i32 {
+    if writable {
+        libc::PROT_READ | libc::PROT_WRITE
+    } else {
+        libc::PROT_READ
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by us, and buffers hold an `Arc` of us, so none is in use.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("len", &self.len)
+            .field("writable", &self.writable)
+            .field("shared", &self.shared)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{check_sealed, create_sealed};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn frames_are_mapped_side_by_side() {
+        let fd = create_sealed("t", 4 * PAGE_SIZE as u64).unwrap();
+        let whole = Region::shared(fd.as_fd(), 0, 4 * PAGE_SIZE, true).unwrap();
+        whole.write(3 * PAGE_SIZE, b"three");
+        whole.write(PAGE_SIZE, b"one");
+        let ring = Region::from_frames(fd.as_fd(), &[3, 1], true).unwrap();
+        let mut b = [0; 5];
+        ring.read(0, &mut b);
+        assert_eq!(&b, b"three");
+        ring.read(PAGE_SIZE, &mut b[..3]);
+        assert_eq!(&b[..3], b"one");
+        assert_eq!(check_sealed(fd.as_fd()).unwrap(), 4 * PAGE_SIZE as u64);
+    }
+
+    #[test]
+    fn release_gives_pages_back_and_reads_zero() {
+        for r in [Region::anonymous(8 * PAGE_SIZE).unwrap(), {
+            let fd = create_sealed("t", 8 * PAGE_SIZE as u64).unwrap();
+            Region::shared(fd.as_fd(), 0, 8 * PAGE_SIZE, true).unwrap()
+        }] {
+            for p in 0..8 {
+                r.write(p * PAGE_SIZE, b"x");
+            }
+            assert_eq!(r.resident(), 8 * PAGE_SIZE);
+            r.release(2 * PAGE_SIZE, 4 * PAGE_SIZE).unwrap();
+            assert_eq!(r.resident(), 4 * PAGE_SIZE);
+            let mut b = [1];
+            r.read(2 * PAGE_SIZE, &mut b);
+            assert_eq!(b, [0]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "range outside the region")]
+    fn a_range_outside_panics() {
+        Region::anonymous(1)
+            .unwrap()
+            .read(PAGE_SIZE - 1, &mut [0; 2]);
+    }
+}

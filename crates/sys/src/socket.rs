@@ -1,0 +1,118 @@
+//! Stream sockets that read into and write from buffers without a copy of ours.
+
+use crate::Buffer;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Most parts one call hands to the kernel.
+pub const MAX_PARTS: usize = 64;
+
+/// A piece of what is sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Part<'a> {
+    /// Private bytes, such as a header.
+    Bytes(&'a [u8]),
+    /// A buffer from `skip` bytes on.
+    Buffer(&'a Buffer, usize),
+}
+
+/// Sends up to [`MAX_PARTS`] parts without blocking and without SIGPIPE; returns bytes sent.
+/// `WouldBlock` if the socket is full.
+pub fn send<'a>(fd: BorrowedFd<'_>, parts: impl Iterator<Item = Part<'a>>) -> io::Result<usize> {
+    let mut iov = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; MAX_PARTS];
+    let mut n = 0;
+    for part in parts.take(MAX_PARTS) {
+        iov[n] = match part {
+            Part::Bytes(b) => libc::iovec {
+                iov_base: b.as_ptr().cast_mut().cast(),
+                iov_len: b.len(),
+            },
+            Part::Buffer(b, skip) => b.iovec(skip, false),
+        };
+        n += 1;
+    }
+    // SAFETY: an all-zero msghdr is valid: no name, no control data.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = iov.as_mut_ptr();
+    msg.msg_iovlen = n as _;
+    // SAFETY: the first `n` entries describe memory that the borrows of `parts` keep alive; the
+    // kernel only reads it.
+    let r = unsafe {
+        libc::sendmsg(
+            fd.as_raw_fd(),
+            &msg,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(r as usize)
+}
+
+/// Receives into `buffers` from byte `skip` of them on, then into `spill`, without blocking.
+/// Returns bytes received, 0 at the end of the stream, `WouldBlock` if there is nothing.
+pub fn recv(
+    fd: BorrowedFd<'_>,
+    buffers: &[Buffer],
+    skip: usize,
+    spill: &mut [u8],
+) -> io::Result<usize> {
+    let mut iov = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; MAX_PARTS];
+    let mut n = crate::fileio::fill(&mut iov[..MAX_PARTS - 1], buffers, skip, true);
+    let described: usize = iov[..n].iter().map(|v| v.iov_len).sum();
+    // The spill may only follow if all of the buffers are described, or bytes would land out of order.
+    if !spill.is_empty() && described + skip >= crate::total_len(buffers) {
+        iov[n] = libc::iovec {
+            iov_base: spill.as_mut_ptr().cast(),
+            iov_len: spill.len(),
+        };
+        n += 1;
+    }
+    // SAFETY: an all-zero msghdr is valid.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = iov.as_mut_ptr();
+    msg.msg_iovlen = n as _;
+    // SAFETY: the first `n` entries describe writable memory that the borrows keep alive.
+    let r = unsafe { libc::recvmsg(fd.as_raw_fd(), &mut msg, libc::MSG_DONTWAIT) };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(r as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn header_and_data_travel_in_one_call() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let data = Buffer::anonymous(8).unwrap();
+        data.write(0, b"abcdefgh");
+        let n = send(
+            a.as_fd(),
+            [Part::Bytes(b"head"), Part::Buffer(&data, 2)].into_iter(),
+        )
+        .unwrap();
+        assert_eq!(n, 10);
+        let into = Buffer::anonymous(8).unwrap();
+        let mut spill = [0; 8];
+        let n = recv(b.as_fd(), std::slice::from_ref(&into), 3, &mut spill).unwrap();
+        assert_eq!(n, 10);
+        assert_eq!(&into.to_vec()[3..], b"headc");
+        assert_eq!(&spill[..5], b"defgh");
+        let e = recv(b.as_fd(), &[], 0, &mut spill).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::WouldBlock);
+        drop(a);
+        assert_eq!(recv(b.as_fd(), &[], 0, &mut spill).unwrap(), 0);
+    }
+}

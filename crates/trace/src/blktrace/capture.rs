@@ -1,0 +1,146 @@
+//! A whole capture in memory: some files, sorted by time.
+
+use super::{DROP_MESSAGE, NAME_MESSAGE, ReadError, Reader, Step};
+use crate::{Device, Event};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// Most notes kept; files from elsewhere may give cause for any number.
+const MAX_NOTES: usize = 100;
+/// Most messages kept.
+const MAX_MESSAGES: usize = 10_000;
+
+/// The events of some files, and what else they tell.
+#[derive(Debug, Default)]
+pub struct Capture {
+    /// By time once [`Capture::sort`] was called; those of one file are in order anyway.
+    pub events: Vec<Event>,
+    /// Names of devices, where our messages tell them.
+    pub devices: BTreeMap<Device, String>,
+    /// Names of processes.
+    pub processes: BTreeMap<u32, String>,
+    /// Messages of others: time in nanoseconds, device, text.
+    pub messages: Vec<(u64, Device, String)>,
+    /// Records that are missing, by their numbers.
+    pub missing: u64,
+    /// Events that were dropped when this was recorded, as our messages tell.
+    pub dropped: u64,
+    /// What was odd, one line each.
+    pub notes: Vec<String>,
+    /// Last number of each device and CPU.
+    last: HashMap<(u32, u32), u32>,
+}
+
+/// The files of a path: itself if it is one, else all `PATH.blktrace.N` from 0 without a hole.
+pub fn files_of(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    (0u32..)
+        .map(|n| numbered(path, n))
+        .take_while(|p| p.is_file())
+        .collect()
+}
+
+/// `PREFIX.blktrace.N`.
+pub(super) fn numbered(prefix: &Path, number: u32) -> PathBuf {
+    let mut name = prefix.as_os_str().to_owned();
+    name.push(format!(".blktrace.{number}"));
+    name.into()
+}
+
+impl Capture {
+    /// Reads all files of all paths; see [`files_of`].
+    pub fn read(paths: &[PathBuf]) -> Result<Capture, ReadError> {
+        let mut capture = Capture::default();
+        for path in paths {
+            let error = |file: &Path, why: String| ReadError {
+                file: file.display().to_string(),
+                offset: 0,
+                why,
+            };
+            let files = files_of(path);
+            if files.is_empty() {
+                let first = numbered(path, 0);
+                let why = format!("there is no such file, and no {}", first.display());
+                return Err(error(path, why));
+            }
+            for file in files {
+                let input = File::open(&file).map_err(|e| error(&file, e.to_string()))?;
+                capture.add(file.display().to_string(), BufReader::new(input))?;
+            }
+        }
+        capture.sort();
+        Ok(capture)
+    }
+
+    /// Adds all that a file holds.
+    pub fn add(&mut self, name: impl Into<String>, input: impl Read) -> Result<(), ReadError> {
+        let mut reader = Reader::new(name, input);
+        while let Some(step) = reader.next_step()? {
+            match step {
+                Step::Event(event, sequence) => {
+                    self.count(event.device.0, event.queue, sequence);
+                    self.events.push(event);
+                }
+                Step::Other(record) => {
+                    if !record.is_notification() {
+                        self.count(record.device, record.cpu, record.sequence);
+                    }
+                }
+                Step::Process(pid, name) => {
+                    self.processes.insert(pid, name);
+                }
+                Step::Clock(..) => {}
+                Step::Message(time_ns, device, text) => {
+                    self.message(time_ns, Device(device), text);
+                }
+                Step::CutOff => {
+                    let text = format!("{}: the last record is cut off", reader.name());
+                    self.note(text);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, device: u32, cpu: u32, sequence: u32) {
+        let last = self.last.entry((device, cpu)).or_insert(sequence);
+        // In a merged dump neighbours may change places; only steps ahead are losses.
+        if sequence > *last {
+            self.missing += u64::from(sequence - *last - 1);
+            *last = sequence;
+        }
+    }
+
+    fn message(&mut self, time_ns: u64, device: Device, text: String) {
+        if let Some(name) = text.strip_prefix(NAME_MESSAGE) {
+            self.devices.insert(device, name.to_owned());
+        } else if let Some(count) = text.strip_prefix(DROP_MESSAGE) {
+            let number = count.split_whitespace().next().and_then(|n| n.parse().ok());
+            self.dropped = self.dropped.saturating_add(number.unwrap_or(0));
+        } else if self.messages.len() < MAX_MESSAGES {
+            self.messages.push((time_ns, device, text));
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        if self.notes.len() < MAX_NOTES {
+            self.notes.push(text);
+        }
+    }
+
+    /// Sorts the events by time; at the same time, in the order of a request's life.
+    pub fn sort(&mut self) {
+        self.events.sort_by_key(|e| (e.time_ns, e.action));
+    }
+
+    /// A device's name, or its number.
+    pub fn device_name(&self, device: Device) -> String {
+        let name = self.devices.get(&device);
+        name.map_or_else(|| device.to_string(), |name| name.clone())
+    }
+}

@@ -1,0 +1,386 @@
+//! From events to hops: what each request spent where, for each device, operation and submitter.
+//!
+//! Events are paired as btt pairs them: by device and range of sectors. A merged request is issued and completes as one; what
+//! covers the sectors of several requests counts for each of them. C2A is the seed's: from a completion to the next request
+//! of the same submitter; when several complete before it, from the last of them.
+
+mod deviation;
+mod hop;
+mod pairing;
+mod report;
+mod stats;
+mod submitter;
+
+pub use deviation::{Column, Deviation, deviation};
+pub use hop::Hop;
+pub use report::{DeviceReport, Export, Hops, Report, SubmitterReport};
+pub use stats::{PERCENTILES, Samples, Summary, Times, TimesExport};
+
+use crate::{Action, Device, Event, Extra, op_name};
+use hop::{Mark, Marks};
+use pairing::{InFlight, Key, Pending};
+use pvblk_block::Op;
+use std::collections::{BTreeMap, HashMap};
+use submitter::Submitter;
+
+/// A request's whole life. Times are nanoseconds of the events' clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// On this device,
+    pub device: Device,
+    /// by this submitter,
+    pub submitter: u32,
+    /// this operation,
+    pub op: Op,
+    /// from this sector (512 B)
+    pub sector: u64,
+    /// over so many sectors.
+    pub sectors: u64,
+    /// The error's number; 0 if it went well.
+    pub error: u16,
+    /// A, if it was remapped.
+    pub remap_ns: Option<u64>,
+    /// Q.
+    pub queue_ns: u64,
+    /// G.
+    pub get_ns: Option<u64>,
+    /// M or F.
+    pub merge_ns: Option<u64>,
+    /// I.
+    pub insert_ns: Option<u64>,
+    /// D.
+    pub issue_ns: Option<u64>,
+    /// C.
+    pub complete_ns: u64,
+}
+
+impl Life {
+    /// From Q to C, in nanoseconds.
+    pub fn total_ns(&self) -> u64 {
+        self.complete_ns.saturating_sub(self.queue_ns)
+    }
+
+    /// Its hops, in nanoseconds; without C2A, which is between two lives.
+    pub fn hops(&self) -> impl Iterator<Item = (Hop, u64)> {
+        let from = |from: Option<u64>, to: Option<u64>| Some(to?.saturating_sub(from?));
+        let (queue, issue) = (Some(self.queue_ns), self.issue_ns);
+        let alone = issue.filter(|_| self.insert_ns.is_none() && self.merge_ns.is_none());
+        let merged = issue.filter(|_| self.insert_ns.is_none());
+        [
+            (Hop::A2G, from(self.remap_ns.or(queue), self.get_ns)),
+            (Hop::Q2G, from(queue, self.get_ns)),
+            (Hop::G2I, from(self.get_ns, self.insert_ns)),
+            (Hop::Q2M, from(queue, self.merge_ns)),
+            (Hop::M2D, from(self.merge_ns, merged)),
+            (Hop::I2D, from(self.insert_ns, issue)),
+            (
+                Hop::Q2D,
+                from(queue, alone.filter(|_| self.get_ns.is_none())),
+            ),
+            (Hop::G2D, from(self.get_ns, alone)),
+            (Hop::D2C, from(issue, Some(self.complete_ns))),
+            (Hop::Q2C, Some(self.total_ns())),
+        ]
+        .into_iter()
+        .filter_map(|(hop, ns)| Some((hop, ns?)))
+    }
+}
+
+/// One device's state.
+#[derive(Default)]
+struct Floor {
+    in_flight: InFlight,
+    /// Remaps that no Q has followed yet, by sector: when, and whose.
+    remaps: HashMap<u64, (Mark, u32)>,
+    report: DeviceReport,
+}
+
+/// Takes events in the order of their times, and adds up.
+#[derive(Default)]
+pub struct Analyzer {
+    floors: BTreeMap<Device, Floor>,
+    submitters: HashMap<(Device, u32), Submitter>,
+    hops: BTreeMap<(Device, &'static str), Hops>,
+    keys: Vec<Key>,
+}
+
+impl Analyzer {
+    /// One that has seen nothing.
+    pub fn new() -> Analyzer {
+        Analyzer::default()
+    }
+
+    /// The report on a whole capture that is sorted by time; `done` gets every request that completes.
+    pub fn run(events: &[Event], mut done: impl FnMut(&Life)) -> Report {
+        let mut analyzer = Analyzer::new();
+        for event in events {
+            analyzer.event(event, &mut done);
+        }
+        analyzer.finish()
+    }
+
+    /// Takes one event.
+    pub fn event(&mut self, event: &Event, done: &mut dyn FnMut(&Life)) {
+        let floor = self.floors.entry(event.device).or_default();
+        let ns = event.time_ns;
+        let report = &mut floor.report;
+        report.events += 1;
+        report.begin_ns = Some(report.begin_ns.map_or(ns, |b| b.min(ns)));
+        report.end_ns = report.end_ns.max(ns);
+        let found = match event.action {
+            Action::Plug => {
+                report.plugs += 1;
+                true
+            }
+            Action::Unplug => {
+                report.unplugs += 1;
+                true
+            }
+            Action::Sleep => {
+                report.sleeps += 1;
+                true
+            }
+            Action::Remap => self.remap(event),
+            Action::Queue => self.queue(event),
+            Action::Split => self.split(event),
+            Action::Complete => self.complete(event, done),
+            Action::Issue | Action::Requeue => self.issue(event),
+            Action::Get | Action::BackMerge | Action::FrontMerge | Action::Insert => {
+                self.step(event)
+            }
+        };
+        if !found && let Some(floor) = self.floors.get_mut(&event.device) {
+            floor.report.unmatched += 1;
+        }
+    }
+
+    fn submitter(&mut self, device: Device, submitter: u32) -> &mut Submitter {
+        self.submitters.entry((device, submitter)).or_default()
+    }
+
+    /// A request arrives.
+    fn arrive(&mut self, event: &Event) -> Mark {
+        let (mark, gap) = self
+            .submitter(event.device, event.submitter)
+            .begin(event.time_ns);
+        let hops = self.hops.entry((event.device, op_name(event.op)));
+        let hops = hops.or_default();
+        if let Some(gap) = gap {
+            hops.of_mut(Hop::C2A).record(gap);
+        }
+        mark
+    }
+
+    fn remap(&mut self, event: &Event) -> bool {
+        let mark = self.arrive(event);
+        let Some(floor) = self.floors.get_mut(&event.device) else {
+            return false;
+        };
+        if let Extra::Remap { from, .. } = event.extra {
+            *floor.report.remapped_from.entry(from).or_default() += 1;
+        }
+        let entry = (mark, event.submitter);
+        let Some((_, forgotten)) = floor.remaps.insert(event.sector, entry) else {
+            return true;
+        };
+        // It never got here; nobody waits for it.
+        self.submitter(event.device, forgotten)
+            .give_up(event.time_ns);
+        false
+    }
+
+    fn queue(&mut self, event: &Event) -> bool {
+        let floor = self.floors.get_mut(&event.device);
+        let remap = floor.and_then(|f| f.remaps.remove(&event.sector));
+        let (begin, queue, submitter) = match remap {
+            Some((begin, submitter)) => {
+                let queue = self.submitter(event.device, submitter).mark(event.time_ns);
+                (begin, queue, submitter)
+            }
+            None => {
+                let mark = self.arrive(event);
+                (mark, mark, event.submitter)
+            }
+        };
+        let Some(floor) = self.floors.get_mut(&event.device) else {
+            return false;
+        };
+        floor.in_flight.add(Pending {
+            op: event.op,
+            submitter,
+            sector: event.sector,
+            end: event.end(),
+            remapped: remap.is_some(),
+            marks: Marks {
+                begin,
+                queue,
+                get: None,
+                merge: None,
+                insert: None,
+                issue: None,
+            },
+        });
+        true
+    }
+
+    /// G, M, F, I.
+    fn step(&mut self, event: &Event) -> bool {
+        fn place(action: Action, marks: &mut Marks) -> &mut Option<Mark> {
+            match action {
+                Action::Get => &mut marks.get,
+                Action::Insert => &mut marks.insert,
+                _ => &mut marks.merge,
+            }
+        }
+        let Some(floor) = self.floors.get_mut(&event.device) else {
+            return false;
+        };
+        let waits = |p: &Pending| {
+            p.marks.issue.is_none() && place(event.action, &mut p.marks.clone()).is_none()
+        };
+        let Some(pending) = floor.in_flight.one(event, waits) else {
+            return false;
+        };
+        let submitter = self.submitters.entry((event.device, pending.submitter));
+        let mark = submitter.or_default().mark(event.time_ns);
+        *place(event.action, &mut pending.marks) = Some(mark);
+        match event.action {
+            Action::BackMerge => floor.report.back_merges += 1,
+            Action::FrontMerge => floor.report.front_merges += 1,
+            _ => {}
+        }
+        true
+    }
+
+    /// D, and R, which takes it back.
+    fn issue(&mut self, event: &Event) -> bool {
+        let Some(floor) = self.floors.get_mut(&event.device) else {
+            return false;
+        };
+        let issue = event.action == Action::Issue;
+        let fits = |p: &Pending| p.marks.issue.is_none() == issue;
+        let submitters = &mut self.submitters;
+        let mut set = |pending: &mut Pending| {
+            let submitter = submitters.entry((event.device, pending.submitter));
+            let mark = submitter.or_default().mark(event.time_ns);
+            pending.marks.issue = Some(mark).filter(|_| issue);
+        };
+        if !issue {
+            floor.report.requeues += 1;
+        } else {
+            floor.report.issues += 1;
+        }
+        if event.bytes == 0 {
+            return floor.in_flight.one(event, fits).map(set).is_some();
+        }
+        floor.in_flight.covered(event, fits, &mut self.keys);
+        for key in &self.keys {
+            if let Some(pending) = floor.in_flight.get_mut(*key) {
+                set(pending);
+            }
+        }
+        !self.keys.is_empty()
+    }
+
+    fn split(&mut self, event: &Event) -> bool {
+        let (Extra::Split(at), Some(floor)) = (event.extra, self.floors.get_mut(&event.device))
+        else {
+            return false;
+        };
+        let Some(mut second) = floor.in_flight.split(event, at) else {
+            return false;
+        };
+        floor.report.splits += 1;
+        let submitter = self.submitters.entry((event.device, second.submitter));
+        let now = submitter.or_default().also(event.time_ns);
+        second.marks = second.marks.sharing_from(now);
+        floor.in_flight.add(second);
+        true
+    }
+
+    fn complete(&mut self, event: &Event, done: &mut dyn FnMut(&Life)) -> bool {
+        let Some(floor) = self.floors.get_mut(&event.device) else {
+            return false;
+        };
+        if event.error != 0 {
+            floor.report.errors += 1;
+        }
+        if event.bytes == 0 {
+            let flush = floor.in_flight.take_flush(event.op, event.submitter);
+            return match flush {
+                Some(pending) => {
+                    self.finish_one(event, &pending, done);
+                    true
+                }
+                None => false,
+            };
+        }
+        let mut keys = std::mem::take(&mut self.keys);
+        let issued = |p: &Pending| p.marks.issue.is_some();
+        floor.in_flight.covered(event, issued, &mut keys);
+        if keys.is_empty() {
+            floor.in_flight.covered(event, |_| true, &mut keys);
+        }
+        for key in &keys {
+            let floor = self.floors.get_mut(&event.device);
+            if let Some(pending) = floor.and_then(|f| f.in_flight.take(*key)) {
+                self.finish_one(event, &pending, done);
+            }
+        }
+        let found = !keys.is_empty();
+        self.keys = keys;
+        found
+    }
+
+    fn finish_one(&mut self, event: &Event, pending: &Pending, done: &mut dyn FnMut(&Life)) {
+        let submitter = self.submitter(event.device, pending.submitter);
+        let end = submitter.end(event.time_ns);
+        let marks = &pending.marks;
+        for (hop, share) in marks.shares(end) {
+            match hop {
+                Some(hop) => submitter.shares_ns[hop.index()] += share,
+                None => submitter.other_ns += share,
+            }
+        }
+        let ns = |mark: Option<Mark>| mark.map(|m| m.ns);
+        let life = Life {
+            device: event.device,
+            submitter: pending.submitter,
+            op: pending.op,
+            sector: pending.sector,
+            sectors: pending.end - pending.sector,
+            error: event.error,
+            remap_ns: pending.remapped.then_some(marks.begin.ns),
+            queue_ns: marks.queue.ns,
+            get_ns: ns(marks.get),
+            merge_ns: ns(marks.merge),
+            insert_ns: ns(marks.insert),
+            issue_ns: ns(marks.issue),
+            complete_ns: event.time_ns,
+        };
+        let hops = self.hops.entry((event.device, op_name(pending.op)));
+        let hops = hops.or_default();
+        for (hop, ns) in life.hops() {
+            hops.of_mut(hop).record(ns);
+        }
+        done(&life);
+    }
+
+    /// Ends: what is still in flight is counted as such.
+    pub fn finish(self) -> Report {
+        let floors = self.floors.into_iter().map(|(device, floor)| {
+            let mut report = floor.report;
+            report.unfinished = (floor.in_flight.len() + floor.remaps.len()) as u64;
+            (device, report)
+        });
+        let submitters = self.submitters.iter();
+        Report {
+            devices: floors.collect(),
+            hops: self.hops,
+            submitters: submitters
+                .map(|(key, s)| (*key, SubmitterReport::of(s)))
+                .collect(),
+            names: BTreeMap::new(),
+        }
+    }
+}

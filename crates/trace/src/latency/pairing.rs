@@ -1,0 +1,137 @@
+//! Which request an event belongs to: by device and range of sectors, as blktrace has nothing else.
+
+use super::hop::Marks;
+use crate::Event;
+use pvblk_block::Op;
+use std::collections::{BTreeMap, VecDeque};
+
+/// A request on its way.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub op: Op,
+    pub submitter: u32,
+    pub sector: u64,
+    /// First sector after it.
+    pub end: u64,
+    /// It was remapped to this device; that is where its life begins.
+    pub remapped: bool,
+    pub marks: Marks,
+}
+
+/// Most requests that begin at the same place, or are in the way, which are looked at for one event: what never completes
+/// in a broken capture must not make reading it slow.
+const MOST_LOOKS: usize = 1024;
+
+/// Where a request is kept: its first sector, and a number that grows.
+pub(super) type Key = (u64, u64);
+
+/// What is in flight on a device.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    /// Those with sectors.
+    ranges: BTreeMap<Key, Pending>,
+    /// Flushes, oldest first.
+    flushes: VecDeque<Pending>,
+    next: u64,
+}
+
+impl InFlight {
+    pub fn len(&self) -> usize {
+        self.ranges.len() + self.flushes.len()
+    }
+
+    pub fn add(&mut self, pending: Pending) {
+        if pending.sector == pending.end {
+            self.flushes.push_back(pending);
+        } else {
+            self.next += 1;
+            self.ranges.insert((pending.sector, self.next), pending);
+        }
+    }
+
+    /// The oldest request that begins where `event` does and that `fits`; one of the same length goes first.
+    pub fn one(&mut self, event: &Event, fits: impl Fn(&Pending) -> bool) -> Option<&mut Pending> {
+        let end = event.end();
+        if end == event.sector {
+            // Nothing else tells flushes apart; but who issues isn't always who asked.
+            let fits = |p: &Pending| p.op == event.op && fits(p);
+            let own = |p: &Pending| p.submitter == event.submitter && fits(p);
+            let looked = || self.flushes.iter().take(MOST_LOOKS);
+            let at = looked().position(own).or_else(|| looked().position(fits))?;
+            return self.flushes.get_mut(at);
+        }
+        let key = self
+            .exact(event, &fits)
+            .or_else(|| self.first(event.sector, event.op, u64::MAX, &fits))?;
+        self.ranges.get_mut(&key)
+    }
+
+    fn exact(&self, event: &Event, fits: &impl Fn(&Pending) -> bool) -> Option<Key> {
+        let end = event.end();
+        let same = |p: &Pending| p.end == end && fits(p);
+        self.first(event.sector, event.op, end, &same)
+    }
+
+    /// The oldest of those that begin at `sector`, end by `end` and fit.
+    fn first(
+        &self,
+        sector: u64,
+        op: Op,
+        end: u64,
+        fits: &impl Fn(&Pending) -> bool,
+    ) -> Option<Key> {
+        self.ranges
+            .range((sector, 0)..=(sector, u64::MAX))
+            .take(MOST_LOOKS)
+            .find(|(_, p)| p.op == op && p.end <= end && fits(p))
+            .map(|(key, _)| *key)
+    }
+
+    /// The requests that the range of `event` is made of: one of just this range if there is one, else those
+    /// inside, one behind the other.
+    pub fn covered(&self, event: &Event, fits: impl Fn(&Pending) -> bool, keys: &mut Vec<Key>) {
+        keys.clear();
+        if let Some(key) = self.exact(event, &fits) {
+            keys.push(key);
+            return;
+        }
+        let (mut at, end) = (event.sector, event.end());
+        while at < end {
+            let mut inside = self.ranges.range((at, 0)..(end, 0)).take(MOST_LOOKS);
+            let found = inside.find(|(_, p)| p.op == event.op && p.end <= end && fits(p));
+            let Some((key, pending)) = found else { break };
+            keys.push(*key);
+            at = pending.end;
+        }
+    }
+
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut Pending> {
+        self.ranges.get_mut(&key)
+    }
+
+    pub fn take(&mut self, key: Key) -> Option<Pending> {
+        self.ranges.remove(&key)
+    }
+
+    /// The oldest flush of this submitter, or of anybody: who completes isn't always who asked.
+    pub fn take_flush(&mut self, op: Op, submitter: u32) -> Option<Pending> {
+        let mut looked = self.flushes.iter().take(MOST_LOOKS);
+        let own = looked.position(|p| p.op == op && p.submitter == submitter);
+        let any = || self.flushes.iter().position(|p| p.op == op);
+        self.flushes.remove(own.or_else(any)?)
+    }
+
+    /// Cuts the request that begins at the event's sector in two; each part goes its own way. Returns the second part,
+    /// which is to be added.
+    pub fn split(&mut self, event: &Event, at: u64) -> Option<Pending> {
+        let longer = |p: &Pending| p.end > at && at > p.sector;
+        let key = self.first(event.sector, event.op, u64::MAX, &longer)?;
+        let first = self.ranges.get_mut(&key)?;
+        let second = Pending {
+            sector: at,
+            ..first.clone()
+        };
+        first.end = at;
+        Some(second)
+    }
+}

@@ -1,0 +1,17 @@
+//! Where a request's time goes: collecting the events of the stack's trace hooks, blktrace files, and what the
+//! times between the events add up to.
+//!
+//! - [`Recorder`] gives every traced queue a ring of its own; [`Collector`] takes the events out.
+//! - [`blktrace`] reads and writes what `blktrace` writes and `blkparse` and `btt` read.
+//! - [`latency`] pairs the events of a request and splits its life into hops; [`slow`] keeps the requests that took long.
+//!
+//! See docs/decisions/0008-trace.md.
+
+pub mod blktrace;
+mod event;
+pub mod latency;
+mod recorder;
+pub mod slow;
+
+pub use event::{Action, Device, Event, Extra, op_name};
+pub use recorder::{Collector, DEFAULT_CAPACITY, Drops, GivenClock, MAX_QUEUES, Recorder};

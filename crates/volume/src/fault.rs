@@ -1,0 +1,280 @@
+//! `fault`: errors, stalls and torn writes by seed, over another device. See [`FaultSpec`].
+
+use crate::clock::{Clock, SystemClock};
+use crate::delay::{address, earliest};
+use crate::hold::Held;
+use crate::spec::FaultSpec;
+use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::{
+    BlockDevice, Buffer, BufferSource, Completion, DeviceQueue, Error, EventHub, Extent,
+    Incarnation, Limits, Op, QueueContext, Readiness, Request, SECTOR, Status,
+};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// A device that fails on purpose. Its queues meet the same faults again for the same seed, queue
+/// index, and order of requests.
+pub struct FaultVolume {
+    spec: FaultSpec,
+    seed: u64,
+    inner: Arc<dyn BlockDevice>,
+    clock: Arc<dyn Clock>,
+}
+
+impl FaultVolume {
+    /// Puts the faults over `inner`. Fails if a value of `spec` is out of its range. Logs its seed.
+    pub fn new(spec: &FaultSpec, inner: Arc<dyn BlockDevice>) -> Result<FaultVolume, Error> {
+        FaultVolume::with_clock(spec, inner, Arc::new(SystemClock))
+    }
+
+    /// As [`FaultVolume::new`], with a clock of the caller's for the stalls.
+    pub fn with_clock(
+        spec: &FaultSpec,
+        inner: Arc<dyn BlockDevice>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<FaultVolume, Error> {
+        if let Some(why) = spec.problem() {
+            return Err(Error::config(format!("{spec}: {why}")));
+        }
+        let seed = spec.seed.unwrap_or_else(|| fastrand::u64(..));
+        let spec = FaultSpec {
+            seed: Some(seed),
+            ..spec.clone()
+        };
+        tracing::info!("{spec}: faults by seed {seed}");
+        Ok(FaultVolume {
+            spec,
+            seed,
+            inner,
+            clock,
+        })
+    }
+
+    /// The seed in use.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+}
+
+impl BlockDevice for FaultVolume {
+    fn describe(&self) -> String {
+        format!("{}:{}", self.spec, self.inner.describe())
+    }
+
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn capacity_sectors(&self) -> u64 {
+        self.inner.capacity_sectors()
+    }
+
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        let depth = context.depth as usize;
+        // An odd multiplier keeps the queues' seeds apart.
+        let queue = u64::from(context.index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Ok(Box::new(FaultQueue {
+            inner: self.inner.open_device_queue(context)?,
+            spec: self.spec.clone(),
+            random: fastrand::Rng::with_seed(self.seed ^ queue),
+            block_sectors: self.inner.limits().sectors_per_block(),
+            clock: Arc::clone(&self.clock),
+            plans: HashMap::new(),
+            inner_in_flight: 0,
+            forward: Vec::with_capacity(depth),
+            arrived: Vec::with_capacity(depth),
+            held: Held::with_capacity(0),
+            done: Vec::with_capacity(depth),
+            tracer: context
+                .tracing
+                .tracer(&self.describe(), context.index, context.submitter),
+        }))
+    }
+
+    fn events(&self) -> &EventHub {
+        self.inner.events()
+    }
+
+    fn refresh(&self) -> Result<(), Error> {
+        self.inner.refresh()
+    }
+
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        self.inner.extents(sector, sectors, out)
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        self.inner.incarnation()
+    }
+
+    fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
+        self.inner.buffer_source()
+    }
+}
+
+/// A request's fate, drawn when it is submitted.
+struct Fate {
+    error: bool,
+    stall: bool,
+    /// For a torn write, how many sectors (512 B) are stored.
+    torn: Option<u64>,
+}
+
+/// What to do when the inner device completes a request.
+struct Plan {
+    stall: bool,
+    /// The write that the inner device was given only the first part of.
+    torn: Option<Box<Request>>,
+}
+
+struct FaultQueue {
+    inner: Box<dyn DeviceQueue>,
+    spec: FaultSpec,
+    random: fastrand::Rng,
+    block_sectors: u64,
+    clock: Arc<dyn Clock>,
+    /// Plans for requests on the inner device that need one, by [`address`].
+    plans: HashMap<usize, Plan>,
+    inner_in_flight: usize,
+    forward: Vec<Box<Request>>,
+    arrived: Vec<Completion>,
+    held: Held,
+    done: Vec<Completion>,
+    tracer: Tracer,
+}
+
+impl FaultQueue {
+    /// Draws as many numbers for each request, whatever they are used for, so that one fault's
+    /// probability doesn't change where the others strike.
+    fn draw(&mut self, request: &Request) -> Fate {
+        let [error, stall, torn, cut] = std::array::from_fn(|_| self.random.f64());
+        let chance = match request.op {
+            Op::Read => self.spec.read_error,
+            Op::Write | Op::Discard | Op::WriteZeroes => self.spec.write_error,
+            Op::Flush => self.spec.flush_error,
+        };
+        let blocks = request.sectors / self.block_sectors;
+        let kept = (cut * blocks as f64) as u64 * self.block_sectors;
+        Fate {
+            error: error < chance.unwrap_or(self.spec.error),
+            stall: stall < self.spec.stall,
+            torn: (request.op == Op::Write && torn < self.spec.torn).then_some(kept),
+        }
+    }
+
+    /// Completes a request, now or after a stall.
+    fn complete(&mut self, completion: Completion, stall: bool) {
+        if stall {
+            let due = self.clock.now() + self.spec.stall_time;
+            self.held.push(due, completion);
+        } else {
+            self.done.push(completion);
+        }
+    }
+
+    fn take(&mut self, request: Box<Request>) {
+        let fate = self.draw(&request);
+        let failed = |request| Completion {
+            request,
+            status: Status::IoError,
+        };
+        let (to_inner, torn) = match fate.torn {
+            _ if fate.error => return self.complete(failed(request), fate.stall),
+            Some(0) => return self.complete(failed(request), fate.stall),
+            Some(sectors) => (first_part(&request, sectors), Some(request)),
+            None => (request, None),
+        };
+        if torn.is_some() || fate.stall {
+            let plan = Plan {
+                stall: fate.stall,
+                torn,
+            };
+            self.plans.insert(address(&to_inner), plan);
+        }
+        self.tracer.request(Phase::Issue, &to_inner);
+        self.forward.push(to_inner);
+    }
+
+    fn collect(&mut self) {
+        if self.inner_in_flight == 0 {
+            return;
+        }
+        let mut arrived = std::mem::take(&mut self.arrived);
+        self.inner.poll(&mut arrived);
+        self.inner_in_flight -= arrived.len();
+        for completion in arrived.drain(..) {
+            match self.plans.remove(&address(&completion.request)) {
+                None => self.done.push(completion),
+                Some(Plan { stall, torn: None }) => self.complete(completion, stall),
+                Some(Plan {
+                    stall,
+                    torn: Some(request),
+                }) => {
+                    let status = Status::IoError;
+                    self.complete(Completion { request, status }, stall);
+                }
+            }
+        }
+        self.arrived = arrived;
+    }
+}
+
+/// A write of the first `sectors` sectors (512 B) of `request`.
+fn first_part(request: &Request, sectors: u64) -> Box<Request> {
+    let mut left = (sectors * SECTOR) as usize;
+    let mut buffers: Vec<Buffer> = Vec::new();
+    for segment in &request.buffers {
+        let len = segment.len().min(left);
+        if len == 0 {
+            break;
+        }
+        buffers.extend(segment.slice(0, len));
+        left -= len;
+    }
+    let mut part = Request::with_buffers(request.op, request.sector, buffers, request.tag);
+    part.flags = request.flags;
+    part
+}
+
+impl DeviceQueue for FaultQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        for request in batch.drain(..) {
+            self.take(request);
+        }
+        if !self.forward.is_empty() {
+            self.inner_in_flight += self.forward.len();
+            self.inner.submit(&mut self.forward);
+        }
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        self.collect();
+        out.append(&mut self.done);
+        if self.held.next_due().is_some() {
+            self.held.take_due(self.clock.now(), out);
+        }
+    }
+
+    fn arm(&mut self) -> Readiness {
+        let mut deadline = self.held.next_due();
+        if !self.done.is_empty() || deadline.is_some_and(|due| due <= self.clock.now()) {
+            return Readiness::Ready;
+        }
+        if self.inner_in_flight > 0 {
+            match self.inner.arm() {
+                Readiness::Ready => return Readiness::Ready,
+                Readiness::Wait(inner) => deadline = earliest(deadline, inner),
+            }
+        }
+        Readiness::Wait(deadline)
+    }
+
+    fn woken(&mut self) {
+        self.inner.woken();
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wait_fd()
+    }
+}

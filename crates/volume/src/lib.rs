@@ -1,0 +1,41 @@
+//! Where blocks end up: volumes, and decorators over them.
+//!
+//! | spec | what it is |
+//! |---|---|
+//! | `null[:SIZE][,notouch]` | stores nothing, completes at once; reads give zeros (1 TiB unless a size is given) |
+//! | `mem:SIZE[,sector=512\|4096]` | sparse memory, one copy per request |
+//! | `file:PATH[,OPTION…]` | a regular file or block device; see [`FileSpec`] for the options |
+//! | `delay:MODEL:INNER` | a modelled device over another; see [`DelaySpec`] |
+//! | `fault:FAULTS:INNER` | errors, stalls and torn writes by seed; see [`FaultSpec`] |
+//!
+//! [`open`] takes such a spec; [`VolumeSpec`] is its parsed form. Every volume is a
+//! [`pvblk_block::BlockDevice`] and is used through [`pvblk_block::Queue`].
+
+mod clock;
+mod delay;
+mod extents;
+mod fault;
+mod file;
+mod hold;
+mod mem;
+mod null;
+mod spec;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use delay::DelayVolume;
+pub use fault::FaultVolume;
+pub use file::FileVolume;
+pub use mem::MemVolume;
+pub use null::NullVolume;
+pub use spec::{DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, VolumeSpec, parse_size};
+
+use pvblk_block::{BlockDevice, Error};
+use std::sync::Arc;
+
+/// Opens the volume that `spec` describes, such as `mem:1G` or `delay:200us:file:/srv/disk.img`.
+///
+/// Fails with a one-line [`pvblk_block::ErrorKind::Config`] error if the spec makes no sense, or with
+/// an [`pvblk_block::ErrorKind::Os`] error if the system refuses.
+pub fn open(spec: &str) -> Result<Arc<dyn BlockDevice>, Error> {
+    spec.parse::<VolumeSpec>()?.open()
+}

@@ -1,0 +1,361 @@
+//! What a volume is made of, as plain data: parsed, printed, checked, opened.
+
+mod parse;
+mod units;
+
+use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
+use pvblk_block::{BlockDevice, Error};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use units::{Rate, Size, Span};
+
+/// A volume, or a decorator over one. `Display` prints the spec that parses to the same value
+/// (except for a path that itself holds a comma and a file option, which only this form can express).
+#[derive(Clone, Debug, PartialEq)]
+pub enum VolumeSpec {
+    /// `null[:SIZE][,notouch]`
+    Null(NullSpec),
+    /// `mem:SIZE[,sector=512|4096]`
+    Mem(MemSpec),
+    /// `file:PATH[,OPTION…]`, or a plain path
+    File(FileSpec),
+    /// `delay:MODEL:INNER`
+    Delay(DelaySpec, Box<VolumeSpec>),
+    /// `fault:FAULTS:INNER`
+    Fault(FaultSpec, Box<VolumeSpec>),
+}
+
+/// A volume that stores nothing: `null:SIZE[,notouch]`, 1 TiB if no size is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NullSpec {
+    /// Capacity in bytes: a multiple of 512, at least 512.
+    pub size_bytes: u64,
+    /// True if reads zero their buffers; `notouch` leaves the buffers as they are.
+    pub touch: bool,
+}
+
+impl Default for NullSpec {
+    fn default() -> NullSpec {
+        NullSpec {
+            size_bytes: 1 << 40,
+            touch: true,
+        }
+    }
+}
+
+/// A volume in memory: `mem:SIZE[,sector=512|4096]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemSpec {
+    /// Capacity in bytes: a multiple of 4096, at least 4096.
+    pub size_bytes: u64,
+    /// Logical sector in bytes: 512 or 4096.
+    pub sector_bytes: u32,
+}
+
+impl MemSpec {
+    /// `size_bytes` of memory with 512-byte sectors.
+    pub fn new(size_bytes: u64) -> MemSpec {
+        MemSpec {
+            size_bytes,
+            sector_bytes: 512,
+        }
+    }
+}
+
+/// A regular file or block device:
+/// `file:PATH[,direct][,ro][,nolock][,engine=uring|sync][,size=SIZE][,sector=512|4096]`.
+///
+/// The path is everything up to the first comma that a known option follows, so colons and other
+/// commas are part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSpec {
+    /// The file.
+    pub path: PathBuf,
+    /// Bypass the page cache (`O_DIRECT`).
+    pub direct: bool,
+    /// Open for reading only.
+    pub read_only: bool,
+    /// Take the lock that keeps a second writer out; `nolock` doesn't.
+    pub lock: bool,
+    /// How I/O is done; `None`: `sync` on memory filesystems, where io_uring only adds a slow worker
+    /// thread, otherwise `uring`.
+    pub engine: Option<Engine>,
+    /// Make the file if there is none (sparse, readable by its owner only), or extend a shorter one to
+    /// this many bytes. A longer one stays as it is. Not for block devices.
+    pub size_bytes: Option<u64>,
+    /// Logical sector in bytes, 512 or 4096; `None`: the smallest that the file allows.
+    pub sector_bytes: Option<u32>,
+}
+
+impl FileSpec {
+    /// The file at `path`, writable, locked, through the page cache.
+    pub fn new(path: impl Into<PathBuf>) -> FileSpec {
+        FileSpec {
+            path: path.into(),
+            direct: false,
+            read_only: false,
+            lock: true,
+            engine: None,
+            size_bytes: None,
+            sector_bytes: None,
+        }
+    }
+}
+
+/// How a file volume talks to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// io_uring, many requests in flight per queue.
+    Uring,
+    /// `preadv` and `pwritev` when the request is submitted, one after another.
+    Sync,
+}
+
+/// A modelled device: `delay:[TIME][,iops=RATE][,bw=RATE][,channels=N][,serial]:INNER`.
+///
+/// A request submitted at `t` is executed on the inner device at once and completes when the inner
+/// device is done and all of these have passed:
+/// - `service` after its service begins. That is `t`, or later: when one of `channels` is free (they
+///   are shared by all queues and given out in order of submission), and with `serial` also when the
+///   previous request of the same queue is due;
+/// - its slot of `1/iops` seconds, one after another over all queues;
+/// - its data's time on the wire, bytes/`bandwidth`, one after another over all queues (reads and
+///   writes; other operations have no data).
+///
+/// Not modelled: seeks, caches, differences between reads and writes, and bursts above a cap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DelaySpec {
+    /// Time of service of each request, up to 1 hour.
+    pub service: Duration,
+    /// Requests per second over all queues, 1 to 10⁹ (`k`, `M` are 1000, 1000²); `None`: no cap.
+    pub iops: Option<u64>,
+    /// Bytes per second over all queues, 1 to 10¹⁵ (`k`, `M`, `G`, `T` are powers of 1000); `None`: no cap.
+    pub bandwidth: Option<u64>,
+    /// Requests served at the same time, 1 to 1024; `None`: any number.
+    pub channels: Option<u32>,
+    /// Each queue serves one request at a time.
+    pub serial: bool,
+}
+
+/// Faults by seed: `fault:[seed=N][,error=P][,read-error=P][,write-error=P][,flush-error=P][,stall=P/TIME][,torn=P]:INNER`.
+///
+/// Each request draws its fate from a generator seeded by `seed` and the queue's index, so the same
+/// requests in the same order on a queue meet the same faults. Probabilities are 0 to 1.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FaultSpec {
+    /// The seed; `None`: a random one, which the log tells.
+    pub seed: Option<u64>,
+    /// Probability that a request fails with an I/O error and does nothing.
+    pub error: f64,
+    /// Instead of `error`, for reads.
+    pub read_error: Option<f64>,
+    /// Instead of `error`, for writes, discards and write-zeroes.
+    pub write_error: Option<f64>,
+    /// Instead of `error`, for flushes.
+    pub flush_error: Option<f64>,
+    /// Probability that a request's completion is held back for `stall_time`.
+    pub stall: f64,
+    /// How long a stalled completion is held back, up to 1 hour.
+    pub stall_time: Duration,
+    /// Probability that only the first part of a write is stored (a random number of logical sectors,
+    /// never all), and then an I/O error reported.
+    pub torn: f64,
+}
+
+/// The longest modelled time.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+impl VolumeSpec {
+    /// Checks all values against their ranges; the parser and [`VolumeSpec::open`] do it too.
+    pub fn validate(&self) -> Result<(), Error> {
+        self.problem()
+            .map_or(Ok(()), |why| Err(Error::config(format!("{self}: {why}"))))
+    }
+
+    /// Opens the volume and everything below it.
+    pub fn open(&self) -> Result<Arc<dyn BlockDevice>, Error> {
+        self.validate()?;
+        Ok(match self {
+            VolumeSpec::Null(spec) => Arc::new(NullVolume::open(spec)?),
+            VolumeSpec::Mem(spec) => Arc::new(MemVolume::open(spec)?),
+            VolumeSpec::File(spec) => Arc::new(FileVolume::open(spec)?),
+            VolumeSpec::Delay(spec, inner) => Arc::new(DelayVolume::new(spec, inner.open()?)?),
+            VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, inner.open()?)?),
+        })
+    }
+
+    fn problem(&self) -> Option<String> {
+        let sector_ok = |s: u32| s == 512 || s == 4096;
+        match self {
+            VolumeSpec::Null(s) => s.problem(),
+            VolumeSpec::Mem(s) if !sector_ok(s.sector_bytes) => {
+                Some("sector must be 512 or 4096".into())
+            }
+            VolumeSpec::Mem(s) => size_problem(s.size_bytes, 4096),
+            VolumeSpec::File(s) if s.path.as_os_str().is_empty() => {
+                Some("a path is missing, as in file:/srv/disk.img".into())
+            }
+            VolumeSpec::File(s) if s.read_only && s.size_bytes.is_some() => {
+                Some("`size` makes or extends a file, which `ro` forbids; drop one".into())
+            }
+            VolumeSpec::File(s) if s.sector_bytes.is_some_and(|s| !sector_ok(s)) => {
+                Some("sector must be 512 or 4096".into())
+            }
+            VolumeSpec::File(s) => s
+                .size_bytes
+                .and_then(|size| size_problem(size, s.sector_bytes.unwrap_or(512).into())),
+            VolumeSpec::Delay(s, inner) => s.problem().or_else(|| inner.problem()),
+            VolumeSpec::Fault(s, inner) => s.problem().or_else(|| inner.problem()),
+        }
+    }
+}
+
+impl NullSpec {
+    fn problem(&self) -> Option<String> {
+        size_problem(self.size_bytes, 512)
+    }
+}
+
+impl DelaySpec {
+    pub(crate) fn problem(&self) -> Option<String> {
+        let outside = |v: Option<u64>, max| v.is_some_and(|v| v == 0 || v > max);
+        if self.service > LONGEST {
+            Some("the service time must be at most 3600s".into())
+        } else if outside(self.iops, 1_000_000_000) {
+            Some("iops must be 1 to 1000M".into())
+        } else if outside(self.bandwidth, 1_000_000_000_000_000) {
+            Some("bw must be 1 to 1000T bytes per second".into())
+        } else if outside(self.channels.map(u64::from), 1024) {
+            Some("channels must be 1 to 1024".into())
+        } else {
+            None
+        }
+    }
+}
+
+impl FaultSpec {
+    pub(crate) fn problem(&self) -> Option<String> {
+        let named = [
+            ("error", Some(self.error)),
+            ("read-error", self.read_error),
+            ("write-error", self.write_error),
+            ("flush-error", self.flush_error),
+            ("stall", Some(self.stall)),
+            ("torn", Some(self.torn)),
+        ];
+        for (name, value) in named {
+            if value.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
+                return Some(format!("{name} must be a probability from 0 to 1"));
+            }
+        }
+        (self.stall_time > LONGEST).then(|| "the stall time must be at most 3600s".into())
+    }
+}
+
+fn size_problem(size: u64, unit: u64) -> Option<String> {
+    // Offsets in files are signed, and sums of two offsets must not overflow.
+    if size == 0 || !size.is_multiple_of(unit) || size > 1 << 62 {
+        return Some(format!(
+            "size must be a multiple of {unit} bytes, from {unit} to 4194304T"
+        ));
+    }
+    None
+}
+
+impl fmt::Display for VolumeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            VolumeSpec::Null(s) => {
+                write!(f, "null:{}", Size(s.size_bytes))?;
+                f.write_str(if s.touch { "" } else { ",notouch" })
+            }
+            VolumeSpec::Mem(s) => {
+                write!(f, "mem:{}", Size(s.size_bytes))?;
+                match s.sector_bytes {
+                    512 => Ok(()),
+                    other => write!(f, ",sector={other}"),
+                }
+            }
+            VolumeSpec::File(s) => s.fmt(f),
+            VolumeSpec::Delay(s, inner) => write!(f, "{s}:{inner}"),
+            VolumeSpec::Fault(s, inner) => write!(f, "{s}:{inner}"),
+        }
+    }
+}
+
+impl fmt::Display for FileSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "file:{}", self.path.display())?;
+        for (set, text) in [
+            (self.direct, ",direct"),
+            (self.read_only, ",ro"),
+            (!self.lock, ",nolock"),
+        ] {
+            f.write_str(if set { text } else { "" })?;
+        }
+        match self.engine {
+            Some(Engine::Uring) => f.write_str(",engine=uring")?,
+            Some(Engine::Sync) => f.write_str(",engine=sync")?,
+            None => {}
+        }
+        if let Some(size) = self.size_bytes {
+            write!(f, ",size={}", Size(size))?;
+        }
+        if let Some(sector) = self.sector_bytes {
+            write!(f, ",sector={sector}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for DelaySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "delay:{}", Span(self.service))?;
+        if let Some(iops) = self.iops {
+            write!(f, ",iops={}", Rate(iops))?;
+        }
+        if let Some(bandwidth) = self.bandwidth {
+            write!(f, ",bw={}", Rate(bandwidth))?;
+        }
+        if let Some(channels) = self.channels {
+            write!(f, ",channels={channels}")?;
+        }
+        f.write_str(if self.serial { ",serial" } else { "" })
+    }
+}
+
+impl fmt::Display for FaultSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        parts.extend(self.seed.map(|seed| format!("seed={seed}")));
+        let nonzero = |p: f64| Some(p).filter(|&p| p != 0.0);
+        for (name, value) in [
+            ("error", nonzero(self.error)),
+            ("read-error", self.read_error),
+            ("write-error", self.write_error),
+            ("flush-error", self.flush_error),
+        ] {
+            parts.extend(value.map(|p| format!("{name}={p}")));
+        }
+        if self.stall != 0.0 || self.stall_time != Duration::ZERO {
+            parts.push(format!("stall={}/{}", self.stall, Span(self.stall_time)));
+        }
+        parts.extend(nonzero(self.torn).map(|p| format!("torn={p}")));
+        if parts.is_empty() {
+            // A fault device without faults is still one.
+            parts.push("error=0".into());
+        }
+        write!(f, "fault:{}", parts.join(","))
+    }
+}
+
+/// Bytes of a size such as `512`, `64k`, `1G` (powers of 1024). Errors with what is allowed.
+pub fn parse_size(text: &str) -> Result<u64, Error> {
+    units::parse_size(text).ok_or_else(|| {
+        Error::config(format!(
+            "{text:?} is not a size: write one such as 64M or 1G"
+        ))
+    })
+}

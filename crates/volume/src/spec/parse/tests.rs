@@ -1,0 +1,212 @@
+use super::*;
+use pvblk_block::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+fn ok(text: &str) -> VolumeSpec {
+    text.parse().unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
+fn file_spec(text: &str) -> FileSpec {
+    match ok(text) {
+        VolumeSpec::File(spec) => spec,
+        other => panic!("{text} is {other:?}"),
+    }
+}
+
+#[test]
+fn each_kind() {
+    assert_eq!(ok("null"), VolumeSpec::Null(NullSpec::default()));
+    assert_eq!(
+        ok("null:notouch"),
+        VolumeSpec::Null(NullSpec {
+            touch: false,
+            ..NullSpec::default()
+        })
+    );
+    assert_eq!(
+        ok("null:2T,notouch"),
+        VolumeSpec::Null(NullSpec {
+            size_bytes: 2 << 40,
+            touch: false
+        })
+    );
+    assert_eq!(ok("mem:64M"), VolumeSpec::Mem(MemSpec::new(64 << 20)));
+    let nested = ok(
+        "delay:210us,iops=209k,bw=2.4G,channels=8,serial:fault:seed=7,error=0.5,read-error=0,stall=0.001/50ms,torn=1:mem:1G,sector=4096",
+    );
+    let VolumeSpec::Delay(delay, inner) = nested else {
+        panic!("not a delay");
+    };
+    assert_eq!(
+        delay,
+        DelaySpec {
+            service: Duration::from_micros(210),
+            iops: Some(209_000),
+            bandwidth: Some(2_400_000_000),
+            channels: Some(8),
+            serial: true,
+        }
+    );
+    let VolumeSpec::Fault(fault, inner) = *inner else {
+        panic!("not a fault");
+    };
+    assert_eq!(fault.seed, Some(7));
+    assert_eq!((fault.error, fault.read_error), (0.5, Some(0.0)));
+    assert_eq!(
+        (fault.stall, fault.stall_time),
+        (0.001, Duration::from_millis(50))
+    );
+    assert_eq!(
+        *inner,
+        VolumeSpec::Mem(MemSpec {
+            size_bytes: 1 << 30,
+            sector_bytes: 4096
+        })
+    );
+}
+
+#[test]
+fn paths_keep_colons_and_commas() {
+    let path = |text: &str| file_spec(text).path;
+    assert_eq!(path("file:/a:b,c=d,e"), PathBuf::from("/a:b,c=d,e"));
+    assert_eq!(path("file:disk.img"), PathBuf::from("disk.img"));
+    assert_eq!(path("/srv/x.img"), PathBuf::from("/srv/x.img"));
+    assert_eq!(path("./mem:1G"), PathBuf::from("./mem:1G"));
+    assert_eq!(path("/a,rows,ro"), PathBuf::from("/a,rows"));
+    assert_eq!(ok("delay:1ms:file:/a:b").to_string(), "delay:1ms:file:/a:b");
+    let spec = file_spec("file:/d,x.img,direct,ro,nolock,engine=sync,sector=4k");
+    assert_eq!(spec.path, PathBuf::from("/d,x.img"));
+    assert!(spec.direct && spec.read_only && !spec.lock);
+    assert_eq!(
+        (spec.engine, spec.sector_bytes),
+        (Some(Engine::Sync), Some(4096))
+    );
+    let spec = file_spec("/d,engine=uring,size=1.5M");
+    assert_eq!(
+        (spec.engine, spec.size_bytes),
+        (Some(Engine::Uring), Some(3 << 19))
+    );
+}
+
+#[test]
+fn printed_specs_parse_to_the_same() {
+    for text in [
+        "null:1T",
+        "null:512,notouch",
+        "mem:64M",
+        "mem:4k,sector=4096",
+        "file:/a:b,c",
+        "file:disk.img,direct,ro,nolock,engine=sync,sector=4096",
+        "file:/x,engine=uring,size=1536k",
+        "delay:210us,iops=209k,bw=2400M,channels=4,serial:mem:1G",
+        "delay:0s:mem:1G",
+        "fault:error=0:mem:1G",
+        "fault:seed=18446744073709551615,error=0.01,read-error=0,write-error=1,flush-error=0.25,stall=0.001/50ms,torn=0.5:delay:1ms:null:1T",
+    ] {
+        let spec = ok(text);
+        assert_eq!(spec.to_string(), text);
+        assert_eq!(ok(&spec.to_string()), spec);
+    }
+}
+
+#[test]
+fn every_error_is_one_line_that_says_what_is_allowed() {
+    let too_deep = "delay:1ms:".repeat(DEEPEST + 1) + "mem:1G";
+    for (text, want) in [
+        ("", "a kind is missing"),
+        (":x", "a kind is missing"),
+        ("memory:1G", "unknown kind `memory`: use null, mem"),
+        ("disk.img", "a path with a `/`"),
+        ("a\nb", "unknown kind `a\\nb`"),
+        ("mem", "a size is missing, as in mem:1G"),
+        ("mem:", "a size is missing"),
+        ("mem:1X", "`1X` is not a size"),
+        ("mem:1G:x", "`1G:x` is not a size"),
+        ("mem:1G,", "unknown option ``: use sector=512|4096"),
+        ("mem:1G,sector", "unknown option `sector`"),
+        ("mem:1G,sector=513", "sector `513` must be 512 or 4096"),
+        ("mem:1000", "size must be a multiple of 4096"),
+        ("mem:0", "size must be a multiple of 4096"),
+        ("mem:8388608T", "to 4194304T"),
+        ("null:1", "size must be a multiple of 512"),
+        ("null:x", "`x` is not a size"),
+        ("null:1T,touch", "unknown option `touch`: use notouch"),
+        ("file", "a path is missing"),
+        ("file:", "a path is missing"),
+        ("file:,ro", "a path is missing"),
+        ("file:/a\0b", "zero byte"),
+        ("file:/a,ro,x", "unknown option `x`: use direct, ro"),
+        ("file:/a,ro=1,ro", "path"),
+        ("file:/a,engine=aio", "unknown engine `aio`"),
+        ("file:/a,size=", "`` is not a size"),
+        ("file:/a,size=100", "multiple of 512"),
+        ("file:/a,size=512,sector=4096", "multiple of 4096"),
+        ("file:/a,sector=1024", "must be 512 or 4096"),
+        ("file:/a,ro,size=1M", "drop one"),
+        ("delay", "the volume to go over is missing, as in delay:"),
+        ("delay:1ms", "the volume to go over is missing"),
+        ("delay:1ms:", "the volume to go over is missing"),
+        ("delay::mem:1G", "arguments are missing"),
+        ("delay:1:mem:1G", "`1` is not a time"),
+        ("delay:2h:mem:1G", "`2h` is not a time"),
+        ("delay:3601s:mem:1G", "at most 3600s"),
+        ("delay:iops=x:mem:1G", "iops `x` is not a number"),
+        ("delay:iops=0:mem:1G", "iops must be 1 to 1000M"),
+        ("delay:bw=x:mem:1G", "bw `x` is not a number"),
+        ("delay:bw=0:mem:1G", "bw must be 1 to 1000T"),
+        ("delay:channels=x:mem:1G", "channels `x`"),
+        ("delay:channels=0:mem:1G", "channels must be 1 to 1024"),
+        (
+            "delay:iops=1,5ms:mem:1G",
+            "unknown option `5ms`: use a time first",
+        ),
+        ("delay:serial=1:mem:1G", "unknown option `serial`"),
+        ("delay:1ms:mem:1X", "`1X` is not a size"),
+        ("delay:1ms:mem:1", "multiple of 4096"),
+        ("fault:x:mem:1G", "unknown option `x`: use seed=N"),
+        ("fault:x=1:mem:1G", "unknown option `x`: use seed=N"),
+        ("fault:seed=x:mem:1G", "seed `x` is not a whole number"),
+        ("fault:error=2:mem:1G", "error `2` is not a probability"),
+        ("fault:torn=x:mem:1G", "torn `x` is not a probability"),
+        ("fault:stall=0.1:mem:1G", "stall needs a time"),
+        ("fault:stall=0.1/1:mem:1G", "`1` is not a time"),
+        ("fault:stall=x/1s:mem:1G", "stall `x` is not a probability"),
+        ("fault:stall=1/3601s:mem:1G", "at most 3600s"),
+        ("fault:", "the volume to go over is missing, as in fault:"),
+        (&too_deep, "more than 16 decorators"),
+    ] {
+        // A comma that no option follows belongs to the path, so this one is no error.
+        if want == "path" {
+            assert_eq!(file_spec(text).path, PathBuf::from("/a,ro=1"));
+            continue;
+        }
+        let error = text.parse::<VolumeSpec>().expect_err(text);
+        let line = error.to_string();
+        assert!(line.contains(want), "{text}: {line}");
+        assert!(!line.contains('\n'), "{text}: {line}");
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+}
+
+#[test]
+fn values_that_only_the_struct_form_can_hold_are_checked() {
+    let mut fault = FaultSpec {
+        error: f64::NAN,
+        ..FaultSpec::default()
+    };
+    let inner = Box::new(VolumeSpec::Mem(MemSpec::new(4096)));
+    assert!(
+        VolumeSpec::Fault(fault.clone(), inner.clone())
+            .validate()
+            .is_err()
+    );
+    fault.error = 0.0;
+    fault.flush_error = Some(1.5);
+    assert!(VolumeSpec::Fault(fault, inner).validate().is_err());
+    let mem = MemSpec {
+        size_bytes: 4096,
+        sector_bytes: 1024,
+    };
+    assert!(VolumeSpec::Mem(mem).open().is_err());
+}

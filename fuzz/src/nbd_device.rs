@@ -1,0 +1,93 @@
+//! A disk whose every sector holds its number, so that data in a wrong place shows, whatever the order.
+
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
+    Request, Status,
+};
+
+/// Its size in sectors.
+pub const SECTORS: u64 = 256;
+/// Requests that touch these sectors fail.
+pub const BAD: std::ops::Range<u64> = 200..204;
+
+/// What a sector holds.
+pub fn pattern(sector: u64) -> [u8; 512] {
+    let word = (sector + 1)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .to_ne_bytes();
+    let mut b = [0; 512];
+    b.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&word));
+    b
+}
+
+/// The device; the target itself plays its queue.
+pub struct PatternDisk {
+    limits: Limits,
+    events: EventHub,
+}
+
+impl PatternDisk {
+    /// A disk with these limits.
+    pub fn new(limits: Limits) -> PatternDisk {
+        PatternDisk {
+            limits,
+            events: EventHub::default(),
+        }
+    }
+
+    /// Checks a request against the limits, and does it.
+    pub fn execute(&self, request: Box<Request>) -> Completion {
+        let r = &request;
+        let unit = self.limits.sectors_per_block();
+        assert!(
+            r.end() <= SECTORS && r.sectors.is_multiple_of(unit) && r.sector.is_multiple_of(unit)
+        );
+        if r.op.has_data() {
+            let bytes: usize = r.buffers.iter().map(Buffer::len).sum();
+            assert_eq!(bytes as u64, r.sectors * 512, "buffers and length differ");
+            assert!(r.sectors > 0 && r.sectors <= u64::from(self.limits.max_sectors));
+            assert!(r.buffers.len() <= self.limits.max_segments as usize);
+        } else {
+            assert!(r.buffers.is_empty());
+        }
+        assert!(r.op == Op::Flush || r.sectors > 0);
+        let status = if r.op != Op::Flush && r.sector < BAD.end && BAD.start < r.end() {
+            Status::IoError
+        } else {
+            Status::Ok
+        };
+        let mut sector = r.sector;
+        for b in &r.buffers {
+            for at in (0..b.len()).step_by(512) {
+                let mut got = [0; 512];
+                match r.op {
+                    Op::Write => {
+                        b.read(at, &mut got);
+                        assert_eq!(got, pattern(sector), "wrong data for sector {sector}");
+                    }
+                    _ => b.write(at, &pattern(sector)),
+                }
+                sector += 1;
+            }
+        }
+        Completion { request, status }
+    }
+}
+
+impl BlockDevice for PatternDisk {
+    fn describe(&self) -> String {
+        "pattern".into()
+    }
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+    fn capacity_sectors(&self) -> u64 {
+        SECTORS
+    }
+    fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Err(Error::config("the target plays the queue"))
+    }
+    fn events(&self) -> &EventHub {
+        &self.events
+    }
+}

@@ -1,0 +1,55 @@
+//! Every target over its seeds and some random changes of them. `PVBLK_SEED=N` runs the same inputs again.
+
+use pvblk_fuzz::{TARGETS, smoke};
+use std::time::Duration;
+
+fn run(name: &str) {
+    let (_, target) = TARGETS.iter().find(|(n, _)| *n == name).expect("a target");
+    let n = smoke::run(name, *target, smoke::seed(), 500, Duration::from_secs(1));
+    println!("{name}: {n} inputs");
+}
+
+#[test]
+fn ring() {
+    run("ring");
+}
+
+#[test]
+fn blktrace() {
+    run("blktrace");
+}
+
+#[test]
+fn front() {
+    run("front");
+}
+
+#[test]
+fn parse() {
+    run("parse");
+}
+
+#[test]
+fn nbd_handshake() {
+    run("nbd_handshake");
+}
+
+#[test]
+fn nbd_requests() {
+    run("nbd_requests");
+}
+
+#[test]
+fn store() {
+    run("store");
+}
+
+#[test]
+fn every_target_has_seeds() {
+    for (name, _) in TARGETS {
+        assert!(
+            !smoke::seeds(name).is_empty(),
+            "{name} has no seeds; run `smoke seeds`"
+        );
+    }
+}

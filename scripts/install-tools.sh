@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Installs what building, tests and the demo need, and only what is missing. Safe to run again.
+#
+#   scripts/install-tools.sh build    compiler and make
+#   scripts/install-tools.sh demo     and the clients that the demo runs
+#   scripts/install-tools.sh test     and what the tests need (the default)
+#
+# Without root or apt it installs nothing and says what is missing: the tests concerned are then skipped with that reason.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+CARGO_DENY_VERSION=0.20.2
+export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+
+# command (or file), Debian package
+build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
+demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
+test_tools=(g++ g++  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  fusermount3 fuse3
+    mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils)
+
+say() { printf 'tools: %s\n' "$*" >&2; }
+
+# Prints the packages whose command or file is missing, each once.
+missing_packages() {
+    while (($# >= 2)); do
+        command -v "$1" >/dev/null 2>&1 || [ -f "$1" ] || printf '%s\n' "$2"
+        shift 2
+    done | sort -u
+}
+
+install_packages() {
+    local missing=("$@")
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+        say "missing packages: ${missing[*]}; install them as root, or go without"
+        return 0
+    fi
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    # One failed download must not stop what can do without; what is missing shows up as skipped.
+    if ! { apt-get -q update && apt-get -q install -y --no-install-recommends "${missing[@]}"; } >&2; then
+        say "could not install ${missing[*]}"
+    fi
+}
+
+install_cargo_deny() {
+    command -v cargo-deny >/dev/null 2>&1 && return 0
+    say "building cargo-deny $CARGO_DENY_VERSION (once; some minutes)"
+    # Its own target folder: nothing of it stays in this tree. Run from here, so that the pinned toolchain builds it.
+    cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --quiet ||
+        say "could not install cargo-deny; the licence check will be skipped"
+}
+
+command -v cargo >/dev/null 2>&1 || {
+    say "cargo is missing: install Rust with rustup, https://rustup.rs"
+    exit 1
+}
+
+wanted=("${build_tools[@]}")
+case "${1:-test}" in
+build) ;;
+demo) wanted+=("${demo_tools[@]}") ;;
+test) wanted+=("${demo_tools[@]}" "${test_tools[@]}") ;;
+*)
+    say "unknown set '$1': build, demo or test"
+    exit 2
+    ;;
+esac
+
+mapfile -t missing < <(missing_packages "${wanted[@]}")
+if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
+if [ "${1:-test}" = test ]; then install_cargo_deny; fi
+
+# The compiler and the linker are the only ones that nothing works without.
+command -v gcc >/dev/null 2>&1 || {
+    say "there is no C compiler to link with: install gcc"
+    exit 1
+}

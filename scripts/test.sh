@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Everything that `make test` checks, after the tools are there. All steps run even if one fails;
+# the last line is the sum, and the status is non-zero if anything failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+
+# Seconds for all fuzz targets together; `make fuzz` runs longer.
+: "${FUZZ_SECONDS:=60}"
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+passed=0 failed=0 skipped=0
+failures=() skips=()
+
+# Runs a command in sight; what it prints is also kept in $logs/log. Returns its status.
+run() {
+    local name=$1 begin=$SECONDS status
+    shift
+    printf '\n== %s\n' "$name"
+    "$@" 2>&1 | tee "$logs/log"
+    status=${PIPESTATUS[0]}
+    printf '== %s: %s, %d s\n' "$name" "$([ "$status" -eq 0 ] && echo ok || echo "FAILED ($status)")" $((SECONDS - begin))
+    return "$status"
+}
+
+# Keeps the end of the last step's log for the summary, where a cut-off record still shows it.
+keep_log() {
+    printf '\n-- %s\n' "$1" >>"$logs/failures"
+    grep -nE 'panicked at|FAILED|^error|assertion|failures:|SUMMARY' "$logs/log" | head -n 12 >>"$logs/failures"
+    tail -n 12 "$logs/log" >>"$logs/failures"
+}
+
+fail() {
+    failed=$((failed + 1))
+    failures+=("$1")
+    keep_log "$1"
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    skips+=("$1")
+    printf '\n== %s: skipped\n' "$1"
+}
+
+# A step that is one check.
+check() {
+    if run "$@"; then passed=$((passed + 1)); else fail "$1"; fi
+}
+
+# A step that prints `test result:` lines; each of its tests counts.
+tests() {
+    local name=$1 status=0 p f s
+    run "$@" || status=$?
+    read -r p f s < <(awk '
+        / *test result: / {
+            for (i = 2; i <= NF; i++) {
+                if ($i == "passed;") p += $(i - 1)
+                if ($i == "failed;") f += $(i - 1)
+                if ($i == "ignored;") s += $(i - 1)
+            }
+        }
+        END { print p + 0, f + 0, s + 0 }' "$logs/log")
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    while IFS= read -r line; do skips+=("$line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. ignored/\1:/p' "$logs/log")
+    if ((f > 0)); then
+        failures+=("$name: $f tests")
+        keep_log "$name"
+    elif ((status != 0)); then
+        # It ended before its tests could: that is a failure that no line counts.
+        fail "$name (status $status)"
+    elif ((p + s == 0)); then
+        fail "$name: no test ran"
+    fi
+}
+
+check 'format' cargo fmt --all --check
+check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
+if command -v cargo-deny >/dev/null 2>&1; then
+    check 'licences, bans, sources' cargo deny --locked check --hide-inclusion-graph bans licenses sources
+else
+    skip 'licences, bans, sources: cargo-deny is not installed'
+fi
+# The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, among the others.
+tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail-fast
+# The checkers must find the bugs that are planted for them; a build of its own, since no other may have them.
+check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
+tests 'simulation, with planted bugs' cargo test -p pvblk-sim --features planted --locked --no-fail-fast
+if [ -f fuzz/Cargo.toml ]; then
+    # Its own workspace, so that the coverage flags are only for it.
+    fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)
+    check 'fuzz: format' cargo fmt --manifest-path fuzz/Cargo.toml --check
+    check 'fuzz: clippy' cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
+    tests 'fuzz: targets over their seeds' cargo test "${fuzz[@]}" --no-fail-fast
+    tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
+fi
+if run 'release build' cargo build --release --locked -p pvblk; then
+    tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
+else
+    fail 'release build, and with it the end-to-end tests'
+fi
+
+[ ! -f "$logs/failures" ] || cut -c 1-300 "$logs/failures"
+printf '\n'
+for text in "${skips[@]}"; do printf 'skipped: %s\n' "$text"; done
+for text in "${failures[@]}"; do printf 'FAILED: %s\n' "$text"; done
+printf '%d s\n' "$SECONDS"
+printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+((failed == 0))

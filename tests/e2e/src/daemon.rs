@@ -1,0 +1,173 @@
+//! `pvblk` as a child process.
+
+use crate::{Stop, tools};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the command prints when its clients may come.
+const READY: &str = "pvblk: ready";
+
+/// Longest time a start may take.
+const START: Duration = Duration::from_secs(20);
+
+/// The command under test.
+pub fn binary() -> Result<PathBuf, Stop> {
+    let path = match std::env::var_os("PVBLK_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+            let target = std::env::var_os("CARGO_TARGET_DIR")
+                .map_or_else(|| root.join("target"), PathBuf::from);
+            target.join("release/pvblk")
+        }
+    };
+    if path.is_file() {
+        return Ok(path);
+    }
+    // A failure and not a skip: with nothing to test, nothing passes.
+    Stop::fail(format!(
+        "{} isn't built: cargo build --release -p pvblk",
+        path.display()
+    ))
+}
+
+/// A command line of `pvblk`.
+pub fn pvblk<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Command, Stop> {
+    let mut command = Command::new(binary()?);
+    command.args(args).stdin(Stdio::null());
+    Ok(command)
+}
+
+type Lines = Arc<Mutex<Vec<String>>>;
+
+/// A running `pvblk`; killed when dropped.
+pub struct Daemon {
+    child: Child,
+    line: String,
+    said: Lines,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Daemon {
+    /// Starts the command and waits until it is ready.
+    pub fn start<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Daemon, Stop> {
+        let mut command = pvblk(args)?;
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let line = tools::describe(&command);
+        let mut child = command.spawn()?;
+        let said = Lines::default();
+        let readers = [
+            child.stdout.take().map(|s| collect(s, &said)),
+            child.stderr.take().map(|s| collect(s, &said)),
+        ];
+        let mut daemon = Daemon {
+            child,
+            line,
+            said,
+            readers: readers.into_iter().flatten().collect(),
+        };
+        daemon.wait_ready()?;
+        Ok(daemon)
+    }
+
+    fn wait_ready(&mut self) -> Result<(), Stop> {
+        let deadline = Instant::now() + START;
+        while !self.lines().iter().any(|l| l.trim() == READY) {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(self.failure(&format!("ended before it was ready ({status})")));
+            }
+            if Instant::now() > deadline {
+                return Err(self.failure("never said that it is ready"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Everything it has printed, on either stream.
+    pub fn lines(&self) -> Vec<String> {
+        self.said
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// A failure that tells what it printed.
+    pub fn failure(&self, what: &str) -> Stop {
+        let said = self.lines().join("\n  | ");
+        Stop::Fail(format!("`{}` {what}:\n  | {said}", self.line))
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<(), Stop> {
+        let pid = i32::try_from(self.child.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| Stop::Fail("no process id".into()))?;
+        Ok(kill_process(pid, signal)?)
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus, Stop> {
+        let Some(status) = tools::wait(&mut self.child, limit)? else {
+            return Err(self.failure("didn't end in time"));
+        };
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        Ok(status)
+    }
+
+    /// Asks it to end, and fails unless it ends with status 0.
+    pub fn stop(&mut self) -> Result<(), Stop> {
+        self.signal(Signal::TERM)?;
+        let status = self.wait(Duration::from_secs(20))?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(self.failure(&format!("ended with {status} after SIGTERM")))
+        }
+    }
+
+    /// Kills it at once, as a crash would.
+    pub fn crash(mut self) -> Result<(), Stop> {
+        self.kill()
+    }
+
+    /// As [`Daemon::crash`], for one that is kept to be looked at.
+    pub fn kill(&mut self) -> Result<(), Stop> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The child may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(stream: impl Read + Send + 'static, said: &Lines) -> JoinHandle<()> {
+    let said = Arc::clone(said);
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            said.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(line);
+        }
+    })
+}

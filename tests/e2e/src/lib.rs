@@ -1,0 +1,41 @@
+//! End-to-end tests: the real `pvblk` command as child processes, and the clients that people use.
+//!
+//! The command is built ahead (`cargo build --release -p pvblk`); `PVBLK_BIN` names another one.
+//! `PVBLK_E2E_FULL=1` asks for the full sizes and times. A test that the machine can't run is skipped
+//! with a reason, never passed; see [`Stop::Skip`].
+
+pub mod daemon;
+pub mod load;
+pub mod mounted;
+pub mod nbd;
+pub mod outcome;
+pub mod pattern;
+pub mod stage;
+pub mod tools;
+
+pub use daemon::Daemon;
+pub use outcome::{Stop, run_all};
+pub use stage::{Route, Stage};
+
+/// Bytes in a MiB.
+pub const MIB: u64 = 1 << 20;
+
+/// True if the full sizes and times were asked for.
+pub fn full() -> bool {
+    std::env::var_os("PVBLK_E2E_FULL").is_some_and(|v| v == "1")
+}
+
+/// `PVBLK_SEED`, or a random one; printed, so that a run can be repeated.
+pub fn seed() -> u64 {
+    let seed = std::env::var("PVBLK_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or_else(|| fastrand::u64(..));
+    println!("replay with PVBLK_SEED={seed}");
+    seed
+}
+
+/// Size of a disk for copies, in bytes.
+pub fn disk_bytes() -> u64 {
+    if full() { 1024 * MIB } else { 256 * MIB }
+}

@@ -1,0 +1,72 @@
+//! How a test ends, and the runner.
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::process::ExitCode;
+
+/// Why a test stopped before its end.
+#[derive(Debug)]
+pub enum Stop {
+    /// This machine can't run it; the text says what is missing.
+    Skip(String),
+    /// The product, or the test, is wrong.
+    Fail(String),
+}
+
+impl Stop {
+    /// A failure with this text.
+    pub fn fail<T>(text: impl Into<String>) -> Result<T, Stop> {
+        Err(Stop::Fail(text.into()))
+    }
+
+    /// A skip for this reason.
+    pub fn skip<T>(reason: impl Into<String>) -> Result<T, Stop> {
+        Err(Stop::Skip(reason.into()))
+    }
+}
+
+impl From<std::io::Error> for Stop {
+    fn from(e: std::io::Error) -> Stop {
+        Stop::Fail(e.to_string())
+    }
+}
+
+impl From<rustix::io::Errno> for Stop {
+    fn from(e: rustix::io::Errno) -> Stop {
+        Stop::Fail(e.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Stop {
+    fn from(e: serde_json::Error) -> Stop {
+        Stop::Fail(format!("unexpected JSON: {e}"))
+    }
+}
+
+/// Fails unless `condition` holds; `text` says what was expected and what came.
+pub fn check(condition: bool, text: impl FnOnce() -> String) -> Result<(), Stop> {
+    if condition {
+        Ok(())
+    } else {
+        Err(Stop::Fail(text()))
+    }
+}
+
+/// A named test.
+pub type Test = (&'static str, fn() -> Result<(), Stop>);
+
+/// Runs the tests one after another (each loads the machine) unless the command line asks otherwise.
+pub fn run_all(tests: &[Test]) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let trials = tests
+        .iter()
+        .map(|&(name, test)| {
+            Trial::ignorable_test(name, move || match test() {
+                Ok(()) => Ok(Completion::Completed),
+                Err(Stop::Skip(reason)) => Ok(Completion::ignored_with(reason)),
+                Err(Stop::Fail(text)) => Err(Failed::from(text)),
+            })
+        })
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

@@ -1,0 +1,130 @@
+//! The experiments run from end to end and keep what they measured. Their figures are for `make lab`, not for a test.
+
+use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::tools::{need, run};
+use pvblk_e2e::{Stop, run_all};
+use serde_json::Value;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    run_all(&[
+        ("rings_fills_its_tables", rings),
+        ("queues_fills_its_tables", queues),
+        ("fio_is_compared_with_bench", fio),
+        ("a_shape_that_is_not_seen_fails", unseen_shape),
+    ])
+}
+
+/// Runs `pvblk lab ARGS --json`; returns its JSON and its output.
+fn lab(args: &[&str], file: &Path) -> Result<(Value, String), Stop> {
+    let mut all = vec!["lab"];
+    all.extend(args);
+    let shown = file.display().to_string();
+    all.extend(["--json", &shown]);
+    let finished = run(pvblk(&all)?, Duration::from_secs(300))?.success()?;
+    Ok((
+        serde_json::from_slice(&std::fs::read(file)?)?,
+        finished.stdout,
+    ))
+}
+
+fn is_plot(path: &Path) -> Result<(), Stop> {
+    let text = std::fs::read_to_string(path)?;
+    check(
+        text.starts_with("<svg") && text.trim_end().ends_with("</svg>"),
+        || format!("{} is no plot", path.display()),
+    )
+}
+
+/// Every entry of `list` has `n` samples under each of `names`, with a rate above 0.
+fn sampled(list: &Value, names: &[&str], n: usize) -> Result<(), Stop> {
+    let entries = list.as_array().cloned().unwrap_or_default();
+    check(!entries.is_empty(), || "an empty table".into())?;
+    for entry in &entries {
+        for name in names {
+            let samples = entry[*name].as_array().cloned().unwrap_or_default();
+            let good = |s: &Value| s["iops"].as_f64().is_some_and(|r| r > 0.0);
+            check(samples.len() == n && samples.iter().all(good), || {
+                format!("{name} of {entry}")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn rings() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("r.json");
+    let args = ["rings", "--quick", "--runs", "1", "--seconds", "0.05"];
+    let (record, text) = lab(&args, &file)?;
+    let result = &record["result"];
+    for table in ["random", "sizes", "sequential", "batched"] {
+        sampled(
+            &result[table],
+            &["one_page", "eight_pages", "eight_again"],
+            1,
+        )?;
+    }
+    sampled(&result["elevator"], &["one_page", "eight_pages"], 1)?;
+    check(text.contains("209k/s") && text.contains("rrqm/s"), || text)?;
+    is_plot(&dir.path().join("r-random.svg"))?;
+    is_plot(&dir.path().join("r-sequential.svg"))
+}
+
+fn queues() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("q.json");
+    let args = ["queues", "--quick", "--runs", "1", "--seconds", "0.05"];
+    let (record, text) = lab(&args, &file)?;
+    let result = &record["result"];
+    for table in ["null", "shapes"] {
+        sampled(
+            &result[table],
+            &["one_queue", "several", "several_again"],
+            1,
+        )?;
+    }
+    sampled(&result["serial"], &["samples"], 1)?;
+    check(text.contains("CPUs"), || text)?;
+    is_plot(&dir.path().join("q-iometer.svg"))
+}
+
+fn fio() -> Result<(), Stop> {
+    need(&["fio"])?;
+    let dir = tempfile::tempdir()?;
+    let args = ["fio", "--runs", "3", "--seconds", "1"];
+    let (record, _) = lab(&args, &dir.path().join("f.json"))?;
+    sampled(&record["result"]["jobs"], &["fio", "bench"], 3)
+}
+
+/// A table can't pass by itself: samples of two milliseconds, of which the device's first 0.21 pass in silence, don't reach
+/// its cap.
+fn unseen_shape() -> Result<(), Stop> {
+    let args = [
+        "lab",
+        "rings",
+        "--quick",
+        "--runs",
+        "1",
+        "--seconds",
+        "0.002",
+        "--slower",
+        "1",
+        "--check",
+    ];
+    let finished = run(pvblk(args)?, Duration::from_secs(300))?;
+    check(
+        finished.status.is_some_and(|s| s.code() == Some(1))
+            && finished.stdout.contains("FAIL")
+            && finished.stderr.contains("were not seen"),
+        || {
+            format!(
+                "{:?}\n{}\n{}",
+                finished.status, finished.stdout, finished.stderr
+            )
+        },
+    )
+}

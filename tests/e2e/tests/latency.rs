@@ -1,0 +1,283 @@
+//! `pvblk latency` beside `btt` on the same capture, which went through the whole ring path.
+
+use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::tools::{Finished, need, run, run_ok, tool};
+use pvblk_e2e::{Stop, full, run_all, seed};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+use tempfile::TempDir;
+
+fn main() -> ExitCode {
+    run_all(&[
+        ("blkparse_reads_a_capture_without_skips", blkparse),
+        ("figures_are_btts", btt),
+        ("a_merged_dump_tells_the_same", merged_dump),
+        ("captures_are_compared", comparison),
+        ("slow_requests_are_listed", slow),
+        ("mistakes_are_one_line", mistakes),
+    ])
+}
+
+/// A capture called `t` in a directory of its own.
+struct Sample {
+    dir: TempDir,
+    events: u64,
+}
+
+impl Sample {
+    fn new() -> Result<Sample, Stop> {
+        let dir = tempfile::tempdir()?;
+        let requests = if full() { 20_000 } else { 2_000 };
+        let prefix = text(&dir.path().join("t"));
+        let args = [
+            "lab",
+            "trace-sample",
+            &prefix,
+            "--requests",
+            &requests.to_string(),
+            "--seed",
+            &seed().to_string(),
+        ];
+        let said = run(pvblk(args)?, Duration::from_secs(60))?.success()?;
+        let count = said.stdout.split_whitespace().next();
+        let events = count.and_then(|n| n.parse().ok()).unwrap_or(0);
+        check(events > requests * 4, || said.stdout.clone())?;
+        Ok(Sample { dir, events })
+    }
+
+    fn path(&self, name: &str) -> String {
+        text(&self.dir.path().join(name))
+    }
+
+    /// All files in one, as `btt` wants it.
+    fn dump(&self) -> Result<String, Stop> {
+        let dump = self.path("dump");
+        run_ok("blkparse", ["-i", &self.path("t"), "-d", &dump, "-O", "-q"])?;
+        Ok(dump)
+    }
+
+    fn report(&self, capture: &str) -> Result<Value, Stop> {
+        let json = self.path("report.json");
+        latency(&[capture, "--json", &json])?.success()?;
+        Ok(serde_json::from_slice(&std::fs::read(json)?)?)
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn latency(args: &[&str]) -> Result<Finished, Stop> {
+    let words = std::iter::once(&"latency").chain(args);
+    run(pvblk(words)?, Duration::from_secs(60))
+}
+
+fn blkparse() -> Result<(), Stop> {
+    need(&["blkparse"])?;
+    let sample = Sample::new()?;
+    let said = run_ok("blkparse", ["-i", &sample.path("t")])?.stdout;
+    check(said.contains("Skips: 0 forward (0 -   0.0%)"), || {
+        format!("skips: {}", &said[said.len().saturating_sub(300)..])
+    })?;
+    // Every event is a line, as are the messages that name two devices.
+    let lines = said.lines().filter(|l| l.starts_with("240,")).count() as u64;
+    check(lines == sample.events + 2, || {
+        format!("{lines} lines of {} events", sample.events)
+    })?;
+    check(said.contains("pvblk device loopback"), || "no name".into())?;
+    for step in ["Q", "G", "M", "I", "D", "C"] {
+        let has = |l: &str| l.split_whitespace().nth(5) == Some(step);
+        check(said.lines().any(has), || format!("no {step}"))?;
+    }
+    Ok(())
+}
+
+/// Count, average, least and greatest, in nanoseconds.
+type Figures = (u64, f64, f64, f64);
+
+/// The table of all devices that btt prints.
+fn btts(dump: &str) -> Result<BTreeMap<String, Figures>, Stop> {
+    let mut command = tool("btt", ["-i", dump]);
+    // It leaves files where it runs.
+    command.current_dir(Path::new(dump).parent().unwrap_or(Path::new("/")));
+    let said = run(command, Duration::from_secs(120))?.success()?.stdout;
+    let mut all = BTreeMap::new();
+    for line in said.lines().take_while(|l| !l.contains("Device Overhead")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, min, average, max, count] = words[..] else {
+            continue;
+        };
+        let ns = |w: &str| w.parse::<f64>().map(|s| s * 1e9);
+        if let (Ok(min), Ok(average), Ok(max), Ok(count)) =
+            (ns(min), ns(average), ns(max), count.parse())
+        {
+            all.insert(name.to_owned(), (count, average, min, max));
+        }
+    }
+    check(all.contains_key("D2C"), || format!("no table in {said}"))?;
+    Ok(all)
+}
+
+/// The same of our report: without flushes, which btt doesn't see.
+fn ours(report: &Value) -> BTreeMap<String, Figures> {
+    let mut all: BTreeMap<String, Figures> = BTreeMap::new();
+    let devices = report["devices"].as_array().cloned().unwrap_or_default();
+    for (op, hops) in devices
+        .iter()
+        .filter_map(|d| d["operations"].as_object())
+        .flatten()
+        .filter(|(op, _)| *op != "flush")
+    {
+        for (hop, f) in hops.as_object().into_iter().flatten() {
+            let number = |name: &str| f[name].as_f64().unwrap_or(f64::NAN);
+            let (count, average) = (number("count"), number("average_ns"));
+            assert!(count > 0.0, "{op} {hop}");
+            let one = (0, 0.0, f64::INFINITY, 0.0);
+            let sum = all.entry(hop.clone()).or_insert(one);
+            let before = sum.0 as f64;
+            sum.1 = (sum.1 * before + average * count) / (before + count);
+            sum.0 += count as u64;
+            sum.2 = sum.2.min(number("min_ns"));
+            sum.3 = sum.3.max(number("max_ns"));
+        }
+    }
+    all
+}
+
+fn same(ours: &BTreeMap<String, Figures>, btts: &BTreeMap<String, Figures>) -> Result<(), Stop> {
+    for hop in ["Q2G", "G2I", "Q2M", "I2D", "M2D", "D2C", "Q2C"] {
+        let (Some(a), Some(b)) = (ours.get(hop), btts.get(hop)) else {
+            return Stop::fail(format!(
+                "{hop}: {:?} and {:?}",
+                ours.get(hop),
+                btts.get(hop)
+            ));
+        };
+        // btt prints nine decimals of a second.
+        let near = |a: f64, b: f64| (a - b).abs() <= 1.0;
+        let equal = a.0 == b.0 && near(a.1, b.1) && near(a.2, b.2) && near(a.3, b.3);
+        check(equal, || format!("{hop}: {a:?}, and btt has {b:?}"))?;
+    }
+    Ok(())
+}
+
+fn btt() -> Result<(), Stop> {
+    need(&["blkparse", "btt"])?;
+    for _ in 0..if full() { 20 } else { 3 } {
+        let sample = Sample::new()?;
+        let (ours, btts) = (
+            ours(&sample.report(&sample.path("t"))?),
+            btts(&sample.dump()?)?,
+        );
+        same(&ours, &btts)?;
+        // The comparison itself must see a difference.
+        let mut wrong = ours.clone();
+        if let Some(d2c) = wrong.get_mut("D2C") {
+            d2c.1 += 2.0;
+        }
+        check(same(&wrong, &btts).is_err(), || "2 ns aren't seen".into())?;
+    }
+    Ok(())
+}
+
+fn merged_dump() -> Result<(), Stop> {
+    need(&["blkparse"])?;
+    let sample = Sample::new()?;
+    let files = sample.report(&sample.path("t"))?;
+    let mut dump = sample.report(&sample.dump()?)?;
+    // A dump has its times from 0, and no names of devices.
+    for (f, d) in files["devices"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .zip(dump["devices"].as_array_mut().into_iter().flatten())
+    {
+        check(f["operations"] == d["operations"], || {
+            format!("{f} is not {d}")
+        })?;
+    }
+    let device = &files["devices"][1];
+    check(device["name"] == "loopback", || device.to_string())?;
+    check(device["back_merges"].as_u64() > Some(0), || {
+        "no merges".into()
+    })?;
+    // The submitters' hops and gaps add up to their time.
+    for device in files["devices"].as_array().into_iter().flatten() {
+        for (pid, s) in device["submitters"].as_object().into_iter().flatten() {
+            let number = |v: &Value| v.as_f64().unwrap_or(0.0);
+            let shares = s["shares_ns"].as_object().into_iter().flatten();
+            let sum: f64 = shares.map(|(_, v)| number(v)).sum();
+            let sum = sum + number(&s["idle_ns"]) + number(&s["other_ns"]);
+            let share = sum / number(&s["elapsed_ns"]);
+            check((share - 1.0).abs() < 0.02, || format!("{pid}: {share}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn comparison() -> Result<(), Stop> {
+    let (good, bad) = (Sample::new()?, Sample::new()?);
+    let plot = good.path("hops.svg");
+    let (good, bad) = (good.path("t"), bad.path("t"));
+    let said = latency(&["--good", &good, "--bad", &bad, "--plot", &plot])?.success()?;
+    for words in ["deviation good->bad", "avg-A2G", "%C2A-in-avg+-stddev"] {
+        check(said.stdout.contains(words), || said.stdout.clone())?;
+    }
+    let drawn = std::fs::read_to_string(plot)?;
+    check(drawn.contains("loopback, bad"), || "no such row".into())?;
+    let again = latency(&[&good, &bad, "--deviation"])?.success()?;
+    check(again.stdout == said.stdout, || again.stdout.clone())?;
+    // A capture compared with itself.
+    let none = latency(&["--good", &good, "--bad", &good])?.success()?;
+    let row = none.stdout.lines().find(|l| l.contains("deviation"));
+    let zeros = row.unwrap_or_default().matches(" 0.00%").count();
+    check(zeros >= 5, || none.stdout.clone())
+}
+
+fn slow() -> Result<(), Stop> {
+    let sample = Sample::new()?;
+    let all = latency(&[&sample.path("t"), "--slow", "1ns"])?.success()?;
+    // Ten of each second, and the sample takes less than some of them.
+    let listed = |text: &str| text.lines().filter(|l| l.starts_with("at ")).count();
+    let count = listed(&all.stdout);
+    check((10..=100).contains(&count), || all.stdout.clone())?;
+    check(all.stdout.contains("that are not listed"), || {
+        all.stdout.clone()
+    })?;
+    let none = latency(&[&sample.path("t"), "--slow", "1000s"])?.success()?;
+    check(none.stdout.contains("\n0 slow requests\n"), || {
+        none.stdout.clone()
+    })
+}
+
+fn mistakes() -> Result<(), Stop> {
+    let sample = Sample::new()?;
+    let garbage = sample.path("garbage");
+    std::fs::write(&garbage, [7; 100])?;
+    let empty = sample.path("empty");
+    std::fs::write(&empty, [])?;
+    let (good, missing) = (sample.path("t"), sample.path("missing"));
+    for (args, code, culprit) in [
+        (&[][..], 2, "FILE"),
+        (&["--good", &good], 2, "--bad"),
+        (&[&good, "--deviation"], 2, "two captures"),
+        (&[&good, "--slow", "10"], 2, "unit"),
+        (&[&missing], 1, "no such file"),
+        (&[&garbage], 1, "garbage, byte 0: no blktrace record"),
+        (&[&empty], 1, "no events"),
+        (&[&good, "--json", "/nonexistent/f"], 1, "/nonexistent/f"),
+    ] {
+        let finished = latency(args)?;
+        let right = finished.status.and_then(|s| s.code()) == Some(code)
+            && finished.stderr.lines().count() == 1
+            && finished.stderr.contains(culprit);
+        if !right {
+            return Err(finished.failure(&format!("should name {culprit:?}, status {code}")));
+        }
+    }
+    Ok(())
+}

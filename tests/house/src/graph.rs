@@ -1,0 +1,238 @@
+//! Which crate of the workspace may depend on which.
+
+use crate::Finding;
+use serde::Deserialize;
+
+/// What `cargo metadata --no-deps` says, as far as it is needed here.
+#[derive(Debug, Deserialize)]
+pub struct Metadata {
+    /// The members of the workspace.
+    pub packages: Vec<Package>,
+}
+
+/// One crate.
+#[derive(Debug, Deserialize)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Where its `Cargo.toml` is.
+    pub manifest_path: String,
+    /// What it depends on.
+    pub dependencies: Vec<Dependency>,
+}
+
+/// One edge.
+#[derive(Debug, Deserialize)]
+pub struct Dependency {
+    /// Name of the crate depended on.
+    pub name: String,
+    /// `None` for a normal dependency, else `dev` or `build`.
+    pub kind: Option<String>,
+}
+
+/// The crates of the workspace and what each may use. A crate that isn't here may not exist:
+/// whoever adds one says here where it stands.
+pub const ALLOWED: &[(&str, &[&str])] = &[
+    ("pvblk-sys", &[]),
+    ("pvblk-block", &["pvblk-sys"]),
+    ("pvblk-ring", &["pvblk-sys"]),
+    (
+        "pvblk-frontend",
+        &["pvblk-sys", "pvblk-block", "pvblk-ring"],
+    ),
+    ("pvblk-backend", &["pvblk-sys", "pvblk-block", "pvblk-ring"]),
+    ("pvblk-volume", &["pvblk-sys", "pvblk-block"]),
+    ("pvblk-trace", &["pvblk-sys", "pvblk-block"]),
+    (
+        "pvblk-export",
+        &[
+            "pvblk-sys",
+            "pvblk-block",
+            "pvblk-ring",
+            "pvblk-frontend",
+            "pvblk-backend",
+        ],
+    ),
+    (
+        "pvblk-sim",
+        &[
+            "pvblk-sys",
+            "pvblk-block",
+            "pvblk-ring",
+            "pvblk-frontend",
+            "pvblk-backend",
+            "pvblk-export",
+        ],
+    ),
+    (
+        "pvblk-lab",
+        &[
+            "pvblk-sys",
+            "pvblk-block",
+            "pvblk-ring",
+            "pvblk-frontend",
+            "pvblk-backend",
+            "pvblk-volume",
+            "pvblk-export",
+            "pvblk-trace",
+        ],
+    ),
+    (
+        "pvblk",
+        &[
+            "pvblk-sys",
+            "pvblk-block",
+            "pvblk-ring",
+            "pvblk-frontend",
+            "pvblk-backend",
+            "pvblk-volume",
+            "pvblk-export",
+            "pvblk-trace",
+            "pvblk-lab",
+        ],
+    ),
+    // These two see the product only from outside: its sources and its command.
+    ("pvblk-house", &[]),
+    ("pvblk-e2e", &[]),
+];
+
+/// Pairs that stay apart even in tests: each stands on one side of the rings, and must not know the other's mind.
+const APART: &[(&str, &str)] = &[("pvblk-frontend", "pvblk-backend")];
+
+/// Checks the graph against the table. Dev-dependencies may assemble more, except what [`APART`] names and the command.
+pub fn check(metadata: &Metadata) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let is_ours = |name: &str| name == "pvblk" || name.starts_with("pvblk-");
+    for package in &metadata.packages {
+        let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == package.name) else {
+            findings.push(Finding::new(
+                &package.name,
+                "is not in the import table; add it to tests/house/src/graph.rs with what it may use",
+            ));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| is_ours(&d.name)) {
+            let (from, to) = (package.name.as_str(), dependency.name.as_str());
+            let dev = dependency.kind.as_deref() == Some("dev");
+            let apart = APART
+                .iter()
+                .any(|&(a, b)| (from, to) == (a, b) || (from, to) == (b, a));
+            if to == "pvblk" {
+                findings.push(Finding::new(from, "depends on the command; nobody may"));
+            } else if apart {
+                findings.push(Finding::new(
+                    from,
+                    format!("depends on {to}; they meet only over rings, also in tests"),
+                ));
+            } else if !dev && !allowed.contains(&to) {
+                findings.push(Finding::new(
+                    from,
+                    format!("depends on {to}; it may use only {allowed:?}"),
+                ));
+            }
+        }
+    }
+    findings
+}
+
+/// Checks that a member inherits the workspace's lints; without them `unsafe_code = "deny"` wouldn't hold there.
+pub fn check_manifest(place: &str, manifest: &str) -> Vec<Finding> {
+    let mut lines = manifest.lines().map(str::trim);
+    let inherits = lines.any(|l| l == "[lints]") && lines.next() == Some("workspace = true");
+    if inherits {
+        Vec::new()
+    } else {
+        vec![Finding::new(
+            place,
+            "doesn't inherit the workspace's lints; add `[lints]` with `workspace = true`",
+        )]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(edges: &[(&str, &str, Option<&str>)]) -> Metadata {
+        let mut packages: Vec<Package> = Vec::new();
+        for &(from, to, kind) in edges {
+            let edge = Dependency {
+                name: to.into(),
+                kind: kind.map(Into::into),
+            };
+            match packages.iter_mut().find(|p| p.name == from) {
+                Some(p) => p.dependencies.push(edge),
+                None => packages.push(Package {
+                    name: from.into(),
+                    manifest_path: String::new(),
+                    dependencies: vec![edge],
+                }),
+            }
+        }
+        Metadata { packages }
+    }
+
+    fn one(from: &str, to: &str, kind: Option<&str>) -> Vec<Finding> {
+        check(&graph(&[(from, to, kind)]))
+    }
+
+    #[test]
+    fn the_plan_passes() {
+        let edges = [
+            ("pvblk-block", "pvblk-sys", None),
+            ("pvblk-frontend", "pvblk-ring", None),
+            ("pvblk-export", "pvblk-backend", None),
+            ("pvblk-lab", "pvblk-volume", None),
+            ("pvblk", "pvblk-lab", None),
+            ("pvblk-volume", "libc", None),
+            ("pvblk-backend", "pvblk-volume", Some("dev")),
+        ];
+        assert_eq!(check(&graph(&edges)), []);
+    }
+
+    #[test]
+    fn sides_stay_apart_also_in_tests() {
+        for kind in [None, Some("dev"), Some("build")] {
+            assert_eq!(one("pvblk-frontend", "pvblk-backend", kind).len(), 1);
+            assert_eq!(one("pvblk-backend", "pvblk-frontend", kind).len(), 1);
+        }
+    }
+
+    #[test]
+    fn nobody_depends_on_the_command() {
+        assert_eq!(one("pvblk-lab", "pvblk", None).len(), 1);
+        assert_eq!(one("pvblk-e2e", "pvblk", Some("dev")).len(), 1);
+    }
+
+    #[test]
+    fn upward_edges_are_found() {
+        for (from, to) in [
+            ("pvblk-sys", "pvblk-block"),
+            ("pvblk-ring", "pvblk-block"),
+            ("pvblk-block", "pvblk-ring"),
+            ("pvblk-volume", "pvblk-backend"),
+            ("pvblk-export", "pvblk-volume"),
+            ("pvblk-backend", "pvblk-export"),
+            ("pvblk-e2e", "pvblk-lab"),
+        ] {
+            assert_eq!(one(from, to, None).len(), 1, "{from} -> {to}");
+            assert_eq!(one(from, to, Some("build")).len(), 1, "{from} -> {to}");
+        }
+    }
+
+    #[test]
+    fn unknown_crates_are_found() {
+        let found = one("pvblk-surprise", "libc", None);
+        assert!(found[0].text.contains("import table"), "{found:?}");
+    }
+
+    #[test]
+    fn a_manifest_must_inherit_lints() {
+        assert_eq!(
+            check_manifest("x", "[package]\n\n[lints]\nworkspace = true\n"),
+            []
+        );
+        assert_eq!(check_manifest("x", "[package]\n").len(), 1);
+        assert_eq!(check_manifest("x", "[lints]\n[lints.rust]\n").len(), 1);
+    }
+}

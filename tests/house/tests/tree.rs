@@ -1,0 +1,78 @@
+//! The rules, applied to this tree.
+
+use pvblk_house::{Finding, graph, links, source, tree};
+use std::process::Command;
+
+fn assert_none(findings: &[Finding]) {
+    let list: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    assert!(list.is_empty(), "broken rules:\n  {}", list.join("\n  "));
+}
+
+fn metadata() -> graph::Metadata {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(tree::root())
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON")
+}
+
+#[test]
+fn imports_follow_the_table() {
+    let metadata = metadata();
+    assert!(metadata.packages.len() >= 9, "the workspace has its crates");
+    assert_none(&graph::check(&metadata));
+}
+
+#[test]
+fn every_member_inherits_the_lints() {
+    let mut findings = Vec::new();
+    for package in metadata().packages {
+        let text = std::fs::read_to_string(&package.manifest_path).expect("a manifest is readable");
+        findings.extend(graph::check_manifest(&package.name, &text));
+    }
+    assert_none(&findings);
+}
+
+#[test]
+fn sources_follow_the_rules() {
+    let files = tree::files(&tree::root(), &[".rs"]).expect("the tree is readable");
+    assert!(files.len() > 20, "the sources were found: {}", files.len());
+    let findings: Vec<Finding> = files
+        .iter()
+        .flat_map(|(path, text)| source::check_rust(path, text))
+        .collect();
+    assert_none(&findings);
+}
+
+#[test]
+fn scripts_are_short() {
+    let files = tree::files(&tree::root(), &[".sh"]).expect("the tree is readable");
+    let findings: Vec<Finding> = files
+        .iter()
+        .flat_map(|(path, text)| source::check_length(path, text))
+        .collect();
+    assert_none(&findings);
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let root = tree::root();
+    let files = tree::files(&root, &[".md"]).expect("the tree is readable");
+    let findings: Vec<Finding> = files
+        .iter()
+        .flat_map(|(path, text)| links::check(path, text, |p| root.join(p).exists()))
+        .collect();
+    assert_none(&findings);
+}
