@@ -4,7 +4,7 @@ use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::source::RequestSource;
 use crate::worker::{Command, LaneId, Mailbox, OnEnd, Worker};
-use pvblk_block::trace::Tracing;
+use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{BlockDevice, Error, Queue, QueueContext};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -40,10 +40,12 @@ pub struct Disk {
     gate: Arc<Gate>,
     next_queue: AtomicU32,
     tracing: Tracing,
+    floor: &'static str,
 }
 
 impl Disk {
-    /// A disk of this name over a device.
+    /// A disk of this name over a device. Traces tell the lanes' own events under the name `back`: Q when a request
+    /// was taken from its source, D when it went to the device, C when its answer went to the source.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>, tracing: Tracing) -> Disk {
         Disk {
             name: name.into(),
@@ -51,6 +53,7 @@ impl Disk {
             gate: Arc::default(),
             next_queue: AtomicU32::new(0),
             tracing,
+            floor: "back",
         }
     }
 
@@ -59,20 +62,28 @@ impl Disk {
         &self.name
     }
 
-    /// Opens one more queue of the device, for `depth` requests in flight.
-    pub(crate) fn open_queue(&self, depth: u32) -> Result<Queue, Error> {
+    /// The same under another name in traces than `back`.
+    #[must_use]
+    pub fn with_floor(mut self, floor: &'static str) -> Disk {
+        self.floor = floor;
+        self
+    }
+
+    /// Opens one more queue of the device, for `depth` requests in flight, and a trace point for who uses it.
+    pub(crate) fn open_queue(&self, depth: u32) -> Result<(Queue, Tracer), Error> {
         let index = self.next_queue.fetch_add(1, Ordering::Relaxed);
+        let tracer = self.tracing.tracer(self.floor, index, index);
         let context = QueueContext {
             depth,
             index,
             submitter: index,
-            tracing: self.tracing.clone(),
+            tracing: self.tracing.below(&tracer),
         };
-        Queue::open(&self.device, &context)
+        Ok((Queue::open(&self.device, &context)?, tracer))
     }
 
-    /// A way through the disk's gate.
-    pub(crate) fn pass(&self) -> Pass {
+    /// A way through the disk's gate, with which all of the disk's lanes can be held back.
+    pub fn pass(&self) -> Pass {
         self.gate.pass()
     }
 

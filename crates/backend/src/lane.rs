@@ -16,6 +16,7 @@
 use crate::backend::Disk;
 use crate::gate::Pass;
 use crate::source::{RequestSource, SourceEnd};
+use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, Status};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -62,13 +63,14 @@ pub struct Lane {
     end: Option<SourceEnd>,
     /// For sources whose poll is a system call: the descriptor was reported readable.
     may_pull: bool,
+    tracer: Tracer,
 }
 
 impl Lane {
     /// A lane from `source` to a new queue of `disk`, through the disk's gate.
     pub fn open(disk: &Disk, source: Box<dyn RequestSource>) -> Result<Lane, Error> {
         // A barrier or flush of the lane's own comes on top of what the source has in flight.
-        let queue = disk.open_queue(source.depth() + 1)?;
+        let (queue, tracer) = disk.open_queue(source.depth() + 1)?;
         Ok(Lane {
             depth: source.depth() as usize,
             source,
@@ -83,6 +85,7 @@ impl Lane {
             outstanding: 0,
             end: None,
             may_pull: true,
+            tracer,
         })
     }
 
@@ -105,6 +108,7 @@ impl Lane {
                     self.sort_out_special();
                 }
                 self.outstanding -= self.done.len();
+                self.tracer.completed(&self.done);
                 self.source.complete(&mut self.done);
             }
         }
@@ -124,6 +128,7 @@ impl Lane {
         // Where something came, more may follow: one more look is cheaper than a sleep. Where nothing
         // came, a level-triggered descriptor says by itself when there is more.
         self.may_pull = !self.batch.is_empty() || !self.source.poll_is_syscall();
+        self.tracer.arrived(&self.batch);
         let pulled = match result {
             Ok(p) => p,
             Err(end) => {
@@ -140,7 +145,7 @@ impl Lane {
         if pulled.ordered || !self.pass.enter(self.batch.len() as u32) {
             self.held.extend(self.batch.drain(..));
         } else {
-            self.queue.submit(&mut self.batch);
+            self.issue();
         }
         true
     }
@@ -182,7 +187,7 @@ impl Lane {
                     break;
                 }
                 self.batch.extend(self.held.drain(..run));
-                self.queue.submit(&mut self.batch);
+                self.issue();
                 moved = true;
             }
         }
@@ -201,11 +206,20 @@ impl Lane {
         index as u64
     }
 
+    /// Submits the batch, whose requests have entered the gate.
+    #[inline]
+    fn issue(&mut self) {
+        let of_source = |r: &&Request| r.tag & INTERNAL_TAG == 0;
+        let requests = self.batch.iter().map(|r| &**r).filter(of_source);
+        self.tracer.requests(Phase::Issue, requests);
+        self.queue.submit(&mut self.batch);
+    }
+
     /// Submits a request that the lane has already entered the gate for.
     fn submit_special(&mut self, request: Box<Request>) {
         self.special += 1;
         self.batch.push(request);
-        self.queue.submit(&mut self.batch);
+        self.issue();
     }
 
     /// Starts a drained barrier's first flush.
@@ -255,7 +269,7 @@ impl Lane {
                 // At once, not behind what is held: a barrier that came later waits for this write.
                 if self.pass.enter(1) {
                     self.batch.push(request);
-                    self.queue.submit(&mut self.batch);
+                    self.issue();
                 } else {
                     self.held.push_front(request);
                 }

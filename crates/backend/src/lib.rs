@@ -18,6 +18,7 @@ mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
+pub use gate::Pass;
 pub use grants::{GrantError, GrantMapper};
 pub use lane::Lane;
 pub use pool::BufferPool;

@@ -12,6 +12,11 @@ pub trait BlockDevice: Send + Sync {
     /// A short description for people, as a volume spec where there is one.
     fn describe(&self) -> String;
 
+    /// What its floor is called in traces.
+    fn floor(&self) -> String {
+        self.describe()
+    }
+
     /// What it can do; fixed while open.
     fn limits(&self) -> Limits;
 
@@ -90,6 +95,15 @@ impl QueueContext {
             index: 0,
             submitter: 0,
             tracing: Tracing::off(),
+        }
+    }
+
+    /// The same without tracing.
+    #[must_use]
+    pub fn untraced(&self) -> QueueContext {
+        QueueContext {
+            tracing: Tracing::off(),
+            ..*self
         }
     }
 }

@@ -1,6 +1,6 @@
 //! [`Queue`]: the handle through which all requests go, where the two sides' guarantees are kept.
 
-use crate::trace::{Phase, Tracer};
+use crate::trace::Tracer;
 use crate::{
     BlockDevice, Completion, DeviceQueue, Limits, Op, QueueContext, Readiness, Request, SECTOR,
     Status,
@@ -51,7 +51,7 @@ impl Queue {
             limits: device.limits(),
             tracer: context
                 .tracing
-                .tracer(&device.describe(), context.index, context.submitter),
+                .tracer(&device.floor(), context.index, context.submitter),
             device,
             inner,
             lost: Arc::default(),
@@ -85,8 +85,8 @@ impl Queue {
         self.in_flight += batch.len();
         let capacity = self.device.capacity_sectors();
         let mut all_valid = true;
+        self.tracer.arrived(batch);
         for request in batch.iter_mut() {
-            self.tracer.request(Phase::Queue, request);
             request.in_flight = true;
             if !request
                 .lost
@@ -134,8 +134,8 @@ impl Queue {
         let new = &mut out[before..];
         for c in new.iter_mut() {
             c.request.in_flight = false;
-            self.tracer.complete(&c.request, c.status);
         }
+        self.tracer.completed(new);
         self.in_flight -= new.len();
         new.len()
     }

@@ -2,10 +2,12 @@
 //!
 //! The letters are blktrace's (blkparse(1)). Every floor of the stack records its own events under a
 //! device number of its own; collecting them is the `trace` crate's work. A queue owns its sink, so
-//! recording takes no lock. When tracing is off, a hook costs one branch.
+//! recording takes no lock. While nobody in the process records, a hook costs one look at [`is_on`], for a whole batch
+//! where there is one.
 
-use crate::{Op, Request, RequestFlags, Status};
+use crate::{Completion, Op, Request, RequestFlags, Status};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A step of a request's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +43,20 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TraceDevice(pub u32);
 
+/// What some phases tell besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TraceExtra {
+    /// Nothing.
+    #[default]
+    None,
+    /// A remap: where the request was on the floor above.
+    From(TraceDevice, u64),
+    /// A split: first sector (512 B) of the second part.
+    At(u64),
+    /// An unplug: how many requests waited.
+    Waiting(u64),
+}
+
 /// One event. The sink adds the time: clocks stay at the edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
@@ -58,27 +74,70 @@ pub struct TraceEvent {
     pub sector: u64,
     /// Length in sectors (512 B).
     pub sectors: u64,
-    /// The submitter's mark.
-    pub tag: u64,
     /// For a completion, how it ended.
     pub status: Option<Status>,
+    /// What some phases tell besides.
+    pub extra: TraceExtra,
 }
 
 /// Takes events of one queue.
 pub trait TraceSink: Send {
-    /// Records one event; never blocks, never allocates: what doesn't fit is counted as dropped.
-    fn record(&mut self, event: TraceEvent);
+    /// Records one event; never blocks, never allocates: what doesn't fit is counted as dropped. False if nobody wants
+    /// events any more: the sink is then dropped.
+    fn record(&mut self, event: TraceEvent) -> bool;
 }
 
 /// Makes a sink for each queue.
 pub trait TraceHub: Send + Sync {
-    /// A sink for one queue of one floor.
-    fn open(&self, device: &str, queue: u32) -> (TraceDevice, Box<dyn TraceSink>);
+    /// The number of the floor of this name; the same whenever it is asked for.
+    fn device(&self, name: &str) -> TraceDevice;
+
+    /// A sink for one queue of a floor; `None` while nobody wants events. Called with the first event.
+    fn open(&self, device: TraceDevice, queue: u32) -> Option<Box<dyn TraceSink>>;
+}
+
+/// How many record in this process. A process-wide switch, because a look at it is two instructions, and at anything
+/// that a queue would have to reach first is more.
+static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
+
+/// True while anybody in this process records.
+#[inline]
+pub fn is_on() -> bool {
+    !cfg!(feature = "untraced") && RECORDINGS.load(Ordering::Relaxed) != 0
+}
+
+/// While one of these lives, all hooks of the process look for a hub that wants their events.
+#[derive(Debug)]
+pub struct Recording(());
+
+impl Recording {
+    /// Switches the hooks on.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Recording {
+        RECORDINGS.fetch_add(1, Ordering::Relaxed);
+        Recording(())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        RECORDINGS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Whether and where a queue traces; handed down from floor to floor.
 #[derive(Clone, Default)]
-pub struct Tracing(Option<Arc<dyn TraceHub>>);
+pub struct Tracing(Option<Branch>);
+
+/// Where in the tree of floors we are.
+#[derive(Clone)]
+struct Branch {
+    hub: Arc<dyn TraceHub>,
+    /// In front of the names of floors: whose they are.
+    scope: Arc<str>,
+    /// The floor that the requests come from.
+    above: Option<TraceDevice>,
+}
 
 impl Tracing {
     /// No tracing.
@@ -86,65 +145,162 @@ impl Tracing {
         Tracing(None)
     }
 
-    /// Tracing to `hub`.
-    pub fn to(hub: Arc<dyn TraceHub>) -> Tracing {
-        Tracing(Some(hub))
+    /// Tracing to `hub`; `scope` is the disk's name, which goes in front of the names of its floors.
+    pub fn to(hub: Arc<dyn TraceHub>, scope: &str) -> Tracing {
+        Tracing(Some(Branch {
+            hub,
+            scope: scope.into(),
+            above: None,
+        }))
     }
 
-    /// A tracer for one queue of the floor named `device`.
-    pub fn tracer(&self, device: &str, queue: u32, submitter: u32) -> Tracer {
-        Tracer(self.0.as_ref().map(|hub| {
-            let (device, sink) = hub.open(device, queue);
-            TracerOn {
-                device,
+    /// The same for a floor below `upper`, so that its events tell where its requests come from.
+    #[must_use]
+    pub fn below(&self, upper: &Tracer) -> Tracing {
+        let mut branch = self.0.clone();
+        if let (Some(branch), Some(upper)) = (&mut branch, &upper.0) {
+            branch.above = Some(upper.device);
+        }
+        Tracing(branch)
+    }
+
+    /// A tracer for one queue of a floor.
+    pub fn tracer(&self, floor: &str, queue: u32, submitter: u32) -> Tracer {
+        Tracer(self.0.as_ref().map(|branch| {
+            let name = format!("{}/{floor}", branch.scope);
+            Box::new(Tap {
+                device: branch.hub.device(&name),
+                hub: Arc::clone(&branch.hub),
+                above: branch.above,
+                queue,
                 submitter,
-                sink,
-            }
+                sink: None,
+            })
         }))
     }
 }
 
-struct TracerOn {
+struct Tap {
+    hub: Arc<dyn TraceHub>,
     device: TraceDevice,
+    above: Option<TraceDevice>,
+    queue: u32,
     submitter: u32,
-    sink: Box<dyn TraceSink>,
+    /// From the first event that is wanted to the first that isn't.
+    sink: Option<Box<dyn TraceSink>>,
 }
 
 /// One queue's trace point on one floor.
 #[derive(Default)]
-pub struct Tracer(Option<TracerOn>);
+pub struct Tracer(Option<Box<Tap>>);
 
 impl Tracer {
     /// Records that `request` reached `phase`.
     #[inline]
     pub fn request(&mut self, phase: Phase, request: &Request) {
-        if self.0.is_some() {
-            self.record(phase, request, None);
+        if is_on() {
+            self.record(phase, request, None, TraceExtra::None);
         }
     }
 
-    /// Records that `request` completed with `status`.
+    /// Records that all these reached `phase`.
     #[inline]
-    pub fn complete(&mut self, request: &Request, status: Status) {
-        if self.0.is_some() {
-            self.record(Phase::Complete, request, Some(status));
+    pub fn requests<'a>(&mut self, phase: Phase, all: impl IntoIterator<Item = &'a Request>) {
+        if is_on() {
+            for request in all {
+                self.record(phase, request, None, TraceExtra::None);
+            }
+        }
+    }
+
+    /// Records that all these reached this floor: Q, and before it A where they come from another one.
+    #[inline]
+    pub fn arrived(&mut self, batch: &[Box<Request>]) {
+        if is_on() {
+            self.record_arrivals(batch);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn record(&mut self, phase: Phase, request: &Request, status: Option<Status>) {
-        let Some(on) = &mut self.0 else { return };
-        on.sink.record(TraceEvent {
+    fn record_arrivals(&mut self, batch: &[Box<Request>]) {
+        let above = self.0.as_ref().and_then(|tap| tap.above);
+        for request in batch {
+            if let Some(above) = above {
+                let from = TraceExtra::From(above, request.sector);
+                self.record(Phase::Remap, request, None, from);
+            }
+            self.record(Phase::Queue, request, None, TraceExtra::None);
+        }
+    }
+
+    /// Records that all these completed.
+    #[inline]
+    pub fn completed(&mut self, done: &[Completion]) {
+        if is_on() {
+            for c in done {
+                self.record(
+                    Phase::Complete,
+                    &c.request,
+                    Some(c.status),
+                    TraceExtra::None,
+                );
+            }
+        }
+    }
+
+    /// Records that `request` was split before `sector`, and its second part goes its own way.
+    #[inline]
+    pub fn split(&mut self, request: &Request, sector: u64) {
+        if is_on() {
+            self.record(Phase::Split, request, None, TraceExtra::At(sector));
+        }
+    }
+
+    /// Records that requests are held back from now on, so that they can be merged; `first` is the first of them.
+    #[inline]
+    pub fn plugged(&mut self, first: &Request) {
+        if is_on() {
+            self.record(Phase::Plug, first, None, TraceExtra::None);
+        }
+    }
+
+    /// Records that what was held back goes on: so many requests, of which `first` is the first.
+    #[inline]
+    pub fn unplugged(&mut self, first: &Request, waiting: u64) {
+        if is_on() {
+            let waiting = TraceExtra::Waiting(waiting);
+            self.record(Phase::Unplug, first, None, waiting);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record(
+        &mut self,
+        phase: Phase,
+        request: &Request,
+        status: Option<Status>,
+        extra: TraceExtra,
+    ) {
+        let Some(tap) = &mut self.0 else { return };
+        if tap.sink.is_none() {
+            tap.sink = tap.hub.open(tap.device, tap.queue);
+        }
+        let Some(sink) = &mut tap.sink else { return };
+        let event = TraceEvent {
             phase,
-            device: on.device,
-            submitter: on.submitter,
+            device: tap.device,
+            submitter: tap.submitter,
             op: request.op,
             flags: request.flags,
             sector: request.sector,
             sectors: request.sectors,
-            tag: request.tag,
             status,
-        });
+            extra,
+        };
+        if !sink.record(event) {
+            tap.sink = None;
+        }
     }
 }

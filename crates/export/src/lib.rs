@@ -2,4 +2,5 @@
 
 pub mod local;
 pub mod nbd;
+pub mod socket_file;
 pub mod xenbus;

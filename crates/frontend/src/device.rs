@@ -142,6 +142,10 @@ impl BlockDevice for Frontend {
         self.name.clone()
     }
 
+    fn floor(&self) -> String {
+        "front".into()
+    }
+
     fn limits(&self) -> Limits {
         let p = &self.properties;
         Limits {
@@ -164,7 +168,7 @@ impl BlockDevice for Frontend {
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let tracer = context
             .tracing
-            .tracer(&self.name, context.index, context.submitter);
+            .tracer(&self.floor(), context.index, context.submitter);
         let queue = SoftwareQueue::new(&self.link, context.index, tracer)
             .map_err(|e| Error::os(format!("{}: opening a queue", self.name), e))?;
         Ok(Box::new(queue))

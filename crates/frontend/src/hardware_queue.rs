@@ -9,7 +9,7 @@ use crate::plug::{MergeLimits, Merged};
 use crate::segments::{GrantedMemory, copy_bounce};
 use crate::statistics::{Counting, Statistics};
 use parking_lot::Mutex;
-use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
 use pvblk_ring::wire::{self, DiscardRequest, IndirectRequest, RequestHeader, Response, Segment};
 use pvblk_ring::{EventChannel, FrontRing};
@@ -224,6 +224,15 @@ impl HardwareQueue {
         self.ring.publish()
     }
 
+    /// Of the last `count` requests that were inserted, tells which wait for a tag.
+    #[inline]
+    pub fn trace_waiting(&self, tracer: &mut Tracer, count: usize) {
+        if trace::is_on() {
+            let waiting = self.backlog.iter().rev().take(count);
+            tracer.requests(Phase::Sleep, waiting.map(|merged| &*merged.first));
+        }
+    }
+
     fn issue(&mut self, merged: Merged, tag: u32, tracer: &mut Tracer) -> Result<(), Box<Merged>> {
         let request = &merged.first;
         let id = u64::from(tag);
@@ -341,9 +350,7 @@ impl HardwareQueue {
             shadow.transient.extend(segments.iter().map(|s| s.gref));
         }
         self.segments = segments;
-        for request in merged.requests() {
-            tracer.request(Phase::Issue, request);
-        }
+        tracer.requests(Phase::Issue, merged.requests().map(|r| &**r));
         shadow.operation = operation;
         shadow.bounce = bounce;
         shadow.work = Some((merged, Stage::Issued));

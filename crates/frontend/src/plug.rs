@@ -156,6 +156,16 @@ impl Plug {
         }
     }
 
+    /// How many requests for the ring are in it.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// True if nothing is plugged.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
     /// What is in it, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Merged> {
         self.items.iter()

@@ -5,7 +5,7 @@ use crate::hardware_queue::{HardwareQueue, SharedQueue, immediate};
 use crate::owners::{self, Mail};
 use crate::plug::{Merged, Plug};
 use parking_lot::{Mutex, MutexGuard};
-use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Op, Readiness, Request, Status};
 use pvblk_sys::{EventFd, Poller};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -149,6 +149,18 @@ impl SoftwareQueue {
         }
     }
 
+    /// What was plugged goes on to the ring.
+    #[inline]
+    fn trace_unplug(&mut self) {
+        if trace::is_on()
+            && let Some(first) = self.plug.iter().next()
+        {
+            self.tracer.unplugged(&first.first, self.plug.len() as u64);
+            let requests = self.plug.iter().map(|merged| &*merged.first);
+            self.tracer.requests(Phase::Insert, requests);
+        }
+    }
+
     fn collect_mail(&mut self) {
         if self.mail.any.swap(false, Ordering::Acquire) {
             self.done.append(&mut self.mail.letters.lock());
@@ -165,6 +177,9 @@ impl DeviceQueue for SoftwareQueue {
                 self.done.push(Completion { request, status });
                 continue;
             }
+            if self.plug.is_empty() {
+                self.tracer.plugged(&request);
+            }
             self.tracer.request(Phase::Get, &request);
             self.plug.add(
                 request,
@@ -173,9 +188,7 @@ impl DeviceQueue for SoftwareQueue {
                 &mut self.tracer,
             );
         }
-        for merged in self.plug.iter() {
-            self.tracer.request(Phase::Insert, &merged.first);
-        }
+        self.trace_unplug();
         let mut state = self.hardware.state.lock();
         if state.is_stopped() {
             drop(state);
@@ -184,8 +197,10 @@ impl DeviceQueue for SoftwareQueue {
             return;
         }
         state.owners.awake(self.owner);
+        let count = self.plug.len();
         state.insert(self.owner, self.plug.pull());
         let notify = state.dispatch(&mut self.tracer, self.owner, &mut self.done);
+        state.trace_waiting(&mut self.tracer, count);
         unlock(&self.hardware, &mut self.bells, state, notify);
     }
 

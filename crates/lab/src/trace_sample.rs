@@ -20,7 +20,7 @@ const MOST: usize = 8;
 pub fn run(prefix: &Path, requests: usize, seed: u64) -> Result<usize> {
     let recorder = Arc::new(Recorder::new(DEFAULT_CAPACITY));
     let collector = recorder.collector();
-    let tracing = Tracing::to(recorder);
+    let tracing = Tracing::to(recorder, "sample");
     let device = pvblk_volume::open("mem:4M")?;
     let (front, mut back) = Loopback::default().wire(device.as_ref())?;
     let disk = Disk::new("sample", device, tracing.clone());

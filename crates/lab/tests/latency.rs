@@ -7,7 +7,7 @@ use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Completion, Op, Queue, QueueContext, Request};
 use pvblk_frontend::Frontend;
 use pvblk_lab::loopback::Loopback;
-use pvblk_trace::latency::{Analyzer, Hop, Samples};
+use pvblk_trace::latency::{Analyzer, Hop, Part, Paths, Samples};
 use pvblk_trace::{Device, Recorder};
 use pvblk_volume::{Clock, DelayVolume, ManualClock, VolumeSpec};
 use std::sync::Arc;
@@ -23,22 +23,24 @@ const TICK: Duration = Duration::from_micros(20);
 struct Planted {
     volume: bool,
     ring: bool,
+    worker: bool,
     workload: bool,
 }
 
-/// Medians in nanoseconds.
+/// Averages in nanoseconds of the hops of a request's way, and of the gaps between requests.
 struct Found {
-    /// D2C of the front end, and Q2C of the volume.
-    front_ns: f64,
     volume_ns: f64,
+    ring_ns: f64,
+    worker_ns: f64,
     gap_ns: f64,
+    /// All hops together, as a share of the whole.
+    hops_share: f64,
+    /// Hops and gaps together, as a share of the submitter's time.
     explained: f64,
 }
 
-fn median(samples: &Samples) -> f64 {
-    let mut values = samples.values().to_vec();
-    values.sort_unstable();
-    values[values.len() / 2] as f64
+fn average(samples: &Samples) -> f64 {
+    samples.sum_ns() as f64 / samples.count().max(1) as f64
 }
 
 fn volume(planted: bool, clock: &Arc<ManualClock>) -> Arc<dyn BlockDevice> {
@@ -66,7 +68,7 @@ fn run(planted: Planted) -> Found {
         }),
     ));
     let collector = recorder.collector();
-    let tracing = Tracing::to(recorder);
+    let tracing = Tracing::to(recorder, "t");
     let device = volume(planted.volume, &clock);
     let name = device.describe();
     let (front, mut back) = Loopback::default().wire(device.as_ref()).unwrap();
@@ -80,6 +82,7 @@ fn run(planted: Planted) -> Found {
     };
     let mut queue = Queue::open(&front, &context).unwrap();
     let mut done = Vec::<Completion>::new();
+    let gate = disk.pass();
     let pause = |wanted: bool| {
         if wanted {
             clock.advance(DELAY);
@@ -90,27 +93,50 @@ fn run(planted: Planted) -> Found {
         let request = Request::with_buffers(Op::Read, n * 8, vec![buffer], n);
         queue.submit(&mut vec![request]);
         pause(planted.ring);
+        if planted.worker {
+            // The worker has the request, and must not issue it yet.
+            assert!(gate.try_close());
+            lane.step();
+            pause(true);
+            gate.open();
+        }
         while queue.poll(&mut done) == 0 {
             lane.step();
             if planted.volume {
                 clock.advance(TICK);
             }
         }
-        pause(planted.workload);
+        if n + 1 < REQUESTS {
+            pause(planted.workload);
+        }
     }
     let mut events = Vec::new();
     collector.drain(&mut events);
     events.sort_by_key(|e| (e.time_ns, e.action));
-    let report = Analyzer::run(&events, |_| {});
+    let mut paths = Paths::default();
+    for (device, name) in collector.devices() {
+        paths.name(device, &name);
+    }
+    let report = Analyzer::run(&events, |life| paths.life(life));
     let of = |wanted: &str| -> Device {
         let devices = collector.devices();
         devices.iter().find(|(_, n)| n == wanted).expect("traced").0
     };
-    let (front, volume) = (of("loopback"), of(&name));
+    let (front, back, volume) = (of("t/front"), of("t/back"), of(&format!("t/{name}")));
+    let path = &paths.take()[&front];
+    assert_eq!((path.total.count() as u64, path.alone), (REQUESTS, 0));
+    let hop = |device, part| {
+        let mut hops = path.hops.iter();
+        let hop = hops.find(|h| h.device == device && h.part == part);
+        average(&hop.expect("a hop of the path").times)
+    };
+    let all: f64 = path.hops.iter().map(|h| average(&h.times)).sum();
     Found {
-        front_ns: median(report.all_of(front).of(Hop::D2C)),
-        volume_ns: median(report.all_of(volume).of(Hop::Q2C)),
-        gap_ns: median(report.all_of(front).of(Hop::C2A)),
+        volume_ns: hop(volume, Part::Work),
+        ring_ns: hop(front, Part::Down(back)),
+        worker_ns: hop(back, Part::Wait),
+        gap_ns: average(report.all_of(front).of(Hop::C2A)),
+        hops_share: all / average(&path.total),
         explained: report.submitters[&(front, 0)].explained(),
     }
 }
@@ -123,21 +149,24 @@ fn near(found: f64, planted: bool) -> bool {
 
 #[test]
 fn planted_delays_are_found_where_they_are() {
-    for bits in 0..8 {
+    for bits in 0..16 {
         let planted = Planted {
             volume: bits & 1 != 0,
             ring: bits & 2 != 0,
-            workload: bits & 4 != 0,
+            worker: bits & 4 != 0,
+            workload: bits & 8 != 0,
         };
         let found = run(planted);
         for (what, is, should) in [
             ("volume", found.volume_ns, planted.volume),
-            ("ring", found.front_ns - found.volume_ns, planted.ring),
+            ("ring", found.ring_ns, planted.ring),
+            ("worker", found.worker_ns, planted.worker),
             ("workload", found.gap_ns, planted.workload),
         ] {
             assert!(near(is, should), "{planted:?}: {what} took {is} ns");
         }
-        let sum = found.explained;
-        assert!((sum - 1.0).abs() <= 0.02, "{planted:?}: {sum}");
+        for sum in [found.hops_share, found.explained] {
+            assert!((sum - 1.0).abs() <= 0.02, "{planted:?}: {sum}");
+        }
     }
 }

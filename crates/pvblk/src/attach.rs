@@ -2,10 +2,10 @@
 
 use crate::cli::AttachArgs;
 use crate::hub::Hub;
+use crate::traces::Traces;
 use crate::{config, daemon};
 use anyhow::{Result, bail};
 use pvblk_backend::{Backend, BackendOptions, Disk};
-use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::local::{ConnectOptions, Keeper, KeeperEvent, connect};
 use pvblk_export::nbd::NbdAddr;
@@ -26,6 +26,10 @@ pub fn run(args: &AttachArgs) -> Result<()> {
         .map(|s| s.parse::<NbdAddr>())
         .collect::<Result<_, Error>>()?;
     let memory = pvblk_volume::parse_size(&args.memory)?;
+    let control = args.control.as_ref();
+    let control = control
+        .map(|s| config::unix_path("--control", s))
+        .transpose()?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
     let options = ConnectOptions {
@@ -50,7 +54,8 @@ pub fn run(args: &AttachArgs) -> Result<()> {
         ..BackendOptions::default()
     })?;
     let shared: Arc<dyn BlockDevice> = device.clone();
-    let disk = Disk::new(&args.disk, shared, Tracing::off());
+    let traces = Traces::of_client();
+    let disk = Disk::new(&args.disk, shared, traces.of(&args.disk)).with_floor("attach");
     let hub = Hub::new(backend, vec![Arc::new(disk)]);
     let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
     let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
@@ -58,9 +63,11 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     for server in &servers {
         eprintln!("NBD on {}", daemon::uri(&server.local_addr(), &args.disk));
     }
+    let control = traces.start(control.as_deref(), args.slow)?;
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
     drop(servers);
+    drop(control);
     if keeper.is_gone() {
         // The server is gone, not closing: nothing more can be flushed. Say why, rather than that.
         daemon::abandon(&hub);

@@ -1,5 +1,6 @@
 //! `pvblk bench`.
 
+use crate::traces::Traces;
 use clap::Args;
 use pvblk_block::{Error, ErrorKind};
 use pvblk_lab::bench::{
@@ -72,6 +73,9 @@ pub struct BenchArgs {
     /// Write the results in fio's JSON layout here; - is standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Record what happens to the requests on this side: NAME.blktrace.N
+    #[arg(long, value_name = "NAME")]
+    pub trace: Option<PathBuf>,
     /// Show progress though standard error is no terminal
     #[arg(long)]
     pub progress: bool,
@@ -164,7 +168,14 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     handle_signals(&stop)?;
     let shows = args.progress || std::io::stderr().is_terminal();
     let show = |p: &Progress| show(p);
+    let traces = Traces::of_client();
+    let tracing = specs.iter().map(|spec| traces.of(spec.scope())).collect();
+    let writing = args.trace.as_ref().map(|name| traces.write(name));
+    let writing = writing
+        .transpose()
+        .map_err(|e| Error::config(format!("{e:#}")))?;
     let options = RunOptions {
+        tracing,
         stop,
         spin: Duration::from_micros(args.spin_us),
         progress: shows.then_some(&show),
@@ -172,6 +183,12 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     let result = bench::run_on(&jobs.jobs, &devices, &options);
     if shows {
         clear_line();
+    }
+    if let Some(writing) = writing {
+        let told = writing
+            .finish()
+            .map_err(|e| Error::config(format!("{e:#}")))?;
+        eprintln!("pvblk bench: {told}");
     }
     let mut report = result?;
     report.global = jobs.global.clone();

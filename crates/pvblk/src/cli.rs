@@ -1,7 +1,9 @@
 //! Flags: parsed here, checked in `config`.
 
+use crate::config;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
+use std::time::Duration;
 
 const VOLUMES: &str = "\
 Volumes:
@@ -61,7 +63,10 @@ pub enum Command {
     /// Generate load as fio does, on a volume, over rings or over NBD
     #[command(after_help = crate::bench::HELP)]
     Bench(crate::bench::BenchArgs),
-    /// Where the time of requests went, hop by hop, from captures
+    /// Record what happens to requests, from running servers, as blktrace does
+    #[command(after_help = crate::trace::HELP)]
+    Trace(crate::trace::TraceArgs),
+    /// Where the time of requests went, hop by hop, now or from captures
     #[command(after_help = crate::latency::HELP)]
     Latency(crate::latency::LatencyArgs),
     /// Experiments and measurements
@@ -98,6 +103,12 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
+    /// Socket for `pvblk trace` and `pvblk latency --live`
+    #[arg(long, value_name = "unix:PATH")]
+    pub control: Option<String>,
+    /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
+    #[arg(long, value_name = "TIME", value_parser = config::time)]
+    pub slow: Option<Duration>,
 }
 
 #[derive(Args, Debug)]
@@ -132,6 +143,12 @@ pub struct AttachArgs {
     /// Let NBD listen on addresses that other machines reach
     #[arg(long)]
     pub allow_remote: bool,
+    /// Socket for `pvblk trace` and `pvblk latency --live`
+    #[arg(long, value_name = "unix:PATH")]
+    pub control: Option<String>,
+    /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
+    #[arg(long, value_name = "TIME", value_parser = config::time)]
+    pub slow: Option<Duration>,
 }
 
 #[derive(Subcommand, Debug)]

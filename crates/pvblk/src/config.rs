@@ -24,6 +24,8 @@ pub struct ServeConfig {
     pub max_ring: RingSize,
     pub spin_max: Duration,
     pub allow_remote: bool,
+    pub control: Option<PathBuf>,
+    pub slow: Option<Duration>,
 }
 
 /// The file's form.
@@ -39,6 +41,8 @@ struct File {
     spin_us: Option<u64>,
     #[serde(default)]
     allow_remote: bool,
+    control: Option<String>,
+    slow: Option<String>,
     #[serde(default)]
     disk: BTreeMap<String, DiskTable>,
 }
@@ -104,6 +108,13 @@ impl ServeConfig {
         if !(1..=MAX_QUEUES).contains(&max_queues) {
             bail!("--max-queues must be from 1 to {MAX_QUEUES}");
         }
+        let control = args.control.as_ref().or(file.control.as_ref());
+        let control = control.map(|s| unix_path("--control", s)).transpose()?;
+        let slow = |s: &String| time(s).map_err(|e| anyhow::anyhow!("slow = {s:?}: {e}"));
+        let slow = match (args.slow, &file.slow) {
+            (None, Some(text)) => Some(slow(text)?),
+            (flag, _) => flag,
+        };
         let pages = args.max_ring_pages.or(file.max_ring_pages).unwrap_or(16);
         Ok(ServeConfig {
             disks: checked,
@@ -114,6 +125,8 @@ impl ServeConfig {
             max_ring: ring_size("--max-ring-pages", pages)?,
             spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(50))?,
             allow_remote: args.allow_remote || file.allow_remote,
+            control,
+            slow,
         })
     }
 }
@@ -159,9 +172,32 @@ pub fn spin(us: u64) -> Result<Duration> {
     Ok(Duration::from_micros(us))
 }
 
+/// A time with its unit, such as 10ms.
+pub fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &text[digits.len()..] {
+        "ns" => 1e-9,
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => return Err("a time has a unit: ns, us, ms or s".into()),
+    };
+    let number: f64 = digits.parse().map_err(|_| "not a number")?;
+    Duration::try_from_secs_f64(number * scale).map_err(|e| e.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(time("10ms"), Ok(Duration::from_millis(10)));
+        assert_eq!(time("1.5us"), Ok(Duration::from_nanos(1500)));
+        for wrong in ["", "10", "ms", "-1s", "10 ms", "1e300s", "1h"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
 
     fn args(disks: &[&str]) -> ServeArgs {
         ServeArgs {

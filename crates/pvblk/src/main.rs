@@ -6,12 +6,15 @@ mod bill;
 mod cli;
 mod compare;
 mod config;
+mod control;
 mod daemon;
 mod hub;
 mod lab;
 mod latency;
 mod rings;
 mod serve;
+mod trace;
+mod traces;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         cli::Command::Attach(args) => attach::run(args),
         cli::Command::Compare(args) => compare::run(args),
         cli::Command::Bench(args) => return bench::run(args),
+        cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
         cli::Command::Lab(command) => lab::run(command),
     };

@@ -4,10 +4,10 @@ use crate::cli::ServeArgs;
 use crate::config::ServeConfig;
 use crate::hub::Hub;
 use crate::rings::RingHost;
+use crate::traces::Traces;
 use crate::{bill, daemon};
 use anyhow::{Context, Result};
 use pvblk_backend::{Backend, BackendOptions, Disk};
-use pvblk_block::trace::Tracing;
 use pvblk_export::local::LocalServer;
 use std::sync::Arc;
 
@@ -15,12 +15,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let config = ServeConfig::resolve(args)?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
+    let traces = Traces::of_server();
     let mut disks = Vec::new();
     for (name, spec) in &config.disks {
         let device = spec.open().with_context(|| format!("disk {name}"))?;
         let mib = device.capacity_sectors() / 2048;
         eprintln!("disk {name}: {}, {mib} MiB", device.describe());
-        disks.push(Arc::new(Disk::new(name, device, Tracing::off())));
+        disks.push(Arc::new(Disk::new(name, device, traces.of(name))));
     }
     let backend = Backend::start(&BackendOptions {
         workers: config.workers,
@@ -48,11 +49,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let all: Vec<_> = hub.disks().iter().map(uri).collect();
         eprintln!("NBD on {}", all.join(" "));
     }
+    let control = traces.start(config.control.as_deref(), config.slow)?;
     eprint!("{}", bill::render(base));
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
     // No new ones, then those that are there, then the data.
     drop(nbd);
     drop(local);
+    drop(control);
     daemon::finish(&hub)
 }

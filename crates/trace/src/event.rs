@@ -1,6 +1,6 @@
 //! One event, wherever it comes from: our hooks or a file.
 
-use pvblk_block::trace::{Phase, TraceEvent};
+use pvblk_block::trace::{Phase, TraceEvent, TraceExtra};
 use pvblk_block::{Op, RequestFlags, SECTOR, Status};
 use std::fmt;
 
@@ -151,7 +151,15 @@ impl Event {
             sector: event.sector,
             bytes: u32::try_from(bytes).unwrap_or(MAX_BYTES),
             error: event.status.map_or(0, errno),
-            extra: Extra::None,
+            extra: match event.extra {
+                TraceExtra::None => Extra::None,
+                TraceExtra::From(device, sector) => Extra::Remap {
+                    from: Device(device.0),
+                    sector,
+                },
+                TraceExtra::At(sector) => Extra::Split(sector),
+                TraceExtra::Waiting(count) => Extra::Waiting(count),
+            },
         }
     }
 
@@ -184,5 +192,27 @@ pub fn op_name(op: Op) -> &'static str {
         Op::Flush => "flush",
         Op::Discard => "discard",
         Op::WriteZeroes => "write zeroes",
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// One event, of a read of 4 KiB at sector 0.
+    pub(crate) fn event() -> Event {
+        Event {
+            time_ns: 0,
+            action: Action::Queue,
+            device: Device::new(Device::MAJOR, 0),
+            queue: 0,
+            submitter: 0,
+            op: Op::Read,
+            fua: false,
+            sector: 0,
+            bytes: 4096,
+            error: 0,
+            extra: Extra::None,
+        }
     }
 }

@@ -3,18 +3,30 @@
 use crate::{Device, Event};
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::trace::{TraceDevice, TraceEvent, TraceHub, TraceSink};
+use pvblk_block::trace::{Recording, TraceDevice, TraceEvent, TraceHub, TraceSink};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Most rings at a time. blkparse takes files of up to 512 CPUs.
 pub const MAX_QUEUES: usize = 512;
 
-/// Events that a ring holds unless told otherwise: 3 MiB, which is 30 ms at two million events a second.
-pub const DEFAULT_CAPACITY: usize = 1 << 16;
+/// Most events that a ring holds: 16 ms at a million events a second.
+pub const DEFAULT_CAPACITY: usize = 1 << 14;
+
+/// Memory of all rings together in bytes, but for the last rings, which have [`LEAST_CAPACITY`] each.
+const MEMORY: usize = 64 << 20;
+
+/// Part of what is left of the memory that one ring may have.
+const SHARE: usize = 16;
+
+/// Fewest events that a ring holds.
+const LEAST_CAPACITY: usize = 256;
+
+/// How long stopping waits for queues to give their rings back.
+const LINGER: Duration = Duration::from_millis(100);
 
 /// Nanoseconds of the system's monotonic clock: the same for all processes of a machine, so that their captures
 /// go together.
@@ -36,43 +48,49 @@ struct Ring {
     /// The lowest number that was free: blktrace's CPU.
     number: u32,
     device: Device,
-    name: String,
     queue: u32,
     events: Consumer<Stamped>,
     dropped: Arc<AtomicU64>,
+    bytes: usize,
     _memory: Gauge,
-}
-
-impl Ring {
-    fn drops(&self) -> Drops {
-        Drops {
-            device: self.device,
-            name: self.name.clone(),
-            queue: self.queue,
-            dropped: self.dropped.load(Ordering::Relaxed),
-        }
-    }
 }
 
 #[derive(Default)]
 struct State {
-    /// A device's minor is its place here.
+    /// A device's minor is its place here, after the first one.
     devices: Vec<String>,
     rings: Vec<Ring>,
     /// Of rings that are gone, those that dropped something; as bounded as the devices.
     past: Vec<Drops>,
+    recording: Option<Recording>,
+}
+
+impl State {
+    fn name(&self, device: Device, first_minor: u32) -> String {
+        let place = device.minor().saturating_sub(first_minor) as usize;
+        self.devices.get(place).cloned().unwrap_or_default()
+    }
 }
 
 struct Shared {
     capacity: usize,
+    first_minor: u32,
     /// Taken when a queue is opened and when rings are emptied, never to record.
     state: Mutex<State>,
+    /// Events are wanted.
+    wanted: AtomicBool,
     /// Events of queues that got no ring.
-    refused: Arc<AtomicU64>,
+    refused: AtomicU64,
     started_ns: u64,
     started: SystemTime,
     /// Instead of the system's.
     clock: Option<GivenClock>,
+}
+
+impl Shared {
+    fn now_ns(&self) -> u64 {
+        self.clock.as_ref().map_or_else(now_ns, |clock| clock())
+    }
 }
 
 /// Events that one queue lost because nobody emptied its ring in time.
@@ -88,7 +106,8 @@ pub struct Drops {
     pub dropped: u64,
 }
 
-/// Takes the events of all queues: hand it to [`pvblk_block::trace::Tracing::to`].
+/// Takes the events of all queues: hand it to [`pvblk_block::trace::Tracing::to`]. Clones are the same recorder.
+#[derive(Clone)]
 pub struct Recorder(Arc<Shared>);
 
 /// Empties a recorder's rings; any thread may have it.
@@ -96,25 +115,72 @@ pub struct Recorder(Arc<Shared>);
 pub struct Collector(Arc<Shared>);
 
 impl Recorder {
-    /// A recorder whose rings hold `capacity` events each, at least 16.
+    /// A recorder that records at once, whose rings hold `capacity` events each, at least 16.
     pub fn new(capacity: usize) -> Recorder {
-        Recorder::make(capacity, None)
+        let recorder = Recorder::make(capacity, 0, None);
+        recorder.start();
+        recorder
     }
 
     /// As [`Recorder::new`], with a clock of the caller's, which never goes back.
     pub fn with_clock(capacity: usize, clock: GivenClock) -> Recorder {
-        Recorder::make(capacity, Some(clock))
+        let recorder = Recorder::make(capacity, 0, Some(clock));
+        recorder.start();
+        recorder
     }
 
-    fn make(capacity: usize, clock: Option<GivenClock>) -> Recorder {
+    /// A recorder that waits for [`Recorder::start`]. Its devices are numbered from `first_minor` on, so that captures
+    /// of several processes go together.
+    pub fn idle(first_minor: u32) -> Recorder {
+        Recorder::make(DEFAULT_CAPACITY, first_minor, None)
+    }
+
+    fn make(capacity: usize, first_minor: u32, clock: Option<GivenClock>) -> Recorder {
         Recorder(Arc::new(Shared {
             capacity: capacity.max(16),
+            first_minor,
             state: Mutex::default(),
-            refused: Arc::default(),
+            wanted: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
             started_ns: clock.as_ref().map_or_else(now_ns, |c| c()),
             started: SystemTime::now(),
             clock,
         }))
+    }
+
+    /// Wants events from now on. What an earlier recording left behind is forgotten.
+    pub fn start(&self) {
+        let mut forgotten = Vec::new();
+        self.collector().drain(&mut forgotten);
+        let mut state = self.0.state.lock();
+        state.past.clear();
+        for ring in &state.rings {
+            ring.dropped.store(0, Ordering::Relaxed);
+        }
+        self.0.refused.store(0, Ordering::Relaxed);
+        self.0.wanted.store(true, Ordering::Relaxed);
+        state.recording.get_or_insert_with(Recording::new);
+    }
+
+    /// Wants no more events. Queues give their rings back when they next come by a hook: those that are busy do so before
+    /// this returns; those that are idle keep them until they are used in another recording, or closed.
+    pub fn stop(&self) {
+        self.0.wanted.store(false, Ordering::Relaxed);
+        let begin = Instant::now();
+        while begin.elapsed() < LINGER {
+            let state = self.0.state.lock();
+            if state.rings.iter().all(|r| r.events.is_abandoned()) {
+                break;
+            }
+            drop(state);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.0.state.lock().recording = None;
+    }
+
+    /// True between start and stop.
+    pub fn is_recording(&self) -> bool {
+        self.0.wanted.load(Ordering::Relaxed)
     }
 
     /// The end where the events come out.
@@ -124,44 +190,54 @@ impl Recorder {
 }
 
 impl TraceHub for Recorder {
-    fn open(&self, device: &str, queue: u32) -> (TraceDevice, Box<dyn TraceSink>) {
+    fn device(&self, name: &str) -> TraceDevice {
         let shared = &self.0;
-        let mut state = shared.state.lock();
-        let known = state.devices.iter().position(|d| d == device);
-        let minor = known.unwrap_or(state.devices.len());
-        let number = (0..MAX_QUEUES as u32).find(|n| state.rings.iter().all(|r| r.number != *n));
-        let number = number.filter(|_| minor < Device::MINORS as usize);
-        let Some(number) = number else {
-            let refused = Arc::clone(&shared.refused);
-            return (TraceDevice(0), Box::new(NoRing(refused)));
-        };
-        if known.is_none() {
-            state.devices.push(device.to_owned());
+        let devices = &mut shared.state.lock().devices;
+        let known = devices.iter().position(|d| d == name);
+        let place = known.unwrap_or(devices.len());
+        let minor = shared.first_minor.saturating_add(place as u32);
+        if minor >= Device::MINORS {
+            return TraceDevice(Device::new(Device::MAJOR, Device::MINORS - 1).0);
         }
-        let device_number = Device::new(Device::MAJOR, minor as u32);
-        let (sender, events) = RingBuffer::new(shared.capacity);
-        let bytes = (shared.capacity * size_of::<Stamped>()) as u64;
-        let memory = Gauge::fixed(
-            format!("trace: {device} queue {queue}"),
-            MemoryKind::Heap,
-            bytes,
-        );
+        if known.is_none() {
+            devices.push(name.to_owned());
+        }
+        TraceDevice(Device::new(Device::MAJOR, minor).0)
+    }
+
+    fn open(&self, device: TraceDevice, queue: u32) -> Option<Box<dyn TraceSink>> {
+        let shared = &self.0;
+        if !shared.wanted.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut state = shared.state.lock();
+        let number = (0..MAX_QUEUES as u32).find(|n| state.rings.iter().all(|r| r.number != *n));
+        let Some(number) = number else {
+            return Some(Box::new(NoRing(Arc::clone(shared))));
+        };
+        let used: usize = state.rings.iter().map(|r| r.bytes).sum();
+        let share = MEMORY.saturating_sub(used) / SHARE / size_of::<Stamped>();
+        let capacity = shared.capacity.min(share.max(LEAST_CAPACITY));
+        let bytes = capacity * size_of::<Stamped>();
+        let (sender, events) = RingBuffer::new(capacity);
+        let device = Device(device.0);
+        let name = state.name(device, shared.first_minor);
+        let owner = format!("trace: {name} queue {queue}");
         let dropped = Arc::new(AtomicU64::new(0));
         state.rings.push(Ring {
             number,
-            device: device_number,
-            name: device.to_owned(),
+            device,
             queue,
             events,
             dropped: Arc::clone(&dropped),
-            _memory: memory,
+            bytes,
+            _memory: Gauge::fixed(owner, MemoryKind::Heap, bytes as u64),
         });
-        let sink = Sink {
+        Some(Box::new(Sink {
             events: sender,
             dropped,
-            clock: shared.clock.clone(),
-        };
-        (TraceDevice(device_number.0), Box::new(sink))
+            shared: Arc::clone(shared),
+        }))
     }
 }
 
@@ -169,27 +245,28 @@ impl TraceHub for Recorder {
 struct Sink {
     events: Producer<Stamped>,
     dropped: Arc<AtomicU64>,
-    clock: Option<GivenClock>,
+    shared: Arc<Shared>,
 }
 
 impl TraceSink for Sink {
-    fn record(&mut self, event: TraceEvent) {
-        let time = match &self.clock {
-            None => now_ns(),
-            Some(clock) => clock(),
-        };
-        if self.events.push((time, event)).is_err() {
+    fn record(&mut self, event: TraceEvent) -> bool {
+        if !self.shared.wanted.load(Ordering::Relaxed) {
+            return false;
+        }
+        if self.events.push((self.shared.now_ns(), event)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+        true
     }
 }
 
 /// Instead of a ring, when there are too many.
-struct NoRing(Arc<AtomicU64>);
+struct NoRing(Arc<Shared>);
 
 impl TraceSink for NoRing {
-    fn record(&mut self, _: TraceEvent) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    fn record(&mut self, _: TraceEvent) -> bool {
+        self.0.refused.fetch_add(1, Ordering::Relaxed);
+        self.0.wanted.load(Ordering::Relaxed)
     }
 }
 
@@ -198,7 +275,7 @@ impl Collector {
     /// Rings whose queue is closed go away once they are empty.
     pub fn drain(&self, into: &mut Vec<Event>) {
         let mut state = self.0.state.lock();
-        let State { rings, past, .. } = &mut *state;
+        let mut rings = std::mem::take(&mut state.rings);
         rings.retain_mut(|ring| {
             // Before the last look, so that nothing recorded before the queue was closed stays behind.
             let closed = ring.events.is_abandoned();
@@ -210,16 +287,27 @@ impl Collector {
                 into.push(Event::of(&event, time_ns, ring.number));
             }
             if closed {
-                remember(past, ring.drops());
+                let drops = self.drops_of(&state, ring);
+                remember(&mut state.past, drops);
             }
             !closed
         });
+        state.rings = rings;
+    }
+
+    fn drops_of(&self, state: &State, ring: &Ring) -> Drops {
+        Drops {
+            device: ring.device,
+            name: state.name(ring.device, self.0.first_minor),
+            queue: ring.queue,
+            dropped: ring.dropped.load(Ordering::Relaxed),
+        }
     }
 
     /// Every device's number and name.
     pub fn devices(&self) -> Vec<(Device, String)> {
         let state = self.0.state.lock();
-        let number = |i| Device::new(Device::MAJOR, i as u32);
+        let number = |i| Device::new(Device::MAJOR, self.0.first_minor + i as u32);
         let named = state.devices.iter().enumerate();
         named.map(|(i, name)| (number(i), name.clone())).collect()
     }
@@ -229,7 +317,7 @@ impl Collector {
         let state = self.0.state.lock();
         let mut all = state.past.clone();
         for ring in &state.rings {
-            remember(&mut all, ring.drops());
+            remember(&mut all, self.drops_of(&state, ring));
         }
         all
     }
@@ -237,6 +325,11 @@ impl Collector {
     /// Events of queues that got no ring, because [`MAX_QUEUES`] had one.
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// Now, on the events' clock, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.0.now_ns()
     }
 
     /// The time of day when the events' clock showed `time_ns`.
@@ -263,19 +356,22 @@ mod tests {
     use super::*;
     use crate::Action;
     use pvblk_block::trace::{Phase, Tracing};
-    use pvblk_block::{Op, Request, Status};
+    use pvblk_block::{Completion, Op, Request, Status};
 
     #[test]
     fn what_is_recorded_comes_out_once() {
         let recorder = Arc::new(Recorder::new(64));
         let collector = recorder.collector();
-        let tracing = Tracing::to(recorder);
+        let tracing = Tracing::to(recorder, "x");
         let mut a = tracing.tracer("front", 0, 7);
         let mut b = tracing.tracer("back", 0, 8);
         let request = Request::new(Op::Write, 8, 16, 3);
         a.request(Phase::Queue, &request);
         b.request(Phase::Issue, &request);
-        a.complete(&request, Status::NoSpace);
+        a.completed(&[Completion {
+            request,
+            status: Status::NoSpace,
+        }]);
         drop(a);
         let mut events = Vec::new();
         collector.drain(&mut events);
@@ -288,8 +384,8 @@ mod tests {
         assert_eq!(
             collector.devices(),
             [
-                (Device::new(240, 0), "front".into()),
-                (Device::new(240, 1), "back".into())
+                (Device::new(240, 0), "x/front".into()),
+                (Device::new(240, 1), "x/back".into())
             ]
         );
         assert_eq!(events[2].device, Device::new(240, 1));
@@ -297,7 +393,7 @@ mod tests {
         assert_eq!(events.len(), 3);
         // The number of the closed queue is free again; the device keeps its own.
         let mut c = tracing.tracer("front", 1, 9);
-        c.request(Phase::Get, &request);
+        c.request(Phase::Get, &Request::new(Op::Write, 8, 16, 3));
         collector.drain(&mut events);
         assert_eq!(
             (events[3].queue, events[3].device),
@@ -306,10 +402,59 @@ mod tests {
     }
 
     #[test]
+    fn a_stopped_recorder_gets_its_rings_back() {
+        let recorder = Recorder::idle(100);
+        let collector = recorder.collector();
+        let tracing = Tracing::to(Arc::new(recorder.clone()), "x");
+        let mut busy = tracing.tracer("busy", 0, 0);
+        let mut idle = tracing.below(&busy).tracer("idle", 0, 0);
+        let mut step = |both: bool| {
+            let request = Request::new(Op::Read, 0, 8, 0);
+            busy.arrived(std::slice::from_ref(&request));
+            if both {
+                idle.arrived(&[request]);
+            }
+            let mut events = Vec::new();
+            collector.drain(&mut events);
+            events.len()
+        };
+        assert_eq!(step(true), 0, "before it is started");
+        recorder.start();
+        assert_eq!(step(true), 3, "Q, and A and Q below");
+        let stop = std::thread::scope(|scope| {
+            let stop = scope.spawn(|| recorder.stop());
+            while !stop.is_finished() {
+                step(false);
+            }
+            stop.join()
+        });
+        assert!(stop.is_ok());
+        // The idle one has its ring still; it goes on with it in the next recording.
+        assert_eq!(recorder.0.state.lock().rings.len(), 1);
+        assert_eq!(step(true), 0);
+        recorder.start();
+        assert_eq!(step(true), 3);
+        let named = collector.devices();
+        assert_eq!(named[1], (Device::new(240, 101), "x/idle".into()));
+    }
+
+    #[test]
+    fn rings_share_a_bounded_memory() {
+        let recorder = Recorder::new(DEFAULT_CAPACITY);
+        let open: Vec<_> = (0..MAX_QUEUES as u32)
+            .map(|q| recorder.open(TraceDevice(0), q).expect("it records"))
+            .collect();
+        let bytes: usize = recorder.0.state.lock().rings.iter().map(|r| r.bytes).sum();
+        let least = MAX_QUEUES * LEAST_CAPACITY * size_of::<Stamped>();
+        assert!(bytes <= MEMORY + least, "{bytes}");
+        drop(open);
+    }
+
+    #[test]
     fn a_full_ring_drops_and_counts() {
         let recorder = Arc::new(Recorder::new(16));
         let collector = recorder.collector();
-        let tracing = Tracing::to(recorder);
+        let tracing = Tracing::to(recorder, "x");
         let mut tracer = tracing.tracer("d", 5, 0);
         let request = Request::new(Op::Read, 0, 8, 0);
         for _ in 0..20 {
@@ -320,7 +465,7 @@ mod tests {
         assert_eq!(events.len(), 16);
         let expected = [Drops {
             device: Device::new(240, 0),
-            name: "d".into(),
+            name: "x/d".into(),
             queue: 5,
             dropped: 4,
         }];
@@ -334,7 +479,7 @@ mod tests {
     fn there_are_only_so_many_rings() {
         let recorder = Arc::new(Recorder::new(16));
         let collector = recorder.collector();
-        let tracing = Tracing::to(recorder);
+        let tracing = Tracing::to(recorder, "x");
         let request = Request::new(Op::Read, 0, 8, 0);
         let mut all: Vec<_> = (0..=MAX_QUEUES as u32)
             .map(|q| tracing.tracer("d", q, 0))
@@ -351,7 +496,7 @@ mod tests {
     fn threads_record_while_another_one_drains() {
         let recorder = Arc::new(Recorder::new(1024));
         let collector = recorder.collector();
-        let tracing = Tracing::to(recorder);
+        let tracing = Tracing::to(recorder, "x");
         let (threads, each) = (4, 20_000u64);
         let mut seen = Vec::new();
         std::thread::scope(|scope| {

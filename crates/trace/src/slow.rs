@@ -14,6 +14,7 @@ pub struct SlowLog {
     this_second: u32,
     seen: u64,
     suppressed: u64,
+    hidden: u64,
 }
 
 impl SlowLog {
@@ -29,6 +30,7 @@ impl SlowLog {
             this_second: 0,
             seen: 0,
             suppressed: 0,
+            hidden: 0,
         }
     }
 
@@ -45,6 +47,7 @@ impl SlowLog {
         }
         if self.this_second >= self.most_per_second || self.most == 0 {
             self.suppressed += 1;
+            self.hidden += 1;
             return false;
         }
         self.this_second += 1;
@@ -64,6 +67,11 @@ impl SlowLog {
     /// How many were over the threshold.
     pub fn seen(&self) -> u64 {
         self.seen
+    }
+
+    /// How many of them [`SlowLog::record`] refused: there were too many in their second.
+    pub fn hidden(&self) -> u64 {
+        self.hidden
     }
 
     /// How many of them are not kept.
@@ -87,6 +95,7 @@ mod tests {
             sectors: 8,
             error: 0,
             remap_ns: None,
+            from: None,
             queue_ns: begin_ns,
             get_ns: None,
             merge_ns: None,
@@ -108,6 +117,6 @@ mod tests {
         }
         let kept: Vec<u64> = log.kept().map(|l| l.queue_ns).collect();
         assert_eq!(kept, [1, 2, SECOND, 2 * SECOND, 3 * SECOND]);
-        assert_eq!((log.seen(), log.suppressed()), (13, 8));
+        assert_eq!((log.seen(), log.suppressed(), log.hidden()), (13, 8, 7));
     }
 }

@@ -65,7 +65,8 @@ impl BlockDevice for DelayVolume {
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let depth = context.depth as usize;
         Ok(Box::new(DelayQueue {
-            inner: self.inner.open_device_queue(context)?,
+            // One floor for both: the inner device has no handle that would tell Q and C.
+            inner: self.inner.open_device_queue(&context.untraced())?,
             model: Arc::clone(&self.model),
             clock: Arc::clone(&self.clock),
             queue: QueueClock::default(),
@@ -74,7 +75,7 @@ impl BlockDevice for DelayVolume {
             held: Held::with_capacity(depth),
             tracer: context
                 .tracing
-                .tracer(&self.describe(), context.index, context.submitter),
+                .tracer(&self.floor(), context.index, context.submitter),
         }))
     }
 
@@ -125,8 +126,9 @@ pub(crate) fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant
 impl DeviceQueue for DelayQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
         let now = self.clock.now();
+        self.tracer
+            .requests(Phase::Issue, batch.iter().map(|r| &**r));
         for request in batch.iter() {
-            self.tracer.request(Phase::Issue, request);
             let bytes = match request.op.has_data() {
                 true => request.sectors * SECTOR,
                 false => 0,

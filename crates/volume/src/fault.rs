@@ -75,7 +75,8 @@ impl BlockDevice for FaultVolume {
         // An odd multiplier keeps the queues' seeds apart.
         let queue = u64::from(context.index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Ok(Box::new(FaultQueue {
-            inner: self.inner.open_device_queue(context)?,
+            // One floor for both: the inner device has no handle that would tell Q and C.
+            inner: self.inner.open_device_queue(&context.untraced())?,
             spec: self.spec.clone(),
             random: fastrand::Rng::with_seed(self.seed ^ queue),
             block_sectors: self.inner.limits().sectors_per_block(),
@@ -88,7 +89,7 @@ impl BlockDevice for FaultVolume {
             done: Vec::with_capacity(depth),
             tracer: context
                 .tracing
-                .tracer(&self.describe(), context.index, context.submitter),
+                .tracer(&self.floor(), context.index, context.submitter),
         }))
     }
 

@@ -74,7 +74,7 @@ impl BlockDevice for MemVolume {
             done: Vec::with_capacity(context.depth as usize),
             tracer: context
                 .tracing
-                .tracer(&self.describe(), context.index, context.submitter),
+                .tracer(&self.floor(), context.index, context.submitter),
         }))
     }
 

@@ -48,7 +48,7 @@ impl BlockDevice for NullVolume {
             done: Vec::with_capacity(context.depth as usize),
             tracer: context
                 .tracing
-                .tracer(&self.describe(), context.index, context.submitter),
+                .tracer(&self.floor(), context.index, context.submitter),
         }))
     }
 
@@ -73,8 +73,9 @@ struct NullQueue {
 
 impl DeviceQueue for NullQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        self.tracer
+            .requests(Phase::Issue, batch.iter().map(|r| &**r));
         for request in batch.drain(..) {
-            self.tracer.request(Phase::Issue, &request);
             if self.touch && request.op == Op::Read {
                 request.buffers.iter().for_each(|segment| segment.zero());
             }

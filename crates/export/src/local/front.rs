@@ -3,8 +3,9 @@
 use super::frame::{Frame, MAX_NAME};
 use super::front_memory::{FrontMemory, LocalResources};
 use super::link::FrontLink;
-use super::socket::{self, Received, dial};
+use super::socket::{self, Received};
 use super::store::SocketStore;
+use crate::socket_file::{SocketType, dial};
 use crate::xenbus::number::sentence;
 use crate::xenbus::{FrontEvent, FrontPersonality, FrontWishes, FrontendNegotiation, MAX_QUEUES};
 use pvblk_block::{Error, ErrorKind};
@@ -132,7 +133,7 @@ impl Dialer {
         timeout: Duration,
     ) -> Result<Contact, Error> {
         let deadline = Instant::now() + timeout;
-        let socket = Arc::new(dial(&self.path, deadline)?);
+        let socket = Arc::new(dial(&self.path, SocketType::SEQPACKET, deadline)?);
         self.talk(&socket, memory, deadline).map_err(|e| {
             let e = socket::explain(socket.as_fd(), &mut Vec::new(), e);
             Error::new(e.kind(), format!("{}: {e}", self.name()))

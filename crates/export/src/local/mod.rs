@@ -56,7 +56,6 @@ pub use link::{FrontLink, LinkEvent};
 pub use mapper::LocalMapper;
 pub use memory::{Budget, GuestMemory, MAX_MEMORY};
 pub use server::LocalServer;
-pub use socket::dial;
 
 /// Domain number in grants of local front ends: the back end is domain 0.
 const BACKEND_DOMID: u16 = 0;

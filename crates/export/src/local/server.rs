@@ -6,7 +6,8 @@ use super::frame::Frame;
 use super::host::DiskHost;
 use super::inbox::{Inbox, Note};
 use super::memory::Budget;
-use super::socket::{self, Listener};
+use super::socket;
+use crate::socket_file::{SocketFile, SocketType};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Poller;
 use std::collections::HashMap;
@@ -41,7 +42,7 @@ impl LocalServer {
     /// server left is replaced. Errors if the path is in use, too long, or can't be made.
     pub fn bind(path: &Path, host: Arc<dyn DiskHost>) -> Result<LocalServer, Error> {
         let os = |e| Error::os("starting the local server", e);
-        let listener = Listener::bind(path)?;
+        let listener = SocketFile::bind(path, SocketType::SEQPACKET)?;
         let shared = Arc::new(Shared {
             host,
             inbox: Inbox::new().map_err(os)?,
@@ -111,7 +112,7 @@ struct Stopping {
 struct Control {
     shared: Arc<Shared>,
     poller: Poller,
-    listener: Option<Listener>,
+    listener: Option<SocketFile>,
     paused_until: Option<Instant>,
     connections: HashMap<u64, Connection>,
     /// Without a socket; requests in flight have to end.

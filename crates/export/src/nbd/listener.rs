@@ -2,18 +2,14 @@
 
 use super::config::NbdConfig;
 use super::window;
+use crate::socket_file::{SocketFile, SocketType};
 use pvblk_block::Error;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fmt;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::str::FromStr;
-
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
 
 /// Where to listen: `unix:PATH` or `tcp:HOST:PORT` (IPv6 hosts in brackets; port 0: any free one).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,21 +69,16 @@ impl fmt::Display for NbdAddr {
     }
 }
 
-/// A listening socket. Dropping it removes a Unix socket's file.
+/// A listening socket.
 pub(super) enum Listener {
-    Unix {
-        socket: UnixListener,
-        path: PathBuf,
-        /// Device and inode of the file that we made: another server's is not ours to remove.
-        id: (u64, u64),
-    },
+    Unix(SocketFile),
     Tcp(TcpListener),
 }
 
 impl Listener {
     pub(super) fn bind(addr: &NbdAddr, config: &NbdConfig) -> Result<Listener, Error> {
         match addr {
-            NbdAddr::Unix(path) => bind_unix(path),
+            NbdAddr::Unix(path) => SocketFile::bind(path, SocketType::STREAM).map(Listener::Unix),
             NbdAddr::Tcp { host, port } => bind_tcp(host, *port, config.allow_remote),
         }
     }
@@ -95,7 +86,7 @@ impl Listener {
     /// The address with the port that was really taken.
     pub(super) fn local_addr(&self) -> Result<NbdAddr, Error> {
         match self {
-            Listener::Unix { path, .. } => Ok(NbdAddr::Unix(path.clone())),
+            Listener::Unix(file) => Ok(NbdAddr::Unix(file.path().to_owned())),
             Listener::Tcp(l) => {
                 let a = l
                     .local_addr()
@@ -111,8 +102,9 @@ impl Listener {
     /// The next connection, if there is one, as a blocking socket.
     pub(super) fn accept(&self) -> std::io::Result<Stream> {
         match self {
-            Listener::Unix { socket, .. } => {
-                let (s, _) = socket.accept()?;
+            Listener::Unix(file) => {
+                let none = std::io::ErrorKind::WouldBlock;
+                let s = UnixStream::from(file.accept()?.ok_or(none)?);
                 s.set_nonblocking(false)?;
                 // Best effort, as all of the window.
                 let _ = rustix::net::sockopt::set_socket_send_buffer_size(&s, window::NARROW);
@@ -131,18 +123,8 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix { socket, .. } => socket.as_fd(),
+            Listener::Unix(file) => file.as_fd(),
             Listener::Tcp(l) => l.as_fd(),
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Listener::Unix { path, id, .. } = self
-            && file_id(path).is_some_and(|now| now == *id)
-        {
-            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -160,55 +142,6 @@ impl From<Stream> for OwnedFd {
             Stream::Tcp(s) => s.into(),
         }
     }
-}
-
-fn file_id(path: &Path) -> Option<(u64, u64)> {
-    let m = std::fs::symlink_metadata(path).ok()?;
-    Some((m.dev(), m.ino()))
-}
-
-/// Removes a socket on which nobody answers; errors if somebody does, or if it is no socket.
-fn remove_stale(path: &Path) -> Result<(), Error> {
-    let Ok(meta) = std::fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    let shown = path.display();
-    if !meta.file_type().is_socket() {
-        return Err(Error::config(format!(
-            "{shown} exists and is no socket: choose another path"
-        )));
-    }
-    match UnixStream::connect(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
-            .map_err(|e| Error::os(format!("removing the stale socket {shown}"), e)),
-        Err(e) => Err(Error::os(format!("looking whether {shown} is in use"), e)),
-        Ok(_) => Err(Error::config(format!(
-            "another server answers on {shown}: stop it or choose another path"
-        ))),
-    }
-}
-
-fn bind_unix(path: &Path) -> Result<Listener, Error> {
-    let shown = path.display();
-    let failed = |e: rustix::io::Errno| Error::os(format!("listening on {shown}"), e);
-    remove_stale(path)?;
-    let addr = SocketAddrUnix::new(path)
-        .map_err(|e| Error::os(format!("{shown}: a socket's path has at most 107 bytes"), e))?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(failed)?;
-    rustix::net::bind(&fd, &addr).map_err(failed)?;
-    let socket = UnixListener::from(fd);
-    let listener = Listener::Unix {
-        socket,
-        path: path.to_owned(),
-        id: file_id(path).unwrap_or_default(),
-    };
-    // Nobody can connect before `listen`, so there is no moment at which others could.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .map_err(|e| Error::os(format!("making {shown} private"), e))?;
-    rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
-    Ok(listener)
 }
 
 fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<Listener, Error> {
@@ -234,10 +167,6 @@ fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<Listener, Error
 mod tests {
     use super::*;
 
-    fn temp(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("pvblk-nbd-{}-{name}", std::process::id()))
-    }
-
     #[test]
     fn addresses_are_parsed_and_printed() {
         for s in [
@@ -259,31 +188,6 @@ mod tests {
         ] {
             assert!(s.parse::<NbdAddr>().is_err(), "{s}");
         }
-    }
-
-    #[test]
-    fn unix_sockets_are_private_and_only_stale_ones_are_replaced() {
-        let path = temp("stale");
-        let addr = NbdAddr::Unix(path.clone());
-        let config = NbdConfig::default();
-        let first = Listener::bind(&addr, &config).unwrap();
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        let e = Listener::bind(&addr, &config).err().unwrap();
-        assert!(e.to_string().contains("another server answers"), "{e}");
-        drop(first);
-        assert!(!path.exists());
-        // A socket whose server is gone.
-        drop(UnixListener::bind(&path).unwrap());
-        let second = Listener::bind(&addr, &config).unwrap();
-        // Somebody else's file under our name stays.
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "x").unwrap();
-        drop(second);
-        assert!(path.exists());
-        let e = Listener::bind(&addr, &config).err().unwrap();
-        assert!(e.to_string().contains("no socket"), "{e}");
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -8,7 +8,8 @@ use pvblk_block::{
     QueueContext,
 };
 use pvblk_export::local::frame::Frame;
-use pvblk_export::local::{Attachment, DiskHost, Ended, LocalServer, dial};
+use pvblk_export::local::{Attachment, DiskHost, Ended, LocalServer};
+use pvblk_export::socket_file::{SocketType, dial};
 use pvblk_export::xenbus::{BackendOffers, Change};
 use pvblk_ring::RingSize;
 use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GrantEntry};
@@ -190,7 +191,7 @@ impl Raw {
         let file = create_sealed("raw", bytes as u64).unwrap();
         let memory = Region::shared(file.as_fd(), 0, bytes, true).unwrap();
         Raw {
-            socket: dial(f.server.path(), end).unwrap(),
+            socket: dial(f.server.path(), SocketType::SEQPACKET, end).unwrap(),
             file,
             memory,
         }

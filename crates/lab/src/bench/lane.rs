@@ -101,22 +101,17 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Opens queue `index` of `device` for one thread of `spec`, with all its memory.
+    /// Opens a queue of `device` for one thread of `spec`, with all its memory.
     pub(super) fn open(
         spec: &JobSpec,
         plan: Plan,
         seed: u64,
         device: &Arc<dyn BlockDevice>,
-        index: u32,
+        context: &QueueContext,
         live: Arc<Live>,
         options: &RunOptions<'_>,
     ) -> Result<Lane, Error> {
-        let context = QueueContext {
-            index,
-            submitter: index,
-            ..QueueContext::new(spec.iodepth)
-        };
-        let queue = Queue::open(device, &context)?;
+        let queue = Queue::open(device, context)?;
         let poller = Poller::new().map_err(|e| Error::os("waiting for completions", e))?;
         let immediate = match queue.wait_fd() {
             Some(fd) => {

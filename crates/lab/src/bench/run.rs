@@ -5,7 +5,8 @@ use super::plan::{Plan, thread_seed};
 use super::report::{JobReport, Report};
 use super::spec::JobSpec;
 use parking_lot::{Condvar, Mutex};
-use pvblk_block::{BlockDevice, Error, ErrorKind, SECTOR};
+use pvblk_block::trace::Tracing;
+use pvblk_block::{BlockDevice, Error, ErrorKind, QueueContext, SECTOR};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,6 +18,8 @@ pub struct RunOptions<'a> {
     pub stop: Arc<AtomicBool>,
     /// How long a thread polls for completions before it sleeps; zero: not at all, as fio.
     pub spin: Duration,
+    /// Where the requests to each device are traced; empty: nowhere.
+    pub tracing: Vec<Tracing>,
     /// Called about once a second, on the caller's thread.
     pub progress: Option<&'a dyn Fn(&Progress)>,
 }
@@ -68,6 +71,8 @@ struct Seat<'a> {
     queue: u32,
     live: Arc<Live>,
     goal: Option<u64>,
+    /// Which of the devices it is.
+    target: usize,
 }
 
 /// Runs `jobs` on `device`. Errors tell what can't begin; what happens later is in the report.
@@ -141,6 +146,7 @@ fn seats<'a>(
                 queue,
                 live: Arc::default(),
                 goal: plan.goal_bytes(),
+                target: i,
                 plan,
             });
         }
@@ -156,12 +162,22 @@ fn run_stage(
     let mut watch = Watch::new(&seats, stage, stages);
     let mut lanes = Vec::new();
     for seat in seats {
+        let context = QueueContext {
+            index: seat.queue,
+            submitter: seat.queue,
+            tracing: options
+                .tracing
+                .get(seat.target)
+                .cloned()
+                .unwrap_or_default(),
+            ..QueueContext::new(seat.spec.iodepth)
+        };
         let lane = Lane::open(
             seat.spec,
             seat.plan,
             seat.seed,
             seat.device,
-            seat.queue,
+            &context,
             seat.live,
             options,
         )

@@ -136,6 +136,14 @@ pub struct Target {
 }
 
 impl TargetSpec {
+    /// What its floors are called by in traces: over rings the disk's name, under which the server traces too.
+    pub fn scope(&self) -> &str {
+        match self {
+            TargetSpec::Rings(spec) => &spec.disk,
+            TargetSpec::Volume(_) | TargetSpec::Nbd(_) => "bench",
+        }
+    }
+
     /// Opens it. `stop` is set if the target ends by itself, which ends the run.
     pub fn open(&self, need: &Need, stop: &Arc<AtomicBool>) -> Result<Target, Error> {
         match self {

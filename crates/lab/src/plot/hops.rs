@@ -15,7 +15,8 @@ const ROW: i32 = 40;
 const MAX_NAME: i32 = 240;
 
 /// A chart of rows, each one bar of segments end to end, as SVG. Segments of one name have one colour in all
-/// rows; a segment says its value if there is room, a row says its sum.
+/// rows; a segment says its value if there is room, a row says its sum. A segment without a name is a gap, which is in no
+/// sum; a row without segments is a heading.
 pub fn hop_chart(
     title: &str,
     subtitle: &str,
@@ -26,12 +27,16 @@ pub fn hop_chart(
     check_values(rows.iter().flat_map(|(_, s)| s.iter().map(|(_, v)| *v)))?;
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in rows.iter().flat_map(|(_, segments)| segments) {
-        if !names.contains(name) {
+        if !name.is_empty() && !names.contains(name) {
             names.push(name);
         }
     }
-    let sum = |segments: &[(&str, f64)]| segments.iter().map(|(_, v)| v).sum::<f64>();
-    let longest = rows.iter().map(|(_, s)| sum(s)).fold(0.0, f64::max);
+    let sum = |segments: &[(&str, f64)]| {
+        let real = segments.iter().filter(|(name, _)| !name.is_empty());
+        real.map(|(_, v)| v).sum::<f64>()
+    };
+    let end = |segments: &[(&str, f64)]| segments.iter().map(|(_, v)| v).sum::<f64>();
+    let longest = rows.iter().map(|(_, s)| end(s)).fold(0.0, f64::max);
     let heading = Heading {
         title,
         subtitle,
@@ -68,6 +73,9 @@ pub fn hop_chart(
         for (name, value) in segments {
             let (from, to) = (place(begin), place(begin + value));
             begin += value;
+            if name.is_empty() {
+                continue;
+            }
             let number = names.iter().position(|n| n == name).unwrap_or(0);
             let (above, below) = (middle - BAR / 2, middle + BAR / 2);
             if to > from {
@@ -80,7 +88,10 @@ pub fn hop_chart(
                 canvas.text_coloured(&text, at, HPos::Center, on(colour(number)))?;
             }
         }
-        canvas.text(&unit.label(begin), (place(begin) + 8, middle), HPos::Left)?;
+        if !segments.is_empty() {
+            let text = unit.label(sum(segments));
+            canvas.text(&text, (place(begin) + 8, middle), HPos::Left)?;
+        }
         y += height(label);
     }
     canvas.line(&[(left, top), (left, y)], INK, 1)?;

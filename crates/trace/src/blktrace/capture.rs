@@ -1,6 +1,6 @@
 //! A whole capture in memory: some files, sorted by time.
 
-use super::{DROP_MESSAGE, NAME_MESSAGE, ReadError, Reader, Step};
+use super::{ReadError, Reader, Step, dropped, name};
 use crate::{Device, Event};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -95,7 +95,7 @@ impl Capture {
                 }
                 Step::Clock(..) => {}
                 Step::Message(time_ns, device, text) => {
-                    self.message(time_ns, Device(device), text);
+                    self.message(time_ns, device, text);
                 }
                 Step::CutOff => {
                     let text = format!("{}: the last record is cut off", reader.name());
@@ -117,11 +117,15 @@ impl Capture {
     }
 
     fn message(&mut self, time_ns: u64, device: Device, text: String) {
-        if let Some(name) = text.strip_prefix(NAME_MESSAGE) {
-            self.devices.insert(device, name.to_owned());
-        } else if let Some(count) = text.strip_prefix(DROP_MESSAGE) {
-            let number = count.split_whitespace().next().and_then(|n| n.parse().ok());
-            self.dropped = self.dropped.saturating_add(number.unwrap_or(0));
+        if let Some(name) = name(&text) {
+            let before = self.devices.insert(device, name.to_owned());
+            if let Some(before) = before.filter(|before| before != name) {
+                self.note(format!(
+                    "device {device} is {before} in one capture and {name} in another: their figures are mixed"
+                ));
+            }
+        } else if let Some(count) = dropped(&text) {
+            self.dropped = self.dropped.saturating_add(count);
         } else if self.messages.len() < MAX_MESSAGES {
             self.messages.push((time_ns, device, text));
         }

@@ -11,7 +11,7 @@ mod writer;
 pub use capture::{Capture, files_of};
 pub use reader::{ReadError, Reader, Step};
 pub use record::{Record, record_of};
-pub use writer::{Writer, write_capture};
+pub use writer::{CaptureWriter, Writer, write_capture};
 
 /// The first four bytes of a record; the lowest byte is the version.
 pub const MAGIC: u32 = 0x6561_7400;
@@ -51,3 +51,15 @@ mod notify {
 const NAME_MESSAGE: &str = "pvblk device ";
 /// A message of ours that tells how many events a queue lost begins so.
 const DROP_MESSAGE: &str = "pvblk dropped ";
+
+/// The name of a device, if this is a message of ours that tells one.
+pub fn name(message: &str) -> Option<&str> {
+    message.strip_prefix(NAME_MESSAGE)
+}
+
+/// How many events were lost, if this is a message of ours that tells that.
+pub fn dropped(message: &str) -> Option<u64> {
+    let count = message.strip_prefix(DROP_MESSAGE)?;
+    let number = count.split_whitespace().next().and_then(|n| n.parse().ok());
+    Some(number.unwrap_or(0))
+}

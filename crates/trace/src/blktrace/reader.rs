@@ -1,9 +1,10 @@
 //! Reading records from a file that anybody may have written.
 
 use super::{RECORD_BYTES, Record, VERSION, notify};
-use crate::Event;
+use crate::{Device, Event};
 use std::fmt;
 use std::io::{ErrorKind, Read};
+use std::time::{Duration, SystemTime};
 
 /// Why a file can't be read, and where.
 #[derive(Debug)]
@@ -31,10 +32,10 @@ pub enum Step {
     Event(Event, u32),
     /// A process has this name.
     Process(u32, String),
-    /// Seconds and nanoseconds of the day's clock (since 1970) when the events' clock showed the first number.
-    Clock(u64, u32, u32),
+    /// The time of day when the events' clock showed this many nanoseconds, told of a device.
+    Clock(u64, Device, SystemTime),
     /// A message, at a time in nanoseconds, of a device.
-    Message(u64, u32, String),
+    Message(u64, Device, String),
     /// Something that isn't told here: commands, actions of later kernels. The record counts, as [`Step::Event`] does.
     Other(Record),
     /// The file ends inside a record, as it does when a capture was cut off.
@@ -139,9 +140,14 @@ impl<R: Read> Reader<R> {
                 if nanoseconds >= 1_000_000_000 {
                     return Err(self.error(format!("{nanoseconds} nanoseconds in a second")));
                 }
-                Step::Clock(record.time_ns, seconds, nanoseconds)
+                let since = Duration::new(u64::from(seconds), nanoseconds);
+                Step::Clock(
+                    record.time_ns,
+                    Device(record.device),
+                    SystemTime::UNIX_EPOCH + since,
+                )
             }
-            notify::MESSAGE => Step::Message(record.time_ns, record.device, text(payload)),
+            notify::MESSAGE => Step::Message(record.time_ns, Device(record.device), text(payload)),
             _ => Step::Other(*record),
         })
     }

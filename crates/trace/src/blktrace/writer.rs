@@ -13,10 +13,20 @@ use zerocopy::IntoBytes;
 /// Bytes that a message may have, as in Linux.
 const MAX_MESSAGE: usize = 127;
 
-/// Writes a capture: one file for each queue (ring, CPU).
+/// Where records go.
+enum Output {
+    /// One file for each queue.
+    Files {
+        prefix: PathBuf,
+        files: BTreeMap<u32, BufWriter<File>>,
+    },
+    /// All in one, as `blkparse -d` has them.
+    Stream(Box<dyn Write + Send>),
+}
+
+/// Writes a capture: one file for each queue (ring, CPU), or one stream.
 pub struct Writer {
-    prefix: PathBuf,
-    files: BTreeMap<u32, BufWriter<File>>,
+    output: Output,
     /// Last record of each device and queue.
     sequences: BTreeMap<(u32, u32), u32>,
     submitters: BTreeSet<u32>,
@@ -34,25 +44,38 @@ impl Writer {
                 Err(e) => return Err(at(&old, &e)),
             }
         }
-        let mut writer = Writer {
-            prefix,
-            files: BTreeMap::new(),
-            sequences: BTreeMap::new(),
-            submitters: BTreeSet::new(),
-        };
-        writer.file(0)?;
+        let files = BTreeMap::new();
+        let mut writer = Writer::to(Output::Files { prefix, files });
+        writer.output(0)?;
         Ok(writer)
     }
 
-    fn file(&mut self, queue: u32) -> io::Result<&mut BufWriter<File>> {
+    /// Writes all queues' records into one stream, which should be buffered.
+    pub fn stream(output: impl Write + Send + 'static) -> Writer {
+        Writer::to(Output::Stream(Box::new(output)))
+    }
+
+    fn to(output: Output) -> Writer {
+        Writer {
+            output,
+            sequences: BTreeMap::new(),
+            submitters: BTreeSet::new(),
+        }
+    }
+
+    fn output(&mut self, queue: u32) -> io::Result<&mut dyn Write> {
+        let (prefix, files) = match &mut self.output {
+            Output::Stream(stream) => return Ok(stream),
+            Output::Files { prefix, files } => (prefix, files),
+        };
         if queue as usize >= MAX_QUEUES {
             let why = format!("queue {queue}: a capture has at most {MAX_QUEUES}");
             return Err(io::Error::other(why));
         }
-        match self.files.entry(queue) {
+        match files.entry(queue) {
             std::collections::btree_map::Entry::Occupied(file) => Ok(file.into_mut()),
             std::collections::btree_map::Entry::Vacant(none) => {
-                let path = numbered(&self.prefix, queue);
+                let path = numbered(prefix, queue);
                 let file = File::create(&path).map_err(|e| at(&path, &e))?;
                 Ok(none.insert(BufWriter::new(file)))
             }
@@ -121,48 +144,126 @@ impl Writer {
     }
 
     fn put(&mut self, record: &Record, payload: &[u8]) -> io::Result<()> {
-        let file = self.file(record.cpu)?;
-        file.write_all(record.as_bytes())?;
-        file.write_all(payload)
+        let output = self.output(record.cpu)?;
+        output.write_all(record.as_bytes())?;
+        output.write_all(payload)
+    }
+
+    /// What was written is with the system.
+    pub fn flush(&mut self) -> io::Result<()> {
+        match &mut self.output {
+            Output::Stream(stream) => stream.flush(),
+            Output::Files { files, .. } => files.values_mut().try_for_each(Write::flush),
+        }
     }
 
     /// Ends the capture: empty files fill the holes between the numbers. Returns how many files there are.
     pub fn finish(mut self) -> io::Result<u32> {
-        let count = self.files.keys().next_back().map_or(0, |last| last + 1);
+        let count = match &self.output {
+            Output::Stream(_) => 1,
+            Output::Files { files, .. } => files.keys().next_back().map_or(0, |last| last + 1),
+        };
         for queue in 0..count {
-            self.file(queue)?.flush()?;
+            self.output(queue)?.flush()?;
         }
         Ok(count)
     }
 }
 
-/// Writes what a collector has to tell about the events, and the events, which it sorts.
+/// Writes a capture as its events come, and what its collector tells of them: names, the time of day, losses.
+pub struct CaptureWriter {
+    writer: Writer,
+    collector: Collector,
+    named: BTreeSet<Device>,
+    /// Losses that were told, by device and queue; the last is of events without a ring.
+    told: BTreeMap<(Device, u32), u64>,
+    last_ns: u64,
+    events: u64,
+}
+
+impl CaptureWriter {
+    /// Writes what comes from `collector`.
+    pub fn new(writer: Writer, collector: Collector) -> CaptureWriter {
+        CaptureWriter {
+            writer,
+            collector,
+            named: BTreeSet::new(),
+            told: BTreeMap::new(),
+            last_ns: 0,
+            events: 0,
+        }
+    }
+
+    /// Writes events, those of a queue in order of time.
+    pub fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        for event in events {
+            if !self.named.contains(&event.device) {
+                self.name(event)?;
+            }
+            self.writer.event(event)?;
+            self.last_ns = self.last_ns.max(event.time_ns);
+        }
+        self.events += events.len() as u64;
+        self.losses()
+    }
+
+    #[cold]
+    fn name(&mut self, event: &Event) -> io::Result<()> {
+        self.named.insert(event.device);
+        let day = self.collector.time_of_day(event.time_ns);
+        self.writer.clock(event.time_ns, event.device, day)?;
+        let devices = self.collector.devices();
+        match devices.iter().find(|(device, _)| *device == event.device) {
+            Some((device, name)) => self.writer.device(event.time_ns, *device, name),
+            None => Ok(()),
+        }
+    }
+
+    fn losses(&mut self) -> io::Result<()> {
+        let refused = (Device::default(), u32::MAX, self.collector.refused());
+        let drops = self.collector.drops().into_iter();
+        let drops = drops.map(|d| (d.device, d.queue, d.dropped));
+        for (device, queue, count) in drops.chain([refused]) {
+            let told = self.told.entry((device, queue)).or_default();
+            let new = count.saturating_sub(std::mem::replace(told, count));
+            if new > 0 {
+                self.writer.dropped(self.last_ns, device, new)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells that `count` events were lost on their way here.
+    pub fn lost(&mut self, count: u64) -> io::Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.writer.dropped(self.last_ns, Device::default(), count)
+    }
+
+    /// What was written is with the system.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+
+    /// Ends it. Returns how many events it has.
+    pub fn finish(mut self) -> io::Result<u64> {
+        self.losses()?;
+        self.writer.finish()?;
+        Ok(self.events)
+    }
+}
+
+/// Writes a whole capture: the events, which it sorts, and what their collector tells of them.
 pub fn write_capture(
     prefix: impl Into<PathBuf>,
     collector: &Collector,
     events: &mut [Event],
-) -> io::Result<u32> {
+) -> io::Result<u64> {
     events.sort_by_key(|e| (e.time_ns, e.action));
-    let mut writer = Writer::create(prefix)?;
-    let (first, last) = match &*events {
-        [first, .., last] => (first.time_ns, last.time_ns),
-        [one] => (one.time_ns, one.time_ns),
-        [] => (0, 0),
-    };
-    for (device, name) in collector.devices() {
-        writer.clock(first, device, collector.time_of_day(first))?;
-        writer.device(first, device, &name)?;
-    }
-    for event in &*events {
-        writer.event(event)?;
-    }
-    for lost in collector.drops() {
-        writer.dropped(last, lost.device, lost.dropped)?;
-    }
-    if collector.refused() > 0 {
-        writer.dropped(last, Device::default(), collector.refused())?;
-    }
-    writer.finish()
+    let mut capture = CaptureWriter::new(Writer::create(prefix)?, collector.clone());
+    capture.events(events)?;
+    capture.finish()
 }
 
 fn note(time_ns: u64, code: u32, device: Device) -> Record {

@@ -7,12 +7,14 @@
 mod deviation;
 mod hop;
 mod pairing;
+mod path;
 mod report;
 mod stats;
 mod submitter;
 
 pub use deviation::{Column, Deviation, deviation};
 pub use hop::Hop;
+pub use path::{Part, Path, PathHop, Paths};
 pub use report::{DeviceReport, Export, Hops, Report, SubmitterReport};
 pub use stats::{PERCENTILES, Samples, Summary, Times, TimesExport};
 
@@ -40,6 +42,8 @@ pub struct Life {
     pub error: u16,
     /// A, if it was remapped.
     pub remap_ns: Option<u64>,
+    /// Where it was remapped from, if it was.
+    pub from: Option<Device>,
     /// Q.
     pub queue_ns: u64,
     /// G.
@@ -90,9 +94,16 @@ impl Life {
 #[derive(Default)]
 struct Floor {
     in_flight: InFlight,
-    /// Remaps that no Q has followed yet, by sector: when, and whose.
-    remaps: HashMap<u64, (Mark, u32)>,
+    /// Remaps that no Q has followed yet, by sector.
+    remaps: HashMap<u64, Remapped>,
     report: DeviceReport,
+}
+
+/// A remap: when, whose, and from where.
+struct Remapped {
+    mark: Mark,
+    submitter: u32,
+    from: Option<Device>,
 }
 
 /// Takes events in the order of their times, and adds up.
@@ -176,15 +187,23 @@ impl Analyzer {
         let Some(floor) = self.floors.get_mut(&event.device) else {
             return false;
         };
-        if let Extra::Remap { from, .. } = event.extra {
+        let from = match event.extra {
+            Extra::Remap { from, .. } => Some(from),
+            _ => None,
+        };
+        if let Some(from) = from {
             *floor.report.remapped_from.entry(from).or_default() += 1;
         }
-        let entry = (mark, event.submitter);
-        let Some((_, forgotten)) = floor.remaps.insert(event.sector, entry) else {
+        let remapped = Remapped {
+            mark,
+            submitter: event.submitter,
+            from,
+        };
+        let Some(forgotten) = floor.remaps.insert(event.sector, remapped) else {
             return true;
         };
         // It never got here; nobody waits for it.
-        self.submitter(event.device, forgotten)
+        self.submitter(event.device, forgotten.submitter)
             .give_up(event.time_ns);
         false
     }
@@ -192,8 +211,14 @@ impl Analyzer {
     fn queue(&mut self, event: &Event) -> bool {
         let floor = self.floors.get_mut(&event.device);
         let remap = floor.and_then(|f| f.remaps.remove(&event.sector));
+        let from = remap.as_ref().and_then(|r| r.from);
+        let remapped = remap.is_some();
         let (begin, queue, submitter) = match remap {
-            Some((begin, submitter)) => {
+            Some(Remapped {
+                mark: begin,
+                submitter,
+                ..
+            }) => {
                 let queue = self.submitter(event.device, submitter).mark(event.time_ns);
                 (begin, queue, submitter)
             }
@@ -210,7 +235,8 @@ impl Analyzer {
             submitter,
             sector: event.sector,
             end: event.end(),
-            remapped: remap.is_some(),
+            remapped,
+            from,
             marks: Marks {
                 begin,
                 queue,
@@ -351,6 +377,7 @@ impl Analyzer {
             sectors: pending.end - pending.sector,
             error: event.error,
             remap_ns: pending.remapped.then_some(marks.begin.ns),
+            from: pending.from,
             queue_ns: marks.queue.ns,
             get_ns: ns(marks.get),
             merge_ns: ns(marks.merge),
@@ -364,6 +391,26 @@ impl Analyzer {
             hops.of_mut(hop).record(ns);
         }
         done(&life);
+    }
+
+    /// What was found since the last time, for figures of one interval after the other. What is in flight stays, and is
+    /// counted when it ends.
+    pub fn take(&mut self) -> Report {
+        let floors = self.floors.iter_mut();
+        let devices = floors.map(|(device, floor)| {
+            let mut report = std::mem::take(&mut floor.report);
+            report.unfinished = (floor.in_flight.len() + floor.remaps.len()) as u64;
+            (*device, report)
+        });
+        let submitters = self.submitters.iter_mut();
+        Report {
+            devices: devices.collect(),
+            hops: std::mem::take(&mut self.hops),
+            submitters: submitters
+                .map(|(key, s)| (*key, SubmitterReport::of(&s.take())))
+                .collect(),
+            names: BTreeMap::new(),
+        }
     }
 
     /// Ends: what is still in flight is counted as such.

@@ -1,7 +1,7 @@
 //! Which request an event belongs to: by device and range of sectors, as blktrace has nothing else.
 
 use super::hop::Marks;
-use crate::Event;
+use crate::{Device, Event};
 use pvblk_block::Op;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,6 +15,8 @@ pub(super) struct Pending {
     pub end: u64,
     /// It was remapped to this device; that is where its life begins.
     pub remapped: bool,
+    /// From where, if that is known.
+    pub from: Option<Device>,
     pub marks: Marks,
 }
 

@@ -22,6 +22,17 @@ pub(super) struct Submitter {
 }
 
 impl Submitter {
+    /// What was added up since the last time; what is in flight stays.
+    pub fn take(&mut self) -> Submitter {
+        let now = self.clone();
+        self.begin_ns = self.begin_ns.map(|_| self.now_ns);
+        self.idle_ns = 0.0;
+        self.shares_ns = Default::default();
+        self.other_ns = 0.0;
+        self.requests = 0;
+        now
+    }
+
     /// Goes on to `ns`.
     pub fn mark(&mut self, ns: u64) -> Mark {
         if self.begin_ns.is_none() {

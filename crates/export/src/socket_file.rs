@@ -1,0 +1,187 @@
+//! A Unix socket's file: private, and nobody else's.
+
+use pvblk_block::{Error, ErrorKind};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+pub use rustix::net::SocketType;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, socket_with};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+fn address(path: &Path) -> Result<SocketAddrUnix, Error> {
+    SocketAddrUnix::new(path).map_err(|_| {
+        Error::config(format!(
+            "{} can't be a socket: its path may have 107 bytes; use a shorter one",
+            path.display()
+        ))
+    })
+}
+
+fn new_socket(kind: SocketType) -> Result<OwnedFd, Error> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, kind, flags, None).map_err(|e| Error::os("making a socket", e))
+}
+
+/// Connects to a server's socket, waiting until `deadline` if its backlog is full. The socket doesn't block.
+pub fn dial(path: &Path, kind: SocketType, deadline: Instant) -> Result<OwnedFd, Error> {
+    let at = address(path)?;
+    let socket = new_socket(kind)?;
+    loop {
+        let errno = match rustix::net::connect(&socket, &at) {
+            Ok(()) => return Ok(socket),
+            Err(e) => e,
+        };
+        if errno == Errno::AGAIN && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        }
+        let what = match errno {
+            Errno::NOENT | Errno::CONNREFUSED => "; is `pvblk serve` running there?",
+            Errno::ACCESS => "; it is private to its owner",
+            Errno::PROTOTYPE => "; it is not such a socket of pvblk's",
+            _ => "",
+        };
+        let kind = match errno {
+            Errno::NOENT | Errno::CONNREFUSED => ErrorKind::Disconnected,
+            _ => ErrorKind::Os,
+        };
+        return Err(Error::new(
+            kind,
+            format!("connecting to {}: {errno}{what}", path.display()),
+        ));
+    }
+}
+
+/// A listening socket and the file that names it; dropping it removes the file, if it is still ours.
+#[derive(Debug)]
+pub struct SocketFile {
+    socket: OwnedFd,
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    /// Listens at `path`, mode 0600. A file left by a dead server is replaced; one that somebody answers at, or that is
+    /// no socket, is an error.
+    pub fn bind(path: &Path, kind: SocketType) -> Result<SocketFile, Error> {
+        let os = |e: Errno| Error::os(format!("listening at {}", path.display()), e);
+        let at = address(path)?;
+        // Two servers that start together must not both find the other's fresh socket dead.
+        let _guard = lock_directory(path);
+        remove_stale(path, &at, kind)?;
+        let socket = new_socket(kind)?;
+        rustix::net::bind(&socket, &at).map_err(os)?;
+        // Nobody can connect before `listen`, so the mode is in force in time.
+        rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(os)?;
+        let stat = rustix::fs::lstat(path).map_err(os)?;
+        rustix::net::listen(&socket, 128).map_err(os)?;
+        Ok(SocketFile {
+            socket,
+            path: path.to_owned(),
+            identity: (stat.st_dev, stat.st_ino),
+        })
+    }
+
+    /// The next connection, which doesn't block; `None` if there is none now.
+    pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.socket, flags) {
+            Ok(fd) => Ok(Some(fd)),
+            // A peer that gave up meanwhile isn't our error.
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for SocketFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _guard = lock_directory(&self.path);
+        if let Ok(stat) = rustix::fs::lstat(&self.path)
+            && (stat.st_dev, stat.st_ino) == self.identity
+        {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Locks the directory against other servers, for at most a second: somebody else may use the same lock for something longer.
+fn lock_directory(path: &Path) -> Option<OwnedFd> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(parent.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
+    for _ in 0..100 {
+        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(dir),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_millis(10)),
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+fn remove_stale(path: &Path, at: &SocketAddrUnix, kind: SocketType) -> Result<(), Error> {
+    let Ok(stat) = rustix::fs::lstat(path) else {
+        return Ok(());
+    };
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
+        return Err(Error::config(format!(
+            "{} exists and is not a socket; choose another path",
+            path.display()
+        )));
+    }
+    match rustix::net::connect(new_socket(kind)?, at) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path)
+            .map_err(|e| Error::os(format!("removing the stale {}", path.display()), e)),
+        Err(Errno::NOENT) => Ok(()),
+        // Connected, backlog full, another socket type, no permission: somebody is there.
+        _ => Err(Error::config(format!(
+            "{} is in use by another server; stop it or choose another path",
+            path.display()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn sockets_are_private_and_only_stale_ones_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let bind = || SocketFile::bind(&path, SocketType::STREAM);
+        let first = bind().unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let e = bind().unwrap_err().to_string();
+        assert!(e.contains("in use by another server"), "{e}");
+        drop(first);
+        assert!(!path.exists());
+        // A socket whose server is gone.
+        drop(UnixListener::bind(&path).unwrap());
+        let second = bind().unwrap();
+        // Somebody else's file under our name stays.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "x").unwrap();
+        drop(second);
+        assert!(path.exists());
+        let e = bind().unwrap_err().to_string();
+        assert!(e.contains("is not a socket"), "{e}");
+    }
+}

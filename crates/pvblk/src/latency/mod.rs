@@ -1,0 +1,233 @@
+//! `pvblk latency`: where the time of requests went, now or from captures.
+
+mod chart;
+mod compare;
+mod live;
+mod path;
+mod text;
+
+pub use text::life as life_text;
+
+use crate::{config, trace};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use clap::error::ErrorKind;
+use pvblk_trace::blktrace::Capture;
+use pvblk_trace::latency::{Analyzer, Path as HopPath, Paths, Report};
+use pvblk_trace::slow::SlowLog;
+use pvblk_trace::{Device, Event};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use text::Heading;
+
+pub const HELP: &str = "\
+A capture is a file, or all files NAME.blktrace.N of a NAME: pvblk's, blktrace's, or a dump that
+`blkparse -d` merged. Hops are named by the steps at their ends, as blkparse(1) has them:
+  A remap  Q queued  G got a tag  I inserted  M merged  D issued  C completed
+  C2A      from a completion to the next request of the same submitter
+Captures of both sides of a ring are read together: then each request's way through all floors is shown.
+
+Examples:
+  pvblk latency trace                        all of trace.blktrace.0, trace.blktrace.1, …
+  pvblk latency trace --slow 10ms --plot hops.svg
+  pvblk latency --good before --bad after    what grew, in percent
+  pvblk latency --live unix:/run/p.ctl --seconds 5
+  pvblk latency --live unix:/run/p.ctl --live unix:/run/attach.ctl --interval 1";
+
+#[derive(Args, Debug)]
+pub struct LatencyArgs {
+    /// Captures, read as one
+    #[arg(value_name = "FILE|NAME", required_unless_present_any = ["good", "live"])]
+    pub files: Vec<PathBuf>,
+    /// Compare: the capture of the good case
+    #[arg(long, value_name = "FILE|NAME", requires = "bad", conflicts_with_all = ["files", "deviation"])]
+    pub good: Option<PathBuf>,
+    /// Compare: the capture of the bad case
+    #[arg(long, value_name = "FILE|NAME", requires = "good")]
+    pub bad: Option<PathBuf>,
+    /// Compare two captures, the good one first
+    #[arg(long)]
+    pub deviation: bool,
+    /// Look at a running server, by its control socket; may be given several times, as for both sides of a ring
+    #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["files", "good", "deviation"])]
+    pub live: Vec<String>,
+    /// How long to look; else until Ctrl-C
+    #[arg(long, value_name = "SECONDS", requires = "live")]
+    pub seconds: Option<f64>,
+    /// Print what was found every so many seconds, instead of once at the end
+    #[arg(long, value_name = "SECONDS", requires = "live")]
+    pub interval: Option<f64>,
+    /// List requests that took longer, such as 10ms, with all their hops
+    #[arg(long, value_name = "TIME", value_parser = config::time)]
+    pub slow: Option<Duration>,
+    /// Write figures and histograms here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Draw the hops of each device here
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// Most slow requests that are listed: the last ones.
+const MOST_SLOW: usize = 100;
+/// Most of them in one second.
+const MOST_SLOW_PER_SECOND: u32 = 10;
+
+pub fn run(args: &LatencyArgs) -> Result<()> {
+    if !args.live.is_empty() {
+        return live::run(args);
+    }
+    let pair = match (&args.good, &args.bad, args.deviation) {
+        (Some(good), Some(bad), _) => Some((good, bad)),
+        (_, _, true) => match args.files.as_slice() {
+            [good, bad] => Some((good, bad)),
+            _ => {
+                let text = "--deviation takes two captures: the good one and the bad one\n";
+                return Err(clap::Error::raw(ErrorKind::WrongNumberOfValues, text).into());
+            }
+        },
+        _ => None,
+    };
+    if let Some((good, bad)) = pair {
+        if args.slow.is_some() {
+            let text = "--slow is for one capture, not for a comparison\n";
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text).into());
+        }
+        return compare::run(args, good, bad);
+    }
+    let mut capture = read(&args.files)?;
+    let mut analysis = Analysis::new(args.slow);
+    for (device, name) in &capture.devices {
+        analysis.name(*device, name);
+    }
+    analysis.events(&capture.events);
+    let begin = capture.events.first().map_or(0, |e| e.time_ns);
+    let end = capture.events.last().map_or(0, |e| e.time_ns);
+    let notes = std::mem::take(&mut capture.notes);
+    let heading = Heading {
+        events: capture.events.len() as u64,
+        elapsed_ns: end - begin,
+        notes: &notes,
+        missing: capture.missing,
+        dropped: capture.dropped,
+        late: 0,
+    };
+    analysis.take().show(&heading, args)
+}
+
+fn read(files: &[PathBuf]) -> Result<Capture> {
+    let capture = Capture::read(files)?;
+    if capture.events.is_empty() {
+        let names: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
+        bail!("{}: no events of requests in there", names.join(", "));
+    }
+    Ok(capture)
+}
+
+/// Everything that is made of events.
+struct Analysis {
+    analyzer: Analyzer,
+    paths: Paths,
+    names: BTreeMap<Device, String>,
+    threshold: Option<Duration>,
+    slow: Option<SlowLog>,
+}
+
+/// What was found.
+struct Found {
+    report: Report,
+    paths: BTreeMap<Device, HopPath>,
+    slow: Option<SlowLog>,
+}
+
+impl Analysis {
+    fn new(threshold: Option<Duration>) -> Analysis {
+        Analysis {
+            analyzer: Analyzer::new(),
+            paths: Paths::default(),
+            names: BTreeMap::new(),
+            threshold,
+            slow: threshold.map(slow_log),
+        }
+    }
+
+    fn name(&mut self, device: Device, name: &str) {
+        self.paths.name(device, name);
+        self.names.insert(device, name.to_owned());
+    }
+
+    /// Takes events in order of time.
+    fn events(&mut self, events: &[Event]) {
+        for event in events {
+            self.analyzer.event(event, &mut |life| {
+                self.paths.life(life);
+                if let Some(slow) = &mut self.slow {
+                    slow.record(life);
+                }
+            });
+        }
+    }
+
+    /// What was found since the last time.
+    fn take(&mut self) -> Found {
+        let mut report = self.analyzer.take();
+        report.names = self.names.clone();
+        let again = self.threshold.map(slow_log);
+        Found {
+            report,
+            paths: self.paths.take(),
+            slow: std::mem::replace(&mut self.slow, again),
+        }
+    }
+}
+
+fn slow_log(threshold: Duration) -> SlowLog {
+    let ns = u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX);
+    SlowLog::new(ns, MOST_SLOW, MOST_SLOW_PER_SECOND)
+}
+
+impl Found {
+    /// Prints it, and writes the files that are wanted.
+    fn show(&self, heading: &Heading<'_>, args: &LatencyArgs) -> Result<()> {
+        print!("{}", text::report(heading, &self.report));
+        for (device, path) in &self.paths {
+            print!("{}", path::text(*device, path, &self.report));
+        }
+        if let Some(slow) = &self.slow {
+            print!("{}", text::slow(slow, &self.report));
+        }
+        if let Some(file) = &args.json {
+            let mut json = serde_json::to_value(self.report.export())?;
+            let paths = self.paths.iter();
+            let paths = paths.map(|(device, path)| path::json(*device, path, &self.report));
+            json["paths"] = paths.collect();
+            save(file, &serde_json::to_string_pretty(&json)?)?;
+        }
+        if let Some(file) = &args.plot {
+            let mut rows = chart::rows(&self.report, "");
+            for (device, path) in &self.paths {
+                rows.extend(path::rows(*device, path, &self.report));
+            }
+            chart::draw(file, &rows)?;
+        }
+        Ok(())
+    }
+}
+
+/// For a comparison: only the report.
+fn analyze(file: &Path) -> Result<Report> {
+    let mut capture = read(&[file.to_owned()])?;
+    let mut report = Analyzer::run(&capture.events, |_| {});
+    report.names = std::mem::take(&mut capture.devices);
+    Ok(report)
+}
+
+fn save(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, format!("{text}\n")).with_context(|| format!("writing {}", path.display()))
+}
+
+/// A time from flags.
+fn seconds(flag: &str, given: Option<f64>) -> Result<Option<Duration>> {
+    given.map(|s| trace::seconds(flag, s)).transpose()
+}

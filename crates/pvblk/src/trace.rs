@@ -1,0 +1,191 @@
+//! `pvblk trace`: captures from running servers.
+
+use crate::config;
+use crate::control::Stream;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use parking_lot::Mutex;
+use pvblk_trace::Event;
+use pvblk_trace::blktrace::{Step, Writer};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufWriter, IsTerminal, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub const HELP: &str = "\
+Writes NAME.blktrace.0, NAME.blktrace.1, …, which `pvblk latency`, `blkparse` and `btt` read; each is a queue's.
+Ends with --seconds, Ctrl-C, or when all servers have ended.
+
+Examples:
+  pvblk serve --disk a=mem:1G --local unix:/run/p.sock --control unix:/run/p.ctl
+  pvblk trace unix:/run/p.ctl --seconds 10 --output slow
+  pvblk trace unix:/run/p.ctl unix:/run/attach.ctl       both sides of the rings in one capture
+  pvblk trace unix:/run/p.ctl --output - | blkparse -i -";
+
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// Control sockets of servers, or of attached front ends
+    #[arg(value_name = "unix:PATH", required = true)]
+    pub servers: Vec<String>,
+    /// Name of the capture; - writes all records to standard output
+    #[arg(long, short, value_name = "NAME", default_value = "trace")]
+    pub output: PathBuf,
+    /// How long; else until Ctrl-C
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds: Option<f64>,
+}
+
+/// A finite, positive number of seconds.
+pub fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => bail!("{flag} {seconds}: must be more than 0"),
+    }
+}
+
+pub fn run(args: &TraceArgs) -> Result<()> {
+    let limit = args.seconds.map(|s| seconds("--seconds", s)).transpose()?;
+    let streams = open(&args.servers)?;
+    let to_stdout = args.output.as_os_str() == "-";
+    let writer = match to_stdout {
+        true => Writer::stream(BufWriter::with_capacity(1 << 16, std::io::stdout())),
+        false => Writer::create(&args.output)?,
+    };
+    let capture = Mutex::new(Capture::new(writer));
+    let count = AtomicU64::new(0);
+    let end = follow(streams, limit, &count, |server, step| {
+        let mut capture = capture.lock();
+        capture.step(server, step)?;
+        count.store(capture.events, Ordering::Relaxed);
+        Ok(())
+    });
+    let capture = capture.into_inner();
+    let (events, dropped, devices) = (capture.events, capture.dropped, capture.devices.len());
+    let files = capture.writer.finish()?;
+    end?;
+    let lost = match dropped {
+        0 => String::new(),
+        n => format!("; {n} events were dropped"),
+    };
+    let place = match (to_stdout, files) {
+        (true, _) => "standard output".to_owned(),
+        (false, 1) => format!("{}.blktrace.0", args.output.display()),
+        (false, n) => format!("{0}.blktrace.0 to .{1}", args.output.display(), n - 1),
+    };
+    eprintln!("{events} events of {devices} devices in {place}{lost}");
+    Ok(())
+}
+
+/// Opens the streams of all servers.
+pub fn open(servers: &[String]) -> Result<Vec<Stream>> {
+    let all = servers.iter();
+    all.map(|s| Stream::open(&config::unix_path("the server's control socket", s)?))
+        .collect()
+}
+
+/// Gives what all streams tell to `take`, with the stream's place, until time is over, a signal says so, or all have ended.
+pub fn follow(
+    mut streams: Vec<Stream>,
+    limit: Option<Duration>,
+    events: &AtomicU64,
+    take: impl Fn(usize, Step) -> Result<()> + Sync,
+) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The second one ends at once.
+        let status = 128 + signal;
+        signal_hook::flag::register_conditional_shutdown(signal, status, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let begin = Instant::now();
+    let take = &take;
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (i, stream) in streams.iter_mut().enumerate() {
+            let Some(mut reader) = stream.reader() else {
+                continue;
+            };
+            let name = stream.name().to_owned();
+            threads.push(scope.spawn(move || -> Result<()> {
+                while let Some(step) = reader.next_step()? {
+                    if step == Step::CutOff {
+                        bail!("{name}: the server ended in the middle of a record");
+                    }
+                    take(i, step)?;
+                }
+                Ok(())
+            }));
+        }
+        let shows = std::io::stderr().is_terminal();
+        let mut asked = false;
+        while threads.iter().any(|t| !t.is_finished()) {
+            let over = limit.is_some_and(|l| begin.elapsed() >= l) || stop.load(Ordering::Relaxed);
+            if over && !asked {
+                asked = true;
+                streams.iter().for_each(Stream::finish);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            if shows {
+                let seconds = begin.elapsed().as_secs_f64();
+                let count = events.load(Ordering::Relaxed);
+                eprint!("\rtrace: {count} events in {seconds:.1} s\x1b[K");
+            }
+        }
+        if shows {
+            eprint!("\r\x1b[K");
+            let _ = std::io::stderr().flush();
+        }
+        let ended = threads.into_iter().map(|t| match t.join() {
+            Ok(end) => end,
+            Err(_) => bail!("a thread panicked"),
+        });
+        ended.collect()
+    })
+}
+
+/// Several servers' records become one capture: each server's queues get numbers of their own.
+struct Capture {
+    writer: Writer,
+    queues: BTreeMap<(usize, u32), u32>,
+    devices: BTreeSet<u32>,
+    events: u64,
+    dropped: u64,
+}
+
+impl Capture {
+    fn new(writer: Writer) -> Capture {
+        Capture {
+            writer,
+            queues: BTreeMap::new(),
+            devices: BTreeSet::new(),
+            events: 0,
+            dropped: 0,
+        }
+    }
+
+    fn step(&mut self, server: usize, step: Step) -> Result<()> {
+        let failed = "writing the capture";
+        match step {
+            Step::Event(event, _) => {
+                let next = self.queues.len() as u32;
+                let queue = *self.queues.entry((server, event.queue)).or_insert(next);
+                self.devices.insert(event.device.0);
+                self.events += 1;
+                self.writer.event(&Event { queue, ..event }).context(failed)
+            }
+            Step::Clock(time_ns, device, day) => {
+                self.writer.clock(time_ns, device, day).context(failed)
+            }
+            Step::Message(time_ns, device, text) => {
+                self.dropped += pvblk_trace::blktrace::dropped(&text).unwrap_or(0);
+                let message = self.writer.message(time_ns, device, &text);
+                message.context(failed)
+            }
+            // The writer names submitters itself.
+            Step::Process(..) | Step::Other(_) | Step::CutOff => Ok(()),
+        }
+    }
+}

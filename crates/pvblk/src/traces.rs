@@ -1,0 +1,180 @@
+//! What every process with disks of its own offers: traces on its control socket, and a log of slow requests.
+
+use crate::{control, latency};
+use anyhow::{Context, Result, bail};
+use pvblk_block::trace::Tracing;
+use pvblk_trace::blktrace::{CaptureWriter, Writer};
+use pvblk_trace::latency::{Analyzer, Life};
+use pvblk_trace::slow::SlowLog;
+use pvblk_trace::{Feed, Next, Recorder, Subscription};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most slow requests that are logged in one second.
+const MOST_SLOW_PER_SECOND: u32 = 10;
+
+/// A process's recorder. It records only while somebody listens.
+pub struct Traces {
+    recorder: Recorder,
+    feed: Arc<Feed>,
+}
+
+/// What runs until it is dropped.
+#[derive(Default)]
+pub struct Running {
+    _control: Option<control::Server>,
+    slow: Option<(Arc<Subscription>, JoinHandle<()>)>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some((subscription, thread)) = self.slow.take() {
+            subscription.finish();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A capture that is being written.
+pub struct Writing {
+    name: String,
+    subscription: Arc<Subscription>,
+    thread: JoinHandle<std::io::Result<(u64, u64)>>,
+}
+
+impl Writing {
+    /// Ends the capture; tells what it has.
+    pub fn finish(self) -> Result<String> {
+        self.subscription.finish();
+        let Ok(end) = self.thread.join() else {
+            bail!("{}: the thread that writes it panicked", self.name);
+        };
+        let (events, dropped) = end.with_context(|| format!("writing {}", self.name))?;
+        Ok(match dropped {
+            0 => format!("{events} events in {}.blktrace.*", self.name),
+            n => format!(
+                "{events} events in {}.blktrace.*; {n} were dropped",
+                self.name
+            ),
+        })
+    }
+}
+
+impl Traces {
+    /// Of a server: its devices are numbered from 0.
+    pub fn of_server() -> Traces {
+        Traces::new(0)
+    }
+
+    /// Of a process with a front end: its devices are numbered apart from those of other processes, as its captures are
+    /// read together with its server's.
+    pub fn of_client() -> Traces {
+        Traces::new((std::process::id() % 4095 + 1) << 8)
+    }
+
+    fn new(first_minor: u32) -> Traces {
+        let recorder = Recorder::idle(first_minor);
+        let feed = Feed::new(recorder.clone());
+        Traces { recorder, feed }
+    }
+
+    /// Tracing for a disk.
+    pub fn of(&self, disk: &str) -> Tracing {
+        Tracing::to(Arc::new(self.recorder.clone()), disk)
+    }
+
+    /// All events from now on.
+    pub fn subscribe(&self) -> Result<Subscription> {
+        self.feed.subscribe().context("starting a trace")
+    }
+
+    /// Writes all events from now on to the capture `name`.
+    pub fn write(&self, name: &Path) -> Result<Writing> {
+        let shown = name.display().to_string();
+        let writer = Writer::create(name).with_context(|| format!("writing {shown}"))?;
+        let subscription = Arc::new(self.subscribe()?);
+        let ours = Arc::clone(&subscription);
+        let body = move || -> std::io::Result<(u64, u64)> {
+            let mut capture = CaptureWriter::new(writer, ours.collector().clone());
+            loop {
+                match ours.next(Duration::from_secs(1)) {
+                    Next::End => break,
+                    Next::Nothing => {}
+                    Next::Events(events) => capture.events(&events)?,
+                }
+            }
+            capture.lost(ours.lost())?;
+            let drops = ours.collector().drops();
+            let dropped: u64 = drops.iter().map(|d| d.dropped).sum();
+            let dropped = dropped + ours.collector().refused() + ours.lost();
+            Ok((capture.finish()?, dropped))
+        };
+        let thread = std::thread::Builder::new().name("pvblk-capture".into());
+        Ok(Writing {
+            name: shown,
+            subscription,
+            thread: thread.spawn(body).context("starting a trace")?,
+        })
+    }
+
+    /// Opens the control socket and starts to log slow requests, where these are wanted.
+    pub fn start(&self, control: Option<&Path>, slow: Option<Duration>) -> Result<Running> {
+        let mut running = Running::default();
+        if let Some(path) = control {
+            running._control = Some(control::Server::bind(path, Arc::clone(&self.feed))?);
+            eprintln!("control on unix:{}", path.display());
+        }
+        if let Some(threshold) = slow {
+            let subscription = Arc::new(self.subscribe()?);
+            let ours = Arc::clone(&subscription);
+            let thread = std::thread::Builder::new()
+                .name("pvblk-slow".into())
+                .spawn(move || watch(&ours, threshold))
+                .context("starting the log of slow requests")?;
+            running.slow = Some((subscription, thread));
+        }
+        Ok(running)
+    }
+}
+
+/// Logs slow requests until the subscription ends.
+fn watch(subscription: &Subscription, threshold: Duration) {
+    let threshold_ns = u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX);
+    let mut log = SlowLog::new(threshold_ns, 1, MOST_SLOW_PER_SECOND);
+    let mut analyzer = Analyzer::new();
+    let mut names = BTreeMap::new();
+    let mut told = 0;
+    let mut last = Instant::now();
+    loop {
+        match subscription.next(Duration::from_secs(1)) {
+            Next::End => return,
+            Next::Nothing => {}
+            Next::Events(events) => {
+                for event in events.iter() {
+                    analyzer.event(event, &mut |life: &Life| {
+                        if log.record(life) {
+                            if !names.contains_key(&life.device) {
+                                names.extend(subscription.collector().devices());
+                            }
+                            let name = names.get(&life.device).map_or("", String::as_str);
+                            tracing::warn!("slow: {}", latency::life_text(life, name));
+                        }
+                    });
+                }
+            }
+        }
+        if last.elapsed() >= Duration::from_secs(1) {
+            last = Instant::now();
+            // Samples are of no use here, and would add up.
+            analyzer.take();
+            let hidden = log.hidden();
+            if hidden > told {
+                tracing::warn!("slow: and {} more requests", hidden - told);
+                told = hidden;
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! From the rings to all who want the events now, in order of time.
+
+use crate::{Collector, Event, Recorder};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// How often the rings are emptied.
+const PERIOD: Duration = Duration::from_millis(4);
+
+/// How long an event is held back for others that are older: a thread may be off its CPU between reading the clock and
+/// storing the event.
+const HOLD_BACK_NS: u64 = 20_000_000;
+
+/// Events that may wait for one subscriber: 72 MiB.
+const MOST_WAITING: usize = 1 << 20;
+
+/// Puts events of several queues in order of time.
+#[derive(Debug, Default)]
+pub struct Sorter {
+    waiting: Vec<Event>,
+    /// Time of the last one that was given out.
+    given_ns: u64,
+    late: u64,
+}
+
+impl Sorter {
+    /// Where to put events that came, in any order.
+    pub fn input(&mut self) -> &mut Vec<Event> {
+        &mut self.waiting
+    }
+
+    /// Takes out, in order, all events before `until_ns`. One that comes after younger ones were given out is late: it is
+    /// given out with the next.
+    pub fn take_until(&mut self, until_ns: u64) -> Vec<Event> {
+        self.waiting.sort_by_key(|e| (e.time_ns, e.action));
+        let count = self.waiting.partition_point(|e| e.time_ns < until_ns);
+        let given_ns = self.given_ns;
+        let late = self.waiting.iter().take_while(|e| e.time_ns < given_ns);
+        self.late += late.count() as u64;
+        let rest = self.waiting.split_off(count);
+        let taken = std::mem::replace(&mut self.waiting, rest);
+        self.given_ns = taken.last().map_or(given_ns, |e| e.time_ns.max(given_ns));
+        taken
+    }
+
+    /// How many were late.
+    pub fn late(&self) -> u64 {
+        self.late
+    }
+}
+
+/// What a feed and a subscription share.
+#[derive(Debug)]
+struct Terms {
+    /// Events up to this time are wanted, in nanoseconds.
+    until_ns: AtomicU64,
+    /// Events that wait.
+    waiting: AtomicUsize,
+    /// Events that found too many waiting.
+    lost: AtomicU64,
+}
+
+struct Subscriber {
+    terms: Arc<Terms>,
+    to: Sender<Arc<[Event]>>,
+}
+
+/// One thread that empties a recorder's rings while anybody wants the events.
+pub struct Feed {
+    recorder: Recorder,
+    collector: Collector,
+    /// The thread runs while there are any.
+    subscribers: Mutex<Vec<Subscriber>>,
+}
+
+impl Feed {
+    /// A feed of what `recorder` records, which nothing else may start, stop or drain.
+    pub fn new(recorder: Recorder) -> Arc<Feed> {
+        Arc::new(Feed {
+            collector: recorder.collector(),
+            recorder,
+            subscribers: Mutex::default(),
+        })
+    }
+
+    /// Names of devices, and what was dropped.
+    pub fn collector(&self) -> &Collector {
+        &self.collector
+    }
+
+    /// All events from now on. The first subscriber starts the recording; it ends with the last one.
+    pub fn subscribe(self: &Arc<Feed>) -> io::Result<Subscription> {
+        let terms = Arc::new(Terms {
+            until_ns: AtomicU64::new(u64::MAX),
+            waiting: AtomicUsize::new(0),
+            lost: AtomicU64::new(0),
+        });
+        let (to, from) = channel();
+        let mut subscribers = self.subscribers.lock();
+        if subscribers.is_empty() {
+            self.recorder.start();
+            let feed = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("pvblk-trace".into());
+            let run = thread.spawn(move || feed.run());
+            run.inspect_err(|_| self.recorder.stop())?;
+        }
+        subscribers.push(Subscriber {
+            terms: Arc::clone(&terms),
+            to,
+        });
+        Ok(Subscription {
+            terms,
+            from: Mutex::new(from),
+            feed: Arc::clone(self),
+        })
+    }
+
+    fn run(&self) {
+        let mut sorter = Sorter::default();
+        loop {
+            std::thread::sleep(PERIOD);
+            // Before the rings are emptied: what was recorded until then is in them, but for the odd one.
+            let now_ns = self.collector.now_ns();
+            self.collector.drain(sorter.input());
+            let until_ns = now_ns.saturating_sub(HOLD_BACK_NS);
+            let batch: Arc<[Event]> = sorter.take_until(until_ns).into();
+            let mut subscribers = self.subscribers.lock();
+            subscribers.retain(|s| s.give(&batch, until_ns));
+            if subscribers.is_empty() {
+                // Under the lock, so that a new subscriber starts the recording after this stop.
+                self.recorder.stop();
+                return;
+            }
+        }
+    }
+}
+
+impl Subscriber {
+    /// Hands over events before `until_ns`; false when this one is done.
+    fn give(&self, batch: &Arc<[Event]>, until_ns: u64) -> bool {
+        let terms = &self.terms;
+        let wanted_ns = terms.until_ns.load(Ordering::Relaxed);
+        let done = until_ns > wanted_ns;
+        let count = batch.partition_point(|e| e.time_ns <= wanted_ns);
+        let part;
+        let batch = match count == batch.len() {
+            true => batch,
+            false => {
+                part = batch[..count].into();
+                &part
+            }
+        };
+        if !batch.is_empty() {
+            if terms.waiting.load(Ordering::Relaxed) > MOST_WAITING {
+                terms.lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
+            } else {
+                terms.waiting.fetch_add(batch.len(), Ordering::Relaxed);
+                if self.to.send(Arc::clone(batch)).is_err() {
+                    return false;
+                }
+            }
+        }
+        // Without events nothing is sent that would tell whether anybody is there.
+        !done && Arc::strong_count(terms) > 1
+    }
+}
+
+/// One who gets events; dropping it ends that.
+pub struct Subscription {
+    terms: Arc<Terms>,
+    from: Mutex<Receiver<Arc<[Event]>>>,
+    feed: Arc<Feed>,
+}
+
+/// What a subscription has.
+#[derive(Debug)]
+pub enum Next {
+    /// Events, in order.
+    Events(Arc<[Event]>),
+    /// None in time.
+    Nothing,
+    /// No more will come.
+    End,
+}
+
+impl Subscription {
+    /// Waits for events.
+    pub fn next(&self, patience: Duration) -> Next {
+        match self.from.lock().recv_timeout(patience) {
+            Ok(events) => {
+                self.terms
+                    .waiting
+                    .fetch_sub(events.len(), Ordering::Relaxed);
+                Next::Events(events)
+            }
+            Err(RecvTimeoutError::Timeout) => Next::Nothing,
+            Err(RecvTimeoutError::Disconnected) => Next::End,
+        }
+    }
+
+    /// Wants no events after now; those before still come, and then the end.
+    pub fn finish(&self) {
+        let now_ns = self.feed.collector.now_ns();
+        self.terms.until_ns.fetch_min(now_ns, Ordering::Relaxed);
+    }
+
+    /// Events that came too fast for this subscriber.
+    pub fn lost(&self) -> u64 {
+        self.terms.lost.load(Ordering::Relaxed)
+    }
+
+    /// Names of devices, and what was dropped.
+    pub fn collector(&self) -> &Collector {
+        &self.feed.collector
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pvblk_block::trace::{Phase, Tracing};
+    use pvblk_block::{Op, Request};
+
+    fn take(subscription: &Subscription) -> Vec<Event> {
+        let mut all = Vec::new();
+        loop {
+            match subscription.next(Duration::from_secs(60)) {
+                Next::Events(events) => all.extend_from_slice(&events),
+                Next::Nothing => panic!("no events in a minute"),
+                Next::End => return all,
+            }
+        }
+    }
+
+    #[test]
+    fn each_subscriber_gets_what_was_recorded_while_it_was_there() {
+        let feed = Feed::new(Recorder::idle(0));
+        let tracing = Tracing::to(Arc::new(feed.recorder.clone()), "x");
+        let mut tracer = tracing.tracer("d", 0, 0);
+        let mut record = |n: u64| tracer.request(Phase::Queue, &Request::new(Op::Read, n, 8, n));
+        for round in 0..3 {
+            let first = feed.subscribe().unwrap();
+            record(round);
+            let second = feed.subscribe().unwrap();
+            record(round + 100);
+            second.finish();
+            let sectors =
+                |events: Vec<Event>| -> Vec<u64> { events.iter().map(|e| e.sector).collect() };
+            // The second one may also get what was recorded just before it came.
+            assert_eq!(sectors(take(&second)).last(), Some(&(round + 100)));
+            first.finish();
+            record(round + 200);
+            assert_eq!(sectors(take(&first)), [round, round + 100]);
+            while !feed.subscribers.lock().is_empty() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn events_come_in_order_of_time() {
+        let mut sorter = Sorter::default();
+        let event = |time_ns| Event {
+            time_ns,
+            ..crate::event::tests::event()
+        };
+        sorter.input().extend([event(5), event(3), event(9)]);
+        let times = |events: Vec<Event>| -> Vec<u64> { events.iter().map(|e| e.time_ns).collect() };
+        assert_eq!(times(sorter.take_until(6)), [3, 5]);
+        sorter.input().extend([event(7), event(4)]);
+        assert_eq!(times(sorter.take_until(9)), [4, 7]);
+        assert_eq!(sorter.late(), 1);
+        assert_eq!(times(sorter.take_until(10)), [9]);
+    }
+}

@@ -1,0 +1,276 @@
+//! The way of a request through all floors, hop by hop: is it the front end, the ring, the worker, the volume, a member?
+//!
+//! Floors are linked by remaps (A), and over a ring by their names: `X/front` issues what arrives at `X/back`. A request
+//! and those below it belong together if they touch the same sectors and the lower one's life lies between the upper
+//! one's D and C. Of several below, the last one to end is the one that was waited for.
+
+use super::{Life, Samples};
+use crate::Device;
+use pvblk_block::Op;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// Which part of a request's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// On this device, from Q until it was issued.
+    Wait,
+    /// From this device's D to the Q of the other one, below it.
+    Down(Device),
+    /// From this device's D to its C, with no device below.
+    Work,
+    /// From the C of the other device, below, to this one's C.
+    Up(Device),
+}
+
+/// One hop of a path.
+#[derive(Clone, Debug)]
+pub struct PathHop {
+    /// On this device,
+    pub device: Device,
+    /// this part.
+    pub part: Part,
+    /// How long it took.
+    pub times: Samples,
+}
+
+/// Where the time of a device's requests went, through all floors below it.
+#[derive(Clone, Debug, Default)]
+pub struct Path {
+    /// In the order in which a request passes them.
+    pub hops: Vec<PathHop>,
+    /// From Q to C on the uppermost device, of the requests that were followed.
+    pub total: Samples,
+    /// Requests of which nothing was seen below.
+    pub alone: u64,
+}
+
+type Hop = (Device, Part, u64);
+
+/// A request that ended on a floor that has another one above it.
+struct Ended {
+    op: Op,
+    sector: u64,
+    end: u64,
+    queue_ns: u64,
+    complete_ns: u64,
+    hops: Vec<Hop>,
+}
+
+/// Most of them that are kept for one upper floor: more than can be in flight on a ring.
+const MOST_KEPT: usize = 2048;
+
+/// Puts the lives of all floors together. Give it every life, in the order of their ends.
+#[derive(Default)]
+pub struct Paths {
+    names: BTreeMap<Device, String>,
+    /// Devices over rings: from `X/back` to all `X/front`.
+    fronts: HashMap<Device, Vec<Device>>,
+    /// Devices that have another one below.
+    uppers: BTreeSet<Device>,
+    ended: HashMap<Device, VecDeque<Ended>>,
+    paths: BTreeMap<Device, Path>,
+}
+
+impl Paths {
+    /// Tells a device's name.
+    pub fn name(&mut self, device: Device, name: &str) {
+        self.names.insert(device, name.to_owned());
+        self.fronts.clear();
+        let all = &self.names;
+        for (back, name) in all {
+            let Some(scope) = name.strip_suffix("/back") else {
+                continue;
+            };
+            let front = format!("{scope}/front");
+            let fronts = all.iter().filter(|(_, n)| **n == front);
+            let fronts: Vec<Device> = fronts.map(|(d, _)| *d).collect();
+            self.uppers.extend(&fronts);
+            self.fronts.insert(*back, fronts);
+        }
+    }
+
+    /// Takes a request that ended.
+    pub fn life(&mut self, life: &Life) {
+        let uppers = match life.from {
+            Some(from) => {
+                self.uppers.insert(from);
+                vec![from]
+            }
+            None => self.fronts.get(&life.device).cloned().unwrap_or_default(),
+        };
+        let has_below = self.uppers.contains(&life.device);
+        let below = self.ended.get(&life.device).and_then(|e| below(e, life));
+        let followed = below.is_some();
+        let hops = hops(life, below);
+        if uppers.is_empty() {
+            if has_below {
+                self.add(life, hops, followed);
+            }
+            return;
+        }
+        for upper in uppers {
+            let kept = self.ended.entry(upper).or_default();
+            if kept.len() == MOST_KEPT {
+                kept.pop_front();
+            }
+            kept.push_back(Ended {
+                op: life.op,
+                sector: life.sector,
+                end: life.sector + life.sectors,
+                queue_ns: life.queue_ns,
+                complete_ns: life.complete_ns,
+                hops: hops.clone(),
+            });
+        }
+    }
+
+    fn add(&mut self, life: &Life, hops: Vec<Hop>, followed: bool) {
+        let path = self.paths.entry(life.device).or_default();
+        if !followed {
+            path.alone += 1;
+            return;
+        }
+        path.total.record(life.total_ns());
+        let mut place = 0;
+        for (device, part, ns) in hops {
+            let same = |h: &PathHop| h.device == device && h.part == part;
+            let at = path.hops.iter().position(same).unwrap_or_else(|| {
+                let times = Samples::default();
+                let hop = PathHop {
+                    device,
+                    part,
+                    times,
+                };
+                path.hops.insert(place, hop);
+                place
+            });
+            path.hops[at].times.record(ns);
+            place = at + 1;
+        }
+    }
+
+    /// What was found, by uppermost device, since the last time.
+    pub fn take(&mut self) -> BTreeMap<Device, Path> {
+        std::mem::take(&mut self.paths)
+    }
+}
+
+/// The one below that `life` waited for.
+fn below<'a>(ended: &'a VecDeque<Ended>, life: &Life) -> Option<&'a Ended> {
+    let (begin_ns, end) = (life.issue_ns?, life.sector + life.sectors);
+    let inside = |e: &&Ended| {
+        let touches = e.sector < end && life.sector < e.end || life.sectors == 0;
+        e.op == life.op && touches && e.queue_ns >= begin_ns && e.complete_ns <= life.complete_ns
+    };
+    // The youngest are the last.
+    ended.iter().rev().find(inside)
+}
+
+fn hops(life: &Life, below: Option<&Ended>) -> Vec<Hop> {
+    let device = life.device;
+    let issue_ns = life.issue_ns.unwrap_or(life.queue_ns);
+    let mut hops = Vec::with_capacity(below.map_or(0, |b| b.hops.len()) + 3);
+    hops.push((device, Part::Wait, issue_ns.saturating_sub(life.queue_ns)));
+    match below {
+        None => hops.push((
+            device,
+            Part::Work,
+            life.complete_ns.saturating_sub(issue_ns),
+        )),
+        Some(b) => {
+            let lower = b.hops.first().map_or(device, |h| h.0);
+            hops.push((device, Part::Down(lower), b.queue_ns - issue_ns));
+            hops.extend_from_slice(&b.hops);
+            let up_ns = life.complete_ns - b.complete_ns;
+            hops.push((device, Part::Up(lower), up_ns));
+        }
+    }
+    hops
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn life(minor: u32, from: Option<u32>, times: [u64; 3]) -> Life {
+        let [queue_ns, issue_ns, complete_ns] = times;
+        let device = |minor| Device::new(Device::MAJOR, minor);
+        Life {
+            device: device(minor),
+            submitter: 0,
+            op: Op::Write,
+            sector: 64,
+            sectors: 8,
+            error: 0,
+            remap_ns: None,
+            from: from.map(device),
+            queue_ns,
+            get_ns: None,
+            merge_ns: None,
+            insert_ns: None,
+            issue_ns: Some(issue_ns),
+            complete_ns,
+        }
+    }
+
+    #[test]
+    fn floors_are_linked_by_remaps_and_by_names() {
+        let mut paths = Paths::default();
+        for (minor, name) in [
+            (0, "vm/front"),
+            (1, "vm/back"),
+            (2, "vm/raid5"),
+            (5, "x/back"),
+        ] {
+            paths.name(Device::new(Device::MAJOR, minor), name);
+        }
+        for begin in [0, 1000] {
+            let at = |times: [u64; 3]| times.map(|t| begin + t);
+            // Two members: the second one ends last. A request at the same place that ends before is another one.
+            paths.life(&life(2, Some(1), at([1, 2, 3])));
+            paths.life(&life(3, Some(2), at([140, 150, 300])));
+            paths.life(&life(4, Some(2), at([145, 150, 350])));
+            paths.life(&life(2, Some(1), at([115, 135, 360])));
+            paths.life(&life(1, None, at([100, 110, 362])));
+            paths.life(&life(0, None, at([0, 30, 400])));
+        }
+        let found = paths.take();
+        let [(top, path)] = &found.iter().collect::<Vec<_>>()[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!((top.minor(), path.total.values()), (0, &[400, 400][..]));
+        let device = |minor| Device::new(Device::MAJOR, minor);
+        let hops: Vec<_> = path
+            .hops
+            .iter()
+            .map(|h| (h.device.minor(), h.part, h.times.values()[1]))
+            .collect();
+        let expected = [
+            (0, Part::Wait, 30),
+            (0, Part::Down(device(1)), 70),
+            (1, Part::Wait, 10),
+            (1, Part::Down(device(2)), 5),
+            (2, Part::Wait, 20),
+            (2, Part::Down(device(4)), 10),
+            (4, Part::Wait, 5),
+            (4, Part::Work, 200),
+            (2, Part::Up(device(4)), 10),
+            (1, Part::Up(device(2)), 2),
+            (0, Part::Up(device(1)), 38),
+        ];
+        assert_eq!(hops, expected);
+        assert_eq!(expected.iter().map(|h| h.2).sum::<u64>(), 400);
+    }
+
+    #[test]
+    fn requests_without_anything_below_are_counted() {
+        let mut paths = Paths::default();
+        paths.name(Device::new(Device::MAJOR, 0), "vm/front");
+        paths.name(Device::new(Device::MAJOR, 1), "vm/back");
+        paths.life(&life(1, None, [5, 6, 7]));
+        paths.life(&life(0, None, [10, 20, 30]));
+        let found = paths.take();
+        let path = &found[&Device::new(Device::MAJOR, 0)];
+        assert_eq!((path.alone, path.total.count()), (1, 0));
+    }
+}
