@@ -1,16 +1,33 @@
 #!/usr/bin/env bash
-# Instructions for each 4 KiB read over the rings, on each side, counted by callgrind.
+# Instructions for each 4 KiB read over the rings, on each side, counted by callgrind: as it is, nobody recording, and
+# with the trace hooks compiled away. The difference is what the hooks cost while they are off.
 #
-#   scripts/instructions.sh [REQUESTS [DEPTH]]
+#   scripts/instructions.sh [REQUESTS [DEPTH...]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 requests=${1:-20000}
-depth=${2:-32}
+shift || true
+depths=("${@:-1}")
+(($#)) || depths=(1 32)
+target=${CARGO_TARGET_DIR:-target}
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 cargo build --quiet --release --locked -p pvblk
-for side in front_side back_side; do
-    valgrind --tool=callgrind --callgrind-out-file="$out/$side" --toggle-collect="*instructions::$side*" \
-        "${CARGO_TARGET_DIR:-target}/release/pvblk" lab instructions --requests "$requests" --depth "$depth" 2>&1 |
-        awk -v s="$side" -v n="$requests" '/Collected/ { printf "%s: %.0f instructions a request\n", s, $4 / n }'
+cargo build --quiet --release --locked -p pvblk --features untraced --target-dir "$target/untraced"
+
+# binary, side, depth
+count() {
+    valgrind --tool=callgrind --callgrind-out-file="$out/profile" --toggle-collect="*instructions::$2*" \
+        "$1" lab instructions --requests "$requests" --depth "$3" 2>&1 |
+        awk -v n="$requests" '/Collected/ { printf "%.1f", $4 / n }'
+}
+
+printf '%-12s %6s %8s %9s %6s\n' side depth hooks without cost
+for depth in "${depths[@]}"; do
+    for side in front_side back_side; do
+        with=$(count "$target/release/pvblk" "$side" "$depth")
+        without=$(count "$target/untraced/release/pvblk" "$side" "$depth")
+        printf '%-12s %6d %8s %9s %6.1f\n' "$side" "$depth" "$with" "$without" \
+            "$(awk -v a="$with" -v b="$without" 'BEGIN { print a - b }')"
+    done
 done

@@ -16,7 +16,7 @@
 use crate::backend::Disk;
 use crate::gate::Pass;
 use crate::source::{RequestSource, SourceEnd};
-use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, Status};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -128,7 +128,10 @@ impl Lane {
         // Where something came, more may follow: one more look is cheaper than a sleep. Where nothing
         // came, a level-triggered descriptor says by itself when there is more.
         self.may_pull = !self.batch.is_empty() || !self.source.poll_is_syscall();
-        self.tracer.arrived(&self.batch);
+        let traced = trace::is_on();
+        if traced {
+            self.tracer.arrived(&self.batch);
+        }
         let pulled = match result {
             Ok(p) => p,
             Err(end) => {
@@ -145,7 +148,10 @@ impl Lane {
         if pulled.ordered || !self.pass.enter(self.batch.len() as u32) {
             self.held.extend(self.batch.drain(..));
         } else {
-            self.issue();
+            if traced {
+                self.trace_issue();
+            }
+            self.queue.submit(&mut self.batch);
         }
         true
     }
@@ -207,12 +213,15 @@ impl Lane {
     }
 
     /// Submits the batch, whose requests have entered the gate.
-    #[inline]
     fn issue(&mut self) {
+        self.trace_issue();
+        self.queue.submit(&mut self.batch);
+    }
+
+    fn trace_issue(&mut self) {
         let of_source = |r: &&Request| r.tag & INTERNAL_TAG == 0;
         let requests = self.batch.iter().map(|r| &**r).filter(of_source);
         self.tracer.requests(Phase::Issue, requests);
-        self.queue.submit(&mut self.batch);
     }
 
     /// Submits a request that the lane has already entered the gate for.

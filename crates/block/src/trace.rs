@@ -43,48 +43,50 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TraceDevice(pub u32);
 
-/// What some phases tell besides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TraceExtra {
-    /// Nothing.
-    #[default]
-    None,
-    /// A remap: where the request was on the floor above.
-    From(TraceDevice, u64),
-    /// A split: first sector (512 B) of the second part.
-    At(u64),
-    /// An unplug: how many requests waited.
-    Waiting(u64),
-}
-
-/// One event. The sink adds the time: clocks stay at the edges.
+/// One event, without what is the same for all of its queue. The sink knows the time: clocks stay at the edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
+    /// First sector (512 B).
+    pub sector: u64,
+    /// For a remap, the sector on the floor above; for a split, the first one of the second part; for an unplug, how many
+    /// requests waited; else 0.
+    pub other: u64,
+    /// Length in sectors (512 B); what is longer counts as the most.
+    pub sectors: u32,
     /// Which step.
     pub phase: Phase,
-    /// On which floor.
-    pub device: TraceDevice,
-    /// Who submitted.
-    pub submitter: u32,
     /// The request's operation.
     pub op: Op,
     /// Its flags.
     pub flags: RequestFlags,
-    /// First sector (512 B).
-    pub sector: u64,
-    /// Length in sectors (512 B).
-    pub sectors: u64,
     /// For a completion, how it ended.
     pub status: Option<Status>,
-    /// What some phases tell besides.
-    pub extra: TraceExtra,
+}
+
+// Half a cache line, with its time: what is recorded goes through the caches of what is measured.
+const _: () = assert!(size_of::<TraceEvent>() == 24);
+
+/// Where a queue's events come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceOrigin {
+    /// The floor.
+    pub device: TraceDevice,
+    /// The floor that its requests come from, if there is one.
+    pub above: Option<TraceDevice>,
+    /// Which of the floor's queues.
+    pub queue: u32,
+    /// Who submits.
+    pub submitter: u32,
 }
 
 /// Takes events of one queue.
 pub trait TraceSink: Send {
-    /// Records one event; never blocks, never allocates: what doesn't fit is counted as dropped. False if nobody wants
-    /// events any more: the sink is then dropped.
-    fn record(&mut self, event: TraceEvent) -> bool;
+    /// Now, in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// Records what happened at `time_ns`; never blocks, never allocates: what doesn't fit is counted as dropped. False if
+    /// nobody wants events any more: the sink is then dropped.
+    fn record(&mut self, time_ns: u64, event: TraceEvent) -> bool;
 }
 
 /// Makes a sink for each queue.
@@ -93,7 +95,7 @@ pub trait TraceHub: Send + Sync {
     fn device(&self, name: &str) -> TraceDevice;
 
     /// A sink for one queue of a floor; `None` while nobody wants events. Called with the first event.
-    fn open(&self, device: TraceDevice, queue: u32) -> Option<Box<dyn TraceSink>>;
+    fn open(&self, origin: &TraceOrigin) -> Option<Box<dyn TraceSink>>;
 }
 
 /// How many record in this process. A process-wide switch, because a look at it is two instructions, and at anything
@@ -159,7 +161,7 @@ impl Tracing {
     pub fn below(&self, upper: &Tracer) -> Tracing {
         let mut branch = self.0.clone();
         if let (Some(branch), Some(upper)) = (&mut branch, &upper.0) {
-            branch.above = Some(upper.device);
+            branch.above = Some(upper.origin.device);
         }
         Tracing(branch)
     }
@@ -169,11 +171,13 @@ impl Tracing {
         Tracer(self.0.as_ref().map(|branch| {
             let name = format!("{}/{floor}", branch.scope);
             Box::new(Tap {
-                device: branch.hub.device(&name),
+                origin: TraceOrigin {
+                    device: branch.hub.device(&name),
+                    above: branch.above,
+                    queue,
+                    submitter,
+                },
                 hub: Arc::clone(&branch.hub),
-                above: branch.above,
-                queue,
-                submitter,
                 sink: None,
             })
         }))
@@ -182,12 +186,21 @@ impl Tracing {
 
 struct Tap {
     hub: Arc<dyn TraceHub>,
-    device: TraceDevice,
-    above: Option<TraceDevice>,
-    queue: u32,
-    submitter: u32,
+    origin: TraceOrigin,
     /// From the first event that is wanted to the first that isn't.
     sink: Option<Box<dyn TraceSink>>,
+}
+
+impl Tap {
+    /// The sink and the time, if anybody wants events.
+    fn sink(&mut self) -> Option<(&mut dyn TraceSink, u64)> {
+        if self.sink.is_none() {
+            self.sink = self.hub.open(&self.origin);
+        }
+        let sink = self.sink.as_deref_mut()?;
+        let now_ns = sink.now_ns();
+        Some((sink, now_ns))
+    }
 }
 
 /// One queue's trace point on one floor.
@@ -199,21 +212,19 @@ impl Tracer {
     #[inline]
     pub fn request(&mut self, phase: Phase, request: &Request) {
         if is_on() {
-            self.record(phase, request, None, TraceExtra::None);
+            self.record(phase, request, 0);
         }
     }
 
-    /// Records that all these reached `phase`.
+    /// Records that all these reached `phase` now.
     #[inline]
     pub fn requests<'a>(&mut self, phase: Phase, all: impl IntoIterator<Item = &'a Request>) {
         if is_on() {
-            for request in all {
-                self.record(phase, request, None, TraceExtra::None);
-            }
+            self.record_all(all.into_iter().map(|request| event(phase, request, 0)));
         }
     }
 
-    /// Records that all these reached this floor: Q, and before it A where they come from another one.
+    /// Records that all these reached this floor now: Q, and before it A where they come from another one.
     #[inline]
     pub fn arrived(&mut self, batch: &[Box<Request>]) {
         if is_on() {
@@ -221,31 +232,11 @@ impl Tracer {
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn record_arrivals(&mut self, batch: &[Box<Request>]) {
-        let above = self.0.as_ref().and_then(|tap| tap.above);
-        for request in batch {
-            if let Some(above) = above {
-                let from = TraceExtra::From(above, request.sector);
-                self.record(Phase::Remap, request, None, from);
-            }
-            self.record(Phase::Queue, request, None, TraceExtra::None);
-        }
-    }
-
-    /// Records that all these completed.
+    /// Records that all these completed now.
     #[inline]
     pub fn completed(&mut self, done: &[Completion]) {
         if is_on() {
-            for c in done {
-                self.record(
-                    Phase::Complete,
-                    &c.request,
-                    Some(c.status),
-                    TraceExtra::None,
-                );
-            }
+            self.record_completions(done);
         }
     }
 
@@ -253,7 +244,7 @@ impl Tracer {
     #[inline]
     pub fn split(&mut self, request: &Request, sector: u64) {
         if is_on() {
-            self.record(Phase::Split, request, None, TraceExtra::At(sector));
+            self.record(Phase::Split, request, sector);
         }
     }
 
@@ -261,7 +252,7 @@ impl Tracer {
     #[inline]
     pub fn plugged(&mut self, first: &Request) {
         if is_on() {
-            self.record(Phase::Plug, first, None, TraceExtra::None);
+            self.record(Phase::Plug, first, 0);
         }
     }
 
@@ -269,38 +260,61 @@ impl Tracer {
     #[inline]
     pub fn unplugged(&mut self, first: &Request, waiting: u64) {
         if is_on() {
-            let waiting = TraceExtra::Waiting(waiting);
-            self.record(Phase::Unplug, first, None, waiting);
+            self.record(Phase::Unplug, first, waiting);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn record(
-        &mut self,
-        phase: Phase,
-        request: &Request,
-        status: Option<Status>,
-        extra: TraceExtra,
-    ) {
+    fn record(&mut self, phase: Phase, request: &Request, other: u64) {
+        self.record_all(std::iter::once(event(phase, request, other)));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_arrivals(&mut self, batch: &[Box<Request>]) {
+        let above = self.0.as_ref().and_then(|tap| tap.origin.above);
+        self.record_all(batch.iter().flat_map(|request| {
+            let remap = above.map(|_| event(Phase::Remap, request, request.sector));
+            let queue = event(Phase::Queue, request, 0);
+            remap.into_iter().chain(std::iter::once(queue))
+        }));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_completions(&mut self, done: &[Completion]) {
+        self.record_all(done.iter().map(|c| TraceEvent {
+            status: Some(c.status),
+            ..event(Phase::Complete, &c.request, 0)
+        }));
+    }
+
+    /// Records events of one moment.
+    #[cold]
+    #[inline(never)]
+    fn record_all(&mut self, events: impl Iterator<Item = TraceEvent>) {
         let Some(tap) = &mut self.0 else { return };
-        if tap.sink.is_none() {
-            tap.sink = tap.hub.open(tap.device, tap.queue);
-        }
-        let Some(sink) = &mut tap.sink else { return };
-        let event = TraceEvent {
-            phase,
-            device: tap.device,
-            submitter: tap.submitter,
-            op: request.op,
-            flags: request.flags,
-            sector: request.sector,
-            sectors: request.sectors,
-            status,
-            extra,
+        let Some((sink, now_ns)) = tap.sink() else {
+            return;
         };
-        if !sink.record(event) {
-            tap.sink = None;
+        for event in events {
+            if !sink.record(now_ns, event) {
+                tap.sink = None;
+                return;
+            }
         }
+    }
+}
+
+fn event(phase: Phase, request: &Request, other: u64) -> TraceEvent {
+    TraceEvent {
+        sector: request.sector,
+        other,
+        sectors: u32::try_from(request.sectors).unwrap_or(u32::MAX),
+        phase,
+        op: request.op,
+        flags: request.flags,
+        status: None,
     }
 }

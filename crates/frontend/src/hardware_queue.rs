@@ -9,7 +9,7 @@ use crate::plug::{MergeLimits, Merged};
 use crate::segments::{GrantedMemory, copy_bounce};
 use crate::statistics::{Counting, Statistics};
 use parking_lot::Mutex;
-use pvblk_block::trace::{self, Phase, Tracer};
+use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
 use pvblk_ring::wire::{self, DiscardRequest, IndirectRequest, RequestHeader, Response, Segment};
 use pvblk_ring::{EventChannel, FrontRing};
@@ -225,12 +225,11 @@ impl HardwareQueue {
     }
 
     /// Of the last `count` requests that were inserted, tells which wait for a tag.
-    #[inline]
+    #[cold]
+    #[inline(never)]
     pub fn trace_waiting(&self, tracer: &mut Tracer, count: usize) {
-        if trace::is_on() {
-            let waiting = self.backlog.iter().rev().take(count);
-            tracer.requests(Phase::Sleep, waiting.map(|merged| &*merged.first));
-        }
+        let waiting = self.backlog.iter().rev().take(count);
+        tracer.requests(Phase::Sleep, waiting.map(|merged| &*merged.first));
     }
 
     fn issue(&mut self, merged: Merged, tag: u32, tracer: &mut Tracer) -> Result<(), Box<Merged>> {

@@ -149,16 +149,26 @@ impl SoftwareQueue {
         }
     }
 
-    /// What was plugged goes on to the ring.
-    #[inline]
-    fn trace_unplug(&mut self) {
-        if trace::is_on()
-            && let Some(first) = self.plug.iter().next()
-        {
-            self.tracer.unplugged(&first.first, self.plug.len() as u64);
-            let requests = self.plug.iter().map(|merged| &*merged.first);
-            self.tracer.requests(Phase::Insert, requests);
+    /// A request is plugged.
+    #[cold]
+    #[inline(never)]
+    fn trace_plug(&mut self, request: &Request, plugs: bool) {
+        if plugs && self.plug.is_empty() {
+            self.tracer.plugged(request);
         }
+        self.tracer.request(Phase::Get, request);
+    }
+
+    /// What was plugged goes on to the ring.
+    #[cold]
+    #[inline(never)]
+    fn trace_unplug(&mut self, plugs: bool) {
+        if let Some(first) = self.plug.iter().next().filter(|_| plugs) {
+            let waiting = self.plug.len() as u64;
+            self.tracer.unplugged(&first.first, waiting);
+        }
+        let requests = self.plug.iter().map(|merged| &*merged.first);
+        self.tracer.requests(Phase::Insert, requests);
     }
 
     fn collect_mail(&mut self) {
@@ -170,6 +180,8 @@ impl SoftwareQueue {
 
 impl DeviceQueue for SoftwareQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        // A single request isn't held back for others.
+        let plugs = batch.len() > 1;
         for mut request in batch.drain(..) {
             // A flush remembers what its user had been told.
             request.scratch = self.told_losses;
@@ -177,10 +189,9 @@ impl DeviceQueue for SoftwareQueue {
                 self.done.push(Completion { request, status });
                 continue;
             }
-            if self.plug.is_empty() {
-                self.tracer.plugged(&request);
+            if trace::is_on() {
+                self.trace_plug(&request, plugs);
             }
-            self.tracer.request(Phase::Get, &request);
             self.plug.add(
                 request,
                 self.owner,
@@ -188,7 +199,9 @@ impl DeviceQueue for SoftwareQueue {
                 &mut self.tracer,
             );
         }
-        self.trace_unplug();
+        if trace::is_on() {
+            self.trace_unplug(plugs);
+        }
         let mut state = self.hardware.state.lock();
         if state.is_stopped() {
             drop(state);
@@ -200,7 +213,9 @@ impl DeviceQueue for SoftwareQueue {
         let count = self.plug.len();
         state.insert(self.owner, self.plug.pull());
         let notify = state.dispatch(&mut self.tracer, self.owner, &mut self.done);
-        state.trace_waiting(&mut self.tracer, count);
+        if trace::is_on() {
+            state.trace_waiting(&mut self.tracer, count);
+        }
         unlock(&self.hardware, &mut self.bells, state, notify);
     }
 

@@ -9,6 +9,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_frontend::Frontend;
+use pvblk_trace::Recorder;
 use std::sync::Arc;
 
 const BLOCK: usize = 4096;
@@ -53,36 +54,63 @@ fn back_side(lane: &mut Lane) {
     lane.step();
 }
 
-/// Runs `requests` reads at `depth`.
-pub fn run(requests: usize, depth: u32) -> Result<()> {
-    let device = pvblk_volume::open("mem:4M")?;
-    let loopback = Loopback {
-        ring_pages: 16,
-        ..Loopback::default()
-    };
-    let (front, mut back) = loopback.wire(device.as_ref())?;
-    let disk = Disk::new("d", device, Tracing::off());
-    let parts = back.pop().context("no queue")?;
-    let mut lane = Lane::open(&disk, Box::new(BlkifSource::new(parts)))?;
-    let front: Arc<dyn BlockDevice> = Frontend::new(front)?;
-    let source = front.buffer_source().context("no memory")?;
-    let mut f = Front {
-        queue: Queue::open(&front, &QueueContext::new(depth))?,
-        buffers: (0..depth).filter_map(|_| source.allocate(BLOCK)).collect(),
-        spare: (0..depth)
-            .map(|i| Request::new(Op::Flush, 0, 0, u64::from(i)))
-            .collect(),
-        free: (0..u64::from(depth)).collect(),
-        batch: Vec::new(),
-        done: Vec::new(),
-    };
-    ensure!(f.buffers.len() == depth as usize, "too deep");
-    let mut rng = fastrand::Rng::with_seed(1);
-    let blocks: Vec<u64> = (0..requests).map(|_| rng.u64(0..1024)).collect();
-    let mut at = 0;
-    while at < blocks.len() || f.queue.in_flight() > 0 {
-        front_side(&mut f, &blocks, &mut at);
-        back_side(&mut lane);
+/// Both ends of a disk in memory, in one thread.
+pub struct BothEnds {
+    front: Front,
+    lane: Lane,
+    rng: fastrand::Rng,
+}
+
+impl BothEnds {
+    /// For `depth` requests in flight; the floors of both ends are traced.
+    pub fn new(depth: u32, tracing: &Tracing) -> Result<BothEnds> {
+        let device = pvblk_volume::open("mem:4M")?;
+        let loopback = Loopback {
+            ring_pages: 16,
+            ..Loopback::default()
+        };
+        let (front, mut back) = loopback.wire(device.as_ref())?;
+        let disk = Disk::new("d", device, tracing.clone());
+        let parts = back.pop().context("no queue")?;
+        let lane = Lane::open(&disk, Box::new(BlkifSource::new(parts)))?;
+        let front: Arc<dyn BlockDevice> = Frontend::new(front)?;
+        let source = front.buffer_source().context("no memory")?;
+        let context = QueueContext {
+            tracing: tracing.clone(),
+            ..QueueContext::new(depth)
+        };
+        let buffers: Vec<_> = (0..depth).filter_map(|_| source.allocate(BLOCK)).collect();
+        ensure!(buffers.len() == depth as usize, "too deep");
+        Ok(BothEnds {
+            front: Front {
+                queue: Queue::open(&front, &context)?,
+                buffers,
+                spare: (0..depth)
+                    .map(|i| Request::new(Op::Flush, 0, 0, u64::from(i)))
+                    .collect(),
+                free: (0..u64::from(depth)).collect(),
+                batch: Vec::new(),
+                done: Vec::new(),
+            },
+            lane,
+            rng: fastrand::Rng::with_seed(1),
+        })
     }
+
+    /// Reads `requests` blocks anywhere.
+    pub fn run(&mut self, requests: usize) {
+        let blocks: Vec<u64> = (0..requests).map(|_| self.rng.u64(0..1024)).collect();
+        let mut at = 0;
+        while at < blocks.len() || self.front.queue.in_flight() > 0 {
+            front_side(&mut self.front, &blocks, &mut at);
+            back_side(&mut self.lane);
+        }
+    }
+}
+
+/// Runs `requests` reads at `depth`. The floors have a recorder, as a server's have, that doesn't record.
+pub fn run(requests: usize, depth: u32) -> Result<()> {
+    let tracing = Tracing::to(Arc::new(Recorder::idle(0)), "d");
+    BothEnds::new(depth, &tracing)?.run(requests);
     Ok(())
 }

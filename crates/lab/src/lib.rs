@@ -19,5 +19,6 @@ pub mod queues;
 pub mod rings;
 pub mod samples;
 pub mod stats;
+pub mod trace_cost;
 pub mod trace_sample;
 pub mod verdict;

@@ -161,6 +161,8 @@ pub enum LabCommand {
     Idle(IdleArgs),
     /// Both sides of the ring path in one thread, to count instructions under callgrind
     Instructions(InstructionsArgs),
+    /// What recording a trace costs: CPU of each event on the in-memory path
+    TraceCost(TraceCostArgs),
     /// Seed 000's table: rings of 1 and of 8 pages on a modelled SSD
     Rings(SweepArgs),
     /// Seed 001's table: one queue against several, by jobs
@@ -242,6 +244,22 @@ pub struct BareServerArgs {
     pub socket: PathBuf,
     /// Bytes of the store
     pub span: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct TraceCostArgs {
+    /// Requests of each sample
+    #[arg(long, default_value_t = 100_000)]
+    pub requests: usize,
+    /// Requests in flight
+    #[arg(long, default_value_t = 32)]
+    pub depth: u32,
+    /// Rounds: not recording, recording, not recording
+    #[arg(long, default_value_t = 11)]
+    pub rounds: usize,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -1,8 +1,12 @@
 //! `pvblk lab`.
 
-use crate::cli::{CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, SweepArgs};
+use crate::cli::{
+    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, SweepArgs, TraceCostArgs,
+};
 use anyhow::{Context, Result, bail};
-use pvblk_lab::{agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, verdict};
+use pvblk_lab::{
+    agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, trace_cost, verdict,
+};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -28,6 +32,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
             println!("{events} events");
             Ok(())
         }
+        LabCommand::TraceCost(args) => run_trace_cost(args),
         LabCommand::Instructions(args) => instructions::run(args.requests, args.depth),
         LabCommand::NullNbd(args) => {
             let size = pvblk_volume::parse_size(&args.size)?;
@@ -113,6 +118,13 @@ fn run_idle(args: &IdleArgs) -> Result<()> {
     let result = idle::run(args.disks, args.seconds, &scratch.0, &progress)?;
     save(args.json.as_ref(), &result)?;
     println!("{}", result.table());
+    Ok(())
+}
+
+fn run_trace_cost(args: &TraceCostArgs) -> Result<()> {
+    let result = trace_cost::run(args.requests, args.depth, args.rounds, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.text()?);
     Ok(())
 }
 

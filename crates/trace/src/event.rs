@@ -1,6 +1,6 @@
 //! One event, wherever it comes from: our hooks or a file.
 
-use pvblk_block::trace::{Phase, TraceEvent, TraceExtra};
+use pvblk_block::trace::{Phase, TraceEvent, TraceOrigin};
 use pvblk_block::{Op, RequestFlags, SECTOR, Status};
 use std::fmt;
 
@@ -138,27 +138,27 @@ pub(crate) const MAX_BYTES: u32 = u32::MAX - (SECTOR as u32 - 1);
 
 impl Event {
     /// An event of our hooks, recorded at `time_ns` in ring `queue`.
-    pub(crate) fn of(event: &TraceEvent, time_ns: u64, queue: u32) -> Event {
-        let bytes = event.sectors.saturating_mul(SECTOR);
+    pub(crate) fn of(origin: &TraceOrigin, event: &TraceEvent, time_ns: u64, queue: u32) -> Event {
+        let bytes = u64::from(event.sectors) * SECTOR;
         Event {
             time_ns,
             action: event.phase.into(),
-            device: Device(event.device.0),
+            device: Device(origin.device.0),
             queue,
-            submitter: event.submitter,
+            submitter: origin.submitter,
             op: event.op,
             fua: event.flags.contains(RequestFlags::FUA),
             sector: event.sector,
             bytes: u32::try_from(bytes).unwrap_or(MAX_BYTES),
             error: event.status.map_or(0, errno),
-            extra: match event.extra {
-                TraceExtra::None => Extra::None,
-                TraceExtra::From(device, sector) => Extra::Remap {
-                    from: Device(device.0),
-                    sector,
+            extra: match (event.phase, origin.above) {
+                (Phase::Remap, Some(from)) => Extra::Remap {
+                    from: Device(from.0),
+                    sector: event.other,
                 },
-                TraceExtra::At(sector) => Extra::Split(sector),
-                TraceExtra::Waiting(count) => Extra::Waiting(count),
+                (Phase::Split, _) => Extra::Split(event.other),
+                (Phase::Unplug, _) => Extra::Waiting(event.other),
+                _ => Extra::None,
             },
         }
     }

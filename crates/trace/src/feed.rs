@@ -66,7 +66,7 @@ struct Terms {
 
 struct Subscriber {
     terms: Arc<Terms>,
-    to: Sender<Arc<[Event]>>,
+    to: Sender<Arc<Vec<Event>>>,
 }
 
 /// One thread that empties a recorder's rings while anybody wants the events.
@@ -127,7 +127,7 @@ impl Feed {
             let now_ns = self.collector.now_ns();
             self.collector.drain(sorter.input());
             let until_ns = now_ns.saturating_sub(HOLD_BACK_NS);
-            let batch: Arc<[Event]> = sorter.take_until(until_ns).into();
+            let batch = Arc::new(sorter.take_until(until_ns));
             let mut subscribers = self.subscribers.lock();
             subscribers.retain(|s| s.give(&batch, until_ns));
             if subscribers.is_empty() {
@@ -141,7 +141,7 @@ impl Feed {
 
 impl Subscriber {
     /// Hands over events before `until_ns`; false when this one is done.
-    fn give(&self, batch: &Arc<[Event]>, until_ns: u64) -> bool {
+    fn give(&self, batch: &Arc<Vec<Event>>, until_ns: u64) -> bool {
         let terms = &self.terms;
         let wanted_ns = terms.until_ns.load(Ordering::Relaxed);
         let done = until_ns > wanted_ns;
@@ -150,7 +150,7 @@ impl Subscriber {
         let batch = match count == batch.len() {
             true => batch,
             false => {
-                part = batch[..count].into();
+                part = Arc::new(batch[..count].to_vec());
                 &part
             }
         };
@@ -172,7 +172,7 @@ impl Subscriber {
 /// One who gets events; dropping it ends that.
 pub struct Subscription {
     terms: Arc<Terms>,
-    from: Mutex<Receiver<Arc<[Event]>>>,
+    from: Mutex<Receiver<Arc<Vec<Event>>>>,
     feed: Arc<Feed>,
 }
 
@@ -180,7 +180,7 @@ pub struct Subscription {
 #[derive(Debug)]
 pub enum Next {
     /// Events, in order.
-    Events(Arc<[Event]>),
+    Events(Arc<Vec<Event>>),
     /// None in time.
     Nothing,
     /// No more will come.

@@ -3,7 +3,7 @@
 use crate::{Device, Event};
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::trace::{Recording, TraceDevice, TraceEvent, TraceHub, TraceSink};
+use pvblk_block::trace::{Recording, TraceDevice, TraceEvent, TraceHub, TraceOrigin, TraceSink};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -47,8 +47,7 @@ type Stamped = (u64, TraceEvent);
 struct Ring {
     /// The lowest number that was free: blktrace's CPU.
     number: u32,
-    device: Device,
-    queue: u32,
+    origin: TraceOrigin,
     events: Consumer<Stamped>,
     dropped: Arc<AtomicU64>,
     bytes: usize,
@@ -63,6 +62,8 @@ struct State {
     /// Of rings that are gone, those that dropped something; as bounded as the devices.
     past: Vec<Drops>,
     recording: Option<Recording>,
+    /// A moment on the events' clock, in nanoseconds, and on the day's.
+    started: Option<(u64, SystemTime)>,
 }
 
 impl State {
@@ -81,8 +82,6 @@ struct Shared {
     wanted: AtomicBool,
     /// Events of queues that got no ring.
     refused: AtomicU64,
-    started_ns: u64,
-    started: SystemTime,
     /// Instead of the system's.
     clock: Option<GivenClock>,
 }
@@ -142,8 +141,6 @@ impl Recorder {
             state: Mutex::default(),
             wanted: AtomicBool::new(false),
             refused: AtomicU64::new(0),
-            started_ns: clock.as_ref().map_or_else(now_ns, |c| c()),
-            started: SystemTime::now(),
             clock,
         }))
     }
@@ -158,6 +155,7 @@ impl Recorder {
             ring.dropped.store(0, Ordering::Relaxed);
         }
         self.0.refused.store(0, Ordering::Relaxed);
+        state.started = Some((self.0.now_ns(), SystemTime::now()));
         self.0.wanted.store(true, Ordering::Relaxed);
         state.recording.get_or_insert_with(Recording::new);
     }
@@ -205,7 +203,7 @@ impl TraceHub for Recorder {
         TraceDevice(Device::new(Device::MAJOR, minor).0)
     }
 
-    fn open(&self, device: TraceDevice, queue: u32) -> Option<Box<dyn TraceSink>> {
+    fn open(&self, origin: &TraceOrigin) -> Option<Box<dyn TraceSink>> {
         let shared = &self.0;
         if !shared.wanted.load(Ordering::Relaxed) {
             return None;
@@ -220,14 +218,12 @@ impl TraceHub for Recorder {
         let capacity = shared.capacity.min(share.max(LEAST_CAPACITY));
         let bytes = capacity * size_of::<Stamped>();
         let (sender, events) = RingBuffer::new(capacity);
-        let device = Device(device.0);
-        let name = state.name(device, shared.first_minor);
-        let owner = format!("trace: {name} queue {queue}");
+        let name = state.name(Device(origin.device.0), shared.first_minor);
+        let owner = format!("trace: {name} queue {}", origin.queue);
         let dropped = Arc::new(AtomicU64::new(0));
         state.rings.push(Ring {
             number,
-            device,
-            queue,
+            origin: *origin,
             events,
             dropped: Arc::clone(&dropped),
             bytes,
@@ -249,11 +245,15 @@ struct Sink {
 }
 
 impl TraceSink for Sink {
-    fn record(&mut self, event: TraceEvent) -> bool {
+    fn now_ns(&self) -> u64 {
+        self.shared.now_ns()
+    }
+
+    fn record(&mut self, time_ns: u64, event: TraceEvent) -> bool {
         if !self.shared.wanted.load(Ordering::Relaxed) {
             return false;
         }
-        if self.events.push((self.shared.now_ns(), event)).is_err() {
+        if self.events.push((time_ns, event)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
         true
@@ -264,7 +264,11 @@ impl TraceSink for Sink {
 struct NoRing(Arc<Shared>);
 
 impl TraceSink for NoRing {
-    fn record(&mut self, _: TraceEvent) -> bool {
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn record(&mut self, _: u64, _: TraceEvent) -> bool {
         self.0.refused.fetch_add(1, Ordering::Relaxed);
         self.0.wanted.load(Ordering::Relaxed)
     }
@@ -280,11 +284,11 @@ impl Collector {
             // Before the last look, so that nothing recorded before the queue was closed stays behind.
             let closed = ring.events.is_abandoned();
             // A bounded share, so that a busy queue doesn't keep us here for ever.
-            for _ in 0..ring.events.slots() {
-                let Ok((time_ns, event)) = ring.events.pop() else {
-                    break;
-                };
-                into.push(Event::of(&event, time_ns, ring.number));
+            let count = ring.events.slots();
+            if let Ok(chunk) = ring.events.read_chunk(count) {
+                let (origin, number) = (&ring.origin, ring.number);
+                let event = |(time_ns, event)| Event::of(origin, &event, time_ns, number);
+                into.extend(chunk.into_iter().map(event));
             }
             if closed {
                 let drops = self.drops_of(&state, ring);
@@ -296,10 +300,11 @@ impl Collector {
     }
 
     fn drops_of(&self, state: &State, ring: &Ring) -> Drops {
+        let device = Device(ring.origin.device.0);
         Drops {
-            device: ring.device,
-            name: state.name(ring.device, self.0.first_minor),
-            queue: ring.queue,
+            device,
+            name: state.name(device, self.0.first_minor),
+            queue: ring.origin.queue,
             dropped: ring.dropped.load(Ordering::Relaxed),
         }
     }
@@ -334,8 +339,9 @@ impl Collector {
 
     /// The time of day when the events' clock showed `time_ns`.
     pub fn time_of_day(&self, time_ns: u64) -> SystemTime {
-        let since = Duration::from_nanos(time_ns.saturating_sub(self.0.started_ns));
-        self.0.started + since
+        let started = self.0.state.lock().started;
+        let (started_ns, started) = started.unwrap_or((0, SystemTime::UNIX_EPOCH));
+        started + Duration::from_nanos(time_ns.saturating_sub(started_ns))
     }
 }
 
@@ -442,7 +448,15 @@ mod tests {
     fn rings_share_a_bounded_memory() {
         let recorder = Recorder::new(DEFAULT_CAPACITY);
         let open: Vec<_> = (0..MAX_QUEUES as u32)
-            .map(|q| recorder.open(TraceDevice(0), q).expect("it records"))
+            .map(|queue| {
+                let origin = TraceOrigin {
+                    device: TraceDevice(0),
+                    above: None,
+                    queue,
+                    submitter: 0,
+                };
+                recorder.open(&origin).expect("it records")
+            })
             .collect();
         let bytes: usize = recorder.0.state.lock().rings.iter().map(|r| r.bytes).sum();
         let least = MAX_QUEUES * LEAST_CAPACITY * size_of::<Stamped>();

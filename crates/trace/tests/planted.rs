@@ -17,6 +17,9 @@ fn rng() -> Rng {
     Rng::with_seed(seed)
 }
 
+/// So many sectors further up is where requests were before they were remapped.
+const FAR: u64 = 1 << 40;
+
 type Expected = BTreeMap<(Device, &'static str, Hop), Vec<u64>>;
 
 /// Events, and what must be found in them.
@@ -33,8 +36,9 @@ impl Plan {
     fn event(&mut self, ns: u64, action: Action, like: &Event) {
         let extra = match action {
             Action::Remap => Extra::Remap {
-                from: Device::new(9, 0),
-                sector: like.sector * 2,
+                // A partition's sectors are further up, those of the device on it even more.
+                from: Device::new(9, u32::from(like.sector < FAR)),
+                sector: like.sector + FAR,
             },
             _ => Extra::None,
         };
@@ -65,6 +69,13 @@ impl Plan {
         let mut ns = begin;
         let remap = remap && !flush;
         if remap {
+            if rng.bool() {
+                // First to a partition, and from there to the disk, which is what is traced.
+                let mut partition = first;
+                partition.sector += FAR;
+                self.event(ns, Action::Remap, &partition);
+                ns += delay(rng);
+            }
             self.event(ns, Action::Remap, &first);
             ns += delay(rng);
         }

@@ -31,6 +31,16 @@ pub fn need(programs: &[&str]) -> Result<(), Stop> {
     }
 }
 
+/// Skips the test unless there is a fio that speaks NBD.
+pub fn need_fio_nbd() -> Result<(), Stop> {
+    need(&["fio"])?;
+    let engines = run(tool("fio", ["--enghelp"]), Duration::from_secs(10))?;
+    if engines.stdout.lines().any(|l| l.trim() == "nbd") {
+        return Ok(());
+    }
+    Stop::skip(format!("{:?} has no nbd engine", find("fio")))
+}
+
 /// What a program said and how it ended.
 #[derive(Debug)]
 pub struct Finished {

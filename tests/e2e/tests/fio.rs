@@ -1,7 +1,7 @@
 //! fio writes, reads back and checks every block's checksum, on four connections at once.
 
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::{find, need, run, tool};
+use pvblk_e2e::tools::{need_fio_nbd, run, tool};
 use pvblk_e2e::{MIB, Route, Stage, Stop, full, run_all};
 use serde_json::Value;
 use std::process::ExitCode;
@@ -16,18 +16,9 @@ fn main() -> ExitCode {
     ])
 }
 
-fn need_nbd_engine() -> Result<(), Stop> {
-    need(&["fio"])?;
-    let engines = run(tool("fio", ["--enghelp"]), Duration::from_secs(10))?;
-    if engines.stdout.lines().any(|l| l.trim() == "nbd") {
-        return Ok(());
-    }
-    Stop::skip(format!("{:?} has no nbd engine", find("fio")))
-}
-
 /// Mixed sizes, mixed reads and writes; each job has its own range, so that each knows what it must read.
 fn verified(route: Route) -> Result<(), Stop> {
-    need_nbd_engine()?;
+    need_fio_nbd()?;
     let seconds = if full() { 60 } else { 10 };
     let bytes = 256 * MIB;
     let mut stage = Stage::new(route, bytes)?;

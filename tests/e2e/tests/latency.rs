@@ -1,11 +1,11 @@
 //! `pvblk latency` beside `btt` on the same capture, which went through the whole ring path.
 
+use pvblk_e2e::btt::{HOPS, btts, devices, ours, parts_add_up, same};
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::{Finished, need, run, run_ok, tool};
+use pvblk_e2e::tools::{Finished, need, run, run_ok};
 use pvblk_e2e::{Stop, full, run_all, seed};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -83,84 +83,17 @@ fn blkparse() -> Result<(), Stop> {
     check(said.contains("Skips: 0 forward (0 -   0.0%)"), || {
         format!("skips: {}", &said[said.len().saturating_sub(300)..])
     })?;
-    // Every event is a line, as are the messages that name two devices.
+    // Every event is a line, as are the messages that name three devices.
     let lines = said.lines().filter(|l| l.starts_with("240,")).count() as u64;
-    check(lines == sample.events + 2, || {
+    check(lines == sample.events + 3, || {
         format!("{lines} lines of {} events", sample.events)
     })?;
-    check(said.contains("pvblk device loopback"), || "no name".into())?;
+    check(said.contains("pvblk device sample/front"), || {
+        "no name".into()
+    })?;
     for step in ["Q", "G", "M", "I", "D", "C"] {
         let has = |l: &str| l.split_whitespace().nth(5) == Some(step);
         check(said.lines().any(has), || format!("no {step}"))?;
-    }
-    Ok(())
-}
-
-/// Count, average, least and greatest, in nanoseconds.
-type Figures = (u64, f64, f64, f64);
-
-/// The table of all devices that btt prints.
-fn btts(dump: &str) -> Result<BTreeMap<String, Figures>, Stop> {
-    let mut command = tool("btt", ["-i", dump]);
-    // It leaves files where it runs.
-    command.current_dir(Path::new(dump).parent().unwrap_or(Path::new("/")));
-    let said = run(command, Duration::from_secs(120))?.success()?.stdout;
-    let mut all = BTreeMap::new();
-    for line in said.lines().take_while(|l| !l.contains("Device Overhead")) {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [name, min, average, max, count] = words[..] else {
-            continue;
-        };
-        let ns = |w: &str| w.parse::<f64>().map(|s| s * 1e9);
-        if let (Ok(min), Ok(average), Ok(max), Ok(count)) =
-            (ns(min), ns(average), ns(max), count.parse())
-        {
-            all.insert(name.to_owned(), (count, average, min, max));
-        }
-    }
-    check(all.contains_key("D2C"), || format!("no table in {said}"))?;
-    Ok(all)
-}
-
-/// The same of our report: without flushes, which btt doesn't see.
-fn ours(report: &Value) -> BTreeMap<String, Figures> {
-    let mut all: BTreeMap<String, Figures> = BTreeMap::new();
-    let devices = report["devices"].as_array().cloned().unwrap_or_default();
-    for (op, hops) in devices
-        .iter()
-        .filter_map(|d| d["operations"].as_object())
-        .flatten()
-        .filter(|(op, _)| *op != "flush")
-    {
-        for (hop, f) in hops.as_object().into_iter().flatten() {
-            let number = |name: &str| f[name].as_f64().unwrap_or(f64::NAN);
-            let (count, average) = (number("count"), number("average_ns"));
-            assert!(count > 0.0, "{op} {hop}");
-            let one = (0, 0.0, f64::INFINITY, 0.0);
-            let sum = all.entry(hop.clone()).or_insert(one);
-            let before = sum.0 as f64;
-            sum.1 = (sum.1 * before + average * count) / (before + count);
-            sum.0 += count as u64;
-            sum.2 = sum.2.min(number("min_ns"));
-            sum.3 = sum.3.max(number("max_ns"));
-        }
-    }
-    all
-}
-
-fn same(ours: &BTreeMap<String, Figures>, btts: &BTreeMap<String, Figures>) -> Result<(), Stop> {
-    for hop in ["Q2G", "G2I", "Q2M", "I2D", "M2D", "D2C", "Q2C"] {
-        let (Some(a), Some(b)) = (ours.get(hop), btts.get(hop)) else {
-            return Stop::fail(format!(
-                "{hop}: {:?} and {:?}",
-                ours.get(hop),
-                btts.get(hop)
-            ));
-        };
-        // btt prints nine decimals of a second.
-        let near = |a: f64, b: f64| (a - b).abs() <= 1.0;
-        let equal = a.0 == b.0 && near(a.1, b.1) && near(a.2, b.2) && near(a.3, b.3);
-        check(equal, || format!("{hop}: {a:?}, and btt has {b:?}"))?;
     }
     Ok(())
 }
@@ -169,17 +102,17 @@ fn btt() -> Result<(), Stop> {
     need(&["blkparse", "btt"])?;
     for _ in 0..if full() { 20 } else { 3 } {
         let sample = Sample::new()?;
-        let (ours, btts) = (
-            ours(&sample.report(&sample.path("t"))?),
-            btts(&sample.dump()?)?,
-        );
-        same(&ours, &btts)?;
+        let report = sample.report(&sample.path("t"))?;
+        let (ours, btts) = (ours(devices(&report)), btts(Path::new(&sample.dump()?))?);
+        same(&ours, &btts, &HOPS)?;
         // The comparison itself must see a difference.
         let mut wrong = ours.clone();
         if let Some(d2c) = wrong.get_mut("D2C") {
             d2c.1 += 2.0;
         }
-        check(same(&wrong, &btts).is_err(), || "2 ns aren't seen".into())?;
+        check(same(&wrong, &btts, &HOPS).is_err(), || {
+            "2 ns aren't seen".into()
+        })?;
     }
     Ok(())
 }
@@ -200,23 +133,13 @@ fn merged_dump() -> Result<(), Stop> {
             format!("{f} is not {d}")
         })?;
     }
-    let device = &files["devices"][1];
-    check(device["name"] == "loopback", || device.to_string())?;
+    let named = |d: &&Value| d["name"] == "sample/front";
+    let device = devices(&files).iter().find(named);
+    let device = device.unwrap_or(&Value::Null);
     check(device["back_merges"].as_u64() > Some(0), || {
         "no merges".into()
     })?;
-    // The submitters' hops and gaps add up to their time.
-    for device in files["devices"].as_array().into_iter().flatten() {
-        for (pid, s) in device["submitters"].as_object().into_iter().flatten() {
-            let number = |v: &Value| v.as_f64().unwrap_or(0.0);
-            let shares = s["shares_ns"].as_object().into_iter().flatten();
-            let sum: f64 = shares.map(|(_, v)| number(v)).sum();
-            let sum = sum + number(&s["idle_ns"]) + number(&s["other_ns"]);
-            let share = sum / number(&s["elapsed_ns"]);
-            check((share - 1.0).abs() < 0.02, || format!("{pid}: {share}"))?;
-        }
-    }
-    Ok(())
+    parts_add_up(&files)
 }
 
 fn comparison() -> Result<(), Stop> {
@@ -228,7 +151,7 @@ fn comparison() -> Result<(), Stop> {
         check(said.stdout.contains(words), || said.stdout.clone())?;
     }
     let drawn = std::fs::read_to_string(plot)?;
-    check(drawn.contains("loopback, bad"), || "no such row".into())?;
+    check(drawn.contains("sample/front, bad"), || "no such row".into())?;
     let again = latency(&[&good, &bad, "--deviation"])?.success()?;
     check(again.stdout == said.stdout, || again.stdout.clone())?;
     // A capture compared with itself.

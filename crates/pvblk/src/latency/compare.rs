@@ -14,7 +14,7 @@ pub(super) fn run(args: &LatencyArgs, good: &Path, bad: &Path) -> Result<()> {
     if rows.is_empty() {
         bail!("the captures have no device in common");
     }
-    print!("{}", deviation_text(&rows));
+    super::print(&deviation_text(&rows))?;
     if let Some(path) = &args.json {
         save(path, &serde_json::to_string_pretty(&rows)?)?;
     }

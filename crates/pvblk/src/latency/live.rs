@@ -13,11 +13,16 @@ use std::time::{Duration, Instant};
 /// How long an event of one server waits for older ones of the others.
 const HOLD_BACK_NS: u64 = 200_000_000;
 
+/// Fewest events that are worth sorting.
+const LEAST: usize = 1 << 14;
+
 struct Live<'a> {
     args: &'a LatencyArgs,
     analysis: Analysis,
     sorter: Sorter,
     newest_ns: u64,
+    /// So many events that wait are sorted.
+    enough: usize,
     events: u64,
     late: u64,
     dropped: u64,
@@ -35,6 +40,7 @@ pub(super) fn run(args: &LatencyArgs) -> Result<()> {
         analysis: Analysis::new(args.slow),
         sorter: Sorter::default(),
         newest_ns: 0,
+        enough: LEAST,
         events: 0,
         late: 0,
         dropped: 0,
@@ -67,7 +73,7 @@ impl Live<'_> {
                 self.newest_ns = self.newest_ns.max(event.time_ns);
                 self.begin_ns.get_or_insert(event.time_ns);
                 self.sorter.input().push(event);
-                if self.sorter.input().len() >= 1 << 14 {
+                if self.sorter.input().len() >= self.enough {
                     self.analyze(self.newest_ns.saturating_sub(HOLD_BACK_NS));
                 }
             }
@@ -90,6 +96,8 @@ impl Live<'_> {
     fn analyze(&mut self, until_ns: u64) {
         let events = self.sorter.take_until(until_ns);
         self.analysis.events(&events);
+        // Sorting looks at all that wait, so it must not be done for each that comes.
+        self.enough = 2 * self.sorter.input().len() + LEAST;
     }
 
     /// Prints what was found since the last time.
@@ -103,7 +111,6 @@ impl Live<'_> {
             ..Heading::default()
         };
         self.analysis.take().show(&heading, self.args)?;
-        println!();
-        Ok(())
+        super::print("\n")
     }
 }

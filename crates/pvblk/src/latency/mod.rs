@@ -17,6 +17,7 @@ use pvblk_trace::latency::{Analyzer, Path as HopPath, Paths, Report};
 use pvblk_trace::slow::SlowLog;
 use pvblk_trace::{Device, Event};
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use text::Heading;
@@ -53,10 +54,10 @@ pub struct LatencyArgs {
     #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["files", "good", "deviation"])]
     pub live: Vec<String>,
     /// How long to look; else until Ctrl-C
-    #[arg(long, value_name = "SECONDS", requires = "live")]
+    #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<f64>,
     /// Print what was found every so many seconds, instead of once at the end
-    #[arg(long, value_name = "SECONDS", requires = "live")]
+    #[arg(long, value_name = "SECONDS")]
     pub interval: Option<f64>,
     /// List requests that took longer, such as 10ms, with all their hops
     #[arg(long, value_name = "TIME", value_parser = config::time)]
@@ -77,6 +78,10 @@ const MOST_SLOW_PER_SECOND: u32 = 10;
 pub fn run(args: &LatencyArgs) -> Result<()> {
     if !args.live.is_empty() {
         return live::run(args);
+    }
+    if args.seconds.is_some() || args.interval.is_some() {
+        let text = "--seconds and --interval are for running servers: give --live too\n";
+        return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, text).into());
     }
     let pair = match (&args.good, &args.bad, args.deviation) {
         (Some(good), Some(bad), _) => Some((good, bad)),
@@ -190,13 +195,14 @@ fn slow_log(threshold: Duration) -> SlowLog {
 impl Found {
     /// Prints it, and writes the files that are wanted.
     fn show(&self, heading: &Heading<'_>, args: &LatencyArgs) -> Result<()> {
-        print!("{}", text::report(heading, &self.report));
+        let mut all = text::report(heading, &self.report);
         for (device, path) in &self.paths {
-            print!("{}", path::text(*device, path, &self.report));
+            all += &path::text(*device, path, &self.report);
         }
         if let Some(slow) = &self.slow {
-            print!("{}", text::slow(slow, &self.report));
+            all += &text::slow(slow, &self.report);
         }
+        print(&all)?;
         if let Some(file) = &args.json {
             let mut json = serde_json::to_value(self.report.export())?;
             let paths = self.paths.iter();
@@ -221,6 +227,13 @@ fn analyze(file: &Path) -> Result<Report> {
     let mut report = Analyzer::run(&capture.events, |_| {});
     report.names = std::mem::take(&mut capture.devices);
     Ok(report)
+}
+
+/// To standard output, which may be closed.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .context("writing to standard output")
 }
 
 fn save(path: &Path, text: &str) -> Result<()> {

@@ -183,21 +183,28 @@ impl Analyzer {
     }
 
     fn remap(&mut self, event: &Event) -> bool {
-        let mark = self.arrive(event);
-        let Some(floor) = self.floors.get_mut(&event.device) else {
-            return false;
-        };
-        let from = match event.extra {
-            Extra::Remap { from, .. } => Some(from),
-            _ => None,
-        };
-        if let Some(from) = from {
-            *floor.report.remapped_from.entry(from).or_default() += 1;
+        let (mut before, mut from) = (None, None);
+        if let Some(floor) = self.floors.get_mut(&event.device)
+            && let Extra::Remap {
+                from: device,
+                sector,
+            } = event.extra
+        {
+            from = Some(device);
+            *floor.report.remapped_from.entry(device).or_default() += 1;
+            // From a device above to a partition, and then to the whole disk: one request, that began with the first.
+            let first = |r: &Remapped| r.submitter == event.submitter && r.from != from;
+            if floor.remaps.get(&sector).is_some_and(first) {
+                before = floor.remaps.remove(&sector);
+            }
         }
-        let remapped = Remapped {
-            mark,
+        let remapped = before.unwrap_or_else(|| Remapped {
+            mark: self.arrive(event),
             submitter: event.submitter,
             from,
+        });
+        let Some(floor) = self.floors.get_mut(&event.device) else {
+            return false;
         };
         let Some(forgotten) = floor.remaps.insert(event.sector, remapped) else {
             return true;

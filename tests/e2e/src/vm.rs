@@ -1,0 +1,62 @@
+//! Scripts in a Linux guest: see `tests/vm`.
+//!
+//! The guest is made of Debian's packages, which the first run fetches: some minutes at worst. Later ones take 2 s with
+//! user-mode Linux and 5 s with QEMU, and up to 20 times longer on a busy machine: run one at a time, with generous limits.
+
+use crate::Stop;
+use crate::tools::run;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Which kind of guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// QEMU in software: Debian's kernel on two CPUs, with blktrace. Disks are `/dev/vda` and so on.
+    Qemu,
+    /// User-mode Linux: the fastest, one CPU, no blktrace. Disks are `/dev/ubda` and so on.
+    Uml,
+}
+
+/// For the first run, which fetches packages and makes the guest.
+const PREPARATION: Duration = Duration::from_secs(600);
+
+/// A script of `tests/vm/scripts`.
+pub fn named(script: &str) -> PathBuf {
+    folder().join("scripts").join(script)
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm")
+}
+
+/// Runs a script as root in a guest, with these files as its disks and their paths as its arguments, and returns what it
+/// printed. What it leaves in `/out` comes back in `out`.
+///
+/// The test is skipped if this machine has no such guest, and fails if the script does or takes longer than `limit`.
+pub fn script(
+    kind: Kind,
+    script: &Path,
+    disks: &[&Path],
+    out: &Path,
+    limit: Duration,
+) -> Result<String, Stop> {
+    let mut command = Command::new(folder().join(match kind {
+        Kind::Qemu => "guest.sh",
+        Kind::Uml => "uml.sh",
+    }));
+    command.stdin(Stdio::null());
+    command.arg("--script").arg(script).arg("--out").arg(out);
+    command.arg("--seconds").arg(limit.as_secs().to_string());
+    for disk in disks {
+        command.arg("--disk").arg(disk);
+    }
+    // It ends the guest itself at the limit; it couldn't if it were killed.
+    let finished = run(command, limit + PREPARATION)?;
+    if finished.status.and_then(|s| s.code()) == Some(125) {
+        let why = finished.stderr.lines().last().unwrap_or_default();
+        return Stop::skip(format!("no guest: {}", why.trim_start_matches("vm: ")));
+    }
+    finished.success()?;
+    Ok(std::fs::read_to_string(out.join("log"))?)
+}

@@ -1,0 +1,410 @@
+//! Traces of running processes: fio over NBD, an attached front end, rings, the server and its file.
+
+use pvblk_e2e::btt::{HOPS, btts, devices, ours, parts_add_up, same};
+use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::stage::{unix, uri};
+use pvblk_e2e::tools::{self, Finished, need, need_fio_nbd, run, run_ok, tool};
+use pvblk_e2e::{Daemon, MIB, Stop, full, run_all};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// For what takes a moment on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    run_all(&[
+        ("a_verify_run_is_read_by_blkparse_and_btt", verify_run),
+        ("a_running_server_is_looked_at", live),
+        ("a_stream_goes_to_blkparse", stream),
+        ("a_capture_ends_in_order_with_its_server", server_ends),
+        ("slow_requests_are_logged", slow),
+        ("mistakes_are_one_line", mistakes),
+    ])
+}
+
+/// A served disk `a`, attached, and both control sockets.
+struct Scene {
+    attach: Daemon,
+    serve: Daemon,
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new(volume: impl Fn(&Path) -> String) -> Result<Scene, Stop> {
+        let dir = tempfile::tempdir()?;
+        let path = |name: &str| unix(&dir.path().join(name));
+        let disk = format!("a={}", volume(dir.path()));
+        let (local, back, nbd) = (path("local"), path("back"), path("nbd"));
+        let args = ["serve", "--disk", &disk, "--local", &local, "--nbd", &nbd];
+        let serve = Daemon::start(args.iter().chain(&["--control", &back]))?;
+        let (front, nbd) = (path("front"), path("attached"));
+        let args = ["attach", &local, "--disk", "a", "--nbd", &nbd];
+        let attach = Daemon::start(args.iter().chain(&["--control", &front]))?;
+        Ok(Scene { attach, serve, dir })
+    }
+
+    fn file() -> Result<Scene, Stop> {
+        Scene::new(|dir| format!("file:{},size=64M", dir.join("disk.img").display()))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// A control socket: `front` or `back`.
+    fn control(&self, name: &str) -> String {
+        unix(&self.path(name))
+    }
+
+    /// Starts to record both sides into the capture `t`; returns when it does.
+    fn record(&self) -> Result<Child, Stop> {
+        let (front, back, name) = (self.control("front"), self.control("back"), self.text("t"));
+        let mut command = pvblk(["trace", &front, &back, "--output", &name])?;
+        let child = command.stderr(Stdio::piped()).spawn()?;
+        // Made when the servers have answered.
+        wait_for(|| Ok(self.path("t.blktrace.0").exists()))?;
+        Ok(child)
+    }
+
+    fn stop(mut self) -> Result<(), Stop> {
+        self.attach.stop()?;
+        self.serve.stop()
+    }
+}
+
+fn wait_for(done: impl Fn() -> Result<bool, Stop>) -> Result<(), Stop> {
+    let begin = Instant::now();
+    while !done()? {
+        if begin.elapsed() > PATIENCE {
+            return Stop::fail("it didn't happen in a minute");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Ends a recording as Ctrl-C does; returns its last line.
+fn interrupt(mut child: Child) -> Result<String, Stop> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| Stop::Fail("no process id".into()))?;
+    kill_process(pid, Signal::INT)?;
+    ended(&mut child)
+}
+
+fn ended(child: &mut Child) -> Result<String, Stop> {
+    let Some(status) = tools::wait(child, PATIENCE)? else {
+        let _ = child.kill();
+        return Stop::fail("the recording doesn't end");
+    };
+    let mut said = String::new();
+    if let Some(stderr) = &mut child.stderr {
+        std::io::Read::read_to_string(stderr, &mut said)?;
+    }
+    check(status.success(), || format!("{status}: {said}"))?;
+    Ok(said)
+}
+
+fn latency(args: &[&str]) -> Result<Finished, Stop> {
+    let words = std::iter::once(&"latency").chain(args);
+    run(pvblk(words)?, PATIENCE)
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+/// How many lines of blkparse's have this step on this device.
+fn count(lines: &str, device: &str, step: &str) -> usize {
+    let fits = |l: &&str| {
+        let words: Vec<&str> = l.split_whitespace().collect();
+        words.first() == Some(&device) && words.get(5) == Some(&step)
+    };
+    lines.lines().filter(fits).count()
+}
+
+fn verify_run() -> Result<(), Stop> {
+    need_fio_nbd()?;
+    need(&["blkparse", "btt"])?;
+    // On a busy machine nobody may have come by to empty the rings; that is told, and not what is tested here.
+    for _ in 0..4 {
+        if verify_recorded()? {
+            return Ok(());
+        }
+    }
+    Stop::fail("events were dropped in each of four runs")
+}
+
+/// False if events were dropped.
+fn verify_recorded() -> Result<bool, Stop> {
+    let scene = Scene::file()?;
+    let child = scene.record()?;
+    let size = if full() { 32 * MIB } else { 4 * MIB };
+    let common = format!(
+        "--ioengine=nbd --uri={} --size={size} --iodepth=16 --verify=crc32c --verify_fatal=1 \
+         --verify_state_save=0 --serialize_overlap=1",
+        uri(&scene.path("attached"), "a")
+    );
+    let jobs = "--name=mixed --rw=randrw --bssplit=4k/60:16k/30:64k/10 --fsync=32 \
+                --name=sequential --rw=write --bs=4k --stonewall";
+    let words: Vec<&str> = common
+        .split_whitespace()
+        .chain(jobs.split_whitespace())
+        .collect();
+    // What follows the first job's name belongs to it, and what is before to all.
+    run(tool("fio", words), Duration::from_secs(180))?.success()?;
+    let said = interrupt(child)?;
+    if said.contains("dropped") {
+        return Ok(false);
+    }
+    check(said.contains(" events of 4 devices"), || said)?;
+
+    let lines = run_ok("blkparse", ["-i", &scene.text("t")])?.stdout;
+    check(lines.contains("Skips: 0 forward (0 -   0.0%)"), || {
+        "skips".into()
+    })?;
+    let (dump, json) = (scene.text("dump"), scene.text("report.json"));
+    run_ok(
+        "blkparse",
+        ["-i", &scene.text("t"), "-d", &dump, "-O", "-q"],
+    )?;
+    let told = latency(&[&scene.text("t"), "--json", &json])?
+        .success()?
+        .stdout;
+    let report: Value = serde_json::from_slice(&std::fs::read(&json)?)?;
+
+    // btt's figures, as printed.
+    same(&ours(devices(&report)), &btts(Path::new(&dump))?, &HOPS)?;
+    parts_add_up(&report)?;
+
+    // Remaps and merges.
+    let named = |suffix: &str| {
+        let ends = |d: &&Value| d["name"].as_str().is_some_and(|n| n.contains(suffix));
+        devices(&report)
+            .iter()
+            .find(ends)
+            .ok_or_else(|| Stop::Fail(format!("no {suffix}")))
+    };
+    let (attach, front, back, file) = (
+        named("a/attach")?,
+        named("a/front")?,
+        named("a/back")?,
+        named("a/file:")?,
+    );
+    for (lower, upper) in [(front, attach), (file, back)] {
+        let device = lower["device"].as_str().unwrap_or_default();
+        let remaps = count(&lines, device, "A");
+        let upper = upper["name"].as_str().unwrap_or_default();
+        let line = format!("{remaps} remapped from {upper}");
+        check(remaps > 0 && told.contains(&line), || {
+            format!("no {line:?} in {told}")
+        })?;
+    }
+    let device = front["device"].as_str().unwrap_or_default();
+    let merges = [("back_merges", "M"), ("front_merges", "F")];
+    for (name, step) in merges {
+        let counted = count(&lines, device, step) as u64;
+        check(front[name].as_u64() == Some(counted), || {
+            format!("{counted} {name}: {front}")
+        })?;
+    }
+
+    // The way of each request through all floors: its hops are the whole.
+    let path = &report["paths"][0];
+    let (followed, alone) = (number(&path["requests"]), number(&path["alone"]));
+    check(
+        path["name"] == "a/attach" && followed > 1000.0 && alone <= 0.02 * followed,
+        || format!("{followed} requests followed, {alone} not: {told}"),
+    )?;
+    let hops = path["hops"].as_array().into_iter().flatten();
+    let sum: f64 = hops.map(|h| number(&h["average_ns"])).sum();
+    let share = sum / number(&path["total"]["average_ns"]);
+    check((share - 1.0).abs() < 0.02, || {
+        format!("hops are {share} of the whole")
+    })?;
+    for hop in [
+        "a/front: down to ring",
+        "a/back: waits",
+        "a/front: up from ring",
+    ] {
+        check(told.contains(hop), || format!("no {hop:?} in {told}"))?;
+    }
+    scene.stop()?;
+    Ok(true)
+}
+
+/// A load on the rings until it is killed.
+fn load(scene: &Scene) -> Result<Child, Stop> {
+    let target = format!("rings:{},disk=a,queues=1", unix(&scene.path("local")));
+    let mut args = vec![
+        "bench",
+        "--target",
+        &target,
+        "--rw",
+        "randrw",
+        "--iodepth",
+        "8",
+    ];
+    args.extend(["--size", "16m", "--runtime", "120"]);
+    let mut command = pvblk(args)?;
+    Ok(command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?)
+}
+
+fn end(mut load: Child) -> Result<(), Stop> {
+    load.kill()?;
+    load.wait()?;
+    Ok(())
+}
+
+fn live() -> Result<(), Stop> {
+    let scene = Scene::new(|_| "mem:64M".into())?;
+    let load = load(&scene)?;
+    let back = scene.control("back");
+    // The load may need a moment.
+    let mut said = String::new();
+    for _ in 0..20 {
+        let finished = latency(&["--live", &back, "--seconds", "0.5"])?;
+        if finished.status.is_some_and(|s| s.success()) {
+            said = finished.stdout;
+            break;
+        }
+        check(finished.stderr.contains("no requests"), || {
+            finished.stderr.clone()
+        })?;
+    }
+    for words in [
+        "a/back",
+        "a/mem:64M",
+        "remapped from a/back",
+        "the way of requests to a/back",
+    ] {
+        check(said.contains(words), || format!("no {words:?} in {said:?}"))?;
+    }
+    let args = [
+        "--live",
+        &back,
+        "--seconds",
+        "1.5",
+        "--interval",
+        "0.4",
+        "--slow",
+        "1ns",
+    ];
+    let again = latency(&args)?.success()?.stdout;
+    let reports = again.matches("events of 2 devices").count();
+    check(reports >= 2 && again.contains("slow requests"), || {
+        again.clone()
+    })?;
+    end(load)?;
+    // Nobody listens any more: nothing is recorded.
+    let none = latency(&["--live", &back, "--seconds", "0.3"])?;
+    check(none.stderr.contains("no requests in that time"), || {
+        none.stderr.clone()
+    })?;
+    scene.stop()
+}
+
+fn stream() -> Result<(), Stop> {
+    need(&["blkparse"])?;
+    let scene = Scene::new(|_| "mem:64M".into())?;
+    let load = load(&scene)?;
+    let back = scene.control("back");
+    let dump = scene.path("stream");
+    let mut command = pvblk(["trace", &back, "--output", "-", "--seconds", "0.5"])?;
+    let output = std::fs::File::create(&dump)?;
+    let mut child = command.stdout(output).stderr(Stdio::piped()).spawn()?;
+    let said = ended(&mut child)?;
+    end(load)?;
+    check(said.contains("standard output"), || said.clone())?;
+    let mut blkparse = tool("blkparse", ["-i", "-"]);
+    blkparse.stdin(std::fs::File::open(&dump)?);
+    let lines = run(blkparse, PATIENCE)?.success()?.stdout;
+    check(
+        count(&lines, "240,0", "Q") > 0 || said.starts_with("0 events"),
+        || said.clone(),
+    )?;
+    scene.stop()
+}
+
+fn server_ends() -> Result<(), Stop> {
+    let mut scene = Scene::file()?;
+    let mut child = scene.record()?;
+    run_ok("nbdinfo", [uri(&scene.path("attached"), "a")])?;
+    scene.attach.stop()?;
+    scene.serve.stop()?;
+    let said = ended(&mut child)?;
+    check(said.contains("t.blktrace.0"), || said)
+}
+
+fn slow() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    let nbd = dir.path().join("nbd");
+    let listen = unix(&nbd);
+    let disk = "a=delay:30ms:mem:1M";
+    need(&["qemu-io"])?;
+    let args = ["serve", "--disk", disk, "--nbd", &listen, "--slow", "20ms"];
+    let mut serve = Daemon::start(args)?;
+    let disk = uri(&nbd, "a");
+    run_ok("qemu-io", ["-r", "-f", "raw", "-c", "read 0 4k", &disk])?;
+    let logged = |lines: &[String]| {
+        let slow = lines.iter().filter(|l| l.contains("slow: read by"));
+        slow.filter(|l| l.contains("D2C 3")).count()
+    };
+    wait_for(|| Ok(logged(&serve.lines()) > 0))?;
+    serve.stop()?;
+    // On both floors.
+    let lines = serve.lines();
+    check(logged(&lines) == 2, || lines.join("\n"))
+}
+
+fn mistakes() -> Result<(), Stop> {
+    let scene = Scene::new(|_| "mem:1M".into())?;
+    let (nbd, rings) = (unix(&scene.path("nbd")), unix(&scene.path("local")));
+    let (none, back) = (scene.control("none"), scene.control("back"));
+    for (args, code, culprit) in [
+        (vec!["trace"], 2, "unix:PATH"),
+        (vec!["trace", "/x"], 1, "write unix:PATH"),
+        (vec!["trace", &none], 1, "is `pvblk serve` running there?"),
+        (vec!["trace", &nbd], 1, "no control socket"),
+        (vec!["trace", &rings], 1, "not such a socket"),
+        (vec!["trace", &back, "--seconds", "0"], 1, "more than 0"),
+        (
+            vec![
+                "trace",
+                &back,
+                "--seconds",
+                "1",
+                "--output",
+                "/nonexistent/t",
+            ],
+            1,
+            "/nonexistent/t",
+        ),
+        (
+            vec!["latency", "--live", &back, "--seconds", "0.1"],
+            1,
+            "no requests in that time",
+        ),
+        (vec!["latency", "--seconds", "1", "x"], 2, "--live"),
+    ] {
+        let finished = run(pvblk(&args)?, PATIENCE)?;
+        let right = finished.status.and_then(|s| s.code()) == Some(code)
+            && finished.stderr.lines().count() == 1
+            && finished.stderr.contains(culprit);
+        if !right {
+            return Err(finished.failure(&format!("should name {culprit:?}, status {code}")));
+        }
+    }
+    scene.stop()
+}

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Fetches the Debian packages that the guests of guest.sh and uml.sh are made of, and prints the folder that has them.
+#
+#   tests/vm/fetch.sh
+#
+# Nothing is installed: apt gets lists, caches and an empty package state of its own, so that it names all that the
+# packages need, and they are unpacked beside each other. With the same list of packages, a second run does nothing.
+# Status 125: this machine can't; the last line says why.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+suite=trixie
+packages=(linux-image-amd64 user-mode-linux busybox-static bash kmod blktrace fio mdadm dmsetup e2fsprogs fdisk util-linux patchelf zstd)
+stamp="$suite ${packages[*]}"
+
+for program in apt-get dpkg flock; do
+    command -v "$program" >/dev/null || cannot "no $program here: guests are made from Debian's packages"
+done
+mkdir -p "$cache"
+# One at a time; the others find the work done.
+exec 9>"$cache/lock"
+flock 9
+if [ "$(cat "$cache/packages/stamp" 2>/dev/null)" = "$stamp" ]; then
+    printf '%s\n' "$cache/packages"
+    exit
+fi
+
+work=$cache/fetching
+rm -rf "$work" "$cache/packages"
+mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial" "$work/root"
+: >"$work/status"
+# The machine's own mirror of Debian, with another suite.
+mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1)
+[ -n "$mirror" ] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -n 1)
+[ -n "$mirror" ] || cannot 'apt has no mirror configured'
+# Releases are signed with the key of the one before too, so an older machine's keys will do.
+options=target=Packages
+keys=/usr/share/keyrings/debian-archive-keyring.gpg
+if [ -f "$keys" ]; then options+=" signed-by=$keys"; fi
+printf 'deb [%s] %s %s main\n' "$options" "$mirror" "$suite" >"$work/sources"
+cat >"$work/apt.conf" <<END
+Dir::Etc::SourceList "$work/sources";
+Dir::Etc::SourceParts "/dev/null";
+Dir::Etc::PreferencesParts "/dev/null";
+Dir::State "$work/state";
+Dir::State::Status "$work/status";
+Dir::Cache "$work/cache";
+APT::Architecture "amd64";
+APT::Install-Recommends "false";
+Acquire::Languages "none";
+Acquire::Retries "2";
+APT::Update::Error-Mode "any";
+END
+quiet() { APT_CONFIG=$work/apt.conf apt-get -q -y "$@" >"$work/log" 2>&1; }
+if ! { quiet update && quiet install --download-only "${packages[@]}"; }; then
+    cannot "can't fetch packages of $suite: $(grep -E '^[EW]:' "$work/log" | head -n 1)"
+fi
+for package in "$work"/cache/archives/*.deb; do dpkg -x "$package" "$work/root"; done
+printf '%s\n' "$stamp" >"$work/root/stamp"
+# Only what is complete gets the name.
+mv "$work/root" "$cache/packages"
+rm -rf "$work"
+printf '%s\n' "$cache/packages"

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Runs a script as root in a plain Linux guest under QEMU, in software: slow, but it works everywhere.
+#
+#   tests/vm/guest.sh --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]
+#
+# FILE is a script for bash or busybox' sh; its arguments are the disks' paths, /dev/vda and so on. What it leaves in /out
+# comes back in DIR, with all it printed in DIR/log. Programs: see make_initramfs in lib.sh; statuses: there too.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+arguments "$@"
+for program in qemu-system-x86_64 readelf sha256sum timeout; do
+    command -v "$program" >/dev/null || cannot "$program is not installed"
+done
+
+make_image() {
+    local kernel offset
+    kernel=$(echo "$packages"/boot/vmlinuz-*)
+    # The ELF file inside: unpacking it in the guest would take longer than all the rest of the start.
+    while read -r offset; do
+        # What follows the compressed part makes zstd complain.
+        tail -c +$((offset + 1)) "$kernel" | packaged usr/bin/zstd -dcq >"$1/kernel" 2>/dev/null || true
+        if readelf -h "$1/kernel" >/dev/null 2>&1; then break; fi
+    done < <(LC_ALL=C grep -abo $'\x28\xb5\x2f\xfd' "$kernel" | LC_ALL=C cut -d : -f 1)
+    readelf -h "$1/kernel" >/dev/null 2>&1 || cannot 'no ELF file in the kernel'
+    make_initramfs "$1/initramfs" "$packages/usr/lib/modules/${kernel##*/vmlinuz-}"
+}
+
+cached_image guest
+prepare_run
+
+letters=abcdefghijklmnop
+names=() drives=()
+for file in "${disks[@]}" "$run/out"; do
+    name=d${#names[@]}
+    names+=("/dev/vd${letters:${#names[@]}:1}")
+    # Commas separate QEMU's words; two stand for one.
+    drives+=(-drive "file=${file//,/,,},format=raw,if=none,id=$name,cache=unsafe,discard=unmap"
+        -device "virtio-blk-pci,drive=$name")
+done
+result=${names[-1]}
+unset 'names[-1]'
+status=0
+limited qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory_mb" \
+    -display none -monitor none -serial "file:$run/console" -no-reboot -nic none "${drives[@]}" \
+    -kernel "$image/kernel" -initrd "$run/initrd" \
+    -append "console=ttyS0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests disks=$(IFS=, && echo "${names[*]}") result=$result" \
+    >&2 || status=$?
+finish_run "$status"

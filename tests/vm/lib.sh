@@ -1,0 +1,171 @@
+# What fetch.sh, guest.sh and uml.sh share. Sourced, not run.
+#
+# Statuses of guest.sh and uml.sh: the script's own, where it isn't one of these; then it is 1.
+#   2    wrong usage
+#   124  the time limit
+#   125  this machine can't run it; the last line says why
+#   126  the guest ended without telling the script's status
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cache=${PVBLK_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pvblk/vm}
+
+say() { printf 'vm: %s\n' "$*" >&2; }
+
+cannot() {
+    say "$*"
+    exit 125
+}
+
+usage() {
+    say "$1; usage: $(basename "$0") --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]"
+    exit 2
+}
+
+# Sets script, out, disks, memory_mb and seconds from the command line.
+arguments() {
+    script='' out='' disks=() memory_mb=768 seconds=300
+    while (($#)); do
+        (($# >= 2)) || usage "$1 has no value"
+        case $1 in
+        --script) script=$2 ;;
+        --out) out=$2 ;;
+        --disk) disks+=("$2") ;;
+        --memory) memory_mb=$2 ;;
+        --seconds) seconds=$2 ;;
+        *) usage "unknown option $1" ;;
+        esac
+        shift 2
+    done
+    [ -n "$script" ] && [ -n "$out" ] || usage '--script and --out are needed'
+    local file
+    for file in "$script" "${disks[@]}"; do [ -f "$file" ] || usage "there is no file $file"; done
+    ((${#disks[@]} < 16)) || usage 'there can be 15 disks'
+    [[ "$memory_mb$seconds" =~ ^[0-9]+$ ]] || usage '--memory and --seconds take numbers'
+}
+
+# Runs a program of the packages with their own libraries: this machine's may be older.
+packaged() { "$packages/usr/lib64/ld-linux-x86-64.so.2" --library-path "$packages/usr/lib/x86_64-linux-gnu" "$packages/$1" "${@:2}"; }
+
+# Copies programs of the packages into a tree, with the libraries that they need.
+copy_programs() {
+    local tree=$1 todo=("${@:2}") file name
+    mkdir -p "$tree/usr/bin" "$tree/usr/lib"
+    while ((${#todo[@]})); do
+        file=${todo[0]} todo=("${todo[@]:1}")
+        case $file in
+        *bin/*) cp "$packages/$file" "$tree/usr/bin/" ;;
+        *) cp -L "$packages/$file" "$tree/usr/lib/" ;;
+        esac
+        while read -r name; do
+            [ ! -e "$tree/usr/lib/$name" ] || continue
+            name=$(cd "$packages" && find usr/lib -name "$name" | head -n 1)
+            [ -z "$name" ] || todo+=("$name")
+        done < <(readelf -d "$packages/$file" 2>/dev/null | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+    done
+}
+
+# Copies modules of the kernel whose modules are in $1 into a tree, with those that they need, uncompressed: the guest
+# is slow. A module that this kernel hasn't or has built in is left out.
+copy_modules() {
+    local source=$1 tree=$2 version base word file
+    version=$(basename "$source")
+    base=$(mktemp -d -p "$tree")
+    mkdir -p "$base/usr/lib/modules" "$tree/usr/lib/modules/$version"
+    ln -s usr/lib "$base/lib"
+    cp -r "$source" "$base/usr/lib/modules/$version"
+    packaged usr/sbin/depmod -b "$base" "$version"
+    for word in "${@:3}"; do packaged usr/sbin/modprobe -d "$base" -S "$version" --show-depends "$word" 2>/dev/null || true; done |
+        sed -n 's/^insmod \([^ ]*\).*/\1/p' | sort -u | while read -r file; do
+        case $file in
+        *.xz) "$busybox" unxz -c "$file" >"$tree/usr/lib/modules/$version/$(basename "$file" .xz)" ;;
+        *) cp "$file" "$tree/usr/lib/modules/$version/" ;;
+        esac
+    done
+    cp "$base/usr/lib/modules/$version"/modules.{order,builtin}* "$tree/usr/lib/modules/$version/"
+    rm -rf "$base"
+    packaged usr/sbin/depmod -b "$tree" "$version"
+}
+
+# Makes an initramfs of the packages: $1 is the archive's name, $2 the kernel's modules.
+make_initramfs() {
+    local tree=$1.tree
+    mkdir -p "$tree"/{dev,proc,sys,run,tmp,out,etc,usr/bin,usr/lib}
+    ln -s bin "$tree/usr/sbin"
+    ln -s usr/bin "$tree/bin"
+    ln -s usr/bin "$tree/sbin"
+    ln -s usr/lib "$tree/lib"
+    # The path of the loader that programs name.
+    ln -s usr/lib "$tree/lib64"
+    cp "$busybox" "$tree/usr/bin/busybox"
+    copy_programs "$tree" usr/lib64/ld-linux-x86-64.so.2 usr/bin/{bash,fio} \
+        usr/sbin/{blktrace,mdadm,dmsetup,mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim,losetup,sfdisk}
+    copy_modules "$2" "$tree" virtio_pci virtio_blk virtio_scsi sd_mod ahci loop brd null_blk nbd ext4 dm-mod dm-delay \
+        dm-flakey md-mod raid0 raid1 raid456
+    cp "$here/init" "$tree/init"
+    (cd "$tree" && find . | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null) >"$1"
+    rm -rf "$tree"
+}
+
+# Sets `image` to a folder of the cache that `make_image FOLDER` has filled; made again only when something that goes
+# into it has changed.
+cached_image() {
+    local kind=$1 key
+    packages=$("$here/fetch.sh") || exit
+    busybox=$packages/usr/bin/busybox
+    key=$({ echo "$packages" && cat "$packages/stamp" "$here/lib.sh" "$here/init" "$here/$kind"*; } | sha256sum | cut -c 1-16)
+    image=$cache/$kind-$key
+    exec 9>"$cache/lock"
+    flock 9
+    if [ ! -d "$image" ]; then
+        say "making the guest of $kind.sh; once"
+        rm -rf "$cache/$kind"-*
+        mkdir "$cache/$kind-new"
+        make_image "$cache/$kind-new"
+        mv "$cache/$kind-new" "$image"
+    fi
+    flock -u 9
+}
+
+# Sets `run`, a folder for this run; the script is in $run/initrd, behind the image's initramfs, and $run/out is an
+# empty disk for what comes back.
+prepare_run() {
+    run=$(mktemp -d)
+    trap 'rm -rf "$run"' EXIT
+    cp "$script" "$run/script"
+    chmod +x "$run/script"
+    { cat "$image/initramfs" && cd "$run" && echo script | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null; } >"$run/initrd"
+    truncate -s 1G "$run/out"
+    mkdir -p "$out"
+    rm -f "$out"/{log,console}
+}
+
+# Runs the virtual machine within the time limit; it doesn't outlive this script if that is told to stop.
+limited() {
+    timeout --kill-after=5 "$seconds" "$@" </dev/null &
+    # shellcheck disable=SC2064
+    trap "kill $! 2>/dev/null; wait $! || true; exit 130" INT TERM
+    wait "$!"
+}
+
+# Ends with the script's status, $1 being the virtual machine's, and leaves in the folder --out: what the script put
+# into /out, `log`, which is all that it printed, and `console`.
+finish_run() {
+    local status=126
+    tr -d '\r' <"$run/console" >"$out/console"
+    mkdir "$run/back"
+    if tar -xf "$run/out" -C "$run/back" --no-same-owner 2>/dev/null && [ -f "$run/back/status" ]; then
+        status=$(cat "$run/back/status")
+        # Whoever called must not take a failure for a machine that can't.
+        case $status in 2 | 124 | 125 | 126) say "the script's status was $status" && status=1 ;; esac
+        cp -R "$run/back/out/." "$out/"
+    elif [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; then
+        status=124
+        say "killed after $seconds s"
+    fi
+    if ((status)); then
+        # Without a log that came back, the console has most of it.
+        if [ -f "$out/log" ]; then tail -n 60 "$out/log" >&2; else tail -n 60 "$out/console" >&2; fi
+        say "status $status"
+    fi
+    exit "$status"
+}
