@@ -14,6 +14,7 @@ pub mod nbd_handshake;
 pub mod nbd_requests;
 pub mod parse;
 pub mod parse_model;
+pub mod raid5_metadata;
 pub mod ring;
 pub mod ring_model;
 pub mod smoke;
@@ -30,6 +31,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("nbd_handshake", nbd_handshake::nbd_handshake),
     ("nbd_requests", nbd_requests::nbd_requests),
     ("parse", parse::parse),
+    ("raid5_metadata", raid5_metadata::raid5_metadata),
     ("ring", ring::ring),
     ("store", store::store),
 ];

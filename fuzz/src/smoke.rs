@@ -121,6 +121,11 @@ pub fn write_seeds(name: &str) -> std::io::Result<()> {
             std::fs::write(folder.join(format!("lives-{devices}")), bytes)?;
         }
     }
+    if name == "raid5_metadata" {
+        for (file, bytes) in crate::raid5_metadata::samples() {
+            std::fs::write(folder.join(file), bytes)?;
+        }
+    }
     if name == "store" {
         for (i, frame) in frames().iter().enumerate() {
             let bytes = frame.encode().unwrap_or_default();

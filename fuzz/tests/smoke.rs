@@ -30,6 +30,11 @@ fn parse() {
 }
 
 #[test]
+fn raid5_metadata() {
+    run("raid5_metadata");
+}
+
+#[test]
 fn nbd_handshake() {
     run("nbd_handshake");
 }

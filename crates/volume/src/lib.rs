@@ -19,6 +19,7 @@ mod file;
 mod hold;
 mod mem;
 mod null;
+pub mod raid5;
 mod spec;
 
 pub use clock::{Clock, ManualClock, SystemClock};

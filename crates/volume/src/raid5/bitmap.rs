@@ -1,0 +1,331 @@
+//! The write-intent bitmap: which parts of the members may have wrong parity after a crash.
+//!
+//! One bit for each chunk of a member (a chunk of the bitmap, 64 MiB, not of the array). A bit is on disk before a write to
+//! its chunk starts, and is taken away lazily, at the third sweep after the last write or later. Nothing here writes: the caller is told which
+//! pages must be on all members before a write may go on ([`WriteIntent::start_write`]) and which should be written some
+//! time ([`WriteIntent::sweep`]).
+//!
+//! Format and rules: mdadm's `bitmap.h` (`bitmap_super_t` and its notes) and `documentation/bitmap.md`.
+
+mod header;
+
+pub use header::{BITMAP_HEADER_BYTES, BitmapError, BitmapHeader};
+
+use std::ops::Range;
+
+/// The bitmap is written in pages of this size; the first begins with the header.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Writes under way and the bit on disk, as in md: 0 is clean, 1 is cleared by the next sweep, 2 has no writers, and
+/// each writer counts one more.
+const COUNT: u16 = 0x3fff;
+/// Must be resynchronised, so isn't cleared by sweeps.
+const NEEDED: u16 = 0x8000;
+
+/// Pages that have to be on all members before a write may start. Ask [`WriteIntent::is_durable`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Intent {
+    pages: Vec<(usize, u64)>,
+}
+
+impl Intent {
+    /// The pages to be written, in order. Empty if the bits were on disk already.
+    pub fn pages(&self) -> impl Iterator<Item = usize> {
+        self.pages.iter().map(|&(page, _)| page)
+    }
+}
+
+/// One write of a page to all members. At most one for each page at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageWrite {
+    /// Which page of the bitmap: it goes to `page * 4096` bytes after the bitmap's start.
+    pub page: usize,
+    version: u64,
+}
+
+/// What a sweep must know of the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// The superblocks' event counter.
+    pub events: u64,
+    /// A member is missing, or being rebuilt.
+    pub degraded: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Page {
+    /// Counts changes in memory.
+    wanted: u64,
+    /// The last change that is on disk.
+    written: u64,
+    /// A write is under way.
+    writing: bool,
+}
+
+/// A bitmap in memory.
+#[derive(Clone, Debug)]
+pub struct WriteIntent {
+    header: BitmapHeader,
+    chunk_shift: u32,
+    counters: Vec<u16>,
+    image: Vec<u8>,
+    pages: Vec<Page>,
+    /// The version of page 0 with the present `events_cleared`.
+    cleared_version: u64,
+}
+
+impl WriteIntent {
+    /// A new one, which has to be written whole. `all`: every chunk has to be resynchronised; else none.
+    pub fn new(header: BitmapHeader, all: bool) -> WriteIntent {
+        let bytes = header.area_bytes();
+        let fill = if all { 0xff } else { 0 };
+        let mut bitmap = WriteIntent::with(header, vec![fill; bytes], 0);
+        bitmap.pages.iter_mut().for_each(|p| p.wanted += 1);
+        bitmap
+    }
+
+    /// One as read from a member: the header and everything behind it. If it isn't `current` ([`BitmapHeader::is_current`]),
+    /// nothing can be learnt from it and every bit counts as set.
+    ///
+    /// Chunks whose bits are set have to be resynchronised if they reach to `in_sync_sectors` or beyond: that is the superblock's
+    /// `resync_offset`, and 0 if the array is or was degraded. Below, the bits are only what no sweep came to clear.
+    pub fn load(
+        area: &[u8],
+        current: bool,
+        in_sync_sectors: u64,
+    ) -> Result<WriteIntent, BitmapError> {
+        let header = BitmapHeader::parse(area)?;
+        let bytes = header.area_bytes();
+        let area = area.get(..bytes).ok_or(BitmapError::Short)?;
+        if current {
+            return Ok(WriteIntent::with(header, area.to_vec(), in_sync_sectors));
+        }
+        let mut bitmap = WriteIntent::with(header, vec![0xff; bytes], in_sync_sectors);
+        bitmap.pages.iter_mut().for_each(|p| p.wanted += 1);
+        Ok(bitmap)
+    }
+
+    fn with(header: BitmapHeader, image: Vec<u8>, in_sync_sectors: u64) -> WriteIntent {
+        let mut bitmap = WriteIntent {
+            chunk_shift: header.chunk_bytes.trailing_zeros() - 9,
+            counters: vec![0; header.bits() as usize],
+            pages: vec![Page::default(); image.len() / PAGE_BYTES],
+            image,
+            cleared_version: 0,
+            header,
+        };
+        for chunk in 0..bitmap.counters.len() {
+            let (byte, mask) = bit(chunk);
+            if bitmap.image[byte] & mask != 0 {
+                let end = (chunk as u64 + 1) << bitmap.chunk_shift;
+                let flags = if end > in_sync_sectors { NEEDED } else { 0 };
+                bitmap.counters[chunk] = flags | 2;
+            }
+        }
+        bitmap.put_header();
+        bitmap
+    }
+
+    /// The header as it is in memory.
+    pub fn header(&self) -> &BitmapHeader {
+        &self.header
+    }
+
+    /// Pages, all of which a new bitmap has to write.
+    pub fn pages(&self) -> Range<usize> {
+        0..self.pages.len()
+    }
+
+    /// A write to these sectors of the members is about to start. It may go on when the returned pages are on all members.
+    ///
+    /// `None`: a chunk has as many writers as can be counted. Nothing was changed; try again when one ended.
+    pub fn start_write(&mut self, member_sector: u64, sectors: u64) -> Option<Intent> {
+        let chunks = self.chunks(member_sector, sectors);
+        let full = |&counter: &u16| counter & COUNT == COUNT;
+        if self.counters[chunks.clone()].iter().any(full) {
+            return None;
+        }
+        let mut intent = Intent::default();
+        for chunk in chunks {
+            let (byte, mask) = bit(chunk);
+            let page = byte / PAGE_BYTES;
+            let counter = &mut self.counters[chunk];
+            if *counter & COUNT == 0 {
+                self.image[byte] |= mask;
+                self.pages[page].wanted += 1;
+            }
+            let flags = *counter & !COUNT;
+            *counter = flags | ((*counter & COUNT).max(2) + 1);
+            let Page {
+                wanted, written, ..
+            } = self.pages[page];
+            // Somebody's bit on this page isn't there yet. It may be this one.
+            if wanted > written && intent.pages.last().is_none_or(|&(p, _)| p != page) {
+                intent.pages.push((page, wanted));
+            }
+        }
+        intent.pages.iter_mut().for_each(|(page, version)| {
+            *version = self.pages[*page].wanted;
+        });
+        Some(intent)
+    }
+
+    /// The write ended. `everywhere`: it reached all members of its stripes. If not, because it failed or a member was missing,
+    /// the chunks stay set until they are resynchronised.
+    pub fn end_write(&mut self, member_sector: u64, sectors: u64, everywhere: bool) {
+        for chunk in self.chunks(member_sector, sectors) {
+            let counter = &mut self.counters[chunk];
+            debug_assert!(*counter & COUNT > 2, "a write ends that didn't start");
+            if *counter & COUNT > 2 {
+                *counter -= 1;
+            }
+            if !everywhere {
+                *counter |= NEEDED;
+            }
+        }
+    }
+
+    /// Whether all pages of an intent are on disk.
+    pub fn is_durable(&self, intent: &Intent) -> bool {
+        let mut pages = intent.pages.iter();
+        pages.all(|&(page, version)| self.pages[page].written >= version)
+    }
+
+    /// Begins to write a page: take [`WriteIntent::page`] now. `None` while another write of it is under way; begin again when
+    /// that ended, if [`WriteIntent::is_unwritten`].
+    pub fn begin_page(&mut self, page: usize) -> Option<PageWrite> {
+        let state = &mut self.pages[page];
+        if std::mem::replace(&mut state.writing, true) {
+            return None;
+        }
+        Some(PageWrite {
+            page,
+            version: state.wanted,
+        })
+    }
+
+    /// The write of a page ended; `ok` if it is on all members that are left, and durable there.
+    pub fn end_page(&mut self, write: PageWrite, ok: bool) {
+        let state = &mut self.pages[write.page];
+        state.writing = false;
+        if ok {
+            state.written = write.version;
+        }
+    }
+
+    /// The bytes of a page.
+    pub fn page(&self, page: usize) -> &[u8] {
+        &self.image[page * PAGE_BYTES..(page + 1) * PAGE_BYTES]
+    }
+
+    /// Whether a page has changes that aren't on disk.
+    pub fn is_unwritten(&self, page: usize) -> bool {
+        let page = &self.pages[page];
+        page.wanted > page.written
+    }
+
+    /// Takes bits away that nobody needed for two sweeps, and returns the pages to be written for it, some time. Before they
+    /// are, every member must have been flushed: a bit says that parity on stable storage may be wrong.
+    ///
+    /// While the array is degraded nothing is cleared: the member that is missing may come back, and what it missed must
+    /// be known. For the same reason the counter of the last clearing must be on disk before a bit goes; that costs one
+    /// sweep more when events have passed.
+    pub fn sweep(&mut self, health: Health) -> Vec<usize> {
+        if health.degraded {
+            return Vec::new();
+        }
+        let mut changed = Vec::new();
+        if self.counters.contains(&1) && self.header.events_cleared != health.events {
+            self.header.events_cleared = health.events;
+            self.put_header();
+            self.cleared_version = self.pages[0].wanted;
+            changed.push(0);
+        }
+        let may_clear = self.pages[0].written >= self.cleared_version;
+        for chunk in 0..self.counters.len() {
+            match self.counters[chunk] {
+                2 => self.counters[chunk] = 1,
+                1 if may_clear => {
+                    self.counters[chunk] = 0;
+                    let (byte, mask) = bit(chunk);
+                    let page = byte / PAGE_BYTES;
+                    self.image[byte] &= !mask;
+                    self.pages[page].wanted += 1;
+                    if changed.last() != Some(&page) {
+                        changed.push(page);
+                    }
+                }
+                _ => {}
+            }
+        }
+        changed
+    }
+
+    /// Takes over a new event counter. The returned page must be on disk before the superblocks have it, so that a bitmap is never older.
+    pub fn set_events(&mut self, events: u64) -> Intent {
+        self.header.events = events;
+        self.put_header();
+        Intent {
+            pages: vec![(0, self.pages[0].wanted)],
+        }
+    }
+
+    /// Whether nothing is left to resynchronise or to clear.
+    pub fn is_clean(&self) -> bool {
+        self.counters.iter().all(|&c| c == 0)
+    }
+
+    /// What has to be resynchronised, in sectors of the members, joined where it touches.
+    pub fn dirty_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let mut chunk = 0;
+        std::iter::from_fn(move || {
+            let needed = |&c: &u16| c & NEEDED != 0;
+            let first = chunk + self.counters[chunk..].iter().position(needed)?;
+            let rest = &self.counters[first..];
+            chunk = first + rest.iter().position(|c| !needed(c)).unwrap_or(rest.len());
+            let end = (chunk as u64) << self.chunk_shift;
+            Some((first as u64) << self.chunk_shift..end.min(self.header.sync_size_sectors))
+        })
+    }
+
+    /// Parity of these sectors was made right on all members. Chunks that are covered whole need nothing any more, and their bits go
+    /// in later sweeps.
+    pub fn resynced(&mut self, range: Range<u64>) {
+        let chunk_sectors = 1u64 << self.chunk_shift;
+        let first = range.start.div_ceil(chunk_sectors);
+        let end = match range.end >= self.header.sync_size_sectors {
+            true => self.counters.len() as u64,
+            false => range.end / chunk_sectors,
+        };
+        for chunk in first..end {
+            let counter = &mut self.counters[chunk as usize];
+            if *counter & NEEDED != 0 {
+                *counter = (*counter & COUNT).max(2);
+            }
+        }
+    }
+
+    fn chunks(&self, member_sector: u64, sectors: u64) -> Range<usize> {
+        if sectors == 0 {
+            return 0..0;
+        }
+        let last = (member_sector + sectors - 1) >> self.chunk_shift;
+        (member_sector >> self.chunk_shift) as usize..last as usize + 1
+    }
+
+    fn put_header(&mut self) {
+        let bytes = self.header.encode();
+        if self.image[..BITMAP_HEADER_BYTES] != bytes {
+            self.image[..BITMAP_HEADER_BYTES].copy_from_slice(&bytes);
+            self.pages[0].wanted += 1;
+        }
+    }
+}
+
+/// Where the bit of a chunk is: byte in the area, and mask.
+fn bit(chunk: usize) -> (usize, u8) {
+    (BITMAP_HEADER_BYTES + chunk / 8, 1 << (chunk % 8))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! The first 256 bytes of a bitmap.
+
+use super::super::geometry::Geometry;
+use super::PAGE_BYTES;
+use pvblk_block::Error;
+use thiserror::Error as ThisError;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Length of the header; the bits follow.
+pub const BITMAP_HEADER_BYTES: usize = 256;
+
+/// `bitm`, little-endian.
+const MAGIC: u32 = 0x6d74_6962;
+/// Bits in the order of the bytes, on every machine.
+const VERSION: u32 = 4;
+/// Bit 1 of `state`, by the kernel's and mdadm's numbering alike: the bitmap missed writes.
+const STATE_STALE: u32 = 2;
+
+/// `bitmap_super_t` as it lies on disk.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Raw {
+    magic: U32,
+    version: U32,
+    uuid: [u8; 16],
+    events: U64,
+    events_cleared: U64,
+    sync_size: U64,
+    state: U32,
+    chunksize: U32,
+    daemon_sleep: U32,
+    write_behind: U32,
+    sectors_reserved: U32,
+    nodes: U32,
+    cluster_name: [u8; 64],
+    pad: [u8; 120],
+}
+
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(size_of::<Raw>() == BITMAP_HEADER_BYTES);
+    assert!(offset_of!(Raw, events) == 24);
+    assert!(offset_of!(Raw, state) == 48);
+    assert!(offset_of!(Raw, sectors_reserved) == 64);
+    assert!(offset_of!(Raw, pad) == 136);
+};
+
+/// Why a bitmap can't be used. Prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq, ThisError)]
+#[allow(missing_docs)] // The texts say it.
+pub enum BitmapError {
+    #[error("fewer bytes than the bitmap has")]
+    Short,
+    #[error("no bitmap where the superblock says: {0:#010x} is not its magic")]
+    Magic(u32),
+    #[error("a bitmap of version {number} ({name}); only 4 is supported")]
+    Version { number: u32, name: &'static str },
+    #[error("bitmap chunks of {0} bytes; they are a power of two, 512 or more")]
+    Chunk(u32),
+    #[error("a bitmap for {0} sectors in chunks of {1} bytes: nothing, or too much")]
+    Size(u64, u32),
+    #[error("the bitmap belongs to another array")]
+    Uuid,
+    #[error("the bitmap is for {found} sectors on each member, the array has {array}")]
+    OtherSize { found: u64, array: u64 },
+    #[error("the bitmap takes {sectors} sectors, and {room} are free there")]
+    NoRoom { sectors: u64, room: u64 },
+}
+
+fn version_name(version: u32) -> &'static str {
+    match version {
+        3 => "in the byte order of the machine that wrote it",
+        5 => "clustered",
+        6 => "lockless",
+        _ => "unknown",
+    }
+}
+
+impl From<BitmapError> for Error {
+    fn from(e: BitmapError) -> Error {
+        Error::config(e.to_string())
+    }
+}
+
+/// The fields, by their names in `bitmap.h` with units.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BitmapHeader {
+    /// The array's `set_uuid`.
+    pub uuid: [u8; 16],
+    /// Written before the superblocks' counter.
+    pub events: u64,
+    /// The counter when a bit was last cleared: a member that left later missed nothing that isn't marked.
+    pub events_cleared: u64,
+    /// Sectors of a member that the bits stand for.
+    pub sync_size_sectors: u64,
+    /// Flags: see [`BitmapHeader::is_current`].
+    pub state: u32,
+    /// What one bit stands for.
+    pub chunk_bytes: u32,
+    /// Seconds between sweeps.
+    pub daemon_sleep_s: u32,
+    /// For RAID-1; kept.
+    pub write_behind: u32,
+    /// Space for the bitmap, if md noted it; kept.
+    pub sectors_reserved: u32,
+    /// For clusters; kept.
+    pub nodes: u32,
+    /// For clusters; kept.
+    pub cluster_name: [u8; 64],
+    /// Kept.
+    pub reserved: [u8; 120],
+}
+
+impl BitmapHeader {
+    /// One of nothing, for the array with this id.
+    pub fn new(uuid: [u8; 16]) -> BitmapHeader {
+        BitmapHeader {
+            uuid,
+            events: 0,
+            events_cleared: 0,
+            sync_size_sectors: 0,
+            state: 0,
+            chunk_bytes: 64 << 20,
+            daemon_sleep_s: 0,
+            write_behind: 0,
+            sectors_reserved: 0,
+            nodes: 0,
+            cluster_name: [0; 64],
+            reserved: [0; 120],
+        }
+    }
+
+    /// Reads one; what follows it isn't looked at.
+    pub fn parse(bytes: &[u8]) -> Result<BitmapHeader, BitmapError> {
+        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| BitmapError::Short)?;
+        if raw.magic.get() != MAGIC {
+            return Err(BitmapError::Magic(raw.magic.get()));
+        }
+        let number = raw.version.get();
+        if number != VERSION {
+            let name = version_name(number);
+            return Err(BitmapError::Version { number, name });
+        }
+        let header = BitmapHeader {
+            uuid: raw.uuid,
+            events: raw.events.get(),
+            events_cleared: raw.events_cleared.get(),
+            sync_size_sectors: raw.sync_size.get(),
+            state: raw.state.get(),
+            chunk_bytes: raw.chunksize.get(),
+            daemon_sleep_s: raw.daemon_sleep.get(),
+            write_behind: raw.write_behind.get(),
+            sectors_reserved: raw.sectors_reserved.get(),
+            nodes: raw.nodes.get(),
+            cluster_name: raw.cluster_name,
+            reserved: raw.pad,
+        };
+        let chunk = header.chunk_bytes;
+        if !chunk.is_power_of_two() || chunk < 512 {
+            return Err(BitmapError::Chunk(chunk));
+        }
+        // Room between superblock and data is counted in 31 bits of sectors; what is in memory should be much less.
+        const MOST_BITS: u64 = 1 << 26;
+        if !(1..=MOST_BITS).contains(&header.bits()) {
+            return Err(BitmapError::Size(header.sync_size_sectors, chunk));
+        }
+        Ok(header)
+    }
+
+    /// The bytes.
+    pub fn encode(&self) -> [u8; BITMAP_HEADER_BYTES] {
+        let raw = Raw {
+            magic: U32::new(MAGIC),
+            version: U32::new(VERSION),
+            uuid: self.uuid,
+            events: U64::new(self.events),
+            events_cleared: U64::new(self.events_cleared),
+            sync_size: U64::new(self.sync_size_sectors),
+            state: U32::new(self.state),
+            chunksize: U32::new(self.chunk_bytes),
+            daemon_sleep: U32::new(self.daemon_sleep_s),
+            write_behind: U32::new(self.write_behind),
+            sectors_reserved: U32::new(self.sectors_reserved),
+            nodes: U32::new(self.nodes),
+            cluster_name: self.cluster_name,
+            pad: self.reserved,
+        };
+        zerocopy::transmute!(raw)
+    }
+
+    /// How many bits there are: the last may stand for less than a chunk.
+    pub fn bits(&self) -> u64 {
+        let chunk_sectors = u64::from(self.chunk_bytes / 512);
+        self.sync_size_sectors.div_ceil(chunk_sectors)
+    }
+
+    /// Header and bits, in whole pages.
+    pub fn area_bytes(&self) -> usize {
+        let bytes = BITMAP_HEADER_BYTES + self.bits().div_ceil(8) as usize;
+        bytes.next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Whether it is this array's bitmap and fits where it is: `room_sectors` is
+    /// [`Superblock::bitmap_room_sectors`](super::super::Superblock::bitmap_room_sectors).
+    pub fn check(
+        &self,
+        set_uuid: &[u8; 16],
+        geometry: &Geometry,
+        room_sectors: u64,
+    ) -> Result<(), BitmapError> {
+        if self.uuid != *set_uuid {
+            return Err(BitmapError::Uuid);
+        }
+        let (found, array) = (self.sync_size_sectors, geometry.member_sectors());
+        if found != array {
+            return Err(BitmapError::OtherSize { found, array });
+        }
+        let sectors = self.area_bytes() as u64 / 512;
+        if sectors > room_sectors {
+            return Err(BitmapError::NoRoom {
+                sectors,
+                room: room_sectors,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether its bits can be believed with superblocks of this event counter: it is theirs, or one ahead, since it is written first.
+    pub fn is_current(&self, superblock_events: u64) -> bool {
+        let ahead = self.events.checked_sub(superblock_events);
+        self.state & STATE_STALE == 0 && ahead.is_some_and(|n| n <= 1)
+    }
+}

@@ -1,0 +1,228 @@
+//! Superblocks of a new array, as `mdadm --create --metadata=1.2 --level=5` makes them.
+//!
+//! Where it differs from mdadm: all members are active from the start. mdadm makes the last one a spare and rebuilds it, unless
+//! told `--assume-clean` or `--force`; here [`NewArray::clean`] is the former (new sparse files are all zeros, and zeros
+//! have right parity) and its absence the latter. The write-intent bitmap of a clean array is all clear, where mdadm sets
+//! every bit. Random numbers and the time come from the caller.
+
+use super::bitmap::BitmapHeader;
+use super::geometry::{Geometry, Layout};
+use super::superblock::{FIXED_BYTES, Feature, NO_OFFSET, Role, SUPER_BYTES, Superblock};
+use pvblk_block::Error;
+
+/// The bitmap, the log, or the room for a later bitmap starts 4 KiB after the superblock.
+const AFTER_SUPER_SECTORS: u64 = 8;
+/// What mdadm gives a partial parity log: 1 MiB, for several logs in turn.
+const PPL_AREA_SECTORS: u64 = 2048;
+/// What mdadm gives a bad block log.
+const BAD_BLOCK_SECTORS: u64 = 8;
+/// Data starts at a multiple of this: 1 MiB.
+const ALIGN_SECTORS: u64 = 2048;
+/// Seconds between sweeps of the bitmap, mdadm's default.
+const SWEEP_S: u32 = 5;
+
+/// How a new array is to survive a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// All parity is calculated again after a crash.
+    Resync,
+    /// With a write-intent bitmap.
+    Bitmap,
+    /// With a partial parity log, which closes the write hole.
+    Ppl,
+}
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub struct NewArray<'a> {
+    /// Random.
+    pub set_uuid: [u8; 16],
+    /// As it is to be written, usually `host:name`; at most 31 bytes.
+    pub name: &'a str,
+    /// Seconds since 1970.
+    pub created_secs: u64,
+    /// The layout.
+    pub layout: Layout,
+    /// Chunk size.
+    pub chunk_sectors: u32,
+    /// Size of each member's device; the first one's decides where data starts, as in mdadm.
+    pub device_sectors: &'a [u64],
+    /// What happens after a crash.
+    pub consistency: Consistency,
+    /// All parity is right already.
+    pub clean: bool,
+}
+
+/// A new array, ready to be written.
+#[derive(Clone, Debug)]
+pub struct Created {
+    geometry: Geometry,
+    common: Superblock,
+    device_sectors: Vec<u64>,
+    bitmap: Option<BitmapHeader>,
+}
+
+impl NewArray<'_> {
+    /// Works it out. Fails with one line if the devices are too few, too small, or don't fit the wishes.
+    pub fn build(&self) -> Result<Created, Error> {
+        let members = u32::try_from(self.device_sectors.len()).unwrap_or(u32::MAX);
+        // The name first, since it needs nothing else.
+        let mut set_name = [0; 32];
+        if self.name.len() >= set_name.len() || self.name.contains('\0') {
+            return Err(Error::config(format!(
+                "raid5 name {:?}: it has at most 31 bytes, none of them zero",
+                self.name
+            )));
+        }
+        set_name[..self.name.len()].copy_from_slice(self.name.as_bytes());
+
+        let first = self.device_sectors.first().copied().unwrap_or(0);
+        let data_offset_sectors = self.data_offset_sectors(first);
+        let smallest = self.device_sectors.iter().min().copied().unwrap_or(0);
+        let room = smallest.saturating_sub(data_offset_sectors);
+        if !self.device_sectors.is_empty() && room < u64::from(self.chunk_sectors) {
+            return Err(Error::config(format!(
+                "raid5 member of {smallest} sectors: metadata takes {data_offset_sectors}, and what is left holds no chunk; take larger members"
+            )));
+        }
+        let geometry = Geometry::new(members, self.chunk_sectors, self.layout, room)?;
+        let size_sectors = geometry.member_sectors();
+
+        let bitmap = match self.consistency {
+            Consistency::Bitmap => Some(BitmapHeader {
+                chunk_bytes: bitmap_chunk_bytes(size_sectors).ok_or_else(|| {
+                    Error::config(format!(
+                        "raid5 members of {size_sectors} sectors: no bitmap is large enough; take a partial parity log"
+                    ))
+                })?,
+                sync_size_sectors: size_sectors,
+                daemon_sleep_s: SWEEP_S,
+                ..BitmapHeader::new(self.set_uuid)
+            }),
+            _ => None,
+        };
+        let (feature, bitmap_or_ppl, area_sectors) = match self.consistency {
+            Consistency::Resync => (0, [0; 4], bitmap_space_sectors(size_sectors)),
+            Consistency::Bitmap => {
+                let bytes = bitmap.as_ref().map_or(0, BitmapHeader::area_bytes);
+                let offset = (AFTER_SUPER_SECTORS as u32).to_le_bytes();
+                (Feature::BITMAP.0, offset, bytes as u64 / 512)
+            }
+            Consistency::Ppl => {
+                let [a, b] = (AFTER_SUPER_SECTORS as u16).to_le_bytes();
+                let [c, d] = (PPL_AREA_SECTORS as u16).to_le_bytes();
+                (Feature::PPL.0, [a, b, c, d], PPL_AREA_SECTORS)
+            }
+        };
+        // As many roles as fill the sectors that have to be written anyway.
+        let bytes = (FIXED_BYTES + 2 * self.device_sectors.len()).next_multiple_of(512);
+        let mut roles = vec![Role::Spare; (bytes - FIXED_BYTES) / 2];
+        for (place, role) in roles.iter_mut().take(self.device_sectors.len()).enumerate() {
+            *role = Role::Active(place as u16);
+        }
+        let common = Superblock {
+            feature_map: feature,
+            set_uuid: self.set_uuid,
+            set_name,
+            ctime: self.created_secs,
+            level: 5,
+            layout: self.layout.md(),
+            size_sectors,
+            chunk_sectors: self.chunk_sectors,
+            raid_disks: members,
+            bitmap_or_ppl,
+            reshape_level: 0,
+            reshape_position: 0,
+            reshape_delta_disks: 0,
+            reshape_layout: 0,
+            reshape_chunk: 0,
+            reshape_offset: 0,
+            data_offset_sectors,
+            data_size_sectors: 0,
+            recovery_offset_sectors: 0,
+            dev_number: 0,
+            corrected_reads: 0,
+            device_uuid: [0; 16],
+            devflags: 0,
+            bblog_shift: 0,
+            bblog_size_sectors: BAD_BLOCK_SECTORS as u16,
+            bblog_offset_sectors: (AFTER_SUPER_SECTORS + area_sectors) as i32,
+            utime: self.created_secs,
+            events: 0,
+            resync_offset_sectors: if self.clean { NO_OFFSET } else { 0 },
+            rest: vec![0; SUPER_BYTES - FIXED_BYTES - 2 * roles.len()],
+            roles,
+        };
+        Ok(Created {
+            geometry,
+            common,
+            device_sectors: self.device_sectors.to_vec(),
+            bitmap,
+        })
+    }
+
+    /// Metadata, room for it to grow, and headroom for a reshape: a thousandth of the device, 128 MiB at most, and not less than
+    /// a few chunks.
+    fn data_offset_sectors(&self, device_sectors: u64) -> u64 {
+        let area = match self.consistency {
+            Consistency::Ppl => PPL_AREA_SECTORS,
+            _ => bitmap_space_sectors(device_sectors),
+        };
+        let mut headroom: u64 = 128 * 2048;
+        while headroom << 10 > device_sectors && headroom / 2 >= u64::from(self.chunk_sectors) * 2 {
+            headroom /= 2;
+        }
+        (24 + area + headroom).next_multiple_of(ALIGN_SECTORS)
+    }
+}
+
+impl Created {
+    /// Shape of the array.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The superblock of the member at a place.
+    pub fn superblock(&self, member: usize, device_uuid: [u8; 16]) -> Superblock {
+        let data_offset = self.common.data_offset_sectors;
+        Superblock {
+            dev_number: member as u32,
+            device_uuid,
+            data_size_sectors: self.device_sectors[member] - data_offset,
+            ..self.common.clone()
+        }
+    }
+
+    /// The header of the bitmap, the same on all members, if there is one.
+    pub fn bitmap(&self) -> Option<&BitmapHeader> {
+        self.bitmap.as_ref()
+    }
+}
+
+/// What mdadm leaves for a bitmap: 128 KiB from 200 GiB on, 64 KiB from 8 GiB on, else 4 KiB.
+fn bitmap_space_sectors(device_sectors: u64) -> u64 {
+    const GIB: u64 = 1 << 21;
+    match device_sectors {
+        n if n < 128 => 0,
+        n if n - 128 >= 200 * GIB => 256,
+        n if n - 8 > 8 * GIB => 128,
+        _ => 8,
+    }
+}
+
+/// 64 MiB, or more if the bits wouldn't fit the space; at most 2 GiB, which a header can say.
+fn bitmap_chunk_bytes(size_sectors: u64) -> Option<u32> {
+    let space_bytes = bitmap_space_sectors(size_sectors) * 512;
+    let most_bits = space_bytes.saturating_sub(256).max(1) * 8;
+    let mut chunk_bytes = 4096u64;
+    let mut bits = size_sectors / 8 + 1;
+    while bits > most_bits {
+        chunk_bytes *= 2;
+        bits = bits.div_ceil(2);
+    }
+    u32::try_from(chunk_bytes.max(64 << 20)).ok()
+}
+
+#[cfg(test)]
+#[path = "create_tests.rs"]
+mod tests;

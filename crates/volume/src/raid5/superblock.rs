@@ -1,0 +1,444 @@
+//! md's superblock, version 1.2: 4 KiB at 4 KiB from the start of every member (`md_p.h`, `mdp_superblock_1`).
+//!
+//! Reading is in two steps. [`Superblock::parse`] says whether this is one, as md would; [`Superblock::check`] says whether we can
+//! honour all that it promises. Fields that we don't use are kept as they were and written back.
+
+mod error;
+mod raw;
+
+pub use error::{Feature, SuperblockError};
+
+use super::geometry::{Geometry, Layout};
+use raw::Raw;
+use std::ops::Range;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Bytes to read for a superblock.
+pub const SUPER_BYTES: usize = 4096;
+/// Where it is on each member (minor version 2).
+pub const SUPER_SECTOR: u64 = 8;
+/// `MaxSector`: no such offset. As `resync_offset` it means that all parity is right.
+pub const NO_OFFSET: u64 = u64::MAX;
+
+/// Bytes before the roles.
+pub(super) const FIXED_BYTES: usize = 256;
+const MAGIC: u32 = 0xa92b_4efc;
+/// `(4096 - 256) / 2`: what md reads.
+const MAX_ROLES: u32 = 1920;
+const CHECKSUM_AT: usize = 216;
+
+/// What a member is to the array (`dev_roles` in `md_p.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// The member at this place.
+    Active(u16),
+    /// The array's journal.
+    Journal,
+    /// Thrown out.
+    Faulty,
+    /// None (yet).
+    Spare,
+    /// A number that has no meaning.
+    Unknown(u16),
+}
+
+impl Role {
+    fn of(number: u16) -> Role {
+        match number {
+            0xffff => Role::Spare,
+            0xfffe => Role::Faulty,
+            0xfffd => Role::Journal,
+            0xff00.. => Role::Unknown(number),
+            place => Role::Active(place),
+        }
+    }
+
+    fn number(self) -> u16 {
+        match self {
+            Role::Active(number) | Role::Unknown(number) => number,
+            Role::Journal => 0xfffd,
+            Role::Faulty => 0xfffe,
+            Role::Spare => 0xffff,
+        }
+    }
+}
+
+/// Where a log or a bitmap is, in sectors of the member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// First sector.
+    pub sector: u64,
+    /// Length.
+    pub sectors: u64,
+}
+
+/// How parity is made right after a crash (mdadm's "Consistency Policy").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// All of it is calculated again.
+    Resync,
+    /// What the write-intent bitmap at this sector says. Its size follows from its own header.
+    Bitmap {
+        /// First sector of the bitmap on the member.
+        sector: u64,
+    },
+    /// What the partial parity log in this area says.
+    Ppl(Log),
+}
+
+/// A range that a member can't read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadBlock {
+    /// First sector on the member.
+    pub sector: u64,
+    /// Length.
+    pub sectors: u64,
+}
+
+/// All fields of a superblock, by their names in `md_p.h` with units. What md keeps only for a reshape is `reshape_*`, and is
+/// carried along.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // The names of the fields are the header's; those that say less are commented.
+pub struct Superblock {
+    /// Bits of [`Feature`].
+    pub feature_map: u32,
+    pub set_uuid: [u8; 16],
+    /// Text, then zeros: see [`Superblock::name`].
+    pub set_name: [u8; 32],
+    /// Seconds in the low 40 bits, microseconds above; so is `utime`.
+    pub ctime: u64,
+    pub level: i32,
+    /// md's number: see [`Layout::from_md`].
+    pub layout: u32,
+    /// Sectors used on each member.
+    pub size_sectors: u64,
+    pub chunk_sectors: u32,
+    pub raid_disks: u32,
+    /// A union: see [`Superblock::policy`].
+    pub bitmap_or_ppl: [u8; 4],
+    pub reshape_level: u32,
+    pub reshape_position: u64,
+    pub reshape_delta_disks: u32,
+    pub reshape_layout: u32,
+    pub reshape_chunk: u32,
+    pub reshape_offset: u32,
+    /// Where data starts on this member.
+    pub data_offset_sectors: u64,
+    /// What this member has for data, which may be more than is used.
+    pub data_size_sectors: u64,
+    /// Sectors of this member that are rebuilt; read only with [`Feature::RECOVERY_OFFSET`].
+    pub recovery_offset_sectors: u64,
+    /// Number of this device in `roles`; it isn't its place in the array.
+    pub dev_number: u32,
+    pub corrected_reads: u32,
+    pub device_uuid: [u8; 16],
+    /// Hints (write-mostly, failfast); kept.
+    pub devflags: u8,
+    pub bblog_shift: u8,
+    pub bblog_size_sectors: u16,
+    /// From the superblock, signed.
+    pub bblog_offset_sectors: i32,
+    pub utime: u64,
+    /// Counts changes of the superblock; the newest member is the one to believe.
+    pub events: u64,
+    /// Before this sector parity is right; [`NO_OFFSET`] if all is.
+    pub resync_offset_sectors: u64,
+    /// Roles by `dev_number`; its length is `max_dev`.
+    pub roles: Vec<Role>,
+    /// What follows the roles in the 4 KiB.
+    pub(super) rest: Vec<u8>,
+}
+
+impl Superblock {
+    /// Reads one, with the checks that md makes before it believes a word.
+    pub fn parse(bytes: &[u8; SUPER_BYTES]) -> Result<Superblock, SuperblockError> {
+        let (raw, after) = Raw::read_from_prefix(bytes).map_err(|_| SuperblockError::Short)?;
+        if raw.magic.get() != MAGIC {
+            return Err(SuperblockError::Magic(raw.magic.get()));
+        }
+        if raw.major_version.get() != 1 {
+            return Err(SuperblockError::Version(raw.major_version.get()));
+        }
+        let max_dev = raw.max_dev.get();
+        if max_dev > MAX_ROLES {
+            return Err(SuperblockError::MaxDev(max_dev));
+        }
+        let (found, counted) = (raw.checksum.get(), checksum(bytes, max_dev));
+        if found != counted {
+            return Err(SuperblockError::Checksum { found, counted });
+        }
+        if raw.super_offset.get() != SUPER_SECTOR {
+            return Err(SuperblockError::Place(raw.super_offset.get()));
+        }
+        // md takes what it doesn't know here for a newer format, and so do we.
+        if raw.pad0.get() != 0 || raw.pad3 != [0; 32] {
+            return Err(SuperblockError::Padding);
+        }
+        let (roles, rest) = after.split_at(2 * max_dev as usize);
+        let roles = roles.as_chunks().0.iter();
+        Ok(Superblock {
+            roles: roles.map(|r| Role::of(u16::from_le_bytes(*r))).collect(),
+            rest: rest.to_vec(),
+            ..raw.fields()
+        })
+    }
+
+    /// The bytes, with their checksum. md itself writes only the first [`Superblock::written_bytes`].
+    pub fn encode(&self) -> [u8; SUPER_BYTES] {
+        let mut bytes = [0; SUPER_BYTES];
+        let max_dev = self.roles.len().min(MAX_ROLES as usize);
+        let mut raw = Raw::new_zeroed();
+        raw.set(self);
+        raw.magic.set(MAGIC);
+        raw.major_version.set(1);
+        raw.super_offset.set(SUPER_SECTOR);
+        raw.max_dev.set(max_dev as u32);
+        bytes[..FIXED_BYTES].copy_from_slice(raw.as_bytes());
+        let (roles, rest) = bytes[FIXED_BYTES..].split_at_mut(2 * max_dev);
+        for (to, role) in roles.as_chunks_mut().0.iter_mut().zip(&self.roles) {
+            *to = role.number().to_le_bytes();
+        }
+        let kept = self.rest.len().min(rest.len());
+        rest[..kept].copy_from_slice(&self.rest[..kept]);
+        let sum = checksum(&bytes, max_dev as u32);
+        bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// What md writes of the 4 KiB: fields and roles, in whole sectors.
+    pub fn written_bytes(&self) -> usize {
+        (FIXED_BYTES + 2 * self.roles.len()).next_multiple_of(512)
+    }
+
+    /// Whether a bit of the feature map is set.
+    pub fn has(&self, feature: Feature) -> bool {
+        self.feature_map & feature.0 != 0
+    }
+
+    /// The name, usually `host:name`, as far as it is text.
+    pub fn name(&self) -> String {
+        let end = self.set_name.iter().position(|&b| b == 0);
+        String::from_utf8_lossy(&self.set_name[..end.unwrap_or(32)]).into_owned()
+    }
+
+    /// What this member is. A number outside of the table is a spare, as md has it.
+    pub fn role(&self) -> Role {
+        let at = usize::try_from(self.dev_number).ok();
+        at.and_then(|n| self.roles.get(n))
+            .copied()
+            .unwrap_or(Role::Spare)
+    }
+
+    /// Whether all parity was right when this was written.
+    pub fn is_clean(&self) -> bool {
+        self.resync_offset_sectors == NO_OFFSET
+    }
+
+    /// Sectors of this member that hold what they should: all, unless it is being rebuilt.
+    pub fn recovered_sectors(&self) -> u64 {
+        match self.has(Feature::RECOVERY_OFFSET) {
+            true => self.recovery_offset_sectors.min(self.size_sectors),
+            false => self.size_sectors,
+        }
+    }
+
+    /// Where the consistency policy's log or bitmap is. Ask [`Superblock::check`] first: it makes sure that it is on the member.
+    pub fn policy(&self) -> Policy {
+        let [a, b, c, d] = self.bitmap_or_ppl;
+        if self.has(Feature::PPL) || self.has(Feature::MULTIPLE_PPLS) {
+            return Policy::Ppl(Log {
+                sector: relative(i64::from(i16::from_le_bytes([a, b]))),
+                sectors: u64::from(u16::from_le_bytes([c, d])),
+            });
+        }
+        match self.has(Feature::BITMAP) {
+            true => Policy::Bitmap {
+                sector: relative(i64::from(i32::from_le_bytes([a, b, c, d]))),
+            },
+            false => Policy::Resync,
+        }
+    }
+
+    /// The area for the bad block log, if there is one. It is only read if [`Feature::BAD_BLOCKS`] is set: without it, md leaves
+    /// there whatever was on the disk before.
+    pub fn bad_block_log(&self) -> Option<Log> {
+        let there = self.bblog_size_sectors != 0 && self.bblog_offset_sectors != 0;
+        there.then(|| Log {
+            sector: relative(i64::from(self.bblog_offset_sectors)),
+            sectors: u64::from(self.bblog_size_sectors),
+        })
+    }
+
+    /// The entries of a bad block log: 54 bits of sector, 10 bits of length, both in units of `bblog_shift`; all ones end it.
+    pub fn bad_blocks<'a>(&self, log: &'a [u8]) -> impl Iterator<Item = BadBlock> + use<'a> {
+        let shift = u32::from(self.bblog_shift);
+        let entries = log.as_chunks().0.iter().map(|e| u64::from_le_bytes(*e));
+        entries
+            .take_while(|&e| e != u64::MAX)
+            .map(move |entry| BadBlock {
+                sector: (entry >> 10).checked_shl(shift).unwrap_or(u64::MAX),
+                sectors: (entry & 0x3ff).checked_shl(shift).unwrap_or(u64::MAX),
+            })
+    }
+
+    /// Refuses a bad block log that isn't empty. To be called with the area of [`Superblock::bad_block_log`] if
+    /// [`Feature::BAD_BLOCKS`] is set.
+    pub fn check_bad_blocks(&self, log: &[u8]) -> Result<(), SuperblockError> {
+        match self.bad_blocks(log).find(|b| b.sectors != 0) {
+            Some(bad) => Err(SuperblockError::BadBlocks(bad)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether we can honour it on a device of this size; the shape of the array if so. Everything that we can't is named.
+    pub fn check(&self, device_sectors: u64) -> Result<Geometry, SuperblockError> {
+        self.check_features()?;
+        if self.level != 5 {
+            return Err(SuperblockError::Level(self.level));
+        }
+        let layout = Layout::from_md(self.layout).ok_or(SuperblockError::Layout {
+            number: self.layout,
+            name: Layout::md_name(self.layout),
+        })?;
+        let geometry = Geometry::new(
+            self.raid_disks,
+            self.chunk_sectors,
+            layout,
+            self.size_sectors,
+        )
+        .map_err(|e| SuperblockError::Shape(e.to_string()))?;
+        if geometry.member_sectors() != self.size_sectors {
+            return Err(SuperblockError::Shape(format!(
+                "a used size of {} sectors isn't a number of chunks of {}",
+                self.size_sectors, self.chunk_sectors
+            )));
+        }
+        self.check_roles()?;
+        self.check_places(device_sectors)?;
+        Ok(geometry)
+    }
+
+    fn check_features(&self) -> Result<(), SuperblockError> {
+        let unknown = self.feature_map & !Feature::ALL;
+        if unknown != 0 {
+            return Err(SuperblockError::UnknownFeatures(unknown));
+        }
+        let refused = Feature::REFUSED.into_iter().find(|f| self.has(*f));
+        if let Some(feature) = refused {
+            return Err(SuperblockError::Feature(feature));
+        }
+        let policies = [Feature::BITMAP, Feature::PPL, Feature::MULTIPLE_PPLS];
+        if policies.into_iter().filter(|f| self.has(*f)).count() > 1 {
+            return Err(SuperblockError::TwoPolicies);
+        }
+        Ok(())
+    }
+
+    fn check_roles(&self) -> Result<(), SuperblockError> {
+        let mut taken = [false; *Geometry::MEMBERS.end() as usize];
+        for role in &self.roles {
+            let place = match *role {
+                Role::Active(place) if u32::from(place) < self.raid_disks => usize::from(place),
+                Role::Active(number) | Role::Unknown(number) => {
+                    return Err(SuperblockError::Role(number));
+                }
+                Role::Journal | Role::Faulty | Role::Spare => continue,
+            };
+            if std::mem::replace(&mut taken[place], true) {
+                return Err(SuperblockError::RoleTwice(place as u16));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything on the member that has a place, and that no two share one.
+    fn check_places(&self, device_sectors: u64) -> Result<(), SuperblockError> {
+        // No device is longer than offsets in files can say; so an end that doesn't fit into 64 bits is behind all.
+        let device_sectors = device_sectors.min(i64::MAX as u64 / 512);
+        let data_end = self.data_offset_sectors.checked_add(self.data_size_sectors);
+        if data_end.is_none_or(|end| end > device_sectors) {
+            return Err(SuperblockError::TooSmall {
+                needed: data_end.unwrap_or(u64::MAX),
+                device: device_sectors,
+            });
+        }
+        if self.size_sectors > self.data_size_sectors {
+            return Err(SuperblockError::Places("used size", "room for data"));
+        }
+        let area = |log: Log| log.sector..log.sector.saturating_add(log.sectors);
+        let header = SUPER_SECTOR..SUPER_SECTOR + self.written_bytes() as u64 / 512;
+        let data = area(Log {
+            sector: self.data_offset_sectors,
+            sectors: self.data_size_sectors,
+        });
+        let mut places: Vec<(&'static str, Range<u64>)> =
+            vec![("superblock", header), ("data", data)];
+        match self.policy() {
+            Policy::Resync => {}
+            // The bitmap's own header tells its size, and at least that is there; the reader of the bitmap checks the rest.
+            Policy::Bitmap { sector } => places.push(("bitmap", sector..sector.saturating_add(1))),
+            Policy::Ppl(log) if log.sectors < 16 => return Err(SuperblockError::SmallPpl(log)),
+            Policy::Ppl(log) => places.push(("partial parity log", area(log))),
+        }
+        match self.bad_block_log() {
+            Some(log) if self.has(Feature::BAD_BLOCKS) && log.sectors > 8 => {
+                return Err(SuperblockError::BadBlockLog);
+            }
+            None if self.has(Feature::BAD_BLOCKS) => return Err(SuperblockError::BadBlockLog),
+            Some(log) => places.push(("bad block log", area(log))),
+            None => {}
+        }
+        for (n, (name, place)) in places.iter().enumerate() {
+            if place.end > device_sectors {
+                return Err(SuperblockError::Places(name, "end of the device"));
+            }
+            let met = places[..n]
+                .iter()
+                .find(|(_, p)| p.start < place.end && place.start < p.end);
+            if let Some((other, _)) = met {
+                return Err(SuperblockError::Places(name, other));
+            }
+        }
+        Ok(())
+    }
+
+    /// First sector after the bitmap that nothing else uses: how large the bitmap may be at most.
+    pub fn bitmap_room_sectors(&self) -> u64 {
+        let Policy::Bitmap { sector } = self.policy() else {
+            return 0;
+        };
+        let next = [
+            Some(self.data_offset_sectors),
+            self.bad_block_log().map(|log| log.sector),
+        ];
+        let next = next.into_iter().flatten().filter(|&s| s > sector).min();
+        next.map_or(0, |end| end - sector)
+    }
+}
+
+/// Offsets of logs count from the superblock. One before the device becomes one behind every device, which no check accepts.
+fn relative(offset_sectors: i64) -> u64 {
+    SUPER_SECTOR
+        .checked_add_signed(offset_sectors)
+        .unwrap_or(u64::MAX)
+}
+
+/// The sum of all 32-bit words with the checksum's own taken for zero, folded once; a half word at the end counts as one.
+fn checksum(bytes: &[u8; SUPER_BYTES], max_dev: u32) -> u32 {
+    let len = FIXED_BYTES + 2 * max_dev as usize;
+    let (words, half) = bytes[..len].as_chunks();
+    let mut sum: u64 = words
+        .iter()
+        .map(|w| u64::from(u32::from_le_bytes(*w)))
+        .sum();
+    if let [a, b] = *half {
+        sum += u64::from(u16::from_le_bytes([a, b]));
+    }
+    let at = CHECKSUM_AT;
+    let own = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+    sum -= u64::from(u32::from_le_bytes(own));
+    (sum as u32).wrapping_add((sum >> 32) as u32)
+}
+
+#[cfg(test)]
+mod tests;
