@@ -51,6 +51,12 @@ pub trait BlockDevice: Send + Sync {
         Incarnation::default()
     }
 
+    /// Ends its use in order, when all queues are closed: it may have to tell its backing that all is well. Slow; errors
+    /// lose nothing, but the next start may take longer.
+    fn close(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Memory that requests to this device should use for their buffers, to save a copy; `None` if any will do.
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         None

@@ -12,6 +12,8 @@ Volumes:
   null:SIZE                             nothing; reads are zeros
   delay:210us,iops=209k,bw=2.4G:VOLUME  a modelled device in front of another volume
   fault:seed=1,error=0.01:VOLUME        errors, stalls and torn writes, by seed
+  raid5:[VOLUME][VOLUME][VOLUME]        a RAID-5 array in md's format; see `pvblk raid --help`. [missing] for a lost member,
+                                        then ,stripes=N (4 KiB of each member kept in memory) and ,force
 
 Examples:
   pvblk serve --disk vm1=file:/srv/vm1.img,size=20G --local unix:/run/pvblk.sock
@@ -69,6 +71,9 @@ pub enum Command {
     /// Where the time of requests went, hop by hop, now or from captures
     #[command(after_help = crate::latency::HELP)]
     Latency(crate::latency::LatencyArgs),
+    /// Make and look at RAID-5 arrays
+    #[command(subcommand, after_help = crate::raid::HELP)]
+    Raid(crate::raid::RaidCommand),
     /// Experiments and measurements
     #[command(subcommand)]
     Lab(LabCommand),

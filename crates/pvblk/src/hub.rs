@@ -134,6 +134,7 @@ impl Hub {
                 let why = format!("disk {}: the last flush ended as {status:?}", disk.name());
                 return Err(Error::new(pvblk_block::ErrorKind::Os, why));
             }
+            disk.device().close()?;
         }
         Ok(())
     }

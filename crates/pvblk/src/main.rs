@@ -11,6 +11,7 @@ mod daemon;
 mod hub;
 mod lab;
 mod latency;
+mod raid;
 mod rings;
 mod serve;
 mod trace;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         cli::Command::Bench(args) => return bench::run(args),
         cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
+        cli::Command::Raid(command) => raid::run(command),
         cli::Command::Lab(command) => lab::run(command),
     };
     match result {

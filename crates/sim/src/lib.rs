@@ -19,6 +19,7 @@ mod fuse;
 mod log;
 mod memory;
 mod profile;
+pub mod raid;
 mod server;
 mod stamp;
 mod submitter;
@@ -83,6 +84,16 @@ impl std::ops::AddAssign for Report {
         self.kills += other.kills;
         self.losses += other.losses;
         self.reconnects += other.reconnects;
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} steps, {} requests, {} kills, {} lost caches, {} reconnects",
+            self.steps, self.requests, self.kills, self.losses, self.reconnects
+        )
     }
 }
 

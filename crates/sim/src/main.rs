@@ -1,26 +1,32 @@
 //! Runs many seeds, or one again.
 
-use pvblk_sim::{Options, Planted, Report, run};
+use pvblk_sim::{Failure, Planted, raid};
+use std::fmt::Display;
+use std::ops::AddAssign;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "usage: pvblk-sim [--seeds COUNT] [--from SEED] [--seed SEED] [--planted NAME]
+const USAGE: &str = "usage: pvblk-sim [raid] [--seeds COUNT] [--from SEED] [--seed SEED] [--verbose] [--planted NAME]
+  raid            a RAID-5 array whose power is cut, instead of front end and back end
   --seeds COUNT   how many (default 1000)
   --from SEED     the first (default 0)
   --seed SEED     this one, with all its events
+  --verbose       all events of all seeds
   --planted NAME  with a bug that must be found";
 
 struct Flags {
     seeds: u64,
     from: u64,
-    options: Options,
+    verbose: bool,
+    planted: Option<String>,
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Flags, String> {
     let mut flags = Flags {
         seeds: 1000,
         from: 0,
-        options: Options::default(),
+        verbose: false,
+        planted: None,
     };
     while let Some(flag) = args.next() {
         let mut value = || args.next().ok_or(format!("{flag} needs a value"));
@@ -31,34 +37,48 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Flags, String> {
             "--seed" => {
                 flags.from = number(value()?)?;
                 flags.seeds = 1;
-                flags.options.verbose = true;
+                flags.verbose = true;
             }
-            "--planted" => {
-                let name = value()?;
-                let found = Planted::ALL.iter().find(|(n, _)| *n == name);
-                let names: Vec<_> = Planted::ALL.iter().map(|(n, _)| *n).collect();
-                let none = || format!("no planted bug {name}; there are {}", names.join(", "));
-                flags.options.planted = Some(found.ok_or_else(none)?.1);
-            }
+            "--verbose" => flags.verbose = true,
+            "--planted" => flags.planted = Some(value()?),
             _ => return Err(format!("unknown flag {flag}")),
         }
     }
     Ok(flags)
 }
 
-fn main() -> ExitCode {
-    let flags = match parse(std::env::args().skip(1)) {
-        Ok(flags) => flags,
-        Err(why) => {
-            eprintln!("{why}\n{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
+/// The bug with a name.
+fn named<B: Copy>(all: &[(&str, B)], name: Option<&str>) -> Result<Option<B>, String> {
+    let Some(name) = name else { return Ok(None) };
+    let found = all.iter().find(|(n, _)| *n == name);
+    let names: Vec<_> = all.iter().map(|(n, _)| *n).collect();
+    let none = || format!("no planted bug {name}; there are {}", names.join(", "));
+    Ok(Some(found.ok_or_else(none)?.1))
+}
+
+fn whole(args: Vec<String>) -> Result<ExitCode, String> {
+    let raid = args.first().is_some_and(|a| a == "raid");
+    let flags = parse(args.into_iter().skip(usize::from(raid)))?;
+    let (name, verbose) = (flags.planted.as_deref(), flags.verbose);
+    if raid {
+        let planted = named(raid::Bug::ALL, name)?;
+        let options = raid::Options { planted, verbose };
+        return Ok(campaign(&flags, |seed| raid::run(seed, &options)));
+    }
+    let planted = named(Planted::ALL, name)?;
+    let options = pvblk_sim::Options { planted, verbose };
+    Ok(campaign(&flags, |seed| pvblk_sim::run(seed, &options)))
+}
+
+fn campaign<R: Default + AddAssign + Display>(
+    flags: &Flags,
+    run: impl Fn(u64) -> Result<R, Box<Failure>>,
+) -> ExitCode {
     let start = Instant::now();
     let mut told = start;
-    let mut sum = Report::default();
+    let mut sum = R::default();
     for done in 0..flags.seeds {
-        match run(flags.from.wrapping_add(done), &flags.options) {
+        match run(flags.from.wrapping_add(done)) {
             Ok(report) => sum += report,
             Err(failure) => {
                 eprintln!("{failure}");
@@ -73,14 +93,16 @@ fn main() -> ExitCode {
     }
     let seconds = start.elapsed().as_secs_f64();
     println!(
-        "{} seeds passed in {seconds:.1} s, {:.0} a second: {} steps, {} requests, {} kills, {} lost caches, {} reconnects",
+        "{} seeds passed in {seconds:.1} s, {:.0} a second: {sum}",
         flags.seeds,
         flags.seeds as f64 / seconds,
-        sum.steps,
-        sum.requests,
-        sum.kills,
-        sum.losses,
-        sum.reconnects
     );
     ExitCode::SUCCESS
+}
+
+fn main() -> ExitCode {
+    whole(std::env::args().skip(1).collect()).unwrap_or_else(|why| {
+        eprintln!("{why}\n{USAGE}");
+        ExitCode::from(2)
+    })
 }

@@ -209,6 +209,28 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) }
     }
 
+    /// XORs what is at `offset` into `dst`.
+    #[inline]
+    pub fn xor_to(&self, offset: usize, dst: &mut [u8]) {
+        const BLOCK: usize = 64;
+        let src = self.at(offset, dst.len());
+        let whole = dst.len() - dst.len() % BLOCK;
+        let (blocks, rest) = dst.as_chunks_mut::<BLOCK>();
+        for (i, block) in blocks.iter_mut().enumerate() {
+            // SAFETY: inside the range checked above. Races as in `read`.
+            let bytes: [u8; BLOCK] =
+                unsafe { src.add(i * BLOCK).cast::<[u8; BLOCK]>().read_unaligned() };
+            for (to, from) in block.iter_mut().zip(bytes) {
+                *to ^= from;
+            }
+        }
+        for (i, to) in rest.iter_mut().enumerate() {
+            let mut byte = [0];
+            self.read(offset + whole + i, &mut byte);
+            *to ^= byte[0];
+        }
+    }
+
     /// Copies `src` in, starting at `offset`.
     #[inline]
     pub fn write(&self, offset: usize, src: &[u8]) {

@@ -109,6 +109,10 @@ impl BlockDevice for FaultVolume {
         self.inner.incarnation()
     }
 
+    fn close(&self) -> Result<(), Error> {
+        self.inner.close()
+    }
+
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         self.inner.buffer_source()
     }

@@ -7,6 +7,7 @@
 //! | `file:PATH[,OPTION…]` | a regular file or block device; see [`FileSpec`] for the options |
 //! | `delay:MODEL:INNER` | a modelled device over another; see [`DelaySpec`] |
 //! | `fault:FAULTS:INNER` | errors, stalls and torn writes by seed; see [`FaultSpec`] |
+//! | `raid5:[MEMBER][MEMBER]…[,OPTION…]` | a RAID-5 array in md's format; see [`Raid5Spec`] |
 //!
 //! [`open`] takes such a spec; [`VolumeSpec`] is its parsed form. Every volume is a
 //! [`pvblk_block::BlockDevice`] and is used through [`pvblk_block::Queue`].
@@ -28,7 +29,9 @@ pub use fault::FaultVolume;
 pub use file::FileVolume;
 pub use mem::MemVolume;
 pub use null::NullVolume;
-pub use spec::{DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, VolumeSpec, parse_size};
+pub use spec::{
+    DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec, parse_size,
+};
 
 use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;

@@ -1,7 +1,10 @@
 //! What a volume is made of, as plain data: parsed, printed, checked, opened.
 
 mod parse;
+mod raid5;
 mod units;
+
+pub use raid5::Raid5Spec;
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::{BlockDevice, Error};
@@ -12,7 +15,8 @@ use std::time::Duration;
 use units::{Rate, Size, Span};
 
 /// A volume, or a decorator over one. `Display` prints the spec that parses to the same value
-/// (except for a path that itself holds a comma and a file option, which only this form can express).
+/// (except for a path that itself holds a comma and a file option, or, inside of `raid5`, a bracket without its partner: only this
+/// form can express those).
 #[derive(Clone, Debug, PartialEq)]
 pub enum VolumeSpec {
     /// `null[:SIZE][,notouch]`
@@ -25,6 +29,8 @@ pub enum VolumeSpec {
     Delay(DelaySpec, Box<VolumeSpec>),
     /// `fault:FAULTS:INNER`
     Fault(FaultSpec, Box<VolumeSpec>),
+    /// `raid5:[MEMBER][MEMBER]…[,OPTION…]`
+    Raid5(Raid5Spec),
 }
 
 /// A volume that stores nothing: `null:SIZE[,notouch]`, 1 TiB if no size is given.
@@ -183,6 +189,7 @@ impl VolumeSpec {
             VolumeSpec::File(spec) => Arc::new(FileVolume::open(spec)?),
             VolumeSpec::Delay(spec, inner) => Arc::new(DelayVolume::new(spec, inner.open()?)?),
             VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, inner.open()?)?),
+            VolumeSpec::Raid5(spec) => spec.open()?,
         })
     }
 
@@ -208,6 +215,7 @@ impl VolumeSpec {
                 .and_then(|size| size_problem(size, s.sector_bytes.unwrap_or(512).into())),
             VolumeSpec::Delay(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Fault(s, inner) => s.problem().or_else(|| inner.problem()),
+            VolumeSpec::Raid5(s) => s.problem(),
         }
     }
 }
@@ -281,6 +289,7 @@ impl fmt::Display for VolumeSpec {
             VolumeSpec::File(s) => s.fmt(f),
             VolumeSpec::Delay(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Fault(s, inner) => write!(f, "{s}:{inner}"),
+            VolumeSpec::Raid5(s) => s.fmt(f),
         }
     }
 }

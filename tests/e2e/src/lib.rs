@@ -4,6 +4,7 @@
 //! `PVBLK_E2E_FULL=1` asks for the full sizes and times. A test that the machine can't run is skipped
 //! with a reason, never passed; see [`Stop::Skip`].
 
+pub mod arrays;
 pub mod btt;
 pub mod daemon;
 pub mod load;

@@ -61,6 +61,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-ring",
             "pvblk-frontend",
             "pvblk-backend",
+            "pvblk-volume",
             "pvblk-export",
         ],
     ),

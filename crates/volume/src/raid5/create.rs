@@ -47,6 +47,8 @@ pub struct NewArray<'a> {
     pub chunk_sectors: u32,
     /// Size of each member's device; the first one's decides where data starts, as in mdadm.
     pub device_sectors: &'a [u64],
+    /// Sectors to use on each member, in whole chunks; `None`: as many as the smallest has.
+    pub size_sectors: Option<u64>,
     /// What happens after a crash.
     pub consistency: Consistency,
     /// All parity is right already.
@@ -85,7 +87,13 @@ impl NewArray<'_> {
                 "raid5 member of {smallest} sectors: metadata takes {data_offset_sectors}, and what is left holds no chunk; take larger members"
             )));
         }
-        let geometry = Geometry::new(members, self.chunk_sectors, self.layout, room)?;
+        let used = self.size_sectors.unwrap_or(room);
+        if used > room {
+            return Err(Error::config(format!(
+                "raid5 of {used} sectors on each member: the smallest has {room} for data; take less"
+            )));
+        }
+        let geometry = Geometry::new(members, self.chunk_sectors, self.layout, used)?;
         let size_sectors = geometry.member_sectors();
 
         let bitmap = match self.consistency {

@@ -15,6 +15,7 @@ fn like<'a>(sb: &Superblock, name: &'a str, consistency: Consistency) -> NewArra
         layout: Layout::from_md(sb.layout).expect("a layout"),
         chunk_sectors: sb.chunk_sectors,
         device_sectors: &[24 << 11; 4],
+        size_sectors: None,
         consistency,
         clean: true,
     }
@@ -67,6 +68,7 @@ fn data_starts_where_mdadm_puts_it() {
             layout: Layout::default(),
             chunk_sectors,
             device_sectors: &devices,
+            size_sectors: None,
             consistency,
             clean: true,
         };
@@ -127,6 +129,7 @@ fn whatever_is_made_is_accepted() {
             layout: Layout::ALL[rng.usize(0..4)],
             chunk_sectors: 8 << rng.u32(0..=10),
             device_sectors: &devices,
+            size_sectors: None,
             consistency: consistency[rng.usize(0..3)],
             clean: rng.bool(),
         };
@@ -179,6 +182,7 @@ fn wishes_that_cannot_be_are_refused() {
             layout: Layout::default(),
             chunk_sectors,
             device_sectors,
+            size_sectors: None,
             consistency: Consistency::Ppl,
             clean: true,
         };

@@ -7,6 +7,8 @@
 //! | `superblock` | the 4 KiB on each member that describe the array; `create` makes new ones |
 //! | `bitmap` | the write-intent bitmap: what has to be resynchronised after a crash |
 //! | `ppl`, `recover` | the partial parity log: how parity is repaired after a crash |
+//! | `blocking` | I/O that waits: for all of the next line |
+//! | `new_array`, `assemble`, `repair` | before and after serving: makes arrays, finds them, makes their parity right |
 //!
 //! The format is md's so that an array outlives this program: `mdadm` examines, assembles and repairs it. What md can do and
 //! we can't (reshape, journal, bad blocks, spares in use, clusters) is refused by name, never guessed at.
@@ -14,26 +16,40 @@
 //! Numbers and offsets come from `md_p.h` of the kernel's user headers, rules from `md(4)`, `mdadm(8)`, mdadm's
 //! `bitmap.h` and `raid5-ppl.rst`; each place says which. Every unit is in the name: `_sectors` are 512 bytes.
 
+mod array;
+mod assemble;
 mod bitmap;
+mod blocking;
+mod core;
 mod create;
 mod geometry;
+mod new_array;
 mod parity;
+pub mod planted;
 mod ppl;
 mod recover;
+mod repair;
 mod superblock;
+#[cfg(test)]
+mod testing;
 
+pub use array::{ArrayOptions, Raid5};
+pub use assemble::{AssembleOptions, Assembly, Member, assemble, read_superblock, uuid_text};
 pub use bitmap::{
     BITMAP_HEADER_BYTES, BitmapError, BitmapHeader, Health, Intent, PAGE_BYTES, PageWrite,
     WriteIntent,
 };
+pub use blocking::{Blocking, Idle, sleepy};
 pub use create::{Consistency, Created, NewArray};
 pub use geometry::{Geometry, Layout, Piece, Place, STRIPE_BYTES, STRIPE_SECTORS, Slot};
+pub use new_array::{CreateOptions, create};
 pub use parity::{xor_into, xor_of};
 pub use ppl::{
     Batch, Full, Newest, PPL_HEADER_BYTES, PPL_MAX_ENTRIES, PplEntry, PplError, PplHeader,
     find_newest, log_space_bytes, ppl_signature, single_log_sectors, tells_multiple,
 };
 pub use recover::{Plan, Repair};
+pub use repair::{Raid5Progress, prepare, write_superblocks};
 pub use superblock::{
     BadBlock, Feature, Log, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock,
     SuperblockError,

@@ -1,14 +1,14 @@
 //! The text form of specs: `KIND[:ARGS][:INNER]`.
 
 use super::units::{parse_probability, parse_rate, parse_size, parse_span};
-use super::{DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, VolumeSpec};
+use super::{DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec};
 use pvblk_block::Error;
 use std::str::FromStr;
 
-/// Deepest nesting of decorators.
+/// Deepest nesting of decorators and arrays.
 const DEEPEST: usize = 16;
 
-const KINDS: [&str; 5] = ["null", "mem", "file", "delay", "fault"];
+const KINDS: [&str; 6] = ["null", "mem", "file", "delay", "fault", "raid5"];
 
 const FILE_FLAGS: [&str; 3] = ["direct", "ro", "nolock"];
 const FILE_KEYS: [&str; 3] = ["engine", "size", "sector"];
@@ -27,7 +27,7 @@ impl FromStr for VolumeSpec {
 
 fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
     if depth > DEEPEST {
-        return Err(format!("more than {DEEPEST} decorators over each other"));
+        return Err(format!("more than {DEEPEST} volumes over each other"));
     }
     let (kind, rest) = match text.split_once(':') {
         Some((kind, rest)) => (kind, Some(rest)),
@@ -45,6 +45,7 @@ fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
             let (args, inner) = decorator("fault:seed=1,error=0.01:mem:1G", rest, depth)?;
             Ok(VolumeSpec::Fault(fault(args)?, inner))
         }
+        ("raid5", rest) => raid5(rest.unwrap_or(""), depth).map(VolumeSpec::Raid5),
         _ if text.contains('/') => file(text).map(VolumeSpec::File),
         ("", _) => Err(format!(
             "a kind is missing: {}, or a path with a `/`",
@@ -271,6 +272,62 @@ fn fault_unknown(key: &str) -> String {
         key,
         "seed=N, error=P, read-error=P, write-error=P, flush-error=P, stall=P/TIME, torn=P",
     )
+}
+
+fn raid5(text: &str, depth: usize) -> Result<Raid5Spec, String> {
+    const EXAMPLE: &str = "as in raid5:[file:a.img][file:b.img][missing],stripes=512";
+    let mut spec = Raid5Spec::new(Vec::new());
+    let mut rest = text;
+    while let Some(inside) = rest.strip_prefix('[') {
+        let end = closing(inside).ok_or_else(|| format!("a `]` is missing, {EXAMPLE}"))?;
+        spec.members.push(match &inside[..end] {
+            "" => return Err(format!("empty brackets: a member goes there, {EXAMPLE}")),
+            "missing" => None,
+            member => Some(parse(member, depth + 1)?),
+        });
+        rest = &inside[end + 1..];
+    }
+    if spec.members.is_empty() {
+        return Err(format!("members are missing, each in brackets, {EXAMPLE}"));
+    }
+    if rest.is_empty() {
+        return Ok(spec);
+    }
+    let options = rest.strip_prefix(',').ok_or_else(|| {
+        format!(
+            "`{}` after the members: options follow a comma, {EXAMPLE}",
+            rest.escape_debug()
+        )
+    })?;
+    for (key, value) in items(options) {
+        match (key, value) {
+            ("stripes", Some(value)) => {
+                spec.stripes = value.parse().map_err(|_| {
+                    format!(
+                        "stripes `{}` is not a number from 17 to 32768",
+                        value.escape_debug()
+                    )
+                })?;
+            }
+            ("force", None) => spec.force = true,
+            _ => return Err(unknown(key, "stripes=N, force")),
+        }
+    }
+    Ok(spec)
+}
+
+/// Where the bracket closes that was open before `text`.
+fn closing(text: &str) -> Option<usize> {
+    let mut open = 0usize;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'[' => open += 1,
+            b']' if open == 0 => return Some(at),
+            b']' => open -= 1,
+            _ => {}
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -90,6 +90,123 @@ fn paths_keep_colons_and_commas() {
 }
 
 #[test]
+fn arrays_hold_whole_specs() {
+    let VolumeSpec::Raid5(spec) = ok(
+        "raid5:[file:/a,b.img,direct][missing][delay:1ms,iops=5k:mem:1G,sector=4096],stripes=512,force",
+    ) else {
+        panic!("not an array");
+    };
+    assert_eq!((spec.stripes, spec.force), (512, true));
+    let [Some(VolumeSpec::File(a)), None, Some(VolumeSpec::Delay(..))] = &spec.members[..] else {
+        panic!("{:?}", spec.members);
+    };
+    assert!(a.direct);
+    assert_eq!(a.path, PathBuf::from("/a,b.img"));
+    // Brackets in paths come in pairs; arrays go over arrays, and anything goes over arrays.
+    let VolumeSpec::Raid5(spec) = ok("raid5:[/x[1].img][/[[]]][mem:4k]") else {
+        panic!("not an array");
+    };
+    let path = |n: usize| match &spec.members[n] {
+        Some(VolumeSpec::File(f)) => f.path.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((path(0), path(1)), ("/x[1].img".into(), "/[[]]".into()));
+    assert_eq!(spec.stripes, Raid5Spec::STRIPES);
+    ok("fault:seed=1:raid5:[mem:1G][raid5:[mem:4k][mem:4k][mem:4k],force][missing],stripes=17");
+}
+
+/// A random spec whose paths hold what this form can express.
+fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
+    let inner = |rng: &mut fastrand::Rng| Box::new(random(rng, depth - 1));
+    match rng.u32(0..if depth == 0 { 3 } else { 7 }) {
+        0 => VolumeSpec::Null(NullSpec {
+            size_bytes: rng.u64(1..1 << 30) * 512,
+            touch: rng.bool(),
+        }),
+        1 => VolumeSpec::Mem(MemSpec {
+            size_bytes: rng.u64(1..1 << 20) * 4096,
+            sector_bytes: [512, 4096][rng.usize(0..2)],
+        }),
+        2 => {
+            let parts = ["a", ":", ",x", "[b]", "/", "=", "missing", "+", " ", "é"];
+            let path: String = (0..rng.usize(1..8))
+                .map(|_| parts[rng.usize(0..parts.len())])
+                .collect();
+            VolumeSpec::File(FileSpec {
+                direct: rng.bool(),
+                lock: rng.bool(),
+                engine: [None, Some(Engine::Sync), Some(Engine::Uring)][rng.usize(0..3)],
+                ..FileSpec::new(path)
+            })
+        }
+        3 => VolumeSpec::Delay(
+            DelaySpec {
+                service: Duration::from_nanos(rng.u64(0..1 << 40)),
+                iops: rng.bool().then(|| rng.u64(1..1 << 29)),
+                serial: rng.bool(),
+                ..DelaySpec::default()
+            },
+            inner(rng),
+        ),
+        4 => VolumeSpec::Fault(
+            FaultSpec {
+                seed: rng.bool().then(|| rng.u64(..)),
+                torn: rng.f64(),
+                ..FaultSpec::default()
+            },
+            inner(rng),
+        ),
+        _ => {
+            let missing = rng.usize(0..6);
+            let members = (0..rng.usize(3..6)).map(|n| (n != missing).then(|| *inner(rng)));
+            VolumeSpec::Raid5(Raid5Spec {
+                members: members.collect(),
+                stripes: rng.u32(17..=32768),
+                force: rng.bool(),
+            })
+        }
+    }
+}
+
+#[test]
+fn whatever_is_printed_parses_to_the_same() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..2000 {
+        let spec = random(&mut rng, 3);
+        let text = spec.to_string();
+        assert_eq!(ok(&text), spec, "{text}, seed {seed}");
+    }
+}
+
+/// Anything at all is parsed or refused, in one line, and what is parsed is printed so that it is parsed again.
+#[test]
+fn torn_specs_do_no_harm() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..5000 {
+        let mut text: Vec<char> = random(&mut rng, 2).to_string().chars().collect();
+        for _ in 0..rng.usize(1..4) {
+            let at = rng.usize(0..text.len());
+            match rng.bool() {
+                true => drop(text.remove(at)),
+                false => text.insert(at, ['[', ']', ',', ':', '=', '0'][rng.usize(0..6)]),
+            }
+            if text.is_empty() {
+                break;
+            }
+        }
+        let text: String = text.into_iter().collect();
+        match text.parse::<VolumeSpec>() {
+            Ok(spec) => assert_eq!(ok(&spec.to_string()), spec, "{text}, seed {seed}"),
+            Err(e) => assert!(!e.to_string().contains('\n'), "{e}"),
+        }
+    }
+}
+
+#[test]
 fn printed_specs_parse_to_the_same() {
     for text in [
         "null:1T",
@@ -102,6 +219,8 @@ fn printed_specs_parse_to_the_same() {
         "delay:210us,iops=209k,bw=2400M,channels=4,serial:mem:1G",
         "delay:0s:mem:1G",
         "fault:error=0:mem:1G",
+        "raid5:[file:/a][file:/b][file:/c]",
+        "delay:1ms:raid5:[missing][file:/b,direct][delay:1ms:mem:4k],stripes=512,force",
         "fault:seed=18446744073709551615,error=0.01,read-error=0,write-error=1,flush-error=0.25,stall=0.001/50ms,torn=0.5:delay:1ms:null:1T",
     ] {
         let spec = ok(text);
@@ -113,6 +232,7 @@ fn printed_specs_parse_to_the_same() {
 #[test]
 fn every_error_is_one_line_that_says_what_is_allowed() {
     let too_deep = "delay:1ms:".repeat(DEEPEST + 1) + "mem:1G";
+    let too_deep_array = "raid5:[".repeat(DEEPEST + 1) + "mem:1G" + &"]".repeat(DEEPEST + 1);
     for (text, want) in [
         ("", "a kind is missing"),
         (":x", "a kind is missing"),
@@ -174,7 +294,40 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("fault:stall=x/1s:mem:1G", "stall `x` is not a probability"),
         ("fault:stall=1/3601s:mem:1G", "at most 3600s"),
         ("fault:", "the volume to go over is missing, as in fault:"),
-        (&too_deep, "more than 16 decorators"),
+        (
+            "raid5",
+            "members are missing, each in brackets, as in raid5:[",
+        ),
+        ("raid5:/a", "members are missing, each in brackets"),
+        ("raid5:[/a", "a `]` is missing"),
+        ("raid5:[/a[][/b][/c]", "a `]` is missing"),
+        ("raid5:[]", "empty brackets: a member goes there"),
+        (
+            "raid5:[/a][/b]",
+            "an array has 3 to 64 members, and here are 2",
+        ),
+        ("raid5:[/a][missing][missing]", "one member can be missing"),
+        (
+            "raid5:[/a][/b][/c]stripes=4",
+            "`stripes=4` after the members",
+        ),
+        (
+            "raid5:[/a][/b][/c],",
+            "unknown option ``: use stripes=N, force",
+        ),
+        (
+            "raid5:[/a][/b][/c],stripes=x",
+            "stripes `x` is not a number",
+        ),
+        (
+            "raid5:[/a][/b][/c],stripes=16",
+            "stripes must be 17 to 32768",
+        ),
+        ("raid5:[/a][/b][/c],force=1", "unknown option `force`"),
+        ("raid5:[/a][/b][mem:1X]", "`1X` is not a size"),
+        ("raid5:[/a][/b][mem:1]", "multiple of 4096"),
+        (&too_deep_array, "more than 16 volumes"),
+        (&too_deep, "more than 16 volumes"),
     ] {
         // A comma that no option follows belongs to the path, so this one is no error.
         if want == "path" {

@@ -1,0 +1,98 @@
+//! `pvblk raid create`.
+
+use super::{CreateArgs, member};
+use anyhow::{Result, bail};
+use pvblk_block::{BlockDevice, Error};
+use pvblk_volume::VolumeSpec;
+use pvblk_volume::raid5::{
+    self, AssembleOptions, Consistency, CreateOptions, Layout, Policy, Raid5Progress, sleepy,
+};
+use std::sync::Arc;
+
+pub fn run(args: &CreateArgs) -> Result<()> {
+    if !["5", "raid5"].contains(&args.level.as_str()) {
+        bail!("--level {}: only 5 is supported", args.level);
+    }
+    if args.members.iter().any(|m| m == "missing") {
+        bail!("missing: a new array needs all of its members");
+    }
+    let (wanted, named) = (args.raid_devices, args.members.len());
+    if wanted != named {
+        bail!("--raid-devices {wanted}, and {named} members are named");
+    }
+    let chunk_bytes = kib("--chunk", &args.chunk)?;
+    let options = CreateOptions {
+        layout: args.layout.parse::<Layout>()?,
+        // What isn't a chunk size is told where they are checked.
+        chunk_sectors: u32::try_from(chunk_bytes / 512).unwrap_or(u32::MAX),
+        consistency: match args.consistency_policy.as_str() {
+            "ppl" => Consistency::Ppl,
+            "resync" => Consistency::Resync,
+            "bitmap" => Consistency::Bitmap,
+            other => bail!("--consistency-policy {other}: it is ppl, resync or bitmap"),
+        },
+        size_sectors: match &args.size {
+            Some(size) => Some(kib("--size", size)? / 512),
+            None => None,
+        },
+        assume_clean: args.assume_clean,
+        force: args.force,
+        ..CreateOptions::new(&args.name)
+    };
+    let specs: Vec<VolumeSpec> = args
+        .members
+        .iter()
+        .map(|m| member(m))
+        .collect::<Result<_, Error>>()?;
+    let devices: Vec<(String, Arc<dyn BlockDevice>)> = specs
+        .iter()
+        .zip(&args.members)
+        .map(|(spec, name)| Ok((name.clone(), spec.open()?)))
+        .collect::<Result<_, Error>>()?;
+    let mut assembly = raid5::create(devices, &options, &mut sleepy())?;
+    if assembly.dirty {
+        let mut progress = Raid5Progress::default();
+        let mut tell = |done, of| {
+            if let Some(text) = progress.step(done, of) {
+                eprintln!("resync: {text}");
+            }
+        };
+        let force = AssembleOptions::default();
+        raid5::prepare(&mut assembly, &force, &mut tell, &mut sleepy())?;
+    }
+    let g = assembly.geometry;
+    println!(
+        "array {}: {} of {} members, {} MiB, {}, chunks of {} KiB, consistency policy {}",
+        raid5::uuid_text(&options.set_uuid),
+        args.name,
+        g.members(),
+        g.capacity_sectors() / 2048,
+        g.layout(),
+        g.chunk_sectors() / 2,
+        policy(assembly.policy()),
+    );
+    Ok(())
+}
+
+pub(super) fn policy(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Resync => "resync",
+        Policy::Bitmap { .. } => "bitmap",
+        Policy::Ppl(_) => "ppl",
+    }
+}
+
+/// Bytes; a plain number is KiB, as in mdadm.
+fn kib(flag: &str, text: &str) -> Result<u64> {
+    let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let text = if plain {
+        format!("{text}k")
+    } else {
+        text.to_owned()
+    };
+    match pvblk_volume::parse_size(&text) {
+        Ok(bytes) if bytes.is_multiple_of(512) => Ok(bytes),
+        Ok(bytes) => bail!("{flag}: {bytes} bytes are no number of sectors"),
+        Err(e) => bail!("{flag}: {e}"),
+    }
+}

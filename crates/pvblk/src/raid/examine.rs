@@ -1,0 +1,174 @@
+//! `pvblk raid examine`: what a member's superblock says, line for line as `mdadm --examine` prints it (times in UTC).
+
+use super::{ExamineArgs, open_to_read, text};
+use anyhow::Result;
+use pvblk_volume::raid5::{
+    Feature, Layout, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,
+};
+use std::fmt::Write as _;
+
+pub fn run(args: &ExamineArgs) -> Result<()> {
+    for name in &args.members {
+        let device = open_to_read(name)?;
+        let sb = read_superblock(name, &device, &mut sleepy())?;
+        print!("{name}:\n{}", describe(&sb, device.capacity_sectors()));
+        // It can be read, but perhaps not be used.
+        if let Err(e) = sb.check(device.capacity_sectors()) {
+            println!("     Note : {e}");
+        }
+    }
+    Ok(())
+}
+
+fn describe(sb: &Superblock, device_sectors: u64) -> String {
+    let mut lines: Vec<(&str, String)> = vec![
+        ("Magic", "a92b4efc".into()),
+        ("Version", "1.2".into()),
+        ("Feature Map", format!("{:#x}", sb.feature_map)),
+        ("Array UUID", uuid_text(&sb.set_uuid)),
+        ("Name", sb.name()),
+        ("Creation Time", text::time(sb.ctime)),
+        ("Raid Level", level(sb.level)),
+        ("Raid Devices", sb.raid_disks.to_string()),
+        ("", String::new()),
+    ];
+    let avail = sb.data_size_sectors;
+    lines.push((
+        "Avail Dev Size",
+        format!("{avail} sectors{}", text::human(avail / 2)),
+    ));
+    let array_kib = sb
+        .size_sectors
+        .saturating_mul(u64::from(sb.raid_disks.saturating_sub(1)))
+        / 2;
+    lines.push((
+        "Array Size",
+        format!("{array_kib} KiB{}", text::human(array_kib)),
+    ));
+    if sb.size_sectors != avail {
+        let used = sb.size_sectors;
+        lines.push((
+            "Used Dev Size",
+            format!("{used} sectors{}", text::human(used / 2)),
+        ));
+    }
+    lines.push(("Data Offset", format!("{} sectors", sb.data_offset_sectors)));
+    lines.push(("Super Offset", "8 sectors".into()));
+    lines.push(("Unused Space", unused(sb, device_sectors)));
+    if sb.has(Feature::RECOVERY_OFFSET) {
+        lines.push((
+            "Recovery Offset",
+            format!("{} sectors", sb.recovery_offset_sectors),
+        ));
+    }
+    let state = if sb.is_clean() { "clean" } else { "active" };
+    lines.push(("State", state.into()));
+    lines.push(("Device UUID", uuid_text(&sb.device_uuid)));
+    lines.push(("", String::new()));
+    match sb.policy() {
+        Policy::Resync => {}
+        Policy::Bitmap { sector } => lines.push((
+            "Internal Bitmap",
+            format!("{} sectors from superblock", sector.wrapping_sub(8)),
+        )),
+        Policy::Ppl(log) => lines.push((
+            "PPL",
+            format!(
+                "{} sectors at offset {} sectors from superblock",
+                log.sectors,
+                log.sector.wrapping_sub(8)
+            ),
+        )),
+    }
+    lines.push(("Update Time", text::time(sb.utime)));
+    if let Some(log) = sb.bad_block_log() {
+        let bad = match sb.has(Feature::BAD_BLOCKS) {
+            true => " - bad blocks present.",
+            false => "",
+        };
+        lines.push((
+            "Bad Block Log",
+            format!(
+                "{} entries available at offset {} sectors{bad}",
+                log.sectors * 64,
+                sb.bblog_offset_sectors
+            ),
+        ));
+    }
+    // What doesn't match isn't a superblock, and doesn't come here.
+    let bytes = sb.encode();
+    let sum = u32::from_le_bytes([bytes[216], bytes[217], bytes[218], bytes[219]]);
+    lines.push(("Checksum", format!("{sum:x} - correct")));
+    lines.push(("Events", sb.events.to_string()));
+    lines.push(("", String::new()));
+    lines.push(("Layout", Layout::md_name(sb.layout).into()));
+    lines.push(("Chunk Size", text::chunk(u64::from(sb.chunk_sectors))));
+    lines.push(("", String::new()));
+
+    let mut out = String::new();
+    for (key, value) in lines {
+        let _ = match key {
+            "" => writeln!(out),
+            _ => writeln!(out, "{key:>15} : {value}"),
+        };
+    }
+    let _ = writeln!(out, "   Device Role : {}", role(sb.role()));
+    let _ = writeln!(
+        out,
+        "   Array State : {} ('A' == active, '.' == missing, 'R' == replacing)",
+        array_state(sb)
+    );
+    out
+}
+
+fn level(level: i32) -> String {
+    match level {
+        5 | 0 | 1 | 4 | 6 | 10 => format!("raid{level}"),
+        -1 => "linear".into(),
+        other => other.to_string(),
+    }
+}
+
+/// Room that nothing uses: between the metadata and the data, and after the data.
+fn unused(sb: &Superblock, device_sectors: u64) -> String {
+    // mdadm leaves 36 KiB from the superblock on to the kernel, whatever is there.
+    let mut first = 8 + 72;
+    if let Policy::Ppl(log) = sb.policy() {
+        first = first.max(log.sector.saturating_add(log.sectors));
+    }
+    if let Some(log) = sb.bad_block_log() {
+        first = first.max(log.sector.saturating_add(log.sectors));
+    }
+    let before = i128::from(sb.data_offset_sectors) - i128::from(first);
+    let after = i128::from(device_sectors)
+        - i128::from(sb.data_offset_sectors)
+        - i128::from(sb.size_sectors);
+    format!("before={before} sectors, after={after} sectors")
+}
+
+fn role(role: Role) -> String {
+    match role {
+        Role::Active(place) => format!("Active device {place}"),
+        Role::Spare | Role::Faulty => "spare".into(),
+        Role::Journal => "Journal".into(),
+        Role::Unknown(number) => format!("unknown ({number:#x})"),
+    }
+}
+
+/// A letter for each place.
+fn array_state(sb: &Superblock) -> String {
+    let places = u16::try_from(sb.raid_disks).unwrap_or(0);
+    let count = |place| {
+        sb.roles
+            .iter()
+            .filter(|r| **r == Role::Active(place))
+            .count()
+    };
+    (0..places)
+        .map(|place| match count(place) {
+            0 => '.',
+            1 => 'A',
+            _ => 'R',
+        })
+        .collect()
+}

@@ -1,0 +1,239 @@
+//! Starting and stopping the array, with power cuts in between.
+
+use super::disk::CrashMember;
+use super::profile::{Losses, Policy};
+use super::submitter::Submitter;
+use super::world::{Life, World};
+use fastrand::Rng;
+use pvblk_block::{BlockDevice, Error, ErrorKind};
+use pvblk_volume::raid5::{ArrayOptions, AssembleOptions, Raid5, assemble, prepare};
+use std::sync::Arc;
+
+/// Tries at most: each may be cut.
+const MOST_STARTS: u32 = 12;
+/// Turns without any movement after which whoever waits waits for ever.
+const MOST_TURNS: u32 = 10_000;
+
+/// Why a start or a stop ended early.
+enum Stop {
+    Cut,
+    Refused(String),
+    Wrong(String),
+}
+
+/// What moves while somebody waits.
+struct Turns<'a> {
+    disks: &'a [Arc<CrashMember>],
+    rng: &'a mut Rng,
+    /// Turns until the power is cut.
+    left: Option<u64>,
+    still: u32,
+    cut: bool,
+    wrong: Option<String>,
+}
+
+impl Turns<'_> {
+    fn turn(&mut self) -> Result<(), Error> {
+        let stop = |why: &str| Err(Error::new(ErrorKind::Os, why));
+        if self.left == Some(0) {
+            self.cut = true;
+            return stop("the power is cut");
+        }
+        self.left = self.left.map(|n| n - 1);
+        let at = self.rng.usize(..self.disks.len());
+        self.still += 1;
+        if self.disks[at].step(self.rng) {
+            self.still = 0;
+        }
+        if let Some(why) = self.disks[at].take_trouble() {
+            self.wrong = Some(why);
+            return stop("trouble");
+        }
+        if self.still > MOST_TURNS {
+            self.wrong = Some("somebody waits for nothing".into());
+            return stop("trouble");
+        }
+        Ok(())
+    }
+
+    /// What an operation that ended with this error ended of.
+    fn sort(self, e: Error) -> Stop {
+        match (self.wrong, self.cut) {
+            (Some(why), _) => Stop::Wrong(why),
+            (None, true) => Stop::Cut,
+            (None, false) => Stop::Refused(e.to_string()),
+        }
+    }
+}
+
+impl World {
+    /// Starts the array, with as many power cuts on the way as come.
+    pub fn boot(&mut self, calm: bool) -> Result<(), String> {
+        self.choose_gone(calm);
+        let mut force = false;
+        for attempt in 0..MOST_STARTS {
+            let c = &mut self.c;
+            let cuts = !calm && attempt + 4 < MOST_STARTS && c.rng.u32(..8) < c.profile.cut_starts;
+            let most = [30, 300, 1500][c.rng.usize(..3)];
+            let left = cuts.then(|| c.rng.u64(..most));
+            self.report.starts += 1;
+            match self.start(force, left) {
+                Ok(()) => return Ok(()),
+                Err(Stop::Cut) => {
+                    self.cut();
+                    self.choose_gone(calm);
+                }
+                Err(Stop::Wrong(why)) => return Err(why),
+                // A start doesn't do without a member that can't be read.
+                Err(Stop::Refused(_)) if self.disks.iter().any(|d| d.mend()) => {
+                    self.c.log.add("bad sectors are mended", []);
+                    self.cut();
+                }
+                Err(Stop::Refused(why)) => {
+                    if self.c.log.verbose {
+                        eprintln!("{why}");
+                    }
+                    let without = self.gone || self.c.stale || self.is_called_faulty();
+                    if force || !without || self.c.profile.policy == Policy::Ppl {
+                        return Err(format!("the array doesn't start: {why}"));
+                    }
+                    self.c.log.add("the start is refused", []);
+                    match self.gone && !self.c.stale && self.c.rng.bool() {
+                        true => self.gone = false,
+                        false => force = true,
+                    }
+                    self.cut();
+                }
+            }
+        }
+        Err("the array doesn't start".into())
+    }
+
+    /// Whether any member says that one was thrown out: not every write that says so was to happen.
+    fn is_called_faulty(&self) -> bool {
+        use pvblk_volume::raid5::Role;
+        let all = (0..self.disks.len()).filter_map(|m| self.superblock(m));
+        all.into_iter().any(|s| s.roles.contains(&Role::Faulty))
+    }
+
+    fn choose_gone(&mut self, calm: bool) {
+        let rng = &mut self.c.rng;
+        if self.c.profile.losses == Losses::Starting && self.report.cycles > 0 {
+            let members = self.disks.len();
+            self.victim.get_or_insert_with(|| rng.usize(..members));
+        }
+        let often = match self.c.profile.losses {
+            Losses::Starting => 2,
+            _ => 3,
+        };
+        self.gone = self.victim.is_some() && rng.u8(..often) == 0 && !calm;
+    }
+
+    fn start(&mut self, force: bool, left: Option<u64>) -> Result<(), Stop> {
+        let log = &mut self.c.log;
+        log.step += 1;
+        match self.victim {
+            Some(v) if self.gone => log.add("the array is started without member #", [v as u64]),
+            _ => log.add("the array is started", []),
+        }
+        let mut devices: Vec<(String, Arc<dyn BlockDevice>)> = Vec::new();
+        for (n, disk) in self.disks.iter().enumerate() {
+            if self.gone && self.victim == Some(n) {
+                continue;
+            }
+            devices.push((n.to_string(), Arc::clone(disk) as Arc<dyn BlockDevice>));
+        }
+        self.c.rng.shuffle(&mut devices);
+        let options = AssembleOptions { force };
+        let mut turns = Turns {
+            disks: &self.disks,
+            rng: &mut self.c.rng,
+            left,
+            still: 0,
+            cut: false,
+            wrong: None,
+        };
+        let mut idle = || turns.turn();
+        let assembled = assemble(devices, &options, &mut idle);
+        let prepared = assembled.and_then(|mut assembly| {
+            let dirty = assembly.dirty;
+            prepare(&mut assembly, &options, &mut |_, _| {}, &mut idle)?;
+            Ok((assembly, dirty))
+        });
+        let (assembly, dirty) = match prepared {
+            Ok(prepared) => prepared,
+            Err(e) => return Err(turns.sort(e)),
+        };
+        let log = &mut self.c.log;
+        if log.verbose {
+            assembly.notes.iter().for_each(|note| eprintln!("{note}"));
+        }
+        let wrong = |why: &str| Err(Stop::Wrong(why.into()));
+        if dirty {
+            log.add("it was dirty", []);
+            if self.clean && self.planted.is_none() {
+                return wrong("the array was stopped in order, and comes back dirty");
+            }
+        }
+        let without = assembly.failed();
+        if let Some(member) = without {
+            log.add("it is without member #", [member as u64]);
+            if self.victim != Some(member) {
+                return wrong("the array does without a member that never failed");
+            }
+        } else if self.c.stale {
+            return wrong("a member that missed writes is taken for fresh");
+        }
+        let stripes = self.c.profile.stripes;
+        let array = Raid5::start(assembly, &ArrayOptions { stripes });
+        let array = array.map_err(|e| Stop::Refused(e.to_string()))?;
+        let device: Arc<dyn BlockDevice> = array.clone();
+        let depths = self.c.profile.depths.iter().zip(0..);
+        let submitters = depths.map(|(&depth, n)| Submitter::new(&device, n, depth));
+        let submitters = submitters.collect::<Result<_, _>>().map_err(Stop::Wrong)?;
+        self.life = Some(Life { array, submitters });
+        if let Some(member) = without {
+            let logs = self.c.profile.policy == Policy::Ppl;
+            self.report.unknown += self.c.oracle.degraded(&self.c.profile.shape, member, logs);
+        }
+        self.clean = false;
+        Ok(())
+    }
+
+    /// Stops the array in order, or cuts the power meanwhile.
+    pub fn stop(&mut self, cut: bool) -> Result<(), String> {
+        self.rest()?;
+        self.look()?;
+        self.c.log.add("the array is stopped", []);
+        let left = cut.then(|| self.c.rng.u64(..40));
+        let Some(life) = &mut self.life else {
+            return Err("nobody to stop".into());
+        };
+        life.submitters.clear();
+        let mut turns = Turns {
+            disks: &self.disks,
+            rng: &mut self.c.rng,
+            left,
+            still: 0,
+            cut: false,
+            wrong: None,
+        };
+        let stopped = life.array.stop(&mut || turns.turn());
+        match stopped {
+            Ok(()) => {
+                let now = self.c.oracle.now();
+                self.c.oracle.flushed(now);
+                self.clean = !self.c.may_fail;
+            }
+            Err(e) => match turns.sort(e) {
+                Stop::Cut => {}
+                // A stop doesn't do without a member that fails meanwhile; then the array stays dirty.
+                Stop::Refused(_) if self.disks.iter().any(|d| d.is_failing()) => {}
+                Stop::Wrong(why) | Stop::Refused(why) => {
+                    return Err(format!("stopping fails: {why}"));
+                }
+            },
+        }
+        Ok(())
+    }
+}

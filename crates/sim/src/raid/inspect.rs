@@ -1,0 +1,57 @@
+//! Looks at the members themselves, while nothing is in flight.
+
+use super::disk::CrashMember;
+use super::oracle::Oracle;
+use super::shape::Shape;
+use std::sync::Arc;
+
+/// The array's members, as they lie there.
+pub struct Raw<'a> {
+    /// Where things should be.
+    pub shape: Shape,
+    /// By place.
+    pub disks: &'a [Arc<CrashMember>],
+    /// Where each one's data begins.
+    pub data_sectors: &'a [u64],
+    /// The member that doesn't count.
+    pub missing: Option<usize>,
+}
+
+impl Raw<'_> {
+    /// Parity is right everywhere, and what the members hold is what users were told.
+    pub fn check(&self, oracle: &Oracle) -> Result<(), String> {
+        for at in 0..self.shape.member_sectors() {
+            let all: Vec<_> = (0..self.disks.len())
+                .map(|m| self.disks[m].current(self.data_sectors[m] + at))
+                .collect();
+            let sum_without = |left_out: Option<usize>| {
+                let mut sum = [0u8; 512];
+                let others = all.iter().enumerate().filter(|(m, _)| Some(*m) != left_out);
+                for (_, bytes) in others {
+                    sum.iter_mut().zip(bytes).for_each(|(x, y)| *x ^= y);
+                }
+                sum
+            };
+            if self.missing.is_none() && sum_without(None) != [0; 512] {
+                let blocks = self.shape.column(at).map(|(m, s)| {
+                    let what = super::stamp::describe(&all[m], s);
+                    format!("sector {s} on member {m} is {what}")
+                });
+                return Err(format!(
+                    "parity is wrong at sector {at} of the members (parity on {}): {}",
+                    self.shape.parity(at),
+                    blocks.collect::<Vec<_>>().join(", ")
+                ));
+            }
+            for (member, sector) in self.shape.column(at) {
+                // With right parity a member left out gives the same as the member itself.
+                let bytes = match self.missing == Some(member) {
+                    true => sum_without(Some(member)),
+                    false => all[member],
+                };
+                oracle.check_raw(sector, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,526 @@
+//! The array while it serves: told requests and ends of member I/O, it says which member I/O to start and which requests are done.
+//! It does no I/O itself and knows no threads. docs/decisions/0009-raid5.md has the rules.
+//!
+//! Each piece of work has a runner: the queue that does its I/O. It is one whose own request needs it, since a queue without
+//! requests in flight isn't stepped.
+
+mod head;
+mod log;
+mod meta;
+mod pages;
+mod round;
+
+use super::planted::{Raid5Bug, has};
+use crate::raid5::{Geometry, Policy, STRIPE_BYTES, STRIPE_SECTORS, Superblock};
+use head::Heads;
+use log::Logs;
+use meta::Meta;
+use pages::{Block, Pages, segments};
+use pvblk_block::{Buffer, Completion, Error, Op, Request, RequestFlags, Status};
+use std::collections::VecDeque;
+
+/// Which I/O ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Token(usize);
+
+/// Member I/O to start.
+#[derive(Debug)]
+pub(super) struct MemberIo {
+    /// The queue that does it.
+    pub runner: usize,
+    pub member: usize,
+    pub op: Op,
+    pub fua: bool,
+    /// First sector of the member (its device's).
+    pub sector: u64,
+    pub data: Data,
+    pub token: Token,
+}
+
+/// What an I/O reads into or writes.
+#[derive(Debug)]
+pub(super) enum Data {
+    /// Nothing: a flush.
+    None,
+    /// One piece of memory, which is the usual case.
+    One(Buffer),
+    /// Several.
+    Some(Vec<Buffer>),
+}
+
+impl Data {
+    fn of(buffer: Option<Buffer>) -> Data {
+        buffer.map_or(Data::None, Data::One)
+    }
+
+    pub fn buffers(&self) -> &[Buffer] {
+        match self {
+            Data::None => &[],
+            Data::One(buffer) => std::slice::from_ref(buffer),
+            Data::Some(buffers) => buffers,
+        }
+    }
+
+    /// Moves it behind other buffers.
+    pub fn append_to(self, buffers: &mut Vec<Buffer>) {
+        match self {
+            Data::None => {}
+            Data::One(buffer) => buffers.push(buffer),
+            Data::Some(mut some) => buffers.append(&mut some),
+        }
+    }
+}
+
+/// What an I/O is for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// A piece of a request that goes to the member as it is: a read, or a flush.
+    Direct(Direct),
+    /// A head's page is read.
+    HeadRead(usize),
+    /// A head's page is written.
+    HeadWrite(usize),
+    /// A member's log is written.
+    Log(usize),
+    /// Members are flushed, so that this member's log may be written over.
+    LogFlush(usize),
+    /// Superblocks are written.
+    Meta,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Direct {
+    request: usize,
+    /// First sector of the array, length, and bytes of the request's data before it.
+    sector: u64,
+    sectors: u64,
+    skip: usize,
+}
+
+/// A request that isn't done.
+struct Active {
+    request: Box<Request>,
+    owner: usize,
+    /// Pieces that aren't done, and one more while it is taken apart.
+    left: usize,
+    failed: bool,
+}
+
+/// A part of a request that lies in one block of a stripe.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    request: usize,
+    write: bool,
+    stripe: u64,
+    /// Data block of the stripe.
+    index: usize,
+    /// First sector in the block, and length.
+    offset: u64,
+    sectors: u64,
+    /// Bytes of the request's data before it.
+    skip: usize,
+}
+
+/// What an array is made of.
+pub(super) struct Setup {
+    pub geometry: Geometry,
+    /// By role; `None`: missing.
+    pub superblocks: Vec<Option<Superblock>>,
+    /// Whose completed writes need a flush.
+    pub volatile: Vec<bool>,
+    pub heads: usize,
+    /// Largest logical sector of the members, in bytes.
+    pub unit_bytes: usize,
+    /// The superblocks on disk say dirty already.
+    pub dirty: bool,
+}
+
+/// See the module's documentation.
+pub(super) struct Core {
+    geometry: Geometry,
+    policy: Policy,
+    /// Where each member's data begins.
+    data_sectors: Vec<u64>,
+    volatile: Vec<bool>,
+    failed: Option<usize>,
+    /// Two members failed: nothing works any more.
+    broken: bool,
+    pages: Pages,
+    /// To calculate in; kept, because clearing it costs as much as a block's XOR.
+    scratch: Box<Block>,
+    heads: Heads,
+    logs: Logs,
+    meta: Meta,
+    active: Vec<Option<Active>>,
+    free_active: Vec<usize>,
+    purposes: Vec<Option<Purpose>>,
+    free_purposes: Vec<usize>,
+    /// Which member an I/O is on, by token.
+    places: Vec<usize>,
+    /// Writes that wait until the superblocks say dirty.
+    undirtied: VecDeque<usize>,
+    /// Heads whose stripes are written when the superblocks name a kicked member.
+    unnamed: Vec<usize>,
+    /// I/O to start.
+    pub ios: Vec<MemberIo>,
+    /// Requests that are done, with their owners.
+    pub done: Vec<(usize, Completion)>,
+    /// Done, but a member was kicked and the superblocks don't say so yet.
+    held: Vec<(usize, Completion)>,
+}
+
+impl Core {
+    pub fn new(setup: Setup) -> Result<Core, Error> {
+        let members = setup.superblocks.len();
+        let mut present = setup.superblocks.iter().flatten();
+        let Some(first) = present.next() else {
+            return Err(Error::config("raid5: no member is there"));
+        };
+        let policy = first.policy();
+        let failed = setup.superblocks.iter().position(Option::is_none);
+        if setup.superblocks.iter().filter(|s| s.is_none()).count() > 1 {
+            return Err(Error::config("raid5: more than one member is missing"));
+        }
+        Ok(Core {
+            geometry: setup.geometry,
+            policy,
+            data_sectors: setup
+                .superblocks
+                .iter()
+                .map(|s| s.as_ref().map_or(0, |s| s.data_offset_sectors))
+                .collect(),
+            volatile: setup.volatile,
+            failed,
+            broken: false,
+            pages: Pages::new(setup.heads, members)?,
+            scratch: Box::new([0; STRIPE_BYTES]),
+            heads: Heads::new(setup.heads),
+            logs: Logs::new(&setup.geometry, &setup.superblocks, policy)?,
+            meta: Meta::new(setup.superblocks, setup.dirty, setup.unit_bytes)?,
+            active: Vec::new(),
+            free_active: Vec::new(),
+            purposes: Vec::new(),
+            free_purposes: Vec::new(),
+            places: Vec::new(),
+            undirtied: VecDeque::new(),
+            unnamed: Vec::new(),
+            ios: Vec::new(),
+            done: Vec::new(),
+            held: Vec::new(),
+        })
+    }
+
+    pub fn failed(&self) -> Option<usize> {
+        self.failed
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// The superblocks as they are on disk, and whether they say dirty.
+    pub fn superblocks(&self) -> (&[Option<Superblock>], bool) {
+        self.meta.superblocks()
+    }
+
+    /// True if the owner has requests that aren't done.
+    pub fn has_active(&self, owner: usize) -> bool {
+        self.active.iter().flatten().any(|a| a.owner == owner)
+            || self.held.iter().any(|(o, _)| *o == owner)
+    }
+
+    /// Nothing works any more.
+    pub fn give_up(&mut self) {
+        self.break_off();
+    }
+
+    /// Takes a request. [`Core::unplug`] follows when the batch is complete.
+    pub fn submit(&mut self, owner: usize, request: Box<Request>) {
+        let op = request.op;
+        let entry = Active {
+            request,
+            owner,
+            left: 1,
+            failed: false,
+        };
+        let id = match self.free_active.pop() {
+            Some(id) => id,
+            None => {
+                self.active.push(None);
+                self.active.len() - 1
+            }
+        };
+        self.active[id] = Some(entry);
+        if self.broken {
+            self.fail_piece(id);
+            return;
+        }
+        match op {
+            Op::Read => self.read(id),
+            Op::Write if self.meta.is_dirty() || has(Raid5Bug::NoDirtyMark) => self.write(id),
+            Op::Write => {
+                self.undirtied.push_back(id);
+                self.mark_dirty(owner);
+                return;
+            }
+            Op::Flush => self.flush(id),
+            Op::Discard | Op::WriteZeroes => self.fail_request(id),
+        }
+        self.piece_done(id);
+    }
+
+    fn fail_request(&mut self, id: usize) {
+        if let Some(active) = &mut self.active[id] {
+            active.failed = true;
+        }
+    }
+
+    fn fail_piece(&mut self, id: usize) {
+        self.fail_request(id);
+        self.piece_done(id);
+    }
+
+    /// One piece of a request is done.
+    fn piece_done(&mut self, id: usize) {
+        let Some(active) = &mut self.active[id] else {
+            return;
+        };
+        active.left -= 1;
+        if active.left > 0 {
+            return;
+        }
+        let Some(active) = self.active[id].take() else {
+            return;
+        };
+        self.free_active.push(id);
+        let status = match active.failed {
+            true => Status::IoError,
+            false => Status::Ok,
+        };
+        let completion = Completion {
+            request: active.request,
+            status,
+        };
+        // Also reads are held: their queue may be the one that writes the superblocks.
+        match self.meta.is_kicking() && !self.broken && !has(Raid5Bug::KickNotAwaited) {
+            true => self.held.push((active.owner, completion)),
+            false => self.done.push((active.owner, completion)),
+        }
+    }
+
+    fn add_pieces(&mut self, id: usize, count: usize) {
+        if let Some(active) = &mut self.active[id] {
+            active.left += count;
+        }
+    }
+
+    fn owner(&self, id: usize) -> usize {
+        self.active[id].as_ref().map_or(0, |a| a.owner)
+    }
+
+    fn range(&self, id: usize) -> (u64, u64) {
+        let request = self.active[id].as_ref().map(|a| &a.request);
+        request.map_or((0, 0), |r| (r.sector, r.sectors))
+    }
+
+    fn is_fua(&self, id: usize) -> bool {
+        let active = self.active[id].as_ref();
+        active.is_some_and(|a| a.request.flags.contains(RequestFlags::FUA))
+    }
+
+    /// Straight to the members, in pieces of a chunk, but for what lies on a failed one.
+    fn read(&mut self, id: usize) {
+        let (sector, sectors) = self.range(id);
+        let pieces: Vec<_> = self.geometry.pieces(sector, sectors).collect();
+        for piece in pieces {
+            let skip = ((piece.array_sector - sector) * 512) as usize;
+            self.add_pieces(id, 1);
+            if self.failed == Some(piece.place.member) {
+                self.in_blocks(id, false, piece.array_sector, piece.sectors, skip);
+                self.piece_done(id);
+                continue;
+            }
+            let Some(active) = &self.active[id] else {
+                continue;
+            };
+            let mut buffers = Vec::new();
+            let len = (piece.sectors * 512) as usize;
+            segments(&active.request, skip, len, |b| buffers.push(b));
+            let direct = Direct {
+                request: id,
+                sector: piece.array_sector,
+                sectors: piece.sectors,
+                skip,
+            };
+            let runner = active.owner;
+            let place = piece.place;
+            self.start(
+                runner,
+                Purpose::Direct(direct),
+                (place.member, Op::Read, false),
+                place.member_sector,
+                Data::Some(buffers),
+            );
+        }
+    }
+
+    fn write(&mut self, id: usize) {
+        let (sector, sectors) = self.range(id);
+        self.in_blocks(id, true, sector, sectors, 0);
+    }
+
+    /// Hands a range to the heads of its stripes, block by block.
+    fn in_blocks(&mut self, request: usize, write: bool, sector: u64, sectors: u64, skip: usize) {
+        let end = sector + sectors;
+        let mut at = sector;
+        while at < end {
+            let slot = self.geometry.slot(at);
+            let some = (STRIPE_SECTORS - slot.offset_sectors).min(end - at);
+            self.add_pieces(request, 1);
+            self.place(Piece {
+                request,
+                write,
+                stripe: slot.stripe,
+                index: slot.index,
+                offset: slot.offset_sectors,
+                sectors: some,
+                skip: skip + ((at - sector) * 512) as usize,
+            });
+            at += some;
+        }
+    }
+
+    /// All members, for what was written before.
+    fn flush(&mut self, id: usize) {
+        let runner = self.owner(id);
+        for member in 0..self.data_sectors.len() {
+            if self.failed == Some(member) || !self.volatile[member] {
+                continue;
+            }
+            self.add_pieces(id, 1);
+            let direct = Direct {
+                request: id,
+                sector: 0,
+                sectors: 0,
+                skip: 0,
+            };
+            self.start(
+                runner,
+                Purpose::Direct(direct),
+                (member, Op::Flush, false),
+                0,
+                Data::None,
+            );
+            if has(Raid5Bug::FlushOneMember) {
+                return;
+            }
+        }
+    }
+
+    /// I/O on a member; `sector` is of its data, but for superblocks and logs.
+    fn start(
+        &mut self,
+        runner: usize,
+        purpose: Purpose,
+        (member, op, fua): (usize, Op, bool),
+        sector: u64,
+        data: Data,
+    ) {
+        let token = match self.free_purposes.pop() {
+            Some(token) => token,
+            None => {
+                self.purposes.push(None);
+                self.places.push(0);
+                self.purposes.len() - 1
+            }
+        };
+        self.purposes[token] = Some(purpose);
+        self.places[token] = member;
+        let base = match purpose {
+            Purpose::Meta | Purpose::Log(_) => 0,
+            _ if op == Op::Flush => 0,
+            _ => self.data_sectors[member],
+        };
+        self.ios.push(MemberIo {
+            runner,
+            member,
+            op,
+            fua,
+            sector: base + sector,
+            data,
+            token: Token(token),
+        });
+    }
+
+    /// I/O that was started has ended. [`Core::unplug`] follows.
+    pub fn ended(&mut self, runner: usize, token: Token, ok: bool) {
+        let Some(purpose) = self.purposes[token.0].take() else {
+            debug_assert!(false, "an I/O ended twice");
+            return;
+        };
+        self.free_purposes.push(token.0);
+        let member = self.places[token.0];
+        if !ok {
+            self.kick(member, runner);
+        }
+        match purpose {
+            Purpose::Direct(direct) => self.direct_ended(&direct, ok),
+            Purpose::HeadRead(head) => self.head_read(head, member, ok),
+            Purpose::HeadWrite(head) => self.head_written(head, member, ok),
+            Purpose::Log(log) => self.log_written(log),
+            Purpose::LogFlush(log) => self.log_flushed(log, runner),
+            Purpose::Meta => self.meta_written(runner),
+        }
+    }
+
+    fn direct_ended(&mut self, direct: &Direct, ok: bool) {
+        let id = direct.request;
+        if self.broken {
+            self.fail_piece(id);
+            return;
+        }
+        // A flush of a member that is kicked now is of no more interest.
+        if !ok && direct.sectors > 0 {
+            self.in_blocks(id, false, direct.sector, direct.sectors, direct.skip);
+        }
+        self.piece_done(id);
+    }
+
+    /// A member failed: the array goes on without it, if it is the first.
+    fn kick(&mut self, member: usize, runner: usize) {
+        match self.failed {
+            Some(failed) if failed == member => {}
+            None if !self.broken => {
+                tracing::warn!("raid5: member {member} failed and is kicked");
+                self.failed = Some(member);
+                self.mark_kicked(member, runner);
+            }
+            _ => {
+                tracing::error!("raid5: member {member} failed too: the array stops");
+                self.break_off();
+            }
+        }
+    }
+
+    /// Fails everything that waits; what runs fails when its I/O ends.
+    #[cold]
+    fn break_off(&mut self) {
+        if self.broken {
+            return;
+        }
+        self.broken = true;
+        for head in std::mem::take(&mut self.unnamed) {
+            self.write_pages(head);
+        }
+        for (owner, mut completion) in std::mem::take(&mut self.held) {
+            completion.status = Status::IoError;
+            self.done.push((owner, completion));
+        }
+        for id in std::mem::take(&mut self.undirtied) {
+            self.fail_piece(id);
+        }
+        for piece in self.heads.take_waiting() {
+            self.fail_piece(piece.request);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The partial parity log after a crash.
+//!
+//! A log that can't be read is no worse than an empty one: it is on stable storage before what it names is begun, so what a cut left
+//! unfinished names nothing that was. The same goes for an entry whose partial parity doesn't match.
+
+use super::super::assemble::Assembly;
+use super::super::blocking::Idle;
+use super::super::geometry::STRIPE_BYTES;
+use super::super::parity::xor_of;
+use super::super::ppl::{PPL_HEADER_BYTES, PplEntry, PplHeader, find_newest, ppl_signature};
+use super::super::recover::Repair;
+use super::super::superblock::{Log, Policy};
+use super::Disks;
+use pvblk_block::Error;
+
+/// What the logs said.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Entries that had been written whole.
+    pub entries: u64,
+    pub notes: Vec<String>,
+}
+
+/// Makes parity right of all that the logs name. It isn't flushed.
+pub(super) fn recover(
+    assembly: &Assembly,
+    disks: &mut Disks,
+    idle: &mut Idle<'_>,
+) -> Result<Found, Error> {
+    let mut found = Found::default();
+    let (mut repaired, mut left_alone) = (0, 0);
+    for place in 0..assembly.members.len() {
+        let Some((log, name)) = log_of(assembly, place) else {
+            continue;
+        };
+        let mut area = vec![0; log.sectors as usize * 512];
+        disks.at(place)?.read(log.sector, &mut area, idle)?;
+        let newest = match find_newest(&area, signature(assembly)) {
+            Ok(newest) => newest,
+            Err(e) => {
+                found.notes.push(format!(
+                    "{name}: its partial parity log is passed over: {e}"
+                ));
+                continue;
+            }
+        };
+        let start = newest.offset_sectors as usize * 512 + PPL_HEADER_BYTES;
+        for (at, entry) in newest.header.entries_at() {
+            let partial = area.get(start + at as usize..);
+            let partial = partial.and_then(|p| p.get(..entry.pp_bytes as usize));
+            let plan = entry
+                .check(partial.unwrap_or_default())
+                .and_then(|()| plan(assembly, entry, place));
+            match plan {
+                Ok(plan) => {
+                    found.entries += 1;
+                    repaired += plan.repairs.len();
+                    left_alone += plan.left_alone;
+                    for repair in &plan.repairs {
+                        apply(disks, repair, partial.unwrap_or_default(), idle)?;
+                    }
+                }
+                Err(e) => found.notes.push(format!(
+                    "{name}: an entry of its partial parity log is passed over: {e}"
+                )),
+            }
+        }
+    }
+    if found.entries > 0 {
+        found.notes.push(format!(
+            "parity of {repaired} blocks was made right from the logs"
+        ));
+    }
+    if left_alone > 0 {
+        found.notes.push(format!(
+            "{left_alone} blocks of the missing member were being written and may hold anything"
+        ));
+    }
+    Ok(found)
+}
+
+fn plan(
+    assembly: &Assembly,
+    entry: &PplEntry,
+    place: usize,
+) -> Result<super::super::recover::Plan, super::super::ppl::PplError> {
+    entry.plan(&assembly.geometry, place, |member, _| {
+        assembly.members[member].is_none()
+    })
+}
+
+fn apply(
+    disks: &mut Disks,
+    repair: &Repair,
+    partial: &[u8],
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let mut blocks = vec![vec![0; STRIPE_BYTES]; repair.data_members.len()];
+    for (block, &member) in blocks.iter_mut().zip(&repair.data_members) {
+        disks.read(member, repair.member_sector, block, idle)?;
+    }
+    let mut sources: Vec<&[u8]> = blocks.iter().map(Vec::as_slice).collect();
+    if let Some(at) = repair.partial_parity {
+        sources.push(&partial[at as usize..at as usize + STRIPE_BYTES]);
+    }
+    let mut parity = [0; STRIPE_BYTES];
+    xor_of(&mut parity, &sources);
+    disks.write(repair.parity_member, repair.member_sector, &parity, idle)
+}
+
+/// Makes the logs of all members empty, all of their areas: a log that md or an earlier run left further behind would look newer
+/// than one that is written later at the start.
+pub(in super::super) fn empty(
+    assembly: &Assembly,
+    disks: &mut Disks,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let header = PplHeader::empty(signature(assembly)).encode();
+    for place in 0..assembly.members.len() {
+        let Some((log, _)) = log_of(assembly, place) else {
+            continue;
+        };
+        let mut area = vec![0; log.sectors as usize * 512];
+        area[..PPL_HEADER_BYTES].copy_from_slice(&header);
+        let disk = disks.at(place)?;
+        disk.write_cached(log.sector, &area, idle)?;
+        disk.flush(idle)?;
+    }
+    Ok(())
+}
+
+fn signature(assembly: &Assembly) -> u32 {
+    ppl_signature(&assembly.newest().set_uuid)
+}
+
+fn log_of(assembly: &Assembly, place: usize) -> Option<(Log, &str)> {
+    let member = assembly.members[place].as_ref()?;
+    match member.superblock.policy() {
+        Policy::Ppl(log) => Some((log, &member.name)),
+        _ => None,
+    }
+}

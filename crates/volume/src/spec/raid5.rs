@@ -1,0 +1,115 @@
+//! `raid5`: an array as a volume.
+
+use super::VolumeSpec;
+use crate::raid5::{self, ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress};
+use pvblk_block::{BlockDevice, Error};
+use std::fmt;
+use std::sync::Arc;
+
+/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,force]`.
+///
+/// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
+/// the array has members. For one that isn't there write `[missing]`: then it has no place in the array until mdadm adds it again.
+///
+/// An array that wasn't stopped in order is repaired when it is opened, which may take long.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Raid5Spec {
+    /// The members; `None` is `missing`.
+    pub members: Vec<Option<VolumeSpec>>,
+    /// Stripe heads that are kept in memory, 17 to 32768, as md's `stripe_cache_size`: 4 KiB for each member.
+    pub stripes: u32,
+    /// Start with stale members, or when dirty and degraded, although data may be wrong.
+    pub force: bool,
+}
+
+impl Raid5Spec {
+    /// How many stripe heads there are unless told otherwise, as in md.
+    pub const STRIPES: u32 = 256;
+
+    /// An array of these members.
+    pub fn new(members: Vec<Option<VolumeSpec>>) -> Raid5Spec {
+        Raid5Spec {
+            members,
+            stripes: Raid5Spec::STRIPES,
+            force: false,
+        }
+    }
+
+    pub(super) fn problem(&self) -> Option<String> {
+        let count = self.members.len();
+        let missing = self.members.iter().filter(|m| m.is_none()).count();
+        let most = *Geometry::MEMBERS.end() as usize;
+        if !(*Geometry::MEMBERS.start() as usize..=most).contains(&count) {
+            return Some(format!(
+                "an array has 3 to {most} members, and here are {count}; write `[missing]` for one that isn't there"
+            ));
+        }
+        if missing > 1 {
+            return Some("one member can be missing, no more".into());
+        }
+        if !(17..=32768).contains(&self.stripes) {
+            return Some("stripes must be 17 to 32768".into());
+        }
+        self.members.iter().flatten().find_map(VolumeSpec::problem)
+    }
+
+    /// Opens the members and finds the array that they are. Nothing is written.
+    pub fn assemble(&self) -> Result<Assembly, Error> {
+        let mut devices = Vec::new();
+        for member in self.members.iter().flatten() {
+            devices.push((member.to_string(), member.open()?));
+        }
+        let assembly = raid5::assemble(devices, &self.options(), &mut raid5::sleepy())?;
+        let (named, of) = (self.members.len(), assembly.members.len());
+        if named < of {
+            return Err(Error::config(format!(
+                "{self}: the array has {of} members, and {named} are named; write `[missing]` for one that isn't there"
+            )));
+        }
+        Ok(assembly)
+    }
+
+    pub(super) fn open(&self) -> Result<Arc<dyn BlockDevice>, Error> {
+        let mut assembly = self.assemble()?;
+        let mut progress = Raid5Progress::default();
+        let mut tell = |done, of| {
+            if let Some(text) = progress.step(done, of) {
+                tracing::info!("raid5: parity is calculated, {text}");
+            }
+        };
+        raid5::prepare(
+            &mut assembly,
+            &self.options(),
+            &mut tell,
+            &mut raid5::sleepy(),
+        )?;
+        for note in &assembly.notes {
+            tracing::warn!("raid5: {note}");
+        }
+        let options = ArrayOptions {
+            stripes: self.stripes as usize,
+        };
+        let array = raid5::Raid5::start(assembly, &options)?;
+        Ok(array)
+    }
+
+    fn options(&self) -> AssembleOptions {
+        AssembleOptions { force: self.force }
+    }
+}
+
+impl fmt::Display for Raid5Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("raid5:")?;
+        for member in &self.members {
+            match member {
+                Some(member) => write!(f, "[{member}]")?,
+                None => f.write_str("[missing]")?,
+            }
+        }
+        if self.stripes != Raid5Spec::STRIPES {
+            write!(f, ",stripes={}", self.stripes)?;
+        }
+        f.write_str(if self.force { ",force" } else { "" })
+    }
+}

@@ -1,0 +1,408 @@
+//! The array against a plain model: random requests of several queues, members that fail, and then the members' bytes.
+
+use fastrand::Rng;
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
+    Readiness, Request, RequestFlags, Status,
+};
+use pvblk_volume::raid5::{
+    ArrayOptions, Assembly, Blocking, Consistency, Geometry, Layout, Member, NewArray, Raid5,
+    STRIPE_BYTES, SUPER_SECTOR, sleepy,
+};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A member in memory that can fail, and says that its cache is volatile.
+struct Flaky {
+    inner: Arc<dyn BlockDevice>,
+    dead: Arc<AtomicBool>,
+    reads: Arc<AtomicU64>,
+}
+
+struct FlakyQueue {
+    inner: Box<dyn DeviceQueue>,
+    dead: Arc<AtomicBool>,
+    reads: Arc<AtomicU64>,
+    done: Vec<Completion>,
+}
+
+impl BlockDevice for Flaky {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn limits(&self) -> Limits {
+        Limits {
+            volatile_cache: true,
+            ..self.inner.limits()
+        }
+    }
+    fn capacity_sectors(&self) -> u64 {
+        self.inner.capacity_sectors()
+    }
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Ok(Box::new(FlakyQueue {
+            inner: self.inner.open_device_queue(context)?,
+            dead: Arc::clone(&self.dead),
+            reads: Arc::clone(&self.reads),
+            done: Vec::new(),
+        }))
+    }
+    fn events(&self) -> &EventHub {
+        self.inner.events()
+    }
+}
+
+impl DeviceQueue for FlakyQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        let reads = batch.iter().filter(|r| r.op == Op::Read).count() as u64;
+        self.reads.fetch_add(reads, Ordering::Relaxed);
+        if !self.dead.load(Ordering::Relaxed) {
+            return self.inner.submit(batch);
+        }
+        for request in batch.drain(..) {
+            let status = Status::IoError;
+            self.done.push(Completion { request, status });
+        }
+    }
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        out.append(&mut self.done);
+        self.inner.poll(out);
+    }
+    fn arm(&mut self) -> Readiness {
+        match self.done.is_empty() {
+            true => self.inner.arm(),
+            false => Readiness::Ready,
+        }
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wait_fd()
+    }
+}
+
+struct World {
+    array: Arc<Raid5>,
+    geometry: Geometry,
+    devices: Vec<Arc<dyn BlockDevice>>,
+    dead: Vec<Arc<AtomicBool>>,
+    reads: Vec<Arc<AtomicU64>>,
+    data_offset: u64,
+}
+
+fn world(
+    members: usize,
+    layout: Layout,
+    chunk: u32,
+    consistency: Consistency,
+    missing: Option<usize>,
+) -> World {
+    let sectors = 8192;
+    let created = NewArray {
+        set_uuid: [7; 16],
+        name: "test:0",
+        created_secs: 1,
+        layout,
+        chunk_sectors: chunk,
+        device_sectors: &vec![sectors; members],
+        consistency,
+        clean: true,
+        size_sectors: None,
+    }
+    .build()
+    .unwrap();
+    let (mut devices, mut dead, mut reads): (Vec<Arc<dyn BlockDevice>>, Vec<_>, Vec<_>) =
+        Default::default();
+    for _ in 0..members {
+        let flag = Arc::new(AtomicBool::new(false));
+        let count = Arc::new(AtomicU64::new(0));
+        let size = format!("mem:{}", sectors * 512);
+        devices.push(Arc::new(Flaky {
+            inner: pvblk_volume::open(&size).unwrap(),
+            dead: Arc::clone(&flag),
+            reads: Arc::clone(&count),
+        }));
+        dead.push(flag);
+        reads.push(count);
+    }
+    let mut all = Vec::new();
+    let mut data_offset = 0;
+    for (i, device) in devices.iter().enumerate() {
+        let superblock = created.superblock(i, [i as u8; 16]);
+        data_offset = superblock.data_offset_sectors;
+        let mut blocking = Blocking::open(device).unwrap();
+        blocking
+            .write(SUPER_SECTOR, &superblock.encode(), &mut sleepy())
+            .unwrap();
+        all.push((missing != Some(i)).then(|| Member {
+            device: Arc::clone(device),
+            name: format!("m{i}"),
+            superblock,
+        }));
+    }
+    let geometry = created.geometry();
+    let assembly = Assembly {
+        geometry,
+        members: all,
+        spares: Vec::new(),
+        dirty: false,
+        notes: Vec::new(),
+    };
+    let array = Raid5::start(assembly, &ArrayOptions { stripes: 16 }).unwrap();
+    World {
+        array,
+        geometry,
+        devices,
+        dead,
+        reads,
+        data_offset,
+    }
+}
+
+/// Data of a write: each sector says which write it is of.
+fn fill(buffer: &Buffer, write: u64) {
+    for sector in 0..buffer.len() / 512 {
+        let mut bytes = [0u8; 512];
+        for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&(write << 16 | sector as u64 ^ (i as u64) << 40).to_le_bytes());
+        }
+        buffer.write(sector * 512, &bytes);
+    }
+}
+
+fn run(seed: u64, world: &World, kill: Option<usize>) {
+    let mut rng = Rng::with_seed(seed);
+    let device: Arc<dyn BlockDevice> = world.array.clone();
+    let capacity = (device.capacity_sectors()).min(2048);
+    let mut model = vec![0u8; (capacity * 512) as usize];
+    let mut queues: Vec<Queue> = (0..2)
+        .map(|_| Queue::open(&device, &QueueContext::new(16)).unwrap())
+        .collect();
+    let mut busy: Vec<(u64, u64)> = Vec::new();
+    let mut write = 0;
+    let (total, mut sent, mut ended) = (600, 0, 0);
+    let mut done = Vec::new();
+    let kill_at = kill.map(|_| rng.usize(100..400));
+    let mut steps = 0;
+    while ended < total {
+        steps += 1;
+        assert!(
+            steps < 2_000_000,
+            "seed {seed}: stuck with {ended} of {total}"
+        );
+        let at = rng.usize(..2);
+        if sent < total && rng.u8(..3) == 0 && queues[at].in_flight() < 8 {
+            let mut batch = Vec::new();
+            for _ in 0..rng.usize(1..4).min(total - sent) {
+                let sectors = match rng.u8(..4) {
+                    0 => rng.u64(1..8),
+                    1 => 8,
+                    2 => rng.u64(1..64),
+                    _ => (world.geometry.row_sectors()).min(256),
+                };
+                let sector = match rng.bool() {
+                    true => rng.u64(..capacity - sectors),
+                    false => rng.u64(..(capacity - sectors) / 8) * 8,
+                };
+                let op = [Op::Read, Op::Write, Op::Write, Op::Flush][rng.usize(..4)];
+                sent += 1;
+                if op == Op::Flush {
+                    batch.push(Request::new(Op::Flush, 0, 0, 0));
+                    continue;
+                }
+                if busy
+                    .iter()
+                    .any(|(s, e)| sector < *e && *s < sector + sectors)
+                {
+                    ended += 1;
+                    continue;
+                }
+                busy.push((sector, sector + sectors));
+                let buffer = Buffer::anonymous((sectors * 512) as usize).unwrap();
+                write += 1;
+                if op == Op::Write {
+                    fill(&buffer, write);
+                }
+                let mut request = Request::with_buffers(op, sector, vec![buffer], write);
+                if op == Op::Write && rng.u8(..8) == 0 {
+                    request.flags = RequestFlags::FUA;
+                }
+                batch.push(request);
+            }
+            queues[at].submit(&mut batch);
+        }
+        if kill_at.is_some_and(|k| ended >= k)
+            && let Some(member) = kill
+        {
+            world.dead[member].store(true, Ordering::Relaxed);
+        }
+        queues[at].woken();
+        queues[at].poll(&mut done);
+        for c in done.drain(..) {
+            ended += 1;
+            let r = &c.request;
+            assert_eq!(
+                c.status,
+                Status::Ok,
+                "seed {seed}: {:?} at {}",
+                r.op,
+                r.sector
+            );
+            let range = (r.sector * 512) as usize..(r.end() * 512) as usize;
+            match r.op {
+                Op::Write => model[range].copy_from_slice(&r.buffers[0].to_vec()),
+                Op::Read => assert_eq!(
+                    r.buffers[0].to_vec(),
+                    model[range],
+                    "seed {seed}: read at {}",
+                    r.sector
+                ),
+                _ => {}
+            }
+            busy.retain(|(s, _)| *s != r.sector || r.op == Op::Flush);
+        }
+    }
+    drop(queues);
+    // What the members hold, by themselves.
+    let failed = world.array.failed();
+    let mut raw: Vec<Vec<u8>> = Vec::new();
+    for (i, member) in world.devices.iter().enumerate() {
+        let mut bytes = vec![0; (world.geometry.member_sectors() * 512) as usize];
+        if Some(i) != failed {
+            let mut blocking = Blocking::open(member).unwrap();
+            blocking
+                .read(world.data_offset, &mut bytes, &mut sleepy())
+                .unwrap();
+        }
+        raw.push(bytes);
+    }
+    let len = raw[0].len();
+    if let Some(f) = failed {
+        for at in 0..len {
+            raw[f][at] = (0..raw.len())
+                .filter(|m| *m != f)
+                .fold(0, |x, m| x ^ raw[m][at]);
+        }
+    } else {
+        for at in (0..len).step_by(STRIPE_BYTES / 8) {
+            let sum = raw.iter().fold(0, |x, m| x ^ m[at]);
+            assert_eq!(sum, 0, "seed {seed}: parity at byte {at}");
+        }
+    }
+    for sector in 0..capacity {
+        let place = world.geometry.locate(sector);
+        let at = (place.member_sector * 512) as usize;
+        let is = &raw[place.member][at..at + 512];
+        let should = &model[(sector * 512) as usize..][..512];
+        assert_eq!(
+            is, should,
+            "seed {seed}: sector {sector} on member {}",
+            place.member
+        );
+    }
+}
+
+fn seeds() -> impl Iterator<Item = u64> {
+    let first = std::env::var("PVBLK_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok());
+    let begin = first.unwrap_or_else(|| fastrand::u64(..1 << 32));
+    eprintln!("replay with PVBLK_SEED={begin}");
+    let count = std::env::var("PVBLK_SEEDS")
+        .ok()
+        .and_then(|s| s.parse().ok());
+    begin..begin + count.unwrap_or(if first.is_some() { 1 } else { 6 })
+}
+
+const LAYOUTS: [Layout; 4] = [
+    Layout::LeftSymmetric,
+    Layout::RightSymmetric,
+    Layout::LeftAsymmetric,
+    Layout::RightAsymmetric,
+];
+
+fn shapes(seed: u64) -> (usize, Layout, u32, Consistency) {
+    let mut rng = Rng::with_seed(seed);
+    (
+        rng.usize(3..7),
+        LAYOUTS[rng.usize(..4)],
+        [8, 16, 32][rng.usize(..3)],
+        [Consistency::Ppl, Consistency::Resync][rng.usize(..2)],
+    )
+}
+
+#[test]
+fn a_whole_array_holds_what_was_written() {
+    for seed in seeds() {
+        let (members, layout, chunk, consistency) = shapes(seed);
+        run(
+            seed,
+            &world(members, layout, chunk, consistency, None),
+            None,
+        );
+    }
+}
+
+#[test]
+fn a_degraded_array_holds_what_was_written() {
+    for seed in seeds() {
+        let (members, layout, chunk, consistency) = shapes(seed);
+        let missing = seed as usize % members;
+        run(
+            seed,
+            &world(members, layout, chunk, consistency, Some(missing)),
+            None,
+        );
+    }
+}
+
+#[test]
+fn an_array_goes_on_without_a_member_that_fails() {
+    for seed in seeds() {
+        let (members, layout, chunk, consistency) = shapes(seed);
+        let kill = seed as usize % members;
+        let world = world(members, layout, chunk, consistency, None);
+        run(seed, &world, Some(kill));
+        assert_eq!(world.array.failed(), Some(kill));
+    }
+}
+
+#[test]
+fn whole_stripes_need_no_reads() {
+    let world = world(4, Layout::LeftSymmetric, 16, Consistency::Ppl, None);
+    let device: Arc<dyn BlockDevice> = world.array.clone();
+    let mut queue = Queue::open(&device, &QueueContext::new(4)).unwrap();
+    let bytes = (world.geometry.row_sectors() * 512) as usize * 4;
+    let buffer = Buffer::anonymous(bytes).unwrap();
+    queue.submit(&mut vec![Request::with_buffers(
+        Op::Write,
+        0,
+        vec![buffer],
+        0,
+    )]);
+    let mut done = Vec::new();
+    while queue.poll(&mut done) == 0 {}
+    assert_eq!(done[0].status, Status::Ok);
+    let reads: u64 = world.reads.iter().map(|r| r.load(Ordering::Relaxed)).sum();
+    assert_eq!(reads, 0);
+}
+
+#[test]
+fn an_orderly_end_leaves_clean_superblocks() {
+    let world = world(3, Layout::LeftSymmetric, 8, Consistency::Ppl, None);
+    run(1, &world, None);
+    let read = |device: &Arc<dyn BlockDevice>| {
+        let mut page = [0; 4096];
+        let mut blocking = Blocking::open(device).unwrap();
+        blocking
+            .read(SUPER_SECTOR, &mut page, &mut sleepy())
+            .unwrap();
+        pvblk_volume::raid5::Superblock::parse(&page).unwrap()
+    };
+    assert!(world.devices.iter().all(|d| !read(d).is_clean()));
+    world.array.stop(&mut sleepy()).unwrap();
+    let all: Vec<_> = world.devices.iter().map(read).collect();
+    assert!(
+        all.iter()
+            .all(|s| s.is_clean() && s.events == all[0].events)
+    );
+}

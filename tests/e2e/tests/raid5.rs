@@ -1,0 +1,356 @@
+//! RAID-5 arrays between pvblk, mdadm and the kernel's md: each takes over what another made.
+
+use pvblk_e2e::arrays::{
+    Disks, LIMIT, Served, copies, detail, dump, left, raid, random, scribble, spec, sum,
+    wrong_stripes,
+};
+use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::tools::{compare, need, run, run_ok, tool};
+use pvblk_e2e::{Stop, run_all, seed, vm};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const GUEST_LIMIT: Duration = Duration::from_secs(300);
+
+fn main() -> ExitCode {
+    run_all(&[
+        ("members_are_what_mdadm_would_make", examined),
+        ("old_disks_get_their_parity", resynced),
+        ("mistakes_are_told_in_one_line", mistakes),
+        ("a_killed_server_leaves_right_parity", killed),
+        ("arrays_go_to_the_kernel_and_back", kernel),
+    ])
+}
+
+fn examined() -> Result<(), Stop> {
+    need(&["mdadm", "blkid"])?;
+    let layouts = [
+        "left-symmetric",
+        "left-asymmetric",
+        "right-symmetric",
+        "right-asymmetric",
+    ];
+    let policies = ["ppl", "resync", "bitmap"];
+    for n in 0..4 {
+        let (layout, policy, chunk) = (layouts[n], policies[n % 3], ["64K", "512K", "4", "1M"][n]);
+        let disks = Disks::new(3 + n)?;
+        let members = disks.paths(0..3 + n);
+        let count = members.len().to_string();
+        let mut args = vec!["create", "--name", "host:vol0", "--raid-devices", &count];
+        args.extend([
+            "--layout",
+            layout,
+            "--consistency-policy",
+            policy,
+            "--chunk",
+            chunk,
+        ]);
+        if n == 3 {
+            args.extend(["--size", "10M"]);
+        }
+        raid(&args, &members)?;
+        for member in &members {
+            let mut theirs = tool("mdadm", ["--examine".as_ref(), member.as_os_str()]);
+            theirs.env("TZ", "UTC");
+            let theirs = run(theirs, LIMIT)?.success()?.stdout;
+            let ours = raid(&["examine"], std::slice::from_ref(member))?;
+            check(words(&ours) == words(&theirs), || {
+                format!("{ours}\nmdadm: {theirs}")
+            })?;
+            check(
+                theirs.contains(" - correct") && theirs.contains("State : clean"),
+                || theirs.clone(),
+            )?;
+            check(theirs.contains(layout), || theirs.clone())?;
+            let probed = run_ok("blkid", ["-p".as_ref(), member.as_os_str()])?.stdout;
+            check(probed.contains("TYPE=\"linux_raid_member\""), || probed)?;
+        }
+        let detail = detail(&members)?;
+        check(
+            detail["clean"] == true
+                && detail["layout"] == layout
+                && detail["consistency_policy"] == policy
+                && detail["raid_devices"] == members.len(),
+            || detail.to_string(),
+        )?;
+    }
+    Ok(())
+}
+
+/// Lines, whatever the spaces between words.
+fn words(text: &str) -> Vec<String> {
+    let lines = text
+        .lines()
+        .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
+    lines.filter(|l| !l.is_empty()).collect()
+}
+
+fn resynced() -> Result<(), Stop> {
+    for policy in ["ppl", "resync", "bitmap"] {
+        let disks = Disks::new(3)?;
+        for path in disks.paths(0..3) {
+            std::fs::write(path, random(24 << 20))?;
+        }
+        let members = disks.paths(0..3);
+        let mut args = vec![
+            "create",
+            "--raid-devices",
+            "3",
+            "--consistency-policy",
+            policy,
+        ];
+        args.push("--assume-clean");
+        raid(&args, &members)?;
+        check(wrong_stripes(&members)? > 5000, || {
+            "taken at its word".into()
+        })?;
+        args.pop();
+        args.push("--force");
+        let mut command = pvblk(["raid"])?;
+        command.args(&args).args(&members);
+        let said = run(command, LIMIT)?.success()?;
+        check(said.stderr.contains("resync: 100 %"), || said.stderr)?;
+        check(wrong_stripes(&members)? == 0, || {
+            format!("{policy}: parity is wrong")
+        })?;
+        check(detail(&members)?["clean"] == true, || "not clean".into())?;
+    }
+    Ok(())
+}
+
+fn mistakes() -> Result<(), Stop> {
+    let disks = Disks::new(5)?;
+    let members = disks.paths(0..3);
+    let all = disks.paths(0..5);
+    let refused = |args: &[&str], members: &[PathBuf], what: &str| -> Result<(), Stop> {
+        let mut command = pvblk(["raid"])?;
+        command.args(args).args(members);
+        let said = run(command, LIMIT)?;
+        let failed = said.status.is_some_and(|s| !s.success());
+        let told = said.stderr.contains(what) && said.stderr.lines().count() == 1;
+        check(failed && told, || {
+            format!("{args:?}: {what:?} isn't in {said:?}")
+        })
+    };
+    let three = ["create", "--raid-devices", "3"];
+    let with = |more: &[&'static str]| [&three[..], more].concat();
+    refused(
+        &["create", "--raid-devices", "4"],
+        &members,
+        "and 3 members are named",
+    )?;
+    refused(&with(&["--level", "6"]), &members, "only 5 is supported")?;
+    refused(&with(&["--chunk", "100K"]), &members, "power of two")?;
+    refused(&with(&["--chunk", "x"]), &members, "--chunk")?;
+    refused(
+        &with(&["--layout", "parity-last"]),
+        &members,
+        "left-symmetric",
+    )?;
+    refused(
+        &with(&["--consistency-policy", "journal"]),
+        &members,
+        "ppl, resync or bitmap",
+    )?;
+    refused(&with(&["--size", "1G"]), &members, "take less")?;
+    refused(
+        &with(&[]),
+        &["nosuch/a".into(), "b".into(), "c".into()],
+        "nosuch/a",
+    )?;
+    refused(&["detail"], &members, "not a member of an md array")?;
+    raid(&three, &members)?;
+    refused(&three, &members, "is a member of array")?;
+    refused(&["detail"], &all, "m3: not a member")?;
+    refused(&["detail"], &members[..1], "2 are needed")?;
+    raid(&["create", "--raid-devices", "3", "--force"], &all[2..5])?;
+    refused(&["detail"], &all[1..3], "name the members of one")?;
+
+    // An array that is short of a member is served only if somebody says so.
+    let serve = |spec: String, what: &str| -> Result<(), Stop> {
+        let socket = disks.dir.path().join("s");
+        let nbd = format!("unix:{}", socket.display());
+        let disk = format!("r={spec}");
+        let said = run(pvblk(["serve", "--disk", &disk, "--nbd", &nbd])?, LIMIT)?;
+        let told = said.stderr.contains(what);
+        check(said.status.is_some_and(|s| !s.success()) && told, || {
+            format!("{spec}: {said:?}")
+        })
+    };
+    let name = |n: usize| all[n].display().to_string();
+    serve(
+        format!("raid5:[{}][{}]", name(2), name(3)),
+        "an array has 3 to 64 members",
+    )?;
+    serve(
+        format!("raid5:[{}][{}][{}]", name(2), name(3), name(0)),
+        "name the members of one",
+    )?;
+    serve(format!("raid5:[{}][{}][{}]", name(2), name(3), name(3)), "")?;
+    let read_only = format!("raid5:[{}][{}][{},ro]", name(2), name(3), name(4));
+    serve(read_only, "is read-only")
+}
+
+fn killed() -> Result<(), Stop> {
+    need(&["nbdcopy", "cmp"])?;
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let disks = Disks::new(4)?;
+    let members = disks.paths(0..4);
+    raid(
+        &["create", "--raid-devices", "4", "--chunk", "16K"],
+        &members,
+    )?;
+    let image = disks.dir.path().join("image");
+    File::create(&image)?.set_len(detail(&members)?["array_bytes"].as_u64().unwrap_or(0))?;
+    let back = disks.dir.path().join("back");
+    for round in 0..3 {
+        scribble(&image, &mut rng)?;
+        let served = Served::start(&spec(&members, None))?;
+        if round > 0 {
+            check(served.said("right from the logs"), || {
+                "no log was read".into()
+            })?;
+        }
+        served.write(&image)?;
+        served.read(&back)?;
+        compare(&image, &back)?;
+        served.daemon.crash()?;
+        let state = detail(&members)?;
+        check(state["clean"] == false, || format!("killed, and {state}"))?;
+    }
+    // Everything was flushed, so it is all there, whichever member goes.
+    for without in 0..4 {
+        let dir = tempfile::tempdir()?;
+        dump(&copies(&members, dir.path())?, Some(without), &back)?;
+        compare(&image, &back)?;
+    }
+    dump(&members, None, &back)?;
+    compare(&image, &back)?;
+    check(wrong_stripes(&members)? == 0, || "parity is wrong".into())?;
+    check(detail(&members)?["clean"] == true, || {
+        "not clean after a stop".into()
+    })
+}
+
+fn kernel() -> Result<(), Stop> {
+    need(&["nbdcopy", "cmp", "sha256sum"])?;
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let disks = Disks::new(15)?;
+    let other = disks.paths(0..4);
+    let made = ["create", "--name", "host:other", "--raid-devices", "4"];
+    raid(
+        &[
+            &made[..],
+            &["--chunk", "64K", "--layout", "left-asymmetric"],
+        ]
+        .concat(),
+        &other,
+    )?;
+    let out = disks.dir.path().join("out");
+    guest("md-raid5.sh", &disks.paths(0..15), &out)?;
+
+    check(left(&out, "mismatches.other")? == "0", || {
+        "md finds wrong parity".into()
+    })?;
+    let (ppl, bitmap, cut) = (disks.paths(4..8), disks.paths(8..11), disks.paths(11..15));
+    let image = disks.dir.path().join("image");
+    for (name, members, layout, policy) in [
+        ("other", &other, "left-asymmetric", "ppl"),
+        ("ppl", &ppl, "left-symmetric", "ppl"),
+        ("bitmap", &bitmap, "right-symmetric", "bitmap"),
+    ] {
+        let is = detail(members)?;
+        check(
+            is["clean"] == true
+                && is["degraded"] == false
+                && is["layout"] == layout
+                && is["consistency_policy"] == policy,
+            || format!("{name}: {is}"),
+        )?;
+        let expected = left(&out, &format!("sum.{name}"))?;
+        dump(members, None, &image)?;
+        check(sum(&image)? == expected, || {
+            format!("{name}: not what md stored")
+        })?;
+        let dir = tempfile::tempdir()?;
+        let without = rng.usize(0..members.len());
+        dump(&copies(members, dir.path())?, Some(without), &image)?;
+        check(sum(&image)? == expected, || {
+            format!("{name}: not what md stored, without member {without}")
+        })?;
+        check(wrong_stripes(members)? == 0, || {
+            format!("{name}: parity is wrong")
+        })?;
+    }
+    cut_off(&cut, &left(&out, "tail.cut")?)?;
+
+    // And back: what we wrote, complete and degraded, md reads, with right parity.
+    for (members, without) in [
+        (&ppl, None),
+        (&bitmap, Some(rng.usize(0..3))),
+        (&other, Some(rng.usize(0..4))),
+    ] {
+        dump(members, None, &image)?;
+        scribble(&image, &mut rng)?;
+        let mut served = Served::start(&spec(members, without))?;
+        served.write(&image)?;
+        served.daemon.stop()?;
+        let present = members
+            .iter()
+            .enumerate()
+            .filter(|(n, _)| without != Some(*n));
+        let present: Vec<PathBuf> = present.map(|(_, path)| path.clone()).collect();
+        let out = disks.dir.path().join("back");
+        let _ = std::fs::remove_dir_all(&out);
+        guest("md-check.sh", &present, &out)?;
+        check(left(&out, "sum")? == sum(&image)?, || {
+            format!("md doesn't read what was written without {without:?}")
+        })?;
+        if without.is_none() {
+            check(left(&out, "mismatches")? == "0", || {
+                "md finds wrong parity".into()
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn guest(script: &str, disks: &[PathBuf], out: &Path) -> Result<(), Stop> {
+    std::fs::create_dir_all(out)?;
+    let disks: Vec<&Path> = disks.iter().map(PathBuf::as_path).collect();
+    vm::script(vm::Kind::Uml, &vm::named(script), &disks, out, GUEST_LIMIT).map(drop)
+}
+
+/// Copies that md was writing to when they were cut off: the log makes parity right, and the half that wasn't written stays,
+/// with all members and without any one.
+fn cut_off(members: &[PathBuf], tail: &str) -> Result<(), Stop> {
+    let is = detail(members)?;
+    check(is["clean"] == false, || format!("not cut off: {is}"))?;
+    let wrong = wrong_stripes(members)?;
+    println!("cut off with wrong parity in {wrong} stripes");
+    for without in [None, Some(0), Some(1), Some(2), Some(3)] {
+        let dir = tempfile::tempdir()?;
+        let members = copies(members, dir.path())?;
+        let image = dir.path().join("image");
+        let mut served = Served::start(&spec(&members, without))?;
+        check(served.said("made right from the logs"), || {
+            format!("without {without:?}: no log: {:?}", served.daemon.lines())
+        })?;
+        served.read(&image)?;
+        served.daemon.stop()?;
+        let bytes = std::fs::read(&image)?;
+        let half = dir.path().join("half");
+        std::fs::write(&half, &bytes[bytes.len() - bytes.len() / 2..])?;
+        check(sum(&half)? == tail, || {
+            format!("without {without:?}: what nobody wrote changed")
+        })?;
+        if without.is_none() {
+            check(wrong_stripes(&members)? == 0, || "parity is wrong".into())?;
+            check(detail(&members)?["clean"] == true, || "not clean".into())?;
+        }
+    }
+    Ok(())
+}
