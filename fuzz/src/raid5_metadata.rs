@@ -232,6 +232,7 @@ fn created(u: &mut Unstructured, layout: Layout, members: usize, chunk_sectors: 
         layout,
         chunk_sectors,
         device_sectors: &device_sectors,
+        size_sectors: None,
         consistency: *u.choose(&consistency)?,
         clean: u.arbitrary()?,
     };
@@ -260,6 +261,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
             layout: Layout::LeftSymmetric,
             chunk_sectors: 128,
             device_sectors: &[1 << 16; 4],
+            size_sectors: None,
             consistency,
             clean: false,
         };
