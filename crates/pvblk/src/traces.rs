@@ -142,8 +142,7 @@ impl Traces {
 
 /// Logs slow requests until the subscription ends.
 fn watch(subscription: &Subscription, threshold: Duration) {
-    let threshold_ns = u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX);
-    let mut log = SlowLog::new(threshold_ns, 1, MOST_SLOW_PER_SECOND);
+    let mut log = SlowLog::new(threshold, 1, MOST_SLOW_PER_SECOND);
     let mut analyzer = Analyzer::new();
     let mut names = BTreeMap::new();
     let mut told = 0;

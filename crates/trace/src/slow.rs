@@ -2,6 +2,7 @@
 
 use crate::latency::Life;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Keeps requests over a threshold: a bounded number of them, and only so many of each second.
 #[derive(Clone, Debug)]
@@ -18,11 +19,11 @@ pub struct SlowLog {
 }
 
 impl SlowLog {
-    /// Keeps the last `most` requests that took longer than `threshold_ns` from Q to C, at most
+    /// Keeps the last `most` requests that took longer than `threshold` from Q to C, at most
     /// `most_per_second` of each second of the events' clock.
-    pub fn new(threshold_ns: u64, most: usize, most_per_second: u32) -> SlowLog {
+    pub fn new(threshold: Duration, most: usize, most_per_second: u32) -> SlowLog {
         SlowLog {
-            threshold_ns,
+            threshold_ns: u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX),
             most,
             most_per_second,
             kept: VecDeque::new(),
@@ -108,7 +109,7 @@ mod tests {
     #[test]
     fn bounded_in_number_and_rate() {
         const SECOND: u64 = 1_000_000_000;
-        let mut log = SlowLog::new(1000, 5, 3);
+        let mut log = SlowLog::new(Duration::from_nanos(1000), 5, 3);
         assert!(!log.record(&life(0, 1000)));
         let kept = (0..10).filter(|n| log.record(&life(*n, 2000))).count();
         assert_eq!((kept, log.seen(), log.suppressed()), (3, 10, 7));

@@ -188,8 +188,7 @@ impl Analysis {
 }
 
 fn slow_log(threshold: Duration) -> SlowLog {
-    let ns = u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX);
-    SlowLog::new(ns, MOST_SLOW, MOST_SLOW_PER_SECOND)
+    SlowLog::new(threshold, MOST_SLOW, MOST_SLOW_PER_SECOND)
 }
 
 impl Found {

@@ -32,7 +32,18 @@ struct Turns<'a> {
     wrong: Option<String>,
 }
 
-impl Turns<'_> {
+impl<'a> Turns<'a> {
+    fn new(disks: &'a [Arc<CrashMember>], rng: &'a mut Rng, left: Option<u64>) -> Turns<'a> {
+        Turns {
+            disks,
+            rng,
+            left,
+            still: 0,
+            cut: false,
+            wrong: None,
+        }
+    }
+
     fn turn(&mut self) -> Result<(), Error> {
         let stop = |why: &str| Err(Error::new(ErrorKind::Os, why));
         if self.left == Some(0) {
@@ -145,14 +156,7 @@ impl World {
         }
         self.c.rng.shuffle(&mut devices);
         let options = AssembleOptions { force };
-        let mut turns = Turns {
-            disks: &self.disks,
-            rng: &mut self.c.rng,
-            left,
-            still: 0,
-            cut: false,
-            wrong: None,
-        };
+        let mut turns = Turns::new(&self.disks, &mut self.c.rng, left);
         let mut idle = || turns.turn();
         let assembled = assemble(devices, &options, &mut idle);
         let prepared = assembled.and_then(|mut assembly| {
@@ -210,14 +214,7 @@ impl World {
             return Err("nobody to stop".into());
         };
         life.submitters.clear();
-        let mut turns = Turns {
-            disks: &self.disks,
-            rng: &mut self.c.rng,
-            left,
-            still: 0,
-            cut: false,
-            wrong: None,
-        };
+        let mut turns = Turns::new(&self.disks, &mut self.c.rng, left);
         let stopped = life.array.stop(&mut || turns.turn());
         match stopped {
             Ok(()) => {

@@ -421,20 +421,7 @@ impl Analyzer {
     }
 
     /// Ends: what is still in flight is counted as such.
-    pub fn finish(self) -> Report {
-        let floors = self.floors.into_iter().map(|(device, floor)| {
-            let mut report = floor.report;
-            report.unfinished = (floor.in_flight.len() + floor.remaps.len()) as u64;
-            (device, report)
-        });
-        let submitters = self.submitters.iter();
-        Report {
-            devices: floors.collect(),
-            hops: self.hops,
-            submitters: submitters
-                .map(|(key, s)| (*key, SubmitterReport::of(s)))
-                .collect(),
-            names: BTreeMap::new(),
-        }
+    pub fn finish(mut self) -> Report {
+        self.take()
     }
 }

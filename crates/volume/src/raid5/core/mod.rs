@@ -121,6 +121,14 @@ struct Piece {
     skip: usize,
 }
 
+impl Piece {
+    /// Bytes.
+    fn len(&self) -> usize {
+        debug_assert!(self.offset + self.sectors <= STRIPE_SECTORS);
+        (self.sectors * 512) as usize
+    }
+}
+
 /// What an array is made of.
 pub(super) struct Setup {
     pub geometry: Geometry,

@@ -1,5 +1,6 @@
 //! The pages of stripe heads: private memory that members read and write.
 
+use super::Piece;
 use crate::raid5::STRIPE_BYTES;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Buffer, Error, Region, Request};
@@ -62,33 +63,19 @@ impl Pages {
         members.for_each(|member| self.xor(head, member, to));
     }
 
-    /// Copies `len` bytes of a request's data from `skip` to `offset` in a page.
-    pub fn take(
-        &self,
-        (head, member): (usize, usize),
-        offset: usize,
-        request: &Request,
-        skip: usize,
-        len: usize,
-    ) {
-        let mut to = self.at(head, member) + offset;
-        segments(request, skip, len, |part| {
+    /// Copies a piece of a request's data into a page.
+    pub fn take(&self, head: usize, member: usize, piece: &Piece, request: &Request) {
+        let mut to = self.at(head, member) + (piece.offset * 512) as usize;
+        segments(request, piece.skip, piece.len(), |part| {
             part.copy_to(&self.region, to);
             to += part.len();
         });
     }
 
-    /// Copies `len` bytes from `offset` in a page into a request's data at `skip`.
-    pub fn give(
-        &self,
-        (head, member): (usize, usize),
-        offset: usize,
-        request: &Request,
-        skip: usize,
-        len: usize,
-    ) {
-        let mut from = self.at(head, member) + offset;
-        segments(request, skip, len, |part| {
+    /// Copies a piece of a request's data out of a page.
+    pub fn give(&self, head: usize, member: usize, piece: &Piece, request: &Request) {
+        let mut from = self.at(head, member) + (piece.offset * 512) as usize;
+        segments(request, piece.skip, piece.len(), |part| {
             part.copy_from(&self.region, from);
             from += part.len();
         });

@@ -3,7 +3,7 @@
 use super::super::planted::{Raid5Bug, has};
 use super::pages::Block;
 use super::{Core, Data, Piece, Purpose};
-use crate::raid5::{Policy, STRIPE_SECTORS};
+use crate::raid5::Policy;
 use pvblk_block::Op;
 
 /// How a round makes parity.
@@ -291,11 +291,9 @@ impl Core {
     fn answer_reads(&mut self, head: usize, round: &Round) {
         let stripe = self.heads.all[head].stripe;
         for piece in &round.pieces {
-            let place = (head, self.member(stripe, piece.index));
+            let member = self.member(stripe, piece.index);
             if let Some(active) = &self.active[piece.request] {
-                let (offset, len) = bytes(piece);
-                self.pages
-                    .give(place, offset, &active.request, piece.skip, len);
+                self.pages.give(head, member, piece, &active.request);
             }
             self.piece_done(piece.request);
         }
@@ -322,11 +320,9 @@ impl Core {
             round.partial_parity = Some(Box::new(*sum));
         }
         for piece in &round.pieces {
-            let place = (head, self.geometry.stripe_data(stripe, piece.index));
+            let member = self.geometry.stripe_data(stripe, piece.index);
             if let Some(active) = &self.active[piece.request] {
-                let (offset, len) = bytes(piece);
-                self.pages
-                    .take(place, offset, &active.request, piece.skip, len);
+                self.pages.take(head, member, piece, &active.request);
             }
         }
         if round.mode != Mode::NoParity {
@@ -413,13 +409,4 @@ impl Core {
         }
         self.round_over(head);
     }
-}
-
-/// Offset in its block and length of a piece, in bytes.
-fn bytes(piece: &Piece) -> (usize, usize) {
-    debug_assert!(piece.offset + piece.sectors <= STRIPE_SECTORS);
-    (
-        (piece.offset * 512) as usize,
-        (piece.sectors * 512) as usize,
-    )
 }
