@@ -6,6 +6,7 @@
 //! - [`Buffer`] is a checked piece of a region that keeps the region mapped. A kernel operation
 //!   ([`uring`], [`fileio`], [`socket`]) only takes buffers, so memory in flight can't be unmapped.
 //! - [`alloc::Counting`] counts the heap for the memory bill.
+//! - [`xor`] uses the CPU's widest registers, on private memory and on regions.
 //!
 //! No policy lives here: no retry, no log, no protocol.
 
@@ -25,6 +26,7 @@ pub mod proc_status;
 mod region;
 pub mod socket;
 pub mod uring;
+pub mod xor;
 
 pub use buffer::{Buffer, total_len};
 pub use eventfd::EventFd;

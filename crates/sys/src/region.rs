@@ -1,5 +1,6 @@
 //! [`Region`]: a mapping whose bytes may change under us.
 
+use crate::xor;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -212,23 +213,35 @@ impl Region {
     /// XORs what is at `offset` into `dst`.
     #[inline]
     pub fn xor_to(&self, offset: usize, dst: &mut [u8]) {
-        const BLOCK: usize = 64;
-        let src = self.at(offset, dst.len());
-        let whole = dst.len() - dst.len() % BLOCK;
-        let (blocks, rest) = dst.as_chunks_mut::<BLOCK>();
-        for (i, block) in blocks.iter_mut().enumerate() {
-            // SAFETY: inside the range checked above. Races as in `read`.
-            let bytes: [u8; BLOCK] =
-                unsafe { src.add(i * BLOCK).cast::<[u8; BLOCK]>().read_unaligned() };
-            for (to, from) in block.iter_mut().zip(bytes) {
-                *to ^= from;
-            }
-        }
-        for (i, to) in rest.iter_mut().enumerate() {
-            let mut byte = [0];
-            self.read(offset + whole + i, &mut byte);
-            *to ^= byte[0];
-        }
+        let (from, to, len) = (self.at(offset, dst.len()), dst.as_mut_ptr(), dst.len());
+        let streams = [to.cast_const(), from.cast_const()].into_iter();
+        // SAFETY: both have `len` bytes; `to` is private memory. Races as in `read`.
+        unsafe { xor::chosen().pass(to, streams, len) }
+    }
+
+    /// Makes `len` bytes at `offset` the XOR of as many bytes of each source: a region, and the offset in it.
+    ///
+    /// One pass, in which each byte of a source is loaded once and each byte here is stored once,
+    /// without being read. What is here may itself be a source, at the same offset; sources that
+    /// overlap it otherwise make the result unspecified. Panics unless there are 1 to 64 sources.
+    pub fn xor_from(&self, offset: usize, sources: &[(&Region, usize)], len: usize) {
+        assert!(
+            (1..=xor::MAX_STREAMS).contains(&sources.len()),
+            "1 to 64 sources"
+        );
+        let to = self.at_mut(offset, len);
+        let streams = sources.iter().map(|(r, at)| r.at(*at, len).cast_const());
+        // SAFETY: all ranges checked, `to` is writable. Races as in `read`.
+        unsafe { xor::chosen().pass(to, streams, len) }
+    }
+
+    /// True if `len` bytes at `offset` are zero; ends soon after the first that isn't.
+    ///
+    /// Of shared memory this is only what was seen: a peer may write right behind.
+    pub fn is_zero(&self, offset: usize, len: usize) -> bool {
+        let from = self.at(offset, len);
+        // SAFETY: range checked. Races as in `read`.
+        unsafe { xor::chosen().is_zero(from, len) }
     }
 
     /// Copies `src` in, starting at `offset`.
