@@ -57,6 +57,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
+    /// Answers a question about itself, or hands it on to what it stands on. Both texts are JSON, and each device says which questions it knows;
+    /// `None`: it knows no such questions. May be slow, and may change what the device is made of. Errors say in one line what to do.
+    fn ask(&self, _question: &str) -> Option<Result<String, Error>> {
+        None
+    }
+
     /// Memory that requests to this device should use for their buffers, to save a copy; `None` if any will do.
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         None

@@ -2,7 +2,9 @@
 //!
 //! A copy loop over as many bytes runs beside it: what it reaches is what this machine's memory can do at the moment.
 
-use pvblk_block::{BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, Status};
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
+};
 use pvblk_volume::raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,18 +35,37 @@ fn array(consistency: Consistency) -> Result<Arc<dyn BlockDevice>, pvblk_block::
             superblock: created.superblock(i, [i as u8; 16]),
         }));
     }
-    let assembly = Assembly {
-        geometry: created.geometry(),
-        members,
-        spares: Vec::new(),
-        dirty: false,
-        notes: Vec::new(),
-    };
+    let assembly = Assembly::new(created.geometry(), members, false);
     Ok(Raid5::start(assembly, &ArrayOptions::default())?)
 }
 
+/// Requests of one kind.
+struct What {
+    text: &'static str,
+    op: Op,
+    bytes: usize,
+    random: bool,
+    /// The data stays as it is until the end: no copy is needed.
+    stable: bool,
+}
+
+impl What {
+    const fn new(text: &'static str, op: Op, bytes: usize) -> What {
+        What {
+            text,
+            op,
+            bytes,
+            random: false,
+            stable: false,
+        }
+    }
+}
+
 /// Requests a second.
-fn rate(array: &Arc<dyn BlockDevice>, op: Op, bytes: usize, random: bool, depth: usize) -> f64 {
+fn rate(array: &Arc<dyn BlockDevice>, what: &What, depth: usize) -> f64 {
+    let What {
+        op, bytes, random, ..
+    } = *what;
     let context = QueueContext::new(depth as u32);
     let mut queue = Queue::open(array, &context).expect("a queue");
     let data = Buffer::anonymous(bytes * depth).expect("memory");
@@ -65,6 +86,9 @@ fn rate(array: &Arc<dyn BlockDevice>, op: Op, bytes: usize, random: bool, depth:
                 next % blocks
             };
             request.sector = block * (bytes as u64 / 512);
+            if what.stable {
+                request.flags = RequestFlags::STABLE_BUFFERS;
+            }
             batch.push(request);
         }
         queue.submit(&mut batch);
@@ -104,18 +128,29 @@ fn main() -> Result<(), pvblk_block::Error> {
     );
     for (policy, consistency) in [("resync", Consistency::Resync), ("ppl", Consistency::Ppl)] {
         let array = array(consistency)?;
-        for (what, op, bytes, random) in [
-            ("192 KiB writes", Op::Write, 192 << 10, false),
-            ("128 KiB writes", Op::Write, 128 << 10, false),
-            ("4 KiB random writes", Op::Write, 4096, true),
-            ("4 KiB writes", Op::Write, 4096, false),
-            ("4 KiB random reads", Op::Read, 4096, true),
+        for what in [
+            What::new("192 KiB writes", Op::Write, 192 << 10),
+            What {
+                stable: true,
+                ..What::new("192 KiB, stable", Op::Write, 192 << 10)
+            },
+            What::new("128 KiB writes", Op::Write, 128 << 10),
+            What {
+                random: true,
+                ..What::new("4 KiB random writes", Op::Write, 4096)
+            },
+            What::new("4 KiB writes", Op::Write, 4096),
+            What {
+                random: true,
+                ..What::new("4 KiB random reads", Op::Read, 4096)
+            },
         ] {
             for depth in [1, 32, 128] {
-                let rate = rate(&array, op, bytes, random, depth);
-                let gigabytes = rate * bytes as f64 / 1e9;
+                let rate = rate(&array, &what, depth);
+                let gigabytes = rate * what.bytes as f64 / 1e9;
                 println!(
-                    "{policy:<8} {what:<18} {depth:>6} {:>10.1} {gigabytes:>8.2}",
+                    "{policy:<8} {:<18} {depth:>6} {:>10.1} {gigabytes:>8.2}",
+                    what.text,
                     rate / 1e3
                 );
             }

@@ -99,6 +99,10 @@ impl BlockDevice for DelayVolume {
         self.inner.close()
     }
 
+    fn ask(&self, question: &str) -> Option<Result<String, Error>> {
+        self.inner.ask(question)
+    }
+
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         self.inner.buffer_source()
     }

@@ -12,6 +12,7 @@ use pvblk_block::{
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A device that fails on purpose. Its queues meet the same faults again for the same seed, queue
 /// index, and order of requests.
@@ -20,6 +21,8 @@ pub struct FaultVolume {
     seed: u64,
     inner: Arc<dyn BlockDevice>,
     clock: Arc<dyn Clock>,
+    /// Requests that meet no fault before the others do.
+    spared: Arc<AtomicU64>,
 }
 
 impl FaultVolume {
@@ -44,6 +47,7 @@ impl FaultVolume {
         };
         tracing::info!("{spec}: faults by seed {seed}");
         Ok(FaultVolume {
+            spared: Arc::new(AtomicU64::new(spec.after)),
             spec,
             seed,
             inner,
@@ -81,6 +85,7 @@ impl BlockDevice for FaultVolume {
             random: fastrand::Rng::with_seed(self.seed ^ queue),
             block_sectors: self.inner.limits().sectors_per_block(),
             clock: Arc::clone(&self.clock),
+            spared: Arc::clone(&self.spared),
             plans: HashMap::new(),
             inner_in_flight: 0,
             forward: Vec::with_capacity(depth),
@@ -113,6 +118,10 @@ impl BlockDevice for FaultVolume {
         self.inner.close()
     }
 
+    fn ask(&self, question: &str) -> Option<Result<String, Error>> {
+        self.inner.ask(question)
+    }
+
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         self.inner.buffer_source()
     }
@@ -139,6 +148,7 @@ struct FaultQueue {
     random: fastrand::Rng,
     block_sectors: u64,
     clock: Arc<dyn Clock>,
+    spared: Arc<AtomicU64>,
     /// Plans for requests on the inner device that need one, by [`address`].
     plans: HashMap<usize, Plan>,
     inner_in_flight: usize,
@@ -154,6 +164,13 @@ impl FaultQueue {
     /// probability doesn't change where the others strike.
     fn draw(&mut self, request: &Request) -> Fate {
         let [error, stall, torn, cut] = std::array::from_fn(|_| self.random.f64());
+        if self.is_spared() {
+            return Fate {
+                error: false,
+                stall: false,
+                torn: None,
+            };
+        }
         let chance = match request.op {
             Op::Read => self.spec.read_error,
             Op::Write | Op::Discard | Op::WriteZeroes => self.spec.write_error,
@@ -166,6 +183,15 @@ impl FaultQueue {
             stall: stall < self.spec.stall,
             torn: (request.op == Op::Write && torn < self.spec.torn).then_some(kept),
         }
+    }
+
+    fn is_spared(&self) -> bool {
+        // Nothing is written once none are left, so that queues don't meet here.
+        self.spared.load(Ordering::Relaxed) > 0
+            && self
+                .spared
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1))
+                .is_ok()
     }
 
     /// Completes a request, now or after a stall.

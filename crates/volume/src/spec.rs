@@ -145,7 +145,7 @@ pub struct DelaySpec {
     pub serial: bool,
 }
 
-/// Faults by seed: `fault:[seed=N][,error=P][,read-error=P][,write-error=P][,flush-error=P][,stall=P/TIME][,torn=P]:INNER`.
+/// Faults by seed: `fault:[seed=N][,after=N][,error=P][,read-error=P][,write-error=P][,flush-error=P][,stall=P/TIME][,torn=P]:INNER`.
 ///
 /// Each request draws its fate from a generator seeded by `seed` and the queue's index, so the same
 /// requests in the same order on a queue meet the same faults. Probabilities are 0 to 1.
@@ -153,6 +153,8 @@ pub struct DelaySpec {
 pub struct FaultSpec {
     /// The seed; `None`: a random one, which the log tells.
     pub seed: Option<u64>,
+    /// So many requests, of all queues together, meet no fault first.
+    pub after: u64,
     /// Probability that a request fails with an I/O error and does nothing.
     pub error: f64,
     /// Instead of `error`, for reads.
@@ -339,6 +341,7 @@ impl fmt::Display for FaultSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         parts.extend(self.seed.map(|seed| format!("seed={seed}")));
+        parts.extend((self.after != 0).then(|| format!("after={}", self.after)));
         let nonzero = |p: f64| Some(p).filter(|&p| p != 0.0);
         for (name, value) in [
             ("error", nonzero(self.error)),

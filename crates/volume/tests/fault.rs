@@ -115,6 +115,18 @@ fn a_failed_write_stores_nothing() {
 }
 
 #[test]
+fn the_first_requests_are_spared() {
+    let device = open("fault:seed=1,after=5,error=1:mem:1M");
+    let (mut a, mut b) = (queue(&device, 1), queue(&device, 1));
+    let mut failed = Vec::new();
+    for n in 0..8 {
+        let q = if n % 2 == 0 { &mut a } else { &mut b };
+        failed.push(write(q, 0, &[1; 512]) == Status::IoError);
+    }
+    assert_eq!(failed, [[false; 5].as_slice(), &[true; 3]].concat());
+}
+
+#[test]
 fn a_stall_holds_back_for_its_time() {
     let clock = Arc::new(ManualClock::default());
     let spec = FaultSpec {

@@ -140,14 +140,15 @@ fn world(
         }));
     }
     let geometry = created.geometry();
-    let assembly = Assembly {
-        geometry,
-        members: all,
-        spares: Vec::new(),
-        dirty: false,
-        notes: Vec::new(),
-    };
-    let array = Raid5::start(assembly, &ArrayOptions { stripes: 16 }).unwrap();
+    let assembly = Assembly::new(geometry, all, false);
+    let array = Raid5::start(
+        assembly,
+        &ArrayOptions {
+            stripes: 16,
+            ..ArrayOptions::default()
+        },
+    )
+    .unwrap();
     World {
         array,
         geometry,

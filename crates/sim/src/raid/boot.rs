@@ -6,7 +6,7 @@ use super::submitter::Submitter;
 use super::world::{Life, World};
 use fastrand::Rng;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_volume::raid5::{ArrayOptions, AssembleOptions, Raid5, assemble, prepare};
+use pvblk_volume::raid5::{ArrayOptions, AssembleOptions, Keeper, Raid5, assemble, prepare};
 use std::sync::Arc;
 
 /// Tries at most: each may be cut.
@@ -91,6 +91,8 @@ impl World {
             match self.start(force, left) {
                 Ok(()) => return Ok(()),
                 Err(Stop::Cut) => {
+                    // It may have begun to make all parity, and have said so.
+                    self.synced &= self.gone;
                     self.cut();
                     self.choose_gone(calm);
                 }
@@ -129,15 +131,16 @@ impl World {
 
     fn choose_gone(&mut self, calm: bool) {
         let rng = &mut self.c.rng;
-        if self.c.profile.losses == Losses::Starting && self.report.cycles > 0 {
-            let members = self.disks.len();
-            self.victim.get_or_insert_with(|| rng.usize(..members));
+        if self.c.profile.losses == Losses::Starting && self.report.cycles > 0 && self.synced {
+            let by_role = &self.by_role;
+            self.victim
+                .get_or_insert_with(|| by_role[rng.usize(..by_role.len())]);
         }
         let often = match self.c.profile.losses {
             Losses::Starting => 2,
             _ => 3,
         };
-        self.gone = self.victim.is_some() && rng.u8(..often) == 0 && !calm;
+        self.gone = self.victim.is_some() && self.synced && rng.u8(..often) == 0 && !calm;
     }
 
     fn start(&mut self, force: bool, left: Option<u64>) -> Result<(), Stop> {
@@ -155,7 +158,10 @@ impl World {
             devices.push((n.to_string(), Arc::clone(disk) as Arc<dyn BlockDevice>));
         }
         self.c.rng.shuffle(&mut devices);
-        let options = AssembleOptions { force };
+        let options = AssembleOptions {
+            force,
+            resync_later: self.c.profile.later,
+        };
         let mut turns = Turns::new(&self.disks, &mut self.c.rng, left);
         let mut idle = || turns.turn();
         let assembled = assemble(devices, &options, &mut idle);
@@ -180,25 +186,66 @@ impl World {
             }
         }
         let without = assembly.failed();
-        if let Some(member) = without {
+        let disk = |name: &str| name.parse::<usize>().ok();
+        for (place, member) in assembly.members.iter().enumerate() {
+            let Some(at) = member.as_ref().and_then(|m| disk(&m.name)) else {
+                continue;
+            };
+            if self.retired.contains(&at) {
+                return wrong("a member that was replaced is taken for fresh");
+            }
+            if self.by_role[place] != at {
+                // The last act before the power went.
+                log.add(
+                    "member # has taken the place of #",
+                    [at as u64, self.by_role[place] as u64],
+                );
+                self.report.rebuilt += 1;
+                self.retired.push(self.by_role[place]);
+                if self.victim == Some(self.by_role[place]) {
+                    (self.victim, self.c.stale) = (None, false);
+                }
+                self.by_role[place] = at;
+            }
+        }
+        let missing = without.map(|place| self.by_role[place]);
+        if let Some(member) = missing {
             log.add("it is without member #", [member as u64]);
-            if self.victim != Some(member) {
+            if self.victim != Some(member) && self.second != Some(member) {
                 return wrong("the array does without a member that never failed");
             }
+            self.victim = Some(member);
         } else if self.c.stale {
             return wrong("a member that missed writes is taken for fresh");
         }
-        let stripes = self.c.profile.stripes;
-        let array = Raid5::start(assembly, &ArrayOptions { stripes });
+        self.second = None;
+        let incoming = assembly.incoming.as_ref();
+        let from = incoming.filter(|i| Some(i.place) == without);
+        let from = from.map_or(0, |i| i.recovered_sectors);
+        let options = ArrayOptions {
+            stripes: self.c.profile.stripes,
+            lazy: self.c.profile.lazy,
+        };
+        let array = Raid5::start(assembly, &options);
         let array = array.map_err(|e| Stop::Refused(e.to_string()))?;
         let device: Arc<dyn BlockDevice> = array.clone();
         let depths = self.c.profile.depths.iter().zip(0..);
         let submitters = depths.map(|(&depth, n)| Submitter::new(&device, n, depth));
         let submitters = submitters.collect::<Result<_, _>>().map_err(Stop::Wrong)?;
-        self.life = Some(Life { array, submitters });
-        if let Some(member) = without {
+        let keeper = Keeper::new(&array).map_err(|e| Stop::Wrong(e.to_string()))?;
+        // Fast enough for a clock that hardly moves.
+        array
+            .set_speed(4000, 40_000)
+            .map_err(|e| Stop::Wrong(e.to_string()))?;
+        self.life = Some(Life {
+            array,
+            keeper: Some(keeper),
+            submitters,
+        });
+        if let Some(place) = without {
             let logs = self.c.profile.policy == Policy::Ppl;
-            self.report.unknown += self.c.oracle.degraded(&self.c.profile.shape, member, logs);
+            let shape = self.c.profile.shape;
+            self.report.unknown += self.c.oracle.degraded(&shape, place, logs, from);
         }
         self.clean = false;
         Ok(())
@@ -214,6 +261,7 @@ impl World {
             return Err("nobody to stop".into());
         };
         life.submitters.clear();
+        life.keeper = None;
         let mut turns = Turns::new(&self.disks, &mut self.c.rng, left);
         let stopped = life.array.stop(&mut || turns.turn());
         match stopped {

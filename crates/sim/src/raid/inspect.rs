@@ -9,20 +9,26 @@ use std::sync::Arc;
 pub struct Raw<'a> {
     /// Where things should be.
     pub shape: Shape,
-    /// By place.
+    /// All there are.
     pub disks: &'a [Arc<CrashMember>],
     /// Where each one's data begins.
     pub data_sectors: &'a [u64],
-    /// The member that doesn't count.
+    /// Which of them is at which place.
+    pub by_role: &'a [usize],
+    /// The place whose disk doesn't count.
     pub missing: Option<usize>,
+    /// From this sector of the members on parity may be wrong.
+    pub in_sync: u64,
 }
 
 impl Raw<'_> {
     /// Parity is right everywhere, and what the members hold is what users were told.
     pub fn check(&self, oracle: &Oracle) -> Result<(), String> {
         for at in 0..self.shape.member_sectors() {
-            let all: Vec<_> = (0..self.disks.len())
-                .map(|m| self.disks[m].current(self.data_sectors[m] + at))
+            let all: Vec<_> = self
+                .by_role
+                .iter()
+                .map(|&m| self.disks[m].current(self.data_sectors[m] + at))
                 .collect();
             let sum_without = |left_out: Option<usize>| {
                 let mut sum = [0u8; 512];
@@ -32,7 +38,8 @@ impl Raw<'_> {
                 }
                 sum
             };
-            if self.missing.is_none() && sum_without(None) != [0; 512] {
+            let synced = at < self.in_sync;
+            if self.missing.is_none() && synced && sum_without(None) != [0; 512] {
                 let blocks = self.shape.column(at).map(|(m, s)| {
                     let what = super::stamp::describe(&all[m], s);
                     format!("sector {s} on member {m} is {what}")

@@ -57,6 +57,8 @@ pub struct Report {
     pub losses: u64,
     /// Sectors that nobody can know after a crash without a member.
     pub unknown: u64,
+    /// Members that were rebuilt or replaced.
+    pub rebuilt: u64,
 }
 
 impl std::ops::AddAssign for Report {
@@ -69,6 +71,7 @@ impl std::ops::AddAssign for Report {
         self.lost += other.lost;
         self.losses += other.losses;
         self.unknown += other.unknown;
+        self.rebuilt += other.rebuilt;
     }
 }
 
@@ -76,7 +79,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} steps, {} requests, {} cycles, {} starts, {} cuts with {} sectors in caches, {} members failed, {} sectors unknown",
+            "{} steps, {} requests, {} cycles, {} starts, {} cuts with {} sectors in caches, {} members failed, {} rebuilt, {} sectors unknown",
             self.steps,
             self.requests,
             self.cycles,
@@ -84,6 +87,7 @@ impl fmt::Display for Report {
             self.cuts,
             self.lost,
             self.losses,
+            self.rebuilt,
             self.unknown
         )
     }

@@ -85,6 +85,11 @@ impl Oracle {
         }
     }
 
+    /// Another device is becoming the missing member: from now on its blocks may be written together with others.
+    pub fn rebuilding(&mut self) {
+        self.whole.extend(&self.unsettled);
+    }
+
     /// Write `id` is acknowledged.
     pub fn acknowledged(&mut self, sector: u64, sectors: u64, id: u64, fua: bool) {
         let now = self.now();
@@ -196,10 +201,10 @@ impl Oracle {
     /// The array was started after a power cut without member `missing`. What was changing in a stripe can't be computed for it:
     /// parity and data of the others needn't fit each other. A log saves the blocks that weren't changing themselves, and those
     /// that were while the member was missing already: they are changed alone.
-    /// Returns of how many sectors nothing is known.
-    pub fn degraded(&mut self, shape: &Shape, missing: usize, log: bool) -> u64 {
+    /// Before sector `from` of the members, it is rebuilt. Returns of how many sectors nothing is known.
+    pub fn degraded(&mut self, shape: &Shape, missing: usize, log: bool, from: u64) -> u64 {
         let mut count = 0;
-        for at in 0..shape.member_sectors() {
+        for at in from..shape.member_sectors() {
             let Some((_, sector)) = shape.column(at).find(|&(m, _)| m == missing) else {
                 continue;
             };

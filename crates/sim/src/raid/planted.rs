@@ -93,6 +93,21 @@ impl Bug {
             "array-missing-with-others",
             Bug::Array(Raid5Bug::MissingWithOthers),
         ),
+        #[cfg(feature = "planted")]
+        (
+            "array-incoming-forgotten",
+            Bug::Array(Raid5Bug::IncomingForgotten),
+        ),
+        #[cfg(feature = "planted")]
+        (
+            "array-position-not-flushed",
+            Bug::Array(Raid5Bug::PositionNotFlushed),
+        ),
+        #[cfg(feature = "planted")]
+        (
+            "array-intent-not-awaited",
+            Bug::Array(Raid5Bug::IntentNotAwaited),
+        ),
     ];
 
     /// Gives this thread's arrays the bug, if it is one of theirs.

@@ -11,6 +11,8 @@ pub enum Policy {
     Resync,
     /// A partial parity log.
     Ppl,
+    /// Calculating what a write-intent bitmap marks.
+    Bitmap,
 }
 
 /// The mix of requests: shares, each relative to the sum.
@@ -72,6 +74,16 @@ pub struct Profile {
     pub restless: u32,
     /// Trouble.
     pub losses: Losses,
+    /// There is a device more, onto which the array is rebuilt.
+    pub spare: bool,
+    /// Sectors for each bit of the bitmap.
+    pub bitmap_chunk: u64,
+    /// Parity is made while the array serves.
+    pub later: bool,
+    /// Submitters promise not to change their data.
+    pub stable: bool,
+    /// What is calculated waits, so that others come in between.
+    pub lazy: bool,
     /// Of 8 starts, so many are cut.
     pub cut_starts: u32,
     /// Shares of submitters and members in the steps.
@@ -91,7 +103,17 @@ impl Profile {
             rows: member_sectors / chunk,
         };
         let submitters = pick(rng, &[1, 1, 2, 2, 3]);
-        let policy = pick(rng, &[Policy::Ppl, Policy::Ppl, Policy::Resync]);
+        let policy = pick(
+            rng,
+            &[
+                Policy::Ppl,
+                Policy::Ppl,
+                Policy::Ppl,
+                Policy::Resync,
+                Policy::Bitmap,
+            ],
+        );
+        let restless = pick(rng, &[0, 0, 1, 4]);
         let longest = pick(rng, &[1, 8, 24, 64, 128]);
         Profile {
             policy,
@@ -113,7 +135,12 @@ impl Profile {
             hot: pick(rng, &[0, 8, 32, 128]),
             sequential: pick(rng, &[0, 0, 4, 7]),
             aligned: pick(rng, &[0, 4, 8]),
-            restless: pick(rng, &[0, 0, 1, 4]),
+            restless,
+            spare: rng.bool(),
+            bitmap_chunk: pick(rng, &[8, 16, 64]),
+            later: rng.bool(),
+            stable: restless == 0 && rng.bool(),
+            lazy: rng.bool(),
             losses: pick(
                 rng,
                 &[

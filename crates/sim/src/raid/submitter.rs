@@ -34,6 +34,8 @@ pub struct Common {
     pub may_fail: bool,
     /// The array does without a member.
     pub degraded: bool,
+    /// And no other device is becoming it.
+    pub alone: bool,
     /// A write was acknowledged that this member doesn't have.
     pub stale: bool,
     /// Where the next sequential request begins.
@@ -209,7 +211,8 @@ impl Submitter {
                     "# has written # sectors at # (write #)",
                     [self.number, sectors, sector, flight.id],
                 );
-                c.stale |= flight.degraded;
+                // It may have been rebuilt meanwhile.
+                c.stale |= flight.degraded && c.degraded;
                 c.oracle
                     .acknowledged(sector, sectors, flight.id, flight.fua);
             }
@@ -280,10 +283,13 @@ impl Submitter {
         if op == Op::Write && !c.oracle.is_free(sector, sectors) {
             return Err(r);
         }
-        let flags = match fua {
+        let mut flags = match fua {
             true => RequestFlags::FUA,
             false => RequestFlags::empty(),
         };
+        if c.profile.stable && op == Op::Write {
+            flags |= RequestFlags::STABLE_BUFFERS;
+        }
         r.reset(op, flags, sector, sectors, tag);
         r.buffers = self.buffers(tag as usize, sectors, &mut c.rng);
         let mut flight = Flight {
@@ -311,7 +317,7 @@ impl Submitter {
                     true => c.log.add("# writes through # sectors at # (write #)", all),
                     false => c.log.add("# writes # sectors at # (write #)", all),
                 }
-                c.oracle.submitted(sector, sectors, flight.id, c.degraded);
+                c.oracle.submitted(sector, sectors, flight.id, c.alone);
                 let mut at = sector;
                 for buffer in &r.buffers {
                     for skip in (0..buffer.len()).step_by(512) {

@@ -13,10 +13,12 @@ use crate::log::Log;
 use crate::profile::pick;
 use fastrand::Rng;
 use pvblk_volume::raid5::{
-    Consistency, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock, ppl_signature,
+    Consistency, Keeper, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock, WriteIntent,
+    ppl_signature,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Steps in which everything must come to rest.
 const MOST_STEPS: u64 = 400_000;
@@ -24,6 +26,7 @@ const MOST_STEPS: u64 = 400_000;
 /// The process that serves the array.
 pub struct Life {
     pub array: Arc<Raid5>,
+    pub keeper: Option<Keeper>,
     pub submitters: Vec<Submitter>,
 }
 
@@ -34,12 +37,22 @@ pub struct World {
     /// Where each member's data begins.
     pub data_sectors: Vec<u64>,
     pub life: Option<Life>,
-    /// The only member that ever fails or stays away (but for one that fails after it until the next start).
+    /// Which disk is at which place.
+    pub by_role: Vec<usize>,
+    /// Disks that were members, and whose places others have.
+    pub retired: Vec<usize>,
+    /// All parity was right when the array last served.
+    pub synced: bool,
+    /// The keeper's clock.
+    pub now: Duration,
+    /// The only disk that fails or stays away (but for one that fails after it until the next start), until it is rebuilt.
     pub victim: Option<usize>,
     /// It isn't there at this start.
     pub gone: bool,
     /// A second member failed.
-    second: Option<usize>,
+    pub second: Option<usize>,
+    /// Another device is becoming a member.
+    rebuilding: bool,
     /// The array was stopped in order, and nobody wrote since.
     pub clean: bool,
     /// A member that is slower than the others.
@@ -65,6 +78,11 @@ impl World {
             disks: Vec::new(),
             data_sectors: Vec::new(),
             life: None,
+            by_role: (0..shape.members).collect(),
+            retired: Vec::new(),
+            synced: true,
+            now: Duration::ZERO,
+            rebuilding: false,
             victim: None,
             gone: false,
             second: None,
@@ -81,6 +99,7 @@ impl World {
                 requests: 0,
                 may_fail: false,
                 degraded: false,
+                alone: false,
                 stale: false,
                 next: 0,
                 verify: None,
@@ -108,12 +127,23 @@ impl World {
             consistency: match policy {
                 Policy::Resync => Consistency::Resync,
                 Policy::Ppl => Consistency::Ppl,
+                Policy::Bitmap => Consistency::Bitmap,
             },
             clean: !junk,
         };
         let created = created.build().map_err(|e| e.to_string())?;
-        for (member, sectors) in sizes.iter().enumerate() {
-            let mut superblock = created.superblock(member, [member as u8 + 1; 16]);
+        let bitmap = created.bitmap().cloned().map(|mut header| {
+            header.chunk_bytes = p.bitmap_chunk as u32 * 512;
+            WriteIntent::new(header, junk)
+        });
+        let spare = usize::from(p.spare);
+        for member in 0..shape.members + spare {
+            let sectors = sizes[0];
+            let place = member.min(shape.members - 1);
+            let mut superblock = created.superblock(place, [member as u8 + 1; 16]);
+            if member >= shape.members {
+                superblock.dev_number = member as u32;
+            }
             let log = (
                 SUPER_SECTOR + 8..SUPER_SECTOR + 8 + p.log_sectors,
                 p.log_sectors,
@@ -128,13 +158,16 @@ impl World {
                 superblock.bitmap_or_ppl = [a, b, c, d];
             }
             let bug = MemberBug::new(self.planted, member);
-            let disk = CrashMember::new(member, *sectors, bug);
+            let disk = CrashMember::new(member, sectors, bug);
             disk.put(SUPER_SECTOR, &superblock.encode());
             if policy == Policy::Ppl {
                 let header = PplHeader::empty(ppl_signature(&superblock.set_uuid));
                 disk.put(log.0.start, &header.encode());
             }
-            if junk {
+            if let Some(bitmap) = &bitmap {
+                disk.put(SUPER_SECTOR + 8, bitmap.page(0));
+            }
+            if junk || member >= shape.members {
                 let mut bytes = vec![0; shape.member_sectors() as usize * 512];
                 rng.fill(&mut bytes);
                 disk.put(data, &bytes);
@@ -143,7 +176,7 @@ impl World {
                 mark: SUPER_SECTOR..SUPER_SECTOR + 8,
                 log: log.0,
                 data: data..data + shape.member_sectors(),
-                shape: Some(shape),
+                shape: (member < shape.members).then_some(shape),
             });
             self.data_sectors.push(data);
             self.disks.push(Arc::new(disk));
@@ -160,6 +193,9 @@ impl World {
         self.c.log.step += 1;
         let [s, d] = self.c.profile.pace.map(|p| p as usize);
         let submitters = self.life.as_ref().map_or(0, |l| l.submitters.len());
+        if self.c.rng.u8(..8) == 0 {
+            self.keep();
+        }
         let at = self.c.rng.usize(..submitters * s + self.disks.len() * d);
         let moved = match at.checked_sub(submitters * s) {
             None => self.act(at % submitters, fill)?,
@@ -177,6 +213,7 @@ impl World {
         self.idle = 0;
         let mut any = false;
         for _ in 0..3 {
+            any |= self.keep();
             for actor in 0..submitters + self.disks.len() {
                 any |= self.act(actor, fill)?;
             }
@@ -196,6 +233,12 @@ impl World {
             return Err("nobody is there".into());
         };
         self.c.degraded = life.array.failed().is_some();
+        let rebuilding = life.array.rebuilding().is_some();
+        self.c.alone = self.c.degraded && !rebuilding;
+        if rebuilding && !self.rebuilding {
+            self.c.oracle.rebuilding();
+        }
+        self.rebuilding = rebuilding;
         let submitters = life.submitters.len();
         if actor < submitters {
             return life.submitters[actor].step(&mut self.c, fill);
@@ -214,6 +257,41 @@ impl World {
         }
     }
 
+    /// The keeper does something, at a later time; whether something is under way.
+    fn keep(&mut self) -> bool {
+        let Some(life) = &mut self.life else {
+            return false;
+        };
+        let step = pick(&mut self.c.rng, &[1, 20, 100, 100, 3000]);
+        self.now += Duration::from_millis(step);
+        let Some(keeper) = &mut life.keeper else {
+            return false;
+        };
+        keeper.step(self.now);
+        let busy = keeper.is_busy();
+        let state = life.array.places();
+        for (place, name) in state.into_iter().enumerate() {
+            let Some(disk) = name.and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            let old = self.by_role[place];
+            if old == disk {
+                continue;
+            }
+            // It was rebuilt, or replaced.
+            self.c
+                .log
+                .add("member # takes the place of #", [disk as u64, old as u64]);
+            self.report.rebuilt += 1;
+            self.by_role[place] = disk;
+            self.retired.push(old);
+            if self.victim == Some(old) {
+                (self.victim, self.c.stale) = (None, false);
+            }
+        }
+        busy
+    }
+
     fn in_flight(&self) -> Vec<usize> {
         let life = self.life.iter().flat_map(|l| &l.submitters);
         life.map(Submitter::in_flight).collect()
@@ -221,7 +299,10 @@ impl World {
 
     fn is_quiet(&self) -> bool {
         let reads = self.c.verify.is_some_and(|v| v < self.shape().sectors());
+        let keeper = self.life.as_ref().and_then(|l| l.keeper.as_ref());
+        let kept = keeper.is_none_or(|k| !k.is_busy());
         !reads
+            && kept
             && self.in_flight().iter().all(|&n| n == 0)
             && self.disks.iter().all(|d| d.busy() == 0)
     }
@@ -236,7 +317,11 @@ impl World {
         self.c.verify = None;
         let mut end = steps;
         let mut step = 0;
+        let replaces = self.c.profile.spare && self.c.rng.u8(..4) == 0;
         while step < end {
+            if replaces && step == second {
+                self.replace();
+            }
             if fails && step == first {
                 self.fail_first();
             }
@@ -254,15 +339,26 @@ impl World {
         Ok(())
     }
 
-    /// A member fails, unless the array has to do without one already.
+    /// A spare, if there is one, is to replace a member.
+    fn replace(&mut self) {
+        let Some(life) = &self.life else { return };
+        let place = self.c.rng.usize(..self.by_role.len());
+        if life.array.replace(place).is_ok() {
+            self.c.log.add("member # is to be replaced", [place as u64]);
+        }
+    }
+
+    /// A member fails, unless the array has to do without one already, or needs all of them.
     fn fail_first(&mut self) {
-        let members = self.disks.len();
         let without = self.life.as_ref().and_then(|l| l.array.failed());
-        if without.is_some() {
+        if without.is_some() || !self.is_synced() {
             return;
         }
         let rng = &mut self.c.rng;
-        let victim = *self.victim.get_or_insert_with(|| rng.usize(..members));
+        let by_role = &self.by_role;
+        let victim = *self
+            .victim
+            .get_or_insert_with(|| by_role[rng.usize(..by_role.len())]);
         let disk = &self.disks[victim];
         self.report.losses += 1;
         let how = pick(
@@ -292,8 +388,8 @@ impl World {
         // Unless the array has seen the first one fail, it is the second that it does without.
         let without = self.life.as_ref().and_then(|l| l.array.failed());
         let Some(victim) = without else { return };
-        let members = self.disks.len();
-        let other = (victim + self.c.rng.usize(1..members)) % members;
+        let members = self.by_role.len();
+        let other = self.by_role[(victim + self.c.rng.usize(1..members)) % members];
         self.disks[other].fail(Failure::All);
         self.second = Some(other);
         self.c.may_fail = true;
@@ -308,7 +404,11 @@ impl World {
             }
             self.step(false)?;
         }
-        Err(format!("no end after {MOST_STEPS} steps"))
+        let state = self.life.as_ref().map(|l| l.array.state().sync);
+        Err(format!(
+            "no end after {MOST_STEPS} steps: {:?} in flight, {state:?}",
+            self.in_flight()
+        ))
     }
 
     /// Reads everything back. `settles`: it is the first time after a cut. Returns false if the power was cut on the way.
@@ -331,24 +431,42 @@ impl World {
         self.c.verify = None;
         match cut {
             true => Ok(false),
-            false => Err(format!("no end of reading after {MOST_STEPS} steps")),
+            false => {
+                let state = self.life.as_ref().map(|l| l.array.state().sync);
+                Err(format!(
+                    "no end of reading after {MOST_STEPS} steps: {:?} in flight, {state:?}",
+                    self.in_flight()
+                ))
+            }
         }
+    }
+
+    /// Whether all parity is right.
+    fn is_synced(&self) -> bool {
+        let state = self.life.as_ref().map(|l| l.array.in_sync_sectors());
+        state.is_some_and(|s| s.is_none())
     }
 
     /// Looks at the members, while nothing is in flight.
     pub fn look(&mut self) -> Result<(), String> {
         self.c.log.add("the members are looked at", []);
+        let in_sync = self.life.as_ref().and_then(|l| l.array.in_sync_sectors());
         let raw = Raw {
             shape: self.shape(),
             disks: &self.disks,
             data_sectors: &self.data_sectors,
+            by_role: &self.by_role,
             missing: self.life.as_ref().and_then(|l| l.array.failed()),
+            in_sync: in_sync.unwrap_or(u64::MAX),
         };
         raw.check(&self.c.oracle)
     }
 
     /// The power goes, for all or, without `power`, only the process dies.
     pub fn cut(&mut self) {
+        if self.life.is_some() {
+            self.synced = self.is_synced();
+        }
         let rng = &mut self.c.rng;
         let kinds = [
             Mercy::None,
@@ -363,9 +481,11 @@ impl World {
             let mercy = same.unwrap_or_else(|| pick(rng, &kinds));
             self.report.lost += disk.cut(mercy, rng);
             disk.fail(Failure::None);
+            // Where parity has to be made anew, nothing can be calculated from it.
+            disk.mend();
         }
         self.report.cuts += 1;
-        self.second = None;
+        self.rebuilding = false;
         self.c.may_fail = false;
         self.c.oracle.cut();
         self.bury();

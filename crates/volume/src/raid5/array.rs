@@ -1,22 +1,26 @@
 //! The array as a device: each of its queues has queues of its own to all members, and steps the one [`Core`] with what they tell.
 
+pub mod ask;
+mod keeper;
+mod manage;
+mod queue;
+
+pub use keeper::Keeper;
+pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, SyncAction};
+
 use super::Geometry;
-use super::assemble::{Assembly, Member};
+use super::assemble::{Assembly, Incoming, Member};
 use super::blocking::{Blocking, Idle};
-use super::core::{Core, MemberIo, Setup, Token};
+use super::core::{Core, MemberIo, Setup};
+use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
-use pvblk_block::trace::{Phase, Tracer};
-use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
-    Readiness, Request, RequestFlags, Status,
-};
-use pvblk_sys::{EventFd, Poller};
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use pvblk_block::{BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, QueueContext};
+use pvblk_sys::EventFd;
+use queue::ArrayQueue;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most stripe heads: as many as md takes.
 const MOST_STRIPES: usize = 32768;
@@ -24,22 +28,22 @@ const MOST_STRIPES: usize = 32768;
 const LEAST_STRIPES: usize = 8;
 /// Most sectors of a request.
 const MAX_SECTORS: u32 = 2048;
-/// Most requests of one array queue at one member.
-const MEMBER_DEPTH: u32 = 512;
-/// How long a queue that goes away waits for what it has at the members.
-const LAST_WAIT: Duration = Duration::from_secs(10);
-
 /// How to serve an array.
 #[derive(Clone, Copy, Debug)]
 pub struct ArrayOptions {
     /// Stripe heads, 8 to 32768: each has a page of 4 KiB for every member.
     pub stripes: usize,
+    /// For simulations: what is calculated waits until the queue is polled, so that others come in between.
+    pub lazy: bool,
 }
 
 impl Default for ArrayOptions {
     /// 256 heads, as md.
     fn default() -> ArrayOptions {
-        ArrayOptions { stripes: 256 }
+        ArrayOptions {
+            stripes: 256,
+            lazy: false,
+        }
     }
 }
 
@@ -56,15 +60,27 @@ struct Letters {
     ios: Vec<MemberIo>,
 }
 
+/// A device of the array, as long as it is one.
+#[derive(Clone)]
+struct Device {
+    device: Arc<dyn BlockDevice>,
+    name: String,
+}
+
 struct Shared {
     name: String,
     core: Mutex<Core>,
     /// By owner; `None` is of a queue that is closed, and its number free.
     mails: Mutex<Vec<Option<Arc<Mail>>>>,
-    /// By role.
-    devices: Vec<Option<Arc<dyn BlockDevice>>>,
+    /// By slot.
+    devices: Mutex<Vec<Option<Device>>>,
+    /// Counts changes of them.
+    changes: AtomicU64,
+    /// Devices without a place.
+    spares: Mutex<Vec<Member>>,
     limits: Limits,
     geometry: Geometry,
+    lazy: bool,
 }
 
 impl Shared {
@@ -76,6 +92,9 @@ impl Shared {
 /// A RAID-5 array that serves.
 pub struct Raid5 {
     shared: Arc<Shared>,
+    /// The thread that rebuilds, if there is one.
+    keeper: Mutex<Option<keeper::Thread>>,
+    orders: Arc<manage::Orders>,
     events: EventHub,
 }
 
@@ -88,12 +107,18 @@ impl Raid5 {
                 options.stripes
             )));
         }
-        let devices: Vec<_> = assembly
+        let slot = |m: &Member| Device {
+            device: Arc::clone(&m.device),
+            name: m.name.clone(),
+        };
+        let mut devices: Vec<_> = assembly
             .members
             .iter()
-            .map(|m| m.as_ref().map(|m| Arc::clone(&m.device)))
+            .map(|m| m.as_ref().map(slot))
             .collect();
-        let all: Vec<Limits> = devices.iter().flatten().map(|d| d.limits()).collect();
+        devices.extend(assembly.incoming.iter().map(|i| Some(slot(&i.member))));
+        let all = devices.iter().flatten().map(|d| d.device.limits());
+        let all: Vec<Limits> = all.collect();
         let most = |f: fn(&Limits) -> u32| all.iter().map(f).max().unwrap_or(512);
         let limits = Limits {
             logical_sector_bytes: most(|l| l.logical_sector_bytes),
@@ -106,34 +131,47 @@ impl Raid5 {
             volatile_cache: all.iter().any(|l| l.volatile_cache),
             non_rotational: all.iter().all(|l| l.non_rotational),
         };
-        let volatile = |d: &Option<Arc<dyn BlockDevice>>| {
-            d.as_ref().is_some_and(|d| d.limits().volatile_cache)
-        };
         let names = assembly
             .members
             .iter()
             .map(|m| m.as_ref().map_or("missing", |m| &m.name));
+        let name = format!("raid5 of {}", names.collect::<Vec<_>>().join(", "));
+        let volatile = |m: &Member| m.device.limits().volatile_cache;
+        let member = |m: &Member| (m.superblock.clone(), volatile(m));
+        let incoming = assembly.incoming.as_ref();
+        let stripes = |r: &std::ops::Range<u64>| r.start / STRIPE_SECTORS..r.end / STRIPE_SECTORS;
         let core = Core::new(Setup {
             geometry: assembly.geometry,
-            volatile: devices.iter().map(volatile).collect(),
+            members: assembly
+                .members
+                .iter()
+                .map(|m| m.as_ref().map(member))
+                .collect(),
+            incoming: incoming.map(|i| {
+                let mut superblock = i.member.superblock.clone();
+                superblock.recovery_offset_sectors = i.recovered_sectors;
+                (i.place, superblock, volatile(&i.member))
+            }),
+            unsynced: assembly.unsynced.iter().map(stripes).collect(),
+            bitmap: assembly.bitmap,
             heads: options.stripes,
             unit_bytes: limits.logical_sector_bytes as usize,
             dirty: assembly.dirty,
-            superblocks: assembly
-                .members
-                .iter()
-                .map(|m| m.as_ref().map(|m| m.superblock.clone()))
-                .collect(),
         })?;
         Ok(Arc::new(Raid5 {
             shared: Arc::new(Shared {
-                name: format!("raid5 of {}", names.collect::<Vec<_>>().join(", ")),
+                name,
                 core: Mutex::new(core),
                 mails: Mutex::default(),
-                devices,
+                devices: Mutex::new(devices),
+                changes: AtomicU64::new(0),
+                spares: Mutex::new(assembly.spares),
                 limits,
                 geometry: assembly.geometry,
+                lazy: options.lazy,
             }),
+            keeper: Mutex::new(None),
+            orders: Arc::default(),
             events: EventHub::default(),
         }))
     }
@@ -143,32 +181,63 @@ impl Raid5 {
         self.shared.core.lock().failed()
     }
 
+    /// What the user calls the member at each place; `None`: there is none, or it isn't rebuilt.
+    pub fn places(&self) -> Vec<Option<String>> {
+        let core = self.shared.core.lock();
+        let devices = self.shared.devices.lock();
+        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
+        core.slots_by_role().iter().map(name).collect()
+    }
+
+    /// The place that another device is being made the member of.
+    pub fn rebuilding(&self) -> Option<usize> {
+        let core = self.shared.core.lock();
+        core.recovered_sectors().map(|(_, place, _)| place)
+    }
+
+    /// Sectors of each member, from the start, whose parity is known to be right; `None`: all.
+    pub fn in_sync_sectors(&self) -> Option<u64> {
+        let core = self.shared.core.lock();
+        core.unsynced().first().map(|r| r.start * STRIPE_SECTORS)
+    }
+
     /// Ends in order, when all queues are closed: everything is on stable storage, and the superblocks say clean.
     pub fn stop(&self, idle: &mut Idle<'_>) -> Result<(), Error> {
-        let (superblocks, dirty, broken) = {
+        let mut assembly = {
             let core = self.shared.core.lock();
             let (superblocks, dirty) = core.superblocks();
-            (superblocks.to_vec(), dirty, core.is_broken())
+            let incoming = core.recovered_sectors();
+            if core.is_broken() || (!dirty && incoming.is_none() && core.unsynced().is_empty()) {
+                return Ok(());
+            }
+            let devices = self.shared.devices.lock();
+            let member = |slot: usize| {
+                let device = devices.get(slot)?.as_ref()?;
+                Some(Member {
+                    device: Arc::clone(&device.device),
+                    name: device.name.clone(),
+                    superblock: superblocks.get(slot)?.clone()?,
+                })
+            };
+            let members = core.slots_by_role().iter().map(|slot| member((*slot)?));
+            let mut assembly = Assembly::new(self.shared.geometry, members.collect(), true);
+            assembly.incoming = incoming.and_then(|(slot, place, recovered_sectors)| {
+                let mut member = member(slot)?;
+                member.superblock.recovery_offset_sectors = recovered_sectors;
+                Some(Incoming {
+                    place,
+                    member,
+                    recovered_sectors,
+                })
+            });
+            let sectors =
+                |r: &std::ops::Range<u64>| r.start * STRIPE_SECTORS..r.end * STRIPE_SECTORS;
+            assembly.unsynced = core.unsynced().iter().map(sectors).collect();
+            assembly.bitmap = core.bitmap().cloned();
+            assembly
         };
-        if !dirty || broken {
-            return Ok(());
-        }
-        let members = self.shared.devices.iter().zip(superblocks);
-        let members = members.map(|(device, superblock)| {
-            Some(Member {
-                device: Arc::clone(device.as_ref()?),
-                name: device.as_ref()?.describe(),
-                superblock: superblock?,
-            })
-        });
-        let mut assembly = Assembly {
-            geometry: self.shared.geometry,
-            members: members.collect(),
-            spares: Vec::new(),
-            dirty: true,
-            notes: Vec::new(),
-        };
-        for member in assembly.members.iter().flatten() {
+        let incoming = assembly.incoming.iter().map(|i| &i.member);
+        for member in assembly.members.iter().flatten().chain(incoming) {
             Blocking::open(&member.device)?.flush(idle)?;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -205,372 +274,12 @@ impl BlockDevice for Raid5 {
         &self.events
     }
 
+    fn ask(&self, question: &str) -> Option<Result<String, Error>> {
+        self.answer_text(question)
+    }
+
     fn close(&self) -> Result<(), Error> {
+        self.end_keeper();
         self.stop(&mut super::blocking::sleepy())
-    }
-}
-
-/// One member, as one array queue sees it.
-struct Lane {
-    queue: Queue,
-    /// What finds no room at the member.
-    backlog: VecDeque<Box<Request>>,
-    batch: Vec<Box<Request>>,
-    done: Vec<Completion>,
-    in_poller: bool,
-}
-
-struct ArrayQueue {
-    shared: Arc<Shared>,
-    owner: usize,
-    mail: Arc<Mail>,
-    members: Vec<Option<Lane>>,
-    /// What each request at a member is for, by its tag.
-    tokens: Vec<Vec<Token>>,
-    free_tags: Vec<usize>,
-    spare: Vec<Box<Request>>,
-    ios: Vec<MemberIo>,
-    done: Vec<Completion>,
-    ended: Vec<(Token, bool)>,
-    /// Empty lists to hand to the core for those that it filled.
-    told_ios: Vec<MemberIo>,
-    told_done: Vec<(usize, Completion)>,
-    poller: Poller,
-    tracer: Tracer,
-}
-
-impl ArrayQueue {
-    fn open(
-        shared: &Arc<Shared>,
-        context: &QueueContext,
-        floor: String,
-    ) -> Result<ArrayQueue, Error> {
-        let os = |e| Error::os("raid5: opening a queue", e);
-        let tracer = context
-            .tracing
-            .tracer(&floor, context.index, context.submitter);
-        // Members trace for themselves: their sectors aren't the array's, so nothing would link them.
-        let below = QueueContext {
-            depth: MEMBER_DEPTH,
-            tracing: context.tracing.clone(),
-            ..*context
-        };
-        let mut members = Vec::new();
-        for device in &shared.devices {
-            members.push(match device {
-                None => None,
-                Some(device) => Some(Lane {
-                    queue: Queue::open(device, &below)?,
-                    backlog: VecDeque::new(),
-                    batch: Vec::new(),
-                    done: Vec::new(),
-                    in_poller: false,
-                }),
-            });
-        }
-        let mail = Arc::new(Mail {
-            letters: Mutex::default(),
-            any: AtomicBool::new(false),
-            bell: EventFd::new().map_err(os)?,
-        });
-        let poller = Poller::new().map_err(os)?;
-        poller.add(mail.bell.as_fd(), 0, false).map_err(os)?;
-        let mut mails = shared.mails.lock();
-        let free = mails.iter().position(Option::is_none);
-        let owner = free.unwrap_or(mails.len());
-        match mails.get_mut(owner) {
-            Some(slot) => *slot = Some(Arc::clone(&mail)),
-            None => mails.push(Some(Arc::clone(&mail))),
-        }
-        Ok(ArrayQueue {
-            shared: Arc::clone(shared),
-            owner,
-            mail,
-            members,
-            tokens: Vec::new(),
-            free_tags: Vec::new(),
-            spare: Vec::new(),
-            ios: Vec::new(),
-            done: Vec::new(),
-            ended: Vec::new(),
-            told_ios: Vec::new(),
-            told_done: Vec::new(),
-            poller,
-            tracer,
-        })
-    }
-
-    /// Steps the core, and sends what comes of it on its way.
-    fn step(&mut self, f: impl FnOnce(&mut Core, usize)) {
-        let shared = Arc::clone(&self.shared);
-        let mut core = shared.core.lock();
-        f(&mut core, self.owner);
-        core.unplug();
-        // Swapped, so that all of them keep their memory.
-        let mut ios = std::mem::replace(&mut core.ios, std::mem::take(&mut self.told_ios));
-        let mut done = std::mem::replace(&mut core.done, std::mem::take(&mut self.told_done));
-        drop(core);
-        let mut others: Vec<usize> = Vec::new();
-        for io in ios.drain(..) {
-            if io.runner == self.owner {
-                self.ios.push(io);
-                continue;
-            }
-            others.push(io.runner);
-            self.to(io.runner, |letters| letters.ios.push(io));
-        }
-        for (owner, completion) in done.drain(..) {
-            if owner == self.owner {
-                self.done.push(completion);
-                continue;
-            }
-            others.push(owner);
-            self.to(owner, |letters| letters.done.push(completion));
-        }
-        self.told_ios = ios;
-        self.told_done = done;
-        others.sort_unstable();
-        others.dedup();
-        for owner in others {
-            if let Some(mail) = shared.mail(owner) {
-                mail.any.store(true, Ordering::Release);
-                mail.bell.notify();
-            }
-        }
-        self.issue();
-    }
-
-    /// Only an array that is given up has something for a queue that is gone.
-    fn to(&self, owner: usize, put: impl FnOnce(&mut Letters)) {
-        if let Some(mail) = self.shared.mail(owner) {
-            put(&mut mail.letters.lock());
-        }
-    }
-
-    /// Gives member I/O to the members; what touches goes as one request.
-    fn issue(&mut self) {
-        if self.ios.is_empty() {
-            return;
-        }
-        let mut ios = std::mem::take(&mut self.ios);
-        ios.sort_unstable_by_key(|io| (io.member, io.op as u8, io.fua, io.sector));
-        let mut last: Option<(usize, Box<Request>, usize)> = None;
-        for io in ios.drain(..) {
-            let buffers = io.data.buffers();
-            let count = buffers.len();
-            let sectors: u64 = buffers.iter().map(|b| b.len() as u64 / 512).sum();
-            if let Some((member, request, tag)) = &mut last {
-                let touches = *member == io.member
-                    && request.op == io.op
-                    && io.op != Op::Flush
-                    && request.flags.contains(RequestFlags::FUA) == io.fua
-                    && request.end() == io.sector;
-                let limits = self.members[io.member].as_ref().map(|m| m.queue.limits());
-                let fits = limits.is_some_and(|l| {
-                    request.sectors + sectors <= u64::from(l.max_sectors)
-                        && request.buffers.len() + count <= l.max_segments as usize
-                });
-                if touches && fits {
-                    request.sectors += sectors;
-                    io.data.append_to(&mut request.buffers);
-                    self.tokens[*tag].push(io.token);
-                    continue;
-                }
-            }
-            if let Some((member, request, _)) = last.take() {
-                self.send(member, request);
-            }
-            let tag = match self.free_tags.pop() {
-                Some(tag) => tag,
-                None => {
-                    self.tokens.push(Vec::new());
-                    self.tokens.len() - 1
-                }
-            };
-            self.tokens[tag].push(io.token);
-            let mut request = self
-                .spare
-                .pop()
-                .unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0));
-            let flags = match io.fua {
-                true => RequestFlags::FUA,
-                false => RequestFlags::empty(),
-            };
-            request.reset(io.op, flags, io.sector, sectors, tag as u64);
-            io.data.append_to(&mut request.buffers);
-            last = Some((io.member, request, tag));
-        }
-        if let Some((member, request, _)) = last {
-            self.send(member, request);
-        }
-        self.ios = ios;
-        for lane in self.members.iter_mut().flatten() {
-            lane.submit();
-        }
-    }
-
-    fn send(&mut self, member: usize, request: Box<Request>) {
-        match &mut self.members[member] {
-            Some(lane) => lane.backlog.push_back(request),
-            None => self.release(request, false),
-        }
-    }
-
-    /// A member's request has ended.
-    fn release(&mut self, mut request: Box<Request>, ok: bool) {
-        let tag = request.tag as usize;
-        let tokens = self.tokens[tag].drain(..);
-        self.ended.extend(tokens.map(|t| (t, ok)));
-        self.free_tags.push(tag);
-        request.buffers.clear();
-        self.spare.push(request);
-    }
-
-    fn collect_mail(&mut self) {
-        if !self.mail.any.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        let mut letters = self.mail.letters.lock();
-        self.done.append(&mut letters.done);
-        self.ios.append(&mut letters.ios);
-        drop(letters);
-        self.issue();
-    }
-
-    /// Takes what members have done, and goes on with it; false if there was nothing.
-    fn progress(&mut self) -> bool {
-        self.collect_mail();
-        for at in 0..self.members.len() {
-            let Some(lane) = &mut self.members[at] else {
-                continue;
-            };
-            if lane.queue.poll(&mut lane.done) == 0 {
-                continue;
-            }
-            lane.submit();
-            let mut done = std::mem::take(&mut lane.done);
-            for completion in done.drain(..) {
-                let ok = completion.status == Status::Ok;
-                self.release(completion.request, ok);
-            }
-            if let Some(lane) = &mut self.members[at] {
-                lane.done = done;
-            }
-        }
-        if self.ended.is_empty() {
-            return false;
-        }
-        let mut ended = std::mem::take(&mut self.ended);
-        self.step(|core, owner| {
-            for (token, ok) in ended.drain(..) {
-                core.ended(owner, token, ok);
-            }
-        });
-        // What could not be given to a member has ended meanwhile.
-        ended.append(&mut self.ended);
-        self.ended = ended;
-        true
-    }
-
-    fn is_busy(&self) -> bool {
-        let at_members = |l: &Lane| l.queue.in_flight() > 0 || !l.backlog.is_empty();
-        self.members.iter().flatten().any(at_members)
-            || self.shared.core.lock().has_active(self.owner)
-    }
-}
-
-impl Lane {
-    fn submit(&mut self) {
-        while self.queue.in_flight() + self.batch.len() < MEMBER_DEPTH as usize
-            && let Some(request) = self.backlog.pop_front()
-        {
-            self.batch.push(request);
-        }
-        if !self.batch.is_empty() {
-            self.queue.submit(&mut self.batch);
-        }
-    }
-}
-
-impl DeviceQueue for ArrayQueue {
-    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        self.tracer
-            .requests(Phase::Issue, batch.iter().map(|r| &**r));
-        self.step(|core, owner| {
-            for request in batch.drain(..) {
-                core.submit(owner, request);
-            }
-        });
-    }
-
-    fn poll(&mut self, out: &mut Vec<Completion>) {
-        self.progress();
-        out.append(&mut self.done);
-    }
-
-    fn arm(&mut self) -> Readiness {
-        let ready = |q: &ArrayQueue| {
-            !q.done.is_empty() || !q.ended.is_empty() || q.mail.any.load(Ordering::Acquire)
-        };
-        if ready(self) {
-            return Readiness::Ready;
-        }
-        let mut deadline: Option<Instant> = None;
-        for (at, lane) in self.members.iter_mut().enumerate() {
-            let Some(lane) = lane else { continue };
-            if lane.queue.in_flight() == 0 {
-                continue;
-            }
-            match lane.queue.arm() {
-                Readiness::Ready => return Readiness::Ready,
-                Readiness::Wait(until) => deadline = deadline.into_iter().chain(until).min(),
-            }
-            if !lane.in_poller
-                && let Some(fd) = lane.queue.wait_fd()
-            {
-                if let Err(e) = self.poller.add(fd, at as u64 + 1, false) {
-                    // Out of kernel memory: rather a busy queue than one that sleeps for ever.
-                    tracing::error!("raid5: waiting for a member: {e}");
-                    return Readiness::Ready;
-                }
-                lane.in_poller = true;
-            }
-        }
-        match ready(self) {
-            true => Readiness::Ready,
-            false => Readiness::Wait(deadline),
-        }
-    }
-
-    fn woken(&mut self) {
-        self.mail.bell.drain();
-        for lane in self.members.iter_mut().flatten() {
-            lane.queue.woken();
-        }
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.poller.as_fd())
-    }
-}
-
-impl Drop for ArrayQueue {
-    /// Others may wait for stripes that this queue runs: it lets them end.
-    fn drop(&mut self) {
-        let begin = Instant::now();
-        while self.is_busy() && !std::thread::panicking() {
-            if !self.progress() {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            if begin.elapsed() > LAST_WAIT {
-                tracing::error!(
-                    "{}: a queue went away with work at its members: the array stops",
-                    self.shared.name
-                );
-                self.step(|core, _| core.give_up());
-                break;
-            }
-        }
-        self.shared.mails.lock()[self.owner] = None;
     }
 }

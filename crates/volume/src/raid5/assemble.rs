@@ -3,11 +3,18 @@
 //! The rules are md's, and one more. The newest superblock counts. A member may be one event behind it, since superblocks are
 //! written one after another and a crash can come in between; nothing is written to the array before all are. And the newest must
 //! still call it a member: one that was thrown out in that very event is one behind too, and must not come back.
+//!
+//! One member at a time can be on its way: rebuilt for a place without one, or to replace the one that is there.
 
+mod choice;
+
+use super::bitmap::WriteIntent;
 use super::blocking::{Blocking, Idle};
 use super::geometry::Geometry;
-use super::superblock::{Feature, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
+use super::superblock::{Feature, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
+use choice::Choice;
 use pvblk_block::{BlockDevice, Error};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A device and what its superblock says.
@@ -20,16 +27,40 @@ pub struct Member {
     pub superblock: Superblock,
 }
 
+impl Member {
+    /// Whether it has no place, now or before, and can be given one.
+    pub fn is_spare(&self) -> bool {
+        self.superblock.role() == Role::Spare
+    }
+}
+
+/// A device that is being rebuilt: it gets what a place without a member should hold, or what the member there does, to replace it.
+pub struct Incoming {
+    /// The place in the array that it is to have.
+    pub place: usize,
+    /// The device. Its superblock has [`Feature::RECOVERY_OFFSET`], and [`Feature::REPLACEMENT`] while the place has a member too.
+    pub member: Member,
+    /// Sectors of its data, from the start, that hold what they should, in whole stripes.
+    pub recovered_sectors: u64,
+}
+
 /// Members that belong together.
 pub struct Assembly {
     /// Shape of the array.
     pub geometry: Geometry,
-    /// By place; `None`: missing, failed or stale.
+    /// By place; `None`: missing, failed, stale or not whole.
     pub members: Vec<Option<Member>>,
-    /// Devices of the array that have no place. They are never written to.
+    /// The one that is being rebuilt.
+    pub incoming: Option<Incoming>,
+    /// Devices of the array that have no place. They are never written to. Those that can be rebuilt onto are spares by
+    /// [`Member::is_spare`].
     pub spares: Vec<Member>,
     /// Parity may be wrong, wherever the consistency policy says.
     pub dirty: bool,
+    /// Sectors of the members whose parity isn't known to be right, in whole stripes, ascending and apart; from [`super::prepare`].
+    pub unsynced: Vec<Range<u64>>,
+    /// The write-intent bitmap as all members have it, if the policy is that; from [`super::prepare`].
+    pub bitmap: Option<WriteIntent>,
     /// For the user, a line each, such as `b.img is stale (events 7, newest 12)`.
     pub notes: Vec<String>,
 }
@@ -39,24 +70,45 @@ pub struct Assembly {
 pub struct AssembleOptions {
     /// Take stale members when there are too few others, and start an array that is dirty and has no member to spare.
     pub force: bool,
+    /// Leave what has to be resynchronised in [`Assembly::unsynced`], but for the first stripe, instead of doing it before the array serves.
+    pub resync_later: bool,
 }
 
 impl Assembly {
-    /// The place without a member, if there is one; there is at most one.
+    /// These members, by place, and nothing else. `dirty`: their superblocks say that parity may be wrong.
+    pub fn new(geometry: Geometry, members: Vec<Option<Member>>, dirty: bool) -> Assembly {
+        Assembly {
+            geometry,
+            members,
+            incoming: None,
+            spares: Vec::new(),
+            dirty,
+            unsynced: Vec::new(),
+            bitmap: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// The place without a member that is whole, if there is one; there is at most one.
     pub fn failed(&self) -> Option<usize> {
         self.members.iter().position(Option::is_none)
     }
 
-    /// Members that are there.
+    /// Members that are there and whole.
     pub fn present(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().flatten()
     }
 
+    /// Superblocks of the members, and of the one that is being rebuilt.
+    pub(super) fn superblocks(&self) -> impl Iterator<Item = &Superblock> {
+        let incoming = self.incoming.iter().map(|i| &i.member);
+        self.present().chain(incoming).map(|m| &m.superblock)
+    }
+
     /// The superblock to believe: the first of the newest.
     pub fn newest(&self) -> &Superblock {
-        let newest = self.present().map(|m| &m.superblock);
         // An assembly has all members but one, so at least two.
-        newest
+        self.superblocks()
             .reduce(|a, b| if b.events > a.events { b } else { a })
             .expect("members")
     }
@@ -77,8 +129,8 @@ impl Assembly {
             return self.geometry.member_sectors();
         }
         let newest = self.newest().events;
-        let newest = self.present().filter(|m| m.superblock.events == newest);
-        let offsets = newest.map(|m| m.superblock.resync_offset_sectors);
+        let newest = self.superblocks().filter(|s| s.events == newest);
+        let offsets = newest.map(|s| s.resync_offset_sectors);
         let least = offsets.min().unwrap_or(0);
         least.min(self.geometry.member_sectors())
     }
@@ -127,142 +179,39 @@ pub fn assemble(
     let geometry = check(newest)?;
     let (newest, newest_name) = (newest.superblock.clone(), newest.name.clone());
 
-    let mut choice = Choice {
-        members: std::iter::repeat_with(|| None)
-            .take(geometry.members())
-            .collect(),
-        spares: Vec::new(),
-        stale: Vec::new(),
-        notes: Vec::new(),
-    };
+    let mut choice = Choice::new(geometry, &newest);
     for member in found {
-        choice.add(member, &newest)?;
+        choice.add(member)?;
     }
+    choice.take_replacements();
     if options.force {
-        choice.take_stale(newest.events)?;
+        choice.take_stale();
     }
-    let Choice {
-        members,
-        spares,
-        mut notes,
-        ..
-    } = choice;
-    let count = members.iter().flatten().count();
-    if count + 1 < members.len() {
-        let missing = places(&members);
-        let why = notes.iter().map(|n| format!("; {n}")).collect::<String>();
+    choice.take_incoming(idle)?;
+    let (count, of) = (choice.members.iter().flatten().count(), geometry.members());
+    if count + 1 < of {
+        let missing = places(&choice.members);
+        let notes = choice.notes.iter();
+        let why = notes.map(|n| format!("; {n}")).collect::<String>();
         return Err(Error::config(format!(
-            "array {} of {} members: {count} of them are usable, and {} are needed; missing at {missing}{why}; name the others",
+            "array {} of {of} members: {count} of them are usable, and {} are needed; missing at {missing}{why}; name the others",
             quoted(&newest),
-            members.len(),
-            members.len() - 1,
+            of - 1,
         )));
     }
-    for member in members.iter().flatten() {
-        if check(member)? != geometry || !same_policy(&member.superblock, &newest) {
-            return Err(Error::config(format!(
-                "{} and {newest_name} disagree about the array's shape; if mdadm changes it, let that finish",
-                member.name
-            )));
-        }
-        check_bad_blocks(member, idle)?;
-    }
-    if count < members.len() {
-        notes.push(format!(
-            "the array is degraded: no member at place {}",
-            places(&members)
-        ));
-    }
+    choice.check_members(&newest_name, idle)?;
+    choice.check_spares(idle)?;
+    let mut assembly = Assembly {
+        incoming: choice.incoming,
+        spares: choice.spares,
+        notes: choice.notes,
+        ..Assembly::new(geometry, choice.members, false)
+    };
     // A resync that was interrupted leaves an offset; either way parity isn't right everywhere.
-    let dirty = members
-        .iter()
-        .flatten()
-        .any(|m| m.superblock.events == newest.events && !m.superblock.is_clean());
-    Ok(Assembly {
-        geometry,
-        members,
-        spares,
-        dirty,
-        notes,
-    })
-}
-
-/// Devices on their way to places.
-struct Choice {
-    members: Vec<Option<Member>>,
-    spares: Vec<Member>,
-    stale: Vec<(usize, Member)>,
-    notes: Vec<String>,
-}
-
-impl Choice {
-    fn add(&mut self, member: Member, newest: &Superblock) -> Result<(), Error> {
-        let (name, sb) = (&member.name, &member.superblock);
-        let place = match sb.role() {
-            Role::Active(place) if usize::from(place) < self.members.len() => usize::from(place),
-            Role::Spare => {
-                self.notes.push(format!("{name} is a spare; left alone"));
-                self.spares.push(member);
-                return Ok(());
-            }
-            role => {
-                self.notes
-                    .push(format!("{name} has no place in the array ({role:?})"));
-                self.spares.push(member);
-                return Ok(());
-            }
-        };
-        let events = format!("events {}, newest {}", sb.events, newest.events);
-        // What the newest says of this device, by its number.
-        let number = usize::try_from(sb.dev_number).ok();
-        let role = number.and_then(|n| newest.roles.get(n)).copied();
-        if role != Some(sb.role()) {
-            self.notes.push(format!(
-                "{name} is stale ({events}): it was thrown out of the array; mdadm --add rebuilds it"
-            ));
-            self.stale.push((place, member));
-        } else if sb.events.saturating_add(1) < newest.events {
-            self.notes.push(format!(
-                "{name} is stale ({events}); mdadm --add rebuilds it"
-            ));
-            self.stale.push((place, member));
-        } else if sb.recovered_sectors() < sb.size_sectors {
-            self.notes.push(format!(
-                "{name} is being rebuilt, {} of {} sectors are; left out",
-                sb.recovered_sectors(),
-                sb.size_sectors
-            ));
-            self.spares.push(member);
-        } else if let Some(other) = &self.members[place] {
-            return Err(Error::config(format!(
-                "{} and {name} are both at place {place} of the array: leave out the one that is a copy",
-                other.name
-            )));
-        } else {
-            self.members[place] = Some(member);
-        }
-        Ok(())
-    }
-
-    /// Fills places with stale members, the newest first, until one place at most is empty.
-    fn take_stale(&mut self, newest: u64) -> Result<(), Error> {
-        self.stale.sort_by_key(|(_, m)| m.superblock.events);
-        let empty = |members: &[Option<Member>]| members.iter().filter(|m| m.is_none()).count();
-        while empty(&self.members) > 1 {
-            let Some((place, member)) = self.stale.pop() else {
-                break;
-            };
-            if self.members[place].is_some() {
-                continue;
-            }
-            self.notes.push(format!(
-                "{} is taken by force (events {}, newest {newest}): what it missed is lost",
-                member.name, member.superblock.events
-            ));
-            self.members[place] = Some(member);
-        }
-        Ok(())
-    }
+    let dirty = |s: &Superblock| s.events == newest.events && !s.is_clean();
+    let dirty = assembly.superblocks().any(dirty);
+    assembly.dirty = dirty;
+    Ok(assembly)
 }
 
 /// All of one array, and each of them once.
@@ -296,38 +245,22 @@ fn one_array(found: &[Member]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The newest of those that say that they are members.
+/// The newest of those that say that they are members; of several, one that is whole.
 fn newest(found: &[Member]) -> Option<&Member> {
     let members = found
         .iter()
         .filter(|m| matches!(m.superblock.role(), Role::Active(_)));
-    members.reduce(|a, b| {
-        if b.superblock.events > a.superblock.events {
-            b
-        } else {
-            a
-        }
-    })
+    let rank = |m: &Member| {
+        let sb = &m.superblock;
+        let partly = sb.has(Feature::RECOVERY_OFFSET) || sb.has(Feature::REPLACEMENT);
+        (sb.events, !partly)
+    };
+    members.reduce(|a, b| if rank(b) > rank(a) { b } else { a })
 }
 
 fn check(member: &Member) -> Result<Geometry, Error> {
     let sb = &member.superblock;
     sb.check(member.device.capacity_sectors())
-        .map_err(|e| Error::config(format!("{}: {e}", member.name)))
-}
-
-fn same_policy(a: &Superblock, b: &Superblock) -> bool {
-    std::mem::discriminant(&a.policy()) == std::mem::discriminant(&b.policy())
-}
-
-fn check_bad_blocks(member: &Member, idle: &mut Idle<'_>) -> Result<(), Error> {
-    let sb = &member.superblock;
-    let Some(log) = sb.bad_block_log().filter(|_| sb.has(Feature::BAD_BLOCKS)) else {
-        return Ok(());
-    };
-    let mut bytes = vec![0; log.sectors as usize * 512];
-    Blocking::open(&member.device)?.read(log.sector, &mut bytes, idle)?;
-    sb.check_bad_blocks(&bytes)
         .map_err(|e| Error::config(format!("{}: {e}", member.name)))
 }
 
@@ -367,11 +300,6 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
         .map(|g| format!("{:08x}", u32::from_be_bytes(*g)))
         .collect();
     groups.join(":")
-}
-
-/// Says that all of its parity is right, or that none is known to be.
-pub(super) fn resync_offset(clean: bool) -> u64 {
-    if clean { NO_OFFSET } else { 0 }
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 use super::*;
-use crate::raid5::testing::{assembled, change, disks, forced, options, put, random_array};
-use crate::raid5::{BadBlock, Consistency, create, sleepy};
+use crate::raid5::testing::{
+    assembled, change, disks, forced, options, put, random_array, rebuilding, without,
+};
+use crate::raid5::{BadBlock, Consistency, add_spare, create, sleepy};
 
 /// Four members, clean, of one event.
 fn array() -> Vec<(String, Arc<dyn BlockDevice>)> {
@@ -188,15 +190,256 @@ fn spares_and_rebuilt_members_wait() {
     }
     let assembly = assembled(&disks).expect("an array");
     assert_eq!((assembly.failed(), assembly.spares.len()), (Some(3), 1));
+    assert!(assembly.spares[0].is_spare());
+    assert_eq!(
+        assembly.notes,
+        [
+            "m3 is a spare",
+            "the array is degraded: no member at place 3",
+            "m3 will be rebuilt for place 3"
+        ]
+    );
+}
 
+/// What is being rebuilt, as `name at place: sectors`.
+fn incoming(assembly: &Assembly) -> Option<String> {
+    let i = assembly.incoming.as_ref()?;
+    let (name, has) = (&i.member.name, i.recovered_sectors);
+    Some(format!("{name} at {}: {has}", i.place))
+}
+
+#[test]
+fn a_member_that_is_rebuilt_is_on_its_way() {
     let disks = array();
     change(&disks[3], |sb| {
         sb.feature_map |= Feature::RECOVERY_OFFSET.0;
-        sb.recovery_offset_sectors = 640;
+        sb.recovery_offset_sectors = 645;
+    });
+    // Whoever is named first: it isn't the one to believe if others are as new.
+    for turn in 0..4 {
+        let mut disks = disks.clone();
+        disks.rotate_left(turn);
+        let assembly = assembled(&disks).expect("an array");
+        assert_eq!(assembly.failed(), Some(3));
+        assert_eq!(incoming(&assembly).as_deref(), Some("m3 at 3: 640"));
+        assert_eq!(
+            assembly.notes,
+            [
+                "m3 is being rebuilt: 640 of 2048 sectors are",
+                "the array is degraded: no member at place 3"
+            ]
+        );
+        assert!(assembly.spares.is_empty());
+    }
+    // It lags, as any may; or too far behind; or was thrown out.
+    change(&disks[3], |sb| sb.events = 9);
+    let assembly = assembled(&disks).expect("an array");
+    assert!(incoming(&assembly).is_some() && !assembly.dirty);
+    change(&disks[3], |sb| sb.events = 8);
+    assert_eq!(incoming(&assembled(&disks).expect("an array")), None);
+    // Half of a member isn't taken by force either.
+    change(&disks[2], |sb| sb.events = 8);
+    let error = forced(&disks[1..]).err().expect("half of one");
+    assert!(
+        error.to_string().contains("2 of them are usable"),
+        "{error}"
+    );
+    assert_eq!(forced(&disks).expect("an array").failed(), Some(3));
+    change(&disks[2], |sb| sb.events = 10);
+    change(&disks[3], |sb| sb.events = 10);
+    change(&disks[0], |sb| {
+        sb.events = 11;
+        sb.roles[3] = Role::Faulty;
     });
     let assembly = assembled(&disks).expect("an array");
-    assert_eq!(assembly.failed(), Some(3));
-    assert!(assembly.notes[0].contains("m3 is being rebuilt, 640 of 2048 sectors are"));
+    assert_eq!(incoming(&assembly), None);
+    assert!(assembly.notes[0].contains("m3 is stale (events 10, newest 11): it was thrown out"));
+    // All of it is rebuilt.
+    change(&disks[0], |sb| sb.roles[3] = Role::Active(3));
+    change(&disks[3], |sb| sb.recovery_offset_sectors = 2048);
+    let assembly = assembled(&disks).expect("an array");
+    assert_eq!((assembly.failed(), incoming(&assembly)), (None, None));
+    // It is the newest, and says dirty.
+    change(&disks[3], |sb| {
+        sb.recovery_offset_sectors = 8;
+        sb.events = 11;
+        sb.resync_offset_sectors = 80;
+    });
+    change(&disks[0], |sb| sb.events = 10);
+    let assembly = assembled(&disks).expect("an array");
+    assert!(assembly.dirty && assembly.events() == 11);
+    assert_eq!(assembly.in_sync_sectors(), 80);
+}
+
+#[test]
+fn a_replacement_is_on_its_way() {
+    let disks = rebuilding(Consistency::Ppl, 1, 160, true);
+    let assembly = assembled(&disks).expect("an array");
+    assert_eq!((assembly.failed(), assembly.dirty), (None, false));
+    assert_eq!(incoming(&assembly).as_deref(), Some("m4 at 1: 160"));
+    assert_eq!(
+        assembly.notes,
+        ["m4 is to replace m1: 160 of 2048 sectors are copied"]
+    );
+    // Without the member it is just rebuilt, as far as it is.
+    let assembly = assembled(&without(&disks, &[1])).expect("an array");
+    assert_eq!(assembly.failed(), Some(1));
+    assert_eq!(incoming(&assembly).as_deref(), Some("m4 at 1: 160"));
+    assert!(assembly.notes[0].contains("m4 was to replace a member that isn't there"));
+    // It has all, but wasn't the member yet.
+    change(&disks[4], |sb| sb.recovery_offset_sectors = 2048);
+    let assembly = assembled(&disks).expect("an array");
+    assert_eq!(incoming(&assembly).as_deref(), Some("m4 at 1: 2048"));
+    assert_eq!(places(&assembly)[1], Some("m1"));
+    let assembly = assembled(&without(&disks, &[1])).expect("an array");
+    assert_eq!((assembly.failed(), incoming(&assembly)), (None, None));
+    assert_eq!(places(&assembly)[1], Some("m4"));
+    assert!(assembly.notes[0].contains("m4 takes the place"));
+    change(&disks[4], |sb| {
+        sb.feature_map &= !Feature::RECOVERY_OFFSET.0
+    });
+    let assembly = assembled(&disks).expect("an array");
+    assert_eq!(incoming(&assembly).as_deref(), Some("m4 at 1: 2048"));
+    // It isn't one any more, so both are the member.
+    change(&disks[4], |sb| sb.feature_map &= !Feature::REPLACEMENT.0);
+    refused(&disks, "m1 and m4 are both at place 1");
+}
+
+#[test]
+fn one_at_a_time_is_rebuilt() {
+    let disks = rebuilding(Consistency::Ppl, 1, 160, true);
+    // Another replacement, and then the place that it is for is empty, so that it comes first.
+    change(&disks[3], |sb| {
+        sb.feature_map |= Feature::RECOVERY_OFFSET.0;
+        sb.recovery_offset_sectors = 80;
+    });
+    let assembly = assembled(&disks).expect("an array");
+    assert_eq!(incoming(&assembly).as_deref(), Some("m3 at 3: 80"));
+    assert_eq!((assembly.failed(), assembly.spares.len()), (Some(3), 1));
+    assert!(!assembly.spares[0].is_spare());
+    assert_eq!(
+        assembly.notes[1],
+        "m4 was being rebuilt, 160 of 2048 sectors are, and is left out: m3 comes first"
+    );
+
+    // As md has it when the member is gone that was being replaced: a spare too is rebuilt for its place. Who has more comes first.
+    let mut disks = rebuilding(Consistency::Ppl, 1, 160, true);
+    let mut made = assembled(&disks).expect("an array");
+    let (_, m5) = crate::raid5::testing::disks(1).remove(0);
+    add_spare(&mut made, "m5", &m5, false, &mut sleepy()).expect("a spare");
+    disks.push(("m5".into(), m5));
+    for disk in &disks {
+        change(disk, |sb| {
+            sb.roles[1] = Role::Spare;
+            sb.roles[5] = Role::Active(1);
+        });
+    }
+    change(&disks[5], |sb| {
+        sb.feature_map |= Feature::RECOVERY_OFFSET.0;
+        sb.recovery_offset_sectors = 80;
+    });
+    let assembly = assembled(&without(&disks, &[1])).expect("an array");
+    assert_eq!(incoming(&assembly).as_deref(), Some("m4 at 1: 160"));
+    assert!(
+        assembly.notes[1].contains("m5 was being rebuilt, 80 of 2048 sectors are, and is left out")
+    );
+    // The place has a member, and nobody is to be replaced.
+    for disk in &disks {
+        change(disk, |sb| {
+            sb.roles[1] = Role::Active(1);
+            sb.roles[4] = Role::Spare;
+        });
+    }
+    let assembly = assembled(&without(&disks, &[4])).expect("an array");
+    assert_eq!(incoming(&assembly), None);
+    assert!(assembly.notes[0].contains("and is left out: m1 has place 1 of the array"));
+}
+
+#[test]
+fn what_is_rebuilt_has_to_be_usable() {
+    let rebuilt = || rebuilding(Consistency::Ppl, 1, 160, false);
+    let left_out = |disks: &[(String, Arc<dyn BlockDevice>)], what: &str| {
+        let assembly = assembled(&without(disks, &[1])).expect("an array");
+        assert_eq!((assembly.failed(), incoming(&assembly)), (Some(1), None));
+        assert!(assembly.notes[0].contains(what), "{:?}", assembly.notes);
+    };
+    let disks = rebuilt();
+    assert!(incoming(&assembled(&disks).expect("an array")).is_some());
+    change(&disks[4], |sb| sb.feature_map |= Feature::RECOVERY_BITMAP.0);
+    left_out(&disks, "left out: feature 0x80: a rebuild guided by");
+    let disks = rebuilt();
+    change(&disks[4], |sb| sb.data_size_sectors += 8);
+    left_out(
+        &disks,
+        "left out: data ends at sector 6152, the device at 6144",
+    );
+    let disks = rebuilt();
+    change(&disks[4], |sb| sb.chunk_sectors = 64);
+    left_out(&disks, "left out: it disagrees about the array's shape");
+    let disks = rebuilt();
+    change(&disks[4], |sb| {
+        sb.feature_map |= Feature::BAD_BLOCKS.0;
+        let area = sb.bad_block_log().expect("an area");
+        put(&disks[4].1, area.sector, &[1; 4096]);
+    });
+    left_out(&disks, "left out: the bad block log isn't empty");
+    // A copy of the member it replaces, with another id.
+    let disks = rebuilding(Consistency::Ppl, 1, 160, true);
+    change(&disks[4], |sb| sb.dev_number = 1);
+    refused(&disks, "m1 and m4 have the same number in the array, 1");
+}
+
+#[test]
+fn spares_that_cannot_be_used_are_left_out() {
+    let disks = crate::raid5::testing::disks(6);
+    let mut made = random_array(&disks[..4], Consistency::Ppl, true);
+    for (name, disk) in &disks[4..] {
+        add_spare(&mut made, name, disk, true, &mut sleepy()).expect("a spare");
+    }
+    let names = || {
+        let assembly = assembled(&disks).expect("an array");
+        assert_eq!((assembly.failed(), incoming(&assembly)), (None, None));
+        let spares = assembly.spares.iter();
+        let names: Vec<String> = spares.map(|m| m.name.clone()).collect();
+        (names.join(" "), assembly.notes.join("\n"))
+    };
+    let all = ("m4 m5".into(), "m4 is a spare\nm5 is a spare".into());
+    assert_eq!(names(), all);
+    // What they have missed doesn't matter.
+    for disk in &disks[..4] {
+        change(disk, |sb| sb.events = 100);
+    }
+    assert_eq!(names(), all);
+    change(&disks[5], |sb| sb.dev_number = 4);
+    assert_eq!(names().0, "m4");
+    assert!(
+        names()
+            .1
+            .contains("m5 is left out: it is a spare with the same number as m4")
+    );
+    change(&disks[5], |sb| sb.dev_number = 5);
+    for disk in &disks[..4] {
+        change(disk, |sb| sb.roles[5] = Role::Faulty);
+    }
+    assert_eq!(names().0, "m4");
+    assert!(
+        names()
+            .1
+            .contains("m5 is left out: it says that it is a spare, and")
+    );
+    change(&disks[5], |sb| sb.dev_number = u32::MAX);
+    assert!(
+        names()
+            .1
+            .contains("m5 is left out, since it can't be a spare: no room for its number")
+    );
+    change(&disks[4], |sb| sb.data_offset_sectors += 8);
+    assert_eq!(names().0, "");
+    assert!(
+        names()
+            .1
+            .contains("m4 is left out, since it can't be a spare: data ends")
+    );
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod header;
 
 pub use header::{BITMAP_HEADER_BYTES, BitmapError, BitmapHeader};
 
+use super::geometry::STRIPE_SECTORS;
 use std::ops::Range;
 
 /// The bitmap is written in pages of this size; the first begins with the header.
@@ -270,6 +271,43 @@ impl WriteIntent {
         }
     }
 
+    /// Takes over a new event counter, for a bitmap that is to be written whole: whatever was there before is forgotten.
+    pub(super) fn renew(&mut self, events: u64) {
+        self.header.events = events;
+        self.header.state = 0;
+        self.put_header();
+    }
+
+    /// Takes all bits away that aren't needed, at once: for an array that is complete and is stopped in order. Every member must have
+    /// been flushed, and all pages are to be written before anything else is. Chunks with writes under way keep theirs.
+    pub fn clear_unneeded(&mut self) {
+        for chunk in 0..self.counters.len() {
+            let counter = &mut self.counters[chunk];
+            if matches!(*counter, 1 | 2) {
+                *counter = 0;
+                let (byte, mask) = bit(chunk);
+                self.image[byte] &= !mask;
+                self.pages[byte / PAGE_BYTES].wanted += 1;
+            }
+        }
+        self.header.events_cleared = self.header.events;
+        self.put_header();
+    }
+
+    /// All of it, as it is to be on the members. Where that is tried before an array serves or after, no page is written otherwise;
+    /// tell [`WriteIntent::all_written`] when it is done.
+    pub(super) fn area(&self) -> &[u8] {
+        &self.image
+    }
+
+    /// All members have [`WriteIntent::area`].
+    pub(super) fn all_written(&mut self) {
+        for page in &mut self.pages {
+            page.written = page.wanted;
+            page.writing = false;
+        }
+    }
+
     /// Whether nothing is left to resynchronise or to clear.
     pub fn is_clean(&self) -> bool {
         self.counters.iter().all(|&c| c == 0)
@@ -289,10 +327,14 @@ impl WriteIntent {
     }
 
     /// Parity of these sectors was made right on all members. Chunks that are covered whole need nothing any more, and their bits go
-    /// in later sweeps.
+    /// in later sweeps. The first stripe counts as covered by what follows it: it is made right before an array serves
+    /// ([`super::prepare`]).
     pub fn resynced(&mut self, range: Range<u64>) {
         let chunk_sectors = 1u64 << self.chunk_shift;
-        let first = range.start.div_ceil(chunk_sectors);
+        let first = match range.start <= STRIPE_SECTORS {
+            true => 0,
+            false => range.start.div_ceil(chunk_sectors),
+        };
         let end = match range.end >= self.header.sync_size_sectors {
             true => self.counters.len() as u64,
             false => range.end / chunk_sectors,

@@ -7,7 +7,9 @@
 
 use super::bitmap::BitmapHeader;
 use super::geometry::{Geometry, Layout};
-use super::superblock::{FIXED_BYTES, Feature, NO_OFFSET, Role, SUPER_BYTES, Superblock};
+use super::superblock::{
+    FIXED_BYTES, Feature, NO_OFFSET, Role, SUPER_BYTES, Superblock, SuperblockError,
+};
 use pvblk_block::Error;
 
 /// The bitmap, the log, or the room for a later bitmap starts 4 KiB after the superblock.
@@ -122,9 +124,7 @@ impl NewArray<'_> {
                 (Feature::PPL.0, [a, b, c, d], PPL_AREA_SECTORS)
             }
         };
-        // As many roles as fill the sectors that have to be written anyway.
-        let bytes = (FIXED_BYTES + 2 * self.device_sectors.len()).next_multiple_of(512);
-        let mut roles = vec![Role::Spare; (bytes - FIXED_BYTES) / 2];
+        let mut roles = vec![Role::Spare; table(self.device_sectors.len())];
         for (place, role) in roles.iter_mut().take(self.device_sectors.len()).enumerate() {
             *role = Role::Active(place as u16);
         }
@@ -190,7 +190,33 @@ impl Created {
         self.geometry
     }
 
-    /// The superblock of the member at a place.
+    /// Makes an array without the member at a place. As in mdadm, its number is nobody's.
+    pub fn leave_out(&mut self, place: usize) {
+        self.common.roles[place] = Role::Spare;
+    }
+
+    /// Adds a spare, a device of this size, and returns its number: [`Created::superblock`] has what is to be written to it. The superblocks of
+    /// the others may get longer by it. Fails if it is too small, or there are too many.
+    pub fn add_spare(&mut self, device_sectors: u64) -> Result<usize, Error> {
+        let sb = &mut self.common;
+        let needed = sb.data_offset_sectors + sb.size_sectors;
+        if device_sectors < needed {
+            return Err(Error::config(format!(
+                "raid5 spare of {device_sectors} sectors: it needs {needed}, as the members do; take a larger one"
+            )));
+        }
+        let number = self.device_sectors.len();
+        if number >= sb.most_roles() as usize {
+            return Err(SuperblockError::Full(sb.most_roles()).into());
+        }
+        let mut roles = sb.roles.clone();
+        roles.resize(table(number + 1).max(roles.len()), Role::Spare);
+        sb.set_roles(roles);
+        self.device_sectors.push(device_sectors);
+        Ok(number)
+    }
+
+    /// The superblock of the member at a place, or of the spare with a number.
     pub fn superblock(&self, member: usize, device_uuid: [u8; 16]) -> Superblock {
         let data_offset = self.common.data_offset_sectors;
         Superblock {
@@ -205,6 +231,12 @@ impl Created {
     pub fn bitmap(&self) -> Option<&BitmapHeader> {
         self.bitmap.as_ref()
     }
+}
+
+/// Entries in the table of roles for so many devices: as many as fill the sectors that have to be written anyway.
+fn table(devices: usize) -> usize {
+    let bytes = (FIXED_BYTES + 2 * devices).next_multiple_of(512);
+    (bytes - FIXED_BYTES) / 2
 }
 
 /// What mdadm leaves for a bitmap: 128 KiB from 200 GiB on, 64 KiB from 8 GiB on, else 4 KiB.

@@ -53,6 +53,49 @@ fn superblocks_are_those_of_mdadm() {
     assert_eq!(Ok(ours), header);
 }
 
+/// A member that is missing, and a spare.
+#[test]
+fn those_of_incomplete_arrays_and_spares_too() {
+    let theirs = real(include_bytes!("testdata/missing.super"));
+    let mut created = like(&theirs, "host:vol0", Consistency::Ppl)
+        .build()
+        .expect("an array");
+    created.leave_out(2);
+    let ours = created.superblock(3, theirs.device_uuid);
+    assert_eq!(ours, theirs);
+    assert!(ours.encode() == theirs.encode());
+
+    let theirs = real(include_bytes!("testdata/spare.super"));
+    let mut created = NewArray {
+        device_sectors: &[24 << 11; 3],
+        ..like(&theirs, "host:vol0", Consistency::Ppl)
+    }
+    .build()
+    .expect("an array");
+    assert_eq!(created.add_spare(24 << 11).ok(), Some(3));
+    let ours = created.superblock(3, theirs.device_uuid);
+    assert_eq!(ours, theirs);
+    assert!(ours.encode() == theirs.encode());
+
+    // As large as the others, and as many as there is room for.
+    let error = created.add_spare((24 << 11) - 1).expect_err("too small");
+    assert!(error.to_string().contains("it needs 49152"), "{error}");
+    for number in 4..1920 {
+        assert_eq!(created.add_spare(24 << 11).ok(), Some(number));
+    }
+    let last = created.superblock(1919, theirs.device_uuid);
+    assert_eq!(
+        (last.role(), last.written_bytes()),
+        (Role::Spare, SUPER_BYTES)
+    );
+    last.check(24 << 11).expect("nothing overlaps");
+    let error = created.add_spare(24 << 11).expect_err("too many");
+    assert!(
+        error.to_string().contains("there is room for 1920"),
+        "{error}"
+    );
+}
+
 /// Where mdadm puts data, by hand: 24 sectors, bitmap or log, headroom of a thousandth (a power of two part of 128 MiB, and two chunks
 /// at least), rounded up to 1 MiB.
 #[test]

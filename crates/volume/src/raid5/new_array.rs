@@ -54,19 +54,52 @@ impl CreateOptions {
     }
 }
 
+/// The devices of a new array, each with what the user calls it.
+#[derive(Default)]
+pub struct NewMembers {
+    /// By place. One may be missing.
+    pub members: Vec<Option<(String, Arc<dyn BlockDevice>)>>,
+    /// What a member that fails is to be rebuilt onto.
+    pub spares: Vec<(String, Arc<dyn BlockDevice>)>,
+}
+
+impl From<Vec<(String, Arc<dyn BlockDevice>)>> for NewMembers {
+    fn from(members: Vec<(String, Arc<dyn BlockDevice>)>) -> NewMembers {
+        NewMembers {
+            members: members.into_iter().map(Some).collect(),
+            spares: Vec::new(),
+        }
+    }
+}
+
 /// Writes the metadata of a new array, and none of its data. The order of the devices is that of the places.
 ///
 /// The array is clean if that was to be assumed, or if all devices say that they hold nothing where data goes: parity of zeros is
-/// zeros. If not it is dirty, and [`super::prepare`] calculates all parity.
+/// zeros. If not it is dirty, and [`super::prepare`] calculates all parity. With a member missing it is clean, whatever the others hold: what that
+/// one would hold is what parity says.
 pub fn create(
-    devices: Vec<(String, Arc<dyn BlockDevice>)>,
+    devices: impl Into<NewMembers>,
     options: &CreateOptions,
     idle: &mut Idle<'_>,
 ) -> Result<Assembly, Error> {
-    for (name, device) in &devices {
+    let NewMembers { members, spares } = devices.into();
+    let missing = members.iter().filter(|m| m.is_none()).count();
+    if missing > 1 {
+        return Err(Error::config(format!(
+            "{missing} members are missing: of a new array one can be, no more"
+        )));
+    }
+    let missing = members.iter().position(Option::is_none);
+    for (name, device) in members.iter().flatten().chain(&spares) {
         check_device(name, device, options, idle)?;
     }
-    let sizes: Vec<u64> = devices.iter().map(|(_, d)| d.capacity_sectors()).collect();
+    let size = |m: &(String, Arc<dyn BlockDevice>)| m.1.capacity_sectors();
+    // In place of the one that is missing one that doesn't matter.
+    let first = members.iter().flatten().map(size).next().unwrap_or(0);
+    let sizes: Vec<u64> = members
+        .iter()
+        .map(|m| m.as_ref().map_or(first, size))
+        .collect();
     let mut new = NewArray {
         set_uuid: options.set_uuid,
         name: &options.name,
@@ -76,40 +109,53 @@ pub fn create(
         device_sectors: &sizes,
         size_sectors: options.size_sectors,
         consistency: options.consistency,
-        clean: options.assume_clean,
+        clean: options.assume_clean || missing.is_some(),
     };
-    let mut created = new.build()?;
+    let sb = new.build()?.superblock(0, [0; 16]);
+    if new.size_sectors.is_none() {
+        // Unless told otherwise, as much as all have, spares too.
+        let smallest = spares.iter().map(size).min().unwrap_or(u64::MAX);
+        let room = smallest.saturating_sub(sb.data_offset_sectors);
+        new.size_sectors = (room < sb.size_sectors).then_some(room);
+    }
     if !new.clean {
-        let sb = created.superblock(0, [0; 16]);
-        new.clean = devices
-            .iter()
-            .all(|(_, d)| is_empty(d, sb.data_offset_sectors, sb.size_sectors));
-        created = new.build()?;
+        let mut all = members.iter().flatten();
+        new.clean = all.all(|(_, d)| is_empty(d, sb.data_offset_sectors, sb.size_sectors));
+    }
+    let mut created = new.build()?;
+    if let Some(place) = missing {
+        created.leave_out(place);
+    }
+    for spare in &spares {
+        created.add_spare(size(spare))?;
     }
     let mut ids = fastrand::Rng::with_seed(u64::from_le_bytes(std::array::from_fn(|n| {
         options.set_uuid[n] ^ options.set_uuid[n + 8]
     })));
-    let bitmap = created
-        .bitmap()
-        .map(|h| WriteIntent::new(h.clone(), !new.clean));
-    let mut members = Vec::new();
-    for (place, (name, device)) in devices.into_iter().enumerate() {
+    // Whoever is missing has missed all.
+    let all = !new.clean || missing.is_some();
+    let bitmap = created.bitmap().map(|h| WriteIntent::new(h.clone(), all));
+    let mut written = Vec::new();
+    let spares = spares.into_iter().map(Some);
+    for (number, device) in members.into_iter().chain(spares).enumerate() {
         let mut uuid = [0; 16];
         ids.fill(&mut uuid);
-        let superblock = created.superblock(place, uuid);
+        let Some((name, device)) = device else {
+            written.push(None);
+            continue;
+        };
+        let superblock = created.superblock(number, uuid);
         write_member(&device, &superblock, bitmap.as_ref(), idle)?;
-        members.push(Some(Member {
+        written.push(Some(Member {
             device,
             name,
             superblock,
         }));
     }
+    let spares = written.split_off(sizes.len());
     Ok(Assembly {
-        geometry: created.geometry(),
-        members,
-        spares: Vec::new(),
-        dirty: !new.clean,
-        notes: Vec::new(),
+        spares: spares.into_iter().flatten().collect(),
+        ..Assembly::new(created.geometry(), written, !new.clean)
     })
 }
 
@@ -140,8 +186,8 @@ fn is_empty(device: &Arc<dyn BlockDevice>, sector: u64, sectors: u64) -> bool {
     told.is_ok() && extents.iter().all(|e| e.kind != ExtentKind::Data)
 }
 
-/// Log or bitmap first: what has a superblock is complete.
-fn write_member(
+/// Writes the metadata of a device. Log or bitmap first: what has a superblock is complete.
+pub(super) fn write_member(
     device: &Arc<dyn BlockDevice>,
     sb: &Superblock,
     bitmap: Option<&WriteIntent>,
@@ -156,13 +202,12 @@ fn write_member(
             disk.write(log.sector, &area, idle)?;
         }
         (Policy::Bitmap { sector }, Some(bitmap)) => {
-            let pages = bitmap.pages();
-            let area: Vec<u8> = pages.flat_map(|p| bitmap.page(p).to_vec()).collect();
-            disk.write(sector, &area, idle)?;
+            disk.write(sector, bitmap.area(), idle)?;
         }
         _ => {}
     }
-    disk.write(SUPER_SECTOR, &sb.encode(), idle)
+    // Old metadata behind the roles goes, as far as nothing else is there.
+    disk.write(SUPER_SECTOR, &sb.encode()[..sb.room_bytes()], idle)
 }
 
 #[cfg(test)]

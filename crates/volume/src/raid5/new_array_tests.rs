@@ -1,5 +1,7 @@
 use super::*;
-use crate::raid5::testing::{assembled, disks, get, options, put, superblock, wrong_stripes};
+use crate::raid5::testing::{
+    Named, assembled, disks, get, junk, options, prepared, put, roles, superblock, wrong_stripes,
+};
 use crate::raid5::{BitmapHeader, Role, find_newest, sleepy};
 
 #[test]
@@ -61,6 +63,89 @@ fn disks_with_data_make_a_dirty_one() {
         !create(disks, &assumed, &mut sleepy())
             .expect("an array")
             .dirty
+    );
+}
+
+/// `m0` and so on; one is missing, and the last are spares.
+fn incomplete(disks: &[Named], missing: usize, spares: usize) -> NewMembers {
+    let (members, spares) = disks.split_at(disks.len() - spares);
+    let members = members.iter().enumerate();
+    NewMembers {
+        members: members
+            .map(|(n, d)| (n != missing).then(|| d.clone()))
+            .collect(),
+        spares: spares.to_vec(),
+    }
+}
+
+#[test]
+fn one_member_can_be_missing() {
+    for consistency in [Consistency::Resync, Consistency::Bitmap, Consistency::Ppl] {
+        let disks = disks(5);
+        for (_, disk) in &disks {
+            put(disk, 0, &junk(3 << 20));
+        }
+        let options = CreateOptions {
+            force: true,
+            ..options(consistency)
+        };
+        let mut idle = sleepy();
+        let made = create(incomplete(&disks, 0, 1), &options, &mut idle).expect("an array");
+        // What it would hold is what parity says, so that is right.
+        assert!(!made.dirty && made.failed() == Some(0));
+        let found = assembled(&disks[1..]).expect("an array");
+        assert!(!found.dirty && found.failed() == Some(0));
+        assert_eq!(found.geometry, made.geometry);
+        assert_eq!(
+            found.notes,
+            [
+                "m4 is a spare",
+                "the array is degraded: no member at place 0",
+                "m4 will be rebuilt for place 0"
+            ]
+        );
+        for (disk, made) in disks[1..].iter().zip(made.present().chain(&made.spares)) {
+            assert_eq!(superblock(disk), made.superblock);
+        }
+        assert_eq!(
+            (superblock(&disks[4]).dev_number, roles(&disks[1])[0]),
+            (4, Role::Spare)
+        );
+        // It can be served.
+        let found = prepared(&disks[1..], false).expect("prepared");
+        assert_eq!((found.failed(), found.events()), (Some(0), 0));
+        if let Some(bitmap) = found.bitmap {
+            assert!(!bitmap.is_clean(), "it missed everything");
+        }
+    }
+    let disks = disks(5);
+    let mut two = incomplete(&disks, 0, 1);
+    two.members[2] = None;
+    let error = create(two, &options(Consistency::Ppl), &mut sleepy()).err();
+    let error = error.expect("refused").to_string();
+    assert!(error.contains("2 members are missing"), "{error}");
+}
+
+#[test]
+fn spares_are_as_large_as_members() {
+    let mut disks = disks(5);
+    disks[4].1 = crate::open("mem:2600k").expect("memory");
+    let all = || incomplete(&disks, 9, 1);
+    let usual = options(Consistency::Ppl);
+    let made = create(all(), &usual, &mut sleepy()).expect("an array");
+    assert_eq!(made.geometry.member_sectors(), 1088, "what the spare has");
+    assert!(!made.dirty && made.failed().is_none());
+    assert_eq!(assembled(&disks).expect("an array").spares.len(), 1);
+    let larger = CreateOptions {
+        size_sectors: Some(2048),
+        force: true,
+        ..usual
+    };
+    let error = create(all(), &larger, &mut sleepy()).err();
+    let error = error.expect("refused").to_string();
+    assert!(
+        error.contains("raid5 spare of 5200 sectors: it needs 6144"),
+        "{error}"
     );
 }
 

@@ -1,63 +1,6 @@
 //! XOR of blocks.
 
-use std::ops::Range;
-
-/// What stays in the first-level cache while all sources pass over it.
-const BLOCK_BYTES: usize = 4096;
-
-/// XORs every source into `dst`: memory of `dst` is read and written once, whatever their number. All lengths are equal.
-pub fn xor_into(dst: &mut [u8], srcs: &[&[u8]]) {
-    for src in srcs {
-        assert_eq!(src.len(), dst.len(), "blocks of different lengths");
-    }
-    for (n, block) in dst.chunks_mut(BLOCK_BYTES).enumerate() {
-        let start = n * BLOCK_BYTES;
-        let range = start..start + block.len();
-        let part = |s| part(s, &range);
-        // Four at a time: a step then loads five streams and stores one. Compilers make vectors of zipped bytes.
-        let (fours, rest) = srcs.as_chunks::<4>();
-        for [a, b, c, d] in fours {
-            let sources = part(a).iter().zip(part(b)).zip(part(c)).zip(part(d));
-            for (x, (((a, b), c), d)) in block.iter_mut().zip(sources) {
-                *x ^= a ^ b ^ c ^ d;
-            }
-        }
-        match rest {
-            [a, b, c] => {
-                let sources = part(a).iter().zip(part(b)).zip(part(c));
-                for (x, ((a, b), c)) in block.iter_mut().zip(sources) {
-                    *x ^= a ^ b ^ c;
-                }
-            }
-            [a, b] => {
-                for (x, (a, b)) in block.iter_mut().zip(part(a).iter().zip(part(b))) {
-                    *x ^= a ^ b;
-                }
-            }
-            [a] => {
-                for (x, a) in block.iter_mut().zip(part(a)) {
-                    *x ^= a;
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Makes `dst` the XOR of the sources, whatever it held; zeros if there are none.
-pub fn xor_of(dst: &mut [u8], srcs: &[&[u8]]) {
-    match srcs.split_first() {
-        Some((first, rest)) => {
-            dst.copy_from_slice(first);
-            xor_into(dst, rest);
-        }
-        None => dst.fill(0),
-    }
-}
-
-fn part<'a>(src: &'a &[u8], range: &Range<usize>) -> &'a [u8] {
-    &src[range.clone()]
-}
+pub use pvblk_sys::xor::{xor_into, xor_of};
 
 #[cfg(test)]
 mod tests {

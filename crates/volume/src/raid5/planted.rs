@@ -25,11 +25,17 @@ pub enum Raid5Bug {
     PartialTakenForWhole,
     /// The missing member's block is written together with others.
     MissingWithOthers,
+    /// What is written while a device is rebuilt doesn't reach that device.
+    IncomingForgotten,
+    /// Superblocks say how far a rebuild is, though that is in a cache only.
+    PositionNotFlushed,
+    /// Stripes are written while the bitmap is.
+    IntentNotAwaited,
 }
 
 impl Raid5Bug {
     /// All of them.
-    pub const ALL: [Raid5Bug; 11] = [
+    pub const ALL: [Raid5Bug; 14] = [
         Raid5Bug::LogNotAwaited,
         Raid5Bug::LogReusedEarly,
         Raid5Bug::WrongPartialParity,
@@ -41,6 +47,9 @@ impl Raid5Bug {
         Raid5Bug::StaleCache,
         Raid5Bug::PartialTakenForWhole,
         Raid5Bug::MissingWithOthers,
+        Raid5Bug::IncomingForgotten,
+        Raid5Bug::PositionNotFlushed,
+        Raid5Bug::IntentNotAwaited,
     ];
 }
 

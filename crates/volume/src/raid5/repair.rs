@@ -8,92 +8,33 @@
 //! | bitmap | what the bitmap marks | refused, unless forced |
 //! | resync | all of it | refused, unless forced |
 //!
+//! What is to be calculated can be left for later ([`AssembleOptions::resync_later`]), to be done while the array serves.
+//!
+//! A device that is being rebuilt counts for the part that it has: if its place has no member, blocks and logs there are its own. If it is to
+//! replace a member, both have the same before a crash only; then it begins again.
+//!
 //! The order keeps an array that is cut off anywhere startable: repairs are flushed, then superblocks say clean, and only then are the logs
 //! emptied.
 
+mod disks;
 mod log;
 mod superblocks;
 
+pub(super) use disks::{At, Disks};
+pub(super) use superblocks::any_bitmap_header;
 pub use superblocks::write_superblocks;
 
 use super::assemble::{AssembleOptions, Assembly};
-use super::bitmap::{PAGE_BYTES, WriteIntent};
-use super::blocking::{Blocking, Idle};
+use super::bitmap::{BITMAP_HEADER_BYTES, WriteIntent};
+use super::blocking::Idle;
 use super::geometry::{STRIPE_BYTES, STRIPE_SECTORS};
 use super::parity::xor_into;
-use super::superblock::Policy;
+use super::superblock::{Feature, Policy, Superblock};
 use pvblk_block::Error;
 use std::ops::Range;
 
 /// Sectors of each member that a resync handles at a time, if the members take as much.
 const WINDOW_SECTORS: u64 = 1024;
-
-/// Blocking access to all members that are there, by place.
-pub(super) struct Disks {
-    disks: Vec<Option<Blocking>>,
-    data_offsets: Vec<u64>,
-}
-
-impl Disks {
-    pub(super) fn open(assembly: &Assembly) -> Result<Disks, Error> {
-        let mut disks = Vec::new();
-        let mut data_offsets = Vec::new();
-        for member in &assembly.members {
-            disks.push(match member {
-                Some(m) => Some(Blocking::open(&m.device)?),
-                None => None,
-            });
-            let offset = member.as_ref().map(|m| m.superblock.data_offset_sectors);
-            data_offsets.push(offset.unwrap_or(0));
-        }
-        Ok(Disks {
-            disks,
-            data_offsets,
-        })
-    }
-
-    /// The member at a place. It must be there.
-    pub(super) fn at(&mut self, place: usize) -> Result<&mut Blocking, Error> {
-        let disk = self.disks.get_mut(place).and_then(Option::as_mut);
-        disk.ok_or_else(|| Error::config(format!("no member at place {place}")))
-    }
-
-    pub(super) fn drop_at(&mut self, place: usize) {
-        self.disks[place] = None;
-    }
-
-    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Blocking> {
-        self.disks.iter_mut().flatten()
-    }
-
-    /// Reads from a member's data.
-    pub(super) fn read(
-        &mut self,
-        place: usize,
-        sector: u64,
-        to: &mut [u8],
-        idle: &mut Idle<'_>,
-    ) -> Result<(), Error> {
-        let offset = self.data_offsets[place];
-        self.at(place)?.read(offset + sector, to, idle)
-    }
-
-    /// Writes to a member's data; see [`Disks::flush`].
-    pub(super) fn write(
-        &mut self,
-        place: usize,
-        sector: u64,
-        from: &[u8],
-        idle: &mut Idle<'_>,
-    ) -> Result<(), Error> {
-        let offset = self.data_offsets[place];
-        self.at(place)?.write_cached(offset + sector, from, idle)
-    }
-
-    pub(super) fn flush(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
-        self.all().try_for_each(|disk| disk.flush(idle))
-    }
-}
 
 /// Turns the progress of [`prepare`] into a few lines for people: each tenth.
 #[derive(Clone, Copy, Debug, Default)]
@@ -119,6 +60,9 @@ impl Raid5Progress {
 
 /// Makes an array ready to be served: parity right, superblocks clean, of one event, and without the member that is missing, logs empty.
 ///
+/// With [`AssembleOptions::resync_later`] parity that has to be calculated isn't right afterwards but for the first stripe's: see
+/// [`Assembly::unsynced`]. The superblocks say so, which they do by the sector where it begins, and zero would say that all may be wrong.
+///
 /// Fails if that can't be had, with one line; what was written until then does no harm. `progress` is told sectors of the members that are
 /// done, and of how many, while parity is calculated. Times in superblocks stay as they are.
 pub fn prepare(
@@ -127,8 +71,10 @@ pub fn prepare(
     progress: &mut dyn FnMut(u64, u64),
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
-    for member in assembly.present() {
-        if member.device.limits().read_only {
+    for at in At::all(assembly) {
+        if let Some(member) = at.of(assembly)
+            && member.device.limits().read_only
+        {
             return Err(Error::config(format!(
                 "{} is read-only: an array writes to all of its members",
                 member.name
@@ -136,15 +82,24 @@ pub fn prepare(
         }
     }
     let mut disks = Disks::open(assembly)?;
+    assembly.unsynced.clear();
+    let alike = load_bitmap(assembly, &mut disks, idle)?;
+    // The last start or stop may have been cut off between two superblocks. And a member that is missing becomes stale now: what
+    // is written from here on it doesn't have.
+    let mut write = assembly.dirty || !alike || superblocks::differ(assembly);
     if assembly.dirty {
+        begin_again(assembly, &mut disks, idle)?;
         repair(assembly, options, &mut disks, progress, idle)?;
         disks.flush(idle)?;
     }
-    // The last start or stop may have been cut off between two superblocks. And a member that is missing becomes stale now: what
-    // is written from here on it doesn't have.
-    let newest = assembly.events();
-    let differ = assembly.present().any(|m| m.superblock.events != newest);
-    if assembly.dirty || differ || superblocks::names_missing(assembly) {
+    write |= superblocks::names_missing(assembly);
+    for at in At::all(assembly) {
+        let features = |a: &Assembly| at.of(a).map(|m| m.superblock.feature_map);
+        let before = features(assembly);
+        superblocks::settle_features(assembly, at);
+        write |= features(assembly) != before;
+    }
+    if write {
         let utime = assembly.newest().utime;
         write_superblocks(assembly, true, utime, idle)?;
     }
@@ -152,6 +107,36 @@ pub fn prepare(
         log::empty(assembly, &mut disks, idle)?;
     }
     Ok(())
+}
+
+/// A replacement may differ from what it replaces after a crash, or from what that would hold, if it is gone. So nothing of it counts any
+/// more, and on disk that comes before anything else.
+fn begin_again(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let Some(incoming) = &mut assembly.incoming else {
+        return Ok(());
+    };
+    let sb = &mut incoming.member.superblock;
+    if !sb.has(Feature::REPLACEMENT) || incoming.recovered_sectors == 0 {
+        return Ok(());
+    }
+    incoming.recovered_sectors = 0;
+    sb.recovery_offset_sectors = 0;
+    sb.feature_map |= Feature::RECOVERY_OFFSET.0;
+    assembly.notes.push(format!(
+        "{} begins again: the array wasn't stopped in order",
+        incoming.member.name
+    ));
+    let disk = disks.at(At::Incoming)?;
+    match superblocks::write_one(sb, disk, idle) {
+        Err(error) if !disk.is_ended() => {
+            superblocks::throw_out(assembly, disks, Some(At::Incoming), error)
+        }
+        result => result,
+    }
 }
 
 fn repair(
@@ -162,24 +147,38 @@ fn repair(
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
     let in_sync = assembly.in_sync_sectors();
-    let rest = in_sync..assembly.geometry.member_sectors();
-    let mut ranges: Vec<Range<u64>> = std::iter::once(rest).collect();
+    let sectors = assembly.geometry.member_sectors();
+    let mut ranges: Vec<Range<u64>> = std::iter::once(in_sync..sectors).collect();
     let mut logged = false;
     match assembly.policy() {
         Policy::Resync => {}
-        Policy::Bitmap { .. } => ranges = marked(assembly, disks, in_sync, idle)?.unwrap_or(ranges),
-        // An offset says that parity was never made behind it. Logs only name what was written.
+        Policy::Bitmap { .. } => {
+            let marked = assembly.bitmap.iter().flat_map(WriteIntent::dirty_ranges);
+            ranges = marked.collect();
+        }
         Policy::Ppl(_) => {
             let found = log::recover(assembly, disks, idle)?;
             assembly.notes.extend(found.notes);
-            logged = in_sync == 0;
+            // An offset says that parity was never made behind it. Logs only name what was written. And what takes the place of a
+            // member hasn't that member's log.
+            let took_over = |s: &Superblock| s.has(Feature::REPLACEMENT);
+            let took_over = assembly.present().any(|m| took_over(&m.superblock));
+            logged = in_sync == 0 && !took_over;
             if logged && found.entries > 0 {
                 ranges.clear();
             }
         }
     }
+    let mut ranges = whole_stripes(ranges, sectors);
     let Some(missing) = assembly.failed() else {
-        return resync(assembly, disks, &ranges, progress, idle);
+        if options.resync_later {
+            ranges = leave(assembly, ranges);
+        }
+        resync(assembly, disks, &ranges, progress, idle)?;
+        if let Some(bitmap) = &mut assembly.bitmap {
+            ranges.into_iter().for_each(|range| bitmap.resynced(range));
+        }
+        return Ok(());
     };
     if !logged && !options.force {
         return Err(Error::config(format!(
@@ -187,44 +186,102 @@ fn repair(
              missing member may be wrong; name that member, or start with force"
         )));
     }
+    // By force: what is rebuilt already isn't looked at again, so there parity has to be right.
+    let incoming = assembly.incoming.as_ref();
+    if let Some(incoming) = incoming.filter(|i| !logged && i.place == missing) {
+        let rebuilt = incoming.recovered_sectors;
+        let ranges: Vec<_> = ranges
+            .into_iter()
+            .map(|r| r.start..r.end.min(rebuilt))
+            .filter(|r| !r.is_empty())
+            .collect();
+        resync(assembly, disks, &ranges, progress, idle)?;
+    }
     Ok(())
 }
 
-/// What the bitmap marks, or `None` if none can be believed.
-fn marked(
-    assembly: &mut Assembly,
-    disks: &mut Disks,
-    in_sync_sectors: u64,
-    idle: &mut Idle<'_>,
-) -> Result<Option<Vec<Range<u64>>>, Error> {
-    // The array was degraded, or is: then its bits say nothing of what is in sync.
-    let in_sync = match assembly.failed() {
-        None => in_sync_sectors,
-        Some(_) => 0,
-    };
-    for place in 0..assembly.members.len() {
-        let Some(header) = superblocks::bitmap_header(assembly, place, disks, idle)? else {
-            continue;
-        };
-        let Some(member) = &assembly.members[place] else {
-            continue;
-        };
-        let Policy::Bitmap { sector } = member.superblock.policy() else {
-            continue;
-        };
-        // Any will do: a bit is on all members before a write starts.
-        if header.is_current(member.superblock.events) {
-            let mut area = vec![0; header.area_bytes()];
-            disks.at(place)?.read(sector, &mut area, idle)?;
-            debug_assert!(area.len().is_multiple_of(PAGE_BYTES));
-            let bitmap = WriteIntent::load(&area, true, in_sync)?;
-            return Ok(Some(bitmap.dirty_ranges().collect()));
+/// Leaves ranges to be resynchronised later, and returns what is to be done at once: the first stripe, if it is among them.
+fn leave(assembly: &mut Assembly, mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut at_once = Vec::new();
+    if let Some(first) = ranges.first_mut()
+        && first.start == 0
+    {
+        first.start = STRIPE_SECTORS.min(first.end);
+        at_once.push(0..first.start);
+    }
+    ranges.retain(|range| !range.is_empty());
+    assembly.unsynced = ranges;
+    at_once
+}
+
+/// Whole stripes instead of sectors; what touches then becomes one.
+fn whole_stripes(ranges: Vec<Range<u64>>, member_sectors: u64) -> Vec<Range<u64>> {
+    let mut whole: Vec<Range<u64>> = Vec::new();
+    for range in ranges.into_iter().filter(|r| !r.is_empty()) {
+        let start = range.start - range.start % STRIPE_SECTORS;
+        let end = range.end.next_multiple_of(STRIPE_SECTORS);
+        let end = end.min(member_sectors);
+        match whole.last_mut() {
+            Some(last) if last.end >= start => last.end = last.end.max(end),
+            _ => whole.push(start..end),
         }
     }
-    assembly
-        .notes
-        .push("no bitmap is current: all parity is calculated".into());
-    Ok(None)
+    whole
+}
+
+/// Whether nothing can be read at a place there: it has no member, and nothing that is rebuilt so far.
+fn is_missing(assembly: &Assembly, place: usize, member_sector: u64) -> bool {
+    let incoming = assembly.incoming.as_ref().filter(|i| i.place == place);
+    let rebuilt = incoming.is_some_and(|i| member_sector < i.recovered_sectors);
+    assembly.members[place].is_none() && !rebuilt
+}
+
+/// Reads the bitmap, if there is one. If none can be believed, every bit of it is set. Returns whether all devices have it like that.
+fn load_bitmap(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
+    idle: &mut Idle<'_>,
+) -> Result<bool, Error> {
+    let Policy::Bitmap { .. } = assembly.policy() else {
+        return Ok(true);
+    };
+    // The array was degraded, or is: then its bits say nothing of what is in sync.
+    let in_sync = match assembly.failed() {
+        None => assembly.in_sync_sectors(),
+        Some(_) => 0,
+    };
+    let any = superblocks::any_bitmap_header(assembly, disks, idle).map_err(|(_, e)| e)?;
+    let mut areas = Vec::new();
+    let mut found: Option<Vec<u8>> = None;
+    for at in At::all(assembly) {
+        let header = superblocks::bitmap_header(assembly, at, disks, idle)?;
+        let (Some(header), Some(member)) = (header, at.of(assembly)) else {
+            areas.push(Vec::new());
+            continue;
+        };
+        let mut area = vec![0; header.area_bytes()];
+        if let Policy::Bitmap { sector } = member.superblock.policy() {
+            disks.at(at)?.read(sector, &mut area, idle)?;
+        }
+        // Any will do: a bit is on all members before a write starts. What is being rebuilt missed some.
+        let is_member = at != At::Incoming;
+        if is_member && found.is_none() && header.is_current(member.superblock.events) {
+            found = Some(area.clone());
+        }
+        areas.push(area);
+    }
+    let Some(area) = found else {
+        if assembly.dirty {
+            let note = "no bitmap is current: all parity is calculated";
+            assembly.notes.push(note.into());
+        }
+        let mut area = vec![0; any.area_bytes()];
+        area[..BITMAP_HEADER_BYTES].copy_from_slice(&any.encode());
+        assembly.bitmap = Some(WriteIntent::load(&area, false, in_sync)?);
+        return Ok(false);
+    };
+    assembly.bitmap = Some(WriteIntent::load(&area, true, in_sync)?);
+    Ok(areas.iter().all(|other| *other == area))
 }
 
 /// Calculates parity of these ranges of the members, and writes it where it is wrong.
@@ -236,8 +293,7 @@ pub(super) fn resync(
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
     let of = ranges.iter().map(|r| r.end - r.start).sum();
-    let window = disks.all().map(|d| d.window_bytes() as u64 / 512).min();
-    let window = window.unwrap_or(0).min(WINDOW_SECTORS);
+    let window = (disks.window_bytes() as u64 / 512).min(WINDOW_SECTORS);
     let window = (window - window % STRIPE_SECTORS).max(STRIPE_SECTORS);
     let mut done = 0;
     for range in ranges {
@@ -262,16 +318,16 @@ fn resync_window(
 ) -> Result<(), Error> {
     let bytes = sectors as usize * 512;
     // All members at a time.
-    let offsets = disks.data_offsets.clone();
-    for (disk, offset) in disks.all().zip(offsets) {
-        disk.begin_read(offset + sector, bytes)?;
+    let places = 0..assembly.geometry.members();
+    for place in places.clone() {
+        disks.begin_read(place, sector, bytes)?;
     }
     // Parity included, their XOR is zero where parity is right.
     let mut sum = vec![0; bytes];
-    let mut data = Vec::with_capacity(assembly.geometry.members());
-    for disk in disks.all() {
+    let mut data = Vec::with_capacity(places.len());
+    for place in places {
         let mut one = vec![0; bytes];
-        disk.finish_read(&mut one, idle)?;
+        disks.finish_read(place, &mut one, idle)?;
         xor_into(&mut sum, &[&one]);
         data.push(one);
     }
@@ -293,3 +349,11 @@ fn resync_window(
 #[cfg(test)]
 #[path = "repair_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "rebuilding_tests.rs"]
+mod rebuilding_tests;
+
+#[cfg(test)]
+#[path = "unsynced_tests.rs"]
+mod unsynced_tests;

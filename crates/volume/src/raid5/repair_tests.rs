@@ -1,35 +1,12 @@
 use super::*;
 use crate::raid5::testing::{
-    Named, Power, Powered, assembled, change, contents, data, disks, get, put, random_array, roles,
-    superblock, wrong_stripes,
+    Named, Power, Powered, assembled, change, contents, data, dirty, disks, get, prepared, put,
+    random_array, roles, spoil, superblock, without, wrong_stripes,
 };
 use crate::raid5::{
-    Batch, BitmapHeader, Consistency, PplHeader, Role, log_space_bytes, ppl_signature, sleepy,
-    xor_of,
+    Batch, BitmapHeader, Blocking, Consistency, PplHeader, Role, log_space_bytes, ppl_signature,
+    sleepy, xor_of,
 };
-
-fn prepared(disks: &[Named], force: bool) -> Result<Assembly, Error> {
-    let options = AssembleOptions { force };
-    let mut assembly = super::super::assemble(disks.to_vec(), &options, &mut sleepy())?;
-    prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy())?;
-    Ok(assembly)
-}
-
-fn dirty(disks: &[Named]) {
-    for disk in disks {
-        change(disk, |sb| sb.resync_offset_sectors = 0);
-    }
-}
-
-/// Makes parity of a stripe wrong.
-fn spoil(assembly: &Assembly, stripe: u64) {
-    let place = assembly.geometry.stripe_parity(stripe);
-    let member = assembly.members[place].as_ref().expect("a member");
-    let sector = member.superblock.data_offset_sectors + stripe * STRIPE_SECTORS;
-    let mut byte = get(&member.device, sector, 512);
-    byte[99] ^= 1;
-    put(&member.device, sector, &byte);
-}
 
 #[test]
 fn a_new_array_of_anything_gets_its_parity() {
@@ -145,16 +122,18 @@ fn the_bitmap_says_what_is_resynced() {
 }
 
 /// The write of a log and then of any part of its blocks, cut off. Returns what must still be there: all blocks that weren't written,
-/// in the order of `contents`, and `None` for the others.
-fn cut_write(disks: &[Named], rng: &mut fastrand::Rng) -> Vec<Option<Vec<u8>>> {
+/// in the order of `contents`, and `None` for the others. What isn't rebuilt isn't written.
+pub(super) fn cut_write(disks: &[Named], rng: &mut fastrand::Rng) -> Vec<Option<Vec<u8>>> {
     let assembly = assembled(disks).expect("an array");
     let g = assembly.geometry;
     let before = contents(&assembly);
     let mut expected: Vec<Option<Vec<u8>>> = before.iter().cloned().map(Some).collect();
     let at = |stripe: u64, index: usize| stripe as usize * g.data_members() + index;
     let uuid = assembly.newest().set_uuid;
-    for (place, member) in assembly.present().enumerate() {
-        let Policy::Ppl(log) = member.superblock.policy() else {
+    let member = |place| At::home(&assembly, place).and_then(|at| at.of(&assembly));
+    for place in 0..g.members() {
+        let owner = member(place).expect("a member");
+        let Policy::Ppl(log) = owner.superblock.policy() else {
             panic!("a log");
         };
         let space = log_space_bytes(log.sectors);
@@ -176,7 +155,7 @@ fn cut_write(disks: &[Named], rng: &mut fastrand::Rng) -> Vec<Option<Vec<u8>>> {
             written.push((stripe, first..first + blocks));
         }
         put(
-            &member.device,
+            &owner.device,
             log.sector,
             &[&batch.header().encode()[..], &partial].concat(),
         );
@@ -190,8 +169,8 @@ fn cut_write(disks: &[Named], rng: &mut fastrand::Rng) -> Vec<Option<Vec<u8>>> {
                 if index != parity {
                     expected[at(stripe, index)] = None;
                 }
-                if rng.bool() {
-                    let to = assembly.members[to].as_ref().expect("a member");
+                if rng.bool() && !is_missing(&assembly, to, stripe * STRIPE_SECTORS) {
+                    let to = member(to).expect("a member");
                     let mut new = [0; STRIPE_BYTES];
                     rng.fill(&mut new);
                     let sector = to.superblock.data_offset_sectors + stripe * STRIPE_SECTORS;
@@ -206,7 +185,7 @@ fn cut_write(disks: &[Named], rng: &mut fastrand::Rng) -> Vec<Option<Vec<u8>>> {
     expected
 }
 
-fn check(disks: &[Named], expected: &[Option<Vec<u8>>], context: &str) {
+pub(super) fn check(disks: &[Named], expected: &[Option<Vec<u8>>], context: &str) {
     let assembly = assembled(disks).expect("an array");
     assert!(!assembly.dirty, "{context}");
     if assembly.failed().is_none() {
@@ -217,7 +196,8 @@ fn check(disks: &[Named], expected: &[Option<Vec<u8>>], context: &str) {
             assert!(found == expected, "{context}, block {n}");
         }
     }
-    for member in assembly.present() {
+    for at in At::all(&assembly) {
+        let member = at.of(&assembly).expect("a member");
         let Policy::Ppl(log) = member.superblock.policy() else {
             panic!("a log");
         };
@@ -241,10 +221,7 @@ fn the_log_closes_the_write_hole() {
         prepared(&disks, false).expect("prepared");
         let expected = cut_write(&disks, &mut rng);
         let lost = rng.usize(0..=4);
-        let left: Vec<Named> = (0..4)
-            .filter(|&n| n != lost)
-            .map(|n| disks[n].clone())
-            .collect();
+        let left = without(&disks, &[lost]);
         let context = format!("seed {seed}, round {round}, lost {lost}");
         // Cut off again and again, later each time.
         let mut cuts = 0;
@@ -322,8 +299,9 @@ fn a_missing_member_is_stale_from_the_start() {
     };
     let page = get(&disks[0].1, sector, 4096);
     let header = BitmapHeader::parse(&page).expect("a bitmap");
+    // What it misses is marked from here on, and it can be known from where.
     assert_eq!((header.events, header.events_cleared), (2, 0));
-    assert_eq!(page[256] & 1, 1, "what it misses is marked");
+    assert_eq!(page[256] & 1, 0, "nothing so far");
     // It comes back, and is told.
     let assembly = assembled(&disks).expect("an array");
     assert_eq!(assembly.failed(), Some(3));

@@ -234,12 +234,58 @@ impl Superblock {
         self.resync_offset_sectors == NO_OFFSET
     }
 
-    /// Sectors of this member that hold what they should: all, unless it is being rebuilt.
+    /// Sectors of this member that hold what they should: all, unless it is being rebuilt. Of a device without a place it says nothing.
     pub fn recovered_sectors(&self) -> u64 {
         match self.has(Feature::RECOVERY_OFFSET) {
             true => self.recovery_offset_sectors.min(self.size_sectors),
             false => self.size_sectors,
         }
+    }
+
+    /// Gives a device a role, and makes the table longer if it ends before that device. Fails, and changes nothing, if it can't grow: what
+    /// follows the superblock on the member is in the way.
+    pub fn set_role(&mut self, number: u32, role: Role) -> Result<(), SuperblockError> {
+        let count = number.saturating_add(1);
+        if count as usize > self.roles.len() {
+            if count > self.most_roles() {
+                return Err(SuperblockError::Full(self.most_roles()));
+            }
+            let mut roles = self.roles.clone();
+            roles.resize(count as usize, Role::Spare);
+            self.set_roles(roles);
+        }
+        self.roles[number as usize] = role;
+        Ok(())
+    }
+
+    /// Takes over a table that may be longer or shorter; what follows it in the 4 KiB stays in its place.
+    pub(super) fn set_roles(&mut self, roles: Vec<Role>) {
+        let (old, new) = (2 * self.roles.len(), 2 * roles.len());
+        match new.checked_sub(old) {
+            Some(more) => drop(self.rest.drain(..more.min(self.rest.len()))),
+            None => drop(self.rest.splice(..0, vec![0; old - new])),
+        }
+        self.roles = roles;
+    }
+
+    /// How many bytes the superblock may take on its member: up to what follows it there, and no more than 4 KiB.
+    pub(super) fn room_bytes(&self) -> usize {
+        let policy = match self.policy() {
+            Policy::Resync => None,
+            Policy::Bitmap { sector } => Some(sector),
+            Policy::Ppl(log) => Some(log.sector),
+        };
+        let log = self.bad_block_log().map(|log| log.sector);
+        let after = [policy, log, Some(self.data_offset_sectors)];
+        let after = after.into_iter().flatten().filter(|&s| s > SUPER_SECTOR);
+        let next = after.min().unwrap_or(u64::MAX) - SUPER_SECTOR;
+        next.min(SUPER_BYTES as u64 / 512) as usize * 512
+    }
+
+    /// Entries that the table of roles has room for.
+    pub(super) fn most_roles(&self) -> u32 {
+        let most = self.room_bytes().saturating_sub(FIXED_BYTES) / 2;
+        (most as u32).min(MAX_ROLES)
     }
 
     /// Where the consistency policy's log or bitmap is. Ask [`Superblock::check`] first: it makes sure that it is on the member.
@@ -335,7 +381,8 @@ impl Superblock {
     }
 
     fn check_roles(&self) -> Result<(), SuperblockError> {
-        let mut taken = [false; *Geometry::MEMBERS.end() as usize];
+        // A member and what is to replace it have the same place.
+        let mut taken = [0; *Geometry::MEMBERS.end() as usize];
         for role in &self.roles {
             let place = match *role {
                 Role::Active(place) if u32::from(place) < self.raid_disks => usize::from(place),
@@ -344,8 +391,9 @@ impl Superblock {
                 }
                 Role::Journal | Role::Faulty | Role::Spare => continue,
             };
-            if std::mem::replace(&mut taken[place], true) {
-                return Err(SuperblockError::RoleTwice(place as u16));
+            taken[place] += 1;
+            if taken[place] > 2 {
+                return Err(SuperblockError::RoleThrice(place as u16));
             }
         }
         Ok(())

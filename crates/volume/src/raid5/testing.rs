@@ -1,8 +1,9 @@
 //! Small arrays in memory, and disks that lose power.
 
 use super::{
-    AssembleOptions, Assembly, Blocking, Consistency, CreateOptions, Layout, Member, Role,
-    STRIPE_BYTES, SUPER_SECTOR, Superblock, assemble, create, sleepy, xor_into,
+    AssembleOptions, Assembly, Blocking, Consistency, CreateOptions, Feature, Layout, Member, Role,
+    STRIPE_BYTES, STRIPE_SECTORS, SUPER_SECTOR, Superblock, add_spare, assemble, create, prepare,
+    sleepy, xor_into,
 };
 use crate::{MemSpec, MemVolume};
 use parking_lot::Mutex;
@@ -58,7 +59,10 @@ pub fn assembled(disks: &[Named]) -> Result<Assembly, Error> {
 pub fn forced(disks: &[Named]) -> Result<Assembly, Error> {
     assemble(
         disks.to_vec(),
-        &AssembleOptions { force: true },
+        &AssembleOptions {
+            force: true,
+            ..AssembleOptions::default()
+        },
         &mut sleepy(),
     )
 }
@@ -105,7 +109,7 @@ pub fn wrong_stripes(assembly: &Assembly) -> Vec<u64> {
     wrong.map(|(n, _)| n as u64).collect()
 }
 
-/// Everything the array holds for its users, with what is missing calculated.
+/// Everything the array holds for its users, with what is missing calculated. What is rebuilt for a place counts as far as it is.
 pub fn contents(assembly: &Assembly) -> Vec<Vec<u8>> {
     let g = assembly.geometry;
     let sectors = g.member_sectors();
@@ -120,6 +124,10 @@ pub fn contents(assembly: &Assembly) -> Vec<Vec<u8>> {
             .iter()
             .flatten()
             .for_each(|m| xor_into(&mut sum, &[m]));
+        if let Some(incoming) = assembly.incoming.as_ref().filter(|i| i.place == missing) {
+            let rebuilt = data(&incoming.member, incoming.recovered_sectors);
+            sum[..rebuilt.len()].copy_from_slice(&rebuilt);
+        }
         members[missing] = Some(sum);
     }
     let mut blocks = Vec::new();
@@ -135,6 +143,86 @@ pub fn contents(assembly: &Assembly) -> Vec<Vec<u8>> {
 
 pub fn roles(disk: &Named) -> Vec<Role> {
     superblock(disk).roles[..4].to_vec()
+}
+
+/// Five disks: an array of four with its parity right, and the last is being rebuilt for a place, of which it has so many sectors; the rest of it
+/// is junk. Unless it `replaces` the member there, that is called faulty.
+pub fn rebuilding(
+    consistency: Consistency,
+    place: usize,
+    recovered: u64,
+    replaces: bool,
+) -> Vec<Named> {
+    let disks = disks(5);
+    random_array(&disks[..4], consistency, false);
+    let mut assembly = assembled(&disks[..4]).expect("an array");
+    let options = AssembleOptions::default();
+    prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).expect("prepared");
+    put(&disks[4].1, 0, &junk(3 << 20));
+    add_spare(&mut assembly, "m4", &disks[4].1, true, &mut sleepy()).expect("a spare");
+    let member = assembly.members[place].as_ref().expect("a member");
+    let offset = member.superblock.data_offset_sectors;
+    put(&disks[4].1, offset, &data(member, recovered));
+    for disk in &disks {
+        change(disk, |sb| {
+            sb.roles[4] = Role::Active(place as u16);
+            if !replaces {
+                sb.roles[place] = Role::Faulty;
+            }
+        });
+    }
+    change(&disks[4], |sb| {
+        sb.feature_map |= Feature::RECOVERY_OFFSET.0;
+        if replaces {
+            sb.feature_map |= Feature::REPLACEMENT.0;
+        }
+        sb.recovery_offset_sectors = recovered;
+    });
+    disks
+}
+
+pub fn junk(bytes: usize) -> Vec<u8> {
+    let mut junk = vec![0; bytes];
+    fastrand::fill(&mut junk);
+    junk
+}
+
+/// All but some of the disks.
+pub fn without(disks: &[Named], gone: &[usize]) -> Vec<Named> {
+    let left = (0..disks.len()).filter(|n| !gone.contains(n));
+    left.map(|n| disks[n].clone()).collect()
+}
+
+/// Assembles and prepares.
+pub fn prepared_with(disks: &[Named], options: &AssembleOptions) -> Result<Assembly, Error> {
+    let mut assembly = assemble(disks.to_vec(), options, &mut sleepy())?;
+    prepare(&mut assembly, options, &mut |_, _| {}, &mut sleepy())?;
+    Ok(assembly)
+}
+
+pub fn prepared(disks: &[Named], force: bool) -> Result<Assembly, Error> {
+    let options = AssembleOptions {
+        force,
+        ..AssembleOptions::default()
+    };
+    prepared_with(disks, &options)
+}
+
+/// Makes superblocks say that the array wasn't stopped in order.
+pub fn dirty(disks: &[Named]) {
+    for disk in disks {
+        change(disk, |sb| sb.resync_offset_sectors = 0);
+    }
+}
+
+/// Makes parity of a stripe wrong.
+pub fn spoil(assembly: &Assembly, stripe: u64) {
+    let place = assembly.geometry.stripe_parity(stripe);
+    let member = assembly.members[place].as_ref().expect("a member");
+    let sector = member.superblock.data_offset_sectors + stripe * STRIPE_SECTORS;
+    let mut byte = get(&member.device, sector, 512);
+    byte[99] ^= 1;
+    put(&member.device, sector, &byte);
 }
 
 /// Power for several disks: so many writes reach them, and nothing after.

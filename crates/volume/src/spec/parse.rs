@@ -249,6 +249,14 @@ fn fault(args: &str) -> Result<FaultSpec, String> {
                     format!("seed `{}` is not a whole number", value.escape_debug())
                 })?);
             }
+            "after" => {
+                spec.after = value.parse().map_err(|_| {
+                    format!(
+                        "after `{}` is not a number of requests",
+                        value.escape_debug()
+                    )
+                })?;
+            }
             "error" => spec.error = probability(value, key)?,
             "read-error" => spec.read_error = Some(probability(value, key)?),
             "write-error" => spec.write_error = Some(probability(value, key)?),
@@ -270,7 +278,7 @@ fn fault(args: &str) -> Result<FaultSpec, String> {
 fn fault_unknown(key: &str) -> String {
     unknown(
         key,
-        "seed=N, error=P, read-error=P, write-error=P, flush-error=P, stall=P/TIME, torn=P",
+        "seed=N, after=N, error=P, read-error=P, write-error=P, flush-error=P, stall=P/TIME, torn=P",
     )
 }
 

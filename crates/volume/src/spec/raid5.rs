@@ -11,7 +11,9 @@ use std::sync::Arc;
 /// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
 /// the array has members. For one that isn't there write `[missing]`: then it has no place in the array until mdadm adds it again.
 ///
-/// An array that wasn't stopped in order is repaired when it is opened, which may take long.
+/// More than the array has members may be named: the others are spares, onto which it is rebuilt when a member is missing.
+///
+/// An array that wasn't stopped in order is repaired when it is opened; what a log doesn't tell is repaired while it serves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Raid5Spec {
     /// The members; `None` is `missing`.
@@ -88,13 +90,18 @@ impl Raid5Spec {
         }
         let options = ArrayOptions {
             stripes: self.stripes as usize,
+            ..ArrayOptions::default()
         };
         let array = raid5::Raid5::start(assembly, &options)?;
+        array.keep()?;
         Ok(array)
     }
 
     fn options(&self) -> AssembleOptions {
-        AssembleOptions { force: self.force }
+        AssembleOptions {
+            force: self.force,
+            resync_later: true,
+        }
     }
 }
 

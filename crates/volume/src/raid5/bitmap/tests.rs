@@ -257,6 +257,50 @@ fn what_was_set_is_dirty_after_a_start() {
 }
 
 #[test]
+fn an_orderly_end_keeps_what_is_needed() {
+    let mut bitmap = settled(100);
+    let _ = bitmap.start_write(0, 8).expect("room");
+    bitmap.end_write(0, 8, false);
+    let _ = bitmap.start_write(8, 8).expect("room");
+    bitmap.end_write(8, 8, true);
+    let _ = bitmap.start_write(16, 8).expect("room");
+    bitmap.renew(7);
+    assert_eq!(bitmap.header().events_cleared, 0);
+    assert_eq!(bitmap.page(0)[256], 0b111);
+    bitmap.clear_unneeded();
+    assert_eq!(bitmap.header().events_cleared, 7);
+    assert_eq!(bitmap.page(0)[256], 0b101, "needed, and being written");
+    assert!(bitmap.is_unwritten(0));
+    assert_eq!(bitmap.area()[..PAGE_BYTES], *bitmap.page(0));
+    bitmap.all_written();
+    assert!(!bitmap.is_unwritten(0));
+    let loaded = WriteIntent::load(bitmap.area(), true, 0).expect("a bitmap");
+    assert_eq!(ranges(&loaded), [(0, 8), (16, 24)]);
+    // One that is too old and is written whole is current.
+    let mut old = header(3);
+    old.state = 2;
+    let mut bitmap = WriteIntent::new(old, true);
+    bitmap.renew(9);
+    assert!(bitmap.header().is_current(9));
+}
+
+/// The first stripe is made right before anything else, so what follows counts for all of its chunk.
+#[test]
+fn the_first_stripe_does_not_hold_its_chunk_up() {
+    let big = BitmapHeader {
+        chunk_bytes: 64 << 10,
+        ..header(100)
+    };
+    let mut all = WriteIntent::new(big, true);
+    all.resynced(9..800);
+    assert_eq!(ranges(&all), [(0, 128)]);
+    all.resynced(8..127);
+    assert_eq!(ranges(&all), [(0, 128)]);
+    all.resynced(8..128);
+    assert_eq!(ranges(&all), []);
+}
+
+#[test]
 fn too_many_writers_have_to_wait() {
     let mut bitmap = settled(3);
     for _ in 0..COUNT - 2 {

@@ -3,6 +3,7 @@
 use super::super::planted::{Raid5Bug, has};
 use super::round::Round;
 use super::{Core, Piece};
+use pvblk_block::Error;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -15,6 +16,10 @@ pub(super) struct Head {
     pub stripe: u64,
     /// Bit for each member whose page holds what the member holds, or would.
     pub valid: u64,
+    /// Bit of the member whose block couldn't be read: it is calculated and written before anything else.
+    pub bad: u64,
+    /// What goes through all stripes comes by; the number of that.
+    pub sync: Option<u64>,
     pub waiting: VecDeque<Piece>,
     pub round: Option<Round>,
     /// It runs at the next unplug.
@@ -29,7 +34,7 @@ pub(super) struct Head {
 
 impl Head {
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.round.is_none()
+        self.waiting.is_empty() && self.round.is_none() && self.sync.is_none()
     }
 }
 
@@ -56,6 +61,10 @@ impl Hasher for Spread {
 pub(super) struct Heads {
     pub all: Vec<Head>,
     by_stripe: HashMap<u64, usize, BuildHasherDefault<Spread>>,
+    /// How many there are to be; those behind go when they are idle.
+    limit: usize,
+    /// Heads behind the limit that are still in use.
+    surplus: usize,
     never_used: Vec<usize>,
     /// Idle heads, least recently used first, with their marks; an entry whose mark is old doesn't count.
     idle: VecDeque<(usize, u64)>,
@@ -77,6 +86,8 @@ impl Heads {
         Heads {
             all: (0..count).map(|_| Head::default()).collect(),
             by_stripe: HashMap::with_capacity_and_hasher(count, BuildHasherDefault::default()),
+            limit: count,
+            surplus: 0,
             never_used: (0..count).rev().collect(),
             idle: VecDeque::new(),
             next_mark: 0,
@@ -105,10 +116,21 @@ impl Heads {
         if self.blocked {
             return None;
         }
-        let Some(head) = self.take_free() else {
-            self.blocked = true;
-            return None;
-        };
+        let head = self.new_head(stripe);
+        self.blocked = head.is_none();
+        head
+    }
+
+    /// As `get`, but nobody has to wait because of it.
+    pub fn get_if_free(&mut self, stripe: u64) -> Option<usize> {
+        match self.by_stripe.contains_key(&stripe) {
+            true => self.get(stripe),
+            false => self.new_head(stripe),
+        }
+    }
+
+    fn new_head(&mut self, stripe: u64) -> Option<usize> {
+        let head = self.take_free()?;
         let valid = match has(Raid5Bug::StaleCache) {
             true => self.all[head].valid,
             false => 0,
@@ -139,6 +161,11 @@ impl Heads {
     /// The head has nothing to do now: it stays as a cache. One whose stripe was written whole is the first to be used
     /// again: nobody needs its pages to make parity, and they are in the CPU's caches still.
     fn rest(&mut self, head: usize, whole: bool) {
+        if head >= self.limit {
+            self.by_stripe.remove(&self.all[head].stripe);
+            self.surplus -= 1;
+            return;
+        }
         self.next_mark += 1;
         self.all[head].idle_mark = self.next_mark;
         match whole {
@@ -146,14 +173,64 @@ impl Heads {
             false => self.idle.push_back((head, self.next_mark)),
         }
         self.idle_count += 1;
-        if self.idle.len() > 4 * self.all.len() {
+        if self.idle.len() > 4 * self.limit {
             let all = &self.all;
             self.idle
                 .retain(|(head, mark)| all[*head].idle_mark == *mark);
         }
-        if self.blocked && self.free() * 4 >= self.all.len() {
+        if self.blocked && self.free() * 4 >= self.limit {
             self.blocked = false;
         }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.limit
+    }
+
+    /// How many have something to do.
+    pub fn active(&self) -> usize {
+        self.limit + self.surplus - self.free()
+    }
+
+    /// Whether a head is in use, or may be.
+    pub fn is_used(&self, head: usize) -> bool {
+        head < self.limit || (head < self.all.len() && self.is_linked(head))
+    }
+
+    /// From now on there are so many.
+    fn set_limit(&mut self, limit: usize) {
+        let before = std::mem::replace(&mut self.limit, limit);
+        while self.all.len() < limit {
+            self.all.push(Head::default());
+        }
+        // Those that were given up and come back.
+        for head in before..limit {
+            match self.is_linked(head) {
+                true => self.surplus -= 1,
+                false => self.never_used.push(head),
+            }
+        }
+        self.never_used.retain(|h| *h < limit);
+        for head in limit..before {
+            if !self.is_linked(head) {
+                continue;
+            }
+            if self.all[head].idle_mark == 0 {
+                self.surplus += 1;
+                continue;
+            }
+            self.all[head].idle_mark = 0;
+            self.idle_count -= 1;
+            self.by_stripe.remove(&self.all[head].stripe);
+        }
+        self.blocked = false;
+    }
+
+    /// Whether a stripe has this head.
+    fn is_linked(&self, head: usize) -> bool {
+        let h = &self.all[head];
+        self.by_stripe.get(&h.stripe) == Some(&head)
     }
 
     pub fn take_waiting(&mut self) -> VecDeque<Piece> {
@@ -162,6 +239,19 @@ impl Heads {
 }
 
 impl Core {
+    /// How many heads there are from now on.
+    pub fn set_stripes(&mut self, count: usize) -> Result<(), Error> {
+        self.pages.grow(count)?;
+        self.heads.set_limit(count);
+        self.free_pages();
+        Ok(())
+    }
+
+    fn free_pages(&mut self) {
+        let heads = &self.heads;
+        self.pages.shrink(heads.limit, |head| heads.is_used(head));
+    }
+
     /// Hands a piece to its stripe's head.
     pub(super) fn place(&mut self, piece: Piece) {
         match self.heads.get(piece.stripe) {
@@ -174,7 +264,7 @@ impl Core {
     }
 
     /// Also one that is delayed: with what came it may do without reads.
-    fn plug(&mut self, head: usize) {
+    pub(super) fn plug(&mut self, head: usize) {
         let h = &mut self.heads.all[head];
         if !h.plugged && h.round.is_none() {
             h.plugged = true;
@@ -183,7 +273,7 @@ impl Core {
         }
     }
 
-    /// Runs what is plugged, and goes on until nothing more can be done without I/O.
+    /// Runs what is plugged, and goes on until nothing more can be done without I/O or work.
     pub fn unplug(&mut self) {
         loop {
             while !self.heads.blocked
@@ -197,6 +287,7 @@ impl Core {
                     continue;
                 }
                 self.start_logs();
+                self.start_intents();
                 // Where the array has stopped, rounds end without I/O, and make way for others.
                 if self.heads.plugged.is_empty() && !self.activate_delayed() {
                     break;
@@ -244,13 +335,23 @@ impl Core {
         let blocks = self.geometry.data_members();
         let h = &mut self.heads.all[head];
         let whole = h.round.take().is_some_and(|r| r.blocks().1 == blocks);
+        self.rest_or_go_on(head, whole);
+    }
+
+    /// The head has no round.
+    pub(super) fn rest_or_go_on(&mut self, head: usize, whole: bool) {
+        let h = &mut self.heads.all[head];
         if std::mem::take(&mut h.preread) {
             self.heads.prereading -= 1;
         }
-        if self.heads.all[head].waiting.is_empty() {
-            self.heads.rest(head, whole);
-        } else {
+        if !self.heads.all[head].is_idle() {
             self.plug(head);
+            return;
+        }
+        self.heads.all[head].bad = 0;
+        self.heads.rest(head, whole);
+        if head >= self.heads.limit && self.heads.surplus == 0 {
+            self.free_pages();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The partial parity logs: one unit at a time for each parity member.
 
 use super::super::planted::{Raid5Bug, has};
-use super::pages::memory;
+use super::pages::{Block, memory};
 use super::{Core, Data, Purpose};
 use crate::raid5::{
     Batch, Geometry, PPL_HEADER_BYTES, Policy, STRIPE_BYTES, Superblock, log_space_bytes,
@@ -37,8 +37,6 @@ struct Log {
     /// Stripes of the last unit may be in members' caches only.
     stale: bool,
     generation: u64,
-    sector: u64,
-    space_bytes: u64,
 }
 
 /// The logs, by the member that they are on.
@@ -48,6 +46,8 @@ pub(super) struct Logs {
     signature: u32,
     region: Arc<Region>,
     area_bytes: usize,
+    /// Room for partial parity that nobody needs at the moment.
+    blocks: Vec<Box<Block>>,
     _memory: Gauge,
 }
 
@@ -57,20 +57,13 @@ impl Logs {
         superblocks: &[Option<Superblock>],
         policy: Policy,
     ) -> Result<Logs, Error> {
-        let mut logs: Vec<Log> = superblocks.iter().map(|_| Log::default()).collect();
+        let mut logs: Vec<Log> = (0..geometry.members()).map(|_| Log::default()).collect();
         let mut signature = 0;
-        for (log, superblock) in logs.iter_mut().zip(superblocks) {
-            let Some(superblock) = superblock else {
-                continue;
-            };
+        for superblock in superblocks.iter().flatten() {
             signature = ppl_signature(&superblock.set_uuid);
-            if let Policy::Ppl(area) = superblock.policy() {
-                log.sector = area.sector;
-                log.space_bytes = log_space_bytes(area.sectors).min(MOST_BYTES);
-                // Above that of the empty log that is there.
-                log.generation = 1;
-            }
         }
+        // Above that of the empty log that is there.
+        logs.iter_mut().for_each(|log| log.generation = 1);
         let area_bytes = match policy {
             Policy::Ppl(_) => PPL_HEADER_BYTES + MOST_BYTES as usize,
             _ => 0,
@@ -83,6 +76,7 @@ impl Logs {
             signature,
             region: Arc::new(region),
             area_bytes,
+            blocks: Vec::new(),
             _memory: memory("logs", bytes),
         })
     }
@@ -92,14 +86,25 @@ impl Logs {
         self.logs[parity].next.push(head);
     }
 
-    /// A stripe of the unit is written.
-    pub fn stripe_done(&mut self, parity: usize, volatile: &[bool]) {
+    /// A stripe of the unit is written. `volatile`: perhaps to caches only.
+    pub fn stripe_done(&mut self, parity: usize, volatile: bool) {
         let log = &mut self.logs[parity];
         log.left -= 1;
         if log.left == 0 {
             log.state = State::Idle;
-            log.stale = volatile.iter().any(|v| *v);
+            log.stale = volatile;
         }
+    }
+
+    /// Room for partial parity.
+    pub fn block(&mut self) -> Box<Block> {
+        let fresh = || Box::new([0; STRIPE_BYTES]);
+        self.blocks.pop().unwrap_or_else(fresh)
+    }
+
+    /// Partial parity that nobody needs any more.
+    pub fn take_back(&mut self, block: Box<Block>) {
+        self.blocks.push(block);
     }
 }
 
@@ -117,7 +122,7 @@ impl Core {
             let Some(&first) = log.next.first() else {
                 continue;
             };
-            if self.failed == Some(member) || self.broken {
+            if self.broken || self.slots.logs(member).next().is_none() {
                 // Without parity there is nothing to log. When the array has stopped nothing is written any more, least
                 // of all over a log that its next start needs.
                 let heads = std::mem::take(&mut self.logs.logs[member].next);
@@ -137,25 +142,17 @@ impl Core {
     }
 
     fn flush_for_log(&mut self, log: usize, runner: usize) {
-        let members = 0..self.volatile.len();
-        let members: Vec<usize> = members
-            .filter(|m| self.volatile[*m] && self.failed != Some(*m))
-            .collect();
         self.logs.logs[log].state = State::Flushing;
-        self.logs.logs[log].left = members.len();
-        if members.is_empty() {
+        let left = self.flush_all(runner, Purpose::LogFlush(log));
+        self.logs.logs[log].left = left;
+        if left == 0 {
             self.logs.logs[log].stale = false;
             self.write_log(log, runner);
-            return;
-        }
-        for member in members {
-            let io = (member, Op::Flush, false);
-            self.start(runner, Purpose::LogFlush(log), io, 0, Data::None);
         }
     }
 
     /// One of the flushes has ended.
-    pub(super) fn log_flushed(&mut self, log: usize, _runner: usize) {
+    pub(super) fn log_flushed(&mut self, log: usize) {
         let log = &mut self.logs.logs[log];
         log.left -= 1;
         if log.left == 0 {
@@ -165,6 +162,14 @@ impl Core {
     }
 
     fn write_log(&mut self, member: usize, runner: usize) {
+        let slots = self.slots.logs(member);
+        let places: Vec<(usize, u64, u64)> = slots
+            .filter_map(|s| {
+                let slot = self.slots.all[s].as_ref()?;
+                Some((s, slot.log_sector, log_space_bytes(slot.log_sectors)))
+            })
+            .collect();
+        let space = places.iter().map(|(_, _, bytes)| *bytes).min();
         let logs = &mut self.logs;
         let log = &mut logs.logs[member];
         let heads = &mut self.heads.all;
@@ -175,7 +180,7 @@ impl Core {
             logs.signature,
             log.generation,
             member,
-            log.space_bytes,
+            space.unwrap_or(0).min(MOST_BYTES),
         );
         let base = member * logs.area_bytes;
         let mut at = PPL_HEADER_BYTES;
@@ -200,11 +205,14 @@ impl Core {
         }
         log.unit = log.next.drain(..taken).collect();
         log.state = State::Writing;
+        log.left = places.len();
         logs.region.write(base, &batch.header().encode());
-        let sector = log.sector;
-        let data = Data::of(Buffer::new(&logs.region, base, at));
-        let io = (member, Op::Write, true);
-        self.start(runner, Purpose::Log(member), io, sector, data);
+        let data = Buffer::new(&logs.region, base, at);
+        for (slot, sector, _) in places {
+            let io = (slot, Op::Write, true);
+            let data = Data::of(data.clone());
+            self.start(runner, Purpose::Log(member), io, sector, data);
+        }
         if has(Raid5Bug::LogNotAwaited) {
             self.write_unit(member);
         }
@@ -212,6 +220,13 @@ impl Core {
 
     /// The log is on disk, or its member is kicked: then there is no parity either.
     pub(super) fn log_written(&mut self, member: usize) {
+        let log = &mut self.logs.logs[member];
+        if !has(Raid5Bug::LogNotAwaited) {
+            log.left -= 1;
+            if log.left > 0 {
+                return;
+            }
+        }
         if !has(Raid5Bug::LogNotAwaited) {
             self.write_unit(member);
         }

@@ -5,19 +5,33 @@
 //! requests in flight isn't stepped.
 
 mod head;
+mod intent;
 mod log;
 mod meta;
 mod pages;
 mod round;
+mod slots;
+mod state;
+mod sync;
+mod work;
+
+pub(super) use pages::Block;
+pub use sync::Action;
+pub(super) use work::Work;
 
 use super::planted::{Raid5Bug, has};
-use crate::raid5::{Geometry, Policy, STRIPE_BYTES, STRIPE_SECTORS, Superblock};
+use crate::raid5::{Geometry, Policy, STRIPE_SECTORS, Superblock, WriteIntent};
 use head::Heads;
+use intent::Intents;
 use log::Logs;
 use meta::Meta;
-use pages::{Block, Pages, segments};
+use pages::{Pages, segments};
 use pvblk_block::{Buffer, Completion, Error, Op, Request, RequestFlags, Status};
+use slots::{Incoming, Slot, Slots, Unsynced};
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use sync::Sync;
 
 /// Which I/O ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,10 +42,11 @@ pub(super) struct Token(usize);
 pub(super) struct MemberIo {
     /// The queue that does it.
     pub runner: usize,
-    pub member: usize,
+    /// The device.
+    pub slot: usize,
     pub op: Op,
     pub fua: bool,
-    /// First sector of the member (its device's).
+    /// First sector of the device.
     pub sector: u64,
     pub data: Data,
     pub token: Token,
@@ -76,8 +91,8 @@ impl Data {
 enum Purpose {
     /// A piece of a request that goes to the member as it is: a read, or a flush.
     Direct(Direct),
-    /// A head's page is read.
-    HeadRead(usize),
+    /// A member's page of a head is read.
+    HeadRead { head: usize, member: usize },
     /// A head's page is written.
     HeadWrite(usize),
     /// A member's log is written.
@@ -86,6 +101,12 @@ enum Purpose {
     LogFlush(usize),
     /// Superblocks are written.
     Meta,
+    /// A page of the write-intent bitmap is written.
+    Intent(usize),
+    /// Members are flushed, so that bits may go.
+    SweepFlush,
+    /// Members are flushed, so that superblocks may tell how far all stripes are.
+    SyncFlush(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,9 +118,13 @@ struct Direct {
     skip: usize,
 }
 
+/// A request that work may read while the core holds it. In its box, since that is what goes back to its submitter.
+#[allow(clippy::redundant_allocation)]
+type Shared = Arc<Box<Request>>;
+
 /// A request that isn't done.
 struct Active {
-    request: Box<Request>,
+    request: Shared,
     owner: usize,
     /// Pieces that aren't done, and one more while it is taken apart.
     left: usize,
@@ -132,10 +157,13 @@ impl Piece {
 /// What an array is made of.
 pub(super) struct Setup {
     pub geometry: Geometry,
-    /// By role; `None`: missing.
-    pub superblocks: Vec<Option<Superblock>>,
-    /// Whose completed writes need a flush.
-    pub volatile: Vec<bool>,
+    /// By role, with whether its completed writes need a flush; `None`: missing.
+    pub members: Vec<Option<(Superblock, bool)>>,
+    /// A device that becomes the member of a role; its superblock says how far it is.
+    pub incoming: Option<(usize, Superblock, bool)>,
+    /// Stripes whose parity isn't known to be right.
+    pub unsynced: Vec<Range<u64>>,
+    pub bitmap: Option<WriteIntent>,
     pub heads: usize,
     /// Largest logical sector of the members, in bytes.
     pub unit_bytes: usize,
@@ -147,30 +175,39 @@ pub(super) struct Setup {
 pub(super) struct Core {
     geometry: Geometry,
     policy: Policy,
-    /// Where each member's data begins.
-    data_sectors: Vec<u64>,
-    volatile: Vec<bool>,
-    failed: Option<usize>,
+    slots: Slots,
+    unsynced: Unsynced,
     /// Two members failed: nothing works any more.
     broken: bool,
     pages: Pages,
-    /// To calculate in; kept, because clearing it costs as much as a block's XOR.
-    scratch: Box<Block>,
     heads: Heads,
     logs: Logs,
+    intents: Intents,
     meta: Meta,
+    sync: Option<Sync>,
+    /// Of the last check or repair: sectors of members whose parity was wrong, as md's `mismatch_cnt`.
+    mismatch_sectors: u64,
+    /// Why the last rebuild didn't end.
+    trouble: Option<String>,
+    syncs: u64,
     active: Vec<Option<Active>>,
     free_active: Vec<usize>,
     purposes: Vec<Option<Purpose>>,
     free_purposes: Vec<usize>,
-    /// Which member an I/O is on, by token.
+    /// Which slot an I/O is on, by token.
     places: Vec<usize>,
+    /// Lists of pieces to be used again.
+    spare_pieces: Vec<Vec<work::RoundPiece>>,
     /// Writes that wait until the superblocks say dirty.
     undirtied: VecDeque<usize>,
     /// Heads whose stripes are written when the superblocks name a kicked member.
     unnamed: Vec<usize>,
+    /// Requests taken, ever.
+    taken: u64,
     /// I/O to start.
     pub ios: Vec<MemberIo>,
+    /// Work to do.
+    pub works: Vec<Work>,
     /// Requests that are done, with their owners.
     pub done: Vec<(usize, Completion)>,
     /// Done, but a member was kicked and the superblocks don't say so yet.
@@ -179,62 +216,93 @@ pub(super) struct Core {
 
 impl Core {
     pub fn new(setup: Setup) -> Result<Core, Error> {
-        let members = setup.superblocks.len();
-        let mut present = setup.superblocks.iter().flatten();
-        let Some(first) = present.next() else {
+        let members = setup.members.len();
+        let mut present = setup.members.iter().flatten();
+        let Some((first, _)) = present.next() else {
             return Err(Error::config("raid5: no member is there"));
         };
         let policy = first.policy();
-        let failed = setup.superblocks.iter().position(Option::is_none);
-        if setup.superblocks.iter().filter(|s| s.is_none()).count() > 1 {
+        if setup.members.iter().filter(|s| s.is_none()).count() > 1 {
             return Err(Error::config("raid5: more than one member is missing"));
         }
+        let by_role = setup.members.iter().enumerate();
+        let by_role = by_role.map(|(role, m)| m.as_ref().map(|_| role)).collect();
+        let slot = |m: &Option<(Superblock, bool)>| m.as_ref().map(|(s, v)| Slot::new(s, *v));
+        let mut all: Vec<_> = setup.members.iter().map(slot).collect();
+        let mut superblocks: Vec<_> = setup.members.into_iter().map(|m| Some(m?.0)).collect();
+        let incoming = setup.incoming.map(|(role, superblock, volatile)| {
+            all.push(Some(Slot::new(&superblock, volatile)));
+            let stripes = superblock.recovered_sectors() / STRIPE_SECTORS;
+            superblocks.push(Some(superblock));
+            Incoming {
+                slot: members,
+                role,
+                committed: stripes,
+                done: stripes,
+                begun: stripes,
+            }
+        });
+        let slots = Slots {
+            by_role,
+            incoming,
+            all,
+            gone: Vec::new(),
+        };
         Ok(Core {
             geometry: setup.geometry,
             policy,
-            data_sectors: setup
-                .superblocks
-                .iter()
-                .map(|s| s.as_ref().map_or(0, |s| s.data_offset_sectors))
-                .collect(),
-            volatile: setup.volatile,
-            failed,
+            unsynced: Unsynced(setup.unsynced),
             broken: false,
             pages: Pages::new(setup.heads, members)?,
-            scratch: Box::new([0; STRIPE_BYTES]),
             heads: Heads::new(setup.heads),
-            logs: Logs::new(&setup.geometry, &setup.superblocks, policy)?,
-            meta: Meta::new(setup.superblocks, setup.dirty, setup.unit_bytes)?,
+            logs: Logs::new(&setup.geometry, &superblocks, policy)?,
+            intents: Intents::new(setup.bitmap)?,
+            meta: Meta::new(superblocks, slots.failed(), setup.dirty, setup.unit_bytes)?,
+            slots,
+            sync: None,
+            mismatch_sectors: 0,
+            trouble: None,
+            syncs: 0,
             active: Vec::new(),
             free_active: Vec::new(),
             purposes: Vec::new(),
             free_purposes: Vec::new(),
             places: Vec::new(),
+            spare_pieces: Vec::new(),
             undirtied: VecDeque::new(),
             unnamed: Vec::new(),
+            taken: 0,
             ios: Vec::new(),
+            works: Vec::new(),
             done: Vec::new(),
             held: Vec::new(),
         })
     }
 
     pub fn failed(&self) -> Option<usize> {
-        self.failed
+        self.slots.failed()
+    }
+
+    /// Devices by role.
+    pub fn slots_by_role(&self) -> &[Option<usize>] {
+        &self.slots.by_role
     }
 
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// The superblocks as they are on disk, and whether they say dirty.
-    pub fn superblocks(&self) -> (&[Option<Superblock>], bool) {
-        self.meta.superblocks()
+    /// Slots that nobody needs any more, since the last time.
+    pub fn take_gone(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.slots.gone)
     }
 
     /// True if the owner has requests that aren't done.
     pub fn has_active(&self, owner: usize) -> bool {
+        let runs = |h: &head::Head| h.round.as_ref().is_some_and(|r| r.runner == owner);
         self.active.iter().flatten().any(|a| a.owner == owner)
             || self.held.iter().any(|(o, _)| *o == owner)
+            || self.heads.all.iter().any(runs)
     }
 
     /// Nothing works any more.
@@ -245,8 +313,9 @@ impl Core {
     /// Takes a request. [`Core::unplug`] follows when the batch is complete.
     pub fn submit(&mut self, owner: usize, request: Box<Request>) {
         let op = request.op;
+        self.taken += 1;
         let entry = Active {
-            request,
+            request: Arc::new(request),
             owner,
             left: 1,
             failed: false,
@@ -301,14 +370,16 @@ impl Core {
             return;
         };
         self.free_active.push(id);
+        // Work that is done holds no request any more.
+        let Some(request) = Arc::into_inner(active.request) else {
+            debug_assert!(false, "a request is done while something works on it");
+            return;
+        };
         let status = match active.failed {
             true => Status::IoError,
             false => Status::Ok,
         };
-        let completion = Completion {
-            request: active.request,
-            status,
-        };
+        let completion = Completion { request, status };
         // Also reads are held: their queue may be the one that writes the superblocks.
         match self.meta.is_kicking() && !self.broken && !has(Raid5Bug::KickNotAwaited) {
             true => self.held.push((active.owner, completion)),
@@ -339,16 +410,18 @@ impl Core {
     /// Straight to the members, in pieces of a chunk, but for what lies on a failed one.
     fn read(&mut self, id: usize) {
         let (sector, sectors) = self.range(id);
-        let pieces: Vec<_> = self.geometry.pieces(sector, sectors).collect();
+        let pieces = self.geometry.pieces(sector, sectors);
         for piece in pieces {
             let skip = ((piece.array_sector - sector) * 512) as usize;
             self.add_pieces(id, 1);
-            if self.failed == Some(piece.place.member) {
+            let end = piece.place.member_sector + piece.sectors;
+            let rebuilt =
+                |i: &&Incoming| i.role == piece.place.member && end <= i.done * STRIPE_SECTORS;
+            let incoming = self.slots.incoming.as_ref().filter(rebuilt);
+            let slot = self.slots.by_role[piece.place.member].or(incoming.map(|i| i.slot));
+            let (Some(slot), Some(active)) = (slot, &self.active[id]) else {
                 self.in_blocks(id, false, piece.array_sector, piece.sectors, skip);
                 self.piece_done(id);
-                continue;
-            }
-            let Some(active) = &self.active[id] else {
                 continue;
             };
             let mut buffers = Vec::new();
@@ -361,12 +434,11 @@ impl Core {
                 skip,
             };
             let runner = active.owner;
-            let place = piece.place;
             self.start(
                 runner,
                 Purpose::Direct(direct),
-                (place.member, Op::Read, false),
-                place.member_sector,
+                (slot, Op::Read, false),
+                piece.place.member_sector,
                 Data::Some(buffers),
             );
         }
@@ -401,10 +473,7 @@ impl Core {
     /// All members, for what was written before.
     fn flush(&mut self, id: usize) {
         let runner = self.owner(id);
-        for member in 0..self.data_sectors.len() {
-            if self.failed == Some(member) || !self.volatile[member] {
-                continue;
-            }
+        for slot in self.slots.volatile() {
             self.add_pieces(id, 1);
             let direct = Direct {
                 request: id,
@@ -415,7 +484,7 @@ impl Core {
             self.start(
                 runner,
                 Purpose::Direct(direct),
-                (member, Op::Flush, false),
+                (slot, Op::Flush, false),
                 0,
                 Data::None,
             );
@@ -425,12 +494,12 @@ impl Core {
         }
     }
 
-    /// I/O on a member; `sector` is of its data, but for superblocks and logs.
+    /// I/O on a device; `sector` is of its data, but for superblocks, logs and bitmaps.
     fn start(
         &mut self,
         runner: usize,
         purpose: Purpose,
-        (member, op, fua): (usize, Op, bool),
+        (slot, op, fua): (usize, Op, bool),
         sector: u64,
         data: Data,
     ) {
@@ -443,15 +512,15 @@ impl Core {
             }
         };
         self.purposes[token] = Some(purpose);
-        self.places[token] = member;
+        self.places[token] = slot;
         let base = match purpose {
-            Purpose::Meta | Purpose::Log(_) => 0,
+            Purpose::Meta | Purpose::Log(_) | Purpose::Intent(_) => 0,
             _ if op == Op::Flush => 0,
-            _ => self.data_sectors[member],
+            _ => self.slots.all[slot].as_ref().map_or(0, |s| s.data_sectors),
         };
         self.ios.push(MemberIo {
             runner,
-            member,
+            slot,
             op,
             fua,
             sector: base + sector,
@@ -467,17 +536,26 @@ impl Core {
             return;
         };
         self.free_purposes.push(token.0);
-        let member = self.places[token.0];
-        if !ok {
-            self.kick(member, runner);
+        let slot = self.places[token.0];
+        // What can't be read may be calculated and written; whether that works is seen then.
+        let is_read = match purpose {
+            Purpose::HeadRead { .. } => true,
+            Purpose::Direct(direct) => direct.sectors > 0,
+            _ => false,
+        };
+        if !ok && !is_read {
+            self.kick(slot, runner);
         }
         match purpose {
             Purpose::Direct(direct) => self.direct_ended(&direct, ok),
-            Purpose::HeadRead(head) => self.head_read(head, member, ok),
-            Purpose::HeadWrite(head) => self.head_written(head, member, ok),
+            Purpose::HeadRead { head, member } => self.head_read(head, member, slot, ok, runner),
+            Purpose::HeadWrite(head) => self.head_written(head),
             Purpose::Log(log) => self.log_written(log),
-            Purpose::LogFlush(log) => self.log_flushed(log, runner),
-            Purpose::Meta => self.meta_written(runner),
+            Purpose::LogFlush(log) => self.log_flushed(log),
+            Purpose::Meta => self.meta_written(),
+            Purpose::Intent(page) => self.intent_written(page),
+            Purpose::SweepFlush => self.sweep_flushed(),
+            Purpose::SyncFlush(id) => self.sync_flushed(id),
         }
     }
 
@@ -494,22 +572,6 @@ impl Core {
         self.piece_done(id);
     }
 
-    /// A member failed: the array goes on without it, if it is the first.
-    fn kick(&mut self, member: usize, runner: usize) {
-        match self.failed {
-            Some(failed) if failed == member => {}
-            None if !self.broken => {
-                tracing::warn!("raid5: member {member} failed and is kicked");
-                self.failed = Some(member);
-                self.mark_kicked(member, runner);
-            }
-            _ => {
-                tracing::error!("raid5: member {member} failed too: the array stops");
-                self.break_off();
-            }
-        }
-    }
-
     /// Fails everything that waits; what runs fails when its I/O ends.
     #[cold]
     fn break_off(&mut self) {
@@ -517,6 +579,8 @@ impl Core {
             return;
         }
         self.broken = true;
+        self.sync = None;
+        self.fail_intents();
         for head in std::mem::take(&mut self.unnamed) {
             self.write_pages(head);
         }

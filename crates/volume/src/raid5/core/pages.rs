@@ -1,13 +1,15 @@
 //! The pages of stripe heads: private memory that members read and write.
 
-use super::Piece;
 use crate::raid5::STRIPE_BYTES;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Buffer, Error, Region, Request};
 use std::sync::Arc;
 
 /// A page's worth of bytes to calculate in.
-pub(super) type Block = [u8; STRIPE_BYTES];
+pub(in super::super) type Block = [u8; STRIPE_BYTES];
+
+/// Heads whose pages share a piece of memory, which comes and goes as a whole.
+const SEGMENT_HEADS: usize = 32;
 
 /// Puts memory of an array on the bill.
 pub(super) fn memory(of: &str, bytes: usize) -> Gauge {
@@ -16,70 +18,135 @@ pub(super) fn memory(of: &str, bytes: usize) -> Gauge {
 
 /// One page for each head and member.
 pub(super) struct Pages {
-    region: Arc<Region>,
+    segments: Vec<Option<Arc<Region>>>,
     members: usize,
-    _memory: Gauge,
+    memory: Gauge,
+}
+
+/// The pages of one head.
+#[derive(Clone)]
+pub(in super::super) struct HeadPages {
+    region: Arc<Region>,
+    base: usize,
 }
 
 impl Pages {
     pub fn new(heads: usize, members: usize) -> Result<Pages, Error> {
-        let region = Region::anonymous(heads * members * STRIPE_BYTES)
-            .map_err(|e| Error::os("memory for stripes", e))?;
-        Ok(Pages {
-            _memory: memory("stripes", region.len()),
-            region: Arc::new(region),
+        let mut pages = Pages {
+            segments: Vec::new(),
             members,
-        })
+            memory: memory("stripes", 0),
+        };
+        pages.grow(heads)?;
+        Ok(pages)
     }
 
-    fn at(&self, head: usize, member: usize) -> usize {
-        (head * self.members + member) * STRIPE_BYTES
+    fn segment_bytes(&self) -> usize {
+        SEGMENT_HEADS * self.members * STRIPE_BYTES
+    }
+
+    /// Makes sure that so many heads, from the first on, have pages.
+    pub fn grow(&mut self, heads: usize) -> Result<(), Error> {
+        let count = heads.div_ceil(SEGMENT_HEADS);
+        if self.segments.len() < count {
+            self.segments.resize(count, None);
+        }
+        let bytes = self.segment_bytes();
+        for segment in self.segments[..count].iter_mut().filter(|s| s.is_none()) {
+            let region =
+                Region::anonymous(bytes).map_err(|e| Error::os("memory for stripes", e))?;
+            *segment = Some(Arc::new(region));
+        }
+        self.count();
+        Ok(())
+    }
+
+    /// Gives back what no head from this one on uses, as `is_used` says.
+    pub fn shrink(&mut self, heads: usize, is_used: impl Fn(usize) -> bool) {
+        for at in heads.div_ceil(SEGMENT_HEADS)..self.segments.len() {
+            let mut heads = at * SEGMENT_HEADS..(at + 1) * SEGMENT_HEADS;
+            if !heads.any(&is_used) {
+                self.segments[at] = None;
+            }
+        }
+        self.count();
+    }
+
+    fn count(&self) {
+        let bytes = self.segments.iter().flatten().count() * self.segment_bytes();
+        self.memory.set_cap(bytes as u64);
+        self.memory.set(bytes as u64);
+    }
+
+    /// The head must have pages.
+    pub fn of(&self, head: usize) -> HeadPages {
+        let segment = self.segments[head / SEGMENT_HEADS].as_ref();
+        HeadPages {
+            region: Arc::clone(segment.expect("a head that is used has pages")),
+            base: head % SEGMENT_HEADS * self.members * STRIPE_BYTES,
+        }
+    }
+}
+
+impl HeadPages {
+    fn at(&self, member: usize) -> usize {
+        self.base + member * STRIPE_BYTES
     }
 
     /// For a member's I/O.
-    pub fn buffer(&self, head: usize, member: usize) -> Option<Buffer> {
-        Buffer::new(&self.region, self.at(head, member), STRIPE_BYTES)
+    pub fn buffer(&self, member: usize) -> Option<Buffer> {
+        Buffer::new(&self.region, self.at(member), STRIPE_BYTES)
     }
 
-    pub fn read(&self, head: usize, member: usize, to: &mut Block) {
-        self.region.read(self.at(head, member), to);
+    pub fn read(&self, member: usize, to: &mut Block) {
+        self.region.read(self.at(member), to);
     }
 
-    pub fn write(&self, head: usize, member: usize, from: &Block) {
-        self.region.write(self.at(head, member), from);
+    pub fn write(&self, member: usize, from: &Block) {
+        self.region.write(self.at(member), from);
     }
 
     /// `to` becomes itself XOR a page.
-    pub fn xor(&self, head: usize, member: usize, to: &mut Block) {
-        self.region.xor_to(self.at(head, member), to);
+    pub fn xor(&self, member: usize, to: &mut Block) {
+        self.region.xor_to(self.at(member), to);
     }
 
-    /// `to` becomes the XOR of some pages; zeros if there are none.
-    pub fn xor_of(&self, head: usize, mut members: impl Iterator<Item = usize>, to: &mut Block) {
+    /// `to` becomes the XOR of some pages, given as a mask; zeros if there are none.
+    pub fn xor_of(&self, members: u64, to: &mut Block) {
+        let mut members = bits(members);
         match members.next() {
-            Some(first) => self.read(head, first, to),
+            Some(first) => self.read(first, to),
             None => to.fill(0),
         }
-        members.for_each(|member| self.xor(head, member, to));
+        members.for_each(|member| self.xor(member, to));
     }
 
-    /// Copies a piece of a request's data into a page.
-    pub fn take(&self, head: usize, member: usize, piece: &Piece, request: &Request) {
-        let mut to = self.at(head, member) + (piece.offset * 512) as usize;
-        segments(request, piece.skip, piece.len(), |part| {
+    /// Copies `len` bytes of a request's data from `skip` on into a page, at `offset` bytes.
+    pub fn take(&self, member: usize, offset: usize, request: &Request, skip: usize, len: usize) {
+        let mut to = self.at(member) + offset;
+        segments(request, skip, len, |part| {
             part.copy_to(&self.region, to);
             to += part.len();
         });
     }
 
-    /// Copies a piece of a request's data out of a page.
-    pub fn give(&self, head: usize, member: usize, piece: &Piece, request: &Request) {
-        let mut from = self.at(head, member) + (piece.offset * 512) as usize;
-        segments(request, piece.skip, piece.len(), |part| {
+    /// Copies from a page into a request's buffers; as [`HeadPages::take`].
+    pub fn give(&self, member: usize, offset: usize, request: &Request, skip: usize, len: usize) {
+        let mut from = self.at(member) + offset;
+        segments(request, skip, len, |part| {
             part.copy_from(&self.region, from);
             from += part.len();
         });
     }
+}
+
+/// The numbers of the bits of a mask, from the lowest.
+pub(super) fn bits(mut mask: u64) -> impl Iterator<Item = usize> + Clone {
+    std::iter::from_fn(move || {
+        let bit = mask.trailing_zeros() as usize;
+        mask &= mask.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
 }
 
 /// The parts of a request's buffers that hold `len` bytes of its data from `skip`.

@@ -7,10 +7,10 @@ use super::super::assemble::Assembly;
 use super::super::blocking::Idle;
 use super::super::geometry::STRIPE_BYTES;
 use super::super::parity::xor_of;
-use super::super::ppl::{PPL_HEADER_BYTES, PplEntry, PplHeader, find_newest, ppl_signature};
+use super::super::ppl::{PPL_HEADER_BYTES, PplHeader, find_newest, ppl_signature};
 use super::super::recover::Repair;
 use super::super::superblock::{Log, Policy};
-use super::Disks;
+use super::{At, Disks, is_missing};
 use pvblk_block::Error;
 
 /// What the logs said.
@@ -27,14 +27,16 @@ pub(super) fn recover(
     disks: &mut Disks,
     idle: &mut Idle<'_>,
 ) -> Result<Found, Error> {
+    let missing = |place, sector| is_missing(assembly, place, sector);
     let mut found = Found::default();
     let (mut repaired, mut left_alone) = (0, 0);
     for place in 0..assembly.members.len() {
-        let Some((log, name)) = log_of(assembly, place) else {
+        let on = At::home(assembly, place);
+        let Some((on, (log, name))) = on.and_then(|on| Some((on, log_of(assembly, on)?))) else {
             continue;
         };
         let mut area = vec![0; log.sectors as usize * 512];
-        disks.at(place)?.read(log.sector, &mut area, idle)?;
+        disks.at(on)?.read(log.sector, &mut area, idle)?;
         let newest = match find_newest(&area, signature(assembly)) {
             Ok(newest) => newest,
             Err(e) => {
@@ -50,13 +52,17 @@ pub(super) fn recover(
             let partial = partial.and_then(|p| p.get(..entry.pp_bytes as usize));
             let plan = entry
                 .check(partial.unwrap_or_default())
-                .and_then(|()| plan(assembly, entry, place));
+                .and_then(|()| entry.plan(&assembly.geometry, place, missing));
             match plan {
                 Ok(plan) => {
                     found.entries += 1;
-                    repaired += plan.repairs.len();
                     left_alone += plan.left_alone;
                     for repair in &plan.repairs {
+                        // Parity that isn't there is calculated when it is rebuilt.
+                        if missing(repair.parity_member, repair.member_sector) {
+                            continue;
+                        }
+                        repaired += 1;
                         apply(disks, repair, partial.unwrap_or_default(), idle)?;
                     }
                 }
@@ -79,16 +85,6 @@ pub(super) fn recover(
     Ok(found)
 }
 
-fn plan(
-    assembly: &Assembly,
-    entry: &PplEntry,
-    place: usize,
-) -> Result<super::super::recover::Plan, super::super::ppl::PplError> {
-    entry.plan(&assembly.geometry, place, |member, _| {
-        assembly.members[member].is_none()
-    })
-}
-
 fn apply(
     disks: &mut Disks,
     repair: &Repair,
@@ -108,7 +104,7 @@ fn apply(
     disks.write(repair.parity_member, repair.member_sector, &parity, idle)
 }
 
-/// Makes the logs of all members empty, all of their areas: a log that md or an earlier run left further behind would look newer
+/// Makes the logs of all members empty, of what is being rebuilt too, all of their areas: a log that md or an earlier run left further behind would look newer
 /// than one that is written later at the start.
 pub(in super::super) fn empty(
     assembly: &Assembly,
@@ -116,13 +112,13 @@ pub(in super::super) fn empty(
     idle: &mut Idle<'_>,
 ) -> Result<(), Error> {
     let header = PplHeader::empty(signature(assembly)).encode();
-    for place in 0..assembly.members.len() {
-        let Some((log, _)) = log_of(assembly, place) else {
+    for at in At::all(assembly) {
+        let Some((log, _)) = log_of(assembly, at) else {
             continue;
         };
         let mut area = vec![0; log.sectors as usize * 512];
         area[..PPL_HEADER_BYTES].copy_from_slice(&header);
-        let disk = disks.at(place)?;
+        let disk = disks.at(at)?;
         disk.write_cached(log.sector, &area, idle)?;
         disk.flush(idle)?;
     }
@@ -133,8 +129,8 @@ fn signature(assembly: &Assembly) -> u32 {
     ppl_signature(&assembly.newest().set_uuid)
 }
 
-fn log_of(assembly: &Assembly, place: usize) -> Option<(Log, &str)> {
-    let member = assembly.members[place].as_ref()?;
+fn log_of(assembly: &Assembly, at: At) -> Option<(Log, &str)> {
+    let member = at.of(assembly)?;
     match member.superblock.policy() {
         Policy::Ppl(log) => Some((log, &member.name)),
         _ => None,

@@ -1,23 +1,28 @@
 //! Superblocks of a whole array, and the bitmap that goes with them.
 
-use super::super::assemble::{Assembly, Member, resync_offset};
+use super::super::assemble::{Assembly, Member};
 use super::super::bitmap::{BitmapHeader, PAGE_BYTES, WriteIntent};
 use super::super::blocking::{Blocking, Idle};
-use super::super::superblock::{Policy, Role, SUPER_SECTOR};
-use super::Disks;
+use super::super::superblock::{Feature, NO_OFFSET, Policy, Role, SUPER_SECTOR, Superblock};
+use super::{At, Disks};
 use pvblk_block::Error;
 
-/// Writes the superblocks of all members that are there: one event later, clean or dirty, of the time `now_secs` (since 1970). All of them
-/// are on stable storage when this returns, and the bitmap, if there is one, was before.
+/// Writes the superblocks of all members that are there, and of the one that is being rebuilt: one event later, clean or dirty, of the time
+/// `now_secs` (since 1970). All of them are on stable storage when this returns, and the bitmap, if there is one, was before.
 ///
 /// Before it says clean, all that was written is flushed. A member that can't be written to is thrown out, as long as it is the only one that is missing:
-/// then it is noted, and the others are written (again) to say so.
+/// then it is noted, and the others are written (again) to say so. What is being rebuilt is given up like that in any case.
 ///
 /// The superblocks call a member that isn't there faulty. When they begin to do so they end up two events ahead of it, since md takes
 /// members that are one behind. They go there one event after the other, since a cut must leave no other member two behind.
 ///
-/// The bitmap, so far, is all or nothing: all of its bits are set while the array is dirty, and taken away when it gets clean. While a member is
-/// missing they stay, since nobody knows what it missed.
+/// What is left to resynchronise ([`Assembly::unsynced`]) keeps an array that is stopped in order from being clean: the superblocks say where it
+/// begins, and the next start goes on there. In a dirty array they say so only if there is a partial parity log, which else would be all that
+/// the next start looks at; the bitmap has it itself, and without either all is resynchronised.
+///
+/// The bitmap is [`Assembly::bitmap`]. In an array that gets clean and isn't degraded only those bits stay that stand for what is to be
+/// resynchronised. Without it nobody kept track, so all bits are set, or none if the array gets clean, isn't degraded and has nothing to be
+/// resynchronised.
 pub fn write_superblocks(
     assembly: &mut Assembly,
     clean: bool,
@@ -27,14 +32,13 @@ pub fn write_superblocks(
     let mut disks = Disks::open(assembly)?;
     let newest = assembly.events();
     // Those that lag behind come first.
-    let differ = assembly.present().any(|m| m.superblock.events != newest);
-    let mut events = newest + u64::from(!differ);
+    let mut events = newest + u64::from(!differ(assembly));
     let mut last = newest + 1 + u64::from(names_missing(assembly));
     while events <= last {
         match write_all(assembly, &mut disks, clean, events, now_secs, idle) {
             Ok(()) => events += 1,
-            Err(Failure { place, error }) => {
-                throw_out(assembly, &mut disks, place, error)?;
+            Err(Failure { at, error }) => {
+                throw_out(assembly, &mut disks, at, error)?;
                 // It may have these events, although it told an error.
                 last = last.max(events + 2);
             }
@@ -44,10 +48,16 @@ pub fn write_superblocks(
     Ok(())
 }
 
-/// A member that could not be written, and why.
+/// Whether not all are of one event.
+pub(super) fn differ(assembly: &Assembly) -> bool {
+    let newest = assembly.events();
+    assembly.superblocks().any(|s| s.events != newest)
+}
+
+/// A device that could not be written, and why.
 struct Failure {
-    /// `None`: no member is to blame.
-    place: Option<usize>,
+    /// `None`: none is to blame.
+    at: Option<At>,
     error: Error,
 }
 
@@ -59,81 +69,134 @@ fn write_all(
     now_secs: u64,
     idle: &mut Idle<'_>,
 ) -> Result<(), Failure> {
-    let places: Vec<usize> = (0..assembly.members.len())
-        .filter(|&n| assembly.members[n].is_some())
-        .collect();
+    let all = At::all(assembly);
     if clean {
-        each(&places, disks, |_, disk| disk.flush(idle))?;
+        each(&all, disks, |_, disk| disk.flush(idle))?;
     }
     let (roles, _) = roles(assembly);
     if let Policy::Bitmap { .. } = assembly.policy() {
-        write_bitmap(assembly, disks, &places, clean, events, idle)?;
+        write_bitmap(assembly, disks, clean, events, idle)?;
     }
-    for member in assembly.members.iter_mut().flatten() {
+    let offset = resync_offset(assembly, clean);
+    for &at in &all {
+        settle_features(assembly, at);
+        let Some(member) = at.of_mut(assembly) else {
+            continue;
+        };
         let sb = &mut member.superblock;
         sb.events = events;
         sb.utime = now_secs;
-        sb.resync_offset_sectors = resync_offset(clean);
-        sb.roles.clone_from(&roles);
+        sb.resync_offset_sectors = offset;
+        sb.set_roles(roles.clone());
     }
-    each(&places, disks, |place, disk| {
-        let Some(member) = &assembly.members[place] else {
-            return Ok(());
-        };
-        let sb = &member.superblock;
-        let bytes = sb.written_bytes().next_multiple_of(disk.unit_bytes());
-        disk.write(SUPER_SECTOR, &sb.encode()[..bytes], idle)
+    each(&all, disks, |at, disk| match at.of(assembly) {
+        Some(member) => write_one(&member.superblock, disk, idle),
+        None => Ok(()),
     })
 }
 
+/// Writes a superblock as it is.
+pub(super) fn write_one(
+    sb: &Superblock,
+    disk: &mut Blocking,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let bytes = sb.written_bytes().next_multiple_of(disk.unit_bytes());
+    disk.write(SUPER_SECTOR, &sb.encode()[..bytes], idle)
+}
+
+/// Where the next start is to go on to make parity right, as superblocks have it.
+fn resync_offset(assembly: &Assembly, clean: bool) -> u64 {
+    let rest = assembly.unsynced.first().map(|range| range.start);
+    debug_assert!(rest != Some(0), "the first stripe is made right at once");
+    match (assembly.policy(), clean) {
+        (_, true) => rest.unwrap_or(NO_OFFSET),
+        (Policy::Ppl(_), false) => rest.unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// Makes the superblock say whether the device is a member, is being rebuilt, or is to replace one.
+pub(super) fn settle_features(assembly: &mut Assembly, at: At) {
+    let (rebuilt, replaces) = (Feature::RECOVERY_OFFSET.0, Feature::REPLACEMENT.0);
+    match (at, &mut assembly.incoming) {
+        (At::Member(place), _) => {
+            if let Some(member) = &mut assembly.members[place] {
+                member.superblock.feature_map &= !(rebuilt | replaces);
+            }
+        }
+        (At::Incoming, Some(incoming)) => {
+            let sb = &mut incoming.member.superblock;
+            sb.recovery_offset_sectors = incoming.recovered_sectors;
+            sb.feature_map |= rebuilt | replaces;
+            if assembly.members[incoming.place].is_none() {
+                sb.feature_map &= !replaces;
+            }
+        }
+        (At::Incoming, None) => {}
+    }
+}
+
 fn each(
-    places: &[usize],
+    all: &[At],
     disks: &mut Disks,
-    mut act: impl FnMut(usize, &mut Blocking) -> Result<(), Error>,
+    mut act: impl FnMut(At, &mut Blocking) -> Result<(), Error>,
 ) -> Result<(), Failure> {
-    for &place in places {
-        let disk = disks
-            .at(place)
-            .map_err(|error| Failure { place: None, error })?;
-        act(place, disk).map_err(|error| Failure {
-            place: (!disk.is_ended()).then_some(place),
+    for &at in all {
+        let disk = disks.at(at).map_err(|error| Failure { at: None, error })?;
+        act(at, disk).map_err(|error| Failure {
+            at: (!disk.is_ended()).then_some(at),
             error,
         })?;
     }
     Ok(())
 }
 
-fn throw_out(
+/// Goes on without a device, or fails with its error if that can't be.
+pub(super) fn throw_out(
     assembly: &mut Assembly,
     disks: &mut Disks,
-    place: Option<usize>,
+    at: Option<At>,
     error: Error,
 ) -> Result<(), Error> {
-    let Some(place) = place.filter(|_| assembly.failed().is_none()) else {
+    let gone = match at {
+        Some(At::Member(place)) if assembly.failed().is_none() => assembly.members[place].take(),
+        Some(At::Incoming) => assembly.incoming.take().map(|i| i.member),
+        _ => None,
+    };
+    let (Some(at), Some(member)) = (at, gone) else {
         return Err(error);
     };
-    if let Some(member) = assembly.members[place].take() {
-        assembly
-            .notes
-            .push(format!("{} is thrown out: {error}", member.name));
-    }
-    disks.drop_at(place);
+    assembly
+        .notes
+        .push(format!("{} is thrown out: {error}", member.name));
+    disks.drop_at(at);
     Ok(())
 }
 
 /// The table of roles as it is to be, and whether it calls a member faulty that the one on disk didn't.
 fn roles(assembly: &Assembly) -> (Vec<Role>, bool) {
     let mut roles = assembly.newest().roles.clone();
-    // By force, a member may be back that the table calls faulty.
-    for (place, member) in assembly.members.iter().enumerate() {
-        let role = Role::Active(place as u16);
-        let number = member.as_ref().map(Member::number);
-        for (n, entry) in roles.iter_mut().enumerate() {
-            if *entry == role && number != Some(n) {
-                *entry = Role::Faulty;
-            }
+    // Both the member and what is to replace it have the place.
+    let placed = At::all(assembly).into_iter().filter_map(|at| {
+        let place = match at {
+            At::Member(place) => place,
+            At::Incoming => assembly.incoming.as_ref()?.place,
+        };
+        Some((at.of(assembly)?.number(), Role::Active(place as u16)))
+    });
+    let placed: Vec<(usize, Role)> = placed.collect();
+    for (number, entry) in roles.iter_mut().enumerate() {
+        if matches!(entry, Role::Active(_)) && !placed.contains(&(number, *entry)) {
+            *entry = Role::Faulty;
         }
-        if let Some(entry) = number.and_then(|n| roles.get_mut(n)) {
+    }
+    // By force, a member may be back that the table calls faulty. And one that is being rebuilt was a spare.
+    for (number, role) in placed {
+        if number >= roles.len() && number < assembly.newest().most_roles() as usize {
+            roles.resize(number + 1, Role::Spare);
+        }
+        if let Some(entry) = roles.get_mut(number) {
             *entry = role;
         }
     }
@@ -155,21 +218,21 @@ impl Member {
     }
 }
 
-/// The header of a member's bitmap; `None` if there is none that belongs to the array.
+/// The header of a device's bitmap; `None` if there is none that belongs to the array.
 pub(super) fn bitmap_header(
     assembly: &Assembly,
-    place: usize,
+    at: At,
     disks: &mut Disks,
     idle: &mut Idle<'_>,
 ) -> Result<Option<BitmapHeader>, Error> {
-    let Some(member) = &assembly.members[place] else {
+    let Some(member) = at.of(assembly) else {
         return Ok(None);
     };
     let Policy::Bitmap { sector } = member.superblock.policy() else {
         return Ok(None);
     };
     let mut page = vec![0; PAGE_BYTES];
-    disks.at(place)?.read(sector, &mut page, idle)?;
+    disks.at(at)?.read(sector, &mut page, idle)?;
     let room = member.superblock.bitmap_room_sectors();
     let header = BitmapHeader::parse(&page).ok().filter(|h| {
         let uuid = &member.superblock.set_uuid;
@@ -178,49 +241,59 @@ pub(super) fn bitmap_header(
     Ok(header)
 }
 
-fn write_bitmap(
+/// What [`bitmap_header`] finds first.
+pub(in super::super) fn any_bitmap_header(
     assembly: &Assembly,
     disks: &mut Disks,
-    places: &[usize],
+    idle: &mut Idle<'_>,
+) -> Result<BitmapHeader, (Option<At>, Error)> {
+    for at in At::all(assembly) {
+        let header = bitmap_header(assembly, at, disks, idle).map_err(|error| {
+            let to_blame = disks.at(at).is_ok_and(|d| !d.is_ended());
+            (to_blame.then_some(at), error)
+        })?;
+        if let Some(header) = header {
+            return Ok(header);
+        }
+    }
+    let text = "no member has the bitmap that the superblocks promise: have mdadm remove it (--grow --bitmap=none)";
+    Err((None, Error::config(text)))
+}
+
+fn write_bitmap(
+    assembly: &mut Assembly,
+    disks: &mut Disks,
     clean: bool,
     events: u64,
     idle: &mut Idle<'_>,
 ) -> Result<(), Failure> {
-    let nobody = |error| Failure { place: None, error };
-    let mut header = None;
-    for &place in places {
-        header = bitmap_header(assembly, place, disks, idle).map_err(|error| Failure {
-            place: disks
-                .at(place)
-                .is_ok_and(|d| !d.is_ended())
-                .then_some(place),
-            error,
-        })?;
-        if header.is_some() {
-            break;
+    let whole = clean && assembly.failed().is_none();
+    let mut kept = assembly.bitmap.take();
+    let mut untracked = match kept {
+        Some(_) => None,
+        None => {
+            let header = any_bitmap_header(assembly, disks, idle);
+            let header = header.map_err(|(at, error)| Failure { at, error })?;
+            let all = !whole || !assembly.unsynced.is_empty();
+            Some(WriteIntent::new(header, all))
         }
+    };
+    let Some(bitmap) = kept.as_mut().or(untracked.as_mut()) else {
+        return Ok(());
+    };
+    bitmap.renew(events);
+    if whole {
+        bitmap.clear_unneeded();
     }
-    let mut header = header.ok_or_else(|| {
-        nobody(Error::config(
-            "no member has the bitmap that the superblocks promise: have mdadm remove it (--grow --bitmap=none)",
-        ))
-    })?;
-    let all = !clean || assembly.failed().is_some();
-    header.events = events;
-    header.state = 0;
-    if !all {
-        header.events_cleared = events;
-    }
-    let bitmap = WriteIntent::new(header, all);
-    let pages = bitmap.pages();
-    let area: Vec<u8> = pages.flat_map(|p| bitmap.page(p).to_vec()).collect();
-    each(places, disks, |place, disk| {
-        let policy = assembly.members[place]
-            .as_ref()
-            .map(|m| m.superblock.policy());
-        match policy {
-            Some(Policy::Bitmap { sector }) => disk.write(sector, &area, idle),
+    let written = each(&At::all(assembly), disks, |at, disk| {
+        match at.of(assembly).map(|m| m.superblock.policy()) {
+            Some(Policy::Bitmap { sector }) => disk.write(sector, bitmap.area(), idle),
             _ => Ok(()),
         }
-    })
+    });
+    if written.is_ok() {
+        bitmap.all_written();
+    }
+    assembly.bitmap = kept;
+    written
 }

@@ -40,11 +40,10 @@ impl Feature {
     pub const ALL: u32 = 0x1fff;
 
     /// What we can't honour at all.
-    pub const REFUSED: [Feature; 8] = [
+    pub const REFUSED: [Feature; 7] = [
         Feature::RESHAPE,
         Feature::RESHAPE_BACKWARDS,
         Feature::NEW_OFFSET,
-        Feature::REPLACEMENT,
         Feature::RECOVERY_BITMAP,
         Feature::CLUSTERED,
         Feature::JOURNAL,
@@ -56,9 +55,6 @@ impl Feature {
         match self {
             Feature::RESHAPE | Feature::RESHAPE_BACKWARDS | Feature::NEW_OFFSET => {
                 "a reshape is under way; let md finish it"
-            }
-            Feature::REPLACEMENT => {
-                "this member is replacing another one; let md finish, or remove it"
             }
             Feature::RECOVERY_BITMAP => {
                 "a rebuild guided by the bitmap is under way; let md finish it"
@@ -109,8 +105,12 @@ pub enum SuperblockError {
     Shape(String),
     #[error("a member at place {0:#x}, outside of the array")]
     Role(u16),
-    #[error("two members at place {0}")]
-    RoleTwice(u16),
+    #[error("three members at place {0}")]
+    RoleThrice(u16),
+    #[error(
+        "the table of devices is full: there is room for {0}; leave out devices that aren't needed"
+    )]
+    Full(u32),
     #[error("data ends at sector {needed}, the device at {device}: it was cut, or isn't the one")]
     TooSmall { needed: u64, device: u64 },
     #[error("{0} and {1} overlap")]

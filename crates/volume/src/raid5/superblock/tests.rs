@@ -20,7 +20,8 @@ fn what_md_wrote_is_read_and_written_back() {
     let bitmap = include_bytes!("../testdata/bitmap-stopped.super");
     let rebuilding = include_bytes!("../testdata/rebuilding.super");
     let bad = include_bytes!("../testdata/bad-blocks.super");
-    for bytes in [running, bitmap, rebuilding, bad] {
+    let missing = include_bytes!("../testdata/missing.super");
+    for bytes in [running, bitmap, rebuilding, bad, missing] {
         let bytes = real(bytes);
         let sb = Superblock::parse(&bytes).expect("a superblock");
         assert!(sb.encode() == bytes);
@@ -150,7 +151,6 @@ fn what_cannot_be_honoured_is_named() {
     refuse(|s| s.feature_map |= 4, "reshape");
     refuse(|s| s.feature_map |= 32, "reshape");
     refuse(|s| s.feature_map |= 64, "reshape");
-    refuse(|s| s.feature_map |= 16, "replacing");
     refuse(|s| s.feature_map |= 128, "guided by the bitmap");
     refuse(|s| s.feature_map |= 256, "clustered");
     refuse(|s| s.feature_map |= 512, "journal");
@@ -165,7 +165,10 @@ fn what_cannot_be_honoured_is_named() {
     refuse(|s| s.size_sectors += 1, "number of chunks");
     refuse(|s| s.size_sectors = 0, "holds no chunk");
     refuse(|s| s.size_sectors += 128, "used size");
-    refuse(|s| s.roles[7] = Role::Active(1), "two members at place 1");
+    refuse(
+        |s| s.roles[7..9].fill(Role::Active(1)),
+        "three members at place 1",
+    );
     refuse(|s| s.roles[7] = Role::Unknown(0xfff0), "place 0xfff0");
     refuse(|s| s.data_size_sectors += 1, "the device at 49152");
     refuse(|s| s.data_size_sectors = u64::MAX, "the device at 49152");
@@ -228,4 +231,64 @@ fn a_device_without_a_role_is_a_spare() {
     for number in 0..=u16::MAX {
         assert_eq!(Role::of(number).number(), number);
     }
+}
+
+#[test]
+fn a_replacement_has_the_same_place() {
+    let md = real(include_bytes!("../testdata/replacing.super"));
+    let sb = Superblock::parse(&md).expect("a superblock");
+    sb.check(MEMBER_SECTORS).expect("supported");
+    assert!(sb.has(Feature::REPLACEMENT) && sb.has(Feature::RECOVERY_OFFSET));
+    assert_eq!((sb.role(), sb.recovered_sectors()), (Role::Active(1), 2304));
+    assert_eq!((sb.roles[1], sb.roles[4]), (Role::Active(1), sb.role()));
+    assert_eq!((sb.roles[3], sb.is_clean()), (Role::Spare, true));
+    assert!(sb.encode() == md);
+
+    let mut sb = created();
+    sb.roles[7] = Role::Active(1);
+    sb.feature_map |= Feature::REPLACEMENT.0 | Feature::RECOVERY_OFFSET.0;
+    sb.recovery_offset_sectors = 640;
+    let sb = Superblock::parse(&sb.encode()).expect("a superblock");
+    sb.check(MEMBER_SECTORS).expect("supported");
+    assert_eq!(sb.recovered_sectors(), 640);
+}
+
+#[test]
+fn tables_grow_as_far_as_there_is_room() {
+    let mut sb = created();
+    let last = sb.rest.len() - 1;
+    sb.rest[last] = 7;
+    let before = sb.encode();
+    sb.set_role(9, Role::Active(1)).expect("room");
+    assert_eq!((sb.roles.len(), sb.roles[9]), (128, Role::Active(1)));
+    sb.set_role(9, Role::Spare).expect("room");
+    assert!(sb.encode() == before);
+    sb.set_role(128, Role::Faulty).expect("room");
+    assert_eq!((sb.roles.len(), sb.written_bytes()), (129, 1024));
+    let back = Superblock::parse(&sb.encode()).expect("a superblock");
+    assert_eq!(back, sb);
+    assert_eq!(back.rest.len() + 2 * 129 + 256, SUPER_BYTES);
+    assert_eq!(back.encode()[4095], 7, "it stays where it was");
+    let mut shorter = back.clone();
+    shorter.set_roles(sb.roles[..128].to_vec());
+    assert!(shorter.encode() == before);
+
+    // 4 KiB, unless a bitmap, a log or the data begin before.
+    assert_eq!(sb.set_role(1919, Role::Spare), Ok(()));
+    assert_eq!(
+        sb.set_role(1920, Role::Spare),
+        Err(SuperblockError::Full(1920))
+    );
+    let mut sb = Superblock {
+        feature_map: Feature::BITMAP.0,
+        bitmap_or_ppl: 2u32.to_le_bytes(),
+        ..created()
+    };
+    let full = Err(SuperblockError::Full(384));
+    assert_eq!((sb.room_bytes(), sb.most_roles()), (1024, 384));
+    assert_eq!(sb.set_role(384, Role::Spare), full);
+    assert_eq!(sb.set_role(u32::MAX, Role::Spare), full);
+    assert_eq!(sb.roles.len(), 128);
+    assert_eq!(sb.set_role(383, Role::Spare), Ok(()));
+    sb.check(MEMBER_SECTORS).expect("nothing overlaps");
 }

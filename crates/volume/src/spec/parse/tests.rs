@@ -151,6 +151,7 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
         4 => VolumeSpec::Fault(
             FaultSpec {
                 seed: rng.bool().then(|| rng.u64(..)),
+                after: rng.u64(0..3),
                 torn: rng.f64(),
                 ..FaultSpec::default()
             },
@@ -221,7 +222,7 @@ fn printed_specs_parse_to_the_same() {
         "fault:error=0:mem:1G",
         "raid5:[file:/a][file:/b][file:/c]",
         "delay:1ms:raid5:[missing][file:/b,direct][delay:1ms:mem:4k],stripes=512,force",
-        "fault:seed=18446744073709551615,error=0.01,read-error=0,write-error=1,flush-error=0.25,stall=0.001/50ms,torn=0.5:delay:1ms:null:1T",
+        "fault:seed=18446744073709551615,after=100,error=0.01,read-error=0,write-error=1,flush-error=0.25,stall=0.001/50ms,torn=0.5:delay:1ms:null:1T",
     ] {
         let spec = ok(text);
         assert_eq!(spec.to_string(), text);
@@ -287,6 +288,10 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("fault:x:mem:1G", "unknown option `x`: use seed=N"),
         ("fault:x=1:mem:1G", "unknown option `x`: use seed=N"),
         ("fault:seed=x:mem:1G", "seed `x` is not a whole number"),
+        (
+            "fault:after=x:mem:1G",
+            "after `x` is not a number of requests",
+        ),
         ("fault:error=2:mem:1G", "error `2` is not a probability"),
         ("fault:torn=x:mem:1G", "torn `x` is not a probability"),
         ("fault:stall=0.1:mem:1G", "stall needs a time"),

@@ -1,0 +1,533 @@
+//! One queue of an array.
+
+use super::{Letters, Mail, Shared};
+use crate::raid5::STRIPE_BYTES;
+use crate::raid5::core::{Block, Core, MemberIo, Token, Work};
+use parking_lot::Mutex;
+use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::{
+    BlockDevice, Completion, DeviceQueue, Error, Op, Queue, QueueContext, Readiness, Request,
+    RequestFlags, Status,
+};
+use pvblk_sys::{EventFd, Poller};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a queue that goes away waits for what it has at the members.
+const LAST_WAIT: Duration = Duration::from_secs(10);
+/// Most requests of one array queue at one member.
+const MEMBER_DEPTH: u32 = 512;
+
+/// One member, as one array queue sees it.
+struct Lane {
+    queue: Queue,
+    /// What finds no room at the member.
+    backlog: VecDeque<Box<Request>>,
+    batch: Vec<Box<Request>>,
+    done: Vec<Completion>,
+    in_poller: bool,
+}
+
+/// One of the I/Os that are a request at a member.
+#[derive(Clone, Copy)]
+struct Part {
+    token: Token,
+    sectors: u64,
+    buffers: usize,
+}
+
+pub(super) struct ArrayQueue {
+    shared: Arc<Shared>,
+    owner: usize,
+    mail: Arc<Mail>,
+    /// By slot.
+    members: Vec<Option<Lane>>,
+    /// For queues at devices that come later.
+    below: QueueContext,
+    /// Changes of the devices that were seen.
+    changes: u64,
+    /// A device went, and has requests in flight.
+    closing: bool,
+    /// What each request at a member is for, by its tag.
+    parts: Vec<Vec<Part>>,
+    free_tags: Vec<usize>,
+    spare: Vec<Box<Request>>,
+    ios: Vec<MemberIo>,
+    done: Vec<Completion>,
+    ended: Vec<(Token, bool)>,
+    /// Empty lists to hand to the core for those that it filled.
+    told_ios: Vec<MemberIo>,
+    told_done: Vec<(usize, Completion)>,
+    /// What is to be calculated.
+    works: Vec<Work>,
+    /// To calculate in; kept, because clearing it costs as much as a block's XOR.
+    scratch: Box<Block>,
+    poller: Poller,
+    tracer: Tracer,
+}
+
+impl ArrayQueue {
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        context: &QueueContext,
+        floor: String,
+    ) -> Result<ArrayQueue, Error> {
+        let os = |e| Error::os("raid5: opening a queue", e);
+        let tracer = context
+            .tracing
+            .tracer(&floor, context.index, context.submitter);
+        // Members trace for themselves: their sectors aren't the array's, so nothing would link them.
+        let below = QueueContext {
+            depth: MEMBER_DEPTH,
+            tracing: context.tracing.clone(),
+            ..*context
+        };
+        let mail = Arc::new(Mail {
+            letters: Mutex::default(),
+            any: AtomicBool::new(false),
+            bell: EventFd::new().map_err(os)?,
+        });
+        let poller = Poller::new().map_err(os)?;
+        poller.add(mail.bell.as_fd(), 0, false).map_err(os)?;
+        let mut mails = shared.mails.lock();
+        let free = mails.iter().position(Option::is_none);
+        let owner = free.unwrap_or(mails.len());
+        match mails.get_mut(owner) {
+            Some(slot) => *slot = Some(Arc::clone(&mail)),
+            None => mails.push(Some(Arc::clone(&mail))),
+        }
+        drop(mails);
+        let mut queue = ArrayQueue {
+            shared: Arc::clone(shared),
+            owner,
+            mail,
+            members: Vec::new(),
+            below,
+            changes: u64::MAX,
+            closing: false,
+            parts: Vec::new(),
+            free_tags: Vec::new(),
+            spare: Vec::new(),
+            ios: Vec::new(),
+            done: Vec::new(),
+            ended: Vec::new(),
+            told_ios: Vec::new(),
+            told_done: Vec::new(),
+            works: Vec::new(),
+            scratch: Box::new([0; STRIPE_BYTES]),
+            poller,
+            tracer,
+        };
+        // On an error it says good-bye in order.
+        queue.follow_devices()?;
+        Ok(queue)
+    }
+
+    /// Opens queues of devices that came, and closes those of devices that went.
+    fn follow_devices(&mut self) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let changes = shared.changes.load(Ordering::Acquire);
+        if changes == self.changes && !self.closing {
+            return Ok(());
+        }
+        let devices = shared.devices.lock().clone();
+        self.closing = false;
+        for (slot, device) in devices.iter().enumerate() {
+            if self.members.len() <= slot {
+                self.members.push(match device {
+                    Some(device) => Some(Lane::open(&device.device, &self.below)?),
+                    None => None,
+                });
+            }
+            if let (Some(lane), None) = (&self.members[slot], device) {
+                match lane.is_idle() {
+                    true => self.members[slot] = None,
+                    false => self.closing = true,
+                }
+            }
+        }
+        self.changes = changes;
+        Ok(())
+    }
+
+    /// Steps the core, and sends what comes of it on its way.
+    pub(super) fn step<T>(&mut self, f: impl FnOnce(&mut Core, usize) -> T) -> T {
+        let value = self.step_once(f);
+        self.settle();
+        value
+    }
+
+    /// Does the works that aren't put off. Others' aren't: who has no request in flight isn't polled.
+    fn settle(&mut self) {
+        let lazy =
+            |q: &ArrayQueue| q.shared.lazy && q.works.iter().all(|work| work.runner == q.owner);
+        while !self.works.is_empty() && !lazy(self) {
+            self.do_works();
+        }
+    }
+
+    /// Calculates what is to be calculated, without the core's lock, and tells it.
+    fn do_works(&mut self) {
+        let mut works = std::mem::take(&mut self.works);
+        works.iter_mut().for_each(|w| w.run(&mut self.scratch));
+        self.step_once(|core, _| works.drain(..).for_each(|w| core.worked(w)));
+        if self.works.is_empty() {
+            self.works = works;
+        }
+    }
+
+    fn step_once<T>(&mut self, f: impl FnOnce(&mut Core, usize) -> T) -> T {
+        let shared = Arc::clone(&self.shared);
+        let mut core = shared.core.lock();
+        let value = f(&mut core, self.owner);
+        core.unplug();
+        // Swapped, so that all of them keep their memory.
+        let mut ios = std::mem::replace(&mut core.ios, std::mem::take(&mut self.told_ios));
+        let mut done = std::mem::replace(&mut core.done, std::mem::take(&mut self.told_done));
+        self.works.append(&mut core.works);
+        let gone = core.take_gone();
+        drop(core);
+        if !gone.is_empty() {
+            let mut devices = shared.devices.lock();
+            gone.into_iter().for_each(|slot| devices[slot] = None);
+            shared.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        let mut others: Vec<usize> = Vec::new();
+        for io in ios.drain(..) {
+            if io.runner == self.owner {
+                self.ios.push(io);
+                continue;
+            }
+            others.push(io.runner);
+            self.to(io.runner, |letters| letters.ios.push(io));
+        }
+        for (owner, completion) in done.drain(..) {
+            if owner == self.owner {
+                self.done.push(completion);
+                continue;
+            }
+            others.push(owner);
+            self.to(owner, |letters| letters.done.push(completion));
+        }
+        self.told_ios = ios;
+        self.told_done = done;
+        others.sort_unstable();
+        others.dedup();
+        for owner in others {
+            if let Some(mail) = shared.mail(owner) {
+                mail.any.store(true, Ordering::Release);
+                mail.bell.notify();
+            }
+        }
+        self.issue();
+        value
+    }
+
+    /// Only an array that is given up has something for a queue that is gone.
+    fn to(&self, owner: usize, put: impl FnOnce(&mut Letters)) {
+        if let Some(mail) = self.shared.mail(owner) {
+            put(&mut mail.letters.lock());
+        }
+    }
+
+    /// Gives member I/O to the members; what touches goes as one request.
+    fn issue(&mut self) {
+        if self.ios.is_empty() {
+            return;
+        }
+        if let Err(e) = self.follow_devices() {
+            // Its I/O fails, and so it is kicked.
+            tracing::error!("raid5: {e}");
+            self.members.push(None);
+        }
+        let mut ios = std::mem::take(&mut self.ios);
+        ios.sort_unstable_by_key(|io| (io.slot, io.op as u8, io.fua, io.sector));
+        let mut last: Option<(usize, Box<Request>, usize)> = None;
+        for io in ios.drain(..) {
+            let buffers = io.data.buffers();
+            let count = buffers.len();
+            let sectors: u64 = buffers.iter().map(|b| b.len() as u64 / 512).sum();
+            if let Some((member, request, tag)) = &mut last {
+                let touches = *member == io.slot
+                    && request.op == io.op
+                    && io.op != Op::Flush
+                    && request.flags.contains(RequestFlags::FUA) == io.fua
+                    && request.end() == io.sector;
+                let limits = self
+                    .members
+                    .get(io.slot)
+                    .and_then(Option::as_ref)
+                    .map(|m| m.queue.limits());
+                let fits = limits.is_some_and(|l| {
+                    request.sectors + sectors <= u64::from(l.max_sectors)
+                        && request.buffers.len() + count <= l.max_segments as usize
+                });
+                if touches && fits {
+                    request.sectors += sectors;
+                    io.data.append_to(&mut request.buffers);
+                    self.parts[*tag].push(Part {
+                        token: io.token,
+                        sectors,
+                        buffers: count,
+                    });
+                    continue;
+                }
+            }
+            if let Some((member, request, _)) = last.take() {
+                self.send(member, request);
+            }
+            let flags = match io.fua {
+                true => RequestFlags::FUA,
+                false => RequestFlags::empty(),
+            };
+            let part = Part {
+                token: io.token,
+                sectors,
+                buffers: count,
+            };
+            let mut request = self.request(io.op, flags, io.sector, part);
+            let tag = request.tag as usize;
+            io.data.append_to(&mut request.buffers);
+            last = Some((io.slot, request, tag));
+        }
+        if let Some((member, request, _)) = last {
+            self.send(member, request);
+        }
+        self.ios = ios;
+        for lane in self.members.iter_mut().flatten() {
+            lane.submit();
+        }
+    }
+
+    fn send(&mut self, member: usize, request: Box<Request>) {
+        match self.members.get_mut(member).and_then(Option::as_mut) {
+            Some(lane) => lane.backlog.push_back(request),
+            None => self.release(member, request, false),
+        }
+    }
+
+    /// A request for a member, without its buffers.
+    fn request(&mut self, op: Op, flags: RequestFlags, sector: u64, part: Part) -> Box<Request> {
+        let tag = match self.free_tags.pop() {
+            Some(tag) => tag,
+            None => {
+                self.parts.push(Vec::new());
+                self.parts.len() - 1
+            }
+        };
+        self.parts[tag].push(part);
+        let mut request = self
+            .spare
+            .pop()
+            .unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0));
+        request.reset(op, flags, sector, part.sectors, tag as u64);
+        request
+    }
+
+    /// A member's request has ended.
+    fn release(&mut self, member: usize, mut request: Box<Request>, ok: bool) {
+        let tag = request.tag as usize;
+        if !ok && request.op == Op::Read && self.parts[tag].len() > 1 {
+            // One sector that can't be read isn't all of them.
+            self.take_apart(member, &request);
+        } else {
+            let parts = self.parts[tag].iter();
+            self.ended.extend(parts.map(|p| (p.token, ok)));
+        }
+        self.parts[tag].clear();
+        self.free_tags.push(tag);
+        request.buffers.clear();
+        self.spare.push(request);
+    }
+
+    fn take_apart(&mut self, member: usize, request: &Request) {
+        let parts = std::mem::take(&mut self.parts[request.tag as usize]);
+        let mut sector = request.sector;
+        let mut buffers = request.buffers.iter().cloned();
+        for part in parts {
+            let mut one = self.request(Op::Read, request.flags, sector, part);
+            one.buffers.extend(buffers.by_ref().take(part.buffers));
+            self.send(member, one);
+            sector += part.sectors;
+        }
+        if let Some(Some(lane)) = self.members.get_mut(member) {
+            lane.submit();
+        }
+    }
+
+    fn collect_mail(&mut self) {
+        if !self.mail.any.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut letters = self.mail.letters.lock();
+        self.done.append(&mut letters.done);
+        self.ios.append(&mut letters.ios);
+        drop(letters);
+        self.issue();
+    }
+
+    /// Takes what members have done, and goes on with it; false if there was nothing.
+    pub(super) fn progress(&mut self) -> bool {
+        self.collect_mail();
+        for at in 0..self.members.len() {
+            let Some(lane) = &mut self.members[at] else {
+                continue;
+            };
+            if lane.queue.poll(&mut lane.done) == 0 {
+                continue;
+            }
+            lane.submit();
+            let mut done = std::mem::take(&mut lane.done);
+            for completion in done.drain(..) {
+                let ok = completion.status == Status::Ok;
+                self.release(at, completion.request, ok);
+            }
+            if let Some(lane) = &mut self.members[at] {
+                lane.done = done;
+            }
+        }
+        if self.closing {
+            let _ = self.follow_devices();
+        }
+        if !self.works.is_empty() {
+            self.do_works();
+            self.settle();
+            return true;
+        }
+        if self.ended.is_empty() {
+            return false;
+        }
+        let mut ended = std::mem::take(&mut self.ended);
+        self.step(|core, owner| {
+            for (token, ok) in ended.drain(..) {
+                core.ended(owner, token, ok);
+            }
+        });
+        // What could not be given to a member has ended meanwhile.
+        ended.append(&mut self.ended);
+        self.ended = ended;
+        true
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.works.is_empty()
+            || !self.members.iter().flatten().all(Lane::is_idle)
+            || self.shared.core.lock().has_active(self.owner)
+    }
+}
+
+impl Lane {
+    fn open(device: &Arc<dyn BlockDevice>, context: &QueueContext) -> Result<Lane, Error> {
+        Ok(Lane {
+            queue: Queue::open(device, context)?,
+            backlog: VecDeque::new(),
+            batch: Vec::new(),
+            done: Vec::new(),
+            in_poller: false,
+        })
+    }
+
+    fn is_idle(&self) -> bool {
+        self.queue.in_flight() == 0 && self.backlog.is_empty()
+    }
+
+    fn submit(&mut self) {
+        while self.queue.in_flight() + self.batch.len() < MEMBER_DEPTH as usize
+            && let Some(request) = self.backlog.pop_front()
+        {
+            self.batch.push(request);
+        }
+        if !self.batch.is_empty() {
+            self.queue.submit(&mut self.batch);
+        }
+    }
+}
+
+impl DeviceQueue for ArrayQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        self.tracer
+            .requests(Phase::Issue, batch.iter().map(|r| &**r));
+        self.step(|core, owner| {
+            for request in batch.drain(..) {
+                core.submit(owner, request);
+            }
+        });
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        self.progress();
+        out.append(&mut self.done);
+    }
+
+    fn arm(&mut self) -> Readiness {
+        let ready = |q: &ArrayQueue| {
+            !q.done.is_empty()
+                || !q.ended.is_empty()
+                || !q.works.is_empty()
+                || q.mail.any.load(Ordering::Acquire)
+        };
+        if ready(self) {
+            return Readiness::Ready;
+        }
+        let mut deadline: Option<Instant> = None;
+        for (at, lane) in self.members.iter_mut().enumerate() {
+            let Some(lane) = lane else { continue };
+            if lane.queue.in_flight() == 0 {
+                continue;
+            }
+            match lane.queue.arm() {
+                Readiness::Ready => return Readiness::Ready,
+                Readiness::Wait(until) => deadline = deadline.into_iter().chain(until).min(),
+            }
+            if !lane.in_poller
+                && let Some(fd) = lane.queue.wait_fd()
+            {
+                if let Err(e) = self.poller.add(fd, at as u64 + 1, false) {
+                    // Out of kernel memory: rather a busy queue than one that sleeps for ever.
+                    tracing::error!("raid5: waiting for a member: {e}");
+                    return Readiness::Ready;
+                }
+                lane.in_poller = true;
+            }
+        }
+        match ready(self) {
+            true => Readiness::Ready,
+            false => Readiness::Wait(deadline),
+        }
+    }
+
+    fn woken(&mut self) {
+        self.mail.bell.drain();
+        for lane in self.members.iter_mut().flatten() {
+            lane.queue.woken();
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.poller.as_fd())
+    }
+}
+
+impl Drop for ArrayQueue {
+    /// Others may wait for stripes that this queue runs: it lets them end.
+    fn drop(&mut self) {
+        let begin = Instant::now();
+        while self.is_busy() && !std::thread::panicking() {
+            if !self.progress() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            if begin.elapsed() > LAST_WAIT {
+                tracing::error!(
+                    "{}: a queue went away with work at its members: the array stops",
+                    self.shared.name
+                );
+                self.step(|core, _| core.give_up());
+                break;
+            }
+        }
+        self.shared.mails.lock()[self.owner] = None;
+    }
+}

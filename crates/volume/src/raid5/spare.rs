@@ -1,0 +1,185 @@
+//! Devices to rebuild onto: a spare has the array's metadata, and no place.
+
+use super::assemble::{Assembly, Member, read_superblock, uuid_text};
+use super::bitmap::{BitmapHeader, WriteIntent};
+use super::blocking::Idle;
+use super::geometry::STRIPE_BYTES;
+use super::new_array::write_member;
+use super::repair::{Disks, any_bitmap_header};
+use super::superblock::{Feature, Policy, Role, Superblock, SuperblockError};
+use pvblk_block::{BlockDevice, Error};
+use std::sync::Arc;
+
+/// Makes a device a spare of the array whose newest superblock is `like`: writes log or bitmap and then its superblock, on stable storage.
+/// What it held is lost. The array's other devices need no change.
+///
+/// `taken`: numbers of the array's devices that are at hand. `bitmap`: the header of the array's bitmap, if that is its policy.
+///
+/// Fails with one line, and has written nothing then unless writing failed, if the device is read-only or too small, its logical sectors
+/// don't fit, or it is in use: as a member of this array, or by its superblock in another. `force` is for the latter, and for a member that
+/// isn't at hand. A former member and a spare of this array need none.
+pub fn make_spare(
+    name: &str,
+    device: &Arc<dyn BlockDevice>,
+    like: &Superblock,
+    taken: &[u32],
+    bitmap: Option<&BitmapHeader>,
+    force: bool,
+    idle: &mut Idle<'_>,
+) -> Result<Member, Error> {
+    check_device(name, device, like)?;
+    // What has no superblock is free. What can't be read can't be written either, and says so then.
+    if let Ok(old) = read_superblock(name, device, idle) {
+        check_use(name, &old, like, taken, force)?;
+    }
+    let mut superblock = like.clone();
+    let no_more = [
+        Feature::RECOVERY_OFFSET,
+        Feature::RECOVERY_BITMAP,
+        Feature::REPLACEMENT,
+        Feature::BAD_BLOCKS,
+    ];
+    for feature in no_more {
+        superblock.feature_map &= !feature.0;
+    }
+    let named = |e: SuperblockError| Error::config(format!("{name}: {e}"));
+    superblock.dev_number = free_number(like, taken);
+    superblock
+        .set_role(superblock.dev_number, Role::Spare)
+        .map_err(named)?;
+    fastrand::fill(&mut superblock.device_uuid);
+    superblock.data_size_sectors = device.capacity_sectors() - like.data_offset_sectors;
+    superblock.recovery_offset_sectors = 0;
+    superblock.corrected_reads = 0;
+    superblock.devflags = 0;
+    superblock.check(device.capacity_sectors()).map_err(named)?;
+    let bits = bitmap.map(|header| {
+        let header = BitmapHeader {
+            events: like.events,
+            ..header.clone()
+        };
+        // It has nothing of what the array holds.
+        WriteIntent::new(header, true)
+    });
+    write_member(device, &superblock, bits.as_ref(), idle)?;
+    Ok(Member {
+        device: Arc::clone(device),
+        name: name.to_owned(),
+        superblock,
+    })
+}
+
+/// Gives an array that isn't served another spare: see [`make_spare`].
+pub fn add_spare(
+    assembly: &mut Assembly,
+    name: &str,
+    device: &Arc<dyn BlockDevice>,
+    force: bool,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    let incoming = assembly.incoming.iter().map(|i| &i.member);
+    let all = assembly.present().chain(incoming).chain(&assembly.spares);
+    let all: Vec<&Member> = all.collect();
+    let taken: Vec<u32> = all.iter().map(|m| m.superblock.dev_number).collect();
+    if let Ok(old) = read_superblock(name, device, idle) {
+        let same = |m: &&&Member| m.superblock.device_uuid == old.device_uuid;
+        if let Some(twin) = all.iter().find(same) {
+            return Err(Error::config(format!(
+                "{name} is {} already, or a copy of it: name another device",
+                twin.name
+            )));
+        }
+    }
+    let bitmap = match (assembly.policy(), &assembly.bitmap) {
+        (Policy::Bitmap { .. }, Some(bitmap)) => Some(bitmap.header().clone()),
+        (Policy::Bitmap { .. }, None) => {
+            let mut disks = Disks::open(assembly)?;
+            Some(any_bitmap_header(assembly, &mut disks, idle).map_err(|(_, e)| e)?)
+        }
+        _ => None,
+    };
+    let like = assembly.newest().clone();
+    let spare = make_spare(name, device, &like, &taken, bitmap.as_ref(), force, idle)?;
+    assembly.spares.push(spare);
+    Ok(())
+}
+
+fn check_device(name: &str, device: &Arc<dyn BlockDevice>, like: &Superblock) -> Result<(), Error> {
+    let limits = device.limits();
+    if limits.read_only {
+        return Err(Error::config(format!("{name} is read-only")));
+    }
+    let needed = like.data_offset_sectors + like.size_sectors;
+    let found = device.capacity_sectors();
+    if found < needed {
+        return Err(Error::config(format!(
+            "{name} has {found} sectors, and a member of this array needs {needed}: take a larger one"
+        )));
+    }
+    // Blocks are read and written whole, and so is what comes before the data.
+    let unit = u64::from(limits.logical_sector_bytes);
+    let mut places = vec![like.data_offset_sectors];
+    match like.policy() {
+        Policy::Resync => {}
+        Policy::Bitmap { sector } => places.push(sector),
+        Policy::Ppl(log) => places.extend([log.sector, log.sectors]),
+    }
+    let fits = |&sector: &u64| (sector * 512).is_multiple_of(unit);
+    if unit > STRIPE_BYTES as u64 || !places.iter().all(fits) {
+        return Err(Error::config(format!(
+            "{name} has logical sectors of {unit} bytes, and this array is laid out for smaller ones: take another device"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a device that somebody may need.
+fn check_use(
+    name: &str,
+    old: &Superblock,
+    like: &Superblock,
+    taken: &[u32],
+    force: bool,
+) -> Result<(), Error> {
+    if old.set_uuid != like.set_uuid {
+        return match force {
+            true => Ok(()),
+            false => Err(Error::config(format!(
+                "{name} is a member of array {:?} ({}); to lose that, use force",
+                old.name(),
+                uuid_text(&old.set_uuid)
+            ))),
+        };
+    }
+    let entry = usize::try_from(old.dev_number).ok();
+    let entry = entry.and_then(|n| like.roles.get(n)).copied();
+    let fresh = old.events.saturating_add(1) >= like.events;
+    match old.role() {
+        role @ Role::Active(place) if fresh && entry == Some(role) => {
+            let at_hand = taken.contains(&old.dev_number);
+            match force && !at_hand {
+                true => Ok(()),
+                false => Err(Error::config(format!(
+                    "{name} is a member of this array, at place {place}: name another device{}",
+                    if at_hand { "" } else { ", or use force" }
+                ))),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The first number that nobody has, counted from the last place on, as mdadm does.
+fn free_number(like: &Superblock, taken: &[u32]) -> u32 {
+    let is_free = |n: &u32| {
+        let entry = like.roles.get(*n as usize);
+        matches!(entry, None | Some(Role::Spare)) && !taken.contains(n)
+    };
+    (like.raid_disks..u32::MAX)
+        .find(is_free)
+        .unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+#[path = "spare_tests.rs"]
+mod tests;
