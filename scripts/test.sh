@@ -98,6 +98,8 @@ if [ -f fuzz/Cargo.toml ]; then
     tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 fi
 if run 'release build' cargo build --release --locked -p pvblk; then
+    # On its own, so that the command is built as it is shipped.
+    check 'release build of an example' cargo build --release --locked -p pvblk-volume --example raid5_prereads
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
 else
     fail 'release build, and with it the end-to-end tests'

@@ -20,19 +20,31 @@ const START: Duration = Duration::from_secs(20);
 pub fn binary() -> Result<PathBuf, Stop> {
     let path = match std::env::var_os("PVBLK_BIN") {
         Some(path) => PathBuf::from(path),
-        None => {
-            let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-            let target = std::env::var_os("CARGO_TARGET_DIR")
-                .map_or_else(|| root.join("target"), PathBuf::from);
-            target.join("release/pvblk")
-        }
+        None => release().join("pvblk"),
     };
+    built(path, "-p pvblk")
+}
+
+/// An example of one of the crates.
+pub fn example(name: &str, package: &str) -> Result<PathBuf, Stop> {
+    let how = format!("-p {package} --example {name}");
+    built(release().join("examples").join(name), &how)
+}
+
+fn release() -> PathBuf {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    target.join("release")
+}
+
+fn built(path: PathBuf, how: &str) -> Result<PathBuf, Stop> {
     if path.is_file() {
         return Ok(path);
     }
     // A failure and not a skip: with nothing to test, nothing passes.
     Stop::fail(format!(
-        "{} isn't built: cargo build --release -p pvblk",
+        "{} isn't built: cargo build --release {how}",
         path.display()
     ))
 }
