@@ -1,8 +1,7 @@
 //! One queue of an array.
 
 use super::{Letters, Mail, Shared};
-use crate::raid5::STRIPE_BYTES;
-use crate::raid5::core::{Block, Core, MemberIo, Token, Work};
+use crate::raid5::core::{Core, MemberIo, Token, Work};
 use parking_lot::Mutex;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
@@ -63,8 +62,6 @@ pub(super) struct ArrayQueue {
     told_done: Vec<(usize, Completion)>,
     /// What is to be calculated.
     works: Vec<Work>,
-    /// To calculate in; kept, because clearing it costs as much as a block's XOR.
-    scratch: Box<Block>,
     poller: Poller,
     tracer: Tracer,
 }
@@ -117,7 +114,6 @@ impl ArrayQueue {
             told_ios: Vec::new(),
             told_done: Vec::new(),
             works: Vec::new(),
-            scratch: Box::new([0; STRIPE_BYTES]),
             poller,
             tracer,
         };
@@ -172,7 +168,7 @@ impl ArrayQueue {
     /// Calculates what is to be calculated, without the core's lock, and tells it.
     fn do_works(&mut self) {
         let mut works = std::mem::take(&mut self.works);
-        works.iter_mut().for_each(|w| w.run(&mut self.scratch));
+        works.iter_mut().for_each(Work::run);
         self.step_once(|core, _| works.drain(..).for_each(|w| core.worked(w)));
         if self.works.is_empty() {
             self.works = works;

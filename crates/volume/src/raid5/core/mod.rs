@@ -15,7 +15,6 @@ mod state;
 mod sync;
 mod work;
 
-pub(super) use pages::Block;
 pub use sync::Action;
 pub(super) use work::Work;
 

@@ -6,7 +6,7 @@ use pvblk_block::{Buffer, Error, Region, Request};
 use std::sync::Arc;
 
 /// A page's worth of bytes to calculate in.
-pub(in super::super) type Block = [u8; STRIPE_BYTES];
+pub(super) type Block = [u8; STRIPE_BYTES];
 
 /// Heads whose pages share a piece of memory, which comes and goes as a whole.
 const SEGMENT_HEADS: usize = 32;
@@ -102,23 +102,41 @@ impl HeadPages {
         self.region.read(self.at(member), to);
     }
 
-    pub fn write(&self, member: usize, from: &Block) {
-        self.region.write(self.at(member), from);
-    }
-
-    /// `to` becomes itself XOR a page.
-    pub fn xor(&self, member: usize, to: &mut Block) {
-        self.region.xor_to(self.at(member), to);
-    }
-
-    /// `to` becomes the XOR of some pages, given as a mask; zeros if there are none.
-    pub fn xor_of(&self, members: u64, to: &mut Block) {
-        let mut members = bits(members);
-        match members.next() {
-            Some(first) => self.read(first, to),
-            None => to.fill(0),
+    /// A page becomes the XOR of some pages, given as a mask, which may be among them; zeros if there are none.
+    pub fn sum(&self, member: usize, of: u64) {
+        if of == 0 {
+            self.region.zero(self.at(member), STRIPE_BYTES);
+            return;
         }
-        members.for_each(|member| self.xor(member, to));
+        // Most arrays have few members, and clearing a long list takes its time.
+        match of.count_ones() {
+            0..=8 => self.sum_up_to::<8>(member, of),
+            _ => self.sum_up_to::<64>(member, of),
+        }
+    }
+
+    fn sum_up_to<const N: usize>(&self, member: usize, of: u64) {
+        let mut sources = [(&*self.region, 0); N];
+        let mut count = 0;
+        for source in bits(of) {
+            sources[count].1 = self.at(source);
+            count += 1;
+        }
+        self.region
+            .xor_from(self.at(member), &sources[..count], STRIPE_BYTES);
+    }
+
+    /// A page becomes the XOR of blocks elsewhere.
+    pub fn sum_of_buffers(&self, member: usize, blocks: &[Buffer]) {
+        let sources: Vec<(&Region, usize)> =
+            blocks.iter().map(|b| (&**b.region(), b.offset())).collect();
+        self.region
+            .xor_from(self.at(member), &sources, STRIPE_BYTES);
+    }
+
+    /// Whether a page is all zeros.
+    pub fn is_zero(&self, member: usize) -> bool {
+        self.region.is_zero(self.at(member), STRIPE_BYTES)
     }
 
     /// Copies `len` bytes of a request's data from `skip` on into a page, at `offset` bytes.

@@ -543,12 +543,9 @@ impl Core {
             return None;
         }
         let p = round.pieces.iter().find(|p| p.member == role)?;
-        let mut buffers = Vec::with_capacity(1);
-        segments(&p.request, p.piece.skip, STRIPE_BYTES, |b| buffers.push(b));
-        Some(match buffers.len() {
-            1 => Data::of(buffers.pop()),
-            _ => Data::Some(buffers),
-        })
+        let mut data = None;
+        segments(&p.request, p.piece.skip, STRIPE_BYTES, |b| data = Some(b));
+        Some(Data::of(data))
     }
 
     /// One of the round's writes has ended. That one failed is the kicked member's matter.

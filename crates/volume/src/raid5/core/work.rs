@@ -3,7 +3,7 @@
 //! The pages of a head belong to its round, and a round has one piece of work at a time, so nobody else touches them.
 
 use super::super::planted::{Raid5Bug, has};
-use super::pages::{Block, HeadPages, bits, segments};
+use super::pages::{Block, HeadPages, segments};
 use super::{Piece, Shared};
 use crate::raid5::STRIPE_BYTES;
 use pvblk_block::RequestFlags;
@@ -58,38 +58,30 @@ pub(in super::super) struct Work {
 }
 
 impl Work {
-    /// Does it. `sum` is memory to calculate in.
-    pub fn run(&mut self, sum: &mut Block) {
+    /// Does it.
+    pub fn run(&mut self) {
         if let Some(member) = self.compute {
-            self.pages.xor_of(self.all & !(1 << member), sum);
-            self.pages.write(member, sum);
+            self.pages.sum(member, self.all & !(1 << member));
         }
         match self.mode {
-            Mode::Read => {
-                for RoundPiece {
-                    piece,
-                    request,
-                    member,
-                } in &self.pieces
-                {
-                    let offset = (piece.offset * 512) as usize;
-                    self.pages
-                        .give(*member, offset, request, piece.skip, piece.len());
-                }
-            }
+            Mode::Read => self.give(),
             Mode::Fix | Mode::Rebuild => {}
-            Mode::Check => self.check(sum),
+            Mode::Check => self.check(),
             Mode::NoParity => self.take(),
-            Mode::Modify | Mode::Reconstruct => self.make_parity(sum),
+            Mode::Modify | Mode::Reconstruct => self.make_parity(),
         }
     }
 
-    fn check(&mut self, sum: &mut Block) {
-        self.pages.xor_of(self.all, sum);
-        self.mismatch = sum.iter().any(|b| *b != 0);
-        if self.mismatch {
-            self.pages.xor(self.parity, sum);
-            self.pages.write(self.parity, sum);
+    fn give(&self) {
+        for RoundPiece {
+            piece,
+            request,
+            member,
+        } in &self.pieces
+        {
+            let offset = (piece.offset * 512) as usize;
+            self.pages
+                .give(*member, offset, request, piece.skip, piece.len());
         }
     }
 
@@ -107,54 +99,55 @@ impl Work {
         }
     }
 
-    fn make_parity(&mut self, sum: &mut Block) {
-        let data = self.all & !(1 << self.parity);
-        let whole = self.touched == data;
+    /// The parity page becomes what is wrong with it, and then right.
+    fn check(&mut self) {
+        let parity = 1 << self.parity;
+        self.pages.sum(self.parity, self.all);
+        self.mismatch = !self.pages.is_zero(self.parity);
+        self.pages.sum(self.parity, self.all & !parity);
+    }
+
+    fn make_parity(&mut self) {
+        let parity = 1 << self.parity;
+        let data = self.all & !parity;
         if self.borrows {
-            self.parity_of_borrowed(sum);
+            self.sum_borrowed();
             return;
         }
-        if !whole {
-            // What parity is without the blocks that are written.
-            let rest = match self.mode {
-                Mode::Modify => self.touched | 1 << self.parity,
-                _ => data & !self.touched,
+        // What parity is without the blocks that are written is needed for its own sake, or before they are.
+        let modifies = self.mode == Mode::Modify;
+        if modifies || self.partial_parity.is_some() {
+            let rest = match modifies {
+                true => self.touched | parity,
+                false => data & !self.touched,
             };
-            self.pages.xor_of(rest, sum);
+            self.pages.sum(self.parity, rest);
             if let Some(partial) = &mut self.partial_parity {
-                **partial = *sum;
+                self.pages.read(self.parity, partial);
             }
+            self.take();
+            self.pages.sum(self.parity, self.touched | parity);
+        } else {
+            self.take();
+            self.pages.sum(self.parity, data);
         }
-        self.take();
-        match whole {
-            true => self.pages.xor_of(self.touched, sum),
-            false => bits(self.touched).for_each(|member| self.pages.xor(member, sum)),
-        }
-        self.pages.write(self.parity, sum);
         if has(Raid5Bug::WrongPartialParity)
             && let Some(partial) = &mut self.partial_parity
         {
-            **partial = *sum;
+            self.pages.read(self.parity, partial);
         }
     }
 
-    fn parity_of_borrowed(&self, sum: &mut Block) {
-        for (n, RoundPiece { piece, request, .. }) in self.pieces.iter().enumerate() {
-            let mut at = 0;
-            segments(request, piece.skip, STRIPE_BYTES, |part| {
-                let to = &mut sum[at..at + part.len()];
-                at += part.len();
-                match n {
-                    0 => part.read(0, to),
-                    _ => part.region().xor_to(part.offset(), to),
-                }
-            });
+    fn sum_borrowed(&self) {
+        let mut blocks = Vec::with_capacity(self.pieces.len());
+        for RoundPiece { piece, request, .. } in &self.pieces {
+            segments(request, piece.skip, STRIPE_BYTES, |part| blocks.push(part));
         }
-        self.pages.write(self.parity, sum);
+        self.pages.sum_of_buffers(self.parity, &blocks);
     }
 }
 
-/// Whether a stripe is written whole by pieces that are whole blocks each, whose buffers stay as they are until the end.
+/// Whether a stripe is written whole by pieces that are whole blocks each, in one buffer each that stays as it is until the end.
 pub(super) fn can_borrow(pieces: &[RoundPiece], blocks: usize) -> bool {
     pieces.len() == blocks
         && pieces.iter().all(|p| {
