@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
-    Readiness, Request, Status,
+    Readiness, Request, RequestFlags, Status,
 };
 use pvblk_volume::raid5::{
     ArrayOptions, AssembleOptions, Blocking, Consistency, CreateOptions, Keeper, MemberState,
@@ -437,4 +437,36 @@ fn stripes_come_and_go_while_it_serves() {
     assert!(world.array.set_stripes(7).is_err());
     assert!(world.array.set_stripes(32769).is_err());
     assert_eq!(world.check(SyncAction::Check), 0);
+}
+
+#[test]
+fn stable_buffers_may_be_in_any_pieces() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut world = World::new(Consistency::Ppl);
+    for stamp in 2..40 {
+        for row in (0..world.capacity()).step_by(48) {
+            let sectors = 48.min(world.capacity() - row);
+            let mut buffers = Vec::new();
+            let mut at = 0;
+            while at < sectors {
+                let some = match rng.u8(..3) {
+                    0 => rng.u64(1..=sectors - at),
+                    _ => (sectors - at).min(8 * rng.u64(1..6)),
+                };
+                let buffer = Buffer::anonymous((some * 512) as usize).unwrap();
+                for n in 0..some {
+                    buffer.write((n * 512) as usize, &bytes(row + at + n, stamp));
+                }
+                buffers.push(buffer);
+                at += some;
+            }
+            let mut request = Request::with_buffers(Op::Write, row, buffers, 0);
+            request.flags = RequestFlags::STABLE_BUFFERS;
+            assert_eq!(world.run(request).status, Status::Ok);
+        }
+        assert!(world.holds(stamp), "seed {seed}");
+    }
+    assert_eq!(world.check(SyncAction::Check), 0, "seed {seed}");
 }

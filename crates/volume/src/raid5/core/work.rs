@@ -149,8 +149,13 @@ impl Work {
 
 /// Whether a stripe is written whole by pieces that are whole blocks each, in one buffer each that stays as it is until the end.
 pub(super) fn can_borrow(pieces: &[RoundPiece], blocks: usize) -> bool {
-    pieces.len() == blocks
-        && pieces.iter().all(|p| {
-            p.piece.len() == STRIPE_BYTES && p.request.flags.contains(RequestFlags::STABLE_BUFFERS)
-        })
+    let stable = |p: &RoundPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
+    let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);
+    pieces.len() == blocks && pieces.iter().all(|p| stable(p) && whole(p))
+}
+
+fn is_one_buffer(p: &RoundPiece) -> bool {
+    let mut parts = 0;
+    segments(&p.request, p.piece.skip, STRIPE_BYTES, |_| parts += 1);
+    parts == 1
 }
