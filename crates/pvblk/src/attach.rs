@@ -63,7 +63,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     for server in &servers {
         eprintln!("NBD on {}", daemon::uri(&server.local_addr(), &args.disk));
     }
-    let control = traces.start(control.as_deref(), args.slow)?;
+    let control = traces.start(control.as_deref(), args.slow, &hub)?;
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
     drop(servers);

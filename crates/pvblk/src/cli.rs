@@ -12,8 +12,8 @@ Volumes:
   null:SIZE                             nothing; reads are zeros
   delay:210us,iops=209k,bw=2.4G:VOLUME  a modelled device in front of another volume
   fault:seed=1,error=0.01:VOLUME        errors, stalls and torn writes, by seed
-  raid5:[VOLUME][VOLUME][VOLUME]        a RAID-5 array in md's format; see `pvblk raid --help`. [missing] for a lost member,
-                                        then ,stripes=N (4 KiB of each member kept in memory) and ,force
+  raid5:[VOLUME][VOLUME][VOLUME]        a RAID-5 array in md's format, and its spares; see `pvblk raid --help`. [missing] for a
+                                        lost member, then ,stripes=N (4 KiB of each member kept in memory) and ,force
 
 Examples:
   pvblk serve --disk vm1=file:/srv/vm1.img,size=20G --local unix:/run/pvblk.sock
@@ -71,7 +71,7 @@ pub enum Command {
     /// Where the time of requests went, hop by hop, now or from captures
     #[command(after_help = crate::latency::HELP)]
     Latency(crate::latency::LatencyArgs),
-    /// Make and look at RAID-5 arrays
+    /// Make RAID-5 arrays, look at them, add and replace members, check parity
     #[command(subcommand, after_help = crate::raid::HELP)]
     Raid(crate::raid::RaidCommand),
     /// Experiments and measurements
@@ -108,7 +108,7 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
-    /// Socket for `pvblk trace` and `pvblk latency --live`
+    /// Socket for `pvblk raid`, `pvblk trace` and `pvblk latency --live`
     #[arg(long, value_name = "unix:PATH")]
     pub control: Option<String>,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time

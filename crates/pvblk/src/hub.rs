@@ -1,5 +1,6 @@
 //! What is being served: disks, and the sources that are attached to them.
 
+use crate::control::Asked;
 use parking_lot::{Condvar, Mutex};
 use pvblk_backend::{Backend, Disk, RequestSource, SourceEnd, SourceId};
 use pvblk_block::{BlockDevice, Completion, Error, Op, Queue, QueueContext, Request, Status};
@@ -168,5 +169,24 @@ impl ExportTable for Hub {
 
     fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
         self.export(name).map(|d| Arc::clone(d.device()))
+    }
+}
+
+impl Asked for Hub {
+    fn ask(&self, disk: &str, question: &str) -> Result<String, Error> {
+        let Some(found) = self.disk(disk) else {
+            let names: Vec<&str> = self.disks.iter().map(|d| d.name()).collect();
+            return Err(Error::config(format!(
+                "no disk named {disk}; there are {}",
+                names.join(", ")
+            )));
+        };
+        let answer = found.device().ask(question);
+        answer.unwrap_or_else(|| {
+            Err(Error::config(format!(
+                "disk {disk} is {}: it knows no such questions; an array answers where it is served",
+                found.device().describe()
+            )))
+        })
     }
 }

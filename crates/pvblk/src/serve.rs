@@ -49,7 +49,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let all: Vec<_> = hub.disks().iter().map(uri).collect();
         eprintln!("NBD on {}", all.join(" "));
     }
-    let control = traces.start(config.control.as_deref(), config.slow)?;
+    let control = traces.start(config.control.as_deref(), config.slow, &hub)?;
     eprint!("{}", bill::render(base));
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);

@@ -1,5 +1,6 @@
 //! What every process with disks of its own offers: traces on its control socket, and a log of slow requests.
 
+use crate::hub::Hub;
 use crate::{control, latency};
 use anyhow::{Context, Result, bail};
 use pvblk_block::trace::Tracing;
@@ -121,10 +122,16 @@ impl Traces {
     }
 
     /// Opens the control socket and starts to log slow requests, where these are wanted.
-    pub fn start(&self, control: Option<&Path>, slow: Option<Duration>) -> Result<Running> {
+    pub fn start(
+        &self,
+        control: Option<&Path>,
+        slow: Option<Duration>,
+        disks: &Arc<Hub>,
+    ) -> Result<Running> {
         let mut running = Running::default();
         if let Some(path) = control {
-            running._control = Some(control::Server::bind(path, Arc::clone(&self.feed))?);
+            let (feed, disks) = (Arc::clone(&self.feed), Arc::clone(disks));
+            running._control = Some(control::Server::bind(path, feed, disks)?);
             eprintln!("control on unix:{}", path.display());
         }
         if let Some(threshold) = slow {

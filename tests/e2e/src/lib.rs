@@ -9,6 +9,7 @@ pub mod arrays;
 pub mod btt;
 pub mod daemon;
 pub mod load;
+pub mod managed;
 pub mod mounted;
 pub mod nbd;
 pub mod outcome;

@@ -1,7 +1,10 @@
 //! The life of an array in `pvblk raid`'s words: spares, failures, rebuilds, checks; while it is served and while it isn't.
 
-use pvblk_e2e::arrays::{Disks, LIMIT, detail, raid, scribble, sum, wrong_stripes};
+use pvblk_e2e::arrays::{Disks, LIMIT, detail, raid, random, scribble, sum, wrong_stripes};
 use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::managed::{
+    Managed, PATIENCE, array, array_with_spare, at, examined, name, names, rebuilt,
+};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{Finished, compare, need, need_fio_nbd, run, run_ok, tool};
@@ -14,11 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-/// For what takes a moment on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+use std::time::Duration;
 
 fn main() -> ExitCode {
     run_all(&[
@@ -43,133 +42,11 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A server of the array `r`, with a control socket.
-struct Served {
-    daemon: Daemon,
-    dir: TempDir,
-}
-
-impl Served {
-    fn start(members: &[String]) -> Result<Served, Stop> {
-        let dir = tempfile::tempdir()?;
-        let path = |name: &str| unix(&dir.path().join(name));
-        let each: String = members.iter().map(|m| format!("[{m}]")).collect();
-        let disk = format!("r=raid5:{each}");
-        let (nbd, control, local) = (path("nbd"), path("control"), path("local"));
-        let args = ["serve", "--disk", &disk, "--nbd", &nbd, "--local", &local];
-        let daemon = Daemon::start(args.iter().chain(&["--control", &control]))?;
-        Ok(Served { daemon, dir })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// `pvblk raid WORD --control SOCKET r ARGS`
-    fn try_raid(&self, word: &str, args: &[&str]) -> Result<Finished, Stop> {
-        let control = unix(&self.path("control"));
-        let mut command = pvblk(["raid", word, "--control", &control, "r"])?;
-        command.args(args);
-        run(command, PATIENCE)
-    }
-
-    fn raid(&self, word: &str, args: &[&str]) -> Result<String, Stop> {
-        Ok(self.try_raid(word, args)?.success()?.stdout)
-    }
-
-    fn detail(&self) -> Result<Value, Stop> {
-        Ok(serde_json::from_str(&self.raid("detail", &["--json"])?)?)
-    }
-
-    /// Waits until the array is so.
-    fn until(&self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value, Stop> {
-        let begin = Instant::now();
-        loop {
-            let detail = self.detail()?;
-            if is(&detail) {
-                return Ok(detail);
-            }
-            if begin.elapsed() > PATIENCE {
-                return Err(self.daemon.failure(&format!("never {what}: {detail}")));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// All parity is right, as the array itself finds.
-    fn parity_is_right(&self) -> Result<(), Stop> {
-        let said = self.raid("check", &["--wait"])?;
-        check(said == "mismatch_cnt: 0\n", || said)
-    }
-
-    fn read(&self, to: &Path) -> Result<(), Stop> {
-        let uri = uri(&self.path("nbd"), "r");
-        run_ok("nbdcopy", [uri.as_ref(), to.as_os_str()]).map(drop)
-    }
-
-    fn write(&self, from: &Path) -> Result<(), Stop> {
-        let uri = uri(&self.path("nbd"), "r");
-        let args = ["--flush".as_ref(), from.as_os_str(), uri.as_ref()];
-        run_ok("nbdcopy", args).map(drop)
-    }
-}
-
-/// A new array of four members, with more files besides, and an image as large as it.
-fn array(files: usize, policy: &str) -> Result<(Disks, PathBuf), Stop> {
-    let disks = Disks::new(files)?;
-    let args = ["create", "--raid-devices", "4", "--chunk", "64K"];
-    let policy = ["--consistency-policy", policy];
-    raid(&[&args[..], &policy].concat(), &disks.paths(0..4))?;
-    let bytes = detail(&disks.paths(0..4))?["array_bytes"].as_u64();
-    let image = disks.dir.path().join("image");
-    File::create(&image)?.set_len(bytes.unwrap_or(0))?;
-    scribble(&image, &mut fastrand::Rng::with_seed(seed()))?;
-    Ok((disks, image))
-}
-
-/// The same, and the last file is its spare.
-fn array_with_spare() -> Result<Disks, Stop> {
-    let disks = array(5, "ppl")?.0;
-    raid(&["add", "--spare", &name(&disks, 4)], &disks.paths(0..4))?;
-    Ok(disks)
-}
-
-fn names(disks: &Disks, which: &[usize]) -> Vec<String> {
-    let name = |n: &usize| disks.path(*n).display().to_string();
-    which.iter().map(name).collect()
-}
-
-fn name(disks: &Disks, n: usize) -> String {
-    disks.path(n).display().to_string()
-}
-
-/// State of the device at a place, and the name of its file.
-fn at(detail: &Value, place: u64) -> (&str, &str) {
-    let members = detail["members"].as_array().map_or(&[][..], Vec::as_slice);
-    let member = members.iter().find(|m| m["place"] == place);
-    let text = |key: &str| member.and_then(|m| m[key].as_str()).unwrap_or_default();
-    let file = text("name").rsplit('/').next().unwrap_or_default();
-    (text("state"), file)
-}
-
-/// A field that `mdadm --examine` prints.
-fn examined(path: &Path, key: &str) -> Result<String, Stop> {
-    let said = run_ok("mdadm", ["--examine".as_ref(), path.as_os_str()])?.stdout;
-    let line = said
-        .lines()
-        .filter_map(|l| l.split_once(" : "))
-        .find(|(k, _)| k.trim() == key);
-    match line {
-        Some((_, value)) => Ok(value.trim().to_owned()),
-        None => Stop::fail(format!("mdadm tells no {key}:\n{said}")),
-    }
-}
-
 fn taken() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
     for policy in ["ppl", "bitmap", "resync"] {
         let (disks, image) = array(5, policy)?;
-        let mut served = Served::start(&names(&disks, &[0, 1, 2, 3]))?;
+        let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
         served.write(&image)?;
         served.raid("add", &[&name(&disks, 4)])?;
         let text = served.raid("detail", &[])?;
@@ -267,7 +144,7 @@ fn checked() -> Result<(), Stop> {
     let file = OpenOptions::new().write(true).open(&members[3])?;
     file.write_all_at(&[0x5a], offset * 512 + 5000)?;
     found(&["check"], 1, 8)?;
-    let mut served = Served::start(&names(&disks, &[0, 1, 2, 3]))?;
+    let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
     let said = served.try_raid("check", &["--wait"])?;
     check(
         said.status.and_then(|s| s.code()) == Some(1) && said.stdout == "mismatch_cnt: 8\n",
@@ -292,7 +169,7 @@ fn replaced() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
     for policy in ["ppl", "bitmap"] {
         let (disks, image) = array(5, policy)?;
-        let mut served = Served::start(&names(&disks, &[0, 1, 2, 3]))?;
+        let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
         served.write(&image)?;
         served.raid("speed", &["--max", "4000"])?;
         let new = format!("file:{}", name(&disks, 4));
@@ -332,7 +209,7 @@ fn replaced() -> Result<(), Stop> {
 
 fn frozen() -> Result<(), Stop> {
     let disks = array_with_spare()?;
-    let mut served = Served::start(&names(&disks, &[0, 1, 2, 3, 4]))?;
+    let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3, 4]))?;
     served.raid("freeze", &[])?;
     served.raid("fail", &["3"])?;
     std::thread::sleep(Duration::from_millis(600));
@@ -373,18 +250,9 @@ fn frozen() -> Result<(), Stop> {
     served.daemon.stop()
 }
 
-/// Bytes that are rebuilt of the device at a place.
-fn rebuilt(detail: &Value, place: u64) -> u64 {
-    let members = detail["members"].as_array().map_or(&[][..], Vec::as_slice);
-    let members = members.iter().filter(|m| m["place"] == place);
-    members
-        .filter_map(|m| m["rebuilt_bytes"].as_u64())
-        .sum::<u64>()
-}
-
 /// Serves an array with a member less and a spare, and lets the rebuild come to a third.
-fn third(disks: &Disks, image: &Path) -> Result<Served, Stop> {
-    let served = Served::start(&names(disks, &[0, 1, 2, 3]))?;
+fn third(disks: &Disks, image: &Path) -> Result<Managed, Stop> {
+    let served = Managed::start(&names(disks, &[0, 1, 2, 3]))?;
     served.write(image)?;
     served.raid("speed", &["--min", "6000", "--max", "6000"])?;
     served.raid("add", &[&name(disks, 4)])?;
@@ -417,7 +285,7 @@ fn restarted() -> Result<(), Stop> {
         check(told == format!("{} sectors", done / 512), || {
             format!("{policy}: mdadm says {told}, and we {done} bytes")
         })?;
-        let mut served = Served::start(&slowly(&disks))?;
+        let mut served = Managed::start(&slowly(&disks))?;
         let is = served.detail()?;
         let now = is["serving"]["sync"]["done_bytes"].as_u64().unwrap_or(0);
         check(
@@ -449,7 +317,7 @@ fn killed() -> Result<(), Stop> {
         offline["clean"] == false && at(&offline, 1).1 == "m4",
         || offline.to_string(),
     )?;
-    let mut served = Served::start(&slowly(&disks))?;
+    let mut served = Managed::start(&slowly(&disks))?;
     served.raid("wait", &[])?;
     served.parity_is_right()?;
     let back = disks.dir.path().join("back");
@@ -499,9 +367,9 @@ fn offline() -> Result<(), Stop> {
     raid(&["check"], &left)?;
     check(wrong_stripes(&left)? == 0, || "parity is wrong".into())?;
     // A crash is made right without serving.
-    let mut served = Served::start(&names(&disks, &[0, 2, 3, 4]))?;
+    let mut served = Managed::start(&names(&disks, &[0, 2, 3, 4]))?;
     let image = disks.dir.path().join("image");
-    std::fs::write(&image, pvblk_e2e::arrays::random(8 << 20))?;
+    std::fs::write(&image, random(8 << 20))?;
     run_ok(
         "nbdcopy",
         [image.as_os_str(), uri(&served.path("nbd"), "r").as_ref()],
@@ -517,7 +385,7 @@ fn offline() -> Result<(), Stop> {
 fn mistakes() -> Result<(), Stop> {
     let (disks, _) = array(6, "ppl")?;
     File::create(disks.path(5))?.set_len(8 << 20)?;
-    let mut served = Served::start(&names(&disks, &[0, 1, 2, 3]))?;
+    let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
     let refused = |said: Finished, what: &str| {
         let one_line = said.stderr.lines().count() == 1;
         let code = said.status.and_then(|s| s.code());
@@ -584,7 +452,7 @@ fn mistakes() -> Result<(), Stop> {
 }
 
 /// What a control socket answers to these bytes.
-fn answer(served: &Served, question: &[u8]) -> Result<String, Stop> {
+fn answer(served: &Managed, question: &[u8]) -> Result<String, Stop> {
     let mut socket = UnixStream::connect(served.path("control"))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     // It may hang up before it has read all.
@@ -597,7 +465,7 @@ fn answer(served: &Served, question: &[u8]) -> Result<String, Stop> {
 
 fn nonsense() -> Result<(), Stop> {
     let (disks, _) = array(4, "ppl")?;
-    let mut served = Served::start(&names(&disks, &[0, 1, 2, 3]))?;
+    let mut served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
     let long = [b"ask r ".as_slice(), &[b' '; 20_000], b"{}\n"].concat();
     let deep = [b"ask r ".as_slice(), &[b'['; 10_000], b"\n"].concat();
     for (question, what) in [
@@ -608,6 +476,7 @@ fn nonsense() -> Result<(), Stop> {
         (b"ask r {\"raid\":\"detail\"\n", "EOF while parsing"),
         (b"ask r {}\n", "knows no such questions"),
         (b"ask r 5\n", "knows no such questions"),
+        (b"ask r [\"detail\"]\n", "knows no such questions"),
         (b"ask r {\"raid\":\"grow\"}\n", "unknown variant"),
         (b"ask r {\"raid\":\"detail\",\"x\":1}\n", "unknown field"),
         (
@@ -662,7 +531,7 @@ fn loaded(fate: Fate) -> Result<(), Stop> {
         Fate::Breaks => format!("fault:seed=1,after=3000,error=1:file:{file}"),
         Fate::ReadsBadly => format!("fault:seed=1,after=1000,read-error=0.02:file:{file}"),
     };
-    let mut served = Served::start(&members)?;
+    let mut served = Managed::start(&members)?;
     let (local, nbd) = (unix(&served.path("local")), unix(&served.path("attached")));
     let args = ["attach", &local, "--disk", "r", "--nbd", &nbd];
     let mut attach = Daemon::start(args.iter().chain(&["--queues", "2"]))?;
@@ -696,7 +565,7 @@ fn loaded(fate: Fate) -> Result<(), Stop> {
     served.daemon.stop()?;
     // And what was written is there without a server's cache.
     let which = if at(&is, 1).1 == "m4" { 4 } else { 1 };
-    let mut served = Served::start(&names(&disks, &[0, which, 2, 3]))?;
+    let mut served = Managed::start(&names(&disks, &[0, which, 2, 3]))?;
     served.raid("fail", &["2"])?;
     served.read(&back)?;
     check(sum(&back)? == before, || {

@@ -1,10 +1,10 @@
 //! The asking side.
 
-use super::{ERROR, OK, TRACE};
-use anyhow::{Context, Result, bail};
+use super::{ASK, ERROR, LONGEST_QUESTION, OK, TRACE};
+use anyhow::{Context, Result, anyhow, bail};
 use pvblk_export::socket_file::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -12,6 +12,51 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a disk may take to answer: it may have to write to members of an array.
+const ASK_PATIENCE: Duration = Duration::from_secs(60);
+/// Longest answer of a disk in bytes.
+const LONGEST_ANSWER: u64 = 1 << 20;
+
+/// Asks a disk of the server at `path`; both texts are JSON.
+pub fn ask(path: &Path, disk: &str, question: &str) -> Result<String> {
+    let name = path.display().to_string();
+    let line = format!("{ASK}{disk} {question}");
+    if line.len() >= LONGEST_QUESTION || line.contains('\n') {
+        bail!("{name}: a question is one line of less than {LONGEST_QUESTION} bytes");
+    }
+    let failed = || format!("{name}: asking disk {disk}");
+    let socket = connect(path, ASK_PATIENCE).with_context(failed)?;
+    writeln!(&socket, "{line}").with_context(failed)?;
+    let mut input = BufReader::new((&socket).take(LONGEST_ANSWER));
+    accepted(&name, &mut input).with_context(failed)??;
+    let mut answer = String::new();
+    input.read_line(&mut answer).with_context(failed)?;
+    if !answer.ends_with('\n') {
+        bail!("{name}: the answer is cut off");
+    }
+    Ok(answer)
+}
+
+fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
+    let socket: UnixStream = dial(path, SocketType::STREAM, Instant::now() + PATIENCE)?.into();
+    socket.set_nonblocking(false)?;
+    socket.set_read_timeout(Some(patience))?;
+    Ok(socket)
+}
+
+/// The first line of an answer.
+fn accepted(name: &str, input: &mut impl BufRead) -> std::io::Result<Result<()>> {
+    let mut answer = String::new();
+    input.read_line(&mut answer)?;
+    Ok(match answer.trim_end() {
+        OK => Ok(()),
+        other => Err(match other.strip_prefix(ERROR) {
+            Some(why) => anyhow!("{name}: {why}"),
+            None => anyhow!("{name}: this is no control socket: give --control's of the server"),
+        }),
+    })
+}
 
 /// A trace of a running server.
 pub struct Stream {
@@ -24,23 +69,11 @@ impl Stream {
     /// Asks the server at `path` for what happens from now on.
     pub fn open(path: &Path) -> Result<Stream> {
         let name = path.display().to_string();
-        let socket: UnixStream = dial(path, SocketType::STREAM, Instant::now() + PATIENCE)?.into();
         let failed = || format!("{name}: asking for a trace");
-        socket.set_nonblocking(false).with_context(failed)?;
-        socket
-            .set_read_timeout(Some(PATIENCE))
-            .with_context(failed)?;
+        let socket = connect(path, PATIENCE).with_context(failed)?;
         writeln!(&socket, "{TRACE}").with_context(failed)?;
         let mut input = BufReader::with_capacity(1 << 16, socket.try_clone().with_context(failed)?);
-        let mut answer = String::new();
-        input.read_line(&mut answer).with_context(failed)?;
-        match answer.trim_end() {
-            OK => {}
-            other => match other.strip_prefix(ERROR) {
-                Some(why) => bail!("{name}: {why}"),
-                None => bail!("{name}: this is no control socket: give --control's of the server"),
-            },
-        }
+        accepted(&name, &mut input).with_context(failed)??;
         // A quiet disk has no events.
         socket.set_read_timeout(None).with_context(failed)?;
         Ok(Stream {

@@ -4,17 +4,25 @@
 //! > trace            what happens to requests from now on
 //! < ok               then records as in a blktrace file, until the asker shuts its side down; then the rest, and the end
 //! < error: …         or why not, in one line
+//!
+//! > ask DISK JSON    a question to what a disk stands on, such as: ask vm1 {"raid": "detail"}
+//! < ok               then the answer, JSON in one line, and the end
+//! < error: …         or why not, in one line
 //! ```
 
 mod client;
 mod server;
 
-pub use client::Stream;
-pub use server::Server;
+pub use client::{Stream, ask};
+pub use server::{Asked, Server};
 
 /// Asks for a trace.
 const TRACE: &str = "trace";
-/// The answer before a trace.
+/// Asks a disk.
+const ASK: &str = "ask ";
+/// The answer before a trace, and before a disk's answer.
 const OK: &str = "ok";
+/// Longest question in bytes: one may name a new member by a path.
+const LONGEST_QUESTION: usize = 16 << 10;
 /// What an answer begins with that says why not.
 const ERROR: &str = "error: ";

@@ -1,33 +1,54 @@
 //! The serving side. Whoever connects is the server's own user: the socket is private.
 
-use super::{ERROR, OK, TRACE};
+use super::{ASK, ERROR, LONGEST_QUESTION, OK, TRACE};
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
+use pvblk_block::Error;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_sys::{EventFd, Poller};
 use pvblk_trace::blktrace::{CaptureWriter, Writer};
 use pvblk_trace::{Feed, Next};
-use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most connections at a time.
 const MOST: usize = 16;
-/// Longest question in bytes.
-const LONGEST: u64 = 1024;
 /// How long a question may take, and how long the asker may not read.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the end of the server waits for a question to a disk.
+const LAST_QUESTION: Duration = Duration::from_secs(20);
 /// How often a quiet trace looks whether anybody is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Who answers questions to disks.
+pub trait Asked: Send + Sync {
+    /// Answers a question to a disk; both texts are JSON. May take its time. Errors say in one line what to do.
+    fn ask(&self, disk: &str, question: &str) -> Result<String, Error>;
+}
+
 struct Shared {
     feed: Arc<Feed>,
+    /// One question at a time: what one finds must hold until what it asks for is done. `None`: no more.
+    disks: Mutex<Option<Arc<dyn Asked>>>,
     stopping: AtomicBool,
     live: AtomicUsize,
+}
+
+impl Shared {
+    fn ask(&self, disk: &str, question: &str) -> Result<String, Error> {
+        let disks = self.disks.lock();
+        let stopping = self.stopping.load(Ordering::Acquire);
+        match disks.as_ref().filter(|_| !stopping) {
+            Some(disks) => disks.ask(disk, question),
+            None => Err(Error::config("the server is stopping")),
+        }
+    }
 }
 
 /// Listens until it is dropped.
@@ -39,10 +60,11 @@ pub struct Server {
 
 impl Server {
     /// Listens at `path`.
-    pub fn bind(path: &Path, feed: Arc<Feed>) -> Result<Server> {
+    pub fn bind(path: &Path, feed: Arc<Feed>, disks: Arc<dyn Asked>) -> Result<Server> {
         let file = SocketFile::bind(path, SocketType::STREAM)?;
         let shared = Arc::new(Shared {
             feed,
+            disks: Mutex::new(Some(disks)),
             stopping: AtomicBool::new(false),
             live: AtomicUsize::new(0),
         });
@@ -69,6 +91,11 @@ impl Drop for Server {
         self.bell.notify();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+        // From now on disks can be taken down: a question that is being answered ends first, and no other is.
+        match self.shared.disks.try_lock_for(LAST_QUESTION) {
+            Some(mut disks) => *disks = None,
+            None => tracing::warn!("a question to a disk isn't answered yet, and won't be"),
         }
     }
 }
@@ -114,7 +141,6 @@ fn start(mut socket: UnixStream, shared: &Arc<Shared>) {
     let seat = Seat(Arc::clone(shared));
     let prepared = socket
         .set_nonblocking(false)
-        .and_then(|()| socket.set_read_timeout(Some(PATIENCE)))
         .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
     if prepared.is_err() {
         return;
@@ -139,19 +165,60 @@ fn start(mut socket: UnixStream, shared: &Arc<Shared>) {
 }
 
 fn answer(socket: &UnixStream, shared: &Shared) -> std::io::Result<()> {
-    let mut question = String::new();
-    BufReader::new(socket.take(LONGEST)).read_line(&mut question)?;
     let mut output = socket;
-    match question.trim_end() {
-        TRACE => match shared.feed.subscribe() {
+    let question = match question(socket)? {
+        Ok(question) => question,
+        Err(why) => return writeln!(output, "{ERROR}{why}"),
+    };
+    if question == TRACE {
+        return match shared.feed.subscribe() {
             Ok(subscription) => {
                 writeln!(output, "{OK}")?;
                 trace(socket, shared, &subscription)
             }
             Err(e) => writeln!(output, "{ERROR}starting a trace: {e}"),
-        },
-        _ => writeln!(output, "{ERROR}the only question is {TRACE}"),
+        };
     }
+    let Some((disk, json)) = question.strip_prefix(ASK).and_then(|q| q.split_once(' ')) else {
+        return writeln!(
+            output,
+            "{ERROR}the questions are {TRACE}, and {ASK}DISK JSON"
+        );
+    };
+    // What a name in an error holds must not look like another line.
+    let one_line = |text: &str| text.replace(|c: char| c.is_control(), " ");
+    match shared.ask(disk, json) {
+        Ok(answer) => writeln!(output, "{OK}\n{}", one_line(&answer)),
+        Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
+    }
+}
+
+/// The first line, or what is wrong with it.
+fn question(mut socket: &UnixStream) -> std::io::Result<Result<String, String>> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut bytes = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        // All of it together, however it comes in.
+        let left = deadline.saturating_duration_since(Instant::now());
+        socket.set_read_timeout(Some(left.max(Duration::from_micros(1))))?;
+        let n = match socket.read(&mut piece) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            read => read?,
+        };
+        let end = piece[..n].iter().position(|&b| b == b'\n');
+        bytes.extend(&piece[..end.unwrap_or(n)]);
+        if bytes.len() > LONGEST_QUESTION {
+            return Ok(Err(format!(
+                "a question has at most {LONGEST_QUESTION} bytes"
+            )));
+        }
+        if n == 0 || end.is_some() {
+            break;
+        }
+    }
+    let text = String::from_utf8(bytes).map_err(|_| "the question isn't UTF-8".to_owned());
+    Ok(text.map(|t| t.trim_end().to_owned()))
 }
 
 fn trace(

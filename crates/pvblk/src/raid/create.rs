@@ -1,24 +1,29 @@
 //! `pvblk raid create`.
 
-use super::{CreateArgs, member};
+use super::args::CreateArgs;
+use super::{Opened, member, open_all};
 use anyhow::{Result, bail};
-use pvblk_block::{BlockDevice, Error};
+use pvblk_block::Error;
 use pvblk_volume::VolumeSpec;
 use pvblk_volume::raid5::{
-    self, AssembleOptions, Consistency, CreateOptions, Layout, Policy, Raid5Progress, sleepy,
+    self, AssembleOptions, Consistency, CreateOptions, Layout, NewMembers, Policy, Raid5Progress,
+    sleepy,
 };
-use std::sync::Arc;
 
 pub fn run(args: &CreateArgs) -> Result<()> {
     if !["5", "raid5"].contains(&args.level.as_str()) {
         bail!("--level {}: only 5 is supported", args.level);
     }
-    if args.members.iter().any(|m| m == "missing") {
-        bail!("missing: a new array needs all of its members");
-    }
-    let (wanted, named) = (args.raid_devices, args.members.len());
-    if wanted != named {
-        bail!("--raid-devices {wanted}, and {named} members are named");
+    let (members, spares) = (args.raid_devices, args.spare_devices);
+    if members.saturating_add(spares) != args.members.len() {
+        let spares = match spares {
+            0 => String::new(),
+            n => format!(" and --spare-devices {n}"),
+        };
+        bail!(
+            "--raid-devices {members}{spares}, and {} members are named",
+            args.members.len()
+        );
     }
     let chunk_bytes = kib("--chunk", &args.chunk)?;
     let options = CreateOptions {
@@ -39,16 +44,12 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         force: args.force,
         ..CreateOptions::new(&args.name)
     };
-    let specs: Vec<VolumeSpec> = args
-        .members
-        .iter()
-        .map(|m| member(m))
-        .collect::<Result<_, Error>>()?;
-    let devices: Vec<(String, Arc<dyn BlockDevice>)> = specs
-        .iter()
-        .zip(&args.members)
-        .map(|(spec, name)| Ok((name.clone(), spec.open()?)))
-        .collect::<Result<_, Error>>()?;
+    let (members, spares) = args.members.split_at(members);
+    let members = open_members(members)?;
+    let devices = NewMembers {
+        members,
+        spares: open_all(spares)?,
+    };
     let mut assembly = raid5::create(devices, &options, &mut sleepy())?;
     if assembly.dirty {
         let mut progress = Raid5Progress::default();
@@ -74,7 +75,22 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn policy(policy: Policy) -> &'static str {
+/// In order; one may be `missing`.
+fn open_members(names: &[String]) -> Result<Vec<Option<Opened>>, Error> {
+    let check = |name: &String| match name.as_str() {
+        "missing" => Ok(None),
+        name => member(name).map(Some),
+    };
+    // All of them before any file is made.
+    let specs: Vec<Option<VolumeSpec>> = names.iter().map(check).collect::<Result<_, Error>>()?;
+    let open = |(spec, name): (&Option<VolumeSpec>, &String)| match spec {
+        Some(spec) => Ok(Some((name.clone(), spec.open()?))),
+        None => Ok(None),
+    };
+    specs.iter().zip(names).map(open).collect()
+}
+
+fn policy(policy: Policy) -> &'static str {
     match policy {
         Policy::Resync => "resync",
         Policy::Bitmap { .. } => "bitmap",

@@ -1,156 +1,210 @@
-//! `pvblk raid detail`: the array that members are, as `mdadm --detail` prints it (times in UTC).
+//! `pvblk raid detail`: how an array is, as `mdadm --detail` prints it (times in UTC).
 
-use super::create::policy;
-use super::{DetailArgs, open_to_read, text};
-use anyhow::Result;
-use pvblk_volume::raid5::{
-    AssembleOptions, Assembly, Role, Superblock, assemble, sleepy, uuid_text,
-};
-use serde_json::{Value, json};
+use super::args::DetailArgs;
+use super::ask::{Array, Speed};
+use super::manage::one_disk;
+use super::{open_to_read, progress, text};
+use anyhow::{Context, Result};
+use pvblk_volume::raid5::ask::{Detail, DetailMember, DeviceState, Question, Serving};
+use pvblk_volume::raid5::{AssembleOptions, assemble, sleepy};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+/// How long a speed is measured.
+const MEASURE: Duration = Duration::from_millis(300);
+/// How often it is printed again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 pub fn run(args: &DetailArgs) -> Result<()> {
+    let array = one_disk(&args.whom)?;
+    let mut speed = Speed::default();
+    loop {
+        let mut detail = look(args, array.as_ref())?;
+        let sync = |detail: &mut Detail, speed: &mut Speed| {
+            let sync = detail.serving.as_mut().and_then(|s| s.sync.as_mut());
+            sync.is_some_and(|sync| {
+                speed.look(sync);
+                sync.speed_kib.is_none()
+            })
+        };
+        if sync(&mut detail, &mut speed) {
+            std::thread::sleep(MEASURE);
+            detail = look(args, array.as_ref())?;
+            sync(&mut detail, &mut speed);
+        }
+        print(&detail, args)?;
+        if !args.watch {
+            return Ok(());
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn look(args: &DetailArgs, array: Option<&Array>) -> Result<Detail> {
+    if let Some(array) = array {
+        return array.ask(&Question::Detail {});
+    }
     let mut devices = Vec::new();
-    for name in &args.members {
+    for name in &args.whom.names {
         devices.push((name.clone(), open_to_read(name)?));
     }
     let assembly = assemble(devices, &AssembleOptions::default(), &mut sleepy())?;
-    match args.json {
-        true => println!("{:#}", as_json(&assembly)),
-        false => print!("{}", as_text(&assembly)),
-    }
-    Ok(())
+    Ok(Detail::of_assembly(&assembly))
 }
 
-fn state(assembly: &Assembly) -> String {
-    let mut state = String::from(if assembly.dirty { "active" } else { "clean" });
-    if assembly.failed().is_some() {
+fn print(detail: &Detail, args: &DetailArgs) -> Result<()> {
+    let text = match (args.json, args.watch) {
+        // One line for each look.
+        (true, true) => format!("{}\n", serde_json::to_string(detail)?),
+        (true, false) => format!("{}\n", serde_json::to_string_pretty(detail)?),
+        (false, true) if std::io::stdout().is_terminal() => {
+            format!("\x1b[H\x1b[J{}", as_text(detail))
+        }
+        (false, true) => format!("{}\n", as_text(detail)),
+        (false, false) => as_text(detail),
+    };
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("printing")
+}
+
+/// `clean, degraded, recovering`
+fn state(detail: &Detail) -> String {
+    let mut state = String::from(if detail.clean { "clean" } else { "active" });
+    let serving = detail.serving.as_ref();
+    if serving.is_some_and(|s| s.failed) {
+        state.push_str(", FAILED");
+    } else if detail.degraded {
         state.push_str(", degraded");
+    }
+    if let Some(sync) = serving.and_then(|s| s.sync.as_ref()) {
+        state.push_str(match sync.action.as_str() {
+            "recover" => ", recovering",
+            "check" => ", checking",
+            _ => ", resyncing",
+        });
     }
     state
 }
 
-/// Number in the table of roles of each place, state and name.
-fn rows(assembly: &Assembly) -> Vec<(Option<u32>, Option<usize>, &'static str, &str)> {
-    let mut rows = Vec::new();
-    for (place, member) in assembly.members.iter().enumerate() {
-        rows.push(match member {
-            Some(m) => {
-                let number = m.superblock.dev_number;
-                (Some(number), Some(place), "active sync", m.name.as_str())
-            }
-            None => (None, Some(place), "removed", ""),
-        });
-    }
-    for spare in &assembly.spares {
-        let state = match spare.superblock.role() {
-            Role::Active(_) => "spare rebuilding",
-            Role::Faulty => "faulty",
-            _ => "spare",
-        };
-        let number = spare.superblock.dev_number;
-        rows.push((Some(number), None, state, spare.name.as_str()));
-    }
-    rows
-}
-
-fn as_text(assembly: &Assembly) -> String {
-    let sb: &Superblock = assembly.newest();
-    let g = assembly.geometry;
-    let active = assembly.present().count();
-    let spares = assembly.spares.len();
-    let (array_kib, used_kib) = (g.capacity_sectors() / 2, g.member_sectors() / 2);
-    let lines = [
+fn as_text(detail: &Detail) -> String {
+    let (array_kib, used_kib) = (detail.array_bytes / 1024, detail.member_bytes / 1024);
+    let count = |of: &[DeviceState]| {
+        let rows = detail.members.iter();
+        rows.filter(|m| of.contains(&m.state)).count()
+    };
+    let (active, spares) = (
+        count(&[DeviceState::Active]),
+        count(&[DeviceState::Rebuilding, DeviceState::Spare]),
+    );
+    let faulty = count(&[DeviceState::Faulty]);
+    let sized = |kib: u64| format!("{kib}{}", text::human(kib));
+    let blank = || ("", String::new());
+    let mut lines = vec![
         ("Version", "1.2".into()),
-        ("Creation Time", text::time(sb.ctime)),
-        ("Raid Level", "raid5".into()),
-        (
-            "Array Size",
-            format!("{array_kib}{}", text::human(array_kib)),
-        ),
-        (
-            "Used Dev Size",
-            format!("{used_kib}{}", text::human(used_kib)),
-        ),
-        ("Raid Devices", g.members().to_string()),
-        ("Total Devices", (active + spares).to_string()),
+        ("Creation Time", text::time(detail.created_secs)),
+        ("Raid Level", format!("raid{}", detail.level)),
+        ("Array Size", sized(array_kib)),
+        ("Used Dev Size", sized(used_kib)),
+        ("Raid Devices", detail.raid_devices.to_string()),
+        ("Total Devices", (active + spares + faulty).to_string()),
         ("Persistence", "Superblock is persistent".into()),
-        ("", String::new()),
-        ("Update Time", text::time(sb.utime)),
-        ("State", state(assembly)),
+        blank(),
+        ("Update Time", text::time(detail.updated_secs)),
+        ("State", state(detail)),
         ("Active Devices", active.to_string()),
         ("Working Devices", (active + spares).to_string()),
-        ("Failed Devices", "0".into()),
+        ("Failed Devices", faulty.to_string()),
         ("Spare Devices", spares.to_string()),
-        ("", String::new()),
-        ("Layout", g.layout().to_string()),
-        ("Chunk Size", text::chunk(g.chunk_sectors())),
-        ("", String::new()),
-        ("Consistency Policy", policy(assembly.policy()).into()),
-        ("", String::new()),
-        ("Name", sb.name()),
-        ("UUID", uuid_text(&sb.set_uuid)),
-        ("Events", sb.events.to_string()),
-        ("", String::new()),
+        blank(),
+        ("Layout", detail.layout.clone()),
+        ("Chunk Size", text::chunk(detail.chunk_bytes / 512)),
+        blank(),
+        ("Consistency Policy", detail.consistency_policy.clone()),
+        blank(),
     ];
+    if let Some(serving) = &detail.serving {
+        sync_lines(serving, &mut lines);
+        let cached = (serving.stripes, serving.active_stripes);
+        lines.extend([
+            ("Stripe Cache", format!("{}, {} active", cached.0, cached.1)),
+            ("Mismatch Count", serving.mismatch_sectors.to_string()),
+        ]);
+    }
+    let corrected = detail.members.iter().map(|m| u64::from(m.corrected_reads));
+    match corrected.sum::<u64>() {
+        0 if detail.serving.is_none() => {}
+        n => lines.extend([("Corrected Reads", n.to_string()), blank()]),
+    }
+    lines.extend([
+        ("Name", detail.name.clone()),
+        ("UUID", detail.uuid.clone()),
+        ("Events", detail.events.to_string()),
+        blank(),
+    ]);
     let mut out = String::new();
     for (key, value) in lines {
         match key {
             "" => out.push('\n'),
-            _ => out.push_str(&format!("{key:>18} : {value}\n")),
+            _ => out.push_str(format!("{key:>18} : {value}").trim_end()),
+        }
+        if !key.is_empty() {
+            out.push('\n');
         }
     }
     out.push_str("    Number   RaidDevice State\n");
-    let or_dash = |n: Option<String>| n.unwrap_or_else(|| "-".into());
-    for (number, place, state, name) in rows(assembly) {
-        let line = format!(
-            "{:>8}   {:>6}     {state:<17} {name}",
-            or_dash(number.map(|n| n.to_string())),
-            or_dash(place.map(|n| n.to_string())),
-        );
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
-    for note in &assembly.notes {
+    detail.members.iter().for_each(|m| row(m, detail, &mut out));
+    for note in &detail.notes {
         out.push_str(&format!("\nNote: {note}"));
     }
-    if !assembly.notes.is_empty() {
+    if !detail.notes.is_empty() {
         out.push('\n');
     }
     out
 }
 
-fn as_json(assembly: &Assembly) -> Value {
-    let sb = assembly.newest();
-    let g = assembly.geometry;
-    let members: Vec<Value> = rows(assembly)
-        .into_iter()
-        .map(|(number, place, state, name)| {
-            json!({
-                "number": number,
-                "place": place,
-                "state": state,
-                "name": (!name.is_empty()).then_some(name),
-            })
-        })
-        .collect();
-    json!({
-        "name": sb.name(),
-        "uuid": uuid_text(&sb.set_uuid),
-        "created_secs": sb.ctime & ((1 << 40) - 1),
-        "updated_secs": sb.utime & ((1 << 40) - 1),
-        "events": sb.events,
-        "level": 5,
-        "raid_devices": g.members(),
-        "layout": g.layout().to_string(),
-        "chunk_bytes": g.chunk_sectors() * 512,
-        "array_bytes": g.capacity_sectors() * 512,
-        "member_bytes": g.member_sectors() * 512,
-        "consistency_policy": policy(assembly.policy()),
-        "clean": !assembly.dirty,
-        "degraded": assembly.failed().is_some(),
-        "in_sync_bytes": assembly.in_sync_sectors() * 512,
-        "missing": assembly.failed(),
-        "members": members,
-        "notes": assembly.notes,
-    })
+fn sync_lines(serving: &Serving, lines: &mut Vec<(&str, String)>) {
+    if let Some(sync) = &serving.sync {
+        let key = match sync.action.as_str() {
+            "recover" => "Rebuild Status",
+            "check" => "Check Status",
+            "repair" => "Repair Status",
+            _ => "Resync Status",
+        };
+        let mut status = format!("{}% complete", progress::percent(sync));
+        if let Some(speed) = sync.speed_kib {
+            status.push_str(&format!(", {speed} KiB/s"));
+        }
+        if let Some(left) = sync.seconds_left {
+            status.push_str(&format!(", {} left", progress::time(left)));
+        }
+        lines.push((key, status));
+    }
+    if let Some(trouble) = &serving.trouble {
+        lines.push(("Last Rebuild", trouble.clone()));
+    }
+    if serving.frozen {
+        lines.push(("Sync Action", "frozen".into()));
+    }
+    let (min, max) = (serving.speed_min_kib, serving.speed_max_kib);
+    lines.push(("Sync Speed", format!("{min} to {max} KiB/s")));
+}
+
+fn row(member: &DetailMember, detail: &Detail, out: &mut String) {
+    let or_dash = |n: Option<String>| n.unwrap_or_else(|| "-".into());
+    let mut line = format!(
+        "{:>8}   {:>6}     {:<17} {}",
+        or_dash(member.number.map(|n| n.to_string())),
+        or_dash(member.place.map(|n| n.to_string())),
+        member.state.text(),
+        member.name.as_deref().unwrap_or_default(),
+    );
+    // Without a server nobody else tells.
+    if let (Some(rebuilt), None) = (member.rebuilt_bytes, &detail.serving) {
+        let (done, of) = (rebuilt / 1024, detail.member_bytes / 1024);
+        line.push_str(&format!(", {done} of {of} KiB"));
+    }
+    out.push_str(line.trim_end());
+    out.push('\n');
 }

@@ -1,6 +1,7 @@
 //! `pvblk raid examine`: what a member's superblock says, line for line as `mdadm --examine` prints it (times in UTC).
 
-use super::{ExamineArgs, open_to_read, text};
+use super::args::ExamineArgs;
+use super::{open_to_read, text};
 use anyhow::Result;
 use pvblk_volume::raid5::{
     Feature, Layout, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,

@@ -1,25 +1,42 @@
-//! `pvblk raid`: arrays before and after they are served, in mdadm's words.
+//! `pvblk raid`: arrays in mdadm's words, while they are served, before and after.
 
+mod args;
+mod ask;
 mod create;
 mod detail;
 mod examine;
+mod manage;
+mod offline;
+mod progress;
 mod text;
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use args::{
+    AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MemberArgs, MembersArgs, ReplaceArgs,
+    Served, SpeedArgs, StripesArgs,
+};
+use clap::Subcommand;
 use pvblk_block::{BlockDevice, Error};
+use pvblk_volume::raid5::ask::Question;
 use pvblk_volume::{FileSpec, VolumeSpec};
 use std::path::Path;
 use std::sync::Arc;
 
 pub const HELP: &str = "\
-Members are volumes as in `pvblk serve --help`, or just names of files. An array is served by its members:
-  pvblk serve --disk r=raid5:[file:a.img][file:b.img][file:c.img] --nbd unix:/tmp/nbd.sock
+Members are volumes as in `pvblk serve --help`, or just names of files. An array is served by its members, and its spares:
+  pvblk serve --disk r=raid5:[file:a.img][file:b.img][file:c.img] --nbd unix:/tmp/s --control unix:/tmp/ctl
 
 Examples:
   pvblk raid create --name vol0 --level 5 --raid-devices 3 file:a.img,size=1G file:b.img,size=1G file:c.img,size=1G
   pvblk raid detail a.img b.img c.img
-  pvblk raid examine a.img
+  pvblk raid check a.img b.img c.img
+  pvblk raid add a.img b.img c.img --spare file:d.img,size=1G
+
+While it is served, members are named to the server:
+  pvblk raid detail --control unix:/tmp/ctl r
+  pvblk raid add --control unix:/tmp/ctl r file:d.img,size=1G
+  pvblk raid fail --control unix:/tmp/ctl r b.img
+  pvblk raid wait --control unix:/tmp/ctl r
 
 The format is md's, version 1.2: Linux assembles the members too, with mdadm over loop devices.";
 
@@ -29,59 +46,36 @@ pub enum RaidCommand {
     Create(CreateArgs),
     /// Print what is written on members, as `mdadm --examine`
     Examine(ExamineArgs),
-    /// Print the array that members are, as `mdadm --detail`
+    /// Print how an array is, as `mdadm --detail`
     Detail(DetailArgs),
-}
-
-#[derive(Args, Debug)]
-pub struct CreateArgs {
-    /// Name of the array, usually HOST:NAME; at most 31 bytes
-    #[arg(long, default_value = "")]
-    pub name: String,
-    /// RAID level: 5
-    #[arg(long, default_value = "5", value_name = "LEVEL")]
-    pub level: String,
-    /// How many members there are, as a check
-    #[arg(long, value_name = "N")]
-    pub raid_devices: usize,
-    /// Chunk size, such as 64K; a plain number is KiB, as for mdadm
-    #[arg(long, default_value = "512K", value_name = "SIZE")]
-    pub chunk: String,
-    /// How parity takes turns: left-symmetric, left-asymmetric, right-symmetric, right-asymmetric
-    #[arg(long, default_value = "left-symmetric")]
-    pub layout: String,
-    /// What happens after a crash: ppl (partial parity log: closes the write hole), resync or bitmap
-    #[arg(long, default_value = "ppl", value_name = "POLICY")]
-    pub consistency_policy: String,
-    /// How much of each member to use, such as 10G; a plain number is KiB [default: as much as the smallest has]
-    #[arg(long, value_name = "SIZE")]
-    pub size: Option<String>,
-    /// All parity is right already: don't calculate it. Members that hold nothing are known to be right without this
-    #[arg(long)]
-    pub assume_clean: bool,
-    /// Write over members of another array
-    #[arg(long)]
-    pub force: bool,
-    /// The members, in order
-    #[arg(value_name = "MEMBER", required = true)]
-    pub members: Vec<String>,
-}
-
-#[derive(Args, Debug)]
-pub struct ExamineArgs {
-    /// Members; they are only read, also while they are served
-    #[arg(value_name = "MEMBER", required = true)]
-    pub members: Vec<String>,
-}
-
-#[derive(Args, Debug)]
-pub struct DetailArgs {
-    /// Members; they are only read, also while they are served
-    #[arg(value_name = "MEMBER", required = true)]
-    pub members: Vec<String>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Give an array a spare; if a member is missing, it is rebuilt onto that
+    Add(AddArgs),
+    /// Throw a member out, as if it had failed
+    Fail(MemberArgs),
+    /// Take a spare away
+    Remove(MemberArgs),
+    /// Rebuild a member onto a spare while it is still there, then throw it out
+    Replace(ReplaceArgs),
+    /// Compare parity with data, and count what is wrong. Exit status 1: something is
+    Check(CheckArgs),
+    /// The same, and make parity right
+    Repair(CheckArgs),
+    /// Show how far a rebuild, resync or check is, until its end. Exit status 1: the array isn't whole, or a check found wrong parity
+    Wait(Served),
+    /// End a check or repair; rebuilding and resyncing begin again
+    Idle(Served),
+    /// Begin no rebuild or resync any more, and end what is under way
+    Freeze(Served),
+    /// Rebuild and resync again
+    Unfreeze(Served),
+    /// How fast rebuilds, resyncs and checks are
+    Speed(SpeedArgs),
+    /// How many stripe heads are kept in memory
+    Stripes(StripesArgs),
+    /// Make right what a crash left, and leave the array clean, without serving it
+    Assemble(MembersArgs),
+    /// Rebuild a missing member onto a spare, without serving the array
+    Rebuild(MembersArgs),
 }
 
 pub fn run(command: &RaidCommand) -> Result<()> {
@@ -89,8 +83,25 @@ pub fn run(command: &RaidCommand) -> Result<()> {
         RaidCommand::Create(args) => create::run(args),
         RaidCommand::Examine(args) => examine::run(args),
         RaidCommand::Detail(args) => detail::run(args),
+        RaidCommand::Add(args) => manage::add(args),
+        RaidCommand::Fail(args) => manage::fail(args),
+        RaidCommand::Remove(args) => manage::remove(args),
+        RaidCommand::Replace(args) => manage::replace(args),
+        RaidCommand::Check(args) => manage::check(args, &Question::Check {}),
+        RaidCommand::Repair(args) => manage::check(args, &Question::Repair {}),
+        RaidCommand::Wait(args) => manage::wait(args),
+        RaidCommand::Idle(args) => manage::order(args, &Question::Idle {}),
+        RaidCommand::Freeze(args) => manage::order(args, &Question::Frozen { on: true }),
+        RaidCommand::Unfreeze(args) => manage::order(args, &Question::Frozen { on: false }),
+        RaidCommand::Speed(args) => manage::speed(args),
+        RaidCommand::Stripes(args) => manage::stripes(args),
+        RaidCommand::Assemble(args) => offline::assemble(args),
+        RaidCommand::Rebuild(args) => offline::rebuild(args),
     }
 }
+
+/// A device, and what the user calls it.
+type Opened = (String, Arc<dyn BlockDevice>);
 
 /// A member's volume. Names of files need no `file:` here, since members are named by the dozen.
 fn member(text: &str) -> Result<VolumeSpec, Error> {
@@ -114,4 +125,10 @@ fn open_to_read(text: &str) -> Result<Arc<dyn BlockDevice>, Error> {
         file.size_bytes = None;
     }
     spec.open()
+}
+
+/// Opens members to change them; nobody else may have them then.
+fn open_all(names: &[String]) -> Result<Vec<Opened>, Error> {
+    let open = |name: &String| Ok((name.clone(), member(name)?.open()?));
+    names.iter().map(open).collect()
 }

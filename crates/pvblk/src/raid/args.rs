@@ -1,0 +1,175 @@
+//! Flags of `pvblk raid`.
+
+use clap::Args;
+
+/// An array that is served, or the members of one that isn't.
+#[derive(Args, Debug)]
+pub struct Whom {
+    /// Control socket of the server; then the name of its disk comes in place of members
+    #[arg(long, value_name = "unix:PATH")]
+    pub control: Option<String>,
+    /// Members; with --control the disk
+    #[arg(value_name = "MEMBER|DISK", required = true)]
+    pub names: Vec<String>,
+}
+
+/// An array that is served.
+#[derive(Args, Debug)]
+pub struct Served {
+    /// Control socket of the server
+    #[arg(long, value_name = "unix:PATH")]
+    pub control: String,
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub disk: String,
+}
+
+/// How members are taken that aren't served.
+#[derive(Args, Debug, Default)]
+pub struct Offline {
+    /// Go on without a member that the others count on; what is written from then on it doesn't have
+    #[arg(long)]
+    pub run: bool,
+    /// Take stale members when there are too few others, and an array that is dirty and degraded, although data may be wrong
+    #[arg(long)]
+    pub force: bool,
+    /// KiB a second of each member, at most
+    #[arg(long, value_name = "KIB")]
+    pub speed: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Name of the array, usually HOST:NAME; at most 31 bytes
+    #[arg(long, default_value = "")]
+    pub name: String,
+    /// RAID level: 5
+    #[arg(long, default_value = "5", value_name = "LEVEL")]
+    pub level: String,
+    /// How many members there are, as a check
+    #[arg(long, value_name = "N")]
+    pub raid_devices: usize,
+    /// How many spares are named after the members
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub spare_devices: usize,
+    /// Chunk size, such as 64K; a plain number is KiB, as for mdadm
+    #[arg(long, default_value = "512K", value_name = "SIZE")]
+    pub chunk: String,
+    /// How parity takes turns: left-symmetric, left-asymmetric, right-symmetric, right-asymmetric
+    #[arg(long, default_value = "left-symmetric")]
+    pub layout: String,
+    /// What happens after a crash: ppl (partial parity log: closes the write hole), resync or bitmap
+    #[arg(long, default_value = "ppl", value_name = "POLICY")]
+    pub consistency_policy: String,
+    /// How much of each member to use, such as 10G; a plain number is KiB [default: as much as the smallest has]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    /// All parity is right already: don't calculate it. Members that hold nothing are known to be right without this
+    #[arg(long)]
+    pub assume_clean: bool,
+    /// Write over members of another array
+    #[arg(long)]
+    pub force: bool,
+    /// The members, in order, one of them perhaps `missing`; then the spares
+    #[arg(value_name = "MEMBER", required = true)]
+    pub members: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct ExamineArgs {
+    /// Members; they are only read, also while they are served
+    #[arg(value_name = "MEMBER", required = true)]
+    pub members: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct DetailArgs {
+    /// Members are only read, also while they are served
+    #[command(flatten)]
+    pub whom: Whom,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Print it again each second, until Ctrl-C
+    #[arg(long)]
+    pub watch: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct AddArgs {
+    /// Members of an array that isn't served; with --control the disk, and then the new member
+    #[command(flatten)]
+    pub whom: Whom,
+    /// A device to become a spare; may be given several times
+    #[arg(long = "spare", value_name = "NEW")]
+    pub spares: Vec<String>,
+    /// Also if it is of another array; what it holds is lost
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct MemberArgs {
+    #[command(flatten)]
+    pub served: Served,
+    /// Its place, or the volume that it is
+    #[arg(value_name = "PLACE|MEMBER")]
+    pub member: String,
+}
+
+#[derive(Args, Debug)]
+pub struct ReplaceArgs {
+    #[command(flatten)]
+    pub served: Served,
+    /// Its place, or the volume that it is
+    #[arg(value_name = "PLACE|MEMBER")]
+    pub member: String,
+    /// What takes its place; else a spare does
+    #[arg(long, value_name = "MEMBER")]
+    pub with: Option<String>,
+    /// Also if that is of another array; what it holds is lost
+    #[arg(long, requires = "with")]
+    pub force: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub whom: Whom,
+    /// Show how far it is until its end, as it is always done without a server
+    #[arg(long)]
+    pub wait: bool,
+    /// KiB a second of each member at most, without a server; with one see `pvblk raid speed`
+    #[arg(long, value_name = "KIB", conflicts_with = "control")]
+    pub speed: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct MembersArgs {
+    /// All members of the array, and a spare to rebuild onto
+    #[arg(value_name = "MEMBER", required = true)]
+    pub members: Vec<String>,
+    #[command(flatten)]
+    pub offline: Offline,
+}
+
+#[derive(Args, Debug)]
+pub struct SpeedArgs {
+    #[command(flatten)]
+    pub served: Served,
+    /// KiB a second of each member while others use the array: md's sync_speed_min
+    #[arg(long, value_name = "KIB")]
+    pub min: Option<u64>,
+    /// KiB a second of each member at most: md's sync_speed_max
+    #[arg(long, value_name = "KIB")]
+    pub max: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct StripesArgs {
+    #[command(flatten)]
+    pub served: Served,
+    /// So many; each has 4 KiB of every member in memory: md's stripe_cache_size
+    #[arg(value_name = "N")]
+    pub stripes: usize,
+}

@@ -1,0 +1,186 @@
+//! Arrays that answer: those that a server has, and those that this process runs itself.
+
+use super::progress::Bar;
+use crate::{config, control};
+use anyhow::{Context, Result, bail};
+use pvblk_volume::raid5::Raid5;
+use pvblk_volume::raid5::ask::{Detail, DeviceState, Question, Serving, SyncProgress};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often it is looked how far something is.
+const LOOK: Duration = Duration::from_millis(100);
+/// A speed is that of as long, or twice that.
+const LATELY: Duration = Duration::from_secs(5);
+/// How long a rebuild may take to begin.
+const BEGIN: Duration = Duration::from_secs(30);
+
+/// Who can be asked.
+pub enum Array {
+    /// A disk of the server with this control socket.
+    Served { control: PathBuf, disk: String },
+    /// One of our own.
+    Own(Arc<Raid5>),
+}
+
+impl Array {
+    /// The disk of a server.
+    pub fn served(control: &str, disk: &str) -> Result<Array> {
+        Ok(Array::Served {
+            control: config::unix_path("--control", control)?,
+            disk: disk.to_owned(),
+        })
+    }
+
+    /// Asks; the answer is the array as it is then.
+    pub fn ask(&self, question: &Question) -> Result<Detail> {
+        match self {
+            Array::Own(array) => Ok(array.answer(question)?),
+            Array::Served { control, disk } => {
+                let answer = control::ask(control, disk, &serde_json::to_string(question)?)?;
+                serde_json::from_str(&answer)
+                    .with_context(|| format!("{}: the answer is no array's", control.display()))
+            }
+        }
+    }
+
+    /// How it is, and what only an array that serves has.
+    pub fn serving(&self) -> Result<(Detail, Serving)> {
+        let detail = self.ask(&Question::Detail {})?;
+        let serving = detail.serving.clone().context("the array isn't served")?;
+        Ok((detail, serving))
+    }
+}
+
+/// What was seen at a look.
+#[derive(Clone)]
+struct Look {
+    at: Instant,
+    action: String,
+    done_bytes: u64,
+}
+
+/// How fast something is, lately.
+#[derive(Default)]
+pub struct Speed {
+    since: Option<Look>,
+    /// Becomes the one above when that is long ago.
+    next: Option<Look>,
+}
+
+impl Speed {
+    /// Fills in what can be told since the last looks.
+    pub fn look(&mut self, sync: &mut SyncProgress) {
+        let now = Look {
+            at: Instant::now(),
+            action: sync.action.clone(),
+            done_bytes: sync.done_bytes,
+        };
+        let goes_on = |l: &&Look| l.action == now.action && l.done_bytes <= now.done_bytes;
+        let Some(since) = self.since.as_ref().filter(goes_on) else {
+            self.since = Some(now.clone());
+            self.next = Some(now);
+            return;
+        };
+        let seconds = since.at.elapsed().as_secs_f64().max(1e-3);
+        let rate = (now.done_bytes - since.done_bytes) as f64 / seconds;
+        let left = sync.of_bytes.saturating_sub(now.done_bytes) as f64;
+        sync.speed_kib = Some((rate / 1024.0) as u64);
+        sync.seconds_left = (rate > 0.0).then(|| (left / rate).ceil() as u64);
+        if self.next.as_ref().is_none_or(|l| l.at.elapsed() > LATELY) {
+            self.since = self.next.replace(now);
+        }
+    }
+}
+
+/// What was under way until nothing is any more.
+pub struct Followed {
+    /// What was done last, of what was seen.
+    pub action: Option<String>,
+    /// The array afterwards.
+    pub detail: Detail,
+    /// It was ended before its end.
+    pub stopped: bool,
+}
+
+/// Shows how far an array is until nothing is under way; `stop` ends it earlier. `action`: what was begun just now.
+pub fn follow(array: &Array, action: Option<&str>, stop: &AtomicBool) -> Result<Followed> {
+    let mut bar = Bar::default();
+    let mut speed = Speed::default();
+    let mut action = action.map(str::to_owned);
+    let mut idle_since = Instant::now();
+    loop {
+        let (detail, mut serving) = array.serving()?;
+        if let Some(sync) = &mut serving.sync {
+            speed.look(sync);
+            bar.show(sync);
+            action = Some(sync.action.clone());
+            idle_since = Instant::now();
+        } else if !begins(&detail, &serving) {
+            bar.end();
+            return Ok(Followed {
+                action,
+                detail,
+                stopped: false,
+            });
+        } else if idle_since.elapsed() > BEGIN {
+            bar.end();
+            bail!(
+                "nothing is done for {} s, although there is a spare; look at the server's log",
+                BEGIN.as_secs()
+            );
+        }
+        if stop.load(Ordering::Relaxed) {
+            bar.end();
+            return Ok(Followed {
+                action,
+                detail,
+                stopped: true,
+            });
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Whether a rebuild begins by itself in a moment.
+fn begins(detail: &Detail, serving: &Serving) -> bool {
+    let any = |state| detail.members.iter().any(|m| m.state == state);
+    let spare = detail.degraded && serving.trouble.is_none() && any(DeviceState::Spare);
+    !serving.frozen && !serving.failed && (spare || any(DeviceState::Rebuilding))
+}
+
+impl Followed {
+    /// Tells how it ended; an error if the array isn't as it should be.
+    pub fn judge(&self) -> Result<()> {
+        let serving = self.detail.serving.as_ref().context("not served")?;
+        if serving.failed {
+            bail!("two members failed: the array has stopped");
+        }
+        if let Some(trouble) = &serving.trouble {
+            bail!("{trouble}");
+        }
+        if let Some(place) = self.detail.missing {
+            let why = match serving.frozen {
+                true => "and the array is frozen: unfreeze it",
+                false => "and no spare: add one",
+            };
+            bail!("the array is degraded: no member at place {place}, {why}");
+        }
+        let sectors = serving.mismatch_sectors;
+        match self.action.as_deref() {
+            Some("check") => {
+                println!("mismatch_cnt: {sectors}");
+                if sectors > 0 {
+                    bail!(
+                        "parity is wrong in {sectors} sectors of members: `pvblk raid repair` makes it right"
+                    );
+                }
+            }
+            Some("repair") => println!("mismatch_cnt: {sectors}"),
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! How far something is: a bar on a terminal, else a line for each tenth.
+
+use pvblk_volume::raid5::Raid5Progress;
+use pvblk_volume::raid5::ask::SyncProgress;
+use std::io::IsTerminal;
+
+/// Places of the bar itself.
+const WIDTH: u64 = 30;
+
+/// Draws on standard error.
+#[derive(Default)]
+pub struct Bar {
+    action: String,
+    lines: Raid5Progress,
+    drawn: bool,
+}
+
+impl Bar {
+    /// Shows it.
+    pub fn show(&mut self, sync: &SyncProgress) {
+        if self.action != sync.action {
+            self.action.clone_from(&sync.action);
+            self.lines = Raid5Progress::default();
+        }
+        if std::io::stderr().is_terminal() {
+            self.drawn = true;
+            eprint!("\r{}\x1b[K", bar(sync));
+            return;
+        }
+        let line = self.lines.step(sync.done_bytes / 512, sync.of_bytes / 512);
+        if let Some(line) = line {
+            eprintln!("{}: {line}", sync.action);
+        }
+    }
+
+    /// Takes it away.
+    pub fn end(&mut self) {
+        if std::mem::take(&mut self.drawn) {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// `check [=========>          ] 45 %, 450 of 1000 MiB of each member, 120000 KiB/s, 0:05 left`
+fn bar(sync: &SyncProgress) -> String {
+    let (done, of) = (sync.done_bytes, sync.of_bytes.max(1));
+    let filled = (done.saturating_mul(WIDTH) / of).min(WIDTH) as usize;
+    let mut text = format!(
+        "{} [{}{}{}] {} %, {} of {} MiB of each member",
+        sync.action,
+        "=".repeat(filled),
+        if filled < WIDTH as usize { ">" } else { "" },
+        " ".repeat((WIDTH as usize).saturating_sub(filled + 1)),
+        percent(sync),
+        done >> 20,
+        of >> 20,
+    );
+    if let Some(speed) = sync.speed_kib {
+        text.push_str(&format!(", {speed} KiB/s"));
+    }
+    if let Some(left) = sync.seconds_left {
+        text.push_str(&format!(", {} left", time(left)));
+    }
+    text
+}
+
+/// Whole percent that are done.
+pub fn percent(sync: &SyncProgress) -> u64 {
+    let done = u128::from(sync.done_bytes) * 100 / u128::from(sync.of_bytes.max(1));
+    done as u64
+}
+
+/// `1:02:03` or `2:03`.
+pub fn time(seconds: u64) -> String {
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match hours {
+        0 => format!("{minutes}:{seconds:02}"),
+        _ => format!("{hours}:{minutes:02}:{seconds:02}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_long_whatever_is_done() {
+        let of = |done_bytes| SyncProgress {
+            action: "check".into(),
+            done_bytes,
+            of_bytes: 100 << 20,
+            mismatch_sectors: 0,
+            speed_kib: Some(1024),
+            seconds_left: Some(62),
+        };
+        assert_eq!(
+            bar(&of(0)),
+            "check [>                             ] 0 %, 0 of 100 MiB of each member, 1024 KiB/s, 1:02 left"
+        );
+        for done in 0..=100 {
+            let text = bar(&of(done << 20));
+            assert_eq!(text.find(']'), Some(7 + WIDTH as usize), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_told_as_on_a_clock() {
+        assert_eq!(time(5), "0:05");
+        assert_eq!(time(3661), "1:01:01");
+    }
+}
