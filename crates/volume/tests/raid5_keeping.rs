@@ -470,3 +470,33 @@ fn stable_buffers_may_be_in_any_pieces() {
     }
     assert_eq!(world.check(SyncAction::Check), 0, "seed {seed}");
 }
+
+#[test]
+fn who_asks_twice_loses_one_member_at_most() {
+    let mut world = World::new(Consistency::Ppl);
+    world.array.fail(1).unwrap();
+    // The first isn't done yet.
+    world.array.fail(2).unwrap();
+    world.settle();
+    assert_eq!(world.array.failed(), Some(1));
+    assert!(!world.array.state().broken);
+    assert!(world.array.fail(2).is_err());
+    assert!(world.holds(1));
+}
+
+#[test]
+fn a_check_that_is_stopped_says_so() {
+    let mut world = World::new(Consistency::Ppl);
+    world.array.set_speed(1, 1).unwrap();
+    world.array.sync(Some(SyncAction::Check)).unwrap();
+    let keeper = world.keeper.as_mut().unwrap();
+    for second in 0..20 {
+        keeper.step(Duration::from_secs(second));
+    }
+    world.array.sync(None).unwrap();
+    keeper.step(Duration::from_secs(20));
+    let state = world.array.state();
+    assert_eq!(state.sync, None);
+    let trouble = state.trouble.expect("it wasn't finished");
+    assert!(trouble.starts_with("check was stopped after "), "{trouble}");
+}

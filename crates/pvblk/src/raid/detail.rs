@@ -182,7 +182,7 @@ fn sync_lines(serving: &Serving, lines: &mut Vec<(&str, String)>) {
         lines.push((key, status));
     }
     if let Some(trouble) = &serving.trouble {
-        lines.push(("Last Rebuild", trouble.clone()));
+        lines.push(("Last Action", trouble.clone()));
     }
     if serving.frozen {
         lines.push(("Sync Action", "frozen".into()));

@@ -95,6 +95,8 @@ pub struct Raid5 {
     /// The thread that rebuilds, if there is one.
     keeper: Mutex<Option<keeper::Thread>>,
     orders: Arc<manage::Orders>,
+    /// Held while a device is added.
+    adding: Mutex<()>,
     events: EventHub,
 }
 
@@ -172,6 +174,7 @@ impl Raid5 {
             }),
             keeper: Mutex::new(None),
             orders: Arc::default(),
+            adding: Mutex::new(()),
             events: EventHub::default(),
         }))
     }

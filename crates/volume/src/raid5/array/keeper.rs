@@ -167,7 +167,7 @@ impl Keeper {
 
     /// What somebody asked for.
     fn follow(&mut self, wishes: &Wishes) {
-        if let Some(place) = wishes.fail {
+        for &place in &wishes.fail {
             self.queue.step(|core, owner| core.fail_place(place, owner));
         }
         if wishes.stop {
@@ -187,12 +187,13 @@ impl Keeper {
         }
     }
 
-    /// The first spare becomes the member of a place.
+    /// The spare that was added last becomes the member of a place.
     fn take_spare(&mut self, place: usize) {
         let shared = Arc::clone(&self.shared);
         let spare = {
             let mut spares = shared.spares.lock();
-            let at = spares.iter().position(Member::is_spare);
+            let usable = |s: &Member| s.is_spare() && !s.device.limits().read_only;
+            let at = spares.iter().rposition(usable);
             at.map(|at| spares.remove(at))
         };
         let Some(spare) = spare else { return };

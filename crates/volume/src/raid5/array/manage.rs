@@ -70,7 +70,7 @@ pub struct ArrayState {
     pub in_sync_sectors: Option<u64>,
     /// Sectors of members whose parity was wrong, in the last check or repair: md's `mismatch_cnt`.
     pub mismatch_sectors: u64,
-    /// Why the last rebuild didn't end.
+    /// Why the last rebuild or check didn't come to its end.
     pub trouble: Option<String>,
     /// Stripe heads.
     pub stripes: usize,
@@ -87,7 +87,7 @@ pub struct ArrayState {
 /// What the keeper is to do.
 #[derive(Clone, Debug)]
 pub(super) struct Wishes {
-    pub fail: Option<usize>,
+    pub fail: Vec<usize>,
     pub replace: Option<usize>,
     pub action: Option<Action>,
     pub stop: bool,
@@ -101,7 +101,7 @@ pub(super) struct Orders(Mutex<Wishes>);
 impl Default for Orders {
     fn default() -> Orders {
         Orders(Mutex::new(Wishes {
-            fail: None,
+            fail: Vec::new(),
             replace: None,
             action: None,
             stop: false,
@@ -117,7 +117,7 @@ impl Orders {
     pub fn take(&self) -> Wishes {
         let mut wishes = self.0.lock();
         let taken = wishes.clone();
-        wishes.fail = None;
+        wishes.fail.clear();
         wishes.replace = None;
         wishes.action = None;
         wishes.stop = false;
@@ -203,6 +203,8 @@ impl Raid5 {
         force: bool,
         idle: &mut Idle<'_>,
     ) -> Result<(), Error> {
+        // Two at a time would take the same number.
+        let _one = self.adding.lock();
         let state = self.state();
         if state.broken {
             return Err(Error::config("the array has failed: nothing can be added"));
@@ -265,7 +267,7 @@ impl Raid5 {
             }
             None => {}
         }
-        self.order(|wishes| wishes.fail = Some(place));
+        self.order(|wishes| wishes.fail.push(place));
         Ok(())
     }
 

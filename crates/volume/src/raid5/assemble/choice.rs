@@ -56,9 +56,9 @@ impl<'a> Choice<'a> {
         if thrown_out || sb.events.saturating_add(1) < self.newest.events {
             self.notes.push(match thrown_out {
                 true => format!(
-                    "{name} is stale ({events}): it was thrown out of the array; mdadm --add rebuilds it"
+                    "{name} is stale ({events}): it was thrown out of the array; add it to have it rebuilt"
                 ),
-                false => format!("{name} is stale ({events}); mdadm --add rebuilds it"),
+                false => format!("{name} is stale ({events}); add it to have it rebuilt"),
             });
             // Half of a member isn't one, whatever is insisted on.
             if sb.recovered_sectors() == sb.size_sectors {
@@ -224,9 +224,6 @@ impl<'a> Choice<'a> {
     /// Why a device that the array can do without can't be used; `None` if it can.
     fn problem(&self, member: &Member, idle: &mut Idle<'_>) -> Result<Option<String>, Error> {
         let sb = &member.superblock;
-        if member.device.limits().read_only && member.is_spare() {
-            return Ok(Some("it is read-only".into()));
-        }
         match sb.check(member.device.capacity_sectors()) {
             Err(e) => return Ok(Some(e.to_string())),
             Ok(geometry) if geometry != self.geometry || !same_policy(sb, self.newest) => {

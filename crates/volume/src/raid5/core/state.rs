@@ -38,7 +38,7 @@ pub struct State {
     pub in_sync_sectors: Option<u64>,
     /// Sectors of members whose parity was wrong, of the last check or repair.
     pub mismatch_sectors: u64,
-    /// Why the last rebuild didn't end.
+    /// Why the last rebuild or check didn't come to its end.
     pub trouble: Option<String>,
     /// Stripe heads, and how many of them are at work.
     pub stripes: usize,

@@ -122,6 +122,10 @@ impl Core {
 
     /// Throws the member at a place out, or the device that is to become it.
     pub fn fail_place(&mut self, place: usize, runner: usize) {
+        // Asked before another one failed, perhaps: that would be the end.
+        if self.slots.failed().is_some_and(|failed| failed != place) {
+            return;
+        }
         let incoming = self.slots.incoming.filter(|i| i.role == place);
         let slot = self.slots.by_role.get(place).copied().flatten();
         if let Some(slot) = slot.or(incoming.map(|i| i.slot)) {
@@ -408,8 +412,19 @@ impl Core {
 
     /// Stops what is under way; what was done of it stays done.
     pub fn stop_sync(&mut self) {
-        if self.sync.as_ref().is_some_and(|s| !s.ending) {
-            self.sync = None;
+        if let Some(sync) = self.sync.take_if(|s| !s.ending) {
+            self.ended_early(&sync, "was stopped");
+        }
+    }
+
+    /// A check that didn't see all stripes says nothing of the others.
+    fn ended_early(&mut self, sync: &Sync, why: &str) {
+        if matches!(sync.action, Action::Check | Action::Repair) {
+            self.mismatch_sectors = sync.mismatches * STRIPE_SECTORS;
+            self.trouble = Some(format!(
+                "{} {why} after {} of {} stripes",
+                sync.action, sync.done, sync.of
+            ));
         }
     }
 
@@ -422,7 +437,9 @@ impl Core {
     /// A member failed: what compares parity has none, and a rebuild of another one goes on if it can.
     pub(super) fn sync_lost_member(&mut self, _role: usize) {
         let compares = |s: &mut Sync| s.action != Action::Recover;
-        self.sync.take_if(compares);
+        if let Some(sync) = self.sync.take_if(compares) {
+            self.ended_early(&sync, "ended when a member failed,");
+        }
     }
 
     /// How far the incoming device is, for an end in order: everything was flushed.
