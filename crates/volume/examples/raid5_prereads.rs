@@ -14,8 +14,10 @@ use pvblk_block::{
     Readiness, Request, RequestFlags, SECTOR, Status,
 };
 use pvblk_sys::Poller;
-use pvblk_volume::raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
-use pvblk_volume::{DelayVolume, ManualClock, VolumeSpec};
+use pvblk_volume::raid5::{
+    ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5, WritePath,
+};
+use pvblk_volume::{Clock, DelayVolume, ManualClock, VolumeSpec};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +25,7 @@ use std::time::Instant;
 
 const MEMBERS: usize = 4;
 const MEMBER_SECTORS: u64 = 64 << 11;
-const USAGE: &str =
-    "usage: raid5_prereads TRACE [--depth N]... [--disk MODEL]... [--stripes N] [--on SPEC]";
+const USAGE: &str = "usage: raid5_prereads TRACE [--depth N]... [--disk MODEL]... [--stripes N] [--path PATH] [--on SPEC]";
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -119,6 +120,7 @@ impl DeviceQueue for CountedQueue {
 fn array(
     model: &str,
     stripes: usize,
+    path: WritePath,
     clock: &Arc<ManualClock>,
     reads: &Arc<Reads>,
 ) -> Outcome<Arc<dyn BlockDevice>> {
@@ -154,6 +156,7 @@ fn array(
     let assembly = Assembly::new(created.geometry(), members, false);
     let options = ArrayOptions {
         stripes,
+        path,
         ..ArrayOptions::default()
     };
     Ok(Raid5::start(assembly, &options)?)
@@ -235,6 +238,7 @@ struct Options {
     depths: Vec<usize>,
     models: Vec<String>,
     stripes: usize,
+    path: WritePath,
     on: Option<String>,
 }
 
@@ -246,6 +250,7 @@ impl Options {
             depths: Vec::new(),
             models: Vec::new(),
             stripes: ArrayOptions::default().stripes,
+            path: WritePath::Direct,
             on: None,
         };
         while let Some(name) = args.next() {
@@ -254,6 +259,7 @@ impl Options {
                 "--depth" => options.depths.push(value.parse()?),
                 "--disk" => options.models.push(value),
                 "--stripes" => options.stripes = value.parse()?,
+                "--path" => options.path = value.parse()?,
                 "--on" => options.on = Some(value),
                 _ => return Err(USAGE.into()),
             }
@@ -290,15 +296,17 @@ fn main() -> Outcome<()> {
     for &depth in &options.depths {
         for model in &options.models {
             let (clock, reads) = (Arc::new(ManualClock::default()), Arc::<Reads>::default());
-            let array = array(model, options.stripes, &clock, &reads)?;
+            let array = array(model, options.stripes, options.path, &clock, &reads)?;
+            let begin = clock.now();
             replay(&array, &trace, depth, |_, deadline| {
                 clock.advance_to(deadline.ok_or("nothing will ever end")?);
                 Ok(())
             })?;
             println!(
-                "depth {depth:>3}  read {:>7} sectors {:>6} requests  {model}",
+                "depth {depth:>3}  read {:>7} sectors {:>6} requests in {:>8.1} ms  {model}",
                 reads.sectors.load(Ordering::Relaxed),
-                reads.requests.load(Ordering::Relaxed)
+                reads.requests.load(Ordering::Relaxed),
+                (clock.now() - begin).as_secs_f64() * 1e3
             );
         }
     }

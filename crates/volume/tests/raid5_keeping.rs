@@ -7,7 +7,7 @@ use pvblk_block::{
 };
 use pvblk_volume::raid5::{
     ArrayOptions, AssembleOptions, Blocking, Consistency, CreateOptions, Keeper, MemberState,
-    Raid5, SyncAction, assemble, create, prepare, sleepy,
+    Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
 };
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -499,4 +499,76 @@ fn a_check_that_is_stopped_says_so() {
     assert_eq!(state.sync, None);
     let trouble = state.trouble.expect("it wasn't finished");
     assert!(trouble.starts_with("check was stopped after "), "{trouble}");
+}
+
+/// Sequential writes of a block each, 64 in flight; how many blocks were read for them.
+fn stream(path: WritePath) -> u64 {
+    let mut world = World::new(Consistency::Resync);
+    world.restart();
+    world.array.set_write_path(path);
+    let mut queue = Queue::open(&world.device(), &QueueContext::new(64)).unwrap();
+    let (mut next, mut batch, mut done) = (0, Vec::new(), Vec::new());
+    let mut free: Vec<u64> = (0..64).collect();
+    let before = world.array.counts();
+    while next < world.capacity() || queue.in_flight() > 0 {
+        while next < world.capacity()
+            && let Some(tag) = free.pop()
+        {
+            let buffer = Buffer::anonymous(4096).unwrap();
+            for n in 0..8 {
+                buffer.write((n * 512) as usize, &bytes(next + n, 7));
+            }
+            batch.push(Request::with_buffers(Op::Write, next, vec![buffer], tag));
+            next += 8;
+        }
+        queue.submit(&mut batch);
+        queue.poll(&mut done);
+        for completion in done.drain(..) {
+            assert_eq!(completion.status, Status::Ok);
+            free.push(completion.request.tag);
+        }
+    }
+    drop(queue);
+    world.array.check_queues().unwrap();
+    assert!(world.holds(7));
+    assert_eq!(world.check(SyncAction::Check), 0);
+    world.array.counts().prereads - before.prereads
+}
+
+#[test]
+fn the_stripe_queue_lets_a_stream_write_whole_stripes() {
+    // Two blocks are left over at the end, and each takes two reads.
+    assert_eq!(stream(WritePath::StripeQueue), 4);
+    assert!(stream(WritePath::Direct) > 20);
+}
+
+#[test]
+fn the_write_path_changes_while_requests_wait() {
+    let mut world = World::new(Consistency::Ppl);
+    let mut queue = Queue::open(&world.device(), &QueueContext::new(16)).unwrap();
+    let mut done = Vec::new();
+    for round in 0..200u64 {
+        let path = [WritePath::StripeQueue, WritePath::Direct][(round % 2) as usize];
+        let sector = round % 40 * 8;
+        let buffer = Buffer::anonymous(4096).unwrap();
+        (0..8).for_each(|n| buffer.write((n * 512) as usize, &bytes(sector + n, 1)));
+        queue.submit(&mut vec![Request::with_buffers(
+            Op::Write,
+            sector,
+            vec![buffer],
+            0,
+        )]);
+        world.array.set_write_path(path);
+        while queue.in_flight() > 8 {
+            queue.poll(&mut done);
+            done.clear();
+        }
+    }
+    while queue.in_flight() > 0 {
+        queue.poll(&mut done);
+        done.clear();
+    }
+    drop(queue);
+    assert!(world.holds(1));
+    assert_eq!(world.check(SyncAction::Check), 0);
 }

@@ -173,3 +173,12 @@ pub struct StripesArgs {
     #[arg(value_name = "N")]
     pub stripes: usize,
 }
+
+#[derive(Args, Debug)]
+pub struct WritePathArgs {
+    #[command(flatten)]
+    pub served: Served,
+    /// How writes go to stripes: direct, as md has it, or stripe-queue, where those that fill a stripe wait for each other
+    #[arg(value_name = "PATH", value_parser = ["direct", "stripe-queue"])]
+    pub path: String,
+}

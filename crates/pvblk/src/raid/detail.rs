@@ -129,6 +129,7 @@ fn as_text(detail: &Detail) -> String {
         let cached = (serving.stripes, serving.active_stripes);
         lines.extend([
             ("Stripe Cache", format!("{}, {} active", cached.0, cached.1)),
+            ("Write Path", serving.write_path.clone()),
             ("Mismatch Count", serving.mismatch_sectors.to_string()),
         ]);
     }

@@ -2,6 +2,7 @@
 
 use super::args::{
     AddArgs, CheckArgs, MemberArgs, ReplaceArgs, Served, SpeedArgs, StripesArgs, Whom,
+    WritePathArgs,
 };
 use super::ask::{Array, follow};
 use super::{member, offline};
@@ -92,6 +93,11 @@ pub fn speed(args: &SpeedArgs) -> Result<()> {
 pub fn stripes(args: &StripesArgs) -> Result<()> {
     let stripes = args.stripes;
     order(&args.served, &Question::Stripes { stripes })
+}
+
+pub fn write_path(args: &WritePathArgs) -> Result<()> {
+    let path = args.path.clone();
+    order(&args.served, &Question::WritePath { path })
 }
 
 /// The disk of a server, if that is what is meant.

@@ -13,7 +13,7 @@ mod text;
 use anyhow::Result;
 use args::{
     AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MemberArgs, MembersArgs, ReplaceArgs,
-    Served, SpeedArgs, StripesArgs,
+    Served, SpeedArgs, StripesArgs, WritePathArgs,
 };
 use clap::Subcommand;
 use pvblk_block::{BlockDevice, Error};
@@ -72,6 +72,8 @@ pub enum RaidCommand {
     Speed(SpeedArgs),
     /// How many stripe heads are kept in memory
     Stripes(StripesArgs),
+    /// How writes go to stripes
+    WritePath(WritePathArgs),
     /// Make right what a crash left, and leave the array clean, without serving it
     Assemble(MembersArgs),
     /// Rebuild a missing member onto a spare, without serving the array
@@ -95,6 +97,7 @@ pub fn run(command: &RaidCommand) -> Result<()> {
         RaidCommand::Unfreeze(args) => manage::order(args, &Question::Frozen { on: false }),
         RaidCommand::Speed(args) => manage::speed(args),
         RaidCommand::Stripes(args) => manage::stripes(args),
+        RaidCommand::WritePath(args) => manage::write_path(args),
         RaidCommand::Assemble(args) => offline::assemble(args),
         RaidCommand::Rebuild(args) => offline::rebuild(args),
     }

@@ -6,7 +6,9 @@ use super::submitter::Submitter;
 use super::world::{Life, World};
 use fastrand::Rng;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_volume::raid5::{ArrayOptions, AssembleOptions, Keeper, Raid5, assemble, prepare};
+use pvblk_volume::raid5::{
+    ArrayOptions, AssembleOptions, Keeper, Raid5, WritePath, assemble, prepare,
+};
 use std::sync::Arc;
 
 /// Tries at most: each may be cut.
@@ -224,6 +226,10 @@ impl World {
         let from = from.map_or(0, |i| i.recovered_sectors);
         let options = ArrayOptions {
             stripes: self.c.profile.stripes,
+            path: match self.c.profile.queued {
+                true => WritePath::StripeQueue,
+                false => WritePath::Direct,
+            },
             lazy: self.c.profile.lazy,
         };
         let array = Raid5::start(assembly, &options);

@@ -108,6 +108,11 @@ impl Bug {
             "array-intent-not-awaited",
             Bug::Array(Raid5Bug::IntentNotAwaited),
         ),
+        #[cfg(feature = "planted")]
+        (
+            "array-queue-listed-while-held",
+            Bug::Array(Raid5Bug::QueueListedWhileHeld),
+        ),
     ];
 
     /// Gives this thread's arrays the bug, if it is one of theirs.

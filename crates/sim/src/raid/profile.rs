@@ -80,6 +80,8 @@ pub struct Profile {
     pub bitmap_chunk: u64,
     /// Parity is made while the array serves.
     pub later: bool,
+    /// Writes go through the stripe queue.
+    pub queued: bool,
     /// Submitters promise not to change their data.
     pub stable: bool,
     /// What is calculated waits, so that others come in between.
@@ -139,6 +141,7 @@ impl Profile {
             spare: rng.bool(),
             bitmap_chunk: pick(rng, &[8, 16, 64]),
             later: rng.bool(),
+            queued: rng.u8(..4) > 0,
             stable: restless == 0 && rng.bool(),
             lazy: rng.bool(),
             losses: pick(

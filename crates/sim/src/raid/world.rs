@@ -195,6 +195,9 @@ impl World {
         let submitters = self.life.as_ref().map_or(0, |l| l.submitters.len());
         if self.c.rng.u8(..8) == 0 {
             self.keep();
+            if let Some(life) = &self.life {
+                life.array.check_queues()?;
+            }
         }
         let at = self.c.rng.usize(..submitters * s + self.disks.len() * d);
         let moved = match at.checked_sub(submitters * s) {

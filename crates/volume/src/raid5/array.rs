@@ -5,13 +5,14 @@ mod keeper;
 mod manage;
 mod queue;
 
+pub use super::core::Counts as WriteCounts;
 pub use keeper::Keeper;
 pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, SyncAction};
 
 use super::Geometry;
 use super::assemble::{Assembly, Incoming, Member};
 use super::blocking::{Blocking, Idle};
-use super::core::{Core, MemberIo, Setup};
+use super::core::{Core, MemberIo, Setup, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
@@ -33,6 +34,8 @@ const MAX_SECTORS: u32 = 2048;
 pub struct ArrayOptions {
     /// Stripe heads, 8 to 32768: each has a page of 4 KiB for every member.
     pub stripes: usize,
+    /// How writes go to stripe heads.
+    pub path: WritePath,
     /// For simulations: what is calculated waits until the queue is polled, so that others come in between.
     pub lazy: bool,
 }
@@ -42,6 +45,7 @@ impl Default for ArrayOptions {
     fn default() -> ArrayOptions {
         ArrayOptions {
             stripes: 256,
+            path: WritePath::default(),
             lazy: false,
         }
     }
@@ -157,6 +161,7 @@ impl Raid5 {
             unsynced: assembly.unsynced.iter().map(stripes).collect(),
             bitmap: assembly.bitmap,
             heads: options.stripes,
+            path: options.path,
             unit_bytes: limits.logical_sector_bytes as usize,
             dirty: assembly.dirty,
         })?;
@@ -190,6 +195,21 @@ impl Raid5 {
         let devices = self.shared.devices.lock();
         let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
         core.slots_by_role().iter().map(name).collect()
+    }
+
+    /// What was written, in numbers.
+    pub fn counts(&self) -> WriteCounts {
+        self.shared.core.lock().counts()
+    }
+
+    /// From now on writes go this way; what waits goes on from where it is.
+    pub fn set_write_path(&self, path: WritePath) {
+        self.shared.core.lock().set_write_path(path);
+    }
+
+    /// For tests: whether the stripe queue is in order.
+    pub fn check_queues(&self) -> Result<(), String> {
+        self.shared.core.lock().check_queues()
     }
 
     /// The place that another device is being made the member of.

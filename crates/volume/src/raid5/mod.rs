@@ -39,6 +39,7 @@ mod testing;
 pub use array::ask;
 pub use array::{
     ArrayMember, ArrayOptions, ArrayState, ArraySync, Keeper, MemberState, Raid5, SyncAction,
+    WriteCounts,
 };
 pub use assemble::{
     AssembleOptions, Assembly, Incoming, Member, assemble, read_superblock, uuid_text,
@@ -48,6 +49,7 @@ pub use bitmap::{
     WriteIntent,
 };
 pub use blocking::{Blocking, Idle, sleepy};
+pub use core::WritePath;
 pub use create::{Consistency, Created, NewArray};
 pub use geometry::{Geometry, Layout, Piece, Place, STRIPE_BYTES, STRIPE_SECTORS, Slot};
 pub use new_array::{CreateOptions, NewMembers, create};

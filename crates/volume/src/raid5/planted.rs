@@ -31,11 +31,13 @@ pub enum Raid5Bug {
     PositionNotFlushed,
     /// Stripes are written while the bitmap is.
     IntentNotAwaited,
+    /// A stripe's queue that its head holds is put on a list as well.
+    QueueListedWhileHeld,
 }
 
 impl Raid5Bug {
     /// All of them.
-    pub const ALL: [Raid5Bug; 14] = [
+    pub const ALL: [Raid5Bug; 15] = [
         Raid5Bug::LogNotAwaited,
         Raid5Bug::LogReusedEarly,
         Raid5Bug::WrongPartialParity,
@@ -50,6 +52,7 @@ impl Raid5Bug {
         Raid5Bug::IncomingForgotten,
         Raid5Bug::PositionNotFlushed,
         Raid5Bug::IntentNotAwaited,
+        Raid5Bug::QueueListedWhileHeld,
     ];
 }
 

@@ -317,8 +317,16 @@ fn raid5(text: &str, depth: usize) -> Result<Raid5Spec, String> {
                     )
                 })?;
             }
+            ("write-path", Some(value)) => {
+                spec.write_path = value.parse().map_err(|_| {
+                    format!(
+                        "write-path `{}` is not direct or stripe-queue",
+                        value.escape_debug()
+                    )
+                })?;
+            }
             ("force", None) => spec.force = true,
-            _ => return Err(unknown(key, "stripes=N, force")),
+            _ => return Err(unknown(key, "stripes=N, write-path=PATH, force")),
         }
     }
     Ok(spec)

@@ -1,12 +1,14 @@
 //! `raid5`: an array as a volume.
 
 use super::VolumeSpec;
-use crate::raid5::{self, ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress};
+use crate::raid5::{
+    self, ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath,
+};
 use pvblk_block::{BlockDevice, Error};
 use std::fmt;
 use std::sync::Arc;
 
-/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,force]`.
+/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,force]`.
 ///
 /// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
 /// the array has members. For one that isn't there write `[missing]`: then it has no place in the array until mdadm adds it again.
@@ -20,6 +22,8 @@ pub struct Raid5Spec {
     pub members: Vec<Option<VolumeSpec>>,
     /// Stripe heads that are kept in memory, 17 to 32768, as md's `stripe_cache_size`: 4 KiB for each member.
     pub stripes: u32,
+    /// How writes go to stripes: `direct` as md has it, or through the `stripe-queue`.
+    pub write_path: WritePath,
     /// Start with stale members, or when dirty and degraded, although data may be wrong.
     pub force: bool,
 }
@@ -33,6 +37,7 @@ impl Raid5Spec {
         Raid5Spec {
             members,
             stripes: Raid5Spec::STRIPES,
+            write_path: WritePath::default(),
             force: false,
         }
     }
@@ -90,6 +95,7 @@ impl Raid5Spec {
         }
         let options = ArrayOptions {
             stripes: self.stripes as usize,
+            path: self.write_path,
             ..ArrayOptions::default()
         };
         let array = raid5::Raid5::start(assembly, &options)?;
@@ -116,6 +122,9 @@ impl fmt::Display for Raid5Spec {
         }
         if self.stripes != Raid5Spec::STRIPES {
             write!(f, ",stripes={}", self.stripes)?;
+        }
+        if self.write_path != WritePath::default() {
+            write!(f, ",write-path={}", self.write_path)?;
         }
         f.write_str(if self.force { ",force" } else { "" })
     }

@@ -77,6 +77,11 @@ pub enum Question {
         /// So many.
         stripes: usize,
     },
+    /// How writes go to stripes: see [`Raid5::set_write_path`].
+    WritePath {
+        /// `direct` or `stripe-queue`.
+        path: String,
+    },
 }
 
 /// An array, with the words of `mdadm --detail`.
@@ -187,6 +192,8 @@ pub struct Serving {
     pub stripes: usize,
     /// Those at work: md's `stripe_cache_active`.
     pub active_stripes: usize,
+    /// How writes go to stripes: `direct` or `stripe-queue`.
+    pub write_path: String,
     /// Nothing begins by itself.
     pub frozen: bool,
     /// KiB a second of each member, while others use the array: md's `sync_speed_min`.
@@ -291,6 +298,7 @@ impl Detail {
                 trouble: state.trouble.clone(),
                 stripes: state.stripes,
                 active_stripes: state.active_stripes,
+                write_path: state.write_path.to_string(),
                 frozen: state.frozen,
                 speed_min_kib: state.speed_min_kib,
                 speed_max_kib: state.speed_max_kib,
@@ -426,6 +434,7 @@ impl Raid5 {
                 )?;
             }
             Question::Stripes { stripes } => self.set_stripes(*stripes)?,
+            Question::WritePath { path } => self.set_write_path(path.parse()?),
         }
         Ok(self.detail())
     }

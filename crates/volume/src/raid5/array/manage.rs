@@ -2,7 +2,7 @@
 
 use super::keeper::{SPEED_MAX_KIB, SPEED_MIN_KIB};
 use super::{LEAST_STRIPES, MOST_STRIPES, Raid5};
-use crate::raid5::core::Action;
+use crate::raid5::core::{Action, WritePath};
 use crate::raid5::spare::make_spare;
 use crate::raid5::{Idle, Member, Policy, Superblock};
 use parking_lot::Mutex;
@@ -76,6 +76,8 @@ pub struct ArrayState {
     pub stripes: usize,
     /// Those that have something to do.
     pub active_stripes: usize,
+    /// How writes go to them.
+    pub write_path: WritePath,
     /// Nothing is begun by itself.
     pub frozen: bool,
     /// Speeds in KiB a second of each member: while others use the array, and at most.
@@ -189,6 +191,7 @@ impl Raid5 {
             trouble: state.trouble,
             stripes: state.stripes,
             active_stripes: state.active_stripes,
+            write_path: state.path,
             frozen: wishes.frozen,
             speed_min_kib: wishes.speed_min_kib,
             speed_max_kib: wishes.speed_max_kib,

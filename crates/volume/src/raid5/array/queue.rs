@@ -185,13 +185,15 @@ impl ArrayQueue {
         let mut done = std::mem::replace(&mut core.done, std::mem::take(&mut self.told_done));
         self.works.append(&mut core.works);
         let gone = core.take_gone();
+        let waiter = core.waits_for();
         drop(core);
         if !gone.is_empty() {
             let mut devices = shared.devices.lock();
             gone.into_iter().for_each(|slot| devices[slot] = None);
             shared.changes.fetch_add(1, Ordering::AcqRel);
         }
-        let mut others: Vec<usize> = Vec::new();
+        // It may sleep, since somebody else was writing when it looked.
+        let mut others: Vec<usize> = waiter.filter(|w| *w != self.owner).into_iter().collect();
         for io in ios.drain(..) {
             if io.runner == self.owner {
                 self.ios.push(io);
@@ -408,6 +410,14 @@ impl ArrayQueue {
         true
     }
 
+    /// Its user waits: writes that wait for more from it do so in vain.
+    fn wait_no_longer(&mut self) {
+        let waiting = self.shared.core.lock().is_waiting();
+        if waiting {
+            self.step(|core, _| core.expect_nothing());
+        }
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         !self.works.is_empty()
             || !self.members.iter().flatten().all(Lane::is_idle)
@@ -454,7 +464,9 @@ impl DeviceQueue for ArrayQueue {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        self.progress();
+        if !self.progress() && self.done.is_empty() {
+            self.wait_no_longer();
+        }
         out.append(&mut self.done);
     }
 
@@ -465,6 +477,10 @@ impl DeviceQueue for ArrayQueue {
                 || !q.works.is_empty()
                 || q.mail.any.load(Ordering::Acquire)
         };
+        if ready(self) {
+            return Readiness::Ready;
+        }
+        self.wait_no_longer();
         if ready(self) {
             return Readiness::Ready;
         }

@@ -20,6 +20,8 @@ pub(super) struct Head {
     pub bad: u64,
     /// What goes through all stripes comes by; the number of that.
     pub sync: Option<u64>,
+    /// The queue that it holds.
+    pub queue: Option<usize>,
     pub waiting: VecDeque<Piece>,
     pub round: Option<Round>,
     /// It runs at the next unplug.
@@ -34,13 +36,16 @@ pub(super) struct Head {
 
 impl Head {
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.round.is_none() && self.sync.is_none()
+        self.waiting.is_empty()
+            && self.round.is_none()
+            && self.sync.is_none()
+            && self.queue.is_none()
     }
 }
 
 /// Spreads stripe numbers. Nobody gains by making them collide: there are as many heads at most.
 #[derive(Default)]
-struct Spread(u64);
+pub(super) struct Spread(u64);
 
 impl Hasher for Spread {
     fn finish(&self) -> u64 {
@@ -183,6 +188,25 @@ impl Heads {
         }
     }
 
+    /// Whether a quarter of them is free.
+    pub fn has_quarter(&self) -> bool {
+        self.free() * 4 >= self.limit
+    }
+
+    /// Whether few enough read for others to begin.
+    pub fn may_activate(&self) -> bool {
+        self.prereading < PREREAD_THRESHOLD
+    }
+
+    /// The head of a stripe may read: whoever sent it here has waited for that.
+    pub fn may_read(&mut self, stripe: u64) {
+        if let Some(&head) = self.by_stripe.get(&stripe)
+            && !std::mem::replace(&mut self.all[head].preread, true)
+        {
+            self.prereading += 1;
+        }
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.limit
@@ -243,6 +267,7 @@ impl Core {
     pub fn set_stripes(&mut self, count: usize) -> Result<(), Error> {
         self.pages.grow(count)?;
         self.heads.set_limit(count);
+        self.queues.set_heads(count);
         self.free_pages();
         Ok(())
     }
@@ -283,13 +308,13 @@ impl Core {
             }
             let mut plugged = std::mem::take(&mut self.heads.plugged);
             if plugged.is_empty() {
-                if self.activate_delayed() {
+                if self.run_queues() || self.activate_delayed() {
                     continue;
                 }
                 self.start_logs();
                 self.start_intents();
                 // Where the array has stopped, rounds end without I/O, and make way for others.
-                if self.heads.plugged.is_empty() && !self.activate_delayed() {
+                if self.heads.plugged.is_empty() && !self.run_queues() && !self.activate_delayed() {
                     break;
                 }
                 continue;
@@ -333,9 +358,19 @@ impl Core {
     /// A round has ended: another one, or rest.
     pub(super) fn round_over(&mut self, head: usize) {
         let blocks = self.geometry.data_members();
-        let h = &mut self.heads.all[head];
-        let whole = h.round.take().is_some_and(|r| r.blocks().1 == blocks);
+        let round = self.take_round(head);
+        let whole = round.is_some_and(|r| r.blocks().1 == blocks);
         self.rest_or_go_on(head, whole);
+    }
+
+    /// The round is over.
+    pub(super) fn take_round(&mut self, head: usize) -> Option<Round> {
+        let round = self.heads.all[head].round.take();
+        if round.as_ref().is_some_and(Round::writes) {
+            self.queues.writing -= 1;
+            self.queues.ended += 1;
+        }
+        round
     }
 
     /// The head has no round.
@@ -343,6 +378,10 @@ impl Core {
         let h = &mut self.heads.all[head];
         if std::mem::take(&mut h.preread) {
             self.heads.prereading -= 1;
+        }
+        if self.heads.all[head].waiting.is_empty() {
+            // It may come back with more at once, if its stripe is whole.
+            self.release_queue(head);
         }
         if !self.heads.all[head].is_idle() {
             self.plug(head);

@@ -9,12 +9,14 @@ mod intent;
 mod log;
 mod meta;
 mod pages;
+mod queue;
 mod round;
 mod slots;
 mod state;
 mod sync;
 mod work;
 
+pub use queue::WritePath;
 pub use sync::Action;
 pub(super) use work::Work;
 
@@ -26,6 +28,7 @@ use log::Logs;
 use meta::Meta;
 use pages::{Pages, segments};
 use pvblk_block::{Buffer, Completion, Error, Op, Request, RequestFlags, Status};
+use queue::Queues;
 use slots::{Incoming, Slot, Slots, Unsynced};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -164,10 +167,22 @@ pub(super) struct Setup {
     pub unsynced: Vec<Range<u64>>,
     pub bitmap: Option<WriteIntent>,
     pub heads: usize,
+    pub path: WritePath,
     /// Largest logical sector of the members, in bytes.
     pub unit_bytes: usize,
     /// The superblocks on disk say dirty already.
     pub dirty: bool,
+}
+
+/// What was written, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rounds of stripes that were written.
+    pub rounds: u64,
+    /// Those of whole stripes.
+    pub whole: u64,
+    /// Blocks of 4 KiB that were read for them.
+    pub prereads: u64,
 }
 
 /// See the module's documentation.
@@ -180,6 +195,8 @@ pub(super) struct Core {
     broken: bool,
     pages: Pages,
     heads: Heads,
+    queues: Queues,
+    counts: Counts,
     logs: Logs,
     intents: Intents,
     meta: Meta,
@@ -254,6 +271,8 @@ impl Core {
             broken: false,
             pages: Pages::new(setup.heads, members)?,
             heads: Heads::new(setup.heads),
+            queues: Queues::new(setup.heads, setup.path),
+            counts: Counts::default(),
             logs: Logs::new(&setup.geometry, &superblocks, policy)?,
             intents: Intents::new(setup.bitmap)?,
             meta: Meta::new(superblocks, slots.failed(), setup.dirty, setup.unit_bytes)?,
@@ -445,6 +464,7 @@ impl Core {
 
     fn write(&mut self, id: usize) {
         let (sector, sectors) = self.range(id);
+        self.note_write(sector, sectors);
         self.in_blocks(id, true, sector, sectors, 0);
     }
 
@@ -456,7 +476,7 @@ impl Core {
             let slot = self.geometry.slot(at);
             let some = (STRIPE_SECTORS - slot.offset_sectors).min(end - at);
             self.add_pieces(request, 1);
-            self.place(Piece {
+            let piece = Piece {
                 request,
                 write,
                 stripe: slot.stripe,
@@ -464,7 +484,11 @@ impl Core {
                 offset: slot.offset_sectors,
                 sectors: some,
                 skip: skip + ((at - sector) * 512) as usize,
-            });
+            };
+            match write && self.queues.path == WritePath::StripeQueue {
+                true => self.enqueue(piece),
+                false => self.place(piece),
+            }
             at += some;
         }
     }
@@ -593,5 +617,6 @@ impl Core {
         for piece in self.heads.take_waiting() {
             self.fail_piece(piece.request);
         }
+        self.fail_queues();
     }
 }

@@ -39,6 +39,11 @@ pub(super) struct Round {
 }
 
 impl Round {
+    /// Whether it is of writes that somebody asked for.
+    pub fn writes(&self) -> bool {
+        matches!(self.mode, Mode::NoParity | Mode::Modify | Mode::Reconstruct)
+    }
+
     /// First data block that is written, and how many.
     pub fn blocks(&self) -> (usize, usize) {
         let first = self.touched.trailing_zeros() as usize;
@@ -72,7 +77,7 @@ pub(super) fn bit(member: usize) -> u64 {
 }
 
 /// Sectors of a block that a piece covers.
-fn sectors(piece: &Piece) -> u8 {
+pub(super) fn sectors_of(piece: &Piece) -> u8 {
     let all = (1u16 << piece.sectors) - 1;
     (all << piece.offset) as u8
 }
@@ -191,6 +196,13 @@ impl Core {
         let runner = round.runner;
         let stripe = self.heads.all[head].stripe;
         let sector = self.geometry.stripe_member_sector(stripe);
+        if round.writes() {
+            self.queues.writing += 1;
+            let (_, blocks) = round.blocks();
+            self.counts.rounds += 1;
+            self.counts.whole += u64::from(blocks == self.geometry.data_members());
+            self.counts.prereads += need.count_ones() as u64;
+        }
         self.heads.all[head].round = Some(round);
         let pages = self.pages.of(head);
         for member in bits(need) {
@@ -241,7 +253,7 @@ impl Core {
         for piece in &h.waiting {
             covered[piece.index] |= match has(Raid5Bug::PartialTakenForWhole) {
                 true => u8::MAX,
-                false => sectors(piece),
+                false => sectors_of(piece),
             };
         }
         let indices = |f: &dyn Fn(u8) -> bool| {
@@ -350,13 +362,13 @@ impl Core {
 
     /// What the round is for can't be had: two blocks of its stripe can't be read.
     fn lose_round(&mut self, head: usize) {
-        let h = &mut self.heads.all[head];
-        let Some(mut round) = h.round.take() else {
+        let Some(mut round) = self.take_round(head) else {
             return;
         };
-        let was_fix = round.mode == Mode::Fix;
+        let h = &mut self.heads.all[head];
         h.bad = 0;
         let stripe = h.stripe;
+        let was_fix = round.mode == Mode::Fix;
         let mut lost: Vec<usize> = round.pieces.drain(..).map(|p| p.piece.request).collect();
         self.spare_pieces.push(round.pieces);
         let mut sync = round.sync;

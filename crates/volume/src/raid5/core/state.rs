@@ -1,7 +1,7 @@
 //! What people see of an array that serves.
 
-use super::Core;
 use super::sync::SyncNow;
+use super::{Core, Counts, WritePath};
 use crate::raid5::STRIPE_SECTORS;
 
 /// A device of the array.
@@ -46,9 +46,18 @@ pub struct State {
     pub active_stripes: usize,
     /// Requests taken, ever.
     pub requests: u64,
+    /// How writes go to stripe heads.
+    pub path: WritePath,
+    /// What was written.
+    pub counts: Counts,
 }
 
 impl Core {
+    /// What was written, in numbers.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
     /// For people.
     pub fn state(&self) -> State {
         let (superblocks, dirty) = self.meta.superblocks();
@@ -77,6 +86,8 @@ impl Core {
             stripes: self.heads.count(),
             active_stripes: self.heads.active(),
             requests: self.taken,
+            path: self.queues.path,
+            counts: self.counts,
         }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::raid5::WritePath;
 use pvblk_block::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -163,6 +164,10 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
             VolumeSpec::Raid5(Raid5Spec {
                 members: members.collect(),
                 stripes: rng.u32(17..=32768),
+                write_path: match rng.bool() {
+                    true => WritePath::Direct,
+                    false => WritePath::StripeQueue,
+                },
                 force: rng.bool(),
             })
         }
@@ -318,7 +323,11 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ),
         (
             "raid5:[/a][/b][/c],",
-            "unknown option ``: use stripes=N, force",
+            "unknown option ``: use stripes=N, write-path=PATH, force",
+        ),
+        (
+            "raid5:[/a][/b][/c],write-path=x",
+            "write-path `x` is not direct or stripe-queue",
         ),
         (
             "raid5:[/a][/b][/c],stripes=x",
