@@ -467,8 +467,10 @@ impl World {
 
     /// The power goes, for all or, without `power`, only the process dies.
     pub fn cut(&mut self) {
-        if self.life.is_some() {
-            self.synced = self.is_synced();
+        if let Some(life) = &self.life {
+            // Superblocks may not have been told yet.
+            let told = life.array.state().sync.is_none();
+            self.synced = told && self.is_synced();
         }
         let rng = &mut self.c.rng;
         let kinds = [
