@@ -395,6 +395,11 @@ impl Core {
 
     /// Gives heads to queues; true if any got one.
     pub(super) fn run_queues(&mut self) -> bool {
+        if self.broken {
+            // Also what heads have let go since.
+            self.fail_queues();
+            return false;
+        }
         while !self.queues.blocked
             && let Some(piece) = self.queues.waiting.pop_front()
         {
