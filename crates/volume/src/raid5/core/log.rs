@@ -204,6 +204,12 @@ impl Core {
             taken += 1;
         }
         log.unit = log.next.drain(..taken).collect();
+        // One of this unit's: the others may be gone before it is written, if the array ends.
+        let first = log
+            .unit
+            .first()
+            .and_then(|head| heads[*head].round.as_ref());
+        let runner = first.map_or(runner, |round| round.runner);
         log.state = State::Writing;
         log.left = places.len();
         logs.region.write(base, &batch.header().encode());
