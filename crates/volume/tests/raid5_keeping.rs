@@ -539,7 +539,8 @@ fn stream(path: WritePath) -> u64 {
 fn the_stripe_queue_lets_a_stream_write_whole_stripes() {
     // Two blocks are left over at the end, and each takes two reads.
     assert_eq!(stream(WritePath::StripeQueue), 4);
-    assert!(stream(WritePath::Direct) > 20);
+    let direct = stream(WritePath::Direct);
+    assert!(direct > 8, "{direct}");
 }
 
 #[test]
