@@ -19,6 +19,7 @@ pub mod queues;
 pub mod rings;
 pub mod samples;
 pub mod stats;
+pub mod stripe_queue;
 pub mod trace_cost;
 pub mod trace_sample;
 pub mod verdict;

@@ -172,6 +172,8 @@ pub enum LabCommand {
     Rings(SweepArgs),
     /// Seed 001's table: one queue against several, by jobs
     Queues(SweepArgs),
+    /// Seed 004's tables: RAID-5's direct write path and the stripe queue, by tiobench's phases
+    StripeQueue(StripeQueueArgs),
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
     /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
@@ -343,6 +345,47 @@ pub struct SweepArgs {
     /// A minute's worth
     #[arg(long)]
     pub quick: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct StripeQueueArgs {
+    /// Rounds, interleaved; three are needed for an interval [default: 5, or 3 with --quick]
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Bytes of all files together [default: 192M, or 48M with --quick]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    /// Seconds of each sample of members in memory
+    #[arg(long, default_value_t = 0.3)]
+    pub seconds: f64,
+    /// Which members [default: all]
+    #[arg(long, value_name = "MEMBERS", value_delimiter = ',')]
+    pub on: Vec<StripeQueuePart>,
+    /// Only cells whose name has this in it, such as `random writes, 4 KiB` or, in memory, `two threads, 4 KiB`
+    #[arg(long, value_name = "TEXT")]
+    pub cells: Option<String>,
+    /// Where the members that are files are made [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// A few minutes' worth
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum StripeQueuePart {
+    /// Modelled disks, in virtual time
+    Modelled,
+    /// Files
+    Files,
+    /// Memory, on one thread and on two
+    Memory,
 }
 
 #[derive(Args, Debug)]

@@ -1,11 +1,13 @@
 //! `pvblk lab`.
 
 use crate::cli::{
-    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, SweepArgs, TraceCostArgs,
+    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, StripeQueueArgs, StripeQueuePart,
+    SweepArgs, TraceCostArgs,
 };
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
-    agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, trace_cost, verdict,
+    agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, stripe_queue, trace_cost,
+    verdict,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -17,6 +19,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Idle(args) => run_idle(args),
         LabCommand::Rings(args) => run_rings(args),
         LabCommand::Queues(args) => run_queues(args),
+        LabCommand::StripeQueue(args) => run_stripe_queue(args),
         LabCommand::Fio(args) => run_fio(args),
         LabCommand::Crash(args) => run_crash(args),
         LabCommand::CrashLoad(args) => crash::load::run(&crash::load::LoadOptions {
@@ -48,7 +51,11 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Result<Scratch> {
-        let path = std::env::temp_dir().join(format!("pvblk-lab-{}", std::process::id()));
+        Scratch::in_folder(&std::env::temp_dir())
+    }
+
+    fn in_folder(folder: &std::path::Path) -> Result<Scratch> {
+        let path = folder.join(format!("pvblk-lab-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Scratch(path))
     }
@@ -197,6 +204,43 @@ fn run_queues(args: &SweepArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = queues::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    draw(args.json.as_ref(), result.plots()?)?;
+    println!("{}", result.table());
+    judge(args.check, &result.checks())
+}
+
+fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
+    use stripe_queue::{Part, StripeQueueOptions};
+    let small = if args.quick { "48M" } else { "192M" };
+    let bytes = pvblk_volume::parse_size(args.size.as_deref().unwrap_or(small))?;
+    if !(16 << 20..=4 << 30).contains(&bytes) {
+        bail!("--size must be from 16M to 4G");
+    }
+    let part = |part: &StripeQueuePart| match part {
+        StripeQueuePart::Modelled => Part::Modelled,
+        StripeQueuePart::Files => Part::Files,
+        StripeQueuePart::Memory => Part::Memory,
+    };
+    let mut parts: Vec<Part> = args.on.iter().map(part).collect();
+    if parts.is_empty() {
+        parts = vec![Part::Modelled, Part::Files, Part::Memory];
+    }
+    let options = StripeQueueOptions {
+        runs: args.runs.unwrap_or(if args.quick { 3 } else { 5 }),
+        bytes,
+        seconds: args.seconds,
+        parts,
+        cells: args.cells.clone(),
+    };
+    if options.runs == 0 || !(0.01..=600.0).contains(&options.seconds) {
+        bail!("there must be rounds, and --seconds from 0.01 to 600");
+    }
+    let scratch = match &args.dir {
+        None => Scratch::new()?,
+        Some(dir) => Scratch::in_folder(dir)?,
+    };
+    let result = stripe_queue::run(&options, &scratch.0, &progress)?;
     save(args.json.as_ref(), &result)?;
     draw(args.json.as_ref(), result.plots()?)?;
     println!("{}", result.table());

@@ -114,6 +114,8 @@ pub(super) struct Queues {
     starved: bool,
     streams: Vec<Stream>,
     clock: u64,
+    /// The last stripe that got a head to read.
+    read_last: u64,
     /// Rounds of writes that run, and that have ended.
     pub writing: usize,
     pub ended: u64,
@@ -133,6 +135,7 @@ impl Queues {
             starved: false,
             streams: Vec::new(),
             clock: 0,
+            read_last: 0,
             writing: 0,
             ended: 0,
         };
@@ -223,8 +226,11 @@ impl Queues {
     fn note_stream(&mut self, sector: u64, sectors: u64) {
         self.clock += 1;
         let used = self.clock;
-        // A little out of order is in order still.
-        let near = |s: &&mut Stream| sector >= s.end && sector - s.end <= s.sectors.min(256);
+        // Once it is a stream, a little out of order is in order still; before, that may be chance.
+        let near = |s: &&mut Stream| {
+            let gap = if s.writes < 4 { 0 } else { 256 };
+            sector >= s.end && sector - s.end <= gap
+        };
         if let Some(stream) = self.streams.iter_mut().find(near) {
             *stream = Stream {
                 end: sector + sectors,
@@ -438,7 +444,7 @@ impl Core {
     /// Rows that streams are in at the moment: more will come for their stripes soon.
     fn stream_rows(&self) -> Vec<u64> {
         let row_sectors = self.geometry.row_sectors();
-        let long = |s: &&Stream| s.writes >= 4 || (s.writes > 1 && s.sectors >= row_sectors);
+        let long = |s: &&Stream| s.writes >= 4 || (s.writes > 2 && s.sectors >= row_sectors);
         let streams = self.queues.streams.iter().filter(long);
         let inside = streams.filter(|s| s.end % row_sectors != 0);
         inside.map(|s| s.end / row_sectors).collect()
@@ -454,6 +460,7 @@ impl Core {
             return false;
         }
         let stripe = self.queues.all[queue].stripe;
+        self.queues.read_last = stripe;
         self.heads.may_read(stripe);
         true
     }
@@ -507,13 +514,31 @@ impl Core {
         if !old && !self.heads.may_activate() {
             return;
         }
+        let mut going = Vec::new();
         let mut at = Some(first);
         while let Some(queue) = at {
             let q = &self.queues.all[queue];
             at = q.after;
             if self.may_go(q, rows) {
-                self.queues.put(queue, Place::Lo);
+                going.push(queue);
             }
+        }
+        if going.is_empty() {
+            return;
+        }
+        // Members like it in order, together with those that found no head yet, and on from where the last one was.
+        let mut at = self.queues.first(Place::Lo);
+        while let Some(queue) = at {
+            going.push(queue);
+            at = self.queues.all[queue].after;
+        }
+        let from = self.queues.read_last;
+        going.sort_unstable_by_key(|&queue| {
+            let stripe = self.queues.all[queue].stripe;
+            (stripe < from, stripe)
+        });
+        for queue in going {
+            self.queues.put(queue, Place::Lo);
         }
     }
 

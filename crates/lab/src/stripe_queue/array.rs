@@ -1,0 +1,259 @@
+//! The arrays that are measured: four members, chunks of 64 KiB, and what is counted of them.
+
+use parking_lot::RwLock;
+use pvblk_block::{
+    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
+    Request, Status,
+};
+use pvblk_volume::raid5::{
+    ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5, WritePath,
+};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Members of each array.
+pub const MEMBERS: usize = 4;
+/// Sectors of a chunk: 64 KiB.
+pub const CHUNK_SECTORS: u64 = 128;
+/// Sectors of the array in a row of chunks.
+pub const ROW_SECTORS: u64 = CHUNK_SECTORS * (MEMBERS as u64 - 1);
+
+/// What all members of an array were asked to read, in blocks of 4 KiB.
+#[derive(Default)]
+pub struct Reads {
+    /// Reads cost nothing, and bring nothing: parity is wrong from then on.
+    free: AtomicBool,
+    inside: AtomicU64,
+    at_edges: AtomicU64,
+    /// Requests that are at members now, of any kind.
+    in_flight: AtomicUsize,
+    /// Rows that streams begin or end in, sorted, and where data begins on a member.
+    edges: RwLock<(Vec<u64>, u64)>,
+}
+
+impl Reads {
+    fn note(&self, request: &Request) {
+        let edges = self.edges.read();
+        let row = request.sector.saturating_sub(edges.1) / CHUNK_SECTORS;
+        let count = match edges.0.binary_search(&row) {
+            Ok(_) => &self.at_edges,
+            Err(_) => &self.inside,
+        };
+        count.fetch_add(request.sectors.div_ceil(8), Relaxed);
+    }
+}
+
+/// A member that counts its reads.
+struct Counted {
+    inner: Arc<dyn BlockDevice>,
+    reads: Arc<Reads>,
+}
+
+struct CountedQueue {
+    inner: Box<dyn DeviceQueue>,
+    reads: Arc<Reads>,
+    freed: Vec<Completion>,
+    below: usize,
+}
+
+impl BlockDevice for Counted {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+    fn capacity_sectors(&self) -> u64 {
+        self.inner.capacity_sectors()
+    }
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Ok(Box::new(CountedQueue {
+            inner: self.inner.open_device_queue(context)?,
+            reads: Arc::clone(&self.reads),
+            freed: Vec::new(),
+            below: 0,
+        }))
+    }
+    fn events(&self) -> &EventHub {
+        self.inner.events()
+    }
+}
+
+impl DeviceQueue for CountedQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        let reads = batch.iter().filter(|r| r.op == Op::Read);
+        reads.for_each(|r| self.reads.note(r));
+        if self.reads.free.load(Relaxed) {
+            let free = batch.extract_if(.., |r| r.op == Op::Read);
+            self.freed.extend(free.map(|request| Completion {
+                request,
+                status: Status::Ok,
+            }));
+        }
+        self.below += batch.len();
+        self.reads.in_flight.fetch_add(batch.len(), Relaxed);
+        if !batch.is_empty() {
+            self.inner.submit(batch);
+        }
+    }
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        out.append(&mut self.freed);
+        if self.below > 0 {
+            let before = out.len();
+            self.inner.poll(out);
+            self.below -= out.len() - before;
+            let in_flight = &self.reads.in_flight;
+            in_flight.fetch_sub(out.len() - before, Relaxed);
+        }
+    }
+    fn arm(&mut self) -> Readiness {
+        match self.freed.is_empty() {
+            true => self.inner.arm(),
+            false => Readiness::Ready,
+        }
+    }
+    fn woken(&mut self) {
+        self.inner.woken();
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wait_fd()
+    }
+}
+
+/// How writes are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// As md.
+    Direct,
+    /// By the stripe queue.
+    Queue,
+    /// As md, where what is read to make parity costs nothing.
+    DirectFree,
+    /// By the stripe queue, where that costs nothing.
+    QueueFree,
+}
+
+impl Way {
+    fn path(self) -> WritePath {
+        match self {
+            Way::Direct | Way::DirectFree => WritePath::Direct,
+            Way::Queue | Way::QueueFree => WritePath::StripeQueue,
+        }
+    }
+
+    fn free(self) -> bool {
+        matches!(self, Way::DirectFree | Way::QueueFree)
+    }
+}
+
+/// What was counted in a sample.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted4k {
+    /// Blocks read by members, in rows that no stream begins or ends in.
+    pub inside: u64,
+    /// And in those.
+    pub at_edges: u64,
+    /// Rounds of stripes that were written, and those of whole ones.
+    pub rounds: u64,
+    /// Those of whole stripes.
+    pub whole: u64,
+}
+
+/// An array over given members, whose parity is right if they are all zeros.
+pub struct Array {
+    /// To open queues.
+    pub device: Arc<dyn BlockDevice>,
+    raid: Arc<Raid5>,
+    reads: Arc<Reads>,
+    data_offset: u64,
+    before: Counted4k,
+}
+
+impl Array {
+    /// Starts it.
+    pub fn new(
+        members: Vec<Arc<dyn BlockDevice>>,
+        consistency: Consistency,
+        stripes: usize,
+    ) -> Result<Array, Error> {
+        let sectors: Vec<u64> = members.iter().map(|m| m.capacity_sectors()).collect();
+        let created = NewArray {
+            set_uuid: [7; 16],
+            name: "lab:0",
+            created_secs: 1,
+            layout: Layout::LeftSymmetric,
+            chunk_sectors: CHUNK_SECTORS as u32,
+            device_sectors: &sectors,
+            size_sectors: None,
+            consistency,
+            clean: true,
+        }
+        .build()?;
+        let reads = Arc::<Reads>::default();
+        let members = members.into_iter().enumerate().map(|(i, inner)| {
+            let reads = Arc::clone(&reads);
+            Some(Member {
+                device: Arc::new(Counted { inner, reads }),
+                name: format!("m{i}"),
+                superblock: created.superblock(i, [i as u8; 16]),
+            })
+        });
+        let data_offset = created.superblock(0, [0; 16]).data_offset_sectors;
+        let options = ArrayOptions {
+            stripes,
+            ..ArrayOptions::default()
+        };
+        let assembly = Assembly::new(created.geometry(), members.collect(), false);
+        let raid = Raid5::start(assembly, &options)?;
+        Ok(Array {
+            device: raid.clone(),
+            raid,
+            reads,
+            data_offset,
+            before: Counted4k::default(),
+        })
+    }
+
+    /// From now on writes go this way. `edges` are the array's sectors that streams begin or end at. Nothing may be in flight.
+    pub fn begin(&mut self, way: Way, edges: &[u64]) -> Result<(), Error> {
+        self.raid.set_write_path(way.path());
+        self.reads.free.store(way.free(), Relaxed);
+        // What the last sample left in the stripe cache goes.
+        let stripes = self.raid.state().stripes;
+        self.raid.set_stripes(8)?;
+        self.raid.set_stripes(stripes)?;
+        let mut rows: Vec<u64> = edges.iter().map(|s| s / ROW_SECTORS).collect();
+        rows.sort_unstable();
+        *self.reads.edges.write() = (rows, self.data_offset);
+        self.before = self.sum();
+        Ok(())
+    }
+
+    /// Whether members have anything to do.
+    pub fn is_busy(&self) -> bool {
+        self.reads.in_flight.load(Relaxed) > 0
+    }
+
+    fn sum(&self) -> Counted4k {
+        let counts = self.raid.counts();
+        Counted4k {
+            inside: self.reads.inside.load(Relaxed),
+            at_edges: self.reads.at_edges.load(Relaxed),
+            rounds: counts.rounds,
+            whole: counts.whole,
+        }
+    }
+
+    /// What was counted since [`Array::begin`].
+    pub fn counted(&self) -> Counted4k {
+        let (now, then) = (self.sum(), self.before);
+        Counted4k {
+            inside: now.inside - then.inside,
+            at_edges: now.at_edges - then.at_edges,
+            rounds: now.rounds - then.rounds,
+            whole: now.whole - then.whole,
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! tiobench's four phases, as a page cache would submit them: each thread has a part of the array for its file, and keeps so many requests in flight.
+
+use super::array::{Array, Counted4k, ROW_SECTORS, Way};
+use anyhow::{Context, Result, ensure};
+use pvblk_block::{
+    Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, RequestFlags, SECTOR, Status,
+};
+use pvblk_sys::Poller;
+use pvblk_volume::{Clock, ManualClock};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::ops::Range;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// Bytes that a thread has in flight where it writes: what write-back keeps of a file.
+pub const WRITE_WINDOW: u64 = 1 << 20;
+/// And where it reads in order: two windows of read-ahead.
+pub const READ_WINDOW: u64 = 256 << 10;
+/// How often, of 256, a thread in virtual time doesn't submit before the next event, while members are busy: threads aren't in step with one
+/// another for ever.
+const LATE: u8 = 64;
+/// Random requests of all threads together, as tiobench.
+const RANDOM_OPS: u64 = 4000;
+
+/// What tiobench does, one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Each file from its begin to its end.
+    SequentialWrite,
+    /// Anywhere in the file.
+    RandomWrite,
+    /// Each file from its begin to its end, with read-ahead.
+    SequentialRead,
+    /// Anywhere in the file, one at a time.
+    RandomRead,
+}
+
+impl Phase {
+    /// In tiobench's order.
+    pub const ALL: [Phase; 4] = [
+        Phase::SequentialWrite,
+        Phase::RandomWrite,
+        Phase::SequentialRead,
+        Phase::RandomRead,
+    ];
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::SequentialWrite => "Sequential writes",
+            Phase::RandomWrite => "Random writes",
+            Phase::SequentialRead => "Sequential reads",
+            Phase::RandomRead => "Random reads",
+        }
+    }
+
+    /// It writes.
+    pub fn writes(self) -> bool {
+        matches!(self, Phase::SequentialWrite | Phase::RandomWrite)
+    }
+
+    fn random(self) -> bool {
+        matches!(self, Phase::RandomWrite | Phase::RandomRead)
+    }
+}
+
+/// One cell of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cell {
+    /// What is done.
+    pub phase: Phase,
+    /// Bytes of a request.
+    pub block: u64,
+    /// Threads, each with a file of its own.
+    pub threads: usize,
+    /// Bytes of all files together.
+    pub bytes: u64,
+}
+
+impl Cell {
+    /// For people.
+    pub fn name(&self) -> String {
+        format!(
+            "{}, {} KiB, {} threads",
+            self.phase.name().to_lowercase(),
+            self.block >> 10,
+            self.threads
+        )
+    }
+
+    /// The files, in sectors of the array. They begin where a file system may let them begin: at any block of 4 KiB.
+    pub fn files(&self) -> Vec<Range<u64>> {
+        let each = self.bytes / self.threads as u64 / SECTOR;
+        // Apart by whole rows, so that two files' edges aren't one row's.
+        let stride = each.next_multiple_of(ROW_SECTORS) + 2 * ROW_SECTORS;
+        let begin = |i: u64| ROW_SECTORS + i * stride + 8 * (11 + 5 * i);
+        (0..self.threads as u64)
+            .map(|i| begin(i)..begin(i) + each)
+            .collect()
+    }
+
+    /// Sectors of an array that has room for them.
+    pub fn room(&self) -> u64 {
+        self.files().last().map_or(0, |f| f.end + 2 * ROW_SECTORS)
+    }
+
+    /// Requests that a thread keeps in flight.
+    pub fn depth(&self) -> usize {
+        let window = match self.phase {
+            Phase::SequentialWrite | Phase::RandomWrite => WRITE_WINDOW,
+            Phase::SequentialRead => READ_WINDOW,
+            Phase::RandomRead => 0,
+        };
+        (window / self.block).max(1) as usize
+    }
+
+    fn edges(&self) -> Vec<u64> {
+        match self.phase.random() {
+            true => Vec::new(),
+            false => self
+                .files()
+                .iter()
+                .flat_map(|f| [f.start, f.end - 1])
+                .collect(),
+        }
+    }
+}
+
+/// What one thread does.
+pub struct Job {
+    /// Where.
+    pub file: Range<u64>,
+    /// [`Op::Read`] or [`Op::Write`].
+    pub op: Op,
+    /// Anywhere, not in order.
+    pub random: bool,
+    /// Bytes of a request.
+    pub block: u64,
+    /// Requests in flight.
+    pub depth: usize,
+    /// Requests in all; more than the file has: from its begin again.
+    pub requests: u64,
+}
+
+struct Submitter {
+    queue: Queue,
+    job: Job,
+    rng: fastrand::Rng,
+    begun: u64,
+    ended: u64,
+    flushed: bool,
+    stop: bool,
+    free: Vec<Box<Request>>,
+    batch: Vec<Box<Request>>,
+    done: Vec<Completion>,
+}
+
+impl Submitter {
+    fn new(array: &Array, job: Job, seed: u64) -> Result<Submitter> {
+        let depth = job.depth;
+        let queue = Queue::open(&array.device, &QueueContext::new(depth as u32))?;
+        let data = Buffer::anonymous(depth * job.block as usize).context("memory for buffers")?;
+        let request = |i: usize| {
+            let part = data.slice(i * job.block as usize, job.block as usize);
+            let part = part.context("a part of the buffer")?;
+            Ok(Request::with_buffers(job.op, 0, vec![part], i as u64))
+        };
+        Ok(Submitter {
+            queue,
+            rng: fastrand::Rng::with_seed(seed),
+            begun: 0,
+            ended: 0,
+            flushed: false,
+            stop: false,
+            free: (0..depth).map(request).collect::<Result<_>>()?,
+            batch: Vec::new(),
+            done: Vec::new(),
+            job,
+        })
+    }
+
+    fn next_sector(&mut self) -> u64 {
+        let sectors = self.job.block / SECTOR;
+        let blocks = (self.job.file.end - self.job.file.start) / sectors;
+        let block = match self.job.random {
+            true => self.rng.u64(..blocks),
+            false => self.begun % blocks,
+        };
+        self.job.file.start + block * sectors
+    }
+
+    fn is_over(&self) -> bool {
+        self.queue.in_flight() == 0
+            && (self.stop || self.flushed || self.job.op == Op::Read)
+            && (self.stop || self.ended == self.job.requests)
+    }
+
+    /// Submits what may be, unless it is late, and takes what is done; true if there was anything.
+    fn step(&mut self, late: bool) -> Result<bool> {
+        while !self.stop
+            && !late
+            && self.begun < self.job.requests
+            && let Some(mut request) = self.free.pop()
+        {
+            request.sector = self.next_sector();
+            request.flags = RequestFlags::empty();
+            self.begun += 1;
+            self.batch.push(request);
+        }
+        let last = self.job.op == Op::Write && self.ended == self.job.requests;
+        if last && !self.flushed && !self.stop {
+            // tiobench's fsync is inside its time.
+            self.flushed = true;
+            self.batch.push(Request::new(Op::Flush, 0, 0, 0));
+        }
+        let any = !self.batch.is_empty();
+        if any {
+            self.queue.submit(&mut self.batch);
+        }
+        let any = self.queue.poll(&mut self.done) > 0 || any;
+        for c in self.done.drain(..) {
+            ensure!(
+                c.status == Status::Ok,
+                "a request of sector {} failed: {:?}",
+                c.request.sector,
+                c.status
+            );
+            if c.request.op != Op::Flush {
+                self.ended += 1;
+                self.free.push(c.request);
+            }
+        }
+        Ok(any)
+    }
+}
+
+/// What a sample showed.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Sample {
+    /// 10⁶ bytes a second, all threads together.
+    pub mb_per_second: f64,
+    /// CPU time per time, percent. Of modelled disks: real CPU time per modelled time.
+    pub cpu_percent: f64,
+    /// Blocks of 4 KiB that members read, per MiB written, outside of the rows where streams begin and end.
+    pub prereads_per_mib: f64,
+    /// The blocks read in those rows.
+    pub prereads_at_edges: u64,
+    /// Rounds of whole stripes per rounds of stripes, percent.
+    pub whole_percent: f64,
+}
+
+fn cpu_seconds(clock: ClockId) -> f64 {
+    let t = clock_gettime(clock);
+    t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
+}
+
+fn sample(bytes: u64, took: Duration, cpu: f64, counted: Counted4k) -> Sample {
+    let seconds = took.as_secs_f64();
+    let mib = bytes as f64 / f64::from(1 << 20);
+    Sample {
+        mb_per_second: bytes as f64 / 1e6 / seconds,
+        cpu_percent: 100.0 * cpu / seconds,
+        prereads_per_mib: counted.inside as f64 / mib,
+        prereads_at_edges: counted.at_edges,
+        whole_percent: 100.0 * counted.whole as f64 / counted.rounds.max(1) as f64,
+    }
+}
+
+fn jobs(cell: &Cell) -> Vec<Job> {
+    let job = |file: Range<u64>| {
+        let blocks = (file.end - file.start) * SECTOR / cell.block;
+        Job {
+            op: if cell.phase.writes() {
+                Op::Write
+            } else {
+                Op::Read
+            },
+            random: cell.phase.random(),
+            block: cell.block,
+            depth: cell.depth(),
+            requests: match cell.phase.random() {
+                true => RANDOM_OPS / cell.threads as u64,
+                false => blocks,
+            },
+            file,
+        }
+    };
+    cell.files().into_iter().map(job).collect()
+}
+
+/// Runs a cell in virtual time. The seed tells which thread comes first each time, and which is late.
+pub fn in_virtual_time(
+    array: &mut Array,
+    clock: &ManualClock,
+    cell: &Cell,
+    way: Way,
+    seed: u64,
+) -> Result<Sample> {
+    array.begin(way, &cell.edges())?;
+    let run = run_virtually(array, clock, jobs(cell), None, seed)?;
+    let bytes = run.requests.iter().sum::<u64>() * cell.block;
+    Ok(sample(bytes, run.took, run.cpu_seconds, array.counted()))
+}
+
+/// What jobs came to.
+pub struct Run {
+    /// How long they took.
+    pub took: Duration,
+    /// Of this thread.
+    pub cpu_seconds: f64,
+    /// Requests of each.
+    pub requests: Vec<u64>,
+}
+
+/// Runs jobs in virtual time until all are done, or for so long.
+pub fn run_virtually(
+    array: &Array,
+    clock: &ManualClock,
+    jobs: Vec<Job>,
+    limit: Option<Duration>,
+    seed: u64,
+) -> Result<Run> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let submitter = |job| Submitter::new(array, job, rng.u64(..));
+    let mut all: Vec<Submitter> = jobs.into_iter().map(submitter).collect::<Result<_>>()?;
+    let begin = clock.now();
+    let cpu = cpu_seconds(ClockId::ThreadCPUTime);
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    let mut counted = None;
+    loop {
+        rng.shuffle(&mut order);
+        let (mut any, mut over) = (false, true);
+        for &i in &order {
+            if !all[i].is_over() {
+                let late = array.is_busy() && rng.u8(..) < LATE;
+                any |= all[i].step(late)?;
+                over &= all[i].is_over();
+            }
+        }
+        if over {
+            break;
+        }
+        if limit.is_some_and(|limit| clock.now() - begin >= limit) && counted.is_none() {
+            counted = Some(all.iter().map(|s| s.ended).collect::<Vec<_>>());
+            all.iter_mut().for_each(|s| s.stop = true);
+        }
+        if any {
+            continue;
+        }
+        let (mut due, mut ready) = (None::<Instant>, false);
+        for s in all.iter_mut().filter(|s| s.queue.in_flight() > 0) {
+            match s.queue.arm() {
+                Readiness::Ready => ready = true,
+                Readiness::Wait(d) => due = due.into_iter().chain(d).min(),
+            }
+        }
+        if ready {
+            continue;
+        }
+        clock.advance_to(due.context("nothing will ever end")?);
+    }
+    let requests = counted.unwrap_or_else(|| all.iter().map(|s| s.ended).collect());
+    Ok(Run {
+        took: limit.unwrap_or_else(|| clock.now() - begin),
+        cpu_seconds: cpu_seconds(ClockId::ThreadCPUTime) - cpu,
+        requests,
+    })
+}
+
+/// Runs a cell on real threads in the machine's time.
+pub fn in_real_time(array: &mut Array, cell: &Cell, way: Way, seed: u64) -> Result<Sample> {
+    array.begin(way, &cell.edges())?;
+    let jobs = jobs(cell);
+    let gate = Barrier::new(jobs.len() + 1);
+    let mut cpu = 0.0;
+    let (took, requests) = std::thread::scope(|scope| {
+        let thread = |(i, job)| {
+            let (array, gate) = (&*array, &gate);
+            scope.spawn(move || {
+                let made = Submitter::new(array, job, seed ^ (i as u64) << 32);
+                let poller = Poller::new();
+                gate.wait();
+                run_really(made?, &poller?)
+            })
+        };
+        let threads: Vec<_> = jobs.into_iter().enumerate().map(thread).collect();
+        cpu -= cpu_seconds(ClockId::ProcessCPUTime);
+        gate.wait();
+        let begin = Instant::now();
+        let mut sum = 0;
+        for thread in threads {
+            let ended = thread.join();
+            sum += ended.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        }
+        cpu += cpu_seconds(ClockId::ProcessCPUTime);
+        anyhow::Ok((begin.elapsed(), sum))
+    })?;
+    Ok(sample(requests * cell.block, took, cpu, array.counted()))
+}
+
+fn run_really(mut s: Submitter, poller: &Poller) -> Result<u64> {
+    let (mut added, mut events) = (false, Vec::new());
+    while !s.is_over() {
+        if s.step(false)? || s.is_over() {
+            continue;
+        }
+        if let Readiness::Wait(due) = s.queue.arm() {
+            if !added && let Some(fd) = s.queue.wait_fd() {
+                poller.add(fd, 0, false)?;
+                added = true;
+            }
+            let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
+            poller.wait(&mut events, timeout)?;
+            events.clear();
+            s.queue.woken();
+        }
+    }
+    Ok(s.ended)
+}
+
+/// Runs each job for so long on a thread of its own, on the array that is given with it; with `cpus`, each on its CPU. Returns requests a
+/// second of each, and seconds of CPU per second, of all threads together.
+pub fn for_so_long(
+    jobs: Vec<(&Array, Job)>,
+    time: Duration,
+    cpus: &[usize],
+) -> Result<(Vec<f64>, f64)> {
+    let gate = Barrier::new(jobs.len());
+    std::thread::scope(|scope| {
+        let gate = &gate;
+        let thread = |(i, (array, job)): (usize, (&Array, Job))| {
+            let made = Submitter::new(array, job, i as u64 + 1);
+            let cpu = cpus.get(i).copied();
+            scope.spawn(move || {
+                let pinned = cpu.map_or(Ok(()), pvblk_sys::cpu::pin);
+                gate.wait();
+                pinned?;
+                busy(made?, time)
+            })
+        };
+        let numbered = jobs.into_iter().enumerate();
+        // All of them, before one is waited for.
+        let threads: Vec<_> = numbered.map(thread).collect();
+        let mut rates = Vec::new();
+        let mut cpu = 0.0;
+        for thread in threads {
+            let (rate, used) = thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+            rates.push(rate);
+            cpu += used;
+        }
+        Ok((rates, cpu))
+    })
+}
+
+/// Polls all the time.
+fn busy(mut s: Submitter, time: Duration) -> Result<(f64, f64)> {
+    let (begin, cpu) = (Instant::now(), cpu_seconds(ClockId::ThreadCPUTime));
+    while begin.elapsed() < time {
+        s.step(false)?;
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let rate = s.ended as f64 / seconds;
+    let used = (cpu_seconds(ClockId::ThreadCPUTime) - cpu) / seconds;
+    s.stop = true;
+    while !s.is_over() {
+        s.step(false)?;
+    }
+    Ok((rate, used))
+}

@@ -1,0 +1,408 @@
+//! `lab stripe-queue`: seed 004's four tables. `direct`, which is md's way, against the stripe queue.
+//!
+//! Members are modelled disks in virtual time (see [`disk`]), where the same figures come out each time but for CPU time, and files in the
+//! machine's time. What prereads cost at all is seen where they cost nothing.
+
+pub mod array;
+pub mod disk;
+pub mod load;
+mod report;
+pub mod speed;
+
+use crate::machine::Machine;
+use anyhow::Result;
+use array::{Array, MEMBERS, Way};
+use disk::Disk;
+use load::{Cell, Job, Phase, READ_WINDOW, Sample, WRITE_WINDOW, run_virtually};
+use pvblk_block::{BlockDevice, Op};
+use pvblk_volume::ManualClock;
+use pvblk_volume::raid5::Consistency;
+use serde::Serialize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Stripe heads where nothing else is said: md's and the seed's.
+const STRIPES: usize = 256;
+const BLOCKS: [u64; 2] = [4 << 10, 128 << 10];
+const THREADS: [usize; 4] = [1, 2, 4, 8];
+const SWEEP: [usize; 8] = [64, 128, 256, 512, 1024, 2048, 4096, 8192];
+/// Modelled time of each mix of readers and a writer.
+const MIX_TIME: Duration = Duration::from_secs(20);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct StripeQueueOptions {
+    /// Rounds.
+    pub runs: usize,
+    /// Bytes of all files together.
+    pub bytes: u64,
+    /// Seconds of each sample in memory.
+    pub seconds: f64,
+    /// The parts to run.
+    pub parts: Vec<Part>,
+    /// Only cells whose name has this in it, such as `random writes, 4 KiB` or, in memory, `two threads, 4 KiB`; neither mixes nor sizes of the cache.
+    pub cells: Option<String>,
+}
+
+/// A part of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Modelled disks: tables, reads beside a writer, sizes of the cache.
+    Modelled,
+    /// Files.
+    Files,
+    /// Members in memory.
+    Memory,
+}
+
+/// All samples of a cell, in the order of the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    /// What was done.
+    pub cell: Cell,
+    /// With a partial parity log.
+    pub ppl: bool,
+    /// As md.
+    pub direct: Vec<Sample>,
+    /// By the stripe queue.
+    pub queue: Vec<Sample>,
+    /// As md, once more: the control. Of files only.
+    pub direct_again: Vec<Sample>,
+    /// As md, prereads free. Of modelled disks and writes only.
+    pub direct_free: Vec<Sample>,
+    /// By the stripe queue, prereads free.
+    pub queue_free: Vec<Sample>,
+}
+
+/// Reads beside a writer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Mix {
+    /// How is read.
+    pub reader: &'static str,
+    /// How is written.
+    pub writer: &'static str,
+    /// MB/s of the reader and of the writer, as md.
+    pub direct: Vec<[f64; 2]>,
+    /// The same by the stripe queue.
+    pub queue: Vec<[f64; 2]>,
+}
+
+/// Sizes of the stripe cache.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sweep {
+    /// Stripe heads.
+    pub stripes: usize,
+    /// Where.
+    pub point: Point,
+}
+
+/// The experiment's result.
+#[derive(Clone, Debug, Serialize)]
+pub struct StripeQueueResult {
+    /// Where.
+    pub machine: Machine,
+    /// Bytes of all files together.
+    pub bytes: u64,
+    /// Modelled disks.
+    pub modelled: Vec<Point>,
+    /// Reads beside a writer, on modelled disks.
+    pub mixes: Vec<Mix>,
+    /// Sizes of the cache, on modelled disks.
+    pub sweep: Vec<Sweep>,
+    /// Files.
+    pub files: Vec<Point>,
+    /// Members in memory.
+    pub memory: Option<speed::Speeds>,
+}
+
+impl Point {
+    fn new(cell: Cell, ppl: bool) -> Point {
+        Point {
+            cell,
+            ppl,
+            direct: Vec::new(),
+            queue: Vec::new(),
+            direct_again: Vec::new(),
+            direct_free: Vec::new(),
+            queue_free: Vec::new(),
+        }
+    }
+
+    fn samples(&mut self, way: Way) -> &mut Vec<Sample> {
+        match way {
+            Way::Direct => &mut self.direct,
+            Way::Queue => &mut self.queue,
+            Way::DirectFree => &mut self.direct_free,
+            Way::QueueFree => &mut self.queue_free,
+        }
+    }
+}
+
+fn consistency(ppl: bool) -> Consistency {
+    match ppl {
+        true => Consistency::Ppl,
+        false => Consistency::Resync,
+    }
+}
+
+/// Sectors of a member of an array that has so many; there is room for a log, too.
+fn member_sectors(array_sectors: u64) -> u64 {
+    (array_sectors / (MEMBERS as u64 - 1) + (8 << 11)).next_multiple_of(1 << 11)
+}
+
+/// An array of modelled disks.
+struct Modelled {
+    array: Array,
+    disks: Vec<Arc<Disk>>,
+    clock: Arc<ManualClock>,
+}
+
+impl Modelled {
+    fn sample(&mut self, cell: &Cell, way: Way, seed: u64) -> Result<Sample> {
+        self.disks.iter().for_each(|d| d.park());
+        load::in_virtual_time(&mut self.array, &self.clock, cell, way, seed)
+    }
+}
+
+struct Experiment<'a> {
+    options: &'a StripeQueueOptions,
+    progress: &'a dyn Fn(&str),
+}
+
+impl Experiment<'_> {
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = self.all_cells();
+        if let Some(only) = &self.options.cells {
+            cells.retain(|c| c.name().contains(only));
+        }
+        cells
+    }
+
+    fn all_cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for phase in Phase::ALL {
+            for block in BLOCKS {
+                cells.extend(THREADS.map(|threads| Cell {
+                    phase,
+                    block,
+                    threads,
+                    bytes: self.options.bytes,
+                }));
+            }
+        }
+        cells
+    }
+
+    fn room(&self) -> u64 {
+        self.all_cells().iter().map(Cell::room).max().unwrap_or(0)
+    }
+
+    fn on_disks(&self, ppl: bool, stripes: usize) -> Result<Modelled> {
+        let clock = Arc::new(ManualClock::default());
+        let size = member_sectors(self.room()) * 512;
+        let disk = |_| {
+            let memory = pvblk_volume::open(&format!("mem:{size}"))?;
+            anyhow::Ok(Arc::new(Disk::new(memory, Arc::clone(&clock))))
+        };
+        let disks = (0..MEMBERS).map(disk).collect::<Result<Vec<_>>>()?;
+        let members = disks.iter().map(|d| Arc::clone(d) as Arc<dyn BlockDevice>);
+        Ok(Modelled {
+            array: Array::new(members.collect(), consistency(ppl), stripes)?,
+            disks,
+            clock,
+        })
+    }
+
+    fn tell(&self, what: &str, cell: &Cell, ppl: bool) {
+        let ppl = if ppl { ", PPL" } else { "" };
+        (self.progress)(&format!("{what}: {}{ppl}", cell.name()));
+    }
+
+    fn modelled(&self) -> Result<Vec<Point>> {
+        let mut points = Vec::new();
+        for ppl in [false, true] {
+            let mut modelled = self.on_disks(ppl, STRIPES)?;
+            for cell in self.cells() {
+                if ppl && !cell.phase.writes() {
+                    continue;
+                }
+                self.tell("modelled disks", &cell, ppl);
+                let mut point = Point::new(cell, ppl);
+                let ways: &[Way] = match cell.phase.writes() && !ppl {
+                    true => &[Way::Direct, Way::Queue, Way::DirectFree, Way::QueueFree],
+                    false => &[Way::Direct, Way::Queue],
+                };
+                for run in 0..self.options.runs {
+                    for step in 0..ways.len() {
+                        let way = ways[(step + run) % ways.len()];
+                        let s = modelled.sample(&cell, way, run as u64)?;
+                        point.samples(way).push(s);
+                    }
+                }
+                points.push(point);
+            }
+        }
+        Ok(points)
+    }
+
+    fn sweep(&self) -> Result<Vec<Sweep>> {
+        let mut all = Vec::new();
+        for stripes in SWEEP {
+            let mut modelled = self.on_disks(false, stripes)?;
+            for threads in [1, 4, 8] {
+                let cell = Cell {
+                    phase: Phase::SequentialWrite,
+                    block: BLOCKS[0],
+                    threads,
+                    bytes: self.options.bytes,
+                };
+                self.tell(&format!("{stripes} stripes"), &cell, false);
+                let mut point = Point::new(cell, false);
+                for way in [Way::Direct, Way::Queue] {
+                    for run in 0..self.options.runs.min(3) {
+                        let s = modelled.sample(&cell, way, run as u64)?;
+                        point.samples(way).push(s);
+                    }
+                }
+                all.push(Sweep { stripes, point });
+            }
+        }
+        Ok(all)
+    }
+
+    fn mixes(&self) -> Result<Vec<Mix>> {
+        let Modelled {
+            mut array,
+            disks,
+            clock,
+        } = self.on_disks(false, STRIPES)?;
+        let half = array.device.capacity_sectors() / 2 / 8 * 8;
+        let job = |op, random, block: u64, window: u64| Job {
+            file: match op {
+                Op::Read => 0..half - 88,
+                _ => half + 88..2 * half - 8,
+            },
+            op,
+            random,
+            block,
+            depth: (window / block).max(1) as usize,
+            requests: u64::MAX,
+        };
+        let readers = [
+            ("random 4 KiB", true, BLOCKS[0], 0),
+            ("sequential 4 KiB", false, BLOCKS[0], READ_WINDOW),
+            ("sequential 128 KiB", false, BLOCKS[1], READ_WINDOW),
+        ];
+        let writers = [
+            ("sequential 4 KiB", false, BLOCKS[0]),
+            ("sequential 128 KiB", false, BLOCKS[1]),
+            ("random 4 KiB", true, BLOCKS[0]),
+        ];
+        let mut mixes = Vec::new();
+        for (reader, reads_random, reads, window) in readers {
+            for (writer, writes_random, writes) in writers {
+                (self.progress)(&format!(
+                    "modelled disks: {reader} reads beside {writer} writes"
+                ));
+                let mut mix = Mix {
+                    reader,
+                    writer,
+                    direct: Vec::new(),
+                    queue: Vec::new(),
+                };
+                for run in 0..self.options.runs {
+                    for step in 0..2 {
+                        let way = [Way::Direct, Way::Queue][(run + step) % 2];
+                        array.begin(way, &[])?;
+                        disks.iter().for_each(|d| d.park());
+                        let jobs = vec![
+                            job(Op::Read, reads_random, reads, window),
+                            job(Op::Write, writes_random, writes, WRITE_WINDOW),
+                        ];
+                        let run = run_virtually(&array, &clock, jobs, Some(MIX_TIME), run as u64)?;
+                        let rate = |i: usize, block: u64| {
+                            (run.requests[i] * block) as f64 / 1e6 / MIX_TIME.as_secs_f64()
+                        };
+                        let rates = [rate(0, reads), rate(1, writes)];
+                        match way {
+                            Way::Direct => mix.direct.push(rates),
+                            _ => mix.queue.push(rates),
+                        }
+                    }
+                }
+                mixes.push(mix);
+            }
+        }
+        Ok(mixes)
+    }
+
+    fn files(&self, dir: &Path) -> Result<Vec<Point>> {
+        let mut points = Vec::new();
+        for ppl in [false, true] {
+            let bytes = member_sectors(self.room()) * 512;
+            let member = |i| {
+                let path = dir.join(format!("member{i}"));
+                std::fs::File::create(&path)?.set_len(bytes)?;
+                Ok(pvblk_volume::open(&format!("file:{}", path.display()))?)
+            };
+            let members = (0..MEMBERS).map(member).collect::<Result<_>>()?;
+            let mut array = Array::new(members, consistency(ppl), STRIPES)?;
+            for cell in self.cells() {
+                if ppl && !cell.phase.writes() {
+                    continue;
+                }
+                self.tell("files", &cell, ppl);
+                let mut point = Point::new(cell, ppl);
+                // What is written first allocates blocks, and is not counted.
+                load::in_real_time(&mut array, &cell, Way::Direct, 0)?;
+                for run in 0..self.options.runs {
+                    for step in 0..3 {
+                        let seed = run as u64;
+                        let mut one = |way| load::in_real_time(&mut array, &cell, way, seed);
+                        match (run + step) % 3 {
+                            0 => point.direct.push(one(Way::Direct)?),
+                            1 => point.queue.push(one(Way::Queue)?),
+                            _ => point.direct_again.push(one(Way::Direct)?),
+                        }
+                    }
+                }
+                points.push(point);
+            }
+        }
+        Ok(points)
+    }
+}
+
+/// Runs the experiment, with files in `dir`; `progress` is told what is being measured.
+pub fn run(
+    options: &StripeQueueOptions,
+    dir: &Path,
+    progress: &dyn Fn(&str),
+) -> Result<StripeQueueResult> {
+    let experiment = Experiment { options, progress };
+    let has = |part| options.parts.contains(&part);
+    let mut result = StripeQueueResult {
+        machine: Machine::here(),
+        bytes: options.bytes,
+        modelled: Vec::new(),
+        mixes: Vec::new(),
+        sweep: Vec::new(),
+        files: Vec::new(),
+        memory: None,
+    };
+    if has(Part::Modelled) {
+        result.modelled = experiment.modelled()?;
+    }
+    if has(Part::Modelled) && options.cells.is_none() {
+        result.mixes = experiment.mixes()?;
+        result.sweep = experiment.sweep()?;
+    }
+    if has(Part::Files) {
+        result.files = experiment.files(dir)?;
+    }
+    if has(Part::Memory) {
+        result.memory = Some(speed::run(options, progress)?);
+    }
+    Ok(result)
+}
