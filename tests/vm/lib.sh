@@ -133,7 +133,8 @@ prepare_run() {
     trap 'rm -rf "$run"' EXIT
     cp "$script" "$run/script"
     chmod +x "$run/script"
-    { cat "$image/initramfs" && cd "$run" && echo script | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null; } >"$run/initrd"
+    # Paths of disks may be relative, so the folder changes only for this.
+    { cat "$image/initramfs" && (cd "$run" && echo script | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null); } >"$run/initrd"
     truncate -s 1G "$run/out"
     mkdir -p "$out"
     rm -f "$out"/{log,console}

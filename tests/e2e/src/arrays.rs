@@ -1,6 +1,8 @@
 //! RAID-5 arrays of files, made and served by `pvblk`.
 
 use crate::daemon::pvblk;
+use crate::nbd::{Command, Connection};
+use crate::outcome::check;
 use crate::tools::{run, run_ok};
 use crate::{Daemon, MIB, Stop};
 use serde_json::Value;
@@ -13,7 +15,7 @@ use tempfile::TempDir;
 /// Longest time for a command on arrays of this size.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Members as files of 24 MiB.
+/// Members as files, of 24 MiB unless told otherwise.
 pub struct Disks {
     /// Where they are.
     pub dir: TempDir,
@@ -22,11 +24,24 @@ pub struct Disks {
 impl Disks {
     /// Empty ones.
     pub fn new(count: usize) -> Result<Disks, Stop> {
-        let disks = Disks {
-            dir: tempfile::tempdir()?,
-        };
+        Disks::of(count, 24)
+    }
+
+    /// Empty ones of another size.
+    pub fn of(count: usize, mib: u64) -> Result<Disks, Stop> {
+        Disks::at(tempfile::tempdir()?, count, mib)
+    }
+
+    /// Empty ones in memory, where a log is durable at once; on disk if there is no place for that.
+    pub fn fast(count: usize, mib: u64) -> Result<Disks, Stop> {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())?;
+        Disks::at(dir, count, mib)
+    }
+
+    fn at(dir: TempDir, count: usize, mib: u64) -> Result<Disks, Stop> {
+        let disks = Disks { dir };
         for n in 0..count {
-            File::create(disks.path(n))?.set_len(24 * MIB)?;
+            File::create(disks.path(n))?.set_len(mib * MIB)?;
         }
         Ok(disks)
     }
@@ -59,17 +74,31 @@ pub fn detail(members: &[PathBuf]) -> Result<Value, Stop> {
 
 /// 4 KiB blocks in which the members don't add up to zero.
 pub fn wrong_stripes(members: &[PathBuf]) -> Result<usize, Stop> {
-    let mut sum = vec![0u8; 24 << 20];
-    for member in members {
-        let said = raid(&["examine"], std::slice::from_ref(member))?;
-        let field = |name: &str| -> Result<usize, Stop> {
-            let line = said.lines().find(|l| l.trim_start().starts_with(name));
-            let number = line.and_then(|l| l.split(" : ").nth(1)?.split(' ').next()?.parse().ok());
-            number.ok_or_else(|| Stop::Fail(format!("no {name} in {said}")))
-        };
-        let start = field("Data Offset")? * 512;
+    let starts: Result<Vec<usize>, Stop> = members.iter().map(data_offset).collect();
+    wrong_from(members, &starts?, usize::MAX)
+}
+
+/// Where the data of a member begins.
+pub fn data_offset(member: &PathBuf) -> Result<usize, Stop> {
+    let said = raid(&["examine"], std::slice::from_ref(member))?;
+    let line = said.lines().find(|l| l.contains("Data Offset"));
+    let number = line.and_then(|l| l.split(" : ").nth(1)?.split(' ').next()?.parse().ok());
+    let sectors: Option<usize> = number;
+    sectors.map_or_else(
+        || Stop::fail(format!("no offset in {said}")),
+        |n| Ok(n * 512),
+    )
+}
+
+/// As [`wrong_stripes`] in the first bytes of each member, knowing where data begins.
+pub fn wrong_from(members: &[PathBuf], starts: &[usize], bytes: usize) -> Result<usize, Stop> {
+    let mut sum = Vec::new();
+    for (member, &start) in members.iter().zip(starts) {
         let data = std::fs::read(member)?;
-        for (to, from) in sum.iter_mut().zip(&data[start..]) {
+        let data = &data[start..];
+        let data = &data[..data.len().min(bytes)];
+        sum.resize(sum.len().max(data.len()), 0u8);
+        for (to, from) in sum.iter_mut().zip(data) {
             *to ^= from;
         }
     }
@@ -118,6 +147,11 @@ impl Served {
         })
     }
 
+    /// Its NBD socket; the array is `r`.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("s")
+    }
+
     /// Where it is.
     pub fn uri(&self) -> String {
         format!(
@@ -139,6 +173,31 @@ impl Served {
             ["--flush".as_ref(), from.as_os_str(), uri.as_ref()],
         )
         .map(drop)
+    }
+
+    /// Writes random bytes of random lengths all over it, and into an image that has its data; several at a time.
+    pub fn scribble(&self, image: &Path, rng: &mut fastrand::Rng) -> Result<(), Stop> {
+        let file = OpenOptions::new().write(true).open(image)?;
+        let mut client = Connection::open(&self.socket(), "r")?;
+        // Nothing tells which of two writes to the same place comes last, so each has a place of its own.
+        let part = client.size_bytes / 512 / 8;
+        for round in 0..24u64 {
+            for n in 0..8 {
+                let at = rng.u64(0..part);
+                let most = 1 << rng.u32(0..8);
+                let data = random(rng.u64(1..=most.min(part - at)) as usize * 512);
+                let at = (n * part + at) * 512;
+                client.send(Command::Write, round * 8 + n, at, &data)?;
+                file.write_all_at(&data, at)?;
+            }
+            for _ in 0..8 {
+                let reply = client.receive()?;
+                check(reply.is_some_and(|r| r.error == 0), || format!("{reply:?}"))?;
+            }
+        }
+        client.send(Command::Flush, 0, 0, &[])?;
+        let reply = client.receive()?;
+        check(reply.is_some_and(|r| r.error == 0), || format!("{reply:?}"))
     }
 
     /// Whether a line of the server has these words.

@@ -7,9 +7,11 @@
 
 pub mod arrays;
 pub mod btt;
+pub mod cuts;
 pub mod daemon;
 pub mod load;
 pub mod managed;
+pub mod md;
 pub mod mounted;
 pub mod nbd;
 pub mod outcome;
