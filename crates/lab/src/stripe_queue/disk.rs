@@ -129,7 +129,10 @@ impl BlockDevice for Disk {
         format!("modelled disk over {}", self.inner.describe())
     }
     fn limits(&self) -> Limits {
-        self.inner.limits()
+        Limits {
+            non_rotational: false,
+            ..self.inner.limits()
+        }
     }
     fn capacity_sectors(&self) -> u64 {
         self.inner.capacity_sectors()

@@ -12,7 +12,7 @@ pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, SyncAction};
 use super::Geometry;
 use super::assemble::{Assembly, Incoming, Member};
 use super::blocking::{Blocking, Idle};
-use super::core::{Core, MemberIo, Setup, WritePath};
+use super::core::{Core, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use pvblk_block::{BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits,
 use pvblk_sys::EventFd;
 use queue::ArrayQueue;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most stripe heads: as many as md takes.
@@ -55,6 +55,8 @@ impl Default for ArrayOptions {
 struct Mail {
     letters: Mutex<Letters>,
     any: AtomicBool,
+    /// Its user polls, and will look here before it sleeps: there is no need to ring.
+    awake: AtomicBool,
     bell: EventFd,
 }
 
@@ -62,6 +64,25 @@ struct Mail {
 struct Letters {
     done: Vec<Completion>,
     ios: Vec<MemberIo>,
+    works: Vec<Work>,
+}
+
+impl Mail {
+    /// There are letters, or something else to look at.
+    fn tell(&self) {
+        self.any.store(true, Ordering::Release);
+        // Either this sees that it sleeps, or it sees the letters: see `sleeps`.
+        fence(Ordering::SeqCst);
+        if !self.awake.load(Ordering::Relaxed) {
+            self.bell.notify();
+        }
+    }
+
+    /// From now on it has to be rung. Whoever calls this looks for letters once more.
+    fn sleeps(&self) {
+        self.awake.store(false, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
 }
 
 /// A device of the array, as long as it is one.
@@ -74,6 +95,8 @@ struct Device {
 struct Shared {
     name: String,
     core: Mutex<Core>,
+    /// Partial writes wait for more, and nothing else is written.
+    waiting: AtomicBool,
     /// By owner; `None` is of a queue that is closed, and its number free.
     mails: Mutex<Vec<Option<Arc<Mail>>>>,
     /// By slot.
@@ -162,6 +185,7 @@ impl Raid5 {
             bitmap: assembly.bitmap,
             heads: options.stripes,
             path: options.path,
+            rotational: !limits.non_rotational,
             unit_bytes: limits.logical_sector_bytes as usize,
             dirty: assembly.dirty,
         })?;
@@ -169,6 +193,7 @@ impl Raid5 {
             shared: Arc::new(Shared {
                 name,
                 core: Mutex::new(core),
+                waiting: AtomicBool::new(false),
                 mails: Mutex::default(),
                 devices: Mutex::new(devices),
                 changes: AtomicU64::new(0),

@@ -1,6 +1,6 @@
 //! One queue of an array.
 
-use super::{Letters, Mail, Shared};
+use super::{Mail, Shared};
 use crate::raid5::core::{Core, MemberIo, Token, Work};
 use parking_lot::Mutex;
 use pvblk_block::trace::{Phase, Tracer};
@@ -85,6 +85,7 @@ impl ArrayQueue {
         let mail = Arc::new(Mail {
             letters: Mutex::default(),
             any: AtomicBool::new(false),
+            awake: AtomicBool::new(false),
             bell: EventFd::new().map_err(os)?,
         });
         let poller = Poller::new().map_err(os)?;
@@ -186,49 +187,56 @@ impl ArrayQueue {
         self.works.append(&mut core.works);
         let gone = core.take_gone();
         let waiter = core.waits_for();
+        shared.waiting.store(core.is_waiting(), Ordering::Relaxed);
         drop(core);
         if !gone.is_empty() {
             let mut devices = shared.devices.lock();
             gone.into_iter().for_each(|slot| devices[slot] = None);
             shared.changes.fetch_add(1, Ordering::AcqRel);
         }
+        let me = self.owner;
         // It may sleep, since somebody else was writing when it looked.
-        let mut others: Vec<usize> = waiter.filter(|w| *w != self.owner).into_iter().collect();
-        for io in ios.drain(..) {
-            if io.runner == self.owner {
-                self.ios.push(io);
-                continue;
-            }
-            others.push(io.runner);
-            self.to(io.runner, |letters| letters.ios.push(io));
-        }
-        for (owner, completion) in done.drain(..) {
-            if owner == self.owner {
-                self.done.push(completion);
-                continue;
-            }
-            others.push(owner);
-            self.to(owner, |letters| letters.done.push(completion));
-        }
-        self.told_ios = ios;
-        self.told_done = done;
+        let mut others: Vec<usize> = waiter.filter(|w| *w != me).into_iter().collect();
+        others.extend(ios.iter().map(|io| io.runner).filter(|r| *r != me));
+        others.extend(done.iter().map(|d| d.0).filter(|o| *o != me));
+        others.extend(self.works.iter().map(|w| w.runner).filter(|r| *r != me));
         others.sort_unstable();
         others.dedup();
-        for owner in others {
-            if let Some(mail) = shared.mail(owner) {
-                mail.any.store(true, Ordering::Release);
-                mail.bell.notify();
-            }
+        for other in others {
+            self.write_to(other, &mut ios, &mut done);
         }
+        // Also what is for a queue that is gone: only an array that is given up has that.
+        self.ios.extend(ios.drain(..).filter(|io| io.runner == me));
+        self.done
+            .extend(done.drain(..).filter(|d| d.0 == me).map(|d| d.1));
+        self.told_ios = ios;
+        self.told_done = done;
         self.issue();
         value
     }
 
-    /// Only an array that is given up has something for a queue that is gone.
-    fn to(&self, owner: usize, put: impl FnOnce(&mut Letters)) {
-        if let Some(mail) = self.shared.mail(owner) {
-            put(&mut mail.letters.lock());
+    /// Tells another queue what is for it. What is to be calculated goes along if it is awake: else it is sooner done here.
+    fn write_to(
+        &mut self,
+        other: usize,
+        ios: &mut Vec<MemberIo>,
+        done: &mut Vec<(usize, Completion)>,
+    ) {
+        let Some(mail) = self.shared.mail(other) else {
+            return;
+        };
+        let mut letters = mail.letters.lock();
+        letters
+            .ios
+            .extend(ios.extract_if(.., |io| io.runner == other));
+        let theirs = done.extract_if(.., |d| d.0 == other);
+        letters.done.extend(theirs.map(|d| d.1));
+        if mail.awake.load(Ordering::Relaxed) {
+            let theirs = self.works.extract_if(.., |w| w.runner == other);
+            letters.works.extend(theirs);
         }
+        drop(letters);
+        mail.tell();
     }
 
     /// Gives member I/O to the members; what touches goes as one request.
@@ -363,6 +371,7 @@ impl ArrayQueue {
         let mut letters = self.mail.letters.lock();
         self.done.append(&mut letters.done);
         self.ios.append(&mut letters.ios);
+        self.works.append(&mut letters.works);
         drop(letters);
         self.issue();
     }
@@ -412,8 +421,8 @@ impl ArrayQueue {
 
     /// Its user waits: writes that wait for more from it do so in vain.
     fn wait_no_longer(&mut self) {
-        let waiting = self.shared.core.lock().is_waiting();
-        if waiting {
+        // Whoever makes it so after this look tells one who sleeps.
+        if self.shared.waiting.load(Ordering::Relaxed) {
             self.step(|core, _| core.expect_nothing());
         }
     }
@@ -464,6 +473,9 @@ impl DeviceQueue for ArrayQueue {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
+        if !self.mail.awake.load(Ordering::Relaxed) {
+            self.mail.awake.store(true, Ordering::Relaxed);
+        }
         if !self.progress() && self.done.is_empty() {
             self.wait_no_longer();
         }
@@ -477,6 +489,7 @@ impl DeviceQueue for ArrayQueue {
                 || !q.works.is_empty()
                 || q.mail.any.load(Ordering::Acquire)
         };
+        self.mail.sleeps();
         if ready(self) {
             return Readiness::Ready;
         }

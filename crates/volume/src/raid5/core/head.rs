@@ -2,6 +2,7 @@
 
 use super::super::planted::{Raid5Bug, has};
 use super::round::Round;
+use super::waiters::Waiters;
 use super::{Core, Piece};
 use pvblk_block::Error;
 use std::collections::{HashMap, VecDeque};
@@ -28,8 +29,8 @@ pub(super) struct Head {
     plugged: bool,
     /// It needs reads, and waits until others have read.
     delayed: bool,
-    /// It may read.
-    pub preread: bool,
+    /// It may read; for whom.
+    pub preread: Option<usize>,
     /// Place among the idle ones, as a mark that changes.
     idle_mark: u64,
 }
@@ -76,7 +77,7 @@ pub(super) struct Heads {
     next_mark: u64,
     idle_count: usize,
     /// Pieces that found no free head.
-    waiting: VecDeque<Piece>,
+    waiting: Waiters,
     /// Nothing free was found; until a quarter is free, nobody gets a new head.
     blocked: bool,
     /// To run at the next unplug.
@@ -84,10 +85,14 @@ pub(super) struct Heads {
     /// They need reads, and others read.
     delayed: VecDeque<usize>,
     prereading: usize,
+    /// The same by the queue whose request came first.
+    prereading_of: Vec<usize>,
+    /// Arms don't like to go between what some read and others write.
+    rotational: bool,
 }
 
 impl Heads {
-    pub fn new(count: usize) -> Heads {
+    pub fn new(count: usize, rotational: bool) -> Heads {
         Heads {
             all: (0..count).map(|_| Head::default()).collect(),
             by_stripe: HashMap::with_capacity_and_hasher(count, BuildHasherDefault::default()),
@@ -97,11 +102,13 @@ impl Heads {
             idle: VecDeque::new(),
             next_mark: 0,
             idle_count: 0,
-            waiting: VecDeque::new(),
+            waiting: Waiters::default(),
             blocked: false,
             plugged: Vec::new(),
             delayed: VecDeque::new(),
             prereading: 0,
+            prereading_of: Vec::new(),
+            rotational,
         }
     }
 
@@ -193,17 +200,28 @@ impl Heads {
         self.free() * 4 >= self.limit
     }
 
-    /// Whether few enough read for others to begin.
-    pub fn may_activate(&self) -> bool {
-        self.prereading < PREREAD_THRESHOLD
+    /// Whether few enough read for others to begin: of that queue's, where members can do several things at once.
+    pub fn may_activate(&self, owner: usize) -> bool {
+        let prereading = match self.rotational {
+            true => Some(self.prereading),
+            false => self.prereading_of.get(owner).copied(),
+        };
+        prereading.unwrap_or(0) < PREREAD_THRESHOLD
+    }
+
+    fn set_preread(&mut self, head: usize, owner: usize) {
+        if self.all[head].preread.replace(owner).is_none() {
+            self.prereading += 1;
+            let most = self.prereading_of.len().max(owner + 1);
+            self.prereading_of.resize(most, 0);
+            self.prereading_of[owner] += 1;
+        }
     }
 
     /// The head of a stripe may read: whoever sent it here has waited for that.
-    pub fn may_read(&mut self, stripe: u64) {
-        if let Some(&head) = self.by_stripe.get(&stripe)
-            && !std::mem::replace(&mut self.all[head].preread, true)
-        {
-            self.prereading += 1;
+    pub fn may_read(&mut self, stripe: u64, owner: usize) {
+        if let Some(&head) = self.by_stripe.get(&stripe) {
+            self.set_preread(head, owner);
         }
     }
 
@@ -257,8 +275,8 @@ impl Heads {
         self.by_stripe.get(&h.stripe) == Some(&head)
     }
 
-    pub fn take_waiting(&mut self) -> VecDeque<Piece> {
-        std::mem::take(&mut self.waiting)
+    pub fn take_waiting(&mut self) -> Vec<Piece> {
+        self.waiting.take()
     }
 }
 
@@ -280,7 +298,7 @@ impl Core {
     /// Hands a piece to its stripe's head.
     pub(super) fn place(&mut self, piece: Piece) {
         match self.heads.get(piece.stripe) {
-            None => self.heads.waiting.push_back(piece),
+            None => self.heads.waiting.push(self.owner(piece.request), piece),
             Some(head) => {
                 self.heads.all[head].waiting.push_back(piece);
                 self.plug(head);
@@ -302,7 +320,7 @@ impl Core {
     pub fn unplug(&mut self) {
         loop {
             while !self.heads.blocked
-                && let Some(piece) = self.heads.waiting.pop_front()
+                && let Some(piece) = self.heads.waiting.pop(self.heads.limit)
             {
                 self.place(piece);
             }
@@ -329,7 +347,7 @@ impl Core {
     /// A round that needs reads: now, or later.
     pub(super) fn may_preread(&mut self, head: usize) -> bool {
         let h = &mut self.heads.all[head];
-        if h.preread {
+        if h.preread.is_some() {
             return true;
         }
         h.delayed = true;
@@ -347,8 +365,9 @@ impl Core {
             // Some were plugged again since.
             if self.heads.all[head].delayed {
                 self.plug(head);
-                self.heads.all[head].preread = true;
-                self.heads.prereading += 1;
+                let first = self.heads.all[head].waiting.front();
+                let owner = first.map_or(0, |p| self.owner(p.request));
+                self.heads.set_preread(head, owner);
                 any = true;
             }
         }
@@ -376,8 +395,9 @@ impl Core {
     /// The head has no round.
     pub(super) fn rest_or_go_on(&mut self, head: usize, whole: bool) {
         let h = &mut self.heads.all[head];
-        if std::mem::take(&mut h.preread) {
+        if let Some(owner) = h.preread.take() {
             self.heads.prereading -= 1;
+            self.heads.prereading_of[owner] -= 1;
         }
         if self.heads.all[head].waiting.is_empty() {
             // It may come back with more at once, if its stripe is whole.

@@ -14,6 +14,7 @@ mod round;
 mod slots;
 mod state;
 mod sync;
+mod waiters;
 mod work;
 
 pub use queue::WritePath;
@@ -170,6 +171,8 @@ pub(super) struct Setup {
     pub path: WritePath,
     /// Largest logical sector of the members, in bytes.
     pub unit_bytes: usize,
+    /// Members have arms: it takes long to go from one place to another.
+    pub rotational: bool,
     /// The superblocks on disk say dirty already.
     pub dirty: bool,
 }
@@ -270,7 +273,7 @@ impl Core {
             unsynced: Unsynced(setup.unsynced),
             broken: false,
             pages: Pages::new(setup.heads, members)?,
-            heads: Heads::new(setup.heads),
+            heads: Heads::new(setup.heads, setup.rotational),
             queues: Queues::new(setup.heads, setup.path),
             counts: Counts::default(),
             logs: Logs::new(&setup.geometry, &superblocks, policy)?,

@@ -5,9 +5,10 @@
 
 use super::super::planted::{Raid5Bug, has};
 use super::round::{bit, sectors_of};
+use super::waiters::Waiters;
 use super::{Core, Piece};
 use pvblk_block::Error;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::BuildHasherDefault;
 use std::str::FromStr;
@@ -71,6 +72,8 @@ enum Place {
 struct Queue {
     stripe: u64,
     pieces: Vec<Piece>,
+    /// Whose request came first.
+    owner: usize,
     /// Data blocks that are written, and those that are written whole.
     to_write: u64,
     overwrite: u64,
@@ -107,11 +110,13 @@ pub(super) struct Queues {
     by_stripe: HashMap<u64, usize, BuildHasherDefault<super::head::Spread>>,
     lists: [List; 3],
     /// Pieces that found no free queue.
-    waiting: VecDeque<Piece>,
+    waiting: Waiters,
     /// None was free; until an eighth is, nobody gets a new one.
     blocked: bool,
     /// No head was free; until a quarter is, no queue gets one, so that neighbours go together.
     starved: bool,
+    /// Delayed ones by owner.
+    delayed_of: Vec<usize>,
     streams: Vec<Stream>,
     clock: u64,
     /// The last stripe that got a head to read.
@@ -130,9 +135,10 @@ impl Queues {
             free: Vec::new(),
             by_stripe: HashMap::default(),
             lists: [List::default(); 3],
-            waiting: VecDeque::new(),
+            waiting: Waiters::default(),
             blocked: false,
             starved: false,
+            delayed_of: Vec::new(),
             streams: Vec::new(),
             clock: 0,
             read_last: 0,
@@ -192,6 +198,7 @@ impl Queues {
     fn put(&mut self, queue: usize, place: Place) {
         let q = &mut self.all[queue];
         let old = std::mem::replace(&mut q.place, place);
+        let owner = q.owner;
         let (before, after) = (q.before.take(), q.after.take());
         if let Some(list) = Queues::list(old) {
             match before {
@@ -202,6 +209,14 @@ impl Queues {
                 Some(a) => self.all[a].before = before,
                 None => self.lists[list].last = before,
             }
+        }
+        if old == Place::Delayed {
+            self.delayed_of[owner] -= 1;
+        }
+        if place == Place::Delayed {
+            let most = self.delayed_of.len().max(owner + 1);
+            self.delayed_of.resize(most, 0);
+            self.delayed_of[owner] += 1;
         }
         if let Some(list) = Queues::list(place) {
             let last = self.lists[list].last.replace(queue);
@@ -253,8 +268,8 @@ impl Queues {
         }
     }
 
-    pub fn take_waiting(&mut self) -> VecDeque<Piece> {
-        std::mem::take(&mut self.waiting)
+    pub fn take_waiting(&mut self) -> Vec<Piece> {
+        self.waiting.take()
     }
 
     /// Whether every queue is where the rule says.
@@ -328,10 +343,15 @@ impl Core {
     /// A piece of a write, on its way to its stripe.
     pub(super) fn enqueue(&mut self, piece: Piece) {
         let Some(queue) = self.queues.get(piece.stripe) else {
-            self.queues.waiting.push_back(piece);
+            let owner = self.owner(piece.request);
+            self.queues.waiting.push(owner, piece);
             return;
         };
+        let owner = self.owner(piece.request);
         let q = &mut self.queues.all[queue];
+        if q.pieces.is_empty() {
+            q.owner = owner;
+        }
         q.pieces.push(piece);
         q.to_write |= bit(piece.index);
         if q.overwrite & bit(piece.index) == 0 {
@@ -407,7 +427,7 @@ impl Core {
             return false;
         }
         while !self.queues.blocked
-            && let Some(piece) = self.queues.waiting.pop_front()
+            && let Some(piece) = self.queues.waiting.pop(self.heads.count())
         {
             self.enqueue(piece);
         }
@@ -459,9 +479,9 @@ impl Core {
         if !self.hand_over(queue) {
             return false;
         }
-        let stripe = self.queues.all[queue].stripe;
+        let Queue { stripe, owner, .. } = self.queues.all[queue];
         self.queues.read_last = stripe;
-        self.heads.may_read(stripe);
+        self.heads.may_read(stripe, owner);
         true
     }
 
@@ -511,7 +531,8 @@ impl Core {
             return;
         };
         let old = self.queues.ended - self.queues.all[first].since > PATIENCE;
-        if !old && !self.heads.may_activate() {
+        let mut owners = self.queues.delayed_of.iter().enumerate();
+        if !old && !owners.any(|(owner, n)| *n > 0 && self.heads.may_activate(owner)) {
             return;
         }
         let mut going = Vec::new();
@@ -519,7 +540,7 @@ impl Core {
         while let Some(queue) = at {
             let q = &self.queues.all[queue];
             at = q.after;
-            if self.may_go(q, rows) {
+            if self.may_go(q, rows) && (old || self.heads.may_activate(q.owner)) {
                 going.push(queue);
             }
         }
