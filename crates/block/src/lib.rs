@@ -19,6 +19,7 @@
 //! Units: `sector` is a 512-byte sector, whatever the device's logical sector size is; a name that ends
 //! in `bytes` or `len` counts bytes.
 
+mod clock;
 mod device;
 mod error;
 mod event;
@@ -28,6 +29,7 @@ mod queue;
 mod request;
 pub mod trace;
 
+pub use clock::{Clock, ManualClock, SystemClock};
 pub use device::{
     BlockDevice, BufferSource, DeviceQueue, Extent, ExtentKind, Incarnation, QueueContext,
     Readiness,

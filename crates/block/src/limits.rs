@@ -9,6 +9,9 @@ pub struct Limits {
     pub logical_sector_bytes: u32,
     /// Unit that is written without read-modify-write, in bytes: a multiple of the logical sector.
     pub physical_sector_bytes: u32,
+    /// Length in bytes for which writes are cheapest when they begin and end at multiples of it, such as a row of an array; a
+    /// multiple of the physical sector, or 0: any is as good.
+    pub optimal_bytes: u32,
     /// Most sectors (512 B) of one read or write.
     pub max_sectors: u32,
     /// Most segments of one read or write.
@@ -31,6 +34,7 @@ impl Default for Limits {
         Limits {
             logical_sector_bytes: 512,
             physical_sector_bytes: 4096,
+            optimal_bytes: 0,
             max_sectors: 65536,
             max_segments: 8192,
             discard_granularity_bytes: 4096,

@@ -2,7 +2,6 @@
 
 mod model;
 
-use crate::clock::{Clock, SystemClock};
 use crate::hold::Held;
 use crate::spec::DelaySpec;
 use model::{Model, QueueClock};
@@ -11,6 +10,7 @@ use pvblk_block::{
     BlockDevice, BufferSource, Completion, DeviceQueue, Error, EventHub, Extent, Incarnation,
     Limits, QueueContext, Readiness, Request, SECTOR,
 };
+use pvblk_block::{Clock, SystemClock};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

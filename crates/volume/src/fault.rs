@@ -1,6 +1,5 @@
 //! `fault`: errors, stalls and torn writes by seed, over another device. See [`FaultSpec`].
 
-use crate::clock::{Clock, SystemClock};
 use crate::delay::{address, earliest};
 use crate::hold::Held;
 use crate::spec::FaultSpec;
@@ -9,6 +8,7 @@ use pvblk_block::{
     BlockDevice, Buffer, BufferSource, Completion, DeviceQueue, Error, EventHub, Extent,
     Incarnation, Limits, Op, QueueContext, Readiness, Request, SECTOR, Status,
 };
+use pvblk_block::{Clock, SystemClock};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -7,12 +7,12 @@
 //! | `file:PATH[,OPTION…]` | a regular file or block device; see [`FileSpec`] for the options |
 //! | `delay:MODEL:INNER` | a modelled device over another; see [`DelaySpec`] |
 //! | `fault:FAULTS:INNER` | errors, stalls and torn writes by seed; see [`FaultSpec`] |
+//! | `cache:SIZE[,OPTION…]:INNER` | a page cache over another; see [`CacheSpec`] |
 //! | `raid5:[MEMBER][MEMBER]…[,OPTION…]` | a RAID-5 array in md's format; see [`Raid5Spec`] |
 //!
 //! [`open`] takes such a spec; [`VolumeSpec`] is its parsed form. Every volume is a
 //! [`pvblk_block::BlockDevice`] and is used through [`pvblk_block::Queue`].
 
-mod clock;
 mod delay;
 mod extents;
 mod fault;
@@ -23,14 +23,15 @@ mod null;
 pub mod raid5;
 mod spec;
 
-pub use clock::{Clock, ManualClock, SystemClock};
 pub use delay::DelayVolume;
 pub use fault::FaultVolume;
 pub use file::FileVolume;
 pub use mem::MemVolume;
 pub use null::NullVolume;
+pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use spec::{
-    DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec, parse_size,
+    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec,
+    parse_size,
 };
 
 use pvblk_block::{BlockDevice, Error};

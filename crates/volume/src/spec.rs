@@ -1,9 +1,11 @@
 //! What a volume is made of, as plain data: parsed, printed, checked, opened.
 
+mod cache;
 mod parse;
 mod raid5;
 mod units;
 
+pub use cache::CacheSpec;
 pub use raid5::Raid5Spec;
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
@@ -29,6 +31,8 @@ pub enum VolumeSpec {
     Delay(DelaySpec, Box<VolumeSpec>),
     /// `fault:FAULTS:INNER`
     Fault(FaultSpec, Box<VolumeSpec>),
+    /// `cache:SIZE[,OPTION…]:INNER`
+    Cache(CacheSpec, Box<VolumeSpec>),
     /// `raid5:[MEMBER][MEMBER]…[,OPTION…]`
     Raid5(Raid5Spec),
 }
@@ -191,6 +195,7 @@ impl VolumeSpec {
             VolumeSpec::File(spec) => Arc::new(FileVolume::open(spec)?),
             VolumeSpec::Delay(spec, inner) => Arc::new(DelayVolume::new(spec, inner.open()?)?),
             VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, inner.open()?)?),
+            VolumeSpec::Cache(spec, inner) => spec.open(inner.open()?)?,
             VolumeSpec::Raid5(spec) => spec.open()?,
         })
     }
@@ -217,6 +222,7 @@ impl VolumeSpec {
                 .and_then(|size| size_problem(size, s.sector_bytes.unwrap_or(512).into())),
             VolumeSpec::Delay(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Fault(s, inner) => s.problem().or_else(|| inner.problem()),
+            VolumeSpec::Cache(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Raid5(s) => s.problem(),
         }
     }
@@ -291,6 +297,7 @@ impl fmt::Display for VolumeSpec {
             VolumeSpec::File(s) => s.fmt(f),
             VolumeSpec::Delay(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Fault(s, inner) => write!(f, "{s}:{inner}"),
+            VolumeSpec::Cache(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Raid5(s) => s.fmt(f),
         }
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 const BYTES: u64 = 3 * 1024 * 1024 + 12 * 1024;
 
 /// Specs; `@` stands for a fresh file of its own.
-const SPECS: [&str; 13] = [
+const SPECS: [&str; 20] = [
     "mem:3084k",
     "mem:3084k,sector=4096",
     "file:@,size=3084k,engine=sync",
@@ -28,6 +28,13 @@ const SPECS: [&str; 13] = [
     "fault:seed=7,stall=0.02/1ms:mem:3084k",
     "fault:seed=8,stall=0.02/100us:delay:5us:file:@,size=3084k,engine=uring",
     "delay:5us:fault:seed=9,error=0:mem:3084k,sector=4096",
+    "cache:64k:mem:3084k",
+    "cache:512k:mem:3084k,sector=4096",
+    "cache:8M:file:@,size=3084k,engine=uring",
+    "cache:256k,mode=write-through:file:@,size=3084k,engine=uring",
+    "cache:256k:delay:20us:file:@,size=3084k,engine=uring",
+    "cache:128k,order=reversed,wait=full,wait-time=1ms,active=50,readahead=64k:delay:20us,channels=2:mem:3084k",
+    "cache:128k,wait=congested,active=0:fault:seed=7,stall=0.02/1ms:mem:3084k",
 ];
 
 fn for_each_device(mut test: impl FnMut(&str, &Arc<dyn BlockDevice>)) {

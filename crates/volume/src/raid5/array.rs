@@ -152,6 +152,7 @@ impl Raid5 {
         let limits = Limits {
             logical_sector_bytes: most(|l| l.logical_sector_bytes),
             physical_sector_bytes: most(|l| l.physical_sector_bytes),
+            optimal_bytes: u32::try_from(assembly.geometry.row_sectors() * 512).unwrap_or(0),
             max_sectors: MAX_SECTORS,
             max_segments: MAX_SECTORS,
             discard_granularity_bytes: 0,

@@ -1,14 +1,16 @@
 //! The text form of specs: `KIND[:ARGS][:INNER]`.
 
 use super::units::{parse_probability, parse_rate, parse_size, parse_span};
-use super::{DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec};
+use super::{
+    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec,
+};
 use pvblk_block::Error;
 use std::str::FromStr;
 
 /// Deepest nesting of decorators and arrays.
 const DEEPEST: usize = 16;
 
-const KINDS: [&str; 6] = ["null", "mem", "file", "delay", "fault", "raid5"];
+const KINDS: [&str; 7] = ["null", "mem", "file", "delay", "fault", "cache", "raid5"];
 
 const FILE_FLAGS: [&str; 3] = ["direct", "ro", "nolock"];
 const FILE_KEYS: [&str; 3] = ["engine", "size", "sector"];
@@ -44,6 +46,10 @@ fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
         ("fault", rest) => {
             let (args, inner) = decorator("fault:seed=1,error=0.01:mem:1G", rest, depth)?;
             Ok(VolumeSpec::Fault(fault(args)?, inner))
+        }
+        ("cache", rest) => {
+            let (args, inner) = decorator("cache:256M:file:/srv/disk.img", rest, depth)?;
+            Ok(VolumeSpec::Cache(cache(args)?, inner))
         }
         ("raid5", rest) => raid5(rest.unwrap_or(""), depth).map(VolumeSpec::Raid5),
         _ if text.contains('/') => file(text).map(VolumeSpec::File),
@@ -82,7 +88,7 @@ fn items(args: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     })
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     parse_size(text).ok_or_else(|| {
         format!(
             "`{}` is not a size: bytes, or a number with k, M, G or T (powers of 1024), as in 64M",
@@ -109,7 +115,7 @@ fn probability(text: &str, what: &str) -> Result<f64, String> {
     })
 }
 
-fn span(text: &str) -> Result<std::time::Duration, String> {
+pub(super) fn span(text: &str) -> Result<std::time::Duration, String> {
     parse_span(text).ok_or_else(|| {
         format!(
             "`{}` is not a time: a number with ns, us, ms or s, as in 210us",
@@ -129,7 +135,7 @@ fn sector(text: &str) -> Result<u32, String> {
     }
 }
 
-fn unknown(key: &str, allowed: &str) -> String {
+pub(super) fn unknown(key: &str, allowed: &str) -> String {
     format!("unknown option `{}`: use {allowed}", key.escape_debug())
 }
 
@@ -280,6 +286,15 @@ fn fault_unknown(key: &str) -> String {
         key,
         "seed=N, after=N, error=P, read-error=P, write-error=P, flush-error=P, stall=P/TIME, torn=P",
     )
+}
+
+fn cache(args: &str) -> Result<CacheSpec, String> {
+    let (first, rest) = args.split_once(',').unwrap_or((args, ""));
+    let mut spec = CacheSpec::new(size(first)?);
+    for (key, value) in items(rest).filter(|_| args.contains(',')) {
+        spec.set(key, value)?;
+    }
+    Ok(spec)
 }
 
 fn raid5(text: &str, depth: usize) -> Result<Raid5Spec, String> {

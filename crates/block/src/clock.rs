@@ -1,4 +1,4 @@
-//! The time that modelled devices live in.
+//! The time that modelled devices and deadlines live in.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};

@@ -1,0 +1,133 @@
+//! What a cache is told when it is made.
+
+use std::time::Duration;
+
+/// Bytes of a page and of a frame.
+pub const PAGE_BYTES: usize = pvblk_sys::PAGE_SIZE;
+/// Sectors (512 B) of a page.
+pub const PAGE_SECTORS: u64 = 8;
+
+/// What happens to writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// They complete when they are in the cache; a flush writes them out.
+    #[default]
+    WriteBack,
+    /// They complete when the device has them.
+    WriteThrough,
+    /// They are refused.
+    ReadOnly,
+}
+
+/// The order in which frames come from a refill.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrameOrder {
+    /// Rising, also at the cold end, and sorted within a request.
+    #[default]
+    Kept,
+    /// Falling at the cold end, as in Linux 2.6.25 to 2.6.30.
+    Reversed,
+}
+
+/// What a request does when it reclaimed pages itself and then finds no free frame all the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaitPolicy {
+    /// If pages were reclaimed it empties the lists and tries again; else it sleeps until any I/O has ended.
+    #[default]
+    Progress,
+    /// It sleeps, until the timeout or until congestion ends, if the device is congested; else it tries again.
+    IfCongested,
+    /// It sleeps for the whole timeout, whatever was reclaimed, as in Linux 2.6.31.
+    FullTimeout,
+}
+
+/// How much of the cache active pages may keep from reclaim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActiveShare {
+    /// This share in percent, 0 to 99: with 50 no active page is given up while there are as many inactive ones, as in Linux 2.6.31.
+    Percent(u8),
+    /// 50 %, but nothing while pages come back that would still be there if the active list were shorter.
+    #[default]
+    Refault,
+}
+
+/// Size and policies. The defaults are the good ones; the others are there so that history can be replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Bytes of all frames together: a multiple of 4096, at least 64 KiB, at most 16 TiB.
+    pub size_bytes: u64,
+    /// What happens to writes.
+    pub mode: Mode,
+    /// Order of frames.
+    pub order: FrameOrder,
+    /// Waiting for memory.
+    pub wait: WaitPolicy,
+    /// Longest sleep of one wait for memory.
+    pub timeout: Duration,
+    /// Protection of active pages.
+    pub active: ActiveShare,
+    /// Largest read-ahead window in bytes, a multiple of 4096; 0: none.
+    pub readahead_bytes: u32,
+    /// Lists of free frames, one for each CPU; 0: as many as the process may use CPUs.
+    pub lists: u32,
+    /// Share of the cache in percent that may be dirty before it is written in the background; 1 to 99.
+    pub dirty_background_percent: u8,
+    /// Share of the cache in percent that may be dirty before writers wait; more than the other, up to 99.
+    pub dirty_percent: u8,
+    /// How old dirty pages become before they are written though there are few.
+    pub dirty_expire: Duration,
+    /// Largest read or write of the cache itself in bytes, a multiple of 4096.
+    pub max_io_bytes: u32,
+}
+
+impl CacheConfig {
+    /// A cache of `size_bytes` with write-back and the good policies.
+    pub fn new(size_bytes: u64) -> CacheConfig {
+        CacheConfig {
+            size_bytes,
+            mode: Mode::default(),
+            order: FrameOrder::default(),
+            wait: WaitPolicy::default(),
+            timeout: Duration::from_millis(20),
+            active: ActiveShare::default(),
+            readahead_bytes: 128 * 1024,
+            lists: 0,
+            dirty_background_percent: 10,
+            dirty_percent: 20,
+            dirty_expire: Duration::from_secs(30),
+            max_io_bytes: 1 << 20,
+        }
+    }
+
+    /// What is wrong with it, in one line.
+    pub fn problem(&self) -> Option<String> {
+        let page = PAGE_BYTES as u64;
+        let text = if !(16 * page..=16 << 40).contains(&self.size_bytes)
+            || !self.size_bytes.is_multiple_of(page)
+        {
+            "a cache's size must be a multiple of 4096 bytes, from 64k to 16T"
+        } else if !u64::from(self.readahead_bytes).is_multiple_of(page)
+            || self.readahead_bytes > 64 << 20
+        {
+            "readahead must be a multiple of 4096 bytes, up to 64M"
+        } else if u64::from(self.max_io_bytes) < page
+            || !u64::from(self.max_io_bytes).is_multiple_of(page)
+        {
+            "the largest I/O must be a multiple of 4096 bytes"
+        } else if matches!(self.active, ActiveShare::Percent(p) if p > 99) {
+            "active must be 0 to 99 percent, or refault"
+        } else if !(1..=99).contains(&self.dirty_background_percent)
+            || !(self.dirty_background_percent..=99).contains(&self.dirty_percent)
+        {
+            "dirty and dirty-background must be 1 to 99 percent, dirty not the smaller one"
+        } else {
+            return None;
+        };
+        Some(text.into())
+    }
+
+    /// Frames of 4 KiB.
+    pub fn frames(&self) -> usize {
+        (self.size_bytes / PAGE_BYTES as u64) as usize
+    }
+}

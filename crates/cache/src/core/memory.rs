@@ -1,0 +1,271 @@
+//! Frames for jobs: watermarks, reclaim in the background and by who needs memory, and waiting.
+
+use super::{Core, Filling, Job, Need, State};
+use crate::alloc::{End, Reserve};
+use crate::config::{ActiveShare, WaitPolicy};
+use crate::lists::On;
+use crate::planted::{CacheBug, has};
+use std::time::Duration;
+
+/// Pages of one scan, and wanted of one direct reclaim.
+const CLUSTER: usize = 32;
+/// Scans of one step of background reclaim.
+const BACKGROUND_SCANS: usize = 8;
+/// Reclaims of one allocation before others get a turn.
+const ROUNDS: usize = 4;
+/// Writes at the device that count as congestion.
+const CONGESTED: usize = 16;
+/// How long one sleeps who isn't to wait and finds nothing to reclaim: a kernel would spin.
+const SHORT: Duration = Duration::from_millis(1);
+
+/// Who reclaims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Background,
+    Request,
+}
+
+impl Core {
+    /// A frame for a job, or its need.
+    pub(super) fn frame_for(&mut self, job: &mut Job) -> Option<u32> {
+        let list = self.owners[job.owner].list;
+        let wait = self.config.wait;
+        let mut rounds = 0;
+        loop {
+            match job.need {
+                Need::Nothing | Need::Throttle { .. } => {
+                    job.need = Need::Nothing;
+                    if let Some(frame) = self.take(list, Reserve::Low) {
+                        return Some(frame);
+                    }
+                    self.ask_background();
+                    if let Some(frame) = self.take(list, Reserve::Min) {
+                        return Some(frame);
+                    }
+                    job.need = Need::Reclaim;
+                    if wait != WaitPolicy::Progress {
+                        return None;
+                    }
+                }
+                Need::Reclaim => {
+                    self.counters.allocstall += 1;
+                    job.progress = self.reclaim(list, Who::Request);
+                    job.need = Need::Retry;
+                    if wait != WaitPolicy::Progress {
+                        // Others come between, as where a kernel gives up the CPU.
+                        return None;
+                    }
+                    self.alloc.drain();
+                }
+                Need::Retry => {
+                    if let Some(frame) = self.take(list, Reserve::Min) {
+                        job.need = Need::Nothing;
+                        return Some(frame);
+                    }
+                    self.counters.failed_after_progress += u64::from(job.progress > 0);
+                    job.need = self.after_failure(job.progress);
+                    rounds += 1;
+                    let again = job.need == Need::Reclaim && wait == WaitPolicy::Progress;
+                    if !again || rounds == ROUNDS {
+                        return None;
+                    }
+                }
+                need @ Need::Sleep { since, .. } => {
+                    if !self.is_due(need) {
+                        return None;
+                    }
+                    self.counters.stalls += 1;
+                    let slept = self.now.saturating_duration_since(since);
+                    self.counters.stall_ns += slept.as_nanos() as u64;
+                    job.need = Need::Nothing;
+                }
+            }
+        }
+    }
+
+    /// Memory was reclaimed, `progress` pages of it, and the allocation failed all the same.
+    fn after_failure(&self, progress: usize) -> Need {
+        let sleep = |time: Duration, any_end: bool, congested: bool| Need::Sleep {
+            since: self.now,
+            until: self.now + time,
+            ends: any_end.then_some(self.ends),
+            congested,
+        };
+        match self.config.wait {
+            WaitPolicy::FullTimeout => sleep(self.config.timeout, false, false),
+            WaitPolicy::IfCongested if self.is_congested() => {
+                sleep(self.config.timeout, false, true)
+            }
+            _ if progress > 0 => Need::Reclaim,
+            WaitPolicy::IfCongested => sleep(SHORT, true, false),
+            WaitPolicy::Progress => sleep(self.config.timeout, true, false),
+        }
+    }
+
+    /// A frame without waiting, from what is kept back for those who can't.
+    pub(super) fn frame_at_once(&mut self, owner: usize) -> Option<u32> {
+        let list = self.owners[owner].list;
+        self.take(list, Reserve::None)
+    }
+
+    fn take(&mut self, list: usize, reserve: Reserve) -> Option<u32> {
+        let frame = self.alloc.take(list, End::Cold, reserve)?;
+        self.counters.pgalloc += 1;
+        Some(frame)
+    }
+
+    /// Gives back frames that a job holds.
+    pub(super) fn give_up(&mut self, owner: usize, filling: Filling) {
+        let list = self.owners[owner].list;
+        for &frame in &filling.frames {
+            self.free_frame(frame, list);
+        }
+        self.keep_list(filling.frames);
+    }
+
+    pub(super) fn is_congested(&self) -> bool {
+        self.write_ios >= CONGESTED
+    }
+
+    fn ask_background(&mut self) {
+        self.counters.pageoutrun += u64::from(!self.kswapd);
+        self.kswapd = true;
+    }
+
+    /// Whether background reclaim has something to do.
+    pub fn wants_reclaim(&self) -> bool {
+        self.kswapd
+    }
+
+    /// A piece of background reclaim. True if it is to be called again at once.
+    pub fn background_reclaim(&mut self) -> bool {
+        if !self.kswapd {
+            return false;
+        }
+        let list = self.owners[Core::KEEPER].list;
+        for _ in 0..BACKGROUND_SCANS {
+            if self.alloc.free_frames() > self.alloc.marks().high {
+                self.kswapd = false;
+                break;
+            }
+            let freed = self.reclaim(list, Who::Background);
+            if self.config.wait != WaitPolicy::FullTimeout {
+                self.alloc.drain();
+            }
+            if freed == 0 {
+                // All is in use. Who needs memory asks again.
+                self.kswapd = false;
+                break;
+            }
+        }
+        self.wake_sleepers();
+        self.kswapd
+    }
+
+    /// Reclaims until a cluster is free or every inactive page was looked at once. Returns how many frames became free.
+    fn reclaim(&mut self, list: usize, who: Who) -> usize {
+        let mut freed = 0;
+        let mut left = self.lists.len(On::Inactive).max(CLUSTER);
+        let mut dirty = 0;
+        while freed < CLUSTER && left > 0 {
+            if self.is_inactive_low() {
+                self.age_active();
+            }
+            let some = CLUSTER.min(left);
+            left -= some;
+            for _ in 0..some {
+                let Some(frame) = self.lists.oldest(On::Inactive) else {
+                    break;
+                };
+                match who {
+                    Who::Background => self.counters.pgscan_kswapd += 1,
+                    Who::Request => self.counters.pgscan_direct += 1,
+                }
+                dirty += usize::from(self.frames[frame as usize].state == State::Dirty);
+                freed += usize::from(self.look_at(frame, list));
+            }
+            if self.lists.len(On::Inactive) == 0 && !self.is_inactive_low() {
+                break;
+            }
+        }
+        match who {
+            Who::Background => self.counters.pgsteal_kswapd += freed as u64,
+            Who::Request => self.counters.pgsteal_direct += freed as u64,
+        }
+        self.refaults_seen = self.counters.workingset_refault_file;
+        if dirty > 0 && freed < CLUSTER {
+            self.background.hurry();
+        }
+        freed
+    }
+
+    /// Looks at the oldest inactive page: true if its frame is free now.
+    fn look_at(&mut self, frame: u32, list: usize) -> bool {
+        let uses = self.table.uses(frame);
+        let f = &self.frames[frame as usize];
+        let page = f.page;
+        let may_go = f.state == State::Clean
+            || (f.state == State::Dirty && !f.behind && has(CacheBug::DirtyReclaimed));
+        if !may_go || f.waits != super::NONE || f.syncs != super::NONE {
+            // In use by a device, or not written yet.
+            self.lists.put(frame, On::Inactive);
+            return false;
+        }
+        if uses > 1 {
+            self.table.set_uses(frame, 0);
+            self.lists.put(frame, On::Active);
+            self.shadows.activated();
+            self.counters.pgactivate += 1;
+            return false;
+        }
+        if self.frames[frame as usize].state == State::Dirty {
+            self.forget_dirty(frame);
+        }
+        self.shadows.evicted(page);
+        self.table.remove(frame);
+        self.lists.put(frame, On::None);
+        self.free_frame(frame, list);
+        true
+    }
+
+    /// Whether active pages are to be given up.
+    fn is_inactive_low(&self) -> bool {
+        let (inactive, active) = (self.lists.len(On::Inactive), self.lists.len(On::Active));
+        let protected = match self.config.active {
+            ActiveShare::Percent(share) => share,
+            ActiveShare::Refault => match self.counters.workingset_refault_file {
+                n if n != self.refaults_seen => 0,
+                _ => 50,
+            },
+        };
+        // active / (active + inactive) > protected / 100
+        active > 0 && active * 100 > (active + inactive) * usize::from(protected)
+    }
+
+    /// Makes the oldest active pages inactive.
+    fn age_active(&mut self) {
+        for _ in 0..CLUSTER {
+            let Some(frame) = self.lists.oldest(On::Active) else {
+                break;
+            };
+            self.counters.pgrefill += 1;
+            self.counters.pgdeactivate += 1;
+            self.table.set_uses(frame, 0);
+            self.lists.put(frame, On::Inactive);
+        }
+    }
+
+    /// Drops every clean page, as `drop_caches` does. Returns how many those were.
+    pub fn drop_clean(&mut self) -> usize {
+        let mut dropped = 0;
+        for frame in 0..self.frames.len() as u32 {
+            let f = &self.frames[frame as usize];
+            if f.state == State::Clean && f.waits == super::NONE {
+                self.drop_page(frame, 0);
+                dropped += 1;
+            }
+        }
+        self.alloc.drain();
+        dropped
+    }
+}

@@ -1,0 +1,320 @@
+//! Reads: what is there is copied, what isn't is read together with what will be wanted next.
+
+use super::{Core, Filling, Job, Kind, MOST_PENDING, NONE, Need, State, copy, meeting};
+use crate::config::{FrameOrder, Mode, PAGE_BYTES, WaitPolicy};
+use crate::lists::On;
+use crate::planted::{CacheBug, has};
+use crate::readahead::Plan;
+use pvblk_block::{Op, Status};
+
+/// Most pages that are allocated for one job at a time.
+const MOST_AT_ONCE: u64 = 256;
+
+impl Core {
+    /// True if the job is done.
+    pub(super) fn run_read(&mut self, id: u32, job: &mut Job) -> bool {
+        loop {
+            if job.filling.is_some() {
+                if !self.fill(job) {
+                    self.park(id, job);
+                    return false;
+                }
+                self.start_filling(job);
+            }
+            if job.at >= job.end {
+                return job.pending == 0;
+            }
+            if job.pending >= MOST_PENDING {
+                return false;
+            }
+            let page = job.at;
+            if self.wait_for_range(page, id, u64::MAX) {
+                return false;
+            }
+            let Some(frame) = self.table.find_locked(page) else {
+                // Counted as a miss when it is met again, being read.
+                let plan = self.plan_miss(job);
+                self.begin_filling(job, plan, job.end);
+                continue;
+            };
+            let f = &mut self.frames[frame as usize];
+            let reading = f.state == State::Reading;
+            let marked = std::mem::take(&mut f.marked) || self.table.is_marked(frame);
+            if marked {
+                self.table.unmark(frame);
+                if let Some(plan) = self.plan_mark(job) {
+                    self.begin_filling(job, plan, plan.start);
+                    continue;
+                }
+            }
+            let f = &mut self.frames[frame as usize];
+            self.counters.readahead_used += u64::from(std::mem::take(&mut f.ahead));
+            job.at += 1;
+            if reading {
+                self.counters.misses += 1;
+                job.pending += 1;
+                self.wait_on(frame, id, page);
+            } else {
+                self.counters.hits += 1;
+                self.copy_out(job, page, frame);
+            }
+        }
+    }
+
+    fn copy_out(&mut self, job: &Job, page: u64, frame: u32) {
+        let (skip, first, len) = meeting(&job.request, page);
+        let offset = frame as usize * PAGE_BYTES + first;
+        copy(&job.request.buffers, skip, &self.region, offset, len, false);
+        self.table.touch(frame);
+    }
+
+    /// The largest window: not so much of a small cache that pages are gone before they are used.
+    fn most_ahead(&self) -> u64 {
+        let configured = u64::from(self.config.readahead_bytes) / PAGE_BYTES as u64;
+        configured.min(self.frames.len() as u64 / 8)
+    }
+
+    fn plan_miss(&mut self, job: &Job) -> Plan {
+        let most = self.most_ahead();
+        let wanted = (job.end - job.at).min(MOST_AT_ONCE.min(self.frames.len() as u64 / 4).max(1));
+        let window = &mut self.owners[job.owner].windows[usize::from(job.hint.stream)];
+        match job.kind {
+            Kind::Read => window.miss(job.at, wanted, job.hint.sequential, most),
+            _ => Plan {
+                start: job.at,
+                end: job.at + 1,
+                mark: u64::MAX,
+            },
+        }
+    }
+
+    fn plan_mark(&mut self, job: &Job) -> Option<Plan> {
+        let most = self.most_ahead();
+        let mut absent = job.at + 1;
+        while absent <= job.at + most && self.table.find_locked(absent).is_some() {
+            absent += 1;
+        }
+        let window = &mut self.owners[job.owner].windows[usize::from(job.hint.stream)];
+        window.marked(job.at, absent, most)
+    }
+
+    /// A part of `job.at` is to be written: the rest of the page is read first.
+    pub(super) fn begin_part(&mut self, job: &mut Job) {
+        let plan = self.plan_miss(job);
+        self.begin_filling(job, plan, plan.end);
+    }
+
+    fn begin_filling(&mut self, job: &mut Job, plan: Plan, optional: u64) {
+        job.filling = Some(Filling {
+            at: plan.start,
+            plan,
+            optional,
+            frames: self.spare_list(),
+        });
+    }
+
+    /// Whether a page is to be read.
+    fn is_absent(&self, page: u64) -> bool {
+        self.table.find_locked(page).is_none() && !self.is_held(page, u64::MAX)
+    }
+
+    /// Gets frames for the job's plan; false if it has to wait.
+    pub(super) fn fill(&mut self, job: &mut Job) -> bool {
+        let Some(mut filling) = job.filling.take() else {
+            return true;
+        };
+        let last = filling.plan.end.min(self.capacity.div_ceil(8));
+        let mut all = true;
+        while filling.at < last {
+            if !self.is_absent(filling.at) {
+                filling.at += 1;
+                continue;
+            }
+            match self.frame_for(job) {
+                Some(frame) => {
+                    filling.frames.push(frame);
+                    filling.at += 1;
+                }
+                None => {
+                    all = self.may_stop(job, &filling);
+                    break;
+                }
+            }
+        }
+        filling.plan.end = filling.at.min(last);
+        if !all {
+            // The plan goes on where it was.
+            filling.plan.end = last;
+        }
+        job.filling = Some(filling);
+        all
+    }
+
+    /// There is no frame: whether what the plan has is enough to go on with. Nobody sleeps on frames that others need, except where history did.
+    fn may_stop(&self, job: &mut Job, filling: &Filling) -> bool {
+        let asleep = matches!(job.need, Need::Sleep { .. });
+        let history = self.config.wait == WaitPolicy::FullTimeout;
+        let may = match history {
+            true => asleep && job.progress == 0,
+            false => asleep || filling.at >= filling.optional,
+        };
+        let enough = !filling.frames.is_empty() || filling.at >= filling.optional;
+        if may && enough {
+            job.need = Need::Nothing;
+        }
+        may && enough
+    }
+
+    /// Starts the reads of the job's plan.
+    pub(super) fn start_filling(&mut self, job: &mut Job) {
+        let Some(mut filling) = job.filling.take() else {
+            return;
+        };
+        if self.config.order == FrameOrder::Kept {
+            filling.frames.sort_unstable();
+        }
+        let mut frames = std::mem::take(&mut filling.frames).into_iter();
+        let mut run = self.spare_list();
+        let (mut first, mut segments) = (0, 0);
+        for page in filling.plan.start..filling.plan.end {
+            if frames.len() == 0 {
+                break;
+            }
+            // Others may have begun to read it meanwhile.
+            if !self.is_absent(page) {
+                continue;
+            }
+            let Some(frame) = frames.next() else { break };
+            let adjoins = !run.is_empty() && first + run.len() as u64 == page;
+            if !adjoins || !self.fits(&run, segments, frame) {
+                let next = self.spare_list();
+                let full = std::mem::replace(&mut run, next);
+                self.start_run(first, full, job.owner);
+                (first, segments) = (page, 0);
+            }
+            segments += usize::from(run.last().is_none_or(|&l| l + 1 != frame));
+            run.push(frame);
+            let ahead = page >= filling.optional;
+            self.counters.readahead_pages += u64::from(ahead);
+            self.read_into(page, frame, page == filling.plan.mark, ahead);
+        }
+        self.start_run(first, run, job.owner);
+        let list = self.owners[job.owner].list;
+        for frame in frames {
+            self.free_frame(frame, list);
+        }
+    }
+
+    fn start_run(&mut self, first: u64, run: Vec<u32>, owner: usize) {
+        match run.is_empty() {
+            true => self.keep_list(run),
+            false => self.start(Op::Read, false, first, run, owner),
+        }
+    }
+
+    /// From now on the page is being read into a frame.
+    fn read_into(&mut self, page: u64, frame: u32, marked: bool, ahead: bool) {
+        self.place(page, frame, State::Reading);
+        let f = &mut self.frames[frame as usize];
+        (f.marked, f.ahead) = (marked, ahead);
+    }
+
+    /// From now on the page has this frame.
+    pub(super) fn place(&mut self, page: u64, frame: u32, state: State) {
+        let f = &mut self.frames[frame as usize];
+        debug_assert!(f.state == State::Free);
+        (f.page, f.state) = (page, state);
+        self.table.insert(page, frame);
+        let mut on = On::Inactive;
+        if let Some(distance) = self.shadows.refault(page) {
+            self.counters.workingset_refault_file += 1;
+            if distance <= self.lists.len(On::Active) as u64 {
+                self.counters.workingset_activate_file += 1;
+                on = On::Active;
+            }
+        }
+        self.lists.put(frame, on);
+    }
+
+    /// A read has ended.
+    pub(super) fn read_ended(&mut self, first: u64, frames: Vec<u32>, status: Status) {
+        let alone = frames.len() == 1;
+        self.counters.read_errors += u64::from(status != Status::Ok);
+        for (page, &frame) in (first..).zip(&frames) {
+            if status == Status::Ok {
+                let f = &mut self.frames[frame as usize];
+                f.state = State::Clean;
+                let (chain, marked) = (f.waits, std::mem::take(&mut f.marked));
+                f.waits = NONE;
+                self.table.open(frame, marked);
+                self.answer(chain, frame, status);
+                continue;
+            }
+            let chain = self.frames[frame as usize].waits;
+            if !alone && chain != NONE {
+                // One page that can't be read isn't all of them.
+                let wait = &self.waits[chain as usize];
+                let owner = self.jobs.get(wait.job as usize);
+                let owner = owner.and_then(|j| Some(j.as_ref()?.owner));
+                let mut one = self.spare_list();
+                one.push(frame);
+                self.frames[frame as usize].marked = false;
+                self.start(Op::Read, false, page, one, owner.unwrap_or(Core::KEEPER));
+                continue;
+            }
+            self.frames[frame as usize].waits = NONE;
+            self.drop_page(frame, 0);
+            self.answer(chain, frame, status);
+        }
+        self.keep_list(frames);
+    }
+
+    /// Those who waited for a page go on: it is there, or can't be read.
+    pub(super) fn answer(&mut self, chain: u32, frame: u32, status: Status) {
+        let all = self.take_chain(chain);
+        for &(id, page) in &all {
+            let Some(mut job) = self.jobs.get_mut(id as usize).and_then(Option::take) else {
+                continue;
+            };
+            if job.kind == Kind::Read && page == u64::MAX {
+                // Of a request that is done, and had waited twice.
+                self.jobs[id as usize] = Some(job);
+                continue;
+            }
+            if job.kind == Kind::Read {
+                job.pending -= 1;
+                match status {
+                    Status::Ok => self.copy_out(&job, page, frame),
+                    _ => job.status = status,
+                }
+            } else if status != Status::Ok && matches!(job.kind, Kind::Write { .. }) {
+                // A write of a part that needs the rest.
+                (job.status, job.at) = (status, job.end);
+            }
+            let goes_on = match job.kind {
+                // What is parked goes on in its turn.
+                Kind::Read => !job.is_parked && job.filling.is_none(),
+                _ => true,
+            };
+            let waits =
+                job.kind == Kind::Read && job.at < job.end && job.pending >= MOST_PENDING / 2;
+            self.jobs[id as usize] = Some(job);
+            if goes_on && !waits {
+                self.run(id);
+            }
+        }
+        self.keep_chain(all);
+    }
+
+    /// Whether a part of `page` can be written as it is.
+    pub(super) fn is_whole(&self, job: &Job, page: u64) -> bool {
+        let (_, first, len) = meeting(&job.request, page);
+        let sectors = self.sectors_of(page) as usize;
+        has(CacheBug::PartWithoutRead) || (first == 0 && len == sectors * 512)
+    }
+
+    /// Whether writes wait for the device.
+    pub(super) fn writes_through(&self) -> bool {
+        self.config.mode == Mode::WriteThrough
+    }
+}

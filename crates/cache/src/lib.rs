@@ -1,0 +1,33 @@
+//! A page cache: a [`pvblk_block::BlockDevice`] over another one, in bounded memory.
+//!
+//! ```text
+//! reads that hit ──▶ table: no lock ──▶ copy
+//! the rest ──▶ core (one lock, once for a batch) ──▶ lanes: a queue of the device for each queue of the cache
+//!                │ alloc: buddy lists, lists of CPUs, watermarks
+//!                │ lists: active and inactive, refault distance
+//!                └ write-back: by sector, in runs; a flush knows by numbers what it covers
+//! ```
+//!
+//! docs/decisions/0012-page-cache.md says what must hold. The policies that made a kernel lose most of its throughput in 2009 are there as
+//! parameters ([`CacheConfig`]), so that this can be shown; the defaults are the others.
+
+pub mod alloc;
+mod ask;
+mod config;
+mod core;
+mod counters;
+mod device;
+mod keeper;
+mod lane;
+mod lists;
+pub mod planted;
+mod queue;
+mod readahead;
+mod table;
+
+pub use config::{
+    ActiveShare, CacheConfig, FrameOrder, Mode, PAGE_BYTES, PAGE_SECTORS, WaitPolicy,
+};
+pub use counters::Counters;
+pub use device::PageCache;
+pub use keeper::{Due, Keeper};

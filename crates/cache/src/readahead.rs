@@ -1,0 +1,245 @@
+//! Read-ahead on demand: windows that grow while a stream goes on, and a marked page that starts the next one in time.
+
+/// Streams that a queue follows at once.
+pub const STREAMS: usize = 8;
+
+/// What a queue knows of a read when it is submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// The stream that it belongs to, or begins.
+    pub stream: u8,
+    /// It goes on where the stream was, or begins the device.
+    pub sequential: bool,
+}
+
+/// Where the streams of a queue are. Hits are told too, so it is the queue's own and takes no lock.
+#[derive(Debug)]
+pub struct Streams {
+    /// The last page of each, and when it was used.
+    last: [(u64, u64); STREAMS],
+    clock: u64,
+    current: usize,
+}
+
+impl Default for Streams {
+    fn default() -> Streams {
+        Streams {
+            last: [(u64::MAX - 1, 0); STREAMS],
+            clock: 0,
+            current: 0,
+        }
+    }
+}
+
+impl Streams {
+    /// Pages `first` to `last` are read.
+    #[inline]
+    pub fn read(&mut self, first: u64, last: u64) -> Hint {
+        self.clock += 1;
+        // On the page where it was, or on the next one.
+        let follows = |at: u64| at == first || at.wrapping_add(1) == first;
+        if !follows(self.last[self.current].0) {
+            match self.last.iter().position(|&(at, _)| follows(at)) {
+                Some(found) => self.current = found,
+                None => {
+                    let oldest = (0..STREAMS).min_by_key(|&i| self.last[i].1);
+                    self.current = oldest.unwrap_or(0);
+                    self.last[self.current] = (last, self.clock);
+                    return Hint {
+                        stream: self.current as u8,
+                        sequential: first == 0,
+                    };
+                }
+            }
+        }
+        self.last[self.current] = (last, self.clock);
+        Hint {
+            stream: self.current as u8,
+            sequential: true,
+        }
+    }
+
+    /// Whether `page` is the one that the current stream ended on: then it was accessed already.
+    #[inline]
+    pub fn is_on(&self, page: u64) -> bool {
+        self.last[self.current].0 == page
+    }
+}
+
+/// A stream's last window: `size` pages from `start`, of which the last `ahead` were not asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    start: u64,
+    size: u64,
+    ahead: u64,
+}
+
+/// What is to be read now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// First page.
+    pub start: u64,
+    /// First page behind.
+    pub end: u64,
+    /// The page to be marked, or [`u64::MAX`].
+    pub mark: u64,
+}
+
+impl Window {
+    fn plan(&self) -> Plan {
+        Plan {
+            start: self.start,
+            end: self.start + self.size,
+            mark: match self.ahead {
+                0 => u64::MAX,
+                ahead => self.start + self.size - ahead,
+            },
+        }
+    }
+
+    fn grow(&mut self, most: u64) {
+        self.start += self.size;
+        self.size = match self.size {
+            size if size < most / 16 => 4 * size,
+            size => (2 * size).min(most),
+        };
+        self.ahead = self.size;
+    }
+
+    /// `wanted` pages from `page` on are read, and the first isn't there. `most` pages are the largest window.
+    pub fn miss(&mut self, page: u64, wanted: u64, sequential: bool, most: u64) -> Plan {
+        let alone = Plan {
+            start: page,
+            end: page + wanted,
+            mark: u64::MAX,
+        };
+        if most == 0 || !sequential {
+            *self = Window::default();
+            return alone;
+        }
+        let behind = self.start + self.size;
+        if self.size > 0 && (page == behind || page == behind - self.ahead) {
+            self.grow(most);
+            if self.start > page {
+                // What was read in advance is gone already: from here, with the new size.
+                self.start = page;
+            }
+            if self.size < wanted {
+                self.size = wanted;
+                self.ahead = 0;
+            } else if self.ahead >= self.size {
+                self.ahead = self.size - wanted.min(self.size - 1);
+            }
+            return self.plan();
+        }
+        if wanted > most {
+            *self = Window::default();
+            return alone;
+        }
+        let size = match wanted.next_power_of_two() {
+            n if n <= most / 32 => 4 * n,
+            n if n <= most / 4 => 2 * n,
+            _ => most,
+        };
+        *self = Window {
+            start: page,
+            size: size.max(wanted),
+            ahead: size.saturating_sub(wanted),
+        };
+        self.plan()
+    }
+
+    /// The marked page `page` is read; `absent` is the first page after it that isn't there, at most `most` pages on. What to read in advance.
+    pub fn marked(&mut self, page: u64, absent: u64, most: u64) -> Option<Plan> {
+        if most == 0 {
+            return None;
+        }
+        if self.size > 0 && page == self.start + self.size - self.ahead {
+            self.grow(most);
+            return Some(self.plan());
+        }
+        // Somebody else's mark.
+        if absent - page > most {
+            return None;
+        }
+        *self = Window {
+            start: absent,
+            size: absent - page,
+            ahead: 0,
+        };
+        self.start -= self.size;
+        self.grow(most);
+        Some(self.plan())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: u64 = 32;
+
+    #[test]
+    fn windows_grow_to_the_largest_and_marks_start_the_next() {
+        let mut w = Window::default();
+        // One page of a stream: four, of which three are in advance.
+        let p = w.miss(10, 1, true, MOST);
+        assert_eq!((p.start, p.end, p.mark), (10, 14, 11));
+        let mut sizes = Vec::new();
+        let mut mark = p.mark;
+        for _ in 0..5 {
+            let p = w.marked(mark, 0, MOST).unwrap();
+            assert_eq!(p.mark, p.start);
+            sizes.push(p.end - p.start);
+            mark = p.mark;
+        }
+        assert_eq!(sizes, [8, 16, 32, 32, 32]);
+        // The next one isn't there in time: the stream goes on where the window ended.
+        let end = w.start + w.size;
+        let p = w.miss(end, 1, true, MOST);
+        assert_eq!((p.start, p.end, p.mark), (end, end + 32, end + 1));
+    }
+
+    #[test]
+    fn first_windows_by_request_and_none_for_random_reads() {
+        let first = |wanted| Window::default().miss(100, wanted, true, MOST);
+        assert_eq!(first(2).end - 100, 4);
+        assert_eq!(first(8).end - 100, 16);
+        assert_eq!(first(9).end - 100, 32);
+        assert_eq!((first(32).end, first(32).mark), (132, u64::MAX));
+        assert_eq!(first(64).end, 164);
+        let mut w = Window::default();
+        w.miss(10, 1, true, MOST);
+        let p = w.miss(500, 3, false, MOST);
+        assert_eq!((p.start, p.end, p.mark), (500, 503, u64::MAX));
+        assert_eq!(w, Window::default());
+        assert_eq!(Window::default().miss(10, 1, true, 0).end, 11);
+    }
+
+    #[test]
+    fn somebody_elses_mark_goes_on_behind_what_is_there() {
+        let mut w = Window::default();
+        let p = w.marked(40, 48, MOST).unwrap();
+        assert_eq!((p.start, p.end), (48, 64));
+        assert_eq!(Window::default().marked(40, 80, MOST), None);
+    }
+
+    #[test]
+    fn streams_are_told_apart() {
+        let mut s = Streams::default();
+        assert!(s.read(0, 0).sequential);
+        assert!(!s.read(1000, 1001).sequential);
+        for i in 1..20 {
+            let a = s.read(i, i);
+            let b = s.read(1000 + 2 * i, 1001 + 2 * i);
+            assert!(a.sequential && b.sequential && a.stream != b.stream);
+        }
+        // Halves of a page.
+        assert!(s.read(19, 19).sequential && s.is_on(19));
+        // Random reads don't push out a stream that is in use.
+        for i in 0..40 {
+            assert!(!s.read(5000 + 10 * i, 5000 + 10 * i).sequential);
+            assert!(s.read(20 + i, 20 + i).sequential);
+        }
+    }
+}
