@@ -97,14 +97,15 @@ impl Shared {
         }
     }
 
-    pub fn mail_done(&self, owner: usize, done: Completion) {
+    fn mail_done(&self, owner: usize, done: Completion) {
         if let Some(lane) = self.lane(owner) {
             lane.letters.lock().done.push(done);
             lane.ring();
         }
     }
 
-    /// Sends I/O on its way and wakes owners; `own`: whose lane may be used at once.
+    /// Sends I/O on its way, then what is done, and wakes owners; `own`: whose lane may be used at once, and who has taken its own. In this order: who
+    /// has its last answer isn't polled any more, and would leave its I/O lying.
     pub fn dispatch(&self, out: &mut Out, own: Option<(usize, &Arc<Lane>)>) {
         let is_own = |runner: usize| own.is_some_and(|(owner, _)| owner == runner);
         if let Some((_, lane)) = own
@@ -123,7 +124,13 @@ impl Shared {
                 _ => self.keeper_lane.submit(std::iter::once(io.request)),
             }
         }
+        for (owner, done) in out.done.drain(..) {
+            self.mail_done(owner, done);
+        }
         for owner in out.wake.drain(..) {
+            if is_own(owner) {
+                continue;
+            }
             if let Some(lane) = self.lane(owner) {
                 lane.ring();
             }
@@ -321,6 +328,15 @@ impl PageCache {
     /// Looks whether what must always hold does; slow. Errors say what doesn't.
     pub fn check(&self) -> Result<(), String> {
         self.shared.core.lock().check()
+    }
+
+    /// What is unfinished, for people who look for what hangs.
+    pub fn unfinished(&self) -> String {
+        let places = self.shared.places.lock();
+        let lanes: Vec<_> = places.iter().flatten().map(|p| p.lane.describe()).collect();
+        drop(places);
+        let core = self.shared.core.lock().unfinished();
+        format!("{core}; lanes {}", lanes.join(", "))
     }
 
     /// Whether any request or I/O is unfinished.

@@ -65,9 +65,6 @@ impl Keeper {
         core.take_out(&mut self.out);
         more |= news || !self.out.ios.is_empty();
         drop(core);
-        for (owner, done) in self.out.done.drain(..) {
-            shared.mail_done(owner, done);
-        }
         shared.dispatch(&mut self.out, None);
         match (more, tick) {
             (true, _) => Due::Now,

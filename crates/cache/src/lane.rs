@@ -63,6 +63,18 @@ impl Lane {
         })
     }
 
+    pub fn describe(&self) -> String {
+        let set = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+        format!(
+            "{} in flight, {} letters{}{}{}",
+            self.in_flight.load(Ordering::SeqCst),
+            self.letters.lock().ios.len(),
+            if set(&self.busy) { ", busy" } else { "" },
+            if set(&self.armed) { ", armed" } else { "" },
+            if set(&self.any) { ", rung" } else { "" },
+        )
+    }
+
     pub fn is_idle(&self) -> bool {
         self.in_flight.load(Ordering::SeqCst) == 0
     }

@@ -11,8 +11,8 @@ pub enum CacheBug {
     RedirtiedIsClean,
     /// A FUA write completes when it is in the cache.
     FuaOnlyCached,
-    /// A flush forgets that discards and write-zeroes took dirty pages along.
-    FlushSkipsRanges,
+    /// Discards and write-zeroes take dirty pages along before the device has done them.
+    RangeDropsFirst,
     /// A page whose write-back failed counts as clean.
     FailedIsClean,
     /// A page is written again while its older version still is.
@@ -32,7 +32,7 @@ impl CacheBug {
         CacheBug::FlushNotPassed,
         CacheBug::RedirtiedIsClean,
         CacheBug::FuaOnlyCached,
-        CacheBug::FlushSkipsRanges,
+        CacheBug::RangeDropsFirst,
         CacheBug::FailedIsClean,
         CacheBug::BehindNotAwaited,
         CacheBug::PartWithoutRead,

@@ -38,6 +38,8 @@ pub(crate) struct CacheQueue {
     ended: Vec<Completion>,
     /// Lanes of others that this queue waits for.
     foreign: Vec<Arc<Lane>>,
+    /// Their descriptors were cleared, so they are to be polled, also if their owners do that again.
+    look: Vec<Arc<Lane>>,
     slow: Vec<(Box<Request>, Hint)>,
     poller: Poller,
     tracer: Tracer,
@@ -78,6 +80,7 @@ impl CacheQueue {
             out: Out::default(),
             ended: Vec::new(),
             foreign: Vec::new(),
+            look: Vec::new(),
             slow: Vec::new(),
             poller,
             tracer,
@@ -134,14 +137,10 @@ impl CacheQueue {
         let is_clean = core.is_clean();
         drop(core);
         shared.wake_keeper(is_clean);
-        for (owner, done) in out.done.drain(..) {
-            if owner == self.owner {
-                self.inside -= 1;
-                self.done.push(done);
-            } else {
-                shared.mail_done(owner, done);
-            }
-        }
+        let mine = out.done.extract_if(.., |(owner, _)| *owner == self.owner);
+        let before = self.done.len();
+        self.done.extend(mine.map(|(_, done)| done));
+        self.inside -= self.done.len() - before;
         shared.dispatch(&mut out, Some((self.owner, &self.lane)));
         self.out = out;
     }
@@ -167,6 +166,9 @@ impl CacheQueue {
         let mut ended = std::mem::take(&mut self.ended);
         self.lane.poll(&mut ended, true);
         self.shared.keeper_lane.poll_for_others(&mut ended);
+        for lane in self.look.drain(..) {
+            lane.poll_for_others(&mut ended);
+        }
         if ended.is_empty() && self.done.is_empty() && self.inside > 0 {
             self.shared.poll_idle_lanes(self.owner, &mut ended);
         }
@@ -329,6 +331,11 @@ impl DeviceQueue for CacheQueue {
         self.lane.woken();
         for lane in &self.foreign {
             lane.woken();
+        }
+        // Others may have waited for the same. Who has no request in flight isn't polled, so they have to look themselves.
+        self.look.extend(self.foreign.iter().cloned());
+        if self.inside == 0 {
+            self.shared.wake_sleepers(self.owner);
         }
     }
 

@@ -151,6 +151,7 @@ impl BlockDevice for Frontend {
         Limits {
             logical_sector_bytes: p.sector_size,
             physical_sector_bytes: p.physical_sector_size,
+            optimal_bytes: 0,
             max_sectors: max_sectors(p),
             max_segments: 1024,
             discard_granularity_bytes: if p.discard { p.discard_granularity } else { 0 },

@@ -18,6 +18,7 @@ mod disk;
 mod fuse;
 mod log;
 mod memory;
+pub mod paged;
 mod profile;
 pub mod raid;
 mod server;

@@ -85,8 +85,6 @@ enum Kind {
     Flush {
         /// It covers what became dirty up to here.
         epoch: u64,
-        /// It waits for ranges held before this one.
-        ranges: u64,
         sent: bool,
     },
     Range {
@@ -201,6 +199,8 @@ struct RangeHold {
     /// First page, and first page behind.
     first: u64,
     end: u64,
+    /// The device is doing it.
+    sent: bool,
     waiters: Vec<u32>,
 }
 
@@ -429,6 +429,10 @@ impl Core {
     fn park(&mut self, id: u32, job: &mut Job) {
         if !std::mem::replace(&mut job.is_parked, true) {
             self.owners[job.owner].parked.push(id);
+            // It may be somebody else's step, and its owner sleeps without a deadline.
+            if !self.out.wake.contains(&job.owner) {
+                self.out.wake.push(job.owner);
+            }
         }
     }
 
@@ -461,7 +465,12 @@ impl Core {
             let Some(Some(job)) = self.jobs.get(id as usize) else {
                 continue;
             };
-            if self.is_due(job.need) {
+            // Nobody else may write what it waits for: there may be less than is written in the background.
+            let to_write = matches!(job.need, Need::Throttle { .. })
+                && self.writing == 0
+                && self.ranges.is_empty()
+                && self.now >= self.background.retry_at;
+            if to_write || self.is_due(job.need) {
                 return Turn::Now;
             }
             let until = match job.need {
@@ -539,9 +548,7 @@ impl Core {
             return;
         };
         job.status = status;
-        if let Kind::Range { number, .. } = job.kind {
-            self.release(number);
-        }
+        self.range_done(&job, status == Status::Ok);
         self.complete(id, job);
         self.pump_flushes();
     }
@@ -672,6 +679,45 @@ impl Core {
         self.alloc.give(list, crate::alloc::End::Cold, frame);
     }
 
+    /// What is unfinished, for people.
+    pub fn unfinished(&self) -> String {
+        let jobs = self.jobs.iter().filter_map(|(id, job)| {
+            let j = job.as_ref()?;
+            Some(format!(
+                "job {id} of {}: {:?}, pages {}..{}, waits for {}, {:?}{}{}",
+                j.owner,
+                j.kind,
+                j.at,
+                j.end,
+                j.pending,
+                j.need,
+                if j.is_parked { ", parked" } else { "" },
+                if j.filling.is_some() { ", fills" } else { "" },
+            ))
+        });
+        let ios = self.ios.iter().map(|(id, kind)| match kind {
+            IoKind::Read { first, frames } => format!("read {id} of {} at {first}", frames.len()),
+            IoKind::Write { first, frames } => format!("write {id} of {} at {first}", frames.len()),
+            IoKind::Pass(job) => format!("pass {id} for {job}"),
+        });
+        let chains = self.frames.iter().filter(|f| f.waits != NONE);
+        let chains = chains.map(|f| {
+            let job = self.waits[f.waits as usize].job;
+            format!("job {job} waits for page {}, {:?}", f.page, f.state)
+        });
+        let ranges = self
+            .ranges
+            .iter()
+            .map(|r| format!("range {}..{} held by {}", r.first, r.end, r.job));
+        let parked = (0..)
+            .zip(&self.owners)
+            .map(|(n, o)| format!("{n} has parked {:?}", o.parked));
+        let ios = ios.chain(chains).chain(ranges).chain(parked);
+        let dirty = format!("{} dirty, {} written", self.dirty.len(), self.writing);
+        let all: Vec<_> = jobs.chain(ios).chain([dirty]).collect();
+        all.join("; ")
+    }
+
     /// What must always hold; slow. Errors say what doesn't.
     pub fn check(&self) -> Result<(), String> {
         let mut used = 0;
@@ -687,6 +733,16 @@ impl Core {
                 continue;
             }
             used += 1;
+            let ends = matches!(f.state, State::Reading | State::Writing) || f.behind;
+            if f.waits != NONE && !ends {
+                return Err(format!("page {} is {:?}, and waited for", f.page, f.state));
+            }
+            if f.syncs != NONE && !matches!(f.state, State::Dirty | State::Writing) {
+                return Err(format!(
+                    "page {} is {:?}, and to be written",
+                    f.page, f.state
+                ));
+            }
             let found = self.table.find_locked(f.page);
             if f.orphan == (found == Some(frame)) {
                 return Err(format!("page {} isn't where it should be", f.page));

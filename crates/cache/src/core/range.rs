@@ -1,7 +1,10 @@
-//! Discard and write-zeroes: they hold their range while its pages leave the cache, and the device does them.
+//! Discard and write-zeroes: they hold their range while the device does them, and then its pages leave the cache.
+//!
+//! Not before: if the device fails, what was dirty is still to be written. Hits go on meanwhile and find what was there before.
 
 use super::{Core, Job, Kind, NONE, RangeHold, State};
 use crate::config::PAGE_SECTORS;
+use crate::planted::{CacheBug, has};
 
 impl Core {
     pub(super) fn next_range(&mut self) -> u64 {
@@ -16,19 +19,25 @@ impl Core {
             number,
             first,
             end,
+            sent: false,
             waiters: Vec::new(),
         });
     }
 
-    /// Whether a range with a number below `before` holds the page.
-    pub(super) fn is_held(&self, page: u64, before: u64) -> bool {
-        let holds = |r: &RangeHold| r.number < before && (r.first..r.end).contains(&page);
-        self.ranges.iter().any(holds)
+    /// Whether a range holds the page.
+    pub(super) fn is_held(&self, page: u64) -> bool {
+        self.ranges.iter().any(|r| (r.first..r.end).contains(&page))
+    }
+
+    /// Whether the device is just doing such a range.
+    pub(super) fn is_being_done(&self, page: u64) -> bool {
+        let done = |r: &RangeHold| r.sent && (r.first..r.end).contains(&page);
+        self.ranges.iter().any(done)
     }
 
     /// If one does, the job waits for its end.
-    pub(super) fn wait_for_range(&mut self, page: u64, job: u32, before: u64) -> bool {
-        let holds = |r: &&mut RangeHold| r.number < before && (r.first..r.end).contains(&page);
+    pub(super) fn wait_for_range(&mut self, page: u64, job: u32) -> bool {
+        let holds = |r: &&mut RangeHold| (r.first..r.end).contains(&page);
         match self.ranges.iter_mut().find(holds) {
             Some(range) => {
                 range.waiters.push(job);
@@ -90,14 +99,41 @@ impl Core {
                 self.wait_on(frame, id, u64::MAX);
                 return false;
             }
-            if f.state == State::Dirty {
-                self.forget_dirty(frame);
+            if has(CacheBug::RangeDropsFirst) {
+                self.drop_any(frame);
             }
-            self.drop_page(frame, 0);
         }
         job.kind = Kind::Range { number, sent: true };
+        if let Some(range) = self.ranges.iter_mut().find(|r| r.number == number) {
+            range.sent = true;
+        }
         self.pass(id, job);
         false
+    }
+
+    /// The device has done the job, or not: what it covers isn't in the cache any more, but for what is dirty and was not done. Parts of pages were
+    /// written out before.
+    pub(super) fn range_done(&mut self, job: &Job, ok: bool) {
+        let Kind::Range { number, .. } = job.kind else {
+            return;
+        };
+        let first = job.request.sector / PAGE_SECTORS;
+        let end = job.request.end().div_ceil(PAGE_SECTORS);
+        for (_, frame) in self.cached(first, end) {
+            if ok || self.frames[frame as usize].state != State::Dirty {
+                self.drop_any(frame);
+            }
+        }
+        // A flush passed over what was held.
+        self.flush_at = 0;
+        self.release(number);
+    }
+
+    fn drop_any(&mut self, frame: u32) {
+        if self.frames[frame as usize].state == State::Dirty {
+            self.forget_dirty(frame);
+        }
+        self.drop_page(frame, 0);
     }
 
     /// Pages that are in the cache, by number, and their frames.

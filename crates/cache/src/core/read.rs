@@ -28,7 +28,7 @@ impl Core {
                 return false;
             }
             let page = job.at;
-            if self.wait_for_range(page, id, u64::MAX) {
+            if self.wait_for_range(page, id) {
                 return false;
             }
             let Some(frame) = self.table.find_locked(page) else {
@@ -115,7 +115,7 @@ impl Core {
 
     /// Whether a page is to be read.
     fn is_absent(&self, page: u64) -> bool {
-        self.table.find_locked(page).is_none() && !self.is_held(page, u64::MAX)
+        self.table.find_locked(page).is_none() && !self.is_held(page)
     }
 
     /// Gets frames for the job's plan; false if it has to wait.

@@ -31,7 +31,7 @@ impl Core {
                 return false;
             }
             let page = job.at;
-            if self.wait_for_range(page, id, u64::MAX) {
+            if self.wait_for_range(page, id) {
                 return false;
             }
             if !sync && !self.may_dirty(page, job) {
@@ -39,6 +39,7 @@ impl Core {
                 return false;
             }
             if job.status != Status::Ok {
+                // The rest isn't begun.
                 return true;
             }
             let found = self.table.find_locked(page);

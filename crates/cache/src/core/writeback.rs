@@ -94,7 +94,8 @@ impl Core {
         let may = |core: &Core, page: u64, fua: Option<bool>| {
             let frame = *core.dirty.get(&page)?;
             let f = &core.frames[frame as usize];
-            let waits = f.behind && !has(CacheBug::BehindNotAwaited);
+            let behind = f.behind && !has(CacheBug::BehindNotAwaited);
+            let waits = behind || core.is_being_done(page);
             (!waits && fua.is_none_or(|fua| fua == f.fua)).then_some((frame, f.fua))
         };
         let Some((frame, fua)) = may(self, page, None) else {
@@ -229,7 +230,7 @@ impl Core {
             if status != Status::Ok {
                 job.status = status;
             }
-            if job.pending == 0 && job.at >= job.end || job.pending == super::MOST_PENDING / 2 {
+            if job.pending == 0 || job.pending == super::MOST_PENDING / 2 {
                 self.run(id);
             }
         }
@@ -256,11 +257,7 @@ impl Core {
         let epoch = self.epoch;
         self.epoch += 1;
         self.flush_at = 0;
-        Kind::Flush {
-            epoch,
-            ranges: self.range_number,
-            sent: false,
-        }
+        Kind::Flush { epoch, sent: false }
     }
 
     /// The newest number that a flush waits for.
@@ -280,12 +277,7 @@ impl Core {
 
     /// True if the job is done. It is when the device says so, so never here, unless it has failed.
     pub(super) fn run_flush(&mut self, id: u32, job: &mut Job) -> bool {
-        let Kind::Flush {
-            epoch,
-            ranges,
-            sent,
-        } = job.kind
-        else {
+        let Kind::Flush { epoch, sent } = job.kind else {
             return true;
         };
         if sent {
@@ -293,11 +285,11 @@ impl Core {
         }
         // This job is out of its place now, so the others don't know it.
         self.pump_flush(epoch.max(self.flush_wanted()), job.owner);
-        self.send_flush(id, job, epoch, ranges)
+        self.send_flush(id, job, epoch)
     }
 
     /// Passes a flush on if nothing keeps it; true if it is done without.
-    fn send_flush(&mut self, id: u32, job: &mut Job, epoch: u64, ranges: u64) -> bool {
+    fn send_flush(&mut self, id: u32, job: &mut Job, epoch: u64) -> bool {
         let dirty = match has(CacheBug::FlushSkipsWriting) {
             true => self
                 .dirty
@@ -308,19 +300,13 @@ impl Core {
                 .first_key_value()
                 .is_some_and(|(&e, _)| e <= epoch),
         };
-        let held =
-            !has(CacheBug::FlushSkipsRanges) && self.ranges.iter().any(|r| r.number <= ranges);
-        if dirty || held {
+        if dirty {
             return false;
         }
         if has(CacheBug::FlushNotPassed) {
             return true;
         }
-        job.kind = Kind::Flush {
-            epoch,
-            ranges,
-            sent: true,
-        };
+        job.kind = Kind::Flush { epoch, sent: true };
         self.flushes.retain(|&f| f != id);
         self.pass(id, job);
         false

@@ -66,6 +66,7 @@ pub struct CrashMember {
     events: EventHub,
     sectors: u64,
     number: usize,
+    zeroes: bool,
 }
 
 impl CrashMember {
@@ -84,6 +85,16 @@ impl CrashMember {
             events: EventHub::default(),
             sectors,
             number,
+            zeroes: false,
+        }
+    }
+
+    /// The same, that can also discard and write zeros; both leave zeros.
+    #[must_use]
+    pub fn with_zeroes(self) -> CrashMember {
+        CrashMember {
+            zeroes: true,
+            ..self
         }
     }
 
@@ -198,7 +209,7 @@ impl CrashMember {
                 continue;
             }
             let work = std::mem::take(&mut s.queues[queue].work);
-            for w in work.iter().filter(|w| w.request.op == Op::Write) {
+            for w in work.iter().filter(|w| w.request.op.is_write()) {
                 let share = [0, 1, 2, 2][rng.usize(..4)];
                 for &index in &w.left {
                     let happens = share == 1 || (share == 2 && rng.bool());
@@ -260,6 +271,13 @@ impl State {
             buffer.write(skip, &bytes);
             return Status::Ok;
         }
+        if r.op != Op::Write {
+            if self.failure == Failure::None {
+                self.bad.remove(&sector);
+            }
+            self.image.write(sector, &[0; 512], queue, work.id);
+            return Status::Ok;
+        }
         let mut now = [0; 512];
         let (buffer, skip) = place(&r.buffers, at);
         buffer.read(skip, &mut now);
@@ -301,8 +319,7 @@ impl State {
             let done = q.done.iter().map(|(_, c)| &*c.request);
             q.work.iter().map(|w| &*w.request).chain(done)
         });
-        let meets =
-            |r: &&Request| r.op == Op::Write && r.sector < new.end() && new.sector < r.end();
+        let meets = |r: &&Request| r.op.is_write() && r.sector < new.end() && new.sector < r.end();
         if let Some(other) = { others }.find(meets) {
             let what = format!(
                 "a write of sectors {}..{} is submitted while {}..{} is written",
@@ -334,8 +351,8 @@ impl BlockDevice for CrashMember {
 
     fn limits(&self) -> Limits {
         Limits {
-            discard_granularity_bytes: 0,
-            write_zeroes: false,
+            discard_granularity_bytes: if self.zeroes { 512 } else { 0 },
+            write_zeroes: self.zeroes,
             volatile_cache: true,
             ..Limits::default()
         }
@@ -386,8 +403,10 @@ impl DeviceQueue for CrashQueue {
                 continue;
             }
             let mut carried = Vec::new();
-            if request.op == Op::Write {
+            if request.op.is_write() {
                 s.check_overlap(&request);
+            }
+            if request.op == Op::Write {
                 let parts = request.buffers.iter().map(Buffer::to_vec);
                 carried = parts.collect::<Vec<_>>().concat();
             }
@@ -412,7 +431,7 @@ impl DeviceQueue for CrashQueue {
         let dead = q.dead;
         for (id, completion) in q.done.drain(..) {
             let r = &completion.request;
-            if r.op == Op::Write && completion.status == Status::Ok && !dead {
+            if r.op.is_write() && completion.status == Status::Ok && !dead {
                 s.clock += 1;
                 let fua = r.flags.contains(RequestFlags::FUA) && s.bug.honours_fua();
                 s.image.completed(r.sector..r.end(), id, s.clock, fua);

@@ -11,14 +11,14 @@
 //! then it is started again, everything is read back, and the members themselves are looked at. docs/decisions/0009-raid5.md says what must hold.
 
 mod boot;
-mod disk;
-mod image;
+pub(crate) mod disk;
+pub(crate) mod image;
 mod inspect;
-mod oracle;
-mod planted;
+pub(crate) mod oracle;
+pub(crate) mod planted;
 mod profile;
 mod shape;
-mod stamp;
+pub(crate) mod stamp;
 mod submitter;
 mod world;
 
