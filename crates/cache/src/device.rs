@@ -16,13 +16,15 @@ use pvblk_block::{
 };
 use pvblk_sys::Poller;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// A queue's lane and its count of hits.
 struct Place {
     lane: Arc<Lane>,
     hits: Arc<Hits>,
+    /// The queue is closed, and what was read in advance has not come back.
+    gone: bool,
 }
 
 /// What a cache's queues share.
@@ -36,7 +38,7 @@ pub(crate) struct Shared {
     /// By owner; the first is the keeper's.
     places: Mutex<Vec<Option<Place>>>,
     /// Hits of queues that are gone.
-    old_hits: AtomicU64,
+    old_hits: Hits,
     /// Queues that may sleep.
     pub sleepers: AtomicUsize,
     /// Reclaim or write-back has something to do.
@@ -57,9 +59,11 @@ impl Shared {
         let place = Place {
             lane: Arc::clone(lane),
             hits: Arc::clone(hits),
+            gone: false,
         };
         let mut places = self.places.lock();
-        let free = places.iter().position(Option::is_none);
+        let is_free = |p: &Option<Place>| p.as_ref().is_none_or(|p| p.gone && p.lane.is_idle());
+        let free = places.iter().position(is_free);
         let owner = free.unwrap_or(places.len());
         match places.get_mut(owner) {
             Some(slot) => *slot = Some(place),
@@ -68,11 +72,22 @@ impl Shared {
         owner
     }
 
+    /// A queue is closed. What it read in advance is polled for by whoever waits, as that of all who don't poll.
     pub fn remove_lane(&self, owner: usize) {
-        let place = self.places.lock()[owner].take();
-        if let Some(place) = place {
-            let hits = place.hits.0.load(Ordering::Relaxed);
-            self.old_hits.fetch_add(hits, Ordering::Relaxed);
+        let mut places = self.places.lock();
+        let Some(place) = &mut places[owner] else {
+            return;
+        };
+        for (old, own) in [
+            (&self.old_hits.all, &place.hits.all),
+            (&self.old_hits.ahead, &place.hits.ahead),
+        ] {
+            old.fetch_add(own.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+        place.gone = true;
+        place.lane.busy.store(false, Ordering::SeqCst);
+        if place.lane.is_idle() {
+            places[owner] = None;
         }
     }
 
@@ -190,9 +205,11 @@ impl Shared {
     fn counters(&self) -> Counters {
         let mut counters = self.core.lock().counters();
         let places = self.places.lock();
-        let hits = places.iter().flatten();
-        let hits: u64 = hits.map(|p| p.hits.0.load(Ordering::Relaxed)).sum();
-        counters.hits += hits + self.old_hits.load(Ordering::Relaxed);
+        let queues = places.iter().flatten().map(|p| &*p.hits);
+        for hits in queues.chain([&self.old_hits]) {
+            counters.hits += hits.all.load(Ordering::Relaxed);
+            counters.readahead_used += hits.ahead.load(Ordering::Relaxed);
+        }
         counters
     }
 }
@@ -265,6 +282,7 @@ impl PageCache {
         let keeper = Place {
             lane: Arc::clone(&keeper_lane),
             hits: Arc::default(),
+            gone: false,
         };
         let shared = Arc::new(Shared {
             core: Mutex::new(core),
@@ -273,7 +291,7 @@ impl PageCache {
             clock,
             keeper_lane,
             places: Mutex::new(vec![Some(keeper)]),
-            old_hits: AtomicU64::new(0),
+            old_hits: Hits::default(),
             sleepers: AtomicUsize::new(0),
             background: AtomicBool::new(false),
             kept: AtomicBool::new(false),

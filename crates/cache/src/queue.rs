@@ -20,9 +20,12 @@ const LAST_WAIT: Duration = Duration::from_secs(10);
 /// Longest read that is tried as a hit, in pages: the core does larger ones in pieces.
 const LONGEST_HIT: u64 = 1024;
 
-/// Pages that were found without a lock.
+/// Pages that were found without a lock, and those of them that had been read in advance.
 #[derive(Debug, Default)]
-pub(crate) struct Hits(pub AtomicU64);
+pub(crate) struct Hits {
+    pub all: AtomicU64,
+    pub ahead: AtomicU64,
+}
 
 pub(crate) struct CacheQueue {
     shared: Arc<Shared>,
@@ -43,6 +46,11 @@ pub(crate) struct CacheQueue {
     slow: Vec<(Box<Request>, Hint)>,
     poller: Poller,
     tracer: Tracer,
+}
+
+/// Adds to a queue's own counter: nobody else stores to it.
+fn add(counter: &AtomicU64, some: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + some, Ordering::Relaxed);
 }
 
 impl CacheQueue {
@@ -111,16 +119,11 @@ impl CacheQueue {
                 return false;
             }
             // Parts of a page that are read one after another are one access.
-            if !accessed || page != first {
-                table.touch(look.frame);
+            if (!accessed || page != first) && table.touch(look.frame) {
+                add(&self.hits.ahead, 1);
             }
         }
-        // This queue's own counter: nobody else stores to it.
-        let hits = &self.hits.0;
-        hits.store(
-            hits.load(Ordering::Relaxed) + last - first + 1,
-            Ordering::Relaxed,
-        );
+        add(&self.hits.all, last - first + 1);
         true
     }
 
@@ -345,11 +348,11 @@ impl DeviceQueue for CacheQueue {
 }
 
 impl Drop for CacheQueue {
-    /// Others may wait for what this queue has at the device.
+    /// Its user's buffers may be in use: what it asked for has to end.
     fn drop(&mut self) {
         self.awake();
         let begin = Instant::now();
-        while (self.inside > 0 || !self.lane.is_idle()) && !std::thread::panicking() {
+        while self.inside > 0 && !std::thread::panicking() {
             let before = self.done.len();
             self.progress();
             if self.done.len() == before {
@@ -361,5 +364,6 @@ impl Drop for CacheQueue {
             }
         }
         self.shared.remove_lane(self.owner);
+        self.shared.wake_sleepers(self.owner);
     }
 }

@@ -19,6 +19,8 @@ const VALID: u64 = 1;
 /// Whoever reads this page is to read ahead.
 const MARKED: u64 = 2;
 const COUNT: u64 = 256;
+/// In the count of accesses: none, and it was read in advance.
+const AHEAD: u8 = 128;
 /// Longest walk; then the core looks.
 const LONGEST_WALK: usize = 64;
 
@@ -124,20 +126,29 @@ impl Table {
         self.slots[look.frame as usize].word.load(Ordering::Relaxed) == look.word
     }
 
-    /// Counts an access.
+    /// Counts an access. True if it is the first, of a page that was read in advance.
     #[inline]
-    pub fn touch(&self, frame: u32) {
+    pub fn touch(&self, frame: u32) -> bool {
         let uses = &self.slots[frame as usize].uses;
         let seen = uses.load(Ordering::Relaxed);
         // Most frames in use have two already: nothing is stored, and their line stays shared.
-        if seen < 2 {
-            uses.store(seen + 1, Ordering::Relaxed);
+        if seen == 2 {
+            return false;
         }
+        uses.store((seen & !AHEAD) + 1, Ordering::Relaxed);
+        seen == AHEAD
+    }
+
+    /// The page is read in advance.
+    pub fn set_ahead(&self, frame: u32) {
+        self.slots[frame as usize]
+            .uses
+            .store(AHEAD, Ordering::Relaxed);
     }
 
     /// Accesses, up to two.
     pub fn uses(&self, frame: u32) -> u8 {
-        self.slots[frame as usize].uses.load(Ordering::Relaxed)
+        self.slots[frame as usize].uses.load(Ordering::Relaxed) & !AHEAD
     }
 
     /// Forgets all accesses but so many.

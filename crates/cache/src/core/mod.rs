@@ -10,13 +10,15 @@
 //!            └ too much dirty: parked
 //! ```
 
+mod check;
 mod memory;
+mod pieces;
 mod range;
 mod read;
-#[cfg(test)]
-mod tests;
 mod write;
 mod writeback;
+
+pub use pieces::{copy, meeting};
 
 use crate::alloc::Allocator;
 use crate::config::{CacheConfig, Mode, PAGE_BYTES, PAGE_SECTORS};
@@ -56,8 +58,6 @@ struct Frame {
     failed: bool,
     /// Who reads it is to read ahead.
     marked: bool,
-    /// Read in advance, and not used yet.
-    ahead: bool,
     /// Somebody waits for its write with FUA.
     fua: bool,
     /// When it became dirty.
@@ -277,7 +277,6 @@ impl Core {
             orphan: false,
             failed: false,
             marked: false,
-            ahead: false,
             fua: false,
             epoch: 0,
             waits: NONE,
@@ -414,6 +413,7 @@ impl Core {
         }
     }
 
+    #[allow(clippy::boxed_local)] // It comes out of its place so.
     fn complete(&mut self, id: u32, mut job: Box<Job>) {
         self.jobs.remove(id as usize);
         if let Some(filling) = job.filling.take() {
@@ -669,7 +669,6 @@ impl Core {
             orphan: false,
             failed: false,
             marked: false,
-            ahead: false,
             fua: false,
             epoch: 0,
             waits: NONE,
@@ -678,150 +677,4 @@ impl Core {
         self.counters.pgfree += 1;
         self.alloc.give(list, crate::alloc::End::Cold, frame);
     }
-
-    /// What is unfinished, for people.
-    pub fn unfinished(&self) -> String {
-        let jobs = self.jobs.iter().filter_map(|(id, job)| {
-            let j = job.as_ref()?;
-            Some(format!(
-                "job {id} of {}: {:?}, pages {}..{}, waits for {}, {:?}{}{}",
-                j.owner,
-                j.kind,
-                j.at,
-                j.end,
-                j.pending,
-                j.need,
-                if j.is_parked { ", parked" } else { "" },
-                if j.filling.is_some() { ", fills" } else { "" },
-            ))
-        });
-        let ios = self.ios.iter().map(|(id, kind)| match kind {
-            IoKind::Read { first, frames } => format!("read {id} of {} at {first}", frames.len()),
-            IoKind::Write { first, frames } => format!("write {id} of {} at {first}", frames.len()),
-            IoKind::Pass(job) => format!("pass {id} for {job}"),
-        });
-        let chains = self.frames.iter().filter(|f| f.waits != NONE);
-        let chains = chains.map(|f| {
-            let job = self.waits[f.waits as usize].job;
-            format!("job {job} waits for page {}, {:?}", f.page, f.state)
-        });
-        let ranges = self
-            .ranges
-            .iter()
-            .map(|r| format!("range {}..{} held by {}", r.first, r.end, r.job));
-        let parked = (0..)
-            .zip(&self.owners)
-            .map(|(n, o)| format!("{n} has parked {:?}", o.parked));
-        let ios = ios.chain(chains).chain(ranges).chain(parked);
-        let dirty = format!("{} dirty, {} written", self.dirty.len(), self.writing);
-        let all: Vec<_> = jobs.chain(ios).chain([dirty]).collect();
-        all.join("; ")
-    }
-
-    /// What must always hold; slow. Errors say what doesn't.
-    pub fn check(&self) -> Result<(), String> {
-        let mut used = 0;
-        let mut writing = 0;
-        for (at, f) in self.frames.iter().enumerate() {
-            let frame = at as u32;
-            let free = self.alloc.is_free(frame);
-            if free != (f.state == State::Free) && free {
-                return Err(format!("frame {at} is free and {:?}", f.state));
-            }
-            writing += usize::from(f.state == State::Writing);
-            if f.state == State::Free {
-                continue;
-            }
-            used += 1;
-            let ends = matches!(f.state, State::Reading | State::Writing) || f.behind;
-            if f.waits != NONE && !ends {
-                return Err(format!("page {} is {:?}, and waited for", f.page, f.state));
-            }
-            if f.syncs != NONE && !matches!(f.state, State::Dirty | State::Writing) {
-                return Err(format!(
-                    "page {} is {:?}, and to be written",
-                    f.page, f.state
-                ));
-            }
-            let found = self.table.find_locked(f.page);
-            if f.orphan == (found == Some(frame)) {
-                return Err(format!("page {} isn't where it should be", f.page));
-            }
-            let readable = !matches!(f.state, State::Reading) && !f.orphan;
-            if self.table.is_open(frame) != readable {
-                return Err(format!(
-                    "page {} may be read in state {:?}",
-                    f.page, f.state
-                ));
-            }
-            if (self.dirty.get(&f.page) == Some(&frame)) != (f.state == State::Dirty) {
-                return Err(format!(
-                    "page {} is {:?} and not listed so",
-                    f.page, f.state
-                ));
-            }
-        }
-        let held: usize = self
-            .jobs
-            .iter()
-            .filter_map(|(_, j)| j.as_ref()?.filling.as_ref())
-            .map(|f| f.frames.len())
-            .sum();
-        let free = self.alloc.free_frames() + self.alloc.listed_frames();
-        if used + held + free != self.frames.len() {
-            return Err(format!("{used} frames in use, {held} held, {free} free"));
-        }
-        let unwritten: u32 = self.epochs.values().sum();
-        if writing != self.writing || unwritten as usize != self.dirty.len() + self.writing {
-            return Err(format!(
-                "{writing} frames are being written, {} counted, {} dirty, {unwritten} by age",
-                self.writing,
-                self.dirty.len()
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// Copies between a request's buffers, from `skip` bytes on, and `len` bytes of a region.
-pub fn copy(
-    buffers: &[Buffer],
-    mut skip: usize,
-    region: &Region,
-    offset: usize,
-    len: usize,
-    into_region: bool,
-) {
-    let mut done = 0;
-    for b in buffers {
-        if done == len {
-            return;
-        }
-        if skip >= b.len() {
-            skip -= b.len();
-            continue;
-        }
-        let some = (b.len() - skip).min(len - done);
-        let (there, at) = (b.region(), b.offset() + skip);
-        match into_region {
-            true => region.copy_from(offset + done, there, at, some),
-            false => there.copy_from(at, region, offset + done, some),
-        }
-        done += some;
-        skip = 0;
-    }
-    debug_assert!(done == len, "a request's buffers are too short");
-}
-
-/// Where a request and a page meet: bytes to skip in the request, first byte in the page, bytes.
-pub fn meeting(request: &Request, page: u64) -> (usize, usize, usize) {
-    let begin = page * PAGE_SECTORS;
-    let first = request.sector.max(begin);
-    let end = request.end().min(begin + PAGE_SECTORS);
-    let bytes = |sectors: u64| (sectors * SECTOR) as usize;
-    (
-        bytes(first - request.sector),
-        bytes(first - begin),
-        bytes(end.saturating_sub(first)),
-    )
 }

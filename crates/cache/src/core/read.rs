@@ -47,8 +47,6 @@ impl Core {
                     continue;
                 }
             }
-            let f = &mut self.frames[frame as usize];
-            self.counters.readahead_used += u64::from(std::mem::take(&mut f.ahead));
             job.at += 1;
             if reading {
                 self.counters.misses += 1;
@@ -65,7 +63,7 @@ impl Core {
         let (skip, first, len) = meeting(&job.request, page);
         let offset = frame as usize * PAGE_BYTES + first;
         copy(&job.request.buffers, skip, &self.region, offset, len, false);
-        self.table.touch(frame);
+        self.counters.readahead_used += u64::from(self.table.touch(frame));
     }
 
     /// The largest window: not so much of a small cache that pages are gone before they are used.
@@ -215,8 +213,10 @@ impl Core {
     /// From now on the page is being read into a frame.
     fn read_into(&mut self, page: u64, frame: u32, marked: bool, ahead: bool) {
         self.place(page, frame, State::Reading);
-        let f = &mut self.frames[frame as usize];
-        (f.marked, f.ahead) = (marked, ahead);
+        self.frames[frame as usize].marked = marked;
+        if ahead {
+            self.table.set_ahead(frame);
+        }
     }
 
     /// From now on the page has this frame.

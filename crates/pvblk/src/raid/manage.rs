@@ -122,7 +122,9 @@ fn to_server(text: &str) -> Result<String> {
 fn absolute(spec: &mut VolumeSpec) -> Result<()> {
     match spec {
         VolumeSpec::File(file) => file.path = std::path::absolute(&file.path)?,
-        VolumeSpec::Delay(_, inner) | VolumeSpec::Fault(_, inner) => absolute(inner)?,
+        VolumeSpec::Delay(_, inner) | VolumeSpec::Fault(_, inner) | VolumeSpec::Cache(_, inner) => {
+            absolute(inner)?
+        }
         VolumeSpec::Raid5(array) => array.members.iter_mut().flatten().try_for_each(absolute)?,
         VolumeSpec::Null(_) | VolumeSpec::Mem(_) => {}
     }

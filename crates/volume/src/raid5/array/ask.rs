@@ -386,7 +386,9 @@ fn file_of(name: &str) -> Option<PathBuf> {
     let mut spec: VolumeSpec = name.parse().ok()?;
     loop {
         spec = match spec {
-            VolumeSpec::Delay(_, inner) | VolumeSpec::Fault(_, inner) => *inner,
+            VolumeSpec::Delay(_, inner)
+            | VolumeSpec::Fault(_, inner)
+            | VolumeSpec::Cache(_, inner) => *inner,
             VolumeSpec::File(file) => {
                 let real = std::fs::canonicalize(&file.path);
                 return real.or_else(|_| std::path::absolute(&file.path)).ok();
