@@ -302,7 +302,7 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("delay:1ms:mem:1X", "`1X` is not a size"),
         ("delay:1ms:mem:1", "multiple of 4096"),
         ("cache:1M", "the volume to go over is missing"),
-        ("cache:mem:1G", "`mem` is not a size"),
+        ("cache:5q:mem:1G", "`5q` is not a size"),
         ("cache:1k:mem:1G", "from 64k to 16T"),
         ("cache:1M,mode=x:mem:1G", "mode `x` is none of write-back"),
         ("cache:1M,dirty=5:mem:1G", "dirty not the smaller one"),
