@@ -272,16 +272,13 @@ impl Core {
     /// Those who waited for a page go on: it is there, or can't be read.
     pub(super) fn answer(&mut self, chain: u32, frame: u32, status: Status) {
         let all = self.take_chain(chain);
+        // All take their data before anybody goes on: who does may need memory, and reclaim this frame.
         for &(id, page) in &all {
             let Some(mut job) = self.jobs.get_mut(id as usize).and_then(Option::take) else {
                 continue;
             };
-            if job.kind == Kind::Read && page == u64::MAX {
-                // Of a request that is done, and had waited twice.
-                self.jobs[id as usize] = Some(job);
-                continue;
-            }
-            if job.kind == Kind::Read {
+            // An entry without a page may be of a request that is done, and had waited twice.
+            if job.kind == Kind::Read && page != u64::MAX {
                 job.pending -= 1;
                 match status {
                     Status::Ok => self.copy_out(&job, page, frame),
@@ -291,15 +288,21 @@ impl Core {
                 // A write of a part that needs the rest.
                 (job.status, job.at) = (status, job.end);
             }
+            self.jobs[id as usize] = Some(job);
+        }
+        for &(id, _) in &all {
+            let Some(Some(job)) = self.jobs.get(id as usize) else {
+                continue;
+            };
             let goes_on = match job.kind {
-                // What is parked goes on in its turn.
-                Kind::Read => !job.is_parked && job.filling.is_none(),
+                // What is parked goes on in its turn; and not for each of many pages.
+                Kind::Read => {
+                    let waits = job.at < job.end && job.pending >= MOST_PENDING / 2;
+                    !job.is_parked && job.filling.is_none() && !waits
+                }
                 _ => true,
             };
-            let waits =
-                job.kind == Kind::Read && job.at < job.end && job.pending >= MOST_PENDING / 2;
-            self.jobs[id as usize] = Some(job);
-            if goes_on && !waits {
+            if goes_on {
                 self.run(id);
             }
         }
