@@ -69,6 +69,18 @@ impl Point {
         .ok()
     }
 
+    /// In virtual time a thing's ratio to itself is one: there is no control.
+    fn ratio(&self) -> String {
+        match (self.direct_again.is_empty(), self.interval()) {
+            (true, Some(r)) => format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
+            _ => ratio(
+                &rates(&self.queue),
+                &rates(&self.direct),
+                (&rates(&self.direct_again), &rates(&self.direct)),
+            ),
+        }
+    }
+
     fn name(&self, members: &str) -> String {
         let ppl = if self.ppl { ", PPL" } else { "" };
         format!("{members}{ppl}, {}", self.cell.name())
@@ -83,11 +95,7 @@ impl Point {
             format!("{:.1}", median(&rates(&self.queue))),
             seed,
             format!("{rate} {cpu} {efficiency}"),
-            ratio(
-                &rates(&self.queue),
-                &rates(&self.direct),
-                (&rates(&self.direct_again), &rates(&self.direct)),
-            ),
+            self.ratio(),
             format!(
                 "{:.1} {:.1}",
                 typical(&self.direct, |s| s.cpu_percent),
