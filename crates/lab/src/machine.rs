@@ -1,6 +1,13 @@
 //! Where a figure was measured.
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
+
+/// What a clock of CPU time says, of a thread or of the process, in nanoseconds.
+pub(crate) fn cpu_ns(clock: ClockId) -> f64 {
+    let t = clock_gettime(clock);
+    t.tv_sec as f64 * 1e9 + t.tv_nsec as f64
+}
 
 /// The machine, as far as a reader of results needs it.
 #[derive(Clone, Debug, Serialize)]

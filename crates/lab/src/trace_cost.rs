@@ -1,14 +1,14 @@
 //! What recording costs: both ends of a disk in memory, in one thread, while a recorder records and while it doesn't.
 
 use crate::instructions::BothEnds;
-use crate::machine::Machine;
+use crate::machine::{Machine, cpu_ns};
 use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
 use crate::verdict;
 use anyhow::{Context, Result, ensure};
 use pvblk_block::trace::Tracing;
 use pvblk_trace::{Feed, Next, Recorder};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,11 +44,6 @@ pub struct TraceCost {
     pub depth: u32,
     /// In the order in which they were run.
     pub rounds: Vec<Round>,
-}
-
-fn cpu_ns(clock: ClockId) -> f64 {
-    let t = clock_gettime(clock);
-    t.tv_sec as f64 * 1e9 + t.tv_nsec as f64
 }
 
 /// Runs `rounds` rounds of 4 KiB random reads.

@@ -1,13 +1,14 @@
 //! tiobench's four phases, as a page cache would submit them: each thread has a part of the array for its file, and keeps so many requests in flight.
 
 use super::array::{Array, Counted4k, ROW_SECTORS, Way};
+use crate::machine::cpu_ns;
 use anyhow::{Context, Result, ensure};
 use pvblk_block::{
     Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, RequestFlags, SECTOR, Status,
 };
 use pvblk_sys::Poller;
 use pvblk_volume::{Clock, ManualClock};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::Barrier;
@@ -252,8 +253,7 @@ pub struct Sample {
 }
 
 fn cpu_seconds(clock: ClockId) -> f64 {
-    let t = clock_gettime(clock);
-    t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
+    cpu_ns(clock) / 1e9
 }
 
 fn sample(bytes: u64, took: Duration, cpu: f64, counted: Counted4k) -> Sample {

@@ -48,8 +48,6 @@ pub struct State {
     pub requests: u64,
     /// How writes go to stripe heads.
     pub path: WritePath,
-    /// What was written.
-    pub counts: Counts,
 }
 
 impl Core {
@@ -87,7 +85,6 @@ impl Core {
             active_stripes: self.heads.active(),
             requests: self.taken,
             path: self.queues.path,
-            counts: self.counts,
         }
     }
 }
