@@ -186,8 +186,8 @@ impl ArrayQueue {
         let mut done = std::mem::replace(&mut core.done, std::mem::take(&mut self.told_done));
         self.works.append(&mut core.works);
         let gone = core.take_gone();
-        let waiter = core.waits_for();
-        shared.waiting.store(core.is_waiting(), Ordering::Relaxed);
+        let waiters = core.waits_for();
+        shared.waiting.store(!waiters.is_empty(), Ordering::Relaxed);
         drop(core);
         if !gone.is_empty() {
             let mut devices = shared.devices.lock();
@@ -195,8 +195,8 @@ impl ArrayQueue {
             shared.changes.fetch_add(1, Ordering::AcqRel);
         }
         let me = self.owner;
-        // It may sleep, since somebody else was writing when it looked.
-        let mut others: Vec<usize> = waiter.filter(|w| *w != me).into_iter().collect();
+        // They may sleep, since something was being written when they looked.
+        let mut others: Vec<usize> = waiters.into_iter().filter(|w| *w != me).collect();
         others.extend(ios.iter().map(|io| io.runner).filter(|r| *r != me));
         others.extend(done.iter().map(|d| d.0).filter(|o| *o != me));
         others.extend(self.works.iter().map(|w| w.runner).filter(|r| *r != me));
@@ -423,7 +423,7 @@ impl ArrayQueue {
     fn wait_no_longer(&mut self) {
         // Whoever makes it so after this look tells one who sleeps.
         if self.shared.waiting.load(Ordering::Relaxed) {
-            self.step(|core, _| core.expect_nothing());
+            self.step(|core, owner| core.expect_nothing(owner));
         }
     }
 
@@ -542,6 +542,7 @@ impl Drop for ArrayQueue {
         let begin = Instant::now();
         while self.is_busy() && !std::thread::panicking() {
             if !self.progress() {
+                self.wait_no_longer();
                 std::thread::sleep(Duration::from_micros(100));
             }
             if begin.elapsed() > LAST_WAIT {

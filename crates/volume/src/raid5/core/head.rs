@@ -2,6 +2,7 @@
 
 use super::super::planted::{Raid5Bug, has};
 use super::round::Round;
+use super::tally::Tally;
 use super::waiters::Waiters;
 use super::{Core, Piece};
 use pvblk_block::Error;
@@ -72,8 +73,11 @@ pub(super) struct Heads {
     /// Heads behind the limit that are still in use.
     surplus: usize,
     never_used: Vec<usize>,
-    /// Idle heads, least recently used first, with their marks; an entry whose mark is old doesn't count.
-    idle: VecDeque<(usize, u64)>,
+    /// Idle heads by who had them last, least recently used first, with their marks; an entry whose mark is old doesn't count.
+    idle: Vec<VecDeque<(usize, u64)>>,
+    /// The same, but last used first: those whose stripe was written whole. Nobody needs their pages to make parity, and they
+    /// are in that submitter's CPU's caches still.
+    whole: Vec<Vec<(usize, u64)>>,
     next_mark: u64,
     idle_count: usize,
     /// Pieces that found no free head.
@@ -82,13 +86,10 @@ pub(super) struct Heads {
     blocked: bool,
     /// To run at the next unplug.
     plugged: Vec<usize>,
-    /// They need reads, and others read.
-    delayed: VecDeque<usize>,
-    prereading: usize,
-    /// The same by the queue whose request came first.
-    prereading_of: Vec<usize>,
-    /// Arms don't like to go between what some read and others write.
-    rotational: bool,
+    /// By the submitter whose request came first: they need reads, and others read.
+    delayed: Vec<VecDeque<usize>>,
+    /// How many read. Arms don't like to go between what some read and others write.
+    prereading: Tally,
 }
 
 impl Heads {
@@ -99,16 +100,15 @@ impl Heads {
             limit: count,
             surplus: 0,
             never_used: (0..count).rev().collect(),
-            idle: VecDeque::new(),
+            idle: Vec::new(),
+            whole: Vec::new(),
             next_mark: 0,
             idle_count: 0,
             waiting: Waiters::default(),
             blocked: false,
             plugged: Vec::new(),
-            delayed: VecDeque::new(),
-            prereading: 0,
-            prereading_of: Vec::new(),
-            rotational,
+            delayed: Vec::new(),
+            prereading: Tally::new(rotational),
         }
     }
 
@@ -117,7 +117,7 @@ impl Heads {
     }
 
     /// The head of a stripe, if it has one or one is free. It is no longer idle.
-    fn get(&mut self, stripe: u64) -> Option<usize> {
+    fn get(&mut self, stripe: u64, owner: usize) -> Option<usize> {
         if let Some(&head) = self.by_stripe.get(&stripe) {
             if self.all[head].is_idle() {
                 self.idle_count -= 1;
@@ -128,21 +128,21 @@ impl Heads {
         if self.blocked {
             return None;
         }
-        let head = self.new_head(stripe);
+        let head = self.new_head(stripe, owner);
         self.blocked = head.is_none();
         head
     }
 
     /// As `get`, but nobody has to wait because of it.
-    pub fn get_if_free(&mut self, stripe: u64) -> Option<usize> {
+    pub fn get_if_free(&mut self, stripe: u64, owner: usize) -> Option<usize> {
         match self.by_stripe.contains_key(&stripe) {
-            true => self.get(stripe),
-            false => self.new_head(stripe),
+            true => self.get(stripe, owner),
+            false => self.new_head(stripe, owner),
         }
     }
 
-    fn new_head(&mut self, stripe: u64) -> Option<usize> {
-        let head = self.take_free()?;
+    fn new_head(&mut self, stripe: u64, owner: usize) -> Option<usize> {
+        let head = self.take_free(owner)?;
         let valid = match has(Raid5Bug::StaleCache) {
             true => self.all[head].valid,
             false => 0,
@@ -156,23 +156,53 @@ impl Heads {
         Some(head)
     }
 
-    fn take_free(&mut self) -> Option<usize> {
-        if let Some(head) = self.never_used.pop() {
-            return Some(head);
+    /// One whose pages this submitter had last and nobody needs, one that has no pages in use yet, or the least recently used.
+    fn take_free(&mut self, owner: usize) -> Option<usize> {
+        let head = self.pop_whole(owner).or_else(|| self.never_used.pop());
+        if head.is_some() {
+            return head;
         }
-        loop {
-            let (head, mark) = self.idle.pop_front()?;
-            if self.all[head].idle_mark == mark {
-                self.idle_count -= 1;
-                self.by_stripe.remove(&self.all[head].stripe);
+        while let Some(from) = self.whose_oldest(owner) {
+            if let Some((head, mark)) = self.idle[from].pop_front()
+                && self.unlink(head, mark)
+            {
                 return Some(head);
             }
         }
+        (0..self.whole.len()).find_map(|owner| self.pop_whole(owner))
     }
 
-    /// The head has nothing to do now: it stays as a cache. One whose stripe was written whole is the first to be used
-    /// again: nobody needs its pages to make parity, and they are in the CPU's caches still.
-    fn rest(&mut self, head: usize, whole: bool) {
+    /// Whose least recently used head goes next: one's own, which is in the CPU's caches, unless another's is much older.
+    fn whose_oldest(&self, owner: usize) -> Option<usize> {
+        let front = |of: usize| Some((self.idle.get(of)?.front()?.1, of));
+        let oldest = (0..self.idle.len()).filter_map(front).min()?;
+        match front(owner) {
+            Some((mark, _)) if mark - oldest.0 <= 2 * self.limit as u64 => Some(owner),
+            _ => Some(oldest.1),
+        }
+    }
+
+    fn pop_whole(&mut self, owner: usize) -> Option<usize> {
+        while let Some((head, mark)) = self.whole.get_mut(owner)?.pop() {
+            if self.unlink(head, mark) {
+                return Some(head);
+            }
+        }
+        None
+    }
+
+    /// An idle head is taken from its stripe; false if that mark isn't its any more.
+    fn unlink(&mut self, head: usize, mark: u64) -> bool {
+        if self.all[head].idle_mark != mark {
+            return false;
+        }
+        self.idle_count -= 1;
+        self.by_stripe.remove(&self.all[head].stripe);
+        true
+    }
+
+    /// The head has nothing to do now: it stays as a cache. Whose it was, and whether its stripe was written whole.
+    fn rest(&mut self, head: usize, owner: usize, whole: bool) {
         if head >= self.limit {
             self.by_stripe.remove(&self.all[head].stripe);
             self.surplus -= 1;
@@ -180,15 +210,19 @@ impl Heads {
         }
         self.next_mark += 1;
         self.all[head].idle_mark = self.next_mark;
-        match whole {
-            true => self.idle.push_front((head, self.next_mark)),
-            false => self.idle.push_back((head, self.next_mark)),
-        }
         self.idle_count += 1;
-        if self.idle.len() > 4 * self.limit {
+        let owners = self.idle.len().max(owner + 1);
+        self.idle.resize_with(owners, VecDeque::new);
+        self.whole.resize_with(owners, Vec::new);
+        match whole {
+            true => self.whole[owner].push((head, self.next_mark)),
+            false => self.idle[owner].push_back((head, self.next_mark)),
+        }
+        if self.whole[owner].len().max(self.idle[owner].len()) > 4 * self.limit {
             let all = &self.all;
-            self.idle
-                .retain(|(head, mark)| all[*head].idle_mark == *mark);
+            let is_current = |(head, mark): &(usize, u64)| all[*head].idle_mark == *mark;
+            self.idle[owner].retain(is_current);
+            self.whole[owner].retain(is_current);
         }
         if self.blocked && self.free() * 4 >= self.limit {
             self.blocked = false;
@@ -202,19 +236,12 @@ impl Heads {
 
     /// Whether few enough read for others to begin: of that queue's, where members can do several things at once.
     pub fn may_activate(&self, owner: usize) -> bool {
-        let prereading = match self.rotational {
-            true => Some(self.prereading),
-            false => self.prereading_of.get(owner).copied(),
-        };
-        prereading.unwrap_or(0) < PREREAD_THRESHOLD
+        self.prereading.get(owner) < PREREAD_THRESHOLD
     }
 
     fn set_preread(&mut self, head: usize, owner: usize) {
         if self.all[head].preread.replace(owner).is_none() {
-            self.prereading += 1;
-            let most = self.prereading_of.len().max(owner + 1);
-            self.prereading_of.resize(most, 0);
-            self.prereading_of[owner] += 1;
+            self.prereading.add(owner);
         }
     }
 
@@ -297,8 +324,9 @@ impl Core {
 
     /// Hands a piece to its stripe's head.
     pub(super) fn place(&mut self, piece: Piece) {
-        match self.heads.get(piece.stripe) {
-            None => self.heads.waiting.push(self.owner(piece.request), piece),
+        let owner = self.owner(piece.request);
+        match self.heads.get(piece.stripe, owner) {
+            None => self.heads.waiting.push(owner, piece),
             Some(head) => {
                 self.heads.all[head].waiting.push_back(piece);
                 self.plug(head);
@@ -351,24 +379,29 @@ impl Core {
             return true;
         }
         h.delayed = true;
-        self.heads.delayed.push_back(head);
+        let first = h.waiting.front().map(|p| p.request);
+        let owner = first.map_or(0, |request| self.owner(request));
+        let key = self.heads.prereading.key(owner);
+        let delayed = &mut self.heads.delayed;
+        delayed.resize_with(delayed.len().max(key + 1), VecDeque::new);
+        delayed[key].push_back(head);
         false
     }
 
     /// True if heads were activated: all that were delayed, as md does, once few enough read.
     fn activate_delayed(&mut self) -> bool {
-        if self.heads.prereading >= PREREAD_THRESHOLD {
-            return false;
-        }
         let mut any = false;
-        for head in std::mem::take(&mut self.heads.delayed) {
-            // Some were plugged again since.
-            if self.heads.all[head].delayed {
-                self.plug(head);
-                let first = self.heads.all[head].waiting.front();
-                let owner = first.map_or(0, |p| self.owner(p.request));
-                self.heads.set_preread(head, owner);
-                any = true;
+        for key in 0..self.heads.delayed.len() {
+            if self.heads.delayed[key].is_empty() || !self.heads.may_activate(key) {
+                continue;
+            }
+            for head in std::mem::take(&mut self.heads.delayed[key]) {
+                // Some were plugged again since.
+                if self.heads.all[head].delayed {
+                    self.plug(head);
+                    self.heads.set_preread(head, key);
+                    any = true;
+                }
             }
         }
         any
@@ -378,26 +411,26 @@ impl Core {
     pub(super) fn round_over(&mut self, head: usize) {
         let blocks = self.geometry.data_members();
         let round = self.take_round(head);
-        let whole = round.is_some_and(|r| r.blocks().1 == blocks);
-        self.rest_or_go_on(head, whole);
+        let is_whole = |r: &Round| r.blocks().1 == blocks;
+        let (runner, whole) = round.map_or((0, false), |r| (r.runner, is_whole(&r)));
+        self.rest_or_go_on(head, runner, whole);
     }
 
     /// The round is over.
     pub(super) fn take_round(&mut self, head: usize) -> Option<Round> {
         let round = self.heads.all[head].round.take();
-        if round.as_ref().is_some_and(Round::writes) {
-            self.queues.writing -= 1;
+        if let Some(runner) = round.as_ref().filter(|r| r.writes()).map(|r| r.runner) {
+            self.queues.writing.sub(runner);
             self.queues.ended += 1;
         }
         round
     }
 
     /// The head has no round.
-    pub(super) fn rest_or_go_on(&mut self, head: usize, whole: bool) {
+    pub(super) fn rest_or_go_on(&mut self, head: usize, owner: usize, whole: bool) {
         let h = &mut self.heads.all[head];
         if let Some(owner) = h.preread.take() {
-            self.heads.prereading -= 1;
-            self.heads.prereading_of[owner] -= 1;
+            self.heads.prereading.sub(owner);
         }
         if self.heads.all[head].waiting.is_empty() {
             // It may come back with more at once, if its stripe is whole.
@@ -408,7 +441,7 @@ impl Core {
             return;
         }
         self.heads.all[head].bad = 0;
-        self.heads.rest(head, whole);
+        self.heads.rest(head, owner, whole);
         if head >= self.heads.limit && self.heads.surplus == 0 {
             self.free_pages();
         }

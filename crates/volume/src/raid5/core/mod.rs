@@ -14,6 +14,7 @@ mod round;
 mod slots;
 mod state;
 mod sync;
+mod tally;
 mod waiters;
 mod work;
 
@@ -274,7 +275,7 @@ impl Core {
             broken: false,
             pages: Pages::new(setup.heads, members)?,
             heads: Heads::new(setup.heads, setup.rotational),
-            queues: Queues::new(setup.heads, setup.path),
+            queues: Queues::new(setup.heads, setup.path, setup.rotational),
             counts: Counts::default(),
             logs: Logs::new(&setup.geometry, &superblocks, policy)?,
             intents: Intents::new(setup.bitmap)?,

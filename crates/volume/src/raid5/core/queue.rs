@@ -5,6 +5,7 @@
 
 use super::super::planted::{Raid5Bug, has};
 use super::round::{bit, sectors_of};
+use super::tally::Tally;
 use super::waiters::Waiters;
 use super::{Core, Piece};
 use pvblk_block::Error;
@@ -115,19 +116,19 @@ pub(super) struct Queues {
     blocked: bool,
     /// No head was free; until a quarter is, no queue gets one, so that neighbours go together.
     starved: bool,
-    /// Delayed ones by owner.
-    delayed_of: Vec<usize>,
+    /// Those that wait for more.
+    waits: Tally,
     streams: Vec<Stream>,
     clock: u64,
     /// The last stripe that got a head to read.
     read_last: u64,
-    /// Rounds of writes that run, and that have ended.
-    pub writing: usize,
+    /// Rounds of writes that run, and how many have ended.
+    pub writing: Tally,
     pub ended: u64,
 }
 
 impl Queues {
-    pub fn new(heads: usize, path: WritePath) -> Queues {
+    pub fn new(heads: usize, path: WritePath, rotational: bool) -> Queues {
         let mut queues = Queues {
             path,
             all: Vec::new(),
@@ -138,11 +139,11 @@ impl Queues {
             waiting: Waiters::default(),
             blocked: false,
             starved: false,
-            delayed_of: Vec::new(),
+            waits: Tally::new(rotational),
             streams: Vec::new(),
             clock: 0,
             read_last: 0,
-            writing: 0,
+            writing: Tally::new(rotational),
             ended: 0,
         };
         queues.set_heads(heads);
@@ -210,13 +211,12 @@ impl Queues {
                 None => self.lists[list].last = before,
             }
         }
-        if old == Place::Delayed {
-            self.delayed_of[owner] -= 1;
+        let waits = |place| matches!(place, Place::Hi | Place::Delayed);
+        if waits(old) {
+            self.waits.sub(owner);
         }
-        if place == Place::Delayed {
-            let most = self.delayed_of.len().max(owner + 1);
-            self.delayed_of.resize(most, 0);
-            self.delayed_of[owner] += 1;
+        if waits(place) {
+            self.waits.add(owner);
         }
         if let Some(list) = Queues::list(place) {
             let last = self.lists[list].last.replace(queue);
@@ -391,7 +391,7 @@ impl Core {
         if self.queues.starved {
             return false;
         }
-        let Some(head) = self.heads.get_if_free(stripe) else {
+        let Some(head) = self.heads.get_if_free(stripe, self.queues.all[queue].owner) else {
             self.queues.starved = true;
             return false;
         };
@@ -433,7 +433,7 @@ impl Core {
         }
         self.queues.starved &= !self.heads.has_quarter();
         let rows = self.stream_rows();
-        let mut any = self.run_whole(&rows);
+        let mut any = self.run_whole(&rows, None);
         self.activate_queues(&rows);
         while let Some(queue) = self.queues.first(Place::Lo)
             && self.hand_over_to_read(queue)
@@ -443,14 +443,15 @@ impl Core {
         any
     }
 
-    /// Whole stripes go to their heads; but where a stream is at work in their row, all of the row at once.
-    fn run_whole(&mut self, rows: &[u64]) -> bool {
+    /// Whole stripes go to their heads, of all submitters or of some; but where a stream is at work in their row, all of the row at once.
+    fn run_whole(&mut self, rows: &[u64], of: Option<usize>) -> bool {
         let mut any = false;
         let mut at = self.queues.first(Place::Hi);
         while let Some(queue) = at {
             let q = &self.queues.all[queue];
             at = q.after;
-            if !self.may_go(q, rows) {
+            if !self.may_go(q, rows) || of.is_some_and(|key| self.queues.waits.key(q.owner) != key)
+            {
                 continue;
             }
             if !self.hand_over(queue) {
@@ -485,32 +486,47 @@ impl Core {
         true
     }
 
-    /// Whether partial writes wait for more to come, and nothing else is written.
-    pub fn is_waiting(&self) -> bool {
-        let waits = |place| self.queues.first(place).is_some();
-        self.queues.writing == 0 && (waits(Place::Delayed) || waits(Place::Hi))
+    /// Keys of submitters whose writes wait for more to come, and who have nothing being written.
+    fn wait_in_vain(&self) -> impl Iterator<Item = usize> + '_ {
+        let queues = &self.queues;
+        let waits = queues.waits.some();
+        waits.filter(|key| queues.writing.get(*key) == 0)
     }
 
-    /// Whose request waits longest, if nothing else is written: it is to say whether more is to be expected.
-    pub fn waits_for(&self) -> Option<usize> {
-        if !self.is_waiting() {
-            return None;
-        }
-        let first = |place| self.queues.first(place);
-        let queue = first(Place::Delayed).or(first(Place::Hi))?;
-        let piece = self.queues.all[queue].pieces.first()?;
-        Some(self.owner(piece.request))
+    /// Those who are to say whether more is to be expected of them: their writes wait, and nothing else is written for them.
+    pub fn waits_for(&self) -> Vec<usize> {
+        let oldest = |key| {
+            let first = |place| self.first_of(place, key);
+            let queue = first(Place::Delayed).or_else(|| first(Place::Hi))?;
+            let piece = self.queues.all[queue].pieces.first()?;
+            Some(self.owner(piece.request))
+        };
+        self.wait_in_vain().filter_map(oldest).collect()
     }
 
-    /// A submitter waits: nothing more is to be expected of it. The row that has waited longest goes on. [`Core::unplug`] follows.
-    pub fn expect_nothing(&mut self) {
-        if !self.is_waiting() {
+    /// The first on a list that is of these submitters.
+    fn first_of(&self, place: Place, key: usize) -> Option<usize> {
+        let mut at = self.queues.first(place);
+        while let Some(queue) = at {
+            let q = &self.queues.all[queue];
+            if self.queues.waits.key(q.owner) == key {
+                break;
+            }
+            at = q.after;
+        }
+        at
+    }
+
+    /// A submitter waits: nothing more is to be expected of it. Its row that has waited longest goes on. [`Core::unplug`] follows.
+    pub fn expect_nothing(&mut self, owner: usize) {
+        let key = self.queues.waits.key(owner);
+        if !self.wait_in_vain().any(|k| k == key) {
             return;
         }
-        if self.run_whole(&[]) {
+        if self.run_whole(&[], Some(key)) {
             return;
         }
-        let Some(first) = self.queues.first(Place::Delayed) else {
+        let Some(first) = self.first_of(Place::Delayed, key) else {
             return;
         };
         let row = |q: &Queue| self.geometry.stripe_row(q.stripe);
@@ -531,8 +547,8 @@ impl Core {
             return;
         };
         let old = self.queues.ended - self.queues.all[first].since > PATIENCE;
-        let mut owners = self.queues.delayed_of.iter().enumerate();
-        if !old && !owners.any(|(owner, n)| *n > 0 && self.heads.may_activate(owner)) {
+        let may = |key| self.heads.may_activate(key);
+        if !old && !self.queues.waits.some().any(may) {
             return;
         }
         let mut going = Vec::new();

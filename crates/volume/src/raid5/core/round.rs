@@ -131,7 +131,7 @@ impl Core {
                 return;
             }
             if self.heads.all[head].waiting.is_empty() {
-                self.rest_or_go_on(head, false);
+                self.rest_or_go_on(head, 0, false);
                 return;
             }
         }
@@ -149,7 +149,7 @@ impl Core {
             self.fail_piece(piece.request);
         }
         if !idle {
-            self.rest_or_go_on(head, false);
+            self.rest_or_go_on(head, 0, false);
         }
     }
 
@@ -197,7 +197,7 @@ impl Core {
         let stripe = self.heads.all[head].stripe;
         let sector = self.geometry.stripe_member_sector(stripe);
         if round.writes() {
-            self.queues.writing += 1;
+            self.queues.writing.add(runner);
             let (_, blocks) = round.blocks();
             self.counts.rounds += 1;
             self.counts.whole += u64::from(blocks == self.geometry.data_members());
@@ -387,7 +387,7 @@ impl Core {
         if let Some(sync) = sync {
             self.sync_unreadable(sync, stripe);
         }
-        self.rest_or_go_on(head, false);
+        self.rest_or_go_on(head, 0, false);
     }
 
     /// Calculates the block that can't be read, and writes it: the device puts it elsewhere.

@@ -195,7 +195,7 @@ impl Core {
             && begun < most
             && sync.flying.len() < window
             && let Some(range) = sync.ranges.front_mut()
-            && let Some(head) = self.heads.get_if_free(range.start)
+            && let Some(head) = self.heads.get_if_free(range.start, sync.owner)
         {
             let stripe = range.start;
             range.start += 1;
