@@ -7,7 +7,7 @@ use pvblk_block::{
 };
 use pvblk_volume::raid5::{
     ArrayOptions, Assembly, Blocking, Consistency, Geometry, Layout, Member, NewArray, Raid5,
-    STRIPE_BYTES, SUPER_SECTOR, sleepy,
+    STRIPE_BYTES, SUPER_SECTOR, WritePath, sleepy,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ struct Flaky {
     inner: Arc<dyn BlockDevice>,
     dead: Arc<AtomicBool>,
     reads: Arc<AtomicU64>,
+    /// What the first queue sends comes back only when this is over.
+    held: Arc<AtomicBool>,
 }
 
 struct FlakyQueue {
@@ -25,6 +27,7 @@ struct FlakyQueue {
     dead: Arc<AtomicBool>,
     reads: Arc<AtomicU64>,
     done: Vec<Completion>,
+    held: Option<Arc<AtomicBool>>,
 }
 
 impl BlockDevice for Flaky {
@@ -46,6 +49,7 @@ impl BlockDevice for Flaky {
             dead: Arc::clone(&self.dead),
             reads: Arc::clone(&self.reads),
             done: Vec::new(),
+            held: (context.index == 0).then(|| Arc::clone(&self.held)),
         }))
     }
     fn events(&self) -> &EventHub {
@@ -66,6 +70,10 @@ impl DeviceQueue for FlakyQueue {
         }
     }
     fn poll(&mut self, out: &mut Vec<Completion>) {
+        let held = self.held.as_ref();
+        if held.is_some_and(|held| held.load(Ordering::Relaxed)) {
+            return;
+        }
         out.append(&mut self.done);
         self.inner.poll(out);
     }
@@ -86,6 +94,7 @@ struct World {
     devices: Vec<Arc<dyn BlockDevice>>,
     dead: Vec<Arc<AtomicBool>>,
     reads: Vec<Arc<AtomicU64>>,
+    held: Arc<AtomicBool>,
     data_offset: u64,
 }
 
@@ -112,6 +121,7 @@ fn world(
     .unwrap();
     let (mut devices, mut dead, mut reads): (Vec<Arc<dyn BlockDevice>>, Vec<_>, Vec<_>) =
         Default::default();
+    let held = Arc::new(AtomicBool::new(false));
     for _ in 0..members {
         let flag = Arc::new(AtomicBool::new(false));
         let count = Arc::new(AtomicU64::new(0));
@@ -120,6 +130,7 @@ fn world(
             inner: pvblk_volume::open(&size).unwrap(),
             dead: Arc::clone(&flag),
             reads: Arc::clone(&count),
+            held: Arc::clone(&held),
         }));
         dead.push(flag);
         reads.push(count);
@@ -155,6 +166,7 @@ fn world(
         devices,
         dead,
         reads,
+        held,
         data_offset,
     }
 }
@@ -385,6 +397,52 @@ fn whole_stripes_need_no_reads() {
     assert_eq!(done[0].status, Status::Ok);
     let reads: u64 = world.reads.iter().map(|r| r.load(Ordering::Relaxed)).sum();
     assert_eq!(reads, 0);
+}
+
+#[test]
+fn nobody_waits_for_anothers_reads_or_writes() {
+    for path in [WritePath::Direct, WritePath::StripeQueue] {
+        let world = world(4, Layout::LeftSymmetric, 64, Consistency::Resync, None);
+        world.array.set_write_path(path);
+        let device: Arc<dyn BlockDevice> = world.array.clone();
+        let queue = |index| {
+            let context = QueueContext {
+                index,
+                ..QueueContext::new(16)
+            };
+            Queue::open(&device, &context).unwrap()
+        };
+        let (mut first, mut second) = (queue(0), queue(1));
+        let write = |sector, bytes| {
+            let buffer = Buffer::anonymous(bytes).unwrap();
+            Request::with_buffers(Op::Write, sector, vec![buffer], 0)
+        };
+        let row = world.geometry.row_sectors();
+        let mut done = Vec::new();
+        // Superblocks say dirty from here on.
+        first.submit(&mut vec![write(0, 4096)]);
+        while first.poll(&mut done) == 0 {}
+        done.clear();
+        world.held.store(true, Ordering::Relaxed);
+        // One that reads, and a row that is written.
+        let whole = write(2 * row, row as usize * 512);
+        first.submit(&mut vec![write(row, 4096), whole]);
+        (0..100).for_each(|_| assert_eq!(first.poll(&mut done), 0));
+        // A stream in the middle of a row, of which more could come.
+        let stream = (0..5).map(|n| write(3 * row + 8 * n, 4096));
+        second.submit(&mut stream.collect());
+        let polls = (0..1000).find(|_| {
+            second.poll(&mut done);
+            done.len() == 5
+        });
+        assert!(polls.is_some(), "{path}: it waits for the other's");
+        assert!(done.iter().all(|d| d.status == Status::Ok));
+        world.held.store(false, Ordering::Relaxed);
+        done.clear();
+        while done.len() < 2 {
+            first.poll(&mut done);
+        }
+    }
 }
 
 #[test]

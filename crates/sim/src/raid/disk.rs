@@ -67,6 +67,7 @@ pub struct CrashMember {
     sectors: u64,
     number: usize,
     zeroes: bool,
+    rotational: bool,
 }
 
 impl CrashMember {
@@ -86,7 +87,13 @@ impl CrashMember {
             sectors,
             number,
             zeroes: false,
+            rotational: false,
         }
+    }
+
+    /// It says whether it has arms: an array then treats its submitters as one.
+    pub fn with_arms(self, rotational: bool) -> CrashMember {
+        CrashMember { rotational, ..self }
     }
 
     /// The same, that can also discard and write zeros; both leave zeros.
@@ -354,6 +361,7 @@ impl BlockDevice for CrashMember {
             discard_granularity_bytes: if self.zeroes { 512 } else { 0 },
             write_zeroes: self.zeroes,
             volatile_cache: true,
+            non_rotational: !self.rotational,
             ..Limits::default()
         }
     }

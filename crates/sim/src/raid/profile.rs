@@ -90,6 +90,8 @@ pub struct Profile {
     pub cut_starts: u32,
     /// Shares of submitters and members in the steps.
     pub pace: [u32; 2],
+    /// Members say that they have arms, so that submitters wait for one another.
+    pub rotational: bool,
 }
 
 impl Profile {
@@ -157,6 +159,7 @@ impl Profile {
             ),
             cut_starts: pick(rng, &[0, 2, 5]),
             pace: [1, 2].map(|_| pick(rng, &[1, 3, 9])),
+            rotational: rng.u8(..4) == 0,
             shape,
         }
     }

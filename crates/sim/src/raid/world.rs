@@ -114,7 +114,7 @@ impl World {
     /// Writes superblocks and logs, closer together than mdadm does, so that starts are short.
     fn create(&mut self) -> Result<(), String> {
         let (p, rng) = (&self.c.profile, &mut self.c.rng);
-        let (shape, policy, junk) = (p.shape, p.policy, p.junk);
+        let (shape, policy, junk, rotational) = (p.shape, p.policy, p.junk, p.rotational);
         let sizes = vec![8192 + shape.member_sectors(); shape.members];
         let created = NewArray {
             set_uuid: [7; 16],
@@ -158,7 +158,7 @@ impl World {
                 superblock.bitmap_or_ppl = [a, b, c, d];
             }
             let bug = MemberBug::new(self.planted, member);
-            let disk = CrashMember::new(member, sectors, bug);
+            let disk = CrashMember::new(member, sectors, bug).with_arms(rotational);
             disk.put(SUPER_SECTOR, &superblock.encode());
             if policy == Policy::Ppl {
                 let header = PplHeader::empty(ppl_signature(&superblock.set_uuid));
