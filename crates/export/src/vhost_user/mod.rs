@@ -23,6 +23,7 @@ mod server;
 mod session;
 mod source;
 mod stream;
+pub mod testing;
 pub mod virtqueue;
 
 pub use host::{Detach, VhostHost};

@@ -244,3 +244,7 @@ impl Data<'_> {
         Ok(Ok((u64::from_le_bytes(sector), sectors, flags)))
     }
 }
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;
