@@ -1,5 +1,7 @@
 //! Virtual machines on disks that `pvblk serve --vhost-user` serves: QEMU's own vhost-user-blk device, SeaBIOS, and a Linux guest.
 
+use pvblk_e2e::arrays::{Disks, raid};
+use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{find, need, run};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, seed, vm};
@@ -302,6 +304,63 @@ fn survives() -> Result<(), Stop> {
     server.map_or(Ok(()), quiet)
 }
 
+/// The array loses a member under load, gets another, and rebuilds it.
 fn loses_a_member() -> Result<(), Stop> {
-    Stop::skip("not written yet")
+    let disks = Disks::new(4)?;
+    raid(
+        &["create", "--raid-devices", "3", "--chunk", "64K"],
+        &disks.paths(0..3),
+    )?;
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| dir.path().join(name);
+    File::create(path("disk"))?.set_len(MIB)?;
+    let members: String = disks
+        .paths(0..3)
+        .iter()
+        .map(|p| format!("[file:{}]", p.display()))
+        .collect();
+    let at = |name: &str| format!("unix:{}", path(name).display());
+    let mut daemon = Daemon::start([
+        "serve".into(),
+        "--disk".into(),
+        format!("r=raid5:{members}"),
+        "--disk".into(),
+        format!("control=file:{}", path("disk").display()),
+        "--vhost-user".into(),
+        format!("r={}", at("array")),
+        "--vhost-user".into(),
+        format!("control={}", at("socket")),
+        "--control".into(),
+        at("ctl"),
+    ])?;
+    let manage = |word: &str, args: &[&str]| -> Result<String, Stop> {
+        let mut command = pvblk(["raid", word, "--control", &at("ctl"), "r"])?;
+        command.args(args);
+        Ok(run(command, Duration::from_secs(300))?.success()?.stdout)
+    };
+    let machine = vm::Machine {
+        vhost: vec![path("array"), path("socket")],
+        queues: 2,
+        ..vm::Machine::default()
+    };
+    let file = File::options().read(true).write(true).open(path("disk"))?;
+    let out = path("out");
+    let said = with_guest("vhost-kill.sh", &machine, &out, |over| {
+        let round = |n: usize| format!("round {n}\n").into_bytes();
+        wait_for(&file, MIB - 512, &round(1), over)?;
+        manage("fail", &["1"])?;
+        wait_for(&file, MIB - 512, &round(2), over)?;
+        manage("add", &[&format!("file:{}", disks.path(3).display())])?;
+        manage("wait", &[])?;
+        Ok(file.write_all_at(b"stop", 0)?)
+    });
+    let said = match said {
+        Ok(said) => said,
+        Err(Stop::Fail(text)) => return Err(daemon.failure(&text)),
+        Err(skip) => return Err(skip),
+    };
+    check(said.lines().any(|l| l == "all well"), || said.clone())?;
+    let checked = manage("check", &["--wait"])?;
+    check(checked == "mismatch_cnt: 0\n", || checked)?;
+    daemon.stop()
 }

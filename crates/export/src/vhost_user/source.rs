@@ -354,3 +354,7 @@ impl Drop for VhostSource {
         self.parts.shared.index.store(index, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;
