@@ -3,13 +3,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz bench lab crash sim advisories fmt clean release
+.PHONY: help demo test test-vm fuzz bench lab crash sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo '  FUZZ_SECONDS=600 make fuzz    PVBLK_E2E_FULL=1 make test (full sizes and times)'
 
@@ -21,6 +21,11 @@ demo: ## Build, serve a disk over rings and NBD, use it with qemu-img and fio, p
 test: ## Format, lints, licences, unit tests, a share of fuzzing, end-to-end tests; the last line is the sum
 	@scripts/install-tools.sh test
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/test.sh
+
+test-vm: ## Virtual machines on served disks for longer: queues, file systems, servers killed 20 times (an hour on a slow machine)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user
 
 fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)
 	@scripts/install-tools.sh test

@@ -2,6 +2,10 @@
 # Runs a script as root in a plain Linux guest under QEMU, in software: slow, but it works everywhere.
 #
 #   tests/vm/guest.sh --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]
+#       [--vhost SOCKET]... [--queues N] [--cpus N]
+#
+# Disks at vhost-user sockets come after the others, each with N queues (1); there are 2 CPUs, and a queue for each at most. A
+# server that goes away is waited for.
 #
 # FILE is a script for bash or busybox' sh; its arguments are the disks' paths, /dev/vda and so on. What it leaves in /out
 # comes back in DIR, with all it printed in DIR/log. Programs: see make_initramfs in lib.sh; statuses: there too.
@@ -30,17 +34,26 @@ prepare_run
 
 letters=abcdefghijklmnop
 names=() drives=()
-for file in "${disks[@]}" "$run/out"; do
-    name=d${#names[@]}
+add() {
+    local name=d${#names[@]} kind=$1 file=$2
     names+=("/dev/vd${letters:${#names[@]}:1}")
+    if [ "$kind" = vhost ]; then
+        drives+=(-chardev "socket,id=$name,path=${file//,/,,},reconnect=1"
+            -device "vhost-user-blk-pci,chardev=$name,num-queues=$queues")
+        return
+    fi
     # Commas separate QEMU's words; two stand for one.
     drives+=(-drive "file=${file//,/,,},format=raw,if=none,id=$name,cache=unsafe,discard=unmap"
         -device "virtio-blk-pci,drive=$name")
-done
+}
+for file in "${disks[@]}"; do add file "$file"; done
+for file in "${vhosts[@]}"; do add vhost "$file"; done
+add file "$run/out"
 result=${names[-1]}
 unset 'names[-1]'
 status=0
-limited qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory_mb" \
+limited qemu-system-x86_64 -machine q35,memory-backend=ram -accel tcg,thread=multi -cpu max -smp "$cpus" -m "$memory_mb" \
+    -object "memory-backend-memfd,id=ram,size=${memory_mb}M,share=on" \
     -display none -monitor none -serial "file:$run/console" -no-reboot -nic none "${drives[@]}" \
     -kernel "$image/kernel" -initrd "$run/initrd" \
     -append "console=ttyS0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests disks=$(IFS=, && echo "${names[*]}") result=$result" \

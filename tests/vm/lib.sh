@@ -17,19 +17,22 @@ cannot() {
 }
 
 usage() {
-    say "$1; usage: $(basename "$0") --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]"
+    say "$1; usage: $(basename "$0") --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]; see its head for more"
     exit 2
 }
 
-# Sets script, out, disks, memory_mb and seconds from the command line.
+# Sets script, out, disks, vhosts, queues, cpus, memory_mb and seconds from the command line.
 arguments() {
-    script='' out='' disks=() memory_mb=768 seconds=300
+    script='' out='' disks=() vhosts=() queues=1 cpus=2 memory_mb=768 seconds=300
     while (($#)); do
         (($# >= 2)) || usage "$1 has no value"
         case $1 in
         --script) script=$2 ;;
         --out) out=$2 ;;
         --disk) disks+=("$2") ;;
+        --vhost) vhosts+=("$2") ;;
+        --queues) queues=$2 ;;
+        --cpus) cpus=$2 ;;
         --memory) memory_mb=$2 ;;
         --seconds) seconds=$2 ;;
         *) usage "unknown option $1" ;;
@@ -39,8 +42,8 @@ arguments() {
     [ -n "$script" ] && [ -n "$out" ] || usage '--script and --out are needed'
     local file
     for file in "$script" "${disks[@]}"; do [ -f "$file" ] || usage "there is no file $file"; done
-    ((${#disks[@]} < 16)) || usage 'there can be 15 disks'
-    [[ "$memory_mb$seconds" =~ ^[0-9]+$ ]] || usage '--memory and --seconds take numbers'
+    ((${#disks[@]} + ${#vhosts[@]} < 16)) || usage 'there can be 15 disks'
+    [[ "$memory_mb$seconds$queues$cpus" =~ ^[0-9]+$ ]] || usage '--memory, --seconds, --queues and --cpus take numbers'
 }
 
 # Runs a program of the packages with their own libraries: this machine's may be older.

@@ -8,6 +8,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments "$@"
+((${#vhosts[@]} == 0)) || usage '--vhost is for guest.sh'
 for program in gcc readelf sha256sum timeout; do
     command -v "$program" >/dev/null || cannot "$program is not installed"
 done

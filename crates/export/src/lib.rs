@@ -3,4 +3,5 @@
 pub mod local;
 pub mod nbd;
 pub mod socket_file;
+pub mod vhost_user;
 pub mod xenbus;

@@ -20,6 +20,9 @@ Examples:
   pvblk serve --disk a=mem:1G --disk b=file:b.img --nbd unix:/tmp/nbd.sock --nbd tcp:127.0.0.1:10809
   pvblk serve --config /etc/pvblk.toml
   qemu-img convert -n -O raw image.qcow2 'nbd+unix:///a?socket=/tmp/nbd.sock'
+  pvblk serve --disk vm1=file:/srv/vm1.img --vhost-user vm1=unix:/run/vm1.sock
+  qemu-system-x86_64 -object memory-backend-memfd,id=m,size=2G,share=on -machine q35,memory-backend=m -m 2G \
+    -chardev socket,id=c,path=/run/vm1.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c,num-queues=4
 
 Signals:
   SIGTERM, SIGINT  stop taking requests, answer those in flight, flush, exit 0
@@ -90,13 +93,16 @@ pub struct ServeArgs {
     /// Socket for NBD clients; may be given several times. TCP only on loopback addresses, unless --allow-remote
     #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT")]
     pub nbd: Vec<String>,
+    /// Socket at which a virtual machine gets disk NAME by vhost-user-blk; may be given several times. One machine at a time
+    #[arg(long, value_name = "NAME=unix:PATH")]
+    pub vhost_user: Vec<String>,
     /// The same in a file; flags add to it
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
     /// Worker threads [default: one per CPU]
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
-    /// Most rings of one disk that a front end may ask for, 1 to 64 [default: the number of workers, at least 4]
+    /// Most rings of one disk that a front end or virtual machine may ask for, 1 to 64 [default: the number of workers, at least 4]
     #[arg(long, value_name = "N")]
     pub max_queues: Option<u32>,
     /// Most pages of one ring: 1, 2, 4, 8 or 16 [default: 16]

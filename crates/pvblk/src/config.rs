@@ -3,6 +3,7 @@
 use crate::cli::ServeArgs;
 use anyhow::{Context, Result, bail};
 use pvblk_export::nbd::NbdAddr;
+use pvblk_export::vhost_user::Listen;
 use pvblk_ring::RingSize;
 use pvblk_volume::VolumeSpec;
 use serde::Deserialize;
@@ -19,6 +20,7 @@ pub struct ServeConfig {
     pub disks: Vec<(String, VolumeSpec)>,
     pub local: Option<PathBuf>,
     pub nbd: Vec<NbdAddr>,
+    pub vhost_user: Vec<Listen>,
     pub workers: usize,
     pub max_queues: u32,
     pub max_ring: RingSize,
@@ -51,6 +53,7 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct DiskTable {
     volume: String,
+    vhost_user: Option<String>,
 }
 
 impl ServeConfig {
@@ -61,8 +64,12 @@ impl ServeConfig {
             None => File::default(),
         };
         let mut disks = Vec::new();
+        let mut vhost_user = Vec::new();
         for (name, table) in &file.disk {
             disks.push((name.clone(), table.volume.clone()));
+            if let Some(path) = &table.vhost_user {
+                vhost_user.push((name.clone(), unix_path("vhost_user =", path)?));
+            }
         }
         for arg in &args.disks {
             let (name, volume) = arg.split_once('=').with_context(|| {
@@ -90,9 +97,27 @@ impl ServeConfig {
             .chain(&args.nbd)
             .map(|s| s.parse::<NbdAddr>().map_err(anyhow::Error::from))
             .collect::<Result<_>>()?;
-        if local.is_none() && nbd.is_empty() {
+        for arg in &args.vhost_user {
+            let (name, path) = arg.split_once('=').with_context(|| {
+                format!("--vhost-user {arg}: write NAME=unix:PATH, such as --vhost-user a=unix:/run/a.sock")
+            })?;
+            vhost_user.push((name.to_owned(), unix_path("--vhost-user NAME=", path)?));
+        }
+        let vhost_user = vhost_user
+            .into_iter()
+            .map(
+                |(disk, path)| match checked.iter().any(|(n, _)| *n == disk) {
+                    true => Ok(Listen { disk, path }),
+                    false => bail!(
+                        "--vhost-user {disk}=unix:{}: there is no disk {disk}",
+                        path.display()
+                    ),
+                },
+            )
+            .collect::<Result<Vec<_>>>()?;
+        if local.is_none() && nbd.is_empty() && vhost_user.is_empty() {
             bail!(
-                "nowhere to serve: give --local unix:PATH, --nbd unix:PATH or --nbd tcp:HOST:PORT"
+                "nowhere to serve: give --local unix:PATH, --nbd unix:PATH, --nbd tcp:HOST:PORT or --vhost-user NAME=unix:PATH"
             );
         }
         let workers = match args.workers.or(file.workers) {
@@ -120,6 +145,7 @@ impl ServeConfig {
             disks: checked,
             local,
             nbd,
+            vhost_user,
             workers,
             max_queues,
             max_ring: ring_size("--max-ring-pages", pages)?,
@@ -227,6 +253,24 @@ mod tests {
         a.max_ring_pages = None;
         a.nbd.clear();
         assert!(ServeConfig::resolve(&a).is_err());
+    }
+
+    #[test]
+    fn a_virtual_machines_socket_names_its_disk() {
+        let mut a = args(&["a=mem:1M"]);
+        a.nbd.clear();
+        for (wrong, expect) in [
+            ("a", "NAME=unix:PATH"),
+            ("a=/tmp/x", "unix:PATH"),
+            ("b=unix:/tmp/x", "no disk b"),
+        ] {
+            a.vhost_user = vec![wrong.into()];
+            let e = format!("{:#}", ServeConfig::resolve(&a).unwrap_err());
+            assert!(e.contains(expect) && !e.contains('\n'), "{e}");
+        }
+        a.vhost_user = vec!["a=unix:/tmp/x".into()];
+        let c = ServeConfig::resolve(&a).unwrap();
+        assert_eq!(c.vhost_user[0].path, Path::new("/tmp/x"));
     }
 
     #[test]

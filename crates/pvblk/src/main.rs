@@ -16,6 +16,7 @@ mod rings;
 mod serve;
 mod trace;
 mod traces;
+mod vhost;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -5,10 +5,12 @@ use crate::config::ServeConfig;
 use crate::hub::Hub;
 use crate::rings::RingHost;
 use crate::traces::Traces;
+use crate::vhost::VhostDisks;
 use crate::{bill, daemon};
 use anyhow::{Context, Result};
 use pvblk_backend::{Backend, BackendOptions, Disk};
 use pvblk_export::local::LocalServer;
+use pvblk_export::vhost_user::VhostServer;
 use std::sync::Arc;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
@@ -49,6 +51,20 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let all: Vec<_> = hub.disks().iter().map(uri).collect();
         eprintln!("NBD on {}", all.join(" "));
     }
+    let vhost = match config.vhost_user.as_slice() {
+        [] => None,
+        listens => {
+            for l in listens {
+                let (disk, path) = (&l.disk, l.path.display());
+                eprintln!(
+                    "disk {disk}: vhost-user-blk on unix:{path} (up to {} queues)",
+                    config.max_queues
+                );
+            }
+            let host = VhostDisks::new(Arc::clone(&hub), config.max_queues);
+            Some(VhostServer::bind(listens, Arc::new(host))?)
+        }
+    };
     let control = traces.start(config.control.as_deref(), config.slow, &hub)?;
     eprint!("{}", bill::render(base));
     daemon::ready();
@@ -56,6 +72,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     // No new ones, then those that are there, then the data.
     drop(nbd);
     drop(local);
+    drop(vhost);
     drop(control);
     daemon::finish(&hub)
 }

@@ -6,6 +6,7 @@
 //! - [`Buffer`] is a checked piece of a region that keeps the region mapped. A kernel operation
 //!   ([`uring`], [`fileio`], [`socket`]) only takes buffers, so memory in flight can't be unmapped.
 //! - [`alloc::Counting`] counts the heap for the memory bill.
+//! - [`Region::guarded`] maps a file that may shrink: the fault becomes a mark on the region.
 //! - [`xor`] uses the CPU's widest registers, on private memory and on regions.
 //!
 //! No policy lives here: no retry, no log, no protocol.
@@ -24,12 +25,13 @@ mod memfd;
 mod poller;
 pub mod proc_status;
 mod region;
+mod sigbus;
 pub mod socket;
 pub mod uring;
 pub mod xor;
 
 pub use buffer::{Buffer, total_len};
 pub use eventfd::EventFd;
-pub use memfd::{check_sealed, create_sealed};
+pub use memfd::{check_sealed, create_sealed, guarded_file};
 pub use poller::{PollEvent, Poller};
 pub use region::{PAGE_SIZE, Region, RegionError};

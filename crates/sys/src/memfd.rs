@@ -27,6 +27,30 @@ pub fn check_sealed(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_size.max(0) as u64)
 }
 
+/// Checks that a descriptor from a peer is a file that holds `len` bytes at `offset`, and returns its page size in bytes:
+/// offsets and lengths of mappings are multiples of it. Unlike [`check_sealed`] it may shrink later, so it is for
+/// [`crate::Region::guarded`] only.
+pub fn guarded_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64> {
+    /// `HUGETLBFS_MAGIC` of linux/magic.h.
+    const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+    let refuse = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
+    let stat = rustix::fs::fstat(fd)?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+        return Err(refuse("the descriptor is not a memory file".into()));
+    }
+    let size = stat.st_size.max(0) as u64;
+    if offset.checked_add(len).is_none_or(|end| end > size) {
+        return Err(refuse(format!(
+            "{len} bytes at {offset} are not inside the file, which has {size}"
+        )));
+    }
+    let kind = rustix::fs::fstatfs(fd)?;
+    if kind.f_type as i64 == HUGETLBFS_MAGIC {
+        return Ok((kind.f_bsize.max(1) as u64).max(crate::PAGE_SIZE as u64));
+    }
+    Ok(crate::PAGE_SIZE as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

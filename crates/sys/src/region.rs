@@ -1,10 +1,11 @@
 //! [`Region`]: a mapping whose bytes may change under us.
 
+use crate::sigbus::Guard;
 use crate::xor;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32};
 
 /// Bytes of one page and of one grant (Xen: `XEN_PAGE_SIZE`, xen/include/public/io/blkif.h).
 pub const PAGE_SIZE: usize = 4096;
@@ -19,6 +20,8 @@ pub struct Region {
     len: usize,
     writable: bool,
     shared: bool,
+    /// Of a file that may shrink.
+    guard: Option<Guard>,
 }
 
 /// Why a region could not be made.
@@ -87,6 +90,7 @@ impl Region {
             len,
             writable: true,
             shared: false,
+            guard: None,
         })
     }
 
@@ -117,7 +121,24 @@ impl Region {
             len,
             writable,
             shared: true,
+            guard: None,
         })
+    }
+
+    /// Maps `len` bytes of a file that may shrink (checked by [`crate::guarded_file`]) from `offset`, shared and writable; both
+    /// are multiples of the file's page size. An access to what the file doesn't have any more makes the region
+    /// [lost](Region::is_lost): it is private zeros from then on.
+    pub fn guarded(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Region, RegionError> {
+        let mut region = Region::shared(fd, offset, len, true)?;
+        let guard = Guard::new(region.base.as_ptr() as usize, len).map_err(RegionError::Os)?;
+        region.guard = Some(guard);
+        Ok(region)
+    }
+
+    /// True if the file was found shorter than the mapping: what is read and written here has no meaning any more.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guard::is_lost)
     }
 
     /// Maps single pages (frame numbers in units of [`PAGE_SIZE`]) of a memory file side by side, as
@@ -149,6 +170,7 @@ impl Region {
             len,
             writable,
             shared: true,
+            guard: None,
         };
         for (i, &frame) in frames.iter().enumerate() {
             let offset = frame
@@ -279,6 +301,23 @@ impl Region {
         unsafe { AtomicU32::from_ptr(p.cast()) }
     }
 
+    /// The 16-bit index at `offset` (a multiple of 2), for virtqueues.
+    #[inline]
+    pub fn atomic_u16(&self, offset: usize) -> &AtomicU16 {
+        assert!(offset.is_multiple_of(2), "unaligned atomic");
+        let p = self.at_mut(offset, 2);
+        // SAFETY: as in `atomic_u32`.
+        unsafe { AtomicU16::from_ptr(p.cast()) }
+    }
+
+    /// The byte at `offset`, for marks whose order counts.
+    #[inline]
+    pub fn atomic_u8(&self, offset: usize) -> &AtomicU8 {
+        let p = self.at_mut(offset, 1);
+        // SAFETY: as in `atomic_u32`.
+        unsafe { AtomicU8::from_ptr(p) }
+    }
+
     /// Gives whole pages of `offset..offset+len` back to the system; they read as zero afterwards.
     ///
     /// For a shared region this punches a hole in the file (`MADV_REMOVE`), for a private one the
@@ -332,6 +371,8 @@ fn prot(writable: bool) -> i32 {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // First, so that nobody maps anything there once the range is free.
+        self.guard = None;
         // SAFETY: the range was mapped by us, and buffers hold an `Arc` of us, so none is in use.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }

@@ -18,6 +18,19 @@ pub enum Kind {
     Uml,
 }
 
+/// A machine with other disks than files.
+#[derive(Clone, Debug, Default)]
+pub struct Machine {
+    /// Files of disks.
+    pub disks: Vec<PathBuf>,
+    /// Sockets of vhost-user disks, which come after those. QEMU only.
+    pub vhost: Vec<PathBuf>,
+    /// Queues of each vhost-user disk; 0: one.
+    pub queues: usize,
+    /// CPUs; 0: two.
+    pub cpus: usize,
+}
+
 /// For the first run, which fetches packages and makes the guest.
 const PREPARATION: Duration = Duration::from_secs(600);
 
@@ -41,6 +54,21 @@ pub fn script(
     out: &Path,
     limit: Duration,
 ) -> Result<String, Stop> {
+    let machine = Machine {
+        disks: disks.iter().map(|p| p.to_path_buf()).collect(),
+        ..Machine::default()
+    };
+    script_on(kind, script, &machine, out, limit)
+}
+
+/// The same on such a machine.
+pub fn script_on(
+    kind: Kind,
+    script: &Path,
+    machine: &Machine,
+    out: &Path,
+    limit: Duration,
+) -> Result<String, Stop> {
     let mut command = Command::new(folder().join(match kind {
         Kind::Qemu => "guest.sh",
         Kind::Uml => "uml.sh",
@@ -48,8 +76,16 @@ pub fn script(
     command.stdin(Stdio::null());
     command.arg("--script").arg(script).arg("--out").arg(out);
     command.arg("--seconds").arg(limit.as_secs().to_string());
-    for disk in disks {
+    for disk in &machine.disks {
         command.arg("--disk").arg(disk);
+    }
+    for socket in &machine.vhost {
+        command.arg("--vhost").arg(socket);
+    }
+    for (flag, number) in [("--queues", machine.queues), ("--cpus", machine.cpus)] {
+        if number > 0 {
+            command.arg(flag).arg(number.to_string());
+        }
     }
     // It ends the guest itself at the limit; it couldn't if it were killed.
     let finished = run(command, limit + PREPARATION)?;

@@ -54,7 +54,7 @@ pub use host::{Attachment, DiskHost, Ended};
 pub use keeper::{Keeper, KeeperEvent};
 pub use link::{FrontLink, LinkEvent};
 pub use mapper::LocalMapper;
-pub use memory::{Budget, GuestMemory, MAX_MEMORY};
+pub use memory::{Budget, GuestMemory, MAX_MEMORY, Share};
 pub use server::LocalServer;
 
 /// Domain number in grants of local front ends: the back end is domain 0.

@@ -1,0 +1,507 @@
+//! A connected front end: its messages, in order, and what they make of its rings.
+
+use super::config::{Offer, whole_sectors};
+use super::host::VhostHost;
+use super::inflight::Inflight;
+use super::memory::{MAX_REGIONS, Regions};
+use super::proto::{
+    self, BACKEND_CONFIG_CHANGE, Code, ConfigHead, InflightArea, MAX_CONFIG, SingleRegion,
+    VRING_NO_FD, VringAddr, VringState, flags, message, payload,
+};
+use super::ring::{Kick, Ring, Surroundings};
+use super::stream::{Message, Received, Stream};
+use super::virtqueue::MAX_ENTRIES;
+use crate::local::Budget;
+use pvblk_backend::{OnEnd, SourceEnd};
+use pvblk_block::{BlockDevice, Error};
+use pvblk_sys::{EventFd, fdpass};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Tells the control thread that a ring's queue is gone: ring, generation, and the reason if it ended by itself.
+pub(super) type Ended = Arc<dyn Fn(u16, u64, Option<String>) + Send + Sync>;
+
+/// How a message is answered.
+enum Answer {
+    /// With this payload.
+    Payload(Vec<u8>, Option<OwnedFd>),
+    /// Only if the front end asked for it.
+    Done,
+    /// With a failure, if the front end asked for an answer; nothing happened.
+    Refused(String),
+    /// When all rings that are stopping have stopped.
+    Later(After),
+}
+
+/// What follows when rings have stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    Base(u16),
+    Done,
+}
+
+pub(super) struct Session {
+    /// For the log: disk and front end.
+    name: String,
+    disk: String,
+    host: Arc<dyn VhostHost>,
+    device: Arc<dyn BlockDevice>,
+    offer: Offer,
+    budget: Arc<Budget>,
+    ended: Ended,
+    stream: Stream,
+    features: u64,
+    protocol: u64,
+    regions: Regions,
+    inflight: Option<Inflight>,
+    backend: Option<OwnedFd>,
+    rings: Vec<Ring>,
+    waiting: Option<(After, Code, bool)>,
+    ending: bool,
+}
+
+impl Session {
+    pub fn new(
+        name: String,
+        disk: &str,
+        (host, device): (Arc<dyn VhostHost>, Arc<dyn BlockDevice>),
+        budget: Arc<Budget>,
+        ended: Ended,
+        socket: OwnedFd,
+    ) -> Session {
+        let offer = Offer::new(device.limits(), host.queues());
+        Session {
+            name,
+            disk: disk.to_owned(),
+            rings: (0..offer.queues()).map(Ring::new).collect(),
+            host,
+            device,
+            offer,
+            budget,
+            ended,
+            stream: Stream::new(socket),
+            features: 0,
+            protocol: 0,
+            regions: Regions::default(),
+            inflight: None,
+            backend: None,
+            waiting: None,
+            ending: false,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// False while an answer has to wait: messages are answered in order.
+    pub fn wants_messages(&self) -> bool {
+        self.waiting.is_none() && !self.ending
+    }
+
+    /// Takes the messages that are there. False when the front end closed. An error ends the session.
+    pub fn readable(&mut self) -> Result<bool, Error> {
+        while self.wants_messages() {
+            match self.stream.receive()? {
+                Received::Message(message) => self.message(message)?,
+                Received::Nothing => return Ok(true),
+                Received::Closed => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn message(&mut self, Message { asked, body, fds }: Message) -> Result<(), Error> {
+        tracing::trace!("{}: {}", self.name, asked.code);
+        match self.handle(asked.code, &body, fds) {
+            Ok(Answer::Later(after)) => {
+                self.waiting = Some((after, asked.code, asked.need_reply));
+                self.settle()
+            }
+            Ok(answer) => self.answer(asked.code, asked.need_reply, answer),
+            Err(e) => {
+                let e = Error::new(e.kind(), format!("{}: {e}", asked.code));
+                // It is told, if it listens; then it is over.
+                let refused = Answer::Refused(String::new());
+                let _ = self.answer(asked.code, asked.need_reply, refused);
+                Err(e)
+            }
+        }
+    }
+
+    fn answer(&mut self, code: Code, need_reply: bool, answer: Answer) -> Result<(), Error> {
+        let acks = need_reply && self.protocol & proto::features::REPLY_ACK != 0;
+        let (bytes, fd) = match answer {
+            Answer::Payload(bytes, fd) => (bytes, fd),
+            Answer::Done if acks => (0u64.to_le_bytes().to_vec(), None),
+            Answer::Refused(why) => {
+                if !why.is_empty() {
+                    tracing::warn!("{}: {code}: {why}", self.name);
+                }
+                if !acks {
+                    return Ok(());
+                }
+                (1u64.to_le_bytes().to_vec(), None)
+            }
+            Answer::Done | Answer::Later(_) => return Ok(()),
+        };
+        let bytes = message(code as u32, flags::REPLY, &bytes);
+        self.stream.send(&bytes, fd.as_ref().map(AsFd::as_fd))
+    }
+
+    /// The ring that a message names.
+    fn ring(&mut self, index: u64) -> Result<&mut Ring, Error> {
+        let queues = self.rings.len();
+        usize::try_from(index)
+            .ok()
+            .and_then(|i| self.rings.get_mut(i))
+            .ok_or_else(|| Error::protocol(format!("ring {index}; there are {queues}")))
+    }
+
+    fn handle(&mut self, code: Code, body: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, Error> {
+        check_descriptors(code, fds.len())?;
+        self.check_negotiated(code)?;
+        let u64_of = |v: u64| Ok(Answer::Payload(v.to_le_bytes().to_vec(), None));
+        match code {
+            Code::GetFeatures => return u64_of(self.offer.features()),
+            Code::SetFeatures => {
+                let features: u64 = payload(code, body)?;
+                self.features = subset(features, self.offer.features())?;
+            }
+            Code::GetProtocolFeatures => return u64_of(proto::features::OFFERED),
+            Code::SetProtocolFeatures => {
+                let features: u64 = payload(code, body)?;
+                self.protocol = subset(features, proto::features::OFFERED)?;
+            }
+            Code::SetOwner => {}
+            Code::ResetOwner => {
+                self.rings.iter_mut().for_each(Ring::reset);
+                return Ok(Answer::Later(After::Done));
+            }
+            Code::GetQueueNum => return u64_of(self.rings.len() as u64),
+            Code::GetMaxMemSlots => return u64_of(MAX_REGIONS as u64),
+            Code::SetMemTable => {
+                let told = proto::memory_table(body)?;
+                if told.len() != fds.len() {
+                    return Err(descriptors(fds.len(), told.len()));
+                }
+                let mut regions = Regions::default();
+                for (region, file) in told.into_iter().zip(fds) {
+                    regions.add(region, file)?;
+                }
+                self.regions = regions;
+                self.memory_changed()?;
+            }
+            Code::AddMemReg => {
+                let told: SingleRegion = payload(code, body)?;
+                if let Some(file) = fds.pop() {
+                    self.regions.add(told.region, file)?;
+                }
+                self.memory_changed()?;
+            }
+            Code::RemMemReg => {
+                let told: SingleRegion = payload(code, body)?;
+                self.regions.remove(&told.region)?;
+                self.memory_changed()?;
+            }
+            Code::SetVringNum => {
+                let told: VringState = payload(code, body)?;
+                self.ring(told.index.into())?.set_entries(told.num)?;
+            }
+            Code::SetVringAddr => {
+                let told: VringAddr = payload(code, body)?;
+                self.ring(told.index.into())?.set_place(told)?;
+                self.start_rings()?;
+            }
+            Code::SetVringBase => {
+                let told: VringState = payload(code, body)?;
+                self.ring(told.index.into())?.set_base(told.num)?;
+            }
+            Code::GetVringBase => {
+                let told: VringState = payload(code, body)?;
+                let ring = self.ring(told.index.into())?;
+                ring.stop();
+                return Ok(Answer::Later(After::Base(told.index as u16)));
+            }
+            Code::SetVringKick | Code::SetVringCall | Code::SetVringErr => {
+                self.set_event(code, payload(code, body)?, fds.pop())?;
+            }
+            Code::SetVringEnable => {
+                let told: VringState = payload(code, body)?;
+                let ring = self.ring(told.index.into())?;
+                match told.num {
+                    0 => {
+                        ring.enabled = Some(false);
+                        ring.stop();
+                        return Ok(Answer::Later(After::Done));
+                    }
+                    1 => ring.enabled = Some(true),
+                    other => return Err(Error::protocol(format!("{other} is neither 0 nor 1"))),
+                }
+                self.start_rings()?;
+            }
+            Code::SetBackendReqFd => {
+                let Some(fd) = fds.pop() else {
+                    return Err(descriptors(0, 1));
+                };
+                self.backend = Some(stream_socket(fd)?);
+            }
+            Code::GetConfig => return self.get_config(body),
+            Code::SetConfig => return self.set_config(body),
+            Code::GetInflightFd => {
+                let told: InflightArea = payload(code, body)?;
+                let (queues, entries) = (told.queues, told.queue_size);
+                let fits = (1..=self.rings.len()).contains(&usize::from(queues));
+                if !fits || entries == 0 || u32::from(entries) > MAX_ENTRIES {
+                    return Err(Error::protocol(format!(
+                        "{queues} queues of {entries} entries"
+                    )));
+                }
+                let contents = self.device.incarnation().contents;
+                let (inflight, area, file) = Inflight::create(queues, entries, contents)?;
+                self.inflight = Some(inflight);
+                return Ok(Answer::Payload(area.as_bytes().to_vec(), Some(file)));
+            }
+            Code::SetInflightFd => {
+                let told: InflightArea = payload(code, body)?;
+                if let Some(file) = fds.pop() {
+                    let contents = self.device.incarnation().contents;
+                    self.inflight = Some(Inflight::from_peer(&told, file, contents)?);
+                }
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Messages of features that were not taken are refused.
+    fn check_negotiated(&self, code: Code) -> Result<(), Error> {
+        use proto::features as f;
+        let (needs, name) = match code {
+            Code::GetQueueNum => (f::MQ, "MQ"),
+            Code::SetBackendReqFd => (f::BACKEND_REQ, "BACKEND_REQ"),
+            Code::GetConfig | Code::SetConfig => (f::CONFIG, "CONFIG"),
+            Code::GetInflightFd | Code::SetInflightFd => (f::INFLIGHT_SHMFD, "INFLIGHT_SHMFD"),
+            Code::GetMaxMemSlots | Code::AddMemReg | Code::RemMemReg => {
+                (f::CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")
+            }
+            _ => return Ok(()),
+        };
+        match self.protocol & needs {
+            0 => Err(Error::protocol(format!("{name} was not negotiated"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_event(&mut self, code: Code, told: u64, fd: Option<OwnedFd>) -> Result<(), Error> {
+        let index = told & 0xff;
+        if told & !(VRING_NO_FD | 0xff) != 0 || (told & VRING_NO_FD != 0) == fd.is_some() {
+            return Err(Error::protocol(format!(
+                "{told:#x} with {} descriptors",
+                u8::from(fd.is_some())
+            )));
+        }
+        let event = |fd| EventFd::from_peer(fd).map_err(|e| Error::os(format!("ring {index}"), e));
+        let event = fd.map(event).transpose()?;
+        let ring = self.ring(index)?;
+        match code {
+            Code::SetVringCall => ring.shared.set_call(event),
+            Code::SetVringErr => ring.set_err(event),
+            _ => {
+                ring.set_kick(event.map_or(Kick::Poll, Kick::Event))?;
+                self.start_rings()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn get_config(&self, body: &[u8]) -> Result<Answer, Error> {
+        let (head, _) = config_head(body)?;
+        let space = self.offer.config(whole_sectors(&*self.device));
+        let range = head.offset as usize..(head.offset + head.size) as usize;
+        let bytes = [head.as_bytes(), &space[range]].concat();
+        Ok(Answer::Payload(bytes, None))
+    }
+
+    /// Nothing in the configuration space can be written: the write cache's switch, which could be, isn't offered.
+    fn set_config(&self, body: &[u8]) -> Result<Answer, Error> {
+        let (head, bytes) = config_head(body)?;
+        let space = self.offer.config(whole_sectors(&*self.device));
+        let range = head.offset as usize..(head.offset + head.size) as usize;
+        if bytes == &space[range] {
+            return Ok(Answer::Done);
+        }
+        Ok(Answer::Refused(
+            "nothing in this configuration space can be changed".into(),
+        ))
+    }
+
+    fn around(&self) -> Surroundings<'_> {
+        Surroundings {
+            host: &*self.host,
+            disk: &self.disk,
+            name: &self.name,
+            offer: &self.offer,
+            features: self.features,
+            regions: &self.regions,
+            budget: &self.budget,
+            inflight: self.inflight.as_ref(),
+        }
+    }
+
+    /// Starts all rings that can start now.
+    fn start_rings(&mut self) -> Result<(), Error> {
+        let mut rings = std::mem::take(&mut self.rings);
+        let mut result = Ok(());
+        for (i, ring) in (0u16..).zip(&mut rings) {
+            let ended = Arc::clone(&self.ended);
+            let on_end = move |generation| -> OnEnd {
+                Box::new(move |end| {
+                    let reason = match end {
+                        SourceEnd::Closed => None,
+                        SourceEnd::Broken(e) => Some(e.to_string()),
+                    };
+                    ended(i, generation, reason);
+                })
+            };
+            result = result.and_then(|()| ring.start(&self.around(), on_end));
+        }
+        self.rings = rings;
+        result
+    }
+
+    fn memory_changed(&mut self) -> Result<(), Error> {
+        let around = self.around();
+        self.rings.iter().try_for_each(|r| r.set_memory(&around))?;
+        self.start_rings()
+    }
+
+    /// The queue of a ring is gone. An error ends the session.
+    pub fn ring_ended(
+        &mut self,
+        index: u16,
+        generation: u64,
+        reason: Option<String>,
+    ) -> Result<(), Error> {
+        let Some(ring) = self.rings.get_mut(usize::from(index)) else {
+            return Ok(());
+        };
+        if ring.generation != generation {
+            return Ok(());
+        }
+        ring.ended(reason.is_some());
+        if let Some(reason) = reason {
+            tracing::warn!("{reason}");
+        }
+        self.settle()
+    }
+
+    /// Answers what waited for rings, if they have stopped.
+    fn settle(&mut self) -> Result<(), Error> {
+        let Some((after, code, need_reply)) = self.waiting else {
+            return Ok(());
+        };
+        let answer = match after {
+            After::Base(index) => {
+                let Some(ring) = self.rings.get_mut(usize::from(index)) else {
+                    return Ok(());
+                };
+                if ring.is_active() {
+                    return Ok(());
+                }
+                let num = ring.take_base().into();
+                let state = VringState {
+                    index: index.into(),
+                    num,
+                };
+                Answer::Payload(state.as_bytes().to_vec(), None)
+            }
+            // Others may be at work; those that were told to stop are not, or are broken.
+            After::Done if self.rings.iter().any(Ring::is_ending) => return Ok(()),
+            After::Done => Answer::Done,
+        };
+        self.waiting = None;
+        self.answer(code, need_reply, answer)
+    }
+
+    /// Tells the front end that the configuration space is another.
+    pub fn config_changed(&self) {
+        if let Some(backend) = &self.backend {
+            let bytes = message(BACKEND_CONFIG_CHANGE, 0, &[]);
+            if let Err(e) = fdpass::send(backend.as_fd(), &bytes, &[]) {
+                tracing::warn!("{}: telling the new size: {e}", self.name);
+            }
+        }
+    }
+
+    /// Stops all rings; true when they have stopped, so that the session can be dropped. To be asked again after each end.
+    pub fn end(&mut self) -> bool {
+        self.ending = true;
+        let active = self.rings.iter_mut().filter_map(|r| r.stop().then_some(()));
+        active.count() == 0
+    }
+}
+
+fn subset(taken: u64, offered: u64) -> Result<u64, Error> {
+    match taken & !offered {
+        0 => Ok(taken),
+        more => Err(Error::protocol(format!(
+            "features {more:#x} were not offered"
+        ))),
+    }
+}
+
+fn descriptors(has: usize, takes: usize) -> Error {
+    Error::protocol(format!("it has {has} descriptors and should have {takes}"))
+}
+
+/// How many descriptors may come along; those of a memory table are counted with its regions.
+fn check_descriptors(code: Code, has: usize) -> Result<(), Error> {
+    let (least, most) = match code {
+        Code::SetMemTable => return Ok(()),
+        Code::SetVringKick | Code::SetVringCall | Code::SetVringErr => (0, 1),
+        Code::SetBackendReqFd | Code::SetInflightFd | Code::AddMemReg => (1, 1),
+        // Some front ends send one; it is closed unused, as the specification says.
+        Code::RemMemReg => (0, 1),
+        _ => (0, 0),
+    };
+    match has {
+        n if n < least => Err(descriptors(n, least)),
+        n if n > most => Err(descriptors(n, most)),
+        _ => Ok(()),
+    }
+}
+
+fn config_head(body: &[u8]) -> Result<(ConfigHead, &[u8]), Error> {
+    let code = Code::GetConfig;
+    let split = body.split_at_checked(size_of::<ConfigHead>());
+    let (head, bytes) = split.ok_or_else(|| Error::protocol("its payload is cut off"))?;
+    let head: ConfigHead = payload(code, head)?;
+    let end = head.offset.checked_add(head.size);
+    if head.size == 0 || end.is_none_or(|e| e > MAX_CONFIG) || bytes.len() != head.size as usize {
+        return Err(Error::protocol(format!(
+            "{} bytes at {} of a configuration space of {MAX_CONFIG}, with {} bytes",
+            head.size,
+            head.offset,
+            bytes.len()
+        )));
+    }
+    Ok((head, bytes))
+}
+
+/// Takes a descriptor for our own requests, if it is a stream socket of this machine.
+fn stream_socket(fd: OwnedFd) -> Result<OwnedFd, Error> {
+    let right = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(&fd) == Ok(SocketType::STREAM);
+    match right {
+        true => Ok(fd),
+        false => Err(Error::protocol(
+            "the descriptor is not a Unix stream socket",
+        )),
+    }
+}

@@ -1,0 +1,360 @@
+//! One virtqueue as a request source: chains in, used buffers out.
+
+use super::inflight::InflightQueue;
+use super::memory::GuestMemory;
+use super::request::{self, Bad, Chain, ID, Offered, Parsed};
+use super::virtqueue::{Broken, Descriptor, Virtqueue};
+use parking_lot::Mutex;
+use pvblk_backend::{Pulled, RequestSource, SourceEnd};
+use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
+use pvblk_sys::EventFd;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
+
+/// Most chains taken in one pull: enough to batch, few enough that the first answers don't wait for the last.
+const PULL_BATCH: usize = 32;
+/// Bad requests of one queue that are logged; the rest is only counted, so that a guest can't fill the log.
+const LOGGED_BAD: u64 = 8;
+/// How often a queue without a kick is looked at while it is idle.
+const POLL: Duration = Duration::from_micros(100);
+
+/// What the control thread and a queue at work share.
+#[derive(Debug, Default)]
+pub struct Shared {
+    call: Mutex<Option<EventFd>>,
+    memory: Mutex<Option<GuestMemory>>,
+    memory_changed: AtomicBool,
+    /// The available index at which the queue stopped.
+    index: AtomicU16,
+}
+
+impl Shared {
+    /// Another way to wake the guest. It is rung once: what was told through the old one may have been missed.
+    pub fn set_call(&self, call: Option<EventFd>) {
+        if let Some(call) = &call {
+            call.notify();
+        }
+        *self.call.lock() = call;
+    }
+
+    /// Other memory, from the next chain on. What is in flight keeps what it has.
+    pub fn set_memory(&self, memory: GuestMemory) {
+        *self.memory.lock() = Some(memory);
+        self.memory_changed.store(true, Ordering::Release);
+    }
+
+    /// Where the queue stopped; known when its source is gone.
+    pub fn index(&self) -> u16 {
+        self.index.load(Ordering::Acquire)
+    }
+}
+
+/// What a queue is made of.
+pub struct VhostQueueParts {
+    /// For the log: disk, front end and queue.
+    pub name: String,
+    /// The ring.
+    pub queue: Virtqueue,
+    /// All of the guest's memory.
+    pub memory: GuestMemory,
+    /// What the control thread may change.
+    pub shared: Arc<Shared>,
+    /// The event that wakes us; `None`: the queue is looked at all the time.
+    pub kick: Option<EventFd>,
+    /// Where requests in flight are told.
+    pub inflight: Option<InflightQueue>,
+    /// What requests may ask for.
+    pub offered: Offered,
+    /// The disk's name for the guest.
+    pub id: [u8; ID],
+}
+
+/// What is remembered of a request until its answer.
+#[derive(Default)]
+struct Slot {
+    status: Option<Buffer>,
+    writable: u32,
+}
+
+/// A virtqueue of a virtio-blk device.
+pub struct VhostSource {
+    parts: VhostQueueParts,
+    /// By head.
+    slots: Vec<Slot>,
+    /// Heads that were taken by a server before us and not answered.
+    again: VecDeque<u16>,
+    chain: Vec<Descriptor>,
+    spare: Vec<Box<Request>>,
+    bad_requests: u64,
+    unpublished: bool,
+    /// The ring made no sense: it is not written any more.
+    broken: bool,
+}
+
+impl VhostSource {
+    /// A source over a queue that was set up. Requests that a server before us left are done first.
+    pub fn new(mut parts: VhostQueueParts) -> VhostSource {
+        let entries = parts.queue.entries();
+        let again: VecDeque<u16> = match &mut parts.inflight {
+            Some(inflight) => {
+                let used = parts.queue.next_used();
+                let heads = inflight.recover(used);
+                // What was taken is answered or in flight; the front end doesn't know more than that either.
+                parts
+                    .queue
+                    .set_next_available(used.wrapping_add(heads.len() as u16));
+                heads.into()
+            }
+            None => VecDeque::new(),
+        };
+        if !again.is_empty() {
+            tracing::info!(
+                "{}: {} requests of the last server are done again",
+                parts.name,
+                again.len()
+            );
+        }
+        VhostSource {
+            slots: (0..entries).map(|_| Slot::default()).collect(),
+            spare: Vec::with_capacity(usize::from(entries)),
+            chain: Vec::new(),
+            parts,
+            again,
+            bad_requests: 0,
+            unpublished: false,
+            broken: false,
+        }
+    }
+
+    #[cold]
+    fn stop(&mut self, why: Broken) -> SourceEnd {
+        self.broken = true;
+        // Zeros where memory was look like any other rule.
+        let why = if self.is_lost() {
+            Broken::MemoryLost
+        } else {
+            why
+        };
+        SourceEnd::Broken(Error::protocol(format!(
+            "{}: {why}; the queue is stopped until the guest resets its disk",
+            self.parts.name
+        )))
+    }
+
+    fn is_lost(&self) -> bool {
+        let inflight = self.parts.inflight.as_ref();
+        self.parts.memory.is_lost()
+            || self.parts.queue.is_lost()
+            || inflight.is_some_and(|i| i.check().is_err())
+    }
+
+    /// The next head, and whether it is one of the last server's.
+    #[inline]
+    fn next_head(&mut self, left: &mut u16) -> Result<Option<u16>, Broken> {
+        if let Some(head) = self.again.pop_front() {
+            return Ok(Some(head));
+        }
+        if *left == 0 {
+            *left = self.parts.queue.available()?;
+            if *left == 0 {
+                return Ok(None);
+            }
+        }
+        *left -= 1;
+        let head = self.parts.queue.take()?;
+        if self.slots[usize::from(head)].status.is_some() {
+            return Err(Broken::InFlight(head));
+        }
+        if let Some(inflight) = &mut self.parts.inflight {
+            inflight.taken(head);
+        }
+        Ok(Some(head))
+    }
+
+    /// Takes one chain; `Ok(false)` if there is none.
+    #[inline]
+    fn take(&mut self, left: &mut u16, out: &mut Vec<Box<Request>>) -> Result<bool, Broken> {
+        let Some(head) = self.next_head(left)? else {
+            return Ok(false);
+        };
+        let parts = &mut self.parts;
+        parts.queue.chain(head, &parts.memory, &mut self.chain)?;
+        let mut request = match self.spare.pop() {
+            Some(r) => r,
+            None => Request::new(Op::Flush, 0, 0, 0),
+        };
+        let parsed = request::parse(&self.chain, &parts.memory, parts.offered, &mut request);
+        let Chain {
+            status,
+            writable,
+            asked,
+        } = match parsed {
+            Ok(chain) => chain,
+            Err(broken) => {
+                request.buffers.clear();
+                self.spare.push(request);
+                return Err(broken);
+            }
+        };
+        let code = match asked {
+            Ok(Parsed::Submit) => {
+                request.tag = u64::from(head);
+                self.slots[usize::from(head)] = Slot {
+                    status: Some(status),
+                    writable,
+                };
+                out.push(request);
+                return Ok(true);
+            }
+            Ok(Parsed::Id) => {
+                let mut id = &parts.id[..];
+                for buffer in &request.buffers {
+                    let (now, rest) = id.split_at(id.len().min(buffer.len()));
+                    buffer.write(0, now);
+                    id = rest;
+                }
+                VIRTIO_BLK_S_OK
+            }
+            Err(bad) => self.refuse(bad),
+        };
+        request.buffers.clear();
+        self.spare.push(request);
+        self.answer(head, &status, code, writable);
+        Ok(true)
+    }
+
+    #[cold]
+    fn refuse(&mut self, bad: Bad) -> u32 {
+        self.bad_requests += 1;
+        if self.bad_requests <= LOGGED_BAD {
+            tracing::warn!(queue = %self.parts.name, "bad request: {bad}");
+        }
+        match bad.is_unsupported() {
+            true => VIRTIO_BLK_S_UNSUPP,
+            false => VIRTIO_BLK_S_IOERR,
+        }
+    }
+
+    #[inline]
+    fn answer(&mut self, head: u16, status: &Buffer, code: u32, written: u32) {
+        status.write(0, &[code as u8]);
+        self.parts.queue.add_used(head, written);
+        if let Some(inflight) = &mut self.parts.inflight {
+            inflight.answered(head);
+        }
+        self.unpublished = true;
+    }
+}
+
+impl RequestSource for VhostSource {
+    fn describe(&self) -> String {
+        self.parts.name.clone()
+    }
+
+    fn depth(&self) -> u32 {
+        u32::from(self.parts.queue.entries())
+    }
+
+    fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
+        if self
+            .parts
+            .shared
+            .memory_changed
+            .swap(false, Ordering::Acquire)
+            && let Some(memory) = self.parts.shared.memory.lock().take()
+        {
+            self.parts.memory = memory;
+        }
+        if self.is_lost() {
+            return Err(self.stop(Broken::MemoryLost));
+        }
+        let mut left = 0;
+        // Counts bad requests too: a guest that sends only those must not keep the worker here.
+        for _ in 0..room.min(PULL_BATCH) {
+            match self.take(&mut left, out) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(broken) => return Err(self.stop(broken)),
+            }
+        }
+        self.parts.queue.disarm();
+        Ok(Pulled::default())
+    }
+
+    fn complete(&mut self, done: &mut Vec<Completion>) {
+        for Completion {
+            mut request,
+            status,
+        } in done.drain(..)
+        {
+            let read = request.op == Op::Read;
+            request.buffers.clear();
+            let head = request.tag as u16;
+            let Slot {
+                status: byte,
+                writable,
+            } = std::mem::take(&mut self.slots[usize::from(head)]);
+            let code = match status {
+                Status::Ok => VIRTIO_BLK_S_OK,
+                Status::Unsupported => VIRTIO_BLK_S_UNSUPP,
+                _ => VIRTIO_BLK_S_IOERR,
+            };
+            if let (Some(byte), false) = (byte, self.broken) {
+                // The status is the last byte, so a read has written up to it.
+                self.answer(head, &byte, code, if read { writable } else { 1 });
+            }
+            self.spare.push(request);
+        }
+    }
+
+    fn push(&mut self) -> Result<(), SourceEnd> {
+        if self.unpublished && !self.broken {
+            self.unpublished = false;
+            self.parts.queue.publish();
+            if let Some(inflight) = &mut self.parts.inflight {
+                inflight.published(self.parts.queue.next_used());
+            }
+            if self.parts.queue.needs_call()
+                && let Some(call) = &*self.parts.shared.call.lock()
+            {
+                call.notify();
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Readiness {
+        if !self.again.is_empty() || self.parts.queue.arm() {
+            return Readiness::Ready;
+        }
+        match self.parts.kick {
+            Some(_) => Readiness::Wait(None),
+            None => Readiness::Wait(Some(Instant::now() + POLL)),
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.parts.kick.as_ref().map(AsFd::as_fd)
+    }
+
+    fn woken(&mut self) {
+        if let Some(kick) = &self.parts.kick {
+            kick.drain();
+        }
+    }
+}
+
+impl Drop for VhostSource {
+    fn drop(&mut self) {
+        let index = self.parts.queue.next_available();
+        self.parts.shared.index.store(index, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

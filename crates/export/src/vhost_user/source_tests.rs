@@ -1,0 +1,199 @@
+//! A source that is killed at any moment, and the next one on the same memory.
+
+use super::super::inflight::Inflight;
+use super::super::testing::Driver;
+use super::*;
+use pvblk_block::Region;
+
+const ENTRIES: u16 = 16;
+
+struct Guest {
+    driver: Driver,
+    inflight: Inflight,
+}
+
+impl Guest {
+    fn new() -> Guest {
+        let region = Arc::new(Region::anonymous(1 << 20).unwrap());
+        Guest {
+            driver: Driver::new(region, 0x10000, ENTRIES, true),
+            inflight: Inflight::create(1, ENTRIES, None).unwrap().0,
+        }
+    }
+
+    /// A server that comes up; QEMU tells the used index as base, which isn't needed.
+    fn server(&self) -> VhostSource {
+        let used = self.driver.published();
+        VhostSource::new(VhostQueueParts {
+            name: "test".into(),
+            queue: Virtqueue::new(self.driver.place(), ENTRIES, used, true, true),
+            memory: self.driver.memory(),
+            shared: Arc::default(),
+            kick: None,
+            inflight: self.inflight.queue(0, ENTRIES),
+            offered: Offered {
+                discard: false,
+                write_zeroes: false,
+            },
+            id: [0; ID],
+        })
+    }
+
+    /// A write of sector `head`.
+    fn submit(&mut self, head: u16) {
+        let data = self.driver.at(self.driver.data_offset());
+        self.driver
+            .build(head, 1, head.into(), &[(data, 512, false)], true);
+        self.driver.make_available(head);
+    }
+}
+
+fn pull(source: &mut VhostSource, room: usize) -> Vec<Box<Request>> {
+    let mut out = Vec::new();
+    assert!(source.pull(room, &mut out).is_ok());
+    out
+}
+
+fn answer(source: &mut VhostSource, requests: Vec<Box<Request>>) {
+    let status = Status::Ok;
+    let done = requests
+        .into_iter()
+        .map(|request| Completion { request, status });
+    source.complete(&mut done.collect());
+}
+
+/// As SIGKILL does: nothing runs any more.
+fn kill(source: VhostSource, requests: Vec<Box<Request>>) {
+    std::mem::forget(source);
+    drop(requests);
+}
+
+fn sectors(requests: &[Box<Request>]) -> Vec<u64> {
+    requests.iter().map(|r| r.sector).collect()
+}
+
+#[test]
+fn what_a_killed_server_took_is_done_again_in_order_and_before_the_rest() {
+    let mut guest = Guest::new();
+    let mut first = guest.server();
+    for head in [4, 2, 7, 1] {
+        guest.submit(head);
+    }
+    let mut taken = pull(&mut first, 3);
+    assert_eq!(sectors(&taken), [4, 2, 7]);
+    // The second is answered, and the guest knows.
+    answer(&mut first, vec![taken.remove(1)]);
+    first.push().unwrap();
+    kill(first, taken);
+    guest.submit(9);
+    let mut second = guest.server();
+    assert_eq!(second.arm(), Readiness::Ready);
+    let all = pull(&mut second, 16);
+    assert_eq!(sectors(&all), [4, 7, 1, 9]);
+    answer(&mut second, all);
+    second.push().unwrap();
+    let mut heads = Vec::new();
+    while let Some((head, _)) = guest.driver.used() {
+        heads.push(head);
+    }
+    assert_eq!(heads, [2, 4, 7, 1, 9]);
+    // A third has nothing to do again.
+    drop(second);
+    assert!(pull(&mut guest.server(), 16).is_empty());
+}
+
+#[test]
+fn answers_that_were_not_published_are_done_again() {
+    let mut guest = Guest::new();
+    let mut first = guest.server();
+    guest.submit(3);
+    guest.submit(5);
+    let taken = pull(&mut first, 16);
+    answer(&mut first, taken);
+    kill(first, Vec::new());
+    assert_eq!(guest.driver.used(), None);
+    assert_eq!(sectors(&pull(&mut guest.server(), 16)), [3, 5]);
+}
+
+/// By seed: kills at any moment, also between publishing and what follows it; every request is answered exactly once.
+#[test]
+fn every_request_is_answered_once_over_many_killed_servers() {
+    let seed = std::env::var("PVBLK_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok());
+    let seed: u64 = seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(1, |d| d.as_nanos() as u64)
+    });
+    println!("replay with PVBLK_SEED={seed}");
+    // xorshift64*
+    let mut state = seed | 1;
+    let mut below = move |n: usize| {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
+    };
+    let mut guest = Guest::new();
+    let mut source = guest.server();
+    let mut at_disk: Vec<Box<Request>> = Vec::new();
+    let mut waiting = [false; ENTRIES as usize];
+    let (mut answered, mut kills) = (0, 0);
+    for _ in 0..20_000 {
+        match below(16) {
+            0..=5 => {
+                let head = below(ENTRIES.into());
+                if !std::mem::replace(&mut waiting[head], true) {
+                    guest.submit(head as u16);
+                }
+            }
+            6..=8 => {
+                let room = usize::from(ENTRIES) - at_disk.len();
+                at_disk.append(&mut pull(&mut source, room.min(1 + below(8))));
+            }
+            9..=12 => {
+                let mut done = Vec::new();
+                for _ in 0..below(at_disk.len() + 1) {
+                    done.push(at_disk.swap_remove(below(at_disk.len())));
+                }
+                answer(&mut source, done);
+                if below(4) > 0 {
+                    source.push().unwrap();
+                }
+            }
+            13 => {
+                if below(2) == 0 && source.unpublished {
+                    // Killed inside `push`, after the index and before the marks.
+                    source.parts.queue.publish();
+                }
+                kill(source, std::mem::take(&mut at_disk));
+                source = guest.server();
+                kills += 1;
+            }
+            _ => source.push().unwrap(),
+        }
+        while let Some((head, _)) = guest.driver.used() {
+            assert!(
+                std::mem::replace(&mut waiting[head as usize], false),
+                "{head} twice"
+            );
+            answered += 1;
+        }
+    }
+    loop {
+        let all = pull(&mut source, usize::from(ENTRIES) - at_disk.len());
+        let over = all.is_empty() && at_disk.is_empty();
+        at_disk.extend(all);
+        answer(&mut source, std::mem::take(&mut at_disk));
+        source.push().unwrap();
+        if over {
+            break;
+        }
+    }
+    while let Some((head, _)) = guest.driver.used() {
+        waiting[head as usize] = false;
+        answered += 1;
+    }
+    assert_eq!(waiting, [false; ENTRIES as usize], "never answered");
+    assert!(answered > 1000 && kills > 100, "{answered} {kills}");
+}

@@ -1,0 +1,43 @@
+//! Disks for virtual machines.
+
+use crate::hub::Hub;
+use pvblk_backend::{OnEnd, RequestSource};
+use pvblk_block::{BlockDevice, Error};
+use pvblk_export::vhost_user::{Detach, VhostHost};
+use std::sync::Arc;
+
+/// Lets vhost-user sessions find disks and attach queues.
+pub struct VhostDisks {
+    hub: Arc<Hub>,
+    queues: u32,
+}
+
+impl VhostDisks {
+    pub fn new(hub: Arc<Hub>, queues: u32) -> VhostDisks {
+        VhostDisks { hub, queues }
+    }
+}
+
+impl VhostHost for VhostDisks {
+    fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
+        Some(Arc::clone(self.hub.disk(disk)?.device()))
+    }
+
+    fn queues(&self) -> u16 {
+        // At most 64: see `config`.
+        self.queues as u16
+    }
+
+    fn attach(
+        &self,
+        disk: &str,
+        source: Box<dyn RequestSource>,
+        on_end: OnEnd,
+    ) -> Result<Detach, Error> {
+        let found = self.hub.disk(disk);
+        let found = found.ok_or_else(|| Error::config(format!("no disk named {disk}")))?;
+        let key = self.hub.attach(found, source, on_end)?;
+        let hub = Arc::clone(&self.hub);
+        Ok(Box::new(move || hub.detach(key)))
+    }
+}

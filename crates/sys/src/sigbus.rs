@@ -1,0 +1,212 @@
+//! Mappings whose file may shrink: a fault in one of them is turned into zeros and a mark, instead of the process's end.
+//!
+//! Guests' memory comes as a file of their hypervisor's choice, and not all of them seal it. Whoever cuts such a file off
+//! under a mapping makes every access behind its new end raise SIGBUS, also in copies of ours. The handler here looks the
+//! address up in a fixed table and maps private zeros over the whole region, so that the access goes on; the region is
+//! *lost* from then on, and its user ends the peer. What the kernel itself copies fails with `EFAULT` without a signal.
+//!
+//! Only async-signal-safe things happen in the handler: atomics, `mmap`, `sigaction`.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Most guarded regions of a process.
+const SLOTS: usize = 4096;
+
+/// A slot's `base` while it is being filled or emptied; no mapping is there.
+const RESERVED: usize = 1;
+
+struct Slot {
+    /// 0: free.
+    base: AtomicUsize,
+    len: AtomicUsize,
+    lost: AtomicBool,
+}
+
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        base: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        lost: AtomicBool::new(false),
+    }
+}; SLOTS];
+
+struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
+
+// SAFETY: written once before the handler is installed, only read afterwards.
+unsafe impl Sync for Previous {}
+
+static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::zeroed()));
+static INSTALL: Once = Once::new();
+
+/// A place in the table; gives it back when dropped.
+#[derive(Debug)]
+pub(crate) struct Guard(usize);
+
+impl Guard {
+    /// Guards `len` bytes at `base`, which are mapped and stay so until the guard is gone.
+    pub fn new(base: usize, len: usize) -> io::Result<Guard> {
+        install();
+        for (i, slot) in TABLE.iter().enumerate() {
+            let free = slot
+                .base
+                .compare_exchange(0, RESERVED, Ordering::AcqRel, Ordering::Relaxed);
+            if free.is_ok() {
+                slot.lost.store(false, Ordering::Relaxed);
+                slot.len.store(len, Ordering::Relaxed);
+                slot.base.store(base, Ordering::Release);
+                return Ok(Guard(i));
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::QuotaExceeded,
+            "too many guarded mappings in this process",
+        ))
+    }
+
+    /// True once an access found the file shorter than the mapping.
+    pub fn is_lost(&self) -> bool {
+        TABLE[self.0].lost.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        TABLE[self.0].base.store(0, Ordering::Release);
+    }
+}
+
+fn install() {
+    INSTALL.call_once(|| {
+        // SAFETY: an all-zero sigaction is valid; its fields are set below.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: `PREVIOUS` is filled while nobody reads it: the handler isn't installed, and `Once` lets one thread in.
+        unsafe {
+            libc::sigaction(
+                libc::SIGBUS,
+                std::ptr::null(),
+                (*PREVIOUS.0.get()).as_mut_ptr(),
+            );
+            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+        }
+    });
+}
+
+extern "C" fn on_sigbus(_signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel hands over a valid siginfo. Its address counts only for faults, whose codes are positive.
+    let (code, at) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    if code > 0 && replace(at) {
+        return;
+    }
+    // Not ours: whoever was there before decides, when the access is tried again, or another signal of this kind comes.
+    // SAFETY: filled by `install` before this handler could run.
+    unsafe {
+        libc::sigaction(
+            libc::SIGBUS,
+            (*PREVIOUS.0.get()).as_ptr(),
+            std::ptr::null_mut(),
+        );
+    }
+    if code <= 0 {
+        // SAFETY: sent by somebody and not by an access, so it has to be sent again.
+        unsafe { libc::raise(libc::SIGBUS) };
+    }
+}
+
+/// Maps zeros over the guarded region around `at`; false if there is none.
+fn replace(at: usize) -> bool {
+    for slot in &TABLE {
+        let base = slot.base.load(Ordering::Acquire);
+        let len = slot.len.load(Ordering::Relaxed);
+        if base <= RESERVED || at < base || at - base >= len {
+            continue;
+        }
+        slot.lost.store(true, Ordering::Release);
+        // SAFETY: the whole range is one of our mappings, which can't go away: the faulting thread is in the middle of an
+        // access to it, so it holds the region. Others who access it see zeros or what was there, both of which are valid.
+        let mapped = unsafe {
+            libc::mmap(
+                base as *mut libc::c_void,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        return mapped != libc::MAP_FAILED;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{PAGE_SIZE, Region, guarded_file};
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+
+    fn file(pages: u64) -> rustix::fd::OwnedFd {
+        let fd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, pages * PAGE_SIZE as u64).unwrap();
+        fd
+    }
+
+    #[test]
+    fn a_file_that_shrinks_loses_its_region_and_nothing_else() {
+        let (fd, other) = (file(8), file(8));
+        let region = Region::guarded(fd.as_fd(), 0, 8 * PAGE_SIZE).unwrap();
+        let untouched = Region::guarded(other.as_fd(), 0, 8 * PAGE_SIZE).unwrap();
+        region.write(0, b"first");
+        region.write(7 * PAGE_SIZE, b"last");
+        untouched.write(7 * PAGE_SIZE, b"last");
+        rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
+        let mut b = [1; 5];
+        region.read(0, &mut b);
+        assert_eq!((&b, region.is_lost()), (b"first", false));
+        region.read(7 * PAGE_SIZE, &mut b);
+        assert_eq!((b, region.is_lost()), ([0; 5], true));
+        region.write(3 * PAGE_SIZE, b"still writable");
+        untouched.read(7 * PAGE_SIZE, &mut b[..4]);
+        assert_eq!((&b[..4], untouched.is_lost()), (&b"last"[..], false));
+    }
+
+    #[test]
+    fn copies_of_many_threads_survive() {
+        let fd = file(256);
+        let region = Arc::new(Region::guarded(fd.as_fd(), 0, 256 * PAGE_SIZE).unwrap());
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let region = Arc::clone(&region);
+                std::thread::spawn(move || {
+                    let mut b = vec![0; 64 * PAGE_SIZE];
+                    while !region.is_lost() {
+                        region.read(128 * PAGE_SIZE, &mut b);
+                    }
+                })
+            })
+            .collect();
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        for t in threads {
+            t.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn only_files_that_are_long_enough_are_memory() {
+        let fd = file(4);
+        let len = 4 * PAGE_SIZE as u64;
+        assert!(guarded_file(fd.as_fd(), 0, len).is_ok());
+        assert!(guarded_file(fd.as_fd(), PAGE_SIZE as u64, len).is_err());
+        assert!(guarded_file(fd.as_fd(), u64::MAX, 2).is_err());
+        let event = crate::EventFd::new().unwrap();
+        assert!(guarded_file(event.as_fd(), 0, 1).is_err());
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(guarded_file(null.as_fd(), 0, 1).is_err());
+    }
+}
