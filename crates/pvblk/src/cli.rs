@@ -74,6 +74,9 @@ pub enum Command {
     /// Make RAID-5 arrays, look at them, add and replace members, check parity
     #[command(subcommand, after_help = crate::raid::HELP)]
     Raid(crate::raid::RaidCommand),
+    /// Look at a running server's memory, change its limits, squeeze it
+    #[command(subcommand, after_help = crate::memory::HELP)]
+    Ctl(crate::memory::CtlCommand),
     /// Experiments and measurements
     #[command(subcommand)]
     Lab(LabCommand),
@@ -108,12 +111,24 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
-    /// Socket for `pvblk raid`, `pvblk trace` and `pvblk latency --live`
+    /// Socket for `pvblk raid`, `pvblk ctl`, `pvblk trace` and `pvblk latency --live`
     #[arg(long, value_name = "unix:PATH")]
     pub control: Option<String>,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
     #[arg(long, value_name = "TIME", value_parser = config::time)]
     pub slow: Option<Duration>,
+    /// Free buffer pages (4 KiB) that each NBD connection keeps for its next requests, 0 to 16384 [default: 1024]
+    #[arg(long, value_name = "PAGES")]
+    pub max_buffer_pages: Option<usize>,
+    /// How long connections keep none after memory got tight, milliseconds, 0 to 60000 [default: 10]
+    #[arg(long, value_name = "MILLISECONDS")]
+    pub buffer_squeeze_duration_ms: Option<u64>,
+    /// Buffer pages (4 KiB) for each worker that are kept even then, 0 to 64 [default: 64]
+    #[arg(long, value_name = "PAGES")]
+    pub buffer_floor_pages: Option<usize>,
+    /// Don't listen for memory pressure: squeeze only when told to, by `pvblk ctl squeeze`
+    #[arg(long)]
+    pub no_pressure: bool,
 }
 
 #[derive(Args, Debug)]
