@@ -189,6 +189,10 @@ pub enum LabCommand {
     Queues(SweepArgs),
     /// Seed 004's tables: RAID-5's direct write path and the stripe queue, by tiobench's phases
     StripeQueue(StripeQueueArgs),
+    /// Seed 003's experiments: what is swapped, how fast memory is back, what it costs, who survives. Needs root, cgroup v1 and no swap
+    Squeeze(SqueezeArgs),
+    #[command(hide = true)]
+    Bystander,
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
     /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
@@ -391,6 +395,40 @@ pub struct StripeQueueArgs {
     /// A few minutes' worth
     #[arg(long)]
     pub quick: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct SqueezeArgs {
+    /// Runs of each; the overhead has at least five [default: 3, or 1 with --quick]
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Which parts [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    pub on: Vec<SqueezePart>,
+    /// Where the swap file is made [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// Smaller and shorter
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum SqueezePart {
+    /// Pages swapped in and out
+    Swap,
+    /// From the allocation to memory back
+    Reaction,
+    /// Rates with a limit of 0 and of 1024 pages
+    Overhead,
+    /// A hard limit without swap
+    Survival,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
