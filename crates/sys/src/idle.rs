@@ -2,19 +2,21 @@
 
 use crate::region::drop_pages;
 use crate::{Buffer, Region};
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What released memory is filled with while tests ask for it.
 pub const POISON: u8 = 0xdb;
 
-static POISONING: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    static POISONING: Cell<bool> = const { Cell::new(false) };
+}
 
-/// Fills memory with [`POISON`] when it is released and looks for changes when it is used again, for tests: whoever still
-/// reads it sees no plausible data, and whoever still writes it is found. The pages are resident again, so this saves no memory.
+/// Fills memory with [`POISON`] when this thread releases it and looks for changes when this thread uses it again, for tests: whoever
+/// still reads it sees no plausible data, and whoever still writes it is found. The pages are resident again, so this saves no memory.
 pub fn poison_released_memory() {
-    POISONING.store(true, Ordering::Relaxed);
+    POISONING.set(true);
 }
 
 /// A piece of private memory of which this is the only owner: nobody has a buffer of it, so no request, no device and no
@@ -113,7 +115,7 @@ impl Idle {
             drop_pages(run, end - start)?;
             rest = others;
         }
-        if POISONING.load(Ordering::Relaxed) {
+        if POISONING.get() {
             for region in &regions {
                 fill(region);
             }
@@ -122,7 +124,7 @@ impl Idle {
     }
 
     fn poisoned(self) -> Idle {
-        if POISONING.load(Ordering::Relaxed) {
+        if POISONING.get() {
             fill(&self.0);
         }
         self
@@ -131,7 +133,7 @@ impl Idle {
     /// Panics if released memory was written since, while [`poison_released_memory`] is in force; else does nothing.
     #[inline]
     pub fn check_poison(&self) {
-        if POISONING.load(Ordering::Relaxed) {
+        if POISONING.get() {
             self.look_for_changes();
         }
     }

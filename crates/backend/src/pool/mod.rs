@@ -472,4 +472,6 @@ impl std::fmt::Debug for BufferPool {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
