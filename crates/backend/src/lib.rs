@@ -13,7 +13,9 @@ mod grants;
 mod lane;
 pub mod parse;
 mod pool;
+mod pressure;
 mod source;
+mod sources;
 mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
@@ -21,6 +23,11 @@ pub use blkif::{BlkifQueueParts, BlkifSource};
 pub use gate::Pass;
 pub use grants::{GrantError, GrantMapper};
 pub use lane::Lane;
-pub use pool::BufferPool;
+pub use pool::{BufferPool, PoolCounters};
+pub use pressure::{
+    DiskMemory, FLOOR_PAGES_PER_WORKER, GiveWay, MAX_BUFFER_PAGES, Pressure, PressureReport,
+    SQUEEZE_DURATION, Squeezed,
+};
 pub use source::{Pulled, RequestSource, SourceEnd};
+pub use sources::{SourceState, Sources, Watch};
 pub use worker::OnEnd;

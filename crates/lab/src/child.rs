@@ -24,8 +24,13 @@ impl Server {
             }
             None => Command::new(exe),
         };
+        command.args(args);
+        Server::spawn(command)
+    }
+
+    /// Starts a command that becomes this program, and waits as [`Server::start`].
+    pub fn spawn(mut command: Command) -> Result<Server> {
         let mut child = command
-            .args(args)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

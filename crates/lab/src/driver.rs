@@ -183,6 +183,23 @@ impl Driver {
         self.run(&load, || block, |_, _| {}).map(|_| ())
     }
 
+    /// One flush, alone.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.queue
+            .submit(&mut vec![Request::new(Op::Flush, 0, 0, 0)]);
+        let mut done: Vec<Completion> = Vec::new();
+        while self.queue.poll(&mut done) == 0 {
+            self.wait()?;
+        }
+        match done.pop() {
+            Some(c) if c.status == Status::Ok => Ok(()),
+            other => Err(Error::new(
+                ErrorKind::Os,
+                format!("a flush ended as {:?}", other.map(|c| c.status)),
+            )),
+        }
+    }
+
     fn wait(&mut self) -> Result<(), Error> {
         let os = |e| Error::os("waiting for completions", e);
         let Readiness::Wait(deadline) = self.queue.arm() else {

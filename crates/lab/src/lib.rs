@@ -18,6 +18,7 @@ pub mod plot;
 pub mod queues;
 pub mod rings;
 pub mod samples;
+pub mod squeeze;
 pub mod stats;
 pub mod stripe_queue;
 pub mod trace_cost;

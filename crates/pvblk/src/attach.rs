@@ -2,10 +2,11 @@
 
 use crate::cli::AttachArgs;
 use crate::hub::Hub;
+use crate::memory::Desk;
 use crate::traces::Traces;
 use crate::{config, daemon};
 use anyhow::{Result, bail};
-use pvblk_backend::{Backend, BackendOptions, Disk};
+use pvblk_backend::{Backend, BackendOptions, Disk, FLOOR_PAGES_PER_WORKER, Pressure};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::local::{ConnectOptions, Keeper, KeeperEvent, connect};
 use pvblk_export::nbd::NbdAddr;
@@ -56,18 +57,22 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let shared: Arc<dyn BlockDevice> = device.clone();
     let traces = Traces::of_client();
     let disk = Disk::new(&args.disk, shared, traces.of(&args.disk)).with_floor("attach");
-    let hub = Hub::new(backend, vec![Arc::new(disk)]);
+    let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));
+    let hub = Hub::new(backend, vec![Arc::new(disk)], pressure);
     let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
     let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
     let servers = daemon::start_nbd(&hub, &nbd, args.allow_remote)?;
     for server in &servers {
         eprintln!("NBD on {}", daemon::uri(&server.local_addr(), &args.disk));
     }
-    let control = traces.start(control.as_deref(), args.slow, &hub)?;
+    let watch = daemon::listen_for_pressure(hub.pressure())?;
+    let desk = Desk::new(hub.pressure(), Some(&watch), base);
+    let control = traces.start(control.as_deref(), args.slow, &hub, desk)?;
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
     drop(servers);
     drop(control);
+    drop(watch);
     if keeper.is_gone() {
         // The server is gone, not closing: nothing more can be flushed. Say why, rather than that.
         daemon::abandon(&hub);

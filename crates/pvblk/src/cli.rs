@@ -77,6 +77,9 @@ pub enum Command {
     /// Make RAID-5 arrays, look at them, add and replace members, check parity
     #[command(subcommand, after_help = crate::raid::HELP)]
     Raid(crate::raid::RaidCommand),
+    /// Look at a running server's memory, change its limits, squeeze it
+    #[command(subcommand, after_help = crate::memory::HELP)]
+    Ctl(crate::memory::CtlCommand),
     /// Experiments and measurements
     #[command(subcommand)]
     Lab(LabCommand),
@@ -114,12 +117,24 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
-    /// Socket for `pvblk raid`, `pvblk trace` and `pvblk latency --live`
+    /// Socket for `pvblk raid`, `pvblk ctl`, `pvblk trace` and `pvblk latency --live`
     #[arg(long, value_name = "unix:PATH")]
     pub control: Option<String>,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
     #[arg(long, value_name = "TIME", value_parser = config::time)]
     pub slow: Option<Duration>,
+    /// Free buffer pages (4 KiB) that each NBD connection keeps for its next requests, 0 to 16384 [default: 1024]
+    #[arg(long, value_name = "PAGES")]
+    pub max_buffer_pages: Option<usize>,
+    /// How long connections keep none after memory got tight, milliseconds, 0 to 60000 [default: 10]
+    #[arg(long, value_name = "MILLISECONDS")]
+    pub buffer_squeeze_duration_ms: Option<u64>,
+    /// Buffer pages (4 KiB) for each worker that are kept even then, 0 to 64 [default: 64]
+    #[arg(long, value_name = "PAGES")]
+    pub buffer_floor_pages: Option<usize>,
+    /// Don't listen for memory pressure: squeeze only when told to, by `pvblk ctl squeeze`
+    #[arg(long)]
+    pub no_pressure: bool,
 }
 
 #[derive(Args, Debug)]
@@ -180,6 +195,10 @@ pub enum LabCommand {
     Queues(SweepArgs),
     /// Seed 004's tables: RAID-5's direct write path and the stripe queue, by tiobench's phases
     StripeQueue(StripeQueueArgs),
+    /// Seed 003's experiments: what is swapped, how fast memory is back, what it costs, who survives. Needs root, cgroup v1 and no swap
+    Squeeze(SqueezeArgs),
+    #[command(hide = true)]
+    Bystander,
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
     /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
@@ -382,6 +401,40 @@ pub struct StripeQueueArgs {
     /// A few minutes' worth
     #[arg(long)]
     pub quick: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct SqueezeArgs {
+    /// Runs of each; the overhead has at least five [default: 3, or 1 with --quick]
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Which parts [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    pub on: Vec<SqueezePart>,
+    /// Where the swap file is made [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// Smaller and shorter
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum SqueezePart {
+    /// Pages swapped in and out
+    Swap,
+    /// From the allocation to memory back
+    Reaction,
+    /// Rates with a limit of 0 and of 1024 pages
+    Overhead,
+    /// A hard limit without swap
+    Survival,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]

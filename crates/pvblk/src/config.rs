@@ -2,6 +2,7 @@
 
 use crate::cli::ServeArgs;
 use anyhow::{Context, Result, bail};
+use pvblk_backend::{FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, SQUEEZE_DURATION};
 use pvblk_export::nbd::NbdAddr;
 use pvblk_export::vhost_user::Listen;
 use pvblk_ring::RingSize;
@@ -28,6 +29,64 @@ pub struct ServeConfig {
     pub allow_remote: bool,
     pub control: Option<PathBuf>,
     pub slow: Option<Duration>,
+    pub buffers: Buffers,
+}
+
+/// How much buffer memory is kept, and when it is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// Pages that each connection keeps.
+    pub max_pages: usize,
+    /// How long none are kept under pressure.
+    pub squeeze: Duration,
+    /// Pages for each worker that are kept even then.
+    pub floor_pages: usize,
+    /// Listen for pressure.
+    pub listen: bool,
+}
+
+impl Default for Buffers {
+    fn default() -> Buffers {
+        Buffers {
+            max_pages: MAX_BUFFER_PAGES,
+            squeeze: SQUEEZE_DURATION,
+            floor_pages: FLOOR_PAGES_PER_WORKER,
+            listen: true,
+        }
+    }
+}
+
+/// Most pages that a connection can be told to keep: as many as it can have in flight.
+const MOST_BUFFER_PAGES: usize = 16384;
+/// Longest squeeze.
+const LONGEST_SQUEEZE: Duration = Duration::from_secs(60);
+
+/// Checks a number of pages to keep.
+pub fn buffer_pages(pages: usize) -> Result<usize> {
+    if pages > MOST_BUFFER_PAGES {
+        bail!("--max-buffer-pages {pages}: at most {MOST_BUFFER_PAGES}");
+    }
+    Ok(pages)
+}
+
+/// Checks the length of a squeeze.
+pub fn squeeze_duration(ms: u64) -> Result<Duration> {
+    let duration = Duration::from_millis(ms);
+    if duration > LONGEST_SQUEEZE {
+        bail!(
+            "--buffer-squeeze-duration-ms {ms}: at most {}",
+            LONGEST_SQUEEZE.as_millis()
+        );
+    }
+    Ok(duration)
+}
+
+/// Checks a worker's floor.
+pub fn floor_pages(pages: usize) -> Result<usize> {
+    if pages > FLOOR_PAGES_PER_WORKER {
+        bail!("--buffer-floor-pages {pages}: at most {FLOOR_PAGES_PER_WORKER}");
+    }
+    Ok(pages)
 }
 
 /// The file's form.
@@ -45,6 +104,11 @@ struct File {
     allow_remote: bool,
     control: Option<String>,
     slow: Option<String>,
+    max_buffer_pages: Option<usize>,
+    buffer_squeeze_duration_ms: Option<u64>,
+    buffer_floor_pages: Option<usize>,
+    #[serde(default)]
+    no_pressure: bool,
     #[serde(default)]
     disk: BTreeMap<String, DiskTable>,
 }
@@ -140,6 +204,20 @@ impl ServeConfig {
             (None, Some(text)) => Some(slow(text)?),
             (flag, _) => flag,
         };
+        let mut buffers = Buffers::default();
+        if let Some(n) = args.max_buffer_pages.or(file.max_buffer_pages) {
+            buffers.max_pages = buffer_pages(n)?;
+        }
+        if let Some(ms) = args
+            .buffer_squeeze_duration_ms
+            .or(file.buffer_squeeze_duration_ms)
+        {
+            buffers.squeeze = squeeze_duration(ms)?;
+        }
+        if let Some(n) = args.buffer_floor_pages.or(file.buffer_floor_pages) {
+            buffers.floor_pages = floor_pages(n)?;
+        }
+        buffers.listen = !(args.no_pressure || file.no_pressure);
         let pages = args.max_ring_pages.or(file.max_ring_pages).unwrap_or(16);
         Ok(ServeConfig {
             disks: checked,
@@ -153,6 +231,7 @@ impl ServeConfig {
             allow_remote: args.allow_remote || file.allow_remote,
             control,
             slow,
+            buffers,
         })
     }
 }
@@ -251,6 +330,12 @@ mod tests {
         a.max_ring_pages = Some(3);
         assert!(ServeConfig::resolve(&a).is_err());
         a.max_ring_pages = None;
+        a.buffer_floor_pages = Some(65);
+        assert!(ServeConfig::resolve(&a).is_err());
+        a.buffer_floor_pages = None;
+        a.max_buffer_pages = Some(16385);
+        assert!(ServeConfig::resolve(&a).is_err());
+        a.max_buffer_pages = None;
         a.nbd.clear();
         assert!(ServeConfig::resolve(&a).is_err());
     }
@@ -279,7 +364,7 @@ mod tests {
         let path = dir.path().join("p.toml");
         std::fs::write(
             &path,
-            "local = 'unix:/tmp/r.sock'\nworkers = 3\n[disk.x]\nvolume = 'mem:1M'\n",
+            "local = 'unix:/tmp/r.sock'\nworkers = 3\nmax_buffer_pages = 7\n[disk.x]\nvolume = 'mem:1M'\n",
         )
         .unwrap();
         let mut a = args(&["y=null:1M"]);
@@ -287,6 +372,7 @@ mod tests {
         let c = ServeConfig::resolve(&a).unwrap();
         assert_eq!(c.disks.len(), 2);
         assert_eq!((c.workers, c.max_queues), (3, 4));
+        assert_eq!(c.buffers.max_pages, 7);
         assert_eq!(c.local.unwrap(), Path::new("/tmp/r.sock"));
         std::fs::write(&path, "\nlocale = 'x'\n").unwrap();
         let e = ServeConfig::resolve(&a).unwrap_err().to_string();

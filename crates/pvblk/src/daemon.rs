@@ -3,6 +3,7 @@
 use crate::bill;
 use crate::hub::Hub;
 use anyhow::{Context, Result};
+use pvblk_backend::{Pressure, Sources, Watch};
 use pvblk_export::nbd::{NbdAddr, NbdConfig, NbdServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -56,6 +57,7 @@ pub fn start_nbd(hub: &Arc<Hub>, addresses: &[NbdAddr], remote: bool) -> Result<
         let exports: Arc<dyn pvblk_export::nbd::ExportTable> = hub.clone();
         let config = NbdConfig {
             allow_remote: remote,
+            pressure: Arc::clone(hub.pressure()),
             ..NbdConfig::default()
         };
         let server = NbdServer::bind(address, config, exports, Arc::new(deliver))?;
@@ -88,6 +90,21 @@ pub fn wait_for_stop(signals: &mut Signals, hub: &Hub, base: u64) {
             }
         }
     }
+}
+
+/// Starts to listen for memory pressure, and says to what.
+pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<Watch> {
+    let watch = Sources::find().watch(Arc::clone(pressure))?;
+    for source in watch.states() {
+        match &source.missing {
+            None => eprintln!("memory pressure: {}", source.name),
+            Some(why) => eprintln!("memory pressure: not {}: {why}", source.name),
+        }
+    }
+    if watch.states().iter().all(|s| s.missing.is_some()) {
+        tracing::warn!("nothing here tells of memory pressure: only `pvblk ctl squeeze` does");
+    }
+    Ok(watch)
 }
 
 /// Lets what is in flight complete and flushes all disks.

@@ -2,7 +2,7 @@
 
 use crate::control::Asked;
 use parking_lot::{Condvar, Mutex};
-use pvblk_backend::{Backend, Disk, RequestSource, SourceEnd, SourceId};
+use pvblk_backend::{Backend, Disk, Pressure, RequestSource, SourceEnd, SourceId};
 use pvblk_block::{BlockDevice, Completion, Error, Op, Queue, QueueContext, Request, Status};
 use pvblk_export::nbd::{ExportInfo, ExportTable};
 use std::collections::HashMap;
@@ -17,6 +17,7 @@ pub struct Hub {
     live: Mutex<HashMap<u64, Option<SourceId>>>,
     ended: Condvar,
     next: AtomicU64,
+    pressure: Arc<Pressure>,
 }
 
 /// How long the last flush may take.
@@ -26,14 +27,20 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(20);
 pub type Key = u64;
 
 impl Hub {
-    pub fn new(backend: Backend, disks: Vec<Arc<Disk>>) -> Arc<Hub> {
+    pub fn new(backend: Backend, disks: Vec<Arc<Disk>>, pressure: Arc<Pressure>) -> Arc<Hub> {
         Arc::new(Hub {
             backend,
             disks,
             live: Mutex::default(),
             ended: Condvar::new(),
             next: AtomicU64::new(1),
+            pressure,
         })
+    }
+
+    /// What buffers give way to.
+    pub fn pressure(&self) -> &Arc<Pressure> {
+        &self.pressure
     }
 
     pub fn disks(&self) -> &[Arc<Disk>] {

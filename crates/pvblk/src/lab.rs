@@ -1,13 +1,13 @@
 //! `pvblk lab`.
 
 use crate::cli::{
-    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, StripeQueueArgs, StripeQueuePart,
-    SweepArgs, TraceCostArgs,
+    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, SqueezeArgs, SqueezePart,
+    StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
 };
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
-    agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, stripe_queue, trace_cost,
-    verdict,
+    agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, squeeze, stripe_queue,
+    trace_cost, verdict,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -20,6 +20,8 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Rings(args) => run_rings(args),
         LabCommand::Queues(args) => run_queues(args),
         LabCommand::StripeQueue(args) => run_stripe_queue(args),
+        LabCommand::Squeeze(args) => run_squeeze(args),
+        LabCommand::Bystander => squeeze::bystander::serve(),
         LabCommand::Fio(args) => run_fio(args),
         LabCommand::Crash(args) => run_crash(args),
         LabCommand::CrashLoad(args) => crash::load::run(&crash::load::LoadOptions {
@@ -244,6 +246,38 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
     save(args.json.as_ref(), &result)?;
     draw(args.json.as_ref(), result.plots()?)?;
     println!("{}", result.table());
+    judge(args.check, &result.checks())
+}
+
+fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
+    use squeeze::{Part, SqueezeOptions};
+    pvblk_sys::limits::raise_open_files();
+    let part = |part: &SqueezePart| match part {
+        SqueezePart::Swap => Part::Swap,
+        SqueezePart::Reaction => Part::Reaction,
+        SqueezePart::Overhead => Part::Overhead,
+        SqueezePart::Survival => Part::Survival,
+    };
+    let mut parts: Vec<Part> = args.on.iter().map(part).collect();
+    if parts.is_empty() {
+        parts = vec![Part::Swap, Part::Reaction, Part::Overhead, Part::Survival];
+    }
+    let options = SqueezeOptions {
+        runs: args.runs.unwrap_or(if args.quick { 1 } else { 3 }),
+        quick: args.quick,
+        parts,
+    };
+    if options.runs == 0 {
+        bail!("--runs must be at least 1");
+    }
+    let scratch = match &args.dir {
+        None => Scratch::new()?,
+        Some(dir) => Scratch::in_folder(dir)?,
+    };
+    let result = squeeze::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    draw(args.json.as_ref(), result.plots()?)?;
+    print!("{}", result.table()?);
     judge(args.check, &result.checks())
 }
 

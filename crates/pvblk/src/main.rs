@@ -11,6 +11,7 @@ mod daemon;
 mod hub;
 mod lab;
 mod latency;
+mod memory;
 mod raid;
 mod rings;
 mod serve;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
         cli::Command::Raid(command) => raid::run(command),
+        cli::Command::Ctl(command) => memory::run(command),
         cli::Command::Lab(command) => lab::run(command),
     };
     match result {

@@ -3,12 +3,13 @@
 use crate::cli::ServeArgs;
 use crate::config::ServeConfig;
 use crate::hub::Hub;
+use crate::memory::Desk;
 use crate::rings::RingHost;
 use crate::traces::Traces;
 use crate::vhost::VhostDisks;
 use crate::{bill, daemon};
 use anyhow::{Context, Result};
-use pvblk_backend::{Backend, BackendOptions, Disk};
+use pvblk_backend::{Backend, BackendOptions, Disk, Pressure};
 use pvblk_export::local::LocalServer;
 use pvblk_export::vhost_user::VhostServer;
 use std::sync::Arc;
@@ -30,7 +31,16 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         spin_max: config.spin_max,
         ..BackendOptions::default()
     })?;
-    let hub = Hub::new(backend, disks);
+    let buffers = &config.buffers;
+    let pressure = Arc::new(Pressure::new(buffers.floor_pages * backend.workers()));
+    pressure.set_max_buffer_pages(buffers.max_pages);
+    pressure.set_duration(buffers.squeeze);
+    let watch = match buffers.listen {
+        true => Some(daemon::listen_for_pressure(&pressure)?),
+        false => None,
+    };
+    let desk = Desk::new(&pressure, watch.as_ref(), base);
+    let hub = Hub::new(backend, disks, pressure);
     let local = match &config.local {
         Some(path) => {
             let host = RingHost::new(Arc::clone(&hub), config.max_queues, config.max_ring);
@@ -65,7 +75,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             Some(VhostServer::bind(listens, Arc::new(host))?)
         }
     };
-    let control = traces.start(config.control.as_deref(), config.slow, &hub)?;
+    let control = traces.start(config.control.as_deref(), config.slow, &hub, desk)?;
     eprint!("{}", bill::render(base));
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
@@ -74,5 +84,6 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     drop(local);
     drop(vhost);
     drop(control);
+    drop(watch);
     daemon::finish(&hub)
 }

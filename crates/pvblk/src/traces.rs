@@ -1,6 +1,7 @@
 //! What every process with disks of its own offers: traces on its control socket, and a log of slow requests.
 
 use crate::hub::Hub;
+use crate::memory::Desk;
 use crate::{control, latency};
 use anyhow::{Context, Result, bail};
 use pvblk_block::trace::Tracing;
@@ -127,11 +128,12 @@ impl Traces {
         control: Option<&Path>,
         slow: Option<Duration>,
         disks: &Arc<Hub>,
+        memory: Desk,
     ) -> Result<Running> {
         let mut running = Running::default();
         if let Some(path) = control {
             let (feed, disks) = (Arc::clone(&self.feed), Arc::clone(disks));
-            running._control = Some(control::Server::bind(path, feed, disks)?);
+            running._control = Some(control::Server::bind(path, feed, disks, memory)?);
             eprintln!("control on unix:{}", path.display());
         }
         if let Some(threshold) = slow {

@@ -22,6 +22,7 @@ pub mod paged;
 mod profile;
 pub mod raid;
 mod server;
+pub mod squeezed;
 mod stamp;
 mod submitter;
 mod trouble;

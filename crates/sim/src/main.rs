@@ -1,14 +1,15 @@
 //! Runs many seeds, or one again.
 
-use pvblk_sim::{Failure, Planted, paged, raid};
+use pvblk_sim::{Failure, Planted, paged, raid, squeezed};
 use std::fmt::Display;
 use std::ops::AddAssign;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "usage: pvblk-sim [raid|cache] [--seeds COUNT] [--from SEED] [--seed SEED] [--verbose] [--planted NAME]
+const USAGE: &str = "usage: pvblk-sim [raid|cache|squeeze] [--seeds COUNT] [--from SEED] [--seed SEED] [--verbose] [--planted NAME]
   raid            a RAID-5 array whose power is cut, instead of front end and back end
   cache           a page cache over a disk whose power is cut
+  squeeze         buffer pools whose memory is taken away
   --seeds COUNT   how many (default 1000)
   --from SEED     the first (default 0)
   --seed SEED     this one, with all its events
@@ -60,7 +61,8 @@ fn named<B: Copy>(all: &[(&str, B)], name: Option<&str>) -> Result<Option<B>, St
 fn whole(args: Vec<String>) -> Result<ExitCode, String> {
     let raid = args.first().is_some_and(|a| a == "raid");
     let cache = args.first().is_some_and(|a| a == "cache");
-    let flags = parse(args.into_iter().skip(usize::from(raid || cache)))?;
+    let squeeze = args.first().is_some_and(|a| a == "squeeze");
+    let flags = parse(args.into_iter().skip(usize::from(raid || cache || squeeze)))?;
     let (name, verbose) = (flags.planted.as_deref(), flags.verbose);
     if raid {
         let planted = named(raid::Bug::ALL, name)?;
@@ -71,6 +73,11 @@ fn whole(args: Vec<String>) -> Result<ExitCode, String> {
         let planted = named(paged::Bug::ALL, name)?;
         let options = paged::Options { planted, verbose };
         return Ok(campaign(&flags, |seed| paged::run(seed, &options)));
+    }
+    if squeeze {
+        let planted = named(squeezed::Bug::ALL, name)?;
+        let options = squeezed::Options { planted, verbose };
+        return Ok(campaign(&flags, |seed| squeezed::run(seed, &options)));
     }
     let planted = named(Planted::ALL, name)?;
     let options = pvblk_sim::Options { planted, verbose };

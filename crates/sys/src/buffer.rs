@@ -28,6 +28,20 @@ impl Buffer {
         })
     }
 
+    /// As [`Buffer::new`] of a range that is known to be inside.
+    pub(crate) fn from_checked(region: Arc<Region>, offset: usize, len: usize) -> Buffer {
+        debug_assert!(offset <= region.len() && len <= region.len() - offset);
+        Buffer {
+            region,
+            offset,
+            len,
+        }
+    }
+
+    pub(crate) fn into_region(self) -> Arc<Region> {
+        self.region
+    }
+
     /// A fresh private buffer of `len` zero bytes, on pages of its own.
     pub fn anonymous(len: usize) -> Result<Buffer, crate::RegionError> {
         let region = Arc::new(Region::anonymous(len)?);

@@ -42,6 +42,11 @@ impl EventFd {
         Ok(EventFd(fd))
     }
 
+    /// Its number, for files of the kernel that want it as text, such as `cgroup.event_control`.
+    pub fn number(&self) -> i32 {
+        std::os::fd::AsRawFd::as_raw_fd(&self.0)
+    }
+
     /// Wakes the waiter. A full counter means that it is awake already: not an error.
     #[inline]
     pub fn notify(&self) {

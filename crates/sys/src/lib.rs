@@ -5,6 +5,7 @@
 //!   reference into its data is ever handed out: bytes are copied in or out, indices are atomics.
 //! - [`Buffer`] is a checked piece of a region that keeps the region mapped. A kernel operation
 //!   ([`uring`], [`fileio`], [`socket`]) only takes buffers, so memory in flight can't be unmapped.
+//! - [`Idle`] is private memory that nobody uses, by its type; nothing else that was lent for I/O goes back to the system.
 //! - [`alloc::Counting`] counts the heap for the memory bill.
 //! - [`Region::guarded`] maps a file that may shrink: the fault becomes a mark on the region.
 //! - [`xor`] uses the CPU's widest registers, on private memory and on regions.
@@ -20,6 +21,7 @@ pub mod cpu;
 mod eventfd;
 pub mod fdpass;
 pub mod fileio;
+mod idle;
 pub mod limits;
 mod memfd;
 mod poller;
@@ -33,5 +35,6 @@ pub mod xor;
 pub use buffer::{Buffer, total_len};
 pub use eventfd::EventFd;
 pub use memfd::{check_sealed, create_sealed, guarded_file};
+pub use idle::{Idle, POISON, poison_released_memory};
 pub use poller::{PollEvent, Poller};
 pub use region::{PAGE_SIZE, Region, RegionError};

@@ -49,6 +49,18 @@ impl Poller {
         )?)
     }
 
+    /// Waits for exceptional conditions of `fd` only, edge-triggered: how the kernel's pressure files tell (`EPOLLPRI`). They are reported
+    /// as readable.
+    pub fn add_priority(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::PRI | epoll::EventFlags::ET;
+        Ok(epoll::add(
+            &self.0,
+            fd,
+            epoll::EventData::new_u64(token),
+            flags,
+        )?)
+    }
+
     /// Changes what `fd` is waited for; with neither it stays in the set and only errors are reported.
     pub fn set(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) -> io::Result<()> {
         Ok(epoll::modify(
@@ -84,7 +96,7 @@ impl Poller {
             );
             out.push(PollEvent {
                 token: data.u64(),
-                readable: set.contains(epoll::EventFlags::IN) || hangup,
+                readable: set.intersects(epoll::EventFlags::IN | epoll::EventFlags::PRI) || hangup,
                 writable: set.contains(epoll::EventFlags::OUT) || hangup,
                 hangup,
             });

@@ -5,6 +5,7 @@ use crate::xor;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32};
 
 /// Bytes of one page and of one grant (Xen: `XEN_PAGE_SIZE`, xen/include/public/io/blkif.h).
@@ -22,6 +23,8 @@ pub struct Region {
     shared: bool,
     /// Of a file that may shrink.
     guard: Option<Guard>,
+    /// Of a piece: what it was cut from, which has the mapping.
+    whole: Option<Arc<Region>>,
 }
 
 /// Why a region could not be made.
@@ -91,6 +94,7 @@ impl Region {
             writable: true,
             shared: false,
             guard: None,
+            whole: None,
         })
     }
 
@@ -122,6 +126,7 @@ impl Region {
             writable,
             shared: true,
             guard: None,
+            whole: None,
         })
     }
 
@@ -171,6 +176,7 @@ impl Region {
             writable,
             shared: true,
             guard: None,
+            whole: None,
         };
         for (i, &frame) in frames.iter().enumerate() {
             let offset = frame
@@ -318,27 +324,57 @@ impl Region {
         unsafe { AtomicU8::from_ptr(p) }
     }
 
-    /// Gives whole pages of `offset..offset+len` back to the system; they read as zero afterwards.
-    ///
-    /// For a shared region this punches a hole in the file (`MADV_REMOVE`), for a private one the
-    /// pages are dropped (`MADV_DONTNEED`). The range must be page-aligned. The caller knows that no
-    /// I/O on the range is in flight: that knowledge can't be had here, and getting it wrong loses data.
-    pub fn release(&self, offset: usize, len: usize) -> io::Result<()> {
+    /// Punches a hole of whole pages into the file of a shared region (`MADV_REMOVE`); they read as zero afterwards, for
+    /// everybody. The range must be page-aligned. This is what a discard of stored data does; memory that was lent for
+    /// I/O goes back as [`crate::Idle`] only, whose type knows that nobody uses it.
+    pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
+        assert!(self.shared, "private memory has no file to punch");
         if len == 0 {
             return Ok(());
         }
         let p = self.at_mut(offset, len);
-        let advice = if self.shared {
-            libc::MADV_REMOVE
-        } else {
-            libc::MADV_DONTNEED
+        advise(p, len, libc::MADV_REMOVE)
+    }
+
+    /// Cuts a private region into pieces of `piece_len` bytes (a multiple of 4096 that divides its length). Each is a
+    /// region with a reference counter of its own, which says whether anybody uses just this piece. The memory
+    /// is unmapped when the last piece is gone.
+    pub fn cut(self, piece_len: usize) -> Vec<Region> {
+        assert!(!self.shared, "only private memory is cut");
+        assert!(piece_len > 0 && piece_len.is_multiple_of(PAGE_SIZE));
+        assert!(self.len.is_multiple_of(piece_len), "pieces of one size");
+        let whole = Arc::new(self);
+        let piece = |offset: usize| {
+            let at = whole.at(offset, piece_len);
+            NonNull::new(at).map(|base| Region {
+                base,
+                len: piece_len,
+                writable: whole.writable,
+                shared: false,
+                guard: None,
+                whole: Some(Arc::clone(&whole)),
+            })
         };
-        // SAFETY: the range is inside the mapping; both advices keep it mapped.
-        if unsafe { libc::madvise(p.cast(), len, advice) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        // `at` is inside the mapping, so never null.
+        (0..whole.len)
+            .step_by(piece_len)
+            .filter_map(piece)
+            .collect()
+    }
+
+    /// True if it was cut from another.
+    #[inline]
+    pub fn is_piece(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    pub(crate) fn whole(&self) -> Option<&Arc<Region>> {
+        self.whole.as_ref()
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.base.as_ptr() as usize
     }
 
     /// Bytes of this mapping that are resident (`mincore`), for the memory bill.
@@ -361,6 +397,25 @@ impl Region {
     }
 }
 
+/// Tells the kernel what becomes of a range that is mapped by a region of the caller's.
+fn advise(p: *mut u8, len: usize, advice: i32) -> io::Result<()> {
+    // SAFETY: the range is inside a mapping of ours, and the advices used keep it mapped.
+    if unsafe { libc::madvise(p.cast(), len, advice) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Drops the pages behind neighbouring private regions, `len` bytes in all from the first on. `&mut`: nobody else has a
+/// reference to them, so no buffer of theirs exists and no I/O on them is in flight.
+pub(crate) fn drop_pages(run: &mut [&mut Region], len: usize) -> io::Result<()> {
+    let Some(first) = run.first() else {
+        return Ok(());
+    };
+    debug_assert!(run.iter().all(|r| !r.shared) && run.iter().map(|r| r.len).sum::<usize>() == len);
+    advise(first.base.as_ptr(), len, libc::MADV_DONTNEED)
+}
+
 fn prot(writable: bool) -> i32 {
     if writable {
         libc::PROT_READ | libc::PROT_WRITE
@@ -373,6 +428,9 @@ impl Drop for Region {
     fn drop(&mut self) {
         // First, so that nobody maps anything there once the range is free.
         self.guard = None;
+        if self.whole.is_some() {
+            return; // it has the mapping
+        }
         // SAFETY: the range was mapped by us, and buffers hold an `Arc` of us, so none is in use.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -410,21 +468,15 @@ mod tests {
     }
 
     #[test]
-    fn release_gives_pages_back_and_reads_zero() {
-        for r in [Region::anonymous(8 * PAGE_SIZE).unwrap(), {
-            let fd = create_sealed("t", 8 * PAGE_SIZE as u64).unwrap();
-            Region::shared(fd.as_fd(), 0, 8 * PAGE_SIZE, true).unwrap()
-        }] {
-            for p in 0..8 {
-                r.write(p * PAGE_SIZE, b"x");
-            }
-            assert_eq!(r.resident(), 8 * PAGE_SIZE);
-            r.release(2 * PAGE_SIZE, 4 * PAGE_SIZE).unwrap();
-            assert_eq!(r.resident(), 4 * PAGE_SIZE);
-            let mut b = [1];
-            r.read(2 * PAGE_SIZE, &mut b);
-            assert_eq!(b, [0]);
-        }
+    fn a_punched_hole_reads_zero() {
+        let fd = create_sealed("t", 8 * PAGE_SIZE as u64).unwrap();
+        let r = Region::shared(fd.as_fd(), 0, 8 * PAGE_SIZE, true).unwrap();
+        (0..8).for_each(|p| r.write(p * PAGE_SIZE, b"x"));
+        r.punch(2 * PAGE_SIZE, 4 * PAGE_SIZE).unwrap();
+        assert_eq!(r.resident(), 4 * PAGE_SIZE);
+        let mut b = [1];
+        r.read(2 * PAGE_SIZE, &mut b);
+        assert_eq!(b, [0]);
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl MemQueue {
         if first_page == last_page {
             return Status::Ok;
         }
-        if let Err(e) = self.region.release(first_page, last_page - first_page) {
+        if let Err(e) = self.region.punch(first_page, last_page - first_page) {
             tracing::warn!("mem: giving pages back failed, writing zeros instead: {e}");
             self.region.zero(first_page, last_page - first_page);
         }

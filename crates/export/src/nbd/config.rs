@@ -1,5 +1,7 @@
 //! Settings of NBD connections and listeners.
 
+use pvblk_backend::Pressure;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Settings with their bounds. [`NbdConfig::default`] is right for most.
@@ -9,8 +11,8 @@ pub struct NbdConfig {
     pub depth: u32,
     /// Most bytes of data in flight of one connection, unsent replies included: at least 32 MiB, one full request.
     pub max_in_flight_bytes: usize,
-    /// Free pages (4 KiB) that a busy connection keeps although it didn't need them lately. An idle one keeps none.
-    pub max_buffer_pages: usize,
+    /// What the connections' buffers give way to; it also says how many free pages each keeps.
+    pub pressure: Arc<Pressure>,
     /// Live connections of a listener, negotiations included. More are closed at once.
     pub max_connections: usize,
     /// Negotiations at the same time. More are closed at once.
@@ -22,12 +24,12 @@ pub struct NbdConfig {
 }
 
 impl Default for NbdConfig {
-    /// 128 requests and 64 MiB in flight, 1024 pages, 256 connections, 64 negotiations of at most 10 s, local only.
+    /// 128 requests and 64 MiB in flight, no pressure from anywhere, 256 connections, 64 negotiations of at most 10 s, local only.
     fn default() -> NbdConfig {
         NbdConfig {
             depth: 128,
             max_in_flight_bytes: 64 << 20,
-            max_buffer_pages: 1024,
+            pressure: Arc::default(),
             max_connections: 256,
             max_handshakes: 64,
             handshake_timeout: Duration::from_secs(10),

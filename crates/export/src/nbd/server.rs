@@ -236,7 +236,13 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
     tracing::info!("{name}: serves export {export:?}");
     let name = format!("{name} export {export:?}");
     let config = &shared.config;
-    let source = NbdSource::with_guard(&name, socket, *negotiated, config, Some(Box::new(guard)));
+    let mut disk = export.clone();
+    if disk.is_empty() {
+        // The default export is the first.
+        disk.extend(shared.exports.list().into_iter().next().map(|e| e.name));
+    }
+    let guard = Some(Box::new(guard) as _);
+    let source = NbdSource::with_guard(&name, &disk, socket, *negotiated, config, guard);
     (shared.deliver)(&export, Box::new(source));
 }
 

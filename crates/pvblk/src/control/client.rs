@@ -1,6 +1,6 @@
 //! The asking side.
 
-use super::{ASK, ERROR, LONGEST_QUESTION, OK, TRACE};
+use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_export::socket_file::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
@@ -20,12 +20,24 @@ const LONGEST_ANSWER: u64 = 1 << 20;
 
 /// Asks a disk of the server at `path`; both texts are JSON.
 pub fn ask(path: &Path, disk: &str, question: &str) -> Result<String> {
+    ask_line(path, &format!("{ASK}{disk} {question}"), || {
+        format!("asking disk {disk}")
+    })
+}
+
+/// Asks the server at `path` about its memory; both texts are JSON.
+pub fn ask_memory(path: &Path, question: &str) -> Result<String> {
+    ask_line(path, &format!("{MEMORY}{question}"), || {
+        "asking about memory".into()
+    })
+}
+
+fn ask_line(path: &Path, line: &str, what: impl Fn() -> String) -> Result<String> {
     let name = path.display().to_string();
-    let line = format!("{ASK}{disk} {question}");
     if line.len() >= LONGEST_QUESTION || line.contains('\n') {
         bail!("{name}: a question is one line of less than {LONGEST_QUESTION} bytes");
     }
-    let failed = || format!("{name}: asking disk {disk}");
+    let failed = || format!("{name}: {}", what());
     let socket = connect(path, ASK_PATIENCE).with_context(failed)?;
     writeln!(&socket, "{line}").with_context(failed)?;
     let mut input = BufReader::new((&socket).take(LONGEST_ANSWER));

@@ -8,18 +8,24 @@
 //! > ask DISK JSON    a question to what a disk stands on, such as: ask vm1 {"raid": "detail"}
 //! < ok               then the answer, JSON in one line, and the end
 //! < error: …         or why not, in one line
+//!
+//! > memory JSON      a question about the process's memory, such as: memory {"memory": "squeeze"}
+//! < ok               then the answer, JSON in one line, and the end
+//! < error: …         or why not, in one line
 //! ```
 
 mod client;
 mod server;
 
-pub use client::{Stream, ask};
+pub use client::{Stream, ask, ask_memory};
 pub use server::{Asked, Server};
 
 /// Asks for a trace.
 const TRACE: &str = "trace";
 /// Asks a disk.
 const ASK: &str = "ask ";
+/// Asks about memory.
+const MEMORY: &str = "memory ";
 /// The answer before a trace, and before a disk's answer.
 const OK: &str = "ok";
 /// Longest question in bytes: one may name a new member by a path.

@@ -1,6 +1,7 @@
 //! The serving side. Whoever connects is the server's own user: the socket is private.
 
-use super::{ASK, ERROR, LONGEST_QUESTION, OK, TRACE};
+use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
+use crate::memory::Desk;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvblk_block::Error;
@@ -36,6 +37,8 @@ struct Shared {
     feed: Arc<Feed>,
     /// One question at a time: what one finds must hold until what it asks for is done. `None`: no more.
     disks: Mutex<Option<Arc<dyn Asked>>>,
+    /// Never waits for a question to a disk.
+    memory: Desk,
     stopping: AtomicBool,
     live: AtomicUsize,
 }
@@ -60,11 +63,17 @@ pub struct Server {
 
 impl Server {
     /// Listens at `path`.
-    pub fn bind(path: &Path, feed: Arc<Feed>, disks: Arc<dyn Asked>) -> Result<Server> {
+    pub fn bind(
+        path: &Path,
+        feed: Arc<Feed>,
+        disks: Arc<dyn Asked>,
+        memory: Desk,
+    ) -> Result<Server> {
         let file = SocketFile::bind(path, SocketType::STREAM)?;
         let shared = Arc::new(Shared {
             feed,
             disks: Mutex::new(Some(disks)),
+            memory,
             stopping: AtomicBool::new(false),
             live: AtomicUsize::new(0),
         });
@@ -179,18 +188,22 @@ fn answer(socket: &UnixStream, shared: &Shared) -> std::io::Result<()> {
             Err(e) => writeln!(output, "{ERROR}starting a trace: {e}"),
         };
     }
+    // What a name in an error holds must not look like another line.
+    let one_line = |text: &str| text.replace(|c: char| c.is_control(), " ");
+    let mut reply = |answer: Result<String, Error>| match answer {
+        Ok(answer) => writeln!(output, "{OK}\n{}", one_line(&answer)),
+        Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
+    };
+    if let Some(json) = question.strip_prefix(MEMORY) {
+        return reply(shared.memory.answer(json));
+    }
     let Some((disk, json)) = question.strip_prefix(ASK).and_then(|q| q.split_once(' ')) else {
         return writeln!(
             output,
-            "{ERROR}the questions are {TRACE}, and {ASK}DISK JSON"
+            "{ERROR}the questions are {TRACE}, {ASK}DISK JSON, and {MEMORY}JSON"
         );
     };
-    // What a name in an error holds must not look like another line.
-    let one_line = |text: &str| text.replace(|c: char| c.is_control(), " ");
-    match shared.ask(disk, json) {
-        Ok(answer) => writeln!(output, "{OK}\n{}", one_line(&answer)),
-        Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
-    }
+    reply(shared.ask(disk, json))
 }
 
 /// The first line, or what is wrong with it.

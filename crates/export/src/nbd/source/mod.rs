@@ -28,7 +28,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An idle connection gives its memory back after this time; a busy one what it doesn't need, as often.
+/// An idle connection gives back what it may not keep after this time; a busy one what it doesn't need, as often.
 const IDLE: Duration = Duration::from_millis(100);
 
 /// What the next bytes from the client are.
@@ -55,7 +55,6 @@ pub struct NbdSource {
     limits: Limits,
     terms: Terms,
     depth: u32,
-    max_buffer_pages: usize,
     inbox: Inbox,
     expect: Expect,
     slots: Slots,
@@ -95,12 +94,14 @@ impl NbdSource {
         negotiated: Negotiated,
         config: &NbdConfig,
     ) -> NbdSource {
-        NbdSource::with_guard(name, Arc::new(socket), negotiated, config, None)
+        let disk = negotiated.export.clone();
+        NbdSource::with_guard(name, &disk, Arc::new(socket), negotiated, config, None)
     }
 
-    /// As [`NbdSource::new`]; `guard` is dropped with the source.
+    /// As [`NbdSource::new`], for a disk of that name; `guard` is dropped with the source.
     pub(super) fn with_guard(
         name: &str,
+        disk: &str,
         socket: Arc<OwnedFd>,
         negotiated: Negotiated,
         config: &NbdConfig,
@@ -117,6 +118,8 @@ impl NbdSource {
             device.capacity_sectors(),
         );
         let pool = BufferPool::new(
+            &config.pressure,
+            disk,
             &format!("{name}: data"),
             device.buffer_source(),
             config.bounded_in_flight() / pvblk_sys::PAGE_SIZE,
@@ -129,7 +132,6 @@ impl NbdSource {
             limits,
             terms,
             depth,
-            max_buffer_pages: config.max_buffer_pages,
             inbox: Inbox::new(negotiated.leftover),
             expect: Expect::Header,
             slots: Slots::new(2 * depth as usize),
@@ -214,7 +216,7 @@ impl NbdSource {
     }
 
     fn trim(&mut self) {
-        self.pool.trim(0);
+        self.pool.rest();
         self.inbox.release();
         self.inbox_gauge.set(self.inbox.capacity() as u64);
         self.free.clear();
@@ -293,6 +295,7 @@ impl RequestSource for NbdSource {
 
     fn push(&mut self) -> Result<(), SourceEnd> {
         if self.outbox.len() == 0 || self.full {
+            self.pool.settle();
             return Ok(());
         }
         self.busy = true;
@@ -307,6 +310,7 @@ impl RequestSource for NbdSource {
             });
         match sent {
             Ok(sent) => {
+                self.pool.settle();
                 self.full = sent == Sent::Full;
                 // Queued errors hold a client up, too.
                 self.held_up &= self.outbox.len() > 0;
@@ -342,7 +346,7 @@ impl RequestSource for NbdSource {
             return Readiness::Wait(None);
         }
         if due {
-            self.pool.decay(self.max_buffer_pages);
+            self.pool.decay();
         }
         if due || self.trim_at.is_none() {
             self.trim_at = Some(now + IDLE);

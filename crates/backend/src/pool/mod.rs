@@ -1,0 +1,477 @@
+//! Buffers for sources that bring no memory of their own, such as a socket.
+//!
+//! Invariants: a page is in use, free, or on its way back to the system, and never two of these. Only the free list gives
+//! pages back, and it takes only what is [`pvblk_sys::Idle`]: memory of which nobody has a buffer. The lock is held for moves from list to
+//! list, never while the system takes pages.
+
+mod free;
+
+use crate::pressure::Pressure;
+use free::{CLASSES, Drained, FreeList, MAX_ORDER, PIECE_BYTES, class_len, class_of};
+use parking_lot::Mutex;
+use pvblk_block::memory::{Gauge, MemoryKind};
+use pvblk_block::{Buffer, BufferSource};
+use pvblk_sys::PAGE_SIZE;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A pool of page-granular buffers, used by one source.
+///
+/// It starts with nothing and grows on demand: from the device's own memory where there is some (which
+/// saves a copy), else from private pages. Free buffers wait in last-in-first-out lists, one for each
+/// power of two, so that a steady load cycles through the same few cache-hot pages and allocates
+/// nothing. Free memory goes back to the system when the source says that its I/O is over, and at once, from whatever thread, when
+/// its [`Pressure`] squeezes it.
+pub struct BufferPool {
+    shared: Arc<Shared>,
+}
+
+/// What a pool has had to do, since it was made. Sums over several pools are sums of each field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounters {
+    /// Pages (4 KiB) that are free and have something in them.
+    pub free_pages: u64,
+    /// Pages taken and not yet given back.
+    pub used_pages: u64,
+    /// Most pages at once, free and used.
+    pub peak_pages: u64,
+    /// Pages that were taken from the system, or the device, and not from the free list.
+    pub allocated_pages: u64,
+    /// Pages that sources took.
+    pub taken_pages: u64,
+    /// Pages given back to the system by squeezes.
+    pub squeezed_pages: u64,
+    /// Pages given back to the system, by squeezes or otherwise.
+    pub returned_pages: u64,
+    /// Squeezes that found something.
+    pub squeezes: u64,
+    /// Times that a source had to wait because the pool was at its bound, or the system had no memory.
+    pub stalls: u64,
+    /// Buffers that came back while somebody still had them; they are used again when nobody has.
+    pub claimed: u64,
+}
+
+impl std::ops::AddAssign for PoolCounters {
+    fn add_assign(&mut self, o: PoolCounters) {
+        self.free_pages += o.free_pages;
+        self.used_pages += o.used_pages;
+        self.peak_pages += o.peak_pages;
+        self.allocated_pages += o.allocated_pages;
+        self.taken_pages += o.taken_pages;
+        self.squeezed_pages += o.squeezed_pages;
+        self.returned_pages += o.returned_pages;
+        self.squeezes += o.squeezes;
+        self.stalls += o.stalls;
+        self.claimed += o.claimed;
+    }
+}
+
+/// What the owner and whoever squeezes share.
+pub(crate) struct Shared {
+    inner: Mutex<Inner>,
+    /// As `inner.free.hot_pages()`, roughly: a squeeze passes an empty pool by.
+    free_pages: AtomicUsize,
+    source: Option<Arc<dyn BufferSource>>,
+    gauge: Gauge,
+    pressure: Arc<Pressure>,
+    disk: String,
+}
+
+struct Inner {
+    free: FreeList,
+    /// Pages taken and not yet given back.
+    used_pages: usize,
+    /// Most pages, free and used.
+    limit_pages: usize,
+    /// Least free pages since the last decay: that many were not needed.
+    low_free: usize,
+    /// Pages of the process's floor that are reserved for this pool.
+    floor_pages: usize,
+    counters: PoolCounters,
+}
+
+/// Pages that are on their way to the system; see [`Shared::begin`].
+pub(crate) struct Leaving {
+    drained: Drained,
+    bytes: u64,
+}
+
+impl BufferPool {
+    /// An empty pool for a disk, of at most `limit_pages` (4 KiB each), on the memory bill as `owner`. `source` is
+    /// the device's ([`pvblk_block::BlockDevice::buffer_source`]). It gives way to `pressure`, whose limit it keeps.
+    pub fn new(
+        pressure: &Arc<Pressure>,
+        disk: &str,
+        owner: &str,
+        source: Option<Arc<dyn BufferSource>>,
+        limit_pages: usize,
+    ) -> BufferPool {
+        let cap = (limit_pages * (PAGE_SIZE + PIECE_BYTES)) as u64;
+        let shared = Arc::new(Shared {
+            inner: Mutex::new(Inner {
+                free: FreeList::default(),
+                used_pages: 0,
+                limit_pages,
+                low_free: 0,
+                floor_pages: 0,
+                counters: PoolCounters::default(),
+            }),
+            free_pages: AtomicUsize::new(0),
+            source,
+            gauge: Gauge::new(owner, MemoryKind::Anonymous, cap),
+            pressure: Arc::clone(pressure),
+            disk: disk.to_owned(),
+        });
+        pressure.register(&shared);
+        BufferPool { shared }
+    }
+
+    /// Pages (4 KiB) in use, rounded up to the pool's classes.
+    pub fn used_pages(&self) -> usize {
+        self.shared.inner.lock().used_pages
+    }
+
+    /// Free pages (4 KiB) that are kept warm.
+    pub fn free_pages(&self) -> usize {
+        self.shared.inner.lock().free.hot_pages()
+    }
+
+    /// What it has had to do.
+    pub fn counters(&self) -> PoolCounters {
+        self.shared.counters()
+    }
+
+    /// Appends buffers of `len` bytes together to `out`: one piece if there is one, else several, each but
+    /// the last a multiple of 4096 bytes long. Their contents are left over from earlier uses of this pool.
+    /// Returns false, and takes nothing, if the limit is reached or the system has no memory.
+    #[inline]
+    pub fn take(&mut self, len: usize, out: &mut Vec<Buffer>) -> bool {
+        let class = class_of(len);
+        let mut inner = self.shared.inner.lock();
+        if len != 0
+            && class < CLASSES
+            && let Some(piece) = inner.pop_hot(class)
+        {
+            self.shared.note(&inner);
+            out.push(cut(piece, len));
+            return true;
+        }
+        let taken = self.shared.take_slow(&mut inner, len, out);
+        self.shared.note(&inner);
+        taken
+    }
+
+    /// Takes back buffers from [`BufferPool::take`], each as it was, and leaves `buffers` empty. The
+    /// caller doesn't use them any more; where somebody else still does, they are left alone until that is over.
+    #[inline]
+    pub fn give(&mut self, buffers: &mut Vec<Buffer>) {
+        let mut inner = self.shared.inner.lock();
+        inner.give(buffers);
+        self.shared.note(&inner);
+    }
+
+    /// Writes off buffers of `len` bytes together that will never be given back.
+    pub fn lose(&mut self, len: usize) {
+        let mut inner = self.shared.inner.lock();
+        inner.used_pages = inner.used_pages.saturating_sub(len.div_ceil(PAGE_SIZE));
+        // If they were private pages, dropping them has unmapped them, or will.
+        let lost = (len.div_ceil(PAGE_SIZE) * PAGE_SIZE) as u64;
+        if self.shared.source.is_none() {
+            self.shared
+                .gauge
+                .sub(lost.min(self.shared.gauge.live_bytes()));
+        }
+    }
+
+    /// After requests were answered. While there is pressure, what is free goes back at once, but for the pool's share of the
+    /// floor; else nothing happens.
+    #[inline]
+    pub fn settle(&mut self) {
+        if self.shared.free_pages.load(Ordering::Relaxed) > 0 && self.shared.pressure.keeps_none() {
+            self.shared.squeeze_own();
+        }
+    }
+
+    /// Gives free memory back, what wasn't used longest first, until at most `keep_pages` are free.
+    pub fn trim(&mut self, keep_pages: usize) {
+        self.shared.trim(keep_pages, true);
+    }
+
+    /// When the source's I/O is over: keeps what [`Pressure`] allows.
+    pub fn rest(&mut self) {
+        let keep = self.shared.pressure.max_buffer_pages();
+        match self.shared.pressure.keeps_none() {
+            true => self.shared.squeeze_own(),
+            false => {
+                self.shared.return_floor();
+                self.shared.trim(keep, true);
+            }
+        }
+    }
+
+    /// Gives back what was not needed since the last call, but keeps what [`Pressure`] allows. For a busy user,
+    /// a few times a second.
+    pub fn decay(&mut self) {
+        let keep_pages = self.shared.pressure.max_buffer_pages();
+        let mut inner = self.shared.inner.lock();
+        inner.retry_claimed();
+        let (free, unneeded) = (inner.free.hot_pages(), inner.low_free);
+        inner.low_free = free;
+        drop(inner);
+        if unneeded > 0 && free > keep_pages {
+            self.shared.trim(keep_pages.max(free - unneeded), true);
+        }
+    }
+}
+
+impl Inner {
+    /// A warm piece, counted as used.
+    #[inline]
+    fn pop_hot(&mut self, class: usize) -> Option<Buffer> {
+        let piece = self.free.pop_hot(class)?;
+        self.account_taken(class);
+        self.low_free = self.low_free.min(self.free.hot_pages());
+        Some(piece)
+    }
+
+    #[inline]
+    fn account_taken(&mut self, class: usize) {
+        self.used_pages += 1 << class;
+        self.counters.taken_pages += 1 << class;
+    }
+
+    fn retry_claimed(&mut self) {
+        if self.free.claimed() > 0 {
+            let pages = self.free.retry_claimed();
+            self.used_pages = self.used_pages.saturating_sub(pages);
+        }
+    }
+
+    #[inline]
+    fn give(&mut self, buffers: &mut Vec<Buffer>) {
+        for buffer in buffers.drain(..) {
+            let pages = self.free.push(buffer);
+            self.counters.claimed += u64::from(pages == 0);
+            self.used_pages = self.used_pages.saturating_sub(pages);
+        }
+    }
+}
+
+impl Shared {
+    /// Lets squeezes know, without the lock.
+    #[inline]
+    fn note(&self, inner: &Inner) {
+        self.free_pages
+            .store(inner.free.hot_pages(), Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn take_slow(&self, inner: &mut Inner, len: usize, out: &mut Vec<Buffer>) -> bool {
+        let before = out.len();
+        let mut left = len;
+        let mut class = class_of(len.min(class_len(MAX_ORDER)));
+        // Several pieces of the device's memory are better than one of ours, which it has to copy.
+        let mut private = self.source.is_none();
+        while left > 0 {
+            class = class.min(class_of(left));
+            let piece = match inner.pop_hot(class) {
+                Some(piece) => Some(piece),
+                None => self.grow(inner, class, private),
+            };
+            match piece {
+                Some(piece) => {
+                    let n = left.min(class_len(class));
+                    out.push(cut(piece, n));
+                    left -= n;
+                }
+                // Smaller pieces may still be found.
+                None if class > 0 => class -= 1,
+                None if !private => {
+                    private = true;
+                    class = class_of(left.min(class_len(MAX_ORDER)));
+                }
+                None => {
+                    inner.give(&mut out.split_off(before));
+                    inner.counters.stalls += 1;
+                    return false;
+                }
+            }
+        }
+        len > 0
+    }
+
+    /// One more piece of `class`: from the device, or `private`ly from a cold piece or from the system.
+    fn grow(&self, inner: &mut Inner, class: usize, private: bool) -> Option<Buffer> {
+        let pages = 1 << class;
+        if inner.used_pages + pages > inner.limit_pages {
+            inner.retry_claimed();
+            return None;
+        }
+        if inner.used_pages + inner.free.hot_pages() + pages > inner.limit_pages {
+            // Rare: the lock is held, so that nobody takes the room.
+            let keep = inner.limit_pages - inner.used_pages - pages;
+            let mut leaving = self.drain(inner, keep, false);
+            self.release(&mut leaving, false);
+            self.finish(inner, leaving);
+        }
+        let piece = if private {
+            let piece = inner.free.pop_cold(class)?;
+            self.gauge.add(class_len(class) as u64);
+            piece
+        } else {
+            self.source.as_ref()?.allocate(class_len(class))?
+        };
+        inner.account_taken(class);
+        inner.counters.allocated_pages += pages as u64;
+        let held = (inner.used_pages + inner.free.hot_pages()) as u64;
+        inner.counters.peak_pages = inner.counters.peak_pages.max(held);
+        Some(piece)
+    }
+
+    fn trim(&self, keep_pages: usize, unmap: bool) {
+        let mut leaving = self.begin(keep_pages, unmap);
+        self.release(&mut leaving, unmap);
+        self.end(leaving);
+    }
+
+    /// First of three steps to give pages back: takes them off the free list, all but `keep_pages`. From here on nobody can
+    /// take them into use.
+    pub(crate) fn begin(&self, keep_pages: usize, unmap: bool) -> Leaving {
+        let mut inner = self.inner.lock();
+        inner.retry_claimed();
+        let leaving = self.drain(&mut inner, keep_pages, unmap);
+        self.note(&inner);
+        leaving
+    }
+
+    fn drain(&self, inner: &mut Inner, keep_pages: usize, unmap: bool) -> Leaving {
+        let mut drained = inner.free.drain(keep_pages);
+        if unmap {
+            inner.free.drain_cold(&mut drained);
+        }
+        inner.low_free = inner.free.hot_pages();
+        Leaving { drained, bytes: 0 }
+    }
+
+    /// Second step, without the lock: the system takes them.
+    pub(crate) fn release(&self, leaving: &mut Leaving, unmap: bool) {
+        let bytes = leaving.drained.release(unmap);
+        self.gauge.sub(bytes);
+        if let Some(source) = &self.source {
+            for piece in leaving.drained.device.drain(..) {
+                source.free(piece);
+            }
+        }
+        leaving.bytes = bytes;
+    }
+
+    /// Third step: addresses that are left come back, without pages.
+    pub(crate) fn end(&self, leaving: Leaving) -> u64 {
+        self.finish(&mut self.inner.lock(), leaving)
+    }
+
+    fn finish(&self, inner: &mut Inner, leaving: Leaving) -> u64 {
+        let pages = leaving.bytes / PAGE_SIZE as u64;
+        inner.counters.returned_pages += pages;
+        inner.free.push_cold(leaving.drained.cold);
+        pages
+    }
+
+    /// Gives everything back that is free, for whoever relieves the pressure, on whatever thread. Returns pages.
+    pub(crate) fn squeeze(&self) -> u64 {
+        if self.free_pages.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.return_floor();
+        let mut leaving = self.begin(0, true);
+        self.release(&mut leaving, true);
+        let mut inner = self.inner.lock();
+        let pages = self.finish(&mut inner, leaving);
+        if pages > 0 {
+            inner.counters.squeezes += 1;
+            inner.counters.squeezed_pages += pages;
+        }
+        pages
+    }
+
+    /// The owner's part while there is pressure: what became free goes, but for a share of the floor. Address space stays, as the
+    /// next request is near.
+    #[cold]
+    fn squeeze_own(&self) {
+        let mut inner = self.inner.lock();
+        let wanted = inner.free.hot_pages().saturating_sub(inner.floor_pages);
+        inner.floor_pages += self.pressure.reserve_floor(wanted);
+        let keep = inner.floor_pages;
+        if inner.free.hot_pages() <= keep {
+            return;
+        }
+        let mut leaving = self.drain(&mut inner, keep, false);
+        self.note(&inner);
+        drop(inner);
+        self.release(&mut leaving, false);
+        let mut inner = self.inner.lock();
+        let pages = self.finish(&mut inner, leaving);
+        inner.counters.squeezed_pages += pages;
+    }
+
+    /// The floor's pages are for others again.
+    fn return_floor(&self) {
+        let mut inner = self.inner.lock();
+        self.pressure
+            .return_floor(std::mem::take(&mut inner.floor_pages));
+    }
+
+    /// Gives back what is beyond a new limit.
+    pub(crate) fn keep_at_most(&self, pages: usize) {
+        self.trim(pages, true);
+    }
+
+    /// Free pages, as seen without the lock.
+    pub(crate) fn free_pages_seen(&self) -> usize {
+        self.free_pages.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn disk(&self) -> &str {
+        &self.disk
+    }
+
+    pub(crate) fn counters(&self) -> PoolCounters {
+        let inner = self.inner.lock();
+        PoolCounters {
+            free_pages: inner.free.hot_pages() as u64,
+            used_pages: inner.used_pages as u64,
+            ..inner.counters
+        }
+    }
+}
+
+/// The first `len` bytes of a piece.
+#[inline]
+fn cut(piece: Buffer, len: usize) -> Buffer {
+    if piece.len() == len {
+        return piece;
+    }
+    // `len` is at most the piece's length.
+    piece.slice(0, len).unwrap_or(piece)
+}
+
+impl Drop for BufferPool {
+    fn drop(&mut self) {
+        self.shared.return_floor();
+        self.trim(0);
+        self.shared.pressure.retire(&self.shared);
+    }
+}
+
+impl std::fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BufferPool")
+            .field("counters", &self.counters())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;

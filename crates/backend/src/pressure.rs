@@ -1,0 +1,385 @@
+//! [`Pressure`]: one for the process; when memory is short, it makes all pools give way.
+
+use crate::pool::{PoolCounters, Shared};
+use parking_lot::Mutex;
+use pvblk_block::{Clock, SystemClock};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Pages that each worker may keep in its pools while there is pressure.
+pub const FLOOR_PAGES_PER_WORKER: usize = 64;
+/// Free pages that a pool keeps when there is no pressure, unless told otherwise: as Linux' back end (`max_buffer_pages`).
+pub const MAX_BUFFER_PAGES: usize = 1024;
+/// How long a squeeze lasts, unless told otherwise: as Linux' back end (`buffer_squeeze_duration_ms`), from seed 003.
+pub const SQUEEZE_DURATION: Duration = Duration::from_millis(10);
+/// Signals that come within this time of the last squeeze only prolong it.
+const MERGE: Duration = Duration::from_millis(1);
+
+/// Anything besides pools that can give memory back: a device with caches, a worker with lists for reuse.
+pub trait GiveWay: Send + Sync {
+    /// Gives back what nobody uses, down to its floor; returns bytes. Called on any thread, must not wait for I/O.
+    fn give_way(&self) -> u64;
+}
+
+/// Memory pressure: who gives way, for how long, and what came of it.
+///
+/// A squeeze takes all free pages of all pools at once, on the thread that calls it: workers of idle disks are not woken, and
+/// one that is held up by the shortage isn't waited for. Until its end ([`Pressure::set_duration`]) pools keep nothing but the
+/// floor. Signals that come meanwhile are merged.
+pub struct Pressure {
+    clock: Arc<dyn Clock>,
+    epoch: Instant,
+    /// Nanoseconds since `epoch`; 0: no squeeze.
+    until_ns: AtomicU64,
+    since_ns: AtomicU64,
+    duration_ns: AtomicU64,
+    max_buffer_pages: AtomicUsize,
+    floor_pages: AtomicUsize,
+    floor_used: AtomicUsize,
+    squeezes: AtomicU64,
+    merged: AtomicU64,
+    /// Of squeezes that are over.
+    squeezed_ns: AtomicU64,
+    longest_ns: AtomicU64,
+    other_bytes: AtomicU64,
+    pools: Mutex<Pools>,
+    others: Mutex<Vec<Weak<dyn GiveWay>>>,
+    /// One pass over the pools at a time; when the last one ended.
+    pass: Mutex<u64>,
+}
+
+#[derive(Default)]
+struct Pools {
+    live: Vec<Weak<Shared>>,
+    /// Of pools that are gone, by disk, with the time under pressure when the disk was seen first.
+    retired: BTreeMap<String, Disk>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Disk {
+    counters: PoolCounters,
+    squeezed_before_ns: u64,
+}
+
+/// What one call came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Squeezed {
+    /// Bytes that went back to the system.
+    pub bytes: u64,
+    /// A squeeze was under way or just over: it is prolonged, and nothing else was done.
+    pub merged: bool,
+}
+
+/// A disk's or all disks' figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskMemory {
+    /// Its pools.
+    pub pools: PoolCounters,
+    /// Time under squeeze since its first pool was made.
+    pub squeezed: Duration,
+}
+
+/// Everything there is to tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PressureReport {
+    /// By name of the disk.
+    pub disks: BTreeMap<String, DiskMemory>,
+    /// All of them.
+    pub total: PoolCounters,
+    /// Squeezes; merged signals are not counted.
+    pub squeezes: u64,
+    /// Signals that only prolonged a squeeze.
+    pub merged: u64,
+    /// Time under squeeze.
+    pub squeezed: Duration,
+    /// Longest time that a squeeze took to give everything back.
+    pub longest_pass: Duration,
+    /// Bytes that others than pools gave back.
+    pub other_bytes: u64,
+    /// True while a squeeze lasts.
+    pub on: bool,
+}
+
+impl Default for Pressure {
+    /// One worker's floor, Linux' limit and duration.
+    fn default() -> Pressure {
+        Pressure::new(FLOOR_PAGES_PER_WORKER)
+    }
+}
+
+impl Pressure {
+    /// No pressure; pools together keep at most `floor_pages` (4 KiB) while there is some.
+    pub fn new(floor_pages: usize) -> Pressure {
+        Pressure::with_clock(floor_pages, Arc::new(SystemClock))
+    }
+
+    /// As [`Pressure::new`], with a clock of the caller's.
+    pub fn with_clock(floor_pages: usize, clock: Arc<dyn Clock>) -> Pressure {
+        Pressure {
+            epoch: clock.now(),
+            clock,
+            until_ns: AtomicU64::new(0),
+            since_ns: AtomicU64::new(0),
+            duration_ns: AtomicU64::new(SQUEEZE_DURATION.as_nanos() as u64),
+            max_buffer_pages: AtomicUsize::new(MAX_BUFFER_PAGES),
+            floor_pages: AtomicUsize::new(floor_pages),
+            floor_used: AtomicUsize::new(0),
+            squeezes: AtomicU64::new(0),
+            merged: AtomicU64::new(0),
+            squeezed_ns: AtomicU64::new(0),
+            longest_ns: AtomicU64::new(0),
+            other_bytes: AtomicU64::new(0),
+            pools: Mutex::default(),
+            others: Mutex::default(),
+            pass: Mutex::new(0),
+        }
+    }
+
+    /// Never 0.
+    fn now_ns(&self) -> u64 {
+        self.clock.now().duration_since(self.epoch).as_nanos() as u64 + 1
+    }
+
+    /// Squeezes now: every pool returns all its free pages, and others what they can. Returns when it is done.
+    pub fn squeeze(&self) -> Squeezed {
+        let merged = Squeezed {
+            bytes: 0,
+            merged: true,
+        };
+        self.prolong();
+        let Some(mut pass_end) = self.pass.try_lock() else {
+            self.merged.fetch_add(1, Ordering::Relaxed);
+            return merged;
+        };
+        let start = self.now_ns();
+        if *pass_end != 0 && start.saturating_sub(*pass_end) < MERGE.as_nanos() as u64 {
+            self.merged.fetch_add(1, Ordering::Relaxed);
+            return merged;
+        }
+        self.squeezes.fetch_add(1, Ordering::Relaxed);
+        let mut pages = 0;
+        let pools: Vec<_> = self.pools.lock().live.clone();
+        for pool in pools {
+            // A pool that goes away meanwhile gives everything back itself.
+            if let Some(pool) = pool.upgrade() {
+                pages += pool.squeeze();
+            }
+        }
+        let others: Vec<_> = {
+            let mut others = self.others.lock();
+            others.retain(|o| o.strong_count() > 0);
+            others.iter().filter_map(Weak::upgrade).collect()
+        };
+        let other: u64 = others.iter().map(|o| o.give_way()).sum();
+        self.other_bytes.fetch_add(other, Ordering::Relaxed);
+        let end = self.now_ns();
+        self.longest_ns.fetch_max(end - start, Ordering::Relaxed);
+        *pass_end = end;
+        // The time counts from when memory is back.
+        self.prolong();
+        Squeezed {
+            bytes: pages * pvblk_sys::PAGE_SIZE as u64 + other,
+            merged: false,
+        }
+    }
+
+    fn prolong(&self) {
+        let now = self.now_ns();
+        let until = now + self.duration_ns.load(Ordering::Relaxed);
+        self.end_if_over(now);
+        if self.until_ns.fetch_max(until, Ordering::AcqRel) == 0 {
+            self.since_ns.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// True if there is pressure, or the limit is 0 anyway: pools keep no more than the floor.
+    #[inline]
+    pub fn keeps_none(&self) -> bool {
+        self.max_buffer_pages.load(Ordering::Relaxed) == 0 || self.is_on()
+    }
+
+    /// True while a squeeze lasts.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        let until = self.until_ns.load(Ordering::Relaxed);
+        until != 0 && !self.end_if_over(self.now_ns())
+    }
+
+    /// True if there is no squeeze now.
+    fn end_if_over(&self, now: u64) -> bool {
+        let until = self.until_ns.load(Ordering::Acquire);
+        if until == 0 {
+            return true;
+        }
+        if now < until {
+            return false;
+        }
+        let since = self.since_ns.load(Ordering::Relaxed);
+        // Whoever sees it first counts it.
+        if self
+            .until_ns
+            .compare_exchange(until, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            self.squeezed_ns
+                .fetch_add(until.saturating_sub(since), Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn squeezed_ns(&self) -> u64 {
+        let now = self.now_ns();
+        let running = match self.end_if_over(now) {
+            true => 0,
+            false => now.saturating_sub(self.since_ns.load(Ordering::Relaxed)),
+        };
+        self.squeezed_ns.load(Ordering::Relaxed) + running
+    }
+
+    /// Free pages (4 KiB) that a pool keeps when there is no pressure.
+    #[inline]
+    pub fn max_buffer_pages(&self) -> usize {
+        self.max_buffer_pages.load(Ordering::Relaxed)
+    }
+
+    /// Changes that, and gives back what is beyond.
+    pub fn set_max_buffer_pages(&self, pages: usize) {
+        self.max_buffer_pages.store(pages, Ordering::Relaxed);
+        let pools: Vec<_> = self.pools.lock().live.clone();
+        for pool in pools.iter().filter_map(Weak::upgrade) {
+            pool.keep_at_most(pages);
+        }
+    }
+
+    /// How long a squeeze lasts.
+    pub fn duration(&self) -> Duration {
+        Duration::from_nanos(self.duration_ns.load(Ordering::Relaxed))
+    }
+
+    /// Changes that, for the next.
+    pub fn set_duration(&self, duration: Duration) {
+        self.duration_ns
+            .store(duration.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Pages (4 KiB) that all pools together keep while there is pressure.
+    pub fn floor_pages(&self) -> usize {
+        self.floor_pages.load(Ordering::Relaxed)
+    }
+
+    /// Changes that; what is kept already stays until the next squeeze.
+    pub fn set_floor_pages(&self, pages: usize) {
+        self.floor_pages.store(pages, Ordering::Relaxed);
+    }
+
+    /// Up to `wanted` pages of the floor.
+    pub(crate) fn reserve_floor(&self, wanted: usize) -> usize {
+        let floor = self.floor_pages();
+        let mut got = 0;
+        let _ = self
+            .floor_used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                got = wanted.min(floor.saturating_sub(used));
+                (got > 0).then_some(used + got)
+            });
+        got
+    }
+
+    pub(crate) fn return_floor(&self, pages: usize) {
+        if pages > 0 {
+            self.floor_used.fetch_sub(pages, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn register(&self, pool: &Arc<Shared>) {
+        let before = self.squeezed_ns();
+        let mut pools = self.pools.lock();
+        if !pools.retired.contains_key(pool.disk()) {
+            let disk = Disk {
+                squeezed_before_ns: before,
+                ..Disk::default()
+            };
+            pools.retired.insert(pool.disk().to_owned(), disk);
+        }
+        pools.live.push(Arc::downgrade(pool));
+    }
+
+    /// The pool is empty and goes away; its counts stay.
+    pub(crate) fn retire(&self, pool: &Arc<Shared>) {
+        let mut pools = self.pools.lock();
+        let gone = Arc::downgrade(pool);
+        pools.live.retain(|p| !p.ptr_eq(&gone));
+        if let Some(disk) = pools.retired.get_mut(pool.disk()) {
+            disk.counters += PoolCounters {
+                free_pages: 0,
+                used_pages: 0,
+                ..pool.counters()
+            };
+        }
+    }
+
+    /// Somebody else who gives way, as long as they live.
+    pub fn add(&self, other: &Arc<dyn GiveWay>) {
+        self.others.lock().push(Arc::downgrade(other));
+    }
+
+    /// Bytes that a squeeze would bring now, of pools, roughly: reads one word of each.
+    pub fn free_bytes(&self) -> u64 {
+        let pools = self.pools.lock();
+        let pages: usize = pools
+            .live
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|p| p.free_pages_seen())
+            .sum();
+        (pages * pvblk_sys::PAGE_SIZE) as u64
+    }
+
+    /// All figures now.
+    pub fn report(&self) -> PressureReport {
+        let squeezed_ns = self.squeezed_ns();
+        let pools = self.pools.lock();
+        let mut disks: BTreeMap<String, DiskMemory> = BTreeMap::new();
+        for (name, disk) in &pools.retired {
+            let squeezed = Duration::from_nanos(squeezed_ns - disk.squeezed_before_ns);
+            let memory = DiskMemory {
+                pools: disk.counters,
+                squeezed,
+            };
+            disks.insert(name.clone(), memory);
+        }
+        for pool in pools.live.iter().filter_map(Weak::upgrade) {
+            if let Some(disk) = disks.get_mut(pool.disk()) {
+                disk.pools += pool.counters();
+            }
+        }
+        let mut total = PoolCounters::default();
+        disks.values().for_each(|d| total += d.pools);
+        PressureReport {
+            disks,
+            total,
+            squeezes: self.squeezes.load(Ordering::Relaxed),
+            merged: self.merged.load(Ordering::Relaxed),
+            squeezed: Duration::from_nanos(squeezed_ns),
+            longest_pass: Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed)),
+            other_bytes: self.other_bytes.load(Ordering::Relaxed),
+            on: self.is_on(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Pressure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pressure")
+            .field("max_buffer_pages", &self.max_buffer_pages())
+            .field("duration", &self.duration())
+            .field("floor_pages", &self.floor_pages())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[path = "pressure_tests.rs"]
+mod tests;

@@ -1,0 +1,360 @@
+//! Where pressure is learned from: whatever this machine has.
+//!
+//! | source | what it tells | when |
+//! |---|---|---|
+//! | PSI (`/proc/pressure/memory`, v2 `memory.pressure`) | tasks waited for memory | once in a window of half a second |
+//! | v2 `memory.events` | a group came to `high` or `max` | at once |
+//! | v1 `memory.pressure_level`, `low` | a group's memory is being reclaimed | after 512 pages |
+//! | watermarks | little is left below a limit | within a few milliseconds, while there is something to give |
+//!
+//! One thread waits for all of them. It looks at watermarks only while pools have free pages, so that an idle
+//! server with empty pools costs nothing.
+
+mod files;
+mod mark;
+
+use crate::pressure::Pressure;
+use mark::Mark;
+use pvblk_block::Error;
+use pvblk_sys::{EventFd, Poller};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// "Some task waited 20 ms for memory in half a second", the shortest window (Documentation/accounting/psi.rst).
+const PSI_TRIGGER: &str = "some 20000 500000";
+/// How often watermarks are looked at while there is something to give.
+const LOOK: Duration = Duration::from_millis(4);
+/// How often it is looked whether there is something to give.
+const LOOK_AT_POOLS: Duration = Duration::from_millis(20);
+/// Less than this isn't worth a look.
+const WORTH_BYTES: u64 = 256 << 10;
+const STOP: u64 = u64::MAX;
+
+/// One source and how it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceState {
+    /// Such as `cgroup v1 /sys/fs/cgroup/memory/a`.
+    pub name: String,
+    /// Why it isn't there, if it isn't.
+    pub missing: Option<String>,
+}
+
+enum Wait {
+    /// Told by its file as exceptional.
+    File(File),
+    /// As `File`, and to be read again.
+    Reread(File),
+    Bell(EventFd, #[expect(dead_code, reason = "kept open")] File),
+}
+
+/// The sources that were found, before they are listened to.
+pub struct Sources {
+    waits: Vec<Wait>,
+    marks: Vec<Mark>,
+    states: Vec<SourceState>,
+}
+
+/// Listens until it is dropped.
+pub struct Watch {
+    stop: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
+    signals: Arc<AtomicU64>,
+    states: Vec<SourceState>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sources {
+    /// Opens what this machine has.
+    pub fn find() -> Sources {
+        let proc = Path::new("/proc");
+        let read = |name: &str| std::fs::read_to_string(proc.join(name)).unwrap_or_default();
+        let groups = files::groups(&read("self/cgroup"), &read("self/mountinfo"));
+        let mut found = Sources::none();
+        let psi = proc.join("pressure/memory");
+        let wait = psi_trigger(&psi).map(Wait::File);
+        found.add(format!("PSI {}", psi.display()), wait);
+        for (number, group) in groups.v2.iter().enumerate() {
+            found.add_v2(group, number == 0);
+        }
+        if groups.v2.is_empty() {
+            found.miss("cgroup v2", "it isn't mounted");
+        }
+        for (number, group) in groups.v1.iter().enumerate() {
+            found.add_v1(group, number == 0);
+        }
+        if groups.v1.is_empty() {
+            found.miss("cgroup v1 memory", "it isn't mounted");
+        }
+        match Mark::system(proc) {
+            Ok(mark) => found.add_mark("/proc/meminfo".into(), mark),
+            Err(why) => found.miss("watermark of /proc/meminfo", &why),
+        }
+        found
+    }
+
+    /// No source at all.
+    pub fn none() -> Sources {
+        Sources {
+            waits: Vec::new(),
+            marks: Vec::new(),
+            states: Vec::new(),
+        }
+    }
+
+    fn add_v2(&mut self, group: &Path, is_own: bool) {
+        let shown = group.display();
+        let pressure = group.join("memory.pressure");
+        // Of those above, what concerns this process comes from their limits.
+        if is_own || pressure.exists() {
+            let wait = psi_trigger(&pressure).map(Wait::File);
+            self.add(format!("PSI {}", pressure.display()), wait);
+        }
+        let events = group.join("memory.events");
+        if !is_own && !events.exists() {
+            return; // the root has none
+        }
+        let wait = File::open(&events).map_err(|e| e.to_string());
+        let wait = wait.map(|mut file| {
+            // Arms it: what happened before isn't told.
+            let _ = file.read_to_string(&mut String::new());
+            Wait::Reread(file)
+        });
+        self.add(format!("cgroup v2 {}", events.display()), wait);
+        if events.exists() {
+            match Mark::v2(group) {
+                Ok(Some(mark)) => self.add_mark(format!("{shown}/memory.current"), mark),
+                Ok(None) => {}
+                Err(why) => self.miss(&format!("watermark of {shown}"), &why),
+            }
+        }
+    }
+
+    fn add_v1(&mut self, group: &Path, is_own: bool) {
+        let shown = group.display();
+        let wait = v1_bell(group);
+        if is_own || wait.is_ok() {
+            let name = format!("cgroup v1 {shown}/memory.pressure_level");
+            self.add(name, wait);
+        }
+        match Mark::v1(group) {
+            Ok(Some(mark)) => self.add_mark(format!("{shown}/memory.usage_in_bytes"), mark),
+            Ok(None) => {}
+            Err(why) => self.miss(&format!("watermark of {shown}"), &why),
+        }
+    }
+
+    fn add(&mut self, name: String, wait: Result<Wait, String>) {
+        match wait {
+            Ok(wait) => {
+                self.waits.push(wait);
+                self.states.push(SourceState {
+                    name,
+                    missing: None,
+                });
+            }
+            Err(why) => self.miss(&name, &why),
+        }
+    }
+
+    fn add_mark(&mut self, file: String, mark: Mark) {
+        let name = format!("watermark of {file}, {} MiB", mark.margin() >> 20);
+        self.states.push(SourceState {
+            name,
+            missing: None,
+        });
+        self.marks.push(mark);
+    }
+
+    fn miss(&mut self, name: &str, why: &str) {
+        self.states.push(SourceState {
+            name: name.to_owned(),
+            missing: Some(why.to_owned()),
+        });
+    }
+
+    /// Starts to listen.
+    pub fn watch(self, pressure: Arc<Pressure>) -> Result<Watch, Error> {
+        let os = |e| Error::os("listening for memory pressure", e);
+        let poller = Poller::new().map_err(os)?;
+        let bell = Arc::new(EventFd::new().map_err(os)?);
+        poller.add(bell.as_fd(), STOP, false).map_err(os)?;
+        for (token, wait) in (0..).zip(&self.waits) {
+            match wait {
+                Wait::File(file) | Wait::Reread(file) => poller.add_priority(file.as_fd(), token),
+                Wait::Bell(bell, _) => poller.add(bell.as_fd(), token, false),
+            }
+            .map_err(os)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let signals = Arc::new(AtomicU64::new(0));
+        let mut listener = Listener {
+            poller,
+            waits: self.waits,
+            marks: self.marks,
+            pressure,
+            stop: Arc::clone(&stop),
+            signals: Arc::clone(&signals),
+        };
+        let thread = std::thread::Builder::new()
+            .name("pvblk-pressure".into())
+            .stack_size(128 << 10)
+            .spawn(move || {
+                let _ = pvblk_sys::cpu::set_timer_slack_ns(100_000);
+                listener.run();
+            })
+            .map_err(os)?;
+        Ok(Watch {
+            stop,
+            bell,
+            signals,
+            states: self.states,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Watch {
+    /// What there is, and what there isn't and why.
+    pub fn states(&self) -> &[SourceState] {
+        &self.states
+    }
+
+    /// How often a source told.
+    pub fn signals(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.signals)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.bell.notify();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Listener {
+    poller: Poller,
+    waits: Vec<Wait>,
+    marks: Vec<Mark>,
+    pressure: Arc<Pressure>,
+    stop: Arc<AtomicBool>,
+    signals: Arc<AtomicU64>,
+}
+
+impl Listener {
+    fn run(&mut self) {
+        let mut events = Vec::new();
+        while !self.stop.load(Ordering::Acquire) {
+            events.clear();
+            if let Err(e) = self.poller.wait(&mut events, self.timeout()) {
+                tracing::error!("waiting for memory pressure: {e}");
+                return;
+            }
+            let mut told = false;
+            for event in &events {
+                told |= match self.waits.get_mut(event.token as usize) {
+                    Some(wait) => heard(wait),
+                    None => false,
+                };
+            }
+            if !told && !self.marks.is_empty() && self.pressure.free_bytes() >= WORTH_BYTES {
+                let now = Instant::now();
+                told = self.marks.iter_mut().any(|m| m.is_low(now));
+            }
+            if told {
+                self.signals.fetch_add(1, Ordering::Relaxed);
+                let squeezed = self.pressure.squeeze();
+                if squeezed.bytes > 0 {
+                    tracing::debug!("memory pressure: {} KiB given back", squeezed.bytes >> 10);
+                }
+            }
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if self.marks.is_empty() {
+            return None;
+        }
+        let worth = self.pressure.free_bytes() >= WORTH_BYTES;
+        Some(if worth { LOOK } else { LOOK_AT_POOLS })
+    }
+}
+
+/// True if it told of pressure.
+fn heard(wait: &mut Wait) -> bool {
+    match wait {
+        Wait::File(_) => true,
+        Wait::Reread(file) => {
+            // Reading from the beginning arms it again.
+            let mut text = [0; 4096];
+            let _ = std::os::unix::fs::FileExt::read_at(file, &mut text, 0);
+            true
+        }
+        Wait::Bell(bell, _) => bell.drain(),
+    }
+}
+
+/// A file that tells when tasks wait for memory.
+fn psi_trigger(path: &PathBuf) -> Result<File, String> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|e| e.to_string())?;
+    file.write_all(format!("{PSI_TRIGGER}\0").as_bytes())
+        .map_err(|e| e.to_string())?;
+    Ok(file)
+}
+
+/// A bell that rings when memory of a v1 group is reclaimed (Documentation/admin-guide/cgroup-v1/memory.rst, 11).
+fn v1_bell(group: &Path) -> Result<Wait, String> {
+    let bell = EventFd::new().map_err(|e| e.to_string())?;
+    let level = File::open(group.join("memory.pressure_level")).map_err(|e| e.to_string())?;
+    let text = format!("{} {} low", bell.number(), level.as_raw_fd());
+    std::fs::write(group.join("cgroup.event_control"), text).map_err(|e| e.to_string())?;
+    Ok(Wait::Bell(bell, level))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_source_is_there_or_says_why_not() {
+        let pressure = Arc::new(Pressure::default());
+        let watch = Sources::find().watch(Arc::clone(&pressure)).unwrap();
+        assert!(!watch.states().is_empty());
+        for state in watch.states() {
+            assert!(!state.name.is_empty() && state.missing.as_deref() != Some(""));
+        }
+        drop(watch);
+        assert_eq!(Arc::strong_count(&pressure), 1);
+    }
+
+    #[test]
+    fn a_bell_squeezes() {
+        let bell = EventFd::new().unwrap();
+        let other = bell.try_clone().unwrap();
+        let file = File::open("/dev/null").unwrap();
+        let mut sources = Sources::none();
+        sources.waits.push(Wait::Bell(bell, file));
+        let pressure = Arc::new(Pressure::default());
+        let watch = sources.watch(Arc::clone(&pressure)).unwrap();
+        other.notify();
+        let until = Instant::now() + Duration::from_secs(20);
+        while pressure.report().squeezes == 0 {
+            assert!(Instant::now() < until, "nobody squeezed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(watch.signals().load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,390 @@
+//! `lab squeeze`: seed 003's experiments. What is swapped with and without the squeeze, how fast it is, what it costs, and that a
+//! server survives which would be killed.
+
+pub mod bystander;
+mod disks;
+mod group;
+pub mod overhead;
+pub mod reaction;
+pub mod swap;
+
+use crate::machine::Machine;
+use crate::plot::{self, Axis, Scale, Unit};
+use crate::stats::{HEADER, Summary};
+use crate::verdict::{self, Check};
+use anyhow::{Context, Result};
+use overhead::{Overhead, Shape};
+use reaction::Reaction;
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::Path;
+use swap::{Run, Sizes};
+
+const MIB: u64 = 1 << 20;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct SqueezeOptions {
+    /// Runs of each.
+    pub runs: usize,
+    /// Smaller and shorter.
+    pub quick: bool,
+    /// Which parts.
+    pub parts: Vec<Part>,
+}
+
+/// A part of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Pages swapped.
+    Swap,
+    /// Time to give back.
+    Reaction,
+    /// Rates with limits 0 and 1024.
+    Overhead,
+    /// Who is killed.
+    Survival,
+}
+
+/// The same limit with nothing to swap to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Survival {
+    /// The server listened for pressure.
+    pub squeezed: bool,
+    /// The server was alive at the end.
+    pub survived: bool,
+    /// Processes of the group that were killed.
+    pub kills: u64,
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct SqueezeResult {
+    /// Where.
+    pub machine: Machine,
+    /// Sizes of the swap experiment.
+    pub sizes: Sizes,
+    /// Its runs, in the order in which they were made.
+    pub swap: Vec<Run>,
+    /// Reaction times by size.
+    pub reaction: Vec<Reaction>,
+    /// Rates.
+    pub overhead: Vec<Overhead>,
+    /// Without and with the squeeze.
+    pub survival: Vec<Survival>,
+}
+
+/// Runs the parts that were asked for.
+pub fn run(options: &SqueezeOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<SqueezeResult> {
+    let sizes = match options.quick {
+        true => Sizes {
+            disks: 64,
+            pool_bytes: 4 * MIB,
+            bystander_bytes: 224 * MIB,
+            limit_bytes: 384 * MIB,
+            seconds: 6.0,
+        },
+        false => Sizes {
+            disks: 128,
+            pool_bytes: 4 * MIB,
+            bystander_bytes: 448 * MIB,
+            limit_bytes: 704 * MIB,
+            seconds: 15.0,
+        },
+    };
+    let mut result = SqueezeResult {
+        machine: Machine::here(),
+        sizes,
+        swap: Vec::new(),
+        reaction: Vec::new(),
+        overhead: Vec::new(),
+        survival: Vec::new(),
+    };
+    let has = |part| options.parts.contains(&part);
+    if has(Part::Swap) {
+        for round in 0..options.runs as u64 {
+            for (duration, ..) in swap::SEED {
+                let what = duration.map_or("no squeeze".into(), |ms| format!("squeeze of {ms} ms"));
+                progress(&format!(
+                    "swap, run {} of {}: {what}",
+                    round + 1,
+                    options.runs
+                ));
+                result.swap.push(swap::run(dir, &sizes, duration, round)?);
+            }
+        }
+    }
+    if has(Part::Reaction) {
+        for pool_bytes in [64 * MIB, 1024 * MIB] {
+            progress(&format!("reaction with {} MiB", pool_bytes / MIB));
+            let rounds = if options.quick { 5 } else { 20 };
+            result
+                .reaction
+                .push(reaction::run(dir, 256, pool_bytes, rounds)?);
+        }
+    }
+    if has(Part::Overhead) {
+        progress("overhead");
+        let floor = 64 * pvblk_sys::cpu::allowed().len();
+        let shapes = [(1, floor), (1, 0), (32, floor), (32, 0)]
+            .map(|(depth, floor_pages)| Shape { depth, floor_pages });
+        let count = if options.quick { 16_384 } else { 131_072 };
+        let runs = options.runs.max(5);
+        result.overhead = overhead::run(dir, &shapes, count, runs)?;
+    }
+    if has(Part::Survival) {
+        for squeezed in [false, true] {
+            progress(&format!("survival, squeezed: {squeezed}"));
+            result.survival.push(survival(dir, &sizes, squeezed)?);
+        }
+    }
+    Ok(result)
+}
+
+/// The load of the swap experiment for some seconds, under the same limit and without swap.
+fn survival(dir: &Path, sizes: &Sizes, squeezed: bool) -> Result<Survival> {
+    let group = group::Group::new("survival")?;
+    let flags: &[String] = match squeezed {
+        true => &[],
+        false => &["--no-pressure".to_owned()],
+    };
+    let pool_bytes = sizes.pool_bytes as usize;
+    let mut disks = disks::Disks::start(dir, &group, sizes.disks, pool_bytes, flags)?;
+    let mut bystander = bystander::Bystander::start(&group)?;
+    // The kernel is to choose the server, as what takes the most could be either.
+    std::fs::write(
+        format!("/proc/{}/oom_score_adj", disks.server.pid()),
+        "1000",
+    )
+    .context("making the server the one to be killed")?;
+    disks.fill()?;
+    group.limit(Some(sizes.limit_bytes))?;
+    bystander.tell(&format!("grow {}", sizes.bystander_bytes / MIB))?;
+    bystander.tell("cycle 3000")?;
+    let start = std::time::Instant::now();
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut survived = true;
+    while survived && start.elapsed().as_secs() < 4 {
+        survived = disks.burst(rng.usize(0..disks.len())).is_ok();
+    }
+    let kills = group.kills();
+    survived &= disks.server.is_running();
+    drop(bystander);
+    group.limit(None)?;
+    if survived {
+        disks.server.stop()?;
+    } else {
+        drop(disks);
+    }
+    Ok(Survival {
+        squeezed,
+        survived,
+        kills,
+    })
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let all: Vec<f64> = values.collect();
+    all.iter().sum::<f64>() / all.len().max(1) as f64
+}
+
+impl SqueezeResult {
+    fn runs(&self, duration: Option<u64>) -> impl Iterator<Item = &Run> + Clone {
+        self.swap.iter().filter(move |r| r.duration_ms == duration)
+    }
+
+    /// For people.
+    pub fn table(&self) -> Result<String> {
+        let mut out = String::new();
+        if !self.swap.is_empty() {
+            let s = &self.sizes;
+            writeln!(
+                out,
+                "{} disks (modelled: 5 ms) with {} MiB of pools, a bystander with {} MiB, limit {} MiB, {} s; means",
+                s.disks,
+                s.disks as u64 * s.pool_bytes / MIB,
+                s.bystander_bytes / MIB,
+                s.limit_bytes / MIB,
+                s.seconds
+            )?;
+            let mut table = verdict::table(&[
+                "squeeze",
+                "pswpin",
+                "pswpout",
+                "seed: in",
+                "out",
+                "major faults",
+                "bursts/s",
+                "burst p99 ms",
+                "bystander pages/s",
+                "squeezes",
+            ]);
+            for (duration, seed_in, seed_out) in swap::SEED {
+                let of = |f: fn(&Run) -> f64| mean(self.runs(duration).map(f));
+                let name = duration.map_or("none".into(), |ms| format!("{ms} ms"));
+                table.add_row([
+                    name,
+                    format!("{:.0}", of(|r| r.pswpin as f64)),
+                    format!("{:.0}", of(|r| r.pswpout as f64)),
+                    seed_in.to_string(),
+                    seed_out.to_string(),
+                    format!("{:.0}", of(|r| r.major_faults as f64)),
+                    format!("{:.1}", of(|r| r.bursts_per_second)),
+                    format!("{:.1}", of(|r| r.burst_p99_ms)),
+                    format!("{:.0}", of(|r| r.bystander_pages as f64) / s.seconds),
+                    format!("{:.0}", of(|r| r.squeezes as f64)),
+                ]);
+            }
+            writeln!(out, "{table}")?;
+        }
+        for r in &self.reaction {
+            let Some(s) = Summary::of(&r.ms) else {
+                continue;
+            };
+            writeln!(
+                out,
+                "{} MiB of free pools on {} disks: 95 % back after {:.2} ms (median; {:.2} to {:.2}, {} rounds)",
+                r.pool_bytes / MIB,
+                r.disks,
+                s.median,
+                s.min,
+                s.max,
+                s.n
+            )?;
+        }
+        for o in &self.overhead {
+            writeln!(
+                out,
+                "\n4 KiB writes in order and a flush, {} in flight, floor {} pages; MB/s (seed: {:.1} ± {:.1} and {:.1} ± {:.1})\n{HEADER}",
+                o.shape.depth,
+                o.shape.floor_pages,
+                overhead::SEED[0].1,
+                overhead::SEED[0].2,
+                overhead::SEED[1].1,
+                overhead::SEED[1].2,
+            )?;
+            for (symbol, name, samples, pages) in [
+                ('x', "limit 1024", &o.full, o.full_pages),
+                ('+', "limit 0", &o.none, o.none_pages),
+            ] {
+                if let Some(s) = Summary::of(samples) {
+                    let (taken, allocated) = pages;
+                    let row = s.row(symbol);
+                    writeln!(
+                        out,
+                        "{row}   {name}: {taken} pages moved, {allocated} allocated"
+                    )?;
+                }
+            }
+            writeln!(out, "{}", o.compare()?)?;
+        }
+        for s in &self.survival {
+            writeln!(
+                out,
+                "no swap, the same limit, {}: the server {}, {} killed in its group",
+                if s.squeezed {
+                    "squeezed"
+                } else {
+                    "not squeezed"
+                },
+                if s.survived { "survived" } else { "was killed" },
+                s.kills
+            )?;
+        }
+        Ok(out)
+    }
+
+    /// Expected shapes.
+    pub fn checks(&self) -> Vec<Check> {
+        let mut checks = Vec::new();
+        let mut check = |expected: &str, figure: String, holds: bool| {
+            let expected = expected.to_owned();
+            checks.push(Check {
+                expected,
+                figure,
+                holds,
+            });
+        };
+        if !self.swap.is_empty() {
+            let of = |d, f: fn(&Run) -> u64| mean(self.runs(d).map(|r| f(r) as f64));
+            let ins = of(None, |r| r.pswpin) / of(Some(10), |r| r.pswpin).max(1.0);
+            let outs = of(None, |r| r.pswpout) / of(Some(10), |r| r.pswpout).max(1.0);
+            check(
+                "pswpin 100 times lower with 10 ms",
+                format!("{ins:.0}"),
+                ins >= 100.0,
+            );
+            check(
+                "pswpout 50 times lower with 10 ms",
+                format!("{outs:.0}"),
+                outs >= 50.0,
+            );
+        }
+        for (r, most) in self.reaction.iter().zip([10.0, 40.0]) {
+            let median = Summary::of(&r.ms).map_or(f64::MAX, |s| s.median);
+            let expected = format!("{} MiB back in less than {most} ms", r.pool_bytes / MIB);
+            check(&expected, format!("{median:.2} ms"), median < most);
+        }
+        if let Some(Ok(c)) = self.overhead.first().map(Overhead::compare) {
+            let edge = c.percent - c.percent_error;
+            let holds = !c.proven && edge >= -3.0;
+            check(
+                "no difference proven between limits 0 and 1024, edge within 3 %",
+                format!("{:.2} ± {:.2} %", c.percent, c.percent_error),
+                holds,
+            );
+        }
+        for o in self.overhead.iter().filter(|o| o.shape.floor_pages == 0) {
+            let (taken, allocated) = o.none_pages;
+            check(
+                "without limit and floor, pages allocated are pages moved",
+                format!("{allocated} and {taken}"),
+                taken == allocated,
+            );
+        }
+        for s in &self.survival {
+            let expected = match s.squeezed {
+                true => "the squeezed server survives",
+                false => "the other is killed",
+            };
+            check(
+                expected,
+                format!("{} kills", s.kills),
+                s.survived == s.squeezed,
+            );
+        }
+        checks
+    }
+
+    /// Plots by name.
+    pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
+        if self.swap.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut series = Vec::new();
+        for (duration, ..) in swap::SEED {
+            let name = duration.map_or("no squeeze".into(), |ms| format!("{ms} ms"));
+            let Some(run) = self.runs(duration).next() else {
+                continue;
+            };
+            let points: Vec<_> = run.pools.iter().map(|&(x, y)| (x, y, None)).collect();
+            series.push((name, points));
+        }
+        let series: Vec<_> = series
+            .iter()
+            .map(|(n, p)| (n.as_str(), p.clone()))
+            .collect();
+        let axis = |label| Axis {
+            label,
+            unit: Unit::Plain,
+        };
+        let chart = plot::line_chart(
+            "Pools while somebody else needs memory",
+            "first run of each; the bystander comes at 0",
+            (axis("seconds"), Scale::Linear),
+            axis("MiB of pools"),
+            &series,
+        )?;
+        Ok(vec![("pools", chart)])
+    }
+}

@@ -1,0 +1,143 @@
+//! What it costs to keep no free pages: the seed's second experiment, on a disk in memory.
+
+use super::disks::{Control, Pools};
+use crate::child::Server;
+use crate::driver::{Driver, Load};
+use crate::stats::{Comparison, Confidence};
+use anyhow::Result;
+use pvblk_block::{BlockDevice, Op};
+use pvblk_export::nbd::{NbdAddr, NbdClient, NbdClientConfig, NbdUri};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The seed's block.
+const BLOCK: usize = 4096;
+/// The seed's limits, and what its table says of them in MB/s: average and standard deviation.
+pub const SEED: [(usize, f64, f64); 2] = [(0, 419.4, 2.51), (1024, 417.8, 4.44)];
+
+/// A shape of load, and the pools' floor while it runs.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Shape {
+    /// Requests in flight.
+    pub depth: u32,
+    /// The whole process's floor, in pages.
+    pub floor_pages: usize,
+}
+
+/// The samples of one shape, interleaved.
+#[derive(Clone, Debug, Serialize)]
+pub struct Overhead {
+    /// Which.
+    pub shape: Shape,
+    /// MB/s with a limit of 0.
+    pub none: Vec<f64>,
+    /// MB/s with a limit of 1024 pages.
+    pub full: Vec<f64>,
+    /// Pages moved and pages allocated with a limit of 0.
+    pub none_pages: (u64, u64),
+    /// The same with a limit of 1024.
+    pub full_pages: (u64, u64),
+}
+
+impl Overhead {
+    /// Limit 0 with limit 1024 as the reference.
+    pub fn compare(&self) -> Result<Comparison> {
+        Comparison::of(&self.full, &self.none, Confidence::default())
+    }
+}
+
+/// Writes `count` blocks in order and flushes, `runs` times with each limit.
+pub fn run(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<Overhead>> {
+    let (nbd, control) = (dir.join("nbd.sock"), dir.join("ctl"));
+    let bytes = count * BLOCK as u64;
+    let server = Server::start(
+        &[
+            "serve".into(),
+            "--no-pressure".into(),
+            "--nbd".into(),
+            format!("unix:{}", nbd.display()),
+            "--control".into(),
+            format!("unix:{}", control.display()),
+            "--disk".into(),
+            format!("a=mem:{bytes}"),
+        ],
+        None,
+    )?;
+    let control = Control::at(control);
+    let uri = NbdUri {
+        addr: NbdAddr::Unix(nbd),
+        export: "a".into(),
+    };
+    let client: Arc<dyn BlockDevice> =
+        Arc::new(NbdClient::connect(&uri, NbdClientConfig::default())?);
+    let depth = shapes.iter().map(|s| s.depth).max().unwrap_or(1);
+    let mut driver = Driver::open(&client, 0, depth, BLOCK)?;
+    // The disk's own pages are there before anything is timed.
+    write(&mut driver, depth, count)?;
+    let mut all = Vec::new();
+    for &shape in shapes {
+        let mut result = Overhead {
+            shape,
+            none: Vec::new(),
+            full: Vec::new(),
+            none_pages: (0, 0),
+            full_pages: (0, 0),
+        };
+        for _ in 0..runs {
+            let (rate, pages) = sample(&mut driver, &control, shape, 0, count)?;
+            result.none.push(rate);
+            result.none_pages = pages;
+            let (rate, pages) = sample(&mut driver, &control, shape, 1024, count)?;
+            result.full.push(rate);
+            result.full_pages = pages;
+        }
+        all.push(result);
+    }
+    drop(driver);
+    server.stop()?;
+    Ok(all)
+}
+
+fn sample(
+    driver: &mut Driver,
+    control: &Control,
+    shape: Shape,
+    limit: usize,
+    count: u64,
+) -> Result<(f64, (u64, u64))> {
+    let floor = shape.floor_pages;
+    control.ask(&format!(
+        r#"{{"set":{{"max_buffer_pages":{limit},"buffer_floor_pages":{floor}}}}}"#
+    ))?;
+    control.ask(r#"{"memory":"squeeze"}"#)?;
+    // The squeeze itself is over.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let (before, _) = control.pools()?;
+    let rate = write(driver, shape.depth, count)?;
+    let (after, _) = control.pools()?;
+    let of = |f: fn(&Pools) -> u64| f(&after) - f(&before);
+    Ok((rate, (of(|p| p.taken_pages), of(|p| p.allocated_pages))))
+}
+
+/// MB/s, with the flush in the time.
+fn write(driver: &mut Driver, depth: u32, count: u64) -> Result<f64> {
+    let load = |op, count| Load {
+        op,
+        block: BLOCK,
+        depth,
+        count,
+        span: 0,
+        sleep: true,
+    };
+    let mut block = 0;
+    let place = || {
+        block += 1;
+        block - 1
+    };
+    let start = Instant::now();
+    driver.run(&load(Op::Write, count), place, |_, _| {})?;
+    driver.flush()?;
+    Ok((count * BLOCK as u64) as f64 / 1e6 / start.elapsed().as_secs_f64())
+}
