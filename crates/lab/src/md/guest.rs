@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 /// An order and an answer: a page, which the guest writes at once.
 const PAGE: usize = 4096;
+/// The script's status if this machine can't run guests.
+const CANNOT: i32 = 125;
 /// For the first start, which fetches packages and makes the guest.
 const START: Duration = Duration::from_secs(600);
 /// For what takes a moment, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// What fio counted of a sample, and what the sample cost this machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,8 +39,8 @@ enum Answer {
 /// The answer to this order, if it is there and complete.
 fn parse(page: &[u8], order: u64) -> Result<Option<Answer>> {
     let text = String::from_utf8_lossy(page);
-    let words: Vec<&str> = text.lines().next().unwrap_or("").split(' ').collect();
-    let words: Vec<&str> = words.into_iter().filter(|w| !w.is_empty()).collect();
+    let line = text.lines().next().unwrap_or("");
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let [number, words @ .., "end"] = words.as_slice() else {
         return Ok(None);
     };
@@ -124,10 +126,12 @@ impl Guest {
         self.done(PATIENCE).map(drop)
     }
 
-    /// One run of fio in the guest, on `md0` or on `ram4`, of so many seconds.
-    pub fn sample(&mut self, device: &str, fio: &str, seconds: f64) -> Result<Cost> {
+    /// One run of fio in the guest, on `md0` or on `ram4`, of so many seconds and with blocks of so many bytes.
+    pub fn sample(&mut self, device: &str, fio: &str, block: u64, seconds: f64) -> Result<Cost> {
         let runtime = (seconds * 1e3).ceil();
-        self.give(&format!("sample {device} --runtime={runtime}ms {fio}"))?;
+        self.give(&format!(
+            "sample {device} --runtime={runtime}ms --bs={block} {fio}"
+        ))?;
         let begun = self.answer(PATIENCE)?;
         ensure!(
             begun == Answer::Begun,
@@ -141,8 +145,8 @@ impl Guest {
         let (from, before) = (Instant::now(), run_ns(&processes));
         wait(0.7);
         let (to, after) = (Instant::now(), run_ns(&processes));
-        let [kib, _, rate] = self.done(PATIENCE)?;
-        ensure!(kib > 0.0 && rate > 0.0, "the guest wrote nothing");
+        let [kib, milliseconds, rate] = self.done(PATIENCE)?;
+        agree(kib, milliseconds, rate, block)?;
         Ok(Cost {
             rate,
             cpus: (after - before) / (to - from).as_nanos() as f64,
@@ -195,8 +199,12 @@ impl Guest {
             if let Some(answer) = parse(&page, self.order)? {
                 return Ok(answer);
             }
-            if self.child.try_wait()?.is_some() {
-                bail!("no guest: {}", self.last_words());
+            if let Some(status) = self.child.try_wait()? {
+                let said = self.last_words();
+                match status.code() {
+                    Some(CANNOT) => bail!("no guest: {said}"),
+                    _ => bail!("the guest ended: {status}: {said}"),
+                }
             }
             ensure!(Instant::now() < deadline, "the guest doesn't answer");
             std::thread::sleep(LOOK_AGAIN);
@@ -219,6 +227,17 @@ impl Drop for Guest {
             let _ = self.child.wait();
         }
     }
+}
+
+/// What fio says in KiB and in writes must be the same: else its fields aren't those that the script takes them for.
+fn agree(kib: f64, milliseconds: f64, rate: f64, block: u64) -> Result<()> {
+    let writes = kib * 1024.0 / block as f64;
+    let of_rate = rate * milliseconds / 1e3;
+    ensure!(
+        writes >= 1.0 && (writes - of_rate).abs() <= 1.0 + writes * 0.02,
+        "fio in the guest wrote {kib} KiB, in {milliseconds} ms, {rate} times a second: that can't be"
+    );
+    Ok(())
 }
 
 /// A process and all that come from it.
@@ -290,6 +309,19 @@ mod tests {
         assert_eq!(parse(&[0; PAGE], 7).unwrap(), None);
         for bad in ["7 done 1 2 end", "7 done a b c end", "7 dance end"] {
             assert!(parse(&page(bad), 7).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn figures_that_contradict_each_other_are_refused() {
+        assert!(agree(122_872.0, 2001.0, 15_351.0, 4096).is_ok());
+        for (kib, milliseconds, rate) in [
+            (0.0, 2001.0, 0.0),
+            (122_872.0, 2001.0, 61_405.0),
+            (122_872.0, 1000.0, 15_351.0),
+            (61_405.0, 2001.0, 15_351.0),
+        ] {
+            assert!(agree(kib, milliseconds, rate, 4096).is_err());
         }
     }
 

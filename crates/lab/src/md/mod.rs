@@ -186,8 +186,9 @@ impl Pair<'_> {
         }
         let way = if kind.random { "randwrite" } else { "write" };
         let fio = self.options.fio.replace("DEPTH", &depth.to_string());
-        let fio = format!("--rw={way} --bs={} {fio}", kind.block);
-        self.guest.sample(device, &fio, self.options.seconds)
+        let fio = format!("--rw={way} {fio}");
+        self.guest
+            .sample(device, &fio, kind.block, self.options.seconds)
     }
 
     fn ours(&mut self, way: Way, stable: bool, kind: &Kind, depth: usize) -> Result<Cost> {

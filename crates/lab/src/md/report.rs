@@ -10,6 +10,13 @@ const RANDOM: (usize, f64) = (32, 5.0);
 /// And of 128 KiB writes at each.
 const LARGE: f64 = 3.0;
 
+fn show(ratio: Option<PairRatio>) -> String {
+    match ratio {
+        Some(r) => format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
+        None => "no interval".to_owned(),
+    }
+}
+
 impl Cell {
     fn rates(&self, who: Who) -> &[f64] {
         self.of(who).map_or(&[], |s| &s.rate)
@@ -21,10 +28,13 @@ impl Cell {
     }
 
     fn ratio_text(&self, ours: Who, md: Who) -> String {
-        match self.ratio(ours, md) {
-            Some(r) => format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
-            None => "no interval".to_owned(),
-        }
+        show(self.ratio(ours, md))
+    }
+
+    /// How many times our CPU time md's is.
+    fn cpu_ratio(&self, ours: Who, md: Who) -> String {
+        let of = |who| self.of(who).map_or(&[][..], |s| &s.cpu_us);
+        show(PairRatio::of(of(md), of(ours), Confidence::default()).ok())
     }
 
     fn megabytes(&self, who: Who) -> String {
@@ -81,6 +91,8 @@ impl MdResult {
             "queue",
             "direct, no copy",
             "queue, no copy",
+            "md / direct",
+            "md / queue",
         ]);
         for c in &self.cells {
             let names = [c.kind.name.to_owned(), c.depth.to_string()];
@@ -106,7 +118,8 @@ impl MdResult {
                 Who::DirectStable,
                 Who::QueueStable,
             ];
-            cpu.add_row(names.iter().chain(&all.map(|w| c.cpu(w))));
+            let ratios = [Who::Direct, Who::Queue].map(|w| c.cpu_ratio(w, Who::Md));
+            cpu.add_row(names.iter().chain(&all.map(|w| c.cpu(w))).chain(&ratios));
         }
         let guest: Vec<&str> = self.guest.lines().collect();
         format!(
