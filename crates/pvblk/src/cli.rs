@@ -410,8 +410,8 @@ pub struct MdArgs {
     /// fio's options in the guest; DEPTH stands for the requests in flight
     #[arg(long, value_name = "OPTIONS", default_value = pvblk_lab::md::FIO, allow_hyphen_values = true)]
     pub fio: String,
-    /// Stripe heads of md, 17 to 32768
-    #[arg(long, value_name = "N", default_value_t = 4096)]
+    /// Stripe heads of md, 17 to 32768; with more it is slower here
+    #[arg(long, value_name = "N", default_value_t = 256)]
     pub md_stripes: usize,
     /// Stripe heads of ours
     #[arg(long, value_name = "N", default_value_t = 256)]

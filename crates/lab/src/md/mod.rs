@@ -13,7 +13,7 @@ use crate::stripe_queue::load::{Job, for_so_long};
 use crate::stripe_queue::member_sectors;
 use anyhow::{Result, ensure};
 use guest::{Cost, Guest};
-use pvblk_block::Op;
+use pvblk_block::{Op, SECTOR};
 use pvblk_volume::raid5::Consistency;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -157,6 +157,12 @@ pub struct MdResult {
     pub cells: Vec<Cell>,
 }
 
+struct Load {
+    kind: Kind,
+    depth: usize,
+    seconds: f64,
+}
+
 struct Pair<'a> {
     options: &'a MdOptions,
     cpu: usize,
@@ -166,43 +172,65 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn sample(&mut self, who: Who, kind: &Kind, depth: usize) -> Result<Cost> {
-        match who {
-            Who::Md | Who::MdAgain => self.md("md0", false, kind, depth),
-            Who::MdSkipCopy => self.md("md0", true, kind, depth),
-            Who::RamDisk => self.md("ram4", false, kind, depth),
-            Who::Direct => self.ours(Way::Direct, false, kind, depth),
-            Who::Queue => self.ours(Way::Queue, false, kind, depth),
-            Who::DirectStable => self.ours(Way::Direct, true, kind, depth),
-            Who::QueueStable => self.ours(Way::Queue, true, kind, depth),
+    /// Writes all that is written to later at least once.
+    fn fill(&mut self, who: Who) -> Result<()> {
+        let rows = kind("192 KiB", 192 << 10, false);
+        let mut seconds = 0.25;
+        loop {
+            let cost = self.sample(who, &rows, 32, seconds)?;
+            if cost.rate * seconds * rows.block as f64 > 1.1 * (SPAN * SECTOR) as f64 {
+                return Ok(());
+            }
+            seconds *= 2.0;
         }
     }
 
-    fn md(&mut self, device: &str, skip_copy: bool, kind: &Kind, depth: usize) -> Result<Cost> {
+    fn sample(&mut self, who: Who, kind: &Kind, depth: usize, seconds: f64) -> Result<Cost> {
+        let load = Load {
+            kind: *kind,
+            depth,
+            seconds,
+        };
+        match who {
+            Who::Md | Who::MdAgain => self.md("md0", false, &load),
+            Who::MdSkipCopy => self.md("md0", true, &load),
+            Who::RamDisk => self.md("ram4", false, &load),
+            Who::Direct => self.ours(Way::Direct, false, &load),
+            Who::Queue => self.ours(Way::Queue, false, &load),
+            Who::DirectStable => self.ours(Way::Direct, true, &load),
+            Who::QueueStable => self.ours(Way::Queue, true, &load),
+        }
+    }
+
+    fn md(&mut self, device: &str, skip_copy: bool, load: &Load) -> Result<Cost> {
         if skip_copy != self.skips_copy {
             self.guest
                 .set("skip_copy", if skip_copy { "1" } else { "0" })?;
             self.skips_copy = skip_copy;
         }
-        let way = if kind.random { "randwrite" } else { "write" };
-        let fio = self.options.fio.replace("DEPTH", &depth.to_string());
+        let way = if load.kind.random {
+            "randwrite"
+        } else {
+            "write"
+        };
+        let fio = self.options.fio.replace("DEPTH", &load.depth.to_string());
         let fio = format!("--rw={way} {fio}");
         self.guest
-            .sample(device, &fio, kind.block, self.options.seconds)
+            .sample(device, &fio, load.kind.block, load.seconds)
     }
 
-    fn ours(&mut self, way: Way, stable: bool, kind: &Kind, depth: usize) -> Result<Cost> {
+    fn ours(&mut self, way: Way, stable: bool, load: &Load) -> Result<Cost> {
         self.array.begin(way, &[])?;
         let job = Job {
             file: 0..SPAN,
             op: Op::Write,
-            random: kind.random,
-            block: kind.block,
-            depth,
+            random: load.kind.random,
+            block: load.kind.block,
+            depth: load.depth,
             requests: u64::MAX,
             stable,
         };
-        let time = Duration::from_secs_f64(self.options.seconds);
+        let time = Duration::from_secs_f64(load.seconds);
         let (rates, cpus) = for_so_long(vec![(&self.array, job)], time, &[self.cpu])?;
         Ok(Cost {
             rate: rates[0],
@@ -261,8 +289,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
     pair.guest.set("stripe_cache_size", &heads)?;
     // What is written first gets its memory, and is not counted.
     for who in [Who::Direct, Who::Md, Who::RamDisk] {
-        let whole_rows = kind("192 KiB", 192 << 10, false);
-        pair.sample(who, &whole_rows, 32)?;
+        pair.fill(who)?;
     }
     for round in 0..options.runs {
         for cell in &mut cells {
@@ -275,7 +302,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
             }
             for i in order {
                 let to = &mut cell.samples[i];
-                let cost = pair.sample(to.who, &cell.kind, cell.depth)?;
+                let cost = pair.sample(to.who, &cell.kind, cell.depth, options.seconds)?;
                 to.rate.push(cost.rate);
                 to.cpu_us.push(cost.cpus * 1e6 / cost.rate);
             }
