@@ -103,7 +103,7 @@ fn fio() -> Result<(), Stop> {
 
 /// One cell: the guest takes orders, its answers are understood, and md's parity is right afterwards.
 fn md() -> Result<(), Stop> {
-    need(&["taskset"])?;
+    need(&["setpriv", "taskset"])?;
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("md.json");
     let (uml, json) = (vm::starter(vm::Kind::Uml), file.display().to_string());

@@ -88,8 +88,9 @@ impl Guest {
             anyhow::Ok(file)
         };
         let (orders, answers) = (file("orders")?, file("answers")?);
-        let child = Command::new("taskset")
-            .args(["-c", &cpu.to_string()])
+        // If this program is killed, the guest ends too.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "TERM", "taskset", "-c", &cpu.to_string()])
             .arg(uml)
             .arg("--script")
             .arg(script)
@@ -105,7 +106,7 @@ impl Guest {
             .stdout(Stdio::null())
             .stderr(File::create(folder.join("said"))?)
             .spawn()
-            .context("starting taskset: is it installed?")?;
+            .context("starting setpriv: is it installed?")?;
         let folder = folder.to_owned();
         let mut guest = Guest {
             child,
