@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vm fuzz bench lab crash sim advisories fmt clean release
+.PHONY: help demo test test-vm fuzz bench md lab crash sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -38,6 +38,11 @@ bench: ## Measure the rings against a bare ring, NBD against its peers, idle dis
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab nbd
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab idle
 	@scripts/instructions.sh
+
+md: ## RAID-5 against the kernel's md in user-mode Linux, members in memory (8 minutes)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab md --check
 
 lab: ## The experiments on rings, queues and stripes, each expected shape with its figure, and bench against fio (25 minutes)
 	@scripts/install-tools.sh test

@@ -11,6 +11,7 @@ pub mod idle;
 pub mod instructions;
 pub mod loopback;
 pub mod machine;
+pub mod md;
 pub mod nbd;
 pub mod null_nbd;
 pub mod path;

@@ -199,6 +199,8 @@ pub enum LabCommand {
     Squeeze(SqueezeArgs),
     #[command(hide = true)]
     Bystander,
+    /// RAID-5 writes of ours against those of the kernel's md in user-mode Linux, members in memory
+    Md(MdArgs),
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
     /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
@@ -445,6 +447,40 @@ pub enum StripeQueuePart {
     Files,
     /// Memory, on one thread and on two
     Memory,
+}
+
+#[derive(Args, Debug)]
+pub struct MdArgs {
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Requests in flight to measure
+    #[arg(long, value_delimiter = ',', default_value = "1,32,128")]
+    pub depths: Vec<usize>,
+    /// Only cells whose name has this in it, such as `4 KiB random` or `random, 32 in`
+    #[arg(long, value_name = "TEXT")]
+    pub cells: Option<String>,
+    /// The script that starts user-mode Linux; it is in the source tree
+    #[arg(long, value_name = "FILE", default_value = "tests/vm/uml.sh")]
+    pub uml: PathBuf,
+    /// fio's options in the guest; DEPTH stands for the requests in flight
+    #[arg(long, value_name = "OPTIONS", default_value = pvblk_lab::md::FIO, allow_hyphen_values = true)]
+    pub fio: String,
+    /// Stripe heads of md, 17 to 32768; with more it is slower here
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub md_stripes: usize,
+    /// Stripe heads of ours
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub stripes: usize,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected ratio with its figure; exit 1 if one isn't reached
+    #[arg(long)]
+    pub check: bool,
 }
 
 #[derive(Args, Debug)]

@@ -1,13 +1,13 @@
 //! `pvblk lab`.
 
 use crate::cli::{
-    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, SqueezeArgs, SqueezePart,
+    CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PathArgs, SqueezeArgs, SqueezePart,
     StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
 };
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
-    agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, squeeze, stripe_queue,
-    trace_cost, verdict,
+    agree, crash, idle, instructions, md, nbd, null_nbd, path, queues, rings, squeeze,
+    stripe_queue, trace_cost, verdict,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -22,6 +22,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::StripeQueue(args) => run_stripe_queue(args),
         LabCommand::Squeeze(args) => run_squeeze(args),
         LabCommand::Bystander => squeeze::bystander::serve(),
+        LabCommand::Md(args) => run_md(args),
         LabCommand::Fio(args) => run_fio(args),
         LabCommand::Crash(args) => run_crash(args),
         LabCommand::CrashLoad(args) => crash::load::run(&crash::load::LoadOptions {
@@ -278,6 +279,30 @@ fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
     save(args.json.as_ref(), &result)?;
     draw(args.json.as_ref(), result.plots()?)?;
     print!("{}", result.table()?);
+    judge(args.check, &result.checks())
+}
+
+fn run_md(args: &MdArgs) -> Result<()> {
+    if args.runs == 0 || !(0.05..=60.0).contains(&args.seconds) {
+        bail!("there must be rounds, and --seconds from 0.05 to 60");
+    }
+    if args.depths.is_empty() || args.depths.iter().any(|d| !(1..=256).contains(d)) {
+        bail!("--depths must be from 1 to 256");
+    }
+    let options = md::MdOptions {
+        runs: args.runs,
+        seconds: args.seconds,
+        depths: args.depths.clone(),
+        cells: args.cells.clone(),
+        uml: args.uml.clone(),
+        fio: args.fio.clone(),
+        md_stripes: args.md_stripes,
+        stripes: args.stripes,
+    };
+    let scratch = Scratch::new()?;
+    let result = md::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.table());
     judge(args.check, &result.checks())
 }
 

@@ -34,7 +34,7 @@ pub mod xor;
 
 pub use buffer::{Buffer, total_len};
 pub use eventfd::EventFd;
-pub use memfd::{check_sealed, create_sealed, guarded_file};
 pub use idle::{Idle, POISON, poison_released_memory};
+pub use memfd::{check_sealed, create_sealed, guarded_file};
 pub use poller::{PollEvent, Poller};
 pub use region::{PAGE_SIZE, Region, RegionError};

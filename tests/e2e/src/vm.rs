@@ -39,6 +39,14 @@ pub fn named(script: &str) -> PathBuf {
     folder().join("scripts").join(script)
 }
 
+/// What starts a guest.
+pub fn starter(kind: Kind) -> PathBuf {
+    folder().join(match kind {
+        Kind::Qemu => "guest.sh",
+        Kind::Uml => "uml.sh",
+    })
+}
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm")
 }
@@ -69,10 +77,7 @@ pub fn script_on(
     out: &Path,
     limit: Duration,
 ) -> Result<String, Stop> {
-    let mut command = Command::new(folder().join(match kind {
-        Kind::Qemu => "guest.sh",
-        Kind::Uml => "uml.sh",
-    }));
+    let mut command = Command::new(starter(kind));
     command.stdin(Stdio::null());
     command.arg("--script").arg(script).arg("--out").arg(out);
     command.arg("--seconds").arg(limit.as_secs().to_string());

@@ -3,7 +3,7 @@
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{need, run};
-use pvblk_e2e::{Stop, run_all};
+use pvblk_e2e::{Stop, run_all, vm};
 use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,6 +14,7 @@ fn main() -> ExitCode {
         ("rings_fills_its_tables", rings),
         ("queues_fills_its_tables", queues),
         ("fio_is_compared_with_bench", fio),
+        ("md_is_measured_beside_us", md),
         ("a_shape_that_is_not_seen_fails", unseen_shape),
     ])
 }
@@ -98,6 +99,42 @@ fn fio() -> Result<(), Stop> {
     let args = ["fio", "--runs", "3", "--seconds", "1"];
     let (record, _) = lab(&args, &dir.path().join("f.json"))?;
     sampled(&record["result"]["jobs"], &["fio", "bench"], 3)
+}
+
+/// One cell: the guest takes orders, its answers are understood, and md's parity is right afterwards.
+fn md() -> Result<(), Stop> {
+    need(&["setpriv", "taskset"])?;
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("md.json");
+    let (uml, json) = (vm::starter(vm::Kind::Uml), file.display().to_string());
+    let uml = uml.display().to_string();
+    let which = ["--cells", "4 KiB random", "--depths", "32"];
+    let how = ["--runs", "1", "--seconds", "0.1", "--uml", &uml];
+    let args = [&["lab", "md", "--json", &json], &which[..], &how[..]].concat();
+    // For the guest's packages, if they aren't there.
+    let finished = run(pvblk(args)?, Duration::from_secs(900))?;
+    let mut said = finished.stderr.lines();
+    if let Some(line) = said.find(|l| l.contains("no guest: ")) {
+        return Stop::skip(line.trim_start_matches("pvblk: "));
+    }
+    let text = finished.success()?.stdout;
+    let record: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+    let result = &record["result"];
+    let about = result["guest"].as_str().unwrap_or_default();
+    check(
+        result["mismatches"] == 0 && about.contains("raid5\n4\n65536\nresync\n"),
+        || format!("another array, or wrong parity: {result}"),
+    )?;
+    let samples = result["cells"][0]["samples"].as_array().cloned();
+    let samples = samples.unwrap_or_default();
+    let good = |s: &Value| {
+        let figure = |name: &str| s[name][0].as_f64().unwrap_or(0.0);
+        (1.0..1e8).contains(&figure("rate")) && (0.01..1e5).contains(&figure("cpu_us"))
+    };
+    check(samples.len() == 8 && samples.iter().all(good), || {
+        format!("{samples:?}")
+    })?;
+    check(text.contains("| 4 KiB random | 32 "), || text)
 }
 
 /// A table can't pass by itself: samples of two milliseconds, of which the device's first 0.21 pass in silence, don't reach

@@ -143,6 +143,8 @@ pub struct Job {
     pub depth: usize,
     /// Requests in all; more than the file has: from its begin again.
     pub requests: u64,
+    /// Buffers stay as they are until a write ends: it needs no copy.
+    pub stable: bool,
 }
 
 struct Submitter {
@@ -163,6 +165,13 @@ impl Submitter {
         let depth = job.depth;
         let queue = Queue::open(&array.device, &QueueContext::new(depth as u32))?;
         let data = Buffer::anonymous(depth * job.block as usize).context("memory for buffers")?;
+        // A page that nobody has written to is the kernel's page of zeros, which costs nothing to read.
+        let mut noise = vec![0; job.block as usize];
+        let mut any = fastrand::Rng::with_seed(!seed);
+        for i in 0..depth {
+            any.fill(&mut noise);
+            data.write(i * noise.len(), &noise);
+        }
         let request = |i: usize| {
             let part = data.slice(i * job.block as usize, job.block as usize);
             let part = part.context("a part of the buffer")?;
@@ -206,7 +215,10 @@ impl Submitter {
             && let Some(mut request) = self.free.pop()
         {
             request.sector = self.next_sector();
-            request.flags = RequestFlags::empty();
+            request.flags = match self.job.stable {
+                true => RequestFlags::STABLE_BUFFERS,
+                false => RequestFlags::empty(),
+            };
             self.begun += 1;
             self.batch.push(request);
         }
@@ -284,6 +296,7 @@ fn jobs(cell: &Cell) -> Vec<Job> {
                 true => RANDOM_OPS / cell.threads as u64,
                 false => blocks,
             },
+            stable: false,
             file,
         }
     };

@@ -147,7 +147,7 @@ fn consistency(ppl: bool) -> Consistency {
 }
 
 /// Sectors of a member of an array that has so many; there is room for a log, too.
-fn member_sectors(array_sectors: u64) -> u64 {
+pub(crate) fn member_sectors(array_sectors: u64) -> u64 {
     (array_sectors / (MEMBERS as u64 - 1) + (8 << 11)).next_multiple_of(1 << 11)
 }
 
@@ -288,6 +288,7 @@ impl Experiment<'_> {
             block,
             depth: (window / block).max(1) as usize,
             requests: u64::MAX,
+            stable: false,
         };
         let readers = [
             ("random 4 KiB", true, BLOCKS[0], 0),

@@ -104,6 +104,7 @@ fn job(shape: &Shape, depth: usize, file: std::ops::Range<u64>) -> Job {
         block: shape.block,
         depth,
         requests: u64::MAX,
+        stable: false,
     }
 }
 

@@ -1,0 +1,321 @@
+//! `lab md`: our RAID-5 against the kernel's md in user-mode Linux, members in memory on both sides.
+//!
+//! Four members, chunks of 64 KiB, no log. Each takes one CPU, the same one, in turns: the guest sleeps while we write. md has its load from
+//! fio in the guest, we have ours from the lab's loop; both keep so many writes in flight, over the same 96 MiB. What md copies into its
+//! stripe cache, so do we; with `skip_copy` md doesn't, nor do we with stable buffers.
+
+mod guest;
+mod report;
+
+use crate::machine::Machine;
+use crate::stripe_queue::array::{Array, MEMBERS, Way};
+use crate::stripe_queue::load::{Job, for_so_long};
+use crate::stripe_queue::member_sectors;
+use anyhow::{Result, ensure};
+use guest::{Cost, Guest};
+use pvblk_block::{Op, SECTOR};
+use pvblk_volume::raid5::Consistency;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Sectors of an array that are written: 96 MiB.
+const SPAN: u64 = 96 << 11;
+/// How fio has a depth in flight with the fewest system calls, which are dear in this guest.
+pub const FIO: &str = "--ioengine=io_uring --fixedbufs --registerfiles --iodepth=DEPTH --iodepth_batch_submit=DEPTH \
+     --iodepth_batch_complete_min=1 --iodepth_batch_complete_max=DEPTH";
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct MdOptions {
+    /// Rounds.
+    pub runs: usize,
+    /// Seconds of each sample.
+    pub seconds: f64,
+    /// Requests in flight.
+    pub depths: Vec<usize>,
+    /// Only cells whose name has this in it, such as `4 KiB random, 32 in`.
+    pub cells: Option<String>,
+    /// `tests/vm/uml.sh`.
+    pub uml: PathBuf,
+    /// fio's options in the guest; `DEPTH` stands for the requests in flight.
+    pub fio: String,
+    /// md's stripe heads.
+    pub md_stripes: usize,
+    /// Ours.
+    pub stripes: usize,
+}
+
+/// A kind of writes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Kind {
+    /// For people.
+    pub name: &'static str,
+    /// Bytes.
+    pub block: u64,
+    /// Anywhere.
+    pub random: bool,
+}
+
+const fn kind(name: &'static str, block: u64, random: bool) -> Kind {
+    Kind {
+        name,
+        block,
+        random,
+    }
+}
+
+const KINDS: [Kind; 4] = [
+    kind("4 KiB sequential", 4 << 10, false),
+    kind("4 KiB random", 4 << 10, true),
+    kind("128 KiB", 128 << 10, false),
+    kind("192 KiB", 192 << 10, false),
+];
+
+/// Who writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Who {
+    /// The kernel's.
+    Md,
+    /// Once more: the control.
+    MdAgain,
+    /// Where it doesn't copy what it can write as it is.
+    MdSkipCopy,
+    /// A ram disk of the guest and no array: what the guest itself costs.
+    RamDisk,
+    /// Ours, as md writes.
+    Direct,
+    /// Ours, by the stripe queue.
+    Queue,
+    /// As md writes, without a copy.
+    DirectStable,
+    /// By the stripe queue, without a copy.
+    QueueStable,
+}
+
+/// Neighbours make pairs.
+const ROUND: [Who; 8] = [
+    Who::Direct,
+    Who::Md,
+    Who::Queue,
+    Who::MdAgain,
+    Who::DirectStable,
+    Who::MdSkipCopy,
+    Who::QueueStable,
+    Who::RamDisk,
+];
+
+/// One writer's samples, in the order of the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Samples {
+    /// Who.
+    pub who: Who,
+    /// Writes a second.
+    pub rate: Vec<f64>,
+    /// Microseconds of CPU of each write: of all of the guest's processes, or of the thread that is ours.
+    pub cpu_us: Vec<f64>,
+}
+
+/// All samples of one kind and depth.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cell {
+    /// What is written.
+    pub kind: Kind,
+    /// Requests in flight.
+    pub depth: usize,
+    /// By whom.
+    pub samples: Vec<Samples>,
+}
+
+impl Cell {
+    fn name(kind: &Kind, depth: usize) -> String {
+        format!("{}, {depth} in flight", kind.name)
+    }
+
+    fn of(&self, who: Who) -> Option<&Samples> {
+        self.samples.iter().find(|s| s.who == who)
+    }
+}
+
+/// The experiment's result.
+#[derive(Clone, Debug, Serialize)]
+pub struct MdResult {
+    /// Where.
+    pub machine: Machine,
+    /// The CPU that both take in turns.
+    pub cpu: usize,
+    /// What the guest left about its kernel, its array and its fio.
+    pub guest: String,
+    /// fio's options.
+    pub fio: String,
+    /// md's stripe heads and ours.
+    pub stripes: [usize; 2],
+    /// Sectors whose parity md's check found wrong at the end; they should be none.
+    pub mismatches: u64,
+    /// All samples.
+    pub cells: Vec<Cell>,
+}
+
+struct Load {
+    kind: Kind,
+    depth: usize,
+    seconds: f64,
+}
+
+struct Pair<'a> {
+    options: &'a MdOptions,
+    cpu: usize,
+    guest: Guest,
+    skips_copy: bool,
+    array: Array,
+}
+
+impl Pair<'_> {
+    /// Writes all that is written to later at least once.
+    fn fill(&mut self, who: Who) -> Result<()> {
+        let rows = kind("192 KiB", 192 << 10, false);
+        let mut seconds = 0.25;
+        loop {
+            let cost = self.sample(who, &rows, 32, seconds)?;
+            if cost.rate * seconds * rows.block as f64 > 1.1 * (SPAN * SECTOR) as f64 {
+                return Ok(());
+            }
+            seconds *= 2.0;
+        }
+    }
+
+    fn sample(&mut self, who: Who, kind: &Kind, depth: usize, seconds: f64) -> Result<Cost> {
+        let load = Load {
+            kind: *kind,
+            depth,
+            seconds,
+        };
+        match who {
+            Who::Md | Who::MdAgain => self.md("md0", false, &load),
+            Who::MdSkipCopy => self.md("md0", true, &load),
+            Who::RamDisk => self.md("ram4", false, &load),
+            Who::Direct => self.ours(Way::Direct, false, &load),
+            Who::Queue => self.ours(Way::Queue, false, &load),
+            Who::DirectStable => self.ours(Way::Direct, true, &load),
+            Who::QueueStable => self.ours(Way::Queue, true, &load),
+        }
+    }
+
+    fn md(&mut self, device: &str, skip_copy: bool, load: &Load) -> Result<Cost> {
+        if skip_copy != self.skips_copy {
+            self.guest
+                .set("skip_copy", if skip_copy { "1" } else { "0" })?;
+            self.skips_copy = skip_copy;
+        }
+        let way = if load.kind.random {
+            "randwrite"
+        } else {
+            "write"
+        };
+        let fio = self.options.fio.replace("DEPTH", &load.depth.to_string());
+        let fio = format!("--rw={way} {fio}");
+        self.guest
+            .sample(device, &fio, load.kind.block, load.seconds)
+    }
+
+    fn ours(&mut self, way: Way, stable: bool, load: &Load) -> Result<Cost> {
+        self.array.begin(way, &[])?;
+        let job = Job {
+            file: 0..SPAN,
+            op: Op::Write,
+            random: load.kind.random,
+            block: load.kind.block,
+            depth: load.depth,
+            requests: u64::MAX,
+            stable,
+        };
+        let time = Duration::from_secs_f64(load.seconds);
+        let (rates, cpus) = for_so_long(vec![(&self.array, job)], time, &[self.cpu])?;
+        Ok(Cost {
+            rate: rates[0],
+            cpus,
+        })
+    }
+}
+
+fn array(stripes: usize) -> Result<Array> {
+    let bytes = member_sectors(SPAN) * 512;
+    let member = |_| pvblk_volume::open(&format!("mem:{bytes}"));
+    let members = (0..MEMBERS).map(member).collect::<Result<_, _>>()?;
+    Ok(Array::new(members, Consistency::Resync, stripes)?)
+}
+
+/// Runs the experiment, with files in `folder`, which must be empty; `progress` is told what is being measured.
+pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Result<MdResult> {
+    let mut cells: Vec<Cell> = Vec::new();
+    for kind in KINDS {
+        for &depth in &options.depths {
+            let name = Cell::name(&kind, depth);
+            if options
+                .cells
+                .as_ref()
+                .is_none_or(|only| name.contains(only))
+            {
+                let samples = |who| Samples {
+                    who,
+                    rate: Vec::new(),
+                    cpu_us: Vec::new(),
+                };
+                let samples = ROUND.map(samples).into();
+                cells.push(Cell {
+                    kind,
+                    depth,
+                    samples,
+                });
+            }
+        }
+    }
+    ensure!(!cells.is_empty(), "no cell has this in its name");
+    let cpus = pvblk_sys::cpu::allowed();
+    let cpu = *cpus.last().unwrap_or(&0);
+    progress("starting the guest");
+    // A sample of md takes some seconds more than fio writes.
+    let samples = (options.runs * cells.len() * ROUND.len()) as f64;
+    let limit = Duration::from_secs_f64(300.0 + samples * (options.seconds + 10.0));
+    let mut pair = Pair {
+        options,
+        cpu,
+        guest: Guest::start(&options.uml, cpu, folder, limit)?,
+        skips_copy: false,
+        array: array(options.stripes)?,
+    };
+    let heads = options.md_stripes.to_string();
+    pair.guest.set("stripe_cache_size", &heads)?;
+    // What is written first gets its memory, and is not counted.
+    for who in [Who::Direct, Who::Md, Who::RamDisk] {
+        pair.fill(who)?;
+    }
+    for round in 0..options.runs {
+        for cell in &mut cells {
+            let name = Cell::name(&cell.kind, cell.depth);
+            progress(&format!("round {} of {}: {name}", round + 1, options.runs));
+            // Each second round the other way about.
+            let mut order: Vec<usize> = (0..ROUND.len()).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for i in order {
+                let to = &mut cell.samples[i];
+                let cost = pair.sample(to.who, &cell.kind, cell.depth, options.seconds)?;
+                to.rate.push(cost.rate);
+                to.cpu_us.push(cost.cpus * 1e6 / cost.rate);
+            }
+        }
+    }
+    let mismatches = pair.guest.check()?;
+    Ok(MdResult {
+        machine: Machine::here(),
+        cpu,
+        guest: pair.guest.quit()?,
+        fio: options.fio.clone(),
+        stripes: [options.md_stripes, options.stripes],
+        mismatches,
+        cells,
+    })
+}

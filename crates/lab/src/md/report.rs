@@ -1,0 +1,164 @@
+//! Tables and expected ratios.
+
+use super::{Cell, MdResult, Who};
+use crate::path::median;
+use crate::stats::{Confidence, PairRatio};
+use crate::verdict::{Check, table};
+
+/// Ours to md's, asked of 4 KiB random writes at this depth.
+const RANDOM: (usize, f64) = (32, 5.0);
+/// And of 128 KiB writes at each.
+const LARGE: f64 = 3.0;
+
+fn show(ratio: Option<PairRatio>) -> String {
+    match ratio {
+        Some(r) => format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
+        None => "no interval".to_owned(),
+    }
+}
+
+impl Cell {
+    fn rates(&self, who: Who) -> &[f64] {
+        self.of(who).map_or(&[], |s| &s.rate)
+    }
+
+    fn ratio(&self, ours: Who, md: Who) -> Option<PairRatio> {
+        let (ours, md) = (self.rates(ours), self.rates(md));
+        PairRatio::of(ours, md, Confidence::default()).ok()
+    }
+
+    fn ratio_text(&self, ours: Who, md: Who) -> String {
+        show(self.ratio(ours, md))
+    }
+
+    /// How many times our CPU time md's is.
+    fn cpu_ratio(&self, ours: Who, md: Who) -> String {
+        let of = |who| self.of(who).map_or(&[][..], |s| &s.cpu_us);
+        show(PairRatio::of(of(md), of(ours), Confidence::default()).ok())
+    }
+
+    fn megabytes(&self, who: Who) -> String {
+        format!(
+            "{:.0}",
+            median(self.rates(who)) * self.kind.block as f64 / 1e6
+        )
+    }
+
+    fn cpu(&self, who: Who) -> String {
+        let us = self.of(who).map_or(0.0, |s| median(&s.cpu_us));
+        format!("{us:.2}")
+    }
+
+    fn target(&self) -> Option<f64> {
+        match (self.kind.block, self.kind.random, self.depth) {
+            (4096, true, depth) if depth == RANDOM.0 => Some(RANDOM.1),
+            (131_072, false, _) => Some(LARGE),
+            _ => None,
+        }
+    }
+}
+
+impl MdResult {
+    /// For people.
+    pub fn table(&self) -> String {
+        let mut rates = table(&[
+            "writes",
+            "in flight",
+            "md k/s",
+            "md MB/s",
+            "direct",
+            "queue",
+            "direct / md",
+            "queue / md",
+            "md / md",
+        ]);
+        let mut plain = table(&[
+            "writes",
+            "in flight",
+            "md MB/s",
+            "direct",
+            "queue",
+            "direct / md",
+            "queue / md",
+        ]);
+        let mut cpu = table(&[
+            "writes",
+            "in flight",
+            "md",
+            "md, no copy",
+            "ram disk, no md",
+            "direct",
+            "queue",
+            "direct, no copy",
+            "queue, no copy",
+            "md / direct",
+            "md / queue",
+        ]);
+        for c in &self.cells {
+            let names = [c.kind.name.to_owned(), c.depth.to_string()];
+            let thousands = format!("{:.1}", median(c.rates(Who::Md)) / 1e3);
+            let [md, direct, queue] = [Who::Md, Who::Direct, Who::Queue].map(|w| c.megabytes(w));
+            let ratios = [
+                c.ratio_text(Who::Direct, Who::Md),
+                c.ratio_text(Who::Queue, Who::Md),
+                c.ratio_text(Who::MdAgain, Who::Md),
+            ];
+            let figures = [thousands, md, direct, queue];
+            rates.add_row(names.iter().chain(&figures).chain(&ratios));
+            let free = [Who::MdSkipCopy, Who::DirectStable, Who::QueueStable];
+            let figures = free.map(|w| c.megabytes(w));
+            let ratios = [free[1], free[2]].map(|w| c.ratio_text(w, Who::MdSkipCopy));
+            plain.add_row(names.iter().chain(&figures).chain(&ratios));
+            let all = [
+                Who::Md,
+                Who::MdSkipCopy,
+                Who::RamDisk,
+                Who::Direct,
+                Who::Queue,
+                Who::DirectStable,
+                Who::QueueStable,
+            ];
+            let ratios = [Who::Direct, Who::Queue].map(|w| c.cpu_ratio(w, Who::Md));
+            cpu.add_row(names.iter().chain(&all.map(|w| c.cpu(w))).chain(&ratios));
+        }
+        let guest: Vec<&str> = self.guest.lines().collect();
+        format!(
+            "RAID-5 of four in memory, chunks of 64 KiB, no log, 96 MiB; both on CPU {} in turns; {} and {} stripe heads. {}, Linux {}.\n\
+             md in user-mode Linux: {}. fio {}\nSectors with wrong parity by md's check afterwards: {}\n\n\
+             MB/s, with copies; ratios of pairs, median and 95 % interval\n{rates}\n\n\
+             MB/s, without copies: md's skip_copy, our stable buffers\n{plain}\n\n\
+             CPU of each write, microseconds\n{cpu}",
+            self.cpu,
+            self.stripes[0],
+            self.stripes[1],
+            self.machine.cpu,
+            self.machine.kernel,
+            guest.join("; "),
+            self.fio,
+            self.mismatches,
+        )
+    }
+
+    /// What the issue asks.
+    pub fn checks(&self) -> Vec<Check> {
+        let mut checks = vec![Check {
+            expected: "md kept parity right".to_owned(),
+            figure: format!("{} sectors are wrong", self.mismatches),
+            holds: self.mismatches == 0,
+        }];
+        for c in &self.cells {
+            let Some(target) = c.target() else { continue };
+            for (way, who) in [("direct", Who::Direct), ("queue", Who::Queue)] {
+                let Some(ratio) = c.ratio(who, Who::Md) else {
+                    continue;
+                };
+                checks.push(Check {
+                    expected: format!("{}, {way}: {target} x md", Cell::name(&c.kind, c.depth)),
+                    figure: c.ratio_text(who, Who::Md),
+                    holds: ratio.median >= target,
+                });
+            }
+        }
+        checks
+    }
+}
