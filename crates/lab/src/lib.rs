@@ -13,6 +13,7 @@ pub mod loopback;
 pub mod machine;
 pub mod nbd;
 pub mod null_nbd;
+pub mod page_order;
 pub mod path;
 pub mod plot;
 pub mod queues;
