@@ -316,7 +316,7 @@ mod tests {
             lost += if round < 6 { 100 } else { 0 };
             sizes.push(r.window(1, pages, lost, MOST, 460));
         }
-        assert_eq!(sizes, [28, 24, 21, 18, 16, 14, 15, 16, 17, 18, 19, 20]);
+        assert_eq!(sizes, [28, 24, 21, 18, 16, 14, 15, 16, 17, 18, 19, 21]);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! `pvblk lab`.
 
 use crate::cli::{
-    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PathArgs, StripeQueueArgs, StripeQueuePart,
-    SweepArgs, TraceCostArgs,
+    CrashArgs, FioArgs, IdleArgs, LabCommand, NbdArgs, PageOrderArgs, PathArgs, StripeQueueArgs,
+    StripeQueuePart, SweepArgs, TraceCostArgs,
 };
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
-    agree, crash, idle, instructions, nbd, null_nbd, path, queues, rings, stripe_queue, trace_cost,
-    verdict,
+    agree, crash, idle, instructions, nbd, null_nbd, page_order, path, queues, rings, stripe_queue,
+    trace_cost, verdict,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -20,6 +20,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Rings(args) => run_rings(args),
         LabCommand::Queues(args) => run_queues(args),
         LabCommand::StripeQueue(args) => run_stripe_queue(args),
+        LabCommand::PageOrder(args) => run_page_order(args),
         LabCommand::Fio(args) => run_fio(args),
         LabCommand::Crash(args) => run_crash(args),
         LabCommand::CrashLoad(args) => crash::load::run(&crash::load::LoadOptions {
@@ -241,6 +242,22 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
         Some(dir) => Scratch::in_folder(dir)?,
     };
     let result = stripe_queue::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    draw(args.json.as_ref(), result.plots()?)?;
+    println!("{}", result.table());
+    judge(args.check, &result.checks())
+}
+
+fn run_page_order(args: &PageOrderArgs) -> Result<()> {
+    if !(0.05..=60.0).contains(&args.seconds) {
+        bail!("--seconds must be from 0.05 to 60");
+    }
+    let options = page_order::PageOrderOptions {
+        seconds: args.seconds,
+        quick: args.quick,
+        threads: args.threads.unwrap_or(pvblk_sys::cpu::allowed().len()),
+    };
+    let result = page_order::run(&options, &progress)?;
     save(args.json.as_ref(), &result)?;
     draw(args.json.as_ref(), result.plots()?)?;
     println!("{}", result.table());

@@ -3,6 +3,7 @@
 mod attach;
 mod bench;
 mod bill;
+mod cache;
 mod cli;
 mod compare;
 mod config;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
         cli::Command::Raid(command) => raid::run(command),
+        cli::Command::Cache(args) => cache::run(args),
         cli::Command::Lab(command) => lab::run(command),
     };
     match result {

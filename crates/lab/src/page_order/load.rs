@@ -2,6 +2,7 @@
 
 use super::disks::{Cost, Disks};
 use super::{Cell, Policy};
+use crate::machine::cpu_ns;
 use anyhow::{Context, Result, bail, ensure};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
@@ -11,6 +12,7 @@ use pvblk_block::{
 use pvblk_cache::{CacheConfig, Counters, Due, Keeper, PAGE_SECTORS, PageCache};
 use pvblk_trace::latency::{Analyzer, Report};
 use pvblk_trace::{Collector, Device, Event, Recorder};
+use rustix::time::ClockId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +35,8 @@ const MOST_ROUNDS: u64 = 50_000_000;
 pub struct Run {
     /// Read by all processes together, KiB a second of virtual time.
     pub kib_per_second: f64,
+    /// CPU time of cache, model and driver, in nanoseconds for each KiB.
+    pub cpu_ns_per_kib: f64,
     /// The cache's, of the counted time.
     pub counters: Counters,
     /// Hops at the disks, if they were asked for.
@@ -223,7 +227,9 @@ pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
     let mut world = World::new(cell.policy, cell.pages, cost, traced)?;
     if let Some(cache) = world.cache.clone() {
         for _ in 0..3 {
-            world.read_all(0, cell.active_pages * PAGE_SECTORS)?;
+            if cell.active_pages > 0 {
+                world.read_all(0, cell.active_pages * PAGE_SECTORS)?;
+            }
         }
         // Nothing is free when it begins.
         world.read_all(DISK / 2, cell.pages * PAGE_SECTORS)?;
@@ -247,9 +253,12 @@ pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
     let records = |p: &[Process]| p.iter().map(|p| p.records).sum::<u64>();
     let (before, read_before) = (counters(&world), records(&processes));
     world.events.clear();
+    let cpu = cpu_ns(ClockId::ThreadCPUTime);
     let end = ramp + Duration::from_secs_f64(seconds);
     world.drive(&mut processes, Some(end))?;
+    let cpu = cpu_ns(ClockId::ThreadCPUTime) - cpu;
     let read = records(&processes) - read_before;
+    let kib = (read * RECORD as u64 / 1024) as f64;
     let counters = counters(&world).since(&before);
     // A queue isn't closed before its requests have ended, and time doesn't pass by itself.
     processes.iter_mut().for_each(|p| p.left = 0);
@@ -258,7 +267,8 @@ pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
         cache.check().map_err(anyhow::Error::msg)?;
     }
     Ok(Run {
-        kib_per_second: (read * RECORD as u64 / 1024) as f64 / seconds,
+        kib_per_second: kib / seconds,
+        cpu_ns_per_kib: cpu / kib.max(1.0),
         counters,
         hops: world
             .collector
