@@ -93,6 +93,8 @@ counters! {
     readahead_pages,
     /// Of those, pages that were used.
     readahead_used,
+    /// Of those, pages that were reclaimed and had not been used.
+    readahead_lost,
     /// Sleeps for memory.
     stalls,
     /// Nanoseconds of those.

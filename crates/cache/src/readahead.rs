@@ -66,6 +66,73 @@ impl Streams {
     }
 }
 
+/// How large windows may be, so that what is read in advance is still there when it is wanted. Time is counted in pages that are read.
+///
+/// Who read in order lately shares what there is; each has a window that it uses and one on its way. Pages that are lost all the same make
+/// windows smaller for all, by an eighth at a time, and they grow again by a sixteenth while none are.
+#[derive(Debug)]
+pub struct Readers {
+    frames: u64,
+    age: u64,
+    /// The age that each owner was seen in last.
+    last: Vec<u64>,
+    /// Seen in this age, and in the one before.
+    now: u64,
+    before: u64,
+    /// Sixteenths of a page.
+    limit: u64,
+    /// When that was looked at, and how many pages had been lost.
+    looked: (u64, u64),
+}
+
+impl Readers {
+    /// For a cache of so many frames.
+    pub fn new(frames: usize) -> Readers {
+        Readers {
+            frames: frames as u64,
+            age: 0,
+            last: Vec::new(),
+            now: 0,
+            before: 0,
+            limit: u64::MAX / 32,
+            looked: (0, 0),
+        }
+    }
+
+    /// `owner` reads in order, `pages` have been read in all, and `lost` of those that were read in advance were reclaimed before they were used.
+    /// Returns the largest window of it, for `most` at most and `room` frames for all.
+    pub fn window(&mut self, owner: usize, pages: u64, lost: u64, most: u64, room: u64) -> u64 {
+        let step = (self.frames / 4).max(1);
+        if pages - self.looked.0 >= step {
+            self.limit = self.limit.min(16 * most);
+            match lost - self.looked.1 > step / 32 {
+                true => self.limit -= self.limit / 8,
+                false => self.limit += self.limit / 16 + 1,
+            }
+            self.looked = (pages, lost);
+        }
+        most.min(room / (2 * self.readers(owner, pages)))
+            .min(self.limit / 16)
+    }
+
+    /// How many owners read in order, this one among them.
+    fn readers(&mut self, owner: usize, pages: u64) -> u64 {
+        let age = 1 + pages / (4 * self.frames);
+        if age != self.age {
+            self.before = if age == self.age + 1 { self.now } else { 0 };
+            (self.age, self.now) = (age, 0);
+        }
+        if self.last.len() <= owner {
+            self.last.resize(owner + 1, 0);
+        }
+        if self.last[owner] != age {
+            self.last[owner] = age;
+            self.now += 1;
+        }
+        self.now.max(self.before)
+    }
+}
+
 /// A stream's last window: `size` pages from `start`, of which the last `ahead` were not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
@@ -222,6 +289,34 @@ mod tests {
         let p = w.marked(40, 48, MOST).unwrap();
         assert_eq!((p.start, p.end), (48, 64));
         assert_eq!(Window::default().marked(40, 80, MOST), None);
+    }
+
+    #[test]
+    fn windows_are_shared_and_shrink_while_pages_are_lost() {
+        let mut r = Readers::new(512);
+        let mut pages = 0;
+        // Alone: as much as is allowed, or half of the room.
+        assert_eq!(r.window(1, pages, 0, MOST, 460), 32);
+        assert_eq!(r.window(1, pages, 0, MOST, 20), 10);
+        for owner in 2..=16 {
+            r.window(owner, pages, 0, MOST, 460);
+        }
+        assert_eq!(r.window(1, pages, 0, MOST, 460), 14);
+        // Who hasn't come again for a while doesn't count.
+        for _ in 0..4 {
+            pages += 4 * 512;
+            r.window(1, pages, 0, MOST, 460);
+        }
+        assert_eq!(r.window(1, pages, 0, MOST, 460), 32);
+        // Losses, and none again.
+        let mut sizes = Vec::new();
+        let mut lost = 0;
+        for round in 0..12 {
+            pages += 128;
+            lost += if round < 6 { 100 } else { 0 };
+            sizes.push(r.window(1, pages, lost, MOST, 460));
+        }
+        assert_eq!(sizes, [28, 24, 21, 18, 16, 14, 15, 16, 17, 18, 19, 21]);
     }
 
     #[test]

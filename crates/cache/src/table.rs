@@ -146,6 +146,11 @@ impl Table {
             .store(AHEAD, Ordering::Relaxed);
     }
 
+    /// Whether it was read in advance and hasn't been accessed.
+    pub fn is_ahead(&self, frame: u32) -> bool {
+        self.slots[frame as usize].uses.load(Ordering::Relaxed) == AHEAD
+    }
+
     /// Accesses, up to two.
     pub fn uses(&self, frame: u32) -> u8 {
         self.slots[frame as usize].uses.load(Ordering::Relaxed) & !AHEAD

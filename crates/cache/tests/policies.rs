@@ -230,6 +230,37 @@ fn sleeping_after_reclaim_is_what_costs() {
     assert!(bad < good * 21 / 20, "{bad:?} {good:?}");
 }
 
+/// A cache that has not even a window for each: all get parts, and nobody reads what is gone before it is used.
+#[test]
+fn too_many_streams_share_what_there_is() {
+    for processes in [8, 16, 32] {
+        let (good, c) = squeeze(512, processes, |_| {});
+        let (bad, _) = squeeze(512, processes, history);
+        let lost = c.readahead_lost as f64 / c.readahead_pages.max(1) as f64;
+        println!(
+            "{processes}: {good:?}, {bad:?} as in history, {:.1} pages for each read, {:.1} % of what was read in advance lost",
+            c.pgpgin as f64 / 4.0 / c.read_requests as f64,
+            100.0 * lost
+        );
+        assert!(good < bad, "{processes}: {good:?} {bad:?}");
+        // What is read twice is what was lost.
+        assert!(lost < 0.05, "{processes}: {lost}");
+    }
+}
+
+/// Active pages that are used stay; what is read in advance gets the frames of the others.
+#[test]
+fn active_pages_go_where_windows_need_them_and_stay_where_they_are_used() {
+    let (_, idle) = squeeze(512, 12, |_| {});
+    let (_, pinned) = squeeze(512, 12, |c| c.active = ActiveShare::Percent(50));
+    println!(
+        "{} of {} active",
+        idle.nr_active_file, pinned.nr_active_file
+    );
+    assert!(idle.nr_active_file < pinned.nr_active_file / 2);
+    assert!(pinned.nr_active_file > 150);
+}
+
 #[test]
 fn small_writes_in_a_row_reach_an_array_as_whole_stripes() {
     const SECTORS: u64 = 1 << 16;

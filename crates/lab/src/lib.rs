@@ -14,6 +14,7 @@ pub mod machine;
 pub mod md;
 pub mod nbd;
 pub mod null_nbd;
+pub mod page_order;
 pub mod path;
 pub mod plot;
 pub mod queues;

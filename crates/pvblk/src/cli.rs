@@ -14,6 +14,8 @@ Volumes:
   fault:seed=1,error=0.01:VOLUME        errors, stalls and torn writes, by seed
   raid5:[VOLUME][VOLUME][VOLUME]        a RAID-5 array in md's format, and its spares; see `pvblk raid --help`. [missing] for a
                                         lost member, then ,stripes=N (4 KiB of each member kept in memory) and ,force
+  cache:256M:VOLUME                     a page cache in front of another volume; ,mode=write-back|write-through|read-only,
+                                        ,readahead=128k, ,dirty=20 (percent before writers wait)
 
 Examples:
   pvblk serve --disk vm1=file:/srv/vm1.img,size=20G --local unix:/run/pvblk.sock
@@ -80,6 +82,9 @@ pub enum Command {
     /// Look at a running server's memory, change its limits, squeeze it
     #[command(subcommand, after_help = crate::memory::HELP)]
     Ctl(crate::memory::CtlCommand),
+    /// What the page cache of a served disk counts
+    #[command(after_help = crate::cache::HELP)]
+    Cache(crate::cache::CacheArgs),
     /// Experiments and measurements
     #[command(subcommand)]
     Lab(LabCommand),
@@ -117,7 +122,7 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
-    /// Socket for `pvblk raid`, `pvblk ctl`, `pvblk trace` and `pvblk latency --live`
+    /// Socket for `pvblk raid`, `pvblk cache`, `pvblk ctl`, `pvblk trace` and `pvblk latency --live`
     #[arg(long, value_name = "unix:PATH")]
     pub control: Option<String>,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
@@ -201,6 +206,8 @@ pub enum LabCommand {
     Bystander,
     /// RAID-5 writes of ours against those of the kernel's md in user-mode Linux, members in memory
     Md(MdArgs),
+    /// Seed 002's tables: processes that read through a page cache that is too small, by what it does then
+    PageOrder(PageOrderArgs),
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
     /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
@@ -481,6 +488,25 @@ pub struct MdArgs {
     /// Print each expected ratio with its figure; exit 1 if one isn't reached
     #[arg(long)]
     pub check: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct PageOrderArgs {
+    /// Seconds of virtual time of each cell of up to 16 processes; with more, less
+    #[arg(long, default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Cells at a time [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// Only two policies: as in history, and the default
+    #[arg(long)]
+    pub quick: bool,
 }
 
 #[derive(Args, Debug)]

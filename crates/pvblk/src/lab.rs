@@ -1,12 +1,12 @@
 //! `pvblk lab`.
 
 use crate::cli::{
-    CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PathArgs, SqueezeArgs, SqueezePart,
-    StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
+    CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PageOrderArgs, PathArgs,
+    SqueezeArgs, SqueezePart, StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
 };
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
-    agree, crash, idle, instructions, md, nbd, null_nbd, path, queues, rings, squeeze,
+    agree, crash, idle, instructions, md, nbd, null_nbd, page_order, path, queues, rings, squeeze,
     stripe_queue, trace_cost, verdict,
 };
 use serde::Serialize;
@@ -23,6 +23,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Squeeze(args) => run_squeeze(args),
         LabCommand::Bystander => squeeze::bystander::serve(),
         LabCommand::Md(args) => run_md(args),
+        LabCommand::PageOrder(args) => run_page_order(args),
         LabCommand::Fio(args) => run_fio(args),
         LabCommand::Crash(args) => run_crash(args),
         LabCommand::CrashLoad(args) => crash::load::run(&crash::load::LoadOptions {
@@ -302,6 +303,22 @@ fn run_md(args: &MdArgs) -> Result<()> {
     let scratch = Scratch::new()?;
     let result = md::run(&options, &scratch.0, &progress)?;
     save(args.json.as_ref(), &result)?;
+    println!("{}", result.table());
+    judge(args.check, &result.checks())
+}
+
+fn run_page_order(args: &PageOrderArgs) -> Result<()> {
+    if !(0.05..=60.0).contains(&args.seconds) {
+        bail!("--seconds must be from 0.05 to 60");
+    }
+    let options = page_order::PageOrderOptions {
+        seconds: args.seconds,
+        quick: args.quick,
+        threads: args.threads.unwrap_or(pvblk_sys::cpu::allowed().len()),
+    };
+    let result = page_order::run(&options, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    draw(args.json.as_ref(), result.plots()?)?;
     println!("{}", result.table());
     judge(args.check, &result.checks())
 }

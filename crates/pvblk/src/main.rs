@@ -3,6 +3,7 @@
 mod attach;
 mod bench;
 mod bill;
+mod cache;
 mod cli;
 mod compare;
 mod config;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         cli::Command::Latency(args) => latency::run(args),
         cli::Command::Raid(command) => raid::run(command),
         cli::Command::Ctl(command) => memory::run(command),
+        cli::Command::Cache(args) => cache::run(args),
         cli::Command::Lab(command) => lab::run(command),
     };
     match result {

@@ -1,6 +1,7 @@
 //! For tests and for people: what must always hold, and what is unfinished.
 
 use super::{Core, IoKind, NONE, State};
+use crate::lists::On;
 
 impl Core {
     /// What is unfinished, for people.
@@ -45,14 +46,22 @@ impl Core {
     /// What must always hold; slow. Errors say what doesn't.
     pub fn check(&self) -> Result<(), String> {
         let mut used = 0;
-        let mut writing = 0;
+        let (mut reading, mut writing) = (0, 0);
         for (at, f) in self.frames.iter().enumerate() {
             let frame = at as u32;
             let free = self.alloc.is_free(frame);
             if free != (f.state == State::Free) && free {
                 return Err(format!("frame {at} is free and {:?}", f.state));
             }
+            reading += usize::from(f.state == State::Reading);
             writing += usize::from(f.state == State::Writing);
+            let listed = !matches!(f.state, State::Free | State::Reading) && !f.orphan;
+            if (self.lists.on(frame) != On::None) != listed {
+                return Err(format!(
+                    "frame {at} is {:?} and on a list it shouldn't be on",
+                    f.state
+                ));
+            }
             if f.state == State::Free {
                 continue;
             }
@@ -96,6 +105,12 @@ impl Core {
             return Err(format!("{used} frames in use, {held} held, {free} free"));
         }
         let unwritten: u32 = self.epochs.values().sum();
+        if reading != self.reading {
+            return Err(format!(
+                "{reading} frames are being read, {} counted",
+                self.reading
+            ));
+        }
         if writing != self.writing || unwritten as usize != self.dirty.len() + self.writing {
             return Err(format!(
                 "{writing} frames are being written, {} counted, {} dirty, {unwritten} by age",

@@ -168,9 +168,7 @@ impl Core {
         let mut left = self.lists.len(On::Inactive).max(CLUSTER);
         let mut dirty = 0;
         while freed < CLUSTER && left > 0 {
-            if self.is_inactive_low() {
-                self.age_active();
-            }
+            self.age_active();
             let some = CLUSTER.min(left);
             left -= some;
             for _ in 0..some {
@@ -182,11 +180,25 @@ impl Core {
                     Who::Request => self.counters.pgscan_direct += 1,
                 }
                 dirty += usize::from(self.frames[frame as usize].state == State::Dirty);
+                // It would have to be read again: the inactive list is too short for what is read in advance.
+                let instead = match self.may_give_active() && self.table.is_ahead(frame) {
+                    true => self.reclaim_active(list, who, false),
+                    false => 0,
+                };
+                if instead > 0 {
+                    self.lists.put(frame, On::Inactive);
+                    freed += instead;
+                    break;
+                }
                 freed += usize::from(self.look_at(frame, list));
             }
-            if self.lists.len(On::Inactive) == 0 && !self.is_inactive_low() {
+            if self.lists.len(On::Inactive) == 0 && self.too_active() == 0 {
                 break;
             }
+        }
+        if freed == 0 && dirty == 0 && self.may_give_active() {
+            // All that is inactive is in use.
+            freed = self.reclaim_active(list, who, true);
         }
         match who {
             Who::Background => self.counters.pgsteal_kswapd += freed as u64,
@@ -195,6 +207,35 @@ impl Core {
         self.refaults_seen = self.counters.workingset_refault_file;
         if dirty > 0 && freed < CLUSTER {
             self.background.hurry();
+        }
+        freed
+    }
+
+    /// Whether active pages may go though there aren't too many: an inactive list that doesn't do has no right to protect the other.
+    fn may_give_active(&self) -> bool {
+        self.config.active == ActiveShare::Refault && self.lists.len(On::Active) > 0
+    }
+
+    /// Reclaims the oldest active pages; those that were used meanwhile only if `all`. Returns how many frames became free.
+    fn reclaim_active(&mut self, list: usize, who: Who, all: bool) -> usize {
+        let mut freed = 0;
+        for _ in 0..CLUSTER {
+            let Some(frame) = self.lists.oldest(On::Active) else {
+                break;
+            };
+            self.counters.pgrefill += 1;
+            let used = self.table.uses(frame) > 0;
+            self.table.set_uses(frame, 0);
+            if used && !all {
+                self.lists.put(frame, On::Active);
+                continue;
+            }
+            match who {
+                Who::Background => self.counters.pgscan_kswapd += 1,
+                Who::Request => self.counters.pgscan_direct += 1,
+            }
+            self.counters.pgdeactivate += 1;
+            freed += usize::from(self.look_at(frame, list));
         }
         freed
     }
@@ -222,15 +263,17 @@ impl Core {
             self.forget_dirty(frame);
         }
         self.shadows.evicted(page);
+        self.counters.readahead_lost += u64::from(self.table.is_ahead(frame));
         self.table.remove(frame);
         self.lists.put(frame, On::None);
         self.free_frame(frame, list);
         true
     }
 
-    /// Whether active pages are to be given up.
-    fn is_inactive_low(&self) -> bool {
-        let (inactive, active) = (self.lists.len(On::Inactive), self.lists.len(On::Active));
+    /// How many active pages are more than what is protected.
+    fn too_active(&self) -> usize {
+        let inactive = self.lists.len(On::Inactive) + self.reading;
+        let active = self.lists.len(On::Active);
         let protected = match self.config.active {
             ActiveShare::Percent(share) => share,
             ActiveShare::Refault => match self.counters.workingset_refault_file {
@@ -238,13 +281,12 @@ impl Core {
                 _ => 50,
             },
         };
-        // active / (active + inactive) > protected / 100
-        active > 0 && active * 100 > (active + inactive) * usize::from(protected)
+        active.saturating_sub((active + inactive) * usize::from(protected) / 100)
     }
 
-    /// Makes the oldest active pages inactive.
+    /// Makes the oldest active pages inactive, as many as are too many.
     fn age_active(&mut self) {
-        for _ in 0..CLUSTER {
+        for _ in 0..CLUSTER.min(self.too_active()) {
             let Some(frame) = self.lists.oldest(On::Active) else {
                 break;
             };

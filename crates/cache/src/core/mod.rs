@@ -24,7 +24,7 @@ use crate::alloc::Allocator;
 use crate::config::{CacheConfig, Mode, PAGE_BYTES, PAGE_SECTORS};
 use crate::counters::Counters;
 use crate::lists::{Lists, On, Shadows};
-use crate::readahead::{Hint, Plan, STREAMS, Window};
+use crate::readahead::{Hint, Plan, Readers, STREAMS, Window};
 use crate::table::Table;
 use pvblk_block::{Buffer, Completion, Limits, Op, Region, Request, RequestFlags, SECTOR, Status};
 use slab::Slab;
@@ -56,6 +56,8 @@ struct Frame {
     orphan: bool,
     /// It could not be written.
     failed: bool,
+    /// It becomes active when it has been read.
+    activate: bool,
     /// Who reads it is to read ahead.
     marked: bool,
     /// Somebody waits for its write with FUA.
@@ -221,8 +223,11 @@ pub struct Core {
     ios: Slab<IoKind>,
     waits: Slab<Wait>,
     owners: Vec<Owner>,
+    readers: Readers,
     /// Dirty pages that aren't being written.
     dirty: BTreeMap<u64, u32>,
+    /// Frames being read: they are on no list until that ends, and count as inactive.
+    reading: usize,
     /// Frames being written.
     writing: usize,
     /// Writes of pages at the device.
@@ -276,6 +281,7 @@ impl Core {
             behind: false,
             orphan: false,
             failed: false,
+            activate: false,
             marked: false,
             fua: false,
             epoch: 0,
@@ -295,7 +301,9 @@ impl Core {
             ios: Slab::new(),
             waits: Slab::new(),
             owners: vec![Owner::default()],
+            readers: Readers::new(frames),
             dirty: BTreeMap::new(),
+            reading: 0,
             writing: 0,
             write_ios: 0,
             epochs: BTreeMap::new(),
@@ -340,7 +348,7 @@ impl Core {
         Counters {
             nr_free_pages: self.alloc.free_frames() as u64,
             nr_listed_pages: self.alloc.listed_frames() as u64,
-            nr_inactive_file: self.lists.len(On::Inactive) as u64,
+            nr_inactive_file: (self.lists.len(On::Inactive) + self.reading) as u64,
             nr_active_file: self.lists.len(On::Active) as u64,
             nr_dirty: self.dirty.len() as u64,
             nr_writeback: self.writing as u64,
@@ -668,6 +676,7 @@ impl Core {
             behind: false,
             orphan: false,
             failed: false,
+            activate: false,
             marked: false,
             fua: false,
             epoch: 0,

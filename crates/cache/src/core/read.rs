@@ -1,7 +1,7 @@
 //! Reads: what is there is copied, what isn't is read together with what will be wanted next.
 
 use super::{Core, Filling, Job, Kind, MOST_PENDING, NONE, Need, State, copy, meeting};
-use crate::config::{FrameOrder, Mode, PAGE_BYTES, WaitPolicy};
+use crate::config::{ActiveShare, FrameOrder, Mode, PAGE_BYTES, WaitPolicy};
 use crate::lists::On;
 use crate::planted::{CacheBug, has};
 use crate::readahead::Plan;
@@ -66,15 +66,55 @@ impl Core {
         self.counters.readahead_used += u64::from(self.table.touch(frame));
     }
 
-    /// The largest window: not so much of a small cache that pages are gone before they are used.
-    fn most_ahead(&self) -> u64 {
+    /// The largest window: not so much of a small cache that pages are gone before they are used. Those who replay history have a fixed one.
+    fn most_ahead(&mut self, owner: usize) -> u64 {
         let configured = u64::from(self.config.readahead_bytes) / PAGE_BYTES as u64;
-        configured.min(self.frames.len() as u64 / 8)
+        let most = configured.min(self.frames.len() as u64 / 8);
+        if self.config.wait != WaitPolicy::Progress {
+            return most;
+        }
+        let (pages, lost, room) = (
+            self.counters.pgalloc,
+            self.counters.readahead_lost,
+            self.for_readers(),
+        );
+        self.readers.window(owner, pages, lost, most, room)
+    }
+
+    /// Frames that reads may have at the same time.
+    fn for_readers(&self) -> u64 {
+        let frames = self.frames.len() - self.alloc.marks().high;
+        let kept = match self.config.active {
+            ActiveShare::Percent(share) => self
+                .lists
+                .len(On::Active)
+                .min(frames * usize::from(share) / 100),
+            ActiveShare::Refault => 0,
+        };
+        (frames - kept) as u64
+    }
+
+    /// How many of `wanted` pages one request gets at a time. Where there isn't enough for all who wait now, they get parts, which are halves
+    /// at most: it costs less to wait a little than to read a rest.
+    fn at_once(&self, wanted: u64) -> u64 {
+        let most = wanted
+            .min(MOST_AT_ONCE)
+            .min(self.frames.len() as u64 / 4)
+            .max(1);
+        if self.config.wait != WaitPolicy::Progress {
+            return most;
+        }
+        let share = self.for_readers() / self.jobs.len().max(1) as u64;
+        let parts = most / share.max(1);
+        most.div_ceil(parts.max(1))
     }
 
     fn plan_miss(&mut self, job: &Job) -> Plan {
-        let most = self.most_ahead();
-        let wanted = (job.end - job.at).min(MOST_AT_ONCE.min(self.frames.len() as u64 / 4).max(1));
+        let most = match job.hint.sequential {
+            true => self.most_ahead(job.owner),
+            false => 0,
+        };
+        let wanted = self.at_once(job.end - job.at);
         let window = &mut self.owners[job.owner].windows[usize::from(job.hint.stream)];
         match job.kind {
             Kind::Read => window.miss(job.at, wanted, job.hint.sequential, most),
@@ -87,7 +127,7 @@ impl Core {
     }
 
     fn plan_mark(&mut self, job: &Job) -> Option<Plan> {
-        let most = self.most_ahead();
+        let most = self.most_ahead(job.owner);
         let mut absent = job.at + 1;
         while absent <= job.at + most && self.table.find_locked(absent).is_some() {
             absent += 1;
@@ -151,10 +191,16 @@ impl Core {
     /// There is no frame: whether what the plan has is enough to go on with. Nobody sleeps on frames that others need, except where history did.
     fn may_stop(&self, job: &mut Job, filling: &Filling) -> bool {
         let asleep = matches!(job.need, Need::Sleep { .. });
-        let history = self.config.wait == WaitPolicy::FullTimeout;
-        let may = match history {
-            true => asleep && job.progress == 0,
-            false => asleep || filling.at >= filling.optional,
+        let may = match self.config.wait {
+            // A kernel of 2009 slept for each page of a window, too. Something else has to end, though.
+            WaitPolicy::FullTimeout => asleep && job.progress == 0 && self.ios.is_empty(),
+            WaitPolicy::IfCongested => asleep || filling.at >= filling.optional,
+            // Reads of a few pages cost as much as larger ones. What ends soon may be enough for those.
+            WaitPolicy::Progress => {
+                let half =
+                    2 * (filling.at - filling.plan.start) >= filling.plan.end - filling.plan.start;
+                filling.at >= filling.optional || asleep && (half || self.ios.is_empty())
+            }
         };
         let enough = !filling.frames.is_empty() || filling.at >= filling.optional;
         if may && enough {
@@ -233,6 +279,23 @@ impl Core {
                 on = On::Active;
             }
         }
+        match state {
+            State::Reading => {
+                self.frames[frame as usize].activate = on == On::Active;
+                self.reading += 1;
+            }
+            _ => self.lists.put(frame, on),
+        }
+    }
+
+    /// The page's read has ended, well or not.
+    fn not_reading(&mut self, frame: u32) {
+        self.reading -= 1;
+        let f = &mut self.frames[frame as usize];
+        let on = match std::mem::take(&mut f.activate) {
+            true => On::Active,
+            false => On::Inactive,
+        };
         self.lists.put(frame, on);
     }
 
@@ -242,6 +305,7 @@ impl Core {
         self.counters.read_errors += u64::from(status != Status::Ok);
         for (page, &frame) in (first..).zip(&frames) {
             if status == Status::Ok {
+                self.not_reading(frame);
                 let f = &mut self.frames[frame as usize];
                 f.state = State::Clean;
                 let (chain, marked) = (f.waits, std::mem::take(&mut f.marked));
@@ -263,6 +327,7 @@ impl Core {
                 continue;
             }
             self.frames[frame as usize].waits = NONE;
+            self.not_reading(frame);
             self.drop_page(frame, 0);
             self.answer(chain, frame, status);
         }

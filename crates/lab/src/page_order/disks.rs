@@ -1,0 +1,226 @@
+//! Modelled disks in virtual time, one for each queue, so one for each process: what seed 002's sixteen disks behind a controller cost,
+//! roughly.
+//!
+//! A request gets its tag 2 us after it arrived, is inserted 1 us later, and issued 1 us after that, or when the disk is free: it serves one
+//! request at a time, in order. A disk that merges pays for each segment, one that doesn't care pays for none. All of it is known
+//! when a request arrives, so its events are recorded then, with the times at which they happen.
+
+use parking_lot::Mutex;
+use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::{
+    BlockDevice, Clock, Completion, DeviceQueue, Error, EventHub, Limits, ManualClock,
+    QueueContext, Readiness, Request, SECTOR, Status,
+};
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const GET: Duration = Duration::from_micros(2);
+const INSERT: Duration = Duration::from_micros(1);
+const ISSUE: Duration = Duration::from_micros(1);
+
+/// What a request costs.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Of each request.
+    pub request: Duration,
+    /// Of its data.
+    pub bytes_per_second: f64,
+    /// Of each segment: of those that touch, the disk makes one.
+    pub segment: Duration,
+}
+
+impl Cost {
+    /// 1 ms and 40 MB/s, whatever the segments: the seed's controller "doesn't care about pfn ordering in any way".
+    pub const PLAIN: Cost = Cost {
+        request: Duration::from_millis(1),
+        bytes_per_second: 40e6,
+        segment: Duration::ZERO,
+    };
+    /// A disk without a seek to do, that is told one segment after the other: 200 us, 200 MB/s, 12 us for each segment.
+    pub const MERGING: Cost = Cost {
+        request: Duration::from_micros(200),
+        bytes_per_second: 200e6,
+        segment: Duration::from_micros(12),
+    };
+
+    fn of(&self, request: &Request) -> Duration {
+        let bytes = request.sectors * SECTOR;
+        let segments = request.buffers.len() as u32;
+        self.request
+            + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second)
+            + self.segment * segments
+    }
+}
+
+/// The events' clock: the virtual one, but for what is recorded before it happens.
+#[derive(Debug)]
+pub struct EventClock {
+    clock: Arc<ManualClock>,
+    begin: Instant,
+    /// Nanoseconds since the begin, instead of the clock's; [`u64::MAX`]: the clock's.
+    instead: AtomicU64,
+}
+
+impl EventClock {
+    /// It begins now.
+    pub fn new(clock: &Arc<ManualClock>) -> EventClock {
+        EventClock {
+            clock: Arc::clone(clock),
+            begin: clock.now(),
+            instead: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Nanoseconds since the begin.
+    pub fn now_ns(&self) -> u64 {
+        match self.instead.load(Ordering::Relaxed) {
+            u64::MAX => self.at(self.clock.now()),
+            ns => ns,
+        }
+    }
+
+    fn at(&self, time: Instant) -> u64 {
+        time.saturating_duration_since(self.begin).as_nanos() as u64
+    }
+
+    fn record(&self, tracer: &mut Tracer, phase: Phase, request: &Request, time: Instant) {
+        self.instead.store(self.at(time), Ordering::Relaxed);
+        tracer.request(phase, request);
+        self.instead.store(u64::MAX, Ordering::Relaxed);
+    }
+}
+
+/// See the module's documentation. Data isn't touched.
+pub struct Disks {
+    cost: Cost,
+    clock: Arc<ManualClock>,
+    events_clock: Arc<EventClock>,
+    capacity_sectors: u64,
+    /// When the next request of each queue ends.
+    due: Arc<Mutex<Vec<Option<Instant>>>>,
+    events: EventHub,
+}
+
+impl Disks {
+    /// Disks of so many sectors (512 B); each queue has its own part of them.
+    pub fn new(cost: Cost, capacity_sectors: u64, clock: &Arc<ManualClock>) -> Disks {
+        Disks {
+            cost,
+            clock: Arc::clone(clock),
+            events_clock: Arc::new(EventClock::new(clock)),
+            capacity_sectors,
+            due: Arc::default(),
+            events: EventHub::default(),
+        }
+    }
+
+    /// The clock of its events.
+    pub fn events_clock(&self) -> Arc<EventClock> {
+        Arc::clone(&self.events_clock)
+    }
+
+    /// When any request ends next, whoever polls for it.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.lock().iter().flatten().min().copied()
+    }
+}
+
+impl BlockDevice for Disks {
+    fn describe(&self) -> String {
+        "modelled disks".into()
+    }
+    fn floor(&self) -> String {
+        "disk".into()
+    }
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+    fn capacity_sectors(&self) -> u64 {
+        self.capacity_sectors
+    }
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        let mut due = self.due.lock();
+        due.push(None);
+        Ok(Box::new(DiskQueue {
+            cost: self.cost,
+            clock: Arc::clone(&self.clock),
+            events_clock: Arc::clone(&self.events_clock),
+            due: Arc::clone(&self.due),
+            number: due.len() - 1,
+            busy_until: self.clock.now(),
+            waiting: VecDeque::new(),
+            tracer: context
+                .tracing
+                .tracer(&self.floor(), context.index, context.submitter),
+        }))
+    }
+    fn events(&self) -> &EventHub {
+        &self.events
+    }
+}
+
+struct DiskQueue {
+    cost: Cost,
+    clock: Arc<ManualClock>,
+    events_clock: Arc<EventClock>,
+    due: Arc<Mutex<Vec<Option<Instant>>>>,
+    number: usize,
+    busy_until: Instant,
+    /// With the time when each is done, in order.
+    waiting: VecDeque<(Instant, Box<Request>)>,
+    tracer: Tracer,
+}
+
+impl DiskQueue {
+    fn tell(&self) {
+        self.due.lock()[self.number] = self.waiting.front().map(|w| w.0);
+    }
+}
+
+impl DeviceQueue for DiskQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        let now = self.clock.now();
+        for request in batch.drain(..) {
+            let got = now + GET;
+            let inserted = got + INSERT;
+            let issued = (inserted + ISSUE).max(self.busy_until);
+            for (phase, time) in [
+                (Phase::Get, got),
+                (Phase::Insert, inserted),
+                (Phase::Issue, issued),
+            ] {
+                self.events_clock
+                    .record(&mut self.tracer, phase, &request, time);
+            }
+            self.busy_until = issued + self.cost.of(&request);
+            self.waiting.push_back((self.busy_until, request));
+        }
+        self.tell();
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        let now = self.clock.now();
+        let before = out.len();
+        while let Some((_, request)) = self.waiting.pop_front_if(|(due, _)| *due <= now) {
+            let status = Status::Ok;
+            out.push(Completion { request, status });
+        }
+        if out.len() > before {
+            self.tell();
+        }
+    }
+
+    fn arm(&mut self) -> Readiness {
+        match self.waiting.front() {
+            Some((due, _)) if *due <= self.clock.now() => Readiness::Ready,
+            first => Readiness::Wait(first.map(|w| w.0)),
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

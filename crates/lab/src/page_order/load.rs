@@ -1,0 +1,291 @@
+//! iozone's shape in virtual time: processes that read records of 64 KiB, each from a disk of its own, and a cache that is too small.
+
+use super::disks::{Cost, Disks};
+use super::{Cell, Policy};
+use crate::machine::cpu_ns;
+use anyhow::{Context, Result, bail, ensure};
+use pvblk_block::trace::Tracing;
+use pvblk_block::{
+    BlockDevice, Buffer, Clock, Completion, ManualClock, Op, Queue, QueueContext, Readiness,
+    Request, RequestFlags, SECTOR, Status,
+};
+use pvblk_cache::{CacheConfig, Counters, Due, Keeper, PAGE_SECTORS, PageCache};
+use pvblk_trace::latency::{Analyzer, Report};
+use pvblk_trace::{Collector, Device, Event, Recorder};
+use rustix::time::ClockId;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of a record.
+pub const RECORD: usize = 64 << 10;
+const RECORD_SECTORS: u64 = RECORD as u64 / SECTOR;
+/// What a process does with each record.
+pub const THINK: Duration = Duration::from_micros(40);
+/// Sectors of each process' disk.
+const DISK: u64 = 1 << 21;
+/// One process begins after the other.
+const STAGGER: Duration = Duration::from_micros(700);
+/// Before what is counted.
+const RAMP: Duration = Duration::from_millis(300);
+/// Most rounds without an end: more is a hang.
+const MOST_ROUNDS: u64 = 50_000_000;
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Read by all processes together, KiB a second of virtual time.
+    pub kib_per_second: f64,
+    /// CPU time of cache, model and driver, in nanoseconds for each KiB.
+    pub cpu_ns_per_kib: f64,
+    /// The cache's, of the counted time.
+    pub counters: Counters,
+    /// Hops at the disks, if they were asked for.
+    pub hops: Option<Report>,
+}
+
+struct Process {
+    queue: Queue,
+    request: Option<Box<Request>>,
+    /// It is busy until then.
+    thinks: Option<Instant>,
+    begin: u64,
+    at: u64,
+    sectors: u64,
+    random: Option<fastrand::Rng>,
+    /// Sectors to read before it ends.
+    left: u64,
+    /// Records read.
+    records: u64,
+    done: Vec<Completion>,
+}
+
+impl Process {
+    fn new(
+        device: &Arc<dyn BlockDevice>,
+        number: u32,
+        (begin, sectors): (u64, u64),
+        random: Option<u64>,
+        tracing: &Tracing,
+    ) -> Result<Process> {
+        let context = QueueContext {
+            index: number,
+            submitter: number,
+            tracing: tracing.clone(),
+            ..QueueContext::new(1)
+        };
+        let buffer = Buffer::anonymous(RECORD)?;
+        Ok(Process {
+            queue: Queue::open(device, &context)?,
+            request: Some(Request::with_buffers(Op::Read, begin, vec![buffer], 0)),
+            thinks: None,
+            begin,
+            at: begin,
+            sectors,
+            random: random.map(fastrand::Rng::with_seed),
+            left: u64::MAX,
+            records: 0,
+            done: Vec::new(),
+        })
+    }
+
+    /// One step: whether it moved, and until when it waits.
+    fn step(&mut self, clock: &ManualClock) -> Result<(bool, Option<Instant>)> {
+        if let Some(until) = self.thinks {
+            if clock.now() < until {
+                return Ok((false, Some(until)));
+            }
+            self.thinks = None;
+        }
+        if let Some(mut request) = self.request.take() {
+            if self.left == 0 {
+                self.request = Some(request);
+                return Ok((false, None));
+            }
+            self.left = self.left.saturating_sub(RECORD_SECTORS);
+            if let Some(rng) = &mut self.random {
+                self.at = self.begin + rng.u64(..self.sectors / RECORD_SECTORS) * RECORD_SECTORS;
+            } else if self.at + RECORD_SECTORS > self.begin + self.sectors {
+                self.at = self.begin;
+            }
+            request.reset(Op::Read, RequestFlags::empty(), self.at, RECORD_SECTORS, 0);
+            self.at += RECORD_SECTORS;
+            self.queue.submit(&mut vec![request]);
+            return Ok((true, None));
+        }
+        if self.queue.poll(&mut self.done) > 0 {
+            let done = self.done.pop().context("a completion")?;
+            ensure!(done.status == Status::Ok, "a read failed");
+            self.request = Some(done.request);
+            self.records += 1;
+            self.thinks = Some(clock.now() + THINK);
+            return Ok((true, None));
+        }
+        Ok(match self.queue.arm() {
+            Readiness::Ready => (true, None),
+            Readiness::Wait(until) => (false, until),
+        })
+    }
+}
+
+/// Everything that moves.
+struct World {
+    clock: Arc<ManualClock>,
+    disks: Arc<Disks>,
+    cache: Option<Arc<PageCache>>,
+    keeper: Option<Keeper>,
+    device: Arc<dyn BlockDevice>,
+    tracing: Tracing,
+    collector: Option<Collector>,
+    events: Vec<Event>,
+}
+
+impl World {
+    fn new(policy: Option<Policy>, pages: u64, cost: Cost, traced: bool) -> Result<World> {
+        let clock = Arc::new(ManualClock::default());
+        let disks = Arc::new(Disks::new(cost, DISK * 66, &clock));
+        let (mut tracing, mut collector) = (Tracing::off(), None);
+        if traced {
+            let times = disks.events_clock();
+            let recorder = Recorder::with_clock(1 << 12, Arc::new(move || times.now_ns()));
+            collector = Some(recorder.collector());
+            tracing = Tracing::to(Arc::new(recorder), "lab");
+        }
+        let below: Arc<dyn BlockDevice> = disks.clone();
+        let cache = policy.map(|policy| {
+            let mut config = CacheConfig::new(pages * 4096);
+            config.lists = 2;
+            policy.set(&mut config);
+            PageCache::with_clock(&config, Arc::clone(&below), clock.clone()).map(Arc::new)
+        });
+        let cache = cache.transpose()?;
+        Ok(World {
+            keeper: cache.as_deref().map(Keeper::new),
+            device: cache.clone().map_or(below, |c| c as _),
+            clock,
+            disks,
+            cache,
+            tracing,
+            collector,
+            events: Vec::new(),
+        })
+    }
+
+    /// Steps all until a time, or until all have read what they are to.
+    fn drive(&mut self, processes: &mut [Process], end: Option<Instant>) -> Result<()> {
+        let count = processes.len();
+        for round in 0..MOST_ROUNDS {
+            let now = self.clock.now();
+            if end.is_some_and(|end| now >= end)
+                || processes.iter().all(|p| p.left == 0 && p.request.is_some())
+            {
+                return Ok(());
+            }
+            let (mut moved, mut until) = (false, end);
+            // Nobody is always the first.
+            for n in 0..count {
+                let process = &mut processes[(n + round as usize) % count];
+                let (has, at) = process.step(&self.clock)?;
+                moved |= has;
+                until = until.into_iter().chain(at).min();
+            }
+            if let Some(keeper) = &mut self.keeper {
+                for due in [keeper.step(), keeper.arm()] {
+                    match due {
+                        Due::Now => moved = true,
+                        Due::At(at) => until = until.into_iter().chain([at]).min(),
+                        Due::Never => {}
+                    }
+                }
+            }
+            if moved {
+                continue;
+            }
+            if let Some(collector) = &self.collector {
+                collector.drain(&mut self.events);
+            }
+            until = until.into_iter().chain(self.disks.next_due()).min();
+            let until = until.context("somebody waits for ever")?;
+            self.clock.advance_to(until);
+        }
+        let cache = self.cache.as_ref();
+        let unfinished = cache.map(|c| c.unfinished()).unwrap_or_default();
+        bail!("no end: {unfinished}")
+    }
+
+    /// One process reads a part of the last disk, once.
+    fn read_all(&mut self, begin: u64, sectors: u64) -> Result<()> {
+        let tracing = Tracing::off();
+        let place = (DISK * 65 + begin, sectors);
+        let mut one = Process::new(&self.device, 0, place, None, &tracing)?;
+        one.left = sectors;
+        self.drive(std::slice::from_mut(&mut one), None)
+    }
+}
+
+/// Runs one cell. `active_pages` were read often before and aren't any more: what the seed's writes had left behind.
+pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
+    let mut world = World::new(cell.policy, cell.pages, cost, traced)?;
+    if let Some(cache) = world.cache.clone() {
+        for _ in 0..3 {
+            if cell.active_pages > 0 {
+                world.read_all(0, cell.active_pages * PAGE_SECTORS)?;
+            }
+        }
+        // Nothing is free when it begins.
+        world.read_all(DISK / 2, cell.pages * PAGE_SECTORS)?;
+        cache.check().map_err(anyhow::Error::msg)?;
+    }
+    let process = |n: u32| {
+        let random = cell.random.then_some(u64::from(n) + 1);
+        let place = (DISK * u64::from(n), DISK);
+        Process::new(&world.device, n, place, random, &world.tracing)
+    };
+    let mut processes = (0..cell.processes)
+        .map(process)
+        .collect::<Result<Vec<_>>>()?;
+    let begin = world.clock.now();
+    for (n, process) in processes.iter_mut().enumerate() {
+        process.thinks = Some(begin + STAGGER * n as u32);
+    }
+    let ramp = begin + RAMP;
+    world.drive(&mut processes, Some(ramp))?;
+    let counters = |w: &World| w.cache.as_ref().map(|c| c.counters()).unwrap_or_default();
+    let records = |p: &[Process]| p.iter().map(|p| p.records).sum::<u64>();
+    let (before, read_before) = (counters(&world), records(&processes));
+    world.events.clear();
+    let cpu = cpu_ns(ClockId::ThreadCPUTime);
+    let end = ramp + Duration::from_secs_f64(seconds);
+    world.drive(&mut processes, Some(end))?;
+    let cpu = cpu_ns(ClockId::ThreadCPUTime) - cpu;
+    let read = records(&processes) - read_before;
+    let kib = (read * RECORD as u64 / 1024) as f64;
+    let counters = counters(&world).since(&before);
+    // A queue isn't closed before its requests have ended, and time doesn't pass by itself.
+    processes.iter_mut().for_each(|p| p.left = 0);
+    world.drive(&mut processes, None)?;
+    if let Some(cache) = &world.cache {
+        cache.check().map_err(anyhow::Error::msg)?;
+    }
+    Ok(Run {
+        kib_per_second: kib / seconds,
+        cpu_ns_per_kib: cpu / kib.max(1.0),
+        counters,
+        hops: world
+            .collector
+            .take()
+            .map(|c| hops(&c, &mut world.events))
+            .transpose()?,
+    })
+}
+
+/// The report on the disks.
+fn hops(collector: &Collector, events: &mut Vec<Event>) -> Result<Report> {
+    collector.drain(events);
+    ensure!(collector.drops().is_empty(), "events were dropped");
+    let devices = collector.devices();
+    let disk = devices.iter().find(|(_, name)| name == "lab/disk");
+    let disk: Device = disk.context("no disk in the trace")?.0;
+    events.retain(|e| e.device == disk);
+    events.sort_by_key(|e| e.time_ns);
+    Ok(Analyzer::run(events, |_| {}))
+}

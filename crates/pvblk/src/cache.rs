@@ -1,0 +1,61 @@
+//! `pvblk cache`: what a served page cache counts, and dropping its clean pages.
+
+use crate::{config, control};
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Map, Value};
+use std::io::Write;
+
+/// Shown under the flags.
+pub const HELP: &str = "\
+Names are those of /proc/vmstat where there are any; what begins with nr_ is a number of pages now, the rest was counted since the start.
+
+Examples:
+  pvblk serve --disk a=cache:256M:file:a.img --nbd unix:/tmp/a.sock --control unix:/tmp/control.sock
+  pvblk cache a --control unix:/tmp/control.sock
+  pvblk cache a --control unix:/tmp/control.sock --drop";
+
+#[derive(Args, Debug)]
+pub struct CacheArgs {
+    /// The disk
+    #[arg(value_name = "DISK")]
+    pub disk: String,
+    /// Control socket of the server
+    #[arg(long, value_name = "unix:PATH")]
+    pub control: String,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Drop all pages that are clean and not in use
+    #[arg(long)]
+    pub drop: bool,
+}
+
+pub fn run(args: &CacheArgs) -> Result<()> {
+    let socket = config::unix_path("--control", &args.control)?;
+    let word = if args.drop { "drop" } else { "counters" };
+    let question = format!("{{\"cache\":\"{word}\"}}");
+    let answer = control::ask(&socket, &args.disk, &question)?;
+    let answer: Map<String, Value> = serde_json::from_str(&answer)
+        .with_context(|| format!("{}: the answer is no cache's", socket.display()))?;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&answer)? + "\n",
+        false => answer.iter().map(line).collect(),
+    };
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("printing")
+}
+
+/// As /proc/vmstat has it; shares in percent.
+fn line((name, value): (&String, &Value)) -> String {
+    match value.as_f64() {
+        Some(share) if value.is_f64() && name != "segments_per_read" => {
+            format!("{name} {:.2} %\n", 100.0 * share)
+        }
+        Some(number) if value.is_f64() => format!("{name} {number:.2}\n"),
+        Some(_) => format!("{name} {value}\n"),
+        None => format!("{name} -\n"),
+    }
+}
