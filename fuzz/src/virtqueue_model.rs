@@ -81,7 +81,7 @@ fn pieces(memory: &[u8], terms: Terms, head: u16) -> Option<Vec<Piece>> {
             if inside || !terms.indirect || flags & 1 != 0 {
                 return None;
             }
-            if len == 0 || len % 16 != 0 || len > 1024 * 16 {
+            if len == 0 || !len.is_multiple_of(16) || len > 1024 * 16 {
                 return None;
             }
             let from = offset(at, len)?;
@@ -200,11 +200,11 @@ fn try_judge(memory: &[u8], terms: Terms, head: u16) -> Option<Verdict> {
                 0 => (Op::Read, to_write, to_read, &write),
                 _ => (Op::Write, to_read, to_write, &rest),
             };
-            if len == 0 || len % 512 != 0 || other != 0 {
+            if len == 0 || !len.is_multiple_of(512) || other != 0 {
                 return answered(1);
             }
             let runs = runs(data)?;
-            if runs.iter().any(|r| r.1 % 512 != 0) {
+            if runs.iter().any(|r| !r.1.is_multiple_of(512)) {
                 return answered(1);
             }
             request(op, none, sector, len / 512, runs)

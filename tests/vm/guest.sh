@@ -56,6 +56,6 @@ limited qemu-system-x86_64 -machine q35,memory-backend=ram -accel tcg,thread=mul
     -object "memory-backend-memfd,id=ram,size=${memory_mb}M,share=on" \
     -display none -monitor none -serial "file:$run/console" -no-reboot -nic none "${drives[@]}" \
     -kernel "$image/kernel" -initrd "$run/initrd" \
-    -append "console=ttyS0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests disks=$(IFS=, && echo "${names[*]}") result=$result" \
+    -append "console=ttyS0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests no_timer_check disks=$(IFS=, && echo "${names[*]}") result=$result" \
     >&2 || status=$?
 finish_run "$status"

@@ -24,8 +24,9 @@ dd if="$disk" bs=512 count=3072 iflag=direct 2>/dev/null | cmp -n 1572864 - /dev
 if dd if="$disk" bs=512 skip=3072 count=1024 iflag=direct 2>/dev/null | cmp -s -n 524288 - /dev/zero; then exit 1; fi
 echo 'discarded and zeroed'
 mkfs.ext4 -q -E nodiscard "$disk"
+modprobe ext4
 mkdir -p /mnt
-mount -o errors=panic "$disk" /mnt
+mount -t ext4 -o errors=panic "$disk" /mnt
 for i in 1 2 3 4; do dd if=/dev/urandom of="/mnt/$i" bs=256k count=8 2>/dev/null; done
 (cd /mnt && sha256sum 1 2 3 4 >/tmp/sums)
 rm /mnt/1
@@ -34,7 +35,7 @@ sync
 fstrim -v /mnt
 umount /mnt
 e2fsck -f -n "$disk"
-mount "$disk" /mnt
+mount -t ext4 "$disk" /mnt
 (cd /mnt && sha256sum -c /tmp/sums)
 umount /mnt
 echo 'all well'

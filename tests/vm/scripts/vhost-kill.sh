@@ -5,7 +5,7 @@ set -euo pipefail
 disk=$1
 control=${2:-$disk}
 rounds=0
-until [ "$(dd if="$control" bs=512 count=1 iflag=direct 2>/dev/null | head -c 4)" = stop ]; do
+until [ "$(dd if="$control" bs=512 count=1 iflag=direct 2>/dev/null | head -c 4 | tr -d '\0')" = stop ]; do
     fio --name=load --filename="$disk" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --iodepth=16 --offset=1M \
         --size=4M --verify=crc32c --verify_fatal=1 --randseed=$rounds --minimal >/dev/null
     rounds=$((rounds + 1))

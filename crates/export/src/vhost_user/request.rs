@@ -133,7 +133,10 @@ pub fn parse(
                 Err(Bad::Data(to_write, to_read))
             } else {
                 data.buffers(op == Op::Read, &mut request.buffers)?;
-                let odd = request.buffers.iter().find(|b| b.len() % 512 != 0);
+                let odd = request
+                    .buffers
+                    .iter()
+                    .find(|b| !b.len().is_multiple_of(512));
                 match odd {
                     Some(piece) => Err(Bad::Piece(piece.len())),
                     None => {

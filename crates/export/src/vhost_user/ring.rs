@@ -115,7 +115,9 @@ impl Ring {
             return Ok(());
         }
         self.only_stopped("address")?;
-        let aligned = place.descriptor % 16 == 0 && place.available % 2 == 0 && place.used % 4 == 0;
+        let aligned = place.descriptor.is_multiple_of(16)
+            && place.available.is_multiple_of(2)
+            && place.used.is_multiple_of(4);
         if !aligned {
             return Err(self.refuse("its parts are not aligned"));
         }
