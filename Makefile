@@ -56,10 +56,11 @@ crash: ## Kill server and front end 1000 times in the middle of writes; nothing 
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab crash --cycles 1000
 
-sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost; 5000 of an array's, 20000 of a cache's (4 minutes)
+sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost; 5000 of an array's, 20000 of a cache's, 100000 of squeezed pools (6 minutes)
 	@cargo run --release --locked -p pvblk-sim -- --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
 	@cargo run --release --locked -p pvblk-sim -- cache --seeds 20000
+	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
 
 advisories: ## Ask the advisory database about the dependencies (needs the network)
 	@scripts/install-tools.sh test

@@ -194,6 +194,8 @@ impl Sources {
         let stop = Arc::new(AtomicBool::new(false));
         let signals = Arc::new(AtomicU64::new(0));
         let mut listener = Listener {
+            worth: false,
+            worth_at: Instant::now(),
             poller,
             waits: self.waits,
             marks: self.marks,
@@ -242,6 +244,9 @@ impl Drop for Watch {
 }
 
 struct Listener {
+    /// Pools have something to give, as seen at this time.
+    worth: bool,
+    worth_at: Instant,
     poller: Poller,
     waits: Vec<Wait>,
     marks: Vec<Mark>,
@@ -255,7 +260,8 @@ impl Listener {
         let mut events = Vec::new();
         while !self.stop.load(Ordering::Acquire) {
             events.clear();
-            if let Err(e) = self.poller.wait(&mut events, self.timeout()) {
+            let timeout = self.timeout();
+            if let Err(e) = self.poller.wait(&mut events, timeout) {
                 tracing::error!("waiting for memory pressure: {e}");
                 return;
             }
@@ -266,7 +272,7 @@ impl Listener {
                     None => false,
                 };
             }
-            if !told && !self.marks.is_empty() && self.pressure.free_bytes() >= WORTH_BYTES {
+            if !told && self.worth {
                 let now = Instant::now();
                 told = self.marks.iter_mut().any(|m| m.is_low(now));
             }
@@ -280,12 +286,17 @@ impl Listener {
         }
     }
 
-    fn timeout(&self) -> Option<Duration> {
+    fn timeout(&mut self) -> Option<Duration> {
         if self.marks.is_empty() {
             return None;
         }
-        let worth = self.pressure.free_bytes() >= WORTH_BYTES;
-        Some(if worth { LOOK } else { LOOK_AT_POOLS })
+        let now = Instant::now();
+        // Hundreds of pools take longer than a look at the marks.
+        if !self.worth || now.duration_since(self.worth_at) >= LOOK_AT_POOLS {
+            self.worth = self.pressure.free_bytes() >= WORTH_BYTES;
+            self.worth_at = now;
+        }
+        Some(if self.worth { LOOK } else { LOOK_AT_POOLS })
     }
 }
 

@@ -78,6 +78,9 @@ fn random_requests_agree_with_a_model() {
                 let n = (1 + rng.below(100_000) as usize).min(rest.len());
                 rig.send(&rest[..n]);
                 rest = &rest[n..];
+                if rng.below(4) == 0 {
+                    config.pressure.squeeze();
+                }
             }
             if rng.below(3) == 0 {
                 while !expected.is_empty() {
