@@ -34,12 +34,13 @@ bench: ## Measure the rings against a bare ring, NBD against its peers, idle dis
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab idle
 	@scripts/instructions.sh
 
-lab: ## The experiments on rings, queues and stripes, each expected shape with its figure, and bench against fio (25 minutes)
+lab: ## The experiments on rings, queues, stripes and page caches, each expected shape with its figure, and bench against fio (25 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab rings --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab queues --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab stripe-queue --on modelled --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab page-order --quick --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab fio --check
 
 crash: ## Kill server and front end 1000 times in the middle of writes; nothing answered may be lost (2 minutes)

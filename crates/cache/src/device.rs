@@ -410,8 +410,9 @@ fn marks() -> u64 {
 
 impl BlockDevice for PageCache {
     fn describe(&self) -> String {
-        let mib = self.config.size_bytes >> 10;
-        format!("cache:{mib}k:{}", self.shared.inner.describe())
+        let kib = self.config.size_bytes >> 10;
+        let (options, inner) = (self.config.options(), self.shared.inner.describe());
+        format!("cache:{kib}k{options}:{inner}")
     }
 
     fn floor(&self) -> String {
