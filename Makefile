@@ -44,12 +44,13 @@ md: ## RAID-5 against the kernel's md in user-mode Linux, members in memory (8 m
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab md --check
 
-lab: ## The experiments on rings, queues and stripes, each expected shape with its figure, and bench against fio (25 minutes)
+lab: ## The experiments on rings, queues, stripes and page caches, each expected shape with its figure, and bench against fio (25 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab rings --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab queues --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab stripe-queue --on modelled --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab page-order --quick --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab fio --check
 
 crash: ## Kill server and front end 1000 times in the middle of writes; nothing answered may be lost (2 minutes)

@@ -126,6 +126,35 @@ impl CacheConfig {
         Some(text.into())
     }
 
+    /// What isn't as usual, as a volume's options have it.
+    pub fn options(&self) -> String {
+        let usual = CacheConfig::new(self.size_bytes);
+        let mut text = String::new();
+        text += match self.mode {
+            Mode::WriteBack => "",
+            Mode::WriteThrough => ",mode=write-through",
+            Mode::ReadOnly => ",mode=read-only",
+        };
+        if self.readahead_bytes != usual.readahead_bytes {
+            text += &format!(",readahead={}k", self.readahead_bytes >> 10);
+        }
+        if self.dirty_percent != usual.dirty_percent {
+            text += &format!(",dirty={}", self.dirty_percent);
+        }
+        if self.order == FrameOrder::Reversed {
+            text += ",order=reversed";
+        }
+        text += match self.wait {
+            WaitPolicy::Progress => "",
+            WaitPolicy::IfCongested => ",wait=congested",
+            WaitPolicy::FullTimeout => ",wait=full",
+        };
+        if let ActiveShare::Percent(share) = self.active {
+            text += &format!(",active={share}");
+        }
+        text
+    }
+
     /// Frames of 4 KiB.
     pub fn frames(&self) -> usize {
         (self.size_bytes / PAGE_BYTES as u64) as usize

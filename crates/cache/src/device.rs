@@ -410,8 +410,9 @@ fn marks() -> u64 {
 
 impl BlockDevice for PageCache {
     fn describe(&self) -> String {
-        let mib = self.config.size_bytes >> 10;
-        format!("cache:{mib}k:{}", self.shared.inner.describe())
+        let kib = self.config.size_bytes >> 10;
+        let (options, inner) = (self.config.options(), self.shared.inner.describe());
+        format!("cache:{kib}k{options}:{inner}")
     }
 
     fn floor(&self) -> String {
@@ -439,11 +440,16 @@ impl BlockDevice for PageCache {
         self.shared.inner.refresh()?;
         if self.shared.inner.capacity_sectors() != self.capacity_sectors() {
             self.shared.resized.store(true, Ordering::Relaxed);
-            if self.config.mode != Mode::ReadOnly {
-                self.flush()?;
+            // First, since what is behind the new end can't be written any more.
+            self.shared.follow_size(&mut self.shared.core.lock());
+            if self.shared.resized.load(Ordering::Relaxed) && self.config.mode != Mode::ReadOnly {
+                let flushed = self.flush();
+                self.shared.follow_size(&mut self.shared.core.lock());
+                // A write that was on its way there has failed, and its page is gone now.
+                if self.shared.resized.load(Ordering::Relaxed) {
+                    flushed?;
+                }
             }
-            let mut core = self.shared.core.lock();
-            self.shared.follow_size(&mut core);
         }
         Ok(())
     }
