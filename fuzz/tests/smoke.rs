@@ -50,11 +50,6 @@ fn store() {
 }
 
 #[test]
-fn virtqueue() {
-    run("virtqueue");
-}
-
-#[test]
 fn every_target_has_seeds() {
     for (name, _) in TARGETS {
         assert!(
