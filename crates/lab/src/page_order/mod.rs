@@ -76,7 +76,7 @@ impl Policy {
                         active,
                     };
                     let is_end = policy == Policy::HISTORY || policy == Policy::DEFAULT;
-                    if order == FrameOrder::Kept && (!quick || is_end) || !quick {
+                    if !quick || is_end {
                         all.push(policy);
                     }
                 }
