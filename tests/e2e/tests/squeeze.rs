@@ -160,7 +160,10 @@ fn verified(volume: impl Fn(&Path) -> String, rings: bool) -> Result<(), Stop> {
     }
     let squeezer = Squeezer::start(controls.clone(), seed);
     let uri = format!("--uri=nbd+unix:///a?socket={}", socket.display());
-    let (runtime, randseed) = (format!("--runtime={seconds}"), format!("--randseed={seed}"));
+    let (runtime, randseed) = (
+        format!("--runtime={seconds}"),
+        format!("--randseed={}", seed >> 1),
+    );
     let args = [
         "--name=verify",
         "--ioengine=nbd",
@@ -186,8 +189,9 @@ fn verified(volume: impl Fn(&Path) -> String, rings: bool) -> Result<(), Stop> {
     let times = squeezer.stop()?;
     let report = report(controls.last().unwrap_or(&controls[0]))?;
     let total = &report["total"];
+    // What a client of rings gives back goes to the memory it shares with the server, which stays.
     check(
-        number(&report, "squeezes") > times / 2 && number(total, "squeezed_pages") > 0,
+        number(&report, "squeezes") > times / 2 && (rings || number(total, "squeezed_pages") > 0),
         || format!("squeezed {times} times, but it says {report:#}"),
     )?;
     println!(
