@@ -19,6 +19,8 @@ pub mod ring;
 pub mod ring_model;
 pub mod smoke;
 pub mod store;
+pub mod virtqueue;
+pub mod virtqueue_model;
 
 /// A target.
 pub type Target = fn(&[u8]);
@@ -34,4 +36,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("raid5_metadata", raid5_metadata::raid5_metadata),
     ("ring", ring::ring),
     ("store", store::store),
+    ("virtqueue", virtqueue::virtqueue),
 ];

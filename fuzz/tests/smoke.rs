@@ -50,6 +50,11 @@ fn store() {
 }
 
 #[test]
+fn virtqueue() {
+    run("virtqueue");
+}
+
+#[test]
 fn every_target_has_seeds() {
     for (name, _) in TARGETS {
         assert!(
