@@ -343,7 +343,8 @@ impl Pressure {
         let pools = self.pools.lock();
         let mut disks: BTreeMap<String, DiskMemory> = BTreeMap::new();
         for (name, disk) in &pools.retired {
-            let squeezed = Duration::from_nanos(squeezed_ns - disk.squeezed_before_ns);
+            let squeezed =
+                Duration::from_nanos(squeezed_ns.saturating_sub(disk.squeezed_before_ns));
             let memory = DiskMemory {
                 pools: disk.counters,
                 squeezed,
