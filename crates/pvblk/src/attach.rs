@@ -68,6 +68,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let watch = daemon::listen_for_pressure(hub.pressure())?;
     let desk = Desk::new(hub.pressure(), Some(&watch), base);
     let control = traces.start(control.as_deref(), args.slow, &hub, desk)?;
+    daemon::tell_sources(&watch);
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
     drop(servers);

@@ -92,9 +92,13 @@ pub fn wait_for_stop(signals: &mut Signals, hub: &Hub, base: u64) {
     }
 }
 
-/// Starts to listen for memory pressure, and says to what.
+/// Starts to listen for memory pressure.
 pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<Watch> {
-    let watch = Sources::find().watch(Arc::clone(pressure))?;
+    Ok(Sources::find().watch(Arc::clone(pressure))?)
+}
+
+/// Says who tells of memory pressure and who can't, once everything else has begun.
+pub fn tell_sources(watch: &Watch) {
     for source in watch.states() {
         match &source.missing {
             None => eprintln!("memory pressure: {}", source.name),
@@ -104,7 +108,6 @@ pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<Watch> {
     if watch.states().iter().all(|s| s.missing.is_some()) {
         tracing::warn!("nothing here tells of memory pressure: only `pvblk ctl squeeze` does");
     }
-    Ok(watch)
 }
 
 /// Lets what is in flight complete and flushes all disks.

@@ -76,6 +76,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
     };
     let control = traces.start(config.control.as_deref(), config.slow, &hub, desk)?;
+    if let Some(watch) = &watch {
+        daemon::tell_sources(watch);
+    }
     eprint!("{}", bill::render(base));
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
