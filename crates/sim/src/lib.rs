@@ -29,6 +29,7 @@ mod trouble;
 mod world;
 
 use fuse::Killed;
+use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::World;
@@ -165,11 +166,19 @@ fn guarded(world: &mut World, f: fn(&mut World) -> Result<(), String>) -> Result
                 world.w.log.add("somebody dies in the middle of a call", []);
                 world.kill(killed.0)
             }
-            Err(payload) => {
-                let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
-                let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-                Err(format!("panic: {}", text.unwrap_or_default()))
-            }
+            Err(payload) => Err(panicked(&*payload)),
         },
     }
+}
+
+/// Runs something. A panic in it is a finding.
+fn caught(f: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| Err(panicked(&*payload)))
+}
+
+/// What a panic says.
+fn panicked(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    format!("panic: {}", text.unwrap_or_default())
 }

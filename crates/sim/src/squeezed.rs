@@ -9,7 +9,7 @@
 //! The pool, the pressure and the lanes are those of production; released memory is poisoned, so that whoever still uses it is
 //! found by what it reads, or by what it writes. docs/decisions/0014-squeeze.md says what must hold.
 
-use crate::Failure;
+use crate::{Failure, caught};
 use fastrand::Rng;
 use parking_lot::Mutex;
 use pvblk_backend::{BufferPool, Disk, Lane, Pressure, Pulled, RequestSource, SourceEnd};
@@ -22,7 +22,6 @@ use pvblk_sys::{PAGE_SIZE, POISON, poison_released_memory};
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -576,12 +575,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Box<Failure>> {
         (0..steps).try_for_each(|_| world.step())?;
         world.come_to_rest()
     };
-    let result = catch_unwind(AssertUnwindSafe(|| drive(&mut world)));
-    let result = result.unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().cloned();
-        Err(format!("panic: {}", text.unwrap_or_default()))
-    });
-    match result {
+    match caught(|| drive(&mut world)) {
         Ok(()) => Ok(Report {
             steps: world.step,
             requests: *world.shared.answered.lock(),

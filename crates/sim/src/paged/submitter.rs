@@ -4,10 +4,11 @@ use super::profile::Profile;
 use crate::log::Log;
 use crate::raid::oracle::Oracle;
 use crate::raid::stamp;
+use crate::raid::submitter::pieces;
 use fastrand::Rng;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Region, Request,
-    RequestFlags, Status,
+    BlockDevice, Completion, Op, Queue, QueueContext, Readiness, Region, Request, RequestFlags,
+    Status,
 };
 use pvblk_sys::Poller;
 use std::sync::Arc;
@@ -299,7 +300,7 @@ impl Submitter {
         r.reset(op, flags, sector, sectors, tag);
         r.buffers.clear();
         if op.has_data() {
-            r.buffers = self.buffers(tag as usize, sectors, &mut c.rng);
+            r.buffers = pieces(&self.memory, tag * MOST_SECTORS, sectors, &mut c.rng);
         }
         let mut flight = Flight {
             op,
@@ -343,23 +344,6 @@ impl Submitter {
         }
         self.flights[tag as usize] = Some(flight);
         Ok(r)
-    }
-
-    /// A request's memory, in pieces.
-    fn buffers(&self, slot: usize, sectors: u64, rng: &mut Rng) -> Vec<Buffer> {
-        let base = slot * MOST_SECTORS as usize * 512;
-        let mut parts = Vec::new();
-        let mut at = 0;
-        while at < sectors as usize {
-            let rest = sectors as usize - at;
-            let some = match rng.u8(..4) {
-                0 => rng.usize(1..=rest),
-                _ => rest,
-            };
-            parts.extend(Buffer::new(&self.memory, base + at * 512, some * 512));
-            at += some;
-        }
-        parts
     }
 
     /// Changes the data of a write in flight: a guest may do that, and gets one or the other.

@@ -19,14 +19,13 @@ pub(crate) mod planted;
 mod profile;
 mod shape;
 pub(crate) mod stamp;
-mod submitter;
+pub(crate) mod submitter;
 mod world;
 
 pub use planted::Bug;
 
-use crate::Failure;
+use crate::{Failure, caught};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::World;
 
 /// How to run a seed.
@@ -106,13 +105,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Box<Failure>> {
         })
     };
     let mut world = World::new(seed, options).map_err(|what| failure(0, what, Vec::new()))?;
-    let result = catch_unwind(AssertUnwindSafe(|| drive(&mut world)));
-    let result = result.unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-        Err(format!("panic: {}", text.unwrap_or_default()))
-    });
-    match result {
+    match caught(|| drive(&mut world)) {
         Ok(()) => {
             let mut report = world.report;
             report.steps = world.c.log.step;

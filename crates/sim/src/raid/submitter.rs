@@ -291,7 +291,7 @@ impl Submitter {
             flags |= RequestFlags::STABLE_BUFFERS;
         }
         r.reset(op, flags, sector, sectors, tag);
-        r.buffers = self.buffers(tag as usize, sectors, &mut c.rng);
+        r.buffers = pieces(&self.memory, tag * MOST_SECTORS, sectors, &mut c.rng);
         let mut flight = Flight {
             op,
             fua,
@@ -332,23 +332,6 @@ impl Submitter {
         Ok(r)
     }
 
-    /// A request's memory, in pieces.
-    fn buffers(&self, slot: usize, sectors: u64, rng: &mut Rng) -> Vec<Buffer> {
-        let base = slot * MOST_SECTORS as usize * 512;
-        let mut parts = Vec::new();
-        let mut at = 0;
-        while at < sectors as usize {
-            let rest = sectors as usize - at;
-            let some = match rng.u8(..4) {
-                0 => rng.usize(1..=rest),
-                _ => rest,
-            };
-            parts.extend(Buffer::new(&self.memory, base + at * 512, some * 512));
-            at += some;
-        }
-        parts
-    }
-
     /// Changes the data of a write in flight: a guest may do that, and gets one or the other.
     fn fidget(&mut self, c: &mut Common) {
         let tag = c.rng.usize(..self.flights.len());
@@ -363,6 +346,23 @@ impl Submitter {
         let place = (tag as u64 * MOST_SECTORS + at) as usize * 512;
         self.memory.write(place, &bytes);
     }
+}
+
+/// Memory from a sector on, in pieces: a request's.
+pub(crate) fn pieces(memory: &Arc<Region>, first: u64, sectors: u64, rng: &mut Rng) -> Vec<Buffer> {
+    let mut parts = Vec::new();
+    let mut at = 0;
+    while at < sectors as usize {
+        let rest = sectors as usize - at;
+        let some = match rng.u8(..4) {
+            0 => rng.usize(1..=rest),
+            _ => rest,
+        };
+        let place = (first as usize + at) * 512;
+        parts.extend(Buffer::new(memory, place, some * 512));
+        at += some;
+    }
+    parts
 }
 
 impl Common {
