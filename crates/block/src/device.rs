@@ -147,7 +147,8 @@ pub trait DeviceQueue: Send {
     /// anything is in flight.
     fn woken(&mut self) {}
 
-    /// Readable when there may be completions; `None` if `submit` completes everything at once or by deadline.
+    /// Readable when there may be completions; `None` if `submit` completes everything at once or by deadline. A queue may have none before its
+    /// first request, so that idle disks cost nothing: ask again after [`DeviceQueue::arm`]. Once there is one, it stays the same.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 }
 

@@ -18,6 +18,9 @@ pub struct Limits {
     pub max_segments: u32,
     /// Unit of discard in bytes; 0: the device can't discard.
     pub discard_granularity_bytes: u32,
+    /// How far the system reads ahead on it, in bytes: its largest window, which grows with the device's latency times its speed (Linux: the queue's
+    /// `read_ahead_kb`). 0: unknown.
+    pub readahead_bytes: u32,
     /// True if WRITE_ZEROES is cheaper than writing zeros.
     pub write_zeroes: bool,
     /// True if writes are refused.
@@ -38,6 +41,7 @@ impl Default for Limits {
             max_sectors: 65536,
             max_segments: 8192,
             discard_granularity_bytes: 4096,
+            readahead_bytes: 0,
             write_zeroes: true,
             read_only: false,
             volatile_cache: false,

@@ -1,11 +1,17 @@
 //! What a cache is told when it is made.
 
+use pvblk_block::Limits;
 use std::time::Duration;
 
 /// Bytes of a page and of a frame.
 pub const PAGE_BYTES: usize = pvblk_sys::PAGE_SIZE;
 /// Sectors (512 B) of a page.
 pub const PAGE_SECTORS: u64 = 8;
+
+/// The largest window that may be asked for, in bytes.
+const MOST_READAHEAD: u32 = 64 << 20;
+/// Linux' default, in bytes.
+const USUAL_READAHEAD: u32 = 128 << 10;
 
 /// What happens to writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,8 +72,8 @@ pub struct CacheConfig {
     pub timeout: Duration,
     /// Protection of active pages.
     pub active: ActiveShare,
-    /// Largest read-ahead window in bytes, a multiple of 4096; 0: none.
-    pub readahead_bytes: u32,
+    /// Largest read-ahead window in bytes, a multiple of 4096; 0: none; `None`: the device's own, or 128 KiB where that is less or unknown.
+    pub readahead_bytes: Option<u32>,
     /// Lists of free frames, one for each CPU; 0: as many as the process may use CPUs.
     pub lists: u32,
     /// Share of the cache in percent that may be dirty before it is written in the background; 1 to 99.
@@ -90,7 +96,7 @@ impl CacheConfig {
             wait: WaitPolicy::default(),
             timeout: Duration::from_millis(20),
             active: ActiveShare::default(),
-            readahead_bytes: 128 * 1024,
+            readahead_bytes: None,
             lists: 0,
             dirty_background_percent: 10,
             dirty_percent: 20,
@@ -106,8 +112,9 @@ impl CacheConfig {
             || !self.size_bytes.is_multiple_of(page)
         {
             "a cache's size must be a multiple of 4096 bytes, from 64k to 16T"
-        } else if !u64::from(self.readahead_bytes).is_multiple_of(page)
-            || self.readahead_bytes > 64 << 20
+        } else if self
+            .readahead_bytes
+            .is_some_and(|bytes| !u64::from(bytes).is_multiple_of(page) || bytes > MOST_READAHEAD)
         {
             "readahead must be a multiple of 4096 bytes, up to 64M"
         } else if u64::from(self.max_io_bytes) < page
@@ -135,8 +142,8 @@ impl CacheConfig {
             Mode::WriteThrough => ",mode=write-through",
             Mode::ReadOnly => ",mode=read-only",
         };
-        if self.readahead_bytes != usual.readahead_bytes {
-            text += &format!(",readahead={}k", self.readahead_bytes >> 10);
+        if let Some(bytes) = self.readahead_bytes {
+            text += &format!(",readahead={}k", bytes >> 10);
         }
         if self.dirty_percent != usual.dirty_percent {
             text += &format!(",dirty={}", self.dirty_percent);
@@ -153,6 +160,12 @@ impl CacheConfig {
             text += &format!(",active={share}");
         }
         text
+    }
+
+    /// Pages of the largest read-ahead window over a device.
+    pub(crate) fn most_ahead(&self, below: &Limits) -> u64 {
+        let of_device = below.readahead_bytes.clamp(USUAL_READAHEAD, MOST_READAHEAD);
+        u64::from(self.readahead_bytes.unwrap_or(of_device)) / PAGE_BYTES as u64
     }
 
     /// Frames of 4 KiB.

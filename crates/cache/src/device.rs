@@ -245,7 +245,7 @@ impl PageCache {
         }
         let len = usize::try_from(config.size_bytes)
             .map_err(|_| Error::config("cache: too large for this machine"))?;
-        let region = Region::anonymous(len)
+        let region = Region::anonymous_huge(len)
             .map_err(|e| Error::os("cache: too large for this machine", e))?;
         let region = Arc::new(region);
         let table = Arc::new(Table::new(config.frames()));

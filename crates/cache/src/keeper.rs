@@ -114,9 +114,6 @@ impl Thread {
         let poller = Poller::new().map_err(os)?;
         let lane = Arc::clone(&shared.keeper_lane);
         poller.add(lane.bell.as_fd(), 0, false).map_err(os)?;
-        lane.with_fd(|fd| poller.add(fd, 1, false))
-            .transpose()
-            .map_err(os)?;
         let (stopped, seen) = (Arc::clone(&stop), Arc::clone(shared));
         let body = move || {
             let mut events = Vec::new();
@@ -141,7 +138,10 @@ impl Thread {
                     }
                 };
                 events.clear();
-                if poller.wait(&mut events, wait).is_err() {
+                let waited = lane
+                    .wait_in(&poller, 1)
+                    .and_then(|()| poller.wait(&mut events, wait));
+                if waited.is_err() {
                     std::thread::sleep(std::time::Duration::from_millis(100));
                 }
                 seen.keeper_asleep.store(false, Ordering::SeqCst);

@@ -6,8 +6,9 @@
 use crate::core::Io;
 use parking_lot::Mutex;
 use pvblk_block::{BlockDevice, Completion, Error, Queue, QueueContext, Readiness, Request};
-use pvblk_sys::EventFd;
+use pvblk_sys::{EventFd, Poller};
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -27,6 +28,8 @@ pub(crate) struct Lane {
     /// There are letters, or something has come to be done.
     pub any: AtomicBool,
     pub bell: EventFd,
+    /// Its owner's poller has the device's descriptor.
+    in_poller: AtomicBool,
 }
 
 /// What others leave for an owner.
@@ -60,6 +63,7 @@ impl Lane {
             letters: Mutex::default(),
             any: AtomicBool::new(false),
             bell: EventFd::new().map_err(|e| Error::os("cache: opening a queue", e))?,
+            in_poller: AtomicBool::new(false),
         })
     }
 
@@ -131,6 +135,16 @@ impl Lane {
 
     pub fn woken(&self) {
         self.below.lock().queue.woken();
+    }
+
+    /// Has the owner's poller wait for it too, as soon as there is a descriptor: before the first request there may be none.
+    pub fn wait_in(&self, poller: &Poller, token: u64) -> io::Result<()> {
+        if self.in_poller.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let added = self.with_fd(|fd| poller.add(fd, token, false));
+        self.in_poller.store(added.is_some(), Ordering::Relaxed);
+        added.unwrap_or(Ok(()))
     }
 
     /// Calls `f` with the descriptor, if there is one.

@@ -48,6 +48,13 @@ pub(crate) struct CacheQueue {
     tracer: Tracer,
 }
 
+/// Out of kernel memory: rather a busy queue than one that sleeps for ever.
+#[cold]
+fn cannot_wait(e: &std::io::Error) -> Readiness {
+    tracing::error!("cache: waiting for a device: {e}");
+    Readiness::Ready
+}
+
 /// Adds to a queue's own counter: nobody else stores to it.
 fn add(counter: &AtomicU64, some: u64) {
     counter.store(counter.load(Ordering::Relaxed) + some, Ordering::Relaxed);
@@ -70,9 +77,6 @@ impl CacheQueue {
         let lane = Arc::new(Lane::open(&shared.inner, &below)?);
         let poller = Poller::new().map_err(os)?;
         poller.add(lane.bell.as_fd(), 0, false).map_err(os)?;
-        lane.with_fd(|fd| poller.add(fd, 1, false))
-            .transpose()
-            .map_err(os)?;
         let hits = Arc::new(Hits::default());
         let owner = shared.add_lane(&lane, &hits);
         shared.core.lock().open(owner, context.index);
@@ -206,7 +210,9 @@ impl CacheQueue {
 
     /// Others aren't waited for any more.
     fn awake(&mut self) {
-        if self.lane.armed.swap(false, Ordering::SeqCst) {
+        // Nobody else sets it, and hits don't pay for a locked instruction.
+        if self.lane.armed.load(Ordering::Relaxed) {
+            self.lane.armed.store(false, Ordering::SeqCst);
             self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
         for lane in self.foreign.drain(..) {
@@ -233,11 +239,7 @@ impl CacheQueue {
             }
             let added = lane.with_fd(|fd| self.poller.add(fd, 2, false));
             match added {
-                Some(Err(e)) => {
-                    // Out of kernel memory: rather a busy queue than one that sleeps for ever.
-                    tracing::error!("cache: waiting for a device: {e}");
-                    return Readiness::Ready;
-                }
+                Some(Err(e)) => return cannot_wait(&e),
                 Some(Ok(())) => self.foreign.push(lane),
                 None => {}
             }
@@ -317,6 +319,9 @@ impl DeviceQueue for CacheQueue {
             match self.lane.arm() {
                 Readiness::Ready => return Readiness::Ready,
                 Readiness::Wait(until) => deadline = earliest(deadline, until),
+            }
+            if let Err(e) = self.lane.wait_in(&self.poller, 1) {
+                return cannot_wait(&e);
             }
         }
         match self.arm_others() {

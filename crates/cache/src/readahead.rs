@@ -133,12 +133,24 @@ impl Readers {
     }
 }
 
+/// How large windows may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Pages of the largest one; 0: none.
+    pub most: u64,
+    /// From so many pages on a window is several requests, which may all end at the same time. A device would have nothing to do if the next window
+    /// began only then, so it begins when half of the one before is used.
+    pub several: u64,
+}
+
 /// A stream's last window: `size` pages from `start`, of which the last `ahead` were not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     start: u64,
     size: u64,
     ahead: u64,
+    /// How many pages before its first one in advance the mark is.
+    early: u64,
 }
 
 /// What is to be read now.
@@ -148,7 +160,7 @@ pub struct Plan {
     pub start: u64,
     /// First page behind.
     pub end: u64,
-    /// The page to be marked, or [`u64::MAX`].
+    /// The page to be marked, which may be one of the window before, or [`u64::MAX`].
     pub mark: u64,
 }
 
@@ -159,22 +171,31 @@ impl Window {
             end: self.start + self.size,
             mark: match self.ahead {
                 0 => u64::MAX,
-                ahead => self.start + self.size - ahead,
+                _ => self.mark(),
             },
         }
     }
 
-    fn grow(&mut self, most: u64) {
+    fn mark(&self) -> u64 {
+        self.start + self.size - self.ahead - self.early
+    }
+
+    fn grow(&mut self, sizes: Sizes) {
         self.start += self.size;
+        self.early = match self.size {
+            size if size >= sizes.several => size / 2,
+            _ => 0,
+        };
         self.size = match self.size {
-            size if size < most / 16 => 4 * size,
-            size => (2 * size).min(most),
+            size if size < sizes.most / 16 => 4 * size,
+            size => (2 * size).min(sizes.most),
         };
         self.ahead = self.size;
     }
 
-    /// `wanted` pages from `page` on are read, and the first isn't there. `most` pages are the largest window.
-    pub fn miss(&mut self, page: u64, wanted: u64, sequential: bool, most: u64) -> Plan {
+    /// `wanted` pages from `page` on are read, and the first isn't there.
+    pub fn miss(&mut self, page: u64, wanted: u64, sequential: bool, sizes: Sizes) -> Plan {
+        let most = sizes.most;
         let alone = Plan {
             start: page,
             end: page + wanted,
@@ -186,11 +207,12 @@ impl Window {
         }
         let behind = self.start + self.size;
         if self.size > 0 && (page == behind || page == behind - self.ahead) {
-            self.grow(most);
+            self.grow(sizes);
             if self.start > page {
                 // What was read in advance is gone already: from here, with the new size.
                 self.start = page;
             }
+            self.early = 0;
             if self.size < wanted {
                 self.size = wanted;
                 self.ahead = 0;
@@ -212,30 +234,39 @@ impl Window {
             start: page,
             size: size.max(wanted),
             ahead: size.saturating_sub(wanted),
+            early: 0,
         };
         self.plan()
     }
 
-    /// The marked page `page` is read; `absent` is the first page after it that isn't there, at most `most` pages on. What to read in advance.
-    pub fn marked(&mut self, page: u64, absent: u64, most: u64) -> Option<Plan> {
+    /// The marked page `page` is read; `absent` finds the first page after it that isn't there, as far as the largest window, where it is somebody else's mark.
+    /// What to read in advance.
+    pub fn marked(
+        &mut self,
+        page: u64,
+        absent: impl FnOnce() -> u64,
+        sizes: Sizes,
+    ) -> Option<Plan> {
+        let most = sizes.most;
         if most == 0 {
             return None;
         }
-        if self.size > 0 && page == self.start + self.size - self.ahead {
-            self.grow(most);
+        if self.size > 0 && page == self.mark() {
+            self.grow(sizes);
             return Some(self.plan());
         }
         // Somebody else's mark.
+        let absent = absent();
         if absent - page > most {
             return None;
         }
         *self = Window {
             start: absent,
             size: absent - page,
-            ahead: 0,
+            ..Window::default()
         };
         self.start -= self.size;
-        self.grow(most);
+        self.grow(sizes);
         Some(self.plan())
     }
 }
@@ -244,7 +275,11 @@ impl Window {
 mod tests {
     use super::*;
 
-    const MOST: u64 = 32;
+    const MOST: Sizes = sizes(32);
+
+    const fn sizes(most: u64) -> Sizes {
+        Sizes { most, several: 512 }
+    }
 
     #[test]
     fn windows_grow_to_the_largest_and_marks_start_the_next() {
@@ -255,7 +290,7 @@ mod tests {
         let mut sizes = Vec::new();
         let mut mark = p.mark;
         for _ in 0..5 {
-            let p = w.marked(mark, 0, MOST).unwrap();
+            let p = w.marked(mark, || 0, MOST).unwrap();
             assert_eq!(p.mark, p.start);
             sizes.push(p.end - p.start);
             mark = p.mark;
@@ -265,6 +300,32 @@ mod tests {
         let end = w.start + w.size;
         let p = w.miss(end, 1, true, MOST);
         assert_eq!((p.start, p.end, p.mark), (end, end + 32, end + 1));
+    }
+
+    #[test]
+    fn windows_of_several_requests_begin_early() {
+        let most = sizes(2048);
+        let mut w = Window::default();
+        let mut mark = w.miss(0, 16, true, most).mark;
+        let mut plans = Vec::new();
+        for _ in 0..6 {
+            let p = w.marked(mark, || 0, most).unwrap();
+            plans.push((p.start, p.end - p.start, p.mark));
+            assert!(p.mark > mark);
+            mark = p.mark;
+        }
+        let expected = [
+            (64, 256, 64),
+            (320, 512, 320),
+            (832, 1024, 576),
+            (1856, 2048, 1344),
+            (3904, 2048, 2880),
+            (5952, 2048, 4928),
+        ];
+        assert_eq!(plans, expected);
+        // Its mark wasn't met, and it is gone: from here.
+        let p = w.miss(8000, 16, true, most);
+        assert_eq!((p.start, p.mark), (8000, 8016));
     }
 
     #[test]
@@ -280,15 +341,15 @@ mod tests {
         let p = w.miss(500, 3, false, MOST);
         assert_eq!((p.start, p.end, p.mark), (500, 503, u64::MAX));
         assert_eq!(w, Window::default());
-        assert_eq!(Window::default().miss(10, 1, true, 0).end, 11);
+        assert_eq!(Window::default().miss(10, 1, true, sizes(0)).end, 11);
     }
 
     #[test]
     fn somebody_elses_mark_goes_on_behind_what_is_there() {
         let mut w = Window::default();
-        let p = w.marked(40, 48, MOST).unwrap();
+        let p = w.marked(40, || 48, MOST).unwrap();
         assert_eq!((p.start, p.end), (48, 64));
-        assert_eq!(Window::default().marked(40, 80, MOST), None);
+        assert_eq!(Window::default().marked(40, || 80, MOST), None);
     }
 
     #[test]
@@ -296,25 +357,25 @@ mod tests {
         let mut r = Readers::new(512);
         let mut pages = 0;
         // Alone: as much as is allowed, or half of the room.
-        assert_eq!(r.window(1, pages, 0, MOST, 460), 32);
-        assert_eq!(r.window(1, pages, 0, MOST, 20), 10);
+        assert_eq!(r.window(1, pages, 0, MOST.most, 460), 32);
+        assert_eq!(r.window(1, pages, 0, MOST.most, 20), 10);
         for owner in 2..=16 {
-            r.window(owner, pages, 0, MOST, 460);
+            r.window(owner, pages, 0, MOST.most, 460);
         }
-        assert_eq!(r.window(1, pages, 0, MOST, 460), 14);
+        assert_eq!(r.window(1, pages, 0, MOST.most, 460), 14);
         // Who hasn't come again for a while doesn't count.
         for _ in 0..4 {
             pages += 4 * 512;
-            r.window(1, pages, 0, MOST, 460);
+            r.window(1, pages, 0, MOST.most, 460);
         }
-        assert_eq!(r.window(1, pages, 0, MOST, 460), 32);
+        assert_eq!(r.window(1, pages, 0, MOST.most, 460), 32);
         // Losses, and none again.
         let mut sizes = Vec::new();
         let mut lost = 0;
         for round in 0..12 {
             pages += 128;
             lost += if round < 6 { 100 } else { 0 };
-            sizes.push(r.window(1, pages, lost, MOST, 460));
+            sizes.push(r.window(1, pages, lost, MOST.most, 460));
         }
         assert_eq!(sizes, [28, 24, 21, 18, 16, 14, 15, 16, 17, 18, 19, 21]);
     }

@@ -230,6 +230,13 @@ impl Table {
         word.store(next, Ordering::Release);
     }
 
+    /// From now on whoever reads it is to read ahead; its data stays as it is.
+    pub fn mark(&self, frame: u32) {
+        let word = &self.slots[frame as usize].word;
+        let seen = word.load(Ordering::Relaxed);
+        word.store(seen | MARKED, Ordering::Release);
+    }
+
     /// Nobody is to read ahead of it any more.
     pub fn unmark(&self, frame: u32) {
         let word = &self.slots[frame as usize].word;

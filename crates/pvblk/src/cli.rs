@@ -15,7 +15,8 @@ Volumes:
   raid5:[VOLUME][VOLUME][VOLUME]        a RAID-5 array in md's format, and its spares; see `pvblk raid --help`. [missing] for a
                                         lost member, then ,stripes=N (4 KiB of each member kept in memory) and ,force
   cache:256M:VOLUME                     a page cache in front of another volume; ,mode=write-back|write-through|read-only,
-                                        ,readahead=128k, ,dirty=20 (percent before writers wait)
+                                        ,readahead=128k (else the kernel's for the disk), ,dirty=20 (percent before
+                                        writers wait)
 
 Examples:
   pvblk serve --disk vm1=file:/srv/vm1.img,size=20G --local unix:/run/pvblk.sock
@@ -220,6 +221,26 @@ pub enum LabCommand {
     TraceSample(TraceSampleArgs),
     /// An NBD server that answers and does nothing else: what the client alone can do
     NullNbd(NullNbdArgs),
+}
+
+impl LabCommand {
+    /// Where its samples are to be written.
+    pub fn json(&self) -> Option<&PathBuf> {
+        match self {
+            LabCommand::Path(a) => a.json.as_ref(),
+            LabCommand::Nbd(a) => a.json.as_ref(),
+            LabCommand::Idle(a) => a.json.as_ref(),
+            LabCommand::Rings(a) | LabCommand::Queues(a) => a.json.as_ref(),
+            LabCommand::StripeQueue(a) => a.json.as_ref(),
+            LabCommand::Squeeze(a) => a.json.as_ref(),
+            LabCommand::Md(a) => a.json.as_ref(),
+            LabCommand::PageOrder(a) => a.json.as_ref(),
+            LabCommand::Fio(a) => a.json.as_ref(),
+            LabCommand::Crash(a) => a.json.as_ref(),
+            LabCommand::TraceCost(a) => a.json.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Args, Debug)]
@@ -504,9 +525,32 @@ pub struct PageOrderArgs {
     /// Print each expected shape with its figure; exit 1 if one fails
     #[arg(long)]
     pub check: bool,
-    /// Only two policies: as in history, and the default
+    /// Only two policies, as in history and the default, and a small file
     #[arg(long)]
     pub quick: bool,
+    /// Which part [default: all]
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub on: Vec<PageOrderPart>,
+    /// Rounds on the real clock, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Bytes of the file that is read on the real clock [default: 512M, or 64M with --quick]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    /// Where that file is made: on a disk, not in memory [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Seconds of each sample of threads on the real clock
+    #[arg(long, default_value_t = 2.0)]
+    pub real_seconds: f64,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageOrderPart {
+    /// Modelled disks, in virtual time
+    Modelled,
+    /// A file read by the cache and by the kernel, and chosen cells with threads
+    Real,
 }
 
 #[derive(Args, Debug)]

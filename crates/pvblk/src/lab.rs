@@ -1,8 +1,8 @@
 //! `pvblk lab`.
 
 use crate::cli::{
-    CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PageOrderArgs, PathArgs,
-    SqueezeArgs, SqueezePart, StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
+    CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PageOrderArgs, PageOrderPart,
+    PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
 };
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
@@ -13,6 +13,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 pub fn run(command: &LabCommand) -> Result<()> {
+    writable(command.json())?;
     match command {
         LabCommand::Path(args) => run_path(args),
         LabCommand::Nbd(args) => run_nbd(args),
@@ -73,6 +74,19 @@ impl Drop for Scratch {
 
 fn progress(what: &str) {
     eprintln!("lab: {what}");
+}
+
+/// Fails before anything is measured if the results can't be written there afterwards.
+fn writable(file: Option<&PathBuf>) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let mut options = std::fs::OpenOptions::new();
+    let opened = options.append(true).create(true).open(file);
+    opened.map(drop).with_context(|| {
+        format!(
+            "--json {}: it can't be written; does its folder exist?",
+            file.display()
+        )
+    })
 }
 
 fn save(file: Option<&PathBuf>, result: &impl Serialize) -> Result<()> {
@@ -308,19 +322,57 @@ fn run_md(args: &MdArgs) -> Result<()> {
 }
 
 fn run_page_order(args: &PageOrderArgs) -> Result<()> {
-    if !(0.05..=60.0).contains(&args.seconds) {
-        bail!("--seconds must be from 0.05 to 60");
+    for seconds in [args.seconds, args.real_seconds] {
+        if !(0.05..=60.0).contains(&seconds) {
+            bail!("--seconds and --real-seconds must be from 0.05 to 60");
+        }
     }
-    let options = page_order::PageOrderOptions {
-        seconds: args.seconds,
-        quick: args.quick,
-        threads: args.threads.unwrap_or(pvblk_sys::cpu::allowed().len()),
-    };
-    let result = page_order::run(&options, &progress)?;
+    let small = if args.quick { "64M" } else { "512M" };
+    let bytes = pvblk_volume::parse_size(args.size.as_deref().unwrap_or(small))?;
+    if !(16 << 20..=64 << 30).contains(&bytes) || !bytes.is_multiple_of(1 << 20) {
+        bail!("--size must be a multiple of 1M from 16M to 64G");
+    }
+    let wants = |part| args.on.is_empty() || args.on.contains(&part);
+    let mut result = PageOrder::default();
+    if wants(PageOrderPart::Modelled) {
+        let options = page_order::PageOrderOptions {
+            seconds: args.seconds,
+            quick: args.quick,
+            threads: args.threads.unwrap_or(pvblk_sys::cpu::allowed().len()),
+        };
+        result.modelled = Some(page_order::run(&options, &progress)?);
+    }
+    if wants(PageOrderPart::Real) {
+        let scratch = match &args.dir {
+            None => Scratch::new()?,
+            Some(dir) => Scratch::in_folder(dir)?,
+        };
+        let options = page_order::real::RealOptions {
+            bytes,
+            runs: args.runs,
+            seconds: args.real_seconds,
+        };
+        result.real = Some(page_order::real::run(&options, &scratch.0, &progress)?);
+    }
     save(args.json.as_ref(), &result)?;
-    draw(args.json.as_ref(), result.plots()?)?;
-    println!("{}", result.table());
-    judge(args.check, &result.checks())
+    let mut checks = Vec::new();
+    if let Some(modelled) = &result.modelled {
+        draw(args.json.as_ref(), modelled.plots()?)?;
+        println!("{}", modelled.table());
+        checks.extend(modelled.checks());
+    }
+    if let Some(real) = &result.real {
+        println!("{}", real.table());
+        checks.extend(real.checks());
+    }
+    judge(args.check, &checks)
+}
+
+/// Both parts of the experiment, as far as they were run.
+#[derive(Default, Serialize)]
+struct PageOrder {
+    modelled: Option<page_order::PageOrderResult>,
+    real: Option<page_order::real::RealResult>,
 }
 
 fn run_fio(args: &FioArgs) -> Result<()> {

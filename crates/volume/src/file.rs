@@ -101,6 +101,7 @@ impl FileVolume {
                 read_only: spec.read_only,
                 volatile_cache: true,
                 non_rotational: layout.non_rotational,
+                readahead_bytes: layout.readahead_bytes,
                 ..Limits::default()
             },
             capacity: Capacity::new(capacity),

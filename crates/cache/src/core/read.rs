@@ -4,7 +4,7 @@ use super::{Core, Filling, Job, Kind, MOST_PENDING, NONE, Need, State, copy, mee
 use crate::config::{ActiveShare, FrameOrder, Mode, PAGE_BYTES, WaitPolicy};
 use crate::lists::On;
 use crate::planted::{CacheBug, has};
-use crate::readahead::Plan;
+use crate::readahead::{Plan, Sizes};
 use pvblk_block::{Op, Status};
 
 /// Most pages that are allocated for one job at a time.
@@ -32,6 +32,9 @@ impl Core {
                 return false;
             }
             let Some(frame) = self.table.find_locked(page) else {
+                if self.has_its_share(job) {
+                    return false;
+                }
                 // Counted as a miss when it is met again, being read.
                 let plan = self.plan_miss(job);
                 self.begin_filling(job, plan, job.end);
@@ -66,9 +69,15 @@ impl Core {
         self.counters.readahead_used += u64::from(self.table.touch(frame));
     }
 
+    fn ahead(&mut self, owner: usize) -> Sizes {
+        let most = self.most_ahead(owner);
+        let several = 2 * u64::from(self.config.max_io_bytes) / PAGE_BYTES as u64;
+        Sizes { most, several }
+    }
+
     /// The largest window: not so much of a small cache that pages are gone before they are used. Those who replay history have a fixed one.
     fn most_ahead(&mut self, owner: usize) -> u64 {
-        let configured = u64::from(self.config.readahead_bytes) / PAGE_BYTES as u64;
+        let configured = self.config.most_ahead(&self.limits);
         let most = configured.min(self.frames.len() as u64 / 8);
         if self.config.wait != WaitPolicy::Progress {
             return most;
@@ -94,6 +103,14 @@ impl Core {
         (frames - kept) as u64
     }
 
+    /// Pages that each request may have, where all who wait now get as many.
+    fn share_of_each(&self) -> u64 {
+        match self.config.wait {
+            WaitPolicy::Progress => (self.for_readers() / self.jobs.len().max(1) as u64).max(1),
+            _ => u64::MAX,
+        }
+    }
+
     /// How many of `wanted` pages one request gets at a time. Where there isn't enough for all who wait now, they get parts, which are halves
     /// at most: it costs less to wait a little than to read a rest.
     fn at_once(&self, wanted: u64) -> u64 {
@@ -101,23 +118,28 @@ impl Core {
             .min(MOST_AT_ONCE)
             .min(self.frames.len() as u64 / 4)
             .max(1);
-        if self.config.wait != WaitPolicy::Progress {
-            return most;
-        }
-        let share = self.for_readers() / self.jobs.len().max(1) as u64;
-        let parts = most / share.max(1);
-        most.div_ceil(parts.max(1))
+        most.div_ceil((most / self.share_of_each()).max(1))
+    }
+
+    /// Whether what the job reads now is all that it may have: a second part behind the first one at the device would keep pages from those whose
+    /// devices have nothing to do.
+    fn has_its_share(&self, job: &Job) -> bool {
+        let more = || self.at_once(job.end - job.at);
+        job.kind == Kind::Read
+            && job.pending > 0
+            && u64::from(job.pending) + more() > self.share_of_each()
     }
 
     fn plan_miss(&mut self, job: &Job) -> Plan {
-        let most = match job.hint.sequential {
-            true => self.most_ahead(job.owner),
-            false => 0,
+        // Only those who read in order share the room for windows.
+        let sizes = match job.hint.sequential {
+            true => self.ahead(job.owner),
+            false => Sizes::default(),
         };
         let wanted = self.at_once(job.end - job.at);
         let window = &mut self.owners[job.owner].windows[usize::from(job.hint.stream)];
         match job.kind {
-            Kind::Read => window.miss(job.at, wanted, job.hint.sequential, most),
+            Kind::Read => window.miss(job.at, wanted, job.hint.sequential, sizes),
             _ => Plan {
                 start: job.at,
                 end: job.at + 1,
@@ -127,13 +149,15 @@ impl Core {
     }
 
     fn plan_mark(&mut self, job: &Job) -> Option<Plan> {
-        let most = self.most_ahead(job.owner);
-        let mut absent = job.at + 1;
-        while absent <= job.at + most && self.table.find_locked(absent).is_some() {
-            absent += 1;
-        }
+        let sizes = self.ahead(job.owner);
+        let (table, behind) = (&self.table, job.at + 1..=job.at + sizes.most);
+        let absent = || {
+            let mut pages = behind.clone();
+            let found = pages.find(|&page| table.find_locked(page).is_none());
+            found.unwrap_or(behind.end() + 1)
+        };
         let window = &mut self.owners[job.owner].windows[usize::from(job.hint.stream)];
-        window.marked(job.at, absent, most)
+        window.marked(job.at, absent, sizes)
     }
 
     /// A part of `job.at` is to be written: the rest of the page is read first.
@@ -243,9 +267,23 @@ impl Core {
             self.read_into(page, frame, page == filling.plan.mark, ahead);
         }
         self.start_run(first, run, job.owner);
+        if filling.plan.mark < filling.plan.start {
+            self.mark_page(filling.plan.mark);
+        }
         let list = self.owners[job.owner].list;
         for frame in frames {
             self.free_frame(frame, list);
+        }
+    }
+
+    /// Whoever reads this page, which is there or on its way, is to read ahead.
+    fn mark_page(&mut self, page: u64) {
+        let Some(frame) = self.table.find_locked(page) else {
+            return;
+        };
+        match self.table.is_open(frame) {
+            true => self.table.mark(frame),
+            false => self.frames[frame as usize].marked = true,
         }
     }
 

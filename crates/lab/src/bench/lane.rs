@@ -65,8 +65,9 @@ pub(super) struct Lane {
     spec: JobSpec,
     plan: Plan,
     queue: Queue,
-    /// The device completes as it takes, or by deadline: nothing to wait for on a descriptor.
+    /// The device completes as it takes, or by deadline: nothing to wait for on a descriptor. True until the first request shows otherwise.
     immediate: bool,
+    submitted: bool,
     source: Option<Arc<dyn BufferSource>>,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -113,14 +114,6 @@ impl Lane {
     ) -> Result<Lane, Error> {
         let queue = Queue::open(device, context)?;
         let poller = Poller::new().map_err(|e| Error::os("waiting for completions", e))?;
-        let immediate = match queue.wait_fd() {
-            Some(fd) => {
-                let added = poller.add(fd.as_fd(), 0, false);
-                added.map_err(|e| Error::os("waiting for completions", e))?;
-                false
-            }
-            None => true,
-        };
         let source = device.buffer_source();
         let len = (spec.max_bytes() as usize).next_multiple_of(pvblk_sys::PAGE_SIZE);
         let now = Instant::now();
@@ -166,10 +159,11 @@ impl Lane {
             .filter(|v| spec.writes() && (v.after || v.only))
             .map(|_| Written::new(plan.part(), spec.unit_bytes()));
         let depth = spec.iodepth as usize;
-        Ok(Lane {
+        let mut lane = Lane {
             plan,
             queue,
-            immediate,
+            immediate: true,
+            submitted: false,
             source,
             slots,
             free: (0..spec.iodepth).rev().collect(),
@@ -210,7 +204,9 @@ impl Lane {
                 ..JobReport::default()
             },
             spec: spec.clone(),
-        })
+        };
+        lane.look_for_fd()?;
+        Ok(lane)
     }
 
     /// Does the job.
@@ -454,6 +450,16 @@ impl Lane {
         self.report.depths.record(in_flight);
     }
 
+    /// Looks whether the queue has a descriptor: some have none before their first request.
+    fn look_for_fd(&mut self) -> Result<(), Error> {
+        if let (true, Some(fd)) = (self.immediate, self.queue.wait_fd()) {
+            let added = self.poller.add(fd.as_fd(), 0, false);
+            added.map_err(|e| Error::os("waiting for completions", e))?;
+            self.immediate = false;
+        }
+        Ok(())
+    }
+
     #[inline]
     fn submit(&mut self) {
         if self.batch.is_empty() {
@@ -462,6 +468,12 @@ impl Lane {
         self.report.submits.record(self.batch.len());
         let start = Instant::now();
         self.queue.submit(&mut self.batch);
+        if !self.submitted {
+            self.submitted = true;
+            if let Err(e) = self.look_for_fd() {
+                self.fail(EIO, e.to_string());
+            }
+        }
         // Such a device has done all the work by now: that is not the time of submission.
         self.now = if self.immediate {
             start

@@ -26,7 +26,7 @@ const DISK: u64 = 1 << 21;
 /// One process begins after the other.
 const STAGGER: Duration = Duration::from_micros(700);
 /// Before what is counted.
-const RAMP: Duration = Duration::from_millis(300);
+pub const RAMP: Duration = Duration::from_millis(300);
 /// Most rounds without an end: more is a hang.
 const MOST_ROUNDS: u64 = 50_000_000;
 

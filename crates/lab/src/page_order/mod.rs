@@ -1,10 +1,11 @@
 //! `lab page-order`: seed 002's tables. Processes that read through a page cache under memory pressure, by what the cache does then.
 //!
-//! All of it is in virtual time, on modelled disks (see [`disks`]), so the same figures come out each time. Stalls come from reclaim as
-//! it happens, and from nothing else.
+//! The matrix of policies is in virtual time, on modelled disks (see [`disks`]), so the same figures come out each time. Stalls come from reclaim as
+//! it happens, and from nothing else. [`real`] has what is measured on the real clock.
 
 pub mod disks;
 pub mod load;
+pub mod real;
 mod report;
 
 use crate::machine::Machine;
@@ -170,7 +171,7 @@ pub struct Breakdown {
     pub segments: [f64; 2],
 }
 
-/// The experiment's result.
+/// The modelled experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct PageOrderResult {
     /// Where.
@@ -249,7 +250,10 @@ fn breakdown(name: &'static str, cells: [Cell; 2], seconds: f64, cost: Cost) -> 
 }
 
 /// Runs the experiment; `progress` is told what is being measured.
-pub fn run(options: &PageOrderOptions, progress: &dyn Fn(&str)) -> Result<PageOrderResult> {
+pub fn run(
+    options: &PageOrderOptions,
+    progress: &(dyn Fn(&str) + Sync),
+) -> Result<PageOrderResult> {
     let cells = cells(options);
     let next = AtomicUsize::new(0);
     let results = Mutex::new(vec![None; cells.len()]);
@@ -261,6 +265,9 @@ pub fn run(options: &PageOrderOptions, progress: &dyn Fn(&str)) -> Result<PageOr
                 let Some(cell) = cells.get(at) else {
                     return Ok(());
                 };
+                if at.is_multiple_of(48) && at > 0 {
+                    progress(&format!("{at} of {} cells", cells.len()));
+                }
                 let few =
                     f64::from(16.0_f32.min(cell.processes as f32)) / f64::from(cell.processes);
                 let run = load::run(cell, options.seconds * few, false, Cost::PLAIN)?;

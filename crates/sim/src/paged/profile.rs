@@ -78,7 +78,7 @@ impl Profile {
             ActiveShare::Percent(0),
         ];
         config.active = pick(rng, &shares);
-        config.readahead_bytes = pick(rng, &[0, 16384, 131_072]);
+        config.readahead_bytes = Some(pick(rng, &[0, 16384, 131_072]));
         config.lists = pick(rng, &[1, 2, 3]);
         let dirty = [(10, 20), (1, 10), (50, 90), (1, 99)];
         (config.dirty_background_percent, config.dirty_percent) = pick(rng, &dirty);

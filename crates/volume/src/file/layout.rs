@@ -28,6 +28,8 @@ pub(super) struct Layout {
     /// The pages are the medium.
     pub(super) in_memory: bool,
     pub(super) non_rotational: bool,
+    /// 0: unknown.
+    pub(super) readahead_bytes: u32,
 }
 
 /// Alignment of a segment in memory, in bytes.
@@ -117,6 +119,7 @@ impl Layout {
             }),
             in_memory: false,
             non_rotational: metadata.is_none_or(|m| !is_rotational(m.rdev())),
+            readahead_bytes: metadata.map_or(0, |m| readahead_bytes(m.rdev())),
             file,
         })
     }
@@ -162,6 +165,7 @@ impl Layout {
             }),
             in_memory: MEMORY_FILESYSTEMS.contains(&magic),
             non_rotational: true,
+            readahead_bytes: rustix::fs::fstat(&file).map_or(0, |s| readahead_bytes(s.st_dev)),
             file,
         })
     }
@@ -289,13 +293,21 @@ fn can_punch(file: BorrowedFd<'_>, length: u64) -> bool {
     rustix::fs::fallocate(file, mode, behind, 4096).is_ok()
 }
 
-fn is_rotational(device: u64) -> bool {
+/// A leaf of a device's folder in sysfs; a partition has no queue of its own.
+fn of_device(device: u64, leaf: &str) -> Option<String> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // A partition has no queue of its own.
-    ["queue/rotational", "../queue/rotational"]
-        .into_iter()
-        .find_map(|leaf| {
-            std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{leaf}")).ok()
-        })
-        .is_some_and(|text| text.trim() == "1")
+    let text =
+        |folder| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{folder}{leaf}"));
+    ["", "../"].into_iter().find_map(|f| text(f).ok())
+}
+
+fn is_rotational(device: u64) -> bool {
+    of_device(device, "queue/rotational").is_some_and(|text| text.trim() == "1")
+}
+
+/// What the kernel reads ahead on a device; 0 where it doesn't say, as of filesystems without one device.
+fn readahead_bytes(device: u64) -> u32 {
+    let text = of_device(device, "queue/read_ahead_kb");
+    let kib = text.and_then(|t| t.trim().parse::<u32>().ok());
+    kib.and_then(|k| k.checked_mul(1024)).unwrap_or(0)
 }

@@ -156,6 +156,7 @@ impl Raid5 {
             max_sectors: MAX_SECTORS,
             max_segments: MAX_SECTORS,
             discard_granularity_bytes: 0,
+            readahead_bytes: most(|l| l.readahead_bytes),
             write_zeroes: false,
             read_only: all.iter().any(|l| l.read_only),
             volatile_cache: all.iter().any(|l| l.volatile_cache),

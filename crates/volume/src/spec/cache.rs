@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// | `mode=write-back` | writes complete when they are in the cache; a flush writes them out (the default) |
 /// | `mode=write-through` | writes complete when the volume below has them |
 /// | `mode=read-only` | writes are refused |
-/// | `readahead=SIZE` | the largest window, `128k` unless given; `0`: none |
+/// | `readahead=SIZE` | the largest window; the kernel's for this device (`read_ahead_kb`), at least `128k`, unless given; `0`: none |
 /// | `dirty=PERCENT`, `dirty-background=PERCENT` | share that may be dirty before writers wait (20), or before it is written in the background (10) |
 /// | `dirty-expire=TIME` | how old dirty pages become (`30s`) |
 /// | `order=kept\|reversed` | order of page frames |
@@ -73,7 +73,7 @@ impl CacheSpec {
             "dirty-background" => c.dirty_background_percent = percent()?,
             "readahead" => {
                 let bytes = size(value)?;
-                c.readahead_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+                c.readahead_bytes = Some(u32::try_from(bytes).unwrap_or(u32::MAX));
             }
             "lists" => {
                 c.lists = value
@@ -105,8 +105,8 @@ impl fmt::Display for CacheSpec {
             Mode::WriteThrough => f.write_str(",mode=write-through")?,
             Mode::ReadOnly => f.write_str(",mode=read-only")?,
         }
-        if c.readahead_bytes != usual.readahead_bytes {
-            write!(f, ",readahead={}", Size(c.readahead_bytes.into()))?;
+        if let Some(bytes) = c.readahead_bytes {
+            write!(f, ",readahead={}", Size(bytes.into()))?;
         }
         if c.dirty_percent != usual.dirty_percent {
             write!(f, ",dirty={}", c.dirty_percent)?;

@@ -1,0 +1,135 @@
+//! Queues that have no descriptor before their first request, as files have: who waits on them must find it all the same.
+
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
+    Readiness, Request,
+};
+use pvblk_cache::{CacheConfig, PageCache};
+use pvblk_lab::bench::{self, RunOptions};
+use pvblk_sys::{EventFd, Poller};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Long enough on any machine; only a bug takes it.
+const NEVER: Duration = Duration::from_secs(20);
+
+/// Memory whose completions come a little later, from another thread.
+struct Late {
+    inner: Arc<dyn BlockDevice>,
+    woken: Arc<AtomicU64>,
+}
+
+impl Late {
+    fn device() -> (Arc<dyn BlockDevice>, Arc<AtomicU64>) {
+        let (inner, woken) = (pvblk_volume::open("mem:4M").unwrap(), Arc::default());
+        let late = Late {
+            inner,
+            woken: Arc::clone(&woken),
+        };
+        (Arc::new(late), woken)
+    }
+}
+
+struct LateQueue {
+    inner: Box<dyn DeviceQueue>,
+    bell: Option<Arc<EventFd>>,
+    rung: Arc<AtomicBool>,
+    woken: Arc<AtomicU64>,
+}
+
+impl BlockDevice for Late {
+    fn describe(&self) -> String {
+        "late".into()
+    }
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+    fn capacity_sectors(&self) -> u64 {
+        self.inner.capacity_sectors()
+    }
+    fn open_device_queue(&self, c: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Ok(Box::new(LateQueue {
+            inner: self.inner.open_device_queue(c)?,
+            bell: None,
+            rung: Arc::default(),
+            woken: Arc::clone(&self.woken),
+        }))
+    }
+    fn events(&self) -> &EventHub {
+        self.inner.events()
+    }
+}
+
+impl DeviceQueue for LateQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        self.inner.submit(batch);
+        let bell = self
+            .bell
+            .get_or_insert_with(|| Arc::new(EventFd::new().unwrap()));
+        let (bell, rung) = (Arc::clone(bell), Arc::clone(&self.rung));
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(2));
+            rung.store(true, Ordering::SeqCst);
+            bell.notify();
+        });
+    }
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        if self.rung.swap(false, Ordering::SeqCst) {
+            self.inner.poll(out);
+        }
+    }
+    fn arm(&mut self) -> Readiness {
+        match self.rung.load(Ordering::SeqCst) {
+            true => Readiness::Ready,
+            false => Readiness::Wait(None),
+        }
+    }
+    fn woken(&mut self) {
+        if let Some(bell) = &self.bell {
+            bell.drain();
+            self.woken.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(|b| b.as_fd())
+    }
+}
+
+#[test]
+fn bench_waits_on_a_descriptor_that_came_late() {
+    let (device, woken) = Late::device();
+    let jobs = bench::parse_jobs("[j]\nrw=randread\nsize=64k\nbs=4k\niodepth=1", "test").unwrap();
+    let report = bench::run(&jobs.jobs, &device, &RunOptions::default()).unwrap();
+    assert!(!report.failed());
+    // Each of the 16 reads; two may be there before it sleeps.
+    let woken = woken.load(Ordering::SeqCst);
+    assert!(woken >= 14, "{woken}");
+}
+
+#[test]
+fn a_cache_waits_on_a_descriptor_that_came_late() {
+    let (inner, _) = Late::device();
+    let config = CacheConfig::new(1 << 20);
+    let cache: Arc<dyn BlockDevice> = Arc::new(PageCache::new(&config, inner).unwrap());
+    let mut queue = Queue::open(&cache, &QueueContext::new(1)).unwrap();
+    let poller = Poller::new().unwrap();
+    poller.add(queue.wait_fd().unwrap(), 0, false).unwrap();
+    let buffer = Buffer::anonymous(4096).unwrap();
+    queue.submit(&mut vec![Request::with_buffers(
+        Op::Read,
+        4096,
+        vec![buffer],
+        0,
+    )]);
+    let mut done: Vec<Completion> = Vec::new();
+    while queue.poll(&mut done) == 0 {
+        let mut events = Vec::new();
+        if queue.arm() != Readiness::Ready {
+            poller.wait(&mut events, Some(NEVER)).unwrap();
+            assert!(!events.is_empty(), "nobody woke the cache's queue");
+            queue.woken();
+        }
+    }
+}

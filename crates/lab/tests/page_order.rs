@@ -1,0 +1,30 @@
+//! A cell of seed 002's matrix that policies were once lost in: in virtual time, so the figures are the same everywhere.
+
+use pvblk_cache::{ActiveShare, WaitPolicy};
+use pvblk_lab::page_order::disks::Cost;
+use pvblk_lab::page_order::{Cell, Policy, load};
+
+/// 64 processes that read anywhere through 264 pages. Second parts of requests stood in line behind the first ones, at disks that do one at a time, and
+/// kept the pages from disks that had nothing to do: a third less than with waits for whole requests.
+#[test]
+fn many_random_readers_get_the_most_out_of_few_pages() {
+    let rate = |policy| {
+        let cell = Cell {
+            processes: 64,
+            random: true,
+            policy: Some(policy),
+            pages: 264,
+            active_pages: 132,
+        };
+        load::run(&cell, 0.1, false, Cost::PLAIN)
+            .unwrap()
+            .kib_per_second
+    };
+    let congested = Policy {
+        wait: WaitPolicy::IfCongested,
+        active: ActiveShare::Percent(0),
+        ..Policy::DEFAULT
+    };
+    let (by_default, other) = (rate(Policy::DEFAULT), rate(congested));
+    assert!(by_default > other, "{by_default} and {other}");
+}
