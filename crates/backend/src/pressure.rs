@@ -1,6 +1,6 @@
 //! [`Pressure`]: one for the process; when memory is short, it makes all pools give way.
 
-use crate::pool::{PoolCounters, Shared};
+use crate::pool::{Leaving, PoolCounters, Shared};
 use parking_lot::Mutex;
 use pvblk_block::{Clock, SystemClock};
 use std::collections::BTreeMap;
@@ -16,6 +16,8 @@ pub const MAX_BUFFER_PAGES: usize = 1024;
 pub const SQUEEZE_DURATION: Duration = Duration::from_millis(10);
 /// Signals that come within this time of the last squeeze only prolong it.
 const MERGE: Duration = Duration::from_millis(1);
+/// Bytes of pools that are released together: more would only make the lists for it longer.
+const BATCH: u64 = 64 << 20;
 
 /// Anything besides pools that can give memory back: a device with caches, a worker with lists for reuse.
 pub trait GiveWay: Send + Sync {
@@ -159,14 +161,7 @@ impl Pressure {
             return merged;
         }
         self.squeezes.fetch_add(1, Ordering::Relaxed);
-        let mut pages = 0;
-        let pools: Vec<_> = self.pools.lock().live.clone();
-        for pool in pools {
-            // A pool that goes away meanwhile gives everything back itself.
-            if let Some(pool) = pool.upgrade() {
-                pages += pool.squeeze();
-            }
-        }
+        let pages = self.squeeze_pools();
         let others: Vec<_> = {
             let mut others = self.others.lock();
             others.retain(|o| o.strong_count() > 0);
@@ -183,6 +178,28 @@ impl Pressure {
             bytes: pages * pvblk_sys::PAGE_SIZE as u64 + other,
             merged: false,
         }
+    }
+
+    /// Memory first, of several pools at a time as their slabs are neighbours; then their address space, which nobody waits for. Returns pages.
+    fn squeeze_pools(&self) -> u64 {
+        let pools: Vec<_> = self.pools.lock().live.clone();
+        let mut leaving = Vec::new();
+        let (mut released, mut bytes) = (0, 0);
+        // A pool that goes away meanwhile gives everything back itself.
+        for pool in pools.iter().filter_map(Weak::upgrade) {
+            let Some(some) = pool.begin_squeeze() else {
+                continue;
+            };
+            bytes += some.pages_bytes();
+            leaving.push((pool, some));
+            if bytes >= BATCH {
+                Leaving::release_all(leaving[released..].iter_mut().map(|(_, l)| l));
+                (released, bytes) = (leaving.len(), 0);
+            }
+        }
+        Leaving::release_all(leaving[released..].iter_mut().map(|(_, l)| l));
+        let ends = leaving.into_iter().map(|(pool, l)| pool.end_squeeze(l));
+        ends.sum()
     }
 
     fn prolong(&self) {

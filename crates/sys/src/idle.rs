@@ -6,6 +6,9 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
+/// Bytes that are released in one call, about: others of the process wait for it who need the same part of its address space.
+const LONGEST_RUN: usize = 16 << 20;
+
 /// What released memory is filled with while tests ask for it.
 pub const POISON: u8 = 0xdb;
 
@@ -95,19 +98,19 @@ impl Idle {
         self.0.whole().is_some_and(|w| Arc::ptr_eq(w, whole))
     }
 
-    /// Gives the pages of all pieces back to the system; they are zero when they are used next. Sorts the pieces by address, and
-    /// makes one call for each run of neighbours. On an error the rest keeps its pages, which is as good.
-    pub fn release(pieces: &mut [Idle]) -> io::Result<()> {
-        pieces.sort_unstable_by_key(Idle::address);
-        let mut regions: Vec<&mut Region> = Vec::with_capacity(pieces.len());
+    /// Gives the pages of all pieces back to the system; they are zero when they are used next. Makes one call for each run of neighbours up to
+    /// 16 MiB, as each call interrupts the other CPUs of the process. On an error the rest keeps its pages, which is as good.
+    pub fn release<'a>(pieces: impl IntoIterator<Item = &'a mut Idle>) -> io::Result<()> {
         // Always there: an `Idle` is the only owner.
-        regions.extend(pieces.iter_mut().filter_map(|p| Arc::get_mut(&mut p.0)));
+        let regions = pieces.into_iter().filter_map(|p| Arc::get_mut(&mut p.0));
+        let mut regions: Vec<&mut Region> = regions.collect();
+        regions.sort_unstable_by_key(|r| r.address());
         let mut rest = &mut regions[..];
         while !rest.is_empty() {
             let mut end = rest[0].address();
             let start = end;
             let mut n = 0;
-            while n < rest.len() && rest[n].address() == end {
+            while n < rest.len() && rest[n].address() == end && end - start < LONGEST_RUN {
                 end += rest[n].len();
                 n += 1;
             }

@@ -182,19 +182,25 @@ impl FreeList {
 }
 
 impl Drained {
-    /// Gives the pages back to the system: whole slabs by unmapping them, where `unmap`, the rest in runs. Returns the bytes that went, and
-    /// leaves in `cold` what is to come back to the free list, without pages now.
-    pub fn release(&mut self, unmap: bool) -> u64 {
-        let bytes: usize = self.own.iter().map(Idle::len).sum();
-        if unmap {
-            self.drop_whole_slabs();
-        }
-        if let Err(e) = Idle::release(&mut self.own) {
+    /// Bytes of ours with pages behind them.
+    pub fn bytes(&self) -> u64 {
+        self.own.iter().map(|p| p.len() as u64).sum()
+    }
+
+    /// Gives the pages of all these back to the system, in runs as long as there are whosever they are.
+    pub fn release_all<'a>(all: impl Iterator<Item = &'a mut Drained>) {
+        if let Err(e) = Idle::release(all.flat_map(|d| &mut d.own)) {
             // The pages stay until they are used again, or the slab goes; nothing is lost but memory.
             tracing::debug!("giving pages back: {e}");
         }
+    }
+
+    /// What was released is without pages now; whole slabs are unmapped, where `unmap`. Leaves in `cold` what is to come back to the free list.
+    pub fn after_release(&mut self, unmap: bool) {
+        if unmap {
+            self.drop_whole_slabs();
+        }
         self.cold.append(&mut self.own);
-        bytes as u64
     }
 
     /// Drops the slabs of which all pieces are here, in either list.

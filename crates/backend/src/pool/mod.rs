@@ -96,6 +96,18 @@ pub(crate) struct Leaving {
     bytes: u64,
 }
 
+impl Leaving {
+    /// Bytes with pages behind them.
+    pub(crate) fn pages_bytes(&self) -> u64 {
+        self.drained.bytes()
+    }
+
+    /// The system takes all of these at once.
+    pub(crate) fn release_all<'a>(all: impl Iterator<Item = &'a mut Leaving>) {
+        Drained::release_all(all.map(|l| &mut l.drained));
+    }
+}
+
 impl BufferPool {
     /// An empty pool for a disk, of at most `limit_pages` (4 KiB each), on the memory bill as `owner`. `source` is
     /// the device's ([`pvblk_block::BlockDevice::buffer_source`]). It gives way to `pressure`, whose limit it keeps.
@@ -355,7 +367,13 @@ impl Shared {
 
     /// Second step, without the lock: the system takes them.
     pub(crate) fn release(&self, leaving: &mut Leaving, unmap: bool) {
-        let bytes = leaving.drained.release(unmap);
+        Drained::release_all(std::iter::once(&mut leaving.drained));
+        self.after_release(leaving, unmap);
+    }
+
+    fn after_release(&self, leaving: &mut Leaving, unmap: bool) {
+        let bytes = leaving.drained.bytes();
+        leaving.drained.after_release(unmap);
         self.gauge.sub(bytes);
         if let Some(source) = &self.source {
             for piece in leaving.drained.device.drain(..) {
@@ -377,14 +395,18 @@ impl Shared {
         pages
     }
 
-    /// Gives everything back that is free, for whoever relieves the pressure, on whatever thread. Returns pages.
-    pub(crate) fn squeeze(&self) -> u64 {
+    /// Takes everything that is free, for whoever relieves the pressure, on whatever thread; `None` if nothing is.
+    pub(crate) fn begin_squeeze(&self) -> Option<Leaving> {
         if self.free_pages.load(Ordering::Relaxed) == 0 {
-            return 0;
+            return None;
         }
         self.return_floor();
-        let mut leaving = self.begin(0, true);
-        self.release(&mut leaving, true);
+        Some(self.begin(0, true))
+    }
+
+    /// What [`Shared::begin_squeeze`] took has been released. Returns pages.
+    pub(crate) fn end_squeeze(&self, mut leaving: Leaving) -> u64 {
+        self.after_release(&mut leaving, true);
         let mut inner = self.inner.lock();
         let pages = self.finish(&mut inner, leaving);
         if pages > 0 {

@@ -8,20 +8,25 @@ use std::time::{Duration, Instant};
 
 /// Where the look after a dear one with plenty of page cache to reclaim waits.
 const AFTER_PLENTY: Duration = Duration::from_millis(50);
+/// How often a group without a limit is asked whether it has one now.
+const NO_LIMIT: Duration = Duration::from_millis(100);
+/// There is pressure if nothing would be left after this time, were memory taken as fast as since the last look: where nothing can be reclaimed
+/// the kernel kills without a warning, and giving back takes its time.
+const HORIZON: Duration = Duration::from_millis(60);
 
 /// One bound and what is used of it.
 pub(super) struct Mark {
     kind: Kind,
-    /// Below this many bytes left there is pressure.
-    margin: u64,
     /// Nothing can have changed before.
     not_before: Option<Instant>,
+    /// The last look, and the bytes that were left.
+    last: Option<(Instant, u64)>,
     text: Vec<u8>,
 }
 
 enum Kind {
     /// `/proc/meminfo`.
-    System { meminfo: File },
+    System { meminfo: File, total: u64 },
     Group {
         usage: File,
         stat: File,
@@ -43,19 +48,19 @@ impl Mark {
         let total = number_of(&text, "MemTotal").ok_or("it tells no MemTotal")?;
         number_of(&text, "MemAvailable").ok_or("it tells no MemAvailable")?;
         let meminfo = File::open(path).map_err(|e| e.to_string())?;
-        Ok(Mark::new(Kind::System { meminfo }, margin_of(total)))
+        Ok(Mark::new(Kind::System { meminfo, total }))
     }
 
-    /// A v1 group's limit. `None`: it has none.
-    pub fn v1(group: &Path) -> Result<Option<Mark>, String> {
+    /// A v1 group's limit, which it may get later.
+    pub fn v1(group: &Path) -> Result<Mark, String> {
         let names = ["memory.usage_in_bytes", "memory.stat"];
         let limits = ["memory.limit_in_bytes"];
         let keys = ["total_inactive_file", "total_active_file"];
         Mark::group(group, names, &limits, keys)
     }
 
-    /// A v2 group's limits. `None`: it has none.
-    pub fn v2(group: &Path) -> Result<Option<Mark>, String> {
+    /// A v2 group's limits, which it may get later.
+    pub fn v2(group: &Path) -> Result<Mark, String> {
         let names = ["memory.current", "memory.stat"];
         let limits = ["memory.high", "memory.max"];
         Mark::group(group, names, &limits, ["inactive_file", "active_file"])
@@ -66,7 +71,7 @@ impl Mark {
         [usage, stat]: [&str; 2],
         limits: &[&str],
         keys: [&'static str; 2],
-    ) -> Result<Option<Mark>, String> {
+    ) -> Result<Mark, String> {
         let open = |name: &str| File::open(group.join(name)).map_err(|e| format!("{name}: {e}"));
         let kind = Kind::Group {
             usage: open(usage)?,
@@ -74,19 +79,14 @@ impl Mark {
             limits: limits.iter().map(|l| open(l)).collect::<Result<_, _>>()?,
             keys,
         };
-        let mut mark = Mark::new(kind, 0);
-        let limit = mark.limit();
-        Ok(limit.map(|l| {
-            mark.margin = margin_of(l);
-            mark
-        }))
+        Ok(Mark::new(kind))
     }
 
-    fn new(kind: Kind, margin: u64) -> Mark {
+    fn new(kind: Kind) -> Mark {
         Mark {
             kind,
-            margin,
             not_before: None,
+            last: None,
             text: vec![0; 16 << 10],
         }
     }
@@ -99,47 +99,77 @@ impl Mark {
         limits.iter().filter_map(|f| limit(read(f, text)?)).min()
     }
 
-    /// Bytes that may be left at least without being pressure.
-    pub fn margin(&self) -> u64 {
-        self.margin
+    /// Bytes that may be left at least without being pressure; `None`: there is no limit now.
+    pub fn margin(&mut self) -> Option<u64> {
+        match self.kind {
+            Kind::System { total, .. } => Some(margin_of(total)),
+            Kind::Group { .. } => self.limit().map(margin_of),
+        }
     }
 
-    /// True if less is left than the margin.
+    /// Below this many bytes left there is pressure.
+    fn bound(&mut self, now: Instant, left: u64, margin: u64) -> u64 {
+        let last = self.last.replace((now, left));
+        let fell = last.map_or(0, |(_, before)| before.saturating_sub(left));
+        let since = last.map_or(Duration::ZERO, |(at, _)| now.saturating_duration_since(at));
+        if fell == 0 || since.is_zero() || since > NO_LIMIT {
+            return margin;
+        }
+        let soon = fell as f64 * HORIZON.as_secs_f64() / since.as_secs_f64();
+        margin.max(soon as u64)
+    }
+
+    /// True if less is left than the margin, or than what will soon be taken.
     pub fn is_low(&mut self, now: Instant) -> bool {
         if self.not_before.is_some_and(|t| now < t) {
             return false;
         }
         self.not_before = None;
-        let limit = self.limit();
-        let text = &mut self.text;
-        let (usage, stat, keys) = match &self.kind {
-            Kind::System { meminfo } => {
-                let available = read(meminfo, text).and_then(|t| number_of(t, "MemAvailable"));
-                let left = available.unwrap_or(u64::MAX);
-                if left > 4 * self.margin {
-                    self.not_before = Some(now + AFTER_PLENTY / 2);
-                }
-                return left < self.margin;
-            }
-            Kind::Group {
-                usage, stat, keys, ..
-            } => (usage, stat, keys),
+        let Some((left, margin)) = self.left() else {
+            self.not_before = Some(now + NO_LIMIT);
+            return false;
         };
-        let Some(limit) = limit else { return false };
-        let used = read(usage, text).and_then(|t| t.trim().parse().ok());
-        let left = limit.saturating_sub(used.unwrap_or(0));
-        if left >= self.margin {
+        let bound = self.bound(now, left, margin);
+        if left >= bound {
+            if let Kind::System { .. } = self.kind
+                && left > 4 * bound
+            {
+                self.not_before = Some(now + AFTER_PLENTY / 2);
+            }
             return false;
         }
         // What the page cache holds is as good as free.
-        let cache: u64 = read(stat, text)
-            .map(|t| keys.iter().filter_map(|k| number_of(t, k)).sum())
-            .unwrap_or(0);
-        let plenty = left + cache >= 2 * self.margin;
-        if plenty {
+        let cache = self.page_cache();
+        if left + cache >= 2 * bound {
             self.not_before = Some(now + AFTER_PLENTY);
         }
-        left + cache < self.margin
+        left + cache < bound
+    }
+
+    /// Bytes that are left, and the margin.
+    fn left(&mut self) -> Option<(u64, u64)> {
+        let limit = self.limit();
+        let text = &mut self.text;
+        match &self.kind {
+            Kind::System { meminfo, total } => {
+                let available = number_of(read(meminfo, text)?, "MemAvailable")?;
+                Some((available, margin_of(*total)))
+            }
+            Kind::Group { usage, .. } => {
+                let limit = limit?;
+                let used = read(usage, text)?.trim().parse().ok()?;
+                Some((limit.saturating_sub(used), margin_of(limit)))
+            }
+        }
+    }
+
+    /// Bytes of the page cache that count as used.
+    fn page_cache(&mut self) -> u64 {
+        let Kind::Group { stat, keys, .. } = &self.kind else {
+            return 0;
+        };
+        let text = read(stat, &mut self.text).unwrap_or_default();
+        keys.iter().filter_map(|k| number_of(text, k)).sum()
     }
 }
 
@@ -163,11 +193,14 @@ mod tests {
         write("memory.high", "max\n");
         write("memory.max", "max\n");
         write("memory.stat", "anon 1\nactive_file 0\ninactive_file 0\n");
-        assert!(Mark::v2(&dir).unwrap().is_none());
-        write("memory.high", &mib(1024));
-        let mut mark = Mark::v2(&dir).unwrap().unwrap();
-        assert_eq!(mark.margin(), 32 << 20);
+        let mut mark = Mark::v2(&dir).unwrap();
         let now = Instant::now();
+        // A limit that comes later is seen a little later.
+        assert!(mark.margin().is_none() && !mark.is_low(now));
+        write("memory.high", &mib(1024));
+        assert_eq!(mark.margin(), Some(32 << 20));
+        assert!(!mark.is_low(now));
+        let now = now + NO_LIMIT;
         assert!(!mark.is_low(now));
         write("memory.current", &mib(1000));
         assert!(mark.is_low(now));
@@ -180,7 +213,18 @@ mod tests {
         // That look was dear: the next one waits.
         write("memory.stat", "active_file 0\n");
         assert!(!mark.is_low(now));
-        assert!(mark.is_low(now + AFTER_PLENTY));
+        let now = now + AFTER_PLENTY;
+        assert!(mark.is_low(now));
+        // Enough is left, but 40 MiB less than 4 ms ago, so that it won't last for 60 ms.
+        write("memory.max", "max\n");
+        write("memory.current", &mib(500));
+        assert!(!mark.is_low(now + Duration::from_secs(1)));
+        write("memory.current", &mib(540));
+        let now = now + Duration::from_millis(1004);
+        assert!(mark.is_low(now));
+        // Slower than that.
+        write("memory.current", &mib(541));
+        assert!(!mark.is_low(now + Duration::from_millis(4)));
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(Mark::v1(&dir).is_err());
     }
@@ -188,7 +232,7 @@ mod tests {
     #[test]
     fn this_machine_tells_what_is_left() {
         let mut mark = Mark::system(Path::new("/proc")).unwrap();
-        assert!(mark.margin() > 0);
+        assert!(mark.margin() > Some(0));
         mark.is_low(Instant::now());
     }
 }

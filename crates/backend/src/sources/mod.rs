@@ -128,8 +128,7 @@ impl Sources {
         self.add(format!("cgroup v2 {}", events.display()), wait);
         if events.exists() {
             match Mark::v2(group) {
-                Ok(Some(mark)) => self.add_mark(format!("{shown}/memory.current"), mark),
-                Ok(None) => {}
+                Ok(mark) => self.add_mark(format!("{shown}/memory.current"), mark),
                 Err(why) => self.miss(&format!("watermark of {shown}"), &why),
             }
         }
@@ -143,8 +142,7 @@ impl Sources {
             self.add(name, wait);
         }
         match Mark::v1(group) {
-            Ok(Some(mark)) => self.add_mark(format!("{shown}/memory.usage_in_bytes"), mark),
-            Ok(None) => {}
+            Ok(mark) => self.add_mark(format!("{shown}/memory.usage_in_bytes"), mark),
             Err(why) => self.miss(&format!("watermark of {shown}"), &why),
         }
     }
@@ -162,8 +160,12 @@ impl Sources {
         }
     }
 
-    fn add_mark(&mut self, file: String, mark: Mark) {
-        let name = format!("watermark of {file}, {} MiB", mark.margin() >> 20);
+    fn add_mark(&mut self, file: String, mut mark: Mark) {
+        let at = match mark.margin() {
+            Some(margin) => format!("{} MiB", margin >> 20),
+            None => "no limit now".into(),
+        };
+        let name = format!("watermark of {file}, {at}");
         self.states.push(SourceState {
             name,
             missing: None,

@@ -49,8 +49,8 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         let limit = (usage + 3 * MIB) * 32 / 31;
         let margin = (limit / 32).clamp(4 * MIB, 256 * MIB);
         group.limit(Some((usage + margin + 3 * MIB).max(limit)))?;
-        std::thread::sleep(Duration::from_millis(20));
-        bystander.ask("grow 1")?;
+        // The server asks every 100 ms whether there is a limit.
+        std::thread::sleep(Duration::from_millis(250));
         let resident_before = resident(pid).context("the server is gone")?;
         let until = resident_before.saturating_sub(free * 95 / 100);
         // Crosses the mark within its first megabytes; the clock starts before.
