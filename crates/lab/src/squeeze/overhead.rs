@@ -1,10 +1,13 @@
 //! What it costs to keep no free pages: the seed's second experiment, on a disk in memory.
+//!
+//! Server and client share one CPU: with two, a request in flight alone takes as long as the CPUs take to wake each other, twice as long in some
+//! runs as in others. So the rate is of the CPU time of both.
 
 use super::disks::{Control, Pools};
 use crate::child::Server;
 use crate::driver::{Driver, Load};
-use crate::stats::{Comparison, Confidence};
-use anyhow::Result;
+use crate::stats::{Comparison, Confidence, PairRatio};
+use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Op};
 use pvblk_export::nbd::{NbdAddr, NbdClient, NbdClientConfig, NbdUri};
 use serde::Serialize;
@@ -42,6 +45,11 @@ pub struct Overhead {
 }
 
 impl Overhead {
+    /// Of limit 0 to limit 1024, run by run.
+    pub fn ratio(&self) -> Result<PairRatio> {
+        PairRatio::of(&self.none, &self.full, Confidence::default())
+    }
+
     /// Limit 0 with limit 1024 as the reference.
     pub fn compare(&self) -> Result<Comparison> {
         Comparison::of(&self.full, &self.none, Confidence::default())
@@ -50,6 +58,22 @@ impl Overhead {
 
 /// Writes `count` blocks in order and flushes, `runs` times with each limit.
 pub fn run(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<Overhead>> {
+    let cpus = pvblk_sys::cpu::allowed();
+    let one = *cpus.last().context("no CPU")?;
+    // The server and all threads of this process that begin from here on inherit it.
+    std::thread::scope(|scope| {
+        let body = || -> Result<Vec<Overhead>> {
+            pvblk_sys::cpu::pin(one).context("staying on one CPU")?;
+            run_here(dir, shapes, count, runs)
+        };
+        match scope.spawn(body).join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+fn run_here(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<Overhead>> {
     let (nbd, control) = (dir.join("nbd.sock"), dir.join("ctl"));
     let bytes = count * BLOCK as u64;
     let server = Server::start(
@@ -85,13 +109,23 @@ pub fn run(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<
             none_pages: (0, 0),
             full_pages: (0, 0),
         };
-        for _ in 0..runs {
-            let (rate, pages) = sample(&mut driver, &control, shape, 0, count)?;
-            result.none.push(rate);
-            result.none_pages = pages;
-            let (rate, pages) = sample(&mut driver, &control, shape, 1024, count)?;
-            result.full.push(rate);
-            result.full_pages = pages;
+        // The seed's shape is the one where nothing is to be seen, which takes the most runs.
+        let runs = if shape.depth == 1 && shape.floor_pages > 0 {
+            3 * runs
+        } else {
+            runs
+        };
+        for run in 0..runs {
+            // Each is the first of its pair as often as the other.
+            for limit in if run % 2 == 0 { [0, 1024] } else { [1024, 0] } {
+                let (rate, pages) = sample(&mut driver, &control, shape, limit, count)?;
+                let (rates, of) = match limit {
+                    0 => (&mut result.none, &mut result.none_pages),
+                    _ => (&mut result.full, &mut result.full_pages),
+                };
+                rates.push(rate);
+                *of = pages;
+            }
         }
         all.push(result);
     }

@@ -3,7 +3,7 @@
 use super::bystander::Bystander;
 use super::disks::Disks;
 use super::group::{Group, Swap, major_faults, swapped};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub struct Run {
     pub burst_p99_ms: f64,
     /// Pages that the bystander wrote to.
     pub bystander_pages: u64,
+    /// Servers that the kernel killed before this run, which was made again: the group can run out of memory though there is swap.
+    pub killed: u32,
     /// Squeezes.
     pub squeezes: u64,
     /// Pages that they gave back.
@@ -58,16 +60,43 @@ pub struct Run {
     pub pools: Vec<(f64, f64)>,
 }
 
+/// Runs of one kind that may end by a kill.
+const TRIES: u32 = 5;
+
+/// One run in which the server isn't killed.
+pub fn run_until_one_survives(
+    dir: &Path,
+    sizes: &Sizes,
+    duration_ms: Option<u64>,
+    seed: u64,
+    progress: &dyn Fn(&str),
+) -> Result<Run> {
+    for killed in 0..TRIES {
+        let group = Group::new("squeeze")?;
+        match run(dir, &group, sizes, duration_ms, seed) {
+            Ok(run) => return Ok(Run { killed, ..run }),
+            Err(e) if group.kills() == 0 => return Err(e),
+            Err(_) => progress("the kernel killed the server; once more"),
+        }
+    }
+    bail!("the kernel killed the server {TRIES} times")
+}
+
 /// One run of the experiment. The order of disks comes from the seed.
-pub fn run(dir: &Path, sizes: &Sizes, duration_ms: Option<u64>, seed: u64) -> Result<Run> {
-    let group = Group::new("squeeze")?;
+fn run(
+    dir: &Path,
+    group: &Group,
+    sizes: &Sizes,
+    duration_ms: Option<u64>,
+    seed: u64,
+) -> Result<Run> {
     let flags = match duration_ms {
         None => vec!["--no-pressure".to_owned()],
         Some(ms) => vec!["--buffer-squeeze-duration-ms".into(), ms.to_string()],
     };
     let pool_bytes = sizes.pool_bytes as usize;
-    let mut disks = Disks::start(dir, &group, sizes.disks, pool_bytes, &flags)?;
-    let mut bystander = Bystander::start(&group)?;
+    let mut disks = Disks::start(dir, group, sizes.disks, pool_bytes, &flags)?;
+    let mut bystander = Bystander::start(group)?;
     let _swap = Swap::on(dir, 2 << 30)?;
     // The disks first: their pools are full when the bystander comes.
     disks.fill()?;
@@ -125,6 +154,7 @@ pub fn run(dir: &Path, sizes: &Sizes, duration_ms: Option<u64>, seed: u64) -> Re
         bursts_per_second: bursts.len() as f64 / elapsed,
         burst_p99_ms: p99.unwrap_or(0.0),
         bystander_pages,
+        killed: 0,
         squeezes,
         squeezed_pages: total.squeezed_pages,
         pools,
