@@ -135,8 +135,11 @@ impl Shared {
                     lane.letters.lock().ios.push(io);
                     lane.ring();
                 }
-                // Whoever polls steps it.
-                _ => self.keeper_lane.submit(std::iter::once(io.request)),
+                // Whoever polls steps it. A keeper that sleeps may not wait for its device yet.
+                _ => {
+                    self.keeper_lane.submit(std::iter::once(io.request));
+                    self.wake_keeper(false);
+                }
             }
         }
         for (owner, done) in out.done.drain(..) {

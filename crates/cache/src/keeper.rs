@@ -116,7 +116,7 @@ impl Thread {
         poller.add(lane.bell.as_fd(), 0, false).map_err(os)?;
         let (stopped, seen) = (Arc::clone(&stop), Arc::clone(shared));
         let body = move || {
-            let mut events = Vec::new();
+            let (mut events, mut waits) = (Vec::new(), false);
             while !stopped.load(Ordering::Acquire) {
                 let mut due = keeper.step();
                 if due != Due::Now {
@@ -139,7 +139,7 @@ impl Thread {
                 };
                 events.clear();
                 let waited = lane
-                    .wait_in(&poller, 1)
+                    .wait_in(&poller, 1, &mut waits)
                     .and_then(|()| poller.wait(&mut events, wait));
                 if waited.is_err() {
                     std::thread::sleep(std::time::Duration::from_millis(100));

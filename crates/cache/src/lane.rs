@@ -28,8 +28,6 @@ pub(crate) struct Lane {
     /// There are letters, or something has come to be done.
     pub any: AtomicBool,
     pub bell: EventFd,
-    /// Its owner's poller has the device's descriptor.
-    in_poller: AtomicBool,
 }
 
 /// What others leave for an owner.
@@ -63,7 +61,6 @@ impl Lane {
             letters: Mutex::default(),
             any: AtomicBool::new(false),
             bell: EventFd::new().map_err(|e| Error::os("cache: opening a queue", e))?,
-            in_poller: AtomicBool::new(false),
         })
     }
 
@@ -137,14 +134,22 @@ impl Lane {
         self.below.lock().queue.woken();
     }
 
-    /// Has the owner's poller wait for it too, as soon as there is a descriptor: before the first request there may be none.
-    pub fn wait_in(&self, poller: &Poller, token: u64) -> io::Result<()> {
-        if self.in_poller.load(Ordering::Relaxed) {
-            return Ok(());
+    /// Has a poller wait for it too, as soon as there is a descriptor: before the first request there may be none. `waits` says whether it does.
+    pub fn wait_in(&self, poller: &Poller, token: u64, waits: &mut bool) -> io::Result<()> {
+        if !*waits {
+            let added = self
+                .with_fd(|fd| poller.add(fd, token, false))
+                .transpose()?;
+            *waits = added.is_some();
         }
-        let added = self.with_fd(|fd| poller.add(fd, token, false));
-        self.in_poller.store(added.is_some(), Ordering::Relaxed);
-        added.unwrap_or(Ok(()))
+        Ok(())
+    }
+
+    /// The opposite.
+    pub fn wait_no_more(&self, poller: &Poller, waits: &mut bool) {
+        if std::mem::take(waits) {
+            let _ = self.with_fd(|fd| poller.remove(fd));
+        }
     }
 
     /// Calls `f` with the descriptor, if there is one.

@@ -45,6 +45,8 @@ pub(crate) struct CacheQueue {
     look: Vec<Arc<Lane>>,
     slow: Vec<(Box<Request>, Hint)>,
     poller: Poller,
+    /// Its poller has the lane's descriptor.
+    waits: bool,
     tracer: Tracer,
 }
 
@@ -95,6 +97,7 @@ impl CacheQueue {
             look: Vec::new(),
             slow: Vec::new(),
             poller,
+            waits: false,
             tracer,
         })
     }
@@ -320,7 +323,7 @@ impl DeviceQueue for CacheQueue {
                 Readiness::Ready => return Readiness::Ready,
                 Readiness::Wait(until) => deadline = earliest(deadline, until),
             }
-            if let Err(e) = self.lane.wait_in(&self.poller, 1) {
+            if let Err(e) = self.lane.wait_in(&self.poller, 1, &mut self.waits) {
                 return cannot_wait(&e);
             }
         }
@@ -343,6 +346,8 @@ impl DeviceQueue for CacheQueue {
         // Others may have waited for the same. Who has no request in flight isn't polled, so they have to look themselves.
         self.look.extend(self.foreign.iter().cloned());
         if self.inside == 0 {
+            // What was read in advance has come, and stays with the device until somebody asks for it: its descriptor would be readable all the time.
+            self.lane.wait_no_more(&self.poller, &mut self.waits);
             self.shared.wake_sleepers(self.owner);
         }
     }

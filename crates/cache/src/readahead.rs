@@ -143,6 +143,16 @@ pub struct Sizes {
     pub several: u64,
 }
 
+impl Sizes {
+    /// The farthest from a mark that the first page which isn't there can be, where windows follow each other.
+    pub fn reach(&self) -> u64 {
+        match self.most >= self.several {
+            true => self.most + self.most / 2,
+            false => self.most,
+        }
+    }
+}
+
 /// A stream's last window: `size` pages from `start`, of which the last `ahead` were not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
@@ -257,7 +267,7 @@ impl Window {
         }
         // Somebody else's mark.
         let absent = absent();
-        if absent - page > most {
+        if absent - page > sizes.reach() {
             return None;
         }
         *self = Window {

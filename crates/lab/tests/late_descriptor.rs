@@ -76,7 +76,11 @@ impl DeviceQueue for LateQueue {
         });
     }
     fn poll(&mut self, out: &mut Vec<Completion>) {
+        // As an io_uring: readable until what is done has been taken.
         if self.rung.swap(false, Ordering::SeqCst) {
+            if let Some(bell) = &self.bell {
+                bell.drain();
+            }
             self.inner.poll(out);
         }
     }
@@ -87,10 +91,7 @@ impl DeviceQueue for LateQueue {
         }
     }
     fn woken(&mut self) {
-        if let Some(bell) = &self.bell {
-            bell.drain();
-            self.woken.fetch_add(1, Ordering::SeqCst);
-        }
+        self.woken.fetch_add(1, Ordering::SeqCst);
     }
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.bell.as_ref().map(|b| b.as_fd())
@@ -131,5 +132,45 @@ fn a_cache_waits_on_a_descriptor_that_came_late() {
             assert!(!events.is_empty(), "nobody woke the cache's queue");
             queue.woken();
         }
+    }
+}
+
+/// What was read in advance comes when its queue has nothing to do: that wakes once, and not for ever.
+#[test]
+fn a_cache_at_rest_sleeps_though_its_device_has_something() {
+    let (inner, _) = Late::device();
+    let config = CacheConfig::new(1 << 20);
+    let cache: Arc<dyn BlockDevice> = Arc::new(PageCache::new(&config, inner).unwrap());
+    let mut queue = Queue::open(&cache, &QueueContext::new(1)).unwrap();
+    let poller = Poller::new().unwrap();
+    poller.add(queue.wait_fd().unwrap(), 0, false).unwrap();
+    let buffer = Buffer::anonymous(4096).unwrap();
+    let mut done: Vec<Completion> = Vec::new();
+    // The third page is the second window's mark, or is in it.
+    for page in 0..3 {
+        let request = Request::with_buffers(Op::Read, page * 8, vec![buffer.clone()], 0);
+        queue.submit(&mut vec![request]);
+        while queue.poll(&mut done) == 0 {
+            if queue.arm() != Readiness::Ready {
+                let mut events = Vec::new();
+                poller.wait(&mut events, Some(NEVER)).unwrap();
+                queue.woken();
+            }
+        }
+    }
+    let mut woken = 0;
+    loop {
+        assert_eq!(queue.arm(), Readiness::Wait(None));
+        let mut events = Vec::new();
+        poller
+            .wait(&mut events, Some(Duration::from_millis(300)))
+            .unwrap();
+        if events.is_empty() {
+            break;
+        }
+        queue.woken();
+        queue.poll(&mut done);
+        woken += 1;
+        assert!(woken < 10, "it is woken for ever");
     }
 }

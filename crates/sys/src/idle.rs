@@ -99,12 +99,14 @@ impl Idle {
     }
 
     /// Gives the pages of all pieces back to the system; they are zero when they are used next. Makes one call for each run of neighbours up to
-    /// 16 MiB, as each call interrupts the other CPUs of the process. On an error the rest keeps its pages, which is as good.
+    /// 16 MiB, as each call interrupts the other CPUs of the process. What the system refuses keeps its pages, which
+    /// is as good; the first error is told.
     pub fn release<'a>(pieces: impl IntoIterator<Item = &'a mut Idle>) -> io::Result<()> {
         // Always there: an `Idle` is the only owner.
         let regions = pieces.into_iter().filter_map(|p| Arc::get_mut(&mut p.0));
         let mut regions: Vec<&mut Region> = regions.collect();
         regions.sort_unstable_by_key(|r| r.address());
+        let mut result = Ok(());
         let mut rest = &mut regions[..];
         while !rest.is_empty() {
             let mut end = rest[0].address();
@@ -115,7 +117,7 @@ impl Idle {
                 n += 1;
             }
             let (run, others) = rest.split_at_mut(n);
-            drop_pages(run, end - start)?;
+            result = result.and(drop_pages(run, end - start));
             rest = others;
         }
         if POISONING.get() {
@@ -123,7 +125,7 @@ impl Idle {
                 fill(region);
             }
         }
-        Ok(())
+        result
     }
 
     fn poisoned(self) -> Idle {

@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     inner: Mutex<Inner>,
     /// As `inner.free.hot_pages()`, roughly: a squeeze passes an empty pool by.
     free_pages: AtomicUsize,
+    /// Pages of the process's floor that are reserved for this pool. Changed under the lock, read without it.
+    floor_pages: AtomicUsize,
     source: Option<Arc<dyn BufferSource>>,
     gauge: Gauge,
     pressure: Arc<Pressure>,
@@ -85,8 +87,6 @@ struct Inner {
     limit_pages: usize,
     /// Least free pages since the last decay: that many were not needed.
     low_free: usize,
-    /// Pages of the process's floor that are reserved for this pool.
-    floor_pages: usize,
     counters: PoolCounters,
 }
 
@@ -125,10 +125,10 @@ impl BufferPool {
                 used_pages: 0,
                 limit_pages,
                 low_free: 0,
-                floor_pages: 0,
                 counters: PoolCounters::default(),
             }),
             free_pages: AtomicUsize::new(0),
+            floor_pages: AtomicUsize::new(0),
             source,
             gauge: Gauge::new(owner, MemoryKind::Anonymous, cap),
             pressure: Arc::clone(pressure),
@@ -199,8 +199,10 @@ impl BufferPool {
     /// floor; else nothing happens.
     #[inline]
     pub fn settle(&mut self) {
-        if self.shared.free_pages.load(Ordering::Relaxed) > 0 && self.shared.pressure.keeps_none() {
-            self.shared.squeeze_own();
+        let shared = &self.shared;
+        let floor = shared.floor_pages.load(Ordering::Relaxed);
+        if shared.free_pages.load(Ordering::Relaxed) > floor && shared.pressure.keeps_none() {
+            shared.squeeze_own();
         }
     }
 
@@ -375,11 +377,7 @@ impl Shared {
         let bytes = leaving.drained.bytes();
         leaving.drained.after_release(unmap);
         self.gauge.sub(bytes);
-        if let Some(source) = &self.source {
-            for piece in leaving.drained.device.drain(..) {
-                source.free(piece);
-            }
-        }
+        self.free_device(leaving);
         leaving.bytes = bytes;
     }
 
@@ -401,19 +399,33 @@ impl Shared {
             return None;
         }
         self.return_floor();
-        Some(self.begin(0, true))
+        let mut inner = self.inner.lock();
+        inner.retry_claimed();
+        let mut leaving = self.drain(&mut inner, 0, true);
+        self.note(&inner);
+        // Counted now: the pool may go away before the end.
+        let pages = leaving.pages_bytes() / PAGE_SIZE as u64;
+        inner.counters.returned_pages += pages;
+        inner.counters.squeezed_pages += pages;
+        inner.counters.squeezes += u64::from(pages > 0);
+        drop(inner);
+        self.free_device(&mut leaving);
+        Some(leaving)
     }
 
     /// What [`Shared::begin_squeeze`] took has been released. Returns pages.
     pub(crate) fn end_squeeze(&self, mut leaving: Leaving) -> u64 {
         self.after_release(&mut leaving, true);
-        let mut inner = self.inner.lock();
-        let pages = self.finish(&mut inner, leaving);
-        if pages > 0 {
-            inner.counters.squeezes += 1;
-            inner.counters.squeezed_pages += pages;
+        self.inner.lock().free.push_cold(leaving.drained.cold);
+        leaving.bytes / PAGE_SIZE as u64
+    }
+
+    fn free_device(&self, leaving: &mut Leaving) {
+        if let Some(source) = &self.source {
+            for piece in leaving.drained.device.drain(..) {
+                source.free(piece);
+            }
         }
-        pages
     }
 
     /// The owner's part while there is pressure: what became free goes, but for a share of the floor. Address space stays, as the
@@ -421,9 +433,10 @@ impl Shared {
     #[cold]
     fn squeeze_own(&self) {
         let mut inner = self.inner.lock();
-        let wanted = inner.free.hot_pages().saturating_sub(inner.floor_pages);
-        inner.floor_pages += self.pressure.reserve_floor(wanted);
-        let keep = inner.floor_pages;
+        let floor = self.floor_pages.load(Ordering::Relaxed);
+        let wanted = inner.free.hot_pages().saturating_sub(floor);
+        let keep = floor + self.pressure.reserve_floor(wanted);
+        self.floor_pages.store(keep, Ordering::Relaxed);
         if inner.free.hot_pages() <= keep {
             return;
         }
@@ -438,9 +451,9 @@ impl Shared {
 
     /// The floor's pages are for others again.
     fn return_floor(&self) {
-        let mut inner = self.inner.lock();
+        let _inner = self.inner.lock();
         self.pressure
-            .return_floor(std::mem::take(&mut inner.floor_pages));
+            .return_floor(self.floor_pages.swap(0, Ordering::Relaxed));
     }
 
     /// Gives back what is beyond a new limit.

@@ -14,6 +14,9 @@ const NO_LIMIT: Duration = Duration::from_millis(100);
 /// the kernel kills without a warning, and giving back takes its time.
 const HORIZON: Duration = Duration::from_millis(60);
 
+/// Rates of less time than that would say nothing.
+const SHORTEST: Duration = Duration::from_millis(3);
+
 /// One bound and what is used of it.
 pub(super) struct Mark {
     kind: Kind,
@@ -109,14 +112,25 @@ impl Mark {
 
     /// Below this many bytes left there is pressure.
     fn bound(&mut self, now: Instant, left: u64, margin: u64) -> u64 {
-        let last = self.last.replace((now, left));
-        let fell = last.map_or(0, |(_, before)| before.saturating_sub(left));
-        let since = last.map_or(Duration::ZERO, |(at, _)| now.saturating_duration_since(at));
-        if fell == 0 || since.is_zero() || since > NO_LIMIT {
+        let since = self.last.map(|(at, _)| now.saturating_duration_since(at));
+        if since.is_some_and(|since| since < SHORTEST) {
             return margin;
         }
+        let before = self
+            .last
+            .replace((now, left))
+            .map_or(0, |(_, before)| before);
+        let fell = before.saturating_sub(left);
+        let Some(since) = since.filter(|&since| fell > 0 && since <= NO_LIMIT) else {
+            return margin;
+        };
         let soon = fell as f64 * HORIZON.as_secs_f64() / since.as_secs_f64();
         margin.max(soon as u64)
+    }
+
+    /// What is left changed by what this process gave back: the next rate is of two looks from here on.
+    pub fn forget(&mut self) {
+        self.last = None;
     }
 
     /// True if less is left than the margin, or than what will soon be taken.
@@ -132,7 +146,7 @@ impl Mark {
         let bound = self.bound(now, left, margin);
         if left >= bound {
             if let Kind::System { .. } = self.kind
-                && left > 4 * bound
+                && left / 4 > bound
             {
                 self.not_before = Some(now + AFTER_PLENTY / 2);
             }
@@ -140,7 +154,7 @@ impl Mark {
         }
         // What the page cache holds is as good as free.
         let cache = self.page_cache();
-        if left + cache >= 2 * bound {
+        if (left + cache) / 2 >= bound {
             self.not_before = Some(now + AFTER_PLENTY);
         }
         left + cache < bound

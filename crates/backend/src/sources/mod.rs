@@ -281,6 +281,7 @@ impl Listener {
             if told {
                 self.signals.fetch_add(1, Ordering::Relaxed);
                 let squeezed = self.pressure.squeeze();
+                self.marks.iter_mut().for_each(Mark::forget);
                 if squeezed.bytes > 0 {
                     tracing::debug!("memory pressure: {} KiB given back", squeezed.bytes >> 10);
                 }

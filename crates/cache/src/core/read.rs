@@ -150,7 +150,7 @@ impl Core {
 
     fn plan_mark(&mut self, job: &Job) -> Option<Plan> {
         let sizes = self.ahead(job.owner);
-        let (table, behind) = (&self.table, job.at + 1..=job.at + sizes.most);
+        let (table, behind) = (&self.table, job.at + 1..=job.at + sizes.reach());
         let absent = || {
             let mut pages = behind.clone();
             let found = pages.find(|&page| table.find_locked(page).is_none());
@@ -242,6 +242,7 @@ impl Core {
             filling.frames.sort_unstable();
         }
         let mut frames = std::mem::take(&mut filling.frames).into_iter();
+        let has_any = frames.len() > 0;
         let mut run = self.spare_list();
         let (mut first, mut segments) = (0, 0);
         for page in filling.plan.start..filling.plan.end {
@@ -267,7 +268,8 @@ impl Core {
             self.read_into(page, frame, page == filling.plan.mark, ahead);
         }
         self.start_run(first, run, job.owner);
-        if filling.plan.mark < filling.plan.start {
+        // Without any, who comes to its first page tries again.
+        if has_any && filling.plan.mark < filling.plan.start {
             self.mark_page(filling.plan.mark);
         }
         let list = self.owners[job.owner].list;

@@ -647,6 +647,9 @@ impl Lane {
             }
         }
         let armed = self.queue.arm();
+        if let Err(e) = self.look_for_fd() {
+            self.fail(EIO, e.to_string());
+        }
         self.now = Instant::now();
         let Readiness::Wait(due) = armed else {
             return;
