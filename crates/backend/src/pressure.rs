@@ -190,7 +190,7 @@ impl Pressure {
             let Some(some) = pool.begin_squeeze() else {
                 continue;
             };
-            bytes += some.pages_bytes();
+            bytes += some.bytes();
             leaving.push((pool, some));
             if bytes >= BATCH {
                 Leaving::release_all(leaving[released..].iter_mut().map(|(_, l)| l));

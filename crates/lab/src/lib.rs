@@ -23,6 +23,7 @@ pub mod samples;
 pub mod squeeze;
 pub mod stats;
 pub mod stripe_queue;
+mod threads;
 pub mod trace_cost;
 pub mod trace_sample;
 pub mod verdict;

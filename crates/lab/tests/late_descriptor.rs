@@ -109,67 +109,70 @@ fn bench_waits_on_a_descriptor_that_came_late() {
     assert!(woken >= 14, "{woken}");
 }
 
-#[test]
-fn a_cache_waits_on_a_descriptor_that_came_late() {
-    let (inner, _) = Late::device();
-    let config = CacheConfig::new(1 << 20);
-    let cache: Arc<dyn BlockDevice> = Arc::new(PageCache::new(&config, inner).unwrap());
-    let mut queue = Queue::open(&cache, &QueueContext::new(1)).unwrap();
-    let poller = Poller::new().unwrap();
-    poller.add(queue.wait_fd().unwrap(), 0, false).unwrap();
-    let buffer = Buffer::anonymous(4096).unwrap();
-    queue.submit(&mut vec![Request::with_buffers(
-        Op::Read,
-        4096,
-        vec![buffer],
-        0,
-    )]);
-    let mut done: Vec<Completion> = Vec::new();
-    while queue.poll(&mut done) == 0 {
-        let mut events = Vec::new();
-        if queue.arm() != Readiness::Ready {
-            poller.wait(&mut events, Some(NEVER)).unwrap();
-            assert!(!events.is_empty(), "nobody woke the cache's queue");
-            queue.woken();
+/// A queue of a cache over such a device, and what its user waits with.
+struct Rig {
+    queue: Queue,
+    poller: Poller,
+    buffer: Buffer,
+    done: Vec<Completion>,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let (inner, _) = Late::device();
+        let config = CacheConfig::new(1 << 20);
+        let cache: Arc<dyn BlockDevice> = Arc::new(PageCache::new(&config, inner).unwrap());
+        let queue = Queue::open(&cache, &QueueContext::new(1)).unwrap();
+        let poller = Poller::new().unwrap();
+        poller.add(queue.wait_fd().unwrap(), 0, false).unwrap();
+        Rig {
+            queue,
+            poller,
+            buffer: Buffer::anonymous(4096).unwrap(),
+            done: Vec::new(),
         }
     }
+
+    fn read(&mut self, page: u64) {
+        let buffers = vec![self.buffer.clone()];
+        let request = Request::with_buffers(Op::Read, page * 8, buffers, 0);
+        self.queue.submit(&mut vec![request]);
+        while self.queue.poll(&mut self.done) == 0 {
+            if self.queue.arm() != Readiness::Ready {
+                assert!(self.wakes(NEVER), "nobody woke the cache's queue");
+            }
+        }
+    }
+
+    /// Whether something wakes it within a time.
+    fn wakes(&mut self, within: Duration) -> bool {
+        let mut events = Vec::new();
+        self.poller.wait(&mut events, Some(within)).unwrap();
+        if !events.is_empty() {
+            self.queue.woken();
+        }
+        !events.is_empty()
+    }
+}
+
+#[test]
+fn a_cache_waits_on_a_descriptor_that_came_late() {
+    Rig::new().read(512);
 }
 
 /// What was read in advance comes when its queue has nothing to do: that wakes once, and not for ever.
 #[test]
 fn a_cache_at_rest_sleeps_though_its_device_has_something() {
-    let (inner, _) = Late::device();
-    let config = CacheConfig::new(1 << 20);
-    let cache: Arc<dyn BlockDevice> = Arc::new(PageCache::new(&config, inner).unwrap());
-    let mut queue = Queue::open(&cache, &QueueContext::new(1)).unwrap();
-    let poller = Poller::new().unwrap();
-    poller.add(queue.wait_fd().unwrap(), 0, false).unwrap();
-    let buffer = Buffer::anonymous(4096).unwrap();
-    let mut done: Vec<Completion> = Vec::new();
+    let mut rig = Rig::new();
     // The third page is the second window's mark, or is in it.
-    for page in 0..3 {
-        let request = Request::with_buffers(Op::Read, page * 8, vec![buffer.clone()], 0);
-        queue.submit(&mut vec![request]);
-        while queue.poll(&mut done) == 0 {
-            if queue.arm() != Readiness::Ready {
-                let mut events = Vec::new();
-                poller.wait(&mut events, Some(NEVER)).unwrap();
-                queue.woken();
-            }
-        }
-    }
+    (0..3).for_each(|page| rig.read(page));
     let mut woken = 0;
     loop {
-        assert_eq!(queue.arm(), Readiness::Wait(None));
-        let mut events = Vec::new();
-        poller
-            .wait(&mut events, Some(Duration::from_millis(300)))
-            .unwrap();
-        if events.is_empty() {
+        assert_eq!(rig.queue.arm(), Readiness::Wait(None));
+        if !rig.wakes(Duration::from_millis(300)) {
             break;
         }
-        queue.woken();
-        queue.poll(&mut done);
+        rig.queue.poll(&mut rig.done);
         woken += 1;
         assert!(woken < 10, "it is woken for ever");
     }

@@ -56,10 +56,12 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Result<Scratch> {
-        Scratch::in_folder(&std::env::temp_dir())
+        Scratch::wanted(None)
     }
 
-    fn in_folder(folder: &std::path::Path) -> Result<Scratch> {
+    /// In a folder of the user's choice, if there is one.
+    fn wanted(folder: Option<&std::path::Path>) -> Result<Scratch> {
+        let folder = folder.map_or_else(std::env::temp_dir, std::path::Path::to_owned);
         let path = folder.join(format!("pvblk-lab-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Scratch(path))
@@ -254,10 +256,7 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
     if options.runs == 0 || !(0.01..=600.0).contains(&options.seconds) {
         bail!("there must be rounds, and --seconds from 0.01 to 600");
     }
-    let scratch = match &args.dir {
-        None => Scratch::new()?,
-        Some(dir) => Scratch::in_folder(dir)?,
-    };
+    let scratch = Scratch::wanted(args.dir.as_deref())?;
     let result = stripe_queue::run(&options, &scratch.0, &progress)?;
     save(args.json.as_ref(), &result)?;
     draw(args.json.as_ref(), result.plots()?)?;
@@ -286,10 +285,7 @@ fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
     if options.runs == 0 {
         bail!("--runs must be at least 1");
     }
-    let scratch = match &args.dir {
-        None => Scratch::new()?,
-        Some(dir) => Scratch::in_folder(dir)?,
-    };
+    let scratch = Scratch::wanted(args.dir.as_deref())?;
     let result = squeeze::run(&options, &scratch.0, &progress)?;
     save(args.json.as_ref(), &result)?;
     draw(args.json.as_ref(), result.plots()?)?;
@@ -343,10 +339,7 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
         result.modelled = Some(page_order::run(&options, &progress)?);
     }
     if wants(PageOrderPart::Real) {
-        let scratch = match &args.dir {
-            None => Scratch::new()?,
-            Some(dir) => Scratch::in_folder(dir)?,
-        };
+        let scratch = Scratch::wanted(args.dir.as_deref())?;
         let options = page_order::real::RealOptions {
             bytes,
             runs: args.runs,

@@ -93,13 +93,14 @@ struct Inner {
 /// Pages that are on their way to the system; see [`Shared::begin`].
 pub(crate) struct Leaving {
     drained: Drained,
+    /// Of ours, with pages behind them.
     bytes: u64,
 }
 
 impl Leaving {
-    /// Bytes with pages behind them.
-    pub(crate) fn pages_bytes(&self) -> u64 {
-        self.drained.bytes()
+    /// Bytes that the system gets.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The system takes all of these at once.
@@ -351,10 +352,13 @@ impl Shared {
     /// First of three steps to give pages back: takes them off the free list, all but `keep_pages`. From here on nobody can
     /// take them into use.
     pub(crate) fn begin(&self, keep_pages: usize, unmap: bool) -> Leaving {
-        let mut inner = self.inner.lock();
+        self.begin_locked(&mut self.inner.lock(), keep_pages, unmap)
+    }
+
+    fn begin_locked(&self, inner: &mut Inner, keep_pages: usize, unmap: bool) -> Leaving {
         inner.retry_claimed();
-        let leaving = self.drain(&mut inner, keep_pages, unmap);
-        self.note(&inner);
+        let leaving = self.drain(inner, keep_pages, unmap);
+        self.note(inner);
         leaving
     }
 
@@ -364,21 +368,22 @@ impl Shared {
             inner.free.drain_cold(&mut drained);
         }
         inner.low_free = inner.free.hot_pages();
-        Leaving { drained, bytes: 0 }
+        let bytes = drained.bytes();
+        // Counted here: the pool may go away before the end.
+        inner.counters.returned_pages += bytes / PAGE_SIZE as u64;
+        Leaving { drained, bytes }
     }
 
     /// Second step, without the lock: the system takes them.
     pub(crate) fn release(&self, leaving: &mut Leaving, unmap: bool) {
+        self.free_device(leaving);
         Drained::release_all(std::iter::once(&mut leaving.drained));
         self.after_release(leaving, unmap);
     }
 
     fn after_release(&self, leaving: &mut Leaving, unmap: bool) {
-        let bytes = leaving.drained.bytes();
         leaving.drained.after_release(unmap);
-        self.gauge.sub(bytes);
-        self.free_device(leaving);
-        leaving.bytes = bytes;
+        self.gauge.sub(leaving.bytes);
     }
 
     /// Third step: addresses that are left come back, without pages.
@@ -387,10 +392,8 @@ impl Shared {
     }
 
     fn finish(&self, inner: &mut Inner, leaving: Leaving) -> u64 {
-        let pages = leaving.bytes / PAGE_SIZE as u64;
-        inner.counters.returned_pages += pages;
         inner.free.push_cold(leaving.drained.cold);
-        pages
+        leaving.bytes / PAGE_SIZE as u64
     }
 
     /// Takes everything that is free, for whoever relieves the pressure, on whatever thread; `None` if nothing is.
@@ -400,12 +403,8 @@ impl Shared {
         }
         self.return_floor();
         let mut inner = self.inner.lock();
-        inner.retry_claimed();
-        let mut leaving = self.drain(&mut inner, 0, true);
-        self.note(&inner);
-        // Counted now: the pool may go away before the end.
-        let pages = leaving.pages_bytes() / PAGE_SIZE as u64;
-        inner.counters.returned_pages += pages;
+        let mut leaving = self.begin_locked(&mut inner, 0, true);
+        let pages = leaving.bytes / PAGE_SIZE as u64;
         inner.counters.squeezed_pages += pages;
         inner.counters.squeezes += u64::from(pages > 0);
         drop(inner);
@@ -416,8 +415,7 @@ impl Shared {
     /// What [`Shared::begin_squeeze`] took has been released. Returns pages.
     pub(crate) fn end_squeeze(&self, mut leaving: Leaving) -> u64 {
         self.after_release(&mut leaving, true);
-        self.inner.lock().free.push_cold(leaving.drained.cold);
-        leaving.bytes / PAGE_SIZE as u64
+        self.end(leaving)
     }
 
     fn free_device(&self, leaving: &mut Leaving) {

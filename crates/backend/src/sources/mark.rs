@@ -104,10 +104,7 @@ impl Mark {
 
     /// Bytes that may be left at least without being pressure; `None`: there is no limit now.
     pub fn margin(&mut self) -> Option<u64> {
-        match self.kind {
-            Kind::System { total, .. } => Some(margin_of(total)),
-            Kind::Group { .. } => self.limit().map(margin_of),
-        }
+        self.left().map(|(_, margin)| margin)
     }
 
     /// Below this many bytes left there is pressure.

@@ -9,6 +9,7 @@ pub mod real;
 mod report;
 
 use crate::machine::Machine;
+use crate::threads::joined;
 use anyhow::{Context, Result};
 use disks::Cost;
 use load::Run;
@@ -277,11 +278,7 @@ pub fn run(
         let threads: Vec<_> = (0..options.threads.max(1))
             .map(|_| scope.spawn(work))
             .collect();
-        let join = |t: std::thread::ScopedJoinHandle<'_, Result<()>>| match t.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        threads.into_iter().try_for_each(join)
+        threads.into_iter().try_for_each(joined)
     })?;
     progress("latencies");
     let pair = |random: bool| {

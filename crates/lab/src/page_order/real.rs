@@ -1,10 +1,12 @@
 //! On the real clock: a cold file read in order through the cache and by the kernel, and the modelled experiment's chosen cells with threads.
 
-use super::{MORE, Policy, TOO_SMALL};
+use super::{Policy, TOO_SMALL};
 use crate::driver::{Driver, Load};
 use crate::machine::{Machine, cpu_ns};
+use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
-use crate::verdict::{Check, ratio, table};
+use crate::threads::joined;
+use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::{Context, Result, ensure};
 use pvblk_block::{BlockDevice, Op};
 use pvblk_cache::{CacheConfig, PageCache};
@@ -184,14 +186,7 @@ fn our_pass(
     let cache = Arc::new(PageCache::new(&CacheConfig::new(size), inner)?);
     let device: Arc<dyn BlockDevice> = cache.clone();
     let mut driver = Driver::open(&device, 0, 1, RECORD)?;
-    let load = Load {
-        op: Op::Read,
-        block: RECORD,
-        depth: 1,
-        count: bytes / RECORD as u64,
-        span: bytes,
-        sleep: true,
-    };
+    let load = records(bytes / RECORD as u64);
     let pass = pass(file, bytes, || {
         let (mut next, mut wrong) = (0, None);
         let place = || {
@@ -276,18 +271,16 @@ impl Way {
     }
 }
 
-/// Reads records one after another, all of `load`, at places of its own.
-fn read_some(driver: &mut Driver, place: &mut impl FnMut() -> u64, count: u64) -> Result<()> {
-    let load = Load {
+/// So many records, read one after another; the caller says where.
+fn records(count: u64) -> Load {
+    Load {
         op: Op::Read,
         block: RECORD,
         depth: 1,
         count,
-        span: SPAN * 512,
+        span: 0,
         sleep: true,
-    };
-    driver.run(&load, place, |_, _| {})?;
-    Ok(())
+    }
 }
 
 /// KiB a second of all threads.
@@ -312,13 +305,10 @@ fn cell(threads: u32, random: bool, policy: Policy, seconds: f64) -> Result<f64>
         n += 1;
         begin + if n <= 3 * often { n % often } else { n }
     };
-    read_some(
-        &mut driver,
-        &mut place,
-        3 * often + pages * 4096 / RECORD as u64 + 1,
-    )?;
+    let count = 3 * often + pages * 4096 / RECORD as u64 + 1;
+    driver.run(&records(count), &mut place, |_, _| {})?;
     drop(driver);
-    let (records, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let start = Barrier::new(threads as usize + 1);
     std::thread::scope(|scope| {
         let read = |thread: u32| -> Result<()> {
@@ -340,25 +330,20 @@ fn cell(threads: u32, random: bool, policy: Policy, seconds: f64) -> Result<f64>
                 begin + at
             };
             while !stop.load(Ordering::Relaxed) {
-                read_some(&mut driver, &mut place, 1)?;
-                records.fetch_add(1, Ordering::Relaxed);
+                driver.run(&records(1), &mut place, |_, _| {})?;
+                done.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())
         };
         let all: Vec<_> = (0..threads).map(|t| scope.spawn(move || read(t))).collect();
         start.wait();
         std::thread::sleep(super::load::RAMP);
-        let (before, begin) = (records.load(Ordering::Relaxed), Instant::now());
+        let (before, begin) = (done.load(Ordering::Relaxed), Instant::now());
         std::thread::sleep(Duration::from_secs_f64(seconds));
-        let read = records.load(Ordering::Relaxed) - before;
+        let read = done.load(Ordering::Relaxed) - before;
         let elapsed = begin.elapsed().as_secs_f64();
         stop.store(true, Ordering::Relaxed);
-        for thread in all {
-            match thread.join() {
-                Ok(result) => result?,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
+        all.into_iter().try_for_each(joined)?;
         Ok((read * RECORD as u64 / 1024) as f64 / elapsed)
     })
 }
@@ -400,10 +385,6 @@ pub fn run(options: &RealOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result
     })
 }
 
-fn mid(samples: &[f64]) -> f64 {
-    crate::path::median(samples)
-}
-
 impl RealResult {
     /// For people.
     pub fn table(&self) -> String {
@@ -421,13 +402,10 @@ impl RealResult {
             let some = |v: Option<f64>| v.map_or(String::new(), |v| format!("{v:.1}"));
             t.add_row([
                 way.name.clone(),
-                format!("{:.0}", mid(&way.rates)),
+                format!("{:.0}", median(&way.rates)),
                 ratio(&way.rates, &kernel.rates, (&kernel.again, &kernel.rates)),
-                format!(
-                    "{:.2}",
-                    crate::verdict::median_ratio(&way.again, &way.rates)
-                ),
-                format!("{:.0}", mid(&way.cpu_ns_per_kib)),
+                format!("{:.2}", median_ratio(&way.again, &way.rates)),
+                format!("{:.0}", median(&way.cpu_ns_per_kib)),
                 some(way.kib_per_read),
                 way.stalls.map_or(String::new(), |s| s.to_string()),
             ]);
@@ -448,15 +426,14 @@ impl RealResult {
             t.add_row([
                 format!("{} {what}", c.threads),
                 format!("{}", 4 * c.pages),
-                format!("{:.0}", mid(&c.default)),
-                format!("{:.0}", mid(&c.history)),
+                format!("{:.0}", median(&c.default)),
+                format!("{:.0}", median(&c.history)),
                 ratio(&c.history, &c.default, (&c.again, &c.default)),
             ]);
         }
         text += &format!(
-            "\nThreads on the real clock, each on a disk that takes {:.1} ms for each request ({} KiB are 25 % more memory in the modelled tables)\n{t}\n",
-            SERVICE.as_secs_f64() * 1e3,
-            4 * MORE[0]
+            "\nThreads on the real clock, each on a disk that takes {:.1} ms for each request\n{t}\n",
+            SERVICE.as_secs_f64() * 1e3
         );
         text
     }

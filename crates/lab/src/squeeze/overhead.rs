@@ -7,6 +7,7 @@ use super::disks::{Control, Pools};
 use crate::child::Server;
 use crate::driver::{Driver, Load};
 use crate::stats::{Comparison, Confidence, PairRatio};
+use crate::threads::joined;
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Op};
 use pvblk_export::nbd::{NbdAddr, NbdClient, NbdClientConfig, NbdUri};
@@ -66,10 +67,7 @@ pub fn run(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<
             pvblk_sys::cpu::pin(one).context("staying on one CPU")?;
             run_here(dir, shapes, count, runs)
         };
-        match scope.spawn(body).join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        joined(scope.spawn(body))
     })
 }
 
