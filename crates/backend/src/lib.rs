@@ -25,7 +25,7 @@ pub use grants::{GrantError, GrantMapper};
 pub use lane::Lane;
 pub use pool::{BufferPool, PoolCounters};
 pub use pressure::{
-    DiskMemory, FLOOR_PAGES_PER_WORKER, GiveWay, MAX_BUFFER_PAGES, Pressure, PressureReport,
+    DiskMemory, FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, Pressure, PressureReport,
     SQUEEZE_DURATION, Squeezed,
 };
 pub use source::{Pulled, RequestSource, SourceEnd};

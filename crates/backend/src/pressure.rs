@@ -2,7 +2,7 @@
 
 use crate::pool::{Leaving, PoolCounters, Shared};
 use parking_lot::Mutex;
-use pvblk_block::{Clock, SystemClock};
+use pvblk_block::{BlockDevice, Clock, SystemClock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,12 +18,6 @@ pub const SQUEEZE_DURATION: Duration = Duration::from_millis(10);
 const MERGE: Duration = Duration::from_millis(1);
 /// Bytes of pools that are released together: more would only make the lists for it longer.
 const BATCH: u64 = 64 << 20;
-
-/// Anything besides pools that can give memory back: a device with caches, a worker with lists for reuse.
-pub trait GiveWay: Send + Sync {
-    /// Gives back what nobody uses, down to its floor; returns bytes. Called on any thread, must not wait for I/O.
-    fn give_way(&self) -> u64;
-}
 
 /// Memory pressure: who gives way, for how long, and what came of it.
 ///
@@ -45,9 +39,9 @@ pub struct Pressure {
     /// Of squeezes that are over.
     squeezed_ns: AtomicU64,
     longest_ns: AtomicU64,
-    other_bytes: AtomicU64,
+    device_bytes: AtomicU64,
     pools: Mutex<Pools>,
-    others: Mutex<Vec<Weak<dyn GiveWay>>>,
+    devices: Mutex<Vec<Weak<dyn BlockDevice>>>,
     /// One pass over the pools at a time; when the last one ended.
     pass: Mutex<u64>,
 }
@@ -98,8 +92,8 @@ pub struct PressureReport {
     pub squeezed: Duration,
     /// Longest time that a squeeze took to give everything back.
     pub longest_pass: Duration,
-    /// Bytes that others than pools gave back.
-    pub other_bytes: u64,
+    /// Bytes that devices gave back: caches, stripes.
+    pub device_bytes: u64,
     /// True while a squeeze lasts.
     pub on: bool,
 }
@@ -132,9 +126,9 @@ impl Pressure {
             merged: AtomicU64::new(0),
             squeezed_ns: AtomicU64::new(0),
             longest_ns: AtomicU64::new(0),
-            other_bytes: AtomicU64::new(0),
+            device_bytes: AtomicU64::new(0),
             pools: Mutex::default(),
-            others: Mutex::default(),
+            devices: Mutex::default(),
             pass: Mutex::new(0),
         }
     }
@@ -144,7 +138,7 @@ impl Pressure {
         self.clock.now().duration_since(self.epoch).as_nanos() as u64 + 1
     }
 
-    /// Squeezes now: every pool returns all its free pages, and others what they can. Returns when it is done.
+    /// Squeezes now: every pool returns all its free pages, and devices what they can. Returns when it is done.
     pub fn squeeze(&self) -> Squeezed {
         let merged = Squeezed {
             bytes: 0,
@@ -162,20 +156,15 @@ impl Pressure {
         }
         self.squeezes.fetch_add(1, Ordering::Relaxed);
         let pages = self.squeeze_pools();
-        let others: Vec<_> = {
-            let mut others = self.others.lock();
-            others.retain(|o| o.strong_count() > 0);
-            others.iter().filter_map(Weak::upgrade).collect()
-        };
-        let other: u64 = others.iter().map(|o| o.give_way()).sum();
-        self.other_bytes.fetch_add(other, Ordering::Relaxed);
+        let device_bytes = self.devices().iter().map(|d| d.give_way()).sum();
+        self.device_bytes.fetch_add(device_bytes, Ordering::Relaxed);
         let end = self.now_ns();
         self.longest_ns.fetch_max(end - start, Ordering::Relaxed);
         *pass_end = end;
         // The time counts from when memory is back.
         self.prolong();
         Squeezed {
-            bytes: pages * pvblk_sys::PAGE_SIZE as u64 + other,
+            bytes: pages * pvblk_sys::PAGE_SIZE as u64 + device_bytes,
             merged: false,
         }
     }
@@ -337,13 +326,21 @@ impl Pressure {
         }
     }
 
-    /// Somebody else who gives way, as long as they live.
-    pub fn add(&self, other: &Arc<dyn GiveWay>) {
-        self.others.lock().push(Arc::downgrade(other));
+    /// A device that gives way, too, as long as it is there ([`BlockDevice::give_way`]).
+    pub fn add_device(&self, device: &Arc<dyn BlockDevice>) {
+        let mut devices = self.devices.lock();
+        devices.retain(|d| d.strong_count() > 0);
+        devices.push(Arc::downgrade(device));
     }
 
-    /// Bytes that a squeeze would bring now, of pools, roughly: reads one word of each.
+    fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
+        let devices = self.devices.lock();
+        devices.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Bytes that a squeeze would bring now, roughly: reads one word of each pool and device.
     pub fn free_bytes(&self) -> u64 {
+        let spare: u64 = self.devices().iter().map(|d| d.spare_bytes()).sum();
         let pools = self.pools.lock();
         let pages: usize = pools
             .live
@@ -351,7 +348,7 @@ impl Pressure {
             .filter_map(Weak::upgrade)
             .map(|p| p.free_pages_seen())
             .sum();
-        (pages * pvblk_sys::PAGE_SIZE) as u64
+        (pages * pvblk_sys::PAGE_SIZE) as u64 + spare
     }
 
     /// All figures now.
@@ -382,7 +379,7 @@ impl Pressure {
             merged: self.merged.load(Ordering::Relaxed),
             squeezed: Duration::from_nanos(squeezed_ns),
             longest_pass: Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed)),
-            other_bytes: self.other_bytes.load(Ordering::Relaxed),
+            device_bytes: self.device_bytes.load(Ordering::Relaxed),
             on: self.is_on(),
         }
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::BufferPool;
-use pvblk_block::{Buffer, ManualClock};
+use pvblk_block::{Buffer, DeviceQueue, Error, EventHub, Limits, ManualClock, QueueContext};
 
 struct Rig {
     clock: Arc<ManualClock>,
@@ -124,20 +124,52 @@ fn the_limit_changes_while_running() {
 }
 
 #[test]
-fn others_give_way_too_while_they_live() {
-    struct Other;
-    impl GiveWay for Other {
-        fn give_way(&self) -> u64 {
-            1000
-        }
-    }
+fn devices_give_way_too_while_they_are_there() {
     let rig = Rig::new(0);
-    let other: Arc<dyn GiveWay> = Arc::new(Other);
-    rig.pressure.add(&other);
+    let device: Arc<dyn BlockDevice> = Arc::new(Roomy(EventHub::default()));
+    rig.pressure.add_device(&device);
+    assert_eq!(rig.pressure.free_bytes(), 2000);
     assert_eq!(rig.pressure.squeeze().bytes, 1000);
-    drop(other);
+    assert_eq!(rig.pressure.report().device_bytes, 1000);
+    drop(device);
     rig.clock.advance(SQUEEZE_DURATION);
-    assert_eq!(rig.pressure.squeeze().bytes, 0);
+    assert_eq!(
+        (rig.pressure.squeeze().bytes, rig.pressure.free_bytes()),
+        (0, 0)
+    );
+}
+
+/// A device that has memory to give.
+struct Roomy(EventHub);
+
+impl BlockDevice for Roomy {
+    fn describe(&self) -> String {
+        "roomy".into()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    fn capacity_sectors(&self) -> u64 {
+        8
+    }
+
+    fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Err(Error::config("nobody reads or writes here"))
+    }
+
+    fn events(&self) -> &EventHub {
+        &self.0
+    }
+
+    fn give_way(&self) -> u64 {
+        1000
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        2000
+    }
 }
 
 #[test]

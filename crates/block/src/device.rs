@@ -63,6 +63,17 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
+    /// Gives memory back to the system that holds nothing anybody needs: clean pages of caches, buffers for reuse. Called on any thread
+    /// when memory is short; doesn't wait for I/O. Returns bytes. Hands on to what it stands on.
+    fn give_way(&self) -> u64 {
+        0
+    }
+
+    /// Bytes that [`BlockDevice::give_way`] might give back, at most; cheap.
+    fn spare_bytes(&self) -> u64 {
+        0
+    }
+
     /// Memory that requests to this device should use for their buffers, to save a copy; `None` if any will do.
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         None

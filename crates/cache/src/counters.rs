@@ -63,6 +63,10 @@ counters! {
     pgactivate,
     /// Pages that became inactive again.
     pgdeactivate,
+    /// Pages that may have memory: those in use since theirs was given back.
+    nr_warm_pages,
+    /// Pages whose memory was given back to the system under pressure.
+    pages_given_back,
     /// Active pages looked at.
     pgrefill,
     /// Pages that background reclaim looked at.

@@ -51,6 +51,10 @@ pub(crate) struct Shared {
     resized: AtomicBool,
     capacity: Capacity,
     events: EventHub,
+    /// What its frames may have of the system's memory.
+    memory: Gauge,
+    /// Held while somebody gives memory back.
+    pub giving: Mutex<()>,
 }
 
 impl Shared {
@@ -226,7 +230,7 @@ pub struct PageCache {
     limits: Limits,
     /// Another one for each cache: what wasn't flushed goes with it.
     mark: u64,
-    _gauges: [Gauge; 2],
+    _tables: Gauge,
     _resizes: Subscription,
     keeper: Mutex<Option<Thread>>,
 }
@@ -262,6 +266,11 @@ impl PageCache {
             ..below
         };
         let sectors = inner.capacity_sectors();
+        let name = format!("cache over {}", inner.describe());
+        let tables = table.bytes() + (config.frames() * Core::frame_bytes()) as u64;
+        let tables = Gauge::fixed(format!("{name}: tables"), MemoryKind::Heap, tables);
+        let pages = format!("{name}: pages");
+        let memory = Gauge::new(pages, MemoryKind::Anonymous, config.size_bytes);
         let core = Core::new(
             config,
             below,
@@ -269,18 +278,9 @@ impl PageCache {
             Arc::clone(&table),
             Arc::clone(&region),
             pvblk_sys::cpu::allowed().len(),
+            memory.clone(),
             clock.now(),
         );
-        let name = format!("cache over {}", inner.describe());
-        let tables = table.bytes() + (config.frames() * Core::frame_bytes()) as u64;
-        let gauges = [
-            Gauge::fixed(
-                format!("{name}: pages"),
-                MemoryKind::Anonymous,
-                config.size_bytes,
-            ),
-            Gauge::fixed(format!("{name}: tables"), MemoryKind::Heap, tables),
-        ];
         let keeper_lane = Arc::new(Lane::open(&inner, &QueueContext::new(1))?);
         let keeper = Place {
             lane: Arc::clone(&keeper_lane),
@@ -302,6 +302,8 @@ impl PageCache {
             resized: AtomicBool::new(false),
             capacity: Capacity::new(sectors),
             events: EventHub::default(),
+            memory,
+            giving: Mutex::new(()),
             inner: Arc::clone(&inner),
         });
         let weak = Arc::downgrade(&shared);
@@ -320,7 +322,7 @@ impl PageCache {
             config: config.clone(),
             limits,
             mark: marks(),
-            _gauges: gauges,
+            _tables: tables,
             _resizes: resizes,
             keeper: Mutex::new(None),
         })
@@ -492,6 +494,14 @@ impl BlockDevice for PageCache {
 
     fn ask(&self, question: &str) -> Option<Result<String, Error>> {
         crate::ask::answer(self, question).or_else(|| self.shared.inner.ask(question))
+    }
+
+    fn give_way(&self) -> u64 {
+        crate::giving::give_way(&self.shared) + self.shared.inner.give_way()
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        self.shared.memory.live_bytes() + self.shared.inner.spare_bytes()
     }
 }
 

@@ -17,6 +17,7 @@ mod config;
 mod core;
 mod counters;
 mod device;
+mod giving;
 mod keeper;
 mod lane;
 mod lists;

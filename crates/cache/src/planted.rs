@@ -23,11 +23,15 @@ pub enum CacheBug {
     DirtyReclaimed,
     /// Data of a page that is being written is changed in place.
     ChangedInPlace,
+    /// Memory of dirty pages is given back to the system.
+    DirtyGivenBack,
+    /// The memory that is given back begins one page too late.
+    NeighbourGivenBack,
 }
 
 impl CacheBug {
     /// All of them.
-    pub const ALL: [CacheBug; 10] = [
+    pub const ALL: [CacheBug; 12] = [
         CacheBug::FlushSkipsWriting,
         CacheBug::FlushNotPassed,
         CacheBug::RedirtiedIsClean,
@@ -38,6 +42,8 @@ impl CacheBug {
         CacheBug::PartWithoutRead,
         CacheBug::DirtyReclaimed,
         CacheBug::ChangedInPlace,
+        CacheBug::DirtyGivenBack,
+        CacheBug::NeighbourGivenBack,
     ];
 }
 

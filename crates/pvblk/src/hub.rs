@@ -28,6 +28,7 @@ pub type Key = u64;
 
 impl Hub {
     pub fn new(backend: Backend, disks: Vec<Arc<Disk>>, pressure: Arc<Pressure>) -> Arc<Hub> {
+        disks.iter().for_each(|d| pressure.add_device(d.device()));
         Arc::new(Hub {
             backend,
             disks,

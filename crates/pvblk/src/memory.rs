@@ -128,7 +128,7 @@ struct Report {
     merged_signals: u64,
     source_signals: u64,
     longest_squeeze_us: u64,
-    other_bytes: u64,
+    device_bytes: u64,
     disks: Vec<DiskPool>,
     total: Pool,
     sources: Vec<Source>,
@@ -244,7 +244,7 @@ impl Desk {
             merged_signals: report.merged,
             source_signals: self.signals.load(Ordering::Relaxed),
             longest_squeeze_us: report.longest_pass.as_micros() as u64,
-            other_bytes: report.other_bytes,
+            device_bytes: report.device_bytes,
             disks: report.disks.iter().map(disk).collect(),
             total: pool(&report.total, report.squeezed.as_secs_f64()),
             sources: self.sources.iter().map(source).collect(),
@@ -364,9 +364,10 @@ impl Report {
         let mut out = format!("{table}\n");
         out += &settings_text(&self.settings);
         out += &format!(
-            "squeezed {} times, longest {} µs; {} signals of sources, {} merged{}\n",
+            "squeezed {} times, longest {} µs, {} KiB of caches and stripes; {} signals of sources, {} merged{}\n",
             self.squeezes,
             self.longest_squeeze_us,
+            self.device_bytes / 1024,
             self.source_signals,
             self.merged_signals,
             if self.squeezing {

@@ -16,6 +16,7 @@ fn nothing_flushed_is_lost_whenever_the_power_goes() {
     let run = |seed| run(seed, &Options::default());
     let (sum, done) = campaign(base(FIRST), SEEDS, LONGEST, run);
     assert!(sum.cuts >= done && sum.dirty > done && sum.failures > done / 16);
+    assert!(sum.given_back > done);
     assert!(sum.reclaimed > done && sum.ahead > done && sum.stalls > 0 && sum.throttled > 0);
 }
 

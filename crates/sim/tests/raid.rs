@@ -15,6 +15,7 @@ const FIRST: u64 = 2_000_000;
 fn nothing_is_lost_whenever_the_power_goes() {
     let run = |seed| run(seed, &Options::default());
     let (sum, done) = campaign(base(FIRST), SEEDS, LONGEST, run);
+    assert!(sum.given_back > done);
     assert!(sum.cuts >= done && sum.lost > done && sum.losses >= done / 16);
 }
 

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32};
 /// Bytes of one page and of one grant (Xen: `XEN_PAGE_SIZE`, xen/include/public/io/blkif.h).
 pub const PAGE_SIZE: usize = 4096;
 
+/// Bytes of the processor's larger pages, which the kernel gives where a region lies so (x86-64, and arm64 with pages of 4 KiB).
+const HUGE_BYTES: usize = 2 << 20;
+
 /// A page-aligned mapping of memory that others may read and write concurrently.
 ///
 /// The peer is hostile: nothing read here may be trusted twice. Accessors copy; they panic when the
@@ -101,10 +104,37 @@ impl Region {
     /// As [`Region::anonymous`], in pages as large as the kernel likes (`MADV_HUGEPAGE`): neighbours lie side by side in physical memory, too, so a
     /// device gets fewer segments, and the kernel pins them in one go. Memory comes 2 MiB at a time then.
     pub fn anonymous_huge(len: usize) -> Result<Region, RegionError> {
-        let region = Region::anonymous(len)?;
+        let region = Region::aligned(len)?;
         // Without such pages everything works, only slower.
         let _ = advise(region.base.as_ptr(), region.len, libc::MADV_HUGEPAGE);
         Ok(region)
+    }
+
+    /// As [`Region::anonymous`], from a multiple of [`HUGE_BYTES`] on.
+    fn aligned(len: usize) -> Result<Region, RegionError> {
+        let region = Region::anonymous(len.checked_add(HUGE_BYTES).ok_or(RegionError::Range)?)?;
+        let (base, mapped) = (region.address(), region.len);
+        let head = base.next_multiple_of(HUGE_BYTES) - base;
+        let len = round_up(len).filter(|&n| n > 0).ok_or(RegionError::Range)?;
+        let [first, rest] =
+            [(0, head), (head + len, mapped - head - len)].map(|(at, n)| (region.at(at, n), n));
+        let aligned = region.at(head, len);
+        for (from, n) in [first, rest] {
+            if n > 0 {
+                // SAFETY: the region maps all of it, nobody has seen it, and the rest that stays is a mapping of its own.
+                unsafe { libc::munmap(from.cast(), n) };
+            }
+        }
+        let base = NonNull::new(aligned).ok_or(RegionError::Range)?;
+        std::mem::forget(region);
+        Ok(Region {
+            base,
+            len,
+            writable: true,
+            shared: false,
+            guard: None,
+            whole: None,
+        })
     }
 
     /// Maps `len` bytes of a memory file from `offset` (both multiples of [`PAGE_SIZE`]), shared.
@@ -346,6 +376,18 @@ impl Region {
         advise(p, len, libc::MADV_REMOVE)
     }
 
+    /// Gives whole pages of a private region back to the system; they are zero when they are used next. For those who give out their pages by numbers, as
+    /// a page cache does, and know that nobody needs what is in these. Memory that is lent for I/O as buffers of its own goes
+    /// back as [`crate::Idle`] only.
+    pub fn release(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
+        assert!(!self.shared, "shared memory is punched");
+        if len == 0 {
+            return Ok(());
+        }
+        advise(self.at_mut(offset, len), len, libc::MADV_DONTNEED)
+    }
+
     /// Cuts a private region into pieces of `piece_len` bytes (a multiple of 4096 that divides its length). Each is a
     /// region with a reference counter of its own, which says whether anybody uses just this piece. The memory
     /// is unmapped when the last piece is gone.
@@ -486,6 +528,24 @@ mod tests {
         let mut b = [1];
         r.read(2 * PAGE_SIZE, &mut b);
         assert_eq!(b, [0]);
+    }
+
+    #[test]
+    fn large_pages_begin_where_they_can_and_released_ones_read_zero() {
+        let r = Region::anonymous_huge(3 << 21).unwrap();
+        assert_eq!((r.len(), r.address() % HUGE_BYTES), (3 << 21, 0));
+        (0..3).for_each(|n| r.write((n << 21) + 5, b"x"));
+        r.release(1 << 21, 1 << 21).unwrap();
+        let mut seen = [0, 1, 2].map(|n| {
+            let mut byte = [1];
+            r.read((n << 21) + 5, &mut byte);
+            byte[0]
+        });
+        assert_eq!(seen, *b"x\0x");
+        seen[1] = b'y';
+        r.write((1 << 21) + 5, &seen[1..2]);
+        r.read((1 << 21) + 5, &mut seen[..1]);
+        assert_eq!(seen[0], b'y');
     }
 
     #[test]

@@ -103,6 +103,14 @@ impl BlockDevice for DelayVolume {
         self.inner.ask(question)
     }
 
+    fn give_way(&self) -> u64 {
+        self.inner.give_way()
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        self.inner.spare_bytes()
+    }
+
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         self.inner.buffer_source()
     }

@@ -122,6 +122,14 @@ impl BlockDevice for FaultVolume {
         self.inner.ask(question)
     }
 
+    fn give_way(&self) -> u64 {
+        self.inner.give_way()
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        self.inner.spare_bytes()
+    }
+
     fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
         self.inner.buffer_source()
     }

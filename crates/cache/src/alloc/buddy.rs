@@ -107,8 +107,37 @@ impl Buddy {
 
     /// Gives a frame back.
     pub fn give(&mut self, frame: u32) {
-        let mut block = frame;
-        let mut order = 0;
+        self.give_block(frame, 0);
+    }
+
+    /// Takes a block of `2^order` frames at a multiple of its size, if all of it is free.
+    pub fn take_block(&mut self, first: u32, order: usize) -> bool {
+        let within = |o: usize| first & !((1 << o) - 1);
+        let is_free = |o: &usize| self.orders[within(*o) as usize] == *o as u8;
+        let Some(found) = (order..=MAX_ORDER).find(is_free) else {
+            return false;
+        };
+        let mut block = within(found);
+        self.unlink(block, found);
+        // The halves without it stay.
+        for order in (order..found).rev() {
+            let upper = block + (1 << order);
+            match first >= upper {
+                true => {
+                    self.push(block, order);
+                    block = upper;
+                }
+                false => self.push(upper, order),
+            }
+        }
+        self.free -= 1 << order;
+        true
+    }
+
+    /// Gives a block back.
+    pub fn give_block(&mut self, first: u32, order: usize) {
+        let size = 1 << order;
+        let (mut block, mut order) = (first, order);
         while order < MAX_ORDER {
             let buddy = block ^ (1 << order);
             if self.orders.get(buddy as usize) != Some(&(order as u8)) {
@@ -119,7 +148,7 @@ impl Buddy {
             order += 1;
         }
         self.push(block, order);
-        self.free += 1;
+        self.free += size;
     }
 
     /// Whether `frame` is in a free block; slow.
@@ -145,6 +174,22 @@ mod tests {
         first.into_iter().rev().for_each(|f| b.give(f));
         let blocks: Vec<_> = (0..=MAX_ORDER).map(|o| b.blocks(o)).collect();
         assert_eq!(blocks, [1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn blocks_are_taken_out_of_larger_ones_and_join_again() {
+        let mut b = Buddy::new(2048);
+        assert!(b.take_block(512 + 16, 4));
+        assert_eq!(b.free_frames(), 2032);
+        assert!(!b.take_block(512, 9) && !b.is_free(530) && b.is_free(527) && b.is_free(544));
+        assert!(b.take_block(0, 9) && b.take_block(1024, 10));
+        b.give_block(512 + 16, 4);
+        assert!(b.take_block(512, 9));
+        assert_eq!((b.free_frames(), b.take()), (0, None));
+        for (first, order) in [(512, 9), (1024, 10), (0, 9)] {
+            b.give_block(first, order);
+        }
+        assert_eq!((b.free_frames(), b.blocks(MAX_ORDER)), (2048, 2));
     }
 
     #[test]

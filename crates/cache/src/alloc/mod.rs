@@ -3,9 +3,11 @@
 //! Frames come from buddy lists, through lists of their own for each CPU (or queue), that are refilled and drained in batches. A list has a
 //! hot end for what the CPU will use at once, and a cold end for what a device fills first.
 
+mod block;
 mod buddy;
 mod marks;
 
+pub use block::{FreeBlock, HUGE_ORDER};
 pub use buddy::{Buddy, MAX_ORDER};
 pub use marks::{Watermarks, batch_of};
 
@@ -45,6 +47,7 @@ pub struct Allocator {
     high: usize,
     order: FrameOrder,
     frames: usize,
+    warm: block::Warm,
 }
 
 impl Allocator {
@@ -60,6 +63,7 @@ impl Allocator {
             high: 6 * batch,
             order,
             frames,
+            warm: block::Warm::new(frames),
         }
     }
 
@@ -119,6 +123,7 @@ impl Allocator {
             let Some(frame) = self.buddy.take() else {
                 break;
             };
+            self.warm.touch(frame);
             match (end, kept) {
                 (End::Cold, true) => self.lists[list].push_front(frame),
                 _ => self.lists[list].push_back(frame),
@@ -164,6 +169,16 @@ impl Allocator {
     /// Free blocks of each order, as in `/proc/buddyinfo`.
     pub fn blocks(&self) -> [usize; MAX_ORDER + 1] {
         std::array::from_fn(|order| self.buddy.blocks(order))
+    }
+
+    /// Gives a frame back past the lists.
+    pub fn give_at_once(&mut self, frame: u32) {
+        self.buddy.give(frame);
+    }
+
+    /// Whether `frame` is free and on no list.
+    pub fn is_at_rest(&self, frame: u32) -> bool {
+        self.buddy.is_free(frame)
     }
 
     /// Whether `frame` is free or on a list; slow.

@@ -109,7 +109,11 @@ impl Core {
     }
 
     fn take(&mut self, list: usize, reserve: Reserve) -> Option<u32> {
+        let warm = self.alloc.warm_frames();
         let frame = self.alloc.take(list, End::Cold, reserve)?;
+        if self.alloc.warm_frames() != warm {
+            self.count_memory();
+        }
         self.counters.pgalloc += 1;
         Some(frame)
     }

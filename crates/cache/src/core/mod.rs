@@ -11,6 +11,7 @@
 //! ```
 
 mod check;
+mod giving;
 mod memory;
 mod pieces;
 mod range;
@@ -18,6 +19,7 @@ mod read;
 mod write;
 mod writeback;
 
+pub use giving::Next;
 pub use pieces::{copy, meeting};
 
 use crate::alloc::Allocator;
@@ -26,6 +28,7 @@ use crate::counters::Counters;
 use crate::lists::{Lists, On, Shadows};
 use crate::readahead::{Hint, Plan, Readers, STREAMS, Window};
 use crate::table::Table;
+use pvblk_block::memory::Gauge;
 use pvblk_block::{Buffer, Completion, Limits, Op, Region, Request, RequestFlags, SECTOR, Status};
 use slab::Slab;
 use std::collections::BTreeMap;
@@ -68,6 +71,22 @@ struct Frame {
     waits: u32,
     /// Chain of those whose writes are done when it is written.
     syncs: u32,
+}
+
+impl Frame {
+    const FREE: Frame = Frame {
+        page: u64::MAX,
+        state: State::Free,
+        behind: false,
+        orphan: false,
+        failed: false,
+        activate: false,
+        marked: false,
+        fua: false,
+        epoch: 0,
+        waits: NONE,
+        syncs: NONE,
+    };
 }
 
 struct Wait {
@@ -248,6 +267,10 @@ pub struct Core {
     ends: u64,
     kswapd: bool,
     refaults_seen: u64,
+    /// On the bill: what frames may have of the system's memory.
+    memory: Gauge,
+    /// When what is active was looked at for giving it away.
+    aged: Option<Instant>,
     now: Instant,
     out: Out,
     counters: Counters,
@@ -268,25 +291,13 @@ impl Core {
         table: Arc<Table>,
         region: Arc<Region>,
         cpus: usize,
+        memory: Gauge,
         now: Instant,
     ) -> Core {
         let frames = config.frames();
         let lists = match config.lists {
             0 => cpus,
             n => n as usize,
-        };
-        let frame = Frame {
-            page: u64::MAX,
-            state: State::Free,
-            behind: false,
-            orphan: false,
-            failed: false,
-            activate: false,
-            marked: false,
-            fua: false,
-            epoch: 0,
-            waits: NONE,
-            syncs: NONE,
         };
         Core {
             table,
@@ -296,7 +307,7 @@ impl Core {
             alloc: Allocator::new(frames, lists, config.order),
             lists: Lists::new(frames),
             shadows: Shadows::new(frames),
-            frames: vec![frame; frames].into(),
+            frames: vec![Frame::FREE; frames].into(),
             jobs: Slab::new(),
             ios: Slab::new(),
             waits: Slab::new(),
@@ -317,6 +328,8 @@ impl Core {
             ends: 0,
             kswapd: false,
             refaults_seen: 0,
+            memory,
+            aged: None,
             now,
             out: Out::default(),
             counters: Counters::default(),
@@ -352,6 +365,7 @@ impl Core {
             nr_active_file: self.lists.len(On::Active) as u64,
             nr_dirty: self.dirty.len() as u64,
             nr_writeback: self.writing as u64,
+            nr_warm_pages: self.alloc.warm_frames() as u64,
             ..self.counters
         }
     }
@@ -669,20 +683,7 @@ impl Core {
     }
 
     fn free_frame(&mut self, frame: u32, list: usize) {
-        let f = &mut self.frames[frame as usize];
-        *f = Frame {
-            page: u64::MAX,
-            state: State::Free,
-            behind: false,
-            orphan: false,
-            failed: false,
-            activate: false,
-            marked: false,
-            fua: false,
-            epoch: 0,
-            waits: NONE,
-            syncs: NONE,
-        };
+        self.frames[frame as usize] = Frame::FREE;
         self.counters.pgfree += 1;
         self.alloc.give(list, crate::alloc::End::Cold, frame);
     }

@@ -53,6 +53,8 @@ pub struct Report {
     pub throttled: u64,
     /// Pages read in advance.
     pub ahead: u64,
+    /// Pages whose memory went back to the system.
+    pub given_back: u64,
 }
 
 impl std::ops::AddAssign for Report {
@@ -67,6 +69,7 @@ impl std::ops::AddAssign for Report {
         self.stalls += other.stalls;
         self.throttled += other.throttled;
         self.ahead += other.ahead;
+        self.given_back += other.given_back;
     }
 }
 
@@ -74,7 +77,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} steps, {} requests, {} cuts with {} dirty pages and {} sectors in the disk's cache, {} failures, {} pages reclaimed, {} read in advance, {} stalls, {} throttled",
+            "{} steps, {} requests, {} cuts with {} dirty pages and {} sectors in the disk's cache, {} failures, {} pages reclaimed, {} read in advance, {} given back, {} stalls, {} throttled",
             self.steps,
             self.requests,
             self.cuts,
@@ -83,6 +86,7 @@ impl fmt::Display for Report {
             self.failures,
             self.reclaimed,
             self.ahead,
+            self.given_back,
             self.stalls,
             self.throttled
         )

@@ -43,6 +43,13 @@ impl Bug {
         ("dirty-reclaimed", Bug::Cache(CacheBug::DirtyReclaimed)),
         #[cfg(feature = "planted")]
         ("changed-in-place", Bug::Cache(CacheBug::ChangedInPlace)),
+        #[cfg(feature = "planted")]
+        ("dirty-given-back", Bug::Cache(CacheBug::DirtyGivenBack)),
+        #[cfg(feature = "planted")]
+        (
+            "neighbour-given-back",
+            Bug::Cache(CacheBug::NeighbourGivenBack),
+        ),
     ];
 
     /// Gives this thread's caches the bug, if it is one of theirs.

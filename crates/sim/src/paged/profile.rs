@@ -49,6 +49,8 @@ pub struct Profile {
     pub restless: u32,
     /// The disk fails for a while.
     pub fails: bool,
+    /// Memory gets short again and again.
+    pub squeezes: bool,
     /// Shares of submitters, disk and keeper in the steps.
     pub pace: [u32; 3],
 }
@@ -108,6 +110,8 @@ impl Profile {
             restless: pick(rng, &[0, 0, 1, 4]),
             fails: rng.u8(..4) == 0,
             pace: [1, 2, 3].map(|_| pick(rng, &[1, 3, 9])),
+            // Of a copy: seeds that found something before there were squeezes stay what they were.
+            squeezes: rng.clone().u8(..6) == 3,
         }
     }
 }

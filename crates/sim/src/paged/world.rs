@@ -225,6 +225,9 @@ impl World {
                 self.c.log.add("the disk works again", []);
                 self.disk.fail(Failure::None);
             }
+            if self.c.profile.squeezes && self.c.rng.u8(..32) == 0 {
+                self.squeeze();
+            }
             if self.c.rng.u8(..64) == 0 {
                 self.clock
                     .advance(Duration::from_millis(self.c.rng.u64(..8)));
@@ -233,6 +236,14 @@ impl World {
         }
         self.disk.fail(Failure::None);
         Ok(())
+    }
+
+    /// The system is short of memory.
+    fn squeeze(&mut self) {
+        let Some(life) = &self.life else { return };
+        let bytes = life.cache.give_way();
+        self.c.log.add("# bytes are given back", [bytes]);
+        self.report.given_back += bytes / 4096;
     }
 
     /// Steps until everything is answered.

@@ -58,6 +58,8 @@ pub struct Report {
     pub unknown: u64,
     /// Members that were rebuilt or replaced.
     pub rebuilt: u64,
+    /// Pages whose memory went back to the system.
+    pub given_back: u64,
 }
 
 impl std::ops::AddAssign for Report {
@@ -71,6 +73,7 @@ impl std::ops::AddAssign for Report {
         self.losses += other.losses;
         self.unknown += other.unknown;
         self.rebuilt += other.rebuilt;
+        self.given_back += other.given_back;
     }
 }
 
@@ -78,7 +81,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} steps, {} requests, {} cycles, {} starts, {} cuts with {} sectors in caches, {} members failed, {} rebuilt, {} sectors unknown",
+            "{} steps, {} requests, {} cycles, {} starts, {} cuts with {} sectors in caches, {} members failed, {} rebuilt, {} sectors unknown, {} pages given back",
             self.steps,
             self.requests,
             self.cycles,
@@ -87,7 +90,8 @@ impl fmt::Display for Report {
             self.lost,
             self.losses,
             self.rebuilt,
-            self.unknown
+            self.unknown,
+            self.given_back
         )
     }
 }

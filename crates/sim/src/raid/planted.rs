@@ -113,6 +113,13 @@ impl Bug {
             "array-queue-listed-while-held",
             Bug::Array(Raid5Bug::QueueListedWhileHeld),
         ),
+        #[cfg(feature = "planted")]
+        ("array-busy-given-back", Bug::Array(Raid5Bug::BusyGivenBack)),
+        #[cfg(feature = "planted")]
+        (
+            "array-given-back-is-valid",
+            Bug::Array(Raid5Bug::GivenBackIsValid),
+        ),
     ];
 
     /// Gives this thread's arrays the bug, if it is one of theirs.

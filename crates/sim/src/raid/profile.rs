@@ -92,6 +92,8 @@ pub struct Profile {
     pub pace: [u32; 2],
     /// Members say that they have arms, so that submitters wait for one another.
     pub rotational: bool,
+    /// Memory gets short again and again.
+    pub squeezes: bool,
 }
 
 impl Profile {
@@ -160,6 +162,7 @@ impl Profile {
             cut_starts: pick(rng, &[0, 2, 5]),
             pace: [1, 2].map(|_| pick(rng, &[1, 3, 9])),
             rotational: rng.u8(..4) == 0,
+            squeezes: rng.u8(..3) == 0,
             shape,
         }
     }

@@ -12,6 +12,7 @@ use super::{Options, Report};
 use crate::log::Log;
 use crate::profile::pick;
 use fastrand::Rng;
+use pvblk_block::BlockDevice;
 use pvblk_volume::raid5::{
     Consistency, Keeper, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock, WriteIntent,
     ppl_signature,
@@ -331,6 +332,9 @@ impl World {
             if fails && losses == Losses::Two && step == second {
                 self.fail_second();
             }
+            if self.c.profile.squeezes && self.c.rng.u8(..16) == 0 {
+                self.squeeze();
+            }
             let before = self.c.degraded;
             self.step(true)?;
             step += 1;
@@ -340,6 +344,14 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The system is short of memory.
+    fn squeeze(&mut self) {
+        let Some(life) = &self.life else { return };
+        let bytes = life.array.give_way();
+        self.c.log.add("# bytes are given back", [bytes]);
+        self.report.given_back += bytes / 4096;
     }
 
     /// A spare, if there is one, is to replace a member.

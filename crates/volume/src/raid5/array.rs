@@ -16,6 +16,7 @@ use super::core::{Core, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
+use pvblk_block::memory::Gauge;
 use pvblk_block::{BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, QueueContext};
 use pvblk_sys::EventFd;
 use queue::ArrayQueue;
@@ -125,6 +126,8 @@ pub struct Raid5 {
     /// Held while a device is added.
     adding: Mutex<()>,
     events: EventHub,
+    /// Of its stripes.
+    memory: Gauge,
 }
 
 impl Raid5 {
@@ -191,7 +194,9 @@ impl Raid5 {
             unit_bytes: limits.logical_sector_bytes as usize,
             dirty: assembly.dirty,
         })?;
+        let memory = core.stripe_memory().clone();
         Ok(Arc::new(Raid5 {
+            memory,
             shared: Arc::new(Shared {
                 name,
                 core: Mutex::new(core),
@@ -209,6 +214,13 @@ impl Raid5 {
             adding: Mutex::new(()),
             events: EventHub::default(),
         }))
+    }
+
+    /// The devices it is made of now.
+    fn members(&self) -> Vec<Arc<dyn BlockDevice>> {
+        let devices = self.shared.devices.lock();
+        let devices = devices.iter().flatten();
+        devices.map(|d| Arc::clone(&d.device)).collect()
     }
 
     /// The member that failed or is missing, by role.
@@ -326,6 +338,20 @@ impl BlockDevice for Raid5 {
 
     fn ask(&self, question: &str) -> Option<Result<String, Error>> {
         self.answer_text(question)
+    }
+
+    fn give_way(&self) -> u64 {
+        // The lock is let go between segments: they are some hundred KiB each.
+        let next = |segment| self.shared.core.lock().give_way(segment);
+        let stripes: u64 = (0..).map_while(next).sum();
+        self.members()
+            .iter()
+            .fold(stripes, |sum, m| sum + m.give_way())
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        let below = self.members().iter().map(|m| m.spare_bytes()).sum::<u64>();
+        self.memory.live_bytes() + below
     }
 
     fn close(&self) -> Result<(), Error> {

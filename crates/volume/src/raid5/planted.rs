@@ -33,11 +33,15 @@ pub enum Raid5Bug {
     IntentNotAwaited,
     /// A stripe's queue that its head holds is put on a list as well.
     QueueListedWhileHeld,
+    /// The memory of heads that have something to do is given back to the system.
+    BusyGivenBack,
+    /// Heads whose memory was given back still count as holding what they held.
+    GivenBackIsValid,
 }
 
 impl Raid5Bug {
     /// All of them.
-    pub const ALL: [Raid5Bug; 15] = [
+    pub const ALL: [Raid5Bug; 17] = [
         Raid5Bug::LogNotAwaited,
         Raid5Bug::LogReusedEarly,
         Raid5Bug::WrongPartialParity,
@@ -53,6 +57,8 @@ impl Raid5Bug {
         Raid5Bug::PositionNotFlushed,
         Raid5Bug::IntentNotAwaited,
         Raid5Bug::QueueListedWhileHeld,
+        Raid5Bug::BusyGivenBack,
+        Raid5Bug::GivenBackIsValid,
     ];
 }
 

@@ -1,11 +1,13 @@
 //! Stripe heads: which there are, who waits for them, and when they run.
 
 use super::super::planted::{Raid5Bug, has};
+use super::pages::Pages;
 use super::round::Round;
 use super::tally::Tally;
 use super::waiters::Waiters;
 use super::{Core, Piece};
 use pvblk_block::Error;
+use pvblk_block::memory::Gauge;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -296,6 +298,29 @@ impl Heads {
         self.blocked = false;
     }
 
+    /// Heads forget what they hold, if none of them has anything to do; else nothing happens.
+    fn forget(&mut self, heads: std::ops::Range<usize>) -> bool {
+        let heads = heads.start..heads.end.min(self.limit);
+        // One that no stripe has was never used, or forgotten before.
+        let is_busy = |h: usize| self.is_linked(h) && self.all[h].idle_mark == 0;
+        if heads.clone().any(is_busy) {
+            return false;
+        }
+        if has(Raid5Bug::GivenBackIsValid) {
+            return true;
+        }
+        for head in heads.rev() {
+            if !self.is_linked(head) {
+                continue;
+            }
+            self.idle_count -= 1;
+            self.by_stripe.remove(&self.all[head].stripe);
+            self.all[head] = Head::default();
+            self.never_used.push(head);
+        }
+        true
+    }
+
     /// Whether a stripe has this head.
     fn is_linked(&self, head: usize) -> bool {
         let h = &self.all[head];
@@ -315,6 +340,26 @@ impl Core {
         self.queues.set_heads(count);
         self.free_pages();
         Ok(())
+    }
+
+    /// Gives the memory of idle heads back to the system, a segment at a time: this is the one that is asked about. Returns bytes; `None`: there
+    /// is no such segment.
+    pub fn give_way(&mut self, segment: usize) -> Option<u64> {
+        if segment >= self.pages.segments() {
+            return None;
+        }
+        let may_go = self.pages.may_release(segment)
+            && (self.heads.forget(Pages::heads_of(segment)) || has(Raid5Bug::BusyGivenBack));
+        Some(if may_go {
+            self.pages.release(segment)
+        } else {
+            0
+        })
+    }
+
+    /// Bytes of stripes that may be the system's.
+    pub fn stripe_memory(&self) -> &Gauge {
+        self.pages.gauge()
     }
 
     fn free_pages(&mut self) {

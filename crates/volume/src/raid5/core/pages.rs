@@ -9,16 +9,23 @@ use std::sync::Arc;
 pub(super) type Block = [u8; STRIPE_BYTES];
 
 /// Heads whose pages share a piece of memory, which comes and goes as a whole.
-const SEGMENT_HEADS: usize = 32;
+const SEGMENT_HEADS: usize = 8;
 
 /// Puts memory of an array on the bill.
 pub(super) fn memory(of: &str, bytes: usize) -> Gauge {
     Gauge::fixed(format!("raid5: {of}"), MemoryKind::Anonymous, bytes as u64)
 }
 
+/// Memory of some heads.
+struct Segment {
+    region: Arc<Region>,
+    /// Heads used it since it was made or released: it may have the system's memory.
+    warm: bool,
+}
+
 /// One page for each head and member.
 pub(super) struct Pages {
-    segments: Vec<Option<Arc<Region>>>,
+    segments: Vec<Option<Segment>>,
     members: usize,
     memory: Gauge,
 }
@@ -49,16 +56,58 @@ impl Pages {
     pub fn grow(&mut self, heads: usize) -> Result<(), Error> {
         let count = heads.div_ceil(SEGMENT_HEADS);
         if self.segments.len() < count {
-            self.segments.resize(count, None);
+            self.segments.resize_with(count, || None);
         }
         let bytes = self.segment_bytes();
         for segment in self.segments[..count].iter_mut().filter(|s| s.is_none()) {
             let region =
                 Region::anonymous(bytes).map_err(|e| Error::os("memory for stripes", e))?;
-            *segment = Some(Arc::new(region));
+            *segment = Some(Segment {
+                region: Arc::new(region),
+                warm: false,
+            });
         }
         self.count();
         Ok(())
+    }
+
+    /// How many segments there are; some may have no memory.
+    pub fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// The heads of a segment.
+    pub fn heads_of(segment: usize) -> std::ops::Range<usize> {
+        segment * SEGMENT_HEADS..(segment + 1) * SEGMENT_HEADS
+    }
+
+    /// Whether a segment may have the system's memory, and nobody has a buffer of it.
+    pub fn may_release(&mut self, segment: usize) -> bool {
+        let segment = self.segments[segment].as_mut();
+        segment.is_some_and(|s| s.warm && Arc::get_mut(&mut s.region).is_some())
+    }
+
+    /// Gives a segment's memory back to the system, unless somebody has a buffer of it. What its heads held is gone. Returns bytes.
+    pub fn release(&mut self, segment: usize) -> u64 {
+        let Some(segment) = self.segments[segment].as_mut() else {
+            return 0;
+        };
+        // The only owner: no member reads or writes here.
+        let Some(region) = Arc::get_mut(&mut segment.region) else {
+            return 0;
+        };
+        let bytes = region.len();
+        if region.release(0, bytes).is_err() {
+            return 0;
+        }
+        segment.warm = false;
+        self.count();
+        bytes as u64
+    }
+
+    /// Bytes that may be the system's.
+    pub fn gauge(&self) -> &Gauge {
+        &self.memory
     }
 
     /// Gives back what no head from this one on uses, as `is_used` says.
@@ -73,16 +122,23 @@ impl Pages {
     }
 
     fn count(&self) {
-        let bytes = self.segments.iter().flatten().count() * self.segment_bytes();
-        self.memory.set_cap(bytes as u64);
-        self.memory.set(bytes as u64);
+        let all = self.segments.iter().flatten();
+        let warm = all.clone().filter(|s| s.warm).count();
+        let bytes = |segments: usize| (segments * self.segment_bytes()) as u64;
+        self.memory.set_cap(bytes(all.count()));
+        self.memory.set(bytes(warm));
     }
 
     /// The head must have pages.
-    pub fn of(&self, head: usize) -> HeadPages {
-        let segment = self.segments[head / SEGMENT_HEADS].as_ref();
+    pub fn of(&mut self, head: usize) -> HeadPages {
+        let segment = self.segments[head / SEGMENT_HEADS].as_mut();
+        let segment = segment.expect("a head that is used has pages");
+        let region = Arc::clone(&segment.region);
+        if !std::mem::replace(&mut segment.warm, true) {
+            self.count();
+        }
         HeadPages {
-            region: Arc::clone(segment.expect("a head that is used has pages")),
+            region,
             base: head % SEGMENT_HEADS * self.members * STRIPE_BYTES,
         }
     }

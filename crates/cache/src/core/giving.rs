@@ -1,0 +1,174 @@
+//! Giving memory back to the system: blocks of frames that hold nothing, or clean pages that nobody needs.
+//!
+//! A block is checked, emptied and taken off the allocator in one step; its memory goes outside of the core's lock, and it comes back cold.
+//! Large pages go as a whole: a part of one is free only when the system has split it.
+
+use super::{Core, NONE, State};
+use crate::alloc::{FreeBlock, HUGE_ORDER};
+use crate::lists::On;
+use crate::planted::{CacheBug, has};
+use std::time::Duration;
+
+/// Blocks of one step that are looked at: others want the lock.
+const LOOKS: u32 = 256;
+/// Smaller blocks: 16 frames, 64 KiB.
+const SMALL_ORDER: usize = 4;
+/// A cache of fewer large pages than that doesn't count in them.
+const FEW_HUGE: usize = 8;
+/// Active pages stay if they were used since they were looked at last, which is no more often than this.
+const AGE: Duration = Duration::from_millis(100);
+
+/// Where a pass over all frames is.
+#[derive(Debug)]
+pub struct Giving {
+    /// Orders of blocks, one after another.
+    orders: [usize; 2],
+    round: usize,
+    /// The next block's first frame.
+    at: u32,
+    /// Frames that went in this round.
+    gone: usize,
+    /// What was used counts as unused from now on: the last round only.
+    ages: bool,
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub enum Next {
+    /// A block whose memory is to go.
+    Block(FreeBlock),
+    /// Another step.
+    More,
+    /// It is over.
+    End,
+}
+
+impl Core {
+    /// Begins to look for memory that nobody needs.
+    pub fn give_way(&mut self) -> Giving {
+        let huge = self.frames.len() >> HUGE_ORDER >= FEW_HUGE;
+        Giving {
+            orders: match huge {
+                true => [HUGE_ORDER, SMALL_ORDER],
+                false => [SMALL_ORDER, 0],
+            },
+            round: 0,
+            at: 0,
+            gone: 0,
+            ages: false,
+        }
+    }
+
+    /// The next block, out of the cache and off the lists.
+    pub fn next_to_go(&mut self, pass: &mut Giving) -> Next {
+        self.alloc.drain();
+        for _ in 0..LOOKS {
+            let order = pass.orders[pass.round];
+            let (first, size) = (pass.at, 1 << order);
+            if first as usize + size > self.frames.len() {
+                // What could go and didn't is in large pages with pages that have to stay.
+                if pass.round + 1 == pass.orders.len() || pass.gone > self.clean_frames() / 4 {
+                    return Next::End;
+                }
+                (pass.round, pass.at, pass.gone) = (pass.round + 1, 0, 0);
+                pass.ages = self.aged.is_none_or(|at| self.now >= at + AGE);
+                if pass.ages {
+                    self.aged = Some(self.now);
+                }
+                continue;
+            }
+            pass.at += size as u32;
+            let block = first..pass.at;
+            if !self.alloc.is_warm(first, order) {
+                continue;
+            }
+            let may_go = block.clone().all(|f| self.may_go(f));
+            if !may_go {
+                if pass.ages {
+                    self.forget_uses(block);
+                }
+                continue;
+            }
+            for frame in block {
+                self.let_go(frame);
+            }
+            if let Some(block) = self.alloc.take_block(first, order) {
+                pass.gone += size;
+                return Next::Block(block);
+            }
+        }
+        Next::More
+    }
+
+    /// A block comes back; whether its memory has gone.
+    pub fn gone(&mut self, block: FreeBlock, cold: bool) {
+        if cold {
+            self.counters.pages_given_back += block.frames().len() as u64;
+        }
+        self.alloc.give_block(block, cold);
+        self.count_memory();
+    }
+
+    pub(super) fn count_memory(&self) {
+        let bytes = self.alloc.warm_frames() * crate::config::PAGE_BYTES;
+        self.memory.set(bytes as u64);
+    }
+
+    fn clean_frames(&self) -> usize {
+        let listed = self.lists.len(On::Inactive) + self.lists.len(On::Active);
+        listed.saturating_sub(self.dirty.len() + self.writing)
+    }
+
+    /// Whether a frame holds nothing that somebody needs.
+    fn may_go(&self, frame: u32) -> bool {
+        let f = &self.frames[frame as usize];
+        match f.state {
+            State::Free => self.alloc.is_at_rest(frame),
+            State::Clean => {
+                let in_use = f.orphan || f.behind || f.waits != NONE || f.syncs != NONE;
+                !in_use
+                    && match self.lists.on(frame) {
+                        On::Inactive => self.table.uses(frame) <= 1,
+                        On::Active => self.table.uses(frame) == 0,
+                        On::None => false,
+                    }
+            }
+            State::Dirty => !f.behind && has(CacheBug::DirtyGivenBack),
+            State::Reading | State::Writing => false,
+        }
+    }
+
+    fn let_go(&mut self, frame: u32) {
+        if self.frames[frame as usize].state == State::Free {
+            return;
+        }
+        if self.frames[frame as usize].state == State::Dirty {
+            self.forget_dirty(frame);
+        }
+        self.shadows.evicted(self.frames[frame as usize].page);
+        self.counters.readahead_lost += u64::from(self.table.is_ahead(frame));
+        self.table.remove(frame);
+        self.lists.put(frame, On::None);
+        self.frames[frame as usize] = super::Frame::FREE;
+        self.counters.pgfree += 1;
+        self.alloc.give_at_once(frame);
+    }
+
+    /// What isn't used again goes next time.
+    fn forget_uses(&self, frames: std::ops::Range<u32>) {
+        for frame in frames {
+            if self.table.uses(frame) > 0 {
+                self.table.set_uses(frame, 0);
+            }
+        }
+    }
+
+    /// All blocks are back: who waits for memory may have it, and what is dirty is written so that it can go, too.
+    pub fn end_of_giving(&mut self) {
+        if !self.dirty.is_empty() {
+            self.background.hurry();
+        }
+        self.ends += 1;
+        self.wake_sleepers();
+    }
+}
