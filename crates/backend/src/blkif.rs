@@ -3,7 +3,8 @@
 use crate::grants::GrantMapper;
 use crate::parse::{Bad, Parsed, Parser};
 use crate::source::{Pulled, RequestSource, SourceEnd};
-use pvblk_block::{Completion, Error, Op, Readiness, Request, Status};
+use crate::spare::SpareRequests;
+use pvblk_block::{Completion, Error, Readiness, Request, Status};
 use pvblk_ring::wire::{self, Entry, RSP_EOPNOTSUPP, RSP_ERROR, RSP_OKAY};
 use pvblk_ring::{BackRing, EventChannel};
 use std::os::fd::BorrowedFd;
@@ -47,8 +48,7 @@ pub struct BlkifSource {
     parser: Parser,
     slots: Vec<Slot>,
     free_slots: Vec<u32>,
-    /// Requests that are not in flight, with their buffers' lists, for reuse.
-    spare: Vec<Box<Request>>,
+    spare: SpareRequests,
     bad_requests: u64,
     unpublished: bool,
     /// The peer's indices made no sense: the ring is not written any more.
@@ -67,7 +67,7 @@ impl BlkifSource {
             mapper: parts.mapper,
             slots: vec![Slot::default(); entries as usize],
             free_slots: (0..entries).rev().collect(),
-            spare: Vec::with_capacity(entries as usize),
+            spare: SpareRequests::default(),
             bad_requests: 0,
             unpublished: false,
             broken: false,
@@ -130,10 +130,7 @@ impl RequestSource for BlkifSource {
                 Ok(false) => break,
                 Err(broken) => return Err(self.stop(broken)),
             }
-            let mut request = match self.spare.pop() {
-                Some(r) => r,
-                None => Request::new(Op::Flush, 0, 0, 0),
-            };
+            let mut request = self.spare.take();
             let parsed = self
                 .parser
                 .parse(&entry, self.mapper.as_mut(), &mut request);
@@ -152,8 +149,7 @@ impl RequestSource for BlkifSource {
                     ordered
                 }
                 Err(bad) => {
-                    request.buffers.clear();
-                    self.spare.push(request);
+                    self.spare.keep(request);
                     self.refuse(&entry, bad);
                     false
                 }
@@ -164,12 +160,7 @@ impl RequestSource for BlkifSource {
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
-        for Completion {
-            mut request,
-            status,
-        } in done.drain(..)
-        {
-            request.buffers.clear();
+        for Completion { request, status } in done.drain(..) {
             let tag = request.tag as u32;
             let slot = &mut self.slots[tag as usize];
             for gref in slot.grefs.drain(..) {
@@ -184,7 +175,7 @@ impl RequestSource for BlkifSource {
                 self.ring.respond(slot.id, slot.operation, status);
             }
             self.free_slots.push(tag);
-            self.spare.push(request);
+            self.spare.keep(request);
         }
         self.unpublished = true;
     }
@@ -213,5 +204,9 @@ impl RequestSource for BlkifSource {
 
     fn woken(&mut self) {
         self.channel.clear();
+    }
+
+    fn rest(&mut self) {
+        self.spare.release();
     }
 }

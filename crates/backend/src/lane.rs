@@ -379,6 +379,14 @@ impl Lane {
         self.source.wants_write()
     }
 
+    /// Nothing has come for a while: what is kept for reuse goes.
+    pub fn rest(&mut self) {
+        self.source.rest();
+        self.batch.shrink_to_fit();
+        self.done.shrink_to_fit();
+        self.held.shrink_to_fit();
+    }
+
     /// The device queue's descriptor was reported.
     pub fn device_woken(&mut self) {
         self.queue.woken();

@@ -16,6 +16,7 @@ mod pool;
 mod pressure;
 mod source;
 mod sources;
+mod spare;
 mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
@@ -30,4 +31,5 @@ pub use pressure::{
 };
 pub use source::{Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};
+pub use spare::SpareRequests;
 pub use worker::OnEnd;

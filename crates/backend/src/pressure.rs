@@ -16,6 +16,8 @@ pub const MAX_BUFFER_PAGES: usize = 1024;
 pub const SQUEEZE_DURATION: Duration = Duration::from_millis(10);
 /// Signals that come within this time of the last squeeze only prolong it.
 const MERGE: Duration = Duration::from_millis(1);
+/// How often the heap is looked through at most.
+const TRIM: Duration = Duration::from_millis(100);
 /// Bytes of pools that are released together: more would only make the lists for it longer.
 const BATCH: u64 = 64 << 20;
 
@@ -40,6 +42,8 @@ pub struct Pressure {
     squeezed_ns: AtomicU64,
     longest_ns: AtomicU64,
     device_bytes: AtomicU64,
+    /// When the heap's free memory goes, too.
+    trim_ns: AtomicU64,
     pools: Mutex<Pools>,
     devices: Mutex<Vec<Weak<dyn BlockDevice>>>,
     /// One pass over the pools at a time; when the last one ended.
@@ -127,6 +131,7 @@ impl Pressure {
             squeezed_ns: AtomicU64::new(0),
             longest_ns: AtomicU64::new(0),
             device_bytes: AtomicU64::new(0),
+            trim_ns: AtomicU64::new(0),
             pools: Mutex::default(),
             devices: Mutex::default(),
             pass: Mutex::new(0),
@@ -158,6 +163,11 @@ impl Pressure {
         let pages = self.squeeze_pools();
         let device_bytes = self.devices().iter().map(|d| d.give_way()).sum();
         self.device_bytes.fetch_add(device_bytes, Ordering::Relaxed);
+        if start >= self.trim_ns.load(Ordering::Relaxed) {
+            pvblk_sys::alloc::trim();
+            let next = start + TRIM.as_nanos() as u64;
+            self.trim_ns.store(next, Ordering::Relaxed);
+        }
         let end = self.now_ns();
         self.longest_ns.fetch_max(end - start, Ordering::Relaxed);
         *pass_end = end;

@@ -66,4 +66,7 @@ pub trait RequestSource: Send {
 
     /// The descriptor was readable: forget that, before the next `pull`.
     fn woken(&mut self) {}
+
+    /// Nothing has come for 100 ms: what is kept for reuse goes.
+    fn rest(&mut self) {}
 }

@@ -61,6 +61,8 @@ const BELL: u64 = u64::MAX;
 const STEPS_PER_LOOK: u32 = 32;
 /// Idle steps between two offers of the CPU to others: about a microsecond.
 const STEPS_PER_YIELD: u32 = 8;
+/// A lane that slept for so long gives back what it keeps for reuse: as long as Linux' back end keeps pages of an idle ring.
+const REST: Duration = Duration::from_millis(100);
 /// A spin window that grows from nothing starts here.
 const SPIN_START: Duration = Duration::from_micros(4);
 
@@ -71,6 +73,8 @@ struct Berth {
     asleep: bool,
     idle_since: Option<Instant>,
     slept_at: Instant,
+    /// It was awake since it gave back what it keeps.
+    used: bool,
     deadline: Option<Instant>,
     spin: Duration,
     device_fd_added: bool,
@@ -83,6 +87,8 @@ pub struct Worker {
     berths: Vec<Option<Berth>>,
     active: Vec<usize>,
     deadlines: BTreeSet<(Instant, usize)>,
+    /// When to look for lanes that are to rest.
+    rest_at: Option<Instant>,
     events: Vec<PollEvent>,
     spin_max: Duration,
     courtesy: Courtesy,
@@ -98,6 +104,7 @@ impl Worker {
             berths: Vec::new(),
             active: Vec::new(),
             deadlines: BTreeSet::new(),
+            rest_at: None,
             events: Vec::new(),
             spin_max,
             courtesy: Courtesy::default(),
@@ -178,6 +185,7 @@ impl Worker {
             asleep: false,
             idle_since: None,
             slept_at: Instant::now(),
+            used: true,
             deadline: None,
             spin: self.spin_max / 2,
             device_fd_added: false,
@@ -273,6 +281,9 @@ impl Worker {
         berth.asleep = true;
         berth.slept_at = now;
         berth.deadline = deadline;
+        if berth.used {
+            self.rest_at.get_or_insert(now + REST);
+        }
         if let Some(at) = deadline {
             self.deadlines.insert((at, index));
         }
@@ -299,8 +310,26 @@ impl Worker {
     }
 
     fn next_timeout(&self) -> Option<Duration> {
-        let (first, _) = self.deadlines.first()?;
+        let first = self.deadlines.first().map(|(at, _)| *at);
+        let first = first.into_iter().chain(self.rest_at).min()?;
         Some(first.saturating_duration_since(Instant::now()))
+    }
+
+    /// Lanes that slept long enough give back what they keep for reuse.
+    fn rest(&mut self, now: Instant) {
+        self.rest_at = None;
+        for berth in self.berths.iter_mut().flatten() {
+            if !berth.used || !berth.asleep {
+                continue;
+            }
+            let at = berth.slept_at + REST;
+            if at <= now {
+                berth.used = false;
+                berth.lane.rest();
+                continue;
+            }
+            self.rest_at = Some(self.rest_at.map_or(at, |other| other.min(at)));
+        }
     }
 
     /// Waits up to `timeout` for sleeping lanes and wakes those with something to do.
@@ -328,8 +357,11 @@ impl Worker {
             self.wake(index);
         }
         self.events = events;
-        if !self.deadlines.is_empty() {
+        if !self.deadlines.is_empty() || self.rest_at.is_some() {
             let now = Instant::now();
+            if self.rest_at.is_some_and(|at| at <= now) {
+                self.rest(now);
+            }
             while let Some(&(at, index)) = self.deadlines.first() {
                 if at > now {
                     break;
@@ -350,6 +382,7 @@ impl Worker {
             return;
         }
         berth.asleep = false;
+        berth.used = true;
         berth.idle_since = None;
         // A look at a socket is a system call: poll it for less time.
         let max = if berth.lane.polls_by_syscall() {

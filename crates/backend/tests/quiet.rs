@@ -18,6 +18,7 @@ struct HungUp {
     socket: UnixStream,
     first: bool,
     bothered: Arc<AtomicU64>,
+    rested: Arc<AtomicU64>,
 }
 
 impl RequestSource for HungUp {
@@ -49,6 +50,9 @@ impl RequestSource for HungUp {
     fn poll_is_syscall(&self) -> bool {
         true
     }
+    fn rest(&mut self) {
+        self.rested.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 fn rig() -> (Arc<Device>, Backend, Disk) {
@@ -77,10 +81,12 @@ fn a_hung_up_client_with_a_request_at_a_slow_device_costs_nothing() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(theirs);
     let bothered = Arc::new(AtomicU64::new(0));
+    let rested = Arc::new(AtomicU64::new(0));
     let source = HungUp {
         socket: ours,
         first: true,
         bothered: bothered.clone(),
+        rested: rested.clone(),
     };
     backend
         .attach(&disk, Box::new(source), Box::new(|_| {}))
@@ -88,5 +94,8 @@ fn a_hung_up_client_with_a_request_at_a_slow_device_costs_nothing() {
     wait("the device gets it", || device.held().len() == 1);
     let n = moves(&bothered);
     assert!(n < 1000, "the lane was stepped {n} times while it waited");
+    // It gives back what it keeps for reuse, once.
+    wait("it rests", || rested.load(Ordering::Relaxed) == 1);
+    assert_eq!(moves(&rested), 0);
     device.complete(0, Status::Ok);
 }

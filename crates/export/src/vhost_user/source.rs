@@ -5,7 +5,7 @@ use super::memory::GuestMemory;
 use super::request::{self, Bad, Chain, ID, Offered, Parsed};
 use super::virtqueue::{Broken, Descriptor, Virtqueue};
 use parking_lot::Mutex;
-use pvblk_backend::{Pulled, RequestSource, SourceEnd};
+use pvblk_backend::{Pulled, RequestSource, SourceEnd, SpareRequests};
 use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
 use pvblk_sys::EventFd;
 use std::collections::VecDeque;
@@ -88,7 +88,7 @@ pub struct VhostSource {
     /// Heads that were taken by a server before us and not answered.
     again: VecDeque<u16>,
     chain: Vec<Descriptor>,
-    spare: Vec<Box<Request>>,
+    spare: SpareRequests,
     bad_requests: u64,
     unpublished: bool,
     /// The ring made no sense: it is not written any more.
@@ -120,7 +120,7 @@ impl VhostSource {
         }
         VhostSource {
             slots: (0..entries).map(|_| Slot::default()).collect(),
-            spare: Vec::with_capacity(usize::from(entries)),
+            spare: SpareRequests::default(),
             chain: Vec::new(),
             parts,
             again,
@@ -183,10 +183,7 @@ impl VhostSource {
         };
         let parts = &mut self.parts;
         parts.queue.chain(head, &parts.memory, &mut self.chain)?;
-        let mut request = match self.spare.pop() {
-            Some(r) => r,
-            None => Request::new(Op::Flush, 0, 0, 0),
-        };
+        let mut request = self.spare.take();
         let parsed = request::parse(&self.chain, &parts.memory, parts.offered, &mut request);
         let Chain {
             status,
@@ -195,8 +192,7 @@ impl VhostSource {
         } = match parsed {
             Ok(chain) => chain,
             Err(broken) => {
-                request.buffers.clear();
-                self.spare.push(request);
+                self.spare.keep(request);
                 return Err(broken);
             }
         };
@@ -221,8 +217,7 @@ impl VhostSource {
             }
             Err(bad) => self.refuse(bad),
         };
-        request.buffers.clear();
-        self.spare.push(request);
+        self.spare.keep(request);
         self.answer(head, &status, code, writable);
         Ok(true)
     }
@@ -286,13 +281,8 @@ impl RequestSource for VhostSource {
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
-        for Completion {
-            mut request,
-            status,
-        } in done.drain(..)
-        {
+        for Completion { request, status } in done.drain(..) {
             let read = request.op == Op::Read;
-            request.buffers.clear();
             let head = request.tag as u16;
             let Slot {
                 status: byte,
@@ -307,7 +297,7 @@ impl RequestSource for VhostSource {
                 // The status is the last byte, so a read has written up to it.
                 self.answer(head, &byte, code, if read { writable } else { 1 });
             }
-            self.spare.push(request);
+            self.spare.keep(request);
         }
     }
 
@@ -345,6 +335,10 @@ impl RequestSource for VhostSource {
         if let Some(kick) = &self.parts.kick {
             kick.drain();
         }
+    }
+
+    fn rest(&mut self) {
+        self.spare.release();
     }
 }
 

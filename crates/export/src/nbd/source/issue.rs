@@ -60,9 +60,7 @@ impl NbdSource {
 
     fn request(&mut self) -> Box<Request> {
         self.in_flight += 1;
-        self.free
-            .pop()
-            .unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0))
+        self.spare.take()
     }
 
     /// Makes a slot's requests for the device, at least one, until `out` has `target`.

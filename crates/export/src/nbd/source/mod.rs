@@ -16,7 +16,7 @@ use super::receive::Inbox;
 use super::reply::{Outbox, Sent};
 use super::slots::{Cut, Slots};
 use super::window::Window;
-use pvblk_backend::{BufferPool, Pulled, RequestSource, SourceEnd};
+use pvblk_backend::{BufferPool, Pulled, RequestSource, SourceEnd, SpareRequests};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Error, ErrorKind, Limits, Readiness, Request, Status,
@@ -61,7 +61,7 @@ pub struct NbdSource {
     outbox: Outbox,
     pool: BufferPool,
     scratch: Vec<Buffer>,
-    free: Vec<Box<Request>>,
+    spare: SpareRequests,
     cut: Option<Cut>,
     /// A block status was answered in this pull.
     described: bool,
@@ -138,7 +138,7 @@ impl NbdSource {
             outbox: Outbox::new(negotiated.structured, window),
             pool,
             scratch: Vec::new(),
-            free: Vec::new(),
+            spare: SpareRequests::default(),
             cut: None,
             described: false,
             flushes: Vec::new(),
@@ -219,7 +219,7 @@ impl NbdSource {
         self.pool.rest();
         self.inbox.release();
         self.inbox_gauge.set(self.inbox.capacity() as u64);
-        self.free.clear();
+        self.spare.release();
     }
 }
 
@@ -271,10 +271,8 @@ impl RequestSource for NbdSource {
                 }
                 std::mem::swap(&mut request.buffers, &mut slot.buffers);
                 slot.whole = false;
-            } else {
-                request.buffers.clear();
             }
-            self.free.push(request);
+            self.spare.keep(request);
             slot.pending -= 1;
             if slot.status == Status::Ok {
                 slot.status = status;

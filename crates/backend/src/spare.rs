@@ -1,0 +1,59 @@
+//! [`SpareRequests`]: what keeps the hot path from allocating, and goes when there is no hot path.
+
+use pvblk_block::{Op, Request};
+
+/// Requests that are not in flight, with their lists of buffers, for reuse.
+#[derive(Default)]
+pub struct SpareRequests(Vec<Box<Request>>);
+
+impl SpareRequests {
+    /// One of them, or a new one; it has no buffers.
+    #[inline]
+    pub fn take(&mut self) -> Box<Request> {
+        let spare = self.0.pop();
+        spare.unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0))
+    }
+
+    /// Keeps one without its buffers.
+    #[inline]
+    pub fn keep(&mut self, mut request: Box<Request>) {
+        request.buffers.clear();
+        self.0.push(request);
+    }
+
+    /// Gives all of them back.
+    pub fn release(&mut self) {
+        self.0 = Vec::new();
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pvblk_block::Buffer;
+
+    #[test]
+    fn requests_are_used_again_without_their_buffers_until_they_go() {
+        let mut spare = SpareRequests::default();
+        let mut request = spare.take();
+        request.buffers.push(Buffer::anonymous(4096).unwrap());
+        let kept: *const Request = &*request;
+        spare.keep(request);
+        assert_eq!(spare.len(), 1);
+        let again = spare.take();
+        assert!(std::ptr::eq(kept, &*again) && again.buffers.is_empty() && spare.is_empty());
+        spare.keep(again);
+        spare.release();
+        assert!(spare.is_empty());
+    }
+}
