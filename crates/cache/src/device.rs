@@ -1,7 +1,7 @@
 //! The cache as a device.
 
 use crate::config::{CacheConfig, Mode, PAGE_BYTES};
-use crate::core::{Core, Out};
+use crate::core::{Core, Out, Store};
 use crate::counters::Counters;
 use crate::keeper::Thread;
 use crate::lane::Lane;
@@ -271,14 +271,17 @@ impl PageCache {
         let tables = Gauge::fixed(format!("{name}: tables"), MemoryKind::Heap, tables);
         let pages = format!("{name}: pages");
         let memory = Gauge::new(pages, MemoryKind::Anonymous, config.size_bytes);
+        let store = Store {
+            table: Arc::clone(&table),
+            region: Arc::clone(&region),
+            memory: memory.clone(),
+        };
         let core = Core::new(
             config,
             below,
             sectors,
-            Arc::clone(&table),
-            Arc::clone(&region),
+            store,
             pvblk_sys::cpu::allowed().len(),
-            memory.clone(),
             clock.now(),
         );
         let keeper_lane = Arc::new(Lane::open(&inner, &QueueContext::new(1))?);

@@ -225,6 +225,14 @@ struct RangeHold {
     waiters: Vec<u32>,
 }
 
+/// Where pages are kept.
+pub struct Store {
+    pub table: Arc<Table>,
+    pub region: Arc<Region>,
+    /// What frames may have of the system's memory.
+    pub memory: Gauge,
+}
+
 /// See the module's documentation.
 pub struct Core {
     table: Arc<Table>,
@@ -288,10 +296,8 @@ impl Core {
         config: &CacheConfig,
         limits: Limits,
         capacity: u64,
-        table: Arc<Table>,
-        region: Arc<Region>,
+        store: Store,
         cpus: usize,
-        memory: Gauge,
         now: Instant,
     ) -> Core {
         let frames = config.frames();
@@ -300,8 +306,9 @@ impl Core {
             n => n as usize,
         };
         Core {
-            table,
-            region,
+            table: store.table,
+            region: store.region,
+            memory: store.memory,
             limits,
             capacity,
             alloc: Allocator::new(frames, lists, config.order),
@@ -328,7 +335,6 @@ impl Core {
             ends: 0,
             kswapd: false,
             refaults_seen: 0,
-            memory,
             aged: None,
             now,
             out: Out::default(),
