@@ -1,15 +1,25 @@
 //! Watermarks: memory that is left, looked at again and again, as it tells sooner than any notification.
 
 use super::files::{limit, number_of};
+use pvblk_sys::EventFd;
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the look after a dear one with plenty of page cache to reclaim waits.
-const AFTER_PLENTY: Duration = Duration::from_millis(50);
-/// How often a group without a limit is asked whether it has one now.
-const NO_LIMIT: Duration = Duration::from_millis(100);
+/// How often one is looked at, at least and at most.
+const LOOK: Duration = Duration::from_millis(4);
+/// The same, where nothing moves and the kernel tells when the margin is reached.
+const LOOK_STILL: Duration = Duration::from_millis(25);
+/// What counts as moving.
+const MOVES: u64 = 256 << 10;
+const LOOK_FAR: Duration = Duration::from_millis(50);
+/// Bytes a millisecond that memory is taken at most: what one thread touches in large pages. What is further from pressure waits longer for its next
+/// look, as each costs some 40 us of CPU on a machine that sleeps.
+const FASTEST: u64 = 4 << 20;
+/// How often a group is asked for its limit.
+const ASK_LIMIT: Duration = Duration::from_millis(100);
 /// There is pressure if nothing would be left after this time, were memory taken as fast as since the last look: where nothing can be reclaimed
 /// the kernel kills without a warning, and giving back takes its time.
 const HORIZON: Duration = Duration::from_millis(60);
@@ -20,11 +30,20 @@ const SHORTEST: Duration = Duration::from_millis(3);
 /// One bound and what is used of it.
 pub(super) struct Mark {
     kind: Kind,
-    /// Nothing can have changed before.
-    not_before: Option<Instant>,
+    /// Nothing is to be seen before.
+    next_look: Option<Instant>,
     /// The last look, and the bytes that were left.
     last: Option<(Instant, u64)>,
+    /// A group's limit, as it was then.
+    limit: Option<(Instant, u64)>,
+    bell: Option<Bell>,
     text: Vec<u8>,
+}
+
+/// Rings when a v1 group comes to use so many bytes (Documentation/admin-guide/cgroup-v1/memory.rst, 9).
+struct Bell {
+    at: u64,
+    bell: EventFd,
 }
 
 enum Kind {
@@ -35,6 +54,8 @@ enum Kind {
         stat: File,
         limits: Vec<File>,
         keys: [&'static str; 2],
+        /// Of a v1 group: where to ask for a bell.
+        control: Option<PathBuf>,
     },
 }
 
@@ -81,6 +102,7 @@ impl Mark {
             stat: open(stat)?,
             limits: limits.iter().map(|l| open(l)).collect::<Result<_, _>>()?,
             keys,
+            control: Some(group.join("cgroup.event_control")).filter(|c| c.exists()),
         };
         Ok(Mark::new(kind))
     }
@@ -88,23 +110,30 @@ impl Mark {
     fn new(kind: Kind) -> Mark {
         Mark {
             kind,
-            not_before: None,
+            next_look: None,
             last: None,
+            limit: None,
+            bell: None,
             text: vec![0; 16 << 10],
         }
     }
 
-    fn limit(&mut self) -> Option<u64> {
+    fn limit(&mut self, now: Instant) -> Option<u64> {
         let Kind::Group { limits, .. } = &self.kind else {
             return None;
         };
-        let text = &mut self.text;
-        limits.iter().filter_map(|f| limit(read(f, text)?)).min()
+        let is_fresh = |(at, _): &(Instant, u64)| now < *at + ASK_LIMIT;
+        if self.limit.as_ref().is_none_or(|l| !is_fresh(l)) {
+            let text = &mut self.text;
+            let limit = limits.iter().filter_map(|f| limit(read(f, text)?)).min();
+            self.limit = limit.map(|limit| (now, limit));
+        }
+        self.limit.map(|(_, limit)| limit)
     }
 
     /// Bytes that may be left at least without being pressure; `None`: there is no limit now.
-    pub fn margin(&mut self) -> Option<u64> {
-        self.left().map(|(_, margin)| margin)
+    pub fn margin(&mut self, now: Instant) -> Option<u64> {
+        self.left(now).map(|(_, margin)| margin)
     }
 
     /// Below this many bytes left there is pressure.
@@ -118,7 +147,7 @@ impl Mark {
             .replace((now, left))
             .map_or(0, |(_, before)| before);
         let fell = before.saturating_sub(left);
-        let Some(since) = since.filter(|&since| fell > 0 && since <= NO_LIMIT) else {
+        let Some(since) = since.filter(|&since| fell > 0 && since <= ASK_LIMIT) else {
             return margin;
         };
         let soon = fell as f64 * HORIZON.as_secs_f64() / since.as_secs_f64();
@@ -130,36 +159,70 @@ impl Mark {
         self.last = None;
     }
 
+    /// When it is to be looked at again.
+    pub fn next_look(&self, now: Instant) -> Instant {
+        self.next_look.unwrap_or(now)
+    }
+
+    /// A new bell, if the kernel can ring one when only the margin is left, and there is none for where that is now.
+    pub fn new_bell(&mut self, now: Instant) -> Option<&EventFd> {
+        let limit = self.limit(now)?;
+        let at = limit - margin_of(limit);
+        let Kind::Group {
+            control: Some(control),
+            usage,
+            ..
+        } = &self.kind
+        else {
+            return None;
+        };
+        if self.bell.as_ref().is_some_and(|b| b.at == at) {
+            return None;
+        }
+        // One that is closed is forgotten by the kernel.
+        self.bell = None;
+        let bell = EventFd::new().ok()?;
+        let text = format!("{} {} {at}", bell.number(), usage.as_raw_fd());
+        std::fs::write(control, text).ok()?;
+        let bell = self.bell.insert(Bell { at, bell });
+        Some(&bell.bell)
+    }
+
+    /// Its bell rang: it is to be looked at now.
+    pub fn rang(&mut self) {
+        if let Some(bell) = &self.bell {
+            bell.bell.drain();
+        }
+        self.next_look = None;
+    }
+
     /// True if less is left than the margin, or than what will soon be taken.
     pub fn is_low(&mut self, now: Instant) -> bool {
-        if self.not_before.is_some_and(|t| now < t) {
-            return false;
-        }
-        self.not_before = None;
-        let Some((left, margin)) = self.left() else {
-            self.not_before = Some(now + NO_LIMIT);
+        let Some((left, margin)) = self.left(now) else {
+            self.next_look = Some(now + ASK_LIMIT);
             return false;
         };
+        let is_still = self.last.is_some_and(|(_, l)| l.abs_diff(left) < MOVES);
         let bound = self.bound(now, left, margin);
         if left >= bound {
-            if let Kind::System { .. } = self.kind
-                && left / 4 > bound
-            {
-                self.not_before = Some(now + AFTER_PLENTY / 2);
-            }
+            let far = Duration::from_millis((left - bound) / FASTEST);
+            let least = match self.bell {
+                Some(_) if is_still => LOOK_STILL,
+                _ => LOOK,
+            };
+            self.next_look = Some(now + far.clamp(least, LOOK_FAR));
             return false;
         }
-        // What the page cache holds is as good as free.
+        // What the page cache holds is as good as free; to know it is dear.
         let cache = self.page_cache();
-        if (left + cache) / 2 >= bound {
-            self.not_before = Some(now + AFTER_PLENTY);
-        }
+        let plenty = (left + cache) / 2 >= bound;
+        self.next_look = Some(now + if plenty { LOOK_FAR } else { LOOK });
         left + cache < bound
     }
 
     /// Bytes that are left, and the margin.
-    fn left(&mut self) -> Option<(u64, u64)> {
-        let limit = self.limit();
+    fn left(&mut self, now: Instant) -> Option<(u64, u64)> {
+        let limit = self.limit(now);
         let text = &mut self.text;
         match &self.kind {
             Kind::System { meminfo, total } => {
@@ -207,25 +270,37 @@ mod tests {
         let mut mark = Mark::v2(&dir).unwrap();
         let now = Instant::now();
         // A limit that comes later is seen a little later.
-        assert!(mark.margin().is_none() && !mark.is_low(now));
+        assert!(mark.margin(now).is_none() && !mark.is_low(now));
         write("memory.high", &mib(1024));
-        assert_eq!(mark.margin(), Some(32 << 20));
+        assert_eq!(mark.margin(now), Some(32 << 20));
         assert!(!mark.is_low(now));
-        let now = now + NO_LIMIT;
+        let now = now + ASK_LIMIT;
         assert!(!mark.is_low(now));
         write("memory.current", &mib(1000));
         assert!(mark.is_low(now));
         // A lower limit than before.
         write("memory.current", &mib(500));
         write("memory.max", &mib(510));
+        let now = now + ASK_LIMIT;
         assert!(mark.is_low(now));
         write("memory.stat", "active_file 100000000\n");
         assert!(!mark.is_low(now));
         // That look was dear: the next one waits.
         write("memory.stat", "active_file 0\n");
-        assert!(!mark.is_low(now));
-        let now = now + AFTER_PLENTY;
+        assert_eq!(mark.next_look(now), now + LOOK_FAR);
+        let now = now + LOOK_FAR;
         assert!(mark.is_low(now));
+        // What is far from pressure is looked at less often.
+        write("memory.max", &mib(510 + 32 + 40));
+        mark.forget();
+        let now = now + ASK_LIMIT;
+        assert!(!mark.is_low(now));
+        let wait = mark.next_look(now) - now;
+        assert!(wait > 3 * LOOK && wait < LOOK_FAR, "{wait:?}");
+        mark.forget();
+        write("memory.max", &mib(500 + 34));
+        let now = now + ASK_LIMIT;
+        assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK);
         // Enough is left, but 40 MiB less than 4 ms ago, so that it won't last for 60 ms.
         write("memory.max", "max\n");
         write("memory.current", &mib(500));
@@ -241,9 +316,47 @@ mod tests {
     }
 
     #[test]
+    fn a_bell_is_asked_for_where_the_margin_begins_and_again_when_the_limit_moves() {
+        let dir = std::env::temp_dir().join(format!("pvblk-bell-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+        let mib = |n: u64| (n << 20).to_string();
+        write("memory.usage_in_bytes", &mib(100));
+        write("memory.stat", "total_active_file 0\n");
+        write("memory.limit_in_bytes", "9223372036854771712\n");
+        write("cgroup.event_control", "");
+        let mut mark = Mark::v1(&dir).unwrap();
+        let mut now = Instant::now();
+        assert!(mark.new_bell(now).is_none());
+        let asked = || std::fs::read_to_string(dir.join("cgroup.event_control")).unwrap();
+        for limit in [320, 640] {
+            write("memory.limit_in_bytes", &mib(limit));
+            now += ASK_LIMIT;
+            let number = mark.new_bell(now).expect("a bell").number();
+            let at = (limit - limit / 32) << 20;
+            let text = asked();
+            let words: Vec<_> = text.split(' ').collect();
+            assert_eq!(
+                (words[0], words[2]),
+                (&*number.to_string(), &*at.to_string())
+            );
+            assert!(mark.new_bell(now).is_none());
+        }
+        // With a bell it is looked at less often while nothing moves.
+        write("memory.usage_in_bytes", &mib(619));
+        assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK);
+        let now = now + LOOK;
+        assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK_STILL);
+        mark.rang();
+        assert_eq!(mark.next_look(now), now);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
     fn this_machine_tells_what_is_left() {
         let mut mark = Mark::system(Path::new("/proc")).unwrap();
-        assert!(mark.margin() > Some(0));
-        mark.is_low(Instant::now());
+        let now = Instant::now();
+        assert!(mark.margin(now) > Some(0));
+        mark.is_low(now);
     }
 }

@@ -28,10 +28,10 @@ use std::time::{Duration, Instant};
 
 /// "Some task waited 20 ms for memory in half a second", the shortest window (Documentation/accounting/psi.rst).
 const PSI_TRIGGER: &str = "some 20000 500000";
-/// How often watermarks are looked at while there is something to give.
-const LOOK: Duration = Duration::from_millis(4);
 /// How often it is looked whether there is something to give.
-const LOOK_AT_POOLS: Duration = Duration::from_millis(20);
+const LOOK_AT_POOLS: Duration = Duration::from_millis(50);
+/// Marks whose looks are due within this time are looked at together.
+const TOGETHER: Duration = Duration::from_millis(2);
 /// Less than this isn't worth a look.
 const WORTH_BYTES: u64 = 256 << 10;
 const STOP: u64 = u64::MAX;
@@ -161,7 +161,7 @@ impl Sources {
     }
 
     fn add_mark(&mut self, file: String, mut mark: Mark) {
-        let at = match mark.margin() {
+        let at = match mark.margin(Instant::now()) {
             Some(margin) => format!("{} MiB", margin >> 20),
             None => "no limit now".into(),
         };
@@ -268,15 +268,17 @@ impl Listener {
                 return;
             }
             let mut told = false;
+            let marks = self.waits.len();
             for event in &events {
-                told |= match self.waits.get_mut(event.token as usize) {
-                    Some(wait) => heard(wait),
-                    None => false,
-                };
+                let at = event.token as usize;
+                if let Some(wait) = self.waits.get_mut(at) {
+                    told |= heard(wait);
+                } else if let Some(mark) = self.marks.get_mut(at - marks) {
+                    mark.rang();
+                }
             }
             if !told && self.worth {
-                let now = Instant::now();
-                told = self.marks.iter_mut().any(|m| m.is_low(now));
+                told = self.look();
             }
             if told {
                 self.signals.fetch_add(1, Ordering::Relaxed);
@@ -289,6 +291,23 @@ impl Listener {
         }
     }
 
+    /// Whether a mark whose time has come is low. Bells that the kernel can ring for marks are hung up on the way.
+    fn look(&mut self) -> bool {
+        let now = Instant::now();
+        let mut is_low = false;
+        for (token, mark) in (self.waits.len() as u64..).zip(&mut self.marks) {
+            // Those that are due soon save a wake-up.
+            if mark.next_look(now) > now + TOGETHER {
+                continue;
+            }
+            if let Some(bell) = mark.new_bell(now) {
+                let _ = self.poller.add(bell.as_fd(), token, false);
+            }
+            is_low |= mark.is_low(now);
+        }
+        is_low
+    }
+
     fn timeout(&mut self) -> Option<Duration> {
         if self.marks.is_empty() {
             return None;
@@ -299,7 +318,10 @@ impl Listener {
             self.worth = self.pressure.free_bytes() >= WORTH_BYTES;
             self.worth_at = now;
         }
-        Some(if self.worth { LOOK } else { LOOK_AT_POOLS })
+        let pools = self.worth_at + LOOK_AT_POOLS;
+        let marks = self.marks.iter().map(|m| m.next_look(now));
+        let next = marks.filter(|_| self.worth).chain([pools]).min();
+        next.map(|at| at.saturating_duration_since(now))
     }
 }
 

@@ -253,13 +253,15 @@ impl SqueezeResult {
             };
             writeln!(
                 out,
-                "{} MiB of free pools on {} disks: 95 % back after {:.2} ms (median; {:.2} to {:.2}, {} rounds)",
+                "{} MiB of free pools on {} disks: 95 % back after {:.2} ms (median; {:.2} to {:.2}, {} rounds); at rest {:.2} % of a CPU, just above the margin {:.2} %",
                 r.pool_bytes / MIB,
                 r.disks,
                 s.median,
                 s.min,
                 s.max,
-                s.n
+                s.n,
+                r.idle_percent[0],
+                r.idle_percent[1]
             )?;
         }
         for o in &self.overhead {
@@ -339,6 +341,12 @@ impl SqueezeResult {
             let median = Summary::of(&r.ms).map_or(f64::MAX, |s| s.median);
             let expected = format!("{} MiB back in less than {most} ms", r.pool_bytes / MIB);
             check(&expected, format!("{median:.2} ms"), median < most);
+            let [rest, near] = r.idle_percent;
+            check(
+                "with all pools full and at rest, the sources take no more than 0.5 % of a CPU",
+                format!("{rest:.2} %, just above the margin {near:.2} %"),
+                rest <= 0.5 && near <= 0.5,
+            );
         }
         if let Some((Ok(c), Ok(r))) = self.overhead.first().map(|o| (o.compare(), o.ratio())) {
             let is_slower = c.proven && c.percent < 0.0;

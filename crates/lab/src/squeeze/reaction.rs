@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// How often the server's resident memory is looked at.
 const LOOK: Duration = Duration::from_micros(100);
+/// How long a server at rest is watched.
+const IDLE: Duration = Duration::from_secs(10);
 /// Longest wait.
 const PATIENCE_NS: u64 = 5_000_000_000;
 const MIB: u64 = 1 << 20;
@@ -23,6 +25,8 @@ pub struct Reaction {
     pub pool_bytes: u64,
     /// Milliseconds from the allocation to 95 % of them returned.
     pub ms: Vec<f64>,
+    /// Percent of a CPU that the server takes with all of them at rest, without a limit and just above the margin.
+    pub idle_percent: [f64; 2],
 }
 
 /// Measures `rounds` times with pools of `pool_bytes` together.
@@ -33,7 +37,8 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
     let mut bystander = Bystander::start(&group)?;
     let pid = disks.server.pid();
     let mut ms = Vec::new();
-    for _ in 0..rounds {
+    let mut idle_percent = [0.0; 2];
+    for round in 0..rounds {
         group.limit(None)?;
         bystander.ask("drop")?;
         disks.fill()?;
@@ -44,6 +49,9 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         if free < pool_bytes * 9 / 10 {
             bail!("pools have {free} bytes, not {pool_bytes}: something squeezes them already");
         }
+        if round == 0 {
+            idle_percent[0] = idle(&disks)?;
+        }
         // The server's margin is a part of the limit; the bystander brings what is left to just above it.
         let usage = group.usage()?;
         let limit = (usage + 3 * MIB) * 32 / 31;
@@ -51,6 +59,9 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         group.limit(Some((usage + margin + 3 * MIB).max(limit)))?;
         // The server asks every 100 ms whether there is a limit.
         std::thread::sleep(Duration::from_millis(250));
+        if round == 0 {
+            idle_percent[1] = idle(&disks)?;
+        }
         let resident_before = resident(pid).context("the server is gone")?;
         let until = resident_before.saturating_sub(free * 95 / 100);
         // Crosses the mark within its first megabytes; the clock starts before.
@@ -83,5 +94,13 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         disks: count,
         pool_bytes,
         ms,
+        idle_percent,
     })
+}
+
+/// Percent of a CPU that the server takes.
+fn idle(disks: &Disks) -> Result<f64> {
+    let before = disks.server.cpu_seconds()?;
+    std::thread::sleep(IDLE);
+    Ok((disks.server.cpu_seconds()? - before) / IDLE.as_secs_f64() * 100.0)
 }
