@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vm fuzz bench md lab crash sim advisories fmt clean release
+.PHONY: help demo test test-vm asan fuzz bench md lab crash sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -50,7 +50,7 @@ lab: ## The experiments on rings, queues, stripes and page caches, each expected
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab rings --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab queues --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab stripe-queue --on modelled --check
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab page-order --quick --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab page-order --quick --on modelled --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab fio --check
 
 crash: ## Kill server and front end 1000 times in the middle of writes; nothing answered may be lost (2 minutes)
@@ -62,6 +62,9 @@ sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost
 	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
 	@cargo run --release --locked -p pvblk-sim -- cache --seeds 20000
 	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
+
+asan: ## The simulations of squeezed pools, caches and arrays under AddressSanitizer, 5000 seeds each (15 minutes)
+	@scripts/asan.sh 5000
 
 advisories: ## Ask the advisory database about the dependencies (needs the network)
 	@scripts/install-tools.sh test

@@ -89,6 +89,11 @@ tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail
 # The checkers must find the bugs that are planted for them; a build of its own, since no other may have them.
 check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
 tests 'simulation, with planted bugs' cargo test -p pvblk-sim --features planted --locked --no-fail-fast
+if scripts/asan.sh has 2>/dev/null; then
+    tests 'under AddressSanitizer' scripts/asan.sh test
+else
+    skip 'under AddressSanitizer: this toolchain has none'
+fi
 if [ -f fuzz/Cargo.toml ]; then
     # Its own workspace, so that the coverage flags are only for it.
     fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)

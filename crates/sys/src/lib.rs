@@ -16,6 +16,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod alloc;
+mod asan;
 mod buffer;
 pub mod cpu;
 mod eventfd;

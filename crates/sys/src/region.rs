@@ -482,6 +482,8 @@ impl Drop for Region {
         if self.whole.is_some() {
             return; // it has the mapping
         }
+        // Who maps something there next may touch it.
+        crate::asan::allow(self.base.as_ptr(), self.len);
         // SAFETY: the range was mapped by us, and buffers hold an `Arc` of us, so none is in use.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }

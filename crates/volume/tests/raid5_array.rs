@@ -399,6 +399,42 @@ fn whole_stripes_need_no_reads() {
     assert_eq!(reads, 0);
 }
 
+/// Heads at rest give their memory back and read again what they held; others keep theirs.
+#[test]
+fn stripes_at_rest_give_way() {
+    let world = world(4, Layout::LeftSymmetric, 64, Consistency::Resync, None);
+    let device: Arc<dyn BlockDevice> = world.array.clone();
+    assert_eq!((device.spare_bytes(), device.give_way()), (0, 0));
+    let mut queue = Queue::open(&device, &QueueContext::new(16)).unwrap();
+    let buffer = Buffer::anonymous(4096).unwrap();
+    let reads = || -> u64 { world.reads.iter().map(|r| r.load(Ordering::Relaxed)).sum() };
+    let mut done = Vec::new();
+    let mut write = |queue: &mut Queue, stripe: u64, waits: bool| {
+        let request = Request::with_buffers(Op::Write, 8 * stripe, vec![buffer.clone()], 0);
+        queue.submit(&mut vec![request]);
+        while waits && queue.poll(&mut done) == 0 {}
+        done.drain(..)
+            .for_each(|c| assert_eq!(c.status, Status::Ok));
+    };
+    (0..16).for_each(|stripe| write(&mut queue, stripe % 8, true));
+    // Each write of a part needed to read, once; then the head holds what it needs.
+    let before = reads();
+    write(&mut queue, 3, true);
+    assert_eq!(reads(), before);
+    let spare = device.spare_bytes();
+    assert!(spare > 0 && device.give_way() == spare && device.spare_bytes() == 0);
+    write(&mut queue, 3, true);
+    assert!(reads() > before);
+    // A head that waits for a member keeps its memory.
+    world.held.store(true, Ordering::Relaxed);
+    write(&mut queue, 5, false);
+    assert!(device.spare_bytes() > 0 && device.give_way() == 0);
+    world.held.store(false, Ordering::Relaxed);
+    while queue.poll(&mut done) == 0 {}
+    assert_eq!(done[0].status, Status::Ok);
+    assert!(device.give_way() > 0);
+}
+
 #[test]
 fn nobody_waits_for_anothers_reads_or_writes() {
     for path in [WritePath::Direct, WritePath::StripeQueue] {

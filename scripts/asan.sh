@@ -1,0 +1,26 @@
+#!/bin/bash
+# The crates that lend memory and take it back, and their simulations, under AddressSanitizer. usage: asan.sh test | asan.sh has | asan.sh SEEDS
+# The pinned compiler brings the sanitizer's library along, but keeps the flag for itself: hence RUSTC_BOOTSTRAP.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+sysroot=$(rustc --print sysroot)
+host=$(rustc -vV | sed -n 's/^host: //p')
+if ! ls "$sysroot/lib/rustlib/$host/lib/"librustc-*_rt.asan.a >/dev/null 2>&1; then
+    echo 'asan.sh: this toolchain has no AddressSanitizer' >&2
+    exit 3
+fi
+export RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address --cfg pvblk_asan'
+# Simulations forget worlds in which a bug was found: that is no leak.
+export ASAN_OPTIONS=detect_leaks=0
+args=(--target "$host" --target-dir "${CARGO_TARGET_DIR:-target}/asan" --locked)
+case ${1:-test} in
+has) ;;
+test) cargo test "${args[@]}" --no-fail-fast -p pvblk-sys -p pvblk-backend -p pvblk-cache -p pvblk-sim ;;
+*)
+    cargo build "${args[@]}" -p pvblk-sim
+    for kind in squeeze cache raid; do
+        "${CARGO_TARGET_DIR:-target}/asan/$host/debug/pvblk-sim" "$kind" --seeds "$1"
+    done
+    ;;
+esac
