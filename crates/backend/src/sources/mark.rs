@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 /// How often one is looked at, at least and at most.
 const LOOK: Duration = Duration::from_millis(4);
-/// The same, where nothing moves and the kernel tells when the margin is reached.
+/// The same, where nothing moves and the kernel tells when it does.
 const LOOK_STILL: Duration = Duration::from_millis(25);
 /// What counts as moving.
 const MOVES: u64 = 256 << 10;
+/// A bell is hung so many bytes above what is used.
+const BELL_ABOVE: u64 = 8 << 20;
 const LOOK_FAR: Duration = Duration::from_millis(50);
 /// Bytes a millisecond that memory is taken at most: what one thread touches in large pages. What is further from pressure waits longer for its next
 /// look, as each costs some 40 us of CPU on a machine that sleeps.
@@ -37,6 +39,8 @@ pub(super) struct Mark {
     /// A group's limit, as it was then.
     limit: Option<(Instant, u64)>,
     bell: Option<Bell>,
+    /// Where one should hang, bytes.
+    bell_at: Option<u64>,
     text: Vec<u8>,
 }
 
@@ -114,6 +118,7 @@ impl Mark {
             last: None,
             limit: None,
             bell: None,
+            bell_at: None,
             text: vec![0; 16 << 10],
         }
     }
@@ -164,10 +169,9 @@ impl Mark {
         self.next_look.unwrap_or(now)
     }
 
-    /// A new bell, if the kernel can ring one when only the margin is left, and there is none for where that is now.
-    pub fn new_bell(&mut self, now: Instant) -> Option<&EventFd> {
-        let limit = self.limit(now)?;
-        let at = limit - margin_of(limit);
+    /// A new bell, if the kernel can ring one and the last look found that nothing moves and there is none nearby.
+    pub fn new_bell(&mut self) -> Option<&EventFd> {
+        let at = self.bell_at.take()?;
         let Kind::Group {
             control: Some(control),
             usage,
@@ -176,9 +180,6 @@ impl Mark {
         else {
             return None;
         };
-        if self.bell.as_ref().is_some_and(|b| b.at == at) {
-            return None;
-        }
         // One that is closed is forgotten by the kernel.
         self.bell = None;
         let bell = EventFd::new().ok()?;
@@ -186,6 +187,14 @@ impl Mark {
         std::fs::write(control, text).ok()?;
         let bell = self.bell.insert(Bell { at, bell });
         Some(&bell.bell)
+    }
+
+    /// Whether a bell will ring soon after what is used begins to grow; if not, and nothing moves, one is asked for.
+    fn has_bell(&mut self, used: u64) -> bool {
+        let near = used + BELL_ABOVE / 4..=used + BELL_ABOVE * 2;
+        let has = self.bell.as_ref().is_some_and(|b| near.contains(&b.at));
+        self.bell_at = (!has).then_some(used + BELL_ABOVE);
+        has
     }
 
     /// Its bell rang: it is to be looked at now.
@@ -206,9 +215,10 @@ impl Mark {
         let bound = self.bound(now, left, margin);
         if left >= bound {
             let far = Duration::from_millis((left - bound) / FASTEST);
-            let least = match self.bell {
-                Some(_) if is_still => LOOK_STILL,
-                _ => LOOK,
+            let limit = self.limit.map_or(left, |(_, limit)| limit);
+            let least = match is_still && self.has_bell(limit - left.min(limit)) {
+                true => LOOK_STILL,
+                false => LOOK,
             };
             self.next_look = Some(now + far.clamp(least, LOOK_FAR));
             return false;
@@ -316,39 +326,39 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_is_asked_for_where_the_margin_begins_and_again_when_the_limit_moves() {
+    fn a_bell_is_hung_where_nothing_moves_and_again_where_it_has_moved_to() {
         let dir = std::env::temp_dir().join(format!("pvblk-bell-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
         let mib = |n: u64| (n << 20).to_string();
-        write("memory.usage_in_bytes", &mib(100));
+        write("memory.usage_in_bytes", &mib(600));
         write("memory.stat", "total_active_file 0\n");
-        write("memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory.limit_in_bytes", &mib(640));
         write("cgroup.event_control", "");
         let mut mark = Mark::v1(&dir).unwrap();
         let mut now = Instant::now();
-        assert!(mark.new_bell(now).is_none());
-        let asked = || std::fs::read_to_string(dir.join("cgroup.event_control")).unwrap();
-        for limit in [320, 640] {
-            write("memory.limit_in_bytes", &mib(limit));
-            now += ASK_LIMIT;
-            let number = mark.new_bell(now).expect("a bell").number();
-            let at = (limit - limit / 32) << 20;
-            let text = asked();
+        for used in [600, 610] {
+            write("memory.usage_in_bytes", &mib(used));
+            // It has moved, as far as is known; then it hasn't.
+            mark.forget();
+            now += LOOK;
+            assert!(!mark.is_low(now) && mark.next_look(now) - now < LOOK_STILL);
+            assert!(mark.new_bell().is_none());
+            now += LOOK;
+            assert!(!mark.is_low(now) && mark.next_look(now) - now < LOOK_STILL);
+            let number = mark.new_bell().expect("a bell").number();
+            let text = std::fs::read_to_string(dir.join("cgroup.event_control")).unwrap();
             let words: Vec<_> = text.split(' ').collect();
             assert_eq!(
                 (words[0], words[2]),
-                (&*number.to_string(), &*at.to_string())
+                (&*number.to_string(), &*mib(used + 8))
             );
-            assert!(mark.new_bell(now).is_none());
+            now += LOOK;
+            assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK_STILL);
+            assert!(mark.new_bell().is_none());
+            mark.rang();
+            assert_eq!(mark.next_look(now), now);
         }
-        // With a bell it is looked at less often while nothing moves.
-        write("memory.usage_in_bytes", &mib(619));
-        assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK);
-        let now = now + LOOK;
-        assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK_STILL);
-        mark.rang();
-        assert_eq!(mark.next_look(now), now);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

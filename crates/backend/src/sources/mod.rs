@@ -300,10 +300,11 @@ impl Listener {
             if mark.next_look(now) > now + TOGETHER {
                 continue;
             }
-            if let Some(bell) = mark.new_bell(now) {
+            is_low |= mark.is_low(now);
+            // Not now if there is pressure: to hang one takes the kernel a while.
+            if !is_low && let Some(bell) = mark.new_bell() {
                 let _ = self.poller.add(bell.as_fd(), token, false);
             }
-            is_low |= mark.is_low(now);
         }
         is_low
     }

@@ -12,7 +12,9 @@
 //! The bytes of the socket are in [`proto`], those of the rings in [`virtqueue`], those of requests in [`request`]; no other
 //! module interprets what a peer wrote.
 
+mod client;
 pub mod config;
+pub mod driver;
 mod host;
 pub mod inflight;
 pub mod memory;
@@ -23,9 +25,9 @@ mod server;
 mod session;
 mod source;
 mod stream;
-pub mod testing;
 pub mod virtqueue;
 
+pub use client::{VhostClient, VhostClientConfig};
 pub use host::{Detach, VhostHost};
 pub use server::{Listen, VhostServer};
 pub use source::{Shared, VhostQueueParts, VhostSource};

@@ -1,6 +1,6 @@
 //! One test for each rule of virtio-blk, and what good requests become.
 
-use super::super::testing::Driver;
+use super::super::driver::Driver;
 use super::super::virtqueue::Virtqueue;
 use super::*;
 use pvblk_block::Region;

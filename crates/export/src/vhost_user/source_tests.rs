@@ -1,7 +1,7 @@
 //! A source that is killed at any moment, and the next one on the same memory.
 
+use super::super::driver::Driver;
 use super::super::inflight::Inflight;
-use super::super::testing::Driver;
 use super::*;
 use pvblk_block::Region;
 

@@ -1,6 +1,6 @@
 //! One test for each rule, on a driver that breaks it.
 
-use super::super::testing::{Driver, flags};
+use super::super::driver::{Driver, flags};
 use super::*;
 
 const GUEST: u64 = 0x10000;

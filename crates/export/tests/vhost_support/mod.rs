@@ -8,10 +8,10 @@ use pvblk_block::{
     BlockDevice, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub, Limits, Op,
     QueueContext, Readiness, Request, Status,
 };
+use pvblk_export::vhost_user::driver::Driver;
 use pvblk_export::vhost_user::proto::{
     Code, Header, MemoryRegion, SingleRegion, VringAddr, VringState, features, flags, message,
 };
-use pvblk_export::vhost_user::testing::Driver;
 use pvblk_export::vhost_user::{Detach, Listen, VhostHost, VhostServer};
 use pvblk_sys::{EventFd, PAGE_SIZE, PollEvent, Poller, Region, fdpass};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -198,8 +198,12 @@ impl Bed {
         Bed { server, a, b, dir }
     }
 
+    pub fn path(&self, disk: &str) -> std::path::PathBuf {
+        self.dir.path().join(disk)
+    }
+
     pub fn front(&self, disk: &str) -> Front {
-        Front::connect(&self.dir.path().join(disk))
+        Front::connect(&self.path(disk))
     }
 
     /// A front end that has negotiated everything and runs `queues` of 64.

@@ -1,9 +1,10 @@
-//! What is measured: volumes in this process, disks over rings, exports over NBD.
+//! What is measured: volumes in this process, disks over rings, exports over NBD, disks over vhost-user.
 
 use super::spec::JobSpec;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::local::{ConnectOptions, FrontLink, LinkEvent, connect};
 use pvblk_export::nbd::{NbdClient, NbdClientConfig, NbdUri};
+use pvblk_export::vhost_user::{VhostClient, VhostClientConfig};
 use pvblk_frontend::Frontend;
 use pvblk_sys::{EventFd, Poller};
 use pvblk_volume::VolumeSpec;
@@ -15,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 /// What a target is written as, for messages.
-const FORMS: &str = "write a volume such as mem:1G, rings:unix:PATH,disk=NAME, or an NBD URI";
+const FORMS: &str =
+    "write a volume such as mem:1G, rings:unix:PATH,disk=NAME, vhost-user:unix:PATH, or an NBD URI";
 
 /// A target as plain data.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +28,21 @@ pub enum TargetSpec {
     Rings(RingsSpec),
     /// `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST:PORT/EXPORT`: an export of an NBD server.
     Nbd(NbdUri),
+    /// `vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]`: a disk of a vhost-user-blk server.
+    Vhost(VhostSpec),
+}
+
+/// How to attach to a vhost-user-blk server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostSpec {
+    /// The disk's socket.
+    pub path: PathBuf,
+    /// Rings to ask for; `None`: one for each thread.
+    pub queues: Option<u16>,
+    /// Entries of each ring: a power of two, 4 to 1024.
+    pub entries: u16,
+    /// Memory shared with the server, in bytes; `None`: what the jobs need.
+    pub memory_bytes: Option<u64>,
 }
 
 /// How to attach to a served disk.
@@ -80,6 +97,11 @@ impl FromStr for TargetSpec {
                 .map(TargetSpec::Rings)
                 .map_err(|why| Error::config(format!("{text}: {why}")));
         }
+        if let Some(rest) = text.strip_prefix("vhost-user:") {
+            return vhost(rest)
+                .map(TargetSpec::Vhost)
+                .map_err(|why| Error::config(format!("{text}: {why}")));
+        }
         if text.contains("://") {
             return text.parse().map(TargetSpec::Nbd);
         }
@@ -90,15 +112,47 @@ impl FromStr for TargetSpec {
     }
 }
 
-fn rings(text: &str) -> Result<RingsSpec, String> {
+/// The path of `unix:PATH`, and the options behind it.
+fn socket<'a>(text: &'a str, form: &str) -> Result<(PathBuf, std::str::Split<'a, char>), String> {
     let mut parts = text.split(',');
-    let path = parts
-        .next()
-        .and_then(|p| p.strip_prefix("unix:"))
-        .filter(|p| !p.is_empty())
-        .ok_or("write rings:unix:PATH,disk=NAME")?;
+    let path = parts.next().and_then(|p| p.strip_prefix("unix:"));
+    let path = path.filter(|p| !p.is_empty());
+    let path = path.ok_or_else(|| format!("write {form}"))?;
+    Ok((path.into(), parts))
+}
+
+fn memory(size: &str) -> Result<u64, String> {
+    pvblk_volume::parse_size(size).map_err(|e| e.to_string())
+}
+
+fn vhost(text: &str) -> Result<VhostSpec, String> {
+    let (path, parts) = socket(text, "vhost-user:unix:PATH")?;
+    let mut spec = VhostSpec {
+        path,
+        queues: None,
+        entries: VhostClientConfig::default().entries,
+        memory_bytes: None,
+    };
+    for part in parts {
+        let bad = |_| format!("{part}: not a number");
+        match part.split_once('=') {
+            Some(("queues", n)) => spec.queues = Some(n.parse().map_err(bad)?),
+            Some(("queue-size", n)) => spec.entries = n.parse().map_err(bad)?,
+            Some(("memory", size)) => spec.memory_bytes = Some(memory(size)?),
+            _ => {
+                return Err(format!(
+                    "{part}: the options are queues=, queue-size= and memory="
+                ));
+            }
+        }
+    }
+    Ok(spec)
+}
+
+fn rings(text: &str) -> Result<RingsSpec, String> {
+    let (path, parts) = socket(text, "rings:unix:PATH,disk=NAME")?;
     let mut spec = RingsSpec {
-        path: path.into(),
+        path,
         disk: String::new(),
         queues: None,
         ring_pages: 16,
@@ -110,10 +164,7 @@ fn rings(text: &str) -> Result<RingsSpec, String> {
             Some(("disk", name)) => name.clone_into(&mut spec.disk),
             Some(("queues", n)) => spec.queues = Some(n.parse().map_err(bad)?),
             Some(("ring-pages", n)) => spec.ring_pages = n.parse().map_err(bad)?,
-            Some(("memory", size)) => {
-                let size = pvblk_volume::parse_size(size).map_err(|e| e.to_string())?;
-                spec.memory_bytes = Some(size);
-            }
+            Some(("memory", size)) => spec.memory_bytes = Some(memory(size)?),
             _ => {
                 return Err(format!(
                     "{part}: the options are disk=, queues=, ring-pages= and memory="
@@ -132,7 +183,8 @@ pub struct Target {
     /// The device.
     pub device: Arc<dyn BlockDevice>,
     link: Option<Link>,
-    client: Option<Arc<NbdClient>>,
+    /// Why it failed, if it did.
+    failure: Option<Box<dyn Fn() -> Option<String>>>,
 }
 
 impl TargetSpec {
@@ -140,7 +192,7 @@ impl TargetSpec {
     pub fn scope(&self) -> &str {
         match self {
             TargetSpec::Rings(spec) => &spec.disk,
-            TargetSpec::Volume(_) | TargetSpec::Nbd(_) => "bench",
+            TargetSpec::Volume(_) | TargetSpec::Nbd(_) | TargetSpec::Vhost(_) => "bench",
         }
     }
 
@@ -150,14 +202,28 @@ impl TargetSpec {
             TargetSpec::Volume(spec) => Ok(Target {
                 device: spec.open()?,
                 link: None,
-                client: None,
+                failure: None,
             }),
             TargetSpec::Nbd(uri) => {
                 let client = Arc::new(NbdClient::connect(uri, NbdClientConfig::default())?);
                 Ok(Target {
                     device: client.clone(),
                     link: None,
-                    client: Some(client),
+                    failure: Some(Box::new(move || client.failure())),
+                })
+            }
+            TargetSpec::Vhost(spec) => {
+                let config = VhostClientConfig {
+                    queues: spec.queues.unwrap_or(need.threads.clamp(1, 64) as u16),
+                    entries: spec.entries,
+                    memory_bytes: spec.memory_bytes.unwrap_or(need.buffer_bytes + (16 << 20)),
+                    ..VhostClientConfig::default()
+                };
+                let client = Arc::new(VhostClient::connect(&spec.path, &config)?);
+                Ok(Target {
+                    device: client.clone(),
+                    link: None,
+                    failure: Some(Box::new(move || client.failure())),
                 })
             }
             TargetSpec::Rings(spec) => {
@@ -176,7 +242,7 @@ impl TargetSpec {
                 Ok(Target {
                     device,
                     link: Some(link),
-                    client: None,
+                    failure: None,
                 })
             }
         }
@@ -186,7 +252,7 @@ impl TargetSpec {
 impl Target {
     /// Ends the use of the target in order. Errors if its server ended first, with its reason.
     pub fn close(self) -> Result<(), Error> {
-        if let Some(why) = self.client.and_then(|c| c.failure()) {
+        if let Some(why) = self.failure.and_then(|failure| failure()) {
             return Err(Error::new(pvblk_block::ErrorKind::Disconnected, why));
         }
         self.link.map_or(Ok(()), Link::close)
@@ -277,7 +343,17 @@ mod tests {
             "nbd://h/x".parse::<TargetSpec>().unwrap(),
             TargetSpec::Nbd(_)
         ));
+        let TargetSpec::Vhost(v) = "vhost-user:unix:/run/v.sock,queues=2,queue-size=64"
+            .parse::<TargetSpec>()
+            .unwrap()
+        else {
+            panic!("not vhost-user");
+        };
+        assert_eq!((v.queues, v.entries, v.memory_bytes), (Some(2), 64, None));
         for bad in [
+            "vhost-user:/x",
+            "vhost-user:unix:",
+            "vhost-user:unix:/x,disk=a",
             "",
             "http://h/x",
             "rings:",

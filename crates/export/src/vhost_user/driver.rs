@@ -1,4 +1,4 @@
-//! The driver's side of a virtqueue: for tests, fuzzing and benchmarks. It does what it is told, also what no driver may.
+//! The driver's side of a virtqueue: for the client, tests and fuzzing. It does what it is told, also what no driver may.
 
 use super::memory::GuestMemory;
 use super::virtqueue::Place;
@@ -20,6 +20,31 @@ pub mod flags {
 const HEADS: usize = 64;
 /// Bytes of one request's indirect table.
 const TABLES: usize = 512;
+/// Most pieces of data of a request: its table also has the head and the status.
+pub const MOST_PIECES: usize = TABLES / DESCRIPTOR - 2;
+/// Bytes of a descriptor.
+const DESCRIPTOR: usize = 16;
+
+fn descriptor(address: u64, len: u32, flags: u16, next: u16) -> [u8; DESCRIPTOR] {
+    let mut raw = [0; DESCRIPTOR];
+    raw[..8].copy_from_slice(&address.to_le_bytes());
+    raw[8..12].copy_from_slice(&len.to_le_bytes());
+    raw[12..14].copy_from_slice(&flags.to_le_bytes());
+    raw[14..].copy_from_slice(&next.to_le_bytes());
+    raw
+}
+
+fn available_offset(entries: usize) -> usize {
+    entries * DESCRIPTOR
+}
+
+fn used_offset(entries: usize) -> usize {
+    (available_offset(entries) + 6 + entries * 2).next_multiple_of(4)
+}
+
+fn heads_offset(entries: usize) -> usize {
+    (used_offset(entries) + 6 + entries * 8).next_multiple_of(64)
+}
 
 /// A driver's queue, in guest memory that begins with it.
 pub struct Driver {
@@ -46,21 +71,32 @@ impl Driver {
         }
     }
 
+    /// Bytes of memory that a queue of `entries` takes, in whole pages.
+    pub fn bytes(entries: u16) -> usize {
+        let entries = usize::from(entries);
+        (heads_offset(entries) + entries * (HEADS + TABLES)).next_multiple_of(4096)
+    }
+
     /// Bytes of memory before the place for data.
     pub fn data_offset(&self) -> usize {
-        (self.heads() + usize::from(self.entries) * (HEADS + TABLES)).next_multiple_of(4096)
+        Driver::bytes(self.entries)
+    }
+
+    /// Its entries.
+    pub fn entries(&self) -> u16 {
+        self.entries
     }
 
     fn available_offset(&self) -> usize {
-        usize::from(self.entries) * 16
+        available_offset(self.entries.into())
     }
 
     fn used_offset(&self) -> usize {
-        (self.available_offset() + 6 + usize::from(self.entries) * 2).next_multiple_of(4)
+        used_offset(self.entries.into())
     }
 
     fn heads(&self) -> usize {
-        (self.used_offset() + 6 + usize::from(self.entries) * 8).next_multiple_of(64)
+        heads_offset(self.entries.into())
     }
 
     fn table(&self, head: u16) -> usize {
@@ -100,12 +136,8 @@ impl Driver {
 
     /// Writes a descriptor at byte `offset` of the memory.
     pub fn write_descriptor(&self, offset: usize, address: u64, len: u32, flags: u16, next: u16) {
-        let mut raw = [0; 16];
-        raw[..8].copy_from_slice(&address.to_le_bytes());
-        raw[8..12].copy_from_slice(&len.to_le_bytes());
-        raw[12..14].copy_from_slice(&flags.to_le_bytes());
-        raw[14..].copy_from_slice(&next.to_le_bytes());
-        self.region.write(offset, &raw);
+        self.region
+            .write(offset, &descriptor(address, len, flags, next));
     }
 
     /// Writes descriptor `index` of the table.
@@ -119,10 +151,23 @@ impl Driver {
 
     /// Puts `head` into the available ring and makes it visible.
     pub fn make_available(&mut self, head: u16) {
+        self.enqueue(head);
+        self.publish();
+    }
+
+    /// Puts `head` into the available ring; the device doesn't see it before [`Driver::publish`].
+    #[inline]
+    pub fn enqueue(&mut self, head: u16) {
         let slot = usize::from(self.next_available & (self.entries - 1));
         self.index(self.available_offset() + 4 + slot * 2)
             .store(head, Ordering::Relaxed);
-        self.set_available(self.next_available.wrapping_add(1));
+        self.next_available = self.next_available.wrapping_add(1);
+    }
+
+    /// Makes visible what was put into the available ring.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.set_available(self.next_available);
     }
 
     /// Makes any available index visible.
@@ -154,9 +199,14 @@ impl Driver {
         self.index(self.used_offset() + 2).load(Ordering::Acquire)
     }
 
+    /// Whether a chain was used that [`Driver::used`] hasn't told.
+    pub fn has_used(&self) -> bool {
+        self.published() != self.next_used
+    }
+
     /// The next used chain: its head and the bytes written.
     pub fn used(&mut self) -> Option<(u32, u32)> {
-        if self.published() == self.next_used {
+        if !self.has_used() {
             return None;
         }
         let slot = usize::from(self.next_used & (self.entries - 1));
@@ -219,6 +269,33 @@ impl Driver {
         self.region
             .read((self.status_at(head) - self.guest) as usize, &mut b);
         b[0]
+    }
+
+    /// Builds a request of `kind` at `head`, with up to [`MOST_PIECES`] pieces (guest address, bytes, the device writes) between head and status; indirect.
+    #[inline]
+    pub fn request(
+        &self,
+        head: u16,
+        kind: u32,
+        sector: u64,
+        pieces: impl IntoIterator<Item = (u64, u32, bool)>,
+    ) {
+        let first = (self.head(head, kind, sector), 16, false);
+        let status = (self.status_at(head), 1, true);
+        let mut table = [0; TABLES];
+        let mut count = 0;
+        let chain = std::iter::once(first).chain(pieces).chain([status]);
+        for ((address, len, write), raw) in chain.zip(table.chunks_exact_mut(DESCRIPTOR)) {
+            count += 1;
+            let write = if write { flags::WRITE } else { 0 };
+            raw.copy_from_slice(&descriptor(address, len, write | flags::NEXT, count));
+        }
+        let bytes = usize::from(count) * DESCRIPTOR;
+        // The last one has no next.
+        table[bytes - 4] &= !(flags::NEXT as u8);
+        let at = self.table(head);
+        self.region.write(at, &table[..bytes]);
+        self.descriptor(head, self.at(at), bytes as u32, flags::INDIRECT, 0);
     }
 
     /// Builds a chain of request `kind` at `head` with these pieces (guest address, bytes, the device writes) between head and

@@ -1,0 +1,115 @@
+//! What a server offers, as a device's limits (VIRTIO 1.2, 5.2.3 and 5.2.4).
+
+use crate::vhost_user::config::has;
+use crate::vhost_user::driver::MOST_PIECES;
+use crate::vhost_user::proto::F_PROTOCOL_FEATURES;
+use pvblk_block::{Error, Limits, SECTOR};
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+/// Bytes of the configuration space that we ask for: up to the fields of write-zeroes, which all servers know.
+pub(super) const CONFIG_BYTES: usize = 60;
+/// Longest segment where the server names none.
+const SEGMENT: u32 = 1 << 20;
+
+/// What was agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub features: u64,
+    /// Size in sectors (512 B).
+    pub sectors: u64,
+    pub limits: Limits,
+    /// Most bytes of a segment.
+    pub segment_bytes: u32,
+    /// Most sectors (512 B) of a discard, and of a write-zeroes.
+    pub range_sectors: [u32; 2],
+}
+
+/// The features that we use of those that are offered. Errors if one is missing that we can't do without.
+pub(super) fn wanted(offered: u64) -> Result<u64, Error> {
+    for (bit, name) in [
+        (VIRTIO_F_VERSION_1, "virtio 1"),
+        (VIRTIO_RING_F_INDIRECT_DESC, "indirect descriptors"),
+    ] {
+        if !has(offered, bit) {
+            return Err(Error::protocol(format!("the server doesn't offer {name}")));
+        }
+    }
+    if offered & F_PROTOCOL_FEATURES == 0 {
+        return Err(Error::protocol(
+            "the server doesn't offer features of the protocol",
+        ));
+    }
+    let ours = [
+        VIRTIO_F_VERSION_1,
+        VIRTIO_RING_F_INDIRECT_DESC,
+        VIRTIO_RING_F_EVENT_IDX,
+        VIRTIO_BLK_F_SIZE_MAX,
+        VIRTIO_BLK_F_SEG_MAX,
+        VIRTIO_BLK_F_BLK_SIZE,
+        VIRTIO_BLK_F_TOPOLOGY,
+        VIRTIO_BLK_F_MQ,
+        VIRTIO_BLK_F_RO,
+        VIRTIO_BLK_F_FLUSH,
+        VIRTIO_BLK_F_DISCARD,
+        VIRTIO_BLK_F_WRITE_ZEROES,
+    ];
+    let ours = ours.iter().fold(F_PROTOCOL_FEATURES, |f, bit| f | 1 << bit);
+    Ok(offered & ours)
+}
+
+impl Terms {
+    /// Those of a configuration space, with the features that are used.
+    pub fn new(features: u64, space: &[u8; CONFIG_BYTES]) -> Result<Terms, Error> {
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([space[at], space[at + 1], space[at + 2], space[at + 3]])
+        };
+        let if_has = |bit, value, or| if has(features, bit) { value } else { or };
+        let logical = if_has(VIRTIO_BLK_F_BLK_SIZE, u32_at(20), 512);
+        if ![512, 4096].contains(&logical) {
+            return Err(Error::protocol(format!(
+                "the disk has sectors of {logical} bytes: 512 and 4096 are known here"
+            )));
+        }
+        let exponent = if_has(VIRTIO_BLK_F_TOPOLOGY, u32::from(space[24]), 0).min(8);
+        let optimal = if_has(VIRTIO_BLK_F_TOPOLOGY, u32_at(28), 0);
+        let segment_bytes = if_has(VIRTIO_BLK_F_SIZE_MAX, u32_at(8), SEGMENT).clamp(4096, SEGMENT);
+        let segments = if_has(VIRTIO_BLK_F_SEG_MAX, u32_at(12), 1).clamp(1, MOST_PIECES as u32);
+        // Half of them for a request's own pieces, half for where one is too long.
+        let pieces = (segments / 2).max(1);
+        let sectors = [u32_at(0), u32_at(4)].map(u64::from);
+        Ok(Terms {
+            features,
+            sectors: sectors[0] | sectors[1] << 32,
+            limits: Limits {
+                logical_sector_bytes: logical,
+                physical_sector_bytes: logical << exponent,
+                optimal_bytes: optimal.saturating_mul(logical),
+                max_sectors: pieces * (segment_bytes / 4096) * 8,
+                max_segments: pieces,
+                discard_granularity_bytes: if_has(
+                    VIRTIO_BLK_F_DISCARD,
+                    u32_at(44).clamp(1, 1 << 20) * SECTOR as u32,
+                    0,
+                ),
+                readahead_bytes: 0,
+                write_zeroes: has(features, VIRTIO_BLK_F_WRITE_ZEROES),
+                read_only: has(features, VIRTIO_BLK_F_RO),
+                volatile_cache: has(features, VIRTIO_BLK_F_FLUSH),
+                non_rotational: true,
+            },
+            segment_bytes,
+            range_sectors: [u32_at(36), u32_at(48)].map(|n| n.max(logical / SECTOR as u32)),
+        })
+    }
+
+    /// Whether each side says at which index it wants to be woken.
+    pub fn has_event_index(&self) -> bool {
+        has(self.features, VIRTIO_RING_F_EVENT_IDX)
+    }
+}
