@@ -27,3 +27,4 @@ mod threads;
 pub mod trace_cost;
 pub mod trace_sample;
 pub mod verdict;
+pub mod vhost;

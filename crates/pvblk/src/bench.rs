@@ -21,6 +21,8 @@ Targets:
   rings:unix:PATH,disk=NAME[,queues=N][,ring-pages=P][,memory=SIZE]
                                                      a disk of `pvblk serve --local`, over rings
   nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME an export of any NBD server
+  vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]
+                                                     a disk of any vhost-user-blk server
 
 Examples:
   pvblk bench --target mem:1G --rw randread --bs 4k --iodepth 32 --numjobs 2 --runtime 10

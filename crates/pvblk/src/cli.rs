@@ -189,6 +189,8 @@ pub enum LabCommand {
     Path(PathArgs),
     /// The NBD server against nbdkit, qemu-nbd and a server that does nothing, same fio job
     Nbd(NbdArgs),
+    /// vhost-user-blk: our server against qemu-storage-daemon, same client
+    Vhost(VhostArgs),
     /// A server with many idle attached disks: CPU time, and the memory bill against the kernel's figures
     Idle(IdleArgs),
     /// Both sides of the ring path in one thread, to count instructions under callgrind
@@ -229,6 +231,7 @@ impl LabCommand {
         match self {
             LabCommand::Path(a) => a.json.as_ref(),
             LabCommand::Nbd(a) => a.json.as_ref(),
+            LabCommand::Vhost(a) => a.json.as_ref(),
             LabCommand::Idle(a) => a.json.as_ref(),
             LabCommand::Rings(a) | LabCommand::Queues(a) => a.json.as_ref(),
             LabCommand::StripeQueue(a) => a.json.as_ref(),
@@ -475,6 +478,28 @@ pub enum StripeQueuePart {
     Files,
     /// Memory, on one thread and on two
     Memory,
+}
+
+#[derive(Args, Debug)]
+pub struct VhostArgs {
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 0.4)]
+    pub seconds: f64,
+    /// Requests in flight on each queue
+    #[arg(long, value_delimiter = ',', default_value = "1,4,32,128,256")]
+    pub depths: Vec<u32>,
+    /// Queues
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    pub queues: Vec<u16>,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected ratio with its figure; exit 1 if one isn't reached
+    #[arg(long)]
+    pub check: bool,
 }
 
 #[derive(Args, Debug)]

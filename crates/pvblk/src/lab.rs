@@ -3,11 +3,12 @@
 use crate::cli::{
     CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PageOrderArgs, PageOrderPart,
     PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
+    VhostArgs,
 };
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
     agree, crash, idle, instructions, md, nbd, null_nbd, page_order, path, queues, rings, squeeze,
-    stripe_queue, trace_cost, verdict,
+    stripe_queue, trace_cost, verdict, vhost,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
     match command {
         LabCommand::Path(args) => run_path(args),
         LabCommand::Nbd(args) => run_nbd(args),
+        LabCommand::Vhost(args) => run_vhost(args),
         LabCommand::Idle(args) => run_idle(args),
         LabCommand::Rings(args) => run_rings(args),
         LabCommand::Queues(args) => run_queues(args),
@@ -138,6 +140,29 @@ fn run_nbd(args: &NbdArgs) -> Result<()> {
     save(args.json.as_ref(), &result)?;
     println!("{}", result.table());
     Ok(())
+}
+
+fn run_vhost(args: &VhostArgs) -> Result<()> {
+    if args.runs == 0 || !(0.01..=60.0).contains(&args.seconds) {
+        bail!("there must be rounds, and --seconds from 0.01 to 60");
+    }
+    if args.depths.is_empty() || args.depths.iter().any(|d| !(1..=1024).contains(d)) {
+        bail!("--depths must be from 1 to 1024");
+    }
+    if args.queues.is_empty() || args.queues.iter().any(|q| !(1..=4).contains(q)) {
+        bail!("--queues must be from 1 to 4");
+    }
+    let options = vhost::VhostOptions {
+        depths: args.depths.clone(),
+        queues: args.queues.clone(),
+        runs: args.runs,
+        seconds: args.seconds,
+    };
+    let scratch = Scratch::new()?;
+    let result = vhost::run(&options, &scratch.0, &progress)?;
+    save(args.json.as_ref(), &result)?;
+    println!("{}", result.table());
+    judge(args.check, &result.checks())
 }
 
 fn run_idle(args: &IdleArgs) -> Result<()> {

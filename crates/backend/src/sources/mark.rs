@@ -20,8 +20,12 @@ const LOOK_FAR: Duration = Duration::from_millis(50);
 /// Bytes a millisecond that memory is taken at most: what one thread touches in large pages. What is further from pressure waits longer for its next
 /// look, as each costs some 40 us of CPU on a machine that sleeps.
 const FASTEST: u64 = 4 << 20;
+/// What may be taken at that rate while pools are given back.
+const MEANWHILE: u64 = 128 << 20;
 /// How often a group is asked for its limit.
-const ASK_LIMIT: Duration = Duration::from_millis(100);
+const ASK_LIMIT: Duration = Duration::from_millis(50);
+/// Of looks that are further apart no rate is made.
+const SAME_RATE: Duration = Duration::from_millis(100);
 /// There is pressure if nothing would be left after this time, were memory taken as fast as since the last look: where nothing can be reclaimed
 /// the kernel kills without a warning, and giving back takes its time.
 const HORIZON: Duration = Duration::from_millis(60);
@@ -152,7 +156,7 @@ impl Mark {
             .replace((now, left))
             .map_or(0, |(_, before)| before);
         let fell = before.saturating_sub(left);
-        let Some(since) = since.filter(|&since| fell > 0 && since <= ASK_LIMIT) else {
+        let Some(since) = since.filter(|&since| fell > 0 && since <= SAME_RATE) else {
             return margin;
         };
         let soon = fell as f64 * HORIZON.as_secs_f64() / since.as_secs_f64();
@@ -214,7 +218,7 @@ impl Mark {
         let is_still = self.last.is_some_and(|(_, l)| l.abs_diff(left) < MOVES);
         let bound = self.bound(now, left, margin);
         if left >= bound {
-            let far = Duration::from_millis((left - bound) / FASTEST);
+            let far = Duration::from_millis((left - bound).saturating_sub(MEANWHILE) / FASTEST);
             let limit = self.limit.map_or(left, |(_, limit)| limit);
             let least = match is_still && self.has_bell(limit - left.min(limit)) {
                 true => LOOK_STILL,
@@ -301,7 +305,7 @@ mod tests {
         let now = now + LOOK_FAR;
         assert!(mark.is_low(now));
         // What is far from pressure is looked at less often.
-        write("memory.max", &mib(510 + 32 + 40));
+        write("memory.max", &mib(510 + 32 + 128 + 60));
         mark.forget();
         let now = now + ASK_LIMIT;
         assert!(!mark.is_low(now));
