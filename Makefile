@@ -31,11 +31,12 @@ fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)
 	@scripts/install-tools.sh test
 	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),600)
 
-bench: ## Measure the rings against a bare ring, NBD against its peers, idle disks, instructions (10 minutes)
+bench: ## Measure the rings against a bare ring, NBD and vhost-user-blk against their peers, idle disks, instructions (15 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab path
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab nbd
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab vhost
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab idle
 	@scripts/instructions.sh
 

@@ -17,7 +17,7 @@ build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
 demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
 test_tools=(g++ g++  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  fusermount3 fuse3
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
-    qemu-system-x86_64 qemu-system-x86)
+    qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common)
 
 say() { printf 'tools: %s\n' "$*" >&2; }
 

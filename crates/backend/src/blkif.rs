@@ -2,15 +2,12 @@
 
 use crate::grants::GrantMapper;
 use crate::parse::{Bad, Parsed, Parser};
-use crate::source::{Pulled, RequestSource, SourceEnd};
+use crate::source::{PullBatch, Pulled, RequestSource, SourceEnd};
 use crate::spare::SpareRequests;
 use pvblk_block::{Completion, Error, Readiness, Request, Status};
 use pvblk_ring::wire::{self, Entry, RSP_EOPNOTSUPP, RSP_ERROR, RSP_OKAY};
 use pvblk_ring::{BackRing, EventChannel};
 use std::os::fd::BorrowedFd;
-
-/// Most requests taken in one pull: enough to batch, few enough that the first answers don't wait for the last.
-const PULL_BATCH: usize = 32;
 
 /// Bad requests of one queue that are logged; the rest is only counted, so that a guest can't fill the log.
 const LOGGED_BAD: u64 = 8;
@@ -49,6 +46,7 @@ pub struct BlkifSource {
     slots: Vec<Slot>,
     free_slots: Vec<u32>,
     spare: SpareRequests,
+    batch: PullBatch,
     bad_requests: u64,
     unpublished: bool,
     /// The peer's indices made no sense: the ring is not written any more.
@@ -68,6 +66,7 @@ impl BlkifSource {
             slots: vec![Slot::default(); entries as usize],
             free_slots: (0..entries).rev().collect(),
             spare: SpareRequests::default(),
+            batch: PullBatch::default(),
             bad_requests: 0,
             unpublished: false,
             broken: false,
@@ -124,7 +123,8 @@ impl RequestSource for BlkifSource {
         let mut pulled = Pulled::default();
         let mut entry = Entry::default();
         // Counts bad requests too: a guest that sends only those must not keep the worker here.
-        for _ in 0..room.min(PULL_BATCH) {
+        let pending = self.ring.pending().map_err(|broken| self.stop(broken))?;
+        for _ in 0..room.min(self.batch.next(pending as usize)) {
             match self.ring.take(&mut entry) {
                 Ok(true) => {}
                 Ok(false) => break,

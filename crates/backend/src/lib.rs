@@ -29,7 +29,7 @@ pub use pressure::{
     DiskMemory, FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, Pressure, PressureReport,
     SQUEEZE_DURATION, Squeezed,
 };
-pub use source::{Pulled, RequestSource, SourceEnd};
+pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};
 pub use spare::SpareRequests;
 pub use worker::OnEnd;

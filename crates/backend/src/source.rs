@@ -3,6 +3,23 @@
 use pvblk_block::{Completion, Error, Readiness, Request};
 use std::os::fd::BorrowedFd;
 
+/// How many requests a source takes in one pull: a quarter of the most that were there lately, 8 to 32. Enough to batch, few enough that the first answers
+/// don't wait for the last: with all of them at a time both sides take turns instead of working side by side, which at 32 in flight cost
+/// half of the rate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PullBatch {
+    lately: usize,
+}
+
+impl PullBatch {
+    /// The number for this pull, with so many to be taken now.
+    #[inline]
+    pub fn next(&mut self, pending: usize) -> usize {
+        self.lately = pending.max(self.lately - self.lately.div_ceil(16));
+        (self.lately / 4).clamp(8, 32)
+    }
+}
+
 /// Why a source yields no more requests.
 #[derive(Debug)]
 pub enum SourceEnd {
@@ -69,4 +86,18 @@ pub trait RequestSource: Send {
 
     /// Nothing has come for 100 ms: what is kept for reuse goes.
     fn rest(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pull_takes_a_quarter_of_the_most_there_was_lately() {
+        let mut batch = PullBatch::default();
+        assert_eq!([0, 5, 32, 64].map(|n| batch.next(n)), [8, 8, 8, 16]);
+        assert_eq!([500, 0].map(|n| batch.next(n)), [32, 32]);
+        let after: Vec<_> = (0..100).map(|_| batch.next(1)).collect();
+        assert!(after.is_sorted_by(|a, b| a >= b) && after[99] == 8);
+    }
 }

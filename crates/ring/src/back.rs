@@ -43,20 +43,24 @@ impl BackRing {
     /// A `req_prod` further ahead than there is room for means a broken peer (XSA-391's counterpart in `ring.h`).
     #[inline]
     pub fn take(&mut self, entry: &mut Entry) -> Result<bool, RingBroken> {
-        if self.requests.known() == 0 {
-            let limit = self.entries() - self.unanswered();
-            if self
-                .requests
-                .refresh(self.pages.atomic_u32(REQ_PROD), limit)?
-                == 0
-            {
-                return Ok(false);
-            }
+        if self.pending()? == 0 {
+            return Ok(false);
         }
         let at = ENTRIES + (self.requests.next() & self.mask) as usize * ENTRY_SIZE;
         self.pages.read(at, entry.bytes_mut());
         self.requests.advance();
         Ok(true)
+    }
+
+    /// Requests that can be taken: those known of, or if there are none, those that the front end has published since. Errors as [`BackRing::take`].
+    #[inline]
+    pub fn pending(&mut self) -> Result<u32, RingBroken> {
+        if self.requests.known() == 0 {
+            let limit = self.entries() - self.unanswered();
+            let produced = self.pages.atomic_u32(REQ_PROD);
+            self.requests.refresh(produced, limit)?;
+        }
+        Ok(self.requests.known())
     }
 
     /// Prepares a response. Panics if there is no unanswered request: that is our bug, never the peer's doing.

@@ -194,10 +194,11 @@ impl Mark {
     }
 
     /// Whether a bell will ring soon after what is used begins to grow; if not, and nothing moves, one is asked for.
-    fn has_bell(&mut self, used: u64) -> bool {
+    fn has_bell(&mut self, used: u64, margin_at: u64) -> bool {
         let near = used + BELL_ABOVE / 4..=used + BELL_ABOVE * 2;
-        let has = self.bell.as_ref().is_some_and(|b| near.contains(&b.at));
-        self.bell_at = (!has).then_some(used + BELL_ABOVE);
+        let is_good = |b: &Bell| b.at == margin_at || b.at < margin_at && near.contains(&b.at);
+        let has = self.bell.as_ref().is_some_and(is_good);
+        self.bell_at = (!has).then_some(margin_at.min(used + BELL_ABOVE));
         has
     }
 
@@ -220,7 +221,8 @@ impl Mark {
         if left >= bound {
             let far = Duration::from_millis((left - bound).saturating_sub(MEANWHILE) / FASTEST);
             let limit = self.limit.map_or(left, |(_, limit)| limit);
-            let least = match is_still && self.has_bell(limit - left.min(limit)) {
+            let (used, margin_at) = (limit.saturating_sub(left), limit.saturating_sub(margin));
+            let least = match is_still && self.has_bell(used, margin_at) {
                 true => LOOK_STILL,
                 false => LOOK,
             };
@@ -341,7 +343,7 @@ mod tests {
         write("cgroup.event_control", "");
         let mut mark = Mark::v1(&dir).unwrap();
         let mut now = Instant::now();
-        for used in [600, 610] {
+        for used in [600, 610, 617] {
             write("memory.usage_in_bytes", &mib(used));
             // It has moved, as far as is known; then it hasn't.
             mark.forget();
@@ -355,7 +357,7 @@ mod tests {
             let words: Vec<_> = text.split(' ').collect();
             assert_eq!(
                 (words[0], words[2]),
-                (&*number.to_string(), &*mib(used + 8))
+                (&*number.to_string(), &*mib((used + 8).min(620)))
             );
             now += LOOK;
             assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK_STILL);

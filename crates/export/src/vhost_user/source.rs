@@ -5,7 +5,7 @@ use super::memory::GuestMemory;
 use super::request::{self, Bad, Chain, ID, Offered, Parsed};
 use super::virtqueue::{Broken, Descriptor, Virtqueue};
 use parking_lot::Mutex;
-use pvblk_backend::{Pulled, RequestSource, SourceEnd, SpareRequests};
+use pvblk_backend::{PullBatch, Pulled, RequestSource, SourceEnd, SpareRequests};
 use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
 use pvblk_sys::EventFd;
 use std::collections::VecDeque;
@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 
-/// Most chains taken in one pull: enough to batch, few enough that the first answers don't wait for the last.
-const PULL_BATCH: usize = 32;
 /// Bad requests of one queue that are logged; the rest is only counted, so that a guest can't fill the log.
 const LOGGED_BAD: u64 = 8;
 /// How often a queue without a kick is looked at while it is idle.
@@ -89,6 +87,7 @@ pub struct VhostSource {
     again: VecDeque<u16>,
     chain: Vec<Descriptor>,
     spare: SpareRequests,
+    batch: PullBatch,
     bad_requests: u64,
     unpublished: bool,
     /// The ring made no sense: it is not written any more.
@@ -121,6 +120,7 @@ impl VhostSource {
         VhostSource {
             slots: (0..entries).map(|_| Slot::default()).collect(),
             spare: SpareRequests::default(),
+            batch: PullBatch::default(),
             chain: Vec::new(),
             parts,
             again,
@@ -267,9 +267,12 @@ impl RequestSource for VhostSource {
         if self.is_lost() {
             return Err(self.stop(Broken::MemoryLost));
         }
-        let mut left = 0;
+        let mut left = match self.again.is_empty() {
+            true => self.parts.queue.available().map_err(|why| self.stop(why))?,
+            false => 0,
+        };
         // Counts bad requests too: a guest that sends only those must not keep the worker here.
-        for _ in 0..room.min(PULL_BATCH) {
+        for _ in 0..room.min(self.batch.next(left.into())) {
             match self.take(&mut left, out) {
                 Ok(true) => {}
                 Ok(false) => break,

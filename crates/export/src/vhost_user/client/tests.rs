@@ -47,8 +47,11 @@ fn what_we_cannot_do_without_is_named() {
     assert!(e.contains("520"), "{e}");
 }
 
+/// What is answered to a request of that number; `None`: the connection ends.
+type Answer = Box<dyn Fn(u32) -> Option<Vec<u8>> + Send>;
+
 /// A server that answers with whatever `say` makes of a question.
-fn liar(say: impl Fn(u32) -> Option<Vec<u8>> + Send + 'static) -> (tempfile::TempDir, PathBuf) {
+fn liar(say: Answer) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("liar");
     let listener = UnixListener::bind(&path).unwrap();
@@ -74,7 +77,7 @@ fn liar(say: impl Fn(u32) -> Option<Vec<u8>> + Send + 'static) -> (tempfile::Tem
 fn a_server_that_makes_no_sense_is_refused_in_one_line() {
     let good = |request: u32, payload: &[u8]| message(request, flags::REPLY, payload);
     let offered = space_of(Limits::default()).0;
-    let told: [(&str, Box<dyn Fn(u32) -> Option<Vec<u8>> + Send>); 5] = [
+    let told: [(&str, Answer); 5] = [
         ("closed the connection", Box::new(|_| None)),
         ("no number", Box::new(move |r| Some(good(r, &[1, 2, 3])))),
         (
