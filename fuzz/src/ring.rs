@@ -7,7 +7,7 @@ use crate::guest::{CountingChannel, Guest, Maps, TableMapper};
 use crate::parse_model::{Expected, Verdict, judge};
 use crate::ring_model::{ENTRY, Indices, response};
 use arbitrary::{Result, Unstructured};
-use pvblk_backend::{BlkifQueueParts, BlkifSource, RequestSource, SourceEnd};
+use pvblk_backend::{BlkifQueueParts, BlkifSource, PullBatch, RequestSource, SourceEnd};
 use pvblk_block::{Completion, Op, Readiness, Request, RequestFlags, Status};
 use pvblk_ring::BackRing;
 use pvblk_sys::PAGE_SIZE;
@@ -15,8 +15,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Most requests of one pull: a bound that the source has promised.
-const PULL_BATCH: usize = 32;
 /// Most steps of one input.
 const STEPS: usize = 400;
 
@@ -28,6 +26,8 @@ struct Play {
     counted: bool,
     max_indirect: u16,
     model: Indices,
+    /// How many requests one pull takes.
+    batch: PullBatch,
     expected: BTreeMap<u64, Expected>,
     at_device: Vec<Box<Request>>,
     broken: bool,
@@ -83,6 +83,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
             size,
             ..Indices::default()
         },
+        batch: PullBatch::default(),
         expected: BTreeMap::new(),
         at_device: Vec::new(),
         broken: false,
@@ -216,7 +217,10 @@ impl Play {
         let mut good = Vec::new();
         let mut breaks = false;
         let budget = self.maps.lock().expect("one thread").budget;
-        for _ in 0..room.min(PULL_BATCH) {
+        let looked = self.model.look(self.guest.word(0));
+        let pending = self.model.seen.wrapping_sub(self.model.next) as usize;
+        let most = looked.map_or(1, |_| self.batch.next(pending));
+        for _ in 0..room.min(most) {
             match self.model.look(self.guest.word(0)) {
                 None => breaks = true,
                 Some(false) => {}

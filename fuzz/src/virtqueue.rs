@@ -3,7 +3,7 @@
 
 use crate::virtqueue_model::{AVAILABLE, GUEST, MEMORY, TABLE, Terms, USED, Verdict, judge};
 use arbitrary::{Result, Unstructured};
-use pvblk_backend::{RequestSource, SourceEnd};
+use pvblk_backend::{PullBatch, RequestSource, SourceEnd};
 use pvblk_block::{Completion, Readiness, Region, Request, Status};
 use pvblk_export::vhost_user::memory::GuestMemory;
 use pvblk_export::vhost_user::request::Offered;
@@ -27,6 +27,8 @@ struct Model {
     next_used: u16,
     quiet: bool,
     unpublished: bool,
+    /// How many chains one pull takes.
+    batch: PullBatch,
     /// Head, place of its status, writable bytes.
     in_flight: Vec<(u16, usize, u32)>,
     /// Requests that are to come out of a pull.
@@ -53,8 +55,14 @@ impl Model {
 
     /// Takes up to `room` chains; false if the queue is broken.
     fn pull(&mut self, room: usize) -> bool {
-        let mut left = 0;
-        for _ in 0..room.min(32) {
+        let mut left = match room {
+            0 => 0,
+            _ => self.u16_at(AVAILABLE + 2).wrapping_sub(self.next_available),
+        };
+        if left > self.terms.entries {
+            return false;
+        }
+        for _ in 0..room.min(self.batch.next(left.into())) {
             if left == 0 {
                 left = self.u16_at(AVAILABLE + 2).wrapping_sub(self.next_available);
                 if left > self.terms.entries {
@@ -271,6 +279,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         next_used: base,
         quiet: false,
         unpublished: false,
+        batch: PullBatch::default(),
         in_flight: Vec::new(),
         expected: Vec::new(),
     };

@@ -161,7 +161,13 @@ impl Pressure {
         }
         self.squeezes.fetch_add(1, Ordering::Relaxed);
         let pages = self.squeeze_pools();
-        let device_bytes = self.devices().iter().map(|d| d.give_way()).sum();
+        let mut device_bytes = 0;
+        for device in self.devices() {
+            // It may take longer than a squeeze lasts, and pools are to keep nothing meanwhile.
+            self.prolong();
+            device_bytes += device.give_way();
+        }
+        self.prolong();
         self.device_bytes.fetch_add(device_bytes, Ordering::Relaxed);
         if start >= self.trim_ns.load(Ordering::Relaxed) {
             pvblk_sys::alloc::trim();

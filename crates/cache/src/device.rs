@@ -17,7 +17,7 @@ use pvblk_block::{
 use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A queue's lane and its count of hits.
 struct Place {
@@ -52,9 +52,11 @@ pub(crate) struct Shared {
     capacity: Capacity,
     events: EventHub,
     /// What its frames may have of the system's memory.
-    memory: Gauge,
-    /// Held while somebody gives memory back.
-    pub giving: Mutex<()>,
+    pub memory: Gauge,
+    /// Held while somebody gives memory back; when the next pass makes sense.
+    pub giving: Mutex<Option<Instant>>,
+    /// The last pass brought little.
+    pub exhausted: AtomicBool,
 }
 
 impl Shared {
@@ -306,7 +308,8 @@ impl PageCache {
             capacity: Capacity::new(sectors),
             events: EventHub::default(),
             memory,
-            giving: Mutex::new(()),
+            giving: Mutex::new(None),
+            exhausted: AtomicBool::new(false),
             inner: Arc::clone(&inner),
         });
         let weak = Arc::downgrade(&shared);
@@ -344,6 +347,11 @@ impl PageCache {
     /// Drops all pages that are clean and not in use, as Linux' `drop_caches`. Returns how many.
     pub fn drop_clean(&self) -> usize {
         self.shared.core.lock().drop_clean()
+    }
+
+    /// Bytes of memory that the system has given its frames (`mincore`); slow.
+    pub fn resident_bytes(&self) -> u64 {
+        self.shared.region.resident() as u64
     }
 
     /// Free blocks of each order, as `/proc/buddyinfo`; what is on lists of CPUs is missing.
@@ -504,7 +512,7 @@ impl BlockDevice for PageCache {
     }
 
     fn spare_bytes(&self) -> u64 {
-        self.shared.memory.live_bytes() + self.shared.inner.spare_bytes()
+        crate::giving::spare_bytes(&self.shared) + self.shared.inner.spare_bytes()
     }
 }
 

@@ -6,16 +6,22 @@ use crate::core::{Next, Out};
 use crate::device::Shared;
 use crate::planted::{CacheBug, has};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-/// Blocks that are out at a time: 16 MiB of large pages.
-const BATCH: usize = 8;
+/// After a pass that brought little, the next one is no sooner.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Gives back what nobody needs, and returns bytes. The core's lock is free while memory goes.
 pub(crate) fn give_way(shared: &Arc<Shared>) -> u64 {
     // Somebody does it already.
-    let Some(_giving) = shared.giving.try_lock() else {
+    let Some(mut not_before) = shared.giving.try_lock() else {
         return 0;
     };
+    if not_before.is_some_and(|at| shared.clock.now() < at) {
+        return 0;
+    }
+    let before = shared.memory.live_bytes();
     let mut pass = None;
     let mut out = Out::default();
     let mut blocks = Vec::new();
@@ -24,7 +30,8 @@ pub(crate) fn give_way(shared: &Arc<Shared>) -> u64 {
         let mut core = shared.core.lock();
         core.at_time(shared.clock.now());
         let pass = pass.get_or_insert_with(|| core.give_way());
-        while blocks.len() < BATCH {
+        core.go_on_giving(pass);
+        while blocks.len() < core.most_out(pass) {
             match core.next_to_go(pass) {
                 Next::Block(block) => blocks.push(block),
                 Next::More => break,
@@ -38,24 +45,40 @@ pub(crate) fn give_way(shared: &Arc<Shared>) -> u64 {
         let gone = release(shared, &blocks);
         let mut core = shared.core.lock();
         for block in blocks.drain(..) {
-            bytes += if gone {
-                block.frames().len() * PAGE_BYTES
-            } else {
-                0
-            };
-            core.gone(block, gone);
+            bytes += (core.gone(block, gone) * PAGE_BYTES) as u64;
         }
-        if more {
-            continue;
+        core.memory_came();
+        if !more {
+            core.end_of_giving();
+            shared.background(&mut core);
         }
-        core.end_of_giving();
         core.take_out(&mut out);
         let is_clean = core.is_clean();
         drop(core);
         shared.dispatch(&mut out, None);
-        shared.wake_keeper(is_clean);
+        if !more && !is_clean {
+            // Also one that sleeps until pages are old.
+            shared.keeper_lane.bell.notify();
+        }
     }
-    bytes as u64
+    let brought_little = bytes < before / 8;
+    *not_before = brought_little.then(|| shared.clock.now() + PAUSE);
+    shared.exhausted.store(brought_little, Ordering::Relaxed);
+    bytes
+}
+
+/// Bytes that might go; none for a while after a pass that brought little.
+pub(crate) fn spare_bytes(shared: &Shared) -> u64 {
+    if shared.exhausted.load(Ordering::Relaxed) {
+        let Some(not_before) = shared.giving.try_lock() else {
+            return 0;
+        };
+        if not_before.is_some_and(|at| shared.clock.now() < at) {
+            return 0;
+        }
+        shared.exhausted.store(false, Ordering::Relaxed);
+    }
+    shared.memory.live_bytes()
 }
 
 /// One call for each run of neighbours. False if the system refuses, which costs nothing but the memory.

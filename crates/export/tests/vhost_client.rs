@@ -52,9 +52,12 @@ impl User {
         while done.len() < count {
             assert!(Instant::now() < deadline, "{} of {count}", done.len());
             self.queue.poll(&mut done);
-            if done.len() < count && self.queue.arm() != Readiness::Ready {
-                let wait = Some(Duration::from_secs(1));
-                self.poller.wait(&mut Vec::new(), wait).unwrap();
+            if done.len() < count
+                && let Readiness::Wait(until) = self.queue.arm()
+            {
+                let second = Duration::from_secs(1);
+                let wait = until.map_or(second, |u| u.saturating_duration_since(Instant::now()));
+                self.poller.wait(&mut Vec::new(), Some(wait)).unwrap();
                 self.queue.woken();
             }
         }
@@ -157,6 +160,23 @@ fn more_requests_than_entries_wait_their_turn() {
     let (_a, _b) = (open().unwrap(), open().unwrap());
     let e = open().err().expect("a third queue").to_string();
     assert!(e.contains("queues="), "{e}");
+}
+
+/// Data that has to be copied waits for memory that somebody else has.
+#[test]
+fn without_shared_memory_a_copy_waits() {
+    let bed = Bed::new();
+    let client = client(&bed, 1, 16);
+    let source = client.buffer_source().unwrap();
+    let all = source.allocate(4 << 20).unwrap();
+    let mut user = User::new(&client);
+    let freed = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        source.free(all);
+    });
+    let buffer = filled(Buffer::anonymous(4096).unwrap(), 1);
+    assert_eq!(user.data(Op::Write, 0, vec![buffer]), Status::Ok);
+    freed.join().unwrap();
 }
 
 #[test]

@@ -15,7 +15,7 @@ const LOOKS: u32 = 256;
 const SMALL_ORDER: usize = 4;
 /// A cache of fewer large pages than that doesn't count in them.
 const FEW_HUGE: usize = 8;
-/// Active pages stay if they were used since they were looked at last, which is no more often than this.
+/// Active pages go if they weren't used since they were looked at last, and that is so long ago.
 const AGE: Duration = Duration::from_millis(100);
 
 /// Where a pass over all frames is.
@@ -28,8 +28,10 @@ pub struct Giving {
     at: u32,
     /// Frames that went in this round.
     gone: usize,
-    /// What was used counts as unused from now on: the last round only.
+    /// Active pages that weren't used may go; in the last round, what was used counts as unused from now on.
     ages: bool,
+    /// Blocks that may be looked at before others get the lock.
+    left: u32,
 }
 
 /// What comes next.
@@ -55,14 +57,15 @@ impl Core {
             round: 0,
             at: 0,
             gone: 0,
-            ages: false,
+            ages: self.aged.is_none_or(|at| self.now >= at + AGE),
+            left: LOOKS,
         }
     }
 
     /// The next block, out of the cache and off the lists.
     pub fn next_to_go(&mut self, pass: &mut Giving) -> Next {
-        self.alloc.drain();
-        for _ in 0..LOOKS {
+        while pass.left > 0 {
+            pass.left -= 1;
             let order = pass.orders[pass.round];
             let (first, size) = (pass.at, 1 << order);
             if first as usize + size > self.frames.len() {
@@ -71,7 +74,6 @@ impl Core {
                     return Next::End;
                 }
                 (pass.round, pass.at, pass.gone) = (pass.round + 1, 0, 0);
-                pass.ages = self.aged.is_none_or(|at| self.now >= at + AGE);
                 if pass.ages {
                     self.aged = Some(self.now);
                 }
@@ -82,9 +84,8 @@ impl Core {
             if !self.alloc.is_warm(first, order) {
                 continue;
             }
-            let may_go = block.clone().all(|f| self.may_go(f));
-            if !may_go {
-                if pass.ages {
+            if !block.clone().all(|f| self.may_go(f, pass.ages)) {
+                if pass.ages && pass.round + 1 == pass.orders.len() {
                     self.forget_uses(block);
                 }
                 continue;
@@ -100,13 +101,14 @@ impl Core {
         Next::More
     }
 
-    /// A block comes back; whether its memory has gone.
-    pub fn gone(&mut self, block: FreeBlock, cold: bool) {
-        if cold {
-            self.counters.pages_given_back += block.frames().len() as u64;
-        }
+    /// A block comes back; whether its memory has gone. Returns how many of its pages had any.
+    pub fn gone(&mut self, block: FreeBlock, cold: bool) -> usize {
+        let before = self.alloc.warm_frames();
         self.alloc.give_block(block, cold);
         self.count_memory();
+        let gone = before - self.alloc.warm_frames();
+        self.counters.pages_given_back += gone as u64;
+        gone
     }
 
     pub(super) fn count_memory(&self) {
@@ -120,7 +122,7 @@ impl Core {
     }
 
     /// Whether a frame holds nothing that somebody needs.
-    fn may_go(&self, frame: u32) -> bool {
+    fn may_go(&self, frame: u32, ages: bool) -> bool {
         let f = &self.frames[frame as usize];
         match f.state {
             State::Free => self.alloc.is_at_rest(frame),
@@ -129,7 +131,7 @@ impl Core {
                 !in_use
                     && match self.lists.on(frame) {
                         On::Inactive => self.table.uses(frame) <= 1,
-                        On::Active => self.table.uses(frame) == 0,
+                        On::Active => ages && self.table.uses(frame) == 0,
                         On::None => false,
                     }
             }
@@ -154,21 +156,41 @@ impl Core {
         self.alloc.give_at_once(frame);
     }
 
-    /// What isn't used again goes next time.
-    fn forget_uses(&self, frames: std::ops::Range<u32>) {
+    /// What isn't used again goes next time: all that was used is active, and counts as unused.
+    fn forget_uses(&mut self, frames: std::ops::Range<u32>) {
         for frame in frames {
-            if self.table.uses(frame) > 0 {
+            if self.table.uses(frame) > 1 && self.lists.on(frame) == On::Inactive {
+                self.lists.put(frame, On::Active);
+                self.shadows.activated();
+                self.counters.pgactivate += 1;
+            }
+            if self.lists.on(frame) == On::Active && self.table.uses(frame) > 0 {
                 self.table.set_uses(frame, 0);
             }
         }
     }
 
-    /// All blocks are back: who waits for memory may have it, and what is dirty is written so that it can go, too.
+    /// Others had the lock: another turn. What is on lists of CPUs counts as well.
+    pub fn go_on_giving(&mut self, pass: &mut Giving) {
+        pass.left = LOOKS;
+        self.alloc.drain();
+    }
+
+    /// Blocks that may be out at a time: an eighth of the frames, and 16 MiB of large pages at most.
+    pub fn most_out(&self, pass: &Giving) -> usize {
+        ((self.frames.len() / 8) >> pass.orders[pass.round]).clamp(1, 8)
+    }
+
+    /// Who waits for memory may have what came back.
+    pub fn memory_came(&mut self) {
+        self.ends += 1;
+        self.wake_sleepers();
+    }
+
+    /// It is over: what is dirty is written, so that it can go, too.
     pub fn end_of_giving(&mut self) {
         if !self.dirty.is_empty() {
             self.background.hurry();
         }
-        self.ends += 1;
-        self.wake_sleepers();
     }
 }

@@ -267,7 +267,7 @@ impl RequestSource for VhostSource {
         if self.is_lost() {
             return Err(self.stop(Broken::MemoryLost));
         }
-        let mut left = match self.again.is_empty() {
+        let mut left = match room > 0 && self.again.is_empty() {
             true => self.parts.queue.available().map_err(|why| self.stop(why))?,
             false => 0,
         };

@@ -349,6 +349,13 @@ impl World {
     /// The system is short of memory.
     fn squeeze(&mut self) {
         let Some(life) = &self.life else { return };
+        // Heads that are given up while they are in use keep what they hold.
+        if self.c.rng.u8(..4) == 0 {
+            let stripes = pick(&mut self.c.rng, &[8, 9, 16, 32]);
+            if life.array.set_stripes(stripes).is_ok() {
+                self.c.log.add("# stripes from now on", [stripes as u64]);
+            }
+        }
         let bytes = life.array.give_way();
         self.c.log.add("# bytes are given back", [bytes]);
         self.report.given_back += bytes / 4096;

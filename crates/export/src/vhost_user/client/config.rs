@@ -63,9 +63,15 @@ pub(super) fn wanted(offered: u64) -> Result<u64, Error> {
     Ok(offered & ours)
 }
 
+/// The size of a configuration space in sectors (512 B).
+pub(super) fn sectors(space: &[u8; CONFIG_BYTES]) -> u64 {
+    let bytes = space.first_chunk().copied().unwrap_or_default();
+    u64::from_le_bytes(bytes)
+}
+
 impl Terms {
-    /// Those of a configuration space, with the features that are used.
-    pub fn new(features: u64, space: &[u8; CONFIG_BYTES]) -> Result<Terms, Error> {
+    /// Those of a configuration space, with the features that are used, on rings of so many entries.
+    pub fn new(features: u64, space: &[u8; CONFIG_BYTES], entries: u16) -> Result<Terms, Error> {
         let u32_at = |at: usize| {
             u32::from_le_bytes([space[at], space[at + 1], space[at + 2], space[at + 3]])
         };
@@ -78,14 +84,22 @@ impl Terms {
         }
         let exponent = if_has(VIRTIO_BLK_F_TOPOLOGY, u32::from(space[24]), 0).min(8);
         let optimal = if_has(VIRTIO_BLK_F_TOPOLOGY, u32_at(28), 0);
-        let segment_bytes = if_has(VIRTIO_BLK_F_SIZE_MAX, u32_at(8), SEGMENT).clamp(4096, SEGMENT);
-        let segments = if_has(VIRTIO_BLK_F_SEG_MAX, u32_at(12), 1).clamp(1, MOST_PIECES as u32);
+        let whole = |bytes: u32| bytes - bytes % logical;
+        let segment_bytes = whole(if_has(VIRTIO_BLK_F_SIZE_MAX, u32_at(8), SEGMENT).min(SEGMENT));
+        if segment_bytes < 4096 {
+            return Err(Error::protocol(format!(
+                "the server takes segments of {} bytes at most: 4096 are needed here",
+                u32_at(8)
+            )));
+        }
+        // A chain is no longer than the ring, with head and status (VIRTIO 1.2, 2.7.5.3.1).
+        let most = (MOST_PIECES as u32).min(u32::from(entries) - 2);
+        let segments = if_has(VIRTIO_BLK_F_SEG_MAX, u32_at(12), 1).clamp(1, most);
         // Half of them for a request's own pieces, half for where one is too long.
         let pieces = (segments / 2).max(1);
-        let sectors = [u32_at(0), u32_at(4)].map(u64::from);
         Ok(Terms {
             features,
-            sectors: sectors[0] | sectors[1] << 32,
+            sectors: sectors(space),
             limits: Limits {
                 logical_sector_bytes: logical,
                 physical_sector_bytes: logical << exponent,
@@ -104,7 +118,10 @@ impl Terms {
                 non_rotational: true,
             },
             segment_bytes,
-            range_sectors: [u32_at(36), u32_at(48)].map(|n| n.max(logical / SECTOR as u32)),
+            range_sectors: [u32_at(36), u32_at(48)].map(|n| {
+                let unit = logical / SECTOR as u32;
+                (n - n % unit).max(unit)
+            }),
         })
     }
 

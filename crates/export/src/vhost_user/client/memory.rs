@@ -28,6 +28,11 @@ impl Memory {
         self.guest - super::GUEST + self.region.len() as u64
     }
 
+    /// Bytes for buffers.
+    pub fn len(&self) -> usize {
+        self.region.len()
+    }
+
     /// Where the server has a buffer; `None` if it is memory of somebody else.
     #[inline]
     pub fn address(&self, buffer: &Buffer) -> Option<u64> {

@@ -118,7 +118,7 @@ impl VhostClient {
         let named = |e: Error| Error::new(e.kind(), format!("{name}: {e}"));
         check(config).map_err(named)?;
         let mut front = Front::connect(path, config.timeout).map_err(named)?;
-        let terms = negotiate(&mut front, config.queues).map_err(named)?;
+        let terms = negotiate(&mut front, config).map_err(named)?;
         let (file, memory, rings) = share(config, terms.has_event_index()).map_err(named)?;
         tell_memory(&mut front, &file, memory.file_bytes()).map_err(named)?;
         for (index, ring) in (0u32..).zip(&rings) {
@@ -169,7 +169,8 @@ fn check(config: &VhostClientConfig) -> Result<(), Error> {
     Ok(())
 }
 
-fn negotiate(front: &mut Front, queues: u16) -> Result<Terms, Error> {
+fn negotiate(front: &mut Front, config: &VhostClientConfig) -> Result<Terms, Error> {
+    let queues = config.queues;
     let offered = front.number(Code::GetFeatures)?;
     let wanted = config::wanted(offered)?;
     let protocol = front.number(Code::GetProtocolFeatures)?;
@@ -193,7 +194,7 @@ fn negotiate(front: &mut Front, queues: u16) -> Result<Terms, Error> {
     }
     front.tell(Code::SetOwner, &[], &[])?;
     let space = read_config(front)?;
-    let terms = Terms::new(wanted, &space)?;
+    let terms = Terms::new(wanted, &space, config.entries)?;
     front.tell(Code::SetFeatures, &wanted.to_le_bytes(), &[])?;
     Ok(terms)
 }
@@ -315,8 +316,12 @@ impl BlockDevice for VhostClient {
     }
 
     fn refresh(&self) -> Result<(), Error> {
-        let space = read_config(&mut self.front.lock())?;
-        let sectors = Terms::new(self.shared.terms.features, &space)?.sectors;
+        let shared = &self.shared;
+        let space = read_config(&mut self.front.lock()).inspect_err(|e| {
+            // What is answered later would be taken for the answer to the next question.
+            shared.fail(&e.to_string());
+        })?;
+        let sectors = config::sectors(&space);
         if self.capacity.set(sectors) {
             self.shared.events.raise(DeviceEvent::Resized { sectors });
         }

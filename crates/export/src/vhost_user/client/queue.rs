@@ -8,10 +8,14 @@ use pvblk_block::{
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
+
+/// How often a queue that waits for memory of others looks for some.
+const NO_MEMORY: Duration = Duration::from_millis(1);
 
 /// A request that has a head.
 #[derive(Default)]
@@ -74,8 +78,8 @@ impl ClientQueue {
             };
             if let Err(request) = self.start(head, request) {
                 self.free.push(head);
-                if self.free.len() == self.slots.len() {
-                    // Nothing will be freed.
+                let bytes: usize = request.buffers.iter().map(Buffer::len).sum();
+                if bytes > self.shared.memory.len() {
                     self.end(request, Status::NoSpace);
                     continue;
                 }
@@ -284,8 +288,13 @@ impl DeviceQueue for ClientQueue {
         };
         ring.driver.want_calls(true);
         let news = ring.driver.has_used() || (self.shared.is_dead() && !self.failed);
+        let is_idle = self.free.len() == self.slots.len();
         match news || !self.done.is_empty() {
             true => Readiness::Ready,
+            // Other queues have the memory, and don't tell when it is free.
+            false if is_idle && !self.backlog.is_empty() => {
+                Readiness::Wait(Some(Instant::now() + NO_MEMORY))
+            }
             false => Readiness::Wait(None),
         }
     }

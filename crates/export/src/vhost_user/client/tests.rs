@@ -23,7 +23,9 @@ fn our_own_offer_is_understood() {
         ..Limits::default()
     };
     let (offered, space) = space_of(limits);
-    let terms = Terms::new(wanted(offered).unwrap(), &space).unwrap();
+    let terms = Terms::new(wanted(offered).unwrap(), &space, 256).unwrap();
+    let small = Terms::new(wanted(offered).unwrap(), &space, 4).unwrap();
+    assert_eq!(small.limits.max_segments, 1);
     assert_eq!(terms.sectors, 9000);
     let seen = terms.limits;
     assert_eq!(
@@ -43,8 +45,12 @@ fn what_we_cannot_do_without_is_named() {
         assert!(e.contains("doesn't offer") && !e.contains('\n'), "{e}");
     }
     space[20..24].copy_from_slice(&520u32.to_le_bytes());
-    let e = Terms::new(offered, &space).unwrap_err().to_string();
+    let e = Terms::new(offered, &space, 256).unwrap_err().to_string();
     assert!(e.contains("520"), "{e}");
+    space[20..24].copy_from_slice(&512u32.to_le_bytes());
+    space[8..12].copy_from_slice(&1024u32.to_le_bytes());
+    let e = Terms::new(offered, &space, 256).unwrap_err().to_string();
+    assert!(e.contains("1024"), "{e}");
 }
 
 /// What is answered to a request of that number; `None`: the connection ends.

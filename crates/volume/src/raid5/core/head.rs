@@ -300,8 +300,8 @@ impl Heads {
 
     /// Heads forget what they hold, if none of them has anything to do; else nothing happens.
     fn forget(&mut self, heads: std::ops::Range<usize>) -> bool {
-        let heads = heads.start..heads.end.min(self.limit);
-        // One that no stripe has was never used, or forgotten before.
+        let heads = heads.start..heads.end.min(self.all.len());
+        // One that no stripe has was never used, or forgotten before. Those behind the limit that are in use still count.
         let is_busy = |h: usize| self.is_linked(h) && self.all[h].idle_mark == 0;
         if heads.clone().any(is_busy) {
             return false;
@@ -310,7 +310,7 @@ impl Heads {
             return true;
         }
         for head in heads.rev() {
-            if !self.is_linked(head) {
+            if !self.is_linked(head) || head >= self.limit {
                 continue;
             }
             self.idle_count -= 1;

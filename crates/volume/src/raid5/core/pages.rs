@@ -27,6 +27,8 @@ struct Segment {
 pub(super) struct Pages {
     segments: Vec<Option<Segment>>,
     members: usize,
+    /// Segments that are there, and those of them that are warm.
+    counts: [usize; 2],
     memory: Gauge,
 }
 
@@ -42,6 +44,7 @@ impl Pages {
         let mut pages = Pages {
             segments: Vec::new(),
             members,
+            counts: [0; 2],
             memory: memory("stripes", 0),
         };
         pages.grow(heads)?;
@@ -66,6 +69,7 @@ impl Pages {
                 region: Arc::new(region),
                 warm: false,
             });
+            self.counts[0] += 1;
         }
         self.count();
         Ok(())
@@ -101,6 +105,7 @@ impl Pages {
             return 0;
         }
         segment.warm = false;
+        self.counts[1] -= 1;
         self.count();
         bytes as u64
     }
@@ -114,19 +119,20 @@ impl Pages {
     pub fn shrink(&mut self, heads: usize, is_used: impl Fn(usize) -> bool) {
         for at in heads.div_ceil(SEGMENT_HEADS)..self.segments.len() {
             let mut heads = at * SEGMENT_HEADS..(at + 1) * SEGMENT_HEADS;
-            if !heads.any(&is_used) {
-                self.segments[at] = None;
+            if !heads.any(&is_used)
+                && let Some(segment) = self.segments[at].take()
+            {
+                self.counts[0] -= 1;
+                self.counts[1] -= usize::from(segment.warm);
             }
         }
         self.count();
     }
 
     fn count(&self) {
-        let all = self.segments.iter().flatten();
-        let warm = all.clone().filter(|s| s.warm).count();
-        let bytes = |segments: usize| (segments * self.segment_bytes()) as u64;
-        self.memory.set_cap(bytes(all.count()));
-        self.memory.set(bytes(warm));
+        let [all, warm] = self.counts.map(|n| (n * self.segment_bytes()) as u64);
+        self.memory.set_cap(all);
+        self.memory.set(warm);
     }
 
     /// The head must have pages.
@@ -135,6 +141,7 @@ impl Pages {
         let segment = segment.expect("a head that is used has pages");
         let region = Arc::clone(&segment.region);
         if !std::mem::replace(&mut segment.warm, true) {
+            self.counts[1] += 1;
             self.count();
         }
         HeadPages {
