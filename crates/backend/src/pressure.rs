@@ -42,12 +42,18 @@ pub struct Pressure {
     squeezed_ns: AtomicU64,
     longest_ns: AtomicU64,
     device_bytes: AtomicU64,
-    /// When the heap's free memory goes, too.
-    trim_ns: AtomicU64,
     pools: Mutex<Pools>,
     devices: Mutex<Vec<Weak<dyn BlockDevice>>>,
-    /// One pass over the pools at a time; when the last one ended.
-    pass: Mutex<u64>,
+    /// One pass over the pools at a time.
+    pass: Mutex<Passes>,
+}
+
+#[derive(Default)]
+struct Passes {
+    /// When the last one ended; 0: there was none.
+    end_ns: u64,
+    /// When the heap's free memory goes, too.
+    trim_ns: u64,
 }
 
 #[derive(Default)]
@@ -131,10 +137,9 @@ impl Pressure {
             squeezed_ns: AtomicU64::new(0),
             longest_ns: AtomicU64::new(0),
             device_bytes: AtomicU64::new(0),
-            trim_ns: AtomicU64::new(0),
             pools: Mutex::default(),
             devices: Mutex::default(),
-            pass: Mutex::new(0),
+            pass: Mutex::default(),
         }
     }
 
@@ -150,12 +155,12 @@ impl Pressure {
             merged: true,
         };
         self.prolong();
-        let Some(mut pass_end) = self.pass.try_lock() else {
+        let Some(mut passes) = self.pass.try_lock() else {
             self.merged.fetch_add(1, Ordering::Relaxed);
             return merged;
         };
         let start = self.now_ns();
-        if *pass_end != 0 && start.saturating_sub(*pass_end) < MERGE.as_nanos() as u64 {
+        if passes.end_ns != 0 && start.saturating_sub(passes.end_ns) < MERGE.as_nanos() as u64 {
             self.merged.fetch_add(1, Ordering::Relaxed);
             return merged;
         }
@@ -169,14 +174,13 @@ impl Pressure {
         }
         self.prolong();
         self.device_bytes.fetch_add(device_bytes, Ordering::Relaxed);
-        if start >= self.trim_ns.load(Ordering::Relaxed) {
+        if start >= passes.trim_ns {
             pvblk_sys::alloc::trim();
-            let next = start + TRIM.as_nanos() as u64;
-            self.trim_ns.store(next, Ordering::Relaxed);
+            passes.trim_ns = start + TRIM.as_nanos() as u64;
         }
         let end = self.now_ns();
         self.longest_ns.fetch_max(end - start, Ordering::Relaxed);
-        *pass_end = end;
+        passes.end_ns = end;
         // The time counts from when memory is back.
         self.prolong();
         Squeezed {

@@ -55,8 +55,6 @@ pub(crate) struct Shared {
     pub memory: Gauge,
     /// Held while somebody gives memory back; when the next pass makes sense.
     pub giving: Mutex<Option<Instant>>,
-    /// The last pass brought little.
-    pub exhausted: AtomicBool,
 }
 
 impl Shared {
@@ -309,7 +307,6 @@ impl PageCache {
             events: EventHub::default(),
             memory,
             giving: Mutex::new(None),
-            exhausted: AtomicBool::new(false),
             inner: Arc::clone(&inner),
         });
         let weak = Arc::downgrade(&shared);

@@ -6,8 +6,7 @@ use crate::core::{Next, Out};
 use crate::device::Shared;
 use crate::planted::{CacheBug, has};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// After a pass that brought little, the next one is no sooner.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -18,7 +17,7 @@ pub(crate) fn give_way(shared: &Arc<Shared>) -> u64 {
     let Some(mut not_before) = shared.giving.try_lock() else {
         return 0;
     };
-    if not_before.is_some_and(|at| shared.clock.now() < at) {
+    if is_paused(shared, *not_before) {
         return 0;
     }
     let before = shared.memory.live_bytes();
@@ -61,24 +60,21 @@ pub(crate) fn give_way(shared: &Arc<Shared>) -> u64 {
             shared.keeper_lane.bell.notify();
         }
     }
-    let brought_little = bytes < before / 8;
-    *not_before = brought_little.then(|| shared.clock.now() + PAUSE);
-    shared.exhausted.store(brought_little, Ordering::Relaxed);
+    *not_before = (bytes < before / 8).then(|| shared.clock.now() + PAUSE);
     bytes
+}
+
+fn is_paused(shared: &Shared, not_before: Option<Instant>) -> bool {
+    not_before.is_some_and(|at| shared.clock.now() < at)
 }
 
 /// Bytes that might go; none for a while after a pass that brought little.
 pub(crate) fn spare_bytes(shared: &Shared) -> u64 {
-    if shared.exhausted.load(Ordering::Relaxed) {
-        let Some(not_before) = shared.giving.try_lock() else {
-            return 0;
-        };
-        if not_before.is_some_and(|at| shared.clock.now() < at) {
-            return 0;
-        }
-        shared.exhausted.store(false, Ordering::Relaxed);
+    let giving = shared.giving.try_lock();
+    match giving.is_some_and(|not_before| is_paused(shared, *not_before)) {
+        true => 0,
+        false => shared.memory.live_bytes(),
     }
-    shared.memory.live_bytes()
 }
 
 /// One call for each run of neighbours. False if the system refuses, which costs nothing but the memory.

@@ -4,7 +4,7 @@ use crate::frames::Frames;
 use crate::parts::Granter;
 use pvblk_block::{Buffer, Request};
 use pvblk_ring::wire::Segment;
-use pvblk_sys::PAGE_SIZE;
+use pvblk_sys::{PAGE_SIZE, gather, scatter, total_len};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -104,14 +104,9 @@ pub fn copy_bounce<'a>(
 ) {
     let region = bounce.region();
     let mut at = bounce.offset();
+    let copy = if to_bounce { gather } else { scatter };
     for request in requests {
-        for b in &request.buffers {
-            if to_bounce {
-                b.copy_to(region, at);
-            } else {
-                b.copy_from(region, at);
-            }
-            at += b.len();
-        }
+        copy(&request.buffers, region, at);
+        at += total_len(&request.buffers);
     }
 }

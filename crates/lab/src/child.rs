@@ -1,6 +1,7 @@
 //! Children of an experiment: this same program in another role.
 
 use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -16,14 +17,7 @@ impl Server {
     /// Starts this program with `args`, on one CPU if `cpu` is given, and waits for the line `pvblk: ready`.
     pub fn start(args: &[String], cpu: Option<usize>) -> Result<Server> {
         let exe = std::env::current_exe().context("finding this program")?;
-        let mut command = match cpu {
-            Some(cpu) => {
-                let mut c = Command::new("taskset");
-                c.arg("-c").arg(cpu.to_string()).arg(exe);
-                c
-            }
-            None => Command::new(exe),
-        };
+        let mut command = on_cpu(cpu, exe);
         command.args(args);
         Server::spawn(command)
     }
@@ -119,6 +113,23 @@ impl Server {
     pub fn cpu_seconds(&self) -> Result<f64> {
         cpu_seconds(self.pid())
     }
+}
+
+/// A program that is to run on one CPU, if there is one.
+pub fn on_cpu(cpu: Option<usize>, program: impl AsRef<OsStr>) -> Command {
+    let Some(cpu) = cpu else {
+        return Command::new(program);
+    };
+    let mut command = Command::new("taskset");
+    command.arg("-c").arg(cpu.to_string()).arg(program);
+    command
+}
+
+/// Percent of a CPU that a process takes in the time to come; waits for it.
+pub fn cpu_percent(pid: u32, time: Duration) -> Result<f64> {
+    let before = cpu_seconds(pid)?;
+    std::thread::sleep(time);
+    Ok((cpu_seconds(pid)? - before) / time.as_secs_f64() * 100.0)
 }
 
 /// CPU time that a process used so far, user and system, all threads, in seconds.

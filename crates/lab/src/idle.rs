@@ -1,6 +1,6 @@
 //! `lab idle`: what a server with many attached disks costs when nobody does anything.
 
-use crate::child::Server;
+use crate::child::{Server, cpu_percent};
 use crate::driver::Driver;
 use crate::machine::Machine;
 use anyhow::{Context, Result};
@@ -65,9 +65,7 @@ pub fn run(disks: usize, seconds: u64, dir: &Path, progress: &dyn Fn(&str)) -> R
     }
     std::thread::sleep(Duration::from_secs(2));
     progress(&format!("watching for {seconds} s"));
-    let before = server.cpu_seconds()?;
-    std::thread::sleep(Duration::from_secs(seconds));
-    let used = server.cpu_seconds()? - before;
+    let cpu_percent = cpu_percent(server.pid(), Duration::from_secs(seconds))?;
     server.signal("USR1")?;
     let (bill_private, bill_shared) = read_bill(&server)?;
     let kernel = pvblk_sys::proc_status::memory(Some(server.pid()))?;
@@ -78,7 +76,7 @@ pub fn run(disks: usize, seconds: u64, dir: &Path, progress: &dyn Fn(&str)) -> R
         machine: Machine::here(),
         disks,
         seconds,
-        cpu_percent: used / seconds as f64 * 100.0,
+        cpu_percent,
         bill_private,
         bill_shared,
         kernel_rss_anon: kernel.rss_anon,

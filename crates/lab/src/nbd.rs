@@ -4,12 +4,13 @@
 //! filled through NBD where they hold data, and interleaved round by round; ours is measured twice in
 //! each round, and its ratio to itself is the A/A control.
 
+use crate::child;
 use crate::machine::Machine;
 use crate::path::{median, ratios};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Size of the export and the working set.
@@ -77,11 +78,7 @@ impl Server {
         let own = std::env::current_exe()?.display().to_string();
         let at = socket.display().to_string();
         let mut files = vec![socket.clone()];
-        let mut line: Vec<String> = match cpu {
-            Some(cpu) => vec!["taskset".into(), "-c".into(), cpu.to_string()],
-            None => Vec::new(),
-        };
-        let args: Vec<String> = match kind {
+        let line: Vec<String> = match kind {
             "pvblk" | "pvblk again" => [
                 &own,
                 "serve",
@@ -109,10 +106,9 @@ impl Server {
                 .into(),
         };
         let simple = (kind == "null, simple replies").then(|| "--simple".to_owned());
-        line.extend(args);
-        line.extend(simple);
-        let child = Command::new(&line[0])
+        let child = child::on_cpu(cpu, &line[0])
             .args(&line[1..])
+            .args(simple)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -133,7 +129,7 @@ impl Server {
 
     /// CPU time so far in microseconds, user and system, threads that ended included.
     fn cpu_us(&self) -> Result<f64> {
-        Ok(crate::child::cpu_seconds(self.child.id())? * 1e6)
+        Ok(child::cpu_seconds(self.child.id())? * 1e6)
     }
 }
 
@@ -148,15 +144,7 @@ impl Drop for Server {
 }
 
 fn fio(uri: &str, cpu: Option<usize>, args: &[&str]) -> Result<serde_json::Value> {
-    let mut command = match cpu {
-        Some(cpu) => {
-            let mut c = Command::new("taskset");
-            c.args(["-c", &cpu.to_string(), "fio"]);
-            c
-        }
-        None => Command::new("fio"),
-    };
-    let output = command
+    let output = child::on_cpu(cpu, "fio")
         .args(["--name=j", "--ioengine=nbd", "--output-format=json"])
         .args([&format!("--uri={uri}"), &format!("--size={SIZE}")])
         .args(args)

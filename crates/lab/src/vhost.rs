@@ -82,8 +82,8 @@ impl Peer {
             "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},writable=on,num-queues={queues},iothread=t",
             socket.display()
         );
-        let child = Command::new("taskset")
-            .args(["-c", &cpu.to_string(), PEER, "--object", "iothread,id=t"])
+        let child = child::on_cpu(Some(cpu), PEER)
+            .args(["--object", "iothread,id=t"])
             .args(["--blockdev", &disk, "--export", &export])
             .stdin(Stdio::null())
             .spawn()
@@ -311,10 +311,7 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
         }
         // What a lane keeps for reuse goes after 100 ms.
         std::thread::sleep(Duration::from_millis(300));
-        let before = bed.cpu_us(SERVERS[0])?;
-        std::thread::sleep(REST);
-        let rest = (bed.cpu_us(SERVERS[0])? - before) / REST.as_micros() as f64 * 100.0;
-        rest_percent = f64::max(rest_percent, rest);
+        rest_percent = f64::max(rest_percent, child::cpu_percent(bed.ours.pid(), REST)?);
     }
     Ok(VhostResult {
         machine: Machine::here(),

@@ -3,33 +3,39 @@
 //! It doesn't know mappings by itself: a piece that is free is as good to it as one in use. With this, who touches an [`crate::Idle`] piece is stopped at once.
 //! Reads and writes of the kernel's are not seen.
 
+use crate::Region;
+
 #[cfg(pvblk_asan)]
 mod told {
+    use super::Region;
+
     unsafe extern "C" {
         fn __asan_poison_memory_region(addr: *const u8, size: usize);
         fn __asan_unpoison_memory_region(addr: *const u8, size: usize);
     }
 
     /// From now on nobody may touch it.
-    pub fn forbid(addr: *const u8, len: usize) {
+    pub fn forbid(region: &Region) {
         // SAFETY: it marks addresses and doesn't touch them.
-        unsafe { __asan_poison_memory_region(addr, len) }
+        unsafe { __asan_poison_memory_region(region.address() as *const u8, region.len()) }
     }
 
     /// The opposite.
-    pub fn allow(addr: *const u8, len: usize) {
+    pub fn allow(region: &Region) {
         // SAFETY: as above.
-        unsafe { __asan_unpoison_memory_region(addr, len) }
+        unsafe { __asan_unpoison_memory_region(region.address() as *const u8, region.len()) }
     }
 }
 
 #[cfg(not(pvblk_asan))]
 mod told {
-    #[inline]
-    pub fn forbid(_: *const u8, _: usize) {}
+    use super::Region;
 
     #[inline]
-    pub fn allow(_: *const u8, _: usize) {}
+    pub fn forbid(_: &Region) {}
+
+    #[inline]
+    pub fn allow(_: &Region) {}
 }
 
 pub use told::{allow, forbid};

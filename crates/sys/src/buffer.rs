@@ -162,6 +162,24 @@ pub fn total_len(buffers: &[Buffer]) -> usize {
     buffers.iter().map(Buffer::len).sum()
 }
 
+/// Copies the data of all buffers, one behind the other, to `region` from byte `at` on.
+#[inline]
+pub fn gather(buffers: &[Buffer], region: &Region, mut at: usize) {
+    for buffer in buffers {
+        buffer.copy_to(region, at);
+        at += buffer.len();
+    }
+}
+
+/// The opposite: fills all buffers with what is in `region` from byte `at` on.
+#[inline]
+pub fn scatter(buffers: &[Buffer], region: &Region, mut at: usize) {
+    for buffer in buffers {
+        buffer.copy_from(region, at);
+        at += buffer.len();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,18 +30,11 @@ pub struct Idle(Arc<Region>);
 impl Idle {
     /// A piece that was cut just now.
     pub fn fresh(piece: Region) -> Idle {
-        let idle = Idle(Arc::new(piece));
         if POISONING.get() {
-            fill(&idle.0);
+            fill(&piece);
         }
-        idle.forbid();
-        idle
-    }
-
-    /// Nobody may touch it, until it is taken into use.
-    #[inline]
-    fn forbid(&self) {
-        asan::forbid(self.0.address() as *const u8, self.0.len());
+        asan::forbid(&piece);
+        Idle(Arc::new(piece))
     }
 
     /// Takes all of a buffer's piece out of use. If anybody else still has a buffer of it, or it isn't a piece of private memory
@@ -55,9 +48,8 @@ impl Idle {
         let mut region = buffer.into_region();
         // The unique owner also sees all that former owners wrote.
         if Arc::get_mut(&mut region).is_some() {
-            let idle = Idle(region);
-            idle.forbid();
-            return Ok(idle);
+            asan::forbid(&region);
+            return Ok(Idle(region));
         }
         // It was a buffer of this region just now.
         Err(Buffer::from_checked(region, offset, len))
@@ -67,7 +59,7 @@ impl Idle {
     #[inline]
     pub fn into_buffer(self) -> Buffer {
         let len = self.0.len();
-        asan::allow(self.0.address() as *const u8, len);
+        asan::allow(&self.0);
         Buffer::from_checked(self.0, 0, len)
     }
 
@@ -153,9 +145,9 @@ impl Idle {
     #[cold]
     fn look_for_changes(&self) {
         let mut bytes = vec![0; self.len()];
-        asan::allow(self.0.address() as *const u8, self.len());
+        asan::allow(&self.0);
         self.0.read(0, &mut bytes);
-        self.forbid();
+        asan::forbid(&self.0);
         if let Some(at) = bytes.iter().position(|&b| b != POISON) {
             panic!("released memory was written at byte {at} of {}", self.len());
         }
@@ -163,10 +155,9 @@ impl Idle {
 }
 
 fn fill(region: &Region) {
-    let at = region.address() as *const u8;
-    asan::allow(at, region.len());
+    asan::allow(region);
     region.write(0, &vec![POISON; region.len()]);
-    asan::forbid(at, region.len());
+    asan::forbid(region);
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub mod socket;
 pub mod uring;
 pub mod xor;
 
-pub use buffer::{Buffer, total_len};
+pub use buffer::{Buffer, gather, scatter, total_len};
 pub use eventfd::EventFd;
 pub use idle::{Idle, POISON, poison_released_memory};
 pub use memfd::{check_sealed, create_sealed, guarded_file};

@@ -91,14 +91,18 @@ impl Region {
             0,
         )
         .map_err(RegionError::Os)?;
-        Ok(Region {
+        Ok(Region::mapped(base, len, true, false))
+    }
+
+    fn mapped(base: NonNull<u8>, len: usize, writable: bool, shared: bool) -> Region {
+        Region {
             base,
             len,
-            writable: true,
-            shared: false,
+            writable,
+            shared,
             guard: None,
             whole: None,
-        })
+        }
     }
 
     /// As [`Region::anonymous`], in pages as large as the kernel likes (`MADV_HUGEPAGE`): neighbours lie side by side in physical memory, too, so a
@@ -112,29 +116,18 @@ impl Region {
 
     /// As [`Region::anonymous`], from a multiple of [`HUGE_BYTES`] on.
     fn aligned(len: usize) -> Result<Region, RegionError> {
-        let region = Region::anonymous(len.checked_add(HUGE_BYTES).ok_or(RegionError::Range)?)?;
-        let (base, mapped) = (region.address(), region.len);
-        let head = base.next_multiple_of(HUGE_BYTES) - base;
         let len = round_up(len).filter(|&n| n > 0).ok_or(RegionError::Range)?;
-        let [first, rest] =
-            [(0, head), (head + len, mapped - head - len)].map(|(at, n)| (region.at(at, n), n));
-        let aligned = region.at(head, len);
-        for (from, n) in [first, rest] {
+        let region = Region::anonymous(len.checked_add(HUGE_BYTES).ok_or(RegionError::Range)?)?;
+        let head = region.address().next_multiple_of(HUGE_BYTES) - region.address();
+        let base = NonNull::new(region.at(head, len)).ok_or(RegionError::Range)?;
+        for (at, n) in [(0, head), (head + len, region.len - head - len)] {
             if n > 0 {
                 // SAFETY: the region maps all of it, nobody has seen it, and the rest that stays is a mapping of its own.
-                unsafe { libc::munmap(from.cast(), n) };
+                unsafe { libc::munmap(region.at(at, n).cast(), n) };
             }
         }
-        let base = NonNull::new(aligned).ok_or(RegionError::Range)?;
         std::mem::forget(region);
-        Ok(Region {
-            base,
-            len,
-            writable: true,
-            shared: false,
-            guard: None,
-            whole: None,
-        })
+        Ok(Region::mapped(base, len, true, false))
     }
 
     /// Maps `len` bytes of a memory file from `offset` (both multiples of [`PAGE_SIZE`]), shared.
@@ -159,14 +152,7 @@ impl Region {
             offset,
         )
         .map_err(RegionError::Os)?;
-        Ok(Region {
-            base,
-            len,
-            writable,
-            shared: true,
-            guard: None,
-            whole: None,
-        })
+        Ok(Region::mapped(base, len, writable, true))
     }
 
     /// Maps `len` bytes of a file that may shrink (checked by [`crate::guarded_file`]) from `offset`, shared and writable; both
@@ -209,14 +195,7 @@ impl Region {
             0,
         )
         .map_err(RegionError::Os)?;
-        let region = Region {
-            base,
-            len,
-            writable,
-            shared: true,
-            guard: None,
-            whole: None,
-        };
+        let region = Region::mapped(base, len, writable, true);
         for (i, &frame) in frames.iter().enumerate() {
             let offset = frame
                 .checked_mul(PAGE_SIZE as u64)
@@ -405,7 +384,7 @@ impl Region {
                 shared: false,
                 guard: None,
                 whole: Some(Arc::clone(&whole)),
-            })
+                })
         };
         // `at` is inside the mapping, so never null.
         (0..whole.len)
@@ -483,7 +462,7 @@ impl Drop for Region {
             return; // it has the mapping
         }
         // Who maps something there next may touch it.
-        crate::asan::allow(self.base.as_ptr(), self.len);
+        crate::asan::allow(self);
         // SAFETY: the range was mapped by us, and buffers hold an `Arc` of us, so none is in use.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }

@@ -9,7 +9,7 @@ use pvblk_block::{
     BlockDevice, Completion, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits, Op,
     QueueContext, Readiness, Region, Request, RequestFlags, SECTOR, Status,
 };
-use pvblk_sys::PAGE_SIZE;
+use pvblk_sys::{PAGE_SIZE, gather, scatter};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -106,20 +106,14 @@ impl MemQueue {
     fn execute(&self, request: &Request) -> Status {
         // The queue handle checked the request against the capacity, which is fixed; the region
         // checks each copy again.
-        let mut at = (request.sector * SECTOR) as usize;
+        let at = (request.sector * SECTOR) as usize;
         match request.op {
             Op::Read => {
-                for segment in &request.buffers {
-                    segment.copy_from(&self.region, at);
-                    at += segment.len();
-                }
+                scatter(&request.buffers, &self.region, at);
                 Status::Ok
             }
             Op::Write => {
-                for segment in &request.buffers {
-                    segment.copy_to(&self.region, at);
-                    at += segment.len();
-                }
+                gather(&request.buffers, &self.region, at);
                 Status::Ok
             }
             Op::Flush => Status::Ok,

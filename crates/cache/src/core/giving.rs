@@ -144,15 +144,8 @@ impl Core {
         if self.frames[frame as usize].state == State::Free {
             return;
         }
-        if self.frames[frame as usize].state == State::Dirty {
-            self.forget_dirty(frame);
-        }
-        self.shadows.evicted(self.frames[frame as usize].page);
-        self.counters.readahead_lost += u64::from(self.table.is_ahead(frame));
-        self.table.remove(frame);
-        self.lists.put(frame, On::None);
-        self.frames[frame as usize] = super::Frame::FREE;
-        self.counters.pgfree += 1;
+        self.evict(frame);
+        self.clear_frame(frame);
         self.alloc.give_at_once(frame);
     }
 
@@ -160,11 +153,8 @@ impl Core {
     fn forget_uses(&mut self, frames: std::ops::Range<u32>) {
         for frame in frames {
             if self.table.uses(frame) > 1 && self.lists.on(frame) == On::Inactive {
-                self.lists.put(frame, On::Active);
-                self.shadows.activated();
-                self.counters.pgactivate += 1;
-            }
-            if self.lists.on(frame) == On::Active && self.table.uses(frame) > 0 {
+                self.activate(frame);
+            } else if self.lists.on(frame) == On::Active && self.table.uses(frame) > 0 {
                 self.table.set_uses(frame, 0);
             }
         }

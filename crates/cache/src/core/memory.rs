@@ -248,7 +248,6 @@ impl Core {
     fn look_at(&mut self, frame: u32, list: usize) -> bool {
         let uses = self.table.uses(frame);
         let f = &self.frames[frame as usize];
-        let page = f.page;
         let may_go = f.state == State::Clean
             || (f.state == State::Dirty && !f.behind && has(CacheBug::DirtyReclaimed));
         if !may_go || f.waits != super::NONE || f.syncs != super::NONE {
@@ -257,21 +256,31 @@ impl Core {
             return false;
         }
         if uses > 1 {
-            self.table.set_uses(frame, 0);
-            self.lists.put(frame, On::Active);
-            self.shadows.activated();
-            self.counters.pgactivate += 1;
+            self.activate(frame);
             return false;
         }
+        self.evict(frame);
+        self.free_frame(frame, list);
+        true
+    }
+
+    /// An inactive page that was used again: it is active, and counts as unused from now on.
+    pub(super) fn activate(&mut self, frame: u32) {
+        self.table.set_uses(frame, 0);
+        self.lists.put(frame, On::Active);
+        self.shadows.activated();
+        self.counters.pgactivate += 1;
+    }
+
+    /// A page goes that may be wanted again; its frame is nobody's then.
+    pub(super) fn evict(&mut self, frame: u32) {
         if self.frames[frame as usize].state == State::Dirty {
             self.forget_dirty(frame);
         }
-        self.shadows.evicted(page);
+        self.shadows.evicted(self.frames[frame as usize].page);
         self.counters.readahead_lost += u64::from(self.table.is_ahead(frame));
         self.table.remove(frame);
         self.lists.put(frame, On::None);
-        self.free_frame(frame, list);
-        true
     }
 
     /// How many active pages are more than what is protected.

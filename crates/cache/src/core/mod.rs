@@ -688,9 +688,13 @@ impl Core {
         self.free_frame(frame, list);
     }
 
-    fn free_frame(&mut self, frame: u32, list: usize) {
+    fn clear_frame(&mut self, frame: u32) {
         self.frames[frame as usize] = Frame::FREE;
         self.counters.pgfree += 1;
+    }
+
+    fn free_frame(&mut self, frame: u32, list: usize) {
+        self.clear_frame(frame);
         self.alloc.give(list, crate::alloc::End::Cold, frame);
     }
 }

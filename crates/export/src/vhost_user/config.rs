@@ -17,6 +17,18 @@ pub const MAX_SEGMENTS: u32 = 126;
 /// Most sectors (512 B) of one discard or write-zeroes: 2 GiB, so that one request doesn't keep the disk for long.
 const MAX_RANGE_SECTORS: u32 = 1 << 22;
 
+/// Features that a disk has whatever it can do.
+pub const ALWAYS: [u32; 8] = [
+    VIRTIO_F_VERSION_1,
+    VIRTIO_RING_F_INDIRECT_DESC,
+    VIRTIO_RING_F_EVENT_IDX,
+    VIRTIO_BLK_F_SIZE_MAX,
+    VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_BLK_SIZE,
+    VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_MQ,
+];
+
 /// True if feature `bit` is in `features`.
 pub fn has(features: u64, bit: u32) -> bool {
     features & (1 << bit) != 0
@@ -50,18 +62,8 @@ impl Offer {
 
     /// Feature bits. A device whose completed writes are stable offers no flush: there is nothing to flush.
     pub fn features(&self) -> u64 {
-        let always = [
-            VIRTIO_F_VERSION_1,
-            VIRTIO_RING_F_INDIRECT_DESC,
-            VIRTIO_RING_F_EVENT_IDX,
-            VIRTIO_BLK_F_SIZE_MAX,
-            VIRTIO_BLK_F_SEG_MAX,
-            VIRTIO_BLK_F_BLK_SIZE,
-            VIRTIO_BLK_F_TOPOLOGY,
-            VIRTIO_BLK_F_MQ,
-        ];
         let mut features = F_PROTOCOL_FEATURES;
-        for bit in always {
+        for bit in ALWAYS {
             features |= 1 << bit;
         }
         let writable = !self.limits.read_only;

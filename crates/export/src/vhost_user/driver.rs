@@ -308,6 +308,9 @@ impl Driver {
         pieces: &[(u64, u32, bool)],
         indirect: bool,
     ) {
+        if indirect {
+            return self.request(head, kind, sector, pieces.iter().copied());
+        }
         let first = (self.head(head, kind, sector), 16, false);
         let status = (self.status_at(head), 1, true);
         let mut chain = vec![first];
@@ -317,17 +320,7 @@ impl Driver {
             let last = usize::from(i) + 1 == chain.len();
             let next = if last { 0 } else { flags::NEXT };
             let write = if write { flags::WRITE } else { 0 };
-            match indirect {
-                true => {
-                    let at = self.table(head) + usize::from(i) * 16;
-                    self.write_descriptor(at, address, len, next | write, i + 1);
-                }
-                false => self.descriptor(head + i, address, len, next | write, head + i + 1),
-            }
-        }
-        if indirect {
-            let len = chain.len() as u32 * 16;
-            self.descriptor(head, self.at(self.table(head)), len, flags::INDIRECT, 0);
+            self.descriptor(head + i, address, len, next | write, head + i + 1);
         }
     }
 }

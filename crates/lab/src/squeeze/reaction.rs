@@ -3,6 +3,7 @@
 use super::bystander::{Bystander, now_ns};
 use super::disks::Disks;
 use super::group::{Group, resident};
+use crate::child::cpu_percent;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::path::Path;
@@ -50,7 +51,7 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
             bail!("pools have {free} bytes, not {pool_bytes}: something squeezes them already");
         }
         if round == 0 {
-            idle_percent[0] = idle(&disks)?;
+            idle_percent[0] = cpu_percent(pid, IDLE)?;
         }
         // The server's margin is a part of the limit; the bystander brings what is left to just above it.
         let usage = group.usage()?;
@@ -60,7 +61,7 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         // The server asks every 100 ms whether there is a limit.
         std::thread::sleep(Duration::from_millis(250));
         if round == 0 {
-            idle_percent[1] = idle(&disks)?;
+            idle_percent[1] = cpu_percent(pid, IDLE)?;
         }
         let resident_before = resident(pid).context("the server is gone")?;
         let until = resident_before.saturating_sub(free * 95 / 100);
@@ -96,11 +97,4 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         ms,
         idle_percent,
     })
-}
-
-/// Percent of a CPU that the server takes.
-fn idle(disks: &Disks) -> Result<f64> {
-    let before = disks.server.cpu_seconds()?;
-    std::thread::sleep(IDLE);
-    Ok((disks.server.cpu_seconds()? - before) / IDLE.as_secs_f64() * 100.0)
 }

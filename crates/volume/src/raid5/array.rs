@@ -344,13 +344,12 @@ impl BlockDevice for Raid5 {
         // The lock is let go between segments: they are some hundred KiB each.
         let next = |segment| self.shared.core.lock().give_way(segment);
         let stripes: u64 = (0..).map_while(next).sum();
-        self.members()
-            .iter()
-            .fold(stripes, |sum, m| sum + m.give_way())
+        let below: u64 = self.members().iter().map(|m| m.give_way()).sum();
+        stripes + below
     }
 
     fn spare_bytes(&self) -> u64 {
-        let below = self.members().iter().map(|m| m.spare_bytes()).sum::<u64>();
+        let below: u64 = self.members().iter().map(|m| m.spare_bytes()).sum();
         self.memory.live_bytes() + below
     }
 

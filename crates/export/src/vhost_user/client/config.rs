@@ -1,13 +1,12 @@
 //! What a server offers, as a device's limits (VIRTIO 1.2, 5.2.3 and 5.2.4).
 
-use crate::vhost_user::config::has;
+use crate::vhost_user::config::{ALWAYS, has};
 use crate::vhost_user::driver::MOST_PIECES;
 use crate::vhost_user::proto::F_PROTOCOL_FEATURES;
 use pvblk_block::{Error, Limits, SECTOR};
 use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
-    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
-    VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -45,22 +44,14 @@ pub(super) fn wanted(offered: u64) -> Result<u64, Error> {
             "the server doesn't offer features of the protocol",
         ));
     }
-    let ours = [
-        VIRTIO_F_VERSION_1,
-        VIRTIO_RING_F_INDIRECT_DESC,
-        VIRTIO_RING_F_EVENT_IDX,
-        VIRTIO_BLK_F_SIZE_MAX,
-        VIRTIO_BLK_F_SEG_MAX,
-        VIRTIO_BLK_F_BLK_SIZE,
-        VIRTIO_BLK_F_TOPOLOGY,
-        VIRTIO_BLK_F_MQ,
+    let some = [
         VIRTIO_BLK_F_RO,
         VIRTIO_BLK_F_FLUSH,
         VIRTIO_BLK_F_DISCARD,
         VIRTIO_BLK_F_WRITE_ZEROES,
     ];
-    let ours = ours.iter().fold(F_PROTOCOL_FEATURES, |f, bit| f | 1 << bit);
-    Ok(offered & ours)
+    let ours = ALWAYS.into_iter().chain(some);
+    Ok(offered & ours.fold(F_PROTOCOL_FEATURES, |f, bit| f | 1 << bit))
 }
 
 /// The size of a configuration space in sectors (512 B).

@@ -5,6 +5,7 @@ use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
     Buffer, BufferSource, Completion, DeviceQueue, Op, Readiness, Request, RequestFlags, Status,
 };
+use pvblk_sys::{gather, scatter, total_len};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -78,8 +79,7 @@ impl ClientQueue {
             };
             if let Err(request) = self.start(head, request) {
                 self.free.push(head);
-                let bytes: usize = request.buffers.iter().map(Buffer::len).sum();
-                if bytes > self.shared.memory.len() {
+                if total_len(&request.buffers) > self.shared.memory.len() {
                     self.end(request, Status::NoSpace);
                     continue;
                 }
@@ -100,16 +100,11 @@ impl ClientQueue {
         let is_foreign = |b: &Buffer| memory.address(b).is_none();
         let mut bounce = None;
         if request.op.has_data() && request.buffers.iter().any(is_foreign) {
-            let bytes: usize = request.buffers.iter().map(Buffer::len).sum();
-            let Some(copy) = memory.allocate(bytes) else {
+            let Some(copy) = memory.allocate(total_len(&request.buffers)) else {
                 return Err(request);
             };
             if request.op == Op::Write {
-                let mut at = copy.offset();
-                for buffer in &request.buffers {
-                    buffer.copy_to(copy.region(), at);
-                    at += buffer.len();
-                }
+                gather(&request.buffers, copy.region(), copy.offset());
             }
             bounce = Some(copy);
         }
@@ -229,11 +224,7 @@ impl ClientQueue {
                     continue;
                 }
                 if let (Op::Read, Some(copy)) = (request.op, &bounce) {
-                    let mut at = copy.offset();
-                    for buffer in &request.buffers {
-                        buffer.copy_from(copy.region(), at);
-                        at += buffer.len();
-                    }
+                    scatter(&request.buffers, copy.region(), copy.offset());
                 }
             }
             let slot = std::mem::take(&mut self.slots[usize::from(head)]);

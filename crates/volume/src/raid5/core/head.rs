@@ -1,7 +1,6 @@
 //! Stripe heads: which there are, who waits for them, and when they run.
 
 use super::super::planted::{Raid5Bug, has};
-use super::pages::Pages;
 use super::round::Round;
 use super::tally::Tally;
 use super::waiters::Waiters;
@@ -348,13 +347,9 @@ impl Core {
         if segment >= self.pages.segments() {
             return None;
         }
-        let may_go = self.pages.may_release(segment)
-            && (self.heads.forget(Pages::heads_of(segment)) || has(Raid5Bug::BusyGivenBack));
-        Some(if may_go {
-            self.pages.release(segment)
-        } else {
-            0
-        })
+        let heads = &mut self.heads;
+        let forget = |these| heads.forget(these) || has(Raid5Bug::BusyGivenBack);
+        Some(self.pages.give_way(segment, forget))
     }
 
     /// Bytes of stripes that may be the system's.

@@ -3,6 +3,7 @@
 use crate::raid5::STRIPE_BYTES;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Buffer, Error, Region, Request};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A page's worth of bytes to calculate in.
@@ -27,8 +28,10 @@ struct Segment {
 pub(super) struct Pages {
     segments: Vec<Option<Segment>>,
     members: usize,
-    /// Segments that are there, and those of them that are warm.
-    counts: [usize; 2],
+    /// How many segments are there.
+    present: usize,
+    /// How many of those are warm.
+    warm: usize,
     memory: Gauge,
 }
 
@@ -44,7 +47,8 @@ impl Pages {
         let mut pages = Pages {
             segments: Vec::new(),
             members,
-            counts: [0; 2],
+            present: 0,
+            warm: 0,
             memory: memory("stripes", 0),
         };
         pages.grow(heads)?;
@@ -69,7 +73,7 @@ impl Pages {
                 region: Arc::new(region),
                 warm: false,
             });
-            self.counts[0] += 1;
+            self.present += 1;
         }
         self.count();
         Ok(())
@@ -80,32 +84,25 @@ impl Pages {
         self.segments.len()
     }
 
-    /// The heads of a segment.
-    pub fn heads_of(segment: usize) -> std::ops::Range<usize> {
+    fn heads_of(segment: usize) -> Range<usize> {
         segment * SEGMENT_HEADS..(segment + 1) * SEGMENT_HEADS
     }
 
-    /// Whether a segment may have the system's memory, and nobody has a buffer of it.
-    pub fn may_release(&mut self, segment: usize) -> bool {
-        let segment = self.segments[segment].as_mut();
-        segment.is_some_and(|s| s.warm && Arc::get_mut(&mut s.region).is_some())
-    }
-
-    /// Gives a segment's memory back to the system, unless somebody has a buffer of it. What its heads held is gone. Returns bytes.
-    pub fn release(&mut self, segment: usize) -> u64 {
-        let Some(segment) = self.segments[segment].as_mut() else {
+    /// Gives a segment's memory back to the system, unless somebody has a buffer of it, or its heads don't `forget` what they hold. Returns bytes.
+    pub fn give_way(&mut self, segment: usize, forget: impl FnOnce(Range<usize>) -> bool) -> u64 {
+        let Some(found) = self.segments[segment].as_mut().filter(|s| s.warm) else {
             return 0;
         };
         // The only owner: no member reads or writes here.
-        let Some(region) = Arc::get_mut(&mut segment.region) else {
+        let Some(region) = Arc::get_mut(&mut found.region) else {
             return 0;
         };
         let bytes = region.len();
-        if region.release(0, bytes).is_err() {
+        if !forget(Pages::heads_of(segment)) || region.release(0, bytes).is_err() {
             return 0;
         }
-        segment.warm = false;
-        self.counts[1] -= 1;
+        found.warm = false;
+        self.warm -= 1;
         self.count();
         bytes as u64
     }
@@ -118,21 +115,20 @@ impl Pages {
     /// Gives back what no head from this one on uses, as `is_used` says.
     pub fn shrink(&mut self, heads: usize, is_used: impl Fn(usize) -> bool) {
         for at in heads.div_ceil(SEGMENT_HEADS)..self.segments.len() {
-            let mut heads = at * SEGMENT_HEADS..(at + 1) * SEGMENT_HEADS;
-            if !heads.any(&is_used)
+            if !Pages::heads_of(at).any(&is_used)
                 && let Some(segment) = self.segments[at].take()
             {
-                self.counts[0] -= 1;
-                self.counts[1] -= usize::from(segment.warm);
+                self.present -= 1;
+                self.warm -= usize::from(segment.warm);
             }
         }
         self.count();
     }
 
     fn count(&self) {
-        let [all, warm] = self.counts.map(|n| (n * self.segment_bytes()) as u64);
-        self.memory.set_cap(all);
-        self.memory.set(warm);
+        let bytes = |segments: usize| (segments * self.segment_bytes()) as u64;
+        self.memory.set_cap(bytes(self.present));
+        self.memory.set(bytes(self.warm));
     }
 
     /// The head must have pages.
@@ -141,7 +137,7 @@ impl Pages {
         let segment = segment.expect("a head that is used has pages");
         let region = Arc::clone(&segment.region);
         if !std::mem::replace(&mut segment.warm, true) {
-            self.counts[1] += 1;
+            self.warm += 1;
             self.count();
         }
         HeadPages {
