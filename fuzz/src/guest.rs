@@ -1,6 +1,6 @@
 //! A peer's memory: ring pages, a grant table, and data pages; and a private copy of what it must hold.
 
-use pvblk_backend::{GrantError, GrantMapper};
+use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::Buffer;
 use pvblk_ring::EventChannel;
 use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
@@ -166,7 +166,7 @@ impl GrantMapper for TableMapper {
         offset: usize,
         len: usize,
         writable: bool,
-    ) -> Result<Buffer, GrantError> {
+    ) -> Result<(Buffer, Access), GrantError> {
         assert!(offset + len <= PAGE_SIZE && len > 0, "the caller's promise");
         if gref < RESERVED_GRANTS || gref as usize >= GRANTS_PER_PAGE {
             return Err(GrantError::Bad(gref));
@@ -188,16 +188,14 @@ impl GrantMapper for TableMapper {
             }
             maps.total += 1;
             *maps.live.entry(gref).or_default() += 1;
+            return Ok((buffer, Access::Mapped));
         }
-        Ok(buffer)
+        Ok((buffer, Access::Direct))
     }
 
-    fn needs_unmap(&self) -> bool {
-        self.counted
-    }
-
-    fn unmap(&mut self, gref: u32) {
-        assert!(self.counted, "unmap without need");
+    fn release(&mut self, page: PageUse) {
+        assert!(self.counted, "released without need");
+        let gref = page.gref;
         let mut maps = self.maps.lock().expect("one thread");
         let uses = maps.live.get_mut(&gref).expect("unmapped, but not mapped");
         *uses -= 1;

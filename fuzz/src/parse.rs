@@ -38,7 +38,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         ..Maps::default()
     }));
     let mut mapper = TableMapper::new(&guest, counted, Arc::clone(&maps));
-    let mut parser = Parser::new(max_indirect, counted);
+    let mut parser = Parser::new(max_indirect);
     let mut request = Request::new(Op::Flush, 0, 0, 0);
     for _ in 0..16 {
         let mut raw = [0; 112];
@@ -61,7 +61,8 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
                 let data: Vec<usize> = request.buffers.iter().flat_map(sectors).collect();
                 assert_eq!(data, e.data);
                 if counted {
-                    assert_eq!(parser.mapped, e.grefs);
+                    let used: Vec<u32> = parser.uses.iter().map(|p| p.gref).collect();
+                    assert_eq!(used, e.grefs);
                 }
             }
             (Err(bad), Verdict::Bad { status, .. }) => {
@@ -72,10 +73,10 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
             (got, Verdict::Bad { status, .. }) => panic!("{got:?}, must be answered {status}"),
         }
         // What the parser says that it mapped is exactly what is in use.
-        assert!(counted || parser.mapped.is_empty());
+        assert!(counted || parser.uses.is_empty());
         request.buffers.clear();
-        for gref in parser.mapped.drain(..) {
-            mapper.unmap(gref);
+        for page in parser.uses.drain(..) {
+            mapper.release(page);
         }
         let maps = maps.lock().expect("one thread");
         assert!(

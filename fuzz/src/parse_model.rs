@@ -56,6 +56,12 @@ impl Reader<'_> {
         Some(at)
     }
 
+    /// Of a page that is copied from at once.
+    fn look(&self, gref: u32) -> Option<usize> {
+        let at = self.guest.resolve(gref, 0, false)?;
+        (self.budget > 0).then_some(at)
+    }
+
     fn segment(&mut self, raw: [u8; 8], writable: bool) -> Option<()> {
         let gref = u32::from_ne_bytes([raw[0], raw[1], raw[2], raw[3]]);
         let (first, last) = (usize::from(raw[4]), usize::from(raw[5]));
@@ -164,7 +170,7 @@ fn indirect(reader: &mut Reader<'_>, entry: &[u8; 112], count: usize, op: Option
     let mut segments = Vec::new();
     for page in 0..count.div_ceil(512) {
         let gref = u32_at(entry, 28 + page * 4);
-        let Some(at) = reader.map(gref, 0, false) else {
+        let Some(at) = reader.look(gref) else {
             return false;
         };
         let here = (count - page * 512).min(512);

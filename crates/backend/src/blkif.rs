@@ -1,12 +1,13 @@
 //! One blkif queue as a request source: parse, resolve grants, answer.
 
-use crate::grants::GrantMapper;
+use crate::grants::{Access, GrantError, GrantMapper, PageUse};
 use crate::parse::{Bad, Parsed, Parser};
 use crate::source::{PullBatch, Pulled, RequestSource, SourceEnd};
 use crate::spare::SpareRequests;
-use pvblk_block::{Completion, Error, Readiness, Request, Status};
+use pvblk_block::{Completion, Error, Op, Readiness, Request, Status};
 use pvblk_ring::wire::{self, Entry, RSP_EOPNOTSUPP, RSP_ERROR, RSP_OKAY};
 use pvblk_ring::{BackRing, EventChannel};
+use pvblk_sys::xen::{CopyDirection, GrantCopy, MAX_COPIES};
 use std::os::fd::BorrowedFd;
 
 /// Bad requests of one queue that are logged; the rest is only counted, so that a guest can't fill the log.
@@ -28,12 +29,12 @@ pub struct BlkifQueueParts {
 
 /// What is remembered of a request until its answer. The ring can't serve as that memory: answers
 /// overwrite the entries of older requests that are still unfinished.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Slot {
     id: u64,
     operation: u8,
-    /// References to unmap before the answer; empty where the mapper doesn't need it.
-    grefs: Vec<u32>,
+    /// Pages to release before the answer; empty where nothing follows their use.
+    uses: Vec<PageUse>,
 }
 
 /// A blkif queue, back end side.
@@ -47,6 +48,10 @@ pub struct BlkifSource {
     free_slots: Vec<u32>,
     spare: SpareRequests,
     batch: PullBatch,
+    /// Copies to be made in one call.
+    copies: Vec<GrantCopy>,
+    /// Taken off the ring, but its data had no room.
+    stalled: Option<Box<Entry>>,
     bad_requests: u64,
     unpublished: bool,
     /// The peer's indices made no sense: the ring is not written any more.
@@ -61,12 +66,14 @@ impl BlkifSource {
             name: parts.name,
             ring: parts.ring,
             channel: parts.channel,
-            parser: Parser::new(parts.max_indirect_segments, parts.mapper.needs_unmap()),
+            parser: Parser::new(parts.max_indirect_segments),
             mapper: parts.mapper,
-            slots: vec![Slot::default(); entries as usize],
+            slots: (0..entries).map(|_| Slot::default()).collect(),
             free_slots: (0..entries).rev().collect(),
             spare: SpareRequests::default(),
             batch: PullBatch::default(),
+            copies: Vec::new(),
+            stalled: None,
             bad_requests: 0,
             unpublished: false,
             broken: false,
@@ -84,15 +91,14 @@ impl BlkifSource {
 
     #[cold]
     fn refuse(&mut self, entry: &Entry, bad: Bad) {
-        self.bad_requests += 1;
-        if self.bad_requests <= LOGGED_BAD {
-            tracing::warn!(queue = %self.name, "bad request: {bad}");
-        }
+        self.complain(&bad);
         let status = match bad {
             Bad::UnknownOperation(_) => RSP_EOPNOTSUPP,
             _ => RSP_ERROR,
         };
-        self.unmap_all();
+        for page in self.parser.uses.drain(..) {
+            self.mapper.release(page);
+        }
         // As Linux's back end answers: an indirect request is told by its inner operation.
         let operation = match (entry.operation(), bad) {
             (wire::OP_INDIRECT, Bad::UnknownOperation(op)) => op,
@@ -103,10 +109,97 @@ impl BlkifSource {
         self.unpublished = true;
     }
 
-    fn unmap_all(&mut self) {
-        for gref in self.parser.mapped.drain(..) {
-            self.mapper.unmap(gref);
+    fn complain(&mut self, why: &dyn std::fmt::Display) {
+        self.bad_requests += 1;
+        if self.bad_requests <= LOGGED_BAD {
+            tracing::warn!(queue = %self.name, "bad request: {why}");
         }
+    }
+
+    /// True if a request has yet to be answered, which frees memory.
+    fn has_outstanding(&self) -> bool {
+        self.free_slots.len() < self.slots.len()
+    }
+
+    /// Keeps a request until another has ended.
+    #[cold]
+    fn stall(&mut self, entry: Entry) {
+        for page in self.parser.uses.drain(..) {
+            self.mapper.release(page);
+        }
+        self.stalled = Some(Box::new(entry));
+    }
+
+    /// Notes what is to be copied for the request with this tag.
+    fn note_copies(&mut self, tag: u32) {
+        let copied = |page: &&PageUse| page.access == Access::Copied;
+        for page in self.slots[tag as usize].uses.iter().filter(copied) {
+            self.copies.push(GrantCopy {
+                gref: page.gref,
+                offset: page.offset,
+                buffer: page.buffer.clone(),
+                tag,
+                failed: false,
+            });
+        }
+    }
+
+    /// Makes all copies noted; what is left of them are those that failed.
+    #[cold]
+    fn make_copies(&mut self, direction: CopyDirection) {
+        for copies in self.copies.chunks_mut(MAX_COPIES) {
+            self.mapper.copy(direction, copies);
+        }
+        self.copies.retain(|c| c.failed);
+        let failed = std::mem::take(&mut self.copies);
+        for copy in &failed {
+            self.complain(&GrantError::Bad(copy.gref));
+        }
+        self.copies = failed;
+    }
+
+    /// Fetches the data of the writes among `out`; those whose data can't be had are answered and taken out.
+    #[cold]
+    fn fetch(&mut self, out: &mut Vec<Box<Request>>) {
+        self.make_copies(CopyDirection::FromGuest);
+        while let Some(copy) = self.copies.pop() {
+            let Some(at) = out.iter().position(|r| r.tag == u64::from(copy.tag)) else {
+                continue; // another page of it failed, too
+            };
+            let request = out.remove(at);
+            self.answer(copy.tag, request, RSP_ERROR);
+        }
+    }
+
+    /// Stores the data of the reads among `done`; where that can't be, it is an error.
+    #[cold]
+    fn store(&mut self, done: &mut [Completion]) {
+        self.make_copies(CopyDirection::ToGuest);
+        for copy in self.copies.drain(..) {
+            let found = done
+                .iter_mut()
+                .find(|c| c.request.tag == u64::from(copy.tag));
+            if let Some(completion) = found {
+                completion.status = Status::IoError;
+            }
+        }
+    }
+
+    /// Ends a request that has a slot.
+    #[inline]
+    fn answer(&mut self, tag: u32, mut request: Box<Request>, status: i16) {
+        // Before the pages are released: nobody else has them then.
+        request.buffers.clear();
+        let slot = &mut self.slots[tag as usize];
+        for page in slot.uses.drain(..) {
+            self.mapper.release(page);
+        }
+        if !self.broken {
+            self.ring.respond(slot.id, slot.operation, status);
+        }
+        self.free_slots.push(tag);
+        self.spare.keep(request);
+        self.unpublished = true;
     }
 }
 
@@ -124,11 +217,16 @@ impl RequestSource for BlkifSource {
         let mut entry = Entry::default();
         // Counts bad requests too: a guest that sends only those must not keep the worker here.
         let pending = self.ring.pending().map_err(|broken| self.stop(broken))?;
-        for _ in 0..room.min(self.batch.next(pending as usize)) {
-            match self.ring.take(&mut entry) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(broken) => return Err(self.stop(broken)),
+        let waiting = pending as usize + usize::from(self.stalled.is_some());
+        for _ in 0..room.min(self.batch.next(waiting)) {
+            if let Some(stalled) = self.stalled.take() {
+                entry = *stalled;
+            } else {
+                match self.ring.take(&mut entry) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(broken) => return Err(self.stop(broken)),
+                }
             }
             let mut request = self.spare.take();
             let parsed = self
@@ -143,10 +241,18 @@ impl RequestSource for BlkifSource {
                     let slot = &mut self.slots[tag as usize];
                     slot.id = entry.id();
                     slot.operation = operation;
-                    slot.grefs.append(&mut self.parser.mapped);
+                    std::mem::swap(&mut slot.uses, &mut self.parser.uses);
                     request.tag = u64::from(tag);
+                    if request.op == Op::Write && !self.slots[tag as usize].uses.is_empty() {
+                        self.note_copies(tag);
+                    }
                     out.push(request);
                     ordered
+                }
+                Err(Bad::Grant(GrantError::Busy(_))) if self.has_outstanding() => {
+                    self.spare.keep(request);
+                    self.stall(entry);
+                    break;
                 }
                 Err(bad) => {
                     self.spare.keep(request);
@@ -156,28 +262,31 @@ impl RequestSource for BlkifSource {
             };
             pulled.ordered |= ordered;
         }
+        if !self.copies.is_empty() {
+            self.fetch(out);
+        }
         Ok(pulled)
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
-        for Completion { request, status } in done.drain(..) {
+        for Completion { request, status } in done.iter() {
             let tag = request.tag as u32;
-            let slot = &mut self.slots[tag as usize];
-            for gref in slot.grefs.drain(..) {
-                self.mapper.unmap(gref);
+            let read = request.op == Op::Read && *status == Status::Ok;
+            if read && !self.slots[tag as usize].uses.is_empty() {
+                self.note_copies(tag);
             }
+        }
+        if !self.copies.is_empty() {
+            self.store(done);
+        }
+        for Completion { request, status } in done.drain(..) {
             let status = match status {
                 Status::Ok => RSP_OKAY,
                 Status::Unsupported => RSP_EOPNOTSUPP,
                 _ => RSP_ERROR,
             };
-            if !self.broken {
-                self.ring.respond(slot.id, slot.operation, status);
-            }
-            self.free_slots.push(tag);
-            self.spare.keep(request);
+            self.answer(request.tag as u32, request, status);
         }
-        self.unpublished = true;
     }
 
     fn push(&mut self) -> Result<(), SourceEnd> {
@@ -191,11 +300,18 @@ impl RequestSource for BlkifSource {
     }
 
     fn arm(&mut self) -> Readiness {
-        if self.ring.arm() {
-            Readiness::Ready
-        } else {
-            Readiness::Wait(None)
+        if self.stalled.is_some() {
+            // The end of a request wakes us; one that ended already is not outstanding.
+            return match self.has_outstanding() {
+                true => Readiness::Wait(None),
+                false => Readiness::Ready,
+            };
         }
+        if self.ring.arm() {
+            return Readiness::Ready;
+        }
+        self.channel.rearm();
+        Readiness::Wait(None)
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -208,5 +324,6 @@ impl RequestSource for BlkifSource {
 
     fn rest(&mut self) {
         self.spare.release();
+        self.mapper.rest();
     }
 }

@@ -22,7 +22,7 @@ mod worker;
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
 pub use gate::Pass;
-pub use grants::{GrantError, GrantMapper};
+pub use grants::{Access, GrantError, GrantMapper, PageUse};
 pub use lane::Lane;
 pub use pool::{BufferPool, PoolCounters};
 pub use pressure::{

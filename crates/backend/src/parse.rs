@@ -1,6 +1,6 @@
 //! From a private copy of a ring entry to a request. Every field is checked before it is used.
 
-use crate::grants::{GrantError, GrantMapper};
+use crate::grants::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::{Op, Request, RequestFlags};
 use pvblk_ring::wire::{self, Entry, SECTORS_PER_PAGE, SEGMENTS_PER_INDIRECT_PAGE, Segment};
 use zerocopy::IntoBytes;
@@ -42,26 +42,24 @@ pub struct Parsed {
 /// Parses entries of one queue; holds the room for it.
 pub struct Parser {
     max_indirect: u16,
-    track: bool,
     /// Private copy of indirect segments.
     segments: Vec<Segment>,
-    /// References mapped for the request at hand, if the mapper wants them unmapped.
-    pub mapped: Vec<u32>,
+    /// Pages used by the request at hand that something is to follow for.
+    pub uses: Vec<PageUse>,
 }
 
 impl Parser {
-    /// A parser that takes indirect requests of up to `max_indirect` segments (0: none) and, if
-    /// `track`, remembers what it mapped.
-    pub fn new(max_indirect: u16, track: bool) -> Parser {
+    /// A parser that takes indirect requests of up to `max_indirect` segments (0: none).
+    pub fn new(max_indirect: u16) -> Parser {
         Parser {
             max_indirect,
-            track,
             segments: Vec::new(),
-            mapped: Vec::new(),
+            uses: Vec::new(),
         }
     }
 
-    /// Fills in `request` from `entry`. On an error its buffers are left half filled in: clear them.
+    /// Fills in `request` from `entry`. On an error its buffers are left half filled in: clear them. `uses` is the caller's to empty
+    /// before, and to release.
     #[inline]
     pub fn parse(
         &mut self,
@@ -70,7 +68,7 @@ impl Parser {
         request: &mut Request,
     ) -> Result<Parsed, Bad> {
         request.buffers.clear();
-        self.mapped.clear();
+        debug_assert!(self.uses.is_empty());
         let operation = entry.operation();
         match operation {
             wire::OP_READ | wire::OP_WRITE | wire::OP_FLUSH | wire::OP_WRITE_BARRIER => {
@@ -161,13 +159,8 @@ impl Parser {
                     .indirect_grefs
                     .get(page)
                     .ok_or(Bad::SegmentCount(count))?;
-                let bytes = std::mem::size_of_val(chunk);
-                let buffer = mapper.map(gref, 0, bytes, false)?;
-                if self.track {
-                    self.mapped.push(gref);
-                }
                 // Copied once: from here on only the private copy counts (XSA-155).
-                buffer.read(0, chunk.as_mut_bytes());
+                mapper.read(gref, chunk.as_mut_bytes())?;
                 left -= chunk.len();
             }
             let mut sectors = 0;
@@ -204,9 +197,16 @@ impl Parser {
             return Err(Bad::SegmentRange { first, last });
         }
         let sectors = usize::from(last - first) + 1;
-        let buffer = mapper.map(gref, usize::from(first) * 512, sectors * 512, writable)?;
-        if self.track {
-            self.mapped.push(gref);
+        let offset = usize::from(first) * 512;
+        let (buffer, access) = mapper.map(gref, offset, sectors * 512, writable)?;
+        if access != Access::Direct {
+            self.uses.push(PageUse {
+                gref,
+                // Below 4096.
+                offset: offset as u16,
+                access,
+                buffer: buffer.clone(),
+            });
         }
         let joined = match request.buffers.last_mut() {
             Some(previous) => previous.try_extend(&buffer),

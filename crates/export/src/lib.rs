@@ -4,4 +4,5 @@ pub mod local;
 pub mod nbd;
 pub mod socket_file;
 pub mod vhost_user;
+pub mod xen;
 pub mod xenbus;

@@ -145,10 +145,8 @@ fn requests_data_and_doorbells_pass_both_ways() {
             let rw = entry.rw();
             assert_eq!(rw.header, header);
             let seg = rw.segments[0];
-            let buffer = back
-                .mapper
-                .map(seg.gref, 1024, 512, operation == OP_READ)
-                .unwrap();
+            let mapped = back.mapper.map(seg.gref, 1024, 512, operation == OP_READ);
+            let buffer = mapped.unwrap().0;
             if operation == OP_WRITE {
                 assert_eq!(&buffer.to_vec()[..text.len()], text);
                 assert!(back.mapper.map(seg.gref, 0, 512, true).is_err());

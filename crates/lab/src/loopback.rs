@@ -3,7 +3,7 @@
 //! The wiring is the local transport's (one memory file mapped by each side, eventfds), with a fixed
 //! grant table: reference = frame + 8.
 
-use pvblk_backend::{BlkifQueueParts, GrantError, GrantMapper};
+use pvblk_backend::{Access, BlkifQueueParts, GrantError, GrantMapper};
 use pvblk_block::{BlockDevice, Buffer, Error, Region};
 use pvblk_frontend::{DiskProperties, FrontParts, FrontQueueParts, Granter};
 use pvblk_ring::grant::RESERVED_GRANTS;
@@ -64,11 +64,18 @@ impl Granter for FixedGrants {
 struct FixedMapper(Arc<Region>);
 
 impl GrantMapper for FixedMapper {
-    fn map(&mut self, gref: u32, at: usize, len: usize, _: bool) -> Result<Buffer, GrantError> {
+    fn map(
+        &mut self,
+        gref: u32,
+        at: usize,
+        len: usize,
+        _: bool,
+    ) -> Result<(Buffer, Access), GrantError> {
         let frame = gref
             .checked_sub(RESERVED_GRANTS)
             .ok_or(GrantError::Bad(gref))?;
-        Buffer::new(&self.0, frame as usize * PAGE_SIZE + at, len).ok_or(GrantError::Frame(gref))
+        let buffer = Buffer::new(&self.0, frame as usize * PAGE_SIZE + at, len);
+        Ok((buffer.ok_or(GrantError::Frame(gref))?, Access::Direct))
     }
 }
 

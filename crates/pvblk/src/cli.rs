@@ -26,6 +26,7 @@ Examples:
   pvblk serve --disk vm1=file:/srv/vm1.img --vhost-user vm1=unix:/run/vm1.sock
   qemu-system-x86_64 -object memory-backend-memfd,id=m,size=2G,share=on -machine q35,memory-backend=m -m 2G \
     -chardev socket,id=c,path=/run/vm1.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c,num-queues=4
+  pvblk serve --disk vm1=file:/srv/vm1.img --xen     and then: pvblk xen attach vm1 GUEST
 
 Signals:
   SIGTERM, SIGINT  stop taking requests, answer those in flight, flush, exit 0
@@ -86,6 +87,9 @@ pub enum Command {
     /// What the page cache of a served disk counts
     #[command(after_help = crate::cache::HELP)]
     Cache(crate::cache::CacheArgs),
+    /// Attach served disks to Xen guests, detach and list them
+    #[command(subcommand, after_help = crate::xen::HELP)]
+    Xen(crate::xen::XenCommand),
     /// Experiments and measurements
     #[command(subcommand)]
     Lab(LabCommand),
@@ -105,6 +109,12 @@ pub struct ServeArgs {
     /// Socket at which a virtual machine gets disk NAME by vhost-user-blk; may be given several times. One machine at a time
     #[arg(long, value_name = "NAME=unix:PATH")]
     pub vhost_user: Vec<String>,
+    /// Serve Xen guests: `pvblk xen attach` makes a disk appear in one. For dom0 or a driver domain
+    #[arg(long)]
+    pub xen: bool,
+    /// Don't offer persistent grants to Xen guests: the hypervisor copies their data
+    #[arg(long)]
+    pub no_persistent_grants: bool,
     /// The same in a file; flags add to it
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,

@@ -22,6 +22,8 @@ pub struct ServeConfig {
     pub local: Option<PathBuf>,
     pub nbd: Vec<NbdAddr>,
     pub vhost_user: Vec<Listen>,
+    pub xen: bool,
+    pub persistent_grants: bool,
     pub workers: usize,
     pub max_queues: u32,
     pub max_ring: RingSize,
@@ -110,6 +112,10 @@ struct File {
     #[serde(default)]
     no_pressure: bool,
     #[serde(default)]
+    xen: bool,
+    #[serde(default)]
+    no_persistent_grants: bool,
+    #[serde(default)]
     disk: BTreeMap<String, DiskTable>,
 }
 
@@ -179,9 +185,10 @@ impl ServeConfig {
                 },
             )
             .collect::<Result<Vec<_>>>()?;
-        if local.is_none() && nbd.is_empty() && vhost_user.is_empty() {
+        let xen = args.xen || file.xen;
+        if local.is_none() && nbd.is_empty() && vhost_user.is_empty() && !xen {
             bail!(
-                "nowhere to serve: give --local unix:PATH, --nbd unix:PATH, --nbd tcp:HOST:PORT or --vhost-user NAME=unix:PATH"
+                "nowhere to serve: give --local unix:PATH, --nbd unix:PATH, --nbd tcp:HOST:PORT, --vhost-user NAME=unix:PATH or --xen"
             );
         }
         let workers = match args.workers.or(file.workers) {
@@ -224,6 +231,8 @@ impl ServeConfig {
             local,
             nbd,
             vhost_user,
+            xen,
+            persistent_grants: !(args.no_persistent_grants || file.no_persistent_grants),
             workers,
             max_queues,
             max_ring: ring_size("--max-ring-pages", pages)?,

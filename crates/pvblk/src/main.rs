@@ -19,6 +19,7 @@ mod serve;
 mod trace;
 mod traces;
 mod vhost;
+mod xen;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         cli::Command::Raid(command) => raid::run(command),
         cli::Command::Ctl(command) => memory::run(command),
         cli::Command::Cache(args) => cache::run(args),
+        cli::Command::Xen(command) => xen::run(command),
         cli::Command::Lab(command) => lab::run(command),
     };
     match result {

@@ -1,11 +1,11 @@
-//! Disks for front ends on local rings.
+//! Disks for front ends on rings: local ones and Xen guests.
 
+use crate::config::ServeConfig;
 use crate::hub::{Hub, Key};
 use parking_lot::Mutex;
-use pvblk_backend::{BlkifQueueParts, BlkifSource, SourceEnd};
+use pvblk_backend::{BlkifQueueParts, BlkifSource, Pressure, SourceEnd};
 use pvblk_block::{BlockDevice, Error};
-use pvblk_export::local::{Attachment, DiskHost};
-use pvblk_export::xenbus::BackendOffers;
+use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost};
 use pvblk_ring::RingSize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,14 +15,17 @@ pub struct RingHost {
     hub: Arc<Hub>,
     max_queues: u32,
     max_ring: RingSize,
+    persistent: bool,
 }
 
 impl RingHost {
-    pub fn new(hub: Arc<Hub>, max_queues: u32, max_ring: RingSize) -> RingHost {
+    /// Of the hub's disks, with what `config` lets front ends ask for.
+    pub fn new(hub: Arc<Hub>, config: &ServeConfig) -> RingHost {
         RingHost {
             hub,
-            max_queues,
-            max_ring,
+            max_queues: config.max_queues,
+            max_ring: config.max_ring,
+            persistent: config.persistent_grants,
         }
     }
 }
@@ -71,8 +74,13 @@ impl DiskHost for RingHost {
         BackendOffers {
             max_queues: Some(self.max_queues),
             max_ring: Some(self.max_ring),
+            persistent: self.persistent,
             ..BackendOffers::default()
         }
+    }
+
+    fn pressure(&self) -> Arc<Pressure> {
+        Arc::clone(self.hub.pressure())
     }
 
     fn attach(

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use pvblk_backend::{Backend, BackendOptions, Disk, Pressure};
 use pvblk_export::local::LocalServer;
 use pvblk_export::vhost_user::VhostServer;
+use pvblk_export::xen::{LinuxXen, XenServer, Xenstore};
 use std::sync::Arc;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
@@ -43,7 +44,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let hub = Hub::new(backend, disks, pressure);
     let local = match &config.local {
         Some(path) => {
-            let host = RingHost::new(Arc::clone(&hub), config.max_queues, config.max_ring);
+            let host = RingHost::new(Arc::clone(&hub), &config);
             eprintln!(
                 "rings on unix:{} (up to {} queues of {} pages for each disk)",
                 path.display(),
@@ -75,6 +76,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             Some(VhostServer::bind(listens, Arc::new(host))?)
         }
     };
+    let xen = match config.xen {
+        true => Some(serve_xen(&hub, &config)?),
+        false => None,
+    };
     let control = traces.start(config.control.as_deref(), config.slow, &hub, desk)?;
     if let Some(watch) = &watch {
         daemon::tell_sources(watch);
@@ -86,7 +91,27 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     drop(nbd);
     drop(local);
     drop(vhost);
+    drop(xen);
     drop(control);
     drop(watch);
     daemon::finish(&hub)
+}
+
+fn serve_xen(hub: &Arc<Hub>, config: &ServeConfig) -> Result<XenServer> {
+    let xenstore = Xenstore::connect()?;
+    let hypervisor = LinuxXen::check().context("serving Xen guests")?;
+    let host = RingHost::new(Arc::clone(hub), config);
+    let server = XenServer::start(xenstore, Arc::new(hypervisor), Arc::new(host))?;
+    eprintln!(
+        "Xen guests from domain {} (up to {} queues of {} pages, grants {})",
+        server.domain(),
+        config.max_queues,
+        config.max_ring.pages(),
+        if config.persistent_grants {
+            "persistent"
+        } else {
+            "copied"
+        }
+    );
+    Ok(server)
 }

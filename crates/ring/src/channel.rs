@@ -10,6 +10,8 @@ pub trait EventChannel: Send + Sync {
     fn notify(&self);
     /// Forgets that we were woken; to be called before the ring is looked at for the last time.
     fn clear(&self);
+    /// Lets the peer wake us again; to be called before sleep, after the ring was found empty. What came since [`EventChannel::clear`] wakes at once.
+    fn rearm(&self) {}
     /// Readable while we are woken.
     fn fd(&self) -> BorrowedFd<'_>;
 }

@@ -2,7 +2,7 @@
 
 use crate::fuse::{Fuse, Side};
 use parking_lot::Mutex;
-use pvblk_backend::{GrantError, GrantMapper};
+use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::{Buffer, Region};
 use pvblk_frontend::Granter;
 use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
@@ -276,24 +276,22 @@ impl GrantMapper for SimMapper {
         at: usize,
         len: usize,
         writable: bool,
-    ) -> Result<Buffer, GrantError> {
+    ) -> Result<(Buffer, Access), GrantError> {
         self.fuse.tick(Side::Back);
         let frame = self.resolve(gref, writable)? as usize;
         let buffer = Buffer::new(&self.memory.back, frame * PAGE_SIZE + at, len);
-        if self.counted {
-            self.memory.uses.lock()[gref as usize] += 1;
+        let buffer = buffer.ok_or(GrantError::Frame(gref))?;
+        if !self.counted {
+            return Ok((buffer, Access::Direct));
         }
-        buffer.ok_or(GrantError::Frame(gref))
+        self.memory.uses.lock()[gref as usize] += 1;
+        Ok((buffer, Access::Mapped))
     }
 
-    fn needs_unmap(&self) -> bool {
-        self.counted
-    }
-
-    fn unmap(&mut self, gref: u32) {
+    fn release(&mut self, page: PageUse) {
         self.fuse.tick(Side::Back);
         let mut uses = self.memory.uses.lock();
-        let n = uses[gref as usize].checked_sub(1);
-        uses[gref as usize] = n.expect("unmapped, but not mapped");
+        let n = uses[page.gref as usize].checked_sub(1);
+        uses[page.gref as usize] = n.expect("unmapped, but not mapped");
     }
 }

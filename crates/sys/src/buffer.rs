@@ -141,6 +141,11 @@ impl Buffer {
         v
     }
 
+    /// Where it lies, for a call of the kernel that takes bare addresses; it panics if the kernel is to write to a region that we may not.
+    pub(crate) fn address(&self, for_write_by_kernel: bool) -> usize {
+        self.iovec(0, for_write_by_kernel).iov_base as usize
+    }
+
     pub(crate) fn iovec(&self, skip: usize, for_write_by_kernel: bool) -> libc::iovec {
         assert!(skip <= self.len);
         let len = self.len - skip;

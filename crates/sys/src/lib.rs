@@ -8,6 +8,7 @@
 //! - [`Idle`] is private memory that nobody uses, by its type; nothing else that was lent for I/O goes back to the system.
 //! - [`alloc::Counting`] counts the heap for the memory bill.
 //! - [`Region::guarded`] maps a file that may shrink: the fault becomes a mark on the region.
+//! - [`xen`] maps, copies and frees pages that guests granted, and their event channels, by Linux's drivers for it.
 //! - [`xor`] uses the CPU's widest registers, on private memory and on regions.
 //!
 //! No policy lives here: no retry, no log, no protocol.
@@ -31,6 +32,7 @@ mod region;
 mod sigbus;
 pub mod socket;
 pub mod uring;
+pub mod xen;
 pub mod xor;
 
 pub use buffer::{Buffer, gather, scatter, total_len};

@@ -1,6 +1,7 @@
 //! [`Region`]: a mapping whose bytes may change under us.
 
 use crate::sigbus::Guard;
+use crate::xen::GrantMapping;
 use crate::xor;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -28,6 +29,8 @@ pub struct Region {
     guard: Option<Guard>,
     /// Of a piece: what it was cut from, which has the mapping.
     whole: Option<Arc<Region>>,
+    /// Of granted pages; dropped after the mapping is gone, as the driver wants it.
+    grants: Option<Box<GrantMapping>>,
 }
 
 /// Why a region could not be made.
@@ -102,6 +105,7 @@ impl Region {
             shared,
             guard: None,
             whole: None,
+            grants: None,
         }
     }
 
@@ -162,6 +166,14 @@ impl Region {
         let mut region = Region::shared(fd, offset, len, true)?;
         let guard = Guard::new(region.base.as_ptr() as usize, len).map_err(RegionError::Os)?;
         region.guard = Some(guard);
+        Ok(region)
+    }
+
+    /// Maps pages that another domain granted; `grants` has told the driver which. Frees them in the driver when it is gone.
+    pub(crate) fn granted(fd: BorrowedFd<'_>, grants: GrantMapping) -> Result<Region, RegionError> {
+        let (index, len, writable) = (grants.index(), grants.len(), grants.is_writable());
+        let mut region = Region::shared(fd, index, len, writable)?;
+        region.grants = Some(Box::new(grants));
         Ok(region)
     }
 
@@ -384,7 +396,8 @@ impl Region {
                 shared: false,
                 guard: None,
                 whole: Some(Arc::clone(&whole)),
-                })
+                grants: None,
+            })
         };
         // `at` is inside the mapping, so never null.
         (0..whole.len)

@@ -1,7 +1,7 @@
 //! A front end's memory: a ring, a grant table, data pages; and a back end's source over it.
 
 use parking_lot::Mutex;
-use pvblk_backend::{BlkifQueueParts, BlkifSource, GrantError, GrantMapper};
+use pvblk_backend::{Access, BlkifQueueParts, BlkifSource, GrantError, GrantMapper, PageUse};
 use pvblk_block::Buffer;
 use pvblk_ring::grant::{GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
 use pvblk_ring::wire::Segment;
@@ -114,7 +114,7 @@ impl GrantMapper for TableMapper {
         offset: usize,
         len: usize,
         writable: bool,
-    ) -> Result<Buffer, GrantError> {
+    ) -> Result<(Buffer, Access), GrantError> {
         assert!(len > 0 && offset + len <= PAGE_SIZE, "the caller's promise");
         if gref < RESERVED_GRANTS || gref as usize >= GRANTS_PER_PAGE {
             return Err(GrantError::Bad(gref));
@@ -129,19 +129,16 @@ impl GrantMapper for TableMapper {
         }
         let at = entry.frame as usize * PAGE_SIZE + offset;
         let buffer = Buffer::new(&self.memory, at, len).ok_or(GrantError::Frame(gref))?;
-        if self.unmaps {
-            self.mapped.lock().push(gref);
+        if !self.unmaps {
+            return Ok((buffer, Access::Direct));
         }
-        Ok(buffer)
+        self.mapped.lock().push(gref);
+        Ok((buffer, Access::Mapped))
     }
 
-    fn needs_unmap(&self) -> bool {
-        self.unmaps
-    }
-
-    fn unmap(&mut self, gref: u32) {
+    fn release(&mut self, page: PageUse) {
         let mut mapped = self.mapped.lock();
-        let at = mapped.iter().position(|&g| g == gref);
+        let at = mapped.iter().position(|&g| g == page.gref);
         mapped.swap_remove(at.expect("unmapped, but not mapped"));
     }
 }

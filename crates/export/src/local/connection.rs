@@ -2,11 +2,11 @@
 
 use super::connector::{LocalConnector, Shared};
 use super::frame::Frame;
-use super::inbox::Note;
 use super::socket::{self, Received};
 use super::store::SocketStore;
 use crate::xenbus::number::{quote, sentence};
-use crate::xenbus::{BackendNegotiation, Connector, XenbusState};
+use crate::xenbus::serving::Serving;
+use crate::xenbus::{BackendNegotiation, Connector, Note, XenbusState};
 use pvblk_block::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -56,7 +56,10 @@ impl Connection {
     /// For logs.
     pub fn name(&self) -> String {
         match &self.named {
-            Some(n) => format!("disk {}, front end {}", n.connector.disk, n.connector.front),
+            Some(n) => format!(
+                "disk {}, front end {}",
+                n.connector.serving.disk, n.connector.serving.front
+            ),
             None => format!("local front end {}", self.id),
         }
     }
@@ -127,14 +130,11 @@ impl Connection {
                 quote(&disk)
             )));
         };
-        let offers = self.shared.host.offers();
-        let connector = LocalConnector::new(
-            Arc::clone(&self.shared),
-            self.id,
-            (sentence(&disk), sentence(front)),
-            device,
-            offers,
-        );
+        let names = (sentence(&disk), sentence(front));
+        let Shared { host, inbox, .. } = &*self.shared;
+        let serving = Serving::new(host, inbox, self.id, names, device);
+        let offers = serving.offers;
+        let connector = LocalConnector::new(Arc::clone(&self.shared), serving);
         self.named = Some(Named {
             negotiation: BackendNegotiation::new(offers, true),
             store: SocketStore::new(Arc::clone(&self.socket), None),
@@ -149,7 +149,7 @@ impl Connection {
             return Ok(());
         };
         let waits = n.negotiation.state() == XenbusState::Initialising;
-        if waits && !self.shared.fence.is_closed(&n.connector.disk) {
+        if waits && !self.shared.fence.is_closed(&n.connector.serving.disk) {
             n.negotiation.start(&mut n.store)?;
             n.negotiation.peer_changed(&mut n.store, &mut n.connector)?;
         }
@@ -170,21 +170,21 @@ impl Connection {
         match note {
             Note::Ended {
                 generation, reason, ..
-            } if connector.is_serving(generation) => {
+            } if connector.serving.is_serving(generation) => {
                 tracing::warn!(
                     "disk {}, front end {}: {reason}",
-                    connector.disk,
-                    connector.front
+                    connector.serving.disk,
+                    connector.serving.front
                 );
                 negotiation.break_off(store, connector, &sentence(&reason))?;
             }
             Note::Drained { generation, .. } => {
-                if connector.drained(generation) {
+                if connector.serving.drained(generation) {
                     negotiation.drained(store, connector)?;
                 }
             }
             Note::Resized { .. } => {
-                let sectors = connector.sectors();
+                let sectors = connector.serving.sectors();
                 negotiation.resize(store, sectors)?;
             }
             Note::DeviceGone { .. } => {

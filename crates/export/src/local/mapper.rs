@@ -1,7 +1,7 @@
 //! Grant references of a local front end.
 
 use super::memory::{Budget, GuestMemory, Share, runs};
-use pvblk_backend::{GrantError, GrantMapper};
+use pvblk_backend::{Access, GrantError, GrantMapper};
 use pvblk_block::memory::Gauge;
 use pvblk_block::{Buffer, Error, ErrorKind};
 use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GrantEntry};
@@ -100,10 +100,11 @@ impl GrantMapper for LocalMapper {
         offset: usize,
         len: usize,
         writable: bool,
-    ) -> Result<Buffer, GrantError> {
+    ) -> Result<(Buffer, Access), GrantError> {
         let frame = self.resolve(gref, writable)?;
         let at = frame as usize * PAGE_SIZE + offset;
-        Buffer::new(&self.memory, at, len).ok_or(GrantError::Frame(gref))
+        let buffer = Buffer::new(&self.memory, at, len).ok_or(GrantError::Frame(gref))?;
+        Ok((buffer, Access::Direct))
     }
 }
 
@@ -141,7 +142,7 @@ mod tests {
         }
         grant(&owner, r, 7, true);
         owner.write(7 * PAGE_SIZE + 512, b"data");
-        assert_eq!(m.map(r, 512, 4, false).unwrap().to_vec(), b"data");
+        assert_eq!(m.map(r, 512, 4, false).unwrap().0.to_vec(), b"data");
         assert_eq!(m.map(r, 0, 1, true).unwrap_err(), GrantError::ReadOnly(r));
         for frame in [8, 9, u32::MAX] {
             grant(&owner, r, frame, false);

@@ -38,8 +38,6 @@ pub mod frame;
 mod front;
 mod front_memory;
 mod granter;
-mod host;
-mod inbox;
 mod keeper;
 mod link;
 mod mapper;
@@ -50,7 +48,6 @@ mod store;
 
 pub use front::{ConnectOptions, connect};
 pub use granter::LocalGranter;
-pub use host::{Attachment, DiskHost, Ended};
 pub use keeper::{Keeper, KeeperEvent};
 pub use link::{FrontLink, LinkEvent};
 pub use mapper::LocalMapper;

@@ -1,13 +1,13 @@
 //! The server of local front ends: one control thread for the listener and all connections.
 
 use super::connection::Connection;
-use super::connector::{Fence, LocalConnector, Shared};
+use super::connector::{LocalConnector, Shared};
 use super::frame::Frame;
-use super::host::DiskHost;
-use super::inbox::{Inbox, Note};
 use super::memory::Budget;
 use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
+use crate::xenbus::serving::Fence;
+use crate::xenbus::{DiskHost, Inbox, Note};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Poller;
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ impl LocalServer {
         let listener = SocketFile::bind(path, SocketType::SEQPACKET)?;
         let shared = Arc::new(Shared {
             host,
-            inbox: Inbox::new().map_err(os)?,
+            inbox: Arc::new(Inbox::new().map_err(os)?),
             budget: Budget::new(),
             fence: Fence::default(),
         });
@@ -146,8 +146,8 @@ impl Control {
         for (_, connector) in self.draining.drain() {
             tracing::error!(
                 "disk {}, front end {}: requests are still in flight; its memory stays mapped",
-                connector.disk,
-                connector.front
+                connector.serving.disk,
+                connector.serving.front
             );
             // Its queues may still write to the memory: leaking is safe, freeing isn't.
             std::mem::forget(connector);
@@ -222,10 +222,10 @@ impl Control {
             self.judge(id, result);
         } else if let Note::Drained { generation, .. } = note
             && let Some(connector) = self.draining.get_mut(&id)
-            && connector.drained(generation)
+            && connector.serving.drained(generation)
         {
             self.draining.remove(&id).inspect(|gone| {
-                self.shared.fence.open(&gone.disk);
+                self.shared.fence.open(&gone.serving.disk);
             });
             for id in self.connections.keys().copied().collect::<Vec<_>>() {
                 if let Some(connection) = self.connections.get_mut(&id) {
@@ -259,7 +259,7 @@ impl Control {
         if let Some(connection) = self.connections.remove(&id)
             && let Some(connector) = connection.end(reason)
         {
-            self.shared.fence.close(&connector.disk);
+            self.shared.fence.close(&connector.serving.disk);
             self.draining.insert(id, connector);
         }
     }

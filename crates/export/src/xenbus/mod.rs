@@ -13,9 +13,12 @@
 mod backend;
 mod front_keys;
 mod frontend;
+mod host;
+mod inbox;
 pub(crate) mod number;
 mod offers;
 mod properties;
+pub(crate) mod serving;
 mod state;
 mod store;
 
@@ -27,6 +30,8 @@ pub use front_keys::{FrontKeys, QueueKeys, parse_front_keys};
 pub use frontend::{
     FrontEvent, FrontPersonality, FrontResources, FrontWishes, FrontendNegotiation,
 };
+pub use host::{Attachment, DiskHost, Ended};
+pub(crate) use inbox::{Inbox, Note};
 pub use offers::{BackendOffers, OfferedLimits, parse_offers};
 pub use properties::{parse_properties, parse_sectors, publish_properties};
 pub use state::XenbusState;

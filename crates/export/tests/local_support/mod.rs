@@ -2,14 +2,15 @@
 #![allow(dead_code, reason = "every test file uses another part of it")]
 
 use parking_lot::Mutex;
-use pvblk_backend::BlkifQueueParts;
+use pvblk_backend::{BlkifQueueParts, Pressure};
 use pvblk_block::{
     BlockDevice, Capacity, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
     QueueContext,
 };
+use pvblk_export::local::LocalServer;
 use pvblk_export::local::frame::Frame;
-use pvblk_export::local::{Attachment, DiskHost, Ended, LocalServer};
 use pvblk_export::socket_file::{SocketType, dial};
+use pvblk_export::xenbus::{Attachment, DiskHost, Ended};
 use pvblk_export::xenbus::{BackendOffers, Change};
 use pvblk_ring::RingSize;
 use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GrantEntry};
@@ -93,6 +94,9 @@ impl DiskHost for FakeHost {
     }
     fn offers(&self) -> BackendOffers {
         self.offers
+    }
+    fn pressure(&self) -> Arc<Pressure> {
+        Arc::new(Pressure::new(0))
     }
     fn attach(
         &self,

@@ -5,9 +5,9 @@ use pvblk_sys::EventFd;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// One thing that happened. `generation` tells a connection's queues from those of its next connection.
+/// One thing that happened to the connection `id`. `generation` tells a connection's queues from those of its next connection.
 #[derive(Debug)]
-pub(super) enum Note {
+pub(crate) enum Note {
     /// A queue broke.
     Ended {
         id: u64,
@@ -28,7 +28,7 @@ pub(super) enum Note {
 ///
 /// Bounded by construction: a connection has at most one note of each kind under way.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     notes: Mutex<Vec<Note>>,
     wake: EventFd,
 }

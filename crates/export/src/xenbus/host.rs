@@ -1,7 +1,7 @@
-//! What a server of local front ends needs from the process that it is in.
+//! What a server of blkif front ends needs from the process that it is in.
 
-use crate::xenbus::BackendOffers;
-use pvblk_backend::BlkifQueueParts;
+use super::BackendOffers;
+use pvblk_backend::{BlkifQueueParts, Pressure};
 use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;
 
@@ -16,6 +16,9 @@ pub trait DiskHost: Send + Sync {
 
     /// What to offer to front ends.
     fn offers(&self) -> BackendOffers;
+
+    /// What buffers that a server needs for its front ends' data give way to.
+    fn pressure(&self) -> Arc<Pressure>;
 
     /// Starts to serve a connection's queues. An error refuses the connection, with its text for the front end.
     fn attach(

@@ -1,0 +1,176 @@
+//! One disk of one guest: the handshake, its directories, its queues.
+
+use super::connector::XenConnector;
+use super::node::Node;
+use super::store::NodeStore;
+use crate::xenbus::number::sentence;
+use crate::xenbus::{BackendNegotiation, Note, Store, XenbusState};
+use pvblk_block::Error;
+use std::time::{Duration, Instant};
+
+/// How long a guest may take to leave when it is asked to before this is told, and told again.
+const CLOSING_TIME: Duration = Duration::from_secs(30);
+
+/// A device directory of ours that names a disk of this server.
+pub(super) struct Attached {
+    pub node: Node,
+    pub negotiation: BackendNegotiation,
+    pub store: NodeStore,
+    pub connector: XenConnector,
+    state: XenbusState,
+    /// When a close that lasts is told.
+    pub deadline: Option<Instant>,
+}
+
+impl Attached {
+    pub fn new(node: Node, store: NodeStore, connector: XenConnector, online: bool) -> Attached {
+        Attached {
+            node,
+            negotiation: BackendNegotiation::new(connector.serving.offers, online),
+            store,
+            connector,
+            state: XenbusState::Initialising,
+            deadline: None,
+        }
+    }
+
+    /// For logs.
+    pub fn name(&self) -> String {
+        let serving = &self.connector.serving;
+        format!("disk {}, {}", serving.disk, serving.front)
+    }
+
+    pub fn state(&self) -> XenbusState {
+        self.negotiation.state()
+    }
+
+    /// Begins, where the fence is open. Rings of an earlier server can't be taken over: answers have overwritten requests that it
+    /// hadn't answered, so a front end that still uses them is asked to leave.
+    pub fn start(&mut self) -> Result<(), Error> {
+        let front = self
+            .store
+            .read("state")
+            .and_then(|s| XenbusState::parse(&s));
+        let ours = self.store.own("state")?;
+        let fresh = ours.is_none_or(|s| s == "1");
+        match front {
+            None | Some(XenbusState::Unknown | XenbusState::Initialising) => {
+                self.negotiation.start(&mut self.store)?;
+            }
+            Some(XenbusState::InitWait | XenbusState::Initialised) if fresh => {
+                self.negotiation.start(&mut self.store)?;
+            }
+            Some(state) => {
+                if !matches!(state, XenbusState::Closing | XenbusState::Closed) {
+                    tracing::warn!(
+                        "{}: it uses rings of a server that is gone; it has to close, and to be attached again",
+                        self.name()
+                    );
+                }
+                self.negotiation
+                    .close(&mut self.store, &mut self.connector)?;
+            }
+        }
+        self.front_changed()
+    }
+
+    /// The front end's directory changed.
+    pub fn front_changed(&mut self) -> Result<(), Error> {
+        let Attached {
+            negotiation,
+            store,
+            connector,
+            ..
+        } = self;
+        negotiation.peer_changed(store, connector)?;
+        self.settle();
+        Ok(())
+    }
+
+    /// Somebody, maybe we, wrote to our directory: the toolstack asks for the end by `online` and `state`.
+    pub fn own_changed(&mut self) -> Result<(), Error> {
+        if let Some(online) = self.store.own("online")? {
+            self.negotiation.set_online(online.trim() != "0");
+        }
+        let asked = matches!(self.store.own("state")?.as_deref(), Some("5" | "6"));
+        let open = !matches!(self.state(), XenbusState::Closing | XenbusState::Closed);
+        if asked && open {
+            return self.close();
+        }
+        Ok(())
+    }
+
+    /// Asks the front end to leave.
+    pub fn close(&mut self) -> Result<(), Error> {
+        self.negotiation
+            .close(&mut self.store, &mut self.connector)?;
+        self.settle();
+        Ok(())
+    }
+
+    /// Ends the connection, whatever the front end does.
+    pub fn break_off(&mut self, why: &str) -> Result<(), Error> {
+        let Attached {
+            negotiation,
+            store,
+            connector,
+            ..
+        } = self;
+        negotiation.break_off(store, connector, why)?;
+        self.settle();
+        Ok(())
+    }
+
+    /// What another thread told.
+    pub fn note(&mut self, note: Note) -> Result<(), Error> {
+        let Attached {
+            negotiation,
+            store,
+            connector,
+            ..
+        } = self;
+        match note {
+            Note::Ended {
+                generation, reason, ..
+            } if connector.serving.is_serving(generation) => {
+                let serving = &connector.serving;
+                tracing::warn!("disk {}, {}: {reason}", serving.disk, serving.front);
+                negotiation.break_off(store, connector, &sentence(&reason))?;
+            }
+            Note::Drained { generation, .. } if connector.serving.drained(generation) => {
+                negotiation.drained(store, connector)?;
+            }
+            Note::Resized { .. } => {
+                let sectors = connector.serving.sectors();
+                negotiation.resize(store, sectors)?;
+            }
+            Note::DeviceGone { .. } => {
+                negotiation.break_off(store, connector, "the disk's device is gone")?;
+            }
+            Note::Ended { .. } | Note::Drained { .. } | Note::Stop => {}
+        }
+        self.settle();
+        Ok(())
+    }
+
+    fn settle(&mut self) {
+        let state = self.state();
+        if state == self.state {
+            return;
+        }
+        tracing::info!("{}: {} → {state}", self.name(), self.state);
+        self.state = state;
+        self.deadline = (state == XenbusState::Closing).then(|| Instant::now() + CLOSING_TIME);
+    }
+
+    /// A close that lasts is told.
+    pub fn late(&mut self, now: Instant) {
+        if self.deadline.is_some_and(|at| at <= now) {
+            self.deadline = Some(now + CLOSING_TIME * 10);
+            tracing::warn!(
+                "{}: the guest still uses it, or doesn't answer",
+                self.name()
+            );
+        }
+    }
+}

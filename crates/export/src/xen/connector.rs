@@ -1,0 +1,79 @@
+//! Rings, event channels and pages of one guest's disk.
+
+use super::hypervisor::Hypervisor;
+use super::mapper::XenMapper;
+use crate::xenbus::serving::Serving;
+use crate::xenbus::{Connector, FrontKeys, QueueKeys};
+use pvblk_backend::{BlkifQueueParts, Pressure};
+use pvblk_block::Error;
+use pvblk_frontend::DiskProperties;
+use pvblk_ring::BackRing;
+use std::sync::Arc;
+
+/// The resources behind one handshake.
+pub(super) struct XenConnector {
+    pub serving: Serving,
+    pub hypervisor: Arc<dyn Hypervisor>,
+    pub pressure: Arc<Pressure>,
+    /// The guest.
+    pub domid: u16,
+}
+
+impl XenConnector {
+    fn queue(
+        &self,
+        index: usize,
+        keys: &QueueKeys,
+        front: &FrontKeys,
+    ) -> Result<BlkifQueueParts, Error> {
+        let who = &self.serving;
+        let os = |what: String| move |e| Error::os(format!("queue {index}: {what}"), e);
+        let pages = self.hypervisor.pages(self.domid);
+        let pages = pages.map_err(os("opening /dev/xen/gntdev".into()))?;
+        let name = format!("disk {}, {}, queue {index}", who.disk, who.front);
+        let owner = format!("disk {}: copies for {}, queue {index}", who.disk, who.front);
+        let mapper = XenMapper::new(
+            pages,
+            front.persistent && who.offers.persistent,
+            &self.pressure,
+            (&who.disk, &owner),
+            who.device.buffer_source(),
+        );
+        let ring = mapper.map_ring(&keys.ring_refs);
+        let ring = ring.map_err(os(format!("mapping ring-ref {:?}", keys.ring_refs)))?;
+        let ring = BackRing::new(ring)
+            .ok_or_else(|| Error::protocol(format!("queue {index}: no ring has that size")))?;
+        let port = keys.event_channel;
+        let channel = self.hypervisor.bind(self.domid, port);
+        let channel = channel.map_err(os(format!("binding event-channel {port}")))?;
+        Ok(BlkifQueueParts {
+            name,
+            ring,
+            channel,
+            mapper: Box::new(mapper),
+            max_indirect_segments: who.offers.indirect_limit(),
+        })
+    }
+}
+
+impl Connector for XenConnector {
+    fn connect(&mut self, front: &FrontKeys) -> Result<DiskProperties, Error> {
+        let queues = front.queues.iter().enumerate();
+        let queues = queues.map(|(i, keys)| self.queue(i, keys, front));
+        let queues = queues.collect::<Result<Vec<_>, Error>>()?;
+        let (count, pages) = (queues.len(), front.ring.pages());
+        let disk = self.serving.attach(queues)?;
+        let persistent = front.persistent && self.serving.offers.persistent;
+        tracing::info!(
+            "disk {}, {}: {count} queues of {pages} pages, grants {}",
+            self.serving.disk,
+            self.serving.front,
+            if persistent { "persistent" } else { "copied" }
+        );
+        Ok(disk)
+    }
+
+    fn disconnect(&mut self) -> bool {
+        self.serving.detach()
+    }
+}

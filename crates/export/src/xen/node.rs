@@ -1,0 +1,165 @@
+//! Where a disk's two directories are in xenstore, and the names of devices.
+
+use pvblk_block::Error;
+
+/// The kind of back end that we are: our own, so that no driver of the kernel takes our directories for its own.
+pub const KIND: &str = "pvblk";
+
+/// Domains from here on are none (`DOMID_FIRST_RESERVED`).
+const FIRST_RESERVED: u16 = 0x7ff0;
+
+/// One virtual block device of one guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Node {
+    /// The guest's domain, 0 to 32751.
+    pub domid: u16,
+    /// Number of the device in the guest, such as 51712 for xvda.
+    pub devid: u32,
+}
+
+impl Node {
+    /// From two names in a path.
+    pub fn parse(domid: &str, devid: &str) -> Option<Node> {
+        let digits = |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit());
+        if !digits(domid) || !digits(devid) {
+            return None;
+        }
+        let domid = domid.parse().ok().filter(|&d: &u16| d < FIRST_RESERVED)?;
+        let devid = devid.parse().ok()?;
+        Some(Node { domid, devid })
+    }
+
+    /// One number for both.
+    pub fn number(self) -> u64 {
+        u64::from(self.domid) << 32 | u64::from(self.devid)
+    }
+
+    /// From [`Node::number`].
+    pub fn from_number(number: u64) -> Node {
+        Node {
+            domid: (number >> 32) as u16,
+            devid: number as u32,
+        }
+    }
+
+    /// The back end's directory, in domain `own`.
+    pub fn back_end(self, own: u16) -> String {
+        format!("{}/{}/{}", back_ends(own), self.domid, self.devid)
+    }
+
+    /// The front end's directory.
+    pub fn front_end(self) -> String {
+        let Node { domid, devid } = self;
+        format!("/local/domain/{domid}/device/vbd/{devid}")
+    }
+}
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "domain {}, {}", self.domid, device_name(self.devid))
+    }
+}
+
+/// Where all of a domain's back ends of our kind are.
+pub fn back_ends(own: u16) -> String {
+    format!("/local/domain/{own}/backend/{KIND}")
+}
+
+/// Disks of Xen's own major number, 202, with 16 minors each; then the extended numbers, with 256 (docs/man/xen-vbd-interface.7).
+const MAJOR: u32 = 202;
+const EXTENDED: u32 = 1 << 28;
+
+/// The number of a device: `xvda` to `xvdzz`, a whole disk, or a number.
+pub fn parse_device(name: &str) -> Result<u32, Error> {
+    let refuse = || {
+        Error::config(format!(
+            "{} is no device: give xvda, xvdb and so on, or its number",
+            crate::xenbus::number::quote(name)
+        ))
+    };
+    if let Some(letters) = name.strip_prefix("xvd") {
+        let valid =
+            (1..=2).contains(&letters.len()) && letters.bytes().all(|b| b.is_ascii_lowercase());
+        if !valid {
+            return Err(refuse());
+        }
+        let fold = |n: u32, b: u8| n * 26 + u32::from(b - b'a') + 1;
+        let disk = letters.bytes().fold(0, fold) - 1;
+        return Ok(match disk {
+            0..16 => MAJOR << 8 | disk << 4,
+            _ => EXTENDED | disk << 8,
+        });
+    }
+    let digits = !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
+    let number = digits.then(|| name.parse().ok()).flatten();
+    number.filter(|&n: &u32| n < 1 << 29).ok_or_else(refuse)
+}
+
+/// The name of a device, where its number has one of ours.
+pub fn device_name(devid: u32) -> String {
+    let disk = match devid {
+        d if d >> 8 == MAJOR && d & 15 == 0 => (d & 0xff) >> 4,
+        d if d & EXTENDED != 0 && d & 0xff == 0 => (d & !EXTENDED) >> 8,
+        d => return d.to_string(),
+    };
+    let letter = |n: u32| char::from(b'a' + (n % 26) as u8);
+    match disk {
+        0..26 => format!("xvd{}", letter(disk)),
+        26..702 => format!("xvd{}{}", letter(disk / 26 - 1), letter(disk)),
+        _ => devid.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_names_and_numbers() {
+        for (name, devid) in [
+            ("xvda", 51712),
+            ("xvdb", 51728),
+            ("xvdp", 51952),
+            ("xvdq", EXTENDED | 16 << 8),
+            ("xvdz", EXTENDED | 25 << 8),
+            ("xvdaa", EXTENDED | 26 << 8),
+            ("xvdzz", EXTENDED | 701 << 8),
+        ] {
+            assert_eq!(parse_device(name).unwrap(), devid, "{name}");
+            assert_eq!(device_name(devid), name);
+        }
+        assert_eq!(parse_device("768").unwrap(), 768);
+        assert_eq!(device_name(768), "768");
+        for bad in [
+            "",
+            "xvd",
+            "xvdA",
+            "xvda1",
+            "xvdaaa",
+            "hda",
+            "-1",
+            "536870912",
+            "99999999999",
+        ] {
+            assert!(parse_device(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_numbers_are_nodes() {
+        let node = Node::parse("7", "51712").unwrap();
+        assert_eq!(node.back_end(0), "/local/domain/0/backend/pvblk/7/51712");
+        assert_eq!(Node::from_number(node.number()), node);
+        for (domid, devid) in [
+            ("", "1"),
+            ("1", ""),
+            ("+1", "1"),
+            ("1", "-1"),
+            ("32752", "1"),
+            ("65536", "1"),
+            ("1", "4294967296"),
+        ] {
+            assert_eq!(Node::parse(domid, devid), None, "{domid}/{devid}");
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! The server of Xen guests: one control thread for xenstore and all handshakes.
+
+use super::attached::Attached;
+use super::connector::XenConnector;
+use super::hypervisor::Hypervisor;
+use super::node::{self, Node};
+use super::store::NodeStore;
+use super::xenstore::{WatchEvent, Xenstore};
+use crate::xenbus::number::{quote, sentence};
+use crate::xenbus::serving::Serving;
+use crate::xenbus::{DiskHost, Inbox, Note, XenbusState};
+use parking_lot::Mutex;
+use pvblk_block::{Error, ErrorKind};
+use pvblk_sys::Poller;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long guests get to leave in order when the server stops.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+/// How long requests in flight get to end when the server stops.
+const STOP_TIME: Duration = Duration::from_secs(10);
+/// Most disks of guests at one server.
+const MAX_ATTACHED: usize = 4096;
+
+const XENSTORE: u64 = 0;
+const INBOX: u64 = 1;
+
+/// Tokens of watches; a front end's is its node's two numbers.
+const BACK_ENDS: &str = "back-ends";
+const RELEASED: &str = "released";
+
+/// Serves disks to Xen guests: each directory below `backend/pvblk` of this domain whose `disk` names one of the host's disks.
+/// Dropping it stops it.
+pub struct XenServer {
+    inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+    own: u16,
+}
+
+impl XenServer {
+    /// Begins to serve. Errors if xenstore refuses.
+    pub fn start(
+        mut xenstore: Xenstore,
+        hypervisor: Arc<dyn Hypervisor>,
+        host: Arc<dyn DiskHost>,
+    ) -> Result<XenServer, Error> {
+        let os = |e| Error::os("starting the Xen server", e);
+        let own = own_domain(&mut xenstore)?;
+        let base = node::back_ends(own);
+        let poller = Poller::new().map_err(os)?;
+        let inbox = Arc::new(Inbox::new().map_err(os)?);
+        poller.add(xenstore.as_fd(), XENSTORE, false).map_err(os)?;
+        poller.add(inbox.as_fd(), INBOX, false).map_err(os)?;
+        xenstore.watch(&base, BACK_ENDS)?;
+        xenstore.watch("@releaseDomain", RELEASED)?;
+        let mut control = Control {
+            xenstore: Arc::new(Mutex::new(xenstore)),
+            hypervisor,
+            host,
+            own,
+            base,
+            poller,
+            inbox: Arc::clone(&inbox),
+            attached: BTreeMap::new(),
+            draining: HashMap::new(),
+            stopping: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("pvblk-xen".into())
+            .spawn(move || control.run())
+            .map_err(os)?;
+        Ok(XenServer {
+            inbox,
+            thread: Some(thread),
+            own,
+        })
+    }
+
+    /// The domain that it runs in.
+    pub fn domain(&self) -> u16 {
+        self.own
+    }
+
+    /// Asks all guests to leave, lets requests in flight end, and returns: after at most 10 seconds.
+    pub fn stop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.inbox.put(Note::Stop);
+            if thread.join().is_err() {
+                tracing::error!("the Xen server's control thread panicked");
+            }
+        }
+    }
+}
+
+impl Drop for XenServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The number of this domain; dom0 of old has no key for it.
+pub(super) fn own_domain(xenstore: &mut Xenstore) -> Result<u16, Error> {
+    let text = xenstore.read("domid")?.unwrap_or_else(|| "0".into());
+    text.trim()
+        .parse()
+        .map_err(|_| Error::protocol(format!("xenstore's domid is {}", quote(&text))))
+}
+
+#[derive(Clone, Copy)]
+struct Stopping {
+    grace: Instant,
+    end: Instant,
+}
+
+/// The control thread's own.
+struct Control {
+    xenstore: Arc<Mutex<Xenstore>>,
+    hypervisor: Arc<dyn Hypervisor>,
+    host: Arc<dyn DiskHost>,
+    own: u16,
+    base: String,
+    poller: Poller,
+    inbox: Arc<Inbox>,
+    attached: BTreeMap<Node, Attached>,
+    /// Their directories are gone; requests in flight have to end.
+    draining: HashMap<u64, XenConnector>,
+    stopping: Option<Stopping>,
+}
+
+impl Control {
+    fn run(&mut self) {
+        let mut events = Vec::new();
+        while !self.is_done() {
+            // What is told by xenstore while it answers is found without a sleep.
+            let timeout = match self.xenstore.lock().has_events() {
+                true => Some(Duration::ZERO),
+                false => self.timeout(),
+            };
+            events.clear();
+            if let Err(e) = self.poller.wait(&mut events, timeout) {
+                tracing::error!("waiting for Xen guests: {e}");
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            if let Err(e) = self.look() {
+                // Guests keep what they have; no new ones come.
+                tracing::error!("{e}; Xen guests can't be attached or detached any more");
+                let _ = self.poller.remove(self.xenstore.lock().as_fd());
+                if e.kind() == ErrorKind::Disconnected && self.stopping.is_some() {
+                    break;
+                }
+            }
+            for note in self.inbox.take() {
+                self.note(note);
+            }
+            self.check_deadlines();
+        }
+        for (_, connector) in self.draining.drain() {
+            leak(connector);
+        }
+        while let Some((_, a)) = self.attached.pop_first() {
+            if a.connector.serving.is_running() {
+                leak(a.connector);
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        let closed = |a: &Attached| a.state() == XenbusState::Closed;
+        self.stopping.is_some_and(|s| {
+            let gone = self.attached.values().all(closed) && self.draining.is_empty();
+            gone || Instant::now() >= s.end
+        })
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let deadlines = self.attached.values().filter_map(|a| a.deadline);
+        let stop = self.stopping.map(|s| match Instant::now() < s.grace {
+            true => s.grace,
+            false => s.end,
+        });
+        let first = deadlines.chain(stop).min()?;
+        Some(first.saturating_duration_since(Instant::now()))
+    }
+
+    /// Handles what xenstore told. A guest that writes without end is looked at once for each turn.
+    fn look(&mut self) -> Result<(), Error> {
+        let events = {
+            let mut xenstore = self.xenstore.lock();
+            xenstore.pump()?;
+            xenstore.take_events()
+        };
+        let (mut ours, mut fronts) = (BTreeSet::new(), BTreeSet::new());
+        let mut all = events.lost;
+        for WatchEvent { token, path } in events.changes {
+            if token == BACK_ENDS {
+                match self.node_of(&path) {
+                    Some(node) => drop(ours.insert(node)),
+                    None => all = true,
+                }
+            } else if token == RELEASED {
+                fronts.extend(self.attached.keys().copied());
+            } else if let Some(node) = parse_token(&token) {
+                fronts.insert(node);
+            }
+        }
+        if all {
+            ours.extend(self.scan()?);
+            fronts.extend(self.attached.keys().copied());
+        }
+        for node in ours {
+            self.own_changed(node);
+        }
+        for node in fronts {
+            self.with(node, Attached::front_changed);
+            self.sweep(node);
+        }
+        Ok(())
+    }
+
+    /// The device that a path below our directory belongs to.
+    fn node_of(&self, path: &str) -> Option<Node> {
+        let rest = path.strip_prefix(&self.base)?.strip_prefix('/')?;
+        let mut names = rest.split('/');
+        Node::parse(names.next()?, names.next()?)
+    }
+
+    /// All devices that are there, or were.
+    fn scan(&mut self) -> Result<Vec<Node>, Error> {
+        let mut xenstore = self.xenstore.lock();
+        let mut nodes: Vec<Node> = self.attached.keys().copied().collect();
+        for domid in xenstore.list(&self.base)?.unwrap_or_default() {
+            let devices = xenstore.list(&format!("{}/{domid}", self.base))?;
+            let devices = devices.unwrap_or_default().into_iter();
+            nodes.extend(devices.filter_map(|devid| Node::parse(&domid, &devid)));
+        }
+        Ok(nodes)
+    }
+
+    /// Something of our directory of a device changed: it appeared, went, or the toolstack wants something.
+    fn own_changed(&mut self, node: Node) {
+        let directory = node.back_end(self.own);
+        let there = self.xenstore.lock().read(&format!("{directory}/frontend"));
+        match (there, self.attached.contains_key(&node)) {
+            (Ok(Some(_)), true) => self.with(node, Attached::own_changed),
+            (Ok(Some(front)), false) if self.stopping.is_none() => {
+                if let Err(e) = self.adopt(node, &front) {
+                    tracing::warn!("{node}: {e}");
+                    self.complain(&directory, &e);
+                }
+            }
+            (Ok(None), true) => self.vanished(node),
+            (Ok(_), false) => {}
+            (Err(e), _) => tracing::warn!("{node}: {e}"),
+        }
+    }
+
+    /// Tells whoever attached it why nothing comes of it.
+    fn complain(&self, directory: &str, why: &Error) {
+        let path = format!("{directory}/error");
+        let result = self
+            .xenstore
+            .lock()
+            .transaction(|t| match t.read(directory)? {
+                Some(_) => t.write(&path, &sentence(&why.to_string())),
+                None => Ok(()),
+            });
+        if let Err(e) = result {
+            tracing::warn!("{e}");
+        }
+    }
+
+    /// Takes a device into service, if its disk is one of ours; other servers have the others.
+    fn adopt(&mut self, node: Node, front: &str) -> Result<(), Error> {
+        let directory = node.back_end(self.own);
+        let read = |key: &str| self.xenstore.lock().read(&format!("{directory}/{key}"));
+        let Some(disk) = read("disk")? else {
+            return Ok(());
+        };
+        let Some(device) = self.host.device(&disk) else {
+            tracing::debug!("{node}: disk {} is not ours", quote(&disk));
+            return Ok(());
+        };
+        if front != node.front_end() {
+            return Err(Error::config(format!(
+                "frontend is {}, not {}",
+                quote(front),
+                node.front_end()
+            )));
+        }
+        if self.attached.len() == MAX_ATTACHED {
+            return Err(Error::config(format!(
+                "{MAX_ATTACHED} disks of guests are attached already"
+            )));
+        }
+        let online = read("online")?.is_none_or(|v| v.trim() != "0");
+        let names = (sentence(&disk), node.to_string());
+        let id = node.number();
+        let serving = Serving::new(&self.host, &self.inbox, id, names, device);
+        let connector = XenConnector {
+            serving,
+            hypervisor: Arc::clone(&self.hypervisor),
+            pressure: self.host.pressure(),
+            domid: node.domid,
+        };
+        let store = NodeStore {
+            xenstore: Arc::clone(&self.xenstore),
+            ours: directory,
+            peers: front.to_owned(),
+        };
+        let attached = Attached::new(node, store, connector, online);
+        self.attached.insert(node, attached);
+        let path = format!("{front}/state");
+        self.xenstore.lock().watch(&path, &token(node))?;
+        self.begin(node);
+        Ok(())
+    }
+
+    /// Starts the handshake, unless requests of somebody who is gone are still at work on the disk: an old write could land on
+    /// a newer one (docs/decisions/0006-reconnect.md).
+    fn begin(&mut self, node: Node) {
+        let Some(disk) = self
+            .attached
+            .get(&node)
+            .map(|a| a.connector.serving.disk.clone())
+        else {
+            return;
+        };
+        let gone = |c: &XenConnector| c.serving.disk == disk && c.serving.is_detaching();
+        let others = self.attached.values().map(|a| &a.connector);
+        if !others.chain(self.draining.values()).any(gone) {
+            self.with(node, Attached::start);
+        }
+    }
+
+    /// Somebody removed our directory.
+    fn vanished(&mut self, node: Node) {
+        let Some(mut attached) = self.attached.remove(&node) else {
+            return;
+        };
+        tracing::info!("{}: detached", attached.name());
+        let path = format!("{}/state", node.front_end());
+        if let Err(e) = self.xenstore.lock().unwatch(&path, &token(node)) {
+            tracing::warn!("{e}");
+        }
+        use crate::xenbus::Connector;
+        if !attached.connector.disconnect() {
+            self.draining.insert(node.number(), attached.connector);
+        }
+    }
+
+    /// Removes our directory where the guest is gone and its queues have ended: no toolstack knows of our kind.
+    fn sweep(&mut self, node: Node) {
+        let closed = |a: &Attached| a.state() == XenbusState::Closed;
+        if !self.attached.get(&node).is_some_and(closed) {
+            return;
+        }
+        let home = format!("/local/domain/{}", node.domid);
+        let directory = node.back_end(self.own);
+        let mut xenstore = self.xenstore.lock();
+        let result = match xenstore.read(&home) {
+            Ok(None) => xenstore.transaction(|t| t.remove(&directory)),
+            other => other.map(drop),
+        };
+        if let Err(e) = result {
+            tracing::warn!("{node}: {e}");
+        }
+    }
+
+    fn with(&mut self, node: Node, step: impl FnOnce(&mut Attached) -> Result<(), Error>) {
+        if let Some(attached) = self.attached.get_mut(&node)
+            && let Err(e) = step(attached)
+        {
+            tracing::warn!("{}: {e}", attached.name());
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        let (id, generation) = match note {
+            Note::Stop => return self.stop(),
+            Note::Drained { id, generation } => (id, Some(generation)),
+            Note::Ended { id, .. } | Note::Resized { id } | Note::DeviceGone { id } => (id, None),
+        };
+        let node = Node::from_number(id);
+        if let Some(generation) = generation
+            && let Some(connector) = self.draining.get_mut(&id)
+            && connector.serving.drained(generation)
+        {
+            self.draining.remove(&id);
+        } else {
+            self.with(node, |a| a.note(note));
+            self.sweep(node);
+        }
+        if generation.is_some() && self.stopping.is_none() {
+            // Who waited for this may begin.
+            let waits = |a: &&Attached| a.state() == XenbusState::Initialising;
+            let waiting: Vec<Node> = self
+                .attached
+                .values()
+                .filter(waits)
+                .map(|a| a.node)
+                .collect();
+            waiting.into_iter().for_each(|node| self.begin(node));
+        }
+    }
+
+    fn stop(&mut self) {
+        let now = Instant::now();
+        self.stopping = Some(Stopping {
+            grace: now + STOP_GRACE,
+            end: now + STOP_TIME,
+        });
+        for node in self.attached.keys().copied().collect::<Vec<_>>() {
+            self.with(node, Attached::close);
+        }
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        self.attached.values_mut().for_each(|a| a.late(now));
+        if self.stopping.is_some_and(|s| s.grace <= now) {
+            for node in self.attached.keys().copied().collect::<Vec<_>>() {
+                self.with(node, |a| {
+                    match a.connector.serving.is_detaching() || !a.connector.serving.is_running() {
+                        true => Ok(()),
+                        false => a.break_off("the server stops"),
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn token(node: Node) -> String {
+    format!("{}/{}", node.domid, node.devid)
+}
+
+fn parse_token(token: &str) -> Option<Node> {
+    let (domid, devid) = token.split_once('/')?;
+    Node::parse(domid, devid)
+}
+
+/// Requests are still in flight and may write to the guest's pages: leaking is safe, freeing isn't.
+fn leak(connector: XenConnector) {
+    let serving = &connector.serving;
+    tracing::error!(
+        "disk {}, {}: requests are still in flight; its pages stay mapped",
+        serving.disk,
+        serving.front
+    );
+    std::mem::forget(connector);
+}

@@ -1,0 +1,299 @@
+//! Attaching and detaching disks, as Xen's toolstack does it for the kinds that it knows.
+
+use super::node::{Node, back_ends, device_name, parse_device};
+use super::server::own_domain;
+use super::xenstore::Xenstore;
+use crate::xenbus::XenbusState;
+use crate::xenbus::number::{quote, sentence};
+use pvblk_block::{Error, ErrorKind};
+use std::time::{Duration, Instant};
+
+/// One attached disk, as xenstore has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Guest and device.
+    pub node: Node,
+    /// The guest's name, if it has one.
+    pub guest: Option<String>,
+    /// The disk's name at its server.
+    pub disk: String,
+    /// Our state; `None` if the key makes no sense.
+    pub back: Option<XenbusState>,
+    /// The guest's state.
+    pub front: Option<XenbusState>,
+    /// Queues that the guest uses, and pages of each ring; 0: not known yet.
+    pub queues: u32,
+    /// See `queues`.
+    pub ring_pages: u32,
+    /// The guest keeps its grants.
+    pub persistent: bool,
+    /// What the server had to say.
+    pub error: Option<String>,
+}
+
+impl Listed {
+    /// The device's name, or its number.
+    pub fn device(&self) -> String {
+        device_name(self.node.devid)
+    }
+}
+
+/// Xenstore with the rights of whoever attaches disks.
+pub struct Toolstack {
+    xenstore: Xenstore,
+    own: u16,
+}
+
+impl Toolstack {
+    /// Connects to xenstore.
+    pub fn connect() -> Result<Toolstack, Error> {
+        Toolstack::over(Xenstore::connect()?)
+    }
+
+    /// Over a connection that is there.
+    pub fn over(mut xenstore: Xenstore) -> Result<Toolstack, Error> {
+        let own = own_domain(&mut xenstore)?;
+        Ok(Toolstack { xenstore, own })
+    }
+
+    /// The domain whose servers are meant, if it isn't this one.
+    pub fn set_back_end(&mut self, domid: u16) {
+        self.own = domid;
+    }
+
+    /// The number of a guest, from its number or name.
+    pub fn domain(&mut self, guest: &str) -> Result<u16, Error> {
+        let home = |domid: &str| format!("/local/domain/{domid}");
+        if guest.bytes().all(|b| b.is_ascii_digit()) && !guest.is_empty() {
+            let node = Node::parse(guest, "0");
+            return match node {
+                Some(node) if self.xenstore.read(&home(guest))?.is_some() => Ok(node.domid),
+                _ => Err(Error::config(format!(
+                    "there is no domain {guest}; see xl list"
+                ))),
+            };
+        }
+        for domid in self.xenstore.list("/local/domain")?.unwrap_or_default() {
+            let name = self.xenstore.read(&format!("{}/name", home(&domid)))?;
+            if name.as_deref() == Some(guest)
+                && let Some(node) = Node::parse(&domid, "0")
+            {
+                return Ok(node.domid);
+            }
+        }
+        Err(Error::config(format!(
+            "there is no guest named {}; see xl list",
+            quote(guest)
+        )))
+    }
+
+    /// The first of xvda, xvdb and so on that the guest hasn't.
+    pub fn free_device(&mut self, domid: u16) -> Result<u32, Error> {
+        let path = format!("/local/domain/{domid}/device/vbd");
+        let taken = self.xenstore.list(&path)?.unwrap_or_default();
+        let free = |devid: &u32| !taken.contains(&devid.to_string());
+        let names = (b'a'..=b'p').map(|letter| format!("xvd{}", char::from(letter)));
+        let mut numbers = names.filter_map(|name| parse_device(&name).ok());
+        let found = numbers.find(free);
+        found.ok_or_else(|| Error::config("xvda to xvdp are all in use; name a device"))
+    }
+
+    /// Makes both directories; a server that has the disk takes it from there. Errors if the guest has that device already.
+    pub fn attach(&mut self, node: Node, disk: &str) -> Result<(), Error> {
+        let (back, front) = (node.back_end(self.own), node.front_end());
+        let Node { domid, devid } = node;
+        let own = self.own;
+        let device = device_name(devid);
+        self.xenstore.transaction(|t| {
+            for path in [&front, &back] {
+                if t.read(path)?.is_some() {
+                    return Err(Error::config(format!(
+                        "domain {domid} has {device} already ({path}); detach it first"
+                    )));
+                }
+            }
+            // Each side reads the other's directory and writes its own.
+            t.make(&front, &[format!("n{domid}"), format!("r{own}")])?;
+            t.make(&back, &[format!("n{own}"), format!("r{domid}")])?;
+            let mut put = |directory: &str, keys: &[(&str, &str)]| {
+                keys.iter()
+                    .try_for_each(|(key, value)| t.write(&format!("{directory}/{key}"), value))
+            };
+            let (domid, devid) = (domid.to_string(), devid.to_string());
+            put(
+                &front,
+                &[
+                    ("backend", &back),
+                    ("backend-id", &own.to_string()),
+                    ("virtual-device", &devid),
+                    ("device-type", "disk"),
+                    ("state", "1"),
+                ],
+            )?;
+            put(
+                &back,
+                &[
+                    ("frontend", &front),
+                    ("frontend-id", &domid),
+                    ("disk", disk),
+                    ("dev", &device),
+                    ("online", "1"),
+                    ("removable", "0"),
+                    ("bootable", "1"),
+                    ("device-type", "disk"),
+                    ("state", "1"),
+                ],
+            )
+        })
+    }
+
+    /// Waits until the guest uses the disk; tells each state on the way. Errors with what the server said, or after `time`.
+    pub fn wait_connected(
+        &mut self,
+        node: Node,
+        time: Duration,
+        mut tell: impl FnMut(&Listed),
+    ) -> Result<Listed, Error> {
+        let mut last = None;
+        let listed = self.wait(node, time, |listed| {
+            if last.as_ref() != Some(listed) {
+                tell(listed);
+                last = Some(listed.clone());
+            }
+            listed.error.is_some()
+                || (listed.back == Some(XenbusState::Connected)
+                    && listed.front == Some(XenbusState::Connected))
+        })?;
+        let listed = listed.ok_or_else(|| Error::config("the disk was detached meanwhile"))?;
+        if let Some(why) = &listed.error {
+            return Err(Error::new(ErrorKind::Protocol, why.clone()));
+        }
+        let seconds = time.as_secs();
+        match listed.back {
+            Some(XenbusState::Connected) if listed.front == Some(XenbusState::Connected) => {
+                Ok(listed)
+            }
+            None | Some(XenbusState::Initialising) => Err(Error::config(format!(
+                "no server took disk {} within {seconds} s; is `pvblk serve --xen` running, with a disk of that name?",
+                quote(&listed.disk)
+            ))),
+            _ => Err(Error::config(format!(
+                "the guest did not take the disk within {seconds} s; has it a Xen block driver?"
+            ))),
+        }
+    }
+
+    /// Asks for the end, waits for the guest to let go, and removes both directories. `force`: doesn't wait for it.
+    pub fn detach(&mut self, node: Node, time: Duration, force: bool) -> Result<(), Error> {
+        let (back, front) = (node.back_end(self.own), node.front_end());
+        let there = self.xenstore.transaction(|t| {
+            let Some(state) = t.read(&format!("{back}/state"))? else {
+                return Ok(false);
+            };
+            t.write(&format!("{back}/online"), "0")?;
+            // A back end that has closed stays so; the key is the server's to write otherwise.
+            if state != "6" {
+                t.write(&format!("{back}/state"), "5")?;
+            }
+            Ok(true)
+        })?;
+        if !there {
+            return Err(Error::config(format!("{node} is not attached")));
+        }
+        if !force {
+            let closed = |l: &Listed| l.back == Some(XenbusState::Closed);
+            let after = self.wait(node, time, closed)?;
+            if after.is_some_and(|l| !closed(&l)) {
+                return Err(Error::config(format!(
+                    "the guest did not let go of {} within {} s; unmount it there, then try again, or use --force",
+                    device_name(node.devid),
+                    time.as_secs()
+                )));
+            }
+        }
+        self.xenstore.transaction(|t| {
+            t.remove(&front)?;
+            t.remove(&back)
+        })
+    }
+
+    /// All disks that are attached.
+    pub fn list(&mut self) -> Result<Vec<Listed>, Error> {
+        let base = back_ends(self.own);
+        let mut all = Vec::new();
+        for domid in self.xenstore.list(&base)?.unwrap_or_default() {
+            let devices = self.xenstore.list(&format!("{base}/{domid}"))?;
+            for devid in devices.unwrap_or_default() {
+                if let Some(node) = Node::parse(&domid, &devid) {
+                    all.extend(self.look(node)?);
+                }
+            }
+        }
+        all.sort_by_key(|l| l.node);
+        Ok(all)
+    }
+
+    /// One disk; `None` if it isn't attached.
+    pub fn look(&mut self, node: Node) -> Result<Option<Listed>, Error> {
+        let (back, front) = (node.back_end(self.own), node.front_end());
+        let xenstore = &mut self.xenstore;
+        let Some(disk) = xenstore.read(&format!("{back}/disk"))? else {
+            return Ok(None);
+        };
+        let mut read = |path: String| xenstore.read(&path);
+        let state = |text: Option<String>| text.and_then(|s| XenbusState::parse(&s));
+        let front_state = state(read(format!("{front}/state"))?);
+        let uses = front_state.is_some_and(|s| !s.has_left() && s != XenbusState::InitWait);
+        let number = |text: Option<String>, otherwise| match text {
+            Some(text) => text.parse().unwrap_or(0),
+            None => otherwise,
+        };
+        let queues = number(read(format!("{front}/multi-queue-num-queues"))?, 1);
+        let order = number(read(format!("{front}/ring-page-order"))?, 0);
+        Ok(Some(Listed {
+            node,
+            guest: read(format!("/local/domain/{}/name", node.domid))?,
+            disk: sentence(&disk),
+            back: state(read(format!("{back}/state"))?),
+            front: front_state,
+            queues: if uses { queues } else { 0 },
+            ring_pages: if uses { 1 << order.min(4) } else { 0 },
+            persistent: read(format!("{front}/feature-persistent"))?.as_deref() == Some("1")
+                && read(format!("{back}/feature-persistent"))?.as_deref() == Some("1"),
+            error: read(format!("{back}/error"))?.map(|e| sentence(&e)),
+        }))
+    }
+
+    /// Looks at a disk whenever one of its states changes, until `done` or the time is over; returns the last look.
+    fn wait(
+        &mut self,
+        node: Node,
+        time: Duration,
+        mut done: impl FnMut(&Listed) -> bool,
+    ) -> Result<Option<Listed>, Error> {
+        let paths = [
+            node.back_end(self.own),
+            format!("{}/state", node.front_end()),
+        ];
+        for path in &paths {
+            self.xenstore.watch(path, "wait")?;
+        }
+        let deadline = Instant::now() + time;
+        let result = loop {
+            self.xenstore.take_events();
+            match self.look(node) {
+                Ok(Some(listed)) if !done(&listed) && Instant::now() < deadline => {}
+                other => break other,
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Err(e) = self.xenstore.wait(left) {
+                break Err(e);
+            }
+        };
+        for path in &paths {
+            self.xenstore.unwatch(path, "wait")?;
+        }
+        self.xenstore.take_events();
+        result
+    }
+}

@@ -1,0 +1,215 @@
+//! `pvblk xen`: disks of a running server appear in Xen guests, and go.
+
+use crate::config;
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use pvblk_export::xen::node::{Node, device_name, parse_device};
+use pvblk_export::xen::toolstack::{Listed, Toolstack};
+use pvblk_export::xenbus::XenbusState;
+use std::fmt::Display;
+use std::io::Write;
+use std::time::Duration;
+
+pub const HELP: &str = "\
+Run as root in dom0 (or where the guest's toolstack runs), beside a server with --xen:
+  pvblk serve --xen --disk vm1=file:/srv/vm1.img,size=20G
+  pvblk xen attach vm1 debian          the first free device of the guest named debian
+  pvblk xen attach vm1 7 xvdb          device xvdb of domain 7
+  pvblk xen list
+  pvblk xen detach debian xvdb
+
+A restarted guest is another domain: attach its disks again. A server that is stopped lets guests go; so does one that
+comes back after it was killed: detach and attach again then.";
+
+#[derive(Subcommand, Debug)]
+pub enum XenCommand {
+    /// Make a served disk appear in a running guest
+    Attach(AttachArgs),
+    /// Take a disk away from a guest, after it has let go of it
+    Detach(DetachArgs),
+    /// Disks of guests, with the states of both ends
+    List(ListArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct AttachArgs {
+    /// Name of the disk at its server
+    #[arg(value_name = "DISK")]
+    disk: String,
+    #[command(flatten)]
+    guest: Guest,
+    /// Device in the guest: xvda, xvdb and so on [default: the first that is free]
+    #[arg(value_name = "DEVICE")]
+    device: Option<String>,
+    /// How long the guest may take
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = config::time)]
+    timeout: Duration,
+}
+
+#[derive(Args, Debug)]
+pub struct DetachArgs {
+    #[command(flatten)]
+    guest: Guest,
+    /// Device in the guest: xvda, xvdb and so on
+    #[arg(value_name = "DEVICE")]
+    device: String,
+    /// How long the guest may take
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = config::time)]
+    timeout: Duration,
+    /// Don't wait for the guest: what it has in flight fails
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Domain in which the servers are [default: this one]
+    #[arg(long, value_name = "DOMAIN")]
+    back_end: Option<u16>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct Guest {
+    /// Name or number of the guest
+    #[arg(value_name = "GUEST")]
+    guest: String,
+    /// Domain in which the server is [default: this one]
+    #[arg(long, value_name = "DOMAIN")]
+    back_end: Option<u16>,
+}
+
+impl Guest {
+    fn open(&self) -> Result<(Toolstack, u16)> {
+        let mut toolstack = open(self.back_end)?;
+        let domid = toolstack.domain(&self.guest)?;
+        Ok((toolstack, domid))
+    }
+}
+
+fn open(back_end: Option<u16>) -> Result<Toolstack> {
+    let mut toolstack = Toolstack::connect()?;
+    if let Some(domid) = back_end {
+        toolstack.set_back_end(domid);
+    }
+    Ok(toolstack)
+}
+
+pub fn run(command: &XenCommand) -> Result<()> {
+    match command {
+        XenCommand::Attach(args) => attach(args),
+        XenCommand::Detach(args) => detach(args),
+        XenCommand::List(args) => list(args),
+    }
+}
+
+fn attach(args: &AttachArgs) -> Result<()> {
+    let (mut toolstack, domid) = args.guest.open()?;
+    let devid = match &args.device {
+        Some(name) => parse_device(name)?,
+        None => toolstack.free_device(domid)?,
+    };
+    let node = Node { domid, devid };
+    toolstack.attach(node, &args.disk)?;
+    let tell = |l: &Listed| eprintln!("server {}, guest {}", state(l.back), state(l.front));
+    match toolstack.wait_connected(node, args.timeout, tell) {
+        Ok(l) => {
+            println!(
+                "{} is {} of {}: {} queues of {} pages, grants {}",
+                args.disk,
+                l.device(),
+                l.guest.unwrap_or_else(|| format!("domain {domid}")),
+                l.queues,
+                l.ring_pages,
+                grants(l.persistent)
+            );
+            Ok(())
+        }
+        Err(e) => {
+            // Nobody uses it: nothing is lost.
+            if let Err(also) = toolstack.detach(node, Duration::ZERO, true) {
+                tracing::warn!("{also}");
+            }
+            Err(e.into())
+        }
+    }
+}
+
+fn detach(args: &DetachArgs) -> Result<()> {
+    let (mut toolstack, domid) = args.guest.open()?;
+    let devid = parse_device(&args.device)?;
+    let node = Node { domid, devid };
+    toolstack.detach(node, args.timeout, args.force)?;
+    println!("{} of domain {domid} is gone", device_name(devid));
+    Ok(())
+}
+
+fn list(args: &ListArgs) -> Result<()> {
+    let all = open(args.back_end)?.list()?;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&all.iter().map(json).collect::<Vec<_>>())? + "\n",
+        false => table(&all),
+    };
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.context("printing")
+}
+
+fn table(all: &[Listed]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header([
+        "domain",
+        "guest",
+        "device",
+        "disk",
+        "server",
+        "guest's state",
+        "queues",
+        "pages",
+        "grants",
+    ]);
+    for l in all {
+        let known = |n: u32| if n > 0 { n.to_string() } else { "-".into() };
+        table.add_row([
+            l.node.domid.to_string(),
+            l.guest.clone().unwrap_or_else(|| "-".into()),
+            l.device(),
+            l.disk.clone(),
+            state(l.back),
+            state(l.front),
+            known(l.queues),
+            known(l.ring_pages),
+            match &l.error {
+                Some(why) => why.clone(),
+                None => grants(l.persistent).into(),
+            },
+        ]);
+    }
+    format!("{table}\n")
+}
+
+fn json(l: &Listed) -> serde_json::Value {
+    serde_json::json!({
+        "domain": l.node.domid,
+        "guest": l.guest,
+        "device": l.device(),
+        "disk": l.disk,
+        "server": state(l.back),
+        "guest_state": state(l.front),
+        "queues": l.queues,
+        "ring_pages": l.ring_pages,
+        "persistent": l.persistent,
+        "error": l.error,
+    })
+}
+
+fn state(state: Option<XenbusState>) -> String {
+    state.map_or_else(|| "-".into(), |s| (&s as &dyn Display).to_string())
+}
+
+fn grants(persistent: bool) -> &'static str {
+    if persistent { "persistent" } else { "copied" }
+}
