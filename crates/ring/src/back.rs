@@ -1,8 +1,10 @@
 //! The back end's side of a ring.
 
 use crate::index::{Consumer, Producer, RingBroken};
-use crate::layout::{ENTRIES, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RingSize};
-use crate::wire::{ENTRY_SIZE, Entry, Response};
+use crate::layout::{
+    ABI_GAP, ABI_HEAD, Abi, ENTRIES, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RingSize,
+};
+use crate::wire::{Entry, Response};
 use pvblk_sys::Region;
 use zerocopy::IntoBytes;
 
@@ -11,6 +13,7 @@ use zerocopy::IntoBytes;
 pub struct BackRing {
     pages: Region,
     mask: u32,
+    abi: Abi,
     requests: Consumer,
     responses: Producer,
 }
@@ -18,10 +21,16 @@ pub struct BackRing {
 impl BackRing {
     /// Attaches to a peer's fresh ring: all indices at their start. `None` if the region is not a ring's size.
     pub fn new(pages: Region) -> Option<BackRing> {
+        BackRing::with_abi(pages, Abi::default())
+    }
+
+    /// As [`BackRing::new`], of a front end with this layout.
+    pub fn with_abi(pages: Region, abi: Abi) -> Option<BackRing> {
         let size = RingSize::from_pages(pages.len() / pvblk_sys::PAGE_SIZE)?;
         Some(BackRing {
             pages,
             mask: size.entries() - 1,
+            abi,
             requests: Consumer::default(),
             responses: Producer::default(),
         })
@@ -46,10 +55,25 @@ impl BackRing {
         if self.pending()? == 0 {
             return Ok(false);
         }
-        let at = ENTRIES + (self.requests.next() & self.mask) as usize * ENTRY_SIZE;
-        self.pages.read(at, entry.bytes_mut());
+        let at = self.offset(self.requests.next());
+        let bytes = entry.bytes_mut();
+        match self.abi {
+            Abi::X86_64 => self.pages.read(at, bytes),
+            Abi::X86_32 => {
+                let (head, rest) = bytes.split_at_mut(ABI_HEAD);
+                self.pages.read(at, head);
+                let (gap, rest) = rest.split_at_mut(ABI_GAP);
+                gap.fill(0);
+                self.pages.read(at + ABI_HEAD, rest);
+            }
+        }
         self.requests.advance();
         Ok(true)
+    }
+
+    #[inline]
+    fn offset(&self, index: u32) -> usize {
+        ENTRIES + (index & self.mask) as usize * self.abi.entry_size()
     }
 
     /// Requests that can be taken: those known of, or if there are none, those that the front end has published since. Errors as [`BackRing::take`].
@@ -74,8 +98,13 @@ impl BackRing {
             status,
             pad2: 0,
         };
-        let at = ENTRIES + (self.responses.next() & self.mask) as usize * ENTRY_SIZE;
-        self.pages.write(at, response.as_bytes());
+        let at = self.offset(self.responses.next());
+        // The same fields at the same places, but that the smaller one has no padding at its end.
+        let len = match self.abi {
+            Abi::X86_64 => size_of::<Response>(),
+            Abi::X86_32 => size_of::<Response>() - ABI_GAP,
+        };
+        self.pages.write(at, &response.as_bytes()[..len]);
         self.responses.advance();
     }
 
@@ -95,5 +124,59 @@ impl BackRing {
             self.pages.atomic_u32(REQ_PROD),
             self.pages.atomic_u32(REQ_EVENT),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{OP_INDIRECT, OP_READ};
+    use std::sync::atomic::Ordering;
+
+    /// As a 32-bit guest lays it out: id at 4, sector at 12, segments at 20 or grant references at 24.
+    #[test]
+    fn entries_of_32_bit_guests_are_understood() {
+        let memory = Region::anonymous(pvblk_sys::PAGE_SIZE).unwrap();
+        let mut raw = [0xaa; 108];
+        raw[..4].copy_from_slice(&[OP_READ, 1, 0x34, 0x12]);
+        raw[4..12].copy_from_slice(&0x0807_0605_0403_0201_u64.to_le_bytes());
+        raw[12..20].copy_from_slice(&77_u64.to_le_bytes());
+        raw[20..28].copy_from_slice(&[9, 0, 0, 0, 1, 6, 0, 0]);
+        memory.write(ENTRIES, &raw);
+        raw[..4].copy_from_slice(&[OP_INDIRECT, OP_READ, 100, 0]);
+        raw[20..28].copy_from_slice(&[0x34, 0x12, 0, 0, 11, 0, 0, 0]);
+        memory.write(ENTRIES + 108, &raw);
+        memory.atomic_u32(REQ_PROD).store(2, Ordering::Release);
+        let mut ring = BackRing::with_abi(memory, Abi::X86_32).unwrap();
+        let mut entry = Entry::default();
+        assert!(ring.take(&mut entry).unwrap());
+        let rw = entry.rw();
+        let h = rw.header;
+        assert_eq!((h.operation, h.nr_segments, h.handle), (OP_READ, 1, 0x1234));
+        assert_eq!(
+            (h.id, h.sector_number, h.pad),
+            (0x0807_0605_0403_0201, 77, 0)
+        );
+        let s = rw.segments[0];
+        assert_eq!((s.gref, s.first_sect, s.last_sect), (9, 1, 6));
+        assert!(ring.take(&mut entry).unwrap());
+        let i = entry.indirect();
+        assert_eq!(
+            (i.indirect_op, i.nr_segments, i.handle),
+            (OP_READ, 100, 0x1234)
+        );
+        assert_eq!((i.sector_number, i.indirect_grefs[0]), (77, 11));
+        // Twelve bytes, 108 after each other; the rest of an entry stays as it was.
+        ring.respond(5, OP_READ, -1);
+        ring.respond(6, OP_READ, 0);
+        let mut answer = [0; 16];
+        ring.pages.read(ENTRIES, &mut answer);
+        assert_eq!(
+            answer[..12],
+            [5, 0, 0, 0, 0, 0, 0, 0, OP_READ, 0, 0xff, 0xff]
+        );
+        assert_eq!(answer[12..], [77, 0, 0, 0]);
+        ring.pages.read(ENTRIES + 108, &mut answer);
+        assert_eq!(answer[..12], [6, 0, 0, 0, 0, 0, 0, 0, OP_READ, 0, 0, 0]);
     }
 }

@@ -14,6 +14,39 @@ pub const RSP_EVENT: usize = 12;
 /// Offset of the first entry.
 pub const ENTRIES: usize = 64;
 
+/// How the front end lays out entries (xen/include/public/io/protocols.h). Their numbers are the same in both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Abi {
+    /// `x86_64-abi`, also that of 64-bit ARM: entries of 112 bytes.
+    #[default]
+    X86_64,
+    /// `x86_32-abi`: entries of 108 bytes; 64-bit fields begin at multiples of 4.
+    X86_32,
+}
+
+/// Where the two layouts part: a 64-bit field follows.
+pub(crate) const ABI_HEAD: usize = 4;
+/// Bytes that 64-bit layouts have there in between.
+pub(crate) const ABI_GAP: usize = 4;
+
+impl Abi {
+    /// Bytes of one entry.
+    pub fn entry_size(self) -> usize {
+        match self {
+            Abi::X86_64 => ENTRY_SIZE,
+            Abi::X86_32 => ENTRY_SIZE - ABI_GAP,
+        }
+    }
+
+    /// Value of the `protocol` key.
+    pub fn name(self) -> &'static str {
+        match self {
+            Abi::X86_64 => "x86_64-abi",
+            Abi::X86_32 => "x86_32-abi",
+        }
+    }
+}
+
 /// Most pages of one ring (Linux's `XENBUS_MAX_RING_GRANT_ORDER` is 4).
 pub const MAX_RING_PAGES: usize = 16;
 

@@ -19,4 +19,4 @@ pub use back::BackRing;
 pub use channel::{EventChannel, EventFdChannel};
 pub use front::FrontRing;
 pub use index::RingBroken;
-pub use layout::{MAX_RING_PAGES, RingSize};
+pub use layout::{Abi, MAX_RING_PAGES, RingSize};

@@ -101,7 +101,7 @@ impl LocalConnector {
             let pages = mapper
                 .map_ring(memory, budget, &keys.ring_refs)
                 .map_err(refuse)?;
-            let ring = BackRing::new(pages)
+            let ring = BackRing::with_abi(pages, front.abi)
                 .ok_or_else(|| Error::protocol(format!("queue {i}: no ring has that size")))?;
             queues.push(BlkifQueueParts {
                 name: format!("disk {}, front end {}, queue {i}", who.disk, who.front),

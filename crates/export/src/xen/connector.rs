@@ -41,7 +41,7 @@ impl XenConnector {
         );
         let ring = mapper.map_ring(&keys.ring_refs);
         let ring = ring.map_err(os(format!("mapping ring-ref {:?}", keys.ring_refs)))?;
-        let ring = BackRing::new(ring)
+        let ring = BackRing::with_abi(ring, front.abi)
             .ok_or_else(|| Error::protocol(format!("queue {index}: no ring has that size")))?;
         let port = keys.event_channel;
         let channel = self.hypervisor.bind(self.domid, port);

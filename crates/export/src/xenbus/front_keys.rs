@@ -2,9 +2,9 @@
 
 use super::number::{flag, optional_u32, parse_u32, quote};
 use super::offers::one_page;
-use super::{BackendOffers, Change, PROTOCOL};
+use super::{BackendOffers, Change};
 use pvblk_block::Error;
-use pvblk_ring::RingSize;
+use pvblk_ring::{Abi, RingSize};
 use std::collections::BTreeSet;
 
 /// One queue of a front end.
@@ -23,6 +23,8 @@ pub struct FrontKeys {
     pub queues: Vec<QueueKeys>,
     /// Size of every ring.
     pub ring: RingSize,
+    /// Layout of the entries of every ring.
+    pub abi: Abi,
     /// The front end keeps grants for the life of the connection (`feature-persistent`).
     pub persistent: bool,
 }
@@ -33,14 +35,19 @@ type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 ///
 /// Does no I/O of its own: `read` gives a key's value. Errors say which key of which queue is wrong.
 pub fn parse_front_keys(read: Read<'_>, offers: &BackendOffers) -> Result<FrontKeys, Error> {
-    if let Some(protocol) = read("protocol")
-        && protocol != PROTOCOL
-    {
-        return Err(Error::protocol(format!(
-            "protocol is {}, only {PROTOCOL} is spoken",
-            quote(&protocol)
-        )));
-    }
+    let abi = match read("protocol") {
+        // What the header says of those that don't say: as we.
+        None => Abi::default(),
+        Some(name) => *[Abi::X86_64, Abi::X86_32]
+            .iter()
+            .find(|abi| abi.name() == name)
+            .ok_or_else(|| {
+                Error::protocol(format!(
+                    "protocol is {}, not x86_64-abi or x86_32-abi",
+                    quote(&name)
+                ))
+            })?,
+    };
     let count = queue_count(read, offers)?;
     let (ring, numbered) = ring_size(read, offers)?;
     let mut queues = Vec::with_capacity(count as usize);
@@ -67,6 +74,7 @@ pub fn parse_front_keys(read: Read<'_>, offers: &BackendOffers) -> Result<FrontK
     Ok(FrontKeys {
         queues,
         ring,
+        abi,
         persistent: flag(read, "feature-persistent")?,
     })
 }
@@ -185,7 +193,7 @@ impl FrontKeys {
     /// The keys to publish, without `state`, as Linux writes them: at the top for one queue, `ring-ref` for one page.
     pub(super) fn changes(&self, size_key: SizeKey) -> Vec<Change> {
         let mut keys = vec![
-            Change::set("protocol", PROTOCOL),
+            Change::set("protocol", self.abi.name()),
             Change::flag("feature-persistent", self.persistent),
         ];
         if self.ring.order() > 0 {

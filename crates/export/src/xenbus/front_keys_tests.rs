@@ -11,6 +11,7 @@ fn keys(queues: u32, order: u32) -> FrontKeys {
             })
             .collect(),
         ring,
+        abi: Abi::X86_64,
         persistent: true,
     }
 }
@@ -67,6 +68,11 @@ fn native_protocol_and_a_numbered_single_page_are_taken() {
         (got.queues[0].ring_refs.as_slice(), got.persistent),
         (&[8][..], false)
     );
+    assert_eq!(got.abi, Abi::X86_64);
+    map.apply(vec![Change::set("protocol", "x86_32-abi")])
+        .unwrap();
+    let got = parse(&map, &BackendOffers::default()).unwrap();
+    assert_eq!(got.abi, Abi::X86_32);
 }
 
 /// Each line spoils one key of a good set; the refusal must name what is wrong.
@@ -78,8 +84,8 @@ fn every_spoiled_key_is_refused_with_its_reason() {
             2,
             3,
             "protocol",
-            Some("x86_32-abi".into()),
-            "protocol is 'x86_32-abi'",
+            Some("arm-abi".into()),
+            "protocol is 'arm-abi'",
         ),
         (
             2,

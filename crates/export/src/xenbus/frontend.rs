@@ -9,7 +9,7 @@ use super::{
 };
 use pvblk_block::{Error, ErrorKind};
 use pvblk_frontend::DiskProperties;
-use pvblk_ring::RingSize;
+use pvblk_ring::{Abi, RingSize};
 
 /// Which front end to play; the default is a current Linux one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -243,6 +243,7 @@ impl FrontendNegotiation {
         let keys = FrontKeys {
             queues: resources.allocate(queues as usize, ring)?,
             ring,
+            abi: Abi::default(),
             persistent,
         };
         let size_key = if personality.deprecated_ring_pages {

@@ -39,6 +39,3 @@ pub use store::{Change, KeyMap, MAX_BYTES, MAX_KEY, MAX_KEYS, MAX_VALUE, Store, 
 
 /// Most queues of one disk: 64, Linux's usual bound for a driver's queues.
 pub const MAX_QUEUES: u32 = 64;
-
-/// The only ring layout that is spoken (xen/include/public/io/protocols.h).
-pub const PROTOCOL: &str = "x86_64-abi";
