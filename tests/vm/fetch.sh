@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Fetches the Debian packages that the guests of guest.sh and uml.sh are made of, and prints the folder that has them.
+# Fetches the Debian packages that guests are made of, and prints the folder that has them.
 #
-#   tests/vm/fetch.sh
+#   tests/vm/fetch.sh [plain|xen]
 #
-# Nothing is installed: apt gets lists, caches and an empty package state of its own, so that it names all that the
+# `plain` is for guest.sh and uml.sh; `xen` is what xen.sh needs besides, in a folder of its own. Nothing is installed: apt gets lists, caches and an empty package state of its own, so that it names all that the
 # packages need, and they are unpacked beside each other. With the same list of packages, a second run does nothing.
 # Status 125: this machine can't; the last line says why.
 set -euo pipefail
@@ -11,6 +11,18 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 suite=trixie
 packages=(linux-image-amd64 user-mode-linux busybox-static bash kmod blktrace fio mdadm dmsetup e2fsprogs fdisk util-linux patchelf zstd)
+folder=$cache/packages
+case ${1:-plain} in
+plain) ;;
+xen)
+    packages=(xen-hypervisor-4.20-amd64 xen-utils-4.20 xenstore-utils qemu-system-xen strace)
+    folder=$cache/packages-xen
+    ;;
+*)
+    say "unknown set $1"
+    exit 2
+    ;;
+esac
 stamp="$suite ${packages[*]}"
 
 for program in apt-get dpkg flock; do
@@ -20,13 +32,13 @@ mkdir -p "$cache"
 # One at a time; the others find the work done.
 exec 9>"$cache/lock"
 flock 9
-if [ "$(cat "$cache/packages/stamp" 2>/dev/null)" = "$stamp" ]; then
-    printf '%s\n' "$cache/packages"
+if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
+    printf '%s\n' "$folder"
     exit
 fi
 
 work=$cache/fetching
-rm -rf "$work" "$cache/packages"
+rm -rf "$work" "$folder"
 mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial" "$work/root"
 : >"$work/status"
 # The machine's own mirror of Debian, with another suite.
@@ -58,6 +70,6 @@ fi
 for package in "$work"/cache/archives/*.deb; do dpkg -x "$package" "$work/root"; done
 printf '%s\n' "$stamp" >"$work/root/stamp"
 # Only what is complete gets the name.
-mv "$work/root" "$cache/packages"
+mv "$work/root" "$folder"
 rm -rf "$work"
-printf '%s\n' "$cache/packages"
+printf '%s\n' "$folder"

@@ -1,32 +1,25 @@
 #!/usr/bin/env bash
 # Runs a script as root in a plain Linux guest under QEMU, in software: slow, but it works everywhere.
 #
-#   tests/vm/guest.sh --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]
+#   tests/vm/guest.sh --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--seconds N]
 #       [--vhost SOCKET]... [--queues N] [--cpus N]
 #
 # Disks at vhost-user sockets come after the others, each with N queues (1); there are 2 CPUs, and a queue for each at most. A
 # server that goes away is waited for.
 #
 # FILE is a script for bash or busybox' sh; its arguments are the disks' paths, /dev/vda and so on. What it leaves in /out
-# comes back in DIR, with all it printed in DIR/log. Programs: see make_initramfs in lib.sh; statuses: there too.
+# comes back in DIR, with all it printed in DIR/log. Added files are in /add. Programs: see make_initramfs in lib.sh; statuses: there too.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments "$@"
+((dom0_mb == 0)) || usage '--dom0-memory is for xen.sh'
 for program in qemu-system-x86_64 readelf sha256sum timeout; do
     command -v "$program" >/dev/null || cannot "$program is not installed"
 done
 
 make_image() {
-    local kernel offset
-    kernel=$(echo "$packages"/boot/vmlinuz-*)
-    # The ELF file inside: unpacking it in the guest would take longer than all the rest of the start.
-    while read -r offset; do
-        # What follows the compressed part makes zstd complain.
-        tail -c +$((offset + 1)) "$kernel" | packaged usr/bin/zstd -dcq >"$1/kernel" 2>/dev/null || true
-        if readelf -h "$1/kernel" >/dev/null 2>&1; then break; fi
-    done < <(LC_ALL=C grep -abo $'\x28\xb5\x2f\xfd' "$kernel" | LC_ALL=C cut -d : -f 1)
-    readelf -h "$1/kernel" >/dev/null 2>&1 || cannot 'no ELF file in the kernel'
-    make_initramfs "$1/initramfs" "$packages/usr/lib/modules/${kernel##*/vmlinuz-}"
+    unpack_kernel "$1/kernel"
+    make_initramfs "$1/initramfs" "$modules"
 }
 
 cached_image guest

@@ -1,6 +1,6 @@
-# What fetch.sh, guest.sh and uml.sh share. Sourced, not run.
+# What fetch.sh, guest.sh, uml.sh and xen.sh share. Sourced, not run.
 #
-# Statuses of guest.sh and uml.sh: the script's own, where it isn't one of these; then it is 1.
+# Statuses of guest.sh, uml.sh and xen.sh: the script's own, where it isn't one of these; then it is 1.
 #   2    wrong usage
 #   124  the time limit
 #   125  this machine can't run it; the last line says why
@@ -17,23 +17,25 @@ cannot() {
 }
 
 usage() {
-    say "$1; usage: $(basename "$0") --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]; see its head for more"
+    say "$1; usage: $(basename "$0") --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--seconds N]; see its head for more"
     exit 2
 }
 
-# Sets script, out, disks, vhosts, queues, cpus, memory_mb and seconds from the command line.
+# Sets script, out, added, disks, vhosts, queues, cpus, memory_mb, dom0_mb and seconds from the command line.
 arguments() {
-    script='' out='' disks=() vhosts=() queues=1 cpus=2 memory_mb=768 seconds=300
+    script='' out='' added=() disks=() dom0_mb=0 vhosts=() queues=1 cpus=2 memory_mb=768 seconds=300
     while (($#)); do
         (($# >= 2)) || usage "$1 has no value"
         case $1 in
         --script) script=$2 ;;
         --out) out=$2 ;;
+        --add) added+=("$2") ;;
         --disk) disks+=("$2") ;;
         --vhost) vhosts+=("$2") ;;
         --queues) queues=$2 ;;
         --cpus) cpus=$2 ;;
         --memory) memory_mb=$2 ;;
+        --dom0-memory) dom0_mb=$2 ;;
         --seconds) seconds=$2 ;;
         *) usage "unknown option $1" ;;
         esac
@@ -41,9 +43,10 @@ arguments() {
     done
     [ -n "$script" ] && [ -n "$out" ] || usage '--script and --out are needed'
     local file
-    for file in "$script" "${disks[@]}"; do [ -f "$file" ] || usage "there is no file $file"; done
+    for file in "$script" "${added[@]}" "${disks[@]}"; do [ -f "$file" ] || usage "there is no file $file"; done
     ((${#disks[@]} + ${#vhosts[@]} < 16)) || usage 'there can be 15 disks'
-    [[ "$memory_mb$seconds$queues$cpus" =~ ^[0-9]+$ ]] || usage '--memory, --seconds, --queues and --cpus take numbers'
+    [[ "$memory_mb$dom0_mb$seconds$queues$cpus" =~ ^[0-9]+$ ]] ||
+        usage '--memory, --dom0-memory, --seconds, --queues and --cpus take numbers'
 }
 
 # Runs a program of the packages with their own libraries: this machine's may be older.
@@ -89,9 +92,9 @@ copy_modules() {
     packaged usr/sbin/depmod -b "$tree" "$version"
 }
 
-# Makes an initramfs of the packages: $1 is the archive's name, $2 the kernel's modules.
-make_initramfs() {
-    local tree=$1.tree
+# Makes a tree with folders, busybox, and bash and the programs named after it, all of the packages.
+make_tree() {
+    local tree=$1
     mkdir -p "$tree"/{dev,proc,sys,run,tmp,out,etc,usr/bin,usr/lib}
     ln -s bin "$tree/usr/sbin"
     ln -s usr/bin "$tree/bin"
@@ -100,22 +103,49 @@ make_initramfs() {
     # The path of the loader that programs name.
     ln -s usr/lib "$tree/lib64"
     cp "$busybox" "$tree/usr/bin/busybox"
-    copy_programs "$tree" usr/lib64/ld-linux-x86-64.so.2 usr/bin/{bash,fio} \
+    copy_programs "$tree" usr/lib64/ld-linux-x86-64.so.2 usr/bin/bash "${@:2}"
+}
+
+# Makes a tree an initramfs.
+pack_tree() {
+    (cd "$1" && find . | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null) >"$2"
+    rm -rf "$1"
+}
+
+# Makes an initramfs of the packages: $1 is the archive's name, $2 the kernel's modules.
+make_initramfs() {
+    local tree=$1.tree
+    make_tree "$tree" usr/bin/fio \
         usr/sbin/{blktrace,mdadm,dmsetup,mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim,losetup,sfdisk}
     copy_modules "$2" "$tree" virtio_pci virtio_blk virtio_scsi sd_mod ahci loop brd null_blk nbd ext4 dm-mod dm-delay \
         dm-flakey md-mod raid0 raid1 raid456
     cp "$here/init" "$tree/init"
-    (cd "$tree" && find . | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null) >"$1"
-    rm -rf "$tree"
+    pack_tree "$tree" "$1"
 }
 
-# Sets `image` to a folder of the cache that `make_image FOLDER` has filled; made again only when something that goes
-# into it has changed.
+# Unpacks the packages' kernel to $1, as the ELF file that is inside: unpacking it in the guest would take longer than
+# all the rest of the start. Sets `modules` to the folder of its modules.
+unpack_kernel() {
+    local kernel offset
+    kernel=$(echo "$packages"/boot/vmlinuz-*)
+    while read -r offset; do
+        # What follows the compressed part makes zstd complain.
+        tail -c +$((offset + 1)) "$kernel" | packaged usr/bin/zstd -dcq >"$1" 2>/dev/null || true
+        if readelf -h "$1" >/dev/null 2>&1; then break; fi
+    done < <(LC_ALL=C grep -abo $'\x28\xb5\x2f\xfd' "$kernel" | LC_ALL=C cut -d : -f 1)
+    readelf -h "$1" >/dev/null 2>&1 || cannot 'no ELF file in the kernel'
+    modules=$packages/usr/lib/modules/${kernel##*/vmlinuz-}
+}
+
+# Sets `image` to a folder of the cache that `make_image FOLDER` has filled, of the packages and, with `xen` as the second
+# word, xen_packages; made again only when something that goes into it has changed.
 cached_image() {
     local kind=$1 key
     packages=$("$here/fetch.sh") || exit
+    xen_packages=$packages
+    if [ "${2:-}" = xen ]; then xen_packages=$("$here/fetch.sh" xen) || exit; fi
     busybox=$packages/usr/bin/busybox
-    key=$({ echo "$packages" && cat "$packages/stamp" "$here/lib.sh" "$here/init" "$here/$kind"*; } | sha256sum | cut -c 1-16)
+    key=$({ echo "$packages" && cat {"$packages","$xen_packages"}/stamp "$here/lib.sh" "$here/init" "$here/$kind"*; } | sha256sum | cut -c 1-16)
     image=$cache/$kind-$key
     exec 9>"$cache/lock"
     flock 9
@@ -129,15 +159,17 @@ cached_image() {
     flock -u 9
 }
 
-# Sets `run`, a folder for this run; the script is in $run/initrd, behind the image's initramfs, and $run/out is an
-# empty disk for what comes back.
+# Sets `run`, a folder for this run; the script and the folder `add` are in $run/initrd, behind the image's initramfs, and
+# $run/out is an empty disk for what comes back.
 prepare_run() {
     run=$(mktemp -d)
     trap 'rm -rf "$run"' EXIT
     cp "$script" "$run/script"
-    chmod +x "$run/script"
+    mkdir "$run/add"
+    ((${#added[@]} == 0)) || cp "${added[@]}" "$run/add/"
+    chmod -R +x "$run"/{script,add}
     # Paths of disks may be relative, so the folder changes only for this.
-    { cat "$image/initramfs" && (cd "$run" && echo script | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null); } >"$run/initrd"
+    { cat "$image/initramfs" && (cd "$run" && find script add | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null); } >"$run/initrd"
     truncate -s 1G "$run/out"
     mkdir -p "$out"
     rm -f "$out"/{log,console}

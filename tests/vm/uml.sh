@@ -2,12 +2,13 @@
 # Runs a script as root in a Linux that is a process of this machine: user-mode Linux. Faster than guest.sh, with one
 # CPU and no blktrace.
 #
-#   tests/vm/uml.sh --script FILE --out DIR [--disk IMG]... [--memory MB] [--seconds N]
+#   tests/vm/uml.sh --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--seconds N]
 #
 # As guest.sh, but the disks are /dev/ubda and so on: the script's arguments.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments "$@"
+((dom0_mb == 0)) || usage '--dom0-memory is for xen.sh'
 ((${#vhosts[@]} == 0)) || usage '--vhost is for guest.sh'
 for program in gcc readelf sha256sum timeout; do
     command -v "$program" >/dev/null || cannot "$program is not installed"

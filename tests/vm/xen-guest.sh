@@ -1,0 +1,46 @@
+# Functions for the scripts of guests. Sourced, not run.
+
+# Waits up to $2 seconds (120) until dom0 has told the word $1, and prints what was told with it.
+await_word() {
+    local end=$((SECONDS + ${2:-120}))
+    # A path without a slash in front is in the guest's own part of the store.
+    until xenstore-read "words/$1" 2>/dev/null; do
+        ((SECONDS < end)) || { echo "dom0 didn't tell $1" && return 1; }
+        sleep 0.2
+    done
+}
+
+# Waits up to $2 seconds (120) until the disk $1, `xvda` for example, is there and can be read.
+await_disk() {
+    local end=$((SECONDS + ${2:-120}))
+    until [ -b "/dev/$1" ] && [ "$(cat "/sys/block/$1/size")" != 0 ]; do
+        ((SECONDS < end)) || { echo "no disk $1" && return 1; }
+        sleep 0.1
+    done
+}
+
+# Waits up to $2 seconds (120) until the disk $1 is gone.
+await_no_disk() {
+    local end=$((SECONDS + ${2:-120}))
+    while [ -e "/sys/block/$1" ]; do
+        ((SECONDS < end)) || { echo "disk $1 is still there" && return 1; }
+        sleep 0.1
+    done
+}
+
+# Number of queues of the disk $1.
+queues_of() { find "/sys/block/$1/mq" -mindepth 1 -maxdepth 1 | wc -l; }
+
+# Runs what dom0 asks for by guest_run, until the guest is destroyed.
+serve() {
+    local n=1 command
+    while :; do
+        command=$(await_word "run-$n" 86400)
+        # In a shell of its own, so that its errors and folders stay its own.
+        local status=0
+        bash -c "source /lib/guest.sh; $command" || status=$?
+        echo
+        echo "guest-run-status $n $status"
+        n=$((n + 1))
+    done
+}

@@ -1,0 +1,102 @@
+# Functions for scripts in dom0: Linux PV guests. Sourced, not run.
+#
+# A guest has bash, busybox, fio, mkfs.ext4, e2fsck, fstrim, blkdiscard, blockdev and the xenstore programs; functions for its
+# script are in /lib/guest.sh for it to source. What it prints is in /out/NAME.console.
+
+lab=/run/guests
+mkdir -p "$lab"
+
+# guest_create NAME SCRIPT [VCPUS [MEMORY [ARGUMENTS [DISK...]]]]
+#
+# Makes a guest with so many virtual CPUs (4) and megabytes (384), and more arguments for its kernel, which are parameters
+# of modules too: xen_blkfront.max_queues=2. Each disk is a line for xl, phy:/dev/loop0,xvda,w for example. SCRIPT is a
+# file; instead of one, `-` makes a guest that does what guest_run says. Returns once the guest has begun to run.
+guest_create() {
+    local name=$1 script=$2 vcpus=${3:-4} memory=${4:-384} arguments=${5:-} disks='' disk
+    local folder=$lab/$name
+    rm -rf "$folder"
+    mkdir -p "$folder/add"
+    if [ "$script" = - ]; then
+        printf '#!/bin/bash\nsource /lib/guest.sh\nserve\n' >"$folder/add/script"
+    else
+        cp "$script" "$folder/add/script"
+    fi
+    chmod +x "$folder/add/script"
+    { cat /guest/initramfs && (cd "$folder/add" && echo script | cpio -o -H newc -R 0:0 2>/dev/null); } >"$folder/initrd"
+    for disk in "${@:6}"; do disks+="'$disk',"; done
+    cat >"$folder/config" <<END
+name = '$name'
+type = 'pv'
+kernel = '/guest/kernel'
+ramdisk = '$folder/initrd'
+memory = $memory
+vcpus = $vcpus
+extra = 'console=hvc0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests $arguments'
+disk = [ $disks ]
+on_poweroff = 'destroy'
+on_reboot = 'destroy'
+on_crash = 'destroy'
+END
+    # The console's daemon has names of its own for what it logs.
+    : >"/out/$name.console"
+    ln -f "/out/$name.console" "/var/log/xen/console/guest-$name.log"
+    if ! xl create "$folder/config" >"$folder/xl" 2>&1; then
+        cat "$folder/xl"
+        return 1
+    fi
+    rm "$folder/initrd"
+    echo 0 >"$folder/runs"
+    xl domid "$name" >"$folder/domid"
+}
+
+# The number of the guest's domain.
+guest_domid() { cat "$lab/$1/domid"; }
+
+# Whether the guest still runs.
+guest_runs() { xenstore-exists "/local/domain/$(guest_domid "$1")"; }
+
+# guest_tell NAME WORD [VALUE]: for await_word in the guest.
+guest_tell() { xenstore-write "/local/domain/$(guest_domid "$1")/words/$2" "${3:-1}"; }
+
+# guest_says NAME SECONDS PATTERN: waits until a line of the guest's console matches, and prints the first that does. Fails
+# when the guest has ended without one, or in time.
+guest_says() {
+    local name=$1 end=$((SECONDS + $2)) last='' line
+    while :; do
+        if line=$(tr -d '\r' <"/out/$name.console" | grep -m 1 -E -- "$3"); then
+            printf '%s\n' "$line"
+            return 0
+        fi
+        # Its last lines come before the domain's end, so they are looked at once more.
+        [ -z "$last" ] || return 1
+        ((SECONDS < end)) || return 1
+        guest_runs "$name" || last=1
+        sleep 0.2
+    done
+}
+
+# guest_wait NAME SECONDS: waits for the script's end and returns its status; 124 is no end in time, 126 no status.
+guest_wait() {
+    local line
+    if line=$(guest_says "$1" "$2" '^guest-script-status [0-9]+$'); then return "${line##* }"; fi
+    if guest_runs "$1"; then return 124; fi
+    return 126
+}
+
+# guest_run NAME SECONDS COMMAND: has a guest made with `-` run a command, and returns its status; 124 and 126 as above. What it
+# prints is in the guest's console.
+guest_run() {
+    local name=$1 n line
+    n=$(($(cat "$lab/$name/runs") + 1))
+    echo "$n" >"$lab/$name/runs"
+    guest_tell "$name" "run-$n" "$3"
+    if line=$(guest_says "$name" "$2" "^guest-run-status $n [0-9]+$"); then return "${line##* }"; fi
+    if guest_runs "$name"; then return 124; fi
+    return 126
+}
+
+# Ends the guest, if it still runs, and waits until its domain is gone.
+guest_destroy() {
+    xl destroy "$(guest_domid "$1")" 2>/dev/null || true
+    while guest_runs "$1"; do sleep 0.2; done
+}

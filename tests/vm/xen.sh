@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Runs a script as root in dom0 of a real Xen under QEMU, in software; the script can start Linux PV guests.
+#
+#   tests/vm/xen.sh --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--dom0-memory MB] [--cpus N]
+#       [--seconds N] [--qdisk yes]
+#
+# As guest.sh, with 2560 MB in all and 1024 of them for dom0 (guests get the others, and Xen needs 150 itself). The script finds
+# xenstored, xenconsoled and the modules of back ends running; functions for guests are in /lib/xen-lab.sh for it to
+# source. --qdisk brings in QEMU's back end, 30 MB that take time to load.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+arguments --memory 2560 --dom0-memory 1024 "$@"
+((${#vhosts[@]} == 0)) || usage '--vhost is for guest.sh'
+for program in gunzip qemu-system-x86_64 readelf sha256sum timeout; do
+    command -v "$program" >/dev/null || cannot "$program is not installed"
+done
+
+make_image() {
+    local tree=$1/tree lib=usr/lib/xen-4.20 file
+    gunzip -c "$xen_packages"/boot/xen-*-amd64.gz >"$1/xen"
+    unpack_kernel "$1/kernel"
+
+    make_tree "$tree" usr/bin/fio usr/sbin/{mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim}
+    packages=$xen_packages copy_programs "$tree" usr/bin/xenstore
+    copy_modules "$modules" "$tree" xen-blkfront ext4
+    xenstore_names "$tree"
+    cp "$here/xen-guest" "$tree/init"
+    cp "$here/xen-guest.sh" "$tree/lib/guest.sh"
+    pack_tree "$tree" "$1/guest"
+
+    make_tree "$tree" usr/bin/{fio,flock} usr/sbin/{dmsetup,mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim,losetup}
+    packages=$xen_packages copy_programs "$tree" usr/bin/{xenstore,strace} \
+        $lib/bin/{xl,xenstored,xenconsoled,xen-init-dom0,libxl-save-helper}
+    # Loaded by name when a thread ends.
+    copy_programs "$tree" usr/lib/x86_64-linux-gnu/libgcc_s.so.1
+    copy_modules "$modules" "$tree" virtio_pci virtio_blk xen-evtchn xen-gntdev xen-gntalloc xenfs xen-privcmd \
+        xen-blkback loop brd null_blk nbd ublk_drv ext4 dm-mod dm-delay dm-flakey
+    xenstore_names "$tree"
+    # What xl looks for where it would be installed.
+    mkdir -p "$tree/$lib" "$tree/usr/libexec" "$tree/var"/{lib/xen,lock,log/xen/console} "$tree/guest"
+    ln -s ../../bin "$tree/$lib/bin"
+    ln -s /run "$tree/var/run"
+    cp -r "$xen_packages/etc/xen" "$tree/etc/"
+    cp "$here/init" "$tree/init"
+    cp "$here/xen-dom0" "$tree/init-more"
+    cp "$here/xen-lab.sh" "$tree/lib/"
+    cp "$1/kernel" "$tree/guest/kernel"
+    mv "$1/guest" "$tree/guest/initramfs"
+    pack_tree "$tree" "$1/initramfs"
+}
+
+# One program has many names.
+xenstore_names() {
+    local file
+    for file in "$xen_packages"/usr/bin/xenstore-*; do ln -s xenstore "$1/usr/bin/${file##*/}"; done
+}
+
+cached_image xen xen
+prepare_run
+
+letters=abcdefghijklmnop
+names=() drives=()
+for file in "${disks[@]}" "$run/out"; do
+    name=d${#names[@]}
+    names+=("/dev/vd${letters:${#names[@]}:1}")
+    # Commas separate QEMU's words; two stand for one.
+    drives+=(-drive "file=${file//,/,,},format=raw,if=none,id=$name,cache=unsafe,discard=unmap"
+        -device "virtio-blk-pci,drive=$name")
+done
+result=${names[-1]}
+unset 'names[-1]'
+# QEMU cuts modules at commas, and their arguments off at the first space.
+ln -s "$image/kernel" "$run/kernel"
+linux="console=hvc0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests disks=$(IFS=, && echo "${names[*]}") result=$result"
+status=0
+# With SMAP, dom0 dies at its first step under emulation.
+limited qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max,smap=off -smp "$cpus" -m "$memory_mb" \
+    -display none -monitor none -serial "file:$run/console" -no-reboot -nic none "${drives[@]}" \
+    -kernel "$image/xen" -initrd "$run/kernel ${linux//,/,,},$run/initrd" \
+    -append "console=com1 com1=115200,8n1 dom0_mem=${dom0_mb}M,max:${dom0_mb}M dom0_max_vcpus=$cpus spec-ctrl=no xpti=no" \
+    >&2 || status=$?
+finish_run "$status"
