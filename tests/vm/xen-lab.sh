@@ -75,24 +75,31 @@ guest_says() {
     done
 }
 
-# guest_wait NAME SECONDS: waits for the script's end and returns its status; 124 is no end in time, 126 no status.
-guest_wait() {
-    local line
-    if line=$(guest_says "$1" "$2" '^guest-script-status [0-9]+$'); then return "${line##* }"; fi
-    if guest_runs "$1"; then return 124; fi
-    return 126
+# guest_wait NAME SECONDS: waits for the script's end and returns its status; 124 is no end in time, 126 an end without a
+# status. Where it isn't 0, it prints the end of the guest's console.
+guest_wait() { status_line "$1" "$2" '^guest-script-status [0-9]+$'; }
+
+# guest_run NAME SECONDS COMMAND: has a guest made with `-` run a command for bash, and returns its status; as guest_wait. What
+# the command prints is in the guest's console.
+guest_run() {
+    local n
+    n=$(($(cat "$lab/$1/runs") + 1))
+    echo "$n" >"$lab/$1/runs"
+    guest_tell "$1" "run-$n" "$3"
+    status_line "$1" "$2" "^guest-run-status $n [0-9]+$"
 }
 
-# guest_run NAME SECONDS COMMAND: has a guest made with `-` run a command, and returns its status; 124 and 126 as above. What it
-# prints is in the guest's console.
-guest_run() {
-    local name=$1 n line
-    n=$(($(cat "$lab/$name/runs") + 1))
-    echo "$n" >"$lab/$name/runs"
-    guest_tell "$name" "run-$n" "$3"
-    if line=$(guest_says "$name" "$2" "^guest-run-status $n [0-9]+$"); then return "${line##* }"; fi
-    if guest_runs "$name"; then return 124; fi
-    return 126
+status_line() {
+    local line status
+    if line=$(guest_says "$@"); then
+        status=${line##* }
+    elif guest_runs "$1"; then
+        status=124
+    else
+        status=126
+    fi
+    ((status == 0)) || { echo "guest $1: status $status" && tr -d '\r' <"/out/$1.console" | tail -n 20; }
+    return "$status"
 }
 
 # Ends the guest, if it still runs, and waits until its domain is gone.

@@ -21,7 +21,7 @@ echo "domain $(xenstore-read domid), kernel $(uname -r), $(nproc) CPUs"
 await_disk xvda
 echo "queues: $(queues_of xvda)"
 grep -H . /sys/module/xen_blkfront/parameters/*
-head -c 4M /dev/urandom >/tmp/data
+head -c 4194304 /dev/urandom >/tmp/data
 dd if=/tmp/data of=/dev/xvda bs=64k oflag=direct conv=fsync status=none
 dd if=/dev/xvda of=/tmp/back bs=64k count=64 iflag=direct status=none
 cmp /tmp/data /tmp/back
