@@ -12,7 +12,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments "$@"
-((dom0_mb == 0)) || usage '--dom0-memory is for xen.sh'
+((dom0_mb == 0)) && [ -z "$with" ] || usage '--dom0-memory and --with are for xen.sh'
 for program in qemu-system-x86_64 readelf sha256sum timeout; do
     command -v "$program" >/dev/null || cannot "$program is not installed"
 done

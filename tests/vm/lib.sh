@@ -21,15 +21,16 @@ usage() {
     exit 2
 }
 
-# Sets script, out, added, disks, vhosts, queues, cpus, memory_mb, dom0_mb and seconds from the command line.
+# Sets script, out, added, with, disks, vhosts, queues, cpus, memory_mb, dom0_mb and seconds from the command line.
 arguments() {
-    script='' out='' added=() disks=() dom0_mb=0 vhosts=() queues=1 cpus=2 memory_mb=768 seconds=300
+    script='' out='' added=() with='' disks=() dom0_mb=0 vhosts=() queues=1 cpus=2 memory_mb=768 seconds=300
     while (($#)); do
         (($# >= 2)) || usage "$1 has no value"
         case $1 in
         --script) script=$2 ;;
         --out) out=$2 ;;
         --add) added+=("$2") ;;
+        --with) with=$2 ;;
         --disk) disks+=("$2") ;;
         --vhost) vhosts+=("$2") ;;
         --queues) queues=$2 ;;

@@ -8,7 +8,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments "$@"
-((dom0_mb == 0)) || usage '--dom0-memory is for xen.sh'
+((dom0_mb == 0)) && [ -z "$with" ] || usage '--dom0-memory and --with are for xen.sh'
 ((${#vhosts[@]} == 0)) || usage '--vhost is for guest.sh'
 for program in gcc readelf sha256sum timeout; do
     command -v "$program" >/dev/null || cannot "$program is not installed"

@@ -1,13 +1,24 @@
 # Functions for the scripts of guests. Sourced, not run.
 
-# Waits up to $2 seconds (120) until dom0 has told the word $1, and prints what was told with it.
+# Waits up to $2 seconds (120) until dom0 has told the word $1, and prints what was told with it. A watch, since looking
+# again and again would keep an emulated processor busy.
 await_word() {
-    local end=$((SECONDS + ${2:-120}))
-    # A path without a slash in front is in the guest's own part of the store.
-    until xenstore-read "words/$1" 2>/dev/null; do
-        ((SECONDS < end)) || { echo "dom0 didn't tell $1" && return 1; }
-        sleep 0.2
+    local end=$((SECONDS + ${2:-120})) watch pid value
+    # A path without a slash in front is in the guest's own part of the store. The first event comes at once.
+    exec {watch}< <(exec xenstore-watch "words/$1")
+    pid=$!
+    while read -r -t "$((end > SECONDS ? end - SECONDS : 1))" -u "$watch"; do
+        if value=$(xenstore-read "words/$1" 2>/dev/null); then
+            kill "$pid"
+            exec {watch}<&-
+            printf '%s\n' "$value"
+            return 0
+        fi
     done
+    kill "$pid"
+    exec {watch}<&-
+    echo "dom0 didn't tell $1"
+    return 1
 }
 
 # Waits up to $2 seconds (120) until the disk $1, `xvda` for example, is there and can be read.
@@ -33,11 +44,11 @@ queues_of() { find "/sys/block/$1/mq" -mindepth 1 -maxdepth 1 | wc -l; }
 
 # Runs what dom0 asks for by guest_run, until the guest is destroyed.
 serve() {
-    local n=1 command
+    local n=1 command status
     while :; do
         command=$(await_word "run-$n" 86400)
         # In a shell of its own, so that its errors and folders stay its own.
-        local status=0
+        status=0
         bash -c "source /lib/guest.sh; $command" || status=$?
         echo
         echo "guest-run-status $n $status"

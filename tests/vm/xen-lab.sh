@@ -5,6 +5,10 @@
 
 lab=/run/guests
 mkdir -p "$lab"
+# Nothing is ever to be read there: waiting for it is a sleep without another process.
+[ -p "$lab/nothing" ] || mkfifo "$lab/nothing"
+exec {lab_nothing}<>"$lab/nothing"
+lab_sleep() { read -r -t "$1" -u "$lab_nothing" || true; }
 
 # guest_create NAME SCRIPT [VCPUS [MEMORY [ARGUMENTS [DISK...]]]]
 #
@@ -61,18 +65,26 @@ guest_tell() { xenstore-write "/local/domain/$(guest_domid "$1")/words/$2" "${3:
 # guest_says NAME SECONDS PATTERN: waits until a line of the guest's console matches, and prints the first that does. Fails
 # when the guest has ended without one, or in time.
 guest_says() {
-    local name=$1 end=$((SECONDS + $2)) last='' line
+    local end=$((SECONDS + $2)) console line='' part ended='' looks=0
+    exec {console}<"/out/$1.console"
     while :; do
-        if line=$(tr -d '\r' <"/out/$name.console" | grep -m 1 -E -- "$3"); then
-            printf '%s\n' "$line"
-            return 0
-        fi
+        while IFS= read -r -u "$console" part; do
+            line+=${part%$'\r'}
+            if [[ $line =~ $3 ]]; then
+                exec {console}<&-
+                printf '%s\n' "$line"
+                return 0
+            fi
+            line=''
+        done
+        line+=$part
+        if [ -n "$ended" ] || ((SECONDS >= end)); then break; fi
         # Its last lines come before the domain's end, so they are looked at once more.
-        [ -z "$last" ] || return 1
-        ((SECONDS < end)) || return 1
-        guest_runs "$name" || last=1
-        sleep 0.2
+        ((++looks % 10)) || guest_runs "$1" || ended=1
+        lab_sleep 0.2
     done
+    exec {console}<&-
+    return 1
 }
 
 # guest_wait NAME SECONDS: waits for the script's end and returns its status; 124 is no end in time, 126 an end without a
@@ -105,5 +117,5 @@ status_line() {
 # Ends the guest, if it still runs, and waits until its domain is gone.
 guest_destroy() {
     xl destroy "$(guest_domid "$1")" 2>/dev/null || true
-    while guest_runs "$1"; do sleep 0.2; done
+    while guest_runs "$1"; do lab_sleep 0.2; done
 }

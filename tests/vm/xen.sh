@@ -2,15 +2,16 @@
 # Runs a script as root in dom0 of a real Xen under QEMU, in software; the script can start Linux PV guests.
 #
 #   tests/vm/xen.sh --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--dom0-memory MB] [--cpus N]
-#       [--seconds N] [--qdisk yes]
+#       [--seconds N] [--with qdisk]
 #
 # As guest.sh, with 2560 MB in all and 1024 of them for dom0 (guests get the others, and Xen needs 150 itself). The script finds
 # xenstored, xenconsoled and the modules of back ends running; functions for guests are in /lib/xen-lab.sh for it to
-# source. --qdisk brings in QEMU's back end, 30 MB that take time to load.
+# source. `--with qdisk` brings in QEMU's back end, for guests' disks with backendtype=qdisk; it takes longer to start.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments --memory 2560 --dom0-memory 1024 "$@"
 ((${#vhosts[@]} == 0)) || usage '--vhost is for guest.sh'
+[[ "$with" =~ ^(qdisk)?$ ]] || usage "--with takes qdisk"
 for program in gunzip qemu-system-x86_64 readelf sha256sum timeout; do
     command -v "$program" >/dev/null || cannot "$program is not installed"
 done
@@ -28,7 +29,7 @@ make_image() {
     cp "$here/xen-guest.sh" "$tree/lib/guest.sh"
     pack_tree "$tree" "$1/guest"
 
-    make_tree "$tree" usr/bin/{fio,flock} usr/sbin/{dmsetup,mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim,losetup}
+    make_tree "$tree" usr/bin/fio usr/sbin/{dmsetup,mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim,losetup}
     packages=$xen_packages copy_programs "$tree" usr/bin/{xenstore,strace} \
         $lib/bin/{xl,xenstored,xenconsoled,xen-init-dom0,libxl-save-helper}
     # Loaded by name when a thread ends.
@@ -40,13 +41,28 @@ make_image() {
     mkdir -p "$tree/$lib" "$tree/usr/libexec" "$tree/var"/{lib/xen,lock,log/xen/console} "$tree/guest"
     ln -s ../../bin "$tree/$lib/bin"
     ln -s /run "$tree/var/run"
-    cp -r "$xen_packages/etc/xen" "$tree/etc/"
+    mkdir -p "$tree/etc/xen/scripts"
+    cp "$here/xen-block" "$tree/etc/xen/scripts/block"
+    : >"$tree/etc/xen/xl.conf"
     cp "$here/init" "$tree/init"
     cp "$here/xen-dom0" "$tree/init-more"
     cp "$here/xen-lab.sh" "$tree/lib/"
     cp "$1/kernel" "$tree/guest/kernel"
     mv "$1/guest" "$tree/guest/initramfs"
+    make_qdisk "$tree" "$1"
     pack_tree "$tree" "$1/initramfs"
+}
+
+# An archive with QEMU for dom0, less the libraries that are there anyway.
+make_qdisk() {
+    local tree=$2/qdisk-tree program=xen-qemu-system-i386 file
+    packages=$xen_packages copy_programs "$tree" "usr/libexec/$program"
+    for file in "$tree"/usr/lib/*; do [ ! -e "$1/usr/lib/${file##*/}" ] || rm "$file"; done
+    # QEMU doesn't start without a keymap, even with nothing to show.
+    mkdir -p "$tree"/usr/{libexec,share/qemu}
+    cp -r "$xen_packages/usr/share/qemu/keymaps" "$tree/usr/share/qemu/"
+    mv "$tree/usr/lib/$program" "$tree/usr/libexec/"
+    pack_tree "$tree" "$2/qdisk"
 }
 
 # One program has many names.
@@ -57,6 +73,7 @@ xenstore_names() {
 
 cached_image xen xen
 prepare_run
+[ -z "$with" ] || cat "$image/$with" >>"$run/initrd"
 
 letters=abcdefghijklmnop
 names=() drives=()

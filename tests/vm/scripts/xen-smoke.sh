@@ -1,6 +1,6 @@
 #!/bin/bash
 # For xen.sh: dom0 is up, guests start, and the kernel's own back end serves them; one guest alone, then two at once, then
-# one that a disk is attached to while it runs. With `yes` in /add/qdisk, QEMU's back end too.
+# one that a disk is attached to while it runs; and one with QEMU's back end, with `--with qdisk`.
 set -euo pipefail
 source /lib/xen-lab.sh
 up() { echo "at $(cut -d ' ' -f 1 /proc/uptime) s: $*"; }
@@ -74,5 +74,15 @@ guest_says four 120 '^said go'
 guest_tell four go 'go on'
 wait $!
 guest_destroy four
-tail -n 20 /out/four.console
+tr -d '\r' </out/four.console | tail -n 20
+up 'four is gone'
+
+if [ -x /usr/libexec/xen-qemu-system-i386 ]; then
+    guest_create five /tmp/io.sh 4 384 '' format=raw,vdev=xvda,access=rw,backendtype=qdisk,target=/tmp/disk0
+    up 'five was created'
+    guest_wait five 300
+    up 'five has ended'
+    guest_destroy five
+    grep '^queues:' /out/five.console
+fi
 up 'end'
