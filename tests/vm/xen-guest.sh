@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Functions for the scripts of guests. Sourced, not run.
 
 # Waits up to $2 seconds (120) until dom0 has told the word $1, and prints what was told with it. A watch, since looking

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Functions for scripts in dom0: Linux PV guests. Sourced, not run.
 #
 # A guest has bash, busybox, fio, mkfs.ext4, e2fsck, fstrim, blkdiscard, blockdev and the xenstore programs; functions for its

@@ -4,12 +4,12 @@
 #   tests/vm/xen.sh --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--dom0-memory MB] [--cpus N]
 #       [--seconds N] [--with qdisk]
 #
-# As guest.sh, with 2560 MB in all and 1024 of them for dom0 (guests get the others, and Xen needs 150 itself). The script finds
+# As guest.sh, with 2560 MB in all and 1024 of them for dom0 (guests get the others; Xen needs 150 itself) and 600 s. The script finds
 # xenstored, xenconsoled and the modules of back ends running; functions for guests are in /lib/xen-lab.sh for it to
 # source. `--with qdisk` brings in QEMU's back end, for guests' disks with backendtype=qdisk; it takes longer to start.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-arguments --memory 2560 --dom0-memory 1024 "$@"
+arguments --memory 2560 --dom0-memory 1024 --seconds 600 "$@"
 ((${#vhosts[@]} == 0)) || usage '--vhost is for guest.sh'
 [[ "$with" =~ ^(qdisk)?$ ]] || usage "--with takes qdisk"
 for program in gunzip qemu-system-x86_64 readelf sha256sum timeout; do
@@ -17,7 +17,7 @@ for program in gunzip qemu-system-x86_64 readelf sha256sum timeout; do
 done
 
 make_image() {
-    local tree=$1/tree lib=usr/lib/xen-4.20 file
+    local tree=$1/tree lib=usr/lib/xen-4.20
     gunzip -c "$xen_packages"/boot/xen-*-amd64.gz >"$1/xen"
     unpack_kernel "$1/kernel"
 

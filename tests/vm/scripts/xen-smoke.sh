@@ -2,6 +2,7 @@
 # For xen.sh: dom0 is up, guests start, and the kernel's own back end serves them; one guest alone, then two at once, then
 # one that a disk is attached to while it runs; and one with QEMU's back end, with `--with qdisk`.
 set -euo pipefail
+# shellcheck disable=SC1091
 source /lib/xen-lab.sh
 up() { echo "at $(cut -d ' ' -f 1 /proc/uptime) s: $*"; }
 
@@ -32,7 +33,7 @@ mount -t ext4 /dev/xvda /mnt
 cp /tmp/data /mnt/
 umount /mnt
 e2fsck -fn /dev/xvda
-blkdiscard /dev/xvda || echo 'no discard'
+blkdiscard -f /dev/xvda
 echo done
 END
 
