@@ -94,6 +94,6 @@ status=0
 limited qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max,smap=off -smp "$cpus" -m "$memory_mb" \
     -display none -monitor none -serial "file:$run/console" -no-reboot -nic none "${drives[@]}" \
     -kernel "$image/xen" -initrd "$run/kernel ${linux//,/,,},$run/initrd" \
-    -append "console=com1 com1=115200,8n1 dom0_mem=${dom0_mb}M,max:${dom0_mb}M dom0_max_vcpus=$cpus spec-ctrl=no xpti=no" \
+    -append "console=com1 com1=115200,8n1 dom0_mem=${dom0_mb}M,max:${dom0_mb}M dom0_max_vcpus=$cpus spec-ctrl=no,eager-fpu xpti=no" \
     >&2 || status=$?
 finish_run "$status"
