@@ -197,7 +197,10 @@ prepare_run() {
 
 # Runs the virtual machine within the time limit; it doesn't outlive this script if that is told to stop.
 limited() {
-    timeout --kill-after=5 "$seconds" "$@" </dev/null &
+    # One machine at a time: two share what one needs, and run into their limits.
+    exec 8>"$cache/running"
+    flock 8
+    timeout --kill-after=5 "$seconds" "$@" </dev/null 8>&- &
     # shellcheck disable=SC2064
     trap "kill $! 2>/dev/null; wait $! || true; exit 130" INT TERM
     wait "$!"
