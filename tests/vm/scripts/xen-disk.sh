@@ -85,7 +85,7 @@ loading=$!
 guest_run two 400 'set -e; await_disk xvdc
 fio --name=v --filename=/dev/xvdc --rw=randwrite --bsrange=4k-64k --size=12M --iodepth=8 --ioengine=libaio --direct=1 --verify=crc32c \
     --do_verify=0 --output-format=terse >/tmp/terse'
-pvblk raid fail --control unix:/run/control r m0
+pvblk raid fail --control unix:/run/control r 0
 guest_run two 400 'fio --name=v --filename=/dev/xvdc --rw=randwrite --bsrange=4k-64k --size=12M --iodepth=8 --ioengine=libaio --direct=1 \
     --verify=crc32c --verify_fatal=1 --output-format=terse >/tmp/terse'
 pvblk raid detail --control unix:/run/control r | grep -i -e state -e degraded
