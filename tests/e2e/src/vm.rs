@@ -16,6 +16,8 @@ pub enum Kind {
     Qemu,
     /// User-mode Linux: the fastest, one CPU, no blktrace. Disks are `/dev/ubda` and so on.
     Uml,
+    /// Xen under QEMU: the script is dom0's and starts guests itself.
+    Xen,
 }
 
 /// A machine with other disks than files.
@@ -29,6 +31,8 @@ pub struct Machine {
     pub queues: usize,
     /// CPUs; 0: two.
     pub cpus: usize,
+    /// Files that the script finds in `/add`.
+    pub added: Vec<PathBuf>,
 }
 
 /// For the first run, which fetches packages and makes the guest.
@@ -44,6 +48,7 @@ pub fn starter(kind: Kind) -> PathBuf {
     folder().join(match kind {
         Kind::Qemu => "guest.sh",
         Kind::Uml => "uml.sh",
+        Kind::Xen => "xen.sh",
     })
 }
 
@@ -83,6 +88,9 @@ pub fn script_on(
     command.arg("--seconds").arg(limit.as_secs().to_string());
     for disk in &machine.disks {
         command.arg("--disk").arg(disk);
+    }
+    for file in &machine.added {
+        command.arg("--add").arg(file);
     }
     for socket in &machine.vhost {
         command.arg("--vhost").arg(socket);

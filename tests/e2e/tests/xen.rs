@@ -1,0 +1,55 @@
+//! Guests on the real Xen: stock blkfronts on disks that `pvblk serve --xen` serves in dom0. All of it runs in software, so slowly.
+
+use pvblk_e2e::daemon::binary;
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::tools::{need, run};
+use pvblk_e2e::{Stop, run_all, vm};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    run_all(&[("stock_guests_use_served_disks", stock_guests)])
+}
+
+/// One machine for all steps: its start takes longer than most of them.
+fn stock_guests() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    // Symbols would take longer to load than everything else.
+    let stripped = dir.path().join("pvblk");
+    need(&["strip"])?;
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(&stripped).arg(binary()?);
+    run(strip, Duration::from_secs(60))?.success()?;
+    let machine = vm::Machine {
+        added: vec![stripped],
+        ..vm::Machine::default()
+    };
+    let script = vm::named("xen-disk.sh");
+    let out = dir.path().join("out");
+    let limit = Duration::from_secs(1500);
+    let said = vm::script_on(vm::Kind::Xen, &script, &machine, &out, limit)?;
+    for step in STEPS {
+        let passed = said.lines().any(|l| {
+            l.strip_prefix("passed ")
+                .is_some_and(|l| l.starts_with(step))
+        });
+        check(passed, || format!("no step {step:?} in:\n{said}"))?;
+    }
+    for line in said.lines().filter(|l| l.starts_with("passed ")) {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+const STEPS: [&str; 10] = [
+    "a guest with 4 CPUs has 4 queues of 8 pages",
+    "ext4, checked data, fstrim, remount and e2fsck with persistent grants",
+    "a guest sees its disk grow",
+    "the same with one queue of one page, and copied grants",
+    "two guests at once, and a member of an array lost under one of them",
+    "latency of a guest, hop by hop",
+    "detached, and gone in the guest",
+    "stopped, started and used again, with copied grants",
+    "a guest destroyed under load, and started again",
+    "the server stops in order",
+];
