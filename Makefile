@@ -22,10 +22,10 @@ test: ## Format, lints, licences, unit tests, a share of fuzzing, end-to-end tes
 	@scripts/install-tools.sh test
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/test.sh
 
-test-vm: ## Virtual machines on served disks for longer: queues, file systems, servers killed 20 times (an hour on a slow machine)
+test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, queues, file systems, servers killed 20 times (20 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
-	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user
+	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user --test xen
 
 fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)
 	@scripts/install-tools.sh test

@@ -1,6 +1,6 @@
 #!/bin/bash
-# For xen.sh, in dom0: our server and stock Linux guests. Every step says `passed STEP` or ends the script. The server is /add/pvblk.
-# With the argument `long` in place of a disk there are more rounds of load.
+# For xen.sh, in dom0: our server, /add/pvblk, and stock Linux guests. Every step says `passed STEP`, or the script ends. With a file
+# /add/full there are a second guest, an array and a look at latencies, too.
 set -euo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
@@ -55,7 +55,7 @@ for m in m0 m1 m2; do truncate -s 40M "/run/$m"; done
 pvblk raid create --name r --level 5 --raid-devices 3 /run/m0 /run/m1 /run/m2
 serve
 guest_create one - 4 384 xen_blkfront.max_ring_page_order=3
-guest_create two - 1 256 'xen_blkfront.max_queues=1 xen_blkfront.max_ring_page_order=0 xen_blkfront.feature_persistent=N'
+[ ! -e /add/full ] || guest_create two - 1 256 'xen_blkfront.max_queues=1 xen_blkfront.max_ring_page_order=0 xen_blkfront.feature_persistent=N'
 
 guest_says one 300 '^init:'
 pvblk xen attach a one xvda | tee /tmp/attached
@@ -65,7 +65,7 @@ xenstore-ls -f /local/domain/0/backend/pvblk
 xenstore-ls -f "/local/domain/$(guest_domid one)/device/vbd" | grep -v ring-ref
 step 'a guest with 4 CPUs has 4 queues of 8 pages'
 
-guest_run one 400 "$(load xvda 8)"
+guest_run one 400 "$(load xvda "$([ -e /add/full ] && echo 8 || echo 4)")"
 step 'ext4, checked data, fstrim, remount and e2fsck with persistent grants'
 
 truncate -s 80M /run/a.img
@@ -73,44 +73,53 @@ kill -HUP "$server"
 guest_run one 60 'until [ "$(cat /sys/block/xvda/size)" = 163840 ]; do sleep 0.2; done'
 step 'a guest sees its disk grow'
 
-guest_says two 300 '^init:'
-pvblk xen attach b two xvdb | tee /tmp/attached
-grep -q '1 queues of 1 pages, grants copied' /tmp/attached
-guest_run two 400 "$(load xvdb 2)"
-step 'the same with one queue of one page, and copied grants'
+two_guests() {
+    guest_says two 300 '^init:'
+    pvblk xen attach b two xvdb | tee /tmp/attached
+    grep -q '1 queues of 1 pages, grants copied' /tmp/attached
+    guest_run two 400 "$(load xvdb 2)"
+    step 'the same with one queue of one page, and copied grants'
 
-pvblk xen attach r two xvdc
-guest_run one 300 "$(load xvda 2)" &
-loading=$!
-guest_run two 400 'set -e; await_disk xvdc
-fio --name=v --filename=/dev/xvdc --rw=randwrite --bsrange=4k-64k --size=12M --iodepth=8 --ioengine=libaio --direct=1 --verify=crc32c \
-    --do_verify=0 --output-format=terse >/tmp/terse'
-pvblk raid fail --control unix:/run/control r 0
-guest_run two 400 'fio --name=v --filename=/dev/xvdc --rw=randwrite --bsrange=4k-64k --size=12M --iodepth=8 --ioengine=libaio --direct=1 \
-    --verify=crc32c --verify_fatal=1 --output-format=terse >/tmp/terse'
-pvblk raid detail --control unix:/run/control r | grep -i -e state -e degraded
-wait "$loading"
-step 'two guests at once, and a member of an array lost under one of them'
+    pvblk xen attach r two xvdc
+    guest_run one 300 "$(load xvda 2)" &
+    loading=$!
+    guest_run two 400 'set -e; await_disk xvdc
+    fio --name=v --filename=/dev/xvdc --rw=randwrite --bsrange=4k-64k --size=12M --iodepth=8 --ioengine=libaio --direct=1 --verify=crc32c \
+        --do_verify=0 --output-format=terse >/tmp/terse'
+    pvblk raid fail --control unix:/run/control r 0
+    guest_run two 400 'fio --name=v --filename=/dev/xvdc --rw=randwrite --bsrange=4k-64k --size=12M --iodepth=8 --ioengine=libaio --direct=1 \
+        --verify=crc32c --verify_fatal=1 --output-format=terse >/tmp/terse'
+    pvblk raid detail --control unix:/run/control r | grep -i -e state -e degraded
+    wait "$loading"
+    step 'two guests at once, and a member of an array lost under one of them'
 
-guest_run one 120 'fio --name=l --filename=/dev/xvda --rw=randread --bs=4k --runtime=15 --time_based --iodepth=8 --ioengine=libaio --direct=1 \
-    --output-format=terse >/tmp/terse' &
-loading=$!
-sleep 6
-pvblk latency --live unix:/run/control --seconds 5 >/out/latency
-cat /out/latency
-wait "$loading"
-step 'latency of a guest, hop by hop'
+    guest_run one 120 'fio --name=l --filename=/dev/xvda --rw=randread --bs=4k --runtime=15 --time_based --iodepth=8 --ioengine=libaio --direct=1 \
+        --output-format=terse >/tmp/terse' &
+    loading=$!
+    sleep 6
+    pvblk latency --live unix:/run/control --seconds 5 >/out/latency
+    cat /out/latency
+    wait "$loading"
+    step 'latency of a guest, hop by hop'
 
-pvblk xen detach two xvdc
-pvblk xen detach two xvdb
-guest_run two 60 'await_no_disk xvdb; await_no_disk xvdc'
+    pvblk xen detach two xvdc
+    pvblk xen detach two xvdb
+    guest_run two 60 'await_no_disk xvdb; await_no_disk xvdc'
+    guest_destroy two
+    step 'detached from a guest that stays'
+}
+[ ! -e /add/full ] || two_guests
+
+pvblk xen detach one xvda
+guest_run one 60 'await_no_disk xvda'
 step 'detached, and gone in the guest'
 
+pvblk xen attach a one xvda
+guest_run one 60 'await_disk xvda; dd if=/dev/xvda of=/dev/null bs=64k count=4 iflag=direct status=none'
 stop
 serve --no-persistent-grants
-guest_run one 60 'await_no_disk xvda' || true
 pvblk xen detach one xvda
-sleep 1
+guest_run one 60 'await_no_disk xvda'
 pvblk xen attach a one xvda | tee /tmp/attached
 grep -q 'grants copied' /tmp/attached
 guest_run one 400 "$(load xvda 2)"
@@ -118,10 +127,12 @@ step 'stopped, started and used again, with copied grants'
 
 guest_run one 60 'await_disk xvda; fio --name=l --filename=/dev/xvda --rw=randwrite --bs=16k --runtime=60 --time_based --iodepth=16 \
     --ioengine=libaio --direct=1 --output-format=terse >/tmp/terse' >/dev/null &
+loading=$!
 sleep 8
+left=/local/domain/0/backend/pvblk/$(guest_domid one)/51712
 guest_destroy one
-wait || true
-until [ -z "$(xenstore-ls /local/domain/0/backend/pvblk/1/51712 2>/dev/null)" ]; do sleep 0.5; done
+wait "$loading" || true
+while xenstore-exists "$left"; do sleep 0.5; done
 pvblk xen list
 guest_create one - 2 256
 guest_says one 300 '^init:'
@@ -130,6 +141,5 @@ guest_run one 60 'await_disk xvda; dd if=/dev/xvda of=/dev/null bs=64k count=16 
 step 'a guest destroyed under load, and started again'
 
 guest_destroy one
-guest_destroy two
 stop
 step 'the server stops in order'
