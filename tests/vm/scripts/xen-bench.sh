@@ -21,7 +21,8 @@ guest_create g - 2 512 xen_blkfront.max_ring_page_order=3 phy:/dev/loop0,xvdb,w 
 guest_says g 300 '^init:'
 /add/pvblk xen attach a g xvda
 guest_run g 120 'await_disk xvda; await_disk xvdb; await_disk xvdc; for d in xvda xvdb xvdc; do echo "$d: $(queues_of $d) queues"; done'
-qemu=$(pgrep -f 'qemu-system-i386' | head -n 1)
+qemu=$(for p in /proc/[0-9]*; do if tr '\0' ' ' <"$p/cmdline" | grep -q '^[^ ]*qemu-system-i386 '; then echo "${p##*/}"; fi; done | head -n 1)
+echo "server $ours, QEMU $qemu, tracing $(ls -d "$histogram")"
 
 # All events of one process and the kernel's back end, so far.
 events() { awk -v name="$1" '$0 ~ name { for (i = 2; i <= 3; i++) n += $i } END { print n + 0 }' /proc/interrupts; }
