@@ -24,115 +24,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
 
-pub const WAIT: Duration = Duration::from_secs(60);
+#[path = "../ram_support/mod.rs"]
+mod ram_support;
 
-/// A disk in memory that can be made to keep its requests.
-#[derive(Default)]
-pub struct Ram {
-    pub limits: Limits,
-    pub capacity: Capacity,
-    events: EventHub,
-    data: Mutex<HashMap<u64, [u8; 512]>>,
-    /// Requests stay at the device.
-    pub hold: AtomicBool,
-    pub held: AtomicUsize,
-    pub flushes: AtomicUsize,
-}
-
-impl Ram {
-    pub fn new(sectors: u64) -> Arc<Ram> {
-        let ram = Ram {
-            limits: Limits {
-                volatile_cache: true,
-                ..Limits::default()
-            },
-            ..Ram::default()
-        };
-        ram.capacity.set(sectors);
-        Arc::new(ram)
-    }
-
-    pub fn resize(&self, sectors: u64) {
-        self.capacity.set(sectors);
-        self.events.raise(DeviceEvent::Resized { sectors });
-    }
-
-    fn run(&self, request: &Request) {
-        let mut data = self.data.lock();
-        let mut sector = request.sector;
-        for buffer in &request.buffers {
-            for at in (0..buffer.len()).step_by(512) {
-                let entry = data.entry(sector).or_insert([0; 512]);
-                match request.op {
-                    Op::Read => buffer.write(at, entry),
-                    _ => buffer.read(at, entry),
-                }
-                sector += 1;
-            }
-        }
-        match request.op {
-            Op::Discard | Op::WriteZeroes => {
-                data.retain(|s, _| !(request.sector..request.end()).contains(s));
-            }
-            Op::Flush => drop(self.flushes.fetch_add(1, Ordering::Relaxed)),
-            _ => {}
-        }
-    }
-}
-
-pub struct RamDevice(pub Arc<Ram>);
-
-impl BlockDevice for RamDevice {
-    fn describe(&self) -> String {
-        "ram".into()
-    }
-    fn limits(&self) -> Limits {
-        self.0.limits
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.0.capacity.sectors()
-    }
-    fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        Ok(Box::new(RamQueue {
-            ram: Arc::clone(&self.0),
-            kept: Vec::new(),
-        }))
-    }
-    fn events(&self) -> &EventHub {
-        &self.0.events
-    }
-}
-
-struct RamQueue {
-    ram: Arc<Ram>,
-    kept: Vec<Box<Request>>,
-}
-
-impl DeviceQueue for RamQueue {
-    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        self.ram.held.fetch_add(batch.len(), Ordering::AcqRel);
-        self.kept.append(batch);
-    }
-    fn poll(&mut self, out: &mut Vec<Completion>) {
-        if self.ram.hold.load(Ordering::Acquire) {
-            return;
-        }
-        for request in self.kept.drain(..) {
-            self.ram.run(&request);
-            self.ram.held.fetch_sub(1, Ordering::AcqRel);
-            out.push(Completion {
-                request,
-                status: Status::Ok,
-            });
-        }
-    }
-    fn arm(&mut self) -> Readiness {
-        Readiness::Wait(Some(Instant::now() + Duration::from_millis(1)))
-    }
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
+pub use ram_support::*;
 
 struct Host {
     backend: Arc<Backend>,
@@ -215,15 +110,6 @@ impl Bed {
             front.start(i, 0);
         }
         front
-    }
-}
-
-/// Until `done`, or a panic that says what was waited for.
-pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WAIT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,0 +1,197 @@
+//! A Xen of the test's own: xenstore, a hypervisor, guests, and a server with disks in memory behind a real back end.
+#![allow(dead_code, reason = "every test file uses another part of it")]
+
+pub mod daemon;
+pub mod guest;
+pub mod hypervisor;
+#[path = "../ram_support/mod.rs"]
+mod ram_support;
+
+pub use daemon::Daemon;
+pub use guest::{Guest, Page, SMALL, Wishes};
+pub use hypervisor::{FakeXen, Handle};
+pub use ram_support::*;
+
+use parking_lot::Mutex;
+use pvblk_backend::{
+    Backend, BackendOptions, BlkifQueueParts, BlkifSource, Disk, Pressure, SourceEnd, SourceId,
+};
+use pvblk_block::trace::Tracing;
+use pvblk_block::{BlockDevice, Error};
+use pvblk_export::xen::XenServer;
+use pvblk_export::xen::toolstack::Toolstack;
+use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Sectors of each disk: 16 MiB.
+pub const SECTORS: u64 = 32768;
+
+type Done = Box<dyn FnOnce() + Send>;
+
+struct Left {
+    queues: AtomicUsize,
+    done: Mutex<Option<Done>>,
+}
+
+impl Left {
+    fn one_less(&self) {
+        if self.queues.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(done) = self.done.lock().take()
+        {
+            done();
+        }
+    }
+}
+
+struct Attached {
+    backend: Arc<Backend>,
+    ids: Vec<SourceId>,
+    left: Arc<Left>,
+}
+
+impl Attachment for Attached {
+    fn detach(&mut self, done: Done) {
+        *self.left.done.lock() = Some(done);
+        self.ids.iter().for_each(|id| self.backend.detach(*id));
+        self.left.one_less();
+    }
+}
+
+/// As the command's own host: every queue is a lane of a real back end.
+struct Host {
+    backend: Arc<Backend>,
+    disks: Vec<Disk>,
+    pressure: Arc<Pressure>,
+}
+
+impl Host {
+    fn disk(&self, name: &str) -> Option<&Disk> {
+        self.disks.iter().find(|d| d.name() == name)
+    }
+}
+
+impl DiskHost for Host {
+    fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
+        Some(Arc::clone(self.disk(disk)?.device()))
+    }
+
+    fn offers(&self) -> BackendOffers {
+        BackendOffers::default()
+    }
+
+    fn pressure(&self) -> Arc<Pressure> {
+        Arc::clone(&self.pressure)
+    }
+
+    fn attach(
+        &self,
+        disk: &str,
+        _front: &str,
+        queues: Vec<BlkifQueueParts>,
+        ended: Ended,
+    ) -> Result<Box<dyn Attachment>, Error> {
+        let disk = self.disk(disk).expect("asked for before");
+        let left = Arc::new(Left {
+            queues: AtomicUsize::new(queues.len() + 1),
+            done: Mutex::new(None),
+        });
+        let attach = |parts| {
+            let (left, ended) = (Arc::clone(&left), Arc::clone(&ended));
+            let source = Box::new(BlkifSource::new(parts));
+            let on_end = Box::new(move |end| {
+                left.one_less();
+                if let SourceEnd::Broken(e) = end {
+                    ended(e.to_string());
+                }
+            });
+            self.backend.attach(disk, source, on_end).unwrap()
+        };
+        let ids = queues.into_iter().map(attach).collect();
+        Ok(Box::new(Attached {
+            backend: Arc::clone(&self.backend),
+            ids,
+            left,
+        }))
+    }
+}
+
+/// A domain 0 with xenstore and a hypervisor. Servers come and go.
+pub struct Bed {
+    pub daemon: Arc<Daemon>,
+    pub xen: Arc<FakeXen>,
+    pub server: Option<XenServer>,
+    pub a: Arc<Ram>,
+    pub b: Arc<Ram>,
+}
+
+impl Bed {
+    /// With a server of the disks a and b.
+    pub fn new() -> Bed {
+        let mut bed = Bed {
+            daemon: Arc::new(Daemon::new()),
+            xen: Arc::default(),
+            server: None,
+            a: Ram::new(SECTORS),
+            b: Ram::new(SECTORS),
+        };
+        bed.start();
+        bed
+    }
+
+    /// A server of other disks.
+    pub fn serve(&self, disks: &[(&str, &Arc<Ram>)]) -> XenServer {
+        let disk = |(name, ram): &(&str, &Arc<Ram>)| {
+            let device = Arc::new(RamDevice(Arc::clone(ram)));
+            Disk::new(*name, device, Tracing::off())
+        };
+        let options = BackendOptions {
+            workers: 2,
+            ..BackendOptions::default()
+        };
+        let host = Host {
+            backend: Arc::new(Backend::start(&options).unwrap()),
+            disks: disks.iter().map(disk).collect(),
+            pressure: Arc::new(Pressure::new(0)),
+        };
+        let hypervisor = Arc::new(Handle(Arc::clone(&self.xen)));
+        XenServer::start(self.daemon.client(), hypervisor, Arc::new(host)).unwrap()
+    }
+
+    pub fn start(&mut self) {
+        self.server = Some(self.serve(&[("a", &self.a), ("b", &self.b)]));
+    }
+
+    pub fn toolstack(&self) -> Toolstack {
+        Toolstack::over(self.daemon.client()).unwrap()
+    }
+
+    /// A guest with nothing attached.
+    pub fn guest(&self, domid: u16) -> Guest {
+        Guest::new(&self.daemon, &self.xen, domid)
+    }
+
+    pub fn attach(&self, guest: &Guest, disk: &str) {
+        self.toolstack().attach(guest.node, disk).unwrap();
+    }
+
+    /// A guest that uses a disk.
+    pub fn connected(&self, domid: u16, disk: &str, wishes: Wishes) -> Guest {
+        let mut guest = self.guest(domid);
+        self.attach(&guest, disk);
+        guest.connect(wishes);
+        guest
+    }
+
+    /// Whatever one guest did: the other's disk answers, and new ones are served.
+    pub fn still_serves(&self, other: &mut Guest) {
+        other.check();
+        let domid = 1000 + self.xen.maps.load(Ordering::Relaxed) as u16 % 1000;
+        let mut fresh = self.connected(domid, "b", SMALL);
+        fresh.check();
+        fresh.close();
+        assert_eq!(fresh.memory.mapped(), 0);
+        self.toolstack().detach(fresh.node, WAIT, false).unwrap();
+        fresh.destroy();
+    }
+}
