@@ -163,6 +163,17 @@ impl Tree {
         Some(String::from_utf8_lossy(value).into_owned())
     }
 
+    /// All domains but our own.
+    pub fn guests(&self) -> Vec<String> {
+        let names = children(&self.nodes, "/local/domain").unwrap_or_default();
+        texts(&names).into_iter().filter(|d| d != "0").collect()
+    }
+
+    /// Nothing is refused or reported any more.
+    pub fn forget_hooks(&mut self) {
+        (self.on_change, self.refuse, self.last_word) = (None, None, None);
+    }
+
     fn change(&mut self, change: Change) -> Answer {
         let told = apply(&mut self.nodes, &mut self.counter, &change)?;
         self.tell(&told);

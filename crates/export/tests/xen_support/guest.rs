@@ -126,6 +126,8 @@ impl Guest {
     pub fn keys(&mut self, wishes: Wishes) -> Vec<(String, String)> {
         self.let_go();
         self.wishes = wishes;
+        // Their grants were made for the connection before.
+        self.idle.clear();
         let Wishes {
             queues,
             order,

@@ -8,7 +8,7 @@ pub mod hypervisor;
 mod ram_support;
 
 pub use daemon::Daemon;
-pub use guest::{Guest, Page, SMALL, Wishes};
+pub use guest::{Guest, SMALL, Wishes};
 pub use hypervisor::{FakeXen, Handle};
 pub use ram_support::*;
 
@@ -193,5 +193,22 @@ impl Bed {
         assert_eq!(fresh.memory.mapped(), 0);
         self.toolstack().detach(fresh.node, WAIT, false).unwrap();
         fresh.destroy();
+    }
+}
+
+impl Drop for Bed {
+    /// All guests are gone, so that the server has nobody to wait for.
+    fn drop(&mut self) {
+        for ram in [&self.a, &self.b] {
+            ram.hold.store(false, Ordering::Release);
+        }
+        self.daemon.edit(|tree| {
+            tree.forget_hooks();
+            for domid in tree.guests() {
+                tree.remove(&format!("/local/domain/{domid}"));
+                tree.remove(&format!("/local/domain/0/backend/pvblk/{domid}"));
+            }
+        });
+        self.daemon.fire("@releaseDomain");
     }
 }
