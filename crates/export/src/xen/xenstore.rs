@@ -238,10 +238,16 @@ impl Xenstore {
                 self.note(&message);
             } else if message.head.request != request {
                 return Err(Error::protocol("xenstore answers what wasn't asked"));
-            } else if message.head.operation == Operation::Error as u32 {
-                return Ok(Answer::No(texts(&message.payload).join(" ")));
             } else {
-                return Ok(Answer::Ok(message.payload));
+                // What came in the same breath is in no socket any more, so nobody would be woken for it.
+                while let Some(event) = take_message(&mut self.input)? {
+                    self.note(&event);
+                }
+                return Ok(if message.head.operation == Operation::Error as u32 {
+                    Answer::No(texts(&message.payload).join(" "))
+                } else {
+                    Answer::Ok(message.payload)
+                });
             }
         }
     }
