@@ -257,16 +257,17 @@ impl Control {
         }
     }
 
-    /// Tells whoever attached it why nothing comes of it.
+    /// Tells whoever attached it why nothing comes of it; once, as this is a change of the directory itself.
     fn complain(&self, directory: &str, why: &Error) {
         let path = format!("{directory}/error");
-        let result = self
-            .xenstore
-            .lock()
-            .transaction(|t| match t.read(directory)? {
-                Some(_) => t.write(&path, &sentence(&why.to_string())),
-                None => Ok(()),
-            });
+        let text = sentence(&why.to_string());
+        let result = self.xenstore.lock().transaction(|t| {
+            let there = t.read(directory)?.is_some();
+            match there && t.read(&path)?.as_ref() != Some(&text) {
+                true => t.write(&path, &text),
+                false => Ok(()),
+            }
+        });
         if let Err(e) = result {
             tracing::warn!("{e}");
         }
