@@ -311,10 +311,10 @@ impl Control {
             ours: directory,
             peers: front.to_owned(),
         };
-        let attached = Attached::new(node, store, connector, online);
-        self.attached.insert(node, attached);
         let path = format!("{front}/state");
         self.xenstore.lock().watch(&path, &token(node))?;
+        let attached = Attached::new(node, store, connector, online);
+        self.attached.insert(node, attached);
         self.begin(node);
         Ok(())
     }
