@@ -352,10 +352,10 @@ impl Control {
         }
     }
 
-    /// Removes our directory where the guest is gone and its queues have ended: no toolstack knows of our kind.
+    /// Removes our directory where the guest is gone and its queues have ended, or never began: no toolstack knows of our kind.
     fn sweep(&mut self, node: Node) {
-        let closed = |a: &Attached| a.state() == XenbusState::Closed;
-        if !self.attached.get(&node).is_some_and(closed) {
+        let idle = |a: &Attached| !a.connector.serving.is_running();
+        if !self.attached.get(&node).is_some_and(idle) {
             return;
         }
         let home = format!("/local/domain/{}", node.domid);
