@@ -14,6 +14,8 @@ const CLOSING_TIME: Duration = Duration::from_secs(30);
 /// A device directory of ours that names a disk of this server.
 pub(super) struct Attached {
     pub node: Node,
+    /// Of this one alone: the next device of the same number has another.
+    pub id: u64,
     pub negotiation: BackendNegotiation,
     pub store: NodeStore,
     pub connector: XenConnector,
@@ -23,9 +25,15 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    pub fn new(node: Node, store: NodeStore, connector: XenConnector, online: bool) -> Attached {
+    pub fn new(
+        (node, id): (Node, u64),
+        store: NodeStore,
+        connector: XenConnector,
+        online: bool,
+    ) -> Attached {
         Attached {
             node,
+            id,
             negotiation: BackendNegotiation::new(connector.serving.offers, online),
             store,
             connector,

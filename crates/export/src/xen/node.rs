@@ -29,19 +29,6 @@ impl Node {
         Some(Node { domid, devid })
     }
 
-    /// One number for both.
-    pub fn number(self) -> u64 {
-        u64::from(self.domid) << 32 | u64::from(self.devid)
-    }
-
-    /// From [`Node::number`].
-    pub fn from_number(number: u64) -> Node {
-        Node {
-            domid: (number >> 32) as u16,
-            devid: number as u32,
-        }
-    }
-
     /// The back end's directory, in domain `own`.
     pub fn back_end(self, own: u16) -> String {
         format!("{}/{}/{}", back_ends(own), self.domid, self.devid)
@@ -149,7 +136,6 @@ mod tests {
     fn only_numbers_are_nodes() {
         let node = Node::parse("7", "51712").unwrap();
         assert_eq!(node.back_end(0), "/local/domain/0/backend/pvblk/7/51712");
-        assert_eq!(Node::from_number(node.number()), node);
         for (domid, devid) in [
             ("", "1"),
             ("1", ""),

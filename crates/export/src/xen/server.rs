@@ -65,6 +65,7 @@ impl XenServer {
             poller,
             inbox: Arc::clone(&inbox),
             attached: BTreeMap::new(),
+            next_id: 0,
             draining: HashMap::new(),
             stopping: None,
         };
@@ -125,6 +126,8 @@ struct Control {
     poller: Poller,
     inbox: Arc<Inbox>,
     attached: BTreeMap<Node, Attached>,
+    /// For [`Attached::id`].
+    next_id: u64,
     /// Their directories are gone; requests in flight have to end.
     draining: HashMap<u64, XenConnector>,
     stopping: Option<Stopping>,
@@ -298,7 +301,8 @@ impl Control {
         }
         let online = read("online")?.is_none_or(|v| v.trim() != "0");
         let names = (sentence(&disk), node.to_string());
-        let id = node.number();
+        self.next_id += 1;
+        let id = self.next_id;
         let serving = Serving::new(&self.host, &self.inbox, id, names, device);
         let connector = XenConnector {
             serving,
@@ -313,7 +317,7 @@ impl Control {
         };
         let path = format!("{front}/state");
         self.xenstore.lock().watch(&path, &token(node))?;
-        let attached = Attached::new(node, store, connector, online);
+        let attached = Attached::new((node, id), store, connector, online);
         self.attached.insert(node, attached);
         self.begin(node);
         Ok(())
@@ -348,7 +352,7 @@ impl Control {
         }
         use crate::xenbus::Connector;
         if !attached.connector.disconnect() {
-            self.draining.insert(node.number(), attached.connector);
+            self.draining.insert(attached.id, attached.connector);
         }
     }
 
@@ -384,13 +388,12 @@ impl Control {
             Note::Drained { id, generation } => (id, Some(generation)),
             Note::Ended { id, .. } | Note::Resized { id } | Note::DeviceGone { id } => (id, None),
         };
-        let node = Node::from_number(id);
         if let Some(generation) = generation
             && let Some(connector) = self.draining.get_mut(&id)
             && connector.serving.drained(generation)
         {
             self.draining.remove(&id);
-        } else {
+        } else if let Some(node) = self.attached.values().find(|a| a.id == id).map(|a| a.node) {
             self.with(node, |a| a.note(note));
             self.sweep(node);
         }
