@@ -16,6 +16,8 @@ pub(super) struct Attached {
     pub node: Node,
     /// Of this one alone: the next device of the same number has another.
     pub id: u64,
+    /// Our `disk` key when it was taken into service.
+    pub disk: String,
     pub negotiation: BackendNegotiation,
     pub store: NodeStore,
     pub connector: XenConnector,
@@ -26,7 +28,7 @@ pub(super) struct Attached {
 
 impl Attached {
     pub fn new(
-        (node, id): (Node, u64),
+        (node, id, disk): (Node, u64, String),
         store: NodeStore,
         connector: XenConnector,
         online: bool,
@@ -34,6 +36,7 @@ impl Attached {
         Attached {
             node,
             id,
+            disk,
             negotiation: BackendNegotiation::new(connector.serving.offers, online),
             store,
             connector,
@@ -50,6 +53,13 @@ impl Attached {
 
     pub fn state(&self) -> XenbusState {
         self.negotiation.state()
+    }
+
+    /// True if our directory is not the one that was taken into service: somebody removed it and made it anew between two looks.
+    pub fn is_replaced(&self) -> Result<bool, Error> {
+        let begun = self.state() != XenbusState::Initialising;
+        Ok(self.store.own("disk")?.as_ref() != Some(&self.disk)
+            || begun && self.store.own("state")?.as_deref() == Some("1"))
     }
 
     /// Begins, where the fence is open. Rings of an earlier server can't be taken over: answers have overwritten requests that it

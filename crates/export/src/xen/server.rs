@@ -246,6 +246,10 @@ impl Control {
     fn own_changed(&mut self, node: Node) {
         let directory = node.back_end(self.own);
         let there = self.xenstore.lock().read(&format!("{directory}/frontend"));
+        let replaced = self.attached.get(&node).map(Attached::is_replaced);
+        if let (Ok(Some(_)), Some(Ok(true))) = (&there, replaced) {
+            self.vanished(node);
+        }
         match (there, self.attached.contains_key(&node)) {
             (Ok(Some(_)), true) => self.with(node, Attached::own_changed),
             (Ok(Some(front)), false) if self.stopping.is_none() => {
@@ -317,7 +321,7 @@ impl Control {
         };
         let path = format!("{front}/state");
         self.xenstore.lock().watch(&path, &token(node))?;
-        let attached = Attached::new((node, id), store, connector, online);
+        let attached = Attached::new((node, id, disk), store, connector, online);
         self.attached.insert(node, attached);
         self.begin(node);
         Ok(())
