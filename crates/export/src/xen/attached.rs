@@ -5,7 +5,7 @@ use super::node::Node;
 use super::store::NodeStore;
 use crate::xenbus::number::sentence;
 use crate::xenbus::{BackendNegotiation, Note, Store, XenbusState};
-use pvblk_block::Error;
+use pvblk_block::{Error, ErrorKind};
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to leave when it is asked to before this is told, and told again.
@@ -94,6 +94,11 @@ impl Attached {
 
     /// The front end's directory changed.
     pub fn front_changed(&mut self) -> Result<(), Error> {
+        // With xenstore gone every guest looks as if it had left, and none has.
+        self.store.read("state");
+        if self.store.xenstore.lock().is_lost() {
+            return Err(Error::new(ErrorKind::Disconnected, "xenstore is gone"));
+        }
         let Attached {
             negotiation,
             store,

@@ -10,7 +10,7 @@ use crate::xenbus::number::{quote, sentence};
 use crate::xenbus::serving::Serving;
 use crate::xenbus::{DiskHost, Inbox, Note, XenbusState};
 use parking_lot::Mutex;
-use pvblk_block::{Error, ErrorKind};
+use pvblk_block::Error;
 use pvblk_sys::Poller;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
@@ -68,6 +68,7 @@ impl XenServer {
             next_id: 0,
             draining: HashMap::new(),
             stopping: None,
+            lost: false,
         };
         let thread = std::thread::Builder::new()
             .name("pvblk-xen".into())
@@ -131,6 +132,8 @@ struct Control {
     /// Their directories are gone; requests in flight have to end.
     draining: HashMap<u64, XenConnector>,
     stopping: Option<Stopping>,
+    /// Xenstore is.
+    lost: bool,
 }
 
 impl Control {
@@ -138,7 +141,7 @@ impl Control {
         let mut events = Vec::new();
         while !self.is_done() {
             // What is told by xenstore while it answers is found without a sleep.
-            let timeout = match self.xenstore.lock().has_events() {
+            let timeout = match !self.lost && self.xenstore.lock().has_events() {
                 true => Some(Duration::ZERO),
                 false => self.timeout(),
             };
@@ -147,13 +150,13 @@ impl Control {
                 tracing::error!("waiting for Xen guests: {e}");
                 std::thread::sleep(Duration::from_millis(500));
             }
-            if let Err(e) = self.look() {
+            if !self.lost
+                && let Err(e) = self.look()
+            {
                 // Guests keep what they have; no new ones come.
                 tracing::error!("{e}; Xen guests can't be attached or detached any more");
                 let _ = self.poller.remove(self.xenstore.lock().as_fd());
-                if e.kind() == ErrorKind::Disconnected && self.stopping.is_some() {
-                    break;
-                }
+                self.lost = true;
             }
             for note in self.inbox.take() {
                 self.note(note);

@@ -51,6 +51,8 @@ pub struct Xenstore {
     input: Vec<u8>,
     next_request: u32,
     events: Events,
+    /// Nothing can be read or written any more.
+    is_lost: bool,
 }
 
 impl Xenstore {
@@ -87,6 +89,7 @@ impl Xenstore {
             input: Vec::new(),
             next_request: 1,
             events: Events::default(),
+            is_lost: false,
         })
     }
 
@@ -145,12 +148,23 @@ impl Xenstore {
         ))
     }
 
+    /// True once the connection has failed: what can't be read then is not gone.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     /// Takes in what has come without being asked for. Never waits.
     pub fn pump(&mut self) -> Result<(), Error> {
-        while let Some(message) = self.next_message(None)? {
-            self.note(&message);
+        loop {
+            match self.next_message(None) {
+                Ok(Some(message)) => self.note(&message),
+                Ok(None) => return Ok(()),
+                Err(e) => {
+                    self.is_lost = true;
+                    return Err(e);
+                }
+            }
         }
-        Ok(())
     }
 
     /// What was told since the last look.
@@ -224,8 +238,14 @@ impl Xenstore {
         let mut bytes = Vec::with_capacity(HEAD + len);
         bytes.extend(head.encode());
         parts.iter().for_each(|p| bytes.extend(*p));
+        let result = self.exchange(&bytes, request);
+        self.is_lost |= result.is_err();
+        result
+    }
+
+    fn exchange(&mut self, bytes: &[u8], request: u32) -> Result<Answer, Error> {
         let deadline = Instant::now() + ANSWER_TIME;
-        self.write_all(&bytes, deadline)?;
+        self.write_all(bytes, deadline)?;
         loop {
             let Some(message) = self.next_message(Some(deadline))? else {
                 let seconds = ANSWER_TIME.as_secs();
