@@ -174,10 +174,15 @@ impl Control {
     }
 
     fn is_done(&self) -> bool {
-        let closed = |a: &Attached| a.state() == XenbusState::Closed;
         self.stopping.is_some_and(|s| {
-            let gone = self.attached.values().all(closed) && self.draining.is_empty();
-            gone || Instant::now() >= s.end
+            let now = Instant::now();
+            // A guest that doesn't leave in time keeps nobody once nothing of it is in use.
+            let over = |a: &Attached| {
+                a.state() == XenbusState::Closed
+                    || s.grace <= now && !a.connector.serving.is_running()
+            };
+            let gone = self.attached.values().all(over) && self.draining.is_empty();
+            gone || now >= s.end
         })
     }
 
