@@ -16,8 +16,6 @@ pub(super) struct Attached {
     pub node: Node,
     /// Of this one alone: the next device of the same number has another.
     pub id: u64,
-    /// Our `disk` key when it was taken into service.
-    pub disk: String,
     pub negotiation: BackendNegotiation,
     pub store: NodeStore,
     pub connector: XenConnector,
@@ -28,7 +26,7 @@ pub(super) struct Attached {
 
 impl Attached {
     pub fn new(
-        (node, id, disk): (Node, u64, String),
+        (node, id): (Node, u64),
         store: NodeStore,
         connector: XenConnector,
         online: bool,
@@ -36,7 +34,6 @@ impl Attached {
         Attached {
             node,
             id,
-            disk,
             negotiation: BackendNegotiation::new(connector.serving.offers, online),
             store,
             connector,
@@ -58,7 +55,7 @@ impl Attached {
     /// True if our directory is not the one that was taken into service: somebody removed it and made it anew between two looks.
     pub fn is_replaced(&self) -> Result<bool, Error> {
         let begun = self.state() != XenbusState::Initialising;
-        Ok(self.store.own("disk")?.as_ref() != Some(&self.disk)
+        Ok(self.store.own("disk")?.as_ref() != Some(&self.store.disk)
             || begun && self.store.own("state")?.as_deref() == Some("1"))
     }
 

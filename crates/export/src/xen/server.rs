@@ -325,11 +325,12 @@ impl Control {
         let store = NodeStore {
             xenstore: Arc::clone(&self.xenstore),
             ours: directory,
+            disk,
             peers: front.to_owned(),
         };
         let path = format!("{front}/state");
         self.xenstore.lock().watch(&path, &token(node))?;
-        let attached = Attached::new((node, id, disk), store, connector, online);
+        let attached = Attached::new((node, id), store, connector, online);
         self.attached.insert(node, attached);
         self.begin(node);
         Ok(())

@@ -13,6 +13,8 @@ pub(super) struct NodeStore {
     pub ours: String,
     /// The front end's.
     pub peers: String,
+    /// The `disk` key of ours when it was taken into service.
+    pub disk: String,
 }
 
 impl NodeStore {
@@ -38,8 +40,8 @@ impl Store for NodeStore {
     fn write(&mut self, changes: &[Change]) -> Result<(), Error> {
         let ours = &self.ours;
         self.xenstore.lock().transaction(|t| {
-            // Writing would make a directory again that the toolstack has removed.
-            if t.read(ours)?.is_none() {
+            // Writing would make a directory again that the toolstack has removed, or lie about the disk of the next one there.
+            if t.read(&format!("{ours}/disk"))?.as_ref() != Some(&self.disk) {
                 return Ok(());
             }
             for Change { key, value } in changes {

@@ -155,6 +155,12 @@ impl Xenstore {
 
     /// Takes in what has come without being asked for. Never waits.
     pub fn pump(&mut self) -> Result<(), Error> {
+        if self.is_lost {
+            return Err(Error::new(
+                ErrorKind::Disconnected,
+                "the connection to xenstore has failed",
+            ));
+        }
         loop {
             match self.next_message(None) {
                 Ok(Some(message)) => self.note(&message),

@@ -163,6 +163,12 @@ impl Tree {
         Some(String::from_utf8_lossy(value).into_owned())
     }
 
+    /// All nodes, for people.
+    fn list(&self) -> String {
+        let line = |path: &String| format!("\n{path} = {:?}", self.read(path).unwrap_or_default());
+        self.nodes.keys().map(line).collect()
+    }
+
     /// All domains but our own.
     pub fn guests(&self) -> Vec<String> {
         let names = children(&self.nodes, "/local/domain").unwrap_or_default();
@@ -474,7 +480,7 @@ impl Daemon {
                 .changed
                 .wait_until(&mut tree, deadline)
                 .timed_out();
-            assert!(!timed_out, "{what}; the tree: {:#?}", tree.nodes);
+            assert!(!timed_out, "{what}; there is{}", tree.list());
         }
     }
 
