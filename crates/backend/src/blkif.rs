@@ -218,6 +218,7 @@ impl RequestSource for BlkifSource {
         // Counts bad requests too: a guest that sends only those must not keep the worker here.
         let pending = self.ring.pending().map_err(|broken| self.stop(broken))?;
         let waiting = pending as usize + usize::from(self.stalled.is_some());
+        let mut end = None;
         for _ in 0..room.min(self.batch.next(waiting)) {
             if let Some(stalled) = self.stalled.take() {
                 entry = *stalled;
@@ -225,7 +226,10 @@ impl RequestSource for BlkifSource {
                 match self.ring.take(&mut entry) {
                     Ok(true) => {}
                     Ok(false) => break,
-                    Err(broken) => return Err(self.stop(broken)),
+                    Err(broken) => {
+                        end = Some(self.stop(broken));
+                        break;
+                    }
                 }
             }
             let mut request = self.spare.take();
@@ -236,7 +240,8 @@ impl RequestSource for BlkifSource {
                 Ok(Parsed { operation, ordered }) => {
                     // There is a slot for each entry, and an entry is taken only when one is unanswered less.
                     let Some(tag) = self.free_slots.pop() else {
-                        return Err(self.stop("more requests than entries"));
+                        end = Some(self.stop("more requests than entries"));
+                        break;
                     };
                     let slot = &mut self.slots[tag as usize];
                     slot.id = entry.id();
@@ -262,10 +267,14 @@ impl RequestSource for BlkifSource {
             };
             pulled.ordered |= ordered;
         }
+        // Those that were taken are carried out, whatever came behind them.
         if !self.copies.is_empty() {
             self.fetch(out);
         }
-        Ok(pulled)
+        match end {
+            Some(end) => Err(end),
+            None => Ok(pulled),
+        }
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
