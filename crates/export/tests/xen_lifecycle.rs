@@ -227,6 +227,41 @@ fn nobody_begins_while_requests_of_a_lost_guest_are_at_work() {
     next.check();
 }
 
+/// Domains are never numbered twice, so what is left of each would add up until no answer holds it.
+#[test]
+fn of_many_guests_that_came_and_went_nothing_is_left() {
+    let mut bed = Bed::new();
+    let mut tools = bed.toolstack();
+    for domid in 1000..1900 {
+        let guest = bed.guest(domid);
+        tools.attach(guest.node, "a").unwrap();
+        if domid.is_multiple_of(2) {
+            guest.until_back("2");
+            guest.destroy();
+            bed.daemon.until_gone(&guest.node.back_end(0));
+        } else {
+            tools.detach(guest.node, WAIT, false).unwrap();
+            bed.daemon.remove(&format!("/local/domain/{domid}"));
+        }
+    }
+    bed.daemon.until_gone("/local/domain/0/backend/pvblk/1898");
+    assert_eq!(tools.list().unwrap(), []);
+    bed.server = None;
+    bed.start();
+    bed.connected(7, "a", SMALL).check();
+    assert_eq!(tools.list().unwrap().len(), 1);
+    // Another device of the same guest keeps its place.
+    let mut guest = bed.connected(9, "a", SMALL);
+    let second = Node {
+        domid: 9,
+        devid: 51728,
+    };
+    tools.attach(second, "b").unwrap();
+    tools.detach(second, WAIT, false).unwrap();
+    guest.check();
+    assert_eq!(tools.list().unwrap().len(), 2);
+}
+
 /// `detach --force` and `attach` of another disk, faster than the server looks.
 #[test]
 fn a_directory_that_was_replaced_is_another_disk() {

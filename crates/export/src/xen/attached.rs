@@ -66,6 +66,9 @@ impl Attached {
             .store
             .read("state")
             .and_then(|s| XenbusState::parse(&s));
+        if self.is_offline()? {
+            return self.close();
+        }
         let ours = self.store.own("state")?;
         let fresh = ours.is_none_or(|s| s == "1");
         match front {
@@ -109,15 +112,24 @@ impl Attached {
 
     /// Somebody, maybe we, wrote to our directory: the toolstack asks for the end by `online` and `state`.
     pub fn own_changed(&mut self) -> Result<(), Error> {
-        if let Some(online) = self.store.own("online")? {
-            self.negotiation.set_online(online.trim() != "0");
-        }
-        let asked = matches!(self.store.own("state")?.as_deref(), Some("5" | "6"));
+        // Where our own step has just overwritten the state that it asked for, `online` still tells.
+        let asked =
+            self.is_offline()? || matches!(self.store.own("state")?.as_deref(), Some("5" | "6"));
         let open = !matches!(self.state(), XenbusState::Closing | XenbusState::Closed);
         if asked && open {
             return self.close();
         }
         Ok(())
+    }
+
+    /// True if the toolstack takes the disk away.
+    fn is_offline(&mut self) -> Result<bool, Error> {
+        let online = self.store.own("online")?;
+        let off = online.as_ref().is_some_and(|v| v.trim() == "0");
+        if online.is_some() {
+            self.negotiation.set_online(!off);
+        }
+        Ok(off)
     }
 
     /// Asks the front end to leave.

@@ -3,7 +3,7 @@
 use super::WAIT;
 use parking_lot::{Condvar, Mutex};
 use pvblk_export::xen::Xenstore;
-use pvblk_export::xen::wire::{Head, Message, Operation, take_message, texts};
+use pvblk_export::xen::wire::{Head, MAX_PAYLOAD, Message, Operation, take_message, texts};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -132,7 +132,11 @@ fn children(nodes: &Nodes, path: &str) -> Answer {
         all.extend(name.as_bytes());
         all.push(0);
     }
-    Ok(all)
+    if all.len() > MAX_PAYLOAD {
+        Err("E2BIG")
+    } else {
+        Ok(all)
+    }
 }
 
 fn message(operation: u32, request: u32, transaction: u32, payload: &[u8]) -> Vec<u8> {
@@ -148,6 +152,10 @@ fn message(operation: u32, request: u32, transaction: u32, payload: &[u8]) -> Ve
 impl Tree {
     /// Writes a node, with its events.
     pub fn write(&mut self, path: &str, value: &str) {
+        assert!(
+            path.len() + 1 + value.len() <= MAX_PAYLOAD,
+            "no guest can write that"
+        );
         self.change(Change::Write(path.into(), value.into()))
             .unwrap();
     }

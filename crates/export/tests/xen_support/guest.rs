@@ -17,6 +17,18 @@ use zerocopy::IntoBytes;
 /// Of one guest's memory; most of it is never touched.
 const FRAMES: usize = 4096;
 
+/// Keys that one connection writes and the next may not.
+const STALE: [&str; 8] = [
+    "ring-page-order",
+    "num-ring-pages",
+    "multi-queue-num-queues",
+    "ring-ref",
+    "ring-ref0",
+    "ring-ref1",
+    "queue-0",
+    "queue-1",
+];
+
 /// What a front end asks for.
 #[derive(Clone, Copy)]
 pub struct Wishes {
@@ -179,7 +191,7 @@ impl Guest {
     pub fn publish(&self, keys: &[(String, String)], state: &str) {
         self.daemon.edit(|tree| {
             // What an earlier connection wrote is not for this one.
-            for key in ["ring-page-order", "multi-queue-num-queues"] {
+            for key in STALE {
                 tree.remove(&self.front(key));
             }
             keys.iter().for_each(|(k, v)| tree.write(&self.front(k), v));
