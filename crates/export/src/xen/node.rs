@@ -31,7 +31,12 @@ impl Node {
 
     /// The back end's directory, in domain `own`.
     pub fn back_end(self, own: u16) -> String {
-        format!("{}/{}/{}", back_ends(own), self.domid, self.devid)
+        format!("{}/{}", self.guests_back_ends(own), self.devid)
+    }
+
+    /// All of a guest's back ends in domain `own`.
+    pub fn guests_back_ends(self, own: u16) -> String {
+        format!("{}/{}", back_ends(own), self.domid)
     }
 
     /// The front end's directory.

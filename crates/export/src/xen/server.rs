@@ -5,6 +5,7 @@ use super::connector::XenConnector;
 use super::hypervisor::Hypervisor;
 use super::node::{self, Node};
 use super::store::NodeStore;
+use super::toolstack::remove_back_end;
 use super::xenstore::{WatchEvent, Xenstore};
 use crate::xenbus::number::{quote, sentence};
 use crate::xenbus::serving::Serving;
@@ -209,7 +210,16 @@ impl Control {
             if token == BACK_ENDS {
                 match self.node_of(&path) {
                     Some(node) => drop(ours.insert(node)),
-                    None => all = true,
+                    None => match self.guest_of(&path) {
+                        Some(first) => {
+                            let last = Node {
+                                devid: u32::MAX,
+                                ..first
+                            };
+                            ours.extend(self.attached.range(first..=last).map(|(node, _)| *node));
+                        }
+                        None => all = true,
+                    },
                 }
             } else if token == RELEASED {
                 fronts.extend(self.attached.keys().copied());
@@ -236,6 +246,12 @@ impl Control {
         let rest = path.strip_prefix(&self.base)?.strip_prefix('/')?;
         let mut names = rest.split('/');
         Node::parse(names.next()?, names.next()?)
+    }
+
+    /// The guest whose directory this is; its first device.
+    fn guest_of(&self, path: &str) -> Option<Node> {
+        let domid = path.strip_prefix(&self.base)?.strip_prefix('/')?;
+        Node::parse(domid, "0")
     }
 
     /// All devices that are there, or were.
@@ -376,10 +392,10 @@ impl Control {
             return;
         }
         let home = format!("/local/domain/{}", node.domid);
-        let directory = node.back_end(self.own);
+        let own = self.own;
         let mut xenstore = self.xenstore.lock();
         let result = match xenstore.read(&home) {
-            Ok(None) => xenstore.transaction(|t| t.remove(&directory)),
+            Ok(None) => xenstore.transaction(|t| remove_back_end(t, node, own)),
             other => other.map(drop),
         };
         if let Err(e) = result {

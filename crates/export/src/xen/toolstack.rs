@@ -2,7 +2,7 @@
 
 use super::node::{Node, back_ends, device_name, parse_device};
 use super::server::own_domain;
-use super::xenstore::Xenstore;
+use super::xenstore::{Transaction, Xenstore};
 use crate::xenbus::XenbusState;
 use crate::xenbus::number::{quote, sentence};
 use pvblk_block::{Error, ErrorKind};
@@ -35,6 +35,17 @@ impl Listed {
     /// The device's name, or its number.
     pub fn device(&self) -> String {
         device_name(self.node.devid)
+    }
+}
+
+/// Removes our directory of a device, and the guest's if it was the last there: domains are never numbered twice, and what was left of all
+/// that ever were would soon be more than one answer holds.
+pub(super) fn remove_back_end(t: &mut Transaction<'_>, node: Node, own: u16) -> Result<(), Error> {
+    t.remove(&node.back_end(own))?;
+    let above = node.guests_back_ends(own);
+    match t.list(&above)? {
+        Some(others) if others.is_empty() => t.remove(&above),
+        _ => Ok(()),
     }
 }
 
@@ -211,9 +222,10 @@ impl Toolstack {
                 )));
             }
         }
+        let own = self.own;
         self.xenstore.transaction(|t| {
             t.remove(&front)?;
-            t.remove(&back)
+            remove_back_end(t, node, own)
         })
     }
 

@@ -105,7 +105,12 @@ impl Xenstore {
 
     /// The names in a directory; `None` if there is no such node.
     pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, Error> {
-        let answer = self.ask(Operation::Directory, 0, path, &[path.as_bytes(), &[0]])?;
+        self.list_in(0, path)
+    }
+
+    fn list_in(&mut self, transaction: u32, path: &str) -> Result<Option<Vec<String>>, Error> {
+        let parts = [path.as_bytes(), &[0]];
+        let answer = self.ask(Operation::Directory, transaction, path, &parts)?;
         Ok(answer.map(|bytes| texts(&bytes)))
     }
 
@@ -401,6 +406,11 @@ impl Transaction<'_> {
         }
         self.store
             .must(Operation::SetPermissions, self.id, path, &parts)
+    }
+
+    /// The names in a directory; `None` if there is no such node.
+    pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, Error> {
+        self.store.list_in(self.id, path)
     }
 
     /// Removes a node and all below. One that isn't there is no error.
