@@ -18,7 +18,8 @@ use zerocopy::IntoBytes;
 const FRAMES: usize = 4096;
 
 /// Keys that one connection writes and the next may not.
-const STALE: [&str; 8] = [
+const STALE: [&str; 9] = [
+    "event-channel",
     "ring-page-order",
     "num-ring-pages",
     "multi-queue-num-queues",
