@@ -9,9 +9,13 @@ use pvblk_ring::wire::{self, Entry, RSP_EOPNOTSUPP, RSP_ERROR, RSP_OKAY};
 use pvblk_ring::{BackRing, EventChannel};
 use pvblk_sys::xen::{CopyDirection, GrantCopy, MAX_COPIES};
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 /// Bad requests of one queue that are logged; the rest is only counted, so that a guest can't fill the log.
 const LOGGED_BAD: u64 = 8;
+
+/// How soon a request that the system has no memory for is tried again, where none of ours is at work that could free some.
+const STALL_RETRY: Duration = Duration::from_millis(2);
 
 /// What the handshake hands over for each queue.
 pub struct BlkifQueueParts {
@@ -151,6 +155,9 @@ impl BlkifSource {
             self.mapper.copy(direction, copies);
         }
         self.copies.retain(|c| c.failed);
+        if self.copies.is_empty() || self.mapper.is_cut_off() {
+            return;
+        }
         let failed = std::mem::take(&mut self.copies);
         for copy in &failed {
             self.complain(&GrantError::Bad(copy.gref));
@@ -162,12 +169,14 @@ impl BlkifSource {
     #[cold]
     fn fetch(&mut self, out: &mut Vec<Box<Request>>) {
         self.make_copies(CopyDirection::FromGuest);
-        while let Some(copy) = self.copies.pop() {
-            let Some(at) = out.iter().position(|r| r.tag == u64::from(copy.tag)) else {
+        // Without their buffers: nobody has those when the pages are released.
+        let failed: Vec<u32> = self.copies.drain(..).map(|c| c.tag).collect();
+        for tag in failed {
+            let Some(at) = out.iter().position(|r| r.tag == u64::from(tag)) else {
                 continue; // another page of it failed, too
             };
             let request = out.remove(at);
-            self.answer(copy.tag, request, RSP_ERROR);
+            self.answer(tag, request, RSP_ERROR);
         }
     }
 
@@ -254,7 +263,7 @@ impl RequestSource for BlkifSource {
                     out.push(request);
                     ordered
                 }
-                Err(Bad::Grant(GrantError::Busy(_))) if self.has_outstanding() => {
+                Err(Bad::Grant(GrantError::Busy(_))) => {
                     self.spare.keep(request);
                     self.stall(entry);
                     break;
@@ -266,6 +275,9 @@ impl RequestSource for BlkifSource {
                 }
             };
             pulled.ordered |= ordered;
+            if self.mapper.wants_pause() {
+                break;
+            }
         }
         // Those that were taken are carried out, whatever came behind them.
         if !self.copies.is_empty() {
@@ -278,7 +290,9 @@ impl RequestSource for BlkifSource {
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
-        for Completion { request, status } in done.iter() {
+        debug_assert!(self.copies.is_empty(), "left over from a pull");
+        let answered = if self.broken { &[][..] } else { &done[..] };
+        for Completion { request, status } in answered {
             let tag = request.tag as u32;
             let read = request.op == Op::Read && *status == Status::Ok;
             if read && !self.slots[tag as usize].uses.is_empty() {
@@ -310,11 +324,9 @@ impl RequestSource for BlkifSource {
 
     fn arm(&mut self) -> Readiness {
         if self.stalled.is_some() {
-            // The end of a request wakes us; one that ended already is not outstanding.
-            return match self.has_outstanding() {
-                true => Readiness::Wait(None),
-                false => Readiness::Ready,
-            };
+            // The end of a request of ours wakes us; of the system's memory nothing tells.
+            let again = (!self.has_outstanding()).then(|| Instant::now() + STALL_RETRY);
+            return Readiness::Wait(again);
         }
         if self.ring.arm() {
             return Readiness::Ready;

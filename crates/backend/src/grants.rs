@@ -82,6 +82,16 @@ pub trait GrantMapper: Send {
     /// Ends one use of a page: the request that had it is over.
     fn release(&mut self, _page: PageUse) {}
 
+    /// True if so much was mapped and copied for requests lately that other queues should have their turn; it counts anew then.
+    fn wants_pause(&mut self) -> bool {
+        false
+    }
+
+    /// True if the front end has left: its references may grant other pages by now, so nothing is copied, and nobody waits for it.
+    fn is_cut_off(&self) -> bool {
+        false
+    }
+
     /// Nothing has come for a while: what is kept for the next requests goes, within reason.
     fn rest(&mut self) {}
 }

@@ -223,7 +223,7 @@ fn write_page(guest: &mut Guest, page: Page, sector: u64, data: &[u8]) {
 }
 
 #[test]
-fn of_too_many_kept_pages_those_not_used_longest_are_unmapped() {
+fn of_too_many_kept_pages_those_not_used_for_long_are_unmapped() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", KEPT);
     let maps = || bed.xen.maps.load(Ordering::Relaxed);
@@ -234,23 +234,19 @@ fn of_too_many_kept_pages_those_not_used_longest_are_unmapped() {
     }
     let ring = 1;
     assert_eq!(guest.memory.mapped(), ring + MAX_PERSISTENT);
-    // The oldest is used once more; then one too many comes.
-    write_page(&mut guest, pages[0], 0, &data(0));
+    // One too many, while all others were used lately, is copied.
     let before = maps();
-    write_page(
-        &mut guest,
-        pages[MAX_PERSISTENT],
-        8 * MAX_PERSISTENT as u64,
-        &data(MAX_PERSISTENT),
-    );
+    let last = MAX_PERSISTENT;
+    write_page(&mut guest, pages[last], 8 * last as u64, &data(last));
+    assert_eq!(maps(), before, "nothing went for it");
+    // The first is used again and again, until the others are old.
+    for _ in 0..4 * MAX_PERSISTENT + 1 {
+        write_page(&mut guest, pages[0], 0, &data(0));
+    }
+    write_page(&mut guest, pages[last], 8 * last as u64, &data(last));
     assert!(guest.memory.mapped() < ring + MAX_PERSISTENT);
+    assert_eq!(maps() - before, 1);
     write_page(&mut guest, pages[0], 0, &data(0));
-    write_page(
-        &mut guest,
-        pages[MAX_PERSISTENT - 1],
-        8 * (MAX_PERSISTENT as u64 - 1),
-        &data(MAX_PERSISTENT - 1),
-    );
     assert_eq!(maps() - before, 1, "what was used lately stayed mapped");
     write_page(&mut guest, pages[1], 8, &data(1));
     assert_eq!(maps() - before, 2, "what wasn't used longest went");
@@ -268,7 +264,7 @@ fn of_too_many_kept_pages_those_not_used_longest_are_unmapped() {
         assert!(guest.store(&[*page], 0, PAGE_SIZE) == data(i), "page {i}");
     }
     assert!(guest.memory.mapped() <= ring + MAX_PERSISTENT);
-    assert_eq!(bed.xen.copies.load(Ordering::Relaxed), 0);
+    assert!(bed.xen.copies.load(Ordering::Relaxed) > 0);
     guest.close();
     assert_eq!(guest.memory.mapped(), 0);
 }

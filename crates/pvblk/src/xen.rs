@@ -128,9 +128,15 @@ fn attach(args: &AttachArgs) -> Result<()> {
             Ok(())
         }
         Err(e) => {
-            // Nobody uses it: nothing is lost.
-            if let Err(also) = toolstack.detach(node, Duration::ZERO, true) {
-                tracing::warn!("{also}");
+            // Nothing stays behind that nobody uses; a guest that took it just now keeps it.
+            let connected = |l: &Listed| l.back == Some(XenbusState::Connected);
+            match toolstack.look(node) {
+                Ok(Some(l)) if connected(&l) => {}
+                _ => {
+                    if let Err(also) = toolstack.detach(node, Duration::ZERO, true) {
+                        tracing::warn!("{also}");
+                    }
+                }
             }
             Err(e.into())
         }

@@ -320,7 +320,9 @@ impl Shared {
         let pages = 1 << class;
         if inner.used_pages + pages > inner.limit_pages {
             inner.retry_claimed();
-            return None;
+            if inner.used_pages + pages > inner.limit_pages {
+                return None;
+            }
         }
         if inner.used_pages + inner.free.hot_pages() + pages > inner.limit_pages {
             // Rare: the lock is held, so that nobody takes the room.

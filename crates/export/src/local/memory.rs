@@ -95,16 +95,26 @@ impl GuestMemory {
 
 /// What the front ends of one server may map together. Each can ask for much address space and many
 /// mappings; without a bound a few hostile ones would leave none for the rest of the process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Budget {
     bytes: AtomicU64,
     mappings: AtomicU64,
+    max_mappings: u64,
 }
 
 impl Budget {
     /// A fresh budget: 16 TiB of address space and 32768 mappings.
     pub fn new() -> Arc<Budget> {
-        Arc::default()
+        Budget::of_mappings(MAX_MAPPINGS)
+    }
+
+    /// As [`Budget::new`], of so many mappings.
+    pub fn of_mappings(max_mappings: u64) -> Arc<Budget> {
+        Arc::new(Budget {
+            bytes: AtomicU64::new(0),
+            mappings: AtomicU64::new(0),
+            max_mappings,
+        })
     }
 
     /// Takes a share, given back when it is dropped. `None` if it doesn't fit.
@@ -117,7 +127,7 @@ impl Budget {
         // Added before it is compared, so that two takers can't both fit in the last room.
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let count = self.mappings.fetch_add(mappings, Ordering::Relaxed) + mappings;
-        (all <= MAX_MAPPED && count <= MAX_MAPPINGS).then_some(share)
+        (all <= MAX_MAPPED && count <= self.max_mappings).then_some(share)
     }
 
     /// Bytes taken now.

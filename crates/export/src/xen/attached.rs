@@ -5,7 +5,7 @@ use super::node::Node;
 use super::store::NodeStore;
 use crate::xenbus::number::sentence;
 use crate::xenbus::{BackendNegotiation, Note, Store, XenbusState};
-use pvblk_block::{Error, ErrorKind};
+use pvblk_block::Error;
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to leave when it is asked to before this is told, and told again.
@@ -62,6 +62,7 @@ impl Attached {
     /// Begins, where the fence is open. Rings of an earlier server can't be taken over: answers have overwritten requests that it
     /// hadn't answered, so a front end that still uses them is asked to leave.
     pub fn start(&mut self) -> Result<(), Error> {
+        self.store.look()?;
         let front = self
             .store
             .read("state")
@@ -94,11 +95,7 @@ impl Attached {
 
     /// The front end's directory changed.
     pub fn front_changed(&mut self) -> Result<(), Error> {
-        // With xenstore gone every guest looks as if it had left, and none has.
-        self.store.read("state");
-        if self.store.xenstore.lock().is_lost() {
-            return Err(Error::new(ErrorKind::Disconnected, "xenstore is gone"));
-        }
+        self.store.look()?;
         let Attached {
             negotiation,
             store,

@@ -1,7 +1,8 @@
 //! Rings, event channels and pages of one guest's disk.
 
 use super::hypervisor::Hypervisor;
-use super::mapper::XenMapper;
+use super::mapper::{CutOff, XenMapper};
+use crate::local::Budget;
 use crate::xenbus::serving::Serving;
 use crate::xenbus::{Connector, FrontKeys, QueueKeys};
 use pvblk_backend::{BlkifQueueParts, Pressure};
@@ -9,14 +10,19 @@ use pvblk_block::Error;
 use pvblk_frontend::DiskProperties;
 use pvblk_ring::BackRing;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The resources behind one handshake.
 pub(super) struct XenConnector {
     pub serving: Serving,
     pub hypervisor: Arc<dyn Hypervisor>,
     pub pressure: Arc<Pressure>,
+    /// For pages that stay mapped, of all disks of the server.
+    pub budget: Arc<Budget>,
     /// The guest.
     pub domid: u16,
+    /// Of the connection now.
+    pub cut_off: CutOff,
 }
 
 impl XenConnector {
@@ -34,7 +40,8 @@ impl XenConnector {
         let owner = format!("disk {}: copies for {}, queue {index}", who.disk, who.front);
         let mapper = XenMapper::new(
             pages,
-            front.persistent && who.offers.persistent,
+            (front.persistent && who.offers.persistent).then_some(&self.budget),
+            &self.cut_off,
             &self.pressure,
             (&who.disk, &owner),
             who.device.buffer_source(),
@@ -58,6 +65,7 @@ impl XenConnector {
 
 impl Connector for XenConnector {
     fn connect(&mut self, front: &FrontKeys) -> Result<DiskProperties, Error> {
+        self.cut_off = CutOff::default();
         let queues = front.queues.iter().enumerate();
         let queues = queues.map(|(i, keys)| self.queue(i, keys, front));
         let queues = queues.collect::<Result<Vec<_>, Error>>()?;
@@ -74,6 +82,8 @@ impl Connector for XenConnector {
     }
 
     fn disconnect(&mut self) -> bool {
+        // It has left, or is broken off: what its references grant from now on is not known.
+        self.cut_off.store(true, Ordering::Release);
         self.serving.detach()
     }
 }

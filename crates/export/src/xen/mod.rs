@@ -27,6 +27,6 @@ pub mod wire;
 mod xenstore;
 
 pub use hypervisor::{ForeignPages, Hypervisor, LinuxXen};
-pub use mapper::{MAX_PERSISTENT, XenMapper};
+pub use mapper::{CutOff, MAX_MAPPINGS, MAX_PERSISTENT, XenMapper};
 pub use server::XenServer;
 pub use xenstore::{Events, Transaction, WatchEvent, Xenstore};

@@ -3,10 +3,12 @@
 use super::attached::Attached;
 use super::connector::XenConnector;
 use super::hypervisor::Hypervisor;
+use super::mapper::{CutOff, MAX_MAPPINGS};
 use super::node::{self, Node};
 use super::store::NodeStore;
 use super::toolstack::remove_back_end;
 use super::xenstore::{WatchEvent, Xenstore};
+use crate::local::Budget;
 use crate::xenbus::number::{quote, sentence};
 use crate::xenbus::serving::Serving;
 use crate::xenbus::{DiskHost, Inbox, Note, XenbusState};
@@ -65,6 +67,7 @@ impl XenServer {
             base,
             poller,
             inbox: Arc::clone(&inbox),
+            budget: Budget::of_mappings(MAX_MAPPINGS),
             attached: BTreeMap::new(),
             next_id: 0,
             draining: HashMap::new(),
@@ -127,6 +130,7 @@ struct Control {
     base: String,
     poller: Poller,
     inbox: Arc<Inbox>,
+    budget: Arc<Budget>,
     attached: BTreeMap<Node, Attached>,
     /// For [`Attached::id`].
     next_id: u64,
@@ -336,13 +340,16 @@ impl Control {
             serving,
             hypervisor: Arc::clone(&self.hypervisor),
             pressure: self.host.pressure(),
+            budget: Arc::clone(&self.budget),
             domid: node.domid,
+            cut_off: CutOff::default(),
         };
         let store = NodeStore {
             xenstore: Arc::clone(&self.xenstore),
             ours: directory,
             disk,
             peers: front.to_owned(),
+            front: None,
         };
         let path = format!("{front}/state");
         self.xenstore.lock().watch(&path, &token(node))?;

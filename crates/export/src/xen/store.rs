@@ -15,9 +15,18 @@ pub(super) struct NodeStore {
     pub peers: String,
     /// The `disk` key of ours when it was taken into service.
     pub disk: String,
+    /// The front end's `state` when it was looked at last.
+    pub front: Option<String>,
 }
 
 impl NodeStore {
+    /// Looks at the front end's state. Where that can't be read, nobody may take it for a front end that has left.
+    pub fn look(&mut self) -> Result<(), Error> {
+        let path = format!("{}/state", self.peers);
+        self.front = self.xenstore.lock().read(&path)?;
+        Ok(())
+    }
+
     /// A key of our own directory; the toolstack writes there, too.
     pub fn own(&self, key: &str) -> Result<Option<String>, Error> {
         self.xenstore.lock().read(&format!("{}/{key}", self.ours))
@@ -26,6 +35,9 @@ impl NodeStore {
 
 impl Store for NodeStore {
     fn read(&self, key: &str) -> Option<String> {
+        if key == "state" {
+            return self.front.clone();
+        }
         let path = format!("{}/{key}", self.peers);
         match self.xenstore.lock().read(&path) {
             Ok(value) => value.filter(|v| v.len() <= MAX_VALUE),

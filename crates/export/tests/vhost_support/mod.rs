@@ -1,13 +1,9 @@
 //! Disks in memory behind a real back end, and a front end that can send anything.
 #![allow(dead_code, reason = "every test file uses another part of it")]
 
-use parking_lot::Mutex;
 use pvblk_backend::{Backend, BackendOptions, Disk, OnEnd, RequestSource};
 use pvblk_block::trace::Tracing;
-use pvblk_block::{
-    BlockDevice, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub, Limits, Op,
-    QueueContext, Readiness, Request, Status,
-};
+use pvblk_block::{BlockDevice, Error};
 use pvblk_export::vhost_user::driver::Driver;
 use pvblk_export::vhost_user::proto::{
     Code, Header, MemoryRegion, SingleRegion, VringAddr, VringState, features, flags, message,
@@ -15,12 +11,10 @@ use pvblk_export::vhost_user::proto::{
 use pvblk_export::vhost_user::{Detach, Listen, VhostHost, VhostServer};
 use pvblk_sys::{EventFd, PAGE_SIZE, PollEvent, Poller, Region, fdpass};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
 
