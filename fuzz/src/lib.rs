@@ -21,6 +21,7 @@ pub mod smoke;
 pub mod store;
 pub mod virtqueue;
 pub mod virtqueue_model;
+pub mod xenstore;
 
 /// A target.
 pub type Target = fn(&[u8]);
@@ -37,4 +38,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("ring", ring::ring),
     ("store", store::store),
     ("virtqueue", virtqueue::virtqueue),
+    ("xenstore", xenstore::xenstore),
 ];

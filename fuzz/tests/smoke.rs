@@ -63,3 +63,8 @@ fn every_target_has_seeds() {
         );
     }
 }
+
+#[test]
+fn xenstore() {
+    run("xenstore");
+}
