@@ -2,8 +2,12 @@
 
 mod xen_support;
 
+use pvblk_backend::{BlkifQueueParts, BlkifSource, Pressure, RequestSource};
+use pvblk_block::Readiness;
 use pvblk_export::xen::wire::Operation;
-use pvblk_ring::wire::{ENTRY_SIZE, OP_READ, OP_WRITE, RSP_ERROR, RSP_OKAY, Segment};
+use pvblk_export::xen::{Hypervisor, XenMapper};
+use pvblk_ring::BackRing;
+use pvblk_ring::wire::{ENTRY_SIZE, OP_FLUSH, OP_READ, OP_WRITE, RSP_ERROR, RSP_OKAY, Segment};
 use pvblk_sys::PAGE_SIZE;
 use pvblk_sys::xen::CopyDirection;
 use std::sync::Arc;
@@ -505,6 +509,45 @@ fn a_guest_that_rings_without_end_is_heard_once_a_sleep() {
     for id in ids {
         assert_eq!(guest.status(0, id), RSP_OKAY);
     }
+}
+
+#[test]
+fn a_port_is_unmasked_only_before_sleep() {
+    let bed = Bed::new();
+    let mut guest = bed.guest(7);
+    guest.keys(SMALL);
+    let (queue, handle) = (&guest.queues[0], Handle(Arc::clone(&bed.xen)));
+    let port = Arc::clone(&queue.port);
+    let pressure = Arc::new(Pressure::new(0));
+    let pages = handle.pages(7).unwrap();
+    let mapper = XenMapper::new(pages, false, &pressure, ("a", "test"), None);
+    let mut source = BlkifSource::new(BlkifQueueParts {
+        name: "test".into(),
+        ring: BackRing::new(mapper.map_ring(&queue.refs).unwrap()).unwrap(),
+        channel: handle.bind(7, queue.port_number).unwrap(),
+        mapper: Box::new(mapper),
+        max_indirect_segments: 0,
+    });
+    let counts = || {
+        let count = |n: &AtomicUsize| n.load(Ordering::Acquire);
+        (count(&port.clears), count(&port.rearms))
+    };
+    source.woken();
+    assert_eq!(counts(), (1, 0));
+    port.ring();
+    source.woken();
+    assert_eq!(counts(), (1, 0), "what is masked isn't heard");
+    guest.put(0, OP_FLUSH, 0, &[]);
+    guest.kick(0);
+    assert_eq!(source.arm(), Readiness::Ready);
+    assert_eq!(counts(), (1, 0), "there is something to do");
+    let mut out = Vec::new();
+    source.pull(1, &mut out).unwrap();
+    assert_eq!((out.len(), source.arm()), (1, Readiness::Wait(None)));
+    assert_eq!(counts(), (1, 1));
+    // What was rung meanwhile wakes at once.
+    source.woken();
+    assert_eq!(counts(), (2, 1));
 }
 
 /// Also those of the last key, when the server reads them at the same time.
