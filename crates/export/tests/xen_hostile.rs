@@ -51,6 +51,9 @@ fn refused(bed: &Bed, guest: &mut Guest, reason: &str) {
     assert_eq!(guest.memory.mapped(), 0, "{reason}");
 }
 
+/// Keys that are not as they should be; `None`: not there.
+type Keys = Vec<(&'static str, Option<String>)>;
+
 /// Publishes good keys with some of them replaced (or removed), and goes to state 3.
 fn spoiled(guest: &mut Guest, wishes: Wishes, changes: &[(&str, Option<String>)]) {
     guest.until_back("2");
@@ -62,11 +65,8 @@ fn spoiled(guest: &mut Guest, wishes: Wishes, changes: &[(&str, Option<String>)]
     guest.publish(&keys, "3");
 }
 
-/// A key with another value, or without one.
-type Spoilt = (&'static str, Option<String>);
-
 /// One bad set of keys after the other; the guest may come back each time.
-fn refusals(cases: &[(Wishes, Vec<Spoilt>, &str)]) {
+fn refusals(cases: &[(Wishes, Keys, &str)]) {
     let (bed, mut other) = bed();
     let mut guest = bed.guest(7);
     bed.attach(&guest, "a");
@@ -80,7 +80,7 @@ fn refusals(cases: &[(Wishes, Vec<Spoilt>, &str)]) {
     bed.still_serves(&mut other);
 }
 
-fn key(name: &'static str, value: impl ToString) -> Vec<(&'static str, Option<String>)> {
+fn key(name: &'static str, value: impl ToString) -> Keys {
     vec![(name, Some(value.to_string()))]
 }
 

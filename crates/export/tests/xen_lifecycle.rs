@@ -97,6 +97,18 @@ fn detach_goes_through_states_5_and_6_with_everything_unmapped_before_6() {
     }
 }
 
+/// A step of the server's own may come right behind what the toolstack wrote.
+#[test]
+fn a_detach_whose_state_was_overwritten_is_heard() {
+    let bed = Bed::new();
+    let guest = bed.connected(7, "a", SMALL);
+    bed.daemon.edit(|tree| {
+        tree.write(&guest.back("online"), "0");
+        tree.write(&guest.back("state"), "4");
+    });
+    guest.until_back("5");
+}
+
 /// Requests that the guest didn't wait for end before anything is unmapped.
 #[test]
 fn closed_is_told_only_after_the_last_request() {
