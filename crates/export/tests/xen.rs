@@ -352,3 +352,38 @@ fn a_new_size_is_told_with_the_state_written_again() {
     let listed = bed.toolstack().look(guest.node).unwrap().unwrap();
     assert_eq!(listed.back, Some(XenbusState::Connected));
 }
+
+/// A copy names a page by a number, which may grant something else once its guest has let go.
+#[test]
+fn nothing_is_copied_to_a_guest_that_has_left() {
+    let bed = Bed::new();
+    let mut guest = bed.connected(7, "a", SMALL);
+    let mut other = bed.connected(8, "b", SMALL);
+    guest.write(0, 0, 0, &noise(1, PAGE_SIZE));
+    bed.a.hold.store(true, Ordering::Release);
+    let page = guest.page(false);
+    let before = [7; PAGE_SIZE];
+    guest.load(&[page], 0, &before);
+    guest.put(0, OP_READ, 0, &[whole(page.gref)]);
+    guest.kick(0);
+    eventually("the read is at the device", || {
+        bed.a.held.load(Ordering::Acquire) == 1
+    });
+    bed.daemon.remove(&guest.node.back_end(0));
+    // Takes a new guest, so what came before was seen.
+    bed.still_serves(&mut other);
+    bed.a.hold.store(false, Ordering::Release);
+    eventually("everything is unmapped", || guest.memory.mapped() == 0);
+    assert!(guest.store(&[page], 0, PAGE_SIZE) == before);
+}
+
+#[test]
+fn a_kept_page_that_can_not_be_mapped_is_copied() {
+    let bed = Bed::new();
+    let mut guest = bed.connected(7, "a", KEPT);
+    let data = noise(1, PAGE_SIZE);
+    let page = guest.page(true);
+    write_page(&mut guest, page, 0, &data);
+    assert!(guest.read(0, 0, 0, PAGE_SIZE) == data);
+    assert!(bed.xen.copies.load(Ordering::Relaxed) > 0);
+}

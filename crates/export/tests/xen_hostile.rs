@@ -5,7 +5,7 @@ mod xen_support;
 use pvblk_backend::{BlkifQueueParts, BlkifSource, Pressure, RequestSource};
 use pvblk_block::Readiness;
 use pvblk_export::xen::wire::Operation;
-use pvblk_export::xen::{Hypervisor, XenMapper};
+use pvblk_export::xen::{CutOff, Hypervisor, XenMapper};
 use pvblk_ring::BackRing;
 use pvblk_ring::wire::{ENTRY_SIZE, OP_FLUSH, OP_READ, OP_WRITE, RSP_ERROR, RSP_OKAY, Segment};
 use pvblk_sys::PAGE_SIZE;
@@ -521,7 +521,8 @@ fn a_port_is_unmasked_only_before_sleep() {
     let port = Arc::clone(&queue.port);
     let pressure = Arc::new(Pressure::new(0));
     let pages = handle.pages(7).unwrap();
-    let mapper = XenMapper::new(pages, false, &pressure, ("a", "test"), None);
+    let (cut_off, names) = (CutOff::default(), ("a", "test"));
+    let mapper = XenMapper::new(pages, None, &cut_off, &pressure, names, None);
     let mut source = BlkifSource::new(BlkifQueueParts {
         name: "test".into(),
         ring: BackRing::new(mapper.map_ring(&queue.refs).unwrap()).unwrap(),

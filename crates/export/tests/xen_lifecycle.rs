@@ -664,3 +664,17 @@ fn disks_go_on_when_xenstore_is_gone_and_the_log_tells_it_once() {
     assert_eq!(errors.load(Ordering::Acquire), 1);
     assert_eq!(guest.try_write(0, 0, 0, &[1; 512]), RSP_OKAY);
 }
+
+#[test]
+fn a_state_that_can_not_be_read_is_not_a_guest_that_has_left() {
+    let bed = Bed::new();
+    let mut guest = bed.connected(7, "a", SMALL);
+    let mut other = bed.connected(8, "b", SMALL);
+    let state = guest.front("state");
+    bed.daemon
+        .refuse(move |op, path| (op == Operation::Read && path == state).then_some("EIO"));
+    bed.daemon.fire("@releaseDomain");
+    bed.still_serves(&mut other);
+    assert_eq!(bed.daemon.read(&guest.back("state")).as_deref(), Some("4"));
+    guest.check();
+}
