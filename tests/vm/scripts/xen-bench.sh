@@ -1,26 +1,27 @@
 #!/bin/bash
 # For xen.sh --with qdisk, in dom0: our server, the kernel's back end on a loop device and QEMU's, each on a file in memory, for the
-# same guest and in turn. Leaves /out/samples.tsv: back end, operation, depth, round, requests a second, and, for each request,
+# same guest and in turn; our server has two of them, against each other as a control. Leaves /out/samples.tsv: back end, operation, depth, round, requests a second, and, for each request,
 # system calls of the back end's process, of those ioctl and write (which end in hypercalls here), and events that came.
 set -euo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
 trap 'echo "failed in line $LINENO"; tail -n 20 /out/serve.log' ERR
-rounds=${ROUNDS:-3} seconds=${SECONDS_EACH:-4}
+rounds=2 seconds=4
 
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true
 tracing=/sys/kernel/tracing
 histogram=$tracing/events/raw_syscalls/sys_enter
-for disk in ours loop qdisk; do truncate -s 64M "/run/$disk.img" && dd if=/dev/urandom of="/run/$disk.img" bs=1M count=64 conv=notrunc status=none; done
+for disk in ours again loop qdisk; do truncate -s 64M "/run/$disk.img" && dd if=/dev/urandom of="/run/$disk.img" bs=1M count=64 conv=notrunc status=none; done
 losetup --direct-io=off /dev/loop0 /run/loop.img
-/add/pvblk serve --xen --no-pressure --control unix:/run/control --disk a=file:/run/ours.img 2>/out/serve.log &
+/add/pvblk serve --xen --no-pressure --control unix:/run/control --disk a=file:/run/ours.img --disk b=file:/run/again.img 2>/out/serve.log &
 ours=$!
 until grep -q '^pvblk: ready' /out/serve.log; do sleep 0.2; done
 guest_create g - 2 512 xen_blkfront.max_ring_page_order=3 phy:/dev/loop0,xvdb,w \
     'format=raw,vdev=xvdc,access=rw,backendtype=qdisk,target=/run/qdisk.img'
 guest_says g 300 '^init:'
 /add/pvblk xen attach a g xvda
-guest_run g 120 'await_disk xvda; await_disk xvdb; await_disk xvdc; for d in xvda xvdb xvdc; do echo "$d: $(queues_of $d) queues"; done'
+/add/pvblk xen attach b g xvdd
+guest_run g 120 'await_disk xvda; await_disk xvdb; await_disk xvdc; await_disk xvdd; for d in xvda xvdb xvdc xvdd; do echo "$d: $(queues_of $d) queues"; done'
 qemu=$(for p in /proc/[0-9]*; do if tr '\0' ' ' <"$p/cmdline" | grep -q '^[^ ]*qemu-system-i386 '; then echo "${p##*/}"; fi; done | head -n 1)
 echo "server $ours, QEMU $qemu, tracing $(ls -d "$histogram")"
 
@@ -54,6 +55,7 @@ for round in $(seq "$rounds"); do
             one pvblk xvda $op $depth "$round" "$ours" 'evtchn:pvblk'
             one qdisk xvdc $op $depth "$round" "$qemu" 'evtchn:(xen-qemu|qemu)'
             one blkback xvdb $op $depth "$round" '' 'blkif-backend'
+            one pvblk-again xvdd $op $depth "$round" "$ours" 'evtchn:pvblk'
         done
     done
 done
