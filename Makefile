@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vm asan fuzz bench md lab crash sim advisories fmt clean release
+.PHONY: help demo test test-vm asan fuzz bench xen-bench md lab crash sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -39,6 +39,13 @@ bench: ## Measure the rings against a bare ring, NBD and vhost-user-blk against 
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab vhost
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab idle
 	@scripts/instructions.sh
+
+xen-bench: ## Under Xen: our back end, the kernel's and QEMU's for one guest: rates, system calls and events of each request (8 minutes)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@tests/vm/xen.sh --script tests/vm/scripts/xen-bench.sh --out "$${CARGO_TARGET_DIR:-target}/xen-bench" \
+		--add "$${CARGO_TARGET_DIR:-target}/release/pvblk" --with qdisk --memory 3072 --dom0-memory 1280 --seconds 1500
+	@cat "$${CARGO_TARGET_DIR:-target}/xen-bench/log"
 
 md: ## RAID-5 against the kernel's md in user-mode Linux, members in memory (8 minutes)
 	@scripts/install-tools.sh test
