@@ -35,15 +35,6 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-fn whole(gref: u32) -> Segment {
-    Segment {
-        gref,
-        first_sect: 0,
-        last_sect: 7,
-        pad: 0,
-    }
-}
-
 #[test]
 fn both_ends_agree_on_queues_pages_and_grants() {
     let bed = Bed::new();

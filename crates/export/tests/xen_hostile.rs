@@ -24,15 +24,6 @@ const KEPT: Wishes = Wishes {
     ..SMALL
 };
 
-fn whole(gref: u32) -> Segment {
-    Segment {
-        gref,
-        first_sect: 0,
-        last_sect: 7,
-        pad: 0,
-    }
-}
-
 /// A guest that behaves, on the other disk.
 fn bed() -> (Bed, Guest) {
     let bed = Bed::new();

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pvblk_export::xen::Xenstore;
 use pvblk_export::xen::node::Node;
 use pvblk_export::xen::wire::{HEAD, Head, Operation};
-use pvblk_ring::wire::{OP_WRITE, RSP_OKAY, Segment};
+use pvblk_ring::wire::{OP_WRITE, RSP_OKAY};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -19,15 +19,6 @@ const KEPT: Wishes = Wishes {
     order: 1,
     persistent: true,
 };
-
-fn whole(gref: u32) -> Segment {
-    Segment {
-        gref,
-        first_sect: 0,
-        last_sect: 7,
-        pad: 0,
-    }
-}
 
 /// Puts writes that stay at the device.
 fn load(guest: &mut Guest, ram: &Ram, count: usize) -> Vec<u64> {

@@ -2,9 +2,10 @@
 
 use crate::control::Asked;
 use parking_lot::{Condvar, Mutex};
-use pvblk_backend::{Backend, Disk, Pressure, RequestSource, SourceEnd, SourceId};
+use pvblk_backend::{Backend, Disk, OnEnd, Pressure, RequestSource, SourceEnd, SourceId};
 use pvblk_block::{BlockDevice, Completion, Error, Op, Queue, QueueContext, Request, Status};
 use pvblk_export::nbd::{ExportInfo, ExportTable};
+use pvblk_export::vhost_user::Detach;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -90,6 +91,18 @@ impl Hub {
                 Err(e)
             }
         }
+    }
+
+    /// As [`Hub::attach`]; returns what stops the source.
+    pub fn attach_detachable(
+        self: &Arc<Hub>,
+        disk: &Disk,
+        source: Box<dyn RequestSource>,
+        on_end: OnEnd,
+    ) -> Result<Detach, Error> {
+        let key = self.attach(disk, source, on_end)?;
+        let hub = Arc::clone(self);
+        Ok(Box::new(move || hub.detach(key)))
     }
 
     /// Stops a source after what it has outstanding.

@@ -36,8 +36,6 @@ impl VhostHost for VhostDisks {
     ) -> Result<Detach, Error> {
         let found = self.hub.disk(disk);
         let found = found.ok_or_else(|| Error::config(format!("no disk named {disk}")))?;
-        let key = self.hub.attach(found, source, on_end)?;
-        let hub = Arc::clone(&self.hub);
-        Ok(Box::new(move || hub.detach(key)))
+        self.hub.attach_detachable(found, source, on_end)
     }
 }

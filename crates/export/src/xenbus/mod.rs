@@ -30,7 +30,7 @@ pub use front_keys::{FrontKeys, QueueKeys, parse_front_keys};
 pub use frontend::{
     FrontEvent, FrontPersonality, FrontResources, FrontWishes, FrontendNegotiation,
 };
-pub use host::{Attachment, DiskHost, Ended};
+pub use host::{Attachment, DiskHost, Ended, attach_queues};
 pub(crate) use inbox::{Inbox, Note};
 pub use offers::{BackendOffers, OfferedLimits, parse_offers};
 pub use properties::{parse_properties, parse_sectors, publish_properties};

@@ -44,6 +44,16 @@ pub const SMALL: Wishes = Wishes {
     persistent: false,
 };
 
+/// A segment of a whole page.
+pub fn whole(gref: u32) -> Segment {
+    Segment {
+        gref,
+        first_sect: 0,
+        last_sect: 7,
+        pad: 0,
+    }
+}
+
 pub struct FrontQueue {
     pub ring: FrontRing,
     pub port: Arc<Port>,

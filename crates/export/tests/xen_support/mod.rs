@@ -8,55 +8,21 @@ pub mod hypervisor;
 mod ram_support;
 
 pub use daemon::Daemon;
-pub use guest::{Guest, SMALL, Wishes};
+pub use guest::{Guest, SMALL, Wishes, whole};
 pub use hypervisor::{FakeXen, Handle};
 pub use ram_support::*;
 
-use parking_lot::Mutex;
-use pvblk_backend::{
-    Backend, BackendOptions, BlkifQueueParts, BlkifSource, Disk, Pressure, SourceEnd, SourceId,
-};
+use pvblk_backend::{Backend, BackendOptions, BlkifQueueParts, Disk, Pressure};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::xen::XenServer;
 use pvblk_export::xen::toolstack::Toolstack;
-use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended};
+use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended, attach_queues};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Sectors of each disk: 16 MiB.
 pub const SECTORS: u64 = 32768;
-
-type Done = Box<dyn FnOnce() + Send>;
-
-struct Left {
-    queues: AtomicUsize,
-    done: Mutex<Option<Done>>,
-}
-
-impl Left {
-    fn one_less(&self) {
-        if self.queues.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(done) = self.done.lock().take()
-        {
-            done();
-        }
-    }
-}
-
-struct Attached {
-    backend: Arc<Backend>,
-    ids: Vec<SourceId>,
-    left: Arc<Left>,
-}
-
-impl Attachment for Attached {
-    fn detach(&mut self, done: Done) {
-        *self.left.done.lock() = Some(done);
-        self.ids.iter().for_each(|id| self.backend.detach(*id));
-        self.left.one_less();
-    }
-}
 
 /// As the command's own host: every queue is a lane of a real back end.
 struct Host {
@@ -92,27 +58,11 @@ impl DiskHost for Host {
         ended: Ended,
     ) -> Result<Box<dyn Attachment>, Error> {
         let disk = self.disk(disk).expect("asked for before");
-        let left = Arc::new(Left {
-            queues: AtomicUsize::new(queues.len() + 1),
-            done: Mutex::new(None),
-        });
-        let attach = |parts| {
-            let (left, ended) = (Arc::clone(&left), Arc::clone(&ended));
-            let source = Box::new(BlkifSource::new(parts));
-            let on_end = Box::new(move |end| {
-                left.one_less();
-                if let SourceEnd::Broken(e) = end {
-                    ended(e.to_string());
-                }
-            });
-            self.backend.attach(disk, source, on_end).unwrap()
-        };
-        let ids = queues.into_iter().map(attach).collect();
-        Ok(Box::new(Attached {
-            backend: Arc::clone(&self.backend),
-            ids,
-            left,
-        }))
+        attach_queues(queues, &ended, |source, on_end| {
+            let id = self.backend.attach(disk, source, on_end)?;
+            let backend = Arc::clone(&self.backend);
+            Ok(Box::new(move || backend.detach(id)))
+        })
     }
 }
 
