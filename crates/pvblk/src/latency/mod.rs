@@ -28,11 +28,14 @@ A capture is a file, or all files NAME.blktrace.N of a NAME: pvblk's, blktrace's
   A remap  Q queued  G got a tag  I inserted  M merged  D issued  C completed
   C2A      from a completion to the next request of the same submitter
 Captures of both sides of a ring are read together: then each request's way through all floors is shown.
+A virtual machine's own blktrace of its disk, made at the same time, is a side of the ring too: --guest sets
+its clock by the requests that both captures have, and then guest, ring, back end and volume stand apart.
 
 Examples:
   pvblk latency trace                        all of trace.blktrace.0, trace.blktrace.1, …
   pvblk latency trace --slow 10ms --plot hops.svg
   pvblk latency --good before --bad after    what grew, in percent
+  pvblk latency trace --guest vm1=xvda       beside `blktrace -d /dev/xvda` in the guest of disk vm1
   pvblk latency --live unix:/run/p.ctl --seconds 5
   pvblk latency --live unix:/run/p.ctl --live unix:/run/attach.ctl --interval 1";
 
@@ -41,6 +44,9 @@ pub struct LatencyArgs {
     /// Captures, read as one
     #[arg(value_name = "FILE|NAME", required_unless_present_any = ["good", "live"])]
     pub files: Vec<PathBuf>,
+    /// A capture that blktrace made in the guest whose disk is served as DISK, at the same time; may be given several times
+    #[arg(long, value_name = "DISK=FILE|NAME", value_parser = guest, requires = "files", conflicts_with_all = ["good", "bad", "live", "deviation"])]
+    pub guest: Vec<(String, PathBuf)>,
     /// Compare: the capture of the good case
     #[arg(long, value_name = "FILE|NAME", requires = "bad", conflicts_with_all = ["files", "deviation"])]
     pub good: Option<PathBuf>,
@@ -102,6 +108,10 @@ pub fn run(args: &LatencyArgs) -> Result<()> {
         return compare::run(args, good, bad);
     }
     let mut capture = read(&args.files)?;
+    for (disk, file) in &args.guest {
+        add_guest(&mut capture, disk, file)?;
+    }
+    capture.sort();
     let mut analysis = Analysis::new(args.slow);
     for (device, name) in &capture.devices {
         analysis.name(*device, name);
@@ -128,6 +138,29 @@ fn read(files: &[PathBuf]) -> Result<Capture> {
         bail!("{}: no events of requests in there", names.join(", "));
     }
     Ok(capture)
+}
+
+/// For the command line: a disk's name, and a capture of its guest.
+fn guest(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((disk, file)) if !disk.is_empty() && !file.is_empty() => {
+            Ok((disk.to_owned(), file.into()))
+        }
+        _ => Err("give the disk's name at the server and the guest's capture: vm1=xvda".into()),
+    }
+}
+
+fn add_guest(capture: &mut Capture, disk: &str, file: &Path) -> Result<()> {
+    let guest = read(&[file.to_owned()])?;
+    let clock = capture
+        .add_guest(&guest, disk)
+        .map_err(|why| anyhow::anyhow!("--guest {disk}={}: {why}", file.display()))?;
+    capture.notes.push(format!(
+        "the guest's clock for {disk} is set by {} requests, to within {} either way: a hop of the ring may be longer by that, and the other shorter",
+        clock.requests,
+        text::time(clock.within_ns as f64)
+    ));
+    Ok(())
 }
 
 /// Everything that is made of events.

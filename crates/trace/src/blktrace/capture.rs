@@ -1,8 +1,9 @@
 //! A whole capture in memory: some files, sorted by time.
 
 use super::{ReadError, Reader, Step, dropped, name};
-use crate::{Device, Event};
-use std::collections::{BTreeMap, HashMap};
+use crate::guest::{GuestClock, NoClock};
+use crate::{Action, Device, Event};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -105,6 +106,72 @@ impl Capture {
             }
         }
         Ok(())
+    }
+
+    /// Adds what a guest's own blktrace saw of the disk that we serve as `disk`, with its times as this capture's clock would have
+    /// shown them, and as the front end of that disk. Of several devices of the guest it takes the one whose requests are ours. Errors if
+    /// no back end of that name was traced, or its clock can't be set. [`Capture::sort`] is to be called afterwards.
+    pub fn add_guest(&mut self, guest: &Capture, disk: &str) -> Result<GuestClock, String> {
+        let (back, front) = (format!("{disk}/back"), format!("{disk}/front"));
+        let named = |name: &str| self.devices.iter().find(|(_, n)| *n == name);
+        let Some((back, _)) = named(&back) else {
+            let all = self
+                .devices
+                .values()
+                .filter_map(|n| n.strip_suffix("/back"));
+            let all: Vec<&str> = all.collect();
+            return Err(match all.is_empty() {
+                true => "the capture has no back end: give the server's as FILE".into(),
+                false => format!("no disk {disk} was traced; there are: {}", all.join(", ")),
+            });
+        };
+        if named(&front).is_some() {
+            return Err(format!(
+                "disk {disk} has a front end in the capture already"
+            ));
+        }
+        let of = |events: &[Event], device: Device| -> Vec<Event> {
+            events
+                .iter()
+                .filter(|e| e.device == device)
+                .copied()
+                .collect()
+        };
+        let ours = of(&self.events, *back);
+        let issued = guest.events.iter().filter(|e| e.action == Action::Issue);
+        let devices: BTreeSet<Device> = issued.map(|e| e.device).collect();
+        let mut best = (Device::default(), Err::<GuestClock, _>(NoClock::TooFew(0)));
+        for device in devices {
+            let clock = GuestClock::set(&of(&guest.events, device), &ours);
+            let better = match (&clock, &best.1) {
+                (Ok(this), Ok(that)) => this.requests > that.requests,
+                (Ok(_), Err(_)) => true,
+                (Err(NoClock::TooFew(this)), Err(NoClock::TooFew(that))) => this > that,
+                (Err(why), Err(_)) => *why == NoClock::Contradiction,
+                (Err(_), Ok(_)) => false,
+            };
+            if better {
+                best = (device, clock);
+            }
+        }
+        let (device, clock) = best;
+        let clock = clock.map_err(|why| why.to_string())?;
+        // Every guest's first disk has the same number.
+        let taken = |d: &Device| self.devices.contains_key(d);
+        let mut free = (device.minor()..).map(|minor| Device::new(device.major(), minor));
+        let as_device = free.find(|d| !taken(d)).unwrap_or(device);
+        // From which partition a request came is not told: the whole disk is the uppermost floor.
+        let seen = of(&guest.events, device).into_iter();
+        let seen = seen.filter(|e| e.action != Action::Remap).map(|e| Event {
+            time_ns: clock.server_ns(e.time_ns),
+            device: as_device,
+            ..e
+        });
+        self.events.extend(seen);
+        self.devices.insert(as_device, front);
+        self.missing += guest.missing;
+        guest.notes.iter().for_each(|note| self.note(note.clone()));
+        Ok(clock)
     }
 
     fn count(&mut self, device: u32, cpu: u32, sequence: u32) {
