@@ -89,6 +89,8 @@ pub struct Worker {
     deadlines: BTreeSet<(Instant, usize)>,
     /// When to look for lanes that are to rest.
     rest_at: Option<Instant>,
+    /// As last read: by every lane that went to sleep, and after every wait. In a Xen domain a look at the clock is a system call.
+    now: Instant,
     events: Vec<PollEvent>,
     spin_max: Duration,
     courtesy: Courtesy,
@@ -105,6 +107,7 @@ impl Worker {
             active: Vec::new(),
             deadlines: BTreeSet::new(),
             rest_at: None,
+            now: Instant::now(),
             events: Vec::new(),
             spin_max,
             courtesy: Courtesy::default(),
@@ -256,6 +259,7 @@ impl Worker {
             return true;
         };
         let now = Instant::now();
+        self.now = now;
         let since = *berth.idle_since.get_or_insert(now);
         if now.duration_since(since) < berth.spin {
             if berth.lane.polls_by_syscall() {
@@ -312,11 +316,12 @@ impl Worker {
     fn next_timeout(&self) -> Option<Duration> {
         let first = self.deadlines.first().map(|(at, _)| *at);
         let first = first.into_iter().chain(self.rest_at).min()?;
-        Some(first.saturating_duration_since(Instant::now()))
+        Some(first.saturating_duration_since(self.now))
     }
 
     /// Lanes that slept long enough give back what they keep for reuse.
-    fn rest(&mut self, now: Instant) {
+    fn rest(&mut self) {
+        let now = self.now;
         self.rest_at = None;
         for berth in self.berths.iter_mut().flatten() {
             if !berth.used || !berth.asleep {
@@ -339,6 +344,9 @@ impl Worker {
         if let Err(e) = self.poller.wait(&mut events, timeout) {
             tracing::error!("waiting for events: {e}");
         }
+        if !events.is_empty() || !self.deadlines.is_empty() || self.rest_at.is_some() {
+            self.now = Instant::now();
+        }
         for event in &events {
             if event.token == BELL {
                 // Here, and not where commands are taken: the bell may ring after they were. What it
@@ -357,17 +365,14 @@ impl Worker {
             self.wake(index);
         }
         self.events = events;
-        if !self.deadlines.is_empty() || self.rest_at.is_some() {
-            let now = Instant::now();
-            if self.rest_at.is_some_and(|at| at <= now) {
-                self.rest(now);
+        if self.rest_at.is_some_and(|at| at <= self.now) {
+            self.rest();
+        }
+        while let Some(&(at, index)) = self.deadlines.first() {
+            if at > self.now {
+                break;
             }
-            while let Some(&(at, index)) = self.deadlines.first() {
-                if at > now {
-                    break;
-                }
-                self.wake(index);
-            }
+            self.wake(index);
         }
     }
 
@@ -390,7 +395,11 @@ impl Worker {
         } else {
             self.spin_max
         };
-        berth.spin = tuned(berth.spin.min(max), berth.slept_at.elapsed(), max);
+        berth.spin = tuned(
+            berth.spin.min(max),
+            self.now.duration_since(berth.slept_at),
+            max,
+        );
         self.active.push(index);
     }
 }
