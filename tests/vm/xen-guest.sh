@@ -43,6 +43,25 @@ await_no_disk() {
 # Number of queues of the disk $1.
 queues_of() { find "/sys/block/$1/mq" -mindepth 1 -maxdepth 1 | wc -l; }
 
+# trace_disk DISK SECONDS ARGUMENT...: has fio read and write the disk, with these arguments, while blktrace looks; what it saw is then an
+# archive at the disk's beginning.
+trace_disk() {
+    local disk=$1 seconds=$2 tracer
+    shift 2
+    mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
+    rm -rf /tmp/trace
+    mkdir /tmp/trace
+    blktrace -D /tmp/trace "/dev/$disk" >/tmp/blktrace.log &
+    tracer=$!
+    until [ -f "/tmp/trace/$disk.blktrace.0" ]; do sleep 0.1; done
+    fio --name=t --filename="/dev/$disk" --runtime="$seconds" --time_based --ioengine=libaio --direct=1 --output-format=terse "$@" >/tmp/terse
+    kill -INT "$tracer"
+    wait "$tracer" || true
+    cat /tmp/blktrace.log
+    tar -cf "/dev/$disk" -C /tmp/trace .
+    sync
+}
+
 # Runs what dom0 asks for by guest_run, until the guest is destroyed.
 serve() {
     local n=1 command status

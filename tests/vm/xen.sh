@@ -21,7 +21,7 @@ make_image() {
     gunzip -c "$xen_packages"/boot/xen-*-amd64.gz >"$1/xen"
     unpack_kernel "$1/kernel"
 
-    make_tree "$tree" usr/bin/fio usr/sbin/{mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim}
+    make_tree "$tree" usr/bin/fio usr/sbin/{blktrace,mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim}
     packages=$xen_packages copy_programs "$tree" usr/bin/xenstore
     copy_modules "$modules" "$tree" xen-blkfront ext4
     xenstore_names "$tree"

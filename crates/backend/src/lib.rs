@@ -14,6 +14,7 @@ mod lane;
 pub mod parse;
 mod pool;
 mod pressure;
+mod ringing;
 mod source;
 mod sources;
 mod spare;

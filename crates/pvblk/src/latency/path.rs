@@ -14,7 +14,8 @@ fn name(hop: &PathHop, report: &Report) -> String {
     let device = report.name(hop.device);
     let ring = |other: &Device| {
         let other = report.name(*other);
-        match device.ends_with("/front") && other.ends_with("/back") {
+        let is_front = device.ends_with("/front") || device.ends_with("/guest");
+        match is_front && other.ends_with("/back") {
             true => "ring".to_owned(),
             false => other,
         }

@@ -109,10 +109,10 @@ impl Capture {
     }
 
     /// Adds what a guest's own blktrace saw of the disk that we serve as `disk`, with its times as this capture's clock would have
-    /// shown them, and as the front end of that disk. Of several devices of the guest it takes the one whose requests are ours. Errors if
+    /// shown them, named `disk/guest`. Of several devices of the guest it takes the one whose requests are ours. Errors if
     /// no back end of that name was traced, or its clock can't be set. [`Capture::sort`] is to be called afterwards.
     pub fn add_guest(&mut self, guest: &Capture, disk: &str) -> Result<GuestClock, String> {
-        let (back, front) = (format!("{disk}/back"), format!("{disk}/front"));
+        let (back, front) = (format!("{disk}/back"), format!("{disk}/guest"));
         let named = |name: &str| self.devices.iter().find(|(_, n)| *n == name);
         let Some((back, _)) = named(&back) else {
             let all = self

@@ -1,6 +1,6 @@
 //! The way of a request through all floors, hop by hop: is it the front end, the ring, the worker, the volume, a member?
 //!
-//! Floors are linked by remaps (A), and over a ring by their names: `X/front` issues what arrives at `X/back`. A request
+//! Floors are linked by remaps (A), and over a ring by their names: `X/front`, or `X/guest`, issues what arrives at `X/back`. A request
 //! and those below it belong together if they touch the same sectors and the lower one's life lies between the upper
 //! one's D and C. Of several below, the last one to end is the one that was waited for.
 
@@ -63,7 +63,7 @@ const MOST_KEPT: usize = 2048;
 #[derive(Default)]
 pub struct Paths {
     names: BTreeMap<Device, String>,
-    /// Devices over rings: from `X/back` to all `X/front`.
+    /// Devices over rings: from `X/back` to all `X/front` and `X/guest`.
     fronts: HashMap<Device, Vec<Device>>,
     /// Devices that have another one below.
     uppers: BTreeSet<Device>,
@@ -81,8 +81,11 @@ impl Paths {
             let Some(scope) = name.strip_suffix("/back") else {
                 continue;
             };
-            let front = format!("{scope}/front");
-            let fronts = all.iter().filter(|(_, n)| **n == front);
+            let is_front = |name: &str| {
+                let floor = name.strip_prefix(scope);
+                matches!(floor, Some("/front" | "/guest"))
+            };
+            let fronts = all.iter().filter(|(_, n)| is_front(n));
             let fronts: Vec<Device> = fronts.map(|(d, _)| *d).collect();
             self.uppers.extend(&fronts);
             self.fronts.insert(*back, fronts);
