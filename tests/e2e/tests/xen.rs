@@ -49,10 +49,11 @@ fn stock_guests() -> Result<(), Stop> {
     Ok(())
 }
 
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 8] = [
     "a guest with 4 CPUs has 4 queues of 8 pages",
     "ext4, checked data, fstrim, remount and e2fsck with persistent grants",
     "a guest sees its disk grow",
+    "latency of guest, ring, back end and volume apart",
     "detached, and gone in the guest",
     "stopped, started and used again, with copied grants",
     "a guest destroyed under load, and started again",

@@ -73,6 +73,20 @@ kill -HUP "$server"
 guest_run one 60 'until [ "$(cat /sys/block/xvda/size)" = 163840 ]; do sleep 0.2; done'
 step 'a guest sees its disk grow'
 
+pvblk trace unix:/run/control --output /tmp/server &
+tracer=$!
+guest_run one 120 'trace_disk xvda 3 --rw=randrw --bs=4k --iodepth=4'
+kill -INT "$tracer"
+wait "$tracer"
+mkdir /tmp/guest
+tar -xf /run/a.img -C /tmp/guest
+pvblk latency /tmp/server --guest a=/tmp/guest/xvda >/out/latency-guest
+sed -n -e '/^note/p' -e '/^the way/,$p' /out/latency-guest
+for hop in 'a/guest: waits' 'a/guest: down to ring' 'a/back: waits' 'a/file:/run/a.img: works' 'a/guest: up from ring'; do grep -q "^| $hop " /out/latency-guest; done
+# All that the guest did is found below.
+grep -q '^the way of requests to a/guest: [0-9]* of [0-9.]* [mµ]s on average$' /out/latency-guest
+step 'latency of guest, ring, back end and volume apart'
+
 two_guests() {
     guest_says two 300 '^init:'
     pvblk xen attach b two xvdb | tee /tmp/attached
