@@ -335,17 +335,6 @@ impl RequestSource for BlkifSource {
         Readiness::Wait(None)
     }
 
-    fn glance(&mut self) -> Option<Readiness> {
-        if self.stalled.is_some() {
-            return None;
-        }
-        Some(match self.ring.pending() {
-            Ok(0) => Readiness::Wait(None),
-            // What is wrong with the ring is told by the next pull.
-            Ok(_) | Err(_) => Readiness::Ready,
-        })
-    }
-
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.channel.fd())
     }

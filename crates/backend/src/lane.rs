@@ -15,7 +15,6 @@
 
 use crate::backend::Disk;
 use crate::gate::Pass;
-use crate::ringing::{Ringing, UNSEEN};
 use crate::source::{RequestSource, SourceEnd};
 use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, Status};
@@ -64,7 +63,6 @@ pub struct Lane {
     end: Option<SourceEnd>,
     /// For sources whose poll is a system call: the descriptor was reported readable.
     may_pull: bool,
-    ringing: Ringing,
     tracer: Tracer,
 }
 
@@ -87,7 +85,6 @@ impl Lane {
             outstanding: 0,
             end: None,
             may_pull: true,
-            ringing: Ringing::default(),
             tracer,
         })
     }
@@ -106,7 +103,6 @@ impl Lane {
             let n = self.queue.poll(&mut self.done);
             if n > 0 {
                 moved = true;
-                self.ringing.ended();
                 self.pass.leave(n as u32);
                 if self.special > 0 {
                     self.sort_out_special();
@@ -349,30 +345,18 @@ impl Lane {
         None
     }
 
-    /// The last look before sleep, at both ends, at the time `now`.
-    pub fn arm(&mut self, now: Instant) -> Readiness {
+    /// The last look before sleep, at both ends.
+    pub fn arm(&mut self) -> Readiness {
         let mut device = self.queue.arm();
         if !self.held.is_empty() || self.barrier.is_some() {
             // Another lane's progress opens the way, and nothing tells us of it.
-            let soon = Readiness::Wait(Some(now + ORDER_POLL));
+            let soon = Readiness::Wait(Some(Instant::now() + ORDER_POLL));
             device = earlier(device, soon);
         }
         if self.end.is_some() || self.outstanding == self.depth {
             return device;
         }
-        let at_device = self.queue.in_flight();
-        let glance = match device {
-            Readiness::Wait(_) if self.ringing.may_rest(at_device) => self.source.glance(),
-            _ => None,
-        };
-        let source = match glance {
-            Some(Readiness::Wait(at)) => {
-                self.ringing.rests();
-                Readiness::Wait(min_deadline(at, Some(now + UNSEEN)))
-            }
-            Some(Readiness::Ready) => Readiness::Ready,
-            None => self.source.arm(),
-        };
+        let source = self.source.arm();
         if source == Readiness::Ready {
             self.may_pull = true;
         }

@@ -14,7 +14,6 @@ mod lane;
 pub mod parse;
 mod pool;
 mod pressure;
-mod ringing;
 mod source;
 mod sources;
 mod spare;

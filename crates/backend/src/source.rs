@@ -63,11 +63,6 @@ pub trait RequestSource: Send {
     /// Asks the peer to wake us; the last check before the worker sleeps.
     fn arm(&mut self) -> Readiness;
 
-    /// As [`arm`](RequestSource::arm), but the peer need not wake us: the worker looks again soon. `None` where that is no cheaper.
-    fn glance(&mut self) -> Option<Readiness> {
-        None
-    }
-
     /// Readable when there may be something to pull.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 

@@ -268,7 +268,7 @@ impl Worker {
             std::hint::spin_loop();
             return false;
         }
-        let deadline = match berth.lane.arm(now) {
+        let deadline = match berth.lane.arm() {
             Readiness::Ready => return false,
             Readiness::Wait(deadline) => deadline,
         };

@@ -15,7 +15,6 @@ use pvblk_export::xenbus::{
 use pvblk_frontend::{DiskProperties, FrontParts, FrontQueueParts};
 use pvblk_ring::{BackRing, FrontRing, RingSize};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What a lane's worker would do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +117,7 @@ impl Server {
         }
         if !lane.step() {
             // As a worker waits: for what the lane wanted after it was armed.
-            if let Readiness::Wait(deadline) = lane.arm(Instant::now()) {
+            if let Readiness::Wait(deadline) = lane.arm() {
                 berth.rest = Rest::Asleep {
                     timer: deadline.is_some(),
                     reads: lane.wants_read(),

@@ -330,17 +330,6 @@ impl RequestSource for VhostSource {
         }
     }
 
-    fn glance(&mut self) -> Option<Readiness> {
-        if self.parts.kick.is_none() || !self.again.is_empty() {
-            return None;
-        }
-        Some(match self.parts.queue.available() {
-            Ok(0) => Readiness::Wait(None),
-            // What is wrong with the queue is told by the next pull.
-            Ok(_) | Err(_) => Readiness::Ready,
-        })
-    }
-
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.parts.kick.as_ref().map(AsFd::as_fd)
     }
