@@ -54,6 +54,8 @@ pub struct BlkifSource {
     batch: PullBatch,
     /// Copies to be made in one call.
     copies: Vec<GrantCopy>,
+    /// A page was used that has to be released: not so where all stay mapped, as those of local front ends.
+    releases: bool,
     /// Taken off the ring, but its data had no room.
     stalled: Option<Box<Entry>>,
     bad_requests: u64,
@@ -77,6 +79,7 @@ impl BlkifSource {
             spare: SpareRequests::default(),
             batch: PullBatch::default(),
             copies: Vec::new(),
+            releases: false,
             stalled: None,
             bad_requests: 0,
             unpublished: false,
@@ -256,6 +259,7 @@ impl RequestSource for BlkifSource {
                     slot.id = entry.id();
                     slot.operation = operation;
                     std::mem::swap(&mut slot.uses, &mut self.parser.uses);
+                    self.releases |= !slot.uses.is_empty();
                     request.tag = u64::from(tag);
                     if request.op == Op::Write && !self.slots[tag as usize].uses.is_empty() {
                         self.note_copies(tag);
@@ -291,7 +295,10 @@ impl RequestSource for BlkifSource {
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
         debug_assert!(self.copies.is_empty(), "left over from a pull");
-        let answered = if self.broken { &[][..] } else { &done[..] };
+        let answered = match self.releases && !self.broken {
+            true => &done[..],
+            false => &[],
+        };
         for Completion { request, status } in answered {
             let tag = request.tag as u32;
             let read = request.op == Op::Read && *status == Status::Ok;

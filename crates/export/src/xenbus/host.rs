@@ -72,14 +72,16 @@ impl Attachment for Attached {
     }
 }
 
-/// [`DiskHost::attach`] by an `attach` of one source: each queue becomes one. After an error those attached before are detached.
+/// [`DiskHost::attach`] by an `attach` of one source: each queue becomes one. An error if not even the first can be attached. Where a later one
+/// can't, those before are at work already and have to be detached like any others: the connection ends as if a queue had.
 pub fn attach_queues(
     queues: Vec<BlkifQueueParts>,
     ended: &Ended,
     mut attach: impl FnMut(Box<dyn RequestSource>, OnEnd) -> Result<Detach, Error>,
 ) -> Result<Box<dyn Attachment>, Error> {
+    let count = queues.len();
     let left = Arc::new(Left {
-        queues: AtomicUsize::new(queues.len() + 1),
+        queues: AtomicUsize::new(count + 1),
         done: Mutex::new(None),
     });
     let mut attached = Attached {
@@ -87,21 +89,121 @@ pub fn attach_queues(
         left: Arc::clone(&left),
     };
     for parts in queues {
-        let (left, ended) = (Arc::clone(&left), Arc::clone(ended));
+        let (left, tell) = (Arc::clone(&left), Arc::clone(ended));
         let source = Box::new(BlkifSource::new(parts));
         let on_end = Box::new(move |end| {
             left.one_less();
             if let SourceEnd::Broken(e) = end {
-                ended(e.to_string());
+                tell(e.to_string());
             }
         });
         match attach(source, on_end) {
             Ok(detach) => attached.queues.push(detach),
+            Err(e) if attached.queues.is_empty() => return Err(e),
             Err(e) => {
-                attached.queues.drain(..).for_each(|detach| detach());
-                return Err(e);
+                (attached.queues.len()..count).for_each(|_| attached.left.one_less());
+                ended(e.to_string());
+                break;
             }
         }
     }
     Ok(Box::new(attached))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
+    use pvblk_block::Buffer;
+    use pvblk_ring::{BackRing, EventFdChannel};
+    use pvblk_sys::{EventFd, PAGE_SIZE, Region};
+    use std::sync::atomic::AtomicBool;
+
+    struct NoPages;
+
+    impl GrantMapper for NoPages {
+        fn map(
+            &mut self,
+            gref: u32,
+            _: usize,
+            _: usize,
+            _: bool,
+        ) -> Result<(Buffer, Access), GrantError> {
+            Err(GrantError::Bad(gref))
+        }
+
+        fn release(&mut self, _: PageUse) {}
+    }
+
+    fn queue() -> BlkifQueueParts {
+        let event = || EventFd::new().unwrap();
+        BlkifQueueParts {
+            name: "test".into(),
+            ring: BackRing::new(Region::anonymous(PAGE_SIZE).unwrap()).unwrap(),
+            channel: Box::new(EventFdChannel {
+                to_peer: event(),
+                from_peer: event(),
+            }),
+            mapper: Box::new(NoPages),
+            max_indirect_segments: 0,
+        }
+    }
+
+    struct Outcome {
+        result: Result<Box<dyn Attachment>, Error>,
+        told: Vec<String>,
+        ends: Vec<OnEnd>,
+    }
+
+    /// Three queues, of which the first `good` can be attached: what came of it, why it ended, and the ends of the good ones.
+    fn attach(good: usize) -> Outcome {
+        let (told, mut ends) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
+        let ended: Ended = {
+            let told = Arc::clone(&told);
+            Arc::new(move |why| told.lock().push(why))
+        };
+        let result = attach_queues(vec![queue(), queue(), queue()], &ended, |_, on_end| {
+            if ends.len() == good {
+                return Err(Error::config("no more descriptors"));
+            }
+            ends.push(on_end);
+            Ok(Box::new(|| {}))
+        });
+        let told = told.lock().clone();
+        Outcome { result, told, ends }
+    }
+
+    #[test]
+    fn a_queue_that_cannot_be_attached_ends_the_connection_after_those_before_it() {
+        let Outcome { result, told, ends } = attach(2);
+        assert_eq!(told, ["no more descriptors"]);
+        let done = Arc::new(AtomicBool::new(false));
+        let mut attachment = result.unwrap();
+        let mark = Arc::clone(&done);
+        attachment.detach(Box::new(move || mark.store(true, Ordering::Release)));
+        for end in ends {
+            assert!(!done.load(Ordering::Acquire), "a queue is still there");
+            end(SourceEnd::Closed);
+        }
+        assert!(done.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn where_nothing_is_attached_it_is_an_error() {
+        let Outcome { result, told, .. } = attach(0);
+        assert!(result.is_err() && told.is_empty());
+    }
+
+    #[test]
+    fn all_queues_are_counted() {
+        let Outcome { result, told, ends } = attach(3);
+        assert!(told.is_empty());
+        let done = Arc::new(AtomicBool::new(false));
+        let mark = Arc::clone(&done);
+        result
+            .unwrap()
+            .detach(Box::new(move || mark.store(true, Ordering::Release)));
+        ends.into_iter().for_each(|end| end(SourceEnd::Closed));
+        assert!(done.load(Ordering::Acquire));
+    }
 }
