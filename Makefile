@@ -40,11 +40,11 @@ bench: ## Measure the rings against a bare ring, NBD and vhost-user-blk against 
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab idle
 	@scripts/instructions.sh
 
-xen-bench: ## Under Xen: our back end, the kernel's and QEMU's for one guest: rates, system calls and events of each request (8 minutes)
+xen-bench: ## Under Xen: our back end, the kernel's and QEMU's for one guest: rates, system calls and events of each request (20 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@tests/vm/xen.sh --script tests/vm/scripts/xen-bench.sh --out "$${CARGO_TARGET_DIR:-target}/xen-bench" \
-		--add "$${CARGO_TARGET_DIR:-target}/release/pvblk" --with qdisk --memory 3072 --dom0-memory 1280 --seconds 1500
+		--add "$${CARGO_TARGET_DIR:-target}/release/pvblk" --with qdisk --memory 3072 --dom0-memory 1280 --seconds 2400
 	@cat "$${CARGO_TARGET_DIR:-target}/xen-bench/log"
 
 md: ## RAID-5 against the kernel's md in user-mode Linux, members in memory (8 minutes)
