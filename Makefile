@@ -25,6 +25,7 @@ test: ## Format, lints, licences, unit tests, a share of fuzzing, end-to-end tes
 test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, queues, file systems, servers killed 20 times (20 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
+	@cargo build --release --locked -p pvblk-export --example hostile_front
 	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user --test xen
 
 fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)

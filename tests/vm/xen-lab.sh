@@ -5,6 +5,7 @@
 # script are in /lib/guest.sh for it to source. What it prints is in /out/NAME.console.
 
 lab=/run/guests
+guest_add=()
 mkdir -p "$lab"
 # Nothing is ever to be read there: waiting for it is a sleep without another process.
 [ -p "$lab/nothing" ] || mkfifo "$lab/nothing"
@@ -15,9 +16,10 @@ lab_sleep() { read -r -t "$1" -u "$lab_nothing" || true; }
 #
 # Makes a guest with so many virtual CPUs (4) and megabytes (384), and more arguments for its kernel, which are parameters
 # of modules too: xen_blkfront.max_queues=2. Each disk is a line for xl, phy:/dev/loop0,xvda,w for example. SCRIPT is a
-# file; instead of one, `-` makes a guest that does what guest_run says. Returns once the guest has begun to run.
+# file; instead of one, `-` makes a guest that does what guest_run says. Files in the array guest_add lie in the guest's root
+# folder. Returns once the guest has begun to run.
 guest_create() {
-    local name=$1 script=$2 vcpus=${3:-4} memory=${4:-384} arguments=${5:-} disks='' disk
+    local name=$1 script=$2 vcpus=${3:-4} memory=${4:-384} arguments=${5:-} disks='' disk file
     local folder=$lab/$name
     rm -rf "$folder"
     mkdir -p "$folder/add"
@@ -27,7 +29,8 @@ guest_create() {
         cp "$script" "$folder/add/script"
     fi
     chmod +x "$folder/add/script"
-    { cat /guest/initramfs && (cd "$folder/add" && echo script | cpio -o -H newc -R 0:0 2>/dev/null); } >"$folder/initrd"
+    for file in "${guest_add[@]}"; do cp "$file" "$folder/add/"; done
+    { cat /guest/initramfs && (cd "$folder/add" && find . -type f | cpio -o -H newc -R 0:0 2>/dev/null); } >"$folder/initrd"
     for disk in "${@:6}"; do disks+="'$disk',"; done
     cat >"$folder/config" <<END
 name = '$name'

@@ -1,26 +1,24 @@
 //! Guests on the real Xen: stock blkfronts on disks that `pvblk serve --xen` serves in dom0. All of it runs in software, so slowly.
 
-use pvblk_e2e::daemon::binary;
+use pvblk_e2e::daemon::{binary, example};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{need, run};
 use pvblk_e2e::{Stop, full, run_all, vm};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 fn main() -> ExitCode {
-    run_all(&[("stock_guests_use_served_disks", stock_guests)])
+    run_all(&[
+        ("stock_guests_use_served_disks", stock_guests),
+        ("a_hostile_guest_harms_nobody", hostile_guest),
+    ])
 }
 
 /// One machine for all steps: its start takes longer than most of them.
 fn stock_guests() -> Result<(), Stop> {
     let dir = tempfile::tempdir()?;
-    // Symbols would take longer to load than everything else.
-    let stripped = dir.path().join("pvblk");
-    need(&["strip"])?;
-    let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&stripped).arg(binary()?);
-    run(strip, Duration::from_secs(60))?.success()?;
-    let mut added = vec![stripped];
+    let mut added = vec![stripped(&binary()?, dir.path())?];
     let mut steps: Vec<&str> = STEPS.into();
     if full() {
         let mark = dir.path().join("full");
@@ -28,12 +26,39 @@ fn stock_guests() -> Result<(), Stop> {
         added.push(mark);
         steps.extend(MORE_STEPS);
     }
+    round("xen-disk.sh", added, dir.path(), &steps)
+}
+
+/// With a front end of our own that breaks rules; each rule has a test without Xen, too, in crates/export/tests/xen_hostile.rs.
+fn hostile_guest() -> Result<(), Stop> {
+    if !full() {
+        return Stop::skip("boots Xen once more; make test-vm (PVBLK_E2E_FULL=1) does it");
+    }
+    let dir = tempfile::tempdir()?;
+    let front = example("hostile_front", "pvblk-export")?;
+    let added = [binary()?, front].map(|p| stripped(&p, dir.path()));
+    let added = added.into_iter().collect::<Result<_, Stop>>()?;
+    round("xen-hostile.sh", added, dir.path(), &HOSTILE_STEPS)
+}
+
+/// A copy without symbols, which would take longer to load than everything else.
+fn stripped(program: &Path, dir: &Path) -> Result<PathBuf, Stop> {
+    need(&["strip"])?;
+    let name = program.file_name().unwrap_or_default();
+    let copy = dir.join(name);
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(&copy).arg(program);
+    run(strip, Duration::from_secs(60))?.success()?;
+    Ok(copy)
+}
+
+/// Runs a script in dom0; it has to pass all steps.
+fn round(script: &str, added: Vec<PathBuf>, dir: &Path, steps: &[&str]) -> Result<(), Stop> {
     let machine = vm::Machine {
         added,
         ..vm::Machine::default()
     };
-    let script = vm::named("xen-disk.sh");
-    let out = dir.path().join("out");
+    let (script, out) = (vm::named(script), dir.join("out"));
     let limit = Duration::from_secs(1500);
     let said = vm::script_on(vm::Kind::Xen, &script, &machine, &out, limit)?;
     for step in steps {
@@ -65,4 +90,21 @@ const MORE_STEPS: [&str; 4] = [
     "two guests at once, and a member of an array lost under one of them",
     "latency of a guest, hop by hop",
     "detached from a guest that stays",
+];
+
+const HOSTILE_STEPS: [&str; 14] = [
+    "hostile: good",
+    "hostile: ring-ref",
+    "hostile: event-channel",
+    "hostile: grants",
+    "hostile: segments",
+    "hostile: index",
+    "hostile: revoked",
+    "hostile: garbage",
+    "hostile: storm",
+    "hostile: states",
+    "hostile: vanish",
+    "the other guest's disk went on",
+    "the log names the rules",
+    "the server stops in order",
 ];

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const BIND_INTERDOMAIN: u64 = request(b'E', 1, size_of::<Bind>());
+const BIND_UNBOUND: u64 = request(b'E', 2, size_of::<u32>());
 const NOTIFY: u64 = request(b'E', 4, size_of::<u32>());
 const RESET: u64 = request(b'E', 5, 0);
 
@@ -25,10 +26,31 @@ pub struct EventPort {
 }
 
 impl EventPort {
+    fn open() -> io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(rustix::fs::open("/dev/xen/evtchn", flags, Mode::empty())?)
+    }
+
+    /// Makes a port that waits for domain `domid` to bind to it. Errors outside a Xen domain.
+    pub fn offer(domid: u16) -> io::Result<EventPort> {
+        let fd = EventPort::open()?;
+        let mut domain = u32::from(domid);
+        // SAFETY: the header's structure is this one number.
+        let local = unsafe { ioctl(fd.as_fd(), BIND_UNBOUND, &raw mut domain)? };
+        Ok(EventPort {
+            fd,
+            port: local as u32,
+        })
+    }
+
+    /// The port's number in this domain.
+    pub fn number(&self) -> u32 {
+        self.port
+    }
+
     /// Binds to port `port` of domain `domid`. Errors if that port doesn't wait for us, or outside a Xen domain.
     pub fn bind(domid: u16, port: u32) -> io::Result<EventPort> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = rustix::fs::open("/dev/xen/evtchn", flags, Mode::empty())?;
+        let fd = EventPort::open()?;
         let mut call = Bind {
             domain: u32::from(domid),
             port,
@@ -82,7 +104,7 @@ mod tests {
 
     #[test]
     fn requests_have_the_headers_numbers() {
-        assert_eq!(BIND_INTERDOMAIN, 0x0008_4501);
+        assert_eq!((BIND_INTERDOMAIN, BIND_UNBOUND), (0x0008_4501, 0x0004_4502));
         assert_eq!((NOTIFY, RESET), (0x0004_4504, 0x0000_4505));
     }
 }

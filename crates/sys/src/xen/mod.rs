@@ -1,12 +1,14 @@
-//! Linux's devices for user space in a Xen domain: `/dev/xen/gntdev` and `/dev/xen/evtchn`.
+//! Linux's devices for user space in a Xen domain: `/dev/xen/gntdev`, `/dev/xen/gntalloc` and `/dev/xen/evtchn`.
 //!
-//! Numbers and layouts are those of include/uapi/xen/{gntdev,evtchn}.h (dual licence, MIT taken) and
+//! Numbers and layouts are those of include/uapi/xen/{gntdev,gntalloc,evtchn}.h (dual licence, MIT taken) and
 //! xen/include/public/grant_table.h.
 
 mod evtchn;
+mod gntalloc;
 mod gntdev;
 
 pub use evtchn::EventPort;
+pub use gntalloc::{GrantAllocator, GrantedPage};
 pub(crate) use gntdev::GrantMapping;
 pub use gntdev::{CopyDirection, GrantCopy, GrantDevice, MAX_COPIES};
 
