@@ -23,7 +23,7 @@ const MOST_PAIRS: usize = 1 << 18;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GuestClock {
     /// The guest's time at which `offset_ns` holds.
-    at_ns: u64,
+    at_ns: i64,
     /// Server's time less guest's.
     offset_ns: f64,
     /// How much the server's clock gains on the guest's, as a part of the time that passes.
@@ -61,6 +61,11 @@ impl std::error::Error for NoClock {}
 
 type Place = (Op, u64, u32);
 
+/// A time that can be added and subtracted: what a guest's file says may be anything; cut off at 36 years.
+fn signed(time_ns: u64) -> i64 {
+    time_ns.min(1 << 60) as i64
+}
+
 /// From a request's issue to its completion.
 #[derive(Clone, Copy)]
 struct Span {
@@ -74,7 +79,7 @@ fn spans(events: &[Event], begin: Action) -> HashMap<Place, Vec<Span>> {
     let mut all: HashMap<Place, Vec<Span>> = HashMap::new();
     for event in events.iter().filter(|e| e.bytes > 0) {
         let place = (event.op, event.sector, event.bytes);
-        let now_ns = event.time_ns as i64;
+        let now_ns = signed(event.time_ns);
         if event.action == begin {
             open.entry(place).or_default().push_back(now_ns);
         } else if event.action == Action::Requeue {
@@ -124,14 +129,14 @@ impl GuestClock {
     /// Sets the clock by the events of one device each, sorted by time: of the guest's disk, and of our back end of that disk.
     pub fn set(guest: &[Event], server: &[Event]) -> Result<GuestClock, NoClock> {
         let both = Both::of(guest, server);
-        let at_ns = guest.first().map_or(0, |e| e.time_ns);
+        let at_ns = guest.first().map_or(0, |e| signed(e.time_ns));
         let lasted = |events: &[Event]| match (events.first(), events.last()) {
-            (Some(first), Some(last)) => last.time_ns - first.time_ns,
+            (Some(first), Some(last)) => signed(last.time_ns) - signed(first.time_ns),
             _ => 0,
         };
         let longest_ns = lasted(guest).max(lasted(server));
         // Clocks of one machine that nobody corrects just now differ by some parts in a million.
-        let slack_ns = (longest_ns / 10_000) as i64;
+        let slack_ns = longest_ns / 10_000;
         let coarse_ns = most_covered(&both.any(), slack_ns).ok_or(NoClock::TooFew(0))?;
         let mut pairs = both.about(coarse_ns, slack_ns);
         if pairs.len() < LEAST_PAIRS {
@@ -160,11 +165,9 @@ impl GuestClock {
 
     /// A guest's time as the server's clock shows it; at least 0.
     pub fn server_ns(&self, guest_ns: u64) -> u64 {
-        let since = guest_ns as i64 - self.at_ns as i64;
-        let offset = self.offset_ns + self.drift * since as f64;
-        (guest_ns as i64)
-            .saturating_add(offset.round() as i64)
-            .max(0) as u64
+        let guest_ns = signed(guest_ns);
+        let offset = self.offset_ns + self.drift * (guest_ns - self.at_ns) as f64;
+        guest_ns.saturating_add(offset.round() as i64).max(0) as u64
     }
 }
 
@@ -182,6 +185,8 @@ impl Both {
             guest.sort_by_key(|s| s.begin_ns);
             server.sort_by_key(|s| s.begin_ns);
         }
+        // The same files give the same clock.
+        all.sort_by_key(|(guest, _)| guest.first().map(|s| (s.begin_ns, s.end_ns)));
         Both(all)
     }
 
@@ -213,7 +218,10 @@ impl Both {
                 let last = theirs.end_ns + coarse_ns + slack_ns;
                 let begin = server.partition_point(|s| s.begin_ns < first);
                 let near = server.iter().enumerate().skip(begin);
-                let near = near.take_while(|(_, s)| s.begin_ns <= last);
+                // Two are as bad as many.
+                let near = near
+                    .take_while(|(_, s)| s.begin_ns <= last)
+                    .take(MOST_ALIKE);
                 let near = near.filter_map(|(s, ours)| Pair::of(theirs, ours, (g, s)));
                 pairs.extend(near.filter(|p| p.holds(coarse_ns, slack_ns)));
             }
@@ -256,8 +264,8 @@ struct Line {
 }
 
 impl Line {
-    fn lies_in(&self, pair: &Pair, at_ns: u64, coarse_ns: i64) -> bool {
-        let value = |time_ns: i64| self.offset_ns + self.drift * (time_ns - at_ns as i64) as f64;
+    fn lies_in(&self, pair: &Pair, at_ns: i64, coarse_ns: i64) -> bool {
+        let value = |time_ns: i64| self.offset_ns + self.drift * (time_ns - at_ns) as f64;
         value(pair.guest.begin_ns) <= (pair.most_ns - coarse_ns) as f64
             && value(pair.guest.end_ns) >= (pair.least_ns - coarse_ns) as f64
     }
@@ -270,13 +278,9 @@ struct Bounds {
 }
 
 impl Bounds {
-    fn of(pairs: &[Pair], at_ns: u64, coarse_ns: i64) -> Bounds {
-        let point = |time_ns: i64, bound_ns: i64| {
-            (
-                (time_ns - at_ns as i64) as f64,
-                (bound_ns - coarse_ns) as f64,
-            )
-        };
+    fn of(pairs: &[Pair], at_ns: i64, coarse_ns: i64) -> Bounds {
+        let point =
+            |time_ns: i64, bound_ns: i64| ((time_ns - at_ns) as f64, (bound_ns - coarse_ns) as f64);
         Bounds {
             least: pairs
                 .iter()
@@ -430,6 +434,43 @@ mod tests {
         let error = GuestClock::set(&guest, &server).unwrap_err();
         assert!(matches!(error, NoClock::TooFew(0..8)), "{error}");
         assert_eq!(GuestClock::set(&[], &[]), Err(NoClock::TooFew(0)));
+    }
+
+    #[test]
+    fn times_that_make_no_sense_do_no_harm() {
+        let (mut guest, server) = both_sides(1, (200, 1 << 20), OFFSET_NS, 0.0);
+        for far in [u64::MAX, u64::MAX - 1, 1 << 63, 1 << 60] {
+            let last = guest.len() - 1;
+            guest[last].time_ns = far;
+            if let Ok(clock) = GuestClock::set(&guest, &server) {
+                clock.server_ns(far);
+            }
+            let _ = GuestClock::set(&server, &guest);
+        }
+        guest.iter_mut().for_each(|e| e.time_ns = u64::MAX);
+        let _ = GuestClock::set(&guest, &server);
+        // A million requests at one place at one time.
+        let alike: Vec<Event> = (0..1_000_000)
+            .map(|i| Event {
+                action: if i % 2 == 0 {
+                    Action::Issue
+                } else {
+                    Action::Complete
+                },
+                time_ns: 5,
+                ..event()
+            })
+            .collect();
+        let ours = alike.iter().map(|e| Event {
+            action: if e.action == Action::Issue {
+                Action::Queue
+            } else {
+                e.action
+            },
+            ..*e
+        });
+        let ours: Vec<Event> = ours.collect();
+        assert_eq!(GuestClock::set(&alike, &ours), Err(NoClock::TooFew(0)));
     }
 
     #[test]
