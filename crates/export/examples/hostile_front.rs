@@ -236,7 +236,8 @@ fn run(front: &mut Front, case: &str) -> Result<()> {
         }
         "grants" => both(front, |front, c| {
             let good = front.allocator.page(0, true)?;
-            for bad in [NOBODYS, 0, u32::MAX] {
+            // The first two are for console and xenstore, and granted indeed.
+            for bad in [NOBODYS, 7, u32::MAX] {
                 front.expect(c, &[whole(bad)], RSP_ERROR)?;
                 front.expect(c, &[whole(good.gref), whole(bad)], RSP_ERROR)?;
             }
