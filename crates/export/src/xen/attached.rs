@@ -19,6 +19,10 @@ pub(super) struct Attached {
     pub negotiation: BackendNegotiation,
     pub store: NodeStore,
     pub connector: XenConnector,
+    /// Its guest's name, where the disk goes to guests of that name.
+    pub guest: Option<String>,
+    /// Closed with a front end of an earlier server; told once.
+    left_over: bool,
     state: XenbusState,
     /// When a close that lasts is told.
     pub deadline: Option<Instant>,
@@ -37,6 +41,8 @@ impl Attached {
             negotiation: BackendNegotiation::new(connector.serving.offers, online),
             store,
             connector,
+            guest: None,
+            left_over: false,
             state: XenbusState::Initialising,
             deadline: None,
         }
@@ -50,6 +56,19 @@ impl Attached {
 
     pub fn state(&self) -> XenbusState {
         self.negotiation.state()
+    }
+
+    /// True while its front end has queues, or may come to have some.
+    pub fn has_disk(&self) -> bool {
+        matches!(self.state(), XenbusState::InitWait | XenbusState::Connected)
+            || self.connector.serving.is_running()
+    }
+
+    /// True once the front end of an earlier server has closed: it won't come back to this device, and is to get the disk by name.
+    pub fn take_left_over(&mut self) -> bool {
+        let closed =
+            self.state() == XenbusState::Closed && self.store.front.as_deref() == Some("6");
+        self.guest.is_some() && closed && std::mem::take(&mut self.left_over)
     }
 
     /// True if our directory is not the one that was taken into service: somebody removed it and made it anew between two looks.
@@ -86,6 +105,7 @@ impl Attached {
                         self.name()
                     );
                 }
+                self.left_over = true;
                 self.negotiation
                     .close(&mut self.store, &mut self.connector)?;
             }
