@@ -488,9 +488,13 @@ impl Control {
         let home = format!("/local/domain/{}", node.domid);
         let own = self.own;
         let mut xenstore = self.xenstore.lock();
-        let result = match xenstore.read(&home) {
-            Ok(None) => xenstore.transaction(|t| remove_back_end(t, node, own)),
-            other => other.map(drop),
+        // A driver domain doesn't see a guest's home; what it sees of a guest that lives is the disk's own directory.
+        let seen = [home, format!("{}/state", node.front_end())]
+            .iter()
+            .find_map(|path| xenstore.read_visible(path).transpose());
+        let result = match seen {
+            None => xenstore.transaction(|t| remove_back_end(t, node, own)),
+            Some(other) => other.map(drop),
         };
         if let Err(e) = result {
             tracing::warn!("{node}: {e}");

@@ -83,6 +83,8 @@ pub(super) fn make_directories(
             )));
         }
     }
+    // A server in a driver domain may remove the guest's part when the last device goes.
+    t.make(&node.guests_back_ends(own), &[format!("n{own}")])?;
     // Each side reads the other's directory and writes its own.
     t.make(&front, &[format!("n{domid}"), format!("r{own}")])?;
     t.make(&back, &[format!("n{own}"), format!("r{domid}")])?;
