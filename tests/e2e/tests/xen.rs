@@ -49,19 +49,24 @@ fn stock_guests() -> Result<(), Stop> {
     Ok(())
 }
 
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 8] = [
     "a guest with 4 CPUs has 4 queues of 8 pages",
     "ext4, checked data, fstrim, remount and e2fsck with persistent grants",
     "a guest sees its disk grow",
     "detached, and gone in the guest",
     "stopped, started and used again, with copied grants",
     "a guest destroyed under load, and started again",
+    "a guest that reboots has its disk again, by name",
     "the server stops in order",
 ];
 
-const MORE_STEPS: [&str; 4] = [
+const MORE_STEPS: [&str; 8] = [
     "the same with one queue of one page, and copied grants",
     "two guests at once, and a member of an array lost under one of them",
     "latency of a guest, hop by hop",
     "detached from a guest that stays",
+    "a guest is saved under load, and goes on",
+    "saved under load, and restored",
+    "restored, and attached by hand before it runs",
+    "a driver domain serves another guest",
 ];
