@@ -3,7 +3,7 @@
 use super::connector::XenConnector;
 use super::node::Node;
 use super::store::NodeStore;
-use crate::xenbus::number::sentence;
+use crate::xenbus::serving::{self, Serves};
 use crate::xenbus::{BackendNegotiation, Note, Store, XenbusState};
 use pvblk_block::Error;
 use std::time::{Duration, Instant};
@@ -29,16 +29,12 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    pub fn new(
-        (node, id): (Node, u64),
-        store: NodeStore,
-        connector: XenConnector,
-        online: bool,
-    ) -> Attached {
+    pub fn new((node, id): (Node, u64), store: NodeStore, connector: XenConnector) -> Attached {
         Attached {
             node,
             id,
-            negotiation: BackendNegotiation::new(connector.serving.offers, online),
+            // Whether it is online is read when it starts.
+            negotiation: BackendNegotiation::new(connector.serving.offers, true),
             store,
             connector,
             guest: None,
@@ -50,8 +46,7 @@ impl Attached {
 
     /// For logs.
     pub fn name(&self) -> String {
-        let serving = &self.connector.serving;
-        format!("disk {}, {}", serving.disk, serving.front)
+        self.connector.name()
     }
 
     pub fn state(&self) -> XenbusState {
@@ -178,26 +173,7 @@ impl Attached {
             connector,
             ..
         } = self;
-        match note {
-            Note::Ended {
-                generation, reason, ..
-            } if connector.serving.is_serving(generation) => {
-                let serving = &connector.serving;
-                tracing::warn!("disk {}, {}: {reason}", serving.disk, serving.front);
-                negotiation.break_off(store, connector, &sentence(&reason))?;
-            }
-            Note::Drained { generation, .. } if connector.serving.drained(generation) => {
-                negotiation.drained(store, connector)?;
-            }
-            Note::Resized { .. } => {
-                let sectors = connector.serving.sectors();
-                negotiation.resize(store, sectors)?;
-            }
-            Note::DeviceGone { .. } => {
-                negotiation.break_off(store, connector, "the disk's device is gone")?;
-            }
-            Note::Ended { .. } | Note::Drained { .. } | Note::Stop => {}
-        }
+        serving::note(note, negotiation, store, connector)?;
         self.settle();
         Ok(())
     }

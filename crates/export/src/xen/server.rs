@@ -368,7 +368,6 @@ impl Control {
                 "{MAX_ATTACHED} disks of guests are attached already"
             )));
         }
-        let online = read("online")?.is_none_or(|v| v.trim() != "0");
         let guest = self.standing.guest(&mut self.xenstore.lock(), node, &disk);
         let names = (sentence(&disk), node.to_string());
         self.next_id += 1;
@@ -377,7 +376,6 @@ impl Control {
         let connector = XenConnector {
             serving,
             hypervisor: Arc::clone(&self.hypervisor),
-            pressure: self.host.pressure(),
             budget: Arc::clone(&self.budget),
             domid: node.domid,
             cut_off: CutOff::default(),
@@ -389,9 +387,9 @@ impl Control {
             peers: front.to_owned(),
             front: None,
         };
-        let path = format!("{front}/state");
+        let path = node.front_state();
         self.xenstore.lock().watch(&path, &token(node))?;
-        let mut attached = Attached::new((node, id), store, connector, online);
+        let mut attached = Attached::new((node, id), store, connector);
         attached.guest = guest;
         self.attached.insert(node, attached);
         self.begin(node);
@@ -449,7 +447,7 @@ impl Control {
         let removed = self.xenstore.lock().transaction(|t| {
             let closed = t.read(&format!("{back}/disk"))?.as_ref() == Some(&disk)
                 && t.read(&format!("{back}/online"))?.as_deref() == Some("1")
-                && t.read(&format!("{front}/state"))?.as_deref() == Some("6");
+                && t.read(&node.front_state())?.as_deref() == Some("6");
             if closed {
                 t.remove(&front)?;
                 remove_back_end(t, node, own)?;
@@ -469,7 +467,7 @@ impl Control {
         };
         tracing::info!("{}: detached", attached.name());
         self.freed = true;
-        let path = format!("{}/state", node.front_end());
+        let path = node.front_state();
         if let Err(e) = self.xenstore.lock().unwatch(&path, &token(node)) {
             tracing::warn!("{e}");
         }
@@ -489,7 +487,7 @@ impl Control {
         let own = self.own;
         let mut xenstore = self.xenstore.lock();
         // A driver domain doesn't see a guest's home; what it sees of a guest that lives is the disk's own directory.
-        let seen = [home, format!("{}/state", node.front_end())]
+        let seen = [home, node.front_state()]
             .iter()
             .find_map(|path| xenstore.read_visible(path).transpose());
         let result = match seen {

@@ -277,7 +277,7 @@ impl Toolstack {
         };
         let mut read = |path: String| xenstore.read(&path);
         let state = |text: Option<String>| text.and_then(|s| XenbusState::parse(&s));
-        let front_state = state(read(format!("{front}/state"))?);
+        let front_state = state(read(node.front_state())?);
         let uses = front_state.is_some_and(|s| !s.has_left() && s != XenbusState::InitWait);
         let number = |text: Option<String>, otherwise| match text {
             Some(text) => text.parse().unwrap_or(0),
@@ -306,10 +306,7 @@ impl Toolstack {
         time: Duration,
         mut done: impl FnMut(&Listed) -> bool,
     ) -> Result<Option<Listed>, Error> {
-        let paths = [
-            node.back_end(self.own),
-            format!("{}/state", node.front_end()),
-        ];
+        let paths = [node.back_end(self.own), node.front_state()];
         for path in &paths {
             self.xenstore.watch(path, "wait")?;
         }

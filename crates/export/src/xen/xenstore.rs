@@ -162,11 +162,6 @@ impl Xenstore {
         ))
     }
 
-    /// True once the connection has failed: what can't be read then is not gone.
-    pub fn is_lost(&self) -> bool {
-        self.is_lost
-    }
-
     /// Takes in what has come without being asked for. Never waits.
     pub fn pump(&mut self) -> Result<(), Error> {
         if self.is_lost {
