@@ -77,7 +77,8 @@ fn guests_of_a_name_get_their_disk_each_time_that_they_start() {
 /// libxl's own notes come before the introduction, and a restored guest looks for its disks right after that.
 #[test]
 fn a_guest_gets_its_disk_before_it_is_introduced() {
-    let bed = Bed::with_orders(&[("a", "debian", None)]);
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    settled(&bed, 100);
     bed.daemon.edit(|tree| {
         tree.write("/local/domain/7/name", "debian");
         tree.write("/libxl/7", "");
@@ -274,23 +275,32 @@ fn other_closed_devices_are_left_alone() {
     let mut bed = Bed::with_orders(&[
         ("a", "debian", None),
         ("a", "third", None),
+        ("b", "fourth", None),
         ("b", "other", None),
     ]);
     let mut offline = introduced(&bed, 7, "debian");
     offline.connect(SMALL);
     let mut nobodys = bed.connected(8, "b", SMALL);
-    for guest in [&mut offline, &mut nobodys] {
+    let mut leaving = introduced(&bed, 10, "fourth");
+    leaving.connect(SMALL);
+    for guest in [&mut offline, &mut nobodys, &mut leaving] {
         guest.close();
     }
     bed.daemon.write(&offline.back("online"), "0");
     bed.server = None;
+    leaving.set_state("5");
     bed.start();
+    // It is being detached just when it closes.
+    leaving.until_back("5");
+    bed.daemon.write(&leaving.back("online"), "0");
+    leaving.set_state("6");
+    leaving.until_back("6");
     let mut closed = introduced(&bed, 9, "third");
     closed.connect(SMALL);
     closed.close();
     std::thread::sleep(std::time::Duration::from_millis(1500));
     settled(&bed, 100);
-    for guest in [&offline, &nobodys, &closed] {
+    for guest in [&offline, &nobodys, &closed, &leaving] {
         for state in [guest.back("state"), guest.front("state")] {
             assert_eq!(bed.daemon.read(&state).as_deref(), Some("6"), "{state}");
         }
@@ -348,7 +358,9 @@ fn a_domain_that_is_gone_before_its_turn_gets_nothing() {
     bed.start();
     // Its new device comes a second later.
     bed.daemon.until_gone(&guest.node.front_end());
-    guest.destroy();
+    // Nobody tells of its end before.
+    bed.xen.destroy(7);
+    bed.daemon.remove("/local/domain/7");
     std::thread::sleep(std::time::Duration::from_millis(1500));
     settled(&bed, 100);
     assert_eq!(bed.daemon.read("/local/domain/7"), None);
@@ -358,7 +370,8 @@ fn a_domain_that_is_gone_before_its_turn_gets_nothing() {
 /// More was told than is kept: everything is looked at.
 #[test]
 fn a_guest_is_seen_when_events_were_lost() {
-    let bed = Bed::with_orders(&[("a", "debian", None)]);
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    settled(&bed, 100);
     bed.daemon.edit(|tree| {
         for i in 0..5000 {
             let path = format!("/local/domain/0/backend/pvblk/x{i}");

@@ -221,8 +221,10 @@ impl Control {
             true => s.grace,
             false => s.end,
         });
+        let more = self.freed || !self.left_over.is_empty();
         let due = match self.stopping.is_some() || self.lost {
             true => None,
+            false if more => Some(Instant::now()),
             false => self.standing.deadline(),
         };
         let first = deadlines.chain(stop).chain(due).min()?;
@@ -442,6 +444,9 @@ impl Control {
         let Some(attached) = self.attached.get(&node) else {
             return Ok(());
         };
+        let Some(guest) = attached.guest.clone() else {
+            return Ok(());
+        };
         let (own, disk) = (self.own, attached.store.disk.clone());
         let (back, front) = (node.back_end(own), node.front_end());
         let removed = self.xenstore.lock().transaction(|t| {
@@ -455,7 +460,7 @@ impl Control {
             Ok(closed)
         })?;
         if removed {
-            self.standing.again(node, &disk);
+            self.standing.again(node, &disk, &guest);
         }
         Ok(())
     }

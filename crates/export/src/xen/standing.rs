@@ -86,7 +86,6 @@ impl Standing {
         let number = |name: &String| Node::parse(name, "0").map(|n| n.domid);
         let there: BTreeSet<u16> = names.iter().filter_map(number).collect();
         self.seen.retain(|domid, _| there.contains(domid));
-        self.due.retain(|due| there.contains(&due.domid));
         for domid in there {
             if self.seen.contains_key(&domid) {
                 continue;
@@ -110,10 +109,9 @@ impl Standing {
         Ok(())
     }
 
-    /// The directories of this device were removed, and are to come again.
-    pub fn again(&mut self, node: Node, disk: &str) {
-        let name = self.seen.get(&node.domid);
-        let about = |o: &StandingOrder| o.disk == disk && Some(&o.guest) == name;
+    /// The directories of this device of the guest of that name were removed, and are to come again.
+    pub fn again(&mut self, node: Node, disk: &str, guest: &str) {
+        let about = |o: &StandingOrder| o.disk == disk && o.guest == guest;
         if let Some(order) = self.orders.iter().position(about) {
             self.due.push(Due {
                 order,
