@@ -64,14 +64,15 @@ trace_disk() {
 
 # Runs what dom0 asks for by guest_run, until the guest is destroyed.
 serve() {
-    local n=1 command status
+    local n=1 start command status
+    start=$(xenstore-read domid)
     while :; do
         command=$(await_word "run-$n" 86400)
         # In a shell of its own, so that its errors and folders stay its own.
         status=0
         bash -c "source /lib/guest.sh; $(printf '%s' "$command" | base64 -d)" || status=$?
         echo
-        echo "guest-run-status $n $status"
+        echo "guest-run-status $start-$n $status"
         n=$((n + 1))
     done
 }

@@ -5,7 +5,6 @@
 # script are in /lib/guest.sh for it to source. What it prints is in /out/NAME.console.
 
 lab=/run/guests
-guest_add=()
 mkdir -p "$lab"
 # Nothing is ever to be read there: waiting for it is a sleep without another process.
 [ -p "$lab/nothing" ] || mkfifo "$lab/nothing"
@@ -16,21 +15,23 @@ lab_sleep() { read -r -t "$1" -u "$lab_nothing" || true; }
 #
 # Makes a guest with so many virtual CPUs (4) and megabytes (384), and more arguments for its kernel, which are parameters
 # of modules too: xen_blkfront.max_queues=2. Each disk is a line for xl, phy:/dev/loop0,xvda,w for example. SCRIPT is a
-# file; instead of one, `-` makes a guest that does what guest_run says. Files in the array guest_add lie in the guest's root
-# folder. Returns once the guest has begun to run.
+# file; instead of one, `-` makes a guest that does what guest_run says. Returns once the guest has begun to run.
+#
+# With guest_on_reboot=restart xl starts the guest anew when it reboots; with guest_add=FILE the guest finds that file in /add;
+# guest_more are more lines of xl's configuration.
 guest_create() {
-    local name=$1 script=$2 vcpus=${3:-4} memory=${4:-384} arguments=${5:-} disks='' disk file
+    local name=$1 script=$2 vcpus=${3:-4} memory=${4:-384} arguments=${5:-} disks='' disk
     local folder=$lab/$name
     rm -rf "$folder"
-    mkdir -p "$folder/add"
+    mkdir -p "$folder/add/add"
+    [ -z "${guest_add:-}" ] || cp "$guest_add" "$folder/add/add/"
     if [ "$script" = - ]; then
         printf '#!/bin/bash\nsource /lib/guest.sh\nserve\n' >"$folder/add/script"
     else
         cp "$script" "$folder/add/script"
     fi
     chmod +x "$folder/add/script"
-    for file in "${guest_add[@]}"; do cp "$file" "$folder/add/"; done
-    { cat /guest/initramfs && (cd "$folder/add" && find . -type f | cpio -o -H newc -R 0:0 2>/dev/null); } >"$folder/initrd"
+    { cat /guest/initramfs && (cd "$folder/add" && find script add | cpio -o -H newc -R 0:0 2>/dev/null); } >"$folder/initrd"
     for disk in "${@:6}"; do disks+="'$disk',"; done
     cat >"$folder/config" <<END
 name = '$name'
@@ -42,8 +43,9 @@ vcpus = $vcpus
 extra = 'console=hvc0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests $arguments'
 disk = [ $disks ]
 on_poweroff = 'destroy'
-on_reboot = 'destroy'
+on_reboot = '${guest_on_reboot:-destroy}'
 on_crash = 'destroy'
+${guest_more:-}
 END
     # The console's daemon has names of its own for what it logs.
     : >"/out/$name.console"
@@ -52,9 +54,33 @@ END
         cat "$folder/xl"
         return 1
     fi
-    rm "$folder/initrd"
-    echo 0 >"$folder/runs"
+    # A guest that reboots is made of it again.
+    [ "${guest_on_reboot:-}" = restart ] || rm "$folder/initrd"
     xl domid "$name" >"$folder/domid"
+    guest_starts "$name"
+}
+
+# What guest_run says is numbered from each start of the guest's on, told apart by the domain's number at that time.
+guest_starts() {
+    echo 0 >"$lab/$1/runs"
+    cp "$lab/$1/domid" "$lab/$1/start"
+}
+
+# guest_renew NAME SECONDS: waits until the guest is another domain than before.
+guest_renew() {
+    local end=$((SECONDS + $2)) now
+    until now=$(xl domid "$1" 2>/dev/null) && [ "$now" != "$(guest_domid "$1")" ]; do
+        ((SECONDS < end)) || { echo "guest $1 did not come back" && return 1; }
+        lab_sleep 0.5
+    done
+    echo "$now" >"$lab/$1/domid"
+}
+
+# guest_reboot NAME SECONDS: lets a guest made with guest_on_reboot=restart reboot itself.
+guest_reboot() {
+    guest_begin "$1" 'sync; reboot -f'
+    guest_renew "$1" "$2"
+    guest_starts "$1"
 }
 
 # The number of the guest's domain.
@@ -98,12 +124,20 @@ guest_wait() { status_line "$1" "$2" '^guest-script-status [0-9]+$'; }
 # guest_run NAME SECONDS COMMAND: has a guest made with `-` run a command for bash, and returns its status; as guest_wait. What
 # the command prints is in the guest's console.
 guest_run() {
+    guest_begin "$1" "$3"
+    guest_end "$1" "$2"
+}
+
+# guest_end NAME SECONDS: waits for the end of what guest_begin began.
+guest_end() { status_line "$1" "$2" "^guest-run-status $(cat "$lab/$1/start")-$(cat "$lab/$1/runs") [0-9]+$"; }
+
+# guest_begin NAME COMMAND: guest_run without waiting.
+guest_begin() {
     local n
     n=$(($(cat "$lab/$1/runs") + 1))
     echo "$n" >"$lab/$1/runs"
     # Encoded, since the store's programs print other characters than they were given.
-    guest_tell "$1" "run-$n" "$(printf '%s' "$3" | base64 | tr -d '\n')"
-    status_line "$1" "$2" "^guest-run-status $n [0-9]+$"
+    guest_tell "$1" "run-$n" "$(printf '%s' "$2" | base64 | tr -d '\n')"
 }
 
 status_line() {

@@ -23,9 +23,10 @@ make_image() {
 
     make_tree "$tree" usr/bin/fio usr/sbin/{blktrace,mkfs.ext4,e2fsck,blkdiscard,blockdev,fstrim}
     packages=$xen_packages copy_programs "$tree" usr/bin/xenstore
-    # What programs of ours need besides.
-    copy_programs "$tree" usr/lib/x86_64-linux-gnu/libgcc_s.so.1
-    copy_modules "$modules" "$tree" xen-blkfront xen-gntalloc xen-evtchn ext4
+    # Loaded by name when a thread ends.
+    packages=$xen_packages copy_programs "$tree" usr/lib/x86_64-linux-gnu/libgcc_s.so.1
+    # The others are for a driver domain, and for a front end of ours.
+    copy_modules "$modules" "$tree" xen-blkfront xen-evtchn xen-gntdev xen-gntalloc xenfs ext4
     xenstore_names "$tree"
     cp "$here/xen-guest" "$tree/init"
     cp "$here/xen-guest.sh" "$tree/lib/guest.sh"

@@ -7,7 +7,7 @@ use pvblk_export::xenbus::XenbusState;
 use pvblk_ring::wire::{OP_READ, OP_WRITE, RSP_OKAY, Segment};
 use pvblk_sys::PAGE_SIZE;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use xen_support::guest::Page;
 use xen_support::*;
 
@@ -377,4 +377,36 @@ fn a_kept_page_that_can_not_be_mapped_is_copied() {
     write_page(&mut guest, page, 0, &data);
     assert!(guest.read(0, 0, 0, PAGE_SIZE) == data);
     assert!(bed.xen.copies.load(Ordering::Relaxed) > 0);
+}
+
+/// A driver domain sees nothing of a guest but the disk's directory, and may not see whether what it doesn't see is there.
+#[test]
+fn a_guest_that_is_destroyed_leaves_nothing_in_a_driver_domain() {
+    for connects in [false, true] {
+        let bed = Bed::new();
+        let gone = Arc::new(AtomicBool::new(false));
+        let hidden = Arc::clone(&gone);
+        bed.daemon.refuse(move |_, path| {
+            let home = path == "/local/domain/7" || path == "/local/domain/7/name";
+            let left = path.starts_with("/local/domain/7/") && hidden.load(Ordering::Acquire);
+            (home || left).then_some("EACCES")
+        });
+        let mut guest = bed.guest(7);
+        bed.attach(&guest, "a");
+        guest.until_back("2");
+        bed.connected(8, "b", SMALL).check();
+        bed.daemon.fire("@releaseDomain");
+        bed.connected(9, "b", SMALL).check();
+        guest.connect(SMALL);
+        guest.check();
+        if !connects {
+            guest.close();
+            guest.set_state("1");
+            guest.until_back("2");
+        }
+        gone.store(true, Ordering::Release);
+        guest.destroy();
+        bed.daemon.until_gone("/local/domain/0/backend/pvblk/7");
+        assert_eq!(guest.memory.mapped(), 0);
+    }
 }

@@ -27,6 +27,7 @@ Examples:
   qemu-system-x86_64 -object memory-backend-memfd,id=m,size=2G,share=on -machine q35,memory-backend=m -m 2G \
     -chardev socket,id=c,path=/run/vm1.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c,num-queues=4
   pvblk serve --disk vm1=file:/srv/vm1.img --xen     and then: pvblk xen attach vm1 GUEST
+  pvblk serve --disk vm1=file:/srv/vm1.img --xen --xen-attach vm1=GUEST:xvda
 
 Signals:
   SIGTERM, SIGINT  stop taking requests, answer those in flight, flush, exit 0
@@ -112,6 +113,10 @@ pub struct ServeArgs {
     /// Serve Xen guests: `pvblk xen attach` makes a disk appear in one. For dom0 or a driver domain
     #[arg(long)]
     pub xen: bool,
+    /// Attach disk DISK to each Xen guest of this name as soon as there is one: after a reboot or restore, too. DEVICE is xvda, xvdb and
+    /// so on [default: the first that is free]; may be given several times
+    #[arg(long, value_name = "DISK=GUEST[:DEVICE]")]
+    pub xen_attach: Vec<String>,
     /// Don't offer persistent grants to Xen guests: the hypervisor copies their data
     #[arg(long)]
     pub no_persistent_grants: bool,

@@ -5,6 +5,8 @@ use anyhow::{Context, Result, bail};
 use pvblk_backend::{FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, SQUEEZE_DURATION};
 use pvblk_export::nbd::NbdAddr;
 use pvblk_export::vhost_user::Listen;
+use pvblk_export::xen::StandingOrder;
+use pvblk_export::xen::node::parse_device;
 use pvblk_ring::RingSize;
 use pvblk_volume::VolumeSpec;
 use serde::Deserialize;
@@ -23,6 +25,7 @@ pub struct ServeConfig {
     pub nbd: Vec<NbdAddr>,
     pub vhost_user: Vec<Listen>,
     pub xen: bool,
+    pub xen_attach: Vec<StandingOrder>,
     pub persistent_grants: bool,
     pub workers: usize,
     pub max_queues: u32,
@@ -124,6 +127,9 @@ struct File {
 struct DiskTable {
     volume: String,
     vhost_user: Option<String>,
+    /// Guests that get it, as in `--xen-attach`.
+    #[serde(default)]
+    xen_attach: Vec<String>,
 }
 
 impl ServeConfig {
@@ -135,11 +141,13 @@ impl ServeConfig {
         };
         let mut disks = Vec::new();
         let mut vhost_user = Vec::new();
+        let mut xen_attach = Vec::new();
         for (name, table) in &file.disk {
             disks.push((name.clone(), table.volume.clone()));
             if let Some(path) = &table.vhost_user {
                 vhost_user.push((name.clone(), unix_path("vhost_user =", path)?));
             }
+            xen_attach.extend(table.xen_attach.iter().map(|g| format!("{name}={g}")));
         }
         for arg in &args.disks {
             let (name, volume) = arg.split_once('=').with_context(|| {
@@ -191,6 +199,11 @@ impl ServeConfig {
                 "nowhere to serve: give --local unix:PATH, --nbd unix:PATH, --nbd tcp:HOST:PORT, --vhost-user NAME=unix:PATH or --xen"
             );
         }
+        xen_attach.extend(args.xen_attach.iter().cloned());
+        if !xen_attach.is_empty() && !xen {
+            bail!("--xen-attach {}: it needs --xen, too", xen_attach[0]);
+        }
+        let xen_attach = orders(&xen_attach, &checked)?;
         let workers = match args.workers.or(file.workers) {
             Some(0) => bail!("--workers must be at least 1"),
             Some(n) if n > 1024 => bail!("--workers must be at most 1024"),
@@ -232,6 +245,7 @@ impl ServeConfig {
             nbd,
             vhost_user,
             xen,
+            xen_attach,
             persistent_grants: !(args.no_persistent_grants || file.no_persistent_grants),
             workers,
             max_queues,
@@ -253,6 +267,48 @@ fn read(path: &Path) -> Result<File> {
             .span()
             .map_or(1, |s| 1 + text[..s.start].matches('\n').count());
         anyhow::anyhow!("{}, line {line}: {}", path.display(), e.message())
+    })
+}
+
+/// Checks disks for guests by name.
+fn orders(all: &[String], disks: &[(String, VolumeSpec)]) -> Result<Vec<StandingOrder>> {
+    let mut orders: Vec<StandingOrder> = Vec::new();
+    for text in all {
+        let order = order(text).with_context(|| format!("--xen-attach {text}"))?;
+        let StandingOrder { disk, guest, .. } = &order;
+        if !disks.iter().any(|(name, _)| name == disk) {
+            bail!("--xen-attach {text}: there is no disk {disk}");
+        }
+        for other in orders.iter().filter(|o| o.guest == *guest) {
+            if other.disk == *disk {
+                bail!("--xen-attach {text}: guest {guest} gets disk {disk} already");
+            }
+            if order.device.is_some() && other.device == order.device {
+                bail!("--xen-attach {text}: that device is disk {}", other.disk);
+            }
+        }
+        orders.push(order);
+    }
+    Ok(orders)
+}
+
+/// `DISK=GUEST[:DEVICE]`.
+fn order(text: &str) -> Result<StandingOrder> {
+    let parts = text
+        .split_once('=')
+        .context("write DISK=GUEST or DISK=GUEST:DEVICE, such as vm1=debian:xvda")?;
+    // Device names have no colon, guests' may.
+    let (guest, device) = match parts.1.rsplit_once(':') {
+        Some((guest, device)) => (guest, Some(parse_device(device)?)),
+        None => (parts.1, None),
+    };
+    if guest.is_empty() || guest.bytes().all(|b| b.is_ascii_digit()) {
+        bail!("give the guest's name: its number is another after each start");
+    }
+    Ok(StandingOrder {
+        disk: parts.0.into(),
+        guest: guest.into(),
+        device,
     })
 }
 
@@ -368,12 +424,44 @@ mod tests {
     }
 
     #[test]
+    fn disks_for_xen_guests_by_name_are_checked_before_anything_starts() {
+        let mut a = args(&["a=mem:1M", "b=mem:1M"]);
+        a.xen_attach = vec!["a=debian".into()];
+        let e = ServeConfig::resolve(&a).unwrap_err().to_string();
+        assert!(e.contains("--xen-attach a=debian: it needs --xen"), "{e}");
+        a.xen = true;
+        let cases: &[(&[&str], &str)] = &[
+            (&["a"], "DISK=GUEST"),
+            (&["c=debian"], "no disk c"),
+            (&["a="], "guest's name"),
+            (&["a=7:xvda"], "guest's name"),
+            (&["a=debian:hda"], "hda"),
+            (&["a=debian:"], "no device"),
+            (&["a=debian", "a=debian:xvdb"], "gets disk a already"),
+            (
+                &["a=debian:xvda", "b=debian:51712"],
+                "that device is disk a",
+            ),
+        ];
+        for (orders, expect) in cases {
+            a.xen_attach = orders.iter().map(|s| (*s).to_owned()).collect();
+            let e = format!("{:#}", ServeConfig::resolve(&a).unwrap_err());
+            assert!(e.contains(expect) && !e.contains('\n'), "{e}");
+            assert!(e.starts_with("--xen-attach "), "{e}");
+        }
+        a.xen_attach = vec!["a=deb:ian:xvdb".into(), "a=other".into()];
+        let all = ServeConfig::resolve(&a).unwrap().xen_attach;
+        let told: Vec<_> = all.iter().map(|o| (o.guest.as_str(), o.device)).collect();
+        assert_eq!(told, [("deb:ian", Some(51728)), ("other", None)]);
+    }
+
+    #[test]
     fn a_file_and_flags_add_up() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.toml");
         std::fs::write(
             &path,
-            "local = 'unix:/tmp/r.sock'\nworkers = 3\nmax_buffer_pages = 7\n[disk.x]\nvolume = 'mem:1M'\n",
+            "local = 'unix:/tmp/r.sock'\nworkers = 3\nmax_buffer_pages = 7\nxen = true\n[disk.x]\nvolume = 'mem:1M'\nxen_attach = ['one', 'two:xvda']\n",
         )
         .unwrap();
         let mut a = args(&["y=null:1M"]);
@@ -382,6 +470,8 @@ mod tests {
         assert_eq!(c.disks.len(), 2);
         assert_eq!((c.workers, c.max_queues), (3, 4));
         assert_eq!(c.buffers.max_pages, 7);
+        let guests: Vec<_> = c.xen_attach.iter().map(|o| o.guest.as_str()).collect();
+        assert_eq!(guests, ["one", "two"]);
         assert_eq!(c.local.unwrap(), Path::new("/tmp/r.sock"));
         std::fs::write(&path, "\nlocale = 'x'\n").unwrap();
         let e = ServeConfig::resolve(&a).unwrap_err().to_string();

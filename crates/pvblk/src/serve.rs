@@ -101,7 +101,8 @@ fn serve_xen(hub: &Arc<Hub>, config: &ServeConfig) -> Result<XenServer> {
     let xenstore = Xenstore::connect()?;
     let hypervisor = LinuxXen::check().context("serving Xen guests")?;
     let host = RingHost::new(Arc::clone(hub), config);
-    let server = XenServer::start(xenstore, Arc::new(hypervisor), Arc::new(host))?;
+    let orders = config.xen_attach.clone();
+    let server = XenServer::start(xenstore, Arc::new(hypervisor), Arc::new(host), orders)?;
     eprintln!(
         "Xen guests from domain {} (up to {} queues of {} pages, grants {})",
         server.domain(),
@@ -113,5 +114,8 @@ fn serve_xen(hub: &Arc<Hub>, config: &ServeConfig) -> Result<XenServer> {
             "copied"
         }
     );
+    for order in &config.xen_attach {
+        eprintln!("{order}, whenever there is one");
+    }
     Ok(server)
 }

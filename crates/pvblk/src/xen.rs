@@ -18,8 +18,12 @@ Run as root in dom0 (or where the guest's toolstack runs), beside a server with 
   pvblk xen list
   pvblk xen detach debian xvdb
 
-A restarted guest is another domain: attach its disks again. A server that is stopped lets guests go; so does one that
-comes back after it was killed: detach and attach again then.";
+A restarted or restored guest is another domain: attach its disks again, or have the server do it whenever a guest of that name
+appears, with `pvblk serve --xen --xen-attach vm1=debian:xvda`. A server that is stopped lets guests go; so does one that comes
+back after it was killed. With --xen-attach their disks come back by themselves; else detach and attach again then.
+
+A guest that is restored looks for its disks in its first moment. Without --xen-attach:
+  xl restore -p FILE; pvblk xen attach --no-wait vm1 debian xvda; xl unpause debian";
 
 #[derive(Subcommand, Debug)]
 pub enum XenCommand {
@@ -44,6 +48,9 @@ pub struct AttachArgs {
     /// How long the guest may take
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = config::time)]
     timeout: Duration,
+    /// Don't wait for the guest: it is paused, or has no driver yet
+    #[arg(long, conflicts_with = "timeout")]
+    no_wait: bool,
 }
 
 #[derive(Args, Debug)]
@@ -113,6 +120,14 @@ fn attach(args: &AttachArgs) -> Result<()> {
     };
     let node = Node { domid, devid };
     toolstack.attach(node, &args.disk)?;
+    if args.no_wait {
+        println!(
+            "{} will be {} of domain {domid}",
+            args.disk,
+            device_name(devid)
+        );
+        return Ok(());
+    }
     let tell = |l: &Listed| eprintln!("server {}, guest {}", state(l.back), state(l.front));
     match toolstack.wait_connected(node, args.timeout, tell) {
         Ok(l) => {

@@ -82,14 +82,19 @@ const STEPS: [&str; 8] = [
     "detached, and gone in the guest",
     "stopped, started and used again, with copied grants",
     "a guest destroyed under load, and started again",
+    "a guest that reboots has its disk again, by name",
     "the server stops in order",
 ];
 
-const MORE_STEPS: [&str; 4] = [
+const MORE_STEPS: [&str; 8] = [
     "the same with one queue of one page, and copied grants",
     "two guests at once, and a member of an array lost under one of them",
     "latency of a guest, hop by hop",
     "detached from a guest that stays",
+    "a guest is saved under load, and goes on",
+    "saved under load, and restored",
+    "restored, and attached by hand before it runs",
+    "a driver domain serves another guest",
 ];
 
 const HOSTILE_STEPS: [&str; 14] = [

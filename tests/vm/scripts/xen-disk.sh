@@ -1,6 +1,6 @@
 #!/bin/bash
 # For xen.sh, in dom0: our server, /add/pvblk, and stock Linux guests. Every step says `passed STEP`, or the script ends. With a file
-# /add/full there are a second guest, an array and a look at latencies, too.
+# /add/full there are a second guest, an array, a look at latencies, guests that are saved and restored, and a driver domain, too.
 set -euo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
@@ -156,4 +156,74 @@ step 'a guest destroyed under load, and started again'
 
 guest_destroy one
 stop
+serve --xen-attach a=again:xvda
+guest_on_reboot=restart guest_create again - 2 192 xen_blkfront.max_ring_page_order=2
+guest_run again 300 'set -e; await_disk xvda; mkfs.ext4 -q /dev/xvda; mount -t ext4 /dev/xvda /mnt
+    dd if=/dev/urandom of=/mnt/kept bs=64k count=32 conv=fsync status=none; sha256sum /mnt/kept >/mnt/sum'
+guest_reboot again 200
+guest_run again 300 'set -e; await_disk xvda; mount -t ext4 /dev/xvda /mnt; sha256sum -c /mnt/sum'
+step 'a guest that reboots has its disk again, by name'
+
+# Data that is checked, for so many seconds, on the disk that is mounted.
+checked() {
+    echo "fio --name=v --directory=/mnt --rw=randrw --bsrange=4k-64k --size=3M --numjobs=2 --iodepth=8 --ioengine=libaio --direct=1 \
+        --time_based --runtime=$1 --verify=crc32c --verify_fatal=1 --output-format=terse >/tmp/terse"
+}
+
+saved_and_restored() {
+    guest_begin again "$(checked 10)"
+    sleep 3
+    xl save -c again /run/saved
+    rm /run/saved
+    guest_end again 200
+    step 'a guest is saved under load, and goes on'
+
+    guest_begin again "$(checked 10)"
+    sleep 3
+    xl save again /run/saved
+    xl restore /run/saved
+    guest_renew again 60
+    guest_end again 200
+    guest_run again 60 'sha256sum -c /mnt/sum; [ "$(queues_of xvda)" = 2 ]'
+    step 'saved under load, and restored'
+
+    # By hand: without --xen-attach, a guest must not run before it has its disk.
+    guest_begin again "$(checked 10)"
+    sleep 3
+    xl save again /run/saved
+    stop
+    serve
+    xl restore -p /run/saved
+    rm /run/saved
+    guest_renew again 60
+    pvblk xen attach --no-wait a again xvda
+    xl unpause again
+    guest_end again 200
+    guest_run again 60 'sha256sum -c /mnt/sum; umount /mnt; e2fsck -fn /dev/xvda'
+    step 'restored, and attached by hand before it runs'
+}
+
+driver_domain() {
+    local domain
+    guest_add=/add/pvblk guest_more='driver_domain = 1' guest_create driver - 2 256
+    domain=$(guest_domid driver)
+    guest_create two - 2 192 xen_blkfront.max_ring_page_order=2
+    guest_run driver 200 'for m in xen-evtchn xen-gntdev; do modprobe $m; done
+        if /add/pvblk serve --xen --disk d=mem:32M --xen-attach d=two 2>/tmp/log; then exit 1; fi
+        tail -n 1 /tmp/log; grep -q "attach disks to guests by name" /tmp/log
+        /add/pvblk serve --xen --disk d=mem:32M 2>/tmp/log & until grep -q "^pvblk: ready" /tmp/log; do kill -0 $!; sleep 0.2; done'
+    guest_says two 300 '^init:'
+    pvblk xen attach d two xvda --back-end "$domain"
+    guest_run two 200 "set -e; await_disk xvda; mkfs.ext4 -q /dev/xvda; mount -t ext4 /dev/xvda /mnt; $(checked 4)"
+    guest_destroy two
+    # What nobody sees but the driver domain's server, it clears away itself.
+    while xenstore-exists "/local/domain/$domain/backend/pvblk/$(guest_domid two)"; do sleep 0.5; done
+    guest_run driver 20 'cat /tmp/log'
+    guest_destroy driver
+    step 'a driver domain serves another guest'
+}
+[ ! -e /add/full ] || saved_and_restored
+guest_destroy again
+stop
+[ ! -e /add/full ] || driver_domain
 step 'the server stops in order'

@@ -13,9 +13,7 @@ truncate -s 32M /run/b.img
 /add/pvblk serve --xen --control unix:/run/control --disk a=file:/run/a.img --disk b=file:/run/b.img 2>/out/serve.log &
 server=$!
 until grep -q '^pvblk: ready' /out/serve.log; do sleep 0.2; done
-guest_add=(/add/hostile_front)
-guest_create evil - 1 192 front=none
-guest_add=()
+guest_add=/add/hostile_front guest_create evil - 1 192 front=none
 guest_create good - 2 256
 guest_says evil 300 '^init:'
 guest_says good 300 '^init:'
@@ -34,7 +32,7 @@ done; true' &
 checking=$!
 
 for case in good ring-ref event-channel grants segments index revoked garbage storm states vanish; do
-    guest_run evil 240 "/hostile_front 51712 $case"
+    guest_run evil 240 "/add/hostile_front 51712 $case"
     kill -0 "$server"
     [ "$case" != good ] || wait "$attaching"
     step "hostile: $case"

@@ -5,7 +5,7 @@ use super::frame::Frame;
 use super::socket::{self, Received};
 use super::store::SocketStore;
 use crate::xenbus::number::{quote, sentence};
-use crate::xenbus::serving::Serving;
+use crate::xenbus::serving::{self, Serves, Serving};
 use crate::xenbus::{BackendNegotiation, Connector, Note, XenbusState};
 use pvblk_block::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -56,10 +56,7 @@ impl Connection {
     /// For logs.
     pub fn name(&self) -> String {
         match &self.named {
-            Some(n) => format!(
-                "disk {}, front end {}",
-                n.connector.serving.disk, n.connector.serving.front
-            ),
+            Some(n) => n.connector.name(),
             None => format!("local front end {}", self.id),
         }
     }
@@ -167,31 +164,7 @@ impl Connection {
         else {
             return Ok(());
         };
-        match note {
-            Note::Ended {
-                generation, reason, ..
-            } if connector.serving.is_serving(generation) => {
-                tracing::warn!(
-                    "disk {}, front end {}: {reason}",
-                    connector.serving.disk,
-                    connector.serving.front
-                );
-                negotiation.break_off(store, connector, &sentence(&reason))?;
-            }
-            Note::Drained { generation, .. } => {
-                if connector.serving.drained(generation) {
-                    negotiation.drained(store, connector)?;
-                }
-            }
-            Note::Resized { .. } => {
-                let sectors = connector.serving.sectors();
-                negotiation.resize(store, sectors)?;
-            }
-            Note::DeviceGone { .. } => {
-                negotiation.break_off(store, connector, "the disk's device is gone")?;
-            }
-            Note::Ended { .. } | Note::Stop => {}
-        }
+        serving::note(note, negotiation, store, connector)?;
         self.settle();
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::mapper::LocalMapper;
 use super::memory::{Budget, GuestMemory};
-use crate::xenbus::serving::{Fence, Serving};
+use crate::xenbus::serving::{Fence, Serves, Serving};
 use crate::xenbus::{Connector, DiskHost, FrontKeys, Inbox, MAX_QUEUES};
 use pvblk_backend::BlkifQueueParts;
 use pvblk_block::Error;
@@ -112,6 +112,17 @@ impl LocalConnector {
             });
         }
         Ok(queues)
+    }
+}
+
+impl Serves for LocalConnector {
+    fn serving(&mut self) -> &mut Serving {
+        &mut self.serving
+    }
+
+    fn name(&self) -> String {
+        let Serving { disk, front, .. } = &self.serving;
+        format!("disk {disk}, front end {front}")
     }
 }
 

@@ -3,7 +3,7 @@
 use super::connector::XenConnector;
 use super::node::Node;
 use super::store::NodeStore;
-use crate::xenbus::number::sentence;
+use crate::xenbus::serving::{self, Serves};
 use crate::xenbus::{BackendNegotiation, Note, Store, XenbusState};
 use pvblk_block::Error;
 use std::time::{Duration, Instant};
@@ -19,24 +19,26 @@ pub(super) struct Attached {
     pub negotiation: BackendNegotiation,
     pub store: NodeStore,
     pub connector: XenConnector,
+    /// Its guest's name, where the disk goes to guests of that name.
+    pub guest: Option<String>,
+    /// Closed with a front end of an earlier server; told once.
+    left_over: bool,
     state: XenbusState,
     /// When a close that lasts is told.
     pub deadline: Option<Instant>,
 }
 
 impl Attached {
-    pub fn new(
-        (node, id): (Node, u64),
-        store: NodeStore,
-        connector: XenConnector,
-        online: bool,
-    ) -> Attached {
+    pub fn new((node, id): (Node, u64), store: NodeStore, connector: XenConnector) -> Attached {
         Attached {
             node,
             id,
-            negotiation: BackendNegotiation::new(connector.serving.offers, online),
+            // Whether it is online is read when it starts.
+            negotiation: BackendNegotiation::new(connector.serving.offers, true),
             store,
             connector,
+            guest: None,
+            left_over: false,
             state: XenbusState::Initialising,
             deadline: None,
         }
@@ -44,12 +46,24 @@ impl Attached {
 
     /// For logs.
     pub fn name(&self) -> String {
-        let serving = &self.connector.serving;
-        format!("disk {}, {}", serving.disk, serving.front)
+        self.connector.name()
     }
 
     pub fn state(&self) -> XenbusState {
         self.negotiation.state()
+    }
+
+    /// True while its front end has queues, or may come to have some.
+    pub fn has_disk(&self) -> bool {
+        matches!(self.state(), XenbusState::InitWait | XenbusState::Connected)
+            || self.connector.serving.is_running()
+    }
+
+    /// True once the front end of an earlier server has closed: it won't come back to this device, and is to get the disk by name.
+    pub fn take_left_over(&mut self) -> bool {
+        let closed =
+            self.state() == XenbusState::Closed && self.store.front.as_deref() == Some("6");
+        self.guest.is_some() && closed && std::mem::take(&mut self.left_over)
     }
 
     /// True if our directory is not the one that was taken into service: somebody removed it and made it anew between two looks.
@@ -86,6 +100,7 @@ impl Attached {
                         self.name()
                     );
                 }
+                self.left_over = true;
                 self.negotiation
                     .close(&mut self.store, &mut self.connector)?;
             }
@@ -158,26 +173,7 @@ impl Attached {
             connector,
             ..
         } = self;
-        match note {
-            Note::Ended {
-                generation, reason, ..
-            } if connector.serving.is_serving(generation) => {
-                let serving = &connector.serving;
-                tracing::warn!("disk {}, {}: {reason}", serving.disk, serving.front);
-                negotiation.break_off(store, connector, &sentence(&reason))?;
-            }
-            Note::Drained { generation, .. } if connector.serving.drained(generation) => {
-                negotiation.drained(store, connector)?;
-            }
-            Note::Resized { .. } => {
-                let sectors = connector.serving.sectors();
-                negotiation.resize(store, sectors)?;
-            }
-            Note::DeviceGone { .. } => {
-                negotiation.break_off(store, connector, "the disk's device is gone")?;
-            }
-            Note::Ended { .. } | Note::Drained { .. } | Note::Stop => {}
-        }
+        serving::note(note, negotiation, store, connector)?;
         self.settle();
         Ok(())
     }

@@ -3,9 +3,9 @@
 use super::hypervisor::Hypervisor;
 use super::mapper::{CutOff, XenMapper};
 use crate::local::Budget;
-use crate::xenbus::serving::Serving;
+use crate::xenbus::serving::{Serves, Serving};
 use crate::xenbus::{Connector, FrontKeys, QueueKeys};
-use pvblk_backend::{BlkifQueueParts, Pressure};
+use pvblk_backend::BlkifQueueParts;
 use pvblk_block::Error;
 use pvblk_frontend::DiskProperties;
 use pvblk_ring::BackRing;
@@ -16,7 +16,6 @@ use std::sync::atomic::Ordering;
 pub(super) struct XenConnector {
     pub serving: Serving,
     pub hypervisor: Arc<dyn Hypervisor>,
-    pub pressure: Arc<Pressure>,
     /// For pages that stay mapped, of all disks of the server.
     pub budget: Arc<Budget>,
     /// The guest.
@@ -31,6 +30,7 @@ impl XenConnector {
         index: usize,
         keys: &QueueKeys,
         front: &FrontKeys,
+        persistent: bool,
     ) -> Result<BlkifQueueParts, Error> {
         let who = &self.serving;
         let os = |what: String| move |e| Error::os(format!("queue {index}: {what}"), e);
@@ -40,9 +40,9 @@ impl XenConnector {
         let owner = format!("disk {}: copies for {}, queue {index}", who.disk, who.front);
         let mapper = XenMapper::new(
             pages,
-            (front.persistent && who.offers.persistent).then_some(&self.budget),
+            persistent.then_some(&self.budget),
             &self.cut_off,
-            &self.pressure,
+            &who.pressure(),
             (&who.disk, &owner),
             who.device.buffer_source(),
         );
@@ -63,15 +63,26 @@ impl XenConnector {
     }
 }
 
+impl Serves for XenConnector {
+    fn serving(&mut self) -> &mut Serving {
+        &mut self.serving
+    }
+
+    fn name(&self) -> String {
+        let Serving { disk, front, .. } = &self.serving;
+        format!("disk {disk}, {front}")
+    }
+}
+
 impl Connector for XenConnector {
     fn connect(&mut self, front: &FrontKeys) -> Result<DiskProperties, Error> {
         self.cut_off = CutOff::default();
+        let persistent = front.persistent && self.serving.offers.persistent;
         let queues = front.queues.iter().enumerate();
-        let queues = queues.map(|(i, keys)| self.queue(i, keys, front));
+        let queues = queues.map(|(i, keys)| self.queue(i, keys, front, persistent));
         let queues = queues.collect::<Result<Vec<_>, Error>>()?;
         let (count, pages) = (queues.len(), front.ring.pages());
         let disk = self.serving.attach(queues)?;
-        let persistent = front.persistent && self.serving.offers.persistent;
         tracing::info!(
             "disk {}, {}: {count} queues of {pages} pages, grants {}",
             self.serving.disk,

@@ -44,6 +44,11 @@ impl Node {
         let Node { domid, devid } = self;
         format!("/local/domain/{domid}/device/vbd/{devid}")
     }
+
+    /// The front end's state.
+    pub fn front_state(self) -> String {
+        format!("{}/state", self.front_end())
+    }
 }
 
 impl std::fmt::Display for Node {

@@ -5,6 +5,7 @@ use super::connector::XenConnector;
 use super::hypervisor::Hypervisor;
 use super::mapper::{CutOff, MAX_MAPPINGS};
 use super::node::{self, Node};
+use super::standing::{LIBXL, Standing, StandingOrder};
 use super::store::NodeStore;
 use super::toolstack::remove_back_end;
 use super::xenstore::{WatchEvent, Xenstore};
@@ -34,6 +35,7 @@ const INBOX: u64 = 1;
 /// Tokens of watches; a front end's is its node's two numbers.
 const BACK_ENDS: &str = "back-ends";
 const RELEASED: &str = "released";
+const INTRODUCED: &str = "introduced";
 
 /// Serves disks to Xen guests: each directory below `backend/pvblk` of this domain whose `disk` names one of the host's disks.
 /// Dropping it stops it.
@@ -44,11 +46,12 @@ pub struct XenServer {
 }
 
 impl XenServer {
-    /// Begins to serve. Errors if xenstore refuses.
+    /// Begins to serve. Errors if xenstore refuses, or doesn't let this domain see others where orders need it.
     pub fn start(
         mut xenstore: Xenstore,
         hypervisor: Arc<dyn Hypervisor>,
         host: Arc<dyn DiskHost>,
+        orders: Vec<StandingOrder>,
     ) -> Result<XenServer, Error> {
         let os = |e| Error::os("starting the Xen server", e);
         let own = own_domain(&mut xenstore)?;
@@ -59,6 +62,16 @@ impl XenServer {
         poller.add(inbox.as_fd(), INBOX, false).map_err(os)?;
         xenstore.watch(&base, BACK_ENDS)?;
         xenstore.watch("@releaseDomain", RELEASED)?;
+        let mut standing = Standing::new(orders, own);
+        if !standing.is_empty() {
+            standing.look(&mut xenstore).map_err(|e| {
+                Error::config(format!(
+                    "domain {own} can't attach disks to guests by name: {e}; use `pvblk xen attach --back-end {own}` in dom0"
+                ))
+            })?;
+            xenstore.watch("@introduceDomain", INTRODUCED)?;
+            xenstore.watch(LIBXL, INTRODUCED)?;
+        }
         let mut control = Control {
             xenstore: Arc::new(Mutex::new(xenstore)),
             hypervisor,
@@ -71,6 +84,9 @@ impl XenServer {
             attached: BTreeMap::new(),
             next_id: 0,
             draining: HashMap::new(),
+            standing,
+            freed: false,
+            left_over: Vec::new(),
             stopping: None,
             lost: false,
         };
@@ -136,6 +152,11 @@ struct Control {
     next_id: u64,
     /// Their directories are gone; requests in flight have to end.
     draining: HashMap<u64, XenConnector>,
+    standing: Standing,
+    /// Somebody let go of a disk: others may wait for that.
+    freed: bool,
+    /// Closed devices of an earlier server, to be made anew.
+    left_over: Vec<Node>,
     stopping: Option<Stopping>,
     /// Xenstore is.
     lost: bool,
@@ -165,6 +186,9 @@ impl Control {
             }
             for note in self.inbox.take() {
                 self.note(note);
+            }
+            if self.stopping.is_none() && !self.lost {
+                self.carry_out();
             }
             self.check_deadlines();
         }
@@ -197,7 +221,13 @@ impl Control {
             true => s.grace,
             false => s.end,
         });
-        let first = deadlines.chain(stop).min()?;
+        let more = self.freed || !self.left_over.is_empty();
+        let due = match self.stopping.is_some() || self.lost {
+            true => None,
+            false if more => Some(Instant::now()),
+            false => self.standing.deadline(),
+        };
+        let first = deadlines.chain(stop).chain(due).min()?;
         Some(first.saturating_duration_since(Instant::now()))
     }
 
@@ -210,6 +240,7 @@ impl Control {
         };
         let (mut ours, mut fronts) = (BTreeSet::new(), BTreeSet::new());
         let mut all = events.lost;
+        let mut domains = false;
         for WatchEvent { token, path } in events.changes {
             if token == BACK_ENDS {
                 match self.node_of(&path) {
@@ -225,7 +256,10 @@ impl Control {
                         None => all = true,
                     },
                 }
+            } else if token == INTRODUCED {
+                domains = true;
             } else if token == RELEASED {
+                domains = true;
                 fronts.extend(self.attached.keys().copied());
             } else if let Some(node) = parse_token(&token) {
                 fronts.insert(node);
@@ -234,6 +268,11 @@ impl Control {
         if all {
             ours.extend(self.scan()?);
             fronts.extend(self.attached.keys().copied());
+        }
+        if domains || all {
+            let seen = self.standing.look(&mut self.xenstore.lock());
+            // Without the list nobody gets a disk by name; everything else goes on.
+            seen.unwrap_or_else(|e| tracing::warn!("{e}"));
         }
         for node in ours {
             self.own_changed(node);
@@ -331,7 +370,7 @@ impl Control {
                 "{MAX_ATTACHED} disks of guests are attached already"
             )));
         }
-        let online = read("online")?.is_none_or(|v| v.trim() != "0");
+        let guest = self.standing.guest(&mut self.xenstore.lock(), node, &disk);
         let names = (sentence(&disk), node.to_string());
         self.next_id += 1;
         let id = self.next_id;
@@ -339,7 +378,6 @@ impl Control {
         let connector = XenConnector {
             serving,
             hypervisor: Arc::clone(&self.hypervisor),
-            pressure: self.host.pressure(),
             budget: Arc::clone(&self.budget),
             domid: node.domid,
             cut_off: CutOff::default(),
@@ -351,29 +389,80 @@ impl Control {
             peers: front.to_owned(),
             front: None,
         };
-        let path = format!("{front}/state");
+        let path = node.front_state();
         self.xenstore.lock().watch(&path, &token(node))?;
-        let attached = Attached::new((node, id), store, connector, online);
+        let mut attached = Attached::new((node, id), store, connector);
+        attached.guest = guest;
         self.attached.insert(node, attached);
         self.begin(node);
         Ok(())
     }
 
     /// Starts the handshake, unless requests of somebody who is gone are still at work on the disk: an old write could land on
-    /// a newer one (docs/decisions/0006-reconnect.md).
+    /// a newer one (docs/decisions/0006-reconnect.md). Nor while an earlier domain of the guest to which the disk goes by name has it:
+    /// a guest that reboots, or is restored, is two for a moment.
     fn begin(&mut self, node: Node) {
-        let Some(disk) = self
-            .attached
-            .get(&node)
-            .map(|a| a.connector.serving.disk.clone())
-        else {
+        let Some(mine) = self.attached.get(&node) else {
             return;
         };
-        let gone = |c: &XenConnector| c.serving.disk == disk && c.serving.is_detaching();
+        let disk = &mine.connector.serving.disk;
+        let gone = |c: &XenConnector| c.serving.disk == *disk && c.serving.is_detaching();
         let others = self.attached.values().map(|a| &a.connector);
-        if !others.chain(self.draining.values()).any(gone) {
+        let earlier = |a: &&Attached| {
+            a.connector.serving.disk == *disk
+                && mine.guest.is_some()
+                && a.guest == mine.guest
+                && a.node.domid != node.domid
+                && a.has_disk()
+        };
+        if let Some(a) = self.attached.values().find(earlier) {
+            tracing::info!("{} waits for domain {}", mine.name(), a.node.domid);
+        } else if !others.chain(self.draining.values()).any(gone) {
             self.with(node, Attached::start);
         }
+    }
+
+    /// What became possible in this turn.
+    fn carry_out(&mut self) {
+        self.standing.carry_out(&mut self.xenstore.lock());
+        // After that, so that what was due for the device that was there isn't for its successor.
+        for node in std::mem::take(&mut self.left_over) {
+            if let Err(e) = self.remove_left_over(node) {
+                tracing::warn!("{node}: {e}");
+            }
+        }
+        if std::mem::take(&mut self.freed) {
+            let waits = |a: &&Attached| a.state() == XenbusState::Initialising;
+            let waiting = self.attached.values().filter(waits).map(|a| a.node);
+            let waiting: Vec<Node> = waiting.collect();
+            waiting.into_iter().for_each(|node| self.begin(node));
+        }
+    }
+
+    /// A guest that has closed never comes back by itself. Its disk goes to it by name, so it gets a new device.
+    fn remove_left_over(&mut self, node: Node) -> Result<(), Error> {
+        let Some(attached) = self.attached.get(&node) else {
+            return Ok(());
+        };
+        let Some(guest) = attached.guest.clone() else {
+            return Ok(());
+        };
+        let (own, disk) = (self.own, attached.store.disk.clone());
+        let (back, front) = (node.back_end(own), node.front_end());
+        let removed = self.xenstore.lock().transaction(|t| {
+            let closed = t.read(&format!("{back}/disk"))?.as_ref() == Some(&disk)
+                && t.read(&format!("{back}/online"))?.as_deref() == Some("1")
+                && t.read(&node.front_state())?.as_deref() == Some("6");
+            if closed {
+                t.remove(&front)?;
+                remove_back_end(t, node, own)?;
+            }
+            Ok(closed)
+        })?;
+        if removed {
+            self.standing.again(node, &disk, &guest);
+        }
+        Ok(())
     }
 
     /// Somebody removed our directory.
@@ -382,7 +471,8 @@ impl Control {
             return;
         };
         tracing::info!("{}: detached", attached.name());
-        let path = format!("{}/state", node.front_end());
+        self.freed = true;
+        let path = node.front_state();
         if let Err(e) = self.xenstore.lock().unwatch(&path, &token(node)) {
             tracing::warn!("{e}");
         }
@@ -401,9 +491,13 @@ impl Control {
         let home = format!("/local/domain/{}", node.domid);
         let own = self.own;
         let mut xenstore = self.xenstore.lock();
-        let result = match xenstore.read(&home) {
-            Ok(None) => xenstore.transaction(|t| remove_back_end(t, node, own)),
-            other => other.map(drop),
+        // A driver domain doesn't see a guest's home; what it sees of a guest that lives is the disk's own directory.
+        let seen = [home, node.front_state()]
+            .iter()
+            .find_map(|path| xenstore.read_visible(path).transpose());
+        let result = match seen {
+            None => xenstore.transaction(|t| remove_back_end(t, node, own)),
+            Some(other) => other.map(drop),
         };
         if let Err(e) = result {
             tracing::warn!("{node}: {e}");
@@ -411,10 +505,16 @@ impl Control {
     }
 
     fn with(&mut self, node: Node, step: impl FnOnce(&mut Attached) -> Result<(), Error>) {
-        if let Some(attached) = self.attached.get_mut(&node)
-            && let Err(e) = step(attached)
-        {
+        let Some(attached) = self.attached.get_mut(&node) else {
+            return;
+        };
+        let had = attached.has_disk();
+        if let Err(e) = step(attached) {
             tracing::warn!("{}: {e}", attached.name());
+        }
+        self.freed |= had && !attached.has_disk();
+        if attached.take_left_over() {
+            self.left_over.push(node);
         }
     }
 
@@ -429,20 +529,10 @@ impl Control {
             && connector.serving.drained(generation)
         {
             self.draining.remove(&id);
+            self.freed = true;
         } else if let Some(node) = self.attached.values().find(|a| a.id == id).map(|a| a.node) {
             self.with(node, |a| a.note(note));
             self.sweep(node);
-        }
-        if generation.is_some() && self.stopping.is_none() {
-            // Who waited for this may begin.
-            let waits = |a: &&Attached| a.state() == XenbusState::Initialising;
-            let waiting: Vec<Node> = self
-                .attached
-                .values()
-                .filter(waits)
-                .map(|a| a.node)
-                .collect();
-            waiting.into_iter().for_each(|node| self.begin(node));
         }
     }
 

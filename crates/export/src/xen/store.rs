@@ -20,10 +20,11 @@ pub(super) struct NodeStore {
 }
 
 impl NodeStore {
-    /// Looks at the front end's state. Where that can't be read, nobody may take it for a front end that has left.
+    /// Looks at the front end's state. Where that can't be read, nobody may take it for a front end that has left; one that doesn't let
+    /// us see it has.
     pub fn look(&mut self) -> Result<(), Error> {
         let path = format!("{}/state", self.peers);
-        self.front = self.xenstore.lock().read(&path)?;
+        self.front = self.xenstore.lock().read_visible(&path)?;
         Ok(())
     }
 

@@ -8,6 +8,9 @@ use crate::xenbus::number::{quote, sentence};
 use pvblk_block::{Error, ErrorKind};
 use std::time::{Duration, Instant};
 
+/// All domains have their part of xenstore here.
+pub(super) const DOMAINS: &str = "/local/domain";
+
 /// One attached disk, as xenstore has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -49,6 +52,73 @@ pub(super) fn remove_back_end(t: &mut Transaction<'_>, node: Node, own: u16) -> 
     }
 }
 
+/// The first of xvda, xvdb and so on that the guest hasn't, and that isn't taken otherwise.
+pub(super) fn free_device(
+    list: impl FnOnce(&str) -> Result<Option<Vec<String>>, Error>,
+    domid: u16,
+    is_taken: impl Fn(u32) -> bool,
+) -> Result<u32, Error> {
+    let there = list(&format!("/local/domain/{domid}/device/vbd"))?.unwrap_or_default();
+    let free = |devid: &u32| !there.contains(&devid.to_string()) && !is_taken(*devid);
+    let names = (b'a'..=b'p').map(|letter| format!("xvd{}", char::from(letter)));
+    let mut numbers = names.filter_map(|name| parse_device(&name).ok());
+    let found = numbers.find(free);
+    found.ok_or_else(|| Error::config("xvda to xvdp are all in use; name a device"))
+}
+
+/// Makes both directories of a device, for a server in domain `own`. Errors if one is there already.
+pub(super) fn make_directories(
+    t: &mut Transaction<'_>,
+    node: Node,
+    own: u16,
+    disk: &str,
+) -> Result<(), Error> {
+    let (back, front) = (node.back_end(own), node.front_end());
+    let Node { domid, devid } = node;
+    let device = device_name(devid);
+    for path in [&front, &back] {
+        if t.read(path)?.is_some() {
+            return Err(Error::config(format!(
+                "domain {domid} has {device} already ({path}); detach it first"
+            )));
+        }
+    }
+    // A server in a driver domain may remove the guest's part when the last device goes.
+    t.make(&node.guests_back_ends(own), &[format!("n{own}")])?;
+    // Each side reads the other's directory and writes its own.
+    t.make(&front, &[format!("n{domid}"), format!("r{own}")])?;
+    t.make(&back, &[format!("n{own}"), format!("r{domid}")])?;
+    let mut put = |directory: &str, keys: &[(&str, &str)]| {
+        keys.iter()
+            .try_for_each(|(key, value)| t.write(&format!("{directory}/{key}"), value))
+    };
+    let (domid, devid) = (domid.to_string(), devid.to_string());
+    put(
+        &front,
+        &[
+            ("backend", &back),
+            ("backend-id", &own.to_string()),
+            ("virtual-device", &devid),
+            ("device-type", "disk"),
+            ("state", "1"),
+        ],
+    )?;
+    put(
+        &back,
+        &[
+            ("frontend", &front),
+            ("frontend-id", &domid),
+            ("disk", disk),
+            ("dev", &device),
+            ("online", "1"),
+            ("removable", "0"),
+            ("bootable", "1"),
+            ("device-type", "disk"),
+            ("state", "1"),
+        ],
+    )
+}
+
 /// Xenstore with the rights of whoever attaches disks.
 pub struct Toolstack {
     xenstore: Xenstore,
@@ -74,7 +144,7 @@ impl Toolstack {
 
     /// The number of a guest, from its number or name.
     pub fn domain(&mut self, guest: &str) -> Result<u16, Error> {
-        let home = |domid: &str| format!("/local/domain/{domid}");
+        let home = |domid: &str| format!("{DOMAINS}/{domid}");
         if guest.bytes().all(|b| b.is_ascii_digit()) && !guest.is_empty() {
             let node = Node::parse(guest, "0");
             return match node {
@@ -84,7 +154,7 @@ impl Toolstack {
                 ))),
             };
         }
-        for domid in self.xenstore.list("/local/domain")?.unwrap_or_default() {
+        for domid in self.xenstore.list(DOMAINS)?.unwrap_or_default() {
             let name = self.xenstore.read(&format!("{}/name", home(&domid)))?;
             if name.as_deref() == Some(guest)
                 && let Some(node) = Node::parse(&domid, "0")
@@ -100,62 +170,15 @@ impl Toolstack {
 
     /// The first of xvda, xvdb and so on that the guest hasn't.
     pub fn free_device(&mut self, domid: u16) -> Result<u32, Error> {
-        let path = format!("/local/domain/{domid}/device/vbd");
-        let taken = self.xenstore.list(&path)?.unwrap_or_default();
-        let free = |devid: &u32| !taken.contains(&devid.to_string());
-        let names = (b'a'..=b'p').map(|letter| format!("xvd{}", char::from(letter)));
-        let mut numbers = names.filter_map(|name| parse_device(&name).ok());
-        let found = numbers.find(free);
-        found.ok_or_else(|| Error::config("xvda to xvdp are all in use; name a device"))
+        let list = |path: &str| self.xenstore.list(path);
+        free_device(list, domid, |_| false)
     }
 
     /// Makes both directories; a server that has the disk takes it from there. Errors if the guest has that device already.
     pub fn attach(&mut self, node: Node, disk: &str) -> Result<(), Error> {
-        let (back, front) = (node.back_end(self.own), node.front_end());
-        let Node { domid, devid } = node;
         let own = self.own;
-        let device = device_name(devid);
-        self.xenstore.transaction(|t| {
-            for path in [&front, &back] {
-                if t.read(path)?.is_some() {
-                    return Err(Error::config(format!(
-                        "domain {domid} has {device} already ({path}); detach it first"
-                    )));
-                }
-            }
-            // Each side reads the other's directory and writes its own.
-            t.make(&front, &[format!("n{domid}"), format!("r{own}")])?;
-            t.make(&back, &[format!("n{own}"), format!("r{domid}")])?;
-            let mut put = |directory: &str, keys: &[(&str, &str)]| {
-                keys.iter()
-                    .try_for_each(|(key, value)| t.write(&format!("{directory}/{key}"), value))
-            };
-            let (domid, devid) = (domid.to_string(), devid.to_string());
-            put(
-                &front,
-                &[
-                    ("backend", &back),
-                    ("backend-id", &own.to_string()),
-                    ("virtual-device", &devid),
-                    ("device-type", "disk"),
-                    ("state", "1"),
-                ],
-            )?;
-            put(
-                &back,
-                &[
-                    ("frontend", &front),
-                    ("frontend-id", &domid),
-                    ("disk", disk),
-                    ("dev", &device),
-                    ("online", "1"),
-                    ("removable", "0"),
-                    ("bootable", "1"),
-                    ("device-type", "disk"),
-                    ("state", "1"),
-                ],
-            )
-        })
+        self.xenstore
+            .transaction(|t| make_directories(t, node, own, disk))
     }
 
     /// Waits until the guest uses the disk; tells each state on the way. Errors with what the server said, or after `time`.
@@ -254,7 +277,7 @@ impl Toolstack {
         };
         let mut read = |path: String| xenstore.read(&path);
         let state = |text: Option<String>| text.and_then(|s| XenbusState::parse(&s));
-        let front_state = state(read(format!("{front}/state"))?);
+        let front_state = state(read(node.front_state())?);
         let uses = front_state.is_some_and(|s| !s.has_left() && s != XenbusState::InitWait);
         let number = |text: Option<String>, otherwise| match text {
             Some(text) => text.parse().unwrap_or(0),
@@ -283,10 +306,7 @@ impl Toolstack {
         time: Duration,
         mut done: impl FnMut(&Listed) -> bool,
     ) -> Result<Option<Listed>, Error> {
-        let paths = [
-            node.back_end(self.own),
-            format!("{}/state", node.front_end()),
-        ];
+        let paths = [node.back_end(self.own), node.front_state()];
         for path in &paths {
             self.xenstore.watch(path, "wait")?;
         }

@@ -98,6 +98,15 @@ impl Xenstore {
         self.read_in(0, path)
     }
 
+    /// A node's value; `None` if this domain sees none. To a driver domain what is gone of another domain is what it may not see.
+    pub fn read_visible(&mut self, path: &str) -> Result<Option<String>, Error> {
+        match self.send(Operation::Read, 0, &[path.as_bytes(), &[0]])? {
+            Answer::Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+            Answer::No(code) if ["ENOENT", "EACCES"].contains(&code.as_str()) => Ok(None),
+            Answer::No(code) => Err(refused(Operation::Read, path, &code)),
+        }
+    }
+
     fn read_in(&mut self, transaction: u32, path: &str) -> Result<Option<String>, Error> {
         let answer = self.ask(Operation::Read, transaction, path, &[path.as_bytes(), &[0]])?;
         Ok(answer.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
@@ -151,11 +160,6 @@ impl Xenstore {
             ErrorKind::Os,
             "xenstore: others change the same nodes all the time",
         ))
-    }
-
-    /// True once the connection has failed: what can't be read then is not gone.
-    pub fn is_lost(&self) -> bool {
-        self.is_lost
     }
 
     /// Takes in what has come without being asked for. Never waits.

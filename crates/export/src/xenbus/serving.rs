@@ -1,10 +1,11 @@
 //! One front end's queues at work: attached to a disk, watched, and detached again.
 
-use super::BackendOffers;
 use super::host::{Attachment, DiskHost};
 use super::inbox::{Inbox, Note};
+use super::number::sentence;
+use super::{BackendNegotiation, BackendOffers, Connector, Store};
 use parking_lot::Mutex;
-use pvblk_backend::BlkifQueueParts;
+use pvblk_backend::{BlkifQueueParts, Pressure};
 use pvblk_block::{BlockDevice, DeviceEvent, Error, Subscription};
 use pvblk_frontend::DiskProperties;
 use std::collections::HashMap;
@@ -36,6 +37,41 @@ impl Fence {
     /// True if nobody may connect to `disk` now.
     pub fn is_closed(&self, disk: &str) -> bool {
         self.0.lock().contains_key(disk)
+    }
+}
+
+/// A connector whose queues are those of a [`Serving`].
+pub(crate) trait Serves: Connector {
+    /// Its queues.
+    fn serving(&mut self) -> &mut Serving;
+
+    /// For logs.
+    fn name(&self) -> String;
+}
+
+/// What another thread told of a connection is a step of its handshake.
+pub(crate) fn note(
+    note: Note,
+    negotiation: &mut BackendNegotiation,
+    store: &mut dyn Store,
+    connector: &mut impl Serves,
+) -> Result<(), Error> {
+    let serving = connector.serving();
+    match note {
+        Note::Ended {
+            generation, reason, ..
+        } if serving.is_serving(generation) => {
+            tracing::warn!("{}: {reason}", connector.name());
+            negotiation.break_off(store, connector, &sentence(&reason))
+        }
+        Note::Drained { generation, .. } if serving.drained(generation) => {
+            negotiation.drained(store, connector)
+        }
+        Note::Resized { .. } => negotiation.resize(store, serving.sectors()),
+        Note::DeviceGone { .. } => {
+            negotiation.break_off(store, connector, "the disk's device is gone")
+        }
+        Note::Ended { .. } | Note::Drained { .. } | Note::Stop => Ok(()),
     }
 }
 
@@ -86,6 +122,11 @@ impl Serving {
             running: None,
             resize_noted: Arc::default(),
         }
+    }
+
+    /// What buffers for its data give way to.
+    pub fn pressure(&self) -> Arc<Pressure> {
+        self.host.pressure()
     }
 
     /// A detach is done; true if it was that of the queues now.

@@ -177,6 +177,13 @@ impl Tree {
         self.nodes.keys().map(line).collect()
     }
 
+    /// All nodes below this one, for people.
+    pub fn below(&self, path: &str) -> String {
+        let lines = self.list();
+        let found = lines.lines().filter(|l| l.starts_with(path));
+        found.map(|l| format!("{l}\n")).collect()
+    }
+
     /// All domains but our own.
     pub fn guests(&self) -> Vec<String> {
         let names = children(&self.nodes, "/local/domain").unwrap_or_default();

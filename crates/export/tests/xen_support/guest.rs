@@ -87,10 +87,12 @@ pub struct Guest {
 impl Guest {
     /// A domain that runs, with nothing attached.
     pub fn new(daemon: &Arc<Daemon>, xen: &Arc<FakeXen>, domid: u16) -> Guest {
-        daemon.write(
-            &format!("/local/domain/{domid}/name"),
-            &format!("guest{domid}"),
-        );
+        Guest::named(daemon, xen, domid, &format!("guest{domid}"))
+    }
+
+    /// The same of another name. Nobody is told of it yet.
+    pub fn named(daemon: &Arc<Daemon>, xen: &Arc<FakeXen>, domid: u16, name: &str) -> Guest {
+        daemon.write(&format!("/local/domain/{domid}/name"), name);
         Guest {
             node: Node {
                 domid,

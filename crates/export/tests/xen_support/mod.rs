@@ -15,8 +15,8 @@ pub use ram_support::*;
 use pvblk_backend::{Backend, BackendOptions, BlkifQueueParts, Disk, Pressure};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error};
-use pvblk_export::xen::XenServer;
 use pvblk_export::xen::toolstack::Toolstack;
+use pvblk_export::xen::{StandingOrder, XenServer};
 use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended, attach_queues};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,17 +73,30 @@ pub struct Bed {
     pub server: Option<XenServer>,
     pub a: Arc<Ram>,
     pub b: Arc<Ram>,
+    /// Of servers that are started from now on.
+    pub orders: Vec<StandingOrder>,
 }
 
 impl Bed {
     /// With a server of the disks a and b.
     pub fn new() -> Bed {
+        Bed::with_orders(&[])
+    }
+
+    /// The same, with disks for guests by name: disk, guest, device.
+    pub fn with_orders(orders: &[(&str, &str, Option<u32>)]) -> Bed {
+        let order = |(disk, guest, device): &(&str, &str, Option<u32>)| StandingOrder {
+            disk: (*disk).into(),
+            guest: (*guest).into(),
+            device: *device,
+        };
         let mut bed = Bed {
             daemon: Arc::new(Daemon::new()),
             xen: Arc::default(),
             server: None,
             a: Ram::new(SECTORS),
             b: Ram::new(SECTORS),
+            orders: orders.iter().map(order).collect(),
         };
         bed.start();
         bed
@@ -91,6 +104,10 @@ impl Bed {
 
     /// A server of other disks.
     pub fn serve(&self, disks: &[(&str, &Arc<Ram>)]) -> XenServer {
+        self.try_serve(disks).unwrap()
+    }
+
+    pub fn try_serve(&self, disks: &[(&str, &Arc<Ram>)]) -> Result<XenServer, Error> {
         let disk = |(name, ram): &(&str, &Arc<Ram>)| {
             let device = Arc::new(RamDevice(Arc::clone(ram)));
             Disk::new(*name, device, Tracing::off())
@@ -105,7 +122,8 @@ impl Bed {
             pressure: Arc::new(Pressure::new(0)),
         };
         let hypervisor = Arc::new(Handle(Arc::clone(&self.xen)));
-        XenServer::start(self.daemon.client(), hypervisor, Arc::new(host)).unwrap()
+        let orders = self.orders.clone();
+        XenServer::start(self.daemon.client(), hypervisor, Arc::new(host), orders)
     }
 
     pub fn start(&mut self) {

@@ -1,0 +1,385 @@
+//! Disks that go to guests by name: guests come, reboot, are restored, and are two for a moment; servers come and go.
+
+mod xen_support;
+
+use pvblk_export::xen::node::Node;
+use pvblk_export::xen::wire::Operation;
+use pvblk_ring::wire::OP_WRITE;
+use xen_support::*;
+
+const XVDA: u32 = 51712;
+const XVDB: u32 = 51728;
+
+/// A guest that was made just now.
+fn introduced(bed: &Bed, domid: u16, name: &str) -> Guest {
+    let guest = Guest::named(&bed.daemon, &bed.xen, domid, name);
+    bed.daemon.fire("@introduceDomain");
+    guest
+}
+
+/// Whatever the server was told so far, it has looked at: another guest comes and gets its disk.
+fn settled(bed: &Bed, domid: u16) {
+    let mut other = introduced(bed, domid, "other");
+    other.connect(SMALL);
+    other.check();
+    other.destroy();
+    bed.daemon.until_gone(&other.node.back_end(0));
+}
+
+fn disk_of(bed: &Bed, domid: u16, devid: u32) -> Option<String> {
+    let back = Node { domid, devid }.back_end(0);
+    bed.daemon.read(&format!("{back}/disk"))
+}
+
+/// Puts a write that stays at the device.
+fn hold(guest: &mut Guest, ram: &Ram) {
+    ram.hold.store(true, std::sync::atomic::Ordering::Release);
+    let page = guest.page(false);
+    guest.put(0, OP_WRITE, 0, &[whole(page.gref)]);
+    guest.kick(0);
+    eventually("it is at the device", || {
+        ram.held.load(std::sync::atomic::Ordering::Acquire) == 1
+    });
+}
+
+fn release(ram: &Ram) {
+    ram.hold.store(false, std::sync::atomic::Ordering::Release);
+}
+
+#[test]
+fn guests_of_a_name_get_their_disk_each_time_that_they_start() {
+    let mut bed = Bed::with_orders(&[("a", "debian", Some(XVDA)), ("b", "other", None)]);
+    for domid in [7, 9] {
+        let mut guest = introduced(&bed, domid, "debian");
+        guest.connect(SMALL);
+        if domid == 9 {
+            assert!(guest.read(0, 64, 0, 512) == [0xdd; 512]);
+        }
+        guest.write(0, 64, 0, &[0xdd; 512]);
+        guest.destroy();
+        bed.daemon.until_gone(&guest.node.back_end(0));
+    }
+    // Names that are no more than alike get nothing.
+    for (domid, name) in [(10, "debian2"), (11, "debia"), (12, "Debian"), (13, "")] {
+        introduced(&bed, domid, name);
+        settled(&bed, domid + 100);
+        assert_eq!(disk_of(&bed, domid, XVDA), None, "{name:?}");
+    }
+    // One that was there before the server.
+    bed.server = None;
+    let mut guest = introduced(&bed, 14, "debian");
+    assert_eq!(disk_of(&bed, 14, XVDA), None);
+    bed.start();
+    guest.connect(SMALL);
+    assert!(guest.read(0, 64, 0, 512) == [0xdd; 512]);
+}
+
+/// libxl's own notes come before the introduction, and a restored guest looks for its disks right after that.
+#[test]
+fn a_guest_gets_its_disk_before_it_is_introduced() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    settled(&bed, 100);
+    bed.daemon.edit(|tree| {
+        tree.write("/local/domain/7/name", "debian");
+        tree.write("/libxl/7", "");
+    });
+    bed.daemon
+        .until_is("/local/domain/0/backend/pvblk/7/51712/state", "2");
+}
+
+/// A toolstack may write the name after the domain's directory.
+#[test]
+fn a_domain_without_a_name_is_looked_at_again() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    bed.daemon.write("/local/domain/7/vm", "x");
+    bed.daemon.fire("@introduceDomain");
+    settled(&bed, 100);
+    let mut guest = introduced(&bed, 7, "debian");
+    guest.connect(SMALL);
+    guest.check();
+}
+
+#[test]
+fn what_is_done_by_order_is_what_is_done_by_hand() {
+    let bed = Bed::with_orders(&[("a", "debian", None)]);
+    let ordered = introduced(&bed, 7, "debian");
+    ordered.until_back("2");
+    let by_hand = bed.guest(8);
+    bed.attach(&by_hand, "a");
+    by_hand.until_back("2");
+    let strip = |guest: &Guest, domid: &str| {
+        let text = bed.daemon.edit(|tree| tree.below(&guest.node.back_end(0)))
+            + &bed.daemon.edit(|tree| tree.below(&guest.node.front_end()));
+        text.replace(&format!("/{domid}/"), "/N/")
+            .replace(&format!("\"{domid}\""), "\"N\"")
+    };
+    let text = strip(&ordered, "7");
+    assert!(text.contains("virtual-device"), "{text}");
+    assert_eq!(text, strip(&by_hand, "8"));
+}
+
+/// Requests of the first domain are at work when the second is there, as after a reboot under load.
+#[test]
+fn a_rebooted_guest_waits_for_the_requests_of_the_domain_that_it_was() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    let mut first = introduced(&bed, 7, "debian");
+    first.connect(SMALL);
+    hold(&mut first, &bed.a);
+    first.destroy();
+    let mut second = introduced(&bed, 8, "debian");
+    // It has its directories at once, since a restored guest looks for them once.
+    bed.daemon.until_is(&second.front("state"), "1");
+    settled(&bed, 100);
+    assert_eq!(bed.daemon.read(&second.back("state")).as_deref(), Some("1"));
+    release(&bed.a);
+    second.connect(SMALL);
+    second.check();
+}
+
+/// A domain that is kept, for a dump say, has its queues until somebody destroys it.
+#[test]
+fn two_domains_of_a_name_never_have_the_disk_at_once() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    let mut first = introduced(&bed, 7, "debian");
+    first.connect(SMALL);
+    first.check();
+    bed.daemon.write("/local/domain/7/name", "debian-kept");
+    let mut second = introduced(&bed, 8, "debian");
+    bed.daemon.until_is(&second.front("state"), "1");
+    settled(&bed, 100);
+    assert_eq!(bed.daemon.read(&second.back("state")).as_deref(), Some("1"));
+    first.check();
+    // Nothing of it is at work, so nothing tells of an end of requests.
+    first.destroy();
+    second.connect(SMALL);
+    second.check();
+    // Nor while the first could connect at any moment.
+    let waits = introduced(&bed, 9, "debian");
+    bed.daemon.until_is(&waits.front("state"), "1");
+    settled(&bed, 101);
+    assert_eq!(bed.daemon.read(&waits.back("state")).as_deref(), Some("1"));
+    second.close();
+    waits.until_back("2");
+    let third = introduced(&bed, 10, "debian");
+    bed.daemon.until_is(&third.front("state"), "1");
+    settled(&bed, 102);
+    assert_eq!(bed.daemon.read(&third.back("state")).as_deref(), Some("1"));
+    waits.destroy();
+    third.until_back("2");
+    // By hand everything is allowed that was.
+    bed.connected(20, "a", SMALL).check();
+}
+
+#[test]
+fn a_disk_detached_by_hand_stays_so_until_the_domain_is_gone() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    let mut guest = introduced(&bed, 7, "debian");
+    guest.connect(SMALL);
+    guest.check();
+    guest.set_state("6");
+    bed.toolstack().detach(guest.node, WAIT, false).unwrap();
+    bed.daemon.fire("@introduceDomain");
+    settled(&bed, 100);
+    assert_eq!(disk_of(&bed, 7, XVDA), None);
+    // By hand it may come back, too.
+    guest.let_go();
+    bed.attach(&guest, "a");
+    guest.connect(SMALL);
+    guest.check();
+    guest.destroy();
+    let mut next = introduced(&bed, 8, "debian");
+    next.connect(SMALL);
+    next.check();
+}
+
+#[test]
+fn a_guest_that_has_the_device_or_the_disk_keeps_what_it_has() {
+    let bed = Bed::with_orders(&[
+        ("a", "debian", Some(XVDA)),
+        ("b", "debian", None),
+        ("b", "other", None),
+    ]);
+    // The kernel's own back end has xvda, and the second order takes none that another names.
+    let path = "/local/domain/7/device/vbd/51712/backend";
+    bed.daemon.write(path, "elsewhere");
+    introduced(&bed, 7, "debian");
+    settled(&bed, 100);
+    assert_eq!(bed.daemon.read(path).as_deref(), Some("elsewhere"));
+    assert_eq!(disk_of(&bed, 7, XVDA), None);
+    assert_eq!(disk_of(&bed, 7, XVDB).as_deref(), Some("b"));
+    // Attached by hand, as another device.
+    let mut tools = bed.toolstack();
+    bed.daemon.write("/local/domain/8/name", "debian");
+    let (domid, devid) = (8, 51744);
+    tools.attach(Node { domid, devid }, "a").unwrap();
+    bed.daemon.fire("@introduceDomain");
+    settled(&bed, 101);
+    assert_eq!(disk_of(&bed, 8, XVDA), None);
+    assert_eq!(disk_of(&bed, 8, XVDB).as_deref(), Some("b"));
+}
+
+#[test]
+fn a_guest_that_is_renamed_keeps_what_it_has_and_gets_nothing_new() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    let mut guest = introduced(&bed, 7, "debian");
+    guest.connect(SMALL);
+    introduced(&bed, 8, "another");
+    settled(&bed, 100);
+    bed.daemon.write("/local/domain/7/name", "another");
+    bed.daemon.write("/local/domain/8/name", "debian");
+    bed.daemon.fire("@introduceDomain");
+    settled(&bed, 101);
+    guest.check();
+    assert_eq!(disk_of(&bed, 8, XVDA), None);
+}
+
+/// A guest that has closed never comes back by itself, so there is a new device in place of the old.
+#[test]
+fn a_server_that_was_restarted_gives_guests_their_disks_again() {
+    let mut bed = Bed::with_orders(&[("a", "debian", Some(XVDB))]);
+    let mut guest = introduced(&bed, 7, "debian");
+    guest.node.devid = XVDB;
+    guest.connect(SMALL);
+    for leaves_late in [false, true] {
+        guest.write(0, 8, 0, &[0x77; 512]);
+        if leaves_late {
+            // As after a server that was killed: the next one asks the guest to leave.
+            bed.server = None;
+            guest.let_go();
+            bed.daemon.write(&guest.back("state"), "4");
+            bed.start();
+            guest.until_back("5");
+            guest.set_state("6");
+        } else {
+            guest.close();
+            bed.server = None;
+            bed.start();
+        }
+        bed.daemon.until_gone(&guest.node.front_end());
+        assert_eq!(bed.daemon.read(&guest.node.back_end(0)), None);
+        guest.connect(SMALL);
+        assert!(guest.read(0, 8, 0, 512) == [0x77; 512]);
+    }
+    // It may come and go by itself while the server runs.
+    let id = bed.daemon.read(&guest.front("backend"));
+    guest.close();
+    guest.set_state("1");
+    guest.connect(SMALL);
+    guest.check();
+    assert_eq!(bed.daemon.read(&guest.front("backend")), id);
+}
+
+/// One that is being taken away, one that is nobody's by name, and one that the guest closed while this server ran.
+#[test]
+fn other_closed_devices_are_left_alone() {
+    let mut bed = Bed::with_orders(&[
+        ("a", "debian", None),
+        ("a", "third", None),
+        ("b", "fourth", None),
+        ("b", "other", None),
+    ]);
+    let mut offline = introduced(&bed, 7, "debian");
+    offline.connect(SMALL);
+    let mut nobodys = bed.connected(8, "b", SMALL);
+    let mut leaving = introduced(&bed, 10, "fourth");
+    leaving.connect(SMALL);
+    for guest in [&mut offline, &mut nobodys, &mut leaving] {
+        guest.close();
+    }
+    bed.daemon.write(&offline.back("online"), "0");
+    bed.server = None;
+    leaving.set_state("5");
+    bed.start();
+    // It is being detached just when it closes.
+    leaving.until_back("5");
+    bed.daemon.write(&leaving.back("online"), "0");
+    leaving.set_state("6");
+    leaving.until_back("6");
+    let mut closed = introduced(&bed, 9, "third");
+    closed.connect(SMALL);
+    closed.close();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    settled(&bed, 100);
+    for guest in [&offline, &nobodys, &closed, &leaving] {
+        for state in [guest.back("state"), guest.front("state")] {
+            assert_eq!(bed.daemon.read(&state).as_deref(), Some("6"), "{state}");
+        }
+        assert_eq!(
+            bed.daemon
+                .requests(Operation::Remove, &guest.node.front_end()),
+            0
+        );
+    }
+}
+
+#[test]
+fn a_domain_without_the_right_to_see_others_is_told_so_at_the_start() {
+    let mut bed = Bed::with_orders(&[("a", "debian", None)]);
+    bed.daemon.refuse(|op, path| {
+        (op == Operation::Directory && path == "/local/domain").then_some("EACCES")
+    });
+    let refused = |bed: &Bed| bed.try_serve(&[("a", &bed.a)]).err().map(|e| e.to_string());
+    let text = refused(&bed).unwrap();
+    assert!(
+        text.contains("by name") && text.contains("pvblk xen attach --back-end 0"),
+        "{text}"
+    );
+    assert!(text.contains("may not") && !text.contains('\n'), "{text}");
+    // Without orders it needs no such right.
+    bed.orders.clear();
+    assert_eq!(refused(&bed), None);
+}
+
+/// It isn't tried over and over, and everybody else has their disks.
+#[test]
+fn a_directory_that_may_not_be_made_stops_nobody_else() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    let front = "/local/domain/7/device/vbd/51712";
+    bed.daemon
+        .refuse(move |op, path| (op == Operation::Mkdir && path == front).then_some("EACCES"));
+    let guest = introduced(&bed, 7, "debian");
+    settled(&bed, 100);
+    settled(&bed, 101);
+    assert_eq!(bed.daemon.requests(Operation::Mkdir, front), 1);
+    assert_eq!(bed.daemon.read(&guest.node.back_end(0)), None);
+    bed.daemon.refuse(|_, _| None);
+    bed.attach(&guest, "a");
+    guest.until_back("2");
+}
+
+/// Nobody may make a domain's directory again that is gone.
+#[test]
+fn a_domain_that_is_gone_before_its_turn_gets_nothing() {
+    let mut bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    let mut guest = introduced(&bed, 7, "debian");
+    guest.connect(SMALL);
+    guest.close();
+    bed.server = None;
+    bed.start();
+    // Its new device comes a second later.
+    bed.daemon.until_gone(&guest.node.front_end());
+    // Nobody tells of its end before.
+    bed.xen.destroy(7);
+    bed.daemon.remove("/local/domain/7");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    settled(&bed, 100);
+    assert_eq!(bed.daemon.read("/local/domain/7"), None);
+    assert_eq!(bed.daemon.read("/local/domain/0/backend/pvblk/7"), None);
+}
+
+/// More was told than is kept: everything is looked at.
+#[test]
+fn a_guest_is_seen_when_events_were_lost() {
+    let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
+    settled(&bed, 100);
+    bed.daemon.edit(|tree| {
+        for i in 0..5000 {
+            let path = format!("/local/domain/0/backend/pvblk/x{i}");
+            tree.write(&path, "");
+            tree.remove(&path);
+        }
+        tree.write("/local/domain/7/name", "debian");
+    });
+    bed.daemon
+        .until_is("/local/domain/0/backend/pvblk/7/51712/state", "2");
+}
