@@ -49,12 +49,13 @@ fn stock_guests() -> Result<(), Stop> {
     Ok(())
 }
 
-const STEPS: [&str; 8] = [
+const STEPS: [&str; 9] = [
     "a guest with 4 CPUs has 4 queues of 8 pages",
     "ext4, checked data, fstrim, remount and e2fsck with persistent grants",
     "a guest sees its disk grow",
     "detached, and gone in the guest",
     "stopped, started and used again, with copied grants",
+    "a disk by name is back after its server",
     "a guest destroyed under load, and started again",
     "a guest that reboots has its disk again, by name",
     "the server stops in order",
