@@ -81,6 +81,7 @@ const STEPS: [&str; 9] = [
     "latency of guest, ring, back end and volume apart",
     "detached, and gone in the guest",
     "stopped, started and used again, with copied grants",
+    "a disk by name is back after its server",
     "a guest destroyed under load, and started again",
     "a guest that reboots has its disk again, by name",
     "the server stops in order",

@@ -139,6 +139,11 @@ grep -q 'grants copied' /tmp/attached
 guest_run one 400 "$(load xvda 2)"
 step 'stopped, started and used again, with copied grants'
 
+stop
+serve --no-persistent-grants --xen-attach a=one:xvda
+guest_run one 60 'await_disk xvda; dd if=/dev/xvda of=/dev/null bs=64k count=16 iflag=direct status=none'
+step 'a disk by name is back after its server'
+
 guest_run one 60 'await_disk xvda; fio --name=l --filename=/dev/xvda --rw=randwrite --bs=16k --runtime=60 --time_based --iodepth=16 \
     --ioengine=libaio --direct=1 --output-format=terse >/tmp/terse' >/dev/null &
 loading=$!
@@ -148,20 +153,14 @@ guest_destroy one
 wait "$loading" || true
 while xenstore-exists "$left"; do sleep 0.5; done
 pvblk xen list
-guest_create one - 2 256
-guest_says one 300 '^init:'
-pvblk xen attach a one
-guest_run one 60 'await_disk xvda; dd if=/dev/xvda of=/dev/null bs=64k count=16 iflag=direct status=none'
+guest_on_reboot=restart guest_create one - 2 224 xen_blkfront.max_ring_page_order=2
+guest_run one 300 'await_disk xvda; dd if=/dev/xvda of=/dev/null bs=64k count=16 iflag=direct status=none'
 step 'a guest destroyed under load, and started again'
 
-guest_destroy one
-stop
-serve --xen-attach a=again:xvda
-guest_on_reboot=restart guest_create again - 2 192 xen_blkfront.max_ring_page_order=2
-guest_run again 300 'set -e; await_disk xvda; mkfs.ext4 -q /dev/xvda; mount -t ext4 /dev/xvda /mnt
+guest_run one 100 'set -e; mkfs.ext4 -q /dev/xvda; mount -t ext4 /dev/xvda /mnt
     dd if=/dev/urandom of=/mnt/kept bs=64k count=32 conv=fsync status=none; sha256sum /mnt/kept >/mnt/sum'
-guest_reboot again 200
-guest_run again 300 'set -e; await_disk xvda; mount -t ext4 /dev/xvda /mnt; sha256sum -c /mnt/sum'
+guest_reboot one 200
+guest_run one 300 'set -e; await_disk xvda; mount -t ext4 /dev/xvda /mnt; sha256sum -c /mnt/sum'
 step 'a guest that reboots has its disk again, by name'
 
 # Data that is checked, for so many seconds, on the disk that is mounted.
@@ -171,35 +170,35 @@ checked() {
 }
 
 saved_and_restored() {
-    guest_begin again "$(checked 10)"
+    guest_begin one "$(checked 10)"
     sleep 3
-    xl save -c again /run/saved
+    xl save -c one /run/saved
     rm /run/saved
-    guest_end again 200
+    guest_end one 200
     step 'a guest is saved under load, and goes on'
 
-    guest_begin again "$(checked 10)"
+    guest_begin one "$(checked 10)"
     sleep 3
-    xl save again /run/saved
+    xl save one /run/saved
     xl restore /run/saved
-    guest_renew again 60
-    guest_end again 200
-    guest_run again 60 'sha256sum -c /mnt/sum; [ "$(queues_of xvda)" = 2 ]'
+    guest_renew one 60
+    guest_end one 200
+    guest_run one 60 'sha256sum -c /mnt/sum; [ "$(queues_of xvda)" = 2 ]'
     step 'saved under load, and restored'
 
     # By hand: without --xen-attach, a guest must not run before it has its disk.
-    guest_begin again "$(checked 10)"
+    guest_begin one "$(checked 10)"
     sleep 3
-    xl save again /run/saved
+    xl save one /run/saved
     stop
     serve
     xl restore -p /run/saved
     rm /run/saved
-    guest_renew again 60
-    pvblk xen attach --no-wait a again xvda
-    xl unpause again
-    guest_end again 200
-    guest_run again 60 'sha256sum -c /mnt/sum; umount /mnt; e2fsck -fn /dev/xvda'
+    guest_renew one 60
+    pvblk xen attach --no-wait a one xvda
+    xl unpause one
+    guest_end one 200
+    guest_run one 60 'sha256sum -c /mnt/sum; umount /mnt; e2fsck -fn /dev/xvda'
     step 'restored, and attached by hand before it runs'
 }
 
@@ -223,7 +222,7 @@ driver_domain() {
     step 'a driver domain serves another guest'
 }
 [ ! -e /add/full ] || saved_and_restored
-guest_destroy again
+guest_destroy one
 stop
 [ ! -e /add/full ] || driver_domain
 step 'the server stops in order'
