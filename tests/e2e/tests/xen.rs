@@ -74,7 +74,7 @@ fn round(script: &str, added: Vec<PathBuf>, dir: &Path, steps: &[&str]) -> Resul
     Ok(())
 }
 
-const STEPS: [&str; 9] = [
+const STEPS: [&str; 10] = [
     "a guest with 4 CPUs has 4 queues of 8 pages",
     "ext4, checked data, fstrim, remount and e2fsck with persistent grants",
     "a guest sees its disk grow",

@@ -44,7 +44,7 @@ guest_tell good enough
 wait "$checking"
 step "the other guest's disk went on, $(rounds) rounds of checked data"
 
-for rule in 'ring-ref' 'event-channel' 'grants nothing\|grant' 'segment' 'the disk is stopped' 'state '; do grep -q -e "$rule" /out/serve.log; done
+for rule in 'mapping ring-ref' 'binding event-channel' 'grants nothing' 'segment covers' 'the disk is stopped' 'makes no sense'; do grep -q -e "$rule" /out/serve.log; done
 sed 's/\x1b\[[0-9;]*m//g' /out/serve.log | grep WARN | sort | uniq -c | sort -rn | head -n 20
 step 'the log names the rules'
 

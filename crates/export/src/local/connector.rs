@@ -143,4 +143,9 @@ impl Connector for LocalConnector {
         self.channels.clear();
         self.serving.detach()
     }
+
+    fn refuse(&mut self, why: &str) {
+        let name = self.name();
+        self.serving.refuse(&name, why);
+    }
 }

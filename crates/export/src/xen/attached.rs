@@ -183,7 +183,7 @@ impl Attached {
         if state == self.state {
             return;
         }
-        tracing::info!("{}: {} → {state}", self.name(), self.state);
+        tracing::debug!("{}: {} → {state}", self.name(), self.state);
         self.state = state;
         self.deadline = (state == XenbusState::Closing).then(|| Instant::now() + CLOSING_TIME);
     }

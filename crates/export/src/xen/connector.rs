@@ -97,4 +97,9 @@ impl Connector for XenConnector {
         self.cut_off.store(true, Ordering::Release);
         self.serving.detach()
     }
+
+    fn refuse(&mut self, why: &str) {
+        let name = self.name();
+        self.serving.refuse(&name, why);
+    }
 }

@@ -17,6 +17,9 @@ pub trait Connector {
     /// Lets the requests in flight end, then unmaps everything. True if that has happened already;
     /// otherwise the owner calls [`BackendNegotiation::drained`] later. Called any number of times.
     fn disconnect(&mut self) -> bool;
+
+    /// The connection ends for this reason: for the log.
+    fn refuse(&mut self, _why: &str) {}
 }
 
 /// What is left of a connection that ends.
@@ -164,6 +167,7 @@ impl BackendNegotiation {
         if self.phase == Phase::Closed {
             return Ok(());
         }
+        connector.refuse(why);
         // Queues first: they end even if the store fails.
         let queues = if connector.disconnect() {
             Queues::Gone

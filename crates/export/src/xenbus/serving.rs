@@ -61,7 +61,6 @@ pub(crate) fn note(
         Note::Ended {
             generation, reason, ..
         } if serving.is_serving(generation) => {
-            tracing::warn!("{}: {reason}", connector.name());
             negotiation.break_off(store, connector, &sentence(&reason))
         }
         Note::Drained { generation, .. } if serving.drained(generation) => {
@@ -99,7 +98,13 @@ pub(crate) struct Serving {
     running: Option<Running>,
     /// A note about a resize is under way.
     resize_noted: Arc<AtomicBool>,
+    /// Connections that ended for a reason.
+    refusals: u64,
 }
+
+/// Refusals of one device that are all logged. Of those after it only each that doubles their number: a front end can come back
+/// as often as it likes.
+const LOGGED_REFUSALS: u64 = 8;
 
 impl Serving {
     /// Nothing at work yet, for the connection `id`, to the disk and front end of these names.
@@ -121,6 +126,17 @@ impl Serving {
             generation: 0,
             running: None,
             resize_noted: Arc::default(),
+            refusals: 0,
+        }
+    }
+
+    /// For [`Connector::refuse`]; `name` is the connector's.
+    pub fn refuse(&mut self, name: &str, why: &str) {
+        self.refusals += 1;
+        match self.refusals {
+            0..=LOGGED_REFUSALS => tracing::warn!("{name}: {why}"),
+            n if n.is_power_of_two() => tracing::warn!("{name}: {why} ({n} times refused)"),
+            _ => {}
         }
     }
 

@@ -1,5 +1,9 @@
 //! A Xen of the test's own: xenstore, a hypervisor, guests, and a server with disks in memory behind a real back end.
-#![allow(dead_code, reason = "every test file uses another part of it")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "every test file uses another part of it"
+)]
 
 pub mod daemon;
 pub mod guest;

@@ -1,0 +1,70 @@
+//! What the log tells of guests, and how often: a guest can have itself refused as often as it likes.
+
+mod xen_support;
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+use xen_support::{Bed, SMALL};
+
+/// Texts of warnings.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().push(text.0);
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn a_refusal_is_logged_with_its_reason_and_many_are_not_all() {
+    let log = Log::default();
+    tracing::subscriber::set_global_default(log.clone()).unwrap();
+    let bed = Bed::new();
+    let mut guest = bed.guest(7);
+    bed.attach(&guest, "a");
+    for _ in 0..40 {
+        guest.until_back("2");
+        let mut keys = guest.keys(SMALL);
+        keys.retain(|(key, _)| key != "ring-ref");
+        keys.push(("ring-ref".into(), "4000".into()));
+        guest.publish(&keys, "3");
+        guest.until_back("5");
+        guest.set_state("6");
+        guest.until_back("6");
+        guest.set_state("1");
+    }
+    guest.until_back("2");
+    let all = log.0.lock().clone();
+    assert_eq!(all.len(), 8 + 2, "{all:#?}");
+    assert!(
+        all[0].starts_with("disk a, domain 7, xvda: queue 0: mapping ring-ref [4000]"),
+        "{}",
+        all[0]
+    );
+    assert!(all[9].ends_with("(32 times refused)"), "{}", all[9]);
+}
