@@ -73,7 +73,7 @@ kill -HUP "$server"
 guest_run one 60 'until [ "$(cat /sys/block/xvda/size)" = 163840 ]; do sleep 0.2; done'
 step 'a guest sees its disk grow'
 
-pvblk trace unix:/run/control --output /tmp/server &
+/add/pvblk trace unix:/run/control --output /tmp/server &
 tracer=$!
 guest_run one 120 'trace_disk xvda 3 --rw=randrw --bs=4k --iodepth=4'
 kill -INT "$tracer"
