@@ -70,7 +70,7 @@ serve() {
         command=$(await_word "run-$n" 86400)
         # In a shell of its own, so that its errors and folders stay its own.
         status=0
-        bash -c "source /lib/guest.sh; $(printf '%s' "$command" | base64 -d)" || status=$?
+        bash -ec "source /lib/guest.sh; $(printf '%s' "$command" | base64 -d)" || status=$?
         echo
         echo "guest-run-status $start-$n $status"
         n=$((n + 1))

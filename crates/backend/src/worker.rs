@@ -248,6 +248,8 @@ impl Worker {
         let on_end = berth.on_end.take();
         // The lane, its queue and its mappings are gone before anybody is told.
         drop(berth);
+        // Unmapping takes time, and deadlines of others go by the last look.
+        self.now = Instant::now();
         if let Some(f) = on_end {
             f(end);
         }

@@ -160,6 +160,11 @@ fn two_domains_of_a_name_never_have_the_disk_at_once() {
     assert_eq!(bed.daemon.read(&waits.back("state")).as_deref(), Some("1"));
     second.close();
     waits.until_back("2");
+    // Who has let go of it is not let back.
+    second.set_state("1");
+    settled(&bed, 103);
+    assert_eq!(bed.daemon.read(&second.back("state")).as_deref(), Some("6"));
+    second.set_state("6");
     let third = introduced(&bed, 10, "debian");
     bed.daemon.until_is(&third.front("state"), "1");
     settled(&bed, 102);
@@ -382,4 +387,18 @@ fn a_guest_is_seen_when_events_were_lost() {
     });
     bed.daemon
         .until_is("/local/domain/0/backend/pvblk/7/51712/state", "2");
+}
+
+/// It can watch for each new one, and would have it made anew without end.
+#[test]
+fn a_guest_that_closes_a_new_device_at_once_gets_no_other() {
+    let mut bed = Bed::with_orders(&[("a", "debian", Some(XVDA)), ("b", "other", None)]);
+    bed.server = None;
+    let guest = introduced(&bed, 7, "debian");
+    bed.attach(&guest, "a");
+    guest.set_state("6");
+    bed.start();
+    guest.until_back("6");
+    settled(&bed, 100);
+    assert_eq!(bed.daemon.read(&guest.back("state")).as_deref(), Some("6"));
 }

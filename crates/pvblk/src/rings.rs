@@ -61,7 +61,7 @@ impl DiskHost for RingHost {
         let attached = attach_queues(queues, &ended, |source, on_end| {
             self.hub.attach_detachable(disk, source, on_end)
         })?;
-        tracing::info!("disk {}: {front} attached, {count} queues", disk.name());
+        tracing::debug!("disk {}: {front} attached, {count} queues", disk.name());
         Ok(attached)
     }
 }

@@ -135,7 +135,12 @@ impl Connector for LocalConnector {
         let queues = self.queues(&memory, front);
         // Channels that no queue named are of no use, and of no use after an error.
         self.channels.clear();
-        self.serving.attach(queues?)
+        let queues = queues?;
+        let (name, count) = (self.name(), queues.len());
+        let disk = self.serving.attach(queues)?;
+        self.serving
+            .connected(format_args!("{name}: {count} queues"));
+        Ok(disk)
     }
 
     fn disconnect(&mut self) -> bool {

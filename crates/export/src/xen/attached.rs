@@ -23,6 +23,8 @@ pub(super) struct Attached {
     pub guest: Option<String>,
     /// Closed with a front end of an earlier server; told once.
     left_over: bool,
+    /// It may not begin now; see [`BackendNegotiation::set_held`].
+    held: bool,
     state: XenbusState,
     /// When a close that lasts is told.
     pub deadline: Option<Instant>,
@@ -39,6 +41,7 @@ impl Attached {
             connector,
             guest: None,
             left_over: false,
+            held: false,
             state: XenbusState::Initialising,
             deadline: None,
         }
@@ -57,6 +60,17 @@ impl Attached {
     pub fn has_disk(&self) -> bool {
         matches!(self.state(), XenbusState::InitWait | XenbusState::Connected)
             || self.connector.serving.is_running()
+    }
+
+    /// Whether it may begin is for the server to say, before each step. True if that is new.
+    pub fn set_held(&mut self, held: bool) -> bool {
+        self.negotiation.set_held(held);
+        std::mem::replace(&mut self.held, held) != held
+    }
+
+    /// True if it may have wanted to begin, and was not let.
+    pub fn is_held(&self) -> bool {
+        self.held && self.state() != XenbusState::Connected
     }
 
     /// True once the front end of an earlier server has closed: it won't come back to this device, and is to get the disk by name.
@@ -100,7 +114,7 @@ impl Attached {
                         self.name()
                     );
                 }
-                self.left_over = true;
+                self.left_over = !fresh;
                 self.negotiation
                     .close(&mut self.store, &mut self.connector)?;
             }
@@ -124,9 +138,11 @@ impl Attached {
 
     /// Somebody, maybe we, wrote to our directory: the toolstack asks for the end by `online` and `state`.
     pub fn own_changed(&mut self) -> Result<(), Error> {
-        // Where our own step has just overwritten the state that it asked for, `online` still tells.
-        let asked =
-            self.is_offline()? || matches!(self.store.own("state")?.as_deref(), Some("5" | "6"));
+        // Where our own step has just overwritten the state that it asked for, `online` still tells; so it does before we have written any,
+        // where the state is an earlier server's.
+        let begun = self.state() != XenbusState::Initialising;
+        let asked = self.is_offline()?
+            || begun && matches!(self.store.own("state")?.as_deref(), Some("5" | "6"));
         let open = !matches!(self.state(), XenbusState::Closing | XenbusState::Closed);
         if asked && open {
             return self.close();
@@ -185,6 +201,8 @@ impl Attached {
         }
         tracing::debug!("{}: {} → {state}", self.name(), self.state);
         self.state = state;
+        // It came back by itself.
+        self.left_over &= state != XenbusState::InitWait;
         self.deadline = (state == XenbusState::Closing).then(|| Instant::now() + CLOSING_TIME);
     }
 

@@ -83,12 +83,13 @@ impl Connector for XenConnector {
         let queues = queues.collect::<Result<Vec<_>, Error>>()?;
         let (count, pages) = (queues.len(), front.ring.pages());
         let disk = self.serving.attach(queues)?;
-        tracing::info!(
-            "disk {}, {}: {count} queues of {pages} pages, grants {}",
-            self.serving.disk,
-            self.serving.front,
-            if persistent { "persistent" } else { "copied" }
+        let (name, kept) = (
+            self.name(),
+            if persistent { "persistent" } else { "copied" },
         );
+        self.serving.connected(format_args!(
+            "{name}: {count} queues of {pages} pages, grants {kept}"
+        ));
         Ok(disk)
     }
 

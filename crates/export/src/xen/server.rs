@@ -398,27 +398,38 @@ impl Control {
         Ok(())
     }
 
-    /// Starts the handshake, unless requests of somebody who is gone are still at work on the disk: an old write could land on
-    /// a newer one (docs/decisions/0006-reconnect.md). Nor while an earlier domain of the guest to which the disk goes by name has it:
-    /// a guest that reboots, or is restored, is two for a moment.
-    fn begin(&mut self, node: Node) {
+    /// True while a device may not begin: requests of somebody who is gone are still at work on the disk, and an old write could land on
+    /// a newer one (docs/decisions/0006-reconnect.md); or another domain of the guest to which the disk goes by name has it: a guest
+    /// that reboots, or is restored, is two for a moment. Nor does anybody begin when the server stops.
+    fn is_held(&self, node: Node) -> bool {
         let Some(mine) = self.attached.get(&node) else {
-            return;
+            return false;
         };
         let disk = &mine.connector.serving.disk;
         let gone = |c: &XenConnector| c.serving.disk == *disk && c.serving.is_detaching();
-        let others = self.attached.values().map(|a| &a.connector);
-        let earlier = |a: &&Attached| {
-            a.connector.serving.disk == *disk
-                && mine.guest.is_some()
-                && a.guest == mine.guest
-                && a.node.domid != node.domid
-                && a.has_disk()
+        let mut others = self.attached.values().filter(|a| a.node != node);
+        self.stopping.is_some()
+            || self.draining.values().any(gone)
+            || others.any(|a| {
+                let earlier = mine.guest.is_some() && a.guest == mine.guest;
+                gone(&a.connector)
+                    || earlier
+                        && a.connector.serving.disk == *disk
+                        && a.node.domid != node.domid
+                        && a.has_disk()
+            })
+    }
+
+    /// Starts the handshake, where that is allowed.
+    fn begin(&mut self, node: Node) {
+        let held = self.is_held(node);
+        let Some(attached) = self.attached.get_mut(&node) else {
+            return;
         };
-        if let Some(a) = self.attached.values().find(earlier) {
-            tracing::info!("{} waits for domain {}", mine.name(), a.node.domid);
-        } else if !others.chain(self.draining.values()).any(gone) {
-            self.with(node, Attached::start);
+        match (held, attached.set_held(held)) {
+            (false, _) => self.with(node, Attached::start),
+            (true, true) => tracing::info!("{}: somebody else has the disk yet", attached.name()),
+            (true, false) => {}
         }
     }
 
@@ -432,10 +443,15 @@ impl Control {
             }
         }
         if std::mem::take(&mut self.freed) {
-            let waits = |a: &&Attached| a.state() == XenbusState::Initialising;
-            let waiting = self.attached.values().filter(waits).map(|a| a.node);
-            let waiting: Vec<Node> = waiting.collect();
-            waiting.into_iter().for_each(|node| self.begin(node));
+            let waits = |a: &&Attached| a.state() == XenbusState::Initialising || a.is_held();
+            let waiting = self.attached.values().filter(waits);
+            let waiting: Vec<(Node, XenbusState)> = waiting.map(|a| (a.node, a.state())).collect();
+            for (node, state) in waiting {
+                match state {
+                    XenbusState::Initialising => self.begin(node),
+                    _ => self.with(node, Attached::front_changed),
+                }
+            }
         }
     }
 
@@ -505,9 +521,11 @@ impl Control {
     }
 
     fn with(&mut self, node: Node, step: impl FnOnce(&mut Attached) -> Result<(), Error>) {
+        let held = self.is_held(node);
         let Some(attached) = self.attached.get_mut(&node) else {
             return;
         };
+        attached.set_held(held);
         let had = attached.has_disk();
         if let Err(e) = step(attached) {
             tracing::warn!("{}: {e}", attached.name());

@@ -44,7 +44,7 @@ impl Store for NodeStore {
             Ok(value) => value.filter(|v| v.len() <= MAX_VALUE),
             Err(e) => {
                 // The same as a key that isn't there: the handshake goes on when it can be read.
-                tracing::warn!("{e}");
+                tracing::debug!("{e}");
                 None
             }
         }

@@ -50,6 +50,8 @@ enum Phase {
 pub struct BackendNegotiation {
     offers: BackendOffers,
     online: bool,
+    /// Nobody may begin now.
+    held: bool,
     phase: Phase,
 }
 
@@ -59,6 +61,7 @@ impl BackendNegotiation {
         BackendNegotiation {
             offers,
             online,
+            held: false,
             phase: Phase::Start,
         }
     }
@@ -77,6 +80,12 @@ impl BackendNegotiation {
     /// The toolstack takes the disk away (or gives it back): whether a front end that left may come back.
     pub fn set_online(&mut self, online: bool) {
         self.online = online;
+    }
+
+    /// While held, no front end connects, and none that has closed is let back: somebody else's requests are at work on the disk, or it is
+    /// theirs. What they want is seen at the next [`BackendNegotiation::peer_changed`].
+    pub fn set_held(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// Publishes the offers and waits for a front end: state InitWait.
@@ -105,6 +114,9 @@ impl BackendNegotiation {
         match (self.phase, front) {
             (Phase::Start, _) => Ok(()),
             (Phase::InitWait, XenbusState::Unknown | XenbusState::Initialising) => Ok(()),
+            (Phase::InitWait, XenbusState::Initialised | XenbusState::Connected) if self.held => {
+                Ok(())
+            }
             // Some front ends skip Initialised.
             (Phase::InitWait, XenbusState::Initialised | XenbusState::Connected) => {
                 self.connect(store, connector)
@@ -244,7 +256,8 @@ impl BackendNegotiation {
         {
             self.enter(store, Phase::Closed, Vec::new())?;
         }
-        if self.phase == Phase::Closed && self.online && front == Some(XenbusState::Initialising) {
+        let comes_back = self.online && front == Some(XenbusState::Initialising);
+        if self.phase == Phase::Closed && comes_back && !self.held {
             self.start(store)?;
         }
         Ok(())

@@ -100,11 +100,13 @@ pub(crate) struct Serving {
     resize_noted: Arc<AtomicBool>,
     /// Connections that ended for a reason.
     refusals: u64,
+    /// Those that were made.
+    connections: u64,
 }
 
-/// Refusals of one device that are all logged. Of those after it only each that doubles their number: a front end can come back
-/// as often as it likes.
-const LOGGED_REFUSALS: u64 = 8;
+/// Connections of one device, and refusals, that are all logged. Of those after it only each that doubles their number: a front
+/// end can come back as often as it likes.
+const LOGGED: u64 = 8;
 
 impl Serving {
     /// Nothing at work yet, for the connection `id`, to the disk and front end of these names.
@@ -127,6 +129,7 @@ impl Serving {
             running: None,
             resize_noted: Arc::default(),
             refusals: 0,
+            connections: 0,
         }
     }
 
@@ -134,9 +137,18 @@ impl Serving {
     pub fn refuse(&mut self, name: &str, why: &str) {
         self.refusals += 1;
         match self.refusals {
-            0..=LOGGED_REFUSALS => tracing::warn!("{name}: {why}"),
+            0..=LOGGED => tracing::warn!("{name}: {why}"),
             n if n.is_power_of_two() => tracing::warn!("{name}: {why} ({n} times refused)"),
             _ => {}
+        }
+    }
+
+    /// Logs that a connection was made.
+    pub fn connected(&mut self, what: std::fmt::Arguments<'_>) {
+        self.connections += 1;
+        let n = self.connections;
+        if n <= LOGGED || n.is_power_of_two() {
+            tracing::info!("{what}");
         }
     }
 

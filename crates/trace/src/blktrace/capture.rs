@@ -3,13 +3,16 @@
 use super::{ReadError, Reader, Step, dropped, name};
 use crate::guest::{GuestClock, NoClock};
 use crate::{Action, Device, Event};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 /// Most notes kept; files from elsewhere may give cause for any number.
 const MAX_NOTES: usize = 100;
+/// Most disks of a guest that are looked at: those with most requests.
+const MOST_GUEST_DEVICES: usize = 16;
 /// Most messages kept.
 const MAX_MESSAGES: usize = 10_000;
 
@@ -130,19 +133,25 @@ impl Capture {
                 "disk {disk} has a front end in the capture already"
             ));
         }
-        let of = |events: &[Event], device: Device| -> Vec<Event> {
-            events
-                .iter()
-                .filter(|e| e.device == device)
-                .copied()
-                .collect()
-        };
-        let ours = of(&self.events, *back);
-        let issued = guest.events.iter().filter(|e| e.action == Action::Issue);
-        let devices: BTreeSet<Device> = issued.map(|e| e.device).collect();
+        let ours: Vec<Event> = self
+            .events
+            .iter()
+            .filter(|e| e.device == *back)
+            .copied()
+            .collect();
+        // Its file may name any number of devices.
+        let mut theirs: HashMap<Device, (usize, Vec<Event>)> = HashMap::new();
+        for event in &guest.events {
+            let (issued, events) = theirs.entry(event.device).or_default();
+            *issued += usize::from(event.action == Action::Issue);
+            events.push(*event);
+        }
+        let mut theirs: Vec<_> = theirs.into_iter().collect();
+        theirs.sort_by_key(|(device, (issued, _))| (Reverse(*issued), *device));
+        theirs.truncate(MOST_GUEST_DEVICES);
         let mut best = (Device::default(), Err::<GuestClock, _>(NoClock::TooFew(0)));
-        for device in devices {
-            let clock = GuestClock::set(&of(&guest.events, device), &ours);
+        for (device, (_, events)) in &theirs {
+            let clock = GuestClock::set(events, &ours);
             let better = match (&clock, &best.1) {
                 (Ok(this), Ok(that)) => this.requests > that.requests,
                 (Ok(_), Err(_)) => true,
@@ -151,7 +160,7 @@ impl Capture {
                 (Err(_), Ok(_)) => false,
             };
             if better {
-                best = (device, clock);
+                best = (*device, clock);
             }
         }
         let (device, clock) = best;
@@ -161,7 +170,8 @@ impl Capture {
         let mut free = (device.minor()..).map(|minor| Device::new(device.major(), minor));
         let as_device = free.find(|d| !taken(d)).unwrap_or(device);
         // From which partition a request came is not told: the whole disk is the uppermost floor.
-        let seen = of(&guest.events, device).into_iter();
+        let seen = theirs.into_iter().filter(|(d, _)| *d == device);
+        let seen = seen.flat_map(|(_, (_, events))| events);
         let seen = seen.filter(|e| e.action != Action::Remap).map(|e| Event {
             time_ns: clock.server_ns(e.time_ns),
             device: as_device,
