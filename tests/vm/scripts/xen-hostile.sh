@@ -39,7 +39,7 @@ tr -d '\r' </out/evil.console | grep -e '^  '
 
 rounds() { grep -c 'good round' /out/good.console || true; }
 before=$(rounds)
-until [ "$(rounds)" -gt $((before + 1)) ]; do kill -0 "$checking" && sleep 0.5; done
+until [ "$(rounds)" -gt $((before + 1)) ]; do kill -0 "$checking"; sleep 0.5; done
 guest_tell good enough
 wait "$checking"
 step "the other guest's disk went on, $(rounds) rounds of checked data"

@@ -407,17 +407,17 @@ impl Control {
         };
         let disk = &mine.connector.serving.disk;
         let gone = |c: &XenConnector| c.serving.disk == *disk && c.serving.is_detaching();
+        let has_it = |a: &Attached| {
+            let namesake = mine.guest.is_some() && a.guest == mine.guest;
+            namesake
+                && a.node.domid != node.domid
+                && a.connector.serving.disk == *disk
+                && a.has_disk()
+        };
         let mut others = self.attached.values().filter(|a| a.node != node);
         self.stopping.is_some()
             || self.draining.values().any(gone)
-            || others.any(|a| {
-                let earlier = mine.guest.is_some() && a.guest == mine.guest;
-                gone(&a.connector)
-                    || earlier
-                        && a.connector.serving.disk == *disk
-                        && a.node.domid != node.domid
-                        && a.has_disk()
-            })
+            || others.any(|a| gone(&a.connector) || has_it(a))
     }
 
     /// Starts the handshake, where that is allowed.

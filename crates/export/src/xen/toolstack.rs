@@ -58,7 +58,7 @@ pub(super) fn free_device(
     domid: u16,
     is_taken: impl Fn(u32) -> bool,
 ) -> Result<u32, Error> {
-    let there = list(&format!("/local/domain/{domid}/device/vbd"))?.unwrap_or_default();
+    let there = list(&format!("{DOMAINS}/{domid}/device/vbd"))?.unwrap_or_default();
     let free = |devid: &u32| !there.contains(&devid.to_string()) && !is_taken(*devid);
     let names = (b'a'..=b'p').map(|letter| format!("xvd{}", char::from(letter)));
     let mut numbers = names.filter_map(|name| parse_device(&name).ok());
