@@ -1,11 +1,12 @@
 //! [`Backend`]: a fixed set of workers, and the disks they serve.
 
+use crate::budget::Budget;
 use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::source::RequestSource;
-use crate::worker::{Command, LaneId, Mailbox, OnEnd, Worker};
+use crate::worker::{Command, LaneId, LaneWaker, Mailbox, OnEnd, Worker};
 use pvblk_block::trace::{Tracer, Tracing};
-use pvblk_block::{BlockDevice, Error, Queue, QueueContext};
+use pvblk_block::{BlockDevice, DiskThreads, Error, Queue, QueueContext};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -41,7 +42,12 @@ pub struct Disk {
     next_queue: AtomicU32,
     tracing: Tracing,
     floor: &'static str,
+    aside: Arc<DiskThreads>,
+    memory: Arc<Budget>,
 }
+
+/// Threads for slow calls to a disk's device, besides those that the device has itself.
+const ASIDE_THREADS: usize = 2;
 
 impl Disk {
     /// A disk of this name over a device. Traces tell the lanes' own events under the name `back`: Q when a request
@@ -54,7 +60,26 @@ impl Disk {
             next_queue: AtomicU32::new(0),
             tracing,
             floor: "back",
+            aside: Arc::new(DiskThreads::new("pvblk-aside", ASIDE_THREADS)),
+            memory: Budget::unlimited(),
         }
+    }
+
+    /// The same with a bound for the bytes that its peers may make the server hold.
+    #[must_use]
+    pub fn with_memory(mut self, memory: Arc<Budget>) -> Disk {
+        self.memory = memory;
+        self
+    }
+
+    /// What holds its peers' data, replies and requests on their way counts here.
+    pub fn memory(&self) -> &Arc<Budget> {
+        &self.memory
+    }
+
+    /// Threads for calls to its device that may take long: extents, refresh, questions, its end.
+    pub fn aside(&self) -> &Arc<DiskThreads> {
+        &self.aside
     }
 
     /// Its name.
@@ -155,13 +180,17 @@ impl Backend {
     pub fn attach(
         &self,
         disk: &Disk,
-        source: Box<dyn RequestSource>,
+        mut source: Box<dyn RequestSource>,
         on_end: OnEnd,
     ) -> Result<SourceId, Error> {
-        let lane = Box::new(Lane::open(disk, source)?);
         let id = LaneId(self.next_lane.fetch_add(1, Ordering::Relaxed));
         let worker = self.least_loaded();
         let mailbox = &self.mailboxes[worker];
+        source.bind(LaneWaker {
+            mailbox: Arc::clone(mailbox),
+            lane: id,
+        });
+        let lane = Box::new(Lane::open(disk, source)?);
         mailbox.lanes.fetch_add(1, Ordering::Relaxed);
         mailbox.send(Command::Attach(id, lane, on_end));
         Ok(SourceId { lane: id, worker })

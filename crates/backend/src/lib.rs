@@ -8,6 +8,7 @@
 
 mod backend;
 mod blkif;
+mod budget;
 mod gate;
 mod grants;
 mod lane;
@@ -21,6 +22,7 @@ mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
+pub use budget::{Budget, Claim};
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
 pub use lane::Lane;
@@ -32,4 +34,4 @@ pub use pressure::{
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};
 pub use spare::SpareRequests;
-pub use worker::OnEnd;
+pub use worker::{LaneWaker, OnEnd};

@@ -1,5 +1,6 @@
 //! What the back end serves: anything that yields requests and takes completions.
 
+use crate::worker::LaneWaker;
 use pvblk_block::{Completion, Error, Readiness, Request};
 use std::os::fd::BorrowedFd;
 
@@ -46,6 +47,10 @@ pub struct Pulled {
 pub trait RequestSource: Send {
     /// For the log: which disk, which queue.
     fn describe(&self) -> String;
+
+    /// Called once, before anything else: with `waker` other threads can have the source pulled from when they have
+    /// something for it that [`RequestSource::wait_fd`] doesn't tell.
+    fn bind(&mut self, _waker: LaneWaker) {}
 
     /// Most requests in flight at once, at least 1.
     fn depth(&self) -> u32;

@@ -27,7 +27,22 @@ pub struct LaneId(pub u64);
 pub enum Command {
     Attach(LaneId, Box<Lane>, OnEnd),
     Detach(LaneId),
+    Wake(LaneId),
     Exit,
+}
+
+/// Wakes a lane from any thread: its source has something to do that its descriptor doesn't tell.
+#[derive(Clone)]
+pub struct LaneWaker {
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) lane: LaneId,
+}
+
+impl LaneWaker {
+    /// The lane pulls from its source soon, unless it is gone. Never blocks.
+    pub fn wake(&self) {
+        self.mailbox.send(Command::Wake(self.lane));
+    }
 }
 
 /// What others see of a worker.
@@ -146,22 +161,24 @@ impl Worker {
         for command in commands {
             match command {
                 Command::Attach(id, lane, on_end) => self.attach(id, lane, on_end),
-                Command::Detach(id) => {
-                    let found = self
-                        .berths
-                        .iter_mut()
-                        .position(|b| b.as_ref().is_some_and(|b| b.id == id));
-                    if let Some(index) = found {
-                        if let Some(b) = &mut self.berths[index] {
-                            b.lane.stop();
-                        }
-                        self.wake(index);
-                    }
-                }
+                Command::Detach(id) => self.reach(id, Lane::stop),
+                Command::Wake(id) => self.reach(id, Lane::poll_source),
                 Command::Exit => exit = true,
             }
         }
         exit
+    }
+
+    /// Tells a lane something and wakes it, if it is still here.
+    fn reach(&mut self, id: LaneId, tell: impl FnOnce(&mut Lane)) {
+        let is_it = |b: &Option<Berth>| b.as_ref().is_some_and(|b| b.id == id);
+        let Some(index) = self.berths.iter().position(is_it) else {
+            return;
+        };
+        if let Some(b) = &mut self.berths[index] {
+            tell(&mut b.lane);
+        }
+        self.wake(index);
     }
 
     fn attach(&mut self, id: LaneId, lane: Box<Lane>, on_end: OnEnd) {

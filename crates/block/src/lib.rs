@@ -27,6 +27,7 @@ mod limits;
 pub mod memory;
 mod queue;
 mod request;
+mod threads;
 pub mod trace;
 
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -40,3 +41,4 @@ pub use limits::{Capacity, Limits};
 pub use pvblk_sys::{Buffer, Region};
 pub use queue::Queue;
 pub use request::{Completion, Op, Request, RequestFlags, SECTOR, SECTOR_SHIFT, Status};
+pub use threads::{DiskThreads, Job};
