@@ -4,12 +4,13 @@ use crate::budget::Budget;
 use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::source::RequestSource;
-use crate::worker::{Command, LaneId, LaneWaker, Mailbox, OnEnd, Worker};
+use crate::stall::Stall;
+use crate::worker::watchdog::{Attention, Watchdog};
+use crate::worker::{Command, LaneId, LaneWaker, OnEnd, Seat};
 use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{BlockDevice, DiskThreads, Error, Queue, QueueContext};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How a back end runs.
@@ -44,6 +45,7 @@ pub struct Disk {
     floor: &'static str,
     aside: Arc<DiskThreads>,
     memory: Arc<Budget>,
+    stall: Arc<Stall>,
 }
 
 /// Threads for slow calls to a disk's device, besides those that the device has itself.
@@ -62,6 +64,7 @@ impl Disk {
             floor: "back",
             aside: Arc::new(DiskThreads::new("pvblk-aside", ASIDE_THREADS)),
             memory: Budget::unlimited(),
+            stall: Arc::default(),
         }
     }
 
@@ -75,6 +78,11 @@ impl Disk {
     /// What holds its peers' data, replies and requests on their way counts here.
     pub fn memory(&self) -> &Arc<Budget> {
         &self.memory
+    }
+
+    /// Whether a lane of it is blocked in a call.
+    pub fn stall(&self) -> &Arc<Stall> {
+        &self.stall
     }
 
     /// Threads for calls to its device that may take long: extents, refresh, questions, its end.
@@ -128,51 +136,44 @@ pub struct SourceId {
 /// Workers that serve any number of sources. Dropping it ends all sources at once, also those with
 /// requests in flight: where answers matter, detach them and wait for their `on_end` first.
 pub struct Backend {
-    mailboxes: Vec<Arc<Mailbox>>,
-    threads: Vec<JoinHandle<()>>,
+    seats: Vec<Arc<Seat>>,
+    watchdog: Option<Watchdog>,
     next_lane: AtomicU64,
 }
 
+/// How long the end of the back end waits for a worker that is blocked.
+const LAST_CALL: Duration = Duration::from_secs(5);
+
 impl Backend {
-    /// Starts the workers.
+    /// Starts the workers, and the watchdog that replaces a worker's thread when it is blocked.
     pub fn start(options: &BackendOptions) -> Result<Backend, Error> {
         let count = match options.workers {
             0 => pvblk_sys::cpu::allowed().len().max(1),
             n => n,
         };
+        let os = |e| Error::os("starting a worker", e);
+        let attention = Arc::new(Attention::default());
         let mut backend = Backend {
-            mailboxes: Vec::new(),
-            threads: Vec::new(),
+            seats: Vec::new(),
+            watchdog: None,
             next_lane: AtomicU64::new(1),
         };
         for i in 0..count {
-            let os = |e| Error::os("starting a worker", e);
-            let mailbox = Arc::new(Mailbox::new().map_err(os)?);
-            let worker = Worker::new(Arc::clone(&mailbox), options.spin_max).map_err(os)?;
             let pin = (!options.pin.is_empty()).then(|| options.pin[i % options.pin.len()]);
-            let thread = std::thread::Builder::new()
-                .name(format!("pvblk-worker-{i}"))
-                .stack_size(512 * 1024)
-                .spawn(move || {
-                    if let Some(cpu) = pin
-                        && let Err(e) = pvblk_sys::cpu::pin(cpu)
-                    {
-                        tracing::warn!("keeping worker {i} on CPU {cpu}: {e}");
-                    }
-                    // Modelled and timed completions are due to the microsecond.
-                    let _ = pvblk_sys::cpu::set_timer_slack_ns(1000);
-                    worker.run();
-                })
-                .map_err(os)?;
-            backend.mailboxes.push(mailbox);
-            backend.threads.push(thread);
+            let name = format!("pvblk-worker-{i}");
+            let (seat, roster) =
+                Seat::new(name, options.spin_max, pin, Arc::clone(&attention)).map_err(os)?;
+            seat.start(move |_| Some(roster)).map_err(os)?;
+            backend.seats.push(seat);
         }
+        let watchdog = Watchdog::start(backend.seats.clone(), &attention);
+        backend.watchdog = Some(watchdog.map_err(|e| Error::os("starting the watchdog", e))?);
         Ok(backend)
     }
 
     /// Number of workers.
     pub fn workers(&self) -> usize {
-        self.mailboxes.len()
+        self.seats.len()
     }
 
     /// Serves `source` from `disk` on the least loaded worker. `on_end` is called once, on the worker,
@@ -185,7 +186,7 @@ impl Backend {
     ) -> Result<SourceId, Error> {
         let id = LaneId(self.next_lane.fetch_add(1, Ordering::Relaxed));
         let worker = self.least_loaded();
-        let mailbox = &self.mailboxes[worker];
+        let mailbox = &self.seats[worker].mailbox;
         source.bind(LaneWaker {
             mailbox: Arc::clone(mailbox),
             lane: id,
@@ -197,30 +198,28 @@ impl Backend {
     }
 
     fn least_loaded(&self) -> usize {
-        let load = |m: &Arc<Mailbox>| m.lanes.load(Ordering::Relaxed);
-        (0..self.mailboxes.len())
-            .min_by_key(|&i| load(&self.mailboxes[i]))
+        let load = |s: &Arc<Seat>| s.mailbox.lanes.load(Ordering::Relaxed);
+        (0..self.seats.len())
+            .min_by_key(|&i| load(&self.seats[i]))
             .unwrap_or(0)
     }
 
     /// Stops a source after what it has outstanding is answered. Its `on_end` is called with
     /// [`crate::SourceEnd::Closed`], unless it had ended already.
     pub fn detach(&self, id: SourceId) {
-        self.mailboxes[id.worker].send(Command::Detach(id.lane));
+        self.seats[id.worker].mailbox.send(Command::Detach(id.lane));
     }
 }
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        for m in &self.mailboxes {
-            m.send(Command::Exit);
+        for seat in &self.seats {
+            seat.mailbox.send(Command::Exit);
         }
-        for t in self.threads.drain(..) {
-            if t.thread().id() == std::thread::current().id() {
-                continue; // the last owner was a callback on a worker
-            }
-            if t.join().is_err() {
-                tracing::error!("a worker panicked");
+        for seat in &self.seats {
+            // The last owner may be a callback on a worker, which can't wait for itself.
+            if !seat.is_current() && !seat.wait_over(LAST_CALL) {
+                tracing::error!("{} is blocked: what it was doing is given up", seat.name());
             }
         }
     }

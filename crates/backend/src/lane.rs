@@ -16,10 +16,12 @@
 use crate::backend::Disk;
 use crate::gate::Pass;
 use crate::source::{RequestSource, SourceEnd};
+use crate::stall::Stall;
 use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, Status};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Tags from here on are the lane's own; a source's are below.
@@ -64,6 +66,7 @@ pub struct Lane {
     /// For sources whose poll is a system call: the descriptor was reported readable.
     may_pull: bool,
     tracer: Tracer,
+    stall: Arc<Stall>,
 }
 
 impl Lane {
@@ -86,6 +89,7 @@ impl Lane {
             end: None,
             may_pull: true,
             tracer,
+            stall: Arc::clone(disk.stall()),
         })
     }
 
@@ -410,6 +414,11 @@ impl Lane {
     /// The device queue's descriptor; it may appear with the first request.
     pub fn device_fd(&self) -> Option<BorrowedFd<'_>> {
         self.queue.wait_fd()
+    }
+
+    /// Whether lanes of its disk are blocked.
+    pub(crate) fn stall(&self) -> &Arc<Stall> {
+        &self.stall
     }
 
     /// For the log.

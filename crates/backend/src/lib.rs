@@ -18,6 +18,7 @@ mod pressure;
 mod source;
 mod sources;
 mod spare;
+mod stall;
 mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
@@ -34,4 +35,5 @@ pub use pressure::{
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};
 pub use spare::SpareRequests;
+pub use stall::Stall;
 pub use worker::{LaneWaker, OnEnd};

@@ -18,6 +18,7 @@
 
 pub mod alloc;
 mod asan;
+mod baton;
 mod buffer;
 pub mod cpu;
 mod eventfd;
@@ -35,6 +36,7 @@ pub mod uring;
 pub mod xen;
 pub mod xor;
 
+pub use baton::{Baton, Holder};
 pub use buffer::{Buffer, gather, scatter, total_len};
 pub use eventfd::EventFd;
 pub use idle::{Idle, POISON, poison_released_memory};

@@ -22,6 +22,14 @@ pub fn memory(pid: Option<u32>) -> io::Result<ProcessMemory> {
     })
 }
 
+/// The kernel's letter for the state of a thread of this process (`proc_pid_stat(5)`): `R` runs or waits for a CPU, `S` and `D` sleep.
+/// `None`: there is no such thread, or no `/proc`.
+pub fn thread_state(tid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
+    // The name before it may hold anything, parentheses too.
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
 fn rss_anon(status: &str) -> u64 {
     let line = status
         .lines()
@@ -52,6 +60,28 @@ fn shared_mapped(maps: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_runs_is_told_from_one_that_sleeps() {
+        let mine = rustix::thread::gettid().as_raw_nonzero().get();
+        assert_eq!(thread_state(mine), Some('R'));
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get())
+                .unwrap();
+            ended.recv().unwrap();
+        });
+        let tid = told.recv().unwrap();
+        let start = std::time::Instant::now();
+        while thread_state(tid) != Some('S') {
+            assert!(start.elapsed().as_secs() < 60, "it never sleeps");
+            std::thread::yield_now();
+        }
+        end.send(()).unwrap();
+        thread.join().unwrap();
+        assert_eq!(thread_state(i32::MAX), None);
+    }
 
     #[test]
     fn the_kernels_lines_are_read() {

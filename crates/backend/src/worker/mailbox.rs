@@ -1,0 +1,74 @@
+//! What others tell a worker.
+
+use crate::lane::Lane;
+use crate::source::SourceEnd;
+use parking_lot::Mutex;
+use pvblk_sys::EventFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Called once when a lane is over.
+pub type OnEnd = Box<dyn FnOnce(SourceEnd) + Send>;
+
+/// Names a lane for its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaneId(pub u64);
+
+pub enum Command {
+    Attach(LaneId, Box<Lane>, OnEnd),
+    Detach(LaneId),
+    Wake(LaneId),
+    /// From a thread that was replaced while it was in a call: the lane, or `None` if the lane was dropped there.
+    Back(LaneId, Option<Box<Lane>>),
+    Exit,
+}
+
+/// Wakes a lane from any thread: its source has something to do that its descriptor doesn't tell.
+#[derive(Clone)]
+pub struct LaneWaker {
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) lane: LaneId,
+}
+
+impl LaneWaker {
+    /// The lane pulls from its source soon, unless it is gone. Never blocks.
+    pub fn wake(&self) {
+        self.mailbox.send(Command::Wake(self.lane));
+    }
+}
+
+/// Commands for a worker, and how many lanes it has.
+pub struct Mailbox {
+    commands: Mutex<Vec<Command>>,
+    pending: AtomicBool,
+    pub(super) bell: EventFd,
+    /// Lanes that are or will be here.
+    pub lanes: AtomicUsize,
+}
+
+impl Mailbox {
+    pub fn new() -> std::io::Result<Mailbox> {
+        Ok(Mailbox {
+            commands: Mutex::default(),
+            pending: AtomicBool::new(false),
+            bell: EventFd::new()?,
+            lanes: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn send(&self, command: Command) {
+        self.commands.lock().push(command);
+        self.pending.store(true, Ordering::Release);
+        self.bell.notify();
+    }
+
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take(&self) -> Vec<Command> {
+        self.pending.store(false, Ordering::Release);
+        std::mem::take(&mut *self.commands.lock())
+    }
+}

@@ -1,0 +1,446 @@
+//! A worker: a thread that owns lanes and has one place to wait.
+//!
+//! A lane is *active* (stepped in turn) or *asleep* (its descriptors are in the poller, nothing else
+//! is spent on it). A lane that finds nothing to do stays active for its spin window, because a wake-up
+//! across CPUs costs far more than a polled hand-off; then it arms both ends and sleeps. The window
+//! tunes itself between nothing and the limit: it grows when sleeps turn out short, shrinks when they
+//! are long, so that an idle disk costs no CPU.
+//!
+//! A worker is a [`Seat`], and a thread that has its [`Roster`]. While the thread is in a call of a lane, where a page fault or a hung
+//! medium can hold it up, the roster can be seized: the [watchdog](watchdog) starts a fresh thread, which goes on with all the
+//! other lanes. The thread before brings its lane back by mail when it returns, and ends.
+
+mod mailbox;
+mod pace;
+mod roster;
+pub mod watchdog;
+
+use crate::lane::Lane;
+use crate::source::SourceEnd;
+pub use mailbox::{Command, LaneId, LaneWaker, Mailbox, OnEnd};
+use parking_lot::{Condvar, Mutex};
+use pvblk_block::Readiness;
+use pvblk_sys::{Baton, Holder};
+use roster::{BELL, REST, Roster};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+use watchdog::Attention;
+
+/// Steps of active lanes between two looks at the sleeping ones.
+const STEPS_PER_LOOK: u32 = 32;
+/// Steps of the only active lane in one call.
+const STEPS_ALONE: u32 = 8;
+/// Idle steps between two offers of the CPU to others: about a microsecond.
+const STEPS_PER_YIELD: u32 = 8;
+
+/// All of a worker that outlives its thread.
+pub struct Seat {
+    name: String,
+    pin: Option<usize>,
+    pub mailbox: Arc<Mailbox>,
+    baton: Arc<Baton<Roster>>,
+    /// Of the thread that has the roster.
+    tid: AtomicI32,
+    /// It waits for its lanes.
+    asleep: AtomicBool,
+    /// It panicked in a call of a lane.
+    panicked: AtomicBool,
+    attention: Arc<Attention>,
+    over: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Seat {
+    /// A seat, and its roster for the first thread.
+    pub fn new(
+        name: String,
+        spin_max: Duration,
+        pin: Option<usize>,
+        attention: Arc<Attention>,
+    ) -> std::io::Result<(Arc<Seat>, Holder<Roster>)> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        let (baton, holder) = Baton::new(Roster::new(&mailbox, spin_max)?);
+        let seat = Seat {
+            name,
+            pin,
+            mailbox,
+            baton,
+            tid: AtomicI32::new(0),
+            asleep: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            attention,
+            over: Mutex::new(false),
+            ended: Condvar::new(),
+        };
+        Ok((Arc::new(seat), holder))
+    }
+
+    /// Its threads' name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// True on the thread that has the roster.
+    pub fn is_current(&self) -> bool {
+        self.tid.load(Ordering::Acquire) == tid()
+    }
+
+    /// Starts a thread that has the roster `take` gives it, if there is one.
+    pub fn start(
+        self: &Arc<Seat>,
+        take: impl FnOnce(&Seat) -> Option<Holder<Roster>> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let seat = Arc::clone(self);
+        let body = move || {
+            let Some(roster) = take(&seat) else {
+                return;
+            };
+            if let Some(cpu) = seat.pin
+                && let Err(e) = pvblk_sys::cpu::pin(cpu)
+            {
+                tracing::warn!("keeping {} on CPU {cpu}: {e}", seat.name);
+            }
+            // Modelled and timed completions are due to the microsecond.
+            let _ = pvblk_sys::cpu::set_timer_slack_ns(1000);
+            seat.tid.store(tid(), Ordering::Release);
+            let mut shift = Shift {
+                seat: &seat,
+                roster,
+            };
+            match catch_unwind(AssertUnwindSafe(|| shift.run())) {
+                Ok(Ok(())) => {
+                    *seat.over.lock() = true;
+                    seat.ended.notify_all();
+                }
+                Ok(Err(Replaced)) => {}
+                Err(_) => seat.panicked.store(true, Ordering::Release),
+            }
+        };
+        let thread = std::thread::Builder::new().name(self.name.clone());
+        thread.stack_size(512 * 1024).spawn(body)?;
+        Ok(())
+    }
+
+    /// Waits until the worker has exited; false if it hasn't after `patience`.
+    pub fn wait_over(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut over = self.over.lock();
+        while !*over {
+            if self.ended.wait_until(&mut over, deadline).timed_out() {
+                return *over;
+            }
+        }
+        true
+    }
+}
+
+fn tid() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// The thread was replaced while it was in a call: it has nothing any more.
+struct Replaced;
+
+/// A thread's time with the roster.
+struct Shift<'a> {
+    seat: &'a Seat,
+    roster: Holder<Roster>,
+}
+
+/// Of one call into an active lane.
+struct Stepped {
+    moved: bool,
+    end: Option<SourceEnd>,
+}
+
+impl Shift<'_> {
+    /// Runs until told to exit.
+    fn run(&mut self) -> Result<(), Replaced> {
+        let mut steps = 0u32;
+        loop {
+            if self.seat.mailbox.is_pending() {
+                self.take_commands()?;
+            }
+            if self.roster.exiting {
+                for index in 0..self.roster.berths.len() {
+                    self.remove(index, SourceEnd::Closed)?;
+                }
+                return Ok(());
+            }
+            let moved = self.step_active()?;
+            steps += 1;
+            if !moved && steps.is_multiple_of(STEPS_PER_YIELD) && !self.roster.active.is_empty() {
+                self.roster.courtesy.offer();
+            }
+            if self.roster.active.is_empty() {
+                let timeout = self.roster.next_timeout();
+                self.look(timeout)?;
+            } else if steps >= STEPS_PER_LOOK || (!moved && steps >= STEPS_PER_LOOK / 4) {
+                steps = 0;
+                self.look(Some(Duration::ZERO))?;
+            }
+        }
+    }
+
+    /// Calls a lane, if it is here. Whatever can block is done in here.
+    #[inline]
+    fn call<R>(
+        &mut self,
+        index: usize,
+        f: impl FnOnce(&mut Lane) -> R,
+    ) -> Result<Option<R>, Replaced> {
+        let Some(berth) = self.roster.berth(index) else {
+            return Ok(None);
+        };
+        let Some(mut lane) = berth.lane.take() else {
+            return Ok(None);
+        };
+        let id = berth.id;
+        let (result, kept) = self.roster.away(|| f(&mut lane));
+        if !kept {
+            self.seat.mailbox.send(Command::Back(id, Some(lane)));
+            return Err(Replaced);
+        }
+        if let Some(berth) = self.roster.berth(index) {
+            berth.lane = Some(lane);
+        }
+        Ok(Some(result))
+    }
+
+    fn take_commands(&mut self) -> Result<(), Replaced> {
+        for command in self.seat.mailbox.take() {
+            match command {
+                Command::Attach(id, lane, on_end) => {
+                    if let Err((e, lane, on_end)) = self.roster.admit(id, lane, on_end) {
+                        let what = format!("{}: waiting for it", lane.describe());
+                        self.seat.mailbox.lanes.fetch_sub(1, Ordering::Relaxed);
+                        drop(lane);
+                        on_end(SourceEnd::Broken(pvblk_block::Error::os(what, e)));
+                    }
+                }
+                Command::Detach(id) => self.reach(id, true),
+                Command::Wake(id) => self.reach(id, false),
+                Command::Back(id, lane) => self.roster.lane_back(id, lane),
+                Command::Exit => self.roster.exiting = true,
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells a lane to stop, or that there may be something to pull, and wakes it.
+    fn reach(&mut self, id: LaneId, stop: bool) {
+        let Some(index) = self.roster.find(id) else {
+            return;
+        };
+        if let Some(berth) = self.roster.berth(index) {
+            berth.stop |= stop;
+            if let Some(lane) = &mut berth.lane {
+                match stop {
+                    true => lane.stop(),
+                    false => lane.poll_source(),
+                }
+            }
+        }
+        self.roster.wake(index);
+    }
+
+    /// Steps each active lane; true if anything moved.
+    fn step_active(&mut self) -> Result<bool, Replaced> {
+        let mut moved = false;
+        let mut i = 0;
+        while i < self.roster.active.len() {
+            let index = self.roster.active[i];
+            let rounds = match self.roster.active.len() {
+                1 => STEPS_ALONE,
+                _ => 1,
+            };
+            let Some(berth) = self.roster.berth(index) else {
+                self.roster.active.swap_remove(i);
+                continue;
+            };
+            if berth.stall.is_on() {
+                self.roster.active.swap_remove(i);
+                self.roster.park(index);
+                continue;
+            }
+            let deaf = !berth.interest.0;
+            let stepped = self.call(index, |lane| steps(lane, rounds, deaf))?;
+            let Some(Stepped { moved: it, end }) = stepped else {
+                self.roster.active.swap_remove(i);
+                continue;
+            };
+            if it {
+                if let Some(berth) = self.roster.berth(index) {
+                    berth.idle_since = None;
+                }
+                moved = true;
+                i += 1;
+            } else if let Some(end) = end {
+                self.roster.active.swap_remove(i);
+                self.remove(index, end)?;
+            } else if self.try_sleep(index)? {
+                self.roster.active.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn remove(&mut self, index: usize, end: SourceEnd) -> Result<(), Replaced> {
+        let roster = &mut *self.roster;
+        let Some(Some(berth)) = roster.berths.get_mut(index) else {
+            return Ok(());
+        };
+        if berth.lane.is_none() {
+            return Ok(()); // a thread that was replaced has it
+        }
+        berth.leave(&roster.poller);
+        if let Some(at) = berth.deadline.take() {
+            roster.deadlines.remove(&(at, index));
+        }
+        let (id, lane, on_end) = (berth.id, berth.lane.take(), berth.on_end.take());
+        self.seat.mailbox.lanes.fetch_sub(1, Ordering::Relaxed);
+        // The lane, its queue and its mappings are gone before anybody is told.
+        let ((), kept) = self.roster.away(|| {
+            drop(lane);
+            if let Some(f) = on_end {
+                f(end);
+            }
+        });
+        if !kept {
+            self.seat.mailbox.send(Command::Back(id, None));
+            return Err(Replaced);
+        }
+        self.roster.berths[index] = None;
+        // Unmapping takes time, and deadlines of others go by the last look.
+        self.roster.now = Instant::now();
+        Ok(())
+    }
+
+    /// Puts a lane that found nothing to do to sleep, if its spin window is over and neither end is ready.
+    fn try_sleep(&mut self, index: usize) -> Result<bool, Replaced> {
+        let now = Instant::now();
+        self.roster.now = now;
+        let Some(berth) = self.roster.berth(index) else {
+            return Ok(true);
+        };
+        let since = *berth.idle_since.get_or_insert(now);
+        if now.duration_since(since) < berth.spin {
+            if let Some(lane) = &mut berth.lane
+                && lane.polls_by_syscall()
+            {
+                lane.poll_source();
+            }
+            std::hint::spin_loop();
+            return Ok(false);
+        }
+        let deadline = match self.call(index, Lane::arm)? {
+            Some(Readiness::Ready) => return Ok(false),
+            Some(Readiness::Wait(deadline)) => deadline,
+            None => return Ok(true),
+        };
+        // A timer is late by more than this: spin the rest.
+        if deadline.is_some_and(|d| d.saturating_duration_since(now) < Duration::from_micros(20)) {
+            return Ok(false);
+        }
+        if !self.roster.prepare_descriptors(index) {
+            return Ok(false);
+        }
+        self.roster.sleep(index, deadline);
+        Ok(true)
+    }
+
+    /// Lanes that slept long enough give back what they keep for reuse.
+    fn rest(&mut self) -> Result<(), Replaced> {
+        let now = self.roster.now;
+        self.roster.rest_at = None;
+        for index in 0..self.roster.berths.len() {
+            let Some(berth) = self.roster.berth(index) else {
+                continue;
+            };
+            if !berth.used || !berth.asleep {
+                continue;
+            }
+            let at = berth.slept_at + REST;
+            if at <= now {
+                berth.used = false;
+                self.call(index, Lane::rest)?;
+                continue;
+            }
+            let other = self.roster.rest_at.unwrap_or(at);
+            self.roster.rest_at = Some(other.min(at));
+        }
+        Ok(())
+    }
+
+    /// Waits up to `timeout` for sleeping lanes and wakes those with something to do.
+    fn look(&mut self, timeout: Option<Duration>) -> Result<(), Replaced> {
+        let mut events = std::mem::take(&mut self.roster.events);
+        events.clear();
+        let sleeps = timeout != Some(Duration::ZERO);
+        if sleeps {
+            self.seat.asleep.store(true, Ordering::SeqCst);
+        }
+        if let Err(e) = self.roster.poller.wait(&mut events, timeout) {
+            tracing::error!("waiting for events: {e}");
+        }
+        if sleeps {
+            self.seat.asleep.store(false, Ordering::SeqCst);
+            self.seat.attention.a_worker_woke();
+        }
+        let due = !self.roster.deadlines.is_empty() || self.roster.rest_at.is_some();
+        if !events.is_empty() || due {
+            self.roster.now = Instant::now();
+        }
+        for event in &events {
+            if event.token == BELL {
+                // Here, and not where commands are taken: the bell may ring after they were. What it
+                // rings for is seen anyway: `pending` is set before it rings.
+                self.seat.mailbox.bell.drain();
+                continue;
+            }
+            let index = (event.token >> 1) as usize;
+            let of_source = event.token & 1 == 0;
+            self.call(index, |lane| match of_source {
+                true => lane.source_woken(),
+                false => lane.device_woken(),
+            })?;
+            self.roster.wake(index);
+        }
+        self.roster.events = events;
+        if self.roster.rest_at.is_some_and(|at| at <= self.roster.now) {
+            self.rest()?;
+        }
+        while let Some(&(at, index)) = self.roster.deadlines.first() {
+            if at > self.roster.now {
+                break;
+            }
+            self.roster.wake(index);
+        }
+        Ok(())
+    }
+}
+
+/// Steps a lane up to `rounds` times, as long as it moves.
+#[inline]
+fn steps(lane: &mut Lane, rounds: u32, deaf: bool) -> Stepped {
+    let mut any = false;
+    for _ in 0..rounds {
+        if !lane.step() {
+            let end = if any { None } else { lane.finished() };
+            return Stepped { moved: any, end };
+        }
+        if deaf {
+            // It was full and the poller doesn't listen for it; now there may be room.
+            lane.poll_source();
+        }
+        any = true;
+    }
+    Stepped {
+        moved: any,
+        end: None,
+    }
+}

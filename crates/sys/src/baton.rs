@@ -1,0 +1,168 @@
+//! [`Baton`]: a value that one thread has at a time, and that another can take over while the first is away.
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A value with one [`Holder`]. The holder is *here* or, inside [`Holder::away`], *away*; while it is away another thread may
+/// [seize](Baton::seize) the value, and then the first doesn't get it back.
+///
+/// Who wins is decided by one compare-exchange on `turn`: even while the holder is here, odd while it is away, and never the
+/// same number twice. Being away costs a store and a compare-exchange on a cache line of the holder's own.
+pub struct Baton<T> {
+    turn: AtomicU64,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached through the one `Holder` only; passing it to another thread takes the acquire and release of
+// `turn`, so `T: Send` is enough.
+unsafe impl<T: Send> Sync for Baton<T> {}
+
+/// The right to use a [`Baton`]'s value.
+pub struct Holder<T> {
+    baton: Arc<Baton<T>>,
+    /// The even number at which it is here; `None`: it was seized.
+    turn: Option<u64>,
+    /// A shared reference to a holder is one to the value.
+    _value: PhantomData<T>,
+}
+
+impl<T> Baton<T> {
+    /// A baton and its first holder.
+    pub fn new(value: T) -> (Arc<Baton<T>>, Holder<T>) {
+        let baton = Arc::new(Baton {
+            turn: AtomicU64::new(0),
+            value: UnsafeCell::new(value),
+        });
+        let holder = Holder {
+            baton: Arc::clone(&baton),
+            turn: Some(0),
+            _value: PhantomData,
+        };
+        (baton, holder)
+    }
+
+    /// A number that changes whenever the holder comes or goes; odd while it is away.
+    pub fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Relaxed)
+    }
+
+    /// Takes the value over, if the holder is away and has been since `turn` was read.
+    pub fn seize(self: &Arc<Baton<T>>, turn: u64) -> Option<Holder<T>> {
+        if turn.is_multiple_of(2) {
+            return None;
+        }
+        self.claim(turn).then(|| Holder {
+            baton: Arc::clone(self),
+            turn: Some(turn + 1),
+            _value: PhantomData,
+        })
+    }
+
+    /// From away at `turn` to here. Acquire: what the last one here wrote is seen; release pairs with the next one's.
+    fn claim(&self, turn: u64) -> bool {
+        self.turn
+            .compare_exchange(turn, turn + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
+impl<T> Holder<T> {
+    /// Runs `f` while the value may be seized. False if it was: then this holder has nothing any more, and using its value panics.
+    #[inline]
+    pub fn away<R>(&mut self, f: impl FnOnce() -> R) -> (R, bool) {
+        let Some(here) = self.turn else {
+            panic!("{SEIZED}");
+        };
+        // Set before `f`: if it panics, this holder can't be used any more, and the value can still be seized.
+        self.turn = None;
+        self.baton.turn.store(here + 1, Ordering::Release);
+        let result = f();
+        if self.baton.claim(here + 1) {
+            self.turn = Some(here + 2);
+        }
+        (result, self.turn.is_some())
+    }
+}
+
+const SEIZED: &str = "the value was seized";
+
+impl<T> Deref for Holder<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        assert!(self.turn.is_some(), "{SEIZED}");
+        // SAFETY: this holder is here, so no other is, and none can be made: `seize` needs an odd turn.
+        unsafe { &*self.baton.value.get() }
+    }
+}
+
+impl<T> DerefMut for Holder<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        assert!(self.turn.is_some(), "{SEIZED}");
+        // SAFETY: as above; `&mut self` makes the reference unique, and `away` can't be called while it lives.
+        unsafe { &mut *self.baton.value.get() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_that_is_away_can_lose_the_value_and_one_that_is_here_cannot() {
+        let (baton, mut first) = Baton::new(1);
+        assert!(baton.seize(baton.turn()).is_none());
+        assert_eq!(first.away(|| 5), (5, true));
+        *first += 1;
+        let mut taken = None;
+        let (_, kept) = first.away(|| {
+            let turn = baton.turn();
+            taken = baton.seize(turn);
+            assert!(baton.seize(turn).is_none(), "only one gets it");
+        });
+        assert!(!kept);
+        let mut second = taken.unwrap();
+        *second += 1;
+        assert_eq!(*second, 3);
+        let lost = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| *first));
+        assert!(lost.is_err());
+        assert_eq!(second.away(|| ()), ((), true));
+    }
+
+    #[test]
+    fn of_many_threads_one_has_the_value() {
+        let (baton, mut holder) = Baton::new((0u64, 0u64));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let (lost_to, lost) = std::sync::mpsc::channel();
+            for _ in 0..2 {
+                let (baton, stop, lost_to) = (Arc::clone(&baton), &stop, lost_to.clone());
+                s.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Some(mut seized) = baton.seize(baton.turn()) {
+                            seized.0 += 1;
+                            seized.1 += 1;
+                            lost_to.send(seized).unwrap();
+                        }
+                    }
+                });
+            }
+            for _ in 0..20_000 {
+                let (_, kept) = holder.away(std::hint::spin_loop);
+                if !kept {
+                    holder = lost.recv().unwrap();
+                }
+                assert_eq!(holder.0, holder.1);
+                holder.0 += 1;
+                holder.1 += 1;
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(holder.0 >= 20_000);
+    }
+}
