@@ -3,6 +3,7 @@
 use crate::budget::Budget;
 use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
+use crate::questions::Questions;
 use crate::source::RequestSource;
 use crate::stall::Stall;
 use crate::worker::watchdog::{Attention, Watchdog};
@@ -10,7 +11,7 @@ use crate::worker::{Command, LaneId, LaneWaker, OnEnd, Seat};
 use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{BlockDevice, DiskThreads, Error, Queue, QueueContext};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How a back end runs.
@@ -46,6 +47,8 @@ pub struct Disk {
     aside: Arc<DiskThreads>,
     memory: Arc<Budget>,
     stall: Arc<Stall>,
+    questions: Arc<Questions>,
+    refreshing: AtomicBool,
 }
 
 /// Threads for slow calls to a disk's device, besides those that the device has itself.
@@ -65,6 +68,8 @@ impl Disk {
             aside: Arc::new(DiskThreads::new("pvblk-aside", ASIDE_THREADS)),
             memory: Budget::unlimited(),
             stall: Arc::default(),
+            questions: Arc::default(),
+            refreshing: AtomicBool::new(false),
         }
     }
 
@@ -118,6 +123,43 @@ impl Disk {
     /// A way through the disk's gate, with which all of the disk's lanes can be held back.
     pub fn pass(&self) -> Pass {
         self.gate.pass()
+    }
+
+    /// Has its device look at its backing again, on a thread of its own; not if it does so already.
+    pub fn refresh(self: &Arc<Disk>) {
+        if self.refreshing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let disk = Arc::clone(self);
+        let job = move || {
+            let before = disk.device.capacity_sectors();
+            match disk.device.refresh() {
+                Err(e) => tracing::error!("disk {}: {e}", disk.name),
+                Ok(()) => {
+                    let now = disk.device.capacity_sectors();
+                    if now != before {
+                        let name = &disk.name;
+                        tracing::info!("disk {name}: resized from {before} to {now} sectors");
+                    }
+                }
+            }
+            disk.refreshing.store(false, Ordering::Release);
+        };
+        if self.aside.run(Box::new(job)).is_err() {
+            self.refreshing.store(false, Ordering::Release);
+            tracing::error!("disk {}: no thread to look at its backing", self.name);
+        }
+    }
+
+    /// Asks its device a question (see [`BlockDevice::ask`]), one at a time, on a thread of its own. Waits for the answer, but not for ever: an
+    /// error tells that it takes too long, while the device goes on with it.
+    pub fn ask(&self, question: &str) -> Option<Result<String, Error>> {
+        self.questions.ask(&self.device, &self.aside, question)
+    }
+
+    /// From now on questions are refused. False if the last one hasn't ended after `patience`.
+    pub(crate) fn no_more_questions(&self, patience: Duration) -> bool {
+        self.questions.close(patience)
     }
 
     /// Its device.

@@ -67,7 +67,12 @@ pub struct Lane {
     may_pull: bool,
     tracer: Tracer,
     stall: Arc<Stall>,
+    /// Until when a stopped lane waits for its last answers to be taken.
+    lingers: Option<Instant>,
 }
+
+/// How long a peer may take to read the last answers of a lane that was stopped.
+const LINGER: Duration = Duration::from_secs(2);
 
 impl Lane {
     /// A lane from `source` to a new queue of `disk`, through the disk's gate.
@@ -90,6 +95,7 @@ impl Lane {
             may_pull: true,
             tracer,
             stall: Arc::clone(disk.stall()),
+            lingers: None,
         })
     }
 
@@ -343,10 +349,16 @@ impl Lane {
 
     /// Why the lane is over, once it is and nothing is outstanding.
     pub fn finished(&mut self) -> Option<SourceEnd> {
-        if self.outstanding == 0 && self.end.is_some() && !self.source.wants_write() {
-            return self.end.take();
+        if self.outstanding > 0 || self.end.is_none() {
+            return None;
         }
-        None
+        if self.source.wants_write() {
+            let until = *self.lingers.get_or_insert_with(|| Instant::now() + LINGER);
+            if Instant::now() < until {
+                return None;
+            }
+        }
+        self.end.take()
     }
 
     /// The last look before sleep, at both ends.
@@ -357,7 +369,10 @@ impl Lane {
             let soon = Readiness::Wait(Some(Instant::now() + ORDER_POLL));
             device = earlier(device, soon);
         }
-        if self.end.is_some() || self.outstanding == self.depth {
+        if self.end.is_some() {
+            return earlier(device, Readiness::Wait(self.lingers));
+        }
+        if self.outstanding == self.depth {
             return device;
         }
         let source = self.source.arm();

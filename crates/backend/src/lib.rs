@@ -15,6 +15,8 @@ mod lane;
 pub mod parse;
 mod pool;
 mod pressure;
+mod questions;
+mod service;
 mod source;
 mod sources;
 mod spare;
@@ -32,6 +34,7 @@ pub use pressure::{
     DiskMemory, FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, Pressure, PressureReport,
     SQUEEZE_DURATION, Squeezed,
 };
+pub use service::{DiskEnd, Key, Service, StopTimes};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};
 pub use spare::SpareRequests;

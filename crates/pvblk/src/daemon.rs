@@ -3,15 +3,18 @@
 use crate::bill;
 use crate::hub::Hub;
 use anyhow::{Context, Result};
-use pvblk_backend::{Pressure, Sources, Watch};
+use pvblk_backend::{DiskEnd, Pressure, Sources, StopTimes, Watch};
 use pvblk_export::nbd::{NbdAddr, NbdConfig, NbdServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a stop waits for requests in flight.
-pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a stop waits for each disk. README and the service unit's `TimeoutStopSec` go by the sum.
+pub const STOP: StopTimes = StopTimes {
+    drain: Duration::from_secs(20),
+    flush: Duration::from_secs(20),
+};
 
 /// Signals that are handled; to be made before threads are, so that none is missed.
 /// Also lifts the limit of open descriptors, the other thing to be done before all else.
@@ -50,7 +53,7 @@ pub fn start_nbd(hub: &Arc<Hub>, addresses: &[NbdAddr], remote: bool) -> Result<
                 pvblk_backend::SourceEnd::Closed => tracing::debug!("{told}: closed"),
                 pvblk_backend::SourceEnd::Broken(e) => tracing::warn!("{told}: {e}"),
             };
-            if let Err(e) = deliver_hub.attach(disk, source, ended) {
+            if let Err(e) = deliver_hub.attach(&disk, source, ended) {
                 tracing::error!("{who}: {e}");
             }
         };
@@ -110,20 +113,24 @@ pub fn tell_sources(watch: &Watch) {
     }
 }
 
-/// Lets what is in flight complete and flushes all disks.
+/// Lets what is in flight complete and flushes all disks, each for itself. An error tells which disks it couldn't flush; the others are safe.
 pub fn finish(hub: &Arc<Hub>) -> Result<()> {
-    let finished = if hub.drain(DRAIN_TIMEOUT) {
-        hub.flush().map_err(anyhow::Error::from)
-    } else {
-        Err(anyhow::anyhow!(
-            "requests were still in flight after {} s: they were given up",
-            DRAIN_TIMEOUT.as_secs()
-        ))
-    };
-    if finished.is_err() {
-        abandon(hub);
+    let ends = hub.stop(STOP);
+    let mut failed: Vec<String> = Vec::new();
+    for DiskEnd { disk, result } in &ends {
+        if let Err(e) = result {
+            failed.push(format!("disk {disk}: {e}"));
+        }
     }
-    finished
+    if failed.is_empty() {
+        return Ok(());
+    }
+    abandon(hub);
+    let (lost, all) = (failed.len(), ends.len());
+    Err(anyhow::anyhow!(
+        "stopped, {lost} of {all} disks not in order: {}",
+        failed.join("; ")
+    ))
 }
 
 /// Keeps the hub from being taken down in order: that would wait for the same device, maybe for ever.

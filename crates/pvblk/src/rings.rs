@@ -59,7 +59,7 @@ impl DiskHost for RingHost {
             .ok_or_else(|| Error::config(format!("no disk named {disk}")))?;
         let count = queues.len();
         let attached = attach_queues(queues, &ended, |source, on_end| {
-            self.hub.attach_detachable(disk, source, on_end)
+            self.hub.attach_detachable(&disk, source, on_end)
         })?;
         tracing::debug!("disk {}: {front} attached, {count} queues", disk.name());
         Ok(attached)

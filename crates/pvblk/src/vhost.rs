@@ -36,6 +36,6 @@ impl VhostHost for VhostDisks {
     ) -> Result<Detach, Error> {
         let found = self.hub.disk(disk);
         let found = found.ok_or_else(|| Error::config(format!("no disk named {disk}")))?;
-        self.hub.attach_detachable(found, source, on_end)
+        self.hub.attach_detachable(&found, source, on_end)
     }
 }

@@ -115,8 +115,9 @@ impl NbdServer {
         self.shared.live.lock().len()
     }
 
-    /// Stops listening, removes the socket, and ends all connections: what they have sent so far is
-    /// answered if the workers still run, for at most 2 s; then they are cut. Stop servers before workers.
+    /// Stops listening, removes the socket, and takes nothing more from its clients: what they have sent so far is
+    /// answered if the workers still run. Waits for that for at most 2 s; what takes longer is answered while its lane is
+    /// detached. Stop servers before workers.
     pub fn stop(&mut self) {
         let Some(thread) = self.thread.take() else {
             return;
@@ -131,7 +132,6 @@ impl NbdServer {
         while self.connections() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        self.end_connections(Shutdown::Both);
     }
 
     /// Shuts all sockets down; those that still negotiate in both directions.

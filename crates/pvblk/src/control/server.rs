@@ -3,7 +3,6 @@
 use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use crate::memory::Desk;
 use anyhow::{Context, Result};
-use parking_lot::Mutex;
 use pvblk_block::Error;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_sys::{EventFd, Poller};
@@ -22,21 +21,18 @@ use std::time::{Duration, Instant};
 const MOST: usize = 16;
 /// How long a question may take, and how long the asker may not read.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the end of the server waits for a question to a disk.
-const LAST_QUESTION: Duration = Duration::from_secs(20);
 /// How often a quiet trace looks whether anybody is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Who answers questions to disks.
 pub trait Asked: Send + Sync {
-    /// Answers a question to a disk; both texts are JSON. May take its time. Errors say in one line what to do.
+    /// Answers a question to a disk; both texts are JSON. May take its time, but not for ever. Errors say in one line what to do.
     fn ask(&self, disk: &str, question: &str) -> Result<String, Error>;
 }
 
 struct Shared {
     feed: Arc<Feed>,
-    /// One question at a time: what one finds must hold until what it asks for is done. `None`: no more.
-    disks: Mutex<Option<Arc<dyn Asked>>>,
+    disks: Arc<dyn Asked>,
     /// Never waits for a question to a disk.
     memory: Desk,
     stopping: AtomicBool,
@@ -45,11 +41,9 @@ struct Shared {
 
 impl Shared {
     fn ask(&self, disk: &str, question: &str) -> Result<String, Error> {
-        let disks = self.disks.lock();
-        let stopping = self.stopping.load(Ordering::Acquire);
-        match disks.as_ref().filter(|_| !stopping) {
-            Some(disks) => disks.ask(disk, question),
-            None => Err(Error::config("the server is stopping")),
+        match self.stopping.load(Ordering::Acquire) {
+            false => self.disks.ask(disk, question),
+            true => Err(Error::config("the server is stopping")),
         }
     }
 }
@@ -72,7 +66,7 @@ impl Server {
         let file = SocketFile::bind(path, SocketType::STREAM)?;
         let shared = Arc::new(Shared {
             feed,
-            disks: Mutex::new(Some(disks)),
+            disks,
             memory,
             stopping: AtomicBool::new(false),
             live: AtomicUsize::new(0),
@@ -100,11 +94,6 @@ impl Drop for Server {
         self.bell.notify();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-        // From now on disks can be taken down: a question that is being answered ends first, and no other is.
-        match self.shared.disks.try_lock_for(LAST_QUESTION) {
-            Some(mut disks) => *disks = None,
-            None => tracing::warn!("a question to a disk isn't answered yet, and won't be"),
         }
     }
 }
