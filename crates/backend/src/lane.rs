@@ -15,6 +15,7 @@
 
 use crate::backend::Disk;
 use crate::gate::Pass;
+use crate::parts::{PARTS_IN_FLIGHT, Parts};
 use crate::source::{RequestSource, SourceEnd};
 use crate::stall::Stall;
 use pvblk_block::trace::{self, Phase, Tracer};
@@ -25,8 +26,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Tags from here on are the lane's own; a source's are below.
-pub const INTERNAL_TAG: u64 = 1 << 63;
+pub(crate) const INTERNAL_TAG: u64 = 1 << 63;
 const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 62;
+
+/// Most sectors (512 B) that a lane submits in one step: 256 KiB. A device may copy the data while it is submitted, and the worker's other lanes wait for that.
+const STEP_SECTORS: u64 = 512;
 
 /// How often a lane that waits for other lanes' requests, or for the gate, looks again.
 const ORDER_POLL: Duration = Duration::from_micros(100);
@@ -56,6 +60,8 @@ pub struct Lane {
     batch: Vec<Box<Request>>,
     done: Vec<Completion>,
     held: VecDeque<Box<Request>>,
+    /// Long requests, which go to the device part by part.
+    parts: Parts,
     /// Writes that wait for their flush; the index is in the flush's tag.
     preflush: Vec<Option<Box<Request>>>,
     barrier: Option<Barrier>,
@@ -77,8 +83,9 @@ const LINGER: Duration = Duration::from_secs(2);
 impl Lane {
     /// A lane from `source` to a new queue of `disk`, through the disk's gate.
     pub fn open(disk: &Disk, source: Box<dyn RequestSource>) -> Result<Lane, Error> {
-        // A barrier or flush of the lane's own comes on top of what the source has in flight.
-        let (queue, tracer) = disk.open_queue(source.depth() + 1)?;
+        // A barrier or flush of the lane's own, and parts, come on top of what the source has in flight.
+        let (queue, tracer) = disk.open_queue(source.depth() + 1 + PARTS_IN_FLIGHT)?;
+        let parts = Parts::new(queue.limits());
         Ok(Lane {
             depth: source.depth() as usize,
             source,
@@ -87,6 +94,7 @@ impl Lane {
             batch: Vec::new(),
             done: Vec::new(),
             held: VecDeque::new(),
+            parts,
             preflush: Vec::new(),
             barrier: None,
             special: 0,
@@ -103,10 +111,10 @@ impl Lane {
     #[inline]
     pub fn step(&mut self) -> bool {
         let mut moved = false;
-        if self.held.is_empty() && self.barrier.is_none() && self.end.is_none() {
+        if !self.holds() && self.end.is_none() {
             moved |= self.pull();
         }
-        if !self.held.is_empty() || self.barrier.is_some() {
+        if self.holds() {
             moved |= self.advance_held();
         }
         if self.queue.in_flight() > 0 {
@@ -126,6 +134,12 @@ impl Lane {
             self.end.get_or_insert(end);
         }
         moved
+    }
+
+    /// True while requests that were pulled are still to be submitted.
+    #[inline]
+    fn holds(&self) -> bool {
+        !self.held.is_empty() || self.barrier.is_some() || self.parts.is_cutting()
     }
 
     #[inline]
@@ -155,7 +169,9 @@ impl Lane {
             return false;
         }
         self.outstanding += self.batch.len();
-        if pulled.ordered || !self.pass.enter(self.batch.len() as u32) {
+        let sectors: u64 = self.batch.iter().map(|r| r.sectors).sum();
+        let at_once = !pulled.ordered && sectors <= STEP_SECTORS;
+        if !at_once || !self.pass.enter(self.batch.len() as u32) {
             self.held.extend(self.batch.drain(..));
         } else {
             if traced {
@@ -170,7 +186,15 @@ impl Lane {
     #[cold]
     fn advance_held(&mut self) -> bool {
         let mut moved = self.advance_barrier();
+        let mut room = STEP_SECTORS;
         while self.barrier.is_none() {
+            if self.parts.is_cutting() {
+                if !self.issue_part(&mut room) {
+                    break;
+                }
+                moved = true;
+                continue;
+            }
             let Some(first) = self.held.front() else {
                 break;
             };
@@ -192,13 +216,24 @@ impl Lane {
                 let index = self.park(request);
                 self.submit_special(Request::new(Op::Flush, 0, 0, INTERNAL_TAG | index));
                 moved = true;
+            } else if self.parts.is_long(first) {
+                if let Some(request) = self.held.pop_front() {
+                    self.tracer.requests(Phase::Issue, [&*request].into_iter());
+                    self.parts.begin(request);
+                }
             } else {
                 let ordered = RequestFlags::BARRIER | RequestFlags::PREFLUSH;
-                let run = self
-                    .held
-                    .iter()
-                    .take_while(|r| !r.flags.intersects(ordered))
-                    .count();
+                let fits = |r: &&Box<Request>| {
+                    let cost = Parts::cost(r);
+                    let plain = !r.flags.intersects(ordered) && !self.parts.is_long(r);
+                    let fits = plain && cost <= room;
+                    room -= if fits { cost } else { 0 };
+                    fits
+                };
+                let run = self.held.iter().take_while(fits).count();
+                if run == 0 {
+                    break; // in the next step
+                }
                 if !self.pass.enter(run as u32) {
                     break;
                 }
@@ -208,6 +243,19 @@ impl Lane {
             }
         }
         moved
+    }
+
+    /// Submits the next part of a long request, if it may be at the device now.
+    fn issue_part(&mut self, room: &mut u64) -> bool {
+        if self.parts.next_cost() > *room || !self.parts.may_issue() || !self.pass.enter(1) {
+            return false;
+        }
+        let part = self.parts.issue();
+        *room -= Parts::cost(&part);
+        self.special += 1;
+        self.batch.push(part);
+        self.queue.submit(&mut self.batch);
+        true
     }
 
     fn park(&mut self, request: Option<Box<Request>>) -> u64 {
@@ -278,6 +326,10 @@ impl Lane {
             }
             let flush = self.done.swap_remove(i);
             self.special -= 1;
+            if let Some(part) = Parts::index_of(tag) {
+                self.done.extend(self.parts.complete(part, flush.status));
+                continue;
+            }
             let Some(request) = self.preflush[(tag & !INTERNAL_TAG) as usize].take() else {
                 debug_assert!(false, "a flush without its write");
                 continue;
@@ -364,7 +416,7 @@ impl Lane {
     /// The last look before sleep, at both ends.
     pub fn arm(&mut self) -> Readiness {
         let mut device = self.queue.arm();
-        if !self.held.is_empty() || self.barrier.is_some() {
+        if self.holds() && !self.parts.waits_for_own() {
             // Another lane's progress opens the way, and nothing tells us of it.
             let soon = Readiness::Wait(Some(Instant::now() + ORDER_POLL));
             device = earlier(device, soon);

@@ -13,6 +13,7 @@ mod gate;
 mod grants;
 mod lane;
 pub mod parse;
+mod parts;
 mod pool;
 mod pressure;
 mod questions;
