@@ -1,6 +1,7 @@
 //! [`Backend`]: a fixed set of workers, and the disks they serve.
 
 use crate::budget::Budget;
+use crate::fence::Fence;
 use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::questions::Questions;
@@ -49,6 +50,7 @@ pub struct Disk {
     stall: Arc<Stall>,
     questions: Arc<Questions>,
     refreshing: AtomicBool,
+    fence: Arc<Fence>,
 }
 
 /// Threads for slow calls to a disk's device, besides those that the device has itself.
@@ -70,6 +72,7 @@ impl Disk {
             stall: Arc::default(),
             questions: Arc::default(),
             refreshing: AtomicBool::new(false),
+            fence: Arc::default(),
         }
     }
 
@@ -88,6 +91,11 @@ impl Disk {
     /// Whether a lane of it is blocked in a call.
     pub fn stall(&self) -> &Arc<Stall> {
         &self.stall
+    }
+
+    /// Closed while requests of a front end that is gone are at work.
+    pub fn fence(&self) -> &Arc<Fence> {
+        &self.fence
     }
 
     /// Threads for calls to its device that may take long: extents, refresh, questions, its end.

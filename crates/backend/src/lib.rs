@@ -9,6 +9,7 @@
 mod backend;
 mod blkif;
 mod budget;
+mod fence;
 mod gate;
 mod grants;
 mod lane;
@@ -27,6 +28,7 @@ mod worker;
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
 pub use budget::{Budget, Claim};
+pub use fence::{Closed, Fence};
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
 pub use lane::Lane;

@@ -2,7 +2,7 @@
 
 use crate::config::ServeConfig;
 use crate::hub::Hub;
-use pvblk_backend::{BlkifQueueParts, Pressure};
+use pvblk_backend::{BlkifQueueParts, Fence, Pressure};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended, attach_queues};
 use pvblk_ring::RingSize;
@@ -31,6 +31,10 @@ impl RingHost {
 impl DiskHost for RingHost {
     fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
         Some(Arc::clone(self.hub.disk(disk)?.device()))
+    }
+
+    fn fence(&self, disk: &str) -> Option<Arc<Fence>> {
+        Some(Arc::clone(self.hub.disk(disk)?.fence()))
     }
 
     fn offers(&self) -> BackendOffers {

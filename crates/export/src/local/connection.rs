@@ -146,7 +146,7 @@ impl Connection {
             return Ok(());
         };
         let waits = n.negotiation.state() == XenbusState::Initialising;
-        if waits && !self.shared.fence.is_closed(&n.connector.serving.disk) {
+        if waits && n.connector.serving.may_begin() {
             n.negotiation.start(&mut n.store)?;
             n.negotiation.peer_changed(&mut n.store, &mut n.connector)?;
         }
@@ -156,6 +156,9 @@ impl Connection {
 
     /// Handles what another thread told about this connection.
     pub fn note(&mut self, note: Note) -> Result<(), Error> {
+        if matches!(note, Note::FenceOpened { .. }) {
+            return self.fence_opened();
+        }
         let Some(Named {
             negotiation,
             store,

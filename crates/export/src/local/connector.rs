@@ -2,7 +2,7 @@
 
 use super::mapper::LocalMapper;
 use super::memory::{Budget, GuestMemory};
-use crate::xenbus::serving::{Fence, Serves, Serving};
+use crate::xenbus::serving::{Serves, Serving};
 use crate::xenbus::{Connector, DiskHost, FrontKeys, Inbox, MAX_QUEUES};
 use pvblk_backend::BlkifQueueParts;
 use pvblk_block::Error;
@@ -19,7 +19,6 @@ pub(super) struct Shared {
     pub host: Arc<dyn DiskHost>,
     pub inbox: Arc<Inbox>,
     pub budget: Arc<Budget>,
-    pub fence: Fence,
 }
 
 /// Memory, event channels and queues of one connection.

@@ -6,7 +6,6 @@ use super::frame::Frame;
 use super::memory::Budget;
 use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
-use crate::xenbus::serving::Fence;
 use crate::xenbus::{DiskHost, Inbox, Note};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Poller;
@@ -47,7 +46,6 @@ impl LocalServer {
             host,
             inbox: Arc::new(Inbox::new().map_err(os)?),
             budget: Budget::new(),
-            fence: Fence::default(),
         });
         let poller = Poller::new().map_err(os)?;
         poller.add(listener.as_fd(), LISTENER, false).map_err(os)?;
@@ -215,6 +213,7 @@ impl Control {
             Note::Ended { id, .. }
             | Note::Drained { id, .. }
             | Note::Resized { id }
+            | Note::FenceOpened { id }
             | Note::DeviceGone { id } => id,
         };
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -224,15 +223,7 @@ impl Control {
             && let Some(connector) = self.draining.get_mut(&id)
             && connector.serving.drained(generation)
         {
-            self.draining.remove(&id).inspect(|gone| {
-                self.shared.fence.open(&gone.serving.disk);
-            });
-            for id in self.connections.keys().copied().collect::<Vec<_>>() {
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    let result = connection.fence_opened();
-                    self.judge(id, result);
-                }
-            }
+            self.draining.remove(&id);
         }
     }
 
@@ -259,7 +250,6 @@ impl Control {
         if let Some(connection) = self.connections.remove(&id)
             && let Some(connector) = connection.end(reason)
         {
-            self.shared.fence.close(&connector.serving.disk);
             self.draining.insert(id, connector);
         }
     }

@@ -406,7 +406,6 @@ impl Control {
             return false;
         };
         let disk = &mine.connector.serving.disk;
-        let gone = |c: &XenConnector| c.serving.disk == *disk && c.serving.is_detaching();
         let has_it = |a: &Attached| {
             let namesake = mine.guest.is_some() && a.guest == mine.guest;
             namesake
@@ -415,9 +414,7 @@ impl Control {
                 && a.has_disk()
         };
         let mut others = self.attached.values().filter(|a| a.node != node);
-        self.stopping.is_some()
-            || self.draining.values().any(gone)
-            || others.any(|a| gone(&a.connector) || has_it(a))
+        self.stopping.is_some() || !mine.connector.serving.may_begin() || others.any(has_it)
     }
 
     /// Starts the handshake, where that is allowed.
@@ -540,6 +537,10 @@ impl Control {
         let (id, generation) = match note {
             Note::Stop => return self.stop(),
             Note::Drained { id, generation } => (id, Some(generation)),
+            Note::FenceOpened { .. } => {
+                self.freed = true;
+                return;
+            }
             Note::Ended { id, .. } | Note::Resized { id } | Note::DeviceGone { id } => (id, None),
         };
         if let Some(generation) = generation

@@ -3,7 +3,9 @@
 use super::BackendOffers;
 use crate::vhost_user::Detach;
 use parking_lot::Mutex;
-use pvblk_backend::{BlkifQueueParts, BlkifSource, OnEnd, Pressure, RequestSource, SourceEnd};
+use pvblk_backend::{
+    BlkifQueueParts, BlkifSource, Fence, OnEnd, Pressure, RequestSource, SourceEnd,
+};
 use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +18,9 @@ pub type Ended = Arc<dyn Fn(String) + Send + Sync>;
 pub trait DiskHost: Send + Sync {
     /// The device behind a disk's name.
     fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>>;
+
+    /// The fence of a disk, which all its exports share.
+    fn fence(&self, disk: &str) -> Option<Arc<Fence>>;
 
     /// What to offer to front ends.
     fn offers(&self) -> BackendOffers;

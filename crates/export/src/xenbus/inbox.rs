@@ -18,6 +18,8 @@ pub(crate) enum Note {
     Drained { id: u64, generation: u64 },
     /// The device has another size.
     Resized { id: u64 },
+    /// The disk's fence is open.
+    FenceOpened { id: u64 },
     /// The device is gone.
     DeviceGone { id: u64 },
     /// The server is to stop.

@@ -4,41 +4,11 @@ use super::host::{Attachment, DiskHost};
 use super::inbox::{Inbox, Note};
 use super::number::sentence;
 use super::{BackendNegotiation, BackendOffers, Connector, Store};
-use parking_lot::Mutex;
-use pvblk_backend::{BlkifQueueParts, Pressure};
+use pvblk_backend::{BlkifQueueParts, Fence, Pressure};
 use pvblk_block::{BlockDevice, DeviceEvent, Error, Subscription};
 use pvblk_frontend::DiskProperties;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Disks on which requests of a front end that is gone are still at work. Nobody connects to them meanwhile: an old write could
-/// land on a newer one (docs/decisions/0006-reconnect.md).
-#[derive(Default)]
-pub(crate) struct Fence(Mutex<HashMap<String, usize>>);
-
-impl Fence {
-    /// One more front end of `disk` is gone with requests at work.
-    pub fn close(&self, disk: &str) {
-        *self.0.lock().entry(disk.to_owned()).or_default() += 1;
-    }
-
-    /// The requests of one of them have ended.
-    pub fn open(&self, disk: &str) {
-        let mut all = self.0.lock();
-        if let Some(count) = all.get_mut(disk) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(disk);
-            }
-        }
-    }
-
-    /// True if nobody may connect to `disk` now.
-    pub fn is_closed(&self, disk: &str) -> bool {
-        self.0.lock().contains_key(disk)
-    }
-}
 
 /// A connector whose queues are those of a [`Serving`].
 pub(crate) trait Serves: Connector {
@@ -70,7 +40,7 @@ pub(crate) fn note(
         Note::DeviceGone { .. } => {
             negotiation.break_off(store, connector, "the disk's device is gone")
         }
-        Note::Ended { .. } | Note::Drained { .. } | Note::Stop => Ok(()),
+        Note::Ended { .. } | Note::Drained { .. } | Note::FenceOpened { .. } | Note::Stop => Ok(()),
     }
 }
 
@@ -94,6 +64,9 @@ pub(crate) struct Serving {
     pub device: Arc<dyn BlockDevice>,
     /// What the front end was offered.
     pub offers: BackendOffers,
+    fence: Arc<Fence>,
+    /// A note about the fence is under way.
+    waits_for_fence: Arc<AtomicBool>,
     generation: u64,
     running: Option<Running>,
     /// A note about a resize is under way.
@@ -117,6 +90,7 @@ impl Serving {
         (disk, front): (String, String),
         device: Arc<dyn BlockDevice>,
     ) -> Serving {
+        let fence = host.fence(&disk).unwrap_or_default();
         Serving {
             host: Arc::clone(host),
             inbox: Arc::clone(inbox),
@@ -125,6 +99,8 @@ impl Serving {
             front,
             device,
             offers: host.offers(),
+            fence,
+            waits_for_fence: Arc::default(),
             generation: 0,
             running: None,
             resize_noted: Arc::default(),
@@ -222,11 +198,34 @@ impl Serving {
         if !running.detaching {
             running.detaching = true;
             let (inbox, id, generation) = (Arc::clone(&self.inbox), self.id, self.generation);
+            let closed = self.fence.close();
             running.attachment.detach(Box::new(move || {
+                drop(closed);
                 inbox.put(Note::Drained { id, generation });
             }));
         }
         false
+    }
+
+    /// True if its front end may begin: no requests of another one that is gone are at work on the disk. Otherwise there is a note when
+    /// that has changed.
+    pub fn may_begin(&self) -> bool {
+        if !self.fence.is_closed() {
+            return true;
+        }
+        if self.waits_for_fence.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let (inbox, id) = (Arc::clone(&self.inbox), self.id);
+        let waits = Arc::clone(&self.waits_for_fence);
+        let told = self.fence.when_open(move || {
+            waits.store(false, Ordering::Release);
+            inbox.put(Note::FenceOpened { id });
+        });
+        if !told {
+            self.waits_for_fence.store(false, Ordering::Release);
+        }
+        !told
     }
 
     fn subscribe(&self) -> Subscription {

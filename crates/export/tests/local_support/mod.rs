@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "every test file uses another part of it")]
 
 use parking_lot::Mutex;
-use pvblk_backend::{BlkifQueueParts, Pressure};
+use pvblk_backend::{BlkifQueueParts, Fence, Pressure};
 use pvblk_block::{
     BlockDevice, Capacity, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
     QueueContext,
@@ -73,6 +73,7 @@ pub struct State {
     /// Keep `done` until [`State::release`].
     pub hold: AtomicBool,
     pub refuse: AtomicBool,
+    pub fence: Arc<Fence>,
     held: Mutex<Vec<Done>>,
 }
 
@@ -91,6 +92,9 @@ pub struct FakeHost {
 impl DiskHost for FakeHost {
     fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
         (disk == "a").then(|| Arc::clone(&self.state.device) as _)
+    }
+    fn fence(&self, _: &str) -> Option<Arc<Fence>> {
+        Some(Arc::clone(&self.state.fence))
     }
     fn offers(&self) -> BackendOffers {
         self.offers

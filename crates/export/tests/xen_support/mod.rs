@@ -16,7 +16,7 @@ pub use guest::{Guest, SMALL, Wishes, whole};
 pub use hypervisor::{FakeXen, Handle};
 pub use ram_support::*;
 
-use pvblk_backend::{Backend, BackendOptions, BlkifQueueParts, Disk, Pressure};
+use pvblk_backend::{Backend, BackendOptions, BlkifQueueParts, Disk, Fence, Pressure};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::xen::toolstack::Toolstack;
@@ -44,6 +44,10 @@ impl Host {
 impl DiskHost for Host {
     fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
         Some(Arc::clone(self.disk(disk)?.device()))
+    }
+
+    fn fence(&self, disk: &str) -> Option<Arc<Fence>> {
+        Some(Arc::clone(self.disk(disk)?.fence()))
     }
 
     fn offers(&self) -> BackendOffers {
