@@ -42,6 +42,20 @@ fn nobody_connects_while_requests_of_a_dead_front_end_are_at_work() {
 }
 
 #[test]
+fn a_fence_that_another_export_closed_counts_too() {
+    let f = Fixture::new(offers(2, 8));
+    let closed = f.state.fence.close();
+    let early = connect(f.server.path(), "a", &options(2, 8, 300));
+    assert!(early.is_err());
+    let path = f.server.path().to_owned();
+    let waiting = std::thread::spawn(move || connect(&path, "a", &options(2, 8, 60_000)).is_ok());
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(f.state.attaches.load(Ordering::Relaxed), 0);
+    drop(closed);
+    assert!(waiting.join().unwrap(), "it may connect now");
+}
+
+#[test]
 fn the_memory_is_kept_and_nothing_stays_granted() {
     let mut f = Fixture::new(offers(4, 8));
     let (parts, mut link) = connect(f.server.path(), "a", &options(3, 4, 5000)).unwrap();
