@@ -7,6 +7,7 @@ use crate::lane::Lane;
 use crate::questions::Questions;
 use crate::source::RequestSource;
 use crate::stall::Stall;
+use crate::users::Users;
 use crate::worker::watchdog::{Attention, Watchdog};
 use crate::worker::{Command, LaneId, LaneWaker, OnEnd, Seat};
 use pvblk_block::trace::{Tracer, Tracing};
@@ -51,6 +52,7 @@ pub struct Disk {
     questions: Arc<Questions>,
     refreshing: AtomicBool,
     fence: Arc<Fence>,
+    users: Arc<Users>,
 }
 
 /// Threads for slow calls to a disk's device, besides those that the device has itself.
@@ -60,8 +62,10 @@ impl Disk {
     /// A disk of this name over a device. Traces tell the lanes' own events under the name `back`: Q when a request
     /// was taken from its source, D when it went to the device, C when its answer went to the source.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>, tracing: Tracing) -> Disk {
+        let name = name.into();
         Disk {
-            name: name.into(),
+            users: Users::new(&name, false),
+            name,
             device,
             gate: Arc::default(),
             next_queue: AtomicU32::new(0),
@@ -81,6 +85,18 @@ impl Disk {
     pub fn with_memory(mut self, memory: Arc<Budget>) -> Disk {
         self.memory = memory;
         self
+    }
+
+    /// The same for one front end at a time.
+    #[must_use]
+    pub fn exclusive(mut self) -> Disk {
+        self.users = Users::new(&self.name, true);
+        self
+    }
+
+    /// Who uses it.
+    pub fn users(&self) -> &Arc<Users> {
+        &self.users
     }
 
     /// What holds its peers' data, replies and requests on their way counts here.

@@ -218,19 +218,21 @@ impl Lane {
                 moved = true;
             } else if self.parts.is_long(first) {
                 if let Some(request) = self.held.pop_front() {
-                    self.tracer.requests(Phase::Issue, [&*request].into_iter());
+                    self.tracer.requests(Phase::Issue, [&*request]);
                     self.parts.begin(request);
                 }
             } else {
                 let ordered = RequestFlags::BARRIER | RequestFlags::PREFLUSH;
-                let fits = |r: &&Box<Request>| {
-                    let cost = Parts::cost(r);
-                    let plain = !r.flags.intersects(ordered) && !self.parts.is_long(r);
-                    let fits = plain && cost <= room;
-                    room -= if fits { cost } else { 0 };
-                    fits
-                };
-                let run = self.held.iter().take_while(fits).count();
+                let mut run = 0;
+                for request in &self.held {
+                    let cost = Parts::cost(request);
+                    let waits = request.flags.intersects(ordered) || self.parts.is_long(request);
+                    if waits || cost > room {
+                        break;
+                    }
+                    room -= cost;
+                    run += 1;
+                }
                 if run == 0 {
                     break; // in the next step
                 }

@@ -23,6 +23,7 @@ mod source;
 mod sources;
 mod spare;
 mod stall;
+mod users;
 mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
@@ -42,4 +43,5 @@ pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};
 pub use spare::SpareRequests;
 pub use stall::Stall;
+pub use users::{User, Users};
 pub use worker::{LaneWaker, OnEnd};

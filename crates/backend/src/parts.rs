@@ -39,8 +39,9 @@ impl Parts {
         let row = u64::from(limits.optimal_bytes) / SECTOR;
         Parts {
             unit: match row {
-                1..=DATA => DATA - DATA % row,
-                1..=LONGEST_ROW => row,
+                0 => DATA,
+                _ if row <= DATA => DATA - DATA % row,
+                _ if row <= LONGEST_ROW => row,
                 _ => DATA,
             },
             longs: Vec::new(),

@@ -2,6 +2,7 @@
 
 use crate::backend::{Backend, Disk, SourceId};
 use crate::source::{RequestSource, SourceEnd};
+use crate::users::User;
 use parking_lot::{Condvar, Mutex, RwLock};
 use pvblk_block::{Completion, Error, ErrorKind, Op, Readiness, Request, Status};
 use pvblk_sys::Poller;
@@ -62,6 +63,7 @@ struct Source {
     disk: Arc<Disk>,
     /// `None` until the back end has it.
     id: Option<SourceId>,
+    _user: Arc<User>,
 }
 
 impl State {
@@ -94,10 +96,11 @@ impl Service {
         disks.iter().find(|d| d.name() == name).map(Arc::clone)
     }
 
-    /// Serves `source`; `ended` is called on a worker when all of it is gone. After an error it is never called.
+    /// Serves `source` of `user`, one of the disk's [`Users`](crate::Users); `ended` is called on a worker when all of it is gone. After an error it is never called.
     pub fn attach(
         &self,
         disk: &Arc<Disk>,
+        user: &Arc<User>,
         source: Box<dyn RequestSource>,
         ended: impl FnOnce(SourceEnd) + Send + 'static,
     ) -> Result<Key, Error> {
@@ -105,6 +108,7 @@ impl Service {
         let entry = Source {
             disk: Arc::clone(disk),
             id: None,
+            _user: Arc::clone(user),
         };
         {
             let mut state = self.live.state.lock();

@@ -41,7 +41,8 @@ impl Rig {
     fn attach(&self, disk: usize) -> Feed {
         let (feed, source) = source(8);
         let disk = self.service.disk(&disk.to_string()).unwrap();
-        self.service.attach(&disk, source, |_| {}).unwrap();
+        let user = disk.users().enter("test").unwrap();
+        self.service.attach(&disk, &user, source, |_| {}).unwrap();
         feed
     }
 
@@ -130,5 +131,7 @@ fn a_flush_that_never_ends_is_given_up() {
     assert!(ends[0].1.as_ref().unwrap().contains("stuck"));
     let disk = rig.service.disk("0").unwrap();
     let (_, refused) = source(1);
-    assert!(rig.service.attach(&disk, refused, |_| {}).is_err());
+    let user = disk.users().enter("test").unwrap();
+    let late = rig.service.attach(&disk, &user, refused, |_| {});
+    assert!(late.is_err());
 }

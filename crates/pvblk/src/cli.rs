@@ -101,6 +101,10 @@ pub struct ServeArgs {
     /// A disk: its name (also its NBD export name) and its volume; may be given several times
     #[arg(long = "disk", value_name = "NAME=VOLUME")]
     pub disks: Vec<String>,
+    /// Let one front end or virtual machine at a time use disk NAME, or NBD clients only; may be given several times [default: a second one
+    /// is let in, with a warning]
+    #[arg(long, value_name = "NAME")]
+    pub exclusive: Vec<String>,
     /// Socket for front ends on rings
     #[arg(long, value_name = "unix:PATH")]
     pub local: Option<String>,

@@ -21,6 +21,8 @@ pub const MAX_QUEUES: u32 = 64;
 #[derive(Debug)]
 pub struct ServeConfig {
     pub disks: Vec<(String, VolumeSpec)>,
+    /// Names of disks for one front end at a time.
+    pub exclusive: Vec<String>,
     pub local: Option<PathBuf>,
     pub nbd: Vec<NbdAddr>,
     pub vhost_user: Vec<Listen>,
@@ -126,6 +128,8 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct DiskTable {
     volume: String,
+    #[serde(default)]
+    exclusive: bool,
     vhost_user: Option<String>,
     /// Guests that get it, as in `--xen-attach`.
     #[serde(default)]
@@ -166,6 +170,17 @@ impl ServeConfig {
             }
             let spec = volume.parse().with_context(|| format!("disk {name}"))?;
             checked.push((name, spec));
+        }
+        let of_file = file.disk.iter().filter(|(_, t)| t.exclusive);
+        let exclusive: Vec<String> = of_file
+            .map(|(name, _)| name.clone())
+            .chain(args.exclusive.iter().cloned())
+            .collect();
+        if let Some(name) = exclusive
+            .iter()
+            .find(|n| checked.iter().all(|(c, _)| c != *n))
+        {
+            bail!("--exclusive {name}: there is no disk {name}");
         }
         let local = args.local.as_ref().or(file.local.as_ref());
         let local = local.map(|s| unix_path("--local", s)).transpose()?;
@@ -241,6 +256,7 @@ impl ServeConfig {
         let pages = args.max_ring_pages.or(file.max_ring_pages).unwrap_or(16);
         Ok(ServeConfig {
             disks: checked,
+            exclusive,
             local,
             nbd,
             vhost_user,

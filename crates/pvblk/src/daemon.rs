@@ -53,7 +53,10 @@ pub fn start_nbd(hub: &Arc<Hub>, addresses: &[NbdAddr], remote: bool) -> Result<
                 pvblk_backend::SourceEnd::Closed => tracing::debug!("{told}: closed"),
                 pvblk_backend::SourceEnd::Broken(e) => tracing::warn!("{told}: {e}"),
             };
-            if let Err(e) = deliver_hub.attach(&disk, source, ended) {
+            // Connections of one client can't be told from those of several.
+            let user = disk.users().enter("NBD");
+            let attached = user.and_then(|user| deliver_hub.attach(&disk, &user, source, ended));
+            if let Err(e) = attached {
                 tracing::error!("{who}: {e}");
             }
         };

@@ -3,6 +3,7 @@
 use crate::control::Asked;
 use pvblk_backend::{
     Backend, Disk, DiskEnd, Key, OnEnd, Pressure, RequestSource, Service, SourceEnd, StopTimes,
+    User,
 };
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::nbd::{ExportInfo, ExportTable};
@@ -49,20 +50,22 @@ impl Hub {
     pub fn attach(
         &self,
         disk: &Arc<Disk>,
+        user: &Arc<User>,
         source: Box<dyn RequestSource>,
         ended: impl FnOnce(SourceEnd) + Send + 'static,
     ) -> Result<Key, Error> {
-        self.service.attach(disk, source, ended)
+        self.service.attach(disk, user, source, ended)
     }
 
     /// As [`Hub::attach`]; returns what stops the source.
     pub fn attach_detachable(
         self: &Arc<Hub>,
         disk: &Arc<Disk>,
+        user: &Arc<User>,
         source: Box<dyn RequestSource>,
         on_end: OnEnd,
     ) -> Result<Detach, Error> {
-        let key = self.attach(disk, source, on_end)?;
+        let key = self.attach(disk, user, source, on_end)?;
         let hub = Arc::clone(self);
         Ok(Box::new(move || hub.service.detach(key)))
     }

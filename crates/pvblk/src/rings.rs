@@ -7,6 +7,7 @@ use pvblk_block::{BlockDevice, Error};
 use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended, attach_queues};
 use pvblk_ring::RingSize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Lets the handshake find and attach disks.
 pub struct RingHost {
@@ -14,6 +15,7 @@ pub struct RingHost {
     max_queues: u32,
     max_ring: RingSize,
     persistent: bool,
+    attached: AtomicU64,
 }
 
 impl RingHost {
@@ -24,6 +26,7 @@ impl RingHost {
             max_queues: config.max_queues,
             max_ring: config.max_ring,
             persistent: config.persistent_grants,
+            attached: AtomicU64::new(1),
         }
     }
 }
@@ -62,8 +65,13 @@ impl DiskHost for RingHost {
             .disk(disk)
             .ok_or_else(|| Error::config(format!("no disk named {disk}")))?;
         let count = queues.len();
+        // Front ends choose their names, and two may choose the same.
+        let number = self.attached.fetch_add(1, Ordering::Relaxed);
+        let user = disk
+            .users()
+            .enter(&format!("{front} (front end {number})"))?;
         let attached = attach_queues(queues, &ended, |source, on_end| {
-            self.hub.attach_detachable(&disk, source, on_end)
+            self.hub.attach_detachable(&disk, &user, source, on_end)
         })?;
         tracing::debug!("disk {}: {front} attached, {count} queues", disk.name());
         Ok(attached)

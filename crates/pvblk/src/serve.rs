@@ -25,7 +25,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let device = spec.open().with_context(|| format!("disk {name}"))?;
         let mib = device.capacity_sectors() / 2048;
         eprintln!("disk {name}: {}, {mib} MiB", device.describe());
-        disks.push(Arc::new(Disk::new(name, device, traces.of(name))));
+        let disk = Disk::new(name, device, traces.of(name));
+        disks.push(Arc::new(match config.exclusive.contains(name) {
+            true => disk.exclusive(),
+            false => disk,
+        }));
     }
     let backend = Backend::start(&BackendOptions {
         workers: config.workers,

@@ -36,6 +36,8 @@ impl VhostHost for VhostDisks {
     ) -> Result<Detach, Error> {
         let found = self.hub.disk(disk);
         let found = found.ok_or_else(|| Error::config(format!("no disk named {disk}")))?;
-        self.hub.attach_detachable(&found, source, on_end)
+        // One machine at a time uses a disk's socket.
+        let user = found.users().enter("a virtual machine by vhost-user")?;
+        self.hub.attach_detachable(&found, &user, source, on_end)
     }
 }
