@@ -14,6 +14,9 @@ const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 
+/// The command that is answered with data.
+const READ: u16 = 0;
+
 /// A command without data from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -73,15 +76,44 @@ impl Connection {
         offset: u64,
         data: &[u8],
     ) -> io::Result<()> {
+        self.send_any(command as u16, cookie, offset, data.len() as u32, data)
+    }
+
+    fn send_any(
+        &mut self,
+        command: u16,
+        cookie: u64,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+    ) -> io::Result<()> {
         let mut request = Vec::with_capacity(28 + data.len());
         request.extend(REQUEST_MAGIC.to_be_bytes());
         request.extend(0u16.to_be_bytes());
-        request.extend((command as u16).to_be_bytes());
+        request.extend(command.to_be_bytes());
         request.extend(cookie.to_be_bytes());
         request.extend(offset.to_be_bytes());
-        request.extend((data.len() as u32).to_be_bytes());
+        request.extend(length.to_be_bytes());
         request.extend(data);
         self.stream.write_all(&request)
+    }
+
+    /// Reads, while no other request is in flight.
+    pub fn read(&mut self, cookie: u64, offset: u64, bytes: usize) -> Result<Vec<u8>, Stop> {
+        self.send_any(READ, cookie, offset, bytes as u32, &[])?;
+        match self.receive()? {
+            Some(reply) if reply.error == 0 && reply.cookie == cookie => {
+                let mut data = vec![0; bytes];
+                self.stream.read_exact(&mut data)?;
+                Ok(data)
+            }
+            other => Stop::fail(format!("a read was answered with {other:?}")),
+        }
+    }
+
+    /// Sends a read without waiting for its answer.
+    pub fn send_read(&mut self, cookie: u64, offset: u64, bytes: u32) -> io::Result<()> {
+        self.send_any(READ, cookie, offset, bytes, &[])
     }
 
     /// The next reply; `None` when the server has closed the connection.
