@@ -484,11 +484,9 @@ impl BlockDevice for PageCache {
     fn incarnation(&self) -> Incarnation {
         let inner = self.shared.inner.incarnation();
         match self.config.mode {
-            Mode::WriteBack => Incarnation {
-                cache: Some(self.mark),
-                ..inner
-            },
-            _ => inner,
+            Mode::WriteBack => inner.under_cache(self.mark),
+            // Nothing is held back.
+            Mode::WriteThrough | Mode::ReadOnly => inner,
         }
     }
 

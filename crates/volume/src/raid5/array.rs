@@ -17,7 +17,7 @@ use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
-use pvblk_block::{BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, QueueContext};
+use pvblk_block::{BlockDevice, Completion, DeviceQueue, Error, EventHub, Incarnation, Limits, QueueContext};
 use pvblk_sys::EventFd;
 use queue::ArrayQueue;
 use std::sync::Arc;
@@ -112,6 +112,18 @@ struct Shared {
 }
 
 impl Shared {
+    /// These slots have no device any more. Returns what they had, which may take its time to close.
+    fn forget(&self, gone: Vec<usize>) -> Vec<Option<Device>> {
+        if gone.is_empty() {
+            return Vec::new();
+        }
+        let mut devices = self.devices.lock();
+        let taken = gone.into_iter().map(|slot| devices[slot].take());
+        let taken = taken.collect();
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        taken
+    }
+
     fn mail(&self, owner: usize) -> Option<Arc<Mail>> {
         self.mails.lock().get(owner).cloned().flatten()
     }
@@ -126,6 +138,8 @@ pub struct Raid5 {
     /// Held while a device is added.
     adding: Mutex<()>,
     events: EventHub,
+    /// Data may be wrong: whoever started it insisted.
+    guessed: bool,
     /// Of its stripes.
     memory: Gauge,
 }
@@ -197,6 +211,7 @@ impl Raid5 {
         let memory = core.stripe_memory().clone();
         Ok(Arc::new(Raid5 {
             memory,
+            guessed: assembly.guessed,
             shared: Arc::new(Shared {
                 name,
                 core: Mutex::new(core),
@@ -334,6 +349,14 @@ impl BlockDevice for Raid5 {
 
     fn events(&self) -> &EventHub {
         &self.events
+    }
+
+    /// The members' together. What one of them lost while it was missing or being rebuilt is on the others, so who is missing doesn't count.
+    fn incarnation(&self) -> Incarnation {
+        match self.guessed {
+            true => Incarnation::default(),
+            false => Incarnation::of_members(self.members().iter().map(|m| m.incarnation())),
+        }
     }
 
     fn ask(&self, question: &str) -> Option<Result<String, Error>> {

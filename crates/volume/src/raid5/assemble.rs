@@ -61,6 +61,8 @@ pub struct Assembly {
     pub unsynced: Vec<Range<u64>>,
     /// The write-intent bitmap as all members have it, if the policy is that; from [`super::prepare`].
     pub bitmap: Option<WriteIntent>,
+    /// Data of it may be wrong: somebody insisted on it.
+    pub guessed: bool,
     /// For the user, a line each, such as `b.img is stale (events 7, newest 12)`.
     pub notes: Vec<String>,
 }
@@ -85,6 +87,7 @@ impl Assembly {
             dirty,
             unsynced: Vec::new(),
             bitmap: None,
+            guessed: false,
             notes: Vec::new(),
         }
     }
@@ -204,6 +207,7 @@ pub fn assemble(
     let mut assembly = Assembly {
         incoming: choice.incoming,
         spares: choice.spares,
+        guessed: choice.guessed,
         notes: choice.notes,
         ..Assembly::new(geometry, choice.members, false)
     };

@@ -186,6 +186,7 @@ fn repair(
              missing member may be wrong; name that member, or start with force"
         )));
     }
+    assembly.guessed |= !logged;
     // By force: what is rebuilt already isn't looked at again, so there parity has to be right.
     let incoming = assembly.incoming.as_ref();
     if let Some(incoming) = incoming.filter(|i| !logged && i.place == missing) {

@@ -169,16 +169,24 @@ fn check_use(
     }
 }
 
-/// The first number that nobody has, counted from the last place on, as mdadm does.
+/// The first number that nobody has, counted from the last place on, as mdadm does. Numbers of devices that were thrown out are used again
+/// only when there is no other below [`NUMBERS`]: their superblocks are hundreds of events behind by then, and so known to be stale.
 fn free_number(like: &Superblock, taken: &[u32]) -> u32 {
-    let is_free = |n: &u32| {
-        let entry = like.roles.get(*n as usize);
-        matches!(entry, None | Some(Role::Spare)) && !taken.contains(n)
-    };
-    (like.raid_disks..u32::MAX)
-        .find(is_free)
+    let entry = |n: &u32| like.roles.get(*n as usize);
+    let is_new =
+        |n: &u32| matches!(entry(n), None | Some(Role::Spare)) && !taken.contains(n);
+    let was_thrown_out = |n: &u32| matches!(entry(n), Some(Role::Faulty)) && !taken.contains(n);
+    let first = like.raid_disks..NUMBERS.min(like.most_roles());
+    first
+        .clone()
+        .find(is_new)
+        .or_else(|| { first }.find(was_thrown_out))
+        .or_else(|| (NUMBERS..u32::MAX).find(is_new))
         .unwrap_or(u32::MAX)
 }
+
+/// Numbers of devices that are given out before any is given out again.
+const NUMBERS: u32 = 256;
 
 #[cfg(test)]
 #[path = "spare_tests.rs"]

@@ -204,19 +204,14 @@ impl Keeper {
         };
         let superblock = spare.superblock.clone();
         let taken = self.queue.step(|core, owner| {
-            // Whoever writes to the new slot must find its device.
+            let slot = core.take_in(place, superblock, volatile, owner)?;
+            // While the core is locked: whoever writes to the new slot must find its device.
             let mut devices = shared.devices.lock();
-            devices.push(Some(device));
-            let taken = core.take_in(place, superblock, volatile, owner);
-            match taken {
-                Ok(_) => {
-                    shared.changes.fetch_add(1, Ordering::AcqRel);
-                }
-                Err(_) => {
-                    devices.pop();
-                }
-            }
-            taken
+            let slots = devices.len().max(slot + 1);
+            devices.resize(slots, None);
+            devices[slot] = Some(device);
+            shared.changes.fetch_add(1, Ordering::AcqRel);
+            Ok::<(), Error>(())
         });
         match taken {
             Ok(_) => tracing::info!("raid5: {} becomes member {place}", spare.name),

@@ -1,6 +1,6 @@
 //! One queue of an array.
 
-use super::{Mail, Shared};
+use super::{Device, Mail, Shared};
 use crate::raid5::core::{Core, MemberIo, Token, Work};
 use parking_lot::Mutex;
 use pvblk_block::trace::{Phase, Tracer};
@@ -132,20 +132,30 @@ impl ArrayQueue {
         }
         let devices = shared.devices.lock().clone();
         self.closing = false;
+        let mut opened = Ok(());
         for (slot, device) in devices.iter().enumerate() {
             if self.members.len() <= slot {
-                self.members.push(match device {
-                    Some(device) => Some(Lane::open(&device.device, &self.below)?),
-                    None => None,
-                });
+                self.members.push(None);
             }
-            if let (Some(lane), None) = (&self.members[slot], device) {
+            if let Some(lane) = &self.members[slot] {
+                let same = |d: &Device| Arc::ptr_eq(&d.device, lane.queue.device());
+                if device.as_ref().is_some_and(same) {
+                    continue;
+                }
+                // A slot gets another device only when nothing of the old one is in flight.
                 match lane.is_idle() {
                     true => self.members[slot] = None,
                     false => self.closing = true,
                 }
             }
+            if let (None, Some(device)) = (&self.members[slot], device) {
+                match Lane::open(&device.device, &self.below) {
+                    Ok(lane) => self.members[slot] = Some(lane),
+                    Err(e) => opened = Err(e),
+                }
+            }
         }
+        opened?;
         self.changes = changes;
         Ok(())
     }
@@ -188,12 +198,10 @@ impl ArrayQueue {
         let gone = core.take_gone();
         let waiters = core.waits_for();
         shared.waiting.store(!waiters.is_empty(), Ordering::Relaxed);
+        // While the core is locked: whoever comes next may give the slot to another device.
+        let gone = shared.forget(gone);
         drop(core);
-        if !gone.is_empty() {
-            let mut devices = shared.devices.lock();
-            gone.into_iter().for_each(|slot| devices[slot] = None);
-            shared.changes.fetch_add(1, Ordering::AcqRel);
-        }
+        drop(gone);
         let me = self.owner;
         // They may sleep, since something was being written when they looked.
         let mut others: Vec<usize> = waiters.into_iter().filter(|w| *w != me).collect();
@@ -247,7 +255,6 @@ impl ArrayQueue {
         if let Err(e) = self.follow_devices() {
             // Its I/O fails, and so it is kicked.
             tracing::error!("raid5: {e}");
-            self.members.push(None);
         }
         let mut ios = std::mem::take(&mut self.ios);
         ios.sort_unstable_by_key(|io| (io.slot, io.op as u8, io.fua, io.sector));

@@ -13,6 +13,8 @@ pub(super) struct Choice<'a> {
     pub incoming: Option<Incoming>,
     pub spares: Vec<Member>,
     pub notes: Vec<String>,
+    /// Stale members were taken.
+    pub guessed: bool,
     /// Fresh, but not whole, or to replace another; with their places.
     rebuilt: Vec<(usize, Member)>,
     stale: Vec<(usize, Member)>,
@@ -29,6 +31,7 @@ impl<'a> Choice<'a> {
             incoming: None,
             spares: Vec::new(),
             notes: Vec::new(),
+            guessed: false,
             rebuilt: Vec::new(),
             stale: Vec::new(),
             newest,
@@ -136,6 +139,7 @@ impl<'a> Choice<'a> {
                 member.name, member.superblock.events, self.newest.events
             ));
             self.members[place] = Some(member);
+            self.guessed = true;
         }
     }
 

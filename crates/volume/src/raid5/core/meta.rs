@@ -180,8 +180,7 @@ impl Core {
         if self.meta.is_busy() {
             return Err(Error::config("superblocks are being written; try again"));
         }
-        let slot = self.slots.all.len();
-        self.meta.region = Meta::memory(slot + 1)?;
+        let room = Meta::memory(self.slots.all.len() + 1)?;
         let replaces = self.slots.by_role[role].is_some();
         superblock.feature_map |= Feature::RECOVERY_OFFSET.0;
         if replaces {
@@ -194,8 +193,19 @@ impl Core {
             superblock.rest.clone_from(&like.rest);
         }
         let number = superblock.dev_number as usize;
-        self.slots.all.push(Some(Slot::new(&superblock, volatile)));
-        self.meta.superblocks.push(Some(superblock));
+        let (places, purposes, meta) = (&self.places, &self.purposes, &mut self.meta);
+        let is_quiet = |slot: usize| {
+            let of_it = |(place, purpose): (&usize, &Option<Purpose>)| *place == slot && purpose.is_some();
+            meta.superblocks[slot].is_none() && !places.iter().zip(purposes).any(of_it)
+        };
+        let slot = self.slots.take(Slot::new(&superblock, volatile), is_quiet);
+        match meta.superblocks.get_mut(slot) {
+            Some(place) => *place = Some(superblock),
+            None => {
+                meta.region = room;
+                meta.superblocks.push(Some(superblock));
+            }
+        }
         self.meta.set_role(number, Role::Active(role as u16));
         self.slots.incoming = Some(Incoming {
             slot,

@@ -328,7 +328,7 @@ impl Core {
                 h.waiting.push_front(piece.piece);
             }
             h.sync = h.sync.or(round.sync);
-            self.spare_pieces.push(pieces);
+            self.keep_list(pieces);
             self.round_over(head);
             return;
         }
@@ -370,13 +370,13 @@ impl Core {
         let stripe = h.stripe;
         let was_fix = round.mode == Mode::Fix;
         let mut lost: Vec<usize> = round.pieces.drain(..).map(|p| p.piece.request).collect();
-        self.spare_pieces.push(round.pieces);
         let mut sync = round.sync;
         if was_fix {
             // They wait for it, all of them.
             lost.extend(h.waiting.drain(..).map(|p| p.request));
             sync = sync.or(h.sync.take());
         }
+        self.keep_list(round.pieces);
         tracing::error!(
             "raid5: sector {} of the members: two blocks can't be read",
             self.geometry.stripe_member_sector(stripe)
@@ -490,7 +490,15 @@ impl Core {
                 false => self.piece_done(piece.request),
             }
         }
-        self.spare_pieces.push(pieces);
+        self.keep_list(pieces);
+    }
+
+    /// An empty list for another round. A round that nobody asked for never had one: of those there are as many as stripes.
+    fn keep_list(&mut self, pieces: Vec<RoundPiece>) {
+        debug_assert!(pieces.is_empty());
+        if pieces.capacity() > 0 {
+            self.spare_pieces.push(pieces);
+        }
     }
 
     /// Which roles a round writes, as a mask.

@@ -123,6 +123,18 @@ impl Slots {
         self.by_role.iter().position(|s| *s == Some(slot))
     }
 
+    /// Makes a device known; returns its slot. One that is gone is used again if `is_quiet`: no I/O of the old device is left.
+    pub fn take(&mut self, slot: Slot, is_quiet: impl Fn(usize) -> bool) -> usize {
+        let free = |s: &usize| self.all[*s].is_none() && !self.gone.contains(s) && is_quiet(*s);
+        let found = (0..self.all.len()).find(free);
+        let at = found.unwrap_or(self.all.len());
+        match self.all.get_mut(at) {
+            Some(place) => *place = Some(slot),
+            None => self.all.push(Some(slot)),
+        }
+        at
+    }
+
     fn drop_slot(&mut self, slot: usize) {
         self.all[slot] = None;
         self.gone.push(slot);
