@@ -56,7 +56,7 @@ fn next_data(file: BorrowedFd<'_>, at: u64) -> Result<Option<(u64, u64)>, Errno>
 }
 
 /// Appends `from..to`, joined with the last extent from index `first` on if that is of the same kind.
-fn push(out: &mut Vec<Extent>, first: usize, from: u64, to: u64, kind: ExtentKind) {
+pub(crate) fn push(out: &mut Vec<Extent>, first: usize, from: u64, to: u64, kind: ExtentKind) {
     if from >= to {
         return;
     }

@@ -2,8 +2,8 @@
 
 use fastrand::Rng;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
-    Readiness, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Extent, ExtentKind, Limits, Op,
+    Queue, QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use pvblk_volume::raid5::{
     ArrayOptions, Assembly, Blocking, Consistency, Geometry, Layout, Member, NewArray, Raid5,
@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// A member in memory that can fail, and says that its cache is volatile.
 struct Flaky {
     inner: Arc<dyn BlockDevice>,
+    /// It writes zeros by itself.
+    zeroes: bool,
     dead: Arc<AtomicBool>,
     reads: Arc<AtomicU64>,
     /// What the first queue sends comes back only when this is over.
@@ -37,6 +39,7 @@ impl BlockDevice for Flaky {
     fn limits(&self) -> Limits {
         Limits {
             volatile_cache: true,
+            write_zeroes: self.zeroes,
             ..self.inner.limits()
         }
     }
@@ -54,6 +57,9 @@ impl BlockDevice for Flaky {
     }
     fn events(&self) -> &EventHub {
         self.inner.events()
+    }
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        self.inner.extents(sector, sectors, out)
     }
 }
 
@@ -122,12 +128,14 @@ fn world(
     let (mut devices, mut dead, mut reads): (Vec<Arc<dyn BlockDevice>>, Vec<_>, Vec<_>) =
         Default::default();
     let held = Arc::new(AtomicBool::new(false));
-    for _ in 0..members {
+    for n in 0..members {
         let flag = Arc::new(AtomicBool::new(false));
         let count = Arc::new(AtomicU64::new(0));
         let size = format!("mem:{}", sectors * 512);
         devices.push(Arc::new(Flaky {
             inner: pvblk_volume::open(&size).unwrap(),
+            // With some chunks one of them can't.
+            zeroes: n != 1 || chunk != 16,
             dead: Arc::clone(&flag),
             reads: Arc::clone(&count),
             held: Arc::clone(&held),
@@ -187,6 +195,9 @@ fn run(seed: u64, world: &World, kill: Option<usize>) {
     let device: Arc<dyn BlockDevice> = world.array.clone();
     let capacity = (device.capacity_sectors()).min(2048);
     let mut model = vec![0u8; (capacity * 512) as usize];
+    // Sectors that were discarded: zeros, or as they were.
+    let mut discarded = vec![false; capacity as usize];
+    let discards = device.limits().discard_granularity_bytes > 0;
     let mut queues: Vec<Queue> = (0..2)
         .map(|_| Queue::open(&device, &QueueContext::new(16)).unwrap())
         .collect();
@@ -216,7 +227,17 @@ fn run(seed: u64, world: &World, kill: Option<usize>) {
                     true => rng.u64(..capacity - sectors),
                     false => rng.u64(..(capacity - sectors) / 8) * 8,
                 };
-                let op = [Op::Read, Op::Write, Op::Write, Op::Flush][rng.usize(..4)];
+                let op = match rng.u8(..10) {
+                    0..3 => Op::Read,
+                    3..7 => Op::Write,
+                    7 => Op::Flush,
+                    8 if discards => Op::Discard,
+                    _ => Op::WriteZeroes,
+                };
+                let (sector, sectors) = match !op.has_data() && rng.u8(..4) == 0 {
+                    true => (sector, rng.u64(1..=capacity - sector)),
+                    false => (sector, sectors),
+                };
                 sent += 1;
                 if op == Op::Flush {
                     batch.push(Request::new(Op::Flush, 0, 0, 0));
@@ -230,8 +251,16 @@ fn run(seed: u64, world: &World, kill: Option<usize>) {
                     continue;
                 }
                 busy.push((sector, sector + sectors));
-                let buffer = Buffer::anonymous((sectors * 512) as usize).unwrap();
                 write += 1;
+                if !op.has_data() {
+                    let mut request = Request::new(op, sector, sectors, write);
+                    if op == Op::WriteZeroes && rng.bool() {
+                        request.flags = RequestFlags::NO_UNMAP;
+                    }
+                    batch.push(request);
+                    continue;
+                }
+                let buffer = Buffer::anonymous((sectors * 512) as usize).unwrap();
                 if op == Op::Write {
                     fill(&buffer, write);
                 }
@@ -261,15 +290,26 @@ fn run(seed: u64, world: &World, kill: Option<usize>) {
                 r.sector
             );
             let range = (r.sector * 512) as usize..(r.end() * 512) as usize;
+            let sectors = r.sector as usize..r.end() as usize;
             match r.op {
-                Op::Write => model[range].copy_from_slice(&r.buffers[0].to_vec()),
-                Op::Read => assert_eq!(
-                    r.buffers[0].to_vec(),
-                    model[range],
-                    "seed {seed}: read at {}",
-                    r.sector
-                ),
-                _ => {}
+                Op::Write => {
+                    model[range].copy_from_slice(&r.buffers[0].to_vec());
+                    discarded[sectors].fill(false);
+                }
+                Op::WriteZeroes => {
+                    model[range].fill(0);
+                    discarded[sectors].fill(false);
+                }
+                Op::Discard => discarded[sectors].fill(true),
+                Op::Read => {
+                    let found = r.buffers[0].to_vec();
+                    for (found, at) in found.chunks(512).zip(sectors) {
+                        let should = &model[at * 512..][..512];
+                        let zeros = discarded[at] && found == [0; 512];
+                        assert!(found == should || zeros, "seed {seed}: read at {at}");
+                    }
+                }
+                Op::Flush => {}
             }
             busy.retain(|(s, _)| *s != r.sector || r.op == Op::Flush);
         }
@@ -306,8 +346,9 @@ fn run(seed: u64, world: &World, kill: Option<usize>) {
         let at = (place.member_sector * 512) as usize;
         let is = &raw[place.member][at..at + 512];
         let should = &model[(sector * 512) as usize..][..512];
-        assert_eq!(
-            is, should,
+        let zeros = discarded[sector as usize] && is == [0; 512];
+        assert!(
+            is == should || zeros,
             "seed {seed}: sector {sector} on member {}",
             place.member
         );
@@ -499,5 +540,97 @@ fn an_orderly_end_leaves_clean_superblocks() {
     assert!(
         all.iter()
             .all(|s| s.is_clean() && s.events == all[0].events)
+    );
+}
+
+fn one(world: &World, request: Box<Request>) -> Status {
+    let device: Arc<dyn BlockDevice> = world.array.clone();
+    let mut queue = Queue::open(&device, &QueueContext::new(4)).unwrap();
+    queue.submit(&mut vec![request]);
+    let mut done = Vec::new();
+    while queue.poll(&mut done) == 0 {}
+    done[0].status
+}
+
+/// Parts of the array, as (sectors, whether they are data).
+fn parts(world: &World, sector: u64, sectors: u64) -> Vec<(u64, bool)> {
+    let mut found = Vec::new();
+    world.array.extents(sector, sectors, &mut found).unwrap();
+    let mut at = sector;
+    for extent in &found {
+        assert_eq!(extent.sector, at, "{found:?}");
+        at += extent.sectors;
+    }
+    assert_eq!(at, sector + sectors);
+    let part = |e: &Extent| (e.sectors, e.kind == ExtentKind::Data);
+    found.iter().map(part).collect()
+}
+
+#[test]
+fn discard_and_write_zeroes_leave_holes_that_extents_tell() {
+    let world = world(4, Layout::LeftSymmetric, 32, Consistency::Ppl, None);
+    let row = world.geometry.row_sectors();
+    assert_eq!(row, 96);
+    let limits = world.array.limits();
+    assert!(limits.write_zeroes && limits.discard_granularity_bytes == 96 * 512);
+    assert_eq!(parts(&world, 0, 10 * row), [(10 * row, false)]);
+    let buffer = Buffer::anonymous((10 * row * 512) as usize).unwrap();
+    fill(&buffer, 1);
+    let write = Request::with_buffers(Op::Write, 0, vec![buffer], 0);
+    assert_eq!(one(&world, write), Status::Ok);
+    assert_eq!(parts(&world, 0, 10 * row), [(10 * row, true)]);
+    // Whole rows only.
+    assert_eq!(
+        one(&world, Request::new(Op::Discard, 1, row + 94, 0)),
+        Status::Ok
+    );
+    assert_eq!(parts(&world, 0, 10 * row), [(10 * row, true)]);
+    let discard = Request::new(Op::Discard, row - 1, 2 * row + 2, 0);
+    assert_eq!(one(&world, discard), Status::Ok);
+    let holes = [(row, true), (2 * row, false), (7 * row, true)];
+    assert_eq!(parts(&world, 0, 10 * row), holes);
+    assert_eq!(parts(&world, row + 40, 5), [(5, false)]);
+    // A member that is made a hole, and one block of another stripe that isn't one.
+    let zeroes = Request::new(Op::WriteZeroes, 5 * row, 2 * row, 0);
+    assert_eq!(one(&world, zeroes), Status::Ok);
+    let mut zeroes = Request::new(Op::WriteZeroes, 8 * row, row, 0);
+    zeroes.flags = RequestFlags::NO_UNMAP;
+    assert_eq!(one(&world, zeroes), Status::Ok);
+    let holes = [
+        (row, true),
+        (2 * row, false),
+        (2 * row, true),
+        (2 * row, false),
+    ];
+    assert_eq!(parts(&world, 0, 7 * row), holes);
+    let rest = parts(&world, 7 * row, 3 * row);
+    assert!(rest.iter().all(|(_, data)| *data), "space was given back");
+    let mut secure = Request::new(Op::Discard, 0, row, 0);
+    secure.flags = RequestFlags::SECURE;
+    assert_eq!(one(&world, secure), Status::Unsupported);
+    let write = Request::with_buffers(
+        Op::Write,
+        row + 32,
+        vec![Buffer::anonymous(4096).unwrap()],
+        0,
+    );
+    assert_eq!(one(&world, write), Status::Ok);
+    let holes = [(row, true), (32, false), (8, true), (2 * row - 40, false)];
+    assert_eq!(parts(&world, 0, 3 * row), holes);
+
+    // What a missing member holds is calculated: nobody knows whether it is zeros. And nothing is discarded.
+    world.dead[0].store(true, Ordering::Relaxed);
+    let write = Request::with_buffers(Op::Write, 0, vec![Buffer::anonymous(4096 * 8).unwrap()], 0);
+    assert_eq!(one(&world, write), Status::Ok);
+    assert_eq!(world.array.failed(), Some(0));
+    assert!(parts(&world, 5 * row, 2 * row).contains(&(32, true)));
+    assert_eq!(
+        one(&world, Request::new(Op::Discard, 3 * row, row, 0)),
+        Status::Ok
+    );
+    assert_eq!(parts(&world, 3 * row, row), [(row, true)]);
+    assert_eq!(
+        one(&world, Request::new(Op::WriteZeroes, 0, 10 * row, 0)),
+        Status::Ok
     );
 }

@@ -117,6 +117,19 @@ impl Oracle {
         }
     }
 
+    /// A discard was acknowledged that did nothing there.
+    pub fn untouched(&mut self, sector: u64, sectors: u64) {
+        for s in sector..sector + sectors {
+            let cell = &mut self.cells[s as usize];
+            cell.busy = false;
+            cell.history.pop();
+            if cell.is_settled() {
+                self.unsettled.remove(&s);
+                self.whole.remove(&s);
+            }
+        }
+    }
+
     /// A flush that was submitted at `since` is acknowledged.
     pub fn flushed(&mut self, since: u64) {
         let cells = &mut self.cells;

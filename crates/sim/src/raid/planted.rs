@@ -120,6 +120,11 @@ impl Bug {
             "array-given-back-is-valid",
             Bug::Array(Raid5Bug::GivenBackIsValid),
         ),
+        #[cfg(feature = "planted")]
+        (
+            "array-holes-too-large",
+            Bug::Array(Raid5Bug::HolesTooLarge),
+        ),
     ];
 
     /// Gives this thread's arrays the bug, if it is one of theirs.

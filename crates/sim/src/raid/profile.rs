@@ -94,9 +94,24 @@ pub struct Profile {
     pub rotational: bool,
     /// Memory gets short again and again.
     pub squeezes: bool,
+    /// Of 8 writes, so many bring no data: zeros are written, or sectors discarded.
+    pub zeroes: u32,
+    /// Members write zeros by themselves.
+    pub holes: bool,
 }
 
 impl Profile {
+    /// What came later has dice of its own: without it, an old seed does what it did.
+    #[must_use]
+    pub fn with_zeroes(self, seed: u64) -> Profile {
+        let mut rng = Rng::with_seed(seed ^ 0x2e50);
+        Profile {
+            zeroes: pick(&mut rng, &[0, 0, 1, 4]),
+            holes: rng.u8(..4) > 0,
+            ..self
+        }
+    }
+
     /// The seed's.
     pub fn new(rng: &mut Rng) -> Profile {
         let members = rng.usize(3..=6);
@@ -163,6 +178,8 @@ impl Profile {
             pace: [1, 2].map(|_| pick(rng, &[1, 3, 9])),
             rotational: rng.u8(..4) == 0,
             squeezes: rng.u8(..3) == 0,
+            zeroes: 0,
+            holes: false,
             shape,
         }
     }

@@ -1,12 +1,12 @@
 //! A user of the array with a queue of its own: submits, polls, sleeps, and compares.
 
 use super::oracle::Oracle;
-use super::profile::Profile;
+use super::profile::{Losses, Profile};
 use super::stamp;
 use crate::log::Log;
 use fastrand::Rng;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Region, Request,
+    BlockDevice, Buffer, Completion, Limits, Op, Queue, QueueContext, Readiness, Region, Request,
     RequestFlags, Status,
 };
 use pvblk_sys::Poller;
@@ -177,7 +177,7 @@ impl Submitter {
         if status != Status::Ok {
             c.log
                 .add("# fails: # sectors at #", [self.number, sectors, sector]);
-            if flight.op == Op::Write {
+            if flight.op.is_write() {
                 c.oracle.failed(sector, sectors);
             }
             return match c.may_fail && status == Status::IoError {
@@ -216,7 +216,23 @@ impl Submitter {
                 c.oracle
                     .acknowledged(sector, sectors, flight.id, flight.fua);
             }
-            _ => {
+            Op::WriteZeroes => {
+                c.log.add(
+                    "# has zeroed # sectors at #",
+                    [self.number, sectors, sector],
+                );
+                c.stale |= flight.degraded && c.degraded;
+                c.oracle
+                    .acknowledged(sector, sectors, stamp::ZEROS, flight.fua);
+            }
+            Op::Discard => {
+                c.log.add(
+                    "# has discarded # sectors at #",
+                    [self.number, sectors, sector],
+                );
+                c.discarded(flight);
+            }
+            Op::Flush => {
                 c.log.add("# has flushed", [self.number]);
                 c.oracle.flushed(flight.since);
             }
@@ -280,7 +296,12 @@ impl Submitter {
                 }
             }
         };
-        if op == Op::Write && !c.oracle.is_free(sector, sectors) {
+        let (op, sector, sectors) = match op {
+            Op::Write => c.without_data(sector, sectors, self.queue.limits()),
+            _ => (op, sector, sectors),
+        };
+        let fua = fua && op != Op::Discard;
+        if op.is_write() && !c.oracle.is_free(sector, sectors) {
             return Err(r);
         }
         let mut flags = match fua {
@@ -291,7 +312,13 @@ impl Submitter {
             flags |= RequestFlags::STABLE_BUFFERS;
         }
         r.reset(op, flags, sector, sectors, tag);
-        r.buffers = pieces(&self.memory, tag * MOST_SECTORS, sectors, &mut c.rng);
+        if op == Op::WriteZeroes && c.rng.bool() {
+            r.flags |= RequestFlags::NO_UNMAP;
+        }
+        r.buffers = match op {
+            Op::WriteZeroes | Op::Discard => Vec::new(),
+            _ => pieces(&self.memory, tag * MOST_SECTORS, sectors, &mut c.rng),
+        };
         let mut flight = Flight {
             op,
             fua,
@@ -326,7 +353,12 @@ impl Submitter {
                     }
                 }
             }
-            _ => c.log.add("# flushes", [self.number]),
+            Op::WriteZeroes | Op::Discard => {
+                c.log
+                    .add("# zeroes # sectors at #", [self.number, sectors, sector]);
+                c.oracle.submitted(sector, sectors, stamp::ZEROS, c.alone);
+            }
+            Op::Flush => c.log.add("# flushes", [self.number]),
         }
         self.flights[tag as usize] = Some(flight);
         Ok(r)
@@ -366,6 +398,40 @@ pub(crate) fn pieces(memory: &Arc<Region>, first: u64, sectors: u64, rng: &mut R
 }
 
 impl Common {
+    /// A write may become one without data: as long as it is, or much longer.
+    fn without_data(&mut self, sector: u64, sectors: u64, limits: &Limits) -> (Op, u64, u64) {
+        // Without these there are no dice to throw: seeds do what they did.
+        if self.profile.zeroes == 0 || self.rng.u32(..8) >= self.profile.zeroes {
+            return (Op::Write, sector, sectors);
+        }
+        let end = self.profile.shape.sectors();
+        let sectors = match self.rng.u8(..4) {
+            0 => self.rng.u64(1..=end - sector),
+            _ => sectors,
+        };
+        match limits.discard_granularity_bytes > 0 && self.rng.u8(..3) == 0 {
+            true => (Op::Discard, sector, sectors),
+            false => (Op::WriteZeroes, sector, sectors),
+        }
+    }
+
+    /// Whole rows are zeros now, if no member was missing; all else is as it was.
+    fn discarded(&mut self, flight: &Flight) {
+        let (sector, end) = (flight.sector, flight.sector + flight.sectors);
+        let row = (self.profile.shape.members as u64 - 1) * self.profile.shape.chunk;
+        let first = sector.next_multiple_of(row).min(end);
+        let last = (end - end % row).max(first);
+        self.oracle.untouched(sector, first - sector);
+        self.oracle.untouched(last, end - last);
+        let surely = self.profile.losses == Losses::None && !flight.degraded && !self.degraded;
+        match surely {
+            true => self
+                .oracle
+                .acknowledged(first, last - first, stamp::ZEROS, false),
+            false => self.oracle.failed(first, last - first),
+        }
+    }
+
     /// Where a request is.
     fn place(&mut self) -> (u64, u64) {
         let (p, rng) = (&self.profile, &mut self.rng);

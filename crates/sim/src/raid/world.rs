@@ -67,7 +67,7 @@ impl World {
     /// New members of an array that was never started.
     pub fn new(seed: u64, options: &Options) -> Result<World, String> {
         let mut rng = Rng::with_seed(seed);
-        let profile = Profile::new(&mut rng);
+        let profile = Profile::new(&mut rng).with_zeroes(seed);
         let shape = profile.shape;
         let mut log = Log::new(options.verbose);
         let all = [shape.members as u64, shape.chunk, shape.rows];
@@ -159,7 +159,10 @@ impl World {
                 superblock.bitmap_or_ppl = [a, b, c, d];
             }
             let bug = MemberBug::new(self.planted, member);
-            let disk = CrashMember::new(member, sectors, bug).with_arms(rotational);
+            let mut disk = CrashMember::new(member, sectors, bug).with_arms(rotational);
+            if p.holes {
+                disk = disk.with_zeroes();
+            }
             disk.put(SUPER_SECTOR, &superblock.encode());
             if policy == Policy::Ppl {
                 let header = PplHeader::empty(ppl_signature(&superblock.set_uuid));

@@ -1,6 +1,7 @@
 //! The array as a device: each of its queues has queues of its own to all members, and steps the one [`Core`] with what they tell.
 
 pub mod ask;
+mod extents;
 mod keeper;
 mod manage;
 mod queue;
@@ -12,12 +13,15 @@ pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, SyncAction};
 use super::Geometry;
 use super::assemble::{Assembly, Incoming, Member};
 use super::blocking::{Blocking, Idle};
-use super::core::{Core, MemberIo, Setup, Work, WritePath};
+use super::core::{Ability, Core, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
-use pvblk_block::{BlockDevice, Completion, DeviceQueue, Error, EventHub, Incarnation, Limits, QueueContext};
+use pvblk_block::{
+    BlockDevice, Completion, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits,
+    QueueContext,
+};
 use pvblk_sys::EventFd;
 use queue::ArrayQueue;
 use std::sync::Arc;
@@ -166,16 +170,21 @@ impl Raid5 {
         let all = devices.iter().flatten().map(|d| d.device.limits());
         let all: Vec<Limits> = all.collect();
         let most = |f: fn(&Limits) -> u32| all.iter().map(f).max().unwrap_or(512);
+        let row_bytes = u32::try_from(assembly.geometry.row_sectors() * 512).unwrap_or(0);
+        let read_only = all.iter().any(|l| l.read_only);
         let limits = Limits {
             logical_sector_bytes: most(|l| l.logical_sector_bytes),
             physical_sector_bytes: most(|l| l.physical_sector_bytes),
-            optimal_bytes: u32::try_from(assembly.geometry.row_sectors() * 512).unwrap_or(0),
+            optimal_bytes: row_bytes,
             max_sectors: MAX_SECTORS,
             max_segments: MAX_SECTORS,
-            discard_granularity_bytes: 0,
+            discard_granularity_bytes: match all.iter().all(|l| l.write_zeroes) {
+                true => row_bytes,
+                false => 0,
+            },
             readahead_bytes: most(|l| l.readahead_bytes),
-            write_zeroes: false,
-            read_only: all.iter().any(|l| l.read_only),
+            write_zeroes: !read_only,
+            read_only,
             volatile_cache: all.iter().any(|l| l.volatile_cache),
             non_rotational: all.iter().all(|l| l.non_rotational),
         };
@@ -184,8 +193,8 @@ impl Raid5 {
             .iter()
             .map(|m| m.as_ref().map_or("missing", |m| &m.name));
         let name = format!("raid5 of {}", names.collect::<Vec<_>>().join(", "));
-        let volatile = |m: &Member| m.device.limits().volatile_cache;
-        let member = |m: &Member| (m.superblock.clone(), volatile(m));
+        let ability = |m: &Member| Ability::from(m.device.limits());
+        let member = |m: &Member| (m.superblock.clone(), ability(m));
         let incoming = assembly.incoming.as_ref();
         let stripes = |r: &std::ops::Range<u64>| r.start / STRIPE_SECTORS..r.end / STRIPE_SECTORS;
         let core = Core::new(Setup {
@@ -198,7 +207,7 @@ impl Raid5 {
             incoming: incoming.map(|i| {
                 let mut superblock = i.member.superblock.clone();
                 superblock.recovery_offset_sectors = i.recovered_sectors;
-                (i.place, superblock, volatile(&i.member))
+                (i.place, superblock, ability(&i.member))
             }),
             unsynced: assembly.unsynced.iter().map(stripes).collect(),
             bitmap: assembly.bitmap,
@@ -349,6 +358,10 @@ impl BlockDevice for Raid5 {
 
     fn events(&self) -> &EventHub {
         &self.events
+    }
+
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        self.find_extents(sector, sectors, out)
     }
 
     /// The members' together. What one of them lost while it was missing or being rebuilt is on the others, so who is missing doesn't count.

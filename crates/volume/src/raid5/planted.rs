@@ -37,11 +37,13 @@ pub enum Raid5Bug {
     BusyGivenBack,
     /// Heads whose memory was given back still count as holding what they held.
     GivenBackIsValid,
+    /// A stripe that is zeroed in part becomes a hole.
+    HolesTooLarge,
 }
 
 impl Raid5Bug {
     /// All of them.
-    pub const ALL: [Raid5Bug; 17] = [
+    pub const ALL: [Raid5Bug; 18] = [
         Raid5Bug::LogNotAwaited,
         Raid5Bug::LogReusedEarly,
         Raid5Bug::WrongPartialParity,
@@ -59,6 +61,7 @@ impl Raid5Bug {
         Raid5Bug::QueueListedWhileHeld,
         Raid5Bug::BusyGivenBack,
         Raid5Bug::GivenBackIsValid,
+        Raid5Bug::HolesTooLarge,
     ];
 }
 

@@ -173,8 +173,7 @@ fn check_use(
 /// only when there is no other below [`NUMBERS`]: their superblocks are hundreds of events behind by then, and so known to be stale.
 fn free_number(like: &Superblock, taken: &[u32]) -> u32 {
     let entry = |n: &u32| like.roles.get(*n as usize);
-    let is_new =
-        |n: &u32| matches!(entry(n), None | Some(Role::Spare)) && !taken.contains(n);
+    let is_new = |n: &u32| matches!(entry(n), None | Some(Role::Spare)) && !taken.contains(n);
     let was_thrown_out = |n: &u32| matches!(entry(n), Some(Role::Faulty)) && !taken.contains(n);
     let first = like.raid_disks..NUMBERS.min(like.most_roles());
     first

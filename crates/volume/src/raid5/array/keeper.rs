@@ -197,14 +197,14 @@ impl Keeper {
             at.map(|at| spares.remove(at))
         };
         let Some(spare) = spare else { return };
-        let volatile = spare.device.limits().volatile_cache;
+        let ability = spare.device.limits().into();
         let device = Device {
             device: Arc::clone(&spare.device),
             name: spare.name.clone(),
         };
         let superblock = spare.superblock.clone();
         let taken = self.queue.step(|core, owner| {
-            let slot = core.take_in(place, superblock, volatile, owner)?;
+            let slot = core.take_in(place, superblock, ability, owner)?;
             // While the core is locked: whoever writes to the new slot must find its device.
             let mut devices = shared.devices.lock();
             let slots = devices.len().max(slot + 1);

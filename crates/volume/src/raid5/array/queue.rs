@@ -1,6 +1,7 @@
 //! One queue of an array.
 
 use super::{Device, Mail, Shared};
+use crate::raid5::STRIPE_SECTORS;
 use crate::raid5::core::{Core, MemberIo, Token, Work};
 use parking_lot::Mutex;
 use pvblk_block::trace::{Phase, Tracer};
@@ -262,7 +263,10 @@ impl ArrayQueue {
         for io in ios.drain(..) {
             let buffers = io.data.buffers();
             let count = buffers.len();
-            let sectors: u64 = buffers.iter().map(|b| b.len() as u64 / 512).sum();
+            let sectors: u64 = match io.op {
+                Op::WriteZeroes => STRIPE_SECTORS,
+                _ => buffers.iter().map(|b| b.len() as u64 / 512).sum(),
+            };
             if let Some((member, request, tag)) = &mut last {
                 let touches = *member == io.slot
                     && request.op == io.op

@@ -2,7 +2,7 @@
 //! and how far a rebuild is.
 
 use super::super::planted::{Raid5Bug, has};
-use super::{Core, Data, Incoming, Purpose, Slot};
+use super::{Ability, Core, Data, Incoming, Purpose, Slot};
 use crate::raid5::superblock::NO_OFFSET;
 use crate::raid5::{Feature, Policy, Role, STRIPE_SECTORS, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use pvblk_block::{Buffer, Error, Op, Region};
@@ -171,7 +171,7 @@ impl Core {
         &mut self,
         role: usize,
         mut superblock: Superblock,
-        volatile: bool,
+        ability: Ability,
         runner: usize,
     ) -> Result<usize, Error> {
         if self.slots.incoming.is_some() || self.broken {
@@ -195,10 +195,11 @@ impl Core {
         let number = superblock.dev_number as usize;
         let (places, purposes, meta) = (&self.places, &self.purposes, &mut self.meta);
         let is_quiet = |slot: usize| {
-            let of_it = |(place, purpose): (&usize, &Option<Purpose>)| *place == slot && purpose.is_some();
+            let of_it =
+                |(place, purpose): (&usize, &Option<Purpose>)| *place == slot && purpose.is_some();
             meta.superblocks[slot].is_none() && !places.iter().zip(purposes).any(of_it)
         };
-        let slot = self.slots.take(Slot::new(&superblock, volatile), is_quiet);
+        let slot = self.slots.take(Slot::new(&superblock, ability), is_quiet);
         match meta.superblocks.get_mut(slot) {
             Some(place) => *place = Some(superblock),
             None => {

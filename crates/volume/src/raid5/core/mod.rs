@@ -17,10 +17,12 @@ mod sync;
 mod tally;
 mod waiters;
 mod work;
+mod zero;
 
 pub use queue::WritePath;
 pub use sync::Action;
 pub(super) use work::Work;
+pub(super) use zero::Ability;
 
 use super::planted::{Raid5Bug, has};
 use crate::raid5::{Geometry, Policy, STRIPE_SECTORS, Superblock, WriteIntent};
@@ -65,6 +67,8 @@ pub(super) enum Data {
     One(Buffer),
     /// Several.
     Some(Vec<Buffer>),
+    /// None, and a block of zeros is written.
+    Zeros,
 }
 
 impl Data {
@@ -74,7 +78,7 @@ impl Data {
 
     pub fn buffers(&self) -> &[Buffer] {
         match self {
-            Data::None => &[],
+            Data::None | Data::Zeros => &[],
             Data::One(buffer) => std::slice::from_ref(buffer),
             Data::Some(buffers) => buffers,
         }
@@ -83,7 +87,7 @@ impl Data {
     /// Moves it behind other buffers.
     pub fn append_to(self, buffers: &mut Vec<Buffer>) {
         match self {
-            Data::None => {}
+            Data::None | Data::Zeros => {}
             Data::One(buffer) => buffers.push(buffer),
             Data::Some(mut some) => buffers.append(&mut some),
         }
@@ -133,6 +137,8 @@ struct Active {
     /// Pieces that aren't done, and one more while it is taken apart.
     left: usize,
     failed: bool,
+    /// Stripes that are zeroed when its pieces are done.
+    zeroes: Range<u64>,
 }
 
 /// A part of a request that lies in one block of a stripe.
@@ -161,10 +167,10 @@ impl Piece {
 /// What an array is made of.
 pub(super) struct Setup {
     pub geometry: Geometry,
-    /// By role, with whether its completed writes need a flush; `None`: missing.
-    pub members: Vec<Option<(Superblock, bool)>>,
+    /// By role; `None`: missing.
+    pub members: Vec<Option<(Superblock, Ability)>>,
     /// A device that becomes the member of a role; its superblock says how far it is.
-    pub incoming: Option<(usize, Superblock, bool)>,
+    pub incoming: Option<(usize, Superblock, Ability)>,
     /// Stripes whose parity isn't known to be right.
     pub unsynced: Vec<Range<u64>>,
     pub bitmap: Option<WriteIntent>,
@@ -247,11 +253,11 @@ impl Core {
         }
         let by_role = setup.members.iter().enumerate();
         let by_role = by_role.map(|(role, m)| m.as_ref().map(|_| role)).collect();
-        let slot = |m: &Option<(Superblock, bool)>| m.as_ref().map(|(s, v)| Slot::new(s, *v));
+        let slot = |m: &Option<(Superblock, Ability)>| m.as_ref().map(|(s, a)| Slot::new(s, *a));
         let mut all: Vec<_> = setup.members.iter().map(slot).collect();
         let mut superblocks: Vec<_> = setup.members.into_iter().map(|m| Some(m?.0)).collect();
-        let incoming = setup.incoming.map(|(role, superblock, volatile)| {
-            all.push(Some(Slot::new(&superblock, volatile)));
+        let incoming = setup.incoming.map(|(role, superblock, ability)| {
+            all.push(Some(Slot::new(&superblock, ability)));
             let stripes = superblock.recovered_sectors() / STRIPE_SECTORS;
             superblocks.push(Some(superblock));
             Incoming {
@@ -335,12 +341,14 @@ impl Core {
     /// Takes a request. [`Core::unplug`] follows when the batch is complete.
     pub fn submit(&mut self, owner: usize, request: Box<Request>) {
         let op = request.op;
+        let is_secure = op == Op::Discard && request.flags.contains(RequestFlags::SECURE);
         self.taken += 1;
         let entry = Active {
             request: Arc::new(request),
             owner,
             left: 1,
             failed: false,
+            zeroes: 0..0,
         };
         let id = match self.free_active.pop() {
             Some(id) => id,
@@ -356,14 +364,17 @@ impl Core {
         }
         match op {
             Op::Read => self.read(id),
-            Op::Write if self.meta.is_dirty() || has(Raid5Bug::NoDirtyMark) => self.write(id),
-            Op::Write => {
+            Op::Flush => self.flush(id),
+            _ if is_secure => {
+                self.refuse(id);
+                return;
+            }
+            _ if self.meta.is_dirty() || has(Raid5Bug::NoDirtyMark) => self.write(id),
+            _ => {
                 self.undirtied.push_back(id);
                 self.mark_dirty(owner);
                 return;
             }
-            Op::Flush => self.flush(id),
-            Op::Discard | Op::WriteZeroes => self.fail_request(id),
         }
         self.piece_done(id);
     }
@@ -385,7 +396,7 @@ impl Core {
             return;
         };
         active.left -= 1;
-        if active.left > 0 {
+        if active.left > 0 || (active.goes_on() && self.zero_more(id)) {
             return;
         }
         let Some(active) = self.active[id].take() else {
@@ -468,6 +479,11 @@ impl Core {
 
     fn write(&mut self, id: usize) {
         let (sector, sectors) = self.range(id);
+        let op = self.active[id].as_ref().map(|a| a.request.op);
+        if op != Some(Op::Write) {
+            self.zero(id);
+            return;
+        }
         self.note_write(sector, sectors);
         self.in_blocks(id, true, sector, sectors, 0);
     }
@@ -489,11 +505,15 @@ impl Core {
                 sectors: some,
                 skip: skip + ((at - sector) * 512) as usize,
             };
-            match write && self.queues.path == WritePath::StripeQueue {
-                true => self.enqueue(piece),
-                false => self.place(piece),
-            }
+            self.put_piece(piece);
             at += some;
+        }
+    }
+
+    fn put_piece(&mut self, piece: Piece) {
+        match piece.write && self.queues.path == WritePath::StripeQueue {
+            true => self.enqueue(piece),
+            false => self.place(piece),
         }
     }
 

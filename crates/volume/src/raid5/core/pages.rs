@@ -2,7 +2,7 @@
 
 use crate::raid5::STRIPE_BYTES;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::{Buffer, Error, Region, Request};
+use pvblk_block::{Buffer, Error, Op, Region, Request};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -198,9 +198,13 @@ impl HeadPages {
         self.region.is_zero(self.at(member), STRIPE_BYTES)
     }
 
-    /// Copies `len` bytes of a request's data from `skip` on into a page, at `offset` bytes.
+    /// Copies `len` bytes of a request's data from `skip` on into a page, at `offset` bytes. One without data writes zeros.
     pub fn take(&self, member: usize, offset: usize, request: &Request, skip: usize, len: usize) {
         let mut to = self.at(member) + offset;
+        if request.op != Op::Write {
+            self.region.zero(to, len);
+            return;
+        }
         segments(request, skip, len, |part| {
             part.copy_to(&self.region, to);
             to += part.len();

@@ -3,6 +3,7 @@
 use super::super::planted::{Raid5Bug, has};
 use super::pages::{Block, bits, segments};
 use super::work::{Mode, RoundPiece, Work, can_borrow};
+use super::zero::is_hole;
 use super::{Core, Data, Piece, Purpose};
 use crate::raid5::{Policy, STRIPE_BYTES};
 use pvblk_block::Op;
@@ -27,6 +28,8 @@ pub(super) struct Round {
     fua: bool,
     /// The data goes to the members from where it is.
     borrows: bool,
+    /// The stripe becomes all zeros, without data.
+    hole: bool,
     pub runner: usize,
     /// XOR of the blocks that aren't written; `None` if all are, or nobody asks.
     pub partial_parity: Option<Box<Block>>,
@@ -63,6 +66,7 @@ impl Round {
             lost: false,
             fua: false,
             borrows: false,
+            hole: false,
             runner: 0,
             partial_parity: None,
             logged: false,
@@ -423,12 +427,14 @@ impl Core {
         let logs = writes && blocks < data && self.logs_parity(parity, round.missing);
         let borrows =
             writes && blocks == data && round.missing.is_none() && can_borrow(&round.pieces, data);
+        let hole =
+            writes && blocks == data && round.missing.is_none() && is_hole(&round.pieces, data);
         let pages = self.pages.of(head);
         let partial = logs.then(|| self.logs.block());
         let Some(round) = &mut self.heads.all[head].round else {
             return;
         };
-        round.borrows = borrows;
+        (round.borrows, round.hole) = (borrows, hole);
         self.works.push(Work {
             head,
             runner: round.runner,
@@ -523,7 +529,7 @@ impl Core {
         let h = &self.heads.all[head];
         let stripe = h.stripe;
         let Some(round) = &h.round else { return };
-        let (runner, fua, mode) = (round.runner, round.fua, round.mode);
+        let (runner, fua, mode, hole) = (round.runner, round.fua, round.mode, round.hole);
         let mut writes = Vec::new();
         if !self.broken {
             for role in bits(self.written(stripe, round)) {
@@ -549,6 +555,11 @@ impl Core {
             return;
         }
         for (role, slot) in writes {
+            if hole && self.slots.zeroes(slot) {
+                let io = (slot, Op::WriteZeroes, fua);
+                self.start(runner, Purpose::HeadWrite(head), io, sector, Data::Zeros);
+                continue;
+            }
             let data = self.borrowed(head, role);
             let data = data.unwrap_or_else(|| Data::of(pages.buffer(role)));
             let io = (slot, Op::Write, fua);

@@ -3,7 +3,7 @@
 //! A role is a member's place in the array, a slot is a device. A role has one slot; none if its member failed; and besides it
 //! one more, the incoming, while that is rebuilt or replaces a living member.
 
-use super::{Core, Data};
+use super::{Ability, Core, Data};
 use crate::raid5::{Policy, Superblock};
 use std::ops::Range;
 
@@ -16,8 +16,7 @@ pub(super) struct Slot {
     pub log_sectors: u64,
     /// Where its bitmap begins.
     pub bitmap_sector: u64,
-    /// A completed write needs a flush.
-    pub volatile: bool,
+    pub ability: Ability,
     /// Blocks that could not be read and were calculated.
     pub corrected: u32,
     /// The same, not so long ago.
@@ -25,7 +24,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub fn new(superblock: &Superblock, volatile: bool) -> Slot {
+    pub fn new(superblock: &Superblock, ability: Ability) -> Slot {
         let (log, bitmap_sector) = match superblock.policy() {
             Policy::Ppl(log) => ((log.sector, log.sectors), 0),
             Policy::Bitmap { sector } => ((0, 0), sector),
@@ -36,7 +35,7 @@ impl Slot {
             log_sector: log.0,
             log_sectors: log.1,
             bitmap_sector,
-            volatile,
+            ability,
             corrected: superblock.corrected_reads,
             read_errors: 0,
         }
@@ -114,8 +113,13 @@ impl Slots {
 
     /// Those that have to be flushed.
     pub fn volatile(&self) -> Vec<usize> {
-        let volatile = |s: &usize| self.all[*s].as_ref().is_some_and(|s| s.volatile);
+        let volatile = |s: &usize| self.all[*s].as_ref().is_some_and(|s| s.ability.volatile);
         self.live().filter(volatile).collect()
+    }
+
+    /// Whether a device writes zeros by itself.
+    pub fn zeroes(&self, slot: usize) -> bool {
+        self.all[slot].as_ref().is_some_and(|s| s.ability.zeroes)
     }
 
     /// The role that a slot has.
@@ -164,6 +168,13 @@ impl Unsynced {
 }
 
 impl Core {
+    /// Where each role's data is: a slot, and the sector where it begins; `None`: on no member that is whole.
+    pub fn homes(&self) -> impl Iterator<Item = Option<(usize, u64)>> + use<'_> {
+        let home = |slot: usize| Some((slot, self.slots.all[slot].as_ref()?.data_sectors));
+        let by_role = self.slots.by_role.iter();
+        by_role.map(move |slot| slot.filter(|_| !self.broken).and_then(home))
+    }
+
     /// A device failed: the array goes on without it, if it is the first.
     pub(super) fn kick(&mut self, slot: usize, runner: usize) {
         if self.slots.all[slot].is_none() || self.broken {
