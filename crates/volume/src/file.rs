@@ -70,6 +70,7 @@ impl FileVolume {
     pub fn open(spec: &FileSpec) -> Result<FileVolume, Error> {
         let name = VolumeSpec::File(spec.clone());
         name.validate()?;
+        spec.check_format()?;
         let layout = Layout::open(spec)?;
         let capacity = capacity_sectors(
             layout.file.as_fd(),

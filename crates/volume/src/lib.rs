@@ -17,6 +17,7 @@ mod delay;
 mod extents;
 mod fault;
 mod file;
+pub mod found;
 mod hold;
 mod mem;
 mod null;

@@ -75,7 +75,7 @@ impl MemSpec {
 }
 
 /// A regular file or block device:
-/// `file:PATH[,direct][,ro][,nolock][,engine=uring|sync][,size=SIZE][,sector=512|4096]`.
+/// `file:PATH[,direct][,ro][,nolock][,engine=uring|sync][,size=SIZE][,sector=512|4096][,format=raw]`.
 ///
 /// The path is everything up to the first comma that a known option follows, so colons and other
 /// commas are part of it.
@@ -97,6 +97,8 @@ pub struct FileSpec {
     pub size_bytes: Option<u64>,
     /// Logical sector in bytes, 512 or 4096; `None`: the smallest that the file allows.
     pub sector_bytes: Option<u32>,
+    /// Its bytes are the disk, also if they look like a container's, such as a qcow2 image: `format=raw`.
+    pub raw: bool,
 }
 
 impl FileSpec {
@@ -110,7 +112,34 @@ impl FileSpec {
             engine: None,
             size_bytes: None,
             sector_bytes: None,
+            raw: false,
         }
+    }
+
+    /// Refuses a container, whose bytes aren't the disk that is in it, unless they are to be served as they are. Who can only read
+    /// destroys nothing, and is warned.
+    pub(crate) fn check_format(&self) -> Result<(), Error> {
+        if self.raw {
+            return Ok(());
+        }
+        let Some(found) = crate::found::container_at(&self.path) else {
+            return Ok(());
+        };
+        let (path, what) = (self.path.display(), found.what);
+        if self.read_only {
+            tracing::warn!(
+                "file:{path}: it is {what}, and its bytes are served, not the disk inside; say format=raw if they are wanted"
+            );
+            return Ok(());
+        }
+        let inside = match found.is_luks() {
+            true => "open it with `cryptsetup open` and serve the device that it makes",
+            false => "convert it with `qemu-img convert -O raw`",
+        };
+        Err(Error::config(format!(
+            "file:{path}: it is {what}, and a guest would write over it instead of the disk inside: {inside}; if a guest made this of its own raw disk, \
+             add the option format=raw"
+        )))
     }
 }
 
@@ -198,6 +227,23 @@ impl VolumeSpec {
             VolumeSpec::Cache(spec, inner) => spec.open(inner.open()?)?,
             VolumeSpec::Raid5(spec) => spec.open()?,
         })
+    }
+
+    /// The same for a device whose own metadata says what it is, such as a member of an array: it isn't looked at for containers, of which a part may
+    /// be left where the array writes nothing.
+    #[must_use]
+    pub fn as_member(&self) -> VolumeSpec {
+        let inner = |inner: &VolumeSpec| Box::new(inner.as_member());
+        match self {
+            VolumeSpec::File(file) => VolumeSpec::File(FileSpec {
+                raw: true,
+                ..file.clone()
+            }),
+            VolumeSpec::Delay(spec, of) => VolumeSpec::Delay(spec.clone(), inner(of)),
+            VolumeSpec::Fault(spec, of) => VolumeSpec::Fault(spec.clone(), inner(of)),
+            VolumeSpec::Cache(spec, of) => VolumeSpec::Cache(spec.clone(), inner(of)),
+            VolumeSpec::Null(_) | VolumeSpec::Mem(_) | VolumeSpec::Raid5(_) => self.clone(),
+        }
     }
 
     fn problem(&self) -> Option<String> {
@@ -324,7 +370,7 @@ impl fmt::Display for FileSpec {
         if let Some(sector) = self.sector_bytes {
             write!(f, ",sector={sector}")?;
         }
-        Ok(())
+        f.write_str(if self.raw { ",format=raw" } else { "" })
     }
 }
 

@@ -67,7 +67,7 @@ pub struct CreateArgs {
     /// All parity is right already: don't calculate it. Members that hold nothing are known to be right without this
     #[arg(long)]
     pub assume_clean: bool,
-    /// Write over members of another array
+    /// Write over what members hold: another array, a file system, partitions, an image
     #[arg(long)]
     pub force: bool,
     /// The members, in order, one of them perhaps `missing`; then the spares

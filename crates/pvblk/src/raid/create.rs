@@ -84,7 +84,7 @@ fn open_members(names: &[String]) -> Result<Vec<Option<Opened>>, Error> {
     // All of them before any file is made.
     let specs: Vec<Option<VolumeSpec>> = names.iter().map(check).collect::<Result<_, Error>>()?;
     let open = |(spec, name): (&Option<VolumeSpec>, &String)| match spec {
-        Some(spec) => Ok(Some((name.clone(), spec.open()?))),
+        Some(spec) => Ok(Some((name.clone(), spec.as_member().open()?))),
         None => Ok(None),
     };
     specs.iter().zip(names).map(open).collect()

@@ -127,11 +127,11 @@ fn open_to_read(text: &str) -> Result<Arc<dyn BlockDevice>, Error> {
         file.lock = false;
         file.size_bytes = None;
     }
-    spec.open()
+    spec.as_member().open()
 }
 
 /// Opens members to change them; nobody else may have them then.
 fn open_all(names: &[String]) -> Result<Vec<Opened>, Error> {
-    let open = |name: &String| Ok((name.clone(), member(name)?.open()?));
+    let open = |name: &String| Ok((name.clone(), member(name)?.as_member().open()?));
     names.iter().map(open).collect()
 }

@@ -121,10 +121,7 @@ impl Bug {
             Bug::Array(Raid5Bug::GivenBackIsValid),
         ),
         #[cfg(feature = "planted")]
-        (
-            "array-holes-too-large",
-            Bug::Array(Raid5Bug::HolesTooLarge),
-        ),
+        ("array-holes-too-large", Bug::Array(Raid5Bug::HolesTooLarge)),
     ];
 
     /// Gives this thread's arrays the bug, if it is one of theirs.

@@ -128,6 +128,25 @@ impl Shared {
         taken
     }
 
+    /// What starts the array as it is now, but for its options: members by place, then spares.
+    fn spec_text(&self) -> String {
+        let core = self.core.lock();
+        let devices = self.devices.lock();
+        let name = |slot: &Option<usize>| {
+            let device = devices.get((*slot)?)?.as_ref();
+            device.map(|d| format!("[{}]", d.name))
+        };
+        let members = core.slots_by_role().iter().map(name);
+        let members: String = members
+            .map(|m| m.unwrap_or_else(|| "[missing]".into()))
+            .collect();
+        drop(devices);
+        drop(core);
+        let spares = self.spares.lock();
+        let spares: String = spares.iter().map(|s| format!("[{}]", s.name)).collect();
+        format!("raid5:{members}{spares}")
+    }
+
     fn mail(&self, owner: usize) -> Option<Arc<Mail>> {
         self.mails.lock().get(owner).cloned().flatten()
     }

@@ -7,6 +7,7 @@ use super::create::{Consistency, NewArray};
 use super::geometry::Layout;
 use super::ppl::{PPL_HEADER_BYTES, PplHeader, ppl_signature};
 use super::superblock::{Policy, SUPER_SECTOR, Superblock};
+use crate::found;
 use pvblk_block::{BlockDevice, Error, ExtentKind};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,7 +27,7 @@ pub struct CreateOptions {
     pub size_sectors: Option<u64>,
     /// All parity is right already, as it is when all members hold zeros.
     pub assume_clean: bool,
-    /// Write over the superblocks of another array.
+    /// Write over what the devices hold: another array, a file system, partitions.
     pub force: bool,
     /// The array's id; those of the members follow from it.
     pub set_uuid: [u8; 16],
@@ -170,11 +171,26 @@ fn check_device(
     }
     match read_superblock(name, device, idle) {
         Ok(old) if !options.force => Err(Error::config(format!(
-            "{name} is a member of array {:?} ({}); to lose that, use force",
+            "{name} is a member of array {:?} ({}); to lose that, use --force",
             old.name(),
             uuid_text(&old.set_uuid)
         ))),
         // No superblock, or one of nothing we know. What can't be read can't be written either, and says so then.
+        _ if options.force => Ok(()),
+        _ => ask_first(name, device, idle),
+    }
+}
+
+/// Refuses a device that holds something.
+pub(super) fn ask_first(
+    name: &str,
+    device: &Arc<dyn BlockDevice>,
+    idle: &mut Idle<'_>,
+) -> Result<(), Error> {
+    match found::on_device(device, idle) {
+        Ok(Some(what)) => Err(Error::config(format!(
+            "{name} holds {what}; to lose that, use --force"
+        ))),
         _ => Ok(()),
     }
 }

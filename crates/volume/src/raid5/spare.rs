@@ -4,7 +4,7 @@ use super::assemble::{Assembly, Member, read_superblock, uuid_text};
 use super::bitmap::{BitmapHeader, WriteIntent};
 use super::blocking::Idle;
 use super::geometry::STRIPE_BYTES;
-use super::new_array::write_member;
+use super::new_array::{ask_first, write_member};
 use super::repair::{Disks, any_bitmap_header};
 use super::superblock::{Feature, Policy, Role, Superblock, SuperblockError};
 use pvblk_block::{BlockDevice, Error};
@@ -16,8 +16,8 @@ use std::sync::Arc;
 /// `taken`: numbers of the array's devices that are at hand. `bitmap`: the header of the array's bitmap, if that is its policy.
 ///
 /// Fails with one line, and has written nothing then unless writing failed, if the device is read-only or too small, its logical sectors
-/// don't fit, or it is in use: as a member of this array, or by its superblock in another. `force` is for the latter, and for a member that
-/// isn't at hand. A former member and a spare of this array need none.
+/// don't fit, it holds something, or it is in use: as a member of this array, or by its superblock in another. `force` is for all of these but a member
+/// that is at hand. A former member and a spare of this array need none.
 pub fn make_spare(
     name: &str,
     device: &Arc<dyn BlockDevice>,
@@ -29,8 +29,10 @@ pub fn make_spare(
 ) -> Result<Member, Error> {
     check_device(name, device, like)?;
     // What has no superblock is free. What can't be read can't be written either, and says so then.
-    if let Ok(old) = read_superblock(name, device, idle) {
-        check_use(name, &old, like, taken, force)?;
+    match read_superblock(name, device, idle) {
+        Ok(old) => check_use(name, &old, like, taken, force)?,
+        Err(_) if force => {}
+        Err(_) => ask_first(name, device, idle)?,
     }
     let mut superblock = like.clone();
     let no_more = [
@@ -145,7 +147,7 @@ fn check_use(
         return match force {
             true => Ok(()),
             false => Err(Error::config(format!(
-                "{name} is a member of array {:?} ({}); to lose that, use force",
+                "{name} is a member of array {:?} ({}); to lose that, use --force",
                 old.name(),
                 uuid_text(&old.set_uuid)
             ))),
@@ -161,7 +163,7 @@ fn check_use(
                 true => Ok(()),
                 false => Err(Error::config(format!(
                     "{name} is a member of this array, at place {place}: name another device{}",
-                    if at_hand { "" } else { ", or use force" }
+                    if at_hand { "" } else { ", or use --force" }
                 ))),
             }
         }

@@ -99,7 +99,7 @@ fn numbers_are_nobody_elses() {
         sectors: 2048,
     };
     for member in array.members.iter_mut().flatten() {
-        member.superblock.roles = vec![Role::Faulty; 128];
+        member.superblock.roles = vec![Role::Active(2); 128];
         let [a, b] = ((log.sector - 8) as u16).to_le_bytes();
         member.superblock.bitmap_or_ppl[..2].copy_from_slice(&[a, b]);
     }
@@ -110,6 +110,18 @@ fn numbers_are_nobody_elses() {
         "{text}"
     );
     assert!(get(&disks[7].1, 0, 1 << 20).iter().all(|&b| b == 0));
+}
+
+#[test]
+fn after_hundreds_of_devices_numbers_are_used_again() {
+    let disks = disks(5);
+    let mut array = random_array(&disks[..4], Consistency::Ppl, true);
+    let mut roles = vec![Role::Active(2); 256];
+    (roles[50], roles[60]) = (Role::Faulty, Role::Faulty);
+    for member in array.members.iter_mut().flatten() {
+        member.superblock.set_roles(roles.clone());
+    }
+    assert_eq!(added(&mut array, &disks[4], false).ok(), Some(50));
 }
 
 #[test]

@@ -13,7 +13,7 @@ const DEEPEST: usize = 16;
 const KINDS: [&str; 7] = ["null", "mem", "file", "delay", "fault", "cache", "raid5"];
 
 const FILE_FLAGS: [&str; 3] = ["direct", "ro", "nolock"];
-const FILE_KEYS: [&str; 3] = ["engine", "size", "sector"];
+const FILE_KEYS: [&str; 4] = ["engine", "size", "sector", "format"];
 
 impl FromStr for VolumeSpec {
     type Err = Error;
@@ -207,10 +207,17 @@ fn file(args: &str) -> Result<FileSpec, String> {
             }
             ("size", Some(value)) => spec.size_bytes = Some(size(value)?),
             ("sector", Some(value)) => spec.sector_bytes = Some(sector(value)?),
+            ("format", Some("raw")) => spec.raw = true,
+            ("format", Some(other)) => {
+                return Err(format!(
+                    "format `{}`: only raw disks are served; convert it with `qemu-img convert -O raw`",
+                    other.escape_debug()
+                ));
+            }
             _ => {
                 return Err(unknown(
                     key,
-                    "direct, ro, nolock, engine=uring|sync, size=SIZE, sector=512|4096",
+                    "direct, ro, nolock, engine=uring|sync, size=SIZE, sector=512|4096, format=raw",
                 ));
             }
         }

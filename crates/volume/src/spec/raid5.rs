@@ -1,5 +1,7 @@
 //! `raid5`: an array as a volume.
 
+mod replaced;
+
 use super::VolumeSpec;
 use crate::raid5::{
     self, ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath,
@@ -12,6 +14,8 @@ use std::sync::Arc;
 ///
 /// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
 /// the array has members. For one that isn't there write `[missing]`: then it has no place in the array until mdadm adds it again.
+///
+/// A member that was replaced while the array was served is refused: the others count on the device that has its place now.
 ///
 /// More than the array has members may be named: the others are spares, onto which it is rebuilt when a member is missing.
 ///
@@ -64,7 +68,19 @@ impl Raid5Spec {
     pub fn assemble(&self) -> Result<Assembly, Error> {
         let mut devices = Vec::new();
         for member in self.members.iter().flatten() {
-            devices.push((member.to_string(), member.open()?));
+            devices.push((member.to_string(), member.as_member().open()?));
+        }
+        if !self.force {
+            let mut found = Vec::new();
+            for (name, device) in &devices {
+                // What has no superblock is told with the others.
+                if let Ok(sb) = raid5::read_superblock(name, device, &mut raid5::sleepy()) {
+                    found.push((name.clone(), sb));
+                }
+            }
+            if found.len() == devices.len() {
+                replaced::refuse(self, &found)?;
+            }
         }
         let assembly = raid5::assemble(devices, &self.options(), &mut raid5::sleepy())?;
         let (named, of) = (self.members.len(), assembly.members.len());

@@ -469,7 +469,7 @@ impl Raid5 {
             )));
         }
         let spec: VolumeSpec = text.parse()?;
-        let device = spec.open()?;
+        let device = spec.as_member().open()?;
         self.add(text, &device, force, &mut sleepy())?;
         if state.failed.is_some() && rebuilding(&state).is_none() && !state.frozen {
             self.until(|s| s.failed.is_none() || rebuilding(s).is_some())?;

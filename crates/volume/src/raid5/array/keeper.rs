@@ -36,6 +36,8 @@ pub struct Keeper {
     last: Duration,
     /// Requests that the array had taken, and when that last changed.
     requests: u64,
+    /// Devices that became members, as far as that was told.
+    takeovers: u64,
     busy_at: Option<Duration>,
     checkpoint_at: Duration,
     sixteenth: u64,
@@ -56,6 +58,7 @@ impl Keeper {
             credit: 0.0,
             last: Duration::ZERO,
             requests: 0,
+            takeovers: 0,
             busy_at: None,
             checkpoint_at: CHECKPOINT,
             sixteenth: 0,
@@ -70,15 +73,23 @@ impl Keeper {
         let wishes = self.orders.take();
         self.follow(&wishes);
         let shared = Arc::clone(&self.shared);
-        let (wanted, needs_spare, sync, requests) = {
+        let (wanted, needs_spare, sync, requests, takeovers) = {
             let core = shared.core.lock();
             (
                 core.sync_wanted(),
                 core.wants_spare(),
                 core.sync_now(),
                 core.requests(),
+                core.takeovers(),
             )
         };
+        if takeovers != self.takeovers {
+            self.takeovers = takeovers;
+            tracing::info!(
+                "raid5: the array is made of other devices now; start it with {} next time",
+                shared.spec_text()
+            );
+        }
         if requests != self.requests {
             self.requests = requests;
             self.busy_at = Some(now);

@@ -216,6 +216,7 @@ pub(super) struct Core {
     /// Why the last rebuild didn't end.
     trouble: Option<String>,
     syncs: u64,
+    takeovers: u64,
     active: Vec<Option<Active>>,
     free_active: Vec<usize>,
     purposes: Vec<Option<Purpose>>,
@@ -291,6 +292,7 @@ impl Core {
             mismatch_sectors: 0,
             trouble: None,
             syncs: 0,
+            takeovers: 0,
             active: Vec::new(),
             free_active: Vec::new(),
             purposes: Vec::new(),

@@ -394,11 +394,17 @@ impl Core {
         }
     }
 
+    /// How many devices have become members.
+    pub fn takeovers(&self) -> u64 {
+        self.takeovers
+    }
+
     /// The device that was rebuilt is the member.
     pub(super) fn take_over(&mut self) {
         let Some(incoming) = self.slots.incoming.take() else {
             return;
         };
+        self.takeovers += 1;
         let old = self.slots.by_role[incoming.role].replace(incoming.slot);
         if let Some(old) = old {
             self.slots.all[old] = None;
