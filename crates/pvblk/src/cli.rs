@@ -7,7 +7,8 @@ use std::time::Duration;
 
 const VOLUMES: &str = "\
 Volumes:
-  file:PATH[,direct][,ro][,size=SIZE]   a regular file or block device
+  file:PATH[,direct][,ro][,size=SIZE]   a regular file or block device; ,format=raw if its bytes are the disk although they look like an
+                                        image of another format, such as qcow2
   mem:SIZE                              memory; gone when the server stops
   null:SIZE                             nothing; reads are zeros
   delay:210us,iops=209k,bw=2.4G:VOLUME  a modelled device in front of another volume

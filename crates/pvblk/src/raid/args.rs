@@ -103,7 +103,7 @@ pub struct AddArgs {
     /// A device to become a spare; may be given several times
     #[arg(long = "spare", value_name = "NEW")]
     pub spares: Vec<String>,
-    /// Also if it is of another array; what it holds is lost
+    /// Also if it holds something, such as a file system or another array's data, which is lost
     #[arg(long)]
     pub force: bool,
 }
@@ -127,7 +127,7 @@ pub struct ReplaceArgs {
     /// What takes its place; else a spare does
     #[arg(long, value_name = "MEMBER")]
     pub with: Option<String>,
-    /// Also if that is of another array; what it holds is lost
+    /// Also if that holds something, such as a file system or another array's data, which is lost
     #[arg(long, requires = "with")]
     pub force: bool,
 }
