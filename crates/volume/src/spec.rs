@@ -97,7 +97,8 @@ pub struct FileSpec {
     pub size_bytes: Option<u64>,
     /// Logical sector in bytes, 512 or 4096; `None`: the smallest that the file allows.
     pub sector_bytes: Option<u32>,
-    /// Its bytes are the disk, also if they look like a container's, such as a qcow2 image: `format=raw`.
+    /// Its bytes are the disk, also if they look like a container's, such as a qcow2 image: `format=raw`. For every disk whose user isn't
+    /// trusted: who can write to it can make it look like one, and without this it isn't opened the next time.
     pub raw: bool,
 }
 

@@ -77,6 +77,7 @@ const MAKERS: &[Maker] = &[
     maker("mkfs.f2fs", &["-q", "-f"], "an F2FS file system"),
     maker("mkntfs", &["-FqQ"], "an NTFS file system"),
     maker("mkswap", &["-q"], "swap space"),
+    maker("make-bcache", &["-B"], "a bcache device"),
     Maker {
         input: "label: gpt\n,10M\n",
         ..maker("sfdisk", &["-q"], "a GUID partition table")

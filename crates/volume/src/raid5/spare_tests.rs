@@ -114,14 +114,16 @@ fn numbers_are_nobody_elses() {
 
 #[test]
 fn after_hundreds_of_devices_numbers_are_used_again() {
-    let disks = disks(5);
+    let disks = disks(6);
     let mut array = random_array(&disks[..4], Consistency::Ppl, true);
-    let mut roles = vec![Role::Active(2); 256];
-    (roles[50], roles[60]) = (Role::Faulty, Role::Faulty);
+    let mut roles = vec![Role::Faulty; 256];
+    (0..4).for_each(|n| roles[n] = Role::Active(n as u16));
+    roles[200] = Role::Spare;
     for member in array.members.iter_mut().flatten() {
         member.superblock.set_roles(roles.clone());
     }
-    assert_eq!(added(&mut array, &disks[4], false).ok(), Some(50));
+    let mut add = |disk| added(&mut array, disk, false).expect("a spare");
+    assert_eq!((add(&disks[4]), add(&disks[5])), (200, 4));
 }
 
 #[test]
