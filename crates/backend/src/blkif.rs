@@ -2,6 +2,8 @@
 
 use crate::grants::{Access, GrantError, GrantMapper, PageUse};
 use crate::parse::{Bad, Parsed, Parser};
+use crate::seldom;
+use crate::seldom::Seldom;
 use crate::source::{PullBatch, Pulled, RequestSource, SourceEnd};
 use crate::spare::SpareRequests;
 use pvblk_block::{Completion, Error, Op, Readiness, Request, Status};
@@ -9,10 +11,8 @@ use pvblk_ring::wire::{self, Entry, RSP_EOPNOTSUPP, RSP_ERROR, RSP_OKAY};
 use pvblk_ring::{BackRing, EventChannel};
 use pvblk_sys::xen::{CopyDirection, GrantCopy, MAX_COPIES};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Bad requests of one queue that are logged; the rest is only counted, so that a guest can't fill the log.
-const LOGGED_BAD: u64 = 8;
 
 /// How soon a request that the system has no memory for is tried again, where none of ours is at work that could free some.
 const STALL_RETRY: Duration = Duration::from_millis(2);
@@ -58,7 +58,8 @@ pub struct BlkifSource {
     releases: bool,
     /// Taken off the ring, but its data had no room.
     stalled: Option<Box<Entry>>,
-    bad_requests: u64,
+    /// Counts bad requests for the log, of all sources of the disk once that is known.
+    complaints: Arc<Seldom>,
     unpublished: bool,
     /// The peer's indices made no sense: the ring is not written any more.
     broken: bool,
@@ -81,7 +82,7 @@ impl BlkifSource {
             copies: Vec::new(),
             releases: false,
             stalled: None,
-            bad_requests: 0,
+            complaints: Arc::default(),
             unpublished: false,
             broken: false,
         }
@@ -117,10 +118,7 @@ impl BlkifSource {
     }
 
     fn complain(&mut self, why: &dyn std::fmt::Display) {
-        self.bad_requests += 1;
-        if self.bad_requests <= LOGGED_BAD {
-            tracing::warn!(queue = %self.name, "bad request: {why}");
-        }
+        seldom!(warn, self.complaints, "{}: bad request: {why}", self.name);
     }
 
     /// True if a request has yet to be answered, which frees memory.
@@ -218,6 +216,10 @@ impl BlkifSource {
 impl RequestSource for BlkifSource {
     fn describe(&self) -> String {
         self.name.clone()
+    }
+
+    fn served_as(&mut self, disk: &str) {
+        self.complaints = Seldom::of(disk, "bad request");
     }
 
     fn depth(&self) -> u32 {

@@ -82,7 +82,8 @@ const LINGER: Duration = Duration::from_secs(2);
 
 impl Lane {
     /// A lane from `source` to a new queue of `disk`, through the disk's gate.
-    pub fn open(disk: &Disk, source: Box<dyn RequestSource>) -> Result<Lane, Error> {
+    pub fn open(disk: &Disk, mut source: Box<dyn RequestSource>) -> Result<Lane, Error> {
+        source.served_as(disk.name());
         // A barrier or flush of the lane's own, and parts, come on top of what the source has in flight.
         let (queue, tracer) = disk.open_queue(source.depth() + 1 + PARTS_IN_FLIGHT)?;
         let parts = Parts::new(queue.limits());

@@ -18,6 +18,7 @@ mod parts;
 mod pool;
 mod pressure;
 mod questions;
+mod seldom;
 mod service;
 mod source;
 mod sources;
@@ -38,6 +39,7 @@ pub use pressure::{
     DiskMemory, FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, Pressure, PressureReport,
     SQUEEZE_DURATION, Squeezed,
 };
+pub use seldom::{Seldom, Times};
 pub use service::{DiskEnd, Key, Service, StopTimes};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};

@@ -52,6 +52,9 @@ pub trait RequestSource: Send {
     /// something for it that [`RequestSource::wait_fd`] doesn't tell.
     fn bind(&mut self, _waker: LaneWaker) {}
 
+    /// Tells the name of the disk that it belongs to, before the first `pull`.
+    fn served_as(&mut self, _disk: &str) {}
+
     /// Most requests in flight at once, at least 1.
     fn depth(&self) -> u32;
 

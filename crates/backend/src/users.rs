@@ -1,5 +1,7 @@
 //! [`Users`]: who uses a disk, so that a second one doesn't come in without a word.
 
+use crate::seldom;
+use crate::seldom::Seldom;
 use parking_lot::Mutex;
 use pvblk_block::{Error, ErrorKind};
 use std::sync::Arc;
@@ -44,7 +46,9 @@ impl Users {
                         let why = format!("disk {disk} is exclusive, and {other} uses it");
                         return Err(Error::new(ErrorKind::Exhausted, why));
                     }
-                    tracing::warn!(
+                    seldom!(
+                        warn,
+                        Seldom::of(disk, "shared"),
                         "disk {disk}: {name} uses it beside {other}: a file system that isn't made for sharing loses data; --exclusive {disk} refuses a second one"
                     );
                 }

@@ -26,7 +26,7 @@ fn still_serves(f: &Fixture) {
         queues: 2,
         ring_pages: 2,
         memory_bytes: 1 << 16,
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(60),
         ..ConnectOptions::default()
     };
     let (_parts, mut link) = connect(f.server.path(), "a", &options).unwrap();

@@ -24,7 +24,7 @@ fn options(queues: u32, ring_pages: usize, timeout_ms: u64) -> ConnectOptions {
 fn nobody_connects_while_requests_of_a_dead_front_end_are_at_work() {
     let f = Fixture::new(offers(2, 8));
     f.state.hold.store(true, Ordering::Relaxed);
-    let (parts, link) = connect(f.server.path(), "a", &options(2, 8, 5000)).unwrap();
+    let (parts, link) = connect(f.server.path(), "a", &options(2, 8, 60_000)).unwrap();
     drop((parts, link));
     eventually("the detach", || {
         f.state.detaches.load(Ordering::Relaxed) == 1
@@ -33,7 +33,7 @@ fn nobody_connects_while_requests_of_a_dead_front_end_are_at_work() {
     assert!(early.is_err(), "the old requests are still at work");
     assert_eq!(f.state.attaches.load(Ordering::Relaxed), 1);
     let path = f.server.path().to_owned();
-    let waiting = std::thread::spawn(move || connect(&path, "a", &options(2, 8, 20_000)).is_ok());
+    let waiting = std::thread::spawn(move || connect(&path, "a", &options(2, 8, 60_000)).is_ok());
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(f.state.attaches.load(Ordering::Relaxed), 1);
     f.state.hold.store(false, Ordering::Relaxed);
@@ -58,7 +58,7 @@ fn a_fence_that_another_export_closed_counts_too() {
 #[test]
 fn the_memory_is_kept_and_nothing_stays_granted() {
     let mut f = Fixture::new(offers(4, 8));
-    let (parts, mut link) = connect(f.server.path(), "a", &options(3, 4, 5000)).unwrap();
+    let (parts, mut link) = connect(f.server.path(), "a", &options(3, 4, 60_000)).unwrap();
     let memory = Arc::clone(parts.granter.memory());
     let frame = parts.granter.first_data_frame();
     memory.write(frame as usize * 4096, b"data that waits");
@@ -80,7 +80,7 @@ fn the_memory_is_kept_and_nothing_stays_granted() {
             offers: offers(offer.0, offer.1),
         };
         let mut server = LocalServer::bind(&path, Arc::new(host)).unwrap();
-        let parts = link.reconnect(Duration::from_secs(5)).unwrap();
+        let parts = link.reconnect(Duration::from_secs(60)).unwrap();
         assert!(Arc::ptr_eq(parts.granter.memory(), &memory));
         assert_eq!(parts.granter.first_data_frame(), frame);
         assert_eq!(parts.queues.len(), queues);

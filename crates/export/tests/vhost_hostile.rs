@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Keeps warnings of all threads.
+/// Keeps lines of all threads, with their levels.
 struct Log;
 
 struct Text(String);
@@ -31,7 +31,8 @@ impl Visit for Text {
 
 impl Subscriber for Log {
     fn enabled(&self, m: &Metadata<'_>) -> bool {
-        *m.level() <= Level::WARN
+        // Lines of which there are too many are told at this level.
+        *m.level() <= Level::DEBUG
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
@@ -39,7 +40,7 @@ impl Subscriber for Log {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text(String::new());
+        let mut text = Text(format!("{} ", event.metadata().level()));
         event.record(&mut text);
         LOG.lock().unwrap().push(text.0);
     }
@@ -257,8 +258,10 @@ fn bad_requests_do_not_fill_the_log() {
         assert_eq!(guest.io(0, 77, 0, &[], 0).0, 2);
     }
     let log = LOG.lock().unwrap();
-    let lines = log.iter().filter(|l| l.contains("type 77")).count();
-    assert_eq!(lines, 8);
+    let all = log.iter().filter(|l| l.contains("type 77"));
+    let warnings = all.clone().filter(|l| l.starts_with("WARN")).count();
+    // Other tests' bad requests are counted with them.
+    assert!(all.count() == 200 && warnings < 20, "{warnings}");
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl Subscriber for Log {
 
 #[test]
 fn a_refusal_is_logged_with_its_reason_and_many_are_not_all() {
-    let log = Log::default();
+    let (log, begin) = (Log::default(), std::time::Instant::now());
     tracing::subscriber::set_global_default(log.clone()).unwrap();
     let bed = Bed::new();
     let mut guest = bed.guest(7);
@@ -60,11 +60,14 @@ fn a_refusal_is_logged_with_its_reason_and_many_are_not_all() {
     }
     guest.until_back("2");
     let all = log.0.lock().clone();
-    assert_eq!(all.len(), 8 + 2, "{all:#?}");
+    // Eight, and those of 16 and 32; or after a minute.
+    let most = 8 + 2 + begin.elapsed().as_secs() as usize / 60;
+    assert!((8 + 2..=most).contains(&all.len()), "{all:#?}");
     assert!(
         all[0].starts_with("disk a, domain 7, xvda: queue 0: mapping ring-ref [4000]"),
         "{}",
         all[0]
     );
-    assert!(all[9].ends_with("(32 times refused)"), "{}", all[9]);
+    let told = |l: &String| l.ends_with("(32 times so far)");
+    assert!(all.iter().any(told), "{all:#?}");
 }

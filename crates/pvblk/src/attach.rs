@@ -4,7 +4,7 @@ use crate::cli::AttachArgs;
 use crate::hub::Hub;
 use crate::memory::Desk;
 use crate::traces::Traces;
-use crate::{config, daemon};
+use crate::{config, daemon, log};
 use anyhow::{Result, bail};
 use pvblk_backend::{Backend, BackendOptions, Disk, FLOOR_PAGES_PER_WORKER, Pressure};
 use pvblk_block::{BlockDevice, Error};
@@ -42,13 +42,13 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let (parts, link) = connect(&path, &args.disk, &options)?;
     let entries = parts.queues.first().map_or(0, |q| q.ring.entries());
     let device = Frontend::new(parts)?;
-    eprintln!(
+    log::line(format_args!(
         "disk {}: {} MiB, negotiated {} queues of {} pages ({entries} requests each)",
         args.disk,
         device.capacity_sectors() / 2048,
         device.queues(),
         entries / 32,
-    );
+    ));
     let backend = Backend::start(&BackendOptions {
         workers: args.workers.unwrap_or(0),
         spin_max,
@@ -63,7 +63,10 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
     let servers = daemon::start_nbd(&hub, &nbd, args.allow_remote)?;
     for server in &servers {
-        eprintln!("NBD on {}", daemon::uri(&server.local_addr(), &args.disk));
+        log::line(format_args!(
+            "NBD on {}",
+            daemon::uri(&server.local_addr(), &args.disk)
+        ));
     }
     let watch = daemon::listen_for_pressure(hub.pressure())?;
     let desk = Desk::new(hub.pressure(), Some(&watch), base);

@@ -1,9 +1,9 @@
 //! What every server of ours does: readiness, signals, an orderly stop.
 
-use crate::bill;
 use crate::hub::Hub;
+use crate::{bill, log};
 use anyhow::{Context, Result};
-use pvblk_backend::{DiskEnd, Pressure, Sources, StopTimes, Watch};
+use pvblk_backend::{DiskEnd, Pressure, Seldom, Sources, StopTimes, Watch, seldom};
 use pvblk_export::nbd::{NbdAddr, NbdConfig, NbdServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -17,10 +17,12 @@ pub const STOP: StopTimes = StopTimes {
 };
 
 /// Signals that are handled; to be made before threads are, so that none is missed.
-/// Also lifts the limit of open descriptors, the other thing to be done before all else.
+/// Also lifts the limit of open descriptors, and lets nobody wait for standard error: the other things to be done before all else.
 pub fn signals() -> Result<Signals> {
     pvblk_sys::limits::raise_open_files();
-    Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("handling signals")
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("handling signals")?;
+    log::detach().context("starting the log")?;
+    Ok(signals)
 }
 
 /// Private memory of the process now, for the bill's first line.
@@ -31,7 +33,7 @@ pub fn base_memory() -> u64 {
 
 /// Tells that everything is up: a line on standard error, and systemd if it asked.
 pub fn ready() {
-    eprintln!("pvblk: ready");
+    log::line(format_args!("pvblk: ready"));
     // Without NOTIFY_SOCKET this does nothing.
     if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
         tracing::warn!("telling systemd: {e}");
@@ -49,15 +51,16 @@ pub fn start_nbd(hub: &Arc<Hub>, addresses: &[NbdAddr], remote: bool) -> Result<
             };
             let who = source.describe();
             let told = who.clone();
+            let broken = Seldom::of(disk.name(), "broken");
             let ended = move |end| match end {
                 pvblk_backend::SourceEnd::Closed => tracing::debug!("{told}: closed"),
-                pvblk_backend::SourceEnd::Broken(e) => tracing::warn!("{told}: {e}"),
+                pvblk_backend::SourceEnd::Broken(e) => seldom!(warn, broken, "{told}: {e}"),
             };
             // Connections of one client can't be told from those of several.
             let user = disk.users().enter("NBD");
             let attached = user.and_then(|user| deliver_hub.attach(&disk, &user, source, ended));
             if let Err(e) = attached {
-                tracing::error!("{who}: {e}");
+                seldom!(error, Seldom::of(disk.name(), "attach"), "{who}: {e}");
             }
         };
         let exports: Arc<dyn pvblk_export::nbd::ExportTable> = hub.clone();
@@ -88,7 +91,7 @@ pub fn wait_for_stop(signals: &mut Signals, hub: &Hub, base: u64) {
     for signal in signals.forever() {
         match signal {
             SIGHUP => hub.refresh(),
-            SIGUSR1 => eprint!("{}", bill::render(base)),
+            SIGUSR1 => log::put(bill::render(base).as_bytes()),
             _ => {
                 let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
                 tracing::info!("stopping");
@@ -107,8 +110,8 @@ pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<Watch> {
 pub fn tell_sources(watch: &Watch) {
     for source in watch.states() {
         match &source.missing {
-            None => eprintln!("memory pressure: {}", source.name),
-            Some(why) => eprintln!("memory pressure: not {}: {why}", source.name),
+            None => log::line(format_args!("memory pressure: {}", source.name)),
+            Some(why) => log::line(format_args!("memory pressure: not {}: {why}", source.name)),
         }
     }
     if watch.states().iter().all(|s| s.missing.is_some()) {

@@ -12,6 +12,7 @@ mod daemon;
 mod hub;
 mod lab;
 mod latency;
+mod log;
 mod memory;
 mod raid;
 mod rings;
@@ -28,6 +29,7 @@ use std::process::ExitCode;
 static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
 
 fn main() -> ExitCode {
+    let _last_lines = log::LastLines;
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return usage_error(&e),
@@ -36,7 +38,7 @@ fn main() -> ExitCode {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| log::Writer)
         .with_target(false)
         .init();
     let result = match &cli.command {
@@ -58,7 +60,7 @@ fn main() -> ExitCode {
         Err(e) => match e.downcast_ref::<clap::Error>() {
             Some(usage) => usage_error(usage),
             None => {
-                eprintln!("pvblk: {e:#}");
+                log::line(format_args!("pvblk: {e:#}"));
                 ExitCode::FAILURE
             }
         },
@@ -80,9 +82,9 @@ fn usage_error(e: &clap::Error) -> ExitCode {
     let message = message.split("\nFor more information").next();
     let words: Vec<&str> = message.unwrap_or_default().split_whitespace().collect();
     let line = words.join(" ");
-    eprintln!(
+    log::line(format_args!(
         "pvblk: {} (see pvblk --help)",
         line.trim_start_matches("error: ")
-    );
+    ));
     ExitCode::from(2)
 }

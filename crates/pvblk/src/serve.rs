@@ -7,7 +7,7 @@ use crate::memory::Desk;
 use crate::rings::RingHost;
 use crate::traces::Traces;
 use crate::vhost::VhostDisks;
-use crate::{bill, daemon};
+use crate::{bill, daemon, log};
 use anyhow::{Context, Result};
 use pvblk_backend::{Backend, BackendOptions, Disk, Pressure};
 use pvblk_export::local::LocalServer;
@@ -24,7 +24,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     for (name, spec) in &config.disks {
         let device = spec.open().with_context(|| format!("disk {name}"))?;
         let mib = device.capacity_sectors() / 2048;
-        eprintln!("disk {name}: {}, {mib} MiB", device.describe());
+        log::line(format_args!(
+            "disk {name}: {}, {mib} MiB",
+            device.describe()
+        ));
         let disk = Disk::new(name, device, traces.of(name));
         disks.push(Arc::new(match config.exclusive.contains(name) {
             true => disk.exclusive(),
@@ -49,12 +52,12 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let local = match &config.local {
         Some(path) => {
             let host = RingHost::new(Arc::clone(&hub), &config);
-            eprintln!(
+            log::line(format_args!(
                 "rings on unix:{} (up to {} queues of {} pages for each disk)",
                 path.display(),
                 config.max_queues,
                 config.max_ring.pages()
-            );
+            ));
             Some(LocalServer::bind(path, Arc::new(host))?)
         }
         None => None,
@@ -64,17 +67,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let address = server.local_addr();
         let uri = |d: &Arc<Disk>| daemon::uri(&address, d.name());
         let all: Vec<_> = hub.disks().iter().map(uri).collect();
-        eprintln!("NBD on {}", all.join(" "));
+        log::line(format_args!("NBD on {}", all.join(" ")));
     }
     let vhost = match config.vhost_user.as_slice() {
         [] => None,
         listens => {
             for l in listens {
                 let (disk, path) = (&l.disk, l.path.display());
-                eprintln!(
+                log::line(format_args!(
                     "disk {disk}: vhost-user-blk on unix:{path} (up to {} queues)",
                     config.max_queues
-                );
+                ));
             }
             let host = VhostDisks::new(Arc::clone(&hub), config.max_queues);
             Some(VhostServer::bind(listens, Arc::new(host))?)
@@ -88,7 +91,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if let Some(watch) = &watch {
         daemon::tell_sources(watch);
     }
-    eprint!("{}", bill::render(base));
+    log::put(bill::render(base).as_bytes());
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &hub, base);
     // No new ones, then those that are there, then the data.
@@ -107,7 +110,7 @@ fn serve_xen(hub: &Arc<Hub>, config: &ServeConfig) -> Result<XenServer> {
     let host = RingHost::new(Arc::clone(hub), config);
     let orders = config.xen_attach.clone();
     let server = XenServer::start(xenstore, Arc::new(hypervisor), Arc::new(host), orders)?;
-    eprintln!(
+    log::line(format_args!(
         "Xen guests from domain {} (up to {} queues of {} pages, grants {})",
         server.domain(),
         config.max_queues,
@@ -117,9 +120,9 @@ fn serve_xen(hub: &Arc<Hub>, config: &ServeConfig) -> Result<XenServer> {
         } else {
             "copied"
         }
-    );
+    ));
     for order in &config.xen_attach {
-        eprintln!("{order}, whenever there is one");
+        log::line(format_args!("{order}, whenever there is one"));
     }
     Ok(server)
 }

@@ -2,7 +2,7 @@
 
 use crate::hub::Hub;
 use crate::memory::Desk;
-use crate::{control, latency};
+use crate::{control, latency, log};
 use anyhow::{Context, Result, bail};
 use pvblk_block::trace::Tracing;
 use pvblk_trace::blktrace::{CaptureWriter, Writer};
@@ -134,7 +134,7 @@ impl Traces {
         if let Some(path) = control {
             let (feed, disks) = (Arc::clone(&self.feed), Arc::clone(disks));
             running._control = Some(control::Server::bind(path, feed, disks, memory)?);
-            eprintln!("control on unix:{}", path.display());
+            log::line(format_args!("control on unix:{}", path.display()));
         }
         if let Some(threshold) = slow {
             let subscription = Arc::new(self.subscribe()?);

@@ -116,19 +116,26 @@ mod tests {
     use super::*;
     use crate::EventFd;
 
-    /// Modelled devices and pauses of a few microseconds depend on it. The best of many, since others use this CPU too.
+    /// Modelled devices and pauses of a few microseconds depend on it. One of many, since others use this CPU too: in whole
+    /// milliseconds none would be.
     #[test]
     fn waits_are_shorter_than_a_millisecond() {
         let p = Poller::new().unwrap();
         let mut got = Vec::new();
-        let best = (0..50).map(|_| {
+        let begin = std::time::Instant::now();
+        loop {
             let start = std::time::Instant::now();
             p.wait(&mut got, Some(Duration::from_micros(100))).unwrap();
-            start.elapsed()
-        });
-        let best = best.min().unwrap();
-        let allowed = Duration::from_micros(100)..Duration::from_micros(900);
-        assert!(allowed.contains(&best), "{best:?}");
+            let took = start.elapsed();
+            assert!(took >= Duration::from_micros(100), "{took:?}");
+            if took < Duration::from_micros(900) {
+                return;
+            }
+            assert!(
+                begin.elapsed().as_secs() < 60,
+                "{took:?}, and none was shorter"
+            );
+        }
     }
 
     #[test]

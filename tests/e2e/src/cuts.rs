@@ -123,7 +123,7 @@ fn all_stopped(pid: u32) -> Result<(), Stop> {
         if states.iter().all(|&s| s == 'T') {
             return Ok(());
         }
-        check(begin.elapsed() < Duration::from_secs(10), || {
+        check(begin.elapsed() < Duration::from_secs(60), || {
             format!("told to stop, and threads are {states:?}")
         })?;
         std::thread::sleep(Duration::from_micros(200));

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const READY: &str = "pvblk: ready";
 
 /// Longest time a start may take.
-const START: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_secs(60);
 
 /// The command under test.
 pub fn binary() -> Result<PathBuf, Stop> {
@@ -69,7 +69,11 @@ pub struct Daemon {
 impl Daemon {
     /// Starts the command and waits until it is ready.
     pub fn start<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Daemon, Stop> {
-        let mut command = pvblk(args)?;
+        Daemon::run(pvblk(args)?)
+    }
+
+    /// As [`Daemon::start`], for a command line that ends as `pvblk`.
+    pub fn run(mut command: Command) -> Result<Daemon, Stop> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let line = tools::describe(&command);
         let mut child = command.spawn()?;
@@ -144,7 +148,7 @@ impl Daemon {
     /// Asks it to end, and fails unless it ends with status 0.
     pub fn stop(&mut self) -> Result<(), Stop> {
         self.signal(Signal::TERM)?;
-        let status = self.wait(Duration::from_secs(20))?;
+        let status = self.wait(Duration::from_secs(60))?;
         if status.success() {
             Ok(())
         } else {

@@ -56,7 +56,7 @@ impl Fuse {
             folder: folder.to_path_buf(),
             file,
         };
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !fuse.file.exists() {
             if let Some(status) = fuse.child.try_wait()? {
                 return Stop::skip(format!("nbdfuse can't mount here ({status})"));
@@ -74,7 +74,7 @@ impl Drop for Fuse {
             tool("fusermount3", [Path::new("-u"), &self.folder]),
             Duration::from_secs(20),
         );
-        if !matches!(wait(&mut self.child, Duration::from_secs(10)), Ok(Some(_))) {
+        if !matches!(wait(&mut self.child, Duration::from_secs(60)), Ok(Some(_))) {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

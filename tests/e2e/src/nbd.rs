@@ -116,6 +116,11 @@ impl Connection {
         self.send_any(READ, cookie, offset, bytes, &[])
     }
 
+    /// Sends bytes that need not be a request.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
     /// The next reply; `None` when the server has closed the connection.
     pub fn receive(&mut self) -> Result<Option<Reply>, Stop> {
         let mut reply = [0; 16];

@@ -34,7 +34,7 @@ pub fn need(programs: &[&str]) -> Result<(), Stop> {
 /// Skips the test unless there is a fio that speaks NBD.
 pub fn need_fio_nbd() -> Result<(), Stop> {
     need(&["fio"])?;
-    let engines = run(tool("fio", ["--enghelp"]), Duration::from_secs(10))?;
+    let engines = run(tool("fio", ["--enghelp"]), Duration::from_secs(60))?;
     if engines.stdout.lines().any(|l| l.trim() == "nbd") {
         return Ok(());
     }

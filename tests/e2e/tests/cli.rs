@@ -21,7 +21,7 @@ fn main() -> ExitCode {
 }
 
 fn finish(args: &[&str]) -> Result<Finished, Stop> {
-    run(pvblk(args)?, Duration::from_secs(10))
+    run(pvblk(args)?, Duration::from_secs(60))
 }
 
 fn help_has_examples() -> Result<(), Stop> {

@@ -76,7 +76,7 @@ impl Bench {
     fn compare(&mut self, a: &[f64], b: &[f64], confidence: &str) -> Result<(), Stop> {
         let files = [self.write("a", a)?, self.write("b", b)?].map(|f| f.display().to_string());
         let args = ["compare", &files[0], &files[1], "--confidence", confidence];
-        let ours = run(pvblk(args)?, Duration::from_secs(10))?.success()?;
+        let ours = run(pvblk(args)?, Duration::from_secs(60))?.success()?;
         let theirs = run_ok("ministat", ["-A", "-c", confidence, &files[0], &files[1]])?;
         same(&ours.stdout, &theirs.stdout).map_err(|why| {
             Stop::Fail(format!(
@@ -196,7 +196,7 @@ fn wrong_figures() -> Result<(), Stop> {
 
 fn compare(args: &[&str]) -> Result<Finished, Stop> {
     let words = std::iter::once(&"compare").chain(args);
-    run(pvblk(words)?, Duration::from_secs(10))
+    run(pvblk(words)?, Duration::from_secs(60))
 }
 
 fn text(path: &Path) -> String {

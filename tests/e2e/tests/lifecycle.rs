@@ -70,7 +70,7 @@ fn sigterm_drains(route: Route) -> Result<(), Stop> {
         let progress = Arc::clone(&progress);
         move || write_until_closed(connection, &progress)
     });
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     // Enough writes that blocks are overwritten and flushes have completed.
     while progress.load(Ordering::Relaxed) < 6000
         && Instant::now() < deadline
@@ -172,7 +172,7 @@ fn crashed_front_end() -> Result<(), Stop> {
             let progress = Arc::clone(&progress);
             move || write_until_closed(connection, &progress)
         });
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while progress.load(Ordering::Relaxed) < 500
             && Instant::now() < deadline
             && !load.is_finished()
@@ -213,7 +213,7 @@ fn a_disk_is_served_once() -> Result<(), Stop> {
         "--nbd",
         &stage::unix(&stage.path("second.sock")),
     ])?;
-    let second = pvblk_e2e::tools::run(second, Duration::from_secs(10))?;
+    let second = pvblk_e2e::tools::run(second, Duration::from_secs(60))?;
     let code = second.status.and_then(|s| s.code());
     check(code == Some(1), || {
         format!("ended with {code:?}: {}", second.stderr)
@@ -233,7 +233,7 @@ fn sighup_reads_sizes_again() -> Result<(), Stop> {
     let file = std::fs::OpenOptions::new().write(true).open(stage.disk())?;
     file.set_len(24 * MIB)?;
     stage.serve().signal(Signal::HUP)?;
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let size = run_ok("nbdinfo", ["--size", &stage.uri()])?.stdout;
         if size.trim() == (24 * MIB).to_string() {

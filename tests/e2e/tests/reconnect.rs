@@ -6,6 +6,7 @@ use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{need, run, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Route, Stage, Stop, full, pattern, run_all, seed, stage};
+use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -181,7 +182,7 @@ fn never_back() -> Result<(), Stop> {
         check(answer.is_none_or(|r| r.error != 0), || {
             "a write succeeded without a server".into()
         })?;
-        let status = attach.wait(Duration::from_secs(20))?;
+        let status = attach.wait(Duration::from_secs(60))?;
         let waited = killed.elapsed().as_millis();
         check(status.code() == Some(1) && waited >= at_least, || {
             format!("it ended with {status} after {waited} ms")
@@ -213,9 +214,12 @@ fn lost_disk() -> Result<(), Stop> {
         "--reconnect",
         "2",
     ])?;
+    // It finds the next server as soon as it looks, however long that takes to start.
+    attach.signal(Signal::STOP)?;
     first.kill()?;
     let mut second = serve()?;
-    let status = attach.wait(Duration::from_secs(20))?;
+    attach.signal(Signal::CONT)?;
+    let status = attach.wait(Duration::from_secs(60))?;
     let lines = attach.lines();
     check(
         status.code() == Some(1) && lines.iter().any(|l| l.contains("lost")),

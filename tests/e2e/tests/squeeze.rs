@@ -1,10 +1,10 @@
 //! Memory pressure while data moves: nothing may change but how much memory there is.
 
-use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::daemon::{self, pvblk};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::unix;
-use pvblk_e2e::tools::{need_fio_nbd, run, tool};
+use pvblk_e2e::tools::{need, need_fio_nbd, run, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, seed};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -41,6 +41,7 @@ fn main() -> ExitCode {
             "a_group_at_its_limit_squeezes_by_itself",
             group_at_its_limit,
         ),
+        ("mounts_of_others_are_not_kept_busy", others_mounts),
     ])
 }
 
@@ -226,24 +227,27 @@ impl Idle {
         args.extend(["--control".into(), unix(&control)]);
         args.extend(extra.iter().map(|s| (*s).to_owned()));
         for i in 0..disks {
-            args.extend(["--disk".into(), format!("d{i}=delay:20ms:null:64M")]);
+            args.extend(["--disk".into(), format!("d{i}=delay:2s:null:64M")]);
         }
         let serve = Daemon::start(&args)?;
         let data = vec![7; 512 << 10];
         let mut connections = Vec::new();
         for i in 0..disks {
-            let mut connection = Connection::open(&nbd, &format!("d{i}"))?;
-            // All in flight at once: the volume takes its time.
+            connections.push(Connection::open(&nbd, &format!("d{i}"))?);
+        }
+        // All in flight at once: the volume takes its time.
+        for connection in &mut connections {
             for n in 0..8 {
                 connection.send(Command::Write, n, n << 20, &data)?;
             }
+        }
+        for connection in &mut connections {
             for _ in 0..8 {
                 let reply = connection.receive()?;
                 check(reply.is_some_and(|r| r.error == 0), || {
                     format!("a write: {reply:?}")
                 })?;
             }
-            connections.push(connection);
         }
         Ok(Idle {
             serve,
@@ -300,7 +304,7 @@ fn idle_disks() -> Result<(), Stop> {
 fn limits_change() -> Result<(), Stop> {
     let mut idle = Idle::new(2, &["--max-buffer-pages", "512"])?;
     let control = unix(&idle.control);
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while number(&report(&idle.control)?["total"], "pool_pages") > 1024 {
         check(Instant::now() < until, || {
             "the pools don't shrink to their limit".into()
@@ -309,7 +313,7 @@ fn limits_change() -> Result<(), Stop> {
     }
     let set = |flag: &str, value: &str| -> Result<String, Stop> {
         let command = pvblk(["ctl", "set", "--control", &control, flag, value])?;
-        Ok(run(command, Duration::from_secs(20))?.success()?.stdout)
+        Ok(run(command, Duration::from_secs(60))?.success()?.stdout)
     };
     let said = set("--max-buffer-pages", "256")?;
     check(said.contains("max-buffer-pages 256"), || said.clone())?;
@@ -320,7 +324,7 @@ fn limits_change() -> Result<(), Stop> {
         "a limit out of bounds was taken".into()
     })?;
     let command = pvblk(["ctl", "memory", "--control", &control])?;
-    let table = run(command, Duration::from_secs(20))?.success()?.stdout;
+    let table = run(command, Duration::from_secs(60))?.success()?.stdout;
     for word in [
         "under squeeze",
         "| d0",
@@ -330,7 +334,7 @@ fn limits_change() -> Result<(), Stop> {
         check(table.contains(word), || format!("no {word:?} in {table}"))?;
     }
     let command = pvblk(["ctl", "squeeze", "--control", &control])?;
-    run(command, Duration::from_secs(20))?.success()?;
+    run(command, Duration::from_secs(60))?.success()?;
     idle.serve.stop()
 }
 
@@ -360,6 +364,48 @@ impl Drop for Group {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// Somebody else mounts the hierarchies once more, in a tree of theirs: they can unmount them while a server runs.
+fn others_mounts() -> Result<(), Stop> {
+    need(&["unshare", "nsenter", "mount", "umount"])?;
+    let dir = tempfile::tempdir()?;
+    let (v1, v2) = (dir.path().join("v1"), dir.path().join("v2"));
+    std::fs::create_dir(&v1)?;
+    std::fs::create_dir(&v2)?;
+    // In mounts of its own, so that nothing is left behind.
+    let script = "mount -t cgroup -o memory none \"$1\" 2>/dev/null; mount -t cgroup2 none \"$2\" 2>/dev/null; shift 2; exec \"$@\"";
+    let nbd = unix(&dir.path().join("nbd"));
+    let mut command = tool("unshare", ["-m", "--propagation", "private"]);
+    command.args(["sh", "-c", script, "sh"]).args([&v1, &v2]);
+    command.arg(daemon::binary()?);
+    command.args(["serve", "--disk", "a=mem:1M", "--nbd", &nbd]);
+    let allowed = run_ok("unshare", ["-m", "true"]);
+    if allowed.is_err() {
+        return Stop::skip("no mounts of our own: this takes root");
+    }
+    let mut serve = Daemon::run(command)?;
+    let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", serve.pid()))?;
+    let is_mounted = |d: &Path| mounts.contains(&format!(" {} ", d.display()));
+    let mounted: Vec<&PathBuf> = [&v1, &v2].into_iter().filter(|d| is_mounted(d)).collect();
+    if mounted.is_empty() {
+        return Stop::skip("control groups can't be mounted here");
+    }
+    let shown = dir.path().display().to_string();
+    let lines = serve.lines();
+    check(
+        !lines
+            .iter()
+            .any(|l| l.contains("pressure") && l.contains(&shown)),
+        || lines.join("\n"),
+    )?;
+    let pid = serve.pid().to_string();
+    for mount in mounted {
+        let mut umount = tool("nsenter", ["-t", &pid, "-m", "umount"]);
+        umount.arg(mount);
+        run(umount, Duration::from_secs(60))?.success()?;
+    }
+    serve.stop()
 }
 
 /// Full pools and a lowered limit: nobody tells the server, and it gives way.
@@ -396,7 +442,7 @@ fn group_at_its_limit() -> Result<(), Stop> {
         group.0.join("memory.limit_in_bytes"),
         (usage + 2 * MIB).to_string(),
     )?;
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     loop {
         let now = report(&idle.control)?;
         if number(&now["total"], "pool_pages") == 0 {

@@ -2,6 +2,7 @@
 
 use pvblk_e2e::btt::{HOPS, btts, devices, ours, parts_add_up, same};
 use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{self, Finished, need, need_fio_nbd, run, run_ok, tool};
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
     run_all(&[
         ("a_verify_run_is_read_by_blkparse_and_btt", verify_run),
         ("a_running_server_is_looked_at", live),
+        ("flushes_side_by_side_are_told_apart", flushes),
         ("a_stream_goes_to_blkparse", stream),
         ("a_capture_ends_in_order_with_its_server", server_ends),
         ("slow_requests_are_logged", slow),
@@ -311,6 +313,67 @@ fn live() -> Result<(), Stop> {
     let none = latency(&["--live", &back, "--seconds", "0.3"])?;
     check(none.stderr.contains("no requests in that time"), || {
         none.stderr.clone()
+    })?;
+    scene.stop()
+}
+
+/// Requests of [`flushes`] that are in flight together, on each of two floors.
+const TOGETHER: u64 = 4;
+
+/// Keeps a write and three flushes in flight until `over`; at least 50 times.
+fn flush_until(scene: &Scene, over: impl Fn() -> bool) -> Result<(), Stop> {
+    let mut connection = Connection::open(&scene.path("nbd"), "a")?;
+    for round in 0.. {
+        if round >= 50 && over() {
+            break;
+        }
+        connection.send(Command::Write, 0, 0, &[7; 4096])?;
+        for cookie in 1..TOGETHER {
+            connection.send(Command::Flush, cookie, 0, &[])?;
+        }
+        for _ in 0..TOGETHER {
+            let reply = connection.receive()?;
+            check(reply.is_some_and(|r| r.error == 0), || format!("{reply:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// All flushes look alike: they begin at sector 0 and have no length.
+fn flushes() -> Result<(), Stop> {
+    let scene = Scene::new(|_| "delay:2ms:mem:8M".into())?;
+    let child = scene.record()?;
+    flush_until(&scene, || true)?;
+    let said = interrupt(child)?;
+    check(!said.contains("dropped"), || said)?;
+    let json = scene.text("flushes.json");
+    let unmatched = |least: u64, args: &[&str]| -> Result<u64, Stop> {
+        latency(&[args, &["--json", &json]].concat())?.success()?;
+        let report: Value = serde_json::from_slice(&std::fs::read(&json)?)?;
+        let all = devices(&report).iter();
+        let sum = |name| all.clone().filter_map(|d| d[name].as_u64()).sum::<u64>();
+        let flushes = all
+            .clone()
+            .filter_map(|d| d["operations"]["flush"]["Q2C"]["count"].as_u64());
+        let flushes: u64 = flushes.sum();
+        check(flushes >= least, || format!("{flushes} flushes: {report}"))?;
+        Ok(sum("unmatched") + sum("unfinished"))
+    };
+    let left = unmatched(2 * 50 * (TOGETHER - 1), &[&scene.text("t")])?;
+    check(left == 0, || {
+        format!("{left} of a file have no beginning or no end")
+    })?;
+    let back = scene.control("back");
+    let left = std::thread::scope(|scope| {
+        let live = scope.spawn(|| unmatched(1, &["--live", &back, "--seconds", "2"]));
+        flush_until(&scene, || live.is_finished())?;
+        live.join()
+            .unwrap_or_else(|_| Stop::fail("the thread that looks panicked"))
+    })?;
+    // Those that were in flight when it began: D and C on both floors; and when it ended.
+    let allowed = 3 * 2 * TOGETHER;
+    check(left <= allowed, || {
+        format!("{left} have no beginning or no end")
     })?;
     scene.stop()
 }

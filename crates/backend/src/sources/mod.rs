@@ -73,23 +73,32 @@ impl Sources {
     /// Opens what this machine has.
     pub fn find() -> Sources {
         let proc = Path::new("/proc");
-        let read = |name: &str| std::fs::read_to_string(proc.join(name)).unwrap_or_default();
+        // Others may mount at names that are no UTF-8.
+        let read = |name: &str| {
+            let text = std::fs::read(proc.join(name)).unwrap_or_default();
+            String::from_utf8_lossy(&text).into_owned()
+        };
         let groups = files::groups(&read("self/cgroup"), &read("self/mountinfo"));
         let mut found = Sources::none();
         let psi = proc.join("pressure/memory");
         let wait = psi_trigger(&psi).map(Wait::File);
         found.add(format!("PSI {}", psi.display()), wait);
-        for (number, group) in groups.v2.iter().enumerate() {
-            found.add_v2(group, number == 0);
+        const NONE: &str = "no mount shows this process's group";
+        match groups.v2.iter().find(|m| m.is_reached()) {
+            Some(mount) => {
+                for (number, group) in mount.directories.iter().enumerate() {
+                    found.add_v2(group, number == 0);
+                }
+            }
+            None => found.miss("cgroup v2", NONE),
         }
-        if groups.v2.is_empty() {
-            found.miss("cgroup v2", "it isn't mounted");
-        }
-        for (number, group) in groups.v1.iter().enumerate() {
-            found.add_v1(group, number == 0);
-        }
-        if groups.v1.is_empty() {
-            found.miss("cgroup v1 memory", "it isn't mounted");
+        match groups.v1.iter().find(|m| m.is_reached()) {
+            Some(mount) => {
+                for (number, group) in mount.directories.iter().enumerate() {
+                    found.add_v1(group, number == 0);
+                }
+            }
+            None => found.miss("cgroup v1 memory", NONE),
         }
         match Mark::system(proc) {
             Ok(mark) => found.add_mark("/proc/meminfo".into(), mark),

@@ -61,6 +61,12 @@ impl Connection {
         }
     }
 
+    /// The disk that it named, if it has; for counts of the log.
+    pub fn disk(&self) -> &str {
+        let named = self.named.as_ref();
+        named.map_or("no disk", |n| &n.connector.serving.disk)
+    }
+
     /// True if both ends have nothing of each other any more.
     pub fn is_closed(&self) -> bool {
         self.state == XenbusState::Closed || self.named.is_none()

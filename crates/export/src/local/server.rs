@@ -7,6 +7,7 @@ use super::memory::Budget;
 use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
 use crate::xenbus::{DiskHost, Inbox, Note};
+use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Poller;
 use std::collections::HashMap;
@@ -179,7 +180,12 @@ impl Control {
             Ok(Some(socket)) => socket,
             Ok(None) => return,
             Err(e) => {
-                tracing::error!("accepting at {}: {e}", listener.path().display());
+                let path = listener.path().display();
+                seldom!(
+                    error,
+                    Seldom::of(&path.to_string(), "accept"),
+                    "accepting at {path}: {e}"
+                );
                 // Out of descriptors: the listener stays readable, so look away for a while.
                 let _ = self.poller.set(listener.as_fd(), LISTENER, false, false);
                 self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
@@ -236,11 +242,21 @@ impl Control {
             Ok(()) if self.stopping.is_some() && connection.is_closed() => self.end(id, None),
             Ok(()) => {}
             Err(e) if e.kind() == ErrorKind::Disconnected => {
-                tracing::info!("{}: {e}", connection.name());
+                seldom!(
+                    info,
+                    Seldom::of(connection.disk(), "ended"),
+                    "{}: {e}",
+                    connection.name()
+                );
                 self.end(id, None);
             }
             Err(e) => {
-                tracing::warn!("{}: {e}", connection.name());
+                seldom!(
+                    warn,
+                    Seldom::of(connection.disk(), "broken"),
+                    "{}: {e}",
+                    connection.name()
+                );
                 self.end(id, Some(&e.to_string()));
             }
         }

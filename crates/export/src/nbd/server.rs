@@ -5,7 +5,7 @@ use super::handshake::{ExportTable, Handshake, Negotiated, Step};
 use super::listener::{Listener, NbdAddr, Stream};
 use super::source::NbdSource;
 use parking_lot::Mutex;
-use pvblk_backend::RequestSource;
+use pvblk_backend::{RequestSource, Seldom, seldom};
 use pvblk_block::Error;
 use pvblk_sys::{EventFd, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -168,7 +168,12 @@ fn accept_all(listener: &Listener, poller: &Poller, shared: &Arc<Shared>) {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(e) => {
                 // Out of descriptors, most likely: don't spin on the connection that can't be taken.
-                tracing::warn!("{}: accepting a connection: {e}", shared.addr);
+                seldom!(
+                    warn,
+                    Seldom::of(&shared.addr.to_string(), "accept"),
+                    "{}: accepting a connection: {e}",
+                    shared.addr
+                );
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
@@ -184,7 +189,9 @@ fn start(stream: Stream, shared: &Arc<Shared>) {
         let negotiating = live.values().filter(|c| c.negotiating).count();
         let config = &shared.config;
         if live.len() >= config.max_connections || negotiating >= config.max_handshakes {
-            tracing::warn!(
+            seldom!(
+                warn,
+                Seldom::of(&shared.addr.to_string(), "refused"),
                 "{}: connection refused: {} are live (at most {}), {negotiating} negotiate (at most {})",
                 shared.addr,
                 live.len(),
@@ -205,13 +212,15 @@ fn start(stream: Stream, shared: &Arc<Shared>) {
         live: Arc::clone(&shared.live),
         id,
     };
+    let place = shared.addr.to_string();
     let shared = Arc::clone(shared);
     let spawned = std::thread::Builder::new()
         .name(format!("pvblk-nbd-{id}"))
         .stack_size(256 * 1024)
         .spawn(move || negotiate_and_deliver(socket, guard, &shared));
     if let Err(e) = spawned {
-        tracing::warn!("starting an NBD negotiation: {e}");
+        let count = Seldom::of(&place, "thread");
+        seldom!(warn, count, "starting an NBD negotiation: {e}");
     }
 }
 
@@ -221,7 +230,14 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
     let negotiated = match negotiate(&socket, &*shared.exports, deadline) {
         Ok(Some(n)) => n,
         Ok(None) => return tracing::debug!("{name}: closed by the client while negotiating"),
-        Err(e) => return tracing::warn!("{name}: {e}"),
+        Err(e) => {
+            seldom!(
+                warn,
+                Seldom::of(&shared.addr.to_string(), "negotiation"),
+                "{name}: {e}"
+            );
+            return;
+        }
     };
     {
         let mut live = shared.live.lock();
@@ -233,14 +249,19 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         }
     }
     let export = negotiated.export.clone();
-    tracing::info!("{name}: serves export {export:?}");
-    let name = format!("{name} export {export:?}");
+    let connection = name;
+    let name = format!("{connection} export {export:?}");
     let config = &shared.config;
     let mut disk = export.clone();
     if disk.is_empty() {
         // The default export is the first.
         disk.extend(shared.exports.list().into_iter().next().map(|e| e.name));
     }
+    seldom!(
+        info,
+        Seldom::of(&disk, "connected"),
+        "{connection}: serves export {export:?}"
+    );
     let guard = Some(Box::new(guard) as _);
     let source = NbdSource::with_guard(&name, &disk, socket, *negotiated, config, guard);
     (shared.deliver)(&export, Box::new(source));

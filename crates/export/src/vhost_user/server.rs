@@ -5,6 +5,7 @@ use super::session::{Ended, Session};
 use crate::local::Budget;
 use crate::socket_file::{SocketFile, SocketType};
 use parking_lot::Mutex;
+use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{BlockDevice, DeviceEvent, Error, ErrorKind, Subscription};
 use pvblk_sys::{EventFd, Poller};
 use std::os::fd::AsFd;
@@ -256,7 +257,12 @@ impl Control {
             Ok(Some(socket)) => socket,
             Ok(None) => return,
             Err(e) => {
-                tracing::error!("accepting at {}: {e}", listener.path().display());
+                seldom!(
+                    error,
+                    Seldom::of(&port.disk, "accept"),
+                    "accepting at {}: {e}",
+                    listener.path().display()
+                );
                 // Out of descriptors: the listener stays readable, so look away for a while.
                 self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                 return self.listen(index);
@@ -275,7 +281,11 @@ impl Control {
                 reason,
             });
         });
-        tracing::info!("{name}: connected");
+        seldom!(
+            info,
+            Seldom::of(&port.disk, "connected"),
+            "{name}: connected"
+        );
         let host_and_device = (Arc::clone(&self.host), Arc::clone(&port.device));
         let budget = Arc::clone(&self.budget);
         let session = Session::new(name, &port.disk, host_and_device, budget, ended, socket);
@@ -320,7 +330,8 @@ impl Control {
 
     /// Ends a session that failed or that its front end closed.
     fn judge(&mut self, index: usize, result: Result<bool, Error>) {
-        let Some(connected) = &mut self.ports[index].session else {
+        let port = &mut self.ports[index];
+        let Some(connected) = &mut port.session else {
             return;
         };
         let name = connected.session.name();
@@ -328,15 +339,23 @@ impl Control {
             Ok(true) => {}
             _ if connected.over => {}
             Ok(false) => {
-                tracing::info!("{name}: disconnected");
+                seldom!(
+                    info,
+                    Seldom::of(&port.disk, "ended"),
+                    "{name}: disconnected"
+                );
                 connected.over = true;
             }
             Err(e) if e.kind() == ErrorKind::Disconnected => {
-                tracing::info!("{name}: {e}");
+                seldom!(info, Seldom::of(&port.disk, "ended"), "{name}: {e}");
                 connected.over = true;
             }
             Err(e) => {
-                tracing::warn!("{name}: {e}; the connection is ended");
+                seldom!(
+                    warn,
+                    Seldom::of(&port.disk, "broken"),
+                    "{name}: {e}; the connection is ended"
+                );
                 connected.over = true;
             }
         }

@@ -12,7 +12,7 @@ use super::ring::{Kick, Ring, Surroundings};
 use super::stream::{Message, Received, Stream};
 use super::virtqueue::MAX_ENTRIES;
 use crate::local::Budget;
-use pvblk_backend::{OnEnd, SourceEnd};
+use pvblk_backend::{OnEnd, Seldom, SourceEnd, seldom};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_sys::{EventFd, fdpass};
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -142,7 +142,8 @@ impl Session {
             Answer::Done if acks => (0u64.to_le_bytes().to_vec(), None),
             Answer::Refused(why) => {
                 if !why.is_empty() {
-                    tracing::warn!("{}: {code}: {why}", self.name);
+                    let count = Seldom::of(&self.disk, "refused");
+                    seldom!(warn, count, "{}: {code}: {why}", self.name);
                 }
                 if !acks {
                     return Ok(());
@@ -396,7 +397,7 @@ impl Session {
         }
         ring.ended(reason.is_some());
         if let Some(reason) = reason {
-            tracing::warn!("{reason}");
+            seldom!(warn, Seldom::of(&self.disk, "queue ended"), "{reason}");
         }
         self.settle()
     }

@@ -5,7 +5,7 @@ use super::memory::GuestMemory;
 use super::request::{self, Bad, Chain, ID, Offered, Parsed};
 use super::virtqueue::{Broken, Descriptor, Virtqueue};
 use parking_lot::Mutex;
-use pvblk_backend::{PullBatch, Pulled, RequestSource, SourceEnd, SpareRequests};
+use pvblk_backend::{PullBatch, Pulled, RequestSource, Seldom, SourceEnd, SpareRequests, seldom};
 use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
 use pvblk_sys::EventFd;
 use std::collections::VecDeque;
@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 
-/// Bad requests of one queue that are logged; the rest is only counted, so that a guest can't fill the log.
-const LOGGED_BAD: u64 = 8;
 /// How often a queue without a kick is looked at while it is idle.
 const POLL: Duration = Duration::from_micros(100);
 
@@ -88,7 +86,8 @@ pub struct VhostSource {
     chain: Vec<Descriptor>,
     spare: SpareRequests,
     batch: PullBatch,
-    bad_requests: u64,
+    /// Counts bad requests for the log, of all sources of the disk once that is known.
+    complaints: Arc<Seldom>,
     unpublished: bool,
     /// The ring made no sense: it is not written any more.
     broken: bool,
@@ -124,7 +123,7 @@ impl VhostSource {
             chain: Vec::new(),
             parts,
             again,
-            bad_requests: 0,
+            complaints: Arc::default(),
             unpublished: false,
             broken: false,
         }
@@ -224,10 +223,8 @@ impl VhostSource {
 
     #[cold]
     fn refuse(&mut self, bad: Bad) -> u32 {
-        self.bad_requests += 1;
-        if self.bad_requests <= LOGGED_BAD {
-            tracing::warn!(queue = %self.parts.name, "bad request: {bad}");
-        }
+        let name = &self.parts.name;
+        seldom!(warn, self.complaints, "{name}: bad request: {bad}");
         match bad.is_unsupported() {
             true => VIRTIO_BLK_S_UNSUPP,
             false => VIRTIO_BLK_S_IOERR,
@@ -248,6 +245,10 @@ impl VhostSource {
 impl RequestSource for VhostSource {
     fn describe(&self) -> String {
         self.parts.name.clone()
+    }
+
+    fn served_as(&mut self, disk: &str) {
+        self.complaints = Seldom::of(disk, "bad request");
     }
 
     fn depth(&self) -> u32 {

@@ -14,6 +14,7 @@ use crate::xenbus::number::{quote, sentence};
 use crate::xenbus::serving::Serving;
 use crate::xenbus::{DiskHost, Inbox, Note, XenbusState};
 use parking_lot::Mutex;
+use pvblk_backend::{Seldom, seldom};
 use pvblk_block::Error;
 use pvblk_sys::Poller;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -425,7 +426,11 @@ impl Control {
         };
         match (held, attached.set_held(held)) {
             (false, _) => self.with(node, Attached::start),
-            (true, true) => tracing::info!("{}: somebody else has the disk yet", attached.name()),
+            (true, true) => {
+                let count = Seldom::of(&attached.connector.serving.disk, "held");
+                let name = attached.name();
+                seldom!(info, count, "{name}: somebody else has the disk yet");
+            }
             (true, false) => {}
         }
     }
@@ -525,7 +530,8 @@ impl Control {
         attached.set_held(held);
         let had = attached.has_disk();
         if let Err(e) = step(attached) {
-            tracing::warn!("{}: {e}", attached.name());
+            let count = Seldom::of(&attached.connector.serving.disk, "step");
+            seldom!(warn, count, "{}: {e}", attached.name());
         }
         self.freed |= had && !attached.has_disk();
         if attached.take_left_over() {

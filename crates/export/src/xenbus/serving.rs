@@ -4,7 +4,7 @@ use super::host::{Attachment, DiskHost};
 use super::inbox::{Inbox, Note};
 use super::number::sentence;
 use super::{BackendNegotiation, BackendOffers, Connector, Store};
-use pvblk_backend::{BlkifQueueParts, Fence, Pressure};
+use pvblk_backend::{BlkifQueueParts, Fence, Pressure, Seldom, seldom};
 use pvblk_block::{BlockDevice, DeviceEvent, Error, Subscription};
 use pvblk_frontend::DiskProperties;
 use std::sync::Arc;
@@ -71,15 +71,7 @@ pub(crate) struct Serving {
     running: Option<Running>,
     /// A note about a resize is under way.
     resize_noted: Arc<AtomicBool>,
-    /// Connections that ended for a reason.
-    refusals: u64,
-    /// Those that were made.
-    connections: u64,
 }
-
-/// Connections of one device, and refusals, that are all logged. Of those after it only each that doubles their number: a front
-/// end can come back as often as it likes.
-const LOGGED: u64 = 8;
 
 impl Serving {
     /// Nothing at work yet, for the connection `id`, to the disk and front end of these names.
@@ -104,28 +96,17 @@ impl Serving {
             generation: 0,
             running: None,
             resize_noted: Arc::default(),
-            refusals: 0,
-            connections: 0,
         }
     }
 
     /// For [`Connector::refuse`]; `name` is the connector's.
-    pub fn refuse(&mut self, name: &str, why: &str) {
-        self.refusals += 1;
-        match self.refusals {
-            0..=LOGGED => tracing::warn!("{name}: {why}"),
-            n if n.is_power_of_two() => tracing::warn!("{name}: {why} ({n} times refused)"),
-            _ => {}
-        }
+    pub fn refuse(&self, name: &str, why: &str) {
+        seldom!(warn, Seldom::of(&self.disk, "refused"), "{name}: {why}");
     }
 
     /// Logs that a connection was made.
-    pub fn connected(&mut self, what: std::fmt::Arguments<'_>) {
-        self.connections += 1;
-        let n = self.connections;
-        if n <= LOGGED || n.is_power_of_two() {
-            tracing::info!("{what}");
-        }
+    pub fn connected(&self, what: std::fmt::Arguments<'_>) {
+        seldom!(info, Seldom::of(&self.disk, "connected"), "{what}");
     }
 
     /// What buffers for its data give way to.

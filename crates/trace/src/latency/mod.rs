@@ -8,6 +8,7 @@ mod deviation;
 mod hop;
 mod pairing;
 mod path;
+mod remaps;
 mod report;
 mod stats;
 mod submitter;
@@ -22,6 +23,7 @@ use crate::{Action, Device, Event, Extra, op_name};
 use hop::{Mark, Marks};
 use pairing::{InFlight, Key, Pending};
 use pvblk_block::Op;
+use remaps::{Remapped, Remaps};
 use std::collections::{BTreeMap, HashMap};
 use submitter::Submitter;
 
@@ -94,16 +96,8 @@ impl Life {
 #[derive(Default)]
 struct Floor {
     in_flight: InFlight,
-    /// Remaps that no Q has followed yet, by sector.
-    remaps: HashMap<u64, Remapped>,
+    remaps: Remaps,
     report: DeviceReport,
-}
-
-/// A remap: when, whose, and from where.
-struct Remapped {
-    mark: Mark,
-    submitter: u32,
-    from: Option<Device>,
 }
 
 /// Takes events in the order of their times, and adds up.
@@ -193,20 +187,23 @@ impl Analyzer {
             from = Some(device);
             *floor.report.remapped_from.entry(device).or_default() += 1;
             // From a device above to a partition, and then to the whole disk: one request, that began with the first.
-            let first = |r: &Remapped| r.submitter == event.submitter && r.from != from;
-            if floor.remaps.get(&sector).is_some_and(first) {
-                before = floor.remaps.remove(&sector);
-            }
+            before = floor.remaps.remove(sector, |r| {
+                r.submitter == event.submitter
+                    && r.from != from
+                    && (r.op, r.bytes) == (event.op, event.bytes)
+            });
         }
         let remapped = before.unwrap_or_else(|| Remapped {
             mark: self.arrive(event),
             submitter: event.submitter,
+            op: event.op,
+            bytes: event.bytes,
             from,
         });
         let Some(floor) = self.floors.get_mut(&event.device) else {
             return false;
         };
-        let Some(forgotten) = floor.remaps.insert(event.sector, remapped) else {
+        let Some(forgotten) = floor.remaps.add(event.sector, remapped) else {
             return true;
         };
         // It never got here; nobody waits for it.
@@ -217,7 +214,7 @@ impl Analyzer {
 
     fn queue(&mut self, event: &Event) -> bool {
         let floor = self.floors.get_mut(&event.device);
-        let remap = floor.and_then(|f| f.remaps.remove(&event.sector));
+        let remap = floor.and_then(|f| f.remaps.take(event));
         let from = remap.as_ref().and_then(|r| r.from);
         let remapped = remap.is_some();
         let (begin, queue, submitter) = match remap {

@@ -115,12 +115,21 @@ impl InFlight {
         self.ranges.remove(&key)
     }
 
-    /// The oldest flush of this submitter, or of anybody: who completes isn't always who asked.
+    /// The oldest flush that was issued: of this submitter, or of anybody, as who completes isn't always who asked; else the oldest
+    /// that wasn't issued.
     pub fn take_flush(&mut self, op: Op, submitter: u32) -> Option<Pending> {
-        let mut looked = self.flushes.iter().take(MOST_LOOKS);
-        let own = looked.position(|p| p.op == op && p.submitter == submitter);
-        let any = || self.flushes.iter().position(|p| p.op == op);
-        self.flushes.remove(own.or_else(any)?)
+        let find = |own: bool, issued: bool| {
+            self.flushes.iter().take(MOST_LOOKS).position(|p| {
+                p.op == op
+                    && (!own || p.submitter == submitter)
+                    && (!issued || p.marks.issue.is_some())
+            })
+        };
+        let at = find(true, true)
+            .or_else(|| find(false, true))
+            .or_else(|| find(true, false))
+            .or_else(|| find(false, false))?;
+        self.flushes.remove(at)
     }
 
     /// Cuts the request that begins at the event's sector in two; each part goes its own way. Returns the second part,
