@@ -206,6 +206,46 @@ fn a_server_that_goes_away_ends_everything_with_errors() {
     assert!(why.contains("gone"), "{why}");
 }
 
+/// More rings' worth of requests than fit, so that used and available indices of the last server matter to the next one.
+#[test]
+fn a_patient_client_goes_on_with_the_next_server() {
+    let mut bed = Bed::new();
+    let config = VhostClientConfig {
+        patience: Some(WAIT),
+        ..config(2, 8)
+    };
+    let client = Arc::new(VhostClient::connect(&bed.path("a"), &config).unwrap());
+    let mut user = User::new(&client);
+    for round in 0..3u8 {
+        let write = |n: u64| {
+            let buffer = filled(Buffer::anonymous(4096).unwrap(), round);
+            Request::with_buffers(Op::Write, 8 * n, vec![buffer], n)
+        };
+        let done = user.run((0..19).map(write).collect());
+        assert!(done.iter().all(|c| c.status == Status::Ok));
+        bed = match round {
+            // What is submitted while nobody is there waits.
+            1 => {
+                let Bed { server, .. } = &mut bed;
+                server.stop();
+                user.queue.submit(&mut (0..5).map(write).collect());
+                let next = bed.after();
+                assert_eq!(user.collect(5).len(), 5);
+                next
+            }
+            _ => bed.after(),
+        };
+    }
+    let buffer = filled(Buffer::anonymous(4096).unwrap(), 9);
+    assert_eq!(user.data(Op::Write, 0, vec![buffer.clone()]), Status::Ok);
+    assert_eq!(user.data(Op::Read, 0, vec![buffer.clone()]), Status::Ok);
+    assert_eq!(buffer.to_vec(), vec![9; 4096]);
+    client.refresh().unwrap();
+    assert_eq!(client.failure(), None);
+    // Nobody comes any more: that is the end, after the client's patience.
+    drop(client);
+}
+
 #[test]
 fn another_size_is_seen_when_asked_for_and_clients_come_one_after_the_other() {
     let bed = Bed::new();

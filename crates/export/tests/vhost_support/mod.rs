@@ -63,7 +63,16 @@ pub struct Bed {
 
 impl Bed {
     pub fn new() -> Bed {
-        let dir = tempfile::tempdir().unwrap();
+        Bed::at(tempfile::tempdir().unwrap())
+    }
+
+    /// The server that comes next at the sockets of one that has ended; its disks are new.
+    pub fn after(self) -> Bed {
+        drop(self.server);
+        Bed::at(self.dir)
+    }
+
+    fn at(dir: TempDir) -> Bed {
         let (a, b) = (Ram::new(2048), Ram::new(2048));
         let disk = |name: &str, ram: &Arc<Ram>| {
             let device = Arc::new(RamDevice(Arc::clone(ram)));

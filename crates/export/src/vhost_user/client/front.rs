@@ -4,7 +4,8 @@ use crate::vhost_user::proto::{Code, HEADER, Header, MAX_PAYLOAD, features, flag
 use pvblk_block::Error;
 use pvblk_sys::fdpass;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -26,8 +27,16 @@ impl Front {
         Ok(Front { socket, taken: 0 })
     }
 
-    pub fn socket(&self) -> &UnixStream {
-        &self.socket
+    /// The socket, to be watched by somebody else.
+    pub fn copy_socket(&self) -> Result<UnixStream, Error> {
+        let copy = self.socket.try_clone();
+        copy.map_err(|e| Error::os("copying a descriptor", e))
+    }
+
+    /// Ends the connection; whoever watches the socket learns of it.
+    pub fn hang_up(&self) {
+        // It may have ended already.
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     /// Whether a feature of the protocol is used.
@@ -47,6 +56,20 @@ impl Front {
     pub fn ask(&mut self, code: Code, payload: &[u8]) -> Result<Vec<u8>, Error> {
         self.send(code, 0, payload, &[])?;
         self.answer(code)
+    }
+
+    /// Asks for something whose answer comes with a descriptor.
+    pub fn ask_for_file(
+        &mut self,
+        code: Code,
+        payload: &[u8],
+    ) -> Result<(Vec<u8>, OwnedFd), Error> {
+        self.send(code, 0, payload, &[])?;
+        let mut files = Vec::new();
+        let answer = self.answer_with(code, &mut files)?;
+        let file = files.pop();
+        let file = file.ok_or_else(|| Error::protocol(format!("{code}: no descriptor came")));
+        Ok((answer, file?))
     }
 
     /// Asks for a number.
@@ -88,7 +111,12 @@ impl Front {
     }
 
     fn answer(&self, code: Code) -> Result<Vec<u8>, Error> {
-        let head = self.receive(code, HEADER)?;
+        // Descriptors that nobody asked for are closed.
+        self.answer_with(code, &mut Vec::new())
+    }
+
+    fn answer_with(&self, code: Code, files: &mut Vec<OwnedFd>) -> Result<Vec<u8>, Error> {
+        let head = self.receive(code, HEADER, files)?;
         let head = Header::read_from_bytes(&head);
         let head = head.map_err(|_| Error::protocol(format!("{code}: no answer")))?;
         let is_answer = head.flags & flags::REPLY != 0 && head.request == code as u32;
@@ -98,21 +126,23 @@ impl Front {
                 "{code}: the answer is one to request {request}, with {size} bytes"
             )));
         }
-        self.receive(code, head.size as usize)
+        self.receive(code, head.size as usize, files)
     }
 
-    fn receive(&self, code: Code, len: usize) -> Result<Vec<u8>, Error> {
+    fn receive(&self, code: Code, len: usize, files: &mut Vec<OwnedFd>) -> Result<Vec<u8>, Error> {
         let mut all = vec![0; len];
         let mut have = 0;
         while have < len {
-            // Descriptors that nobody asked for are closed.
             match fdpass::recv(self.socket.as_fd(), &mut all[have..], true) {
                 Ok((0, _)) => {
                     return Err(Error::protocol(format!(
                         "{code}: the server closed the connection: is it serving somebody else?"
                     )));
                 }
-                Ok((n, _)) => have += n,
+                Ok((n, more)) => {
+                    have += n;
+                    files.extend(more);
+                }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     return Err(Error::protocol(format!(

@@ -4,12 +4,14 @@
 //! socket. Each opened queue takes one of the rings. Buffers come from the shared memory ([`BlockDevice::buffer_source`]); others are copied.
 //!
 //! Everything the server says is checked. What makes no sense, or a lost connection, fails all queues: what is in flight and all that comes
-//! later ends with an I/O error, and [`VhostClient::failure`] says why.
+//! later ends with an I/O error, and [`VhostClient::failure`] says why. With [`VhostClientConfig::patience`] a lost connection is
+//! made anew, as QEMU does it: the next server finds the rings, and what was in flight, where the last one left them.
 
 mod config;
 mod front;
 mod memory;
 mod queue;
+mod resume;
 mod watch;
 
 use super::driver::Driver;
@@ -25,6 +27,7 @@ use pvblk_block::{
 };
 use pvblk_sys::{EventFd, PAGE_SIZE};
 use queue::ClientQueue;
+use resume::{Kept, Seat};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +52,9 @@ pub struct VhostClientConfig {
     pub memory_bytes: u64,
     /// How long the server may take for each answer.
     pub timeout: Duration,
+    /// How long it may be away. Meanwhile requests wait, and the next server does again what was in flight; this needs a server
+    /// with in-flight tracking. `None`: a lost connection ends everything.
+    pub patience: Option<Duration>,
 }
 
 impl Default for VhostClientConfig {
@@ -59,6 +65,7 @@ impl Default for VhostClientConfig {
             entries: 256,
             memory_bytes: 64 << 20,
             timeout: Duration::from_secs(10),
+            patience: None,
         }
     }
 }
@@ -66,7 +73,7 @@ impl Default for VhostClientConfig {
 /// One ring, and how to ring.
 struct Ring {
     driver: Driver,
-    kick: EventFd,
+    kick: Arc<EventFd>,
     call: Arc<EventFd>,
 }
 
@@ -81,6 +88,9 @@ struct Shared {
     dead: AtomicBool,
     failure: Mutex<Option<String>>,
     calls: Vec<Arc<EventFd>>,
+    front: Mutex<Front>,
+    /// What the next server is told, if there may be one.
+    kept: Option<Kept>,
     events: EventHub,
 }
 
@@ -106,7 +116,6 @@ pub struct VhostClient {
     path: PathBuf,
     shared: Arc<Shared>,
     capacity: Capacity,
-    front: Mutex<Front>,
     _watch: Watch,
     _gauge: Gauge,
 }
@@ -120,10 +129,23 @@ impl VhostClient {
         let mut front = Front::connect(path, config.timeout).map_err(named)?;
         let terms = negotiate(&mut front, config).map_err(named)?;
         let (file, memory, rings) = share(config, terms.has_event_index()).map_err(named)?;
+        let inflight = match config.patience {
+            Some(_) => Some(resume::area(&mut front, config).map_err(named)?),
+            None => None,
+        };
         tell_memory(&mut front, &file, memory.file_bytes()).map_err(named)?;
-        for (index, ring) in (0u32..).zip(&rings) {
-            start(&mut front, index, ring, config.entries).map_err(named)?;
+        let seats: Vec<Seat> = rings.iter().map(Seat::of).collect();
+        for (index, seat) in (0u32..).zip(&seats) {
+            start(&mut front, index, seat, config.entries, 0).map_err(named)?;
         }
+        let kept = inflight.map(|inflight| Kept {
+            path: path.to_owned(),
+            config: config.clone(),
+            file,
+            inflight,
+            seats,
+        });
+        let socket = front.copy_socket().map_err(named)?;
         let gauge = Gauge::fixed(name.clone(), MemoryKind::Shared, memory.file_bytes());
         let shared = Arc::new(Shared {
             calls: rings.iter().map(|r| Arc::clone(&r.call)).collect(),
@@ -134,13 +156,14 @@ impl VhostClient {
             memory: Arc::new(memory),
             dead: AtomicBool::new(false),
             failure: Mutex::default(),
+            front: Mutex::new(front),
+            kept,
             events: EventHub::default(),
         });
         Ok(VhostClient {
             path: path.to_owned(),
             capacity: Capacity::new(terms.sectors),
-            _watch: Watch::start(front.socket(), &shared)?,
-            front: Mutex::new(front),
+            _watch: Watch::start(socket, &shared)?,
             shared,
             _gauge: gauge,
         })
@@ -179,8 +202,16 @@ fn negotiate(front: &mut Front, config: &VhostClientConfig) -> Result<Terms, Err
             "the server doesn't tell a disk's size (CONFIG): is it for another kind of device?",
         ));
     }
-    let ours =
+    let mut ours =
         features::MQ | features::REPLY_ACK | features::CONFIG | features::CONFIGURE_MEM_SLOTS;
+    if config.patience.is_some() {
+        if protocol & features::INFLIGHT_SHMFD == 0 {
+            return Err(Error::protocol(
+                "the server doesn't keep what is in flight (INFLIGHT_SHMFD), so it can't be replaced",
+            ));
+        }
+        ours |= features::INFLIGHT_SHMFD;
+    }
     front.take(protocol & ours)?;
     if protocol & features::MQ != 0 {
         let most = front.number(Code::GetQueueNum)?;
@@ -240,7 +271,7 @@ fn share(
         );
         rings.push(Ring {
             driver,
-            kick: EventFd::new().map_err(os)?,
+            kick: Arc::new(EventFd::new().map_err(os)?),
             call: Arc::new(EventFd::new().map_err(os)?),
         });
     }
@@ -264,9 +295,10 @@ fn tell_memory(front: &mut Front, file: &OwnedFd, bytes: u64) -> Result<(), Erro
     front.tell(Code::SetMemTable, &table, &[file.as_fd()])
 }
 
-fn start(front: &mut Front, index: u32, ring: &Ring, entries: u16) -> Result<(), Error> {
+/// Starts ring `index`, whose used index is `base`.
+fn start(front: &mut Front, index: u32, seat: &Seat, entries: u16, base: u16) -> Result<(), Error> {
     let state = |num: u32| VringState { index, num };
-    let (descriptor, available, used) = ring.driver.addresses();
+    let (descriptor, available, used) = seat.addresses;
     let place = VringAddr {
         index,
         flags: 0,
@@ -276,11 +308,11 @@ fn start(front: &mut Front, index: u32, ring: &Ring, entries: u16) -> Result<(),
         log: 0,
     };
     front.tell(Code::SetVringNum, state(entries.into()).as_bytes(), &[])?;
-    front.tell(Code::SetVringBase, state(0).as_bytes(), &[])?;
+    front.tell(Code::SetVringBase, state(base.into()).as_bytes(), &[])?;
     front.tell(Code::SetVringAddr, place.as_bytes(), &[])?;
     let which = u64::from(index).to_le_bytes();
-    front.tell(Code::SetVringKick, &which, &[ring.kick.as_fd()])?;
-    front.tell(Code::SetVringCall, &which, &[ring.call.as_fd()])?;
+    front.tell(Code::SetVringKick, &which, &[seat.kick.as_fd()])?;
+    front.tell(Code::SetVringCall, &which, &[seat.call.as_fd()])?;
     front.tell(Code::SetVringEnable, state(1).as_bytes(), &[])
 }
 
@@ -317,10 +349,15 @@ impl BlockDevice for VhostClient {
 
     fn refresh(&self) -> Result<(), Error> {
         let shared = &self.shared;
-        let space = read_config(&mut self.front.lock()).inspect_err(|e| {
+        let mut front = shared.front.lock();
+        let space = read_config(&mut front).inspect_err(|e| {
             // What is answered later would be taken for the answer to the next question.
-            shared.fail(&e.to_string());
+            match shared.kept {
+                Some(_) => front.hang_up(),
+                None => shared.fail(&e.to_string()),
+            }
         })?;
+        drop(front);
         let sectors = config::sectors(&space);
         if self.capacity.set(sectors) {
             self.shared.events.raise(DeviceEvent::Resized { sectors });
