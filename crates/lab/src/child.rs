@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A child that is ended when it is dropped, with the lines of its standard error.
 pub struct Server {
@@ -72,6 +72,20 @@ impl Server {
         Ok(())
     }
 
+    /// Kills it and returns when none of its threads runs any more, though some may wait in the kernel, which [`Server::kill`] waits
+    /// for.
+    pub fn strike(&mut self) -> Result<()> {
+        self.child.kill().context("killing a child")?;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.is_running() && runs(self.pid()) {
+            if Instant::now() > deadline {
+                bail!("a killed child goes on");
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
     /// Kills it, as a crash would.
     pub fn kill(mut self) -> Result<()> {
         self.child.kill().context("killing a child")?;
@@ -113,6 +127,18 @@ impl Server {
     pub fn cpu_seconds(&self) -> Result<f64> {
         cpu_seconds(self.pid())
     }
+}
+
+/// Whether a thread of a process runs or could; one that waits with a signal that kills it never does again.
+fn runs(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return false;
+    };
+    threads.flatten().any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
+    })
 }
 
 /// A program that is to run on one CPU, if there is one.

@@ -2,6 +2,7 @@
 
 use crate::config;
 use clap::{Args, Parser, Subcommand};
+use pvblk_lab::crash::{Export, Volume};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -381,12 +382,25 @@ pub struct InstructionsArgs {
 
 #[derive(Args, Debug)]
 pub struct CrashArgs {
-    /// Kills and restarts
+    /// Kills and restarts, over all exports and volumes
     #[arg(long, default_value_t = 1000)]
     pub cycles: u32,
     /// What decides who is killed when [default: random, printed]
     #[arg(long)]
     pub seed: Option<u64>,
+    /// How the disks are reached: rings, vhost-user, nbd [default: all]
+    #[arg(long, value_delimiter = ',')]
+    pub export: Vec<Export>,
+    /// What they are: file, direct, cache, raid5 [default: all], each with each export
+    #[arg(long, value_delimiter = ',')]
+    pub volume: Vec<Volume>,
+    /// Where `slow_medium` is mounted, an example of the end-to-end tests: the disks' files are made there, and writes are held
+    /// beyond kills
+    #[arg(long, value_name = "DIR")]
+    pub medium: Option<PathBuf>,
+    /// Disks at work at a time
+    #[arg(long, default_value_t = 4)]
+    pub jobs: usize,
     /// Write the figures here
     #[arg(long, value_name = "FILE.json")]
     pub json: Option<PathBuf>,
@@ -399,6 +413,8 @@ pub struct CrashLoadArgs {
     /// The journal
     pub journal: PathBuf,
     pub seed: u64,
+    pub export: Export,
+    pub volume: Volume,
     pub queues: u32,
     pub ring_pages: usize,
 }

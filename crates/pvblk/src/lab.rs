@@ -33,6 +33,8 @@ pub fn run(command: &LabCommand) -> Result<()> {
             socket: args.socket.clone(),
             journal: args.journal.clone(),
             seed: args.seed,
+            export: args.export,
+            volume: args.volume,
             queues: args.queues,
             ring_pages: args.ring_pages,
         }),
@@ -185,6 +187,16 @@ fn run_crash(args: &CrashArgs) -> Result<()> {
         cycles: args.cycles,
         // Any seed will do; the process number differs from run to run.
         seed: args.seed.unwrap_or_else(|| u64::from(std::process::id())),
+        exports: match args.export.is_empty() {
+            true => crash::Export::ALL.to_vec(),
+            false => args.export.clone(),
+        },
+        volumes: match args.volume.is_empty() {
+            true => crash::Volume::ALL.to_vec(),
+            false => args.volume.clone(),
+        },
+        medium: args.medium.clone(),
+        jobs: args.jobs,
     };
     progress(&format!("seed {}", options.seed));
     let scratch = Scratch::new()?;

@@ -8,11 +8,13 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Per sector of the disk: which write it holds at least, and which it may hold. Also how much was done, and the
-/// number of the next write.
+/// Per sector of the disk: which writes it may hold. Also how much was done, and the number of the next write.
 ///
-/// `sent` is set before a write goes out and `done` after its answer came. A sector has one write in flight at most,
-/// so it holds `done` or `sent`, and nothing else, whenever anybody is killed.
+/// Writes are numbered in the order in which they are sent, and a sector has one in flight at most. `sent` is set before a
+/// write goes out and `done` after its answer came; `kept` after a flush that covers it. So a disk that loses nothing with
+/// its server holds `done` or `sent`, whenever anybody is killed. One with a volatile cache may fall back, when its server is
+/// killed, to any write from `kept` on; a write with a number from [`Journal::floor`] on was sent after the last kill, and
+/// what was read since then (`seen`) stays.
 pub struct Journal {
     region: Region,
     sectors: u64,
@@ -20,8 +22,14 @@ pub struct Journal {
 
 const OPERATIONS: usize = 0;
 const NEXT: usize = 4;
+const FLOOR: usize = 8;
 const HEADER: usize = PAGE_SIZE;
-const ENTRY: usize = 8;
+const ENTRY: usize = 16;
+
+const DONE: usize = 0;
+const SENT: usize = 4;
+const KEPT: usize = 8;
+const SEEN: usize = 12;
 
 impl Journal {
     /// A journal of a disk of zeros, in a new file.
@@ -59,9 +67,9 @@ impl Journal {
         self.region.atomic_u32(at)
     }
 
-    fn entry(&self, sector: u64) -> usize {
+    fn entry(&self, sector: u64, part: usize) -> &AtomicU32 {
         assert!(sector < self.sectors, "a sector outside the disk");
-        HEADER + sector as usize * ENTRY
+        self.word(HEADER + sector as usize * ENTRY + part)
     }
 
     /// Requests answered so far, by all processes.
@@ -76,24 +84,136 @@ impl Journal {
 
     /// A number for a write, larger than all before.
     pub fn next(&self) -> u32 {
-        self.word(NEXT).fetch_add(1, Ordering::Relaxed)
+        self.word(NEXT).fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// The server is gone, and the next one hasn't started.
+    pub fn killed(&self) {
+        let floor = self.next();
+        self.word(FLOOR).store(floor, Ordering::Release);
+    }
+
+    /// Writes from this number on were sent after the last server was killed.
+    pub fn floor(&self) -> u32 {
+        self.word(FLOOR).load(Ordering::Acquire)
     }
 
     /// Write `number` to `sector` is about to be submitted.
     pub fn sent(&self, sector: u64, number: u32) {
-        self.word(self.entry(sector) + 4)
-            .store(number, Ordering::Release);
+        self.entry(sector, SENT).store(number, Ordering::Release);
     }
 
     /// It was answered.
     pub fn done(&self, sector: u64, number: u32) {
-        self.word(self.entry(sector))
-            .store(number, Ordering::Release);
+        self.entry(sector, DONE).store(number, Ordering::Release);
     }
 
-    /// What `sector` may hold: the last answered write, and the last one sent.
-    pub fn allowed(&self, sector: u64) -> [u32; 2] {
-        let at = self.entry(sector);
-        [at, at + 4].map(|at| self.word(at).load(Ordering::Acquire))
+    /// It is durable.
+    pub fn kept(&self, sector: u64, number: u32) {
+        self.entry(sector, KEPT).fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// Write `number` was read from `sector`, which has nothing in flight, by a request that was sent when the floor was `floor`.
+    pub fn saw(&self, sector: u64, number: u32, floor: u32) {
+        self.entry(sector, SENT).store(number, Ordering::Relaxed);
+        self.entry(sector, DONE).store(number, Ordering::Relaxed);
+        self.entry(sector, SEEN).store(floor, Ordering::Release);
+    }
+
+    /// The answered write of `sector`, if it was sent or seen since the floor was `floor`: a server that was killed before
+    /// then can't have taken it along.
+    pub fn answered_since(&self, sector: u64, floor: u32) -> Option<u32> {
+        let seen = self.entry(sector, SEEN).load(Ordering::Acquire);
+        let done = self.entry(sector, DONE).load(Ordering::Acquire);
+        (done >= floor || seen >= floor).then_some(done)
+    }
+
+    /// What `sector` may hold.
+    pub fn allowed(&self, sector: u64) -> Allowed {
+        let load = |part| self.entry(sector, part).load(Ordering::Acquire);
+        let (done, sent, kept, seen) = (load(DONE), load(SENT), load(KEPT), load(SEEN));
+        let floor = self.floor();
+        Allowed {
+            done,
+            sent,
+            kept,
+            is_sure: done >= floor || seen == floor,
+        }
+    }
+}
+
+/// What a sector may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowed {
+    /// The last answered write.
+    pub done: u32,
+    /// The last one that was sent.
+    pub sent: u32,
+    /// The last one that a flush covers.
+    pub kept: u32,
+    /// No server was killed since `done` was sent or seen.
+    is_sure: bool,
+}
+
+impl Allowed {
+    /// Whether the sector may hold write `number`. `keeps`: the disk loses nothing with its server; `settles`: the write that
+    /// was sent last may be in the disk or not.
+    pub fn holds(&self, number: u32, keeps: bool, settles: bool) -> bool {
+        let fell_back = !keeps && !self.is_sure && (self.kept..=self.sent).contains(&number);
+        number == self.done || (settles && number == self.sent) || fell_back
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn journal() -> (tempfile::TempDir, Journal) {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::create(&dir.path().join("journal"), 8).unwrap();
+        (dir, journal)
+    }
+
+    fn write(journal: &Journal, sector: u64) -> u32 {
+        let number = journal.next();
+        journal.sent(sector, number);
+        journal.done(sector, number);
+        number
+    }
+
+    #[test]
+    fn a_disk_that_keeps_its_writes_holds_the_last_one() {
+        let (_dir, journal) = journal();
+        let old = write(&journal, 3);
+        let new = write(&journal, 3);
+        journal.killed();
+        assert!(journal.allowed(3).holds(new, true, false));
+        assert!(!journal.allowed(3).holds(old, true, true));
+        let unknown = journal.next();
+        journal.sent(3, unknown);
+        assert!(!journal.allowed(3).holds(unknown, true, false));
+        assert!(journal.allowed(3).holds(unknown, true, true));
+    }
+
+    #[test]
+    fn a_volatile_cache_falls_back_only_at_a_kill_and_not_behind_a_flush() {
+        let (_dir, journal) = journal();
+        let flushed = write(&journal, 3);
+        journal.kept(3, flushed);
+        let middle = write(&journal, 3);
+        let last = write(&journal, 3);
+        assert!(!journal.allowed(3).holds(middle, false, true));
+        journal.killed();
+        for number in [flushed, middle, last] {
+            assert!(journal.allowed(3).holds(number, false, false));
+        }
+        assert!(!journal.allowed(3).holds(flushed - 1, false, true));
+        // What was read stays.
+        journal.saw(3, middle, journal.floor());
+        assert!(!journal.allowed(3).holds(flushed, false, true));
+        assert_eq!(journal.answered_since(3, journal.floor()), Some(middle));
+        journal.killed();
+        assert!(journal.allowed(3).holds(flushed, false, false));
+        assert_eq!(journal.answered_since(3, journal.floor()), None);
     }
 }

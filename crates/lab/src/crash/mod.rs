@@ -1,43 +1,63 @@
 //! `lab crash`: kills the server, the front end, or both, in the middle of writes, again and again, and checks
-//! that nothing answered is lost, nothing is torn below a sector, and no error is seen.
+//! that nothing is lost that may not be, nothing is torn below a sector, no older write comes over a newer one, and no error is
+//! seen that nothing explains.
 //!
-//! Three processes: this referee, a server with a `file` disk, and a workload on its rings, which checks every sector
-//! that it reads against a journal in shared memory; after a restart it reads the whole disk. The seed decides who is
-//! killed when (counted in requests), what the next server offers and what the workload does; the scheduler decides the rest.
+//! Three processes: a referee, a server with one disk, and a workload, which checks every sector
+//! that it reads against a journal in shared memory; after a restart it reads the whole disk. This for each export and each
+//! volume. The seed decides who is killed when (counted in requests), what the next server offers, how slow the medium is and what
+//! the workload does; the scheduler decides the rest.
+//!
+//! With a slow medium below the files some writes of a killed server are still on their way when the next one starts. Numbers in the
+//! sectors tell when one of them comes over a newer one, whether soon or when the medium has settled.
 
 mod journal;
 pub mod load;
+mod medium;
+mod referee;
+mod stage;
 mod stamp;
 
-use crate::child::Server;
+pub use stage::{Export, Volume};
+
 use crate::machine::Machine;
 use anyhow::{Context, Result, bail};
-use journal::Journal;
+use medium::Medium;
+use parking_lot::Mutex;
+use referee::Referee;
 use serde::Serialize;
+use stage::Stage;
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Size of the disk in sectors (512 B): 8 MiB, so that it can be checked whole after each restart.
 const SECTORS: u64 = 16384;
-/// Nothing answered for so long is a hang.
-const PATIENCE: Duration = Duration::from_secs(40);
 
 /// How to run.
 #[derive(Clone, Debug)]
 pub struct CrashOptions {
-    /// Kills and restarts.
+    /// Kills and restarts, over all exports and volumes.
     pub cycles: u32,
     /// What decides.
     pub seed: u64,
+    /// How the disks are reached; each with each volume.
+    pub exports: Vec<Export>,
+    /// What they are made of.
+    pub volumes: Vec<Volume>,
+    /// Where a slow medium is mounted; without one the files are on an ordinary file system.
+    pub medium: Option<PathBuf>,
+    /// Pairs of export and volume at work at a time.
+    pub jobs: usize,
 }
 
-/// What was done, all of it without a loss.
+/// What was done with one export of one volume, all of it without a loss.
 #[derive(Clone, Debug, Serialize)]
-pub struct CrashResult {
-    /// Where.
-    pub machine: Machine,
-    /// For a replay of the decisions.
-    pub seed: u64,
+pub struct CrashPart {
+    /// How the disk was reached.
+    pub export: Export,
+    /// What it was.
+    pub volume: Volume,
     /// Server killed.
     pub back: u32,
     /// Front end killed.
@@ -46,8 +66,25 @@ pub struct CrashResult {
     pub both: u32,
     /// Server stopped in order and started again.
     pub restarted: u32,
+    /// Kills with writes held by the medium until the next server was being started.
+    pub held: u32,
+    /// Starts that were refused, mostly because something of the last server was still at work.
+    pub refused: u32,
     /// Requests answered in all.
     pub operations: u32,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Serialize)]
+pub struct CrashResult {
+    /// Where.
+    pub machine: Machine,
+    /// For a replay of the decisions.
+    pub seed: u64,
+    /// On a slow medium.
+    pub slow: bool,
+    /// In the order of the options.
+    pub parts: Vec<CrashPart>,
     /// Seconds in all.
     pub seconds: f64,
 }
@@ -57,159 +94,119 @@ impl CrashResult {
     pub fn table(&self) -> String {
         let mut table = comfy_table::Table::new();
         table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
-        table.set_header(["killed", "cycles"]);
-        for (name, n) in [
-            ("server", self.back),
-            ("front end", self.front),
-            ("both", self.both),
-            ("none: server stopped in order", self.restarted),
-        ] {
-            table.add_row([name.to_owned(), n.to_string()]);
+        table.set_header([
+            "export",
+            "volume",
+            "server killed",
+            "front end killed",
+            "both",
+            "stopped",
+            "writes held",
+            "starts refused",
+            "requests",
+        ]);
+        for p in &self.parts {
+            let figures = [
+                p.back,
+                p.front,
+                p.both,
+                p.restarted,
+                p.held,
+                p.refused,
+                p.operations,
+            ];
+            let names = [p.export.to_string(), p.volume.to_string()];
+            table.add_row(names.into_iter().chain(figures.map(|n| n.to_string())));
         }
+        let cycles: u32 = self
+            .parts
+            .iter()
+            .map(|p| p.back + p.front + p.both + p.restarted)
+            .sum();
         format!(
-            "{table}\n\n{} requests answered in {:.0} s, seed {}: nothing answered was lost, nothing torn, no error seen.",
-            self.operations, self.seconds, self.seed
+            "{table}\n\n{cycles} cycles in {:.0} s, seed {}{}: nothing flushed was lost, nothing overtaken, nothing torn, no error without a reason.",
+            self.seconds,
+            self.seed,
+            if self.slow { ", slow medium" } else { "" },
         )
     }
 }
 
-struct Referee {
-    dir: PathBuf,
-    rng: fastrand::Rng,
-    journal: Journal,
-}
-
-impl Referee {
-    fn path(&self, name: &str) -> String {
-        self.dir.join(name).display().to_string()
-    }
-
-    fn server(&mut self) -> Result<Server> {
-        // Every second server is slow, so that much is in flight when somebody is killed.
-        let slow = if self.rng.bool() { "delay:2ms:" } else { "" };
-        let file = self.path("disk.img");
-        let disk = format!("a={slow}file:{file},size={}", SECTORS * 512);
-        let queues = self.rng.u32(1..=4).to_string();
-        let pages = (1 << self.rng.u32(..5)).to_string();
-        let args = [
-            "serve",
-            "--disk",
-            &disk,
-            "--local",
-            &format!("unix:{}", self.path("rings.sock")),
-            "--max-queues",
-            &queues,
-            "--max-ring-pages",
-            &pages,
-        ];
-        Server::start(&args.map(str::to_owned), None)
-    }
-
-    fn load(&mut self) -> Result<Server> {
-        let args = [
-            "lab",
-            "crash-load",
-            &self.path("rings.sock"),
-            &self.path("journal"),
-            &self.rng.u32(..).to_string(),
-            &self.rng.u32(1..=4).to_string(),
-            &(1 << self.rng.u32(..5)).to_string(),
-        ];
-        Server::start(&args.map(str::to_owned), None).context("the workload")
-    }
-
-    /// Lets the workload get `operations` further.
-    fn watch(&self, load: &mut Server, operations: u32) -> Result<()> {
-        let target = self.journal.operations().wrapping_add(operations);
-        let end = Instant::now() + PATIENCE;
-        while target.wrapping_sub(self.journal.operations()) as i32 > 0 {
-            if !load.is_running() {
-                bail!("the workload ended: {}", load.last_lines().join(" | "));
-            }
-            if Instant::now() > end {
-                bail!("nothing was answered for {} s", PATIENCE.as_secs());
-            }
-            std::thread::sleep(Duration::from_micros(500));
-        }
-        Ok(())
-    }
-}
-
 /// Runs the experiment in `dir`, which is empty; `progress` is told how far it is.
-pub fn run(options: &CrashOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<CrashResult> {
-    let mut result = CrashResult {
+pub fn run(
+    options: &CrashOptions,
+    dir: &Path,
+    progress: &(dyn Fn(&str) + Sync),
+) -> Result<CrashResult> {
+    let begin = Instant::now();
+    let pairs: Vec<(Export, Volume)> = options
+        .exports
+        .iter()
+        .flat_map(|&e| options.volumes.iter().map(move |&v| (e, v)))
+        .collect();
+    if pairs.is_empty() {
+        bail!("no export, or no volume");
+    }
+    let each = options.cycles.div_ceil(pairs.len() as u32);
+    let work = Mutex::new(pairs.iter().copied().enumerate().collect::<VecDeque<_>>());
+    let done: Mutex<Vec<(usize, Result<CrashPart>)>> = Mutex::default();
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let Some((index, (export, volume))) = work.lock().pop_front() else {
+                        return;
+                    };
+                    let part = one(options, (export, volume), each, dir, progress, &failed)
+                        .with_context(|| {
+                            let seed = options.seed;
+                            format!("--export {export} --volume {volume} --seed {seed}")
+                        });
+                    if part.is_err() {
+                        failed.store(true, Ordering::Relaxed);
+                    }
+                    done.lock().push((index, part));
+                    if failed.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner();
+    done.sort_by_key(|(index, _)| *index);
+    // The first failure is told; others may follow from how it ended.
+    let parts: Result<Vec<CrashPart>> = done.into_iter().map(|(_, part)| part).collect();
+    Ok(CrashResult {
         machine: Machine::here(),
         seed: options.seed,
-        back: 0,
-        front: 0,
-        both: 0,
-        restarted: 0,
-        operations: 0,
-        seconds: 0.0,
-    };
-    let begin = Instant::now();
-    let mut referee = Referee {
-        dir: dir.to_owned(),
-        rng: fastrand::Rng::with_seed(options.seed),
-        journal: Journal::create(&dir.join("journal"), SECTORS)?,
-    };
-    let mut server = referee.server()?;
-    let mut load = referee.load()?;
-    let mut told = Instant::now();
-    for cycle in 0..options.cycles {
-        let step = |what: &str| format!("seed {}, cycle {cycle}, {what}", options.seed);
-        let operations = referee.rng.u32(1..2000);
-        referee
-            .watch(&mut load, operations)
-            .with_context(|| step("before the kill"))?;
-        let dice = referee.rng.u32(..10);
-        match dice {
-            0 => {
-                result.restarted += 1;
-                drop(server);
-                server = referee.server().with_context(|| step("a restart"))?;
-            }
-            1..=4 => {
-                result.back += 1;
-                server.kill()?;
-                // Now and then it stays away while requests pile up.
-                std::thread::sleep(Duration::from_millis(referee.rng.u64(..20)));
-                server = referee.server().with_context(|| step("back killed"))?;
-            }
-            5..=7 => {
-                result.front += 1;
-                load.kill()?;
-                load = referee.load().with_context(|| step("front killed"))?;
-            }
-            _ => {
-                result.both += 1;
-                if referee.rng.bool() {
-                    load.kill()?;
-                    server.kill()?;
-                } else {
-                    server.kill()?;
-                    load.kill()?;
-                }
-                server = referee.server().with_context(|| step("both killed"))?;
-                load = referee.load().with_context(|| step("both killed"))?;
-            }
-        }
-        if told.elapsed() > Duration::from_secs(5) {
-            told = Instant::now();
-            progress(&format!(
-                "{cycle} of {} cycles, {} requests",
-                options.cycles,
-                referee.journal.operations()
-            ));
-        }
-    }
-    referee.watch(&mut load, 1000).context("at the end")?;
-    load.stop().context("the workload's end")?;
-    // Once more from a fresh process, which reads all and checks it.
-    let last = referee.load().context("the last check")?;
-    last.stop().context("the last check")?;
-    server.stop()?;
-    result.operations = referee.journal.operations();
-    result.seconds = begin.elapsed().as_secs_f64();
-    Ok(result)
+        slow: options.medium.is_some(),
+        parts: parts?,
+        seconds: begin.elapsed().as_secs_f64(),
+    })
+}
+
+fn one(
+    options: &CrashOptions,
+    (export, volume): (Export, Volume),
+    cycles: u32,
+    dir: &Path,
+    progress: &(dyn Fn(&str) + Sync),
+    failed: &AtomicBool,
+) -> Result<CrashPart> {
+    let dir = dir.join(format!("{export}-{volume}"));
+    std::fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+    let files = options.medium.as_deref().unwrap_or(&dir);
+    let stage = Stage::new(export, volume, &dir, files, SECTORS)?;
+    let names = stage.files().into_iter().map(|(name, _)| name).collect();
+    let medium = Medium::new(options.medium.as_deref(), names)?;
+    // The same decisions whichever other pairs there are.
+    let pair = export as u64 * 16 + volume as u64;
+    let rng = fastrand::Rng::with_seed(options.seed ^ pair << 32);
+    let mut referee = Referee::new(stage, medium, rng)?;
+    let part = referee.run(cycles, progress, failed);
+    // Also after a failure: a server may wait for it.
+    referee.heal()?;
+    part
 }

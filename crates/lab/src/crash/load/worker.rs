@@ -1,93 +1,20 @@
-//! The workload's process: writes, reads back, flushes, until it is killed or told to stop.
+//! One thread of the workload.
 
-use super::journal::Journal;
-use super::{SECTORS, stamp};
+use super::target::{Disk, Target};
+use crate::crash::journal::Journal;
+use crate::crash::{SECTORS, stamp};
 use anyhow::{Context, Result, bail, ensure};
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, RequestFlags,
-    Status,
+    Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, RequestFlags, Status,
 };
-use pvblk_export::local::{ConnectOptions, Keeper, KeeperEvent, connect};
-use pvblk_frontend::Frontend;
 use pvblk_sys::Poller;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What the process is told.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    /// The server's socket.
-    pub socket: PathBuf,
-    /// The journal's file.
-    pub journal: PathBuf,
-    /// Which requests to make.
-    pub seed: u64,
-    /// Rings to ask for.
-    pub queues: u32,
-    /// Pages of each.
-    pub ring_pages: usize,
-}
-
-const THREADS: u64 = 2;
 const DEPTH: usize = 24;
 /// Most sectors of one request.
 const MOST: u64 = 64;
-/// How long a server may be away. Longer than any restart, shorter than the referee's patience.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Checks the whole disk against the journal, says that it is ready, and works until SIGTERM.
-pub fn run(options: &LoadOptions) -> Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop))?;
-    let journal = Arc::new(Journal::open(&options.journal, SECTORS)?);
-    let wishes = ConnectOptions {
-        queues: options.queues,
-        ring_pages: options.ring_pages,
-        memory_bytes: 16 << 20,
-        name: "crash load".into(),
-        timeout: PATIENCE,
-        ..ConnectOptions::default()
-    };
-    let (parts, link) = connect(&options.socket, "a", &wishes)?;
-    let front = Frontend::new(parts)?;
-    let keeper = Keeper::start(link, front.clone(), Some(PATIENCE), |event| {
-        if let KeeperEvent::Ended { reason } = event {
-            eprintln!("pvblk: {reason}");
-            std::process::exit(3);
-        }
-    })?;
-    let device: Arc<dyn BlockDevice> = front;
-    let part = SECTORS / THREADS;
-    let mut workers = Vec::new();
-    for t in 0..THREADS {
-        let mut worker = Worker::open(&device, Arc::clone(&journal), t, t * part, part)?;
-        worker.rng = fastrand::Rng::with_seed(options.seed ^ t << 56);
-        workers.push(worker);
-    }
-    for worker in &mut workers {
-        worker.check_all().context("after the restart")?;
-    }
-    eprintln!("pvblk: ready");
-    let threads: Vec<_> = workers
-        .into_iter()
-        .map(|mut worker| {
-            let stop = Arc::clone(&stop);
-            std::thread::spawn(move || worker.work(&stop))
-        })
-        .collect();
-    for thread in threads {
-        match thread.join() {
-            Ok(result) => result?,
-            Err(_) => bail!("a thread of the workload panicked"),
-        }
-    }
-    match keeper.stop() {
-        Some(why) => bail!("{why}"),
-        None => Ok(()),
-    }
-}
 
 /// One request's place in the worker.
 struct Slot {
@@ -97,10 +24,32 @@ struct Slot {
     number: u32,
     sector: u64,
     sectors: u64,
+    /// [`Journal::floor`] when it was sent.
+    floor: u32,
+    /// [`Worker::told`] when it was sent.
+    told: u32,
+    /// Of a flush: what it covers, for all sectors of the disk that it covers something of.
+    covers: Vec<(u64, u32)>,
+}
+
+impl Slot {
+    /// Its sectors have nothing in flight any more.
+    fn release(&self, busy: &mut [bool], first: u64) {
+        let at = (self.sector - first.min(self.sector)) as usize;
+        busy[at..at + self.sectors as usize].fill(false);
+    }
+}
+
+fn open_queue(disk: &Disk, first: u64) -> Result<Queue> {
+    let mut context = QueueContext::new(DEPTH as u32);
+    context.index = u32::from(first > 0);
+    Ok(Queue::open(&disk.device(), &context)?)
 }
 
 /// One thread: a queue, and a part of the disk that only it touches.
-struct Worker {
+pub(super) struct Worker {
+    target: Arc<Target>,
+    disk: Disk,
     queue: Queue,
     journal: Arc<Journal>,
     first: u64,
@@ -112,20 +61,27 @@ struct Worker {
     rng: fastrand::Rng,
     poller: Poller,
     watches: bool,
+    /// The disk loses nothing with its server's process.
+    keeps: bool,
+    /// The floor behind which a failed flush, or a lost connection, told that unflushed writes may be lost.
+    told: u32,
+    /// The connection is over.
+    lost: bool,
 }
 
 impl Worker {
-    fn open(
-        device: &Arc<dyn BlockDevice>,
+    /// A worker for `sectors` sectors from `first` on.
+    pub fn open(
+        target: &Arc<Target>,
         journal: Arc<Journal>,
-        index: u64,
+        rng: fastrand::Rng,
         first: u64,
         sectors: u64,
+        keeps: bool,
     ) -> Result<Worker> {
-        let mut context = QueueContext::new(DEPTH as u32);
-        context.index = index as u32;
+        let disk = target.device()?;
+        let source = disk.device().buffer_source();
         let bytes = MOST as usize * 512;
-        let source = device.buffer_source();
         let mut slots = Vec::new();
         for i in 0..DEPTH {
             // Half of them where the server reaches them, half to be bounced.
@@ -139,28 +95,44 @@ impl Worker {
                 number: 0,
                 sector: 0,
                 sectors: 0,
+                floor: 0,
+                told: 0,
+                covers: Vec::new(),
             });
         }
         Ok(Worker {
-            queue: Queue::open(device, &context)?,
+            queue: open_queue(&disk, first)?,
+            target: Arc::clone(target),
+            disk,
             journal,
             first,
             sectors,
             busy: vec![false; sectors as usize],
             slots,
             free: (0..DEPTH).collect(),
-            rng: fastrand::Rng::new(),
+            rng,
             poller: Poller::new()?,
             watches: false,
+            keeps,
+            told: 0,
+            lost: false,
         })
     }
 
-    /// Reads all of its part. What a killed process had in flight is settled by what is there now.
-    fn check_all(&mut self) -> Result<()> {
+    /// Reads all of its part. What a killed process or a lost connection had in flight is settled by what is there now.
+    pub fn check_all(&mut self) -> Result<()> {
+        while !self.read_all()? {
+            self.connect_again()?;
+        }
+        Ok(())
+    }
+
+    /// As [`Worker::check_all`]; false if the connection was lost on the way.
+    fn read_all(&mut self) -> Result<bool> {
         let mut batch = Vec::new();
         let mut at = 0;
-        while at < self.sectors || self.queue.in_flight() > 0 {
-            while at < self.sectors && !self.free.is_empty() {
+        while (at < self.sectors && !self.lost) || self.queue.in_flight() > 0 {
+            while at < self.sectors && !self.free.is_empty() && !self.lost {
                 let sectors = MOST.min(self.sectors - at);
                 self.prepare(Op::Read, self.first + at, sectors, &mut batch)?;
                 at += sectors;
@@ -168,10 +140,25 @@ impl Worker {
             self.queue.submit(&mut batch);
             self.wait(true)?;
         }
+        Ok(!self.lost)
+    }
+
+    /// A new connection, when the last one is lost. Its client can't know what became of what was in flight, and of
+    /// what no flush covers.
+    fn connect_again(&mut self) -> Result<()> {
+        while self.queue.in_flight() > 0 {
+            self.wait(true)?;
+        }
+        self.disk = self.target.device()?;
+        self.queue = open_queue(&self.disk, self.first)?;
+        (self.poller, self.watches) = (Poller::new()?, false);
+        self.lost = false;
+        self.told = self.journal.floor();
         Ok(())
     }
 
-    fn work(&mut self, stop: &AtomicBool) -> Result<()> {
+    /// Works until it is told to stop.
+    pub fn work(&mut self, stop: &AtomicBool) -> Result<()> {
         let mut batch = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             for _ in 0..self.rng.usize(1..=8) {
@@ -179,6 +166,10 @@ impl Worker {
             }
             self.queue.submit(&mut batch);
             self.wait(false)?;
+            if self.lost {
+                self.connect_again()?;
+                self.check_all().context("after a lost connection")?;
+            }
         }
         while self.queue.in_flight() > 0 {
             self.wait(false)?;
@@ -225,6 +216,11 @@ impl Worker {
         };
         request.reset(op, flags, sector, sectors, index as u64);
         (slot.sector, slot.sectors) = (sector, sectors);
+        (slot.floor, slot.told) = (self.journal.floor(), self.told);
+        if op == Op::Flush {
+            let answered = |s| Some((s, self.journal.answered_since(s, self.told)?));
+            slot.covers = (0..SECTORS).filter_map(answered).collect();
+        }
         if sectors > 0 {
             let data = slot.buffer.slice(0, sectors as usize * 512);
             let data = data.context("a request larger than its buffer")?;
@@ -260,44 +256,72 @@ impl Worker {
             mut request,
             status,
         } = completion;
-        ensure!(
-            status == Status::Ok,
-            "{:?} of {} sectors at {} ended as {status:?}",
-            request.op,
-            request.sectors,
-            request.sector
-        );
         let index = request.tag as usize;
-        let slot = &mut self.slots[index];
-        for s in slot.sector..slot.sector + slot.sectors {
-            if request.op == Op::Write {
-                self.journal.done(s, slot.number);
-            }
-            self.busy[(s - self.first) as usize] = false;
-        }
-        if request.op == Op::Read {
-            for b in &request.buffers {
-                for (sector, held) in stamp::look(b, request.sector) {
-                    let [done, sent] = self.journal.allowed(sector);
-                    match held {
-                        Some(number) if number == done || (settle && number == sent) => {
-                            if settle {
-                                self.journal.sent(sector, number);
-                                self.journal.done(sector, number);
-                            }
-                        }
-                        Some(number) => bail!(
-                            "sector {sector} holds write {number}; answered was {done}, sent {sent}"
-                        ),
-                        None => bail!("sector {sector} is torn; answered was {done}, sent {sent}"),
+        match (status, request.op) {
+            (Status::Ok, Op::Read) => self.has_read(&request, settle)?,
+            (Status::Ok, op) => {
+                let (slot, journal) = (&mut self.slots[index], &self.journal);
+                let fua = request.flags.contains(RequestFlags::FUA);
+                for s in slot.sector..slot.sector + slot.sectors {
+                    journal.done(s, slot.number);
+                    if fua {
+                        journal.kept(s, slot.number);
                     }
+                }
+                if op == Op::Flush {
+                    let covered = std::mem::take(&mut slot.covers);
+                    covered.into_iter().for_each(|(s, n)| journal.kept(s, n));
+                }
+            }
+            _ => self.has_failed(&request, status)?,
+        }
+        // Of a write that failed nobody knows whether it is in the disk: those sectors rest until all is read again.
+        if status == Status::Ok || self.lost {
+            self.slots[index].release(&mut self.busy, self.first);
+        }
+        request.buffers.clear();
+        self.slots[index].request = Some(request);
+        self.free.push(index);
+        self.journal.count();
+        Ok(())
+    }
+
+    /// What was read is what may be there.
+    fn has_read(&mut self, request: &Request, settle: bool) -> Result<()> {
+        let floor = self.slots[request.tag as usize].floor;
+        for b in &request.buffers {
+            for (sector, held) in stamp::look(b, request.sector) {
+                let allowed = self.journal.allowed(sector);
+                let may = |number| allowed.holds(number, self.keeps, settle);
+                match held {
+                    Some(number) if may(number) => self.journal.saw(sector, number, floor),
+                    Some(number) => {
+                        bail!("sector {sector} holds write {number}; it may hold {allowed:?}")
+                    }
+                    None => bail!("sector {sector} is torn; it may hold {allowed:?}"),
                 }
             }
         }
-        request.buffers.clear();
-        slot.request = Some(request);
-        self.free.push(index);
-        self.journal.count();
+        Ok(())
+    }
+
+    /// Only a lost connection fails requests, and only a killed server's volatile cache a flush, that of a write with FUA too:
+    /// what each thread had sent until the first of them told it.
+    fn has_failed(&mut self, request: &Request, status: Status) -> Result<()> {
+        if self.disk.is_lost() {
+            self.lost = true;
+            return Ok(());
+        }
+        let (slot, floor) = (&self.slots[request.tag as usize], self.journal.floor());
+        let flushes = request.op == Op::Flush || request.flags.contains(RequestFlags::FUA);
+        ensure!(
+            flushes && !self.keeps && slot.told != floor && status == Status::IoError,
+            "{:?} of {} sectors at {} ended as {status:?}",
+            request.op,
+            slot.sectors,
+            slot.sector
+        );
+        self.told = floor;
         Ok(())
     }
 

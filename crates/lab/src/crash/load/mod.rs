@@ -1,0 +1,79 @@
+//! The workload's process: writes, reads back, flushes, until it is killed or told to stop.
+
+mod target;
+mod worker;
+
+use super::SECTORS;
+use super::journal::Journal;
+use super::stage::{Export, Volume};
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use target::Target;
+use worker::Worker;
+
+/// What the process is told.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// The server's socket.
+    pub socket: PathBuf,
+    /// The journal's file.
+    pub journal: PathBuf,
+    /// Which requests to make.
+    pub seed: u64,
+    /// How it reaches the disk.
+    pub export: Export,
+    /// What the disk is.
+    pub volume: Volume,
+    /// Rings to ask for.
+    pub queues: u32,
+    /// Pages of each.
+    pub ring_pages: usize,
+}
+
+/// How long a server may be away. Longer than any restart, shorter than the referee's patience.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Checks the whole disk against the journal, says that it is ready, and works until SIGTERM.
+pub fn run(options: &LoadOptions) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop))?;
+    let journal = Arc::new(Journal::open(&options.journal, SECTORS)?);
+    let target = Arc::new(Target::connect(options)?);
+    // A guest is told of a loss once, on whatever queue: with one queue it is known which flush told it.
+    let threads = match options.export {
+        Export::VhostUser => 1,
+        Export::Rings | Export::Nbd => 2,
+    };
+    let part = SECTORS / threads;
+    let mut workers = Vec::new();
+    for t in 0..threads {
+        let rng = fastrand::Rng::with_seed(options.seed ^ t << 56);
+        let keeps = options.volume.keeps();
+        let worker = Worker::open(&target, Arc::clone(&journal), rng, t * part, part, keeps)?;
+        workers.push(worker);
+    }
+    for worker in &mut workers {
+        worker.check_all().context("after the restart")?;
+    }
+    eprintln!("pvblk: ready");
+    let threads: Vec<_> = workers
+        .into_iter()
+        .map(|mut worker| {
+            let stop = Arc::clone(&stop);
+            std::thread::spawn(move || worker.work(&stop))
+        })
+        .collect();
+    for thread in threads {
+        match thread.join() {
+            Ok(result) => result?,
+            Err(_) => bail!("a thread of the workload panicked"),
+        }
+    }
+    match Arc::into_inner(target) {
+        Some(target) => target.close(),
+        None => Ok(()),
+    }
+}

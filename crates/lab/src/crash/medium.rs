@@ -1,0 +1,85 @@
+//! The medium below the disk's files, made slow by its control file: the end-to-end tests' `slow_medium`.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Nothing of it waits longer than this by itself: what a mix of delays has at most, and time to spare.
+const SETTLES: Duration = Duration::from_secs(60);
+/// The longest delay, in milliseconds: longer than a server needs to start.
+const LONGEST: u32 = 400;
+
+/// A medium for some files, or the one that the files are on anyway.
+#[derive(Clone)]
+pub(super) struct Medium {
+    control: Option<PathBuf>,
+    files: Vec<String>,
+}
+
+impl Medium {
+    pub fn new(point: Option<&Path>, files: Vec<String>) -> Result<Medium> {
+        let control = point.map(|p| p.join(".control"));
+        if let Some(path) = control.as_ref().filter(|p| !p.exists()) {
+            bail!("{}: no slow medium is mounted there", path.display());
+        }
+        Ok(Medium { control, files })
+    }
+
+    pub fn is_slow(&self) -> bool {
+        self.control.is_some()
+    }
+
+    fn order(&self, what: impl Fn(&str) -> String) -> Result<()> {
+        let Some(control) = &self.control else {
+            return Ok(());
+        };
+        let text: String = self.files.iter().map(|f| what(f) + "\n").collect();
+        std::fs::write(control, text).context("the slow medium")
+    }
+
+    /// Some delays: none, or most requests fast and some writes slower than a server's start.
+    pub fn some_delays(&self, rng: &mut fastrand::Rng) -> Result<()> {
+        let (share, longest) = (rng.u32(1..60), rng.u32(20..LONGEST));
+        let slow = rng.u32(..4) > 0;
+        self.order(|f| match slow {
+            true => format!(
+                "set {f} write,fallocate mix 0 2 {share} 10 {longest}\nset {f} fsync delay 0 10\n\
+                 set {f} read mix 0 0 5 1 10"
+            ),
+            false => format!("set {f} * now"),
+        })
+    }
+
+    /// No delays for what comes from now on.
+    pub fn no_delays(&self) -> Result<()> {
+        self.order(|f| format!("set {f} * now"))
+    }
+
+    /// Writes and flushes that come from now on are held until they are released.
+    pub fn hold(&self) -> Result<()> {
+        self.order(|f| format!("set {f} write,fsync,fallocate hold"))
+    }
+
+    /// Lets go on what is held, and what waits for its time.
+    pub fn release(&self) -> Result<()> {
+        self.order(|f| format!("release {f} *"))
+    }
+
+    /// Waits until nothing of the whole medium waits any more.
+    pub fn settle(&self) -> Result<()> {
+        let Some(control) = &self.control else {
+            return Ok(());
+        };
+        let deadline = Instant::now() + SETTLES;
+        loop {
+            let told = std::fs::read_to_string(control).context("the slow medium")?;
+            if told.starts_with("all held 0 delayed 0\n") {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("the slow medium doesn't settle: {told}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
