@@ -62,9 +62,10 @@ lab: ## The experiments on rings, queues, stripes and page caches, each expected
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab page-order --quick --on modelled --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab fio --check
 
-crash: ## Kill server and front end 1000 times in the middle of writes; nothing answered may be lost (2 minutes)
+crash: ## Kill servers and front ends 10000 times in the middle of writes to a slow medium, over all exports and volumes: nothing flushed may be lost (as root, 30 minutes)
 	@$(MAKE) --no-print-directory release
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab crash --cycles 1000
+	@cargo build --release --locked -p pvblk-e2e --example slow_medium
+	@scripts/crash.sh $(or $(CYCLES),10000)
 
 sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost; 5000 of an array's, 20000 of a cache's, 100000 of squeezed pools (6 minutes)
 	@cargo run --release --locked -p pvblk-sim -- --seeds 100000

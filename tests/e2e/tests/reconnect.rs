@@ -4,6 +4,7 @@ use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::mounted::{Ext4, need_machine};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
+use pvblk_e2e::slow_medium::SlowMedium;
 use pvblk_e2e::tools::{need, run, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Route, Stage, Stop, full, pattern, run_all, seed, stage};
 use rustix::process::Signal;
@@ -18,6 +19,10 @@ fn main() -> ExitCode {
         ("ext4_copy_goes_on_over_killed_servers", ext4_copy),
         ("fio_verifies_over_killed_and_restarted_servers", fio),
         ("kills_by_seed_lose_nothing", kills_by_seed),
+        (
+            "kills_over_a_slow_medium_lose_and_overtake_nothing",
+            kills_over_a_slow_medium,
+        ),
         ("a_server_that_never_comes_back_is_given_up", never_back),
         ("a_disk_that_lost_everything_is_not_taken_back", lost_disk),
     ])
@@ -154,11 +159,24 @@ fn fio() -> Result<(), Stop> {
 }
 
 /// The lab's campaign, a bounded share of it.
+fn campaign(cycles: u32, more: &[&str]) -> Result<(), Stop> {
+    let (cycles, seed) = (cycles.to_string(), seed().to_string());
+    let mut command = pvblk(["lab", "crash", "--cycles", &cycles, "--seed", &seed])?;
+    command.args(more);
+    run(command, Duration::from_secs(900))?.success().map(drop)
+}
+
 fn kills_by_seed() -> Result<(), Stop> {
-    let cycles = if full() { "1000" } else { "150" };
-    let seed = seed().to_string();
-    let command = pvblk(["lab", "crash", "--cycles", cycles, "--seed", &seed])?;
-    run(command, Duration::from_secs(600))?.success().map(drop)
+    let cycles = if full() { 1000 } else { 120 };
+    campaign(cycles, &["--export", "rings", "--volume", "file,cache"])
+}
+
+/// All exports and volumes, with writes that are still on their way when their server is dead.
+fn kills_over_a_slow_medium() -> Result<(), Stop> {
+    let medium = SlowMedium::new()?;
+    let cycles = if full() { 1200 } else { 60 };
+    let point = medium.point().display().to_string();
+    campaign(cycles, &["--medium", &point])
 }
 
 /// Requests wait as long as was said, then they fail, and the command ends and says why.
