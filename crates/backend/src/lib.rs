@@ -24,6 +24,7 @@ mod source;
 mod sources;
 mod spare;
 mod stall;
+mod stopping;
 mod users;
 mod worker;
 
@@ -40,10 +41,13 @@ pub use pressure::{
     SQUEEZE_DURATION, Squeezed,
 };
 pub use seldom::{Seldom, Times};
-pub use service::{DiskEnd, Key, Service, StopTimes};
+pub use service::{DiskEnd, Key, Service};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch};
 pub use spare::SpareRequests;
 pub use stall::Stall;
+#[cfg(feature = "planted")]
+pub use stopping::planted;
+pub use stopping::{StopTimes, Stopping, Turn};
 pub use users::{User, Users};
 pub use worker::{LaneWaker, OnEnd};

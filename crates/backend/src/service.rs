@@ -2,6 +2,7 @@
 
 use crate::backend::{Backend, Disk, SourceId};
 use crate::source::{RequestSource, SourceEnd};
+use crate::stopping::{StopTimes, Stopping};
 use crate::users::User;
 use parking_lot::{Condvar, Mutex, RwLock};
 use pvblk_block::{Completion, Error, ErrorKind, Op, Readiness, Request, Status};
@@ -13,19 +14,6 @@ use std::time::{Duration, Instant};
 
 /// A source's key in the service.
 pub type Key = u64;
-
-/// Flushes at a stop side by side. Those that take longer than [`SLOW_FLUSH`] aren't counted, so that slow disks hold up no others.
-const FLUSHES: usize = 64;
-const SLOW_FLUSH: Duration = Duration::from_secs(1);
-
-/// How long a stop waits, for each disk by itself.
-#[derive(Clone, Copy, Debug)]
-pub struct StopTimes {
-    /// For the disk's requests in flight, and for their answers to be taken.
-    pub drain: Duration,
-    /// For the flush that follows, and for the device's end.
-    pub flush: Duration,
-}
 
 /// How a disk's end went.
 #[derive(Debug)]
@@ -172,54 +160,35 @@ impl Service {
             self.backend.detach(id);
         }
         drop(state);
-        let mut waiting = self.disks();
-        let mut flushing: HashMap<String, Instant> = HashMap::new();
+        let disks = self.disks();
+        let mut stopping = Stopping::new(disks.len(), begin, times);
         let mut ends = Vec::new();
         loop {
-            let now = Instant::now();
             let mut state = self.live.state.lock();
             for end in state.ends.drain(..) {
+                let number = disks.iter().position(|d| d.name() == end.disk);
                 // One that was given up before has its end already.
-                if flushing.remove(&end.disk).is_some() {
+                if number.is_some_and(|n| stopping.ended(n, end.result.is_ok())) {
                     ends.push(end);
                 }
             }
-            let quick = |t: &&Instant| now.duration_since(**t) < SLOW_FLUSH;
-            let mut room = FLUSHES.saturating_sub(flushing.values().filter(quick).count());
-            let late = now >= begin + times.drain;
-            let mut ready = Vec::new();
             let in_use = state.in_use();
-            waiting.retain(|disk| {
-                let drained = !in_use.contains(&Arc::as_ptr(disk));
-                if room == 0 || !(drained || late) {
-                    return true;
-                }
-                room -= 1;
-                ready.push((Arc::clone(disk), drained));
-                false
-            });
-            flushing.retain(|disk, since| {
-                let stuck = now.duration_since(*since) >= times.flush;
-                if stuck {
-                    ends.push(DiskEnd {
-                        disk: disk.clone(),
-                        result: Err(stuck_error("flush", times.flush)),
-                    });
-                }
-                !stuck
-            });
-            if waiting.is_empty() && flushing.is_empty() && ready.is_empty() {
+            let turn = stopping.turn(Instant::now(), |n| in_use.contains(&Arc::as_ptr(&disks[n])));
+            ends.extend(turn.stuck.into_iter().map(|n| DiskEnd {
+                disk: disks[n].name().to_owned(),
+                result: Err(stuck_error("flush", times.flush)),
+            }));
+            if stopping.is_over() {
                 break;
             }
-            if ready.is_empty() {
+            if turn.flush.is_empty() {
                 let wait = Duration::from_millis(100);
                 self.live.changed.wait_for(&mut state, wait);
                 continue;
             }
             drop(state);
-            for (disk, drained) in ready {
-                flushing.insert(disk.name().to_owned(), now);
-                self.end_disk(disk, drained, times);
+            for (n, drained) in turn.flush {
+                self.end_disk(Arc::clone(&disks[n]), drained, times);
             }
         }
         let ended = |name: &str| ends.iter().any(|e| e.disk == name && e.result.is_ok());

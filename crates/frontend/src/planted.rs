@@ -1,10 +1,12 @@
-//! A bug on purpose, for the simulation to find: writes that were answered are replayed at the next connection.
+//! Bugs on purpose, for the simulation to find: writes that were answered are replayed at the next connection; a lost cache is
+//! taken for the one that was there.
 
 use crate::plug::Merged;
 use pvblk_block::{Buffer, Op, Request};
 use std::cell::{Cell, RefCell};
 
 thread_local! {
+    static IGNORES_CACHE: Cell<bool> = const { Cell::new(false) };
     static ON: Cell<bool> = const { Cell::new(false) };
     /// The last writes that were answered, with the queue's key.
     static KEPT: RefCell<Vec<(usize, Merged)>> = const { RefCell::new(Vec::new()) };
@@ -19,6 +21,15 @@ const SWALLOWED: u64 = u64::MAX;
 pub fn replay_answered(on: bool) {
     ON.set(on);
     KEPT.take();
+}
+
+/// Switches the bug on or off for front ends that this thread drives: the mark of the disk's cache isn't looked at.
+pub fn ignore_cache_mark(on: bool) {
+    IGNORES_CACHE.set(on);
+}
+
+pub(crate) fn ignores_cache_mark() -> bool {
+    IGNORES_CACHE.get()
 }
 
 /// A request is answered.

@@ -33,7 +33,19 @@ struct DiskQueue {
     rung: bool,
 }
 
-/// A write that a planted bug acknowledged before it is done.
+/// What goes with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Nothing but itself: the cache is the kernel's.
+    Nothing,
+    /// A cache that was its own.
+    Cache,
+    /// The machine, with all caches.
+    Power,
+}
+
+/// A sector's write that is done later than its request seems to be: the request was acknowledged too early, by a planted bug, or
+/// its process is dead and the kernel has it.
 struct Late {
     id: u64,
     queue: usize,
@@ -47,6 +59,8 @@ struct State {
     /// Sum of all queues' `work`.
     busy: usize,
     late: Vec<Late>,
+    /// Writes of killed processes that are on their way to the medium; they hold its lock.
+    old: Vec<Late>,
     /// Requests, and a clock for what was before what.
     clock: u64,
     mark: u64,
@@ -86,6 +100,7 @@ impl CrashDisk {
                 queues: Vec::new(),
                 busy: 0,
                 late: Vec::new(),
+                old: Vec::new(),
                 clock: 0,
                 mark: 1,
                 trouble: None,
@@ -107,7 +122,12 @@ impl CrashDisk {
     /// True if something is to be done.
     pub fn is_busy(&self) -> bool {
         let s = self.state.lock();
-        s.busy > 0 || !s.late.is_empty()
+        s.busy > 0 || !s.late.is_empty() || !s.old.is_empty()
+    }
+
+    /// True while a killed process' writes are on their way: no other process gets the disk.
+    pub fn is_locked(&self) -> bool {
+        !self.state.lock().old.is_empty() && self.planted != Some(Planted::LockBeforeIo)
     }
 
     /// True if the queue's user is to be woken.
@@ -126,6 +146,13 @@ impl CrashDisk {
         if !s.late.is_empty() && (s.busy == 0 || rng.u8(..8) == 0) {
             let at = rng.usize(..s.late.len());
             let l = s.late.swap_remove(at);
+            s.cache.write(l.sector, l.stamp, l.queue, l.id);
+            return true;
+        }
+        if !s.old.is_empty() && (s.busy == 0 || rng.u8(..8) == 0) {
+            // In any order, as a medium likes it.
+            let at = rng.usize(..s.old.len());
+            let l = s.old.swap_remove(at);
             s.cache.write(l.sector, l.stamp, l.queue, l.id);
             return true;
         }
@@ -172,26 +199,33 @@ impl CrashDisk {
         true
     }
 
-    /// The process that uses the disk is killed, and the machine with it unless `keep_cache`. What was in flight
-    /// has happened in part, sector by sector.
-    pub fn crash(&self, keep_cache: bool, rng: &mut Rng) {
+    /// The process that uses the disk is killed. What was in flight has happened in part, sector by sector, and goes on unless the
+    /// machine is lost too.
+    pub fn crash(&self, loss: Loss, rng: &mut Rng) {
         let s = &mut *self.state.lock();
         for queue in 0..s.queues.len() {
             let work = std::mem::take(&mut s.queues[queue].work);
             for w in work.iter().filter(|w| w.request.op.is_write()) {
                 let share = [0, 1, 2, 2][rng.usize(..4)];
+                // Most media are done with it soon; some keep it for long.
+                let goes_on = loss != Loss::Power && rng.bool();
                 for &sector in &w.left {
                     if share == 1 || (share == 2 && rng.bool()) {
                         s.do_sector(w, queue, sector);
+                    } else if goes_on {
+                        s.goes_on(w, queue, sector);
                     }
                 }
             }
             // The requests go with their queue, as their owner wants it.
             s.queues[queue].work = work;
         }
+        if loss == Loss::Power {
+            s.old.clear();
+        }
         s.late.clear();
         s.busy = 0;
-        if !keep_cache {
+        if loss != Loss::Nothing {
             s.cache.lose(rng);
             s.mark += 1;
         }
@@ -201,6 +235,23 @@ impl CrashDisk {
 }
 
 impl State {
+    /// The `index`-th sector of a write will be done by the kernel, though its process is dead.
+    fn goes_on(&mut self, work: &Work, queue: usize, index: u32) {
+        let r = &*work.request;
+        let stamp = match r.op {
+            Op::Write => stamp::get(&r.buffers, index as usize),
+            _ => Some(stamp::ZEROS),
+        };
+        let sector = (r.sector + u64::from(index)) as usize;
+        // What is no stamp is trouble for who does it, and nobody does it any more.
+        self.old.extend(stamp.map(|stamp| Late {
+            id: work.id,
+            queue,
+            sector,
+            stamp,
+        }));
+    }
+
     /// Reads or writes the `index`-th sector of a request.
     fn do_sector(&mut self, work: &Work, queue: usize, index: u32) {
         let r = &*work.request;

@@ -24,6 +24,7 @@ pub mod raid;
 mod server;
 pub mod squeezed;
 mod stamp;
+pub mod stops;
 mod submitter;
 mod trouble;
 mod world;
@@ -41,9 +42,14 @@ pub enum Planted {
     ReplyBeforeWrite,
     /// A flush makes only writes of its own disk queue durable.
     FlushOneQueue,
+    /// A killed server's disk is free while its writes are still on their way.
+    LockBeforeIo,
     /// The front end replays writes that were answered.
     #[cfg(feature = "planted")]
     ReplayAnswered,
+    /// The front end doesn't look whether the disk's cache is still the one that was there.
+    #[cfg(feature = "planted")]
+    IgnoreCacheMark,
 }
 
 impl Planted {
@@ -51,8 +57,11 @@ impl Planted {
     pub const ALL: &[(&str, Planted)] = &[
         ("reply-before-write", Planted::ReplyBeforeWrite),
         ("flush-one-queue", Planted::FlushOneQueue),
+        ("lock-before-io", Planted::LockBeforeIo),
         #[cfg(feature = "planted")]
         ("replay-answered", Planted::ReplayAnswered),
+        #[cfg(feature = "planted")]
+        ("ignore-cache-mark", Planted::IgnoreCacheMark),
     ];
 }
 
@@ -78,6 +87,8 @@ pub struct Report {
     pub losses: u64,
     /// Connections after a front end's first.
     pub reconnects: u64,
+    /// Servers that didn't get the disk, because the last one's writes were still at work.
+    pub refused: u64,
 }
 
 impl std::ops::AddAssign for Report {
@@ -87,6 +98,7 @@ impl std::ops::AddAssign for Report {
         self.kills += other.kills;
         self.losses += other.losses;
         self.reconnects += other.reconnects;
+        self.refused += other.refused;
     }
 }
 
@@ -94,8 +106,8 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} steps, {} requests, {} kills, {} lost caches, {} reconnects",
-            self.steps, self.requests, self.kills, self.losses, self.reconnects
+            "{} steps, {} requests, {} kills, {} lost caches, {} reconnects, {} servers refused",
+            self.steps, self.requests, self.kills, self.losses, self.reconnects, self.refused
         )
     }
 }
@@ -123,7 +135,11 @@ impl fmt::Display for Failure {
 /// Runs one seed from the first handshake to the last page given back.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Box<Failure>> {
     #[cfg(feature = "planted")]
-    pvblk_frontend::planted::replay_answered(options.planted == Some(Planted::ReplayAnswered));
+    {
+        let is = |bug| options.planted == Some(bug);
+        pvblk_frontend::planted::replay_answered(is(Planted::ReplayAnswered));
+        pvblk_frontend::planted::ignore_cache_mark(is(Planted::IgnoreCacheMark));
+    }
     let mut world = World::new(seed, options);
     let result = drive(&mut world);
     match result {

@@ -1,15 +1,16 @@
 //! Runs many seeds, or one again.
 
-use pvblk_sim::{Failure, Planted, paged, raid, squeezed};
+use pvblk_sim::{Failure, Planted, paged, raid, squeezed, stops};
 use std::fmt::Display;
 use std::ops::AddAssign;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "usage: pvblk-sim [raid|cache|squeeze] [--seeds COUNT] [--from SEED] [--seed SEED] [--verbose] [--planted NAME]
+const USAGE: &str = "usage: pvblk-sim [raid|cache|squeeze|stop] [--seeds COUNT] [--from SEED] [--seed SEED] [--verbose] [--planted NAME]
   raid            a RAID-5 array whose power is cut, instead of front end and back end
   cache           a page cache over a disk whose power is cut
   squeeze         buffer pools whose memory is taken away
+  stop            an orderly stop of several disks, some in trouble
   --seeds COUNT   how many (default 1000)
   --from SEED     the first (default 0)
   --seed SEED     this one, with all its events
@@ -62,7 +63,9 @@ fn whole(args: Vec<String>) -> Result<ExitCode, String> {
     let raid = args.first().is_some_and(|a| a == "raid");
     let cache = args.first().is_some_and(|a| a == "cache");
     let squeeze = args.first().is_some_and(|a| a == "squeeze");
-    let flags = parse(args.into_iter().skip(usize::from(raid || cache || squeeze)))?;
+    let stop = args.first().is_some_and(|a| a == "stop");
+    let named_one = raid || cache || squeeze || stop;
+    let flags = parse(args.into_iter().skip(usize::from(named_one)))?;
     let (name, verbose) = (flags.planted.as_deref(), flags.verbose);
     if raid {
         let planted = named(raid::Bug::ALL, name)?;
@@ -78,6 +81,11 @@ fn whole(args: Vec<String>) -> Result<ExitCode, String> {
         let planted = named(squeezed::Bug::ALL, name)?;
         let options = squeezed::Options { planted, verbose };
         return Ok(campaign(&flags, |seed| squeezed::run(seed, &options)));
+    }
+    if stop {
+        let planted = named(stops::Bug::ALL, name)?;
+        let options = stops::Options { planted, verbose };
+        return Ok(campaign(&flags, |seed| stops::run(seed, &options)));
     }
     let planted = named(Planted::ALL, name)?;
     let options = pvblk_sim::Options { planted, verbose };

@@ -1,5 +1,6 @@
 //! Who dies, who comes back, and how a connection ends.
 
+use crate::disk::Loss;
 use crate::fuse::Side;
 use crate::memory::{FrontMemory, SimGranter};
 use crate::profile::{Offers, pick};
@@ -38,6 +39,9 @@ impl World {
         let patient = |w: &mut World, one_in: u8| w.ending || w.w.rng.u8(..one_in) == 0;
         let lanes = self.server.as_ref().map_or(0, Server::lanes);
         let Some(front) = &mut self.front else {
+            if lanes == 0 && self.is_locked_out() {
+                return Ok(false);
+            }
             if lanes == 0 {
                 self.start_front()?;
                 return Ok(true);
@@ -71,6 +75,9 @@ impl World {
                 return Ok(over);
             }
             if suspended && patient(self, 3) {
+                if self.is_locked_out() {
+                    return Ok(false);
+                }
                 self.reconnect()?;
                 return Ok(true);
             }
@@ -86,6 +93,16 @@ impl World {
             self.hoard();
         }
         Ok(false)
+    }
+
+    /// A server that starts now is refused, because the last one's writes are still at work.
+    fn is_locked_out(&mut self) -> bool {
+        let refused = self.server.is_none() && self.disk.is_locked();
+        if refused {
+            self.report.refused += 1;
+            self.w.log.add("a server doesn't get the disk", []);
+        }
+        refused
     }
 
     /// Users of the front end's memory come and go.
@@ -199,12 +216,19 @@ impl World {
 
     fn kill_back(&mut self) {
         let keep = self.w.rng.u32(..8) >= self.w.profile.power_loss;
+        let loss = match (keep, self.w.rng.bool()) {
+            (true, _) => Loss::Nothing,
+            (false, true) => Loss::Cache,
+            (false, false) => Loss::Power,
+        };
         self.report.kills += 1;
-        self.w.log.add(
-            "the back end is killed; its cache is kept: #",
-            [u64::from(keep)],
-        );
-        self.crash_disk(keep);
+        let what = match loss {
+            Loss::Nothing => "the back end is killed",
+            Loss::Cache => "the back end is killed, and its cache is lost",
+            Loss::Power => "the back end is killed with its machine",
+        };
+        self.w.log.add(what, []);
+        self.crash_disk(loss);
         self.server = None;
         if let Some(front) = &self.front {
             front.memory.forget_uses();
@@ -214,9 +238,9 @@ impl World {
         }
     }
 
-    fn crash_disk(&mut self, keep: bool) {
-        self.disk.crash(keep, &mut self.w.rng);
-        if !keep {
+    fn crash_disk(&mut self, loss: Loss) {
+        self.disk.crash(loss, &mut self.w.rng);
+        if loss != Loss::Nothing {
             self.report.losses += 1;
             self.w.checker.cache_lost();
         }
@@ -321,7 +345,7 @@ impl World {
         let (memory, promised) = (Arc::clone(&front.memory), front.segments);
         if self.server.is_none() && self.w.profile.power_loss > 0 && self.w.rng.u8(..16) == 0 {
             self.w.log.add("the machine starts anew", []);
-            self.crash_disk(false);
+            self.crash_disk(Loss::Power);
         }
         let first = self.ending && self.server.is_some();
         let offers = self.w.profile.offers(&mut self.w.rng, first, promised);

@@ -1,0 +1,118 @@
+//! [`Stopping`]: which disk is flushed when, as a process stops. It moves no data and waits for nothing, so that the simulation runs
+//! it too.
+
+use std::time::{Duration, Instant};
+
+/// Flushes at a stop side by side. Those that take longer than [`SLOW_FLUSH`] aren't counted, so that slow disks hold up no others.
+const FLUSHES: usize = 64;
+const SLOW_FLUSH: Duration = Duration::from_secs(1);
+
+/// How long a stop waits, for each disk by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct StopTimes {
+    /// For the disk's requests in flight, and for their answers to be taken.
+    pub drain: Duration,
+    /// For the flush that follows, and for the device's end.
+    pub flush: Duration,
+}
+
+/// Where a disk is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Draining,
+    Flushing(Instant),
+    Over,
+}
+
+/// A stop of several disks, which are numbered.
+#[derive(Debug)]
+pub struct Stopping {
+    times: StopTimes,
+    begin: Instant,
+    disks: Vec<Stage>,
+}
+
+/// What is to be done now.
+#[derive(Debug, Default)]
+pub struct Turn {
+    /// Disks to be flushed and closed; true if all of its requests were answered.
+    pub flush: Vec<(usize, bool)>,
+    /// Disks whose flush took too long: they are given up.
+    pub stuck: Vec<usize>,
+}
+
+impl Stopping {
+    /// For `disks` disks, from `begin` on.
+    pub fn new(disks: usize, begin: Instant, times: StopTimes) -> Stopping {
+        Stopping {
+            times,
+            begin,
+            disks: vec![Stage::Draining; disks],
+        }
+    }
+
+    /// What is to be done at time `now`; `in_use` tells which disks have requests or sources.
+    pub fn turn(&mut self, now: Instant, in_use: impl Fn(usize) -> bool) -> Turn {
+        let quick = |s: &&Stage| match s {
+            Stage::Flushing(since) => now.duration_since(*since) < SLOW_FLUSH,
+            Stage::Draining | Stage::Over => false,
+        };
+        let mut room = FLUSHES.saturating_sub(self.disks.iter().filter(quick).count());
+        let late = now >= self.begin + self.times.drain;
+        let mut turn = Turn::default();
+        for (disk, stage) in self.disks.iter_mut().enumerate() {
+            match *stage {
+                Stage::Draining => {
+                    let drained = !in_use(disk);
+                    if room > 0 && (drained || late) {
+                        room -= 1;
+                        *stage = Stage::Flushing(now);
+                        turn.flush.push((disk, drained));
+                    }
+                }
+                Stage::Flushing(since) if now.duration_since(since) >= self.times.flush => {
+                    *stage = Stage::Over;
+                    turn.stuck.push(disk);
+                }
+                Stage::Flushing(_) | Stage::Over => {}
+            }
+        }
+        turn
+    }
+
+    /// A disk's flush and its end are done, well or not; false if it was given up before.
+    pub fn ended(&mut self, disk: usize, well: bool) -> bool {
+        let counts = matches!(self.disks[disk], Stage::Flushing(_));
+        self.disks[disk] = Stage::Over;
+        #[cfg(feature = "planted")]
+        if !well && planted::ends_at_first_failure() {
+            self.disks.fill(Stage::Over);
+        }
+        let _ = well;
+        counts
+    }
+
+    /// True if every disk has ended or is given up.
+    pub fn is_over(&self) -> bool {
+        self.disks.iter().all(|s| *s == Stage::Over)
+    }
+}
+
+/// A bug on purpose, for the simulation to find.
+#[cfg(feature = "planted")]
+pub mod planted {
+    use std::cell::Cell;
+
+    thread_local! {
+        static FIRST_FAILURE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Switches the bug on or off for stops of this thread: a stop is over when the first disk fails.
+    pub fn end_at_first_failure(on: bool) {
+        FIRST_FAILURE.set(on);
+    }
+
+    pub(super) fn ends_at_first_failure() -> bool {
+        FIRST_FAILURE.get()
+    }
+}
