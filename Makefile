@@ -67,11 +67,12 @@ crash: ## Kill servers and front ends 10000 times in the middle of writes to a s
 	@cargo build --release --locked -p pvblk-e2e --example slow_medium
 	@scripts/crash.sh $(or $(CYCLES),10000)
 
-sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost; 5000 of an array's, 20000 of a cache's, 100000 of squeezed pools (6 minutes)
+sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost; 5000 of an array's, 20000 of a cache's, 100000 of squeezed pools, 100000 of stops (6 minutes)
 	@cargo run --release --locked -p pvblk-sim -- --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
 	@cargo run --release --locked -p pvblk-sim -- cache --seeds 20000
 	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
+	@cargo run --release --locked -p pvblk-sim -- stop --seeds 100000
 
 asan: ## The simulations of squeezed pools, caches and arrays under AddressSanitizer, 5000 seeds each (15 minutes)
 	@scripts/asan.sh 5000
