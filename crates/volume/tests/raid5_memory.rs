@@ -1,7 +1,9 @@
 //! What an array keeps of members that are gone: nothing that grows with their number.
 
+use parking_lot::Mutex;
 use pvblk_block::memory::bill;
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
+use pvblk_sys::Poller;
 use pvblk_volume::raid5::{
     ArrayOptions, AssembleOptions, Consistency, CreateOptions, Keeper, Raid5, assemble, create,
     prepare, sleepy,
@@ -15,12 +17,17 @@ static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
 
 const MEMBER: &str = "mem:4M";
 
+/// The heap is the process's: one test at a time.
+static ONE: Mutex<()> = Mutex::new(());
+
 fn member(name: &str) -> (String, Arc<dyn BlockDevice>) {
     (name.into(), pvblk_volume::open(MEMBER).unwrap())
 }
 
 struct World {
     array: Arc<Raid5>,
+    /// At place 1, at first.
+    member: Arc<dyn BlockDevice>,
     keeper: Keeper,
     queue: Queue,
     now: Duration,
@@ -33,6 +40,7 @@ impl World {
         options.chunk_sectors = 16;
         options.consistency = consistency;
         drop(create(disks.clone(), &options, &mut sleepy()).unwrap());
+        let member = Arc::clone(&disks[1].1);
         let options = AssembleOptions::default();
         let mut assembly = assemble(disks, &options, &mut sleepy()).unwrap();
         prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).unwrap();
@@ -42,6 +50,7 @@ impl World {
             keeper: Keeper::new(&array).unwrap(),
             queue: Queue::open(&device, &QueueContext::new(4)).unwrap(),
             array,
+            member,
             now: Duration::ZERO,
         }
     }
@@ -106,9 +115,11 @@ fn held() -> (usize, u64, usize) {
 
 #[test]
 fn members_that_are_replaced_leave_nothing_behind() {
+    let _one = ONE.lock();
     // Of the first more than there are numbers for devices.
     for (consistency, cycles) in [(Consistency::Ppl, 280), (Consistency::Bitmap, 40)] {
         let mut world = World::new(consistency);
+        world.member = pvblk_volume::open("null").unwrap();
         (0..20).for_each(|n| world.cycle(n));
         let before = held();
         (20..20 + cycles).for_each(|n| world.cycle(n));
@@ -127,4 +138,25 @@ fn members_that_are_replaced_leave_nothing_behind() {
         let numbers = world.array.state().superblock.roles.len();
         assert!(numbers <= 256, "{numbers} numbers of devices");
     }
+}
+
+#[test]
+fn who_is_at_rest_lets_go_of_a_member_that_failed() {
+    let _one = ONE.lock();
+    let mut world = World::new(Consistency::Ppl);
+    world.run(Op::Write, 0, 7);
+    let failed = Arc::downgrade(&world.member);
+    let poller = Poller::new().unwrap();
+    let fd = world.queue.wait_fd().unwrap();
+    poller.add(fd, 0, false).unwrap();
+    world.member = pvblk_volume::open("null").unwrap();
+    world.array.fail(1).unwrap();
+    world.settle();
+    // As a worker does with a lane that sleeps.
+    let mut events = Vec::new();
+    poller.wait(&mut events, Some(Duration::ZERO)).unwrap();
+    assert_eq!(events.len(), 1, "nobody told it");
+    world.queue.woken();
+    assert_eq!(failed.strong_count(), 0, "the member is still open");
+    world.run(Op::Write, 16, 8);
 }

@@ -6,11 +6,15 @@
 use super::{ArrayMember, ArrayState, MemberState, Raid5, SyncAction};
 use crate::VolumeSpec;
 use crate::raid5::{Assembly, Geometry, Policy, Superblock, sleepy, uuid_text};
-use pvblk_block::Error;
+use pvblk_block::{BlockDevice, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+/// How long a member that was thrown out may take to be closed by those who have it open and are at rest.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// How long the keeper may take to do what it was told.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -482,11 +486,21 @@ impl Raid5 {
         let place = self.place(&before, text)?;
         let name = |s: &ArrayState| rebuilding(s).map(|m| m.name.clone());
         let was_rebuilding = name(&before);
+        let devices: Vec<_> = self.members().iter().map(Arc::downgrade).collect();
         self.fail(place)?;
         self.until(|s| {
             let other = before.failed.is_none() || name(s) != was_rebuilding;
             s.broken || (s.failed == Some(place) && other)
-        })
+        })?;
+        // It may be added again at once, so it should be closed; nobody's requests wait for that.
+        let begin = Instant::now();
+        let kept: Vec<_> = self.members().iter().map(Arc::downgrade).collect();
+        let is_gone = |d: &Weak<dyn BlockDevice>| !kept.iter().any(|k| k.ptr_eq(d));
+        let is_open = |d: &&Weak<dyn BlockDevice>| is_gone(d) && d.strong_count() > 0;
+        while devices.iter().any(|d| is_open(&d)) && begin.elapsed() < CLOSING {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     fn answer_remove(&self, text: &str) -> Result<(), Error> {

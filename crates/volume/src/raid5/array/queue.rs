@@ -202,7 +202,13 @@ impl ArrayQueue {
         // While the core is locked: whoever comes next may give the slot to another device.
         let gone = shared.forget(gone);
         drop(core);
-        drop(gone);
+        if !gone.is_empty() {
+            // Also those that are at rest: as long as one has a device open, nobody else can have it.
+            let mails = shared.mails.lock();
+            mails.iter().flatten().for_each(|mail| mail.bell.notify());
+            drop(mails);
+            drop(gone);
+        }
         let me = self.owner;
         // They may sleep, since something was being written when they looked.
         let mut others: Vec<usize> = waiters.into_iter().filter(|w| *w != me).collect();
@@ -539,6 +545,12 @@ impl DeviceQueue for ArrayQueue {
         self.mail.bell.drain();
         for lane in self.members.iter_mut().flatten() {
             lane.queue.woken();
+        }
+        if self.shared.changes.load(Ordering::Acquire) != self.changes
+            && let Err(e) = self.follow_devices()
+        {
+            // Whoever needs the device finds out.
+            tracing::debug!("raid5: {e}");
         }
     }
 
