@@ -132,12 +132,19 @@ fn pending_or_hung() -> Result<(), Stop> {
 }
 
 fn pending() -> Result<(), Stop> {
-    let mut scene = Scene::new(&["late=delay:300s:mem:16M"], &[])?;
+    let slow = SlowMedium::new()?;
+    let file = slow.add("late", 16 * MIB)?;
+    let late = format!("late=delay:300s:file:{},direct", file.display());
+    let mut scene = Scene::new(&[&late], &[])?;
+    // Declared last: a failure ends the medium before it waits for the server.
+    let medium = slow;
     let mut waits = Connection::open(&scene.nbd(), "late")?;
     let connection = scene.write("good")?;
+    // When the medium has it, the disk has it.
+    medium.set("late", &[Kind::Read], Rule::Hold);
     waits.send_read(1, 0, 4096)?;
-    // The read has to be with the disk: a later one of the same connection is not enough, so time has to pass.
-    std::thread::sleep(Duration::from_millis(500));
+    medium.wait_held("late", &[Kind::Read], 1)?;
+    medium.heal("late");
     scene.daemon.signal(Signal::TERM)?;
     let status = scene.daemon.wait(STOP)?;
     drop(connection);
