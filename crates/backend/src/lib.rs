@@ -29,7 +29,7 @@ mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
-pub use budget::{Budget, Claim};
+pub use budget::{Budget, Claim, Waiter};
 pub use fence::{Closed, Fence};
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
