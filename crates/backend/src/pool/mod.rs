@@ -11,7 +11,7 @@ use crate::pressure::Pressure;
 use free::{CLASSES, Drained, FreeList, MAX_ORDER, PIECE_BYTES, class_len, class_of};
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::{Buffer, BufferSource};
+use pvblk_block::{Buffer, BufferSource, Job};
 use pvblk_sys::PAGE_SIZE;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -257,13 +257,21 @@ impl BufferPool {
         }
     }
 
-    /// As [`BufferPool::rest`], on another thread: giving many pages back takes milliseconds.
-    pub fn rest_elsewhere(&mut self) -> pvblk_block::Job {
-        let (shared, keep) = (Arc::clone(&self.shared), self.shared.pages_to_keep());
-        Box::new(move || {
-            shared.return_floor();
-            shared.trim(keep, true);
-        })
+    /// As [`BufferPool::rest`], or, where `all`, gives all free memory back. If that is much, the rest is in the job, for a thread that nobody waits
+    /// for: giving many pages back takes milliseconds.
+    pub fn rest_elsewhere(&mut self, all: bool) -> Option<Job> {
+        let keep = if all { 0 } else { self.shared.pages_to_keep() };
+        self.shared.return_floor();
+        if self.free_pages() <= keep + PAGES_AT_A_TIME {
+            self.shared.trim(keep, true);
+            return None;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut leaving = shared.begin(keep, true);
+        Some(Box::new(move || {
+            shared.release(&mut leaving, true);
+            shared.end(leaving);
+        }))
     }
 
     /// Gives back what was not needed since the last call, but keeps what [`Pressure`] allows. For a busy user,

@@ -220,7 +220,7 @@ fn free_pages_go_bit_by_bit_while_others_wait_for_them() {
     let disk = Budget::total(16 << 20);
     let mut pool = pool("awaited", None, 4096).with_budget(&disk);
     let mut buffers = Vec::new();
-    assert!(pool.take(8 << 20, &mut buffers));
+    (0..128).for_each(|_| assert!(pool.take(64 << 10, &mut buffers)));
     let woken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&woken);
     let waiter = Waiter::new(move || drop(count.fetch_add(1, Ordering::Relaxed)));
@@ -233,6 +233,10 @@ fn free_pages_go_bit_by_bit_while_others_wait_for_them() {
     pool.settle();
     assert_eq!(woken.load(Ordering::Relaxed), 1);
     assert!(disk.used() < 8 << 20 && !disk.is_awaited());
-    pool.rest_elsewhere()();
-    assert_eq!(pool.free_pages(), 1024.min(pool.free_pages()));
+    let job = pool.rest_elsewhere(false).unwrap();
+    assert_eq!(pool.free_pages(), 1024);
+    job();
+    assert_eq!(disk.used(), 4 << 20);
+    pool.rest_elsewhere(true).unwrap()();
+    assert_eq!((pool.free_pages(), disk.used()), (0, 0));
 }

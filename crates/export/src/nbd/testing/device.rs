@@ -94,6 +94,7 @@ impl BlockDevice for MemDevice {
             hold: Arc::clone(&self.hold),
             log: Arc::clone(&self.log),
             depth: c.depth as usize,
+            block: self.limits.logical_sector_bytes as usize,
             done: Vec::new(),
             rng: Rng(7),
         }))
@@ -126,6 +127,7 @@ struct MemQueue {
     hold: Arc<AtomicBool>,
     log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
     depth: usize,
+    block: usize,
     done: Vec<Completion>,
     rng: Rng,
 }
@@ -141,11 +143,17 @@ impl MemQueue {
         let range = r.sector as usize * 512..r.end() as usize * 512;
         let bytes = &mut data[range];
         let mut at = 0;
+        // As the lane does for the disk: a part of one block is written.
+        let keep = match r.flags.contains(RequestFlags::PARTIAL) {
+            true => [r.scratch & 0xffff, r.scratch >> 16].map(|n| n as usize),
+            false => [0; 2],
+        };
+        assert!(keep == [0; 2] || bytes.len() == self.block);
         for b in &r.buffers {
             let piece = &mut bytes[at..at + b.len()];
             match r.op {
                 Op::Read => b.write(0, piece),
-                _ => b.read(0, piece),
+                _ => b.read(keep[0], &mut piece[keep[0]..b.len() - keep[1]]),
             }
             at += b.len();
         }
