@@ -278,7 +278,9 @@ fn who_holds_memory_and_does_not_go_on_is_let_go_and_nobody_else() {
         if over && slow.take_reply().is_some() {
             break;
         }
-        assert!(Instant::now() < until, "nobody is let go");
+        let ends =
+            [&payload, &deaf, &bye, &slow].map(|r| (r.end.is_some(), r.source.wants_write()));
+        assert!(Instant::now() < until, "nobody is let go: {ends:?}");
     }
     for (rig, why) in [(&payload, "sent nothing more"), (&deaf, "took none")] {
         let Some(SourceEnd::Broken(e)) = &rig.end else {

@@ -413,10 +413,15 @@ impl RequestSource for NbdSource {
     }
 
     fn push(&mut self) -> Result<(), SourceEnd> {
+        let mut late = false;
         if self.outbox.len() == 0 || self.full {
             self.pool.settle();
-            return self.check_stall();
+            late = self.is_late();
+            if !late {
+                return Ok(());
+            }
         }
+        // One that is late gets a last chance: a socket takes some before it says that it is writable.
         self.busy = true;
         let pool = &mut self.pool;
         let held_up = &mut self.held_up;
@@ -432,6 +437,9 @@ impl RequestSource for NbdSource {
                 self.full = sent == Sent::Full;
                 // Queued errors hold a client up, too.
                 self.held_up &= self.outbox.len() > 0 || self.short;
+                if late {
+                    return self.check_stall();
+                }
                 Ok(())
             }
             Err(e) => {

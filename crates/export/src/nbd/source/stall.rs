@@ -38,14 +38,13 @@ impl NbdSource {
         Some(since + self.stall_timeout)
     }
 
+    /// True when it is time to look whether the client has gone on.
+    pub(super) fn is_late(&self) -> bool {
+        self.let_go_at.is_some_and(|at| Instant::now() >= at)
+    }
+
     /// The end, if the client's time is over.
     pub(super) fn check_stall(&mut self) -> Result<(), SourceEnd> {
-        let Some(at) = self.let_go_at else {
-            return Ok(());
-        };
-        if Instant::now() < at {
-            return Ok(());
-        }
         self.let_go_at = self.stalled_at();
         if self.let_go_at.is_none_or(|at| Instant::now() < at) {
             return Ok(());
