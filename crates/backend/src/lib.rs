@@ -42,7 +42,7 @@ pub use pressure::{
 pub use seldom::{Seldom, Times};
 pub use service::{DiskEnd, Key, Service, StopTimes};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
-pub use sources::{SourceState, Sources, Watch};
+pub use sources::{SourceState, Sources, Watch, memory_limit};
 pub use spare::SpareRequests;
 pub use stall::Stall;
 pub use users::{User, Users};

@@ -163,6 +163,16 @@ impl BufferPool {
         self
     }
 
+    /// Bytes that [`BufferPool::take`] of `len` takes of the budget, at most.
+    pub fn claimed_for(len: usize) -> u64 {
+        let largest = class_len(MAX_ORDER);
+        let rest = match len % largest {
+            0 => 0,
+            n => class_len(class_of(n)),
+        };
+        (len / largest * largest + rest) as u64
+    }
+
     /// True if the last [`BufferPool::take`] failed because the budget has no room: others have to give back first.
     pub fn is_short_of_budget(&self) -> bool {
         self.shared.inner.lock().short
@@ -375,7 +385,7 @@ impl Shared {
     #[cold]
     fn take_slow(&self, inner: &mut Inner, len: usize, out: &mut Vec<Buffer>) -> bool {
         let before = out.len();
-        let most = class_len(class_of(len)) as u64;
+        let most = BufferPool::claimed_for(len);
         let before_growth = inner.grown;
         if !self.claim(inner, most) {
             return false;

@@ -39,6 +39,7 @@ pub use client::{NbdClient, NbdClientConfig, NbdUri};
 pub use config::NbdConfig;
 pub use handshake::{Door, ExportInfo, ExportTable, Handshake, Negotiated, Step};
 pub use listener::NbdAddr;
+pub use seldom::Seldom;
 pub use server::{Deliver, NbdServer};
 pub use shares::Shares;
 pub use source::NbdSource;

@@ -8,9 +8,9 @@ const AT_ONCE: u32 = 8;
 /// After these, one in so long.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Bounds the lines about one listener's clients.
+/// Bounds the lines about clients: eight at once, then one in ten seconds, which says how many were left out.
 #[derive(Debug, Default)]
-pub(super) struct Seldom(Mutex<State>);
+pub struct Seldom(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -40,7 +40,7 @@ impl Seldom {
     }
 
     /// Logs a warning, if there is to be one now.
-    pub(super) fn warn(&self, text: std::fmt::Arguments<'_>) {
+    pub fn warn(&self, text: std::fmt::Arguments<'_>) {
         match self.next(Instant::now()) {
             Some(0) => tracing::warn!("{text}"),
             Some(n) => tracing::warn!("{text} ({n} more lines about clients were left out)"),

@@ -5,7 +5,7 @@ use crate::nbd::check::{self, Verdict};
 use crate::nbd::proto::{self, Command, NbdRequest, REQUEST_BYTES, err};
 use crate::nbd::receive::MOST_AT_ONCE;
 use crate::nbd::slots::Edges;
-use pvblk_backend::SourceEnd;
+use pvblk_backend::{BufferPool, SourceEnd};
 use pvblk_block::{Buffer, Op, Request, SECTOR};
 use std::io;
 use std::os::fd::AsFd;
@@ -148,7 +148,7 @@ impl NbdSource {
     /// True if memory that wasn't to be had will be.
     fn may_wait(&self, bytes: usize) -> bool {
         if self.pool.is_short_of_budget() {
-            return self.share.memory.may_hold(bytes.next_power_of_two() as u64);
+            return self.share.memory.may_hold(BufferPool::claimed_for(bytes));
         }
         self.pool.used_pages() > 0
     }
