@@ -90,8 +90,14 @@ impl ExportTable for Hub {
         self.export(name).map(|d| Arc::clone(d.device()))
     }
 
-    fn nth(&self, index: usize) -> Option<ExportInfo> {
-        self.disks().get(index).map(|d| info(d))
+    fn page(&self, from: usize, most: usize) -> Vec<ExportInfo> {
+        let disks = self.disks();
+        disks
+            .iter()
+            .skip(from)
+            .take(most)
+            .map(|d| info(d))
+            .collect()
     }
 
     fn find(&self, name: &str) -> Option<ExportInfo> {

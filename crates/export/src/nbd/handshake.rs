@@ -7,6 +7,7 @@ use super::proto::{
 };
 use pvblk_backend::Disk;
 use pvblk_block::{BlockDevice, Error, SECTOR};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Longest payload of an option, in bytes. Longer ones end the connection.
@@ -15,6 +16,8 @@ const MAX_OPTION: usize = 64 << 10;
 const MAX_OPTIONS: u32 = 256;
 /// Lists of exports in one negotiation; more are refused.
 const MAX_LISTS: u32 = 4;
+/// Exports taken from the table at a time.
+const PAGE: usize = 64;
 /// Above so many bytes of output the next option, or the next export of a list, waits until they are sent.
 const MOST_OUTPUT: usize = 16 << 10;
 /// Bytes of an option's header.
@@ -35,9 +38,9 @@ pub trait ExportTable: Send + Sync {
     fn list(&self) -> Vec<ExportInfo>;
     /// The device behind a name; `None` if there is no such export now.
     fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>>;
-    /// The export at this place of the list.
-    fn nth(&self, index: usize) -> Option<ExportInfo> {
-        self.list().into_iter().nth(index)
+    /// At most `most` of the list, from this place on.
+    fn page(&self, from: usize, most: usize) -> Vec<ExportInfo> {
+        self.list().into_iter().skip(from).take(most).collect()
     }
     /// What the list says of a name.
     fn find(&self, name: &str) -> Option<ExportInfo> {
@@ -109,8 +112,8 @@ pub enum Step {
 enum State {
     ClientFlags,
     Options,
-    /// In a list of exports, before the one at this place.
-    Listing(usize),
+    /// In a list of exports: the next ones, and how many were taken from the table.
+    Listing(VecDeque<ExportInfo>, usize),
     Over,
 }
 
@@ -190,9 +193,9 @@ impl<'a> Handshake<'a> {
             }
             let at = *used;
             let rest = &self.input[at..];
-            match self.state {
+            match &self.state {
                 State::Over => return Err(Error::protocol("bytes after the negotiation's end")),
-                State::Listing(at) => self.list_more(at),
+                State::Listing(..) => self.list_more(),
                 State::ClientFlags => {
                     if rest.len() < 4 {
                         return Ok(Step::More);
@@ -290,7 +293,7 @@ impl<'a> Handshake<'a> {
     /// Finds an export; the empty name stands for the first one.
     fn find(&self, name: &str) -> Result<(ExportInfo, Arc<dyn BlockDevice>), Refusal> {
         let known = match name {
-            "" => self.exports.nth(0),
+            "" => self.exports.page(0, 1).pop(),
             _ => self.exports.find(name),
         };
         // A table may open names that it doesn't list.
@@ -344,17 +347,23 @@ impl<'a> Handshake<'a> {
         if self.lists_seen > MAX_LISTS {
             return Err(rep::ERR_POLICY);
         }
-        self.state = State::Listing(0);
+        self.state = State::Listing(VecDeque::new(), 0);
         Ok(())
     }
 
     /// One more export of a list, or its end.
-    fn list_more(&mut self, at: usize) {
-        let Some(e) = self.exports.nth(at) else {
+    fn list_more(&mut self) {
+        let State::Listing(next, taken) = &mut self.state else {
+            return;
+        };
+        if next.is_empty() {
+            next.extend(self.exports.page(*taken, PAGE));
+            *taken += next.len();
+        }
+        let Some(e) = next.pop_front() else {
             self.state = State::Options;
             return self.ack(opt::LIST);
         };
-        self.state = State::Listing(at + 1);
         let name = e.name.as_bytes();
         if name.len() > proto::MAX_STRING {
             return;

@@ -365,5 +365,8 @@ fn wait(socket: &OwnedFd, events: PollFlags, deadline: Instant) -> Result<(), Er
 }
 
 #[cfg(test)]
+#[path = "neighbour_tests.rs"]
+mod neighbour_tests;
+#[cfg(test)]
 #[path = "server_tests.rs"]
 mod tests;

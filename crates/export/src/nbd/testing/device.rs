@@ -54,6 +54,8 @@ pub struct MemDevice {
     pub fail_at: Arc<AtomicU64>,
     /// Completions are kept back.
     pub hold: Arc<AtomicBool>,
+    /// Questions about extents aren't answered.
+    pub hang_extents: AtomicBool,
     /// What reached the device.
     pub log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
     events: EventHub,
@@ -71,6 +73,7 @@ impl MemDevice {
             sectors: AtomicU64::new(bytes as u64 / 512),
             fail_at: Arc::new(AtomicU64::new(u64::MAX)),
             hold: Arc::default(),
+            hang_extents: AtomicBool::new(false),
             log: Arc::default(),
             events: EventHub::default(),
         })
@@ -103,6 +106,9 @@ impl BlockDevice for MemDevice {
         &self.events
     }
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        while self.hang_extents.load(Ordering::Relaxed) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let data = self.data.lock();
         for s in sector..sector + sectors {
             let bytes = &data[s as usize * 512..][..512];
