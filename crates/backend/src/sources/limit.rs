@@ -28,12 +28,12 @@ mod tests {
 
     #[test]
     fn the_lowest_limit_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let dir = std::env::temp_dir().join(format!("pvblk-limit-{}", std::process::id()));
+        let at = |name: &str| dir.join(name);
         std::fs::create_dir_all(at("self")).unwrap();
         std::fs::create_dir_all(at("cg/a/b")).unwrap();
         std::fs::write(at("meminfo"), "MemTotal: 1024 kB\n").unwrap();
-        assert_eq!(limit_in(dir.path()), Some(1 << 20));
+        assert_eq!(limit_in(&dir), Some(1 << 20));
         let mount = format!(
             "41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n",
             at("cg").display()
@@ -42,7 +42,8 @@ mod tests {
         std::fs::write(at("self/cgroup"), "0::/a/b\n").unwrap();
         std::fs::write(at("cg/a/b/memory.max"), "max\n").unwrap();
         std::fs::write(at("cg/a/memory.max"), "524288\n").unwrap();
-        assert_eq!(limit_in(dir.path()), Some(1 << 19));
+        assert_eq!(limit_in(&dir), Some(1 << 19));
         assert_eq!(limit_in(&at("nowhere")), None);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -62,7 +62,7 @@ fn random_requests_agree_with_a_model() {
                 } else {
                     all[rng.below(7) as usize]
                 };
-                let whole = offset % block as u64 == 0 && len % block as u64 == 0;
+                let whole = (offset | len).is_multiple_of(block as u64);
                 if command == ZEROES && !alone && !(whole && limits.write_zeroes) {
                     command = WRITE;
                 }
