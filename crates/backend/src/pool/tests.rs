@@ -223,7 +223,9 @@ fn free_pages_go_bit_by_bit_while_others_wait_for_them() {
     (0..128).for_each(|_| assert!(pool.take(64 << 10, &mut buffers)));
     let woken = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&woken);
-    let waiter = Waiter::new(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+    let waiter = Waiter::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
     pool.settle();
     assert_eq!(pool.used_pages(), 2048);
     disk.wait(&waiter);
