@@ -1,7 +1,7 @@
 //! How much memory there is for this process.
 
 use super::files;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of memory that this process may have: the machine's, or the lowest limit of its control groups. `None` if nothing tells.
 pub fn memory_limit() -> Option<u64> {
@@ -11,8 +11,13 @@ pub fn memory_limit() -> Option<u64> {
 fn limit_in(proc: &Path) -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(proc.join(name)).unwrap_or_default();
     let groups = files::groups(&read("self/cgroup"), &read("self/mountinfo"));
-    let v1 = groups.v1.iter().map(|g| g.join("memory.limit_in_bytes"));
-    let v2 = groups.v2.iter().map(|g| g.join("memory.max"));
+    let directories = |mounts: &[files::Mount]| -> Vec<PathBuf> {
+        let reached = mounts.iter().find(|m| m.is_reached());
+        reached.map_or_else(Vec::new, |m| m.directories.clone())
+    };
+    let (v1, v2) = (directories(&groups.v1), directories(&groups.v2));
+    let v1 = v1.iter().map(|g| g.join("memory.limit_in_bytes"));
+    let v2 = v2.iter().map(|g| g.join("memory.max"));
     let limits = v1.chain(v2).filter_map(|file| {
         let text = std::fs::read_to_string(file).ok()?;
         files::limit(&text)
@@ -34,8 +39,10 @@ mod tests {
         std::fs::create_dir_all(at("cg/a/b")).unwrap();
         std::fs::write(at("meminfo"), "MemTotal: 1024 kB\n").unwrap();
         assert_eq!(limit_in(&dir), Some(1 << 20));
+        let device = std::os::unix::fs::MetadataExt::dev(&at("cg").metadata().unwrap());
+        let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & !0xff);
         let mount = format!(
-            "41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n",
+            "41 31 {major}:{minor} / {} rw - cgroup2 cgroup2 rw\n",
             at("cg").display()
         );
         std::fs::write(at("self/mountinfo"), mount).unwrap();

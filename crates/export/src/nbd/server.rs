@@ -3,11 +3,10 @@
 use super::config::NbdConfig;
 use super::handshake::{Door, ExportTable, Handshake, Negotiated, Step};
 use super::listener::{Listener, NbdAddr, Peer, Stream};
-use super::seldom::Seldom;
 use super::shares::Ticket;
 use super::source::NbdSource;
 use parking_lot::Mutex;
-use pvblk_backend::RequestSource;
+use pvblk_backend::{RequestSource, Seldom, seldom};
 use pvblk_block::Error;
 use pvblk_sys::{EventFd, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -49,7 +48,6 @@ struct Shared {
     stopping: AtomicBool,
     next_id: AtomicU64,
     live: Arc<Live>,
-    log: Seldom,
 }
 
 /// Takes its connection off the list when dropped.
@@ -97,7 +95,6 @@ impl NbdServer {
             stopping: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
             live: Arc::default(),
-            log: Seldom::default(),
         });
         let thread = {
             let shared = Arc::clone(&shared);
@@ -177,10 +174,12 @@ fn accept_all(listener: &Listener, poller: &Poller, shared: &Arc<Shared>) {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(e) => {
                 // Out of descriptors, most likely: don't spin on the connection that can't be taken.
-                let addr = &shared.addr;
-                shared
-                    .log
-                    .warn(format_args!("{addr}: accepting a connection: {e}"));
+                let addr = shared.addr.to_string();
+                seldom!(
+                    warn,
+                    Seldom::of(&addr, "accept"),
+                    "{addr}: accepting a connection: {e}"
+                );
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
@@ -221,10 +220,12 @@ fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
         }
     };
     if let Some(socket) = cut {
-        let (addr, most) = (&shared.addr, shared.config.max_handshakes);
-        shared.log.warn(format_args!(
+        let (addr, most) = (shared.addr.to_string(), shared.config.max_handshakes);
+        seldom!(
+            warn,
+            Seldom::of(&addr, "refused"),
             "{addr}: more than {most} clients negotiate: the oldest one of those with most is let go"
-        ));
+        );
         if let Some(socket) = socket {
             let _ = rustix::net::shutdown(&socket, Shutdown::Both);
         }
@@ -254,7 +255,14 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
     let negotiated = match negotiate(&socket, &counter, deadline) {
         Ok(Some(n)) => n,
         Ok(None) => return tracing::debug!("{name}: closed by the client while negotiating"),
-        Err(e) => return shared.log.warn(format_args!("{name}: {e}")),
+        Err(e) => {
+            seldom!(
+                warn,
+                Seldom::of(&shared.addr.to_string(), "negotiation"),
+                "{name}: {e}"
+            );
+            return;
+        }
     };
     let Some(ticket) = counter.ticket.take() else {
         return tracing::error!("{name}: it came in without a place");
@@ -293,9 +301,8 @@ impl Door for Counter<'_> {
         let share = shares.of(export, disk.as_deref());
         let ticket = shares.enter(export, &share).inspect_err(|why| {
             let addr = &self.shared.addr;
-            self.shared
-                .log
-                .warn(format_args!("{addr}: client refused: {why}"));
+            let count = Seldom::of(export, "refused");
+            seldom!(warn, count, "{addr}: client refused: {why}");
         })?;
         self.ticket.set(Some(ticket));
         Ok(())
