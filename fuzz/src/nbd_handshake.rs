@@ -43,11 +43,19 @@ fn feed(table: &Table, bytes: &[u8], mut piece: impl FnMut() -> usize) -> (Vec<u
     let mut fed = 0;
     while fed < bytes.len() {
         let n = piece().clamp(1, bytes.len() - fed);
-        let step = handshake.feed(&bytes[fed..fed + n]);
+        let mut step = handshake.feed(&bytes[fed..fed + n]);
         fed += n;
-        sent.extend(handshake.take_output());
+        loop {
+            let output = handshake.take_output();
+            assert!(output.len() < 64 << 10, "unbounded output");
+            sent.extend(output);
+            match step {
+                Ok(Step::Output) => step = handshake.feed(&[]),
+                _ => break,
+            }
+        }
         let end = match step {
-            Ok(Step::More) => continue,
+            Ok(Step::More | Step::Output) => continue,
             Ok(Step::Done(n)) => End::Done(n),
             Ok(Step::Aborted) => End::Aborted,
             Err(_) => End::Refused,

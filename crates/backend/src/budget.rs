@@ -1,7 +1,9 @@
 //! [`Budget`]: bytes that peers may make the server hold, for one disk and for all together.
 
+use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// A bound in bytes, for one owner, under a bound for all owners.
 ///
@@ -13,26 +15,57 @@ pub struct Budget {
     floor: u64,
     used: AtomicU64,
     total: Option<Arc<Budget>>,
+    /// Those to be woken when bytes are given back.
+    waiters: Mutex<VecDeque<Arc<Waiter>>>,
+    /// As many as there are in the list; read without its lock.
+    waiting: AtomicUsize,
+}
+
+/// How many waiters are woken when bytes are given back. They come in order, so that all have their turn.
+const WOKEN_AT_ONCE: usize = 8;
+
+/// A user of budgets who waits for bytes.
+pub struct Waiter {
+    /// It is in the list of its own budget, and in that of the total.
+    queued: [AtomicBool; 2],
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Waiter {
+    /// `wake` is called on any thread, and must not block.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Arc<Waiter> {
+        Arc::new(Waiter {
+            queued: Default::default(),
+            wake: Box::new(wake),
+        })
+    }
+}
+
+impl std::fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiter").finish_non_exhaustive()
+    }
 }
 
 impl Budget {
     /// A bound for all owners together.
     pub fn total(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget {
-            limit,
-            floor: 0,
-            used: AtomicU64::new(0),
-            total: None,
-        })
+        Budget::make(limit, 0, None)
     }
 
     /// A bound for one owner under `total`. It has its first `floor` bytes whatever the others have.
     pub fn of_owner(total: &Arc<Budget>, limit: u64, floor: u64) -> Arc<Budget> {
+        Budget::make(limit, floor.min(limit), Some(Arc::clone(total)))
+    }
+
+    fn make(limit: u64, floor: u64, total: Option<Arc<Budget>>) -> Arc<Budget> {
         Arc::new(Budget {
             limit,
-            floor: floor.min(limit),
+            floor,
             used: AtomicU64::new(0),
-            total: Some(Arc::clone(total)),
+            total,
+            waiters: Mutex::default(),
+            waiting: AtomicUsize::new(0),
         })
     }
 
@@ -58,6 +91,85 @@ impl Budget {
             bytes: 0,
         };
         claim.resize(bytes).then_some(claim)
+    }
+
+    /// False if `bytes` don't fit even when nobody else has any.
+    pub fn may_hold(&self, bytes: u64) -> bool {
+        let total = self.total.as_ref();
+        bytes <= self.limit && total.is_none_or(|t| self.above(bytes) <= t.limit)
+    }
+
+    /// Bytes that its owner could take now.
+    pub fn free(&self) -> u64 {
+        let used = self.used();
+        let own = self.limit.saturating_sub(used);
+        let total = self.total.as_ref().map_or(u64::MAX, |t| {
+            let rest = t.limit.saturating_sub(t.used());
+            rest.saturating_add(self.floor.saturating_sub(used))
+        });
+        own.min(total)
+    }
+
+    /// True if more than half of it, or of the total, is in use: then nobody should keep what it doesn't need.
+    pub fn is_scarce(&self) -> bool {
+        let half = |b: &Budget| b.used() > b.limit / 2;
+        half(self) || self.total.as_deref().is_some_and(half)
+    }
+
+    /// True if somebody waits for bytes of it, or of the total.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        let any = |b: &Budget| b.waiting.load(Ordering::Relaxed) > 0;
+        any(self) || self.total.as_deref().is_some_and(any)
+    }
+
+    /// Has `waiter` woken when bytes are given back: to be called when they didn't fit, and followed by another attempt.
+    pub fn wait(&self, waiter: &Arc<Waiter>) {
+        self.enlist(waiter);
+        if let Some(total) = &self.total
+            && total.is_scarce()
+        {
+            total.enlist(waiter);
+        }
+        // Whoever gives back after the next attempt sees the waiter.
+        fence(Ordering::SeqCst);
+    }
+
+    fn enlist(&self, waiter: &Arc<Waiter>) {
+        if waiter.queued[self.list()].swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut waiters = self.waiters.lock();
+        waiters.push_back(Arc::clone(waiter));
+        self.waiting.store(waiters.len(), Ordering::Relaxed);
+    }
+
+    /// Which mark of a waiter is this budget's.
+    fn list(&self) -> usize {
+        usize::from(self.total.is_none())
+    }
+
+    /// Wakes some of those who wait, because there may be room: a waiter that was woken passes on what it doesn't need.
+    pub fn pass_on(&self) {
+        self.wake_some();
+        if let Some(total) = &self.total {
+            total.wake_some();
+        }
+    }
+
+    fn wake_some(&self) {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut waiters = self.waiters.lock();
+        let n = waiters.len().min(WOKEN_AT_ONCE);
+        let woken: Vec<_> = waiters.drain(..n).collect();
+        self.waiting.store(waiters.len(), Ordering::Relaxed);
+        drop(waiters);
+        for waiter in woken {
+            waiter.queued[self.list()].store(false, Ordering::Release);
+            (waiter.wake)();
+        }
     }
 
     fn add(&self, bytes: u64) -> bool {
@@ -96,6 +208,10 @@ impl Budget {
         if let Some(total) = &self.total {
             total.remove(self.above(before) - self.above(before - bytes));
         }
+        if bytes > 0 {
+            fence(Ordering::SeqCst);
+            self.wake_some();
+        }
     }
 
     fn above(&self, used: u64) -> u64 {
@@ -114,6 +230,11 @@ impl Claim {
     /// Bytes that it has.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Whose bytes they are.
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// Takes or gives back the difference to `bytes`; false if they don't fit: then nothing changes.
@@ -157,6 +278,44 @@ mod tests {
         assert!(more.resize(5));
         drop(floor);
         assert_eq!((modest.used(), total.used()), (5, 0));
+    }
+
+    #[test]
+    fn those_who_wait_are_woken_in_order_wherever_bytes_come_back() {
+        let total = Budget::total(100);
+        let (a, b) = (
+            Budget::of_owner(&total, 80, 10),
+            Budget::of_owner(&total, 80, 10),
+        );
+        assert!(a.may_hold(80) && !a.may_hold(81));
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let waiter = |name: usize| {
+            let log = Arc::clone(&log);
+            Waiter::new(move || log.lock().push(name))
+        };
+        let all: Vec<_> = (0..20).map(waiter).collect();
+        let (mut mine, mut other) = (a.take(80).unwrap(), b.take(20).unwrap());
+        assert!(a.is_scarce() && b.is_scarce() && b.free() == 20);
+        assert!(b.take(50).is_none());
+        all.iter().for_each(|w| b.wait(w));
+        b.wait(&all[0]);
+        assert!(log.lock().is_empty());
+        other.resize(10);
+        assert_eq!(log.lock()[..8], [0, 1, 2, 3, 4, 5, 6, 7]);
+        // The total is given back what another owner had.
+        log.lock().clear();
+        mine.resize(10);
+        assert!(!log.lock().is_empty());
+        for _ in 0..5 {
+            b.pass_on();
+        }
+        assert_eq!(log.lock().last(), Some(&19));
+        assert!(!b.is_awaited());
+        log.lock().clear();
+        a.wait(&all[3]);
+        drop((mine, other));
+        assert_eq!(*log.lock(), [3]);
+        assert!(!a.is_awaited() && !a.is_scarce());
     }
 
     #[test]

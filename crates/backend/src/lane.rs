@@ -11,7 +11,8 @@
 //!
 //! Invariants: a request that was pulled is either held, in an order, or at the device until its
 //! completion goes to the source (`outstanding` counts them). While anything is held or a barrier runs nothing more is
-//! pulled. A barrier runs only while this lane holds the gate closed and no lane has a request at the device.
+//! pulled. A barrier runs only while this lane holds the gate closed and no lane has a request at the device. So does a write of a
+//! part of a block, which is read, changed and written.
 
 use crate::backend::Disk;
 use crate::gate::Pass;
@@ -36,18 +37,29 @@ const STEP_SECTORS: u64 = 512;
 const ORDER_POLL: Duration = Duration::from_micros(100);
 
 /// Where a barrier is. Flush, write (if there is data), flush: earlier writes are durable before the
-/// barrier's, and the barrier's before any later one.
+/// barrier's, and the barrier's before any later one. Or, for a part of a block: read, write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BarrierStage {
     Draining,
     FlushBefore,
     Writing,
     FlushAfter,
+    ReadingBlock,
+    WritingBlock,
 }
 
 struct Barrier {
     stage: BarrierStage,
     request: Option<Box<Request>>,
+}
+
+/// A write of a part of a block, while the block is read.
+#[derive(Default)]
+struct Partial {
+    flags: RequestFlags,
+    /// Bytes of the block that stay as they are: at its beginning and at its end.
+    stay: (usize, usize),
+    bytes: Vec<u8>,
 }
 
 /// One source's way to its disk. Step-driven: workers step lanes, and so can a simulation.
@@ -65,6 +77,7 @@ pub struct Lane {
     /// Writes that wait for their flush; the index is in the flush's tag.
     preflush: Vec<Option<Box<Request>>>,
     barrier: Option<Barrier>,
+    partial: Partial,
     /// Requests of orders at the device: completions must be looked at one by one.
     special: usize,
     outstanding: usize,
@@ -98,6 +111,7 @@ impl Lane {
             parts,
             preflush: Vec::new(),
             barrier: None,
+            partial: Partial::default(),
             special: 0,
             outstanding: 0,
             end: None,
@@ -200,7 +214,7 @@ impl Lane {
                 break;
             };
             let flags = first.flags;
-            if flags.contains(RequestFlags::BARRIER) {
+            if flags.intersects(RequestFlags::BARRIER | RequestFlags::PARTIAL) {
                 if !self.pass.try_close() {
                     break;
                 }
@@ -223,7 +237,8 @@ impl Lane {
                     self.parts.begin(request);
                 }
             } else {
-                let ordered = RequestFlags::BARRIER | RequestFlags::PREFLUSH;
+                let ordered =
+                    RequestFlags::BARRIER | RequestFlags::PREFLUSH | RequestFlags::PARTIAL;
                 let mut run = 0;
                 for request in &self.held {
                     let cost = Parts::cost(request);
@@ -292,7 +307,7 @@ impl Lane {
         self.issue();
     }
 
-    /// Starts a drained barrier's first flush.
+    /// Starts a drained barrier's first step.
     fn advance_barrier(&mut self) -> bool {
         let Some(barrier) = &mut self.barrier else {
             return false;
@@ -300,8 +315,15 @@ impl Lane {
         if barrier.stage != BarrierStage::Draining || !self.pass.is_drained() {
             return false;
         }
-        barrier.stage = BarrierStage::FlushBefore;
         self.pass.enter(1);
+        let is_partial = |r: &mut Box<Request>| r.flags.contains(RequestFlags::PARTIAL);
+        if let Some(request) = barrier.request.take_if(is_partial) {
+            barrier.stage = BarrierStage::ReadingBlock;
+            let request = self.partial.begin(request);
+            self.submit_special(request);
+            return true;
+        }
+        barrier.stage = BarrierStage::FlushBefore;
         self.submit_special(Request::new(Op::Flush, 0, 0, BARRIER_TAG));
         true
     }
@@ -356,12 +378,21 @@ impl Lane {
         }
     }
 
-    fn barrier_step_done(&mut self, completion: Completion) {
+    fn barrier_step_done(&mut self, mut completion: Completion) {
         let Some(barrier) = &mut self.barrier else {
             return;
         };
         let status = completion.status;
         let next = match barrier.stage {
+            BarrierStage::ReadingBlock => {
+                self.partial.end(&mut completion.request);
+                if status == Status::Ok {
+                    barrier.stage = BarrierStage::WritingBlock;
+                    self.pass.enter(1);
+                    return self.submit_special(completion.request);
+                }
+                None
+            }
             _ if status != Status::Ok => None,
             BarrierStage::FlushBefore => match &barrier.request {
                 Some(r) if r.op == Op::Write => {
@@ -377,7 +408,7 @@ impl Lane {
                 barrier.stage = BarrierStage::FlushAfter;
                 Some(Request::new(Op::Flush, 0, 0, BARRIER_TAG))
             }
-            BarrierStage::Draining | BarrierStage::FlushAfter => None,
+            BarrierStage::Draining | BarrierStage::FlushAfter | BarrierStage::WritingBlock => None,
         };
         if completion.request.tag & INTERNAL_TAG == 0 {
             barrier.request = Some(completion.request);
@@ -424,11 +455,10 @@ impl Lane {
             let soon = Readiness::Wait(Some(Instant::now() + ORDER_POLL));
             device = earlier(device, soon);
         }
-        if self.end.is_some() {
-            return earlier(device, Readiness::Wait(self.lingers));
-        }
-        if self.outstanding == self.depth {
-            return device;
+        if self.end.is_some() || self.outstanding == self.depth {
+            let deadline = self.source.deadline();
+            let deadline = min_deadline(deadline, self.lingers.filter(|_| self.end.is_some()));
+            return earlier(device, Readiness::Wait(deadline));
         }
         let source = self.source.arm();
         if source == Readiness::Ready {
@@ -456,6 +486,7 @@ impl Lane {
     /// Nothing has come for a while: what is kept for reuse goes.
     pub fn rest(&mut self) {
         self.source.rest();
+        self.partial.bytes = Vec::new();
         self.batch.shrink_to_fit();
         self.done.shrink_to_fit();
         self.held.shrink_to_fit();
@@ -494,6 +525,39 @@ impl Lane {
     /// For the log.
     pub fn describe(&self) -> String {
         self.source.describe()
+    }
+}
+
+impl Partial {
+    /// Makes the write a read of its block, and keeps what is to be written.
+    fn begin(&mut self, mut request: Box<Request>) -> Box<Request> {
+        let (first, last) = (request.scratch & 0xffff, request.scratch >> 16);
+        self.stay = (first as usize, last as usize);
+        self.flags = request.flags;
+        self.bytes.clear();
+        for b in &request.buffers {
+            let at = self.bytes.len();
+            self.bytes.resize(at + b.len(), 0);
+            b.read(0, &mut self.bytes[at..]);
+        }
+        request.op = Op::Read;
+        request.flags = RequestFlags::empty();
+        request.scratch = 0;
+        request
+    }
+
+    /// Makes it the write again, with the bytes that stay from what was read.
+    fn end(&mut self, request: &mut Request) {
+        request.op = Op::Write;
+        request.flags = self.flags - RequestFlags::PARTIAL;
+        let end = self.bytes.len().saturating_sub(self.stay.1);
+        let mut at = 0;
+        for b in &request.buffers {
+            let from = self.stay.0.clamp(at, at + b.len());
+            let until = end.clamp(from, at + b.len());
+            b.write(from - at, &self.bytes[from..until]);
+            at += b.len();
+        }
     }
 }
 

@@ -30,7 +30,7 @@ mod worker;
 
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
-pub use budget::{Budget, Claim};
+pub use budget::{Budget, Claim, Waiter};
 pub use fence::{Closed, Fence};
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
@@ -43,7 +43,7 @@ pub use pressure::{
 pub use seldom::{Seldom, Times};
 pub use service::{DiskEnd, Key, Service};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
-pub use sources::{SourceState, Sources, Watch};
+pub use sources::{SourceState, Sources, Watch, memory_limit};
 pub use spare::SpareRequests;
 pub use stall::Stall;
 #[cfg(feature = "planted")]

@@ -3,6 +3,7 @@
 use crate::worker::LaneWaker;
 use pvblk_block::{Completion, Error, Readiness, Request};
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 /// How many requests a source takes in one pull: a quarter of the most that were there lately, 8 to 32. Enough to batch, few enough that the first answers
 /// don't wait for the last: with all of them at a time both sides take turns instead of working side by side, which at 32 in flight cost
@@ -87,6 +88,12 @@ pub trait RequestSource: Send {
     /// True if the next `pull` costs a system call, so that the worker shouldn't spin on it. Asked after each pull.
     fn poll_is_syscall(&self) -> bool {
         false
+    }
+
+    /// When to step it at the latest, though nothing happens: its peer may be let go then. Asked before the worker sleeps, also when the source has
+    /// ended and when all of its requests are in flight.
+    fn deadline(&mut self) -> Option<Instant> {
+        None
     }
 
     /// The descriptor was readable: forget that, before the next `pull`.

@@ -21,6 +21,8 @@ pub struct Limits {
     /// How far the system reads ahead on it, in bytes: its largest window, which grows with the device's latency times its speed (Linux: the queue's
     /// `read_ahead_kb`). 0: unknown.
     pub readahead_bytes: u32,
+    /// True if it keeps what was read: a read whose data nobody wants makes later ones faster.
+    pub caches_reads: bool,
     /// True if WRITE_ZEROES is cheaper than writing zeros.
     pub write_zeroes: bool,
     /// True if writes are refused.
@@ -42,6 +44,7 @@ impl Default for Limits {
             max_segments: 8192,
             discard_granularity_bytes: 4096,
             readahead_bytes: 0,
+            caches_reads: false,
             write_zeroes: true,
             read_only: false,
             volatile_cache: false,

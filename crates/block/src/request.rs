@@ -56,6 +56,9 @@ bitflags::bitflags! {
         /// Write or flush: all earlier writes of the device complete before, all later ones start after
         /// (blkif WRITE_BARRIER). As with `PREFLUSH`, devices never see it.
         const BARRIER = 32;
+        /// Write of one block of which a part is to stay as it is: the first `scratch & 0xffff` bytes and the last `scratch >> 16`. No other
+        /// request of the disk is under way while the block is read and written. As with `PREFLUSH`, devices never see it.
+        const PARTIAL = 64;
     }
 }
 

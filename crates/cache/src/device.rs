@@ -261,6 +261,7 @@ impl PageCache {
         let limits = Limits {
             read_only,
             volatile_cache: below.volatile_cache || config.mode == Mode::WriteBack && !read_only,
+            caches_reads: true,
             max_sectors: Limits::default().max_sectors,
             max_segments: Limits::default().max_segments,
             ..below

@@ -153,6 +153,7 @@ impl BlockDevice for Frontend {
             physical_sector_bytes: p.physical_sector_size,
             optimal_bytes: 0,
             readahead_bytes: 0,
+            caches_reads: false,
             max_sectors: max_sectors(p),
             max_segments: 1024,
             discard_granularity_bytes: if p.discard { p.discard_granularity } else { 0 },

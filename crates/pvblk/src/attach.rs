@@ -3,6 +3,7 @@
 use crate::cli::AttachArgs;
 use crate::hub::Hub;
 use crate::memory::Desk;
+use crate::shares::ClientLimits;
 use crate::traces::Traces;
 use crate::{config, daemon, log};
 use anyhow::{Result, bail};
@@ -57,11 +58,13 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let shared: Arc<dyn BlockDevice> = device.clone();
     let traces = Traces::of_client();
     let disk = Disk::new(&args.disk, shared, traces.of(&args.disk)).with_floor("attach");
+    let clients = ClientLimits::default();
+    let disk = disk.with_memory(clients.budgets(1)());
     let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));
     let hub = Hub::new(backend, vec![Arc::new(disk)], pressure);
     let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
     let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
-    let servers = daemon::start_nbd(&hub, &nbd, args.allow_remote)?;
+    let servers = daemon::start_nbd(&hub, &nbd, args.allow_remote, clients)?;
     for server in &servers {
         log::line(format_args!(
             "NBD on {}",

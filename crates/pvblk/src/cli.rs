@@ -162,6 +162,19 @@ pub struct ServeArgs {
     /// Don't listen for memory pressure: squeeze only when told to, by `pvblk ctl squeeze`
     #[arg(long)]
     pub no_pressure: bool,
+    /// Most memory for the data of all NBD clients, such as 1G: writes on their way and replies not yet read. Each disk's clients have a floor on top, half
+    /// of it together [default: a quarter of the machine's memory or of the control group's limit, at most 4G]
+    #[arg(long, value_name = "SIZE")]
+    pub max_client_memory: Option<String>,
+    /// The same for the NBD clients of one disk [default: a quarter of that, 64M to 512M]
+    #[arg(long, value_name = "SIZE")]
+    pub max_client_memory_per_disk: Option<String>,
+    /// Most NBD connections, 1 to 65536 [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<usize>,
+    /// Most NBD connections of one disk, 1 to 65536 [default: 128]
+    #[arg(long, value_name = "N")]
+    pub max_connections_per_disk: Option<usize>,
 }
 
 #[derive(Args, Debug)]

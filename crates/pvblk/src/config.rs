@@ -1,6 +1,7 @@
 //! What to serve: flags and file, checked and put together.
 
 use crate::cli::ServeArgs;
+use crate::shares::ClientLimits;
 use anyhow::{Context, Result, bail};
 use pvblk_backend::{FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, SQUEEZE_DURATION};
 use pvblk_export::nbd::NbdAddr;
@@ -37,6 +38,7 @@ pub struct ServeConfig {
     pub control: Option<PathBuf>,
     pub slow: Option<Duration>,
     pub buffers: Buffers,
+    pub clients: ClientLimits,
 }
 
 /// How much buffer memory is kept, and when it is given back.
@@ -116,6 +118,10 @@ struct File {
     buffer_floor_pages: Option<usize>,
     #[serde(default)]
     no_pressure: bool,
+    max_client_memory: Option<String>,
+    max_client_memory_per_disk: Option<String>,
+    max_connections: Option<usize>,
+    max_connections_per_disk: Option<usize>,
     #[serde(default)]
     xen: bool,
     #[serde(default)]
@@ -271,8 +277,32 @@ impl ServeConfig {
             control,
             slow,
             buffers,
+            clients: clients(args, &file)?,
         })
     }
+}
+
+/// What NBD clients may have.
+fn clients(args: &ServeArgs, file: &File) -> Result<ClientLimits> {
+    let size = |flag: &Option<String>, key: &Option<String>| {
+        let text = flag.as_ref().or(key.as_ref());
+        text.map(|s| pvblk_volume::parse_size(s)).transpose()
+    };
+    let default = ClientLimits::default();
+    let connections = args.max_connections.or(file.max_connections);
+    let of_disk = args
+        .max_connections_per_disk
+        .or(file.max_connections_per_disk);
+    ClientLimits {
+        memory: size(&args.max_client_memory, &file.max_client_memory)?,
+        memory_of_disk: size(
+            &args.max_client_memory_per_disk,
+            &file.max_client_memory_per_disk,
+        )?,
+        connections: connections.unwrap_or(default.connections),
+        connections_of_disk: of_disk.unwrap_or(default.connections_of_disk),
+    }
+    .check()
 }
 
 fn read(path: &Path) -> Result<File> {
@@ -477,7 +507,7 @@ mod tests {
         let path = dir.path().join("p.toml");
         std::fs::write(
             &path,
-            "local = 'unix:/tmp/r.sock'\nworkers = 3\nmax_buffer_pages = 7\nxen = true\n[disk.x]\nvolume = 'mem:1M'\nxen_attach = ['one', 'two:xvda']\n",
+            "local = 'unix:/tmp/r.sock'\nworkers = 3\nmax_buffer_pages = 7\nmax_client_memory = '1G'\nmax_connections_per_disk = 9\nxen = true\n[disk.x]\nvolume = 'mem:1M'\nxen_attach = ['one', 'two:xvda']\n",
         )
         .unwrap();
         let mut a = args(&["y=null:1M"]);
@@ -486,6 +516,8 @@ mod tests {
         assert_eq!(c.disks.len(), 2);
         assert_eq!((c.workers, c.max_queues), (3, 4));
         assert_eq!(c.buffers.max_pages, 7);
+        let clients = (c.clients.memory, c.clients.connections_of_disk);
+        assert_eq!(clients, (Some(1 << 30), 9));
         let guests: Vec<_> = c.xen_attach.iter().map(|o| o.guest.as_str()).collect();
         assert_eq!(guests, ["one", "two"]);
         assert_eq!(c.local.unwrap(), Path::new("/tmp/r.sock"));

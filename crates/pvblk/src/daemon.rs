@@ -1,6 +1,7 @@
 //! What every server of ours does: readiness, signals, an orderly stop.
 
 use crate::hub::Hub;
+use crate::shares::ClientLimits;
 use crate::{bill, log};
 use anyhow::{Context, Result};
 use pvblk_backend::{DiskEnd, Pressure, Seldom, Sources, StopTimes, Watch, seldom};
@@ -41,8 +42,14 @@ pub fn ready() {
 }
 
 /// Starts an NBD server on each address.
-pub fn start_nbd(hub: &Arc<Hub>, addresses: &[NbdAddr], remote: bool) -> Result<Vec<NbdServer>> {
+pub fn start_nbd(
+    hub: &Arc<Hub>,
+    addresses: &[NbdAddr],
+    remote: bool,
+    clients: ClientLimits,
+) -> Result<Vec<NbdServer>> {
     let mut servers = Vec::new();
+    let shares = clients.shares();
     for address in addresses {
         let deliver_hub = Arc::clone(hub);
         let deliver = move |export: &str, source: Box<dyn pvblk_backend::RequestSource>| {
@@ -67,6 +74,7 @@ pub fn start_nbd(hub: &Arc<Hub>, addresses: &[NbdAddr], remote: bool) -> Result<
         let config = NbdConfig {
             allow_remote: remote,
             pressure: Arc::clone(hub.pressure()),
+            shares: Arc::clone(&shares),
             ..NbdConfig::default()
         };
         let server = NbdServer::bind(address, config, exports, Arc::new(deliver))?;

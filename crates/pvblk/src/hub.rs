@@ -83,17 +83,36 @@ impl Hub {
 
 impl ExportTable for Hub {
     fn list(&self) -> Vec<ExportInfo> {
-        self.disks()
-            .iter()
-            .map(|d| ExportInfo {
-                name: d.name().to_owned(),
-                description: d.device().describe(),
-            })
-            .collect()
+        self.disks().iter().map(|d| info(d)).collect()
     }
 
     fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
         self.export(name).map(|d| Arc::clone(d.device()))
+    }
+
+    fn page(&self, from: usize, most: usize) -> Vec<ExportInfo> {
+        let disks = self.disks();
+        disks
+            .iter()
+            .skip(from)
+            .take(most)
+            .map(|d| info(d))
+            .collect()
+    }
+
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        self.disk(name).map(|d| info(&d))
+    }
+
+    fn disk(&self, name: &str) -> Option<Arc<Disk>> {
+        self.export(name)
+    }
+}
+
+fn info(disk: &Disk) -> ExportInfo {
+    ExportInfo {
+        name: disk.name().to_owned(),
+        description: disk.device().describe(),
     }
 }
 

@@ -17,6 +17,7 @@ mod memory;
 mod raid;
 mod rings;
 mod serve;
+mod shares;
 mod trace;
 mod traces;
 mod vhost;

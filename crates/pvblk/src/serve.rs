@@ -21,6 +21,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let mut signals = daemon::signals()?;
     let traces = Traces::of_server();
     let mut disks = Vec::new();
+    let mut budgets = config.clients.budgets(config.disks.len());
     for (name, spec) in &config.disks {
         let device = spec.open().with_context(|| format!("disk {name}"))?;
         let mib = device.capacity_sectors() / 2048;
@@ -28,7 +29,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             "disk {name}: {}, {mib} MiB",
             device.describe()
         ));
-        let disk = Disk::new(name, device, traces.of(name));
+        let disk = Disk::new(name, device, traces.of(name)).with_memory(budgets());
         disks.push(Arc::new(match config.exclusive.contains(name) {
             true => disk.exclusive(),
             false => disk,
@@ -62,7 +63,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
         None => None,
     };
-    let nbd = daemon::start_nbd(&hub, &config.nbd, config.allow_remote)?;
+    let nbd = daemon::start_nbd(&hub, &config.nbd, config.allow_remote, config.clients)?;
     for server in &nbd {
         let address = server.local_addr();
         let uri = |d: &Arc<Disk>| daemon::uri(&address, d.name());

@@ -16,9 +16,50 @@ pub enum Part<'a> {
     Buffer(&'a Buffer, usize),
 }
 
-/// Sends up to [`MAX_PARTS`] parts without blocking and without SIGPIPE; returns bytes sent.
+/// The user and the number of the process that connected to a Unix socket; the number is 0 for one of another namespace.
+pub fn peer(fd: BorrowedFd<'_>) -> io::Result<(u32, i32)> {
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: both pointers are to live variables of the right size.
+    let r = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &mut len,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((found.uid, found.pid))
+}
+
+/// Cuts the parts off behind their first `most` bytes; returns how many are left.
+fn cut(iov: &mut [libc::iovec], most: usize) -> usize {
+    let mut left = most;
+    for (i, v) in iov.iter_mut().enumerate() {
+        if left == 0 {
+            return i;
+        }
+        v.iov_len = v.iov_len.min(left);
+        left -= v.iov_len;
+    }
+    iov.len()
+}
+
+/// Sends up to [`MAX_PARTS`] parts and `most` bytes without blocking and without SIGPIPE; returns bytes sent.
 /// `WouldBlock` if the socket is full.
-pub fn send<'a>(fd: BorrowedFd<'_>, parts: impl Iterator<Item = Part<'a>>) -> io::Result<usize> {
+pub fn send<'a>(
+    fd: BorrowedFd<'_>,
+    parts: impl Iterator<Item = Part<'a>>,
+    most: usize,
+) -> io::Result<usize> {
     let mut iov = [libc::iovec {
         iov_base: std::ptr::null_mut(),
         iov_len: 0,
@@ -34,6 +75,7 @@ pub fn send<'a>(fd: BorrowedFd<'_>, parts: impl Iterator<Item = Part<'a>>) -> io
         };
         n += 1;
     }
+    n = cut(&mut iov[..n], most);
     // SAFETY: an all-zero msghdr is valid: no name, no control data.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     msg.msg_iov = iov.as_mut_ptr();
@@ -53,13 +95,14 @@ pub fn send<'a>(fd: BorrowedFd<'_>, parts: impl Iterator<Item = Part<'a>>) -> io
     Ok(r as usize)
 }
 
-/// Receives into `buffers` from byte `skip` of them on, then into `spill`, without blocking.
+/// Receives up to `most` bytes into `buffers` from byte `skip` of them on, then into `spill`, without blocking.
 /// Returns bytes received, 0 at the end of the stream, `WouldBlock` if there is nothing.
 pub fn recv(
     fd: BorrowedFd<'_>,
     buffers: &[Buffer],
     skip: usize,
     spill: &mut [u8],
+    most: usize,
 ) -> io::Result<usize> {
     let mut iov = [libc::iovec {
         iov_base: std::ptr::null_mut(),
@@ -75,6 +118,7 @@ pub fn recv(
         };
         n += 1;
     }
+    n = cut(&mut iov[..n], most);
     // SAFETY: an all-zero msghdr is valid.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     msg.msg_iov = iov.as_mut_ptr();
@@ -96,23 +140,30 @@ mod tests {
     #[test]
     fn header_and_data_travel_in_one_call() {
         let (a, b) = UnixStream::pair().unwrap();
+        let me = std::process::id() as i32;
+        assert_eq!(peer(b.as_fd()).unwrap().1, me);
         let data = Buffer::anonymous(8).unwrap();
         data.write(0, b"abcdefgh");
         let n = send(
             a.as_fd(),
             [Part::Bytes(b"head"), Part::Buffer(&data, 2)].into_iter(),
+            7,
         )
         .unwrap();
-        assert_eq!(n, 10);
+        assert_eq!(n, 7);
+        let rest = [Part::Buffer(&data, 5)].into_iter();
+        assert_eq!(send(a.as_fd(), rest, usize::MAX).unwrap(), 3);
         let into = Buffer::anonymous(8).unwrap();
         let mut spill = [0; 8];
-        let n = recv(b.as_fd(), std::slice::from_ref(&into), 3, &mut spill).unwrap();
-        assert_eq!(n, 10);
-        assert_eq!(&into.to_vec()[3..], b"headc");
+        let into = std::slice::from_ref(&into);
+        assert_eq!(recv(b.as_fd(), into, 3, &mut spill, 2).unwrap(), 2);
+        let n = recv(b.as_fd(), into, 5, &mut spill, usize::MAX).unwrap();
+        assert_eq!(n, 8);
+        assert_eq!(&into[0].to_vec()[3..], b"headc");
         assert_eq!(&spill[..5], b"defgh");
-        let e = recv(b.as_fd(), &[], 0, &mut spill).unwrap_err();
+        let e = recv(b.as_fd(), &[], 0, &mut spill, 9).unwrap_err();
         assert_eq!(e.kind(), io::ErrorKind::WouldBlock);
         drop(a);
-        assert_eq!(recv(b.as_fd(), &[], 0, &mut spill).unwrap(), 0);
+        assert_eq!(recv(b.as_fd(), &[], 0, &mut spill, 9).unwrap(), 0);
     }
 }

@@ -6,14 +6,15 @@
 
 mod free;
 
+use crate::budget::{Budget, Claim};
 use crate::pressure::Pressure;
 use free::{CLASSES, Drained, FreeList, MAX_ORDER, PIECE_BYTES, class_len, class_of};
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::{Buffer, BufferSource};
+use pvblk_block::{Buffer, BufferSource, Job};
 use pvblk_sys::PAGE_SIZE;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A pool of page-granular buffers, used by one source.
 ///
@@ -77,7 +78,12 @@ pub(crate) struct Shared {
     gauge: Gauge,
     pressure: Arc<Pressure>,
     disk: String,
+    /// Whose bytes the private pages are.
+    budget: OnceLock<Arc<Budget>>,
 }
+
+/// Free pages that are given back at a time where others wait for them: what the system needs some tens of microseconds for.
+const PAGES_AT_A_TIME: usize = 256;
 
 struct Inner {
     free: FreeList,
@@ -88,6 +94,12 @@ struct Inner {
     /// Least free pages since the last decay: that many were not needed.
     low_free: usize,
     counters: PoolCounters,
+    /// Bytes of private pages, free and used; `None` without a budget.
+    claim: Option<Claim>,
+    /// Bytes of private pages that were taken from the system since it was made.
+    grown: u64,
+    /// The last attempt to take pages failed for want of budget.
+    short: bool,
 }
 
 /// Pages that are on their way to the system; see [`Shared::begin`].
@@ -127,6 +139,9 @@ impl BufferPool {
                 limit_pages,
                 low_free: 0,
                 counters: PoolCounters::default(),
+                claim: None,
+                grown: 0,
+                short: false,
             }),
             free_pages: AtomicUsize::new(0),
             floor_pages: AtomicUsize::new(0),
@@ -134,9 +149,33 @@ impl BufferPool {
             gauge: Gauge::new(owner, MemoryKind::Anonymous, cap),
             pressure: Arc::clone(pressure),
             disk: disk.to_owned(),
+            budget: OnceLock::new(),
         });
         pressure.register(&shared);
         BufferPool { shared }
+    }
+
+    /// The same, whose private pages, free and used, count to `budget`. To be called before it is used.
+    #[must_use]
+    pub fn with_budget(self, budget: &Arc<Budget>) -> BufferPool {
+        self.shared.inner.lock().claim = budget.take(0);
+        let _ = self.shared.budget.set(Arc::clone(budget));
+        self
+    }
+
+    /// Bytes that [`BufferPool::take`] of `len` takes of the budget, at most.
+    pub fn claimed_for(len: usize) -> u64 {
+        let largest = class_len(MAX_ORDER);
+        let rest = match len % largest {
+            0 => 0,
+            n => class_len(class_of(n)),
+        };
+        (len / largest * largest + rest) as u64
+    }
+
+    /// True if the last [`BufferPool::take`] failed because the budget has no room: others have to give back first.
+    pub fn is_short_of_budget(&self) -> bool {
+        self.shared.inner.lock().short
     }
 
     /// Pages (4 KiB) in use, rounded up to the pool's classes.
@@ -190,6 +229,7 @@ impl BufferPool {
         // If they were private pages, dropping them has unmapped them, or will.
         let lost = (len.div_ceil(PAGE_SIZE) * PAGE_SIZE) as u64;
         if self.shared.source.is_none() {
+            inner.unclaim(lost);
             self.shared
                 .gauge
                 .sub(lost.min(self.shared.gauge.live_bytes()));
@@ -202,8 +242,11 @@ impl BufferPool {
     pub fn settle(&mut self) {
         let shared = &self.shared;
         let floor = shared.floor_pages.load(Ordering::Relaxed);
-        if shared.free_pages.load(Ordering::Relaxed) > floor && shared.pressure.keeps_none() {
+        let free = shared.free_pages.load(Ordering::Relaxed);
+        if free > floor && shared.pressure.keeps_none() {
             shared.squeeze_own();
+        } else if free > floor && shared.budget.get().is_some_and(|b| b.is_awaited()) {
+            shared.trim(free.saturating_sub(PAGES_AT_A_TIME), false);
         }
     }
 
@@ -214,7 +257,7 @@ impl BufferPool {
 
     /// When the source's I/O is over: keeps what [`Pressure`] allows.
     pub fn rest(&mut self) {
-        let keep = self.shared.pressure.max_buffer_pages();
+        let keep = self.shared.pages_to_keep();
         match self.shared.pressure.keeps_none() {
             true => self.shared.squeeze_own(),
             false => {
@@ -224,10 +267,27 @@ impl BufferPool {
         }
     }
 
+    /// As [`BufferPool::rest`], or, where `all`, gives all free memory back. If that is much, the rest is in the job, for a thread that nobody waits
+    /// for: giving many pages back takes milliseconds.
+    pub fn rest_elsewhere(&mut self, all: bool) -> Option<Job> {
+        let keep = if all { 0 } else { self.shared.pages_to_keep() };
+        self.shared.return_floor();
+        if self.free_pages() <= keep + PAGES_AT_A_TIME {
+            self.shared.trim(keep, true);
+            return None;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut leaving = shared.begin(keep, true);
+        Some(Box::new(move || {
+            shared.release(&mut leaving, true);
+            shared.end(leaving);
+        }))
+    }
+
     /// Gives back what was not needed since the last call, but keeps what [`Pressure`] allows. For a busy user,
     /// a few times a second.
     pub fn decay(&mut self) {
-        let keep_pages = self.shared.pressure.max_buffer_pages();
+        let keep_pages = self.shared.pages_to_keep();
         let mut inner = self.shared.inner.lock();
         inner.retry_claimed();
         let (free, unneeded) = (inner.free.hot_pages(), inner.low_free);
@@ -255,6 +315,13 @@ impl Inner {
         self.counters.taken_pages += 1 << class;
     }
 
+    /// Pages went back to the system.
+    fn unclaim(&mut self, bytes: u64) {
+        if let Some(claim) = &mut self.claim {
+            claim.resize(claim.bytes().saturating_sub(bytes));
+        }
+    }
+
     fn retry_claimed(&mut self) {
         if self.free.claimed() > 0 {
             let pages = self.free.retry_claimed();
@@ -280,9 +347,64 @@ impl Shared {
             .store(inner.free.hot_pages(), Ordering::Relaxed);
     }
 
+    /// Free pages that a pool at rest keeps.
+    fn pages_to_keep(&self) -> usize {
+        match self.budget.get().is_some_and(|b| b.is_scarce()) {
+            true => 0,
+            false => self.pressure.max_buffer_pages(),
+        }
+    }
+
+    /// Claims the budget's bytes for pages that are about to be taken from the system: what is free here goes first. A user that
+    /// has as much as all others could still take gets no more, so that there is always some left for the others.
+    fn claim(&self, inner: &mut Inner, bytes: u64) -> bool {
+        inner.short = false;
+        let fits = |inner: &mut Inner| match &mut inner.claim {
+            None => true,
+            Some(claim) => {
+                let has = claim.bytes();
+                (has == 0 || has < claim.budget().free()) && claim.resize(has + bytes)
+            }
+        };
+        if fits(inner) {
+            return true;
+        }
+        if inner.free.hot_pages() > 0 {
+            let mut leaving = self.drain(inner, 0, false);
+            self.release(&mut leaving, false);
+            self.finish(inner, leaving);
+            if fits(inner) {
+                return true;
+            }
+        }
+        inner.short = true;
+        inner.counters.stalls += 1;
+        false
+    }
+
     #[cold]
     fn take_slow(&self, inner: &mut Inner, len: usize, out: &mut Vec<Buffer>) -> bool {
         let before = out.len();
+        let most = BufferPool::claimed_for(len);
+        let before_growth = inner.grown;
+        if !self.claim(inner, most) {
+            return false;
+        }
+        let taken = self.take_pieces(inner, len, before, out);
+        if let Some(claim) = &mut inner.claim {
+            let grown = inner.grown - before_growth;
+            claim.resize(claim.bytes() - most.saturating_sub(grown));
+        }
+        taken
+    }
+
+    fn take_pieces(
+        &self,
+        inner: &mut Inner,
+        len: usize,
+        before: usize,
+        out: &mut Vec<Buffer>,
+    ) -> bool {
         let mut left = len;
         let mut class = class_of(len.min(class_len(MAX_ORDER)));
         // Several pieces of the device's memory are better than one of ours, which it has to copy.
@@ -334,6 +456,7 @@ impl Shared {
         let piece = if private {
             let piece = inner.free.pop_cold(class)?;
             self.gauge.add(class_len(class) as u64);
+            inner.grown += class_len(class) as u64;
             piece
         } else {
             self.source.as_ref()?.allocate(class_len(class))?
@@ -395,6 +518,7 @@ impl Shared {
 
     fn finish(&self, inner: &mut Inner, leaving: Leaving) -> u64 {
         inner.free.push_cold(leaving.drained.cold);
+        inner.unclaim(leaving.bytes);
         leaving.bytes / PAGE_SIZE as u64
     }
 

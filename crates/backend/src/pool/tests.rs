@@ -178,3 +178,67 @@ fn a_page_that_somebody_still_has_is_neither_used_again_nor_given_back() {
     pool.trim(0);
     assert_eq!((pool.used_pages(), live("pool claimed")), (0, 0));
 }
+
+#[test]
+fn pages_count_to_the_budget_until_the_system_has_them() {
+    use crate::budget::Budget;
+    let total = Budget::total(1 << 20);
+    let disk = Budget::of_owner(&total, 256 << 10, 64 << 10);
+    let new = |owner| pool(owner, None, 1024).with_budget(&disk);
+    let (mut a, mut b) = (new("budget a"), new("budget b"));
+    let (mut of_a, mut of_b, mut more) = (Vec::new(), Vec::new(), Vec::new());
+    assert!(a.take(128 << 10, &mut of_a));
+    assert_eq!((disk.used(), total.used()), (128 << 10, 64 << 10));
+    // Who has as much as is left gets no more, others do.
+    assert!(!a.take(4096, &mut more) && a.is_short_of_budget());
+    assert!(b.take(64 << 10, &mut of_b));
+    assert!(!b.take(128 << 10, &mut more) && b.is_short_of_budget());
+    assert!(more.is_empty());
+    // Free pages count, too; they go when the pool rests, as more than half is in use.
+    a.give(&mut of_a);
+    assert_eq!(disk.used(), 192 << 10);
+    assert!(disk.is_scarce());
+    a.rest();
+    assert_eq!((disk.used(), a.free_pages()), (64 << 10, 0));
+    // A pool's own free pages go first when it needs other ones.
+    b.give(&mut of_b);
+    assert!(b.take(256 << 10, &mut of_b) && !b.is_short_of_budget());
+    assert_eq!((disk.used(), b.free_pages()), (256 << 10, 0));
+    b.lose(256 << 10);
+    of_b.clear();
+    assert_eq!(disk.used(), 0);
+    assert!(a.take(4096, &mut of_a));
+    drop(of_a);
+    drop(a);
+    assert_eq!((disk.used(), total.used()), (0, 0));
+}
+
+#[test]
+fn free_pages_go_bit_by_bit_while_others_wait_for_them() {
+    use crate::budget::{Budget, Waiter};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let disk = Budget::total(16 << 20);
+    let mut pool = pool("awaited", None, 4096).with_budget(&disk);
+    let mut buffers = Vec::new();
+    (0..128).for_each(|_| assert!(pool.take(64 << 10, &mut buffers)));
+    let woken = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&woken);
+    let waiter = Waiter::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    pool.settle();
+    assert_eq!(pool.used_pages(), 2048);
+    disk.wait(&waiter);
+    for piece in buffers.drain(..) {
+        pool.give(&mut vec![piece]);
+    }
+    pool.settle();
+    assert_eq!(woken.load(Ordering::Relaxed), 1);
+    assert!(disk.used() < 8 << 20 && !disk.is_awaited());
+    let job = pool.rest_elsewhere(false).unwrap();
+    assert_eq!(pool.free_pages(), 1024);
+    job();
+    assert_eq!(disk.used(), 4 << 20);
+    pool.rest_elsewhere(true).unwrap()();
+    assert_eq!((pool.free_pages(), disk.used()), (0, 0));
+}

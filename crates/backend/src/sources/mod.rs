@@ -11,9 +11,11 @@
 //! server with empty pools costs nothing.
 
 mod files;
+mod limit;
 mod mark;
 
 use crate::pressure::Pressure;
+pub use limit::memory_limit;
 use mark::Mark;
 use pvblk_block::Error;
 use pvblk_sys::{EventFd, Poller};

@@ -5,10 +5,10 @@ use pvblk_block::{BlockDevice, Error, Extent, ExtentKind, SECTOR};
 
 /// Most extents of one reply; a client asks again for the rest.
 const MAX_EXTENTS: usize = 1024;
-/// Sectors (512 B) that the device is asked about at once, so that a fragmented one fills bounded memory: 16 MiB.
-const WINDOW: u64 = 32768;
-/// Windows of one reply: the device is asked on a worker's time. The protocol lets a reply describe less than was asked.
-const MAX_WINDOWS: u64 = 64;
+/// Sectors (512 B) that the device is asked about at once, so that a fragmented one fills bounded memory: 4 MiB, or 1024 extents of 4 KiB.
+const WINDOW: u64 = 8192;
+/// Windows of one reply: others wait for their turn. The protocol lets a reply describe less than was asked.
+const MAX_WINDOWS: u64 = 256;
 
 fn state(kind: ExtentKind) -> u32 {
     match kind {
@@ -18,14 +18,21 @@ fn state(kind: ExtentKind) -> u32 {
     }
 }
 
-/// The payload of a block status chunk for `sectors` (512 B) from `sector`, of which `one` extent or some
-/// are described: always at least one, and from the start without a gap.
+/// The payload of a block status chunk for `len` bytes from byte `offset`, of which `one` extent or some
+/// are described: always at least one, from the start without a gap, and none past the end.
 pub(super) fn describe(
     device: &dyn BlockDevice,
-    sector: u64,
-    sectors: u64,
+    offset: u64,
+    len: u32,
     one: bool,
 ) -> Result<Vec<u8>, Error> {
+    // Sectors that are described in part say the same of all their bytes.
+    let sector = offset / SECTOR;
+    let sectors = (offset + u64::from(len)).div_ceil(SECTOR) - sector;
+    let mut room = Room {
+        before: offset % SECTOR,
+        left: u64::from(len),
+    };
     let most = if one { 1 } else { MAX_EXTENTS };
     let mut payload = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
     let mut found: Vec<Extent> = Vec::new();
@@ -49,7 +56,15 @@ pub(super) fn describe(
                 (e.sector.saturating_sub(at), 0),
                 (stop - at.max(e.sector), state(e.kind)),
             ] {
-                if !add(&mut payload, &mut open, &mut written, sectors, state, most) {
+                if !add(
+                    &mut payload,
+                    &mut room,
+                    &mut open,
+                    &mut written,
+                    sectors,
+                    state,
+                    most,
+                ) {
                     break 'all;
                 }
             }
@@ -57,6 +72,7 @@ pub(super) fn describe(
         }
         if !add(
             &mut payload,
+            &mut room,
             &mut open,
             &mut written,
             from + window - at,
@@ -68,7 +84,7 @@ pub(super) fn describe(
         at = from + window;
     }
     if let Some(last) = open {
-        put(&mut payload, last);
+        put(&mut payload, &mut room, last);
     }
     Ok(payload)
 }
@@ -76,6 +92,7 @@ pub(super) fn describe(
 /// Joins `sectors` of `state` to the open extent or starts a new one; false if there is no room for it.
 fn add(
     payload: &mut Vec<u8>,
+    room: &mut Room,
     open: &mut Option<(u64, u32)>,
     written: &mut usize,
     sectors: u64,
@@ -92,7 +109,7 @@ fn add(
         }
         Some(_) if *written + 1 == most => return false,
         Some(last) => {
-            put(payload, *last);
+            put(payload, room, *last);
             *written += 1;
         }
         None => {}
@@ -101,9 +118,19 @@ fn add(
     true
 }
 
-fn put(payload: &mut Vec<u8>, (sectors, state): (u64, u32)) {
+/// What of the request isn't described yet.
+struct Room {
+    /// Bytes of the first sector before the request.
+    before: u64,
+    /// Bytes of the request.
+    left: u64,
+}
+
+fn put(payload: &mut Vec<u8>, room: &mut Room, (sectors, state): (u64, u32)) {
+    let bytes = sectors * SECTOR - std::mem::take(&mut room.before);
     // At most the request's length, which has 32 bits.
-    let len = u32::try_from(sectors * SECTOR).unwrap_or(!511);
-    payload.extend_from_slice(&len.to_be_bytes());
+    let bytes = bytes.min(room.left);
+    room.left -= bytes;
+    payload.extend_from_slice(&(bytes as u32).to_be_bytes());
     payload.extend_from_slice(&state.to_be_bytes());
 }

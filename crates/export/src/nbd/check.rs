@@ -1,7 +1,7 @@
 //! Every field and negotiated flag of a request is checked here before anything is done with it.
 
 use super::proto::{Command, MAX_PAYLOAD, NbdRequest, cflag, err, tflag};
-use pvblk_block::{Limits, SECTOR};
+use pvblk_block::SECTOR;
 
 /// What a connection negotiated and its device allows now.
 #[derive(Clone, Copy, Debug)]
@@ -12,26 +12,17 @@ pub struct Terms {
     pub structured: bool,
     /// `base:allocation` was selected.
     pub base_allocation: bool,
-    /// Smallest unit of a request in bytes: 512 or 4096.
-    pub block_bytes: u32,
     /// Size of the export in bytes, now.
     pub size_bytes: u64,
 }
 
 impl Terms {
-    /// The terms of a connection to a device with `limits` that has `sectors` (512 B).
-    pub fn new(
-        limits: &Limits,
-        flags: u16,
-        structured: bool,
-        base_allocation: bool,
-        sectors: u64,
-    ) -> Terms {
+    /// The terms of a connection to a device that has `sectors` (512 B).
+    pub fn new(flags: u16, structured: bool, base_allocation: bool, sectors: u64) -> Terms {
         Terms {
             transmission_flags: flags,
             structured,
             base_allocation,
-            block_bytes: limits.logical_sector_bytes,
             size_bytes: sectors.saturating_mul(SECTOR),
         }
     }
@@ -52,20 +43,16 @@ pub enum Verdict {
     Refuse(u32),
     /// The client is leaving; no reply.
     Disconnect,
-    /// The payload is longer than anybody may send: end the connection.
-    Break,
 }
 
 /// Checks a request (proto.md, "Request types" and "Command flags").
 ///
 /// Zero lengths, which the document leaves open, succeed and do nothing. A write or a write-zeroes past
-/// the end is ENOSPC; any other range error, a length over [`MAX_PAYLOAD`] of a read, a length or offset
-/// that is not a multiple of the minimum block size, an unknown command, a flag or a command that was
-/// not negotiated: EINVAL. Writing to a read-only export: EPERM.
+/// the end is ENOSPC; any other range error, a length over [`MAX_PAYLOAD`] of a read or a write, an unknown command, a flag or a
+/// command that was not negotiated: EINVAL. Writing to a read-only export: EPERM. Any offset and length is fine: the minimum block size is 1.
 pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
     let (own_flags, needed) = match r.command {
         Command::Disconnect => return Verdict::Disconnect,
-        Command::Write if r.len > MAX_PAYLOAD => return Verdict::Break,
         Command::Read if t.structured && t.has(tflag::SEND_DF) => (cflag::DF, 0),
         Command::Read | Command::Write => (0, 0),
         Command::Flush => (0, tflag::SEND_FLUSH),
@@ -75,7 +62,8 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
         }
         Command::WriteZeroes => (cflag::NO_HOLE, tflag::SEND_WRITE_ZEROES),
         Command::BlockStatus if t.base_allocation => (cflag::REQ_ONE, 0),
-        Command::BlockStatus | Command::Cache | Command::Unknown(_) => {
+        Command::Cache => (0, tflag::SEND_CACHE),
+        Command::BlockStatus | Command::Unknown(_) => {
             return Verdict::Refuse(err::EINVAL);
         }
     };
@@ -106,7 +94,7 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
             Verdict::Refuse(err::EINVAL)
         };
     }
-    if r.command == Command::Read && r.len > MAX_PAYLOAD {
+    if matches!(r.command, Command::Read | Command::Write) && r.len > MAX_PAYLOAD {
         return Verdict::Refuse(err::EINVAL);
     }
     let past_end = match r.offset.checked_add(u64::from(r.len)) {
@@ -116,10 +104,6 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
     if past_end {
         let stores = matches!(r.command, Command::Write | Command::WriteZeroes);
         return Verdict::Refuse(if stores { err::ENOSPC } else { err::EINVAL });
-    }
-    let unit = u64::from(t.block_bytes);
-    if !r.offset.is_multiple_of(unit) || !u64::from(r.len).is_multiple_of(unit) {
-        return Verdict::Refuse(err::EINVAL);
     }
     match (r.len, r.command) {
         // A block status reply needs at least one extent, so there is no empty success.
@@ -133,10 +117,11 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
 mod tests {
     use super::*;
     use crate::nbd::proto::transmission_flags;
+    use pvblk_block::Limits;
 
     fn terms(limits: Limits, structured: bool) -> Terms {
         let f = transmission_flags(&limits, structured);
-        Terms::new(&limits, f, structured, structured, 2048)
+        Terms::new(f, structured, structured, 2048)
     }
 
     fn ask(command: Command, flags: u16, offset: u64, len: u32) -> NbdRequest {
@@ -152,10 +137,10 @@ mod tests {
     #[test]
     fn each_violation_has_its_error() {
         use Command::{BlockStatus, Cache, Flush, Read, Trim, Unknown, Write, WriteZeroes};
-        use Verdict::{Break, Nothing, Refuse, Run};
+        use Verdict::{Nothing, Refuse, Run};
         let plain = Limits::default();
-        let big = Limits {
-            logical_sector_bytes: 4096,
+        let caching = Limits {
+            caches_reads: true,
             ..plain
         };
         let ro = Limits {
@@ -180,16 +165,19 @@ mod tests {
             (plain, false, ask(Read, 0, MIB - 512, 1024), einval),
             (plain, false, ask(Read, 0, u64::MAX - 511, 512), einval),
             (plain, false, ask(Read, 0, u64::MAX, 1), einval),
-            (plain, false, ask(Read, 0, 1, 512), einval),
-            (plain, false, ask(Read, 0, 0, 511), einval),
+            (plain, false, ask(Read, 0, 1, 512), Run),
+            (plain, false, ask(Read, 0, 0, 511), Run),
+            (plain, false, ask(Read, 0, MIB - 1, 1), Run),
+            (plain, false, ask(Read, 0, MIB - 1, 2), einval),
             (plain, false, ask(Read, 0, 512, 0), Nothing),
             (plain, false, ask(Read, 0, 0, MAX_PAYLOAD + 512), einval),
-            (big, false, ask(Read, 0, 512, 4096), einval),
-            (big, false, ask(Write, 0, 4096, 512), einval),
+            (plain, false, ask(Write, 0, 7, 1), Run),
+            (plain, false, ask(Write, 0, MIB - 7, 8), Refuse(err::ENOSPC)),
             (plain, false, ask(Write, cflag::FUA, 0, 512), Run),
             (plain, false, ask(Write, cflag::DF, 0, 512), einval),
             (plain, false, ask(Write, 0, MIB, 512), Refuse(err::ENOSPC)),
-            (plain, false, ask(Write, 0, 0, MAX_PAYLOAD + 1), Break),
+            (plain, false, ask(Write, 0, 0, MAX_PAYLOAD + 1), einval),
+            (plain, false, ask(Write, 0, 0, u32::MAX), einval),
             (ro, false, ask(Write, 0, 0, 512), Refuse(err::EPERM)),
             (ro, false, ask(Trim, 0, 0, 512), Refuse(err::EPERM)),
             (plain, false, ask(Flush, 0, 0, 0), Run),
@@ -198,7 +186,13 @@ mod tests {
             (plain, false, ask(Trim, cflag::FUA, 0, 512), Run),
             (plain, false, ask(Trim, 0, MIB, 512), einval),
             (poor, false, ask(Trim, 0, 0, 512), einval),
-            (poor, false, ask(WriteZeroes, 0, 0, 512), einval),
+            (poor, false, ask(WriteZeroes, 0, 0, 512), Run),
+            (
+                poor,
+                false,
+                ask(WriteZeroes, cflag::FAST_ZERO, 0, 512),
+                einval,
+            ),
             (plain, false, ask(WriteZeroes, 0b1_0011, 0, 512), Run),
             (
                 plain,
@@ -210,6 +204,8 @@ mod tests {
             (plain, true, ask(BlockStatus, 0, 0, 0), einval),
             (plain, false, ask(BlockStatus, 0, 0, 512), einval),
             (plain, false, ask(Cache, 0, 0, 512), einval),
+            (caching, false, ask(Cache, 0, 0, 512), Run),
+            (caching, false, ask(Cache, cflag::DF, 0, 512), einval),
             (plain, false, ask(Unknown(8), 0, 0, 512), einval),
             (
                 plain,

@@ -1,5 +1,6 @@
 //! Settings of NBD connections and listeners.
 
+use super::shares::Shares;
 use pvblk_backend::Pressure;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +12,13 @@ pub struct NbdConfig {
     pub depth: u32,
     /// Most bytes of data in flight of one connection, unsent replies included: at least 32 MiB, one full request.
     pub max_in_flight_bytes: usize,
+    /// A client that takes none of its replies for so long, or sends nothing more of a write's data, is let go.
+    pub stall_timeout: Duration,
+    /// What connections to one disk share, and all together: the same for all listeners.
+    pub shares: Arc<Shares>,
     /// What the connections' buffers give way to; it also says how many free pages each keeps.
     pub pressure: Arc<Pressure>,
-    /// Live connections of a listener, negotiations included. More are closed at once.
-    pub max_connections: usize,
-    /// Negotiations at the same time. More are closed at once.
+    /// Negotiations at the same time. For one more, the oldest one of the client that has most of them is closed.
     pub max_handshakes: usize,
     /// How long a negotiation may take.
     pub handshake_timeout: Duration,
@@ -24,13 +27,14 @@ pub struct NbdConfig {
 }
 
 impl Default for NbdConfig {
-    /// 128 requests and 64 MiB in flight, no pressure from anywhere, 256 connections, 64 negotiations of at most 10 s, local only.
+    /// 128 requests and 64 MiB in flight, a minute without progress, no pressure from anywhere, 64 negotiations of at most 10 s, local only.
     fn default() -> NbdConfig {
         NbdConfig {
             depth: 128,
             max_in_flight_bytes: 64 << 20,
+            stall_timeout: Duration::from_secs(60),
+            shares: Arc::default(),
             pressure: Arc::default(),
-            max_connections: 256,
             max_handshakes: 64,
             handshake_timeout: Duration::from_secs(10),
             allow_remote: false,
@@ -46,7 +50,8 @@ impl NbdConfig {
 
     /// The bytes in flight within their bounds.
     pub(super) fn bounded_in_flight(&self) -> usize {
-        self.max_in_flight_bytes
-            .max(super::proto::MAX_PAYLOAD as usize)
+        // The largest request may begin and end inside blocks.
+        let one = super::proto::MAX_PAYLOAD as usize + 2 * 4096;
+        self.max_in_flight_bytes.max(one)
     }
 }

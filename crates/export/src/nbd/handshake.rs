@@ -5,13 +5,21 @@ use super::proto::{
     self, BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, opt, rep,
     u32_at, u64_at,
 };
+use pvblk_backend::Disk;
 use pvblk_block::{BlockDevice, Error, SECTOR};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Longest payload of an option, in bytes. Longer ones end the connection.
 const MAX_OPTION: usize = 64 << 10;
 /// Most options of one negotiation; no client needs a tenth of it.
-const MAX_OPTIONS: u32 = 1024;
+const MAX_OPTIONS: u32 = 256;
+/// Lists of exports in one negotiation; more are refused.
+const MAX_LISTS: u32 = 4;
+/// Exports taken from the table at a time.
+const PAGE: usize = 64;
+/// Above so many bytes of output the next option, or the next export of a list, waits until they are sent.
+const MOST_OUTPUT: usize = 16 << 10;
 /// Bytes of an option's header.
 const OPTION_BYTES: usize = 16;
 
@@ -30,6 +38,33 @@ pub trait ExportTable: Send + Sync {
     fn list(&self) -> Vec<ExportInfo>;
     /// The device behind a name; `None` if there is no such export now.
     fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>>;
+    /// At most `most` of the list, from this place on.
+    fn page(&self, from: usize, most: usize) -> Vec<ExportInfo> {
+        self.list().into_iter().skip(from).take(most).collect()
+    }
+    /// What the list says of a name.
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        self.list().into_iter().find(|e| e.name == name)
+    }
+    /// The disk behind a name: its memory, which clients' data count to, and its threads. `None`: there are no bounds.
+    fn disk(&self, _name: &str) -> Option<Arc<Disk>> {
+        None
+    }
+}
+
+/// Asked before a client gets an export.
+pub trait Door {
+    /// Errors with a line for the client if there is no place for it.
+    fn enter(&self, export: &str) -> Result<(), String>;
+}
+
+/// Lets everybody in.
+struct Open;
+
+impl Door for Open {
+    fn enter(&self, _export: &str) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// What both sides agreed on.
@@ -66,6 +101,8 @@ impl std::fmt::Debug for Negotiated {
 pub enum Step {
     /// More bytes are needed.
     More,
+    /// The output has to be sent; then there is more of it, without further bytes: [`Handshake::feed`] nothing.
+    Output,
     /// The transmission phase begins, once the output is sent.
     Done(Box<Negotiated>),
     /// The client ended the negotiation; send the output, then close.
@@ -75,16 +112,20 @@ pub enum Step {
 enum State {
     ClientFlags,
     Options,
+    /// In a list of exports: the next ones, and how many were taken from the table.
+    Listing(VecDeque<ExportInfo>, usize),
     Over,
 }
 
 /// One negotiation (proto.md, "Fixed newstyle negotiation").
 pub struct Handshake<'a> {
     exports: &'a dyn ExportTable,
+    door: &'a dyn Door,
     state: State,
     input: Vec<u8>,
     output: Vec<u8>,
     options_seen: u32,
+    lists_seen: u32,
     fixed: bool,
     no_zeroes: bool,
     structured: bool,
@@ -95,16 +136,23 @@ pub struct Handshake<'a> {
 impl<'a> Handshake<'a> {
     /// A fresh one; the greeting is in its output.
     pub fn new(exports: &'a dyn ExportTable) -> Handshake<'a> {
+        Handshake::with_door(exports, &Open)
+    }
+
+    /// As [`Handshake::new`], with somebody who may refuse clients.
+    pub fn with_door(exports: &'a dyn ExportTable, door: &'a dyn Door) -> Handshake<'a> {
         let mut output = Vec::with_capacity(256);
         output.extend_from_slice(&NBDMAGIC.to_be_bytes());
         output.extend_from_slice(&IHAVEOPT.to_be_bytes());
         output.extend_from_slice(&(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
         Handshake {
             exports,
+            door,
             state: State::ClientFlags,
             input: Vec::new(),
             output,
             options_seen: 0,
+            lists_seen: 0,
             fixed: false,
             no_zeroes: false,
             structured: false,
@@ -120,14 +168,14 @@ impl<'a> Handshake<'a> {
     /// Takes bytes from the client. An error means that the connection has to be closed. After
     /// [`Step::Done`] or [`Step::Aborted`] further bytes are refused.
     ///
-    /// Feed it in small pieces (4 KiB): it answers everything that it is given, and output grows with that.
+    /// Feed it in small pieces (4 KiB). Its output is bounded: [`Step::Output`].
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Step, Error> {
         self.input.extend_from_slice(bytes);
         let mut used = 0;
         let step = self.run(&mut used);
         self.input.drain(..used);
         match step {
-            Ok(Step::More) => {}
+            Ok(Step::More | Step::Output) => {}
             Ok(Step::Done(mut n)) => {
                 self.state = State::Over;
                 n.leftover = std::mem::take(&mut self.input);
@@ -140,10 +188,14 @@ impl<'a> Handshake<'a> {
 
     fn run(&mut self, used: &mut usize) -> Result<Step, Error> {
         loop {
+            if self.output.len() >= MOST_OUTPUT {
+                return Ok(Step::Output);
+            }
             let at = *used;
             let rest = &self.input[at..];
-            match self.state {
+            match &self.state {
                 State::Over => return Err(Error::protocol("bytes after the negotiation's end")),
+                State::Listing(..) => self.list_more(),
                 State::ClientFlags => {
                     if rest.len() < 4 {
                         return Ok(Step::More);
@@ -240,11 +292,9 @@ impl<'a> Handshake<'a> {
 
     /// Finds an export; the empty name stands for the first one.
     fn find(&self, name: &str) -> Result<(ExportInfo, Arc<dyn BlockDevice>), Refusal> {
-        let list = self.exports.list();
-        let known = if name.is_empty() {
-            list.into_iter().next()
-        } else {
-            list.into_iter().find(|e| e.name == name)
+        let known = match name {
+            "" => self.exports.page(0, 1).pop(),
+            _ => self.exports.find(name),
         };
         // A table may open names that it doesn't list.
         let info = known.unwrap_or_else(|| ExportInfo {
@@ -277,6 +327,7 @@ impl<'a> Handshake<'a> {
         let (export, device) = self
             .find(name)
             .map_err(|_| Error::protocol(format!("the client asks for unknown export {name:?}")))?;
+        self.door.enter(&export.name).map_err(Error::protocol)?;
         let n = self.negotiated(export, device);
         let size = n.device.capacity_sectors().saturating_mul(SECTOR);
         self.output.extend_from_slice(&size.to_be_bytes());
@@ -292,27 +343,51 @@ impl<'a> Handshake<'a> {
         if !payload.is_empty() {
             return Err(rep::ERR_INVALID);
         }
-        for e in self.exports.list() {
-            let name = e.name.as_bytes();
-            if name.len() > proto::MAX_STRING {
-                continue;
-            }
-            let text =
-                &e.description.as_bytes()[..e.description.floor_char_boundary(proto::MAX_STRING)];
-            options::reply(
-                &mut self.output,
-                opt::LIST,
-                rep::SERVER,
-                &[&(name.len() as u32).to_be_bytes(), name, text],
-            );
+        self.lists_seen += 1;
+        if self.lists_seen > MAX_LISTS {
+            return Err(rep::ERR_POLICY);
         }
-        self.ack(opt::LIST);
+        self.state = State::Listing(VecDeque::new(), 0);
         Ok(())
+    }
+
+    /// One more export of a list, or its end.
+    fn list_more(&mut self) {
+        let State::Listing(next, taken) = &mut self.state else {
+            return;
+        };
+        if next.is_empty() {
+            next.extend(self.exports.page(*taken, PAGE));
+            *taken += next.len();
+        }
+        let Some(e) = next.pop_front() else {
+            self.state = State::Options;
+            return self.ack(opt::LIST);
+        };
+        let name = e.name.as_bytes();
+        if name.len() > proto::MAX_STRING {
+            return;
+        }
+        let text =
+            &e.description.as_bytes()[..e.description.floor_char_boundary(proto::MAX_STRING)];
+        options::reply(
+            &mut self.output,
+            opt::LIST,
+            rep::SERVER,
+            &[&(name.len() as u32).to_be_bytes(), name, text],
+        );
     }
 
     fn info(&mut self, option: u32, payload: &[u8]) -> Result<Option<Box<Negotiated>>, Refusal> {
         let (name, wanted) = options::parse_info(payload)?;
         let (export, device) = self.find(name)?;
+        if option == opt::GO
+            && let Err(why) = self.door.enter(&export.name)
+        {
+            let why = [why.as_bytes()];
+            options::reply(&mut self.output, option, rep::ERR_POLICY, &why);
+            return Ok(None);
+        }
         options::describe(
             &mut self.output,
             option,

@@ -1,5 +1,6 @@
 use super::*;
 use crate::nbd::testing::MemDevice;
+use std::collections::HashMap;
 
 struct Table;
 impl ExportTable for Table {
@@ -140,7 +141,7 @@ fn go_describes_the_export_and_keeps_what_follows() {
         reply(
             opt::GO,
             rep::INFO,
-            &[0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0],
+            &[0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0],
         ),
         reply(opt::GO, rep::INFO, b"\0\x01disk0"),
         reply(opt::GO, rep::INFO, b"\0\x02the first"),
@@ -293,8 +294,73 @@ fn violations_end_the_connection() {
     assert!(Handshake::new(&Table).feed(&[0, 0, 0, 4]).is_err());
     assert!(begun(0).feed(&option(opt::LIST, b"")).is_err());
     let mut h = begun(3);
-    let flood = option(opt::LIST, b"").repeat(1100);
-    assert!(h.feed(&flood).is_err());
+    let flood = option(opt::INFO, b"").repeat(300);
+    while h.feed(&flood).is_ok() {
+        h.take_output();
+    }
+}
+
+/// 255 lists in 4 KiB were answered with 288 MiB, at once.
+#[test]
+fn lists_are_few_and_told_piece_by_piece() {
+    struct Many;
+    impl ExportTable for Many {
+        fn list(&self) -> Vec<ExportInfo> {
+            let export = |n| ExportInfo {
+                name: format!("disk{n}"),
+                description: "d".repeat(200),
+            };
+            (0..1000).map(export).collect()
+        }
+        fn open(&self, _: &str) -> Option<Arc<dyn BlockDevice>> {
+            None
+        }
+    }
+    let mut h = Handshake::new(&Many);
+    h.take_output();
+    h.feed(&3u32.to_be_bytes()).unwrap();
+    let mut all = Vec::new();
+    let mut step = h.feed(&option(opt::LIST, b"").repeat(255)).unwrap();
+    loop {
+        let output = h.take_output();
+        assert!(output.len() <= MOST_OUTPUT + 8192, "{}", output.len());
+        all.extend(output);
+        match step {
+            Step::Output => step = h.feed(&[]).unwrap(),
+            Step::More => break,
+            _ => panic!("{step:?}"),
+        }
+    }
+    let mut kinds = HashMap::new();
+    let mut rest = &all[..];
+    while !rest.is_empty() {
+        *kinds.entry(u32_at(rest, 12)).or_insert(0) += 1;
+        rest = &rest[20 + u32_at(rest, 16) as usize..];
+    }
+    let told = [rep::SERVER, rep::ACK, rep::ERR_POLICY].map(|k| kinds[&k]);
+    assert_eq!(told, [4000, 4, 251]);
+}
+
+#[test]
+fn a_client_that_finds_no_place_is_told() {
+    struct Full;
+    impl Door for Full {
+        fn enter(&self, export: &str) -> Result<(), String> {
+            Err(format!("{export} is full"))
+        }
+    }
+    let mut h = Handshake::with_door(&Table, &Full);
+    h.feed(&3u32.to_be_bytes()).unwrap();
+    h.take_output();
+    let go = option(opt::GO, &info_payload("disk0", &[]));
+    assert!(matches!(h.feed(&go), Ok(Step::More)));
+    let output = h.take_output();
+    assert_eq!(u32_at(&output, 12), rep::ERR_POLICY);
+    assert_eq!(&output[20..], b"disk0 is full");
+    let info = option(opt::INFO, &info_payload("disk0", &[]));
+    assert!(matches!(h.feed(&info), Ok(Step::More)));
+    assert_eq!(u32_at(&h.take_output(), 12), rep::INFO);
+    assert!(h.feed(&option(opt::EXPORT_NAME, b"disk0")).is_err());
 }
 
 #[test]
@@ -312,7 +378,7 @@ fn bytes_may_come_one_by_one() {
                 assert_eq!((i, n.export.as_str()), (last, "disk1"));
                 assert!(n.leftover.is_empty());
             }
-            Step::Aborted => panic!(),
+            Step::Aborted | Step::Output => panic!(),
         }
     }
 }
@@ -342,7 +408,7 @@ fn random_options_never_panic_and_end_at_most_once() {
         let mut over = false;
         for piece in bytes.chunks(1 + rng.below(40) as usize) {
             match h.feed(piece) {
-                Ok(Step::More) => assert!(!over),
+                Ok(Step::More | Step::Output) => assert!(!over),
                 Ok(Step::Done(_) | Step::Aborted) => assert!(!std::mem::replace(&mut over, true)),
                 Err(_) => over = true,
             }

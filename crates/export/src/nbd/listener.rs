@@ -4,12 +4,14 @@ use super::config::NbdConfig;
 use super::window;
 use crate::socket_file::{SocketFile, SocketType};
 use pvblk_block::Error;
+use rustix::net::sockopt;
 use std::fmt;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Where to listen: `unix:PATH` or `tcp:HOST:PORT` (IPv6 hosts in brackets; port 0: any free one).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,21 +102,26 @@ impl Listener {
     }
 
     /// The next connection, if there is one, as a blocking socket.
-    pub(super) fn accept(&self) -> std::io::Result<Stream> {
+    pub(super) fn accept(&self) -> std::io::Result<(Stream, Peer)> {
         match self {
             Listener::Unix(file) => {
                 let none = std::io::ErrorKind::WouldBlock;
                 let s = UnixStream::from(file.accept()?.ok_or(none)?);
                 s.set_nonblocking(false)?;
+                let peer = match pvblk_sys::socket::peer(s.as_fd()) {
+                    Ok((user, process)) => Peer::Process(user, process),
+                    Err(_) => Peer::Unknown,
+                };
                 // Best effort, as all of the window.
-                let _ = rustix::net::sockopt::set_socket_send_buffer_size(&s, window::NARROW);
-                Ok(Stream::Unix(s))
+                let _ = sockopt::set_socket_send_buffer_size(&s, window::NARROW);
+                Ok((Stream::Unix(s), peer))
             }
             Listener::Tcp(l) => {
-                let (s, _) = l.accept()?;
+                let (s, from) = l.accept()?;
                 s.set_nonblocking(false)?;
                 s.set_nodelay(true)?;
-                Ok(Stream::Tcp(s))
+                notice_death(&s)?;
+                Ok((Stream::Tcp(s), Peer::of(from.ip())))
             }
         }
     }
@@ -127,6 +134,44 @@ impl AsFd for Listener {
             Listener::Tcp(l) => l.as_fd(),
         }
     }
+}
+
+/// Who connected, as far as it can be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Peer {
+    /// A process of this machine: its user and its number.
+    Process(u32, i32),
+    /// A host. Of IPv6 addresses, those of one network (64 bits) are one.
+    Host(u128),
+    Unknown,
+}
+
+impl Peer {
+    fn of(address: IpAddr) -> Peer {
+        Peer::Host(match address.to_canonical() {
+            IpAddr::V4(a) => u128::from(u32::from(a)),
+            IpAddr::V6(a) => u128::from(a) >> 64 << 64,
+        })
+    }
+}
+
+/// A host that is silent is asked for a sign of life after this time,
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
+/// again after this one,
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(15);
+/// and so often; then the connection is over: two minutes after the last sign at most.
+const KEEPALIVE_TIMES: u32 = 4;
+/// So is one that doesn't acknowledge for so long what was sent to it.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
+
+/// Has the system notice that the client's host is gone.
+fn notice_death(s: &TcpStream) -> std::io::Result<()> {
+    sockopt::set_socket_keepalive(s, true)?;
+    sockopt::set_tcp_keepidle(s, KEEPALIVE_AFTER)?;
+    sockopt::set_tcp_keepintvl(s, KEEPALIVE_AGAIN)?;
+    sockopt::set_tcp_keepcnt(s, KEEPALIVE_TIMES)?;
+    sockopt::set_tcp_user_timeout(s, UNACKNOWLEDGED.as_millis() as u32)?;
+    Ok(())
 }
 
 /// An accepted connection.
@@ -188,6 +233,29 @@ mod tests {
         ] {
             assert!(s.parse::<NbdAddr>().is_err(), "{s}");
         }
+    }
+
+    #[test]
+    fn a_host_that_is_gone_is_noticed() {
+        let addr: NbdAddr = "tcp:127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(&addr, &NbdConfig::default()).unwrap();
+        let NbdAddr::Tcp { port, .. } = listener.local_addr().unwrap() else {
+            panic!("not TCP");
+        };
+        let _client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (stream, peer) = loop {
+            match listener.accept() {
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                accepted => break accepted.unwrap(),
+            }
+        };
+        assert_eq!(peer, Peer::of("::ffff:127.0.0.1".parse().unwrap()));
+        let s = OwnedFd::from(stream);
+        assert!(sockopt::socket_keepalive(&s).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&s).unwrap(), KEEPALIVE_AFTER);
+        assert_eq!(sockopt::tcp_keepintvl(&s).unwrap(), KEEPALIVE_AGAIN);
+        assert_eq!(sockopt::tcp_keepcnt(&s).unwrap(), KEEPALIVE_TIMES);
+        assert_eq!(sockopt::tcp_user_timeout(&s).unwrap(), 60_000);
     }
 
     #[test]

@@ -10,8 +10,11 @@
 //!
 //! [`NbdClient`] is the other side: an export of any server as a block device.
 //!
-//! Requests must be multiples of the export's minimum block size (its logical sector), which is always
-//! advertised with `NBD_OPT_GO`; others are answered with EINVAL, as is everything that was not negotiated.
+//! Requests may begin and end anywhere: a block that is written in part is read, changed and written while no other request of the
+//! disk, of whatever export, is under way. What was not negotiated is answered with EINVAL.
+//!
+//! What a client can make the server hold counts to the disk's [`pvblk_backend::Budget`], and a client that holds it without going
+//! on is let go. One step of a connection moves a bounded number of bytes, so that others on the same worker have their turn.
 
 mod block_status;
 pub mod check;
@@ -24,6 +27,7 @@ pub mod proto;
 mod receive;
 mod reply;
 mod server;
+mod shares;
 mod slots;
 mod source;
 #[cfg(test)]
@@ -32,7 +36,8 @@ mod window;
 
 pub use client::{NbdClient, NbdClientConfig, NbdUri};
 pub use config::NbdConfig;
-pub use handshake::{ExportInfo, ExportTable, Handshake, Negotiated, Step};
+pub use handshake::{Door, ExportInfo, ExportTable, Handshake, Negotiated, Step};
 pub use listener::NbdAddr;
 pub use server::{Deliver, NbdServer};
+pub use shares::Shares;
 pub use source::NbdSource;

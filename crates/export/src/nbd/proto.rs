@@ -109,6 +109,8 @@ pub mod tflag {
     pub const SEND_DF: u16 = 1 << 7;
     /// A flush covers the completed writes of all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// `NBD_CMD_CACHE` does something.
+    pub const SEND_CACHE: u16 = 1 << 10;
     /// `NBD_CMD_FLAG_FAST_ZERO` works.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
@@ -278,14 +280,15 @@ pub fn last_chunk(kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_BYTES] {
 
 /// Transmission flags for a device.
 ///
-/// `CAN_MULTI_CONN` is always true here: a flush is the device's, not the connection's. A device that
-/// zeroes at all does so faster than by writing, so `SEND_FAST_ZERO` goes with `SEND_WRITE_ZEROES`.
+/// `CAN_MULTI_CONN` is always true here: a flush is the device's, not the connection's. Zeros can always be written; `SEND_FAST_ZERO` says that
+/// the device does so by itself, and faster than they could be sent to it.
 pub fn transmission_flags(limits: &Limits, structured: bool) -> u16 {
     let mut f = tflag::HAS_FLAGS | tflag::SEND_FLUSH | tflag::SEND_FUA | tflag::CAN_MULTI_CONN;
     for (on, flag) in [
         (limits.read_only, tflag::READ_ONLY),
         (!limits.non_rotational, tflag::ROTATIONAL),
         (structured, tflag::SEND_DF),
+        (limits.caches_reads, tflag::SEND_CACHE),
     ] {
         f |= if on { flag } else { 0 };
     }
@@ -293,21 +296,21 @@ pub fn transmission_flags(limits: &Limits, structured: bool) -> u16 {
         if limits.discard_granularity_bytes != 0 {
             f |= tflag::SEND_TRIM;
         }
+        f |= tflag::SEND_WRITE_ZEROES;
         if limits.write_zeroes {
-            f |= tflag::SEND_WRITE_ZEROES | tflag::SEND_FAST_ZERO;
+            f |= tflag::SEND_FAST_ZERO;
         }
     }
     f
 }
 
-/// Minimum, preferred and maximum block size in bytes (proto.md, "Block size constraints").
+/// Minimum, preferred and maximum block size in bytes (proto.md, "Size constraints"). Parts of a block are read, changed and written, so the
+/// minimum is 1, as clients that never ask assume.
 pub fn block_sizes(limits: &Limits) -> (u32, u32, u32) {
-    let min = limits.logical_sector_bytes;
-    (
-        min,
-        min.max(limits.physical_sector_bytes).max(4096),
-        MAX_PAYLOAD,
-    )
+    let preferred = limits
+        .logical_sector_bytes
+        .max(limits.physical_sector_bytes);
+    (1, preferred.max(4096), MAX_PAYLOAD)
 }
 
 /// The wire's error for a device's status; 0 for [`Status::Ok`].
@@ -380,6 +383,6 @@ mod tests {
             ..rw
         };
         assert_eq!(transmission_flags(&ro, true), 0b0001_1001_1111);
-        assert_eq!(block_sizes(&rw), (512, 4096, 32 << 20));
+        assert_eq!(block_sizes(&rw), (1, 4096, 32 << 20));
     }
 }

@@ -13,6 +13,9 @@ const DIRECT: u32 = 32 << 10;
 /// While writes are large: enough for a few headers, so that little of a payload is copied twice.
 const NARROW: usize = 1024;
 
+/// Bytes of one receive: a worker's other lanes wait for it.
+pub(super) const MOST_AT_ONCE: usize = 128 << 10;
+
 /// The receive buffer. It has no memory until the first byte and after [`Inbox::release`].
 pub(super) struct Inbox {
     bytes: Vec<u8>,
@@ -95,17 +98,19 @@ impl Inbox {
             self.bytes.resize(CAPACITY, 0);
         }
         let until = (self.end + room).min(CAPACITY);
-        let n = socket::recv(fd, buffers, filled, &mut self.bytes[self.end..until])?;
+        let spill = &mut self.bytes[self.end..until];
+        let n = socket::recv(fd, buffers, filled, spill, MOST_AT_ONCE)?;
         let direct = n.min(missing);
         self.end += n - direct;
         Ok((direct, n))
     }
 
-    /// Gives the memory back if no bytes are in it.
+    /// Gives the memory back, but for what is needed for the bytes in it.
     pub(super) fn release(&mut self) {
-        if self.len() == 0 {
-            *self = Inbox::new(Vec::new());
-        }
+        *self = Inbox {
+            narrow: self.narrow,
+            ..Inbox::new(self.bytes[self.start..self.end].to_vec())
+        };
     }
 
     /// Bytes of memory.

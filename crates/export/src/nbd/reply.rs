@@ -9,6 +9,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+/// Bytes sent at a time: a worker's other lanes wait for it.
+const MOST_AT_ONCE: usize = 256 << 10;
+
 /// Longest head: a chunk header and an offset.
 const HEAD: usize = CHUNK_BYTES + 8;
 
@@ -33,6 +36,10 @@ pub(super) struct Outbox {
     queue: VecDeque<Reply>,
     /// Bytes of the first reply that are sent.
     sent: usize,
+    /// Bytes sent since the connection began.
+    passed: u64,
+    /// Replies with a body of their own.
+    descriptions: usize,
     structured: bool,
     /// Of a Unix socket; TCP sizes its own.
     window: Option<Window>,
@@ -45,6 +52,8 @@ pub(super) enum Sent {
     All,
     /// The socket is full.
     Full,
+    /// As much as may be sent at a time; there is more.
+    Part,
 }
 
 impl Outbox {
@@ -52,6 +61,8 @@ impl Outbox {
         Outbox {
             queue: VecDeque::new(),
             sent: 0,
+            passed: 0,
+            descriptions: 0,
             structured,
             window,
         }
@@ -60,6 +71,16 @@ impl Outbox {
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Block statuses that aren't sent yet.
+    pub(super) fn descriptions(&self) -> usize {
+        self.descriptions
+    }
+
+    /// Bytes sent since the connection began: they tell whether the client reads.
+    pub(super) fn passed(&self) -> u64 {
+        self.passed
     }
 
     fn push(&mut self, head: &[u8], body: Body, body_len: usize) {
@@ -135,10 +156,11 @@ impl Outbox {
     pub(super) fn block_status(&mut self, cookie: u64, payload: Vec<u8>) {
         let len = payload.len();
         let head = proto::last_chunk(chunk::BLOCK_STATUS, cookie, len as u32);
+        self.descriptions += 1;
         self.push(&head, Body::Bytes(payload), len);
     }
 
-    /// Sends what the socket takes. `sent` is called with each slot whose data are through.
+    /// Sends what the socket takes, at most [`MOST_AT_ONCE`]. `freed` is called with each slot whose data are through.
     pub(super) fn send(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -148,21 +170,27 @@ impl Outbox {
         if let (Some(w), false) = (&mut self.window, self.queue.is_empty()) {
             w.apply(fd);
         }
+        let mut left = MOST_AT_ONCE;
         while !self.queue.is_empty() {
+            if left == 0 {
+                return Ok(Sent::Part);
+            }
             let offered = Cell::new(0);
             let counted = self.parts(slots).inspect(|p| {
                 offered.set(offered.get() + part_len(p));
             });
-            let n = match socket::send(fd, counted) {
+            let n = match socket::send(fd, counted, left) {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(e),
             };
+            self.passed += n as u64;
             self.advance(n, |slot| freed(slots, slot));
-            if n < offered.get() {
+            if n < offered.get().min(left) {
                 return Ok(Sent::Full);
             }
+            left -= n;
         }
         Ok(Sent::All)
     }
@@ -177,7 +205,7 @@ impl Outbox {
                     Body::None => (&[], [].iter()),
                     Body::Text(t) => (t.as_bytes(), [].iter()),
                     Body::Bytes(b) => (b.as_slice(), [].iter()),
-                    Body::Slot(s) => (&[], slots.get(*s).buffers.iter()),
+                    Body::Slot(s) => (&[], slots.get(*s).data().iter()),
                 };
                 [&r.head[..r.head_len as usize], bytes]
                     .into_iter()
@@ -208,12 +236,10 @@ impl Outbox {
             }
             n -= left;
             self.sent = 0;
-            if let Some(Reply {
-                body: Body::Slot(slot),
-                ..
-            }) = self.queue.pop_front()
-            {
-                freed(slot);
+            match self.queue.pop_front().map(|r| r.body) {
+                Some(Body::Slot(slot)) => freed(slot),
+                Some(Body::Bytes(_)) => self.descriptions -= 1,
+                _ => {}
             }
         }
     }

@@ -1,8 +1,9 @@
 //! The listener's thread, and negotiations on short-lived threads of their own.
 
 use super::config::NbdConfig;
-use super::handshake::{ExportTable, Handshake, Negotiated, Step};
-use super::listener::{Listener, NbdAddr, Stream};
+use super::handshake::{Door, ExportTable, Handshake, Negotiated, Step};
+use super::listener::{Listener, NbdAddr, Peer, Stream};
+use super::shares::Ticket;
 use super::source::NbdSource;
 use parking_lot::Mutex;
 use pvblk_backend::{RequestSource, Seldom, seldom};
@@ -10,6 +11,7 @@ use pvblk_block::Error;
 use pvblk_sys::{EventFd, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,12 +24,16 @@ pub type Deliver = dyn Fn(&str, Box<dyn RequestSource>) + Send + Sync;
 
 /// Bytes taken from a negotiating client at once.
 const PIECE: usize = 4096;
+/// How long a new client waits for the place of one that negotiates: a flood of them gets at most a thousand threads a second.
+const PACE: Duration = Duration::from_millis(1);
 /// How long [`NbdServer::stop`] waits for clients to take their last replies.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// A live connection, negotiating or served.
 struct Connection {
     socket: Weak<OwnedFd>,
+    peer: Peer,
+    /// Cut connections don't.
     negotiating: bool,
 }
 
@@ -164,15 +170,15 @@ fn accept_all(listener: &Listener, poller: &Poller, shared: &Arc<Shared>) {
             continue;
         }
         match listener.accept() {
-            Ok(stream) => start(stream, shared),
+            Ok((stream, peer)) => start(stream, peer, shared),
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(e) => {
                 // Out of descriptors, most likely: don't spin on the connection that can't be taken.
+                let addr = shared.addr.to_string();
                 seldom!(
                     warn,
-                    Seldom::of(&shared.addr.to_string(), "accept"),
-                    "{}: accepting a connection: {e}",
-                    shared.addr
+                    Seldom::of(&addr, "accept"),
+                    "{addr}: accepting a connection: {e}"
                 );
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -180,54 +186,73 @@ fn accept_all(listener: &Listener, poller: &Poller, shared: &Arc<Shared>) {
     }
 }
 
-/// Starts a negotiation on a thread of its own, if the bounds allow.
-fn start(stream: Stream, shared: &Arc<Shared>) {
+/// Which negotiation has to go when there are too many: the oldest of the client that has most, so that a flood meets only itself.
+fn surplus(live: &HashMap<u64, Connection>) -> Option<u64> {
+    let negotiating = || live.iter().filter(|(_, c)| c.negotiating);
+    let mut of_peer: HashMap<Peer, usize> = HashMap::new();
+    negotiating().for_each(|(_, c)| *of_peer.entry(c.peer).or_default() += 1);
+    let most = of_peer.values().max()?;
+    negotiating()
+        .filter(|(_, c)| of_peer.get(&c.peer) == Some(most))
+        .map(|(&id, _)| id)
+        .min()
+}
+
+/// Starts a negotiation on a thread of its own.
+fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
     let socket: Arc<OwnedFd> = Arc::new(stream.into());
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
-    {
+    let cut = {
         let mut live = shared.live.lock();
+        let new = Connection {
+            socket: Arc::downgrade(&socket),
+            peer,
+            negotiating: true,
+        };
+        live.insert(id, new);
         let negotiating = live.values().filter(|c| c.negotiating).count();
-        let config = &shared.config;
-        if live.len() >= config.max_connections || negotiating >= config.max_handshakes {
-            seldom!(
-                warn,
-                Seldom::of(&shared.addr.to_string(), "refused"),
-                "{}: connection refused: {} are live (at most {}), {negotiating} negotiate (at most {})",
-                shared.addr,
-                live.len(),
-                config.max_connections,
-                config.max_handshakes
-            );
-            return;
+        match negotiating > shared.config.max_handshakes.max(1) {
+            true => surplus(&live).and_then(|id| live.get_mut(&id)).map(|c| {
+                c.negotiating = false;
+                c.socket.upgrade()
+            }),
+            false => None,
         }
-        live.insert(
-            id,
-            Connection {
-                socket: Arc::downgrade(&socket),
-                negotiating: true,
-            },
+    };
+    if let Some(socket) = cut {
+        let (addr, most) = (shared.addr.to_string(), shared.config.max_handshakes);
+        seldom!(
+            warn,
+            Seldom::of(&addr, "refused"),
+            "{addr}: more than {most} clients negotiate: the oldest one of those with most is let go"
         );
+        if let Some(socket) = socket {
+            let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+        }
+        std::thread::sleep(PACE);
     }
     let guard = Guard {
         live: Arc::clone(&shared.live),
         id,
     };
-    let place = shared.addr.to_string();
     let shared = Arc::clone(shared);
     let spawned = std::thread::Builder::new()
         .name(format!("pvblk-nbd-{id}"))
         .stack_size(256 * 1024)
         .spawn(move || negotiate_and_deliver(socket, guard, &shared));
     if let Err(e) = spawned {
-        let count = Seldom::of(&place, "thread");
-        seldom!(warn, count, "starting an NBD negotiation: {e}");
+        tracing::warn!("starting an NBD negotiation: {e}");
     }
 }
 
 fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
     let name = format!("nbd {} connection {}", shared.addr, guard.id);
     let deadline = Instant::now() + shared.config.handshake_timeout;
-    let negotiated = match negotiate(&socket, &*shared.exports, deadline) {
+    let counter = Counter {
+        shared,
+        ticket: Cell::new(None),
+    };
+    let negotiated = match negotiate(&socket, &counter, deadline) {
         Ok(Some(n)) => n,
         Ok(None) => return tracing::debug!("{name}: closed by the client while negotiating"),
         Err(e) => {
@@ -239,41 +264,58 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
             return;
         }
     };
+    let Some(ticket) = counter.ticket.take() else {
+        return tracing::error!("{name}: it came in without a place");
+    };
     {
         let mut live = shared.live.lock();
+        match live.get_mut(&guard.id) {
+            // One that was let go at the last moment is cut already.
+            Some(c) if c.negotiating => c.negotiating = false,
+            _ => return,
+        }
         if shared.stopping.load(Ordering::Acquire) {
             return;
         }
-        if let Some(c) = live.get_mut(&guard.id) {
-            c.negotiating = false;
-        }
     }
     let export = negotiated.export.clone();
-    let connection = name;
-    let name = format!("{connection} export {export:?}");
+    tracing::debug!("{name}: serves export {export:?}");
+    let name = format!("{name} export {export:?}");
     let config = &shared.config;
-    let mut disk = export.clone();
-    if disk.is_empty() {
-        // The default export is the first.
-        disk.extend(shared.exports.list().into_iter().next().map(|e| e.name));
-    }
-    seldom!(
-        info,
-        Seldom::of(&disk, "connected"),
-        "{connection}: serves export {export:?}"
-    );
-    let guard = Some(Box::new(guard) as _);
-    let source = NbdSource::with_guard(&name, &disk, socket, *negotiated, config, guard);
+    let share = Arc::clone(&ticket.share);
+    let guard = Some(Box::new((guard, ticket)) as _);
+    let source = NbdSource::with_share(&name, &export, socket, *negotiated, config, share, guard);
     (shared.deliver)(&export, Box::new(source));
+}
+
+/// Counts a client in when it picks its export.
+struct Counter<'a> {
+    shared: &'a Shared,
+    ticket: Cell<Option<Ticket>>,
+}
+
+impl Door for Counter<'_> {
+    fn enter(&self, export: &str) -> Result<(), String> {
+        let disk = self.shared.exports.disk(export);
+        let shares = &self.shared.config.shares;
+        let share = shares.of(export, disk.as_deref());
+        let ticket = shares.enter(export, &share).inspect_err(|why| {
+            let addr = &self.shared.addr;
+            let count = Seldom::of(export, "refused");
+            seldom!(warn, count, "{addr}: client refused: {why}");
+        })?;
+        self.ticket.set(Some(ticket));
+        Ok(())
+    }
 }
 
 /// Negotiates; `None` if the client left in order.
 fn negotiate(
     socket: &OwnedFd,
-    exports: &dyn ExportTable,
+    counter: &Counter<'_>,
     deadline: Instant,
 ) -> Result<Option<Box<Negotiated>>, Error> {
-    let mut handshake = Handshake::new(exports);
+    let mut handshake = Handshake::with_door(&*counter.shared.exports, counter);
     let mut piece = [0; PIECE];
     send_all(socket, &handshake.take_output(), deadline)?;
     loop {
@@ -284,16 +326,20 @@ fn negotiate(
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
             Err(e) => return Err(Error::os("receiving options", e)),
         };
-        // On an error the client still gets what was to be said before it.
-        let step = handshake.feed(&piece[..n]);
-        let output = handshake.take_output();
-        if !output.is_empty() {
-            send_all(socket, &output, deadline)?;
-        }
-        match step? {
-            Step::More => {}
-            Step::Done(n) => return Ok(Some(n)),
-            Step::Aborted => return Ok(None),
+        let mut bytes = &piece[..n];
+        loop {
+            // On an error the client still gets what was to be said before it.
+            let step = handshake.feed(std::mem::take(&mut bytes));
+            let output = handshake.take_output();
+            if !output.is_empty() {
+                send_all(socket, &output, deadline)?;
+            }
+            match step? {
+                Step::More => break,
+                Step::Output => {}
+                Step::Done(n) => return Ok(Some(n)),
+                Step::Aborted => return Ok(None),
+            }
         }
     }
 }
@@ -325,6 +371,9 @@ fn wait(socket: &OwnedFd, events: PollFlags, deadline: Instant) -> Result<(), Er
     }
 }
 
+#[cfg(test)]
+#[path = "neighbour_tests.rs"]
+mod neighbour_tests;
 #[cfg(test)]
 #[path = "server_tests.rs"]
 mod tests;

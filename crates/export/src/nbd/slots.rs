@@ -11,10 +11,14 @@ pub(super) struct Slot {
     pub offset: u64,
     /// Bytes.
     pub len: u32,
+    /// Bytes of the first block before the request, and of the last one after it.
+    pub edges: Edges,
     pub op: Op,
     pub flags: RequestFlags,
-    /// The data. Empty while one request at the device has all of them.
+    /// Whole blocks for the data. Empty while one request at the device has all of them.
     pub buffers: Vec<Buffer>,
+    /// The data alone, where that is less than the blocks.
+    pub view: Vec<Buffer>,
     /// Requests at the device.
     pub pending: u32,
     /// No request for the device is left to be made.
@@ -25,6 +29,106 @@ pub(super) struct Slot {
     pub then_flush: bool,
     /// The first error, or success.
     pub status: Status,
+}
+
+/// What a request leaves out of its first and of its last block, in bytes. Both are 0 for most requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Edges {
+    pub before: u16,
+    pub after: u16,
+}
+
+impl Edges {
+    /// Of `len` bytes from `offset`, with blocks of `block` bytes: 512 or 4096.
+    #[inline]
+    pub(super) fn of(offset: u64, len: u32, block: u32) -> Edges {
+        let mask = u64::from(block - 1);
+        let end = offset.wrapping_add(u64::from(len));
+        Edges {
+            before: (offset & mask) as u16,
+            after: (end.wrapping_neg() & mask) as u16,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_none(self) -> bool {
+        self == Edges::default()
+    }
+
+    /// Bytes in all.
+    #[inline]
+    pub(super) fn bytes(self) -> usize {
+        usize::from(self.before) + usize::from(self.after)
+    }
+}
+
+impl Slot {
+    /// Bytes of all blocks that the request touches.
+    #[inline]
+    pub(super) fn whole_len(&self) -> u64 {
+        u64::from(self.len) + self.edges.bytes() as u64
+    }
+
+    /// First sector (512 B) of these blocks.
+    #[inline]
+    pub(super) fn first_sector(&self) -> u64 {
+        (self.offset - u64::from(self.edges.before)) / SECTOR
+    }
+
+    /// Where the client's data are.
+    #[inline]
+    pub(super) fn data(&self) -> &[Buffer] {
+        match self.view.is_empty() {
+            true => &self.buffers,
+            false => &self.view,
+        }
+    }
+
+    /// Makes the view, if the data are less than the blocks.
+    pub(super) fn look(&mut self) {
+        if self.edges.is_none() || self.buffers.is_empty() {
+            return;
+        }
+        let (mut skip, mut left) = (usize::from(self.edges.before), self.len as usize);
+        for b in &self.buffers {
+            let n = b.len().saturating_sub(skip).min(left);
+            if n > 0 {
+                // In range by construction.
+                self.view.extend(b.slice(skip, n));
+            }
+            skip = skip.saturating_sub(b.len());
+            left -= n;
+        }
+    }
+
+    /// What the `n` bytes from byte `at` of its blocks need: how much of them one request may be, and what a write has to leave as it is.
+    fn piece(&self, at: u64, block: u64, n: u64) -> (u64, Edges) {
+        let len = self.whole_len();
+        let is_write = self.op.is_write();
+        let last = if is_write && self.edges.after > 0 {
+            len - block
+        } else {
+            len
+        };
+        if is_write && self.edges.before > 0 && at == 0 {
+            let after = if len == block { self.edges.after } else { 0 };
+            let before = self.edges.before;
+            return (block, Edges { before, after });
+        }
+        if at >= last {
+            let after = self.edges.after;
+            return (block.min(len - at), Edges { before: 0, after });
+        }
+        (n.min(last - at), Edges::default())
+    }
+}
+
+/// Marks a write of one block that leaves `stay` of it as it is.
+fn mark(request: &mut Request, stay: Edges) {
+    if !stay.is_none() {
+        request.flags |= RequestFlags::PARTIAL;
+        request.scratch = u64::from(stay.before) | u64::from(stay.after) << 16;
+    }
 }
 
 /// All slots of a connection; they are used again with their memory.
@@ -55,16 +159,24 @@ impl Slots {
     }
 
     /// A slot for `r`, with its buffers moved in from `buffers`.
-    pub(super) fn insert(&mut self, r: &NbdRequest, op: Op, buffers: &mut Vec<Buffer>) -> u32 {
+    pub(super) fn insert(
+        &mut self,
+        r: &NbdRequest,
+        edges: Edges,
+        op: Op,
+        buffers: &mut Vec<Buffer>,
+    ) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.all.push(Slot {
                 cookie: 0,
                 command: r.command,
                 offset: 0,
                 len: 0,
+                edges: Edges::default(),
                 op,
                 flags: RequestFlags::empty(),
                 buffers: Vec::new(),
+                view: Vec::new(),
                 pending: 0,
                 issued: false,
                 whole: false,
@@ -78,9 +190,10 @@ impl Slots {
         s.command = r.command;
         s.offset = r.offset;
         s.len = r.len;
+        s.edges = edges;
         s.op = op;
         s.flags = RequestFlags::empty();
-        debug_assert!(s.buffers.is_empty());
+        debug_assert!(s.buffers.is_empty() && s.view.is_empty());
         std::mem::swap(&mut s.buffers, buffers);
         s.pending = 0;
         s.issued = false;
@@ -133,12 +246,13 @@ impl Cut {
     }
 
     /// Makes `request` the next part that the device takes; returns true if it is the last.
-    pub(super) fn next(&mut self, slot: &mut Slot, limits: &Limits, request: &mut Request) -> bool {
+    pub(super) fn next(&mut self, slot: &mut Slot, part: &PartSize, request: &mut Request) -> bool {
         let start = self.done;
-        let most = most_bytes(limits);
-        let mut room = most;
+        let first = slot.first_sector() * SECTOR + start;
+        let (room, stay) = slot.piece(start, part.block, part.at(first));
+        let mut room = room as usize;
         while room > 0
-            && request.buffers.len() < limits.max_segments.max(1) as usize
+            && request.buffers.len() < part.max_segments
             && let Some(b) = slot.buffers.get(self.buffer)
         {
             let n = (b.len() - self.skip).min(room);
@@ -156,27 +270,146 @@ impl Cut {
         request.reset(
             slot.op,
             slot.flags,
-            (slot.offset + start) / SECTOR,
+            first / SECTOR,
             sectors,
             u64::from(self.slot),
         );
+        mark(request, stay);
         slot.pending += 1;
         slot.issued = self.buffer == slot.buffers.len();
         slot.issued
     }
 }
 
-/// Most bytes of one request to the device, in whole blocks.
-fn most_bytes(limits: &Limits) -> usize {
-    let block = limits.logical_sector_bytes as usize;
-    let most = limits.max_sectors as usize * SECTOR as usize;
-    (most / block * block).max(block)
+/// Bytes of a part, unless the device's own unit is larger: so much of one request is done before a worker looks at its other lanes.
+pub(super) const PART: u64 = 256 << 10;
+
+/// A block of `len` bytes, which lies in one of the buffers.
+fn block_at(buffers: &[Buffer], mut at: usize, len: usize) -> Option<Buffer> {
+    for b in buffers {
+        if at < b.len() {
+            return b.slice(at, len);
+        }
+        at -= b.len();
+    }
+    None
 }
 
-/// True if the device takes all of a slot's data in one request.
-#[inline]
-pub(super) fn fits(slot: &Slot, limits: &Limits) -> bool {
-    slot.len as usize <= most_bytes(limits) && slot.buffers.len() <= limits.max_segments as usize
+/// How large requests are cut for a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartSize {
+    /// Most bytes of one request, in whole blocks.
+    bytes: u64,
+    /// Parts end at multiples of it, where it isn't 0: a row of an array isn't cut.
+    unit: u64,
+    block: u64,
+    max_segments: usize,
+}
+
+impl PartSize {
+    pub(super) fn of(limits: &Limits) -> PartSize {
+        let block = u64::from(limits.logical_sector_bytes);
+        let optimal = u64::from(limits.optimal_bytes);
+        let device = u64::from(limits.max_sectors) * SECTOR;
+        let wanted = match optimal {
+            0 => PART,
+            n => (PART / n * n).max(n),
+        };
+        PartSize {
+            bytes: (device.min(wanted) / block * block).max(block),
+            unit: if wanted <= device { optimal } else { 0 },
+            block,
+            max_segments: limits.max_segments.max(1) as usize,
+        }
+    }
+
+    /// Most bytes of a part that begins at byte `at` of the device.
+    fn at(&self, at: u64) -> u64 {
+        match self.unit {
+            0 => self.bytes,
+            unit => self.bytes - at % unit,
+        }
+    }
+
+    /// True if the device takes all of a slot's data in one request.
+    #[inline]
+    pub(super) fn fits(&self, slot: &Slot) -> bool {
+        slot.whole_len() <= self.bytes
+            && slot.buffers.len() <= self.max_segments
+            && (slot.edges.is_none() || slot.op == Op::Read)
+    }
+}
+
+/// A request of one length that several of the device follow from, without data of the client: zeros where the device
+/// can't write them by itself, or at the edges of blocks, and what is to be cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Walk {
+    pub slot: u32,
+    /// Bytes of its blocks already asked for.
+    done: u64,
+}
+
+impl Walk {
+    pub(super) fn new(slot: u32) -> Walk {
+        Walk { slot, done: 0 }
+    }
+
+    /// Makes `request` the next one; returns true if it is the last. `zeros`: a buffer of zeros, if the device is to be sent them.
+    pub(super) fn next(
+        &mut self,
+        slot: &mut Slot,
+        part: &PartSize,
+        zeros: Option<&Buffer>,
+        request: &mut Request,
+    ) -> bool {
+        let first = slot.first_sector() * SECTOR + self.done;
+        let is_load = slot.op == Op::Read;
+        let most = match (zeros, is_load) {
+            (None, false) => u64::MAX,
+            (Some(zeros), _) => part.at(first).min(zeros.len() as u64),
+            (None, true) => {
+                let room = slot.buffers.first().map_or(0, Buffer::len) as u64;
+                part.at(first).min(room)
+            }
+        };
+        let (n, stay) = slot.piece(self.done, part.block, most);
+        let len = n as usize;
+        let op = match (stay.is_none(), zeros) {
+            _ if is_load => {
+                // Read one after another: nobody looks at them.
+                let buffer = slot.buffers.first().and_then(|b| b.slice(0, len));
+                request.buffers.extend(buffer);
+                Op::Read
+            }
+            (true, None) => Op::WriteZeroes,
+            (true, Some(zeros)) => {
+                request.buffers.extend(zeros.slice(0, len));
+                Op::Write
+            }
+            (false, _) => {
+                // The edges' blocks lie one behind the other.
+                let at = if stay.before > 0 || slot.edges.before == 0 {
+                    0
+                } else {
+                    len
+                };
+                request.buffers.extend(block_at(&slot.buffers, at, len));
+                Op::Write
+            }
+        };
+        let mut flags = slot.flags;
+        if op == Op::Write {
+            flags.remove(RequestFlags::NO_UNMAP);
+            flags |= RequestFlags::STABLE_BUFFERS;
+        }
+        let (sector, sectors) = (first / SECTOR, n / SECTOR);
+        request.reset(op, flags, sector, sectors, u64::from(self.slot));
+        mark(request, stay);
+        self.done += n;
+        slot.pending += 1;
+        slot.issued = self.done == slot.whole_len();
+        slot.issued
+    }
 }
 
 #[cfg(test)]
@@ -205,22 +438,23 @@ mod tests {
                 max_segments,
                 ..Limits::default()
             };
-            let index = slots.insert(&r, Op::Read, &mut buffers);
+            let part = PartSize::of(&limits);
+            let index = slots.insert(&r, Edges::default(), Op::Read, &mut buffers);
             let slot = slots.get_mut(index);
-            assert!(!fits(slot, &limits) || max_segments > 2);
+            assert!(!part.fits(slot) || max_segments > 2);
             let mut cut = Cut::new(index);
             let (mut sector, mut offset) = (2048, 0);
             loop {
-                let mut part = Request::new(Op::Flush, 0, 0, 0);
-                let last = cut.next(slot, &limits, &mut part);
-                assert_eq!((part.sector, part.tag), (sector, u64::from(index)));
-                assert!(part.sectors > 0 && part.sectors <= u64::from(max_sectors));
-                assert!(part.buffers.len() <= max_segments as usize);
-                for b in &part.buffers {
+                let mut next = Request::new(Op::Flush, 0, 0, 0);
+                let last = cut.next(slot, &part, &mut next);
+                assert_eq!((next.sector, next.tag), (sector, u64::from(index)));
+                assert!(next.sectors > 0 && next.sectors <= u64::from(max_sectors));
+                assert!(next.buffers.len() <= max_segments as usize);
+                for b in &next.buffers {
                     assert_eq!(b.offset(), offset);
                     offset += b.len();
                 }
-                sector += part.sectors;
+                sector += next.sectors;
                 if last {
                     break;
                 }

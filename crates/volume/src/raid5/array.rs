@@ -202,6 +202,7 @@ impl Raid5 {
                 false => 0,
             },
             readahead_bytes: most(|l| l.readahead_bytes),
+            caches_reads: false,
             write_zeroes: !read_only,
             read_only,
             volatile_cache: all.iter().any(|l| l.volatile_cache),

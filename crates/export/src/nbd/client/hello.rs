@@ -39,6 +39,7 @@ impl Terms {
             physical_sector_bytes: self.preferred_block.clamp(sector, 1 << 20),
             optimal_bytes: 0,
             readahead_bytes: 0,
+            caches_reads: false,
             max_sectors: self.max_block / SECTOR as u32,
             max_segments: 1024,
             discard_granularity_bytes: if trim { sector } else { 0 },

@@ -78,7 +78,13 @@ impl Inbox {
         let room = if missing >= DIRECT { NARROW } else { CAPACITY };
         let until = (self.end + room).min(CAPACITY);
         let asked = missing + until - self.end;
-        let n = match socket::recv(fd, buffers, at, &mut self.bytes[self.end..until]) {
+        let n = match socket::recv(
+            fd,
+            buffers,
+            at,
+            &mut self.bytes[self.end..until],
+            usize::MAX,
+        ) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => n,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok((0, false)),

@@ -122,7 +122,7 @@ impl NbdQueue {
     fn send(&mut self) -> Result<(), String> {
         while !self.outgoing.is_empty() {
             let parts = parts(&self.outgoing, &self.slots, self.sent);
-            match socket::send(self.socket.as_fd(), parts) {
+            match socket::send(self.socket.as_fd(), parts, usize::MAX) {
                 Ok(n) => self.advance(n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -481,7 +481,8 @@ impl Drop for NbdQueue {
         // Politeness only: a command half sent would be taken for its beginning.
         if !self.failed && self.outgoing.is_empty() {
             let bye = reply::request(0, 2, 0, 0, 0);
-            let _ = socket::send(self.socket.as_fd(), [Part::Bytes(&bye)].into_iter());
+            let bye = [Part::Bytes(&bye)].into_iter();
+            let _ = socket::send(self.socket.as_fd(), bye, usize::MAX);
         }
     }
 }

@@ -3,8 +3,10 @@
 use super::{Expect, NbdSource};
 use crate::nbd::check::{self, Verdict};
 use crate::nbd::proto::{self, Command, NbdRequest, REQUEST_BYTES, err};
-use pvblk_backend::SourceEnd;
-use pvblk_block::{Buffer, Request, SECTOR};
+use crate::nbd::receive::MOST_AT_ONCE;
+use crate::nbd::slots::Edges;
+use pvblk_backend::{BufferPool, SourceEnd};
+use pvblk_block::{Buffer, Op, Request, SECTOR};
 use std::io;
 use std::os::fd::AsFd;
 
@@ -16,7 +18,7 @@ impl NbdSource {
         out: &mut Vec<Box<Request>>,
     ) -> Result<(), SourceEnd> {
         self.held_up = false;
-        while out.len() < target && !self.leaving {
+        while out.len() < target && self.left > 0 && !self.leaving {
             match self.expect {
                 Expect::Header => {
                     let Some(header) = self.inbox.header() else {
@@ -35,12 +37,13 @@ impl NbdSource {
                 }
                 Expect::Payload { slot, filled } => {
                     let s = self.slots.get(slot);
-                    let filled = filled + self.inbox.copy_to(&s.buffers, filled);
+                    let filled = filled + self.inbox.copy_to(s.data(), filled);
                     if filled < s.len as usize {
                         self.expect = Expect::Payload { slot, filled };
                         break;
                     }
                     self.expect = Expect::Header;
+                    self.slots.get_mut(slot).view.clear();
                     self.issue(slot, target, out);
                 }
                 Expect::Refused {
@@ -83,15 +86,25 @@ impl NbdSource {
         if self.slots.is_full() || self.outbox.len() >= 2 * self.depth as usize {
             return Ok(false);
         }
+        if r.command == Command::BlockStatus && self.is_full_of_statuses() {
+            return Ok(false);
+        }
         self.terms.size_bytes = self.device.capacity_sectors().saturating_mul(SECTOR);
         let mut verdict = check::check(r, &self.terms);
-        let has_data = matches!(r.command, Command::Read | Command::Write);
-        if verdict == Verdict::Run && has_data && !self.pool.take(r.len as usize, &mut self.scratch)
-        {
-            if self.pool.used_pages() > 0 {
-                return Ok(false);
+        let edges = Edges::of(r.offset, r.len, self.limits.logical_sector_bytes);
+        if verdict == Verdict::Run {
+            let bytes = match r.command {
+                Command::Read | Command::Write => r.len as usize + edges.bytes(),
+                Command::WriteZeroes => self.scratch_bytes(Op::WriteZeroes, r, edges),
+                Command::Cache => self.scratch_bytes(Op::Read, r, edges),
+                _ => 0,
+            };
+            if bytes > 0 && !self.take_memory(bytes) {
+                if self.may_wait(bytes) {
+                    return Ok(false);
+                }
+                verdict = Verdict::Refuse(err::ENOMEM);
             }
-            verdict = Verdict::Refuse(err::ENOMEM);
         }
         self.inbox.skip(REQUEST_BYTES);
         let is_write = r.command == Command::Write;
@@ -99,13 +112,6 @@ impl NbdSource {
         self.inbox.expect_like(if is_stored { r.len } else { 0 });
         match verdict {
             Verdict::Disconnect => self.leaving = true,
-            Verdict::Break => {
-                return Err(self.broken(format_args!(
-                    "a write of {} bytes, more than {}",
-                    r.len,
-                    proto::MAX_PAYLOAD
-                )));
-            }
             Verdict::Refuse(error) if is_write && r.len > 0 => {
                 self.expect = Expect::Refused {
                     left: r.len as usize,
@@ -116,9 +122,35 @@ impl NbdSource {
             Verdict::Refuse(error) => self.outbox.error(r.cookie, error),
             Verdict::Nothing if r.command == Command::Read => self.outbox.no_data(r.cookie),
             Verdict::Nothing => self.outbox.done(r.cookie),
-            Verdict::Run => self.run(r, target, out),
+            Verdict::Run => self.run(r, edges, target, out),
         }
         Ok(true)
+    }
+
+    /// Memory for a request, in `scratch`. Where the disk's budget has no room, the connection is woken when there is some.
+    fn take_memory(&mut self, bytes: usize) -> bool {
+        let mut taken = self.pool.take(bytes, &mut self.scratch);
+        if !taken && self.pool.is_short_of_budget() {
+            self.short = true;
+            if let Some(waiter) = &self.waiter {
+                self.share.memory.wait(waiter);
+                // Some may have come back before it was on the list.
+                taken = self.pool.take(bytes, &mut self.scratch);
+            }
+        }
+        if taken && std::mem::take(&mut self.short) {
+            // There may be room for the next one, too.
+            self.share.memory.pass_on();
+        }
+        taken
+    }
+
+    /// True if memory that wasn't to be had will be.
+    fn may_wait(&self, bytes: usize) -> bool {
+        if self.pool.is_short_of_budget() {
+            return self.share.memory.may_hold(BufferPool::claimed_for(bytes));
+        }
+        self.pool.used_pages() > 0
     }
 
     /// One receive call.
@@ -126,11 +158,12 @@ impl NbdSource {
         let (buffers, filled, missing): (&[Buffer], _, _) = match self.expect {
             Expect::Payload { slot, filled } => {
                 let s = self.slots.get(slot);
-                (&s.buffers, filled, s.len as usize - filled)
+                (s.data(), filled, s.len as usize - filled)
             }
             _ => (&[], 0, 0),
         };
         let fd = self.socket.as_fd();
+        self.more_received = false;
         match self.inbox.receive(fd, buffers, filled, missing) {
             Ok((_, 0)) => {
                 if self.inbox.len() > 0 || !matches!(self.expect, Expect::Header) {
@@ -138,7 +171,9 @@ impl NbdSource {
                 }
                 self.leaving = true;
             }
-            Ok((direct, _)) => {
+            Ok((direct, n)) => {
+                self.received += n as u64;
+                self.more_received = n == MOST_AT_ONCE;
                 if let Expect::Payload { filled, .. } = &mut self.expect {
                     *filled += direct;
                 }

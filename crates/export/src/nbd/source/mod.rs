@@ -7,6 +7,9 @@
 
 mod intake;
 mod issue;
+mod stall;
+mod status;
+mod walk;
 
 use super::check::Terms;
 use super::config::NbdConfig;
@@ -14,15 +17,21 @@ use super::handshake::Negotiated;
 use super::proto::{self, Command};
 use super::receive::Inbox;
 use super::reply::{Outbox, Sent};
-use super::slots::{Cut, Slots};
+use super::shares::DiskShare;
+use super::slots::{Cut, PartSize, Slots, Walk};
 use super::window::Window;
-use pvblk_backend::{BufferPool, Pulled, RequestSource, SourceEnd, SpareRequests};
+use pvblk_backend::{
+    BufferPool, LaneWaker, Pulled, RequestSource, SourceEnd, SpareRequests, Waiter,
+};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Error, ErrorKind, Limits, Readiness, Request, Status,
 };
 use rustix::net::AddressFamily;
+use stall::Stall;
+use status::Statuses;
 use std::any::Any;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -30,6 +39,9 @@ use std::time::{Duration, Instant};
 
 /// An idle connection gives back what it may not keep after this time; a busy one what it doesn't need, as often.
 const IDLE: Duration = Duration::from_millis(100);
+
+/// Bytes of requests that one pull takes: a worker's other lanes wait for it.
+const PULLED_AT_ONCE: u64 = 256 << 10;
 
 /// What the next bytes from the client are.
 enum Expect {
@@ -63,8 +75,18 @@ pub struct NbdSource {
     scratch: Vec<Buffer>,
     spare: SpareRequests,
     cut: Option<Cut>,
+    /// Requests that are made step by step, besides `cut`.
+    walks: VecDeque<Walk>,
+    part: PartSize,
+    /// Bytes that this pull may still take.
+    left: u64,
+    /// This pull has a request for a part of a block.
+    partial: bool,
+    /// The last receive took all it may at a time.
+    more_received: bool,
     /// A block status was answered in this pull.
     described: bool,
+    statuses: Statuses,
     /// Slots whose flush is due.
     flushes: Vec<u32>,
     /// Slots that will need one.
@@ -81,6 +103,19 @@ pub struct NbdSource {
     dead: bool,
     /// Something happened since the last `arm`.
     busy: bool,
+    /// Bytes received.
+    received: u64,
+    unread: Stall,
+    unsent: Stall,
+    stall_timeout: Duration,
+    /// When to look whether the client is stalled.
+    let_go_at: Option<Instant>,
+    share: Arc<DiskShare>,
+    waker: Option<LaneWaker>,
+    /// How it waits for the disk's memory, once it is with a worker.
+    waiter: Option<Arc<Waiter>>,
+    /// It waits for that now.
+    short: bool,
     trim_at: Option<Instant>,
     inbox_gauge: Gauge,
     _guard: Option<Box<dyn Any + Send>>,
@@ -95,23 +130,25 @@ impl NbdSource {
         config: &NbdConfig,
     ) -> NbdSource {
         let disk = negotiated.export.clone();
-        NbdSource::with_guard(name, &disk, Arc::new(socket), negotiated, config, None)
+        let socket = Arc::new(socket);
+        let share = DiskShare::alone();
+        NbdSource::with_share(name, &disk, socket, negotiated, config, share, None)
     }
 
-    /// As [`NbdSource::new`], for a disk of that name; `guard` is dropped with the source.
-    pub(super) fn with_guard(
+    /// As [`NbdSource::new`], for a disk of that name with this share; `guard` is dropped with the source.
+    pub(super) fn with_share(
         name: &str,
         disk: &str,
         socket: Arc<OwnedFd>,
         negotiated: Negotiated,
         config: &NbdConfig,
+        share: Arc<DiskShare>,
         guard: Option<Box<dyn Any + Send>>,
     ) -> NbdSource {
         let device = negotiated.device;
         let limits = device.limits();
         let depth = config.bounded_depth();
         let terms = Terms::new(
-            &limits,
             negotiated.transmission_flags,
             negotiated.structured,
             negotiated.base_allocation,
@@ -123,7 +160,8 @@ impl NbdSource {
             &format!("{name}: data"),
             device.buffer_source(),
             config.bounded_in_flight() / pvblk_sys::PAGE_SIZE,
-        );
+        )
+        .with_budget(&share.memory);
         let domain = rustix::net::sockopt::socket_domain(&socket);
         let window = (domain == Ok(AddressFamily::UNIX)).then(Window::default);
         NbdSource {
@@ -140,7 +178,13 @@ impl NbdSource {
             scratch: Vec::new(),
             spare: SpareRequests::default(),
             cut: None,
+            walks: VecDeque::new(),
+            part: PartSize::of(&limits),
+            left: 0,
+            partial: false,
+            more_received: false,
             described: false,
+            statuses: Statuses::default(),
             flushes: Vec::new(),
             flushes_later: 0,
             in_flight: 0,
@@ -149,11 +193,26 @@ impl NbdSource {
             leaving: false,
             dead: false,
             busy: true,
+            received: 0,
+            unread: Stall::default(),
+            unsent: Stall::default(),
+            stall_timeout: config.stall_timeout,
+            let_go_at: None,
+            share,
+            waker: None,
+            waiter: None,
+            short: false,
             trim_at: None,
             inbox_gauge: Gauge::new(format!("{name}: inbox"), MemoryKind::Heap, 128 << 10),
             device,
             _guard: guard,
         }
+    }
+
+    /// Bytes that were sent.
+    #[cfg(test)]
+    pub(super) fn passed(&self) -> u64 {
+        self.outbox.passed()
     }
 
     fn broken(&self, what: impl std::fmt::Display) -> SourceEnd {
@@ -171,13 +230,20 @@ impl NbdSource {
     fn has_work(&self) -> bool {
         self.in_flight < self.depth
             && (self.cut.is_some()
+                || self.more_received
+                || (self.short && self.waiter.is_none())
+                || self.has_steps()
                 || !self.flushes.is_empty()
                 || (!self.held_up && !self.leaving && self.has_input()))
     }
 
     /// True once nothing is left to be yielded to a client that leaves.
     fn is_over(&self) -> bool {
-        self.leaving && self.cut.is_none() && self.flushes_later == 0
+        self.leaving
+            && self.cut.is_none()
+            && self.walks.is_empty()
+            && self.statuses.is_empty()
+            && self.flushes_later == 0
     }
 
     /// Answers a slot of which everything is done.
@@ -186,6 +252,7 @@ impl NbdSource {
         let (cookie, status) = (slot.cookie, slot.status);
         let send_data = status == Status::Ok && slot.command == Command::Read && !self.dead;
         if send_data {
+            slot.look();
             let (offset, len) = (slot.offset, slot.len);
             self.outbox.data(cookie, offset, len, index);
             return;
@@ -209,21 +276,69 @@ impl NbdSource {
         self.dead = true;
         self.leaving = true;
         let (pool, slots) = (&mut self.pool, &mut self.slots);
-        self.outbox.clear(|index| {
-            pool.give(&mut slots.get_mut(index).buffers);
-            slots.remove(index);
-        });
+        self.outbox.clear(|index| free(pool, slots, index));
+    }
+
+    /// When to give back what isn't needed.
+    fn arm_idle(&mut self) -> Option<Instant> {
+        if !self.busy && self.trim_at.is_none() {
+            return None;
+        }
+        let now = Instant::now();
+        let due = self.trim_at.is_some_and(|at| now >= at);
+        let idle = self.slots.used() == 0 && self.outbox.len() == 0;
+        if due && idle && !self.busy {
+            self.trim();
+            self.trim_at = None;
+            return None;
+        }
+        if due {
+            self.pool.decay();
+        }
+        if due || self.trim_at.is_none() {
+            self.trim_at = Some(now + IDLE);
+            self.busy = false;
+        }
+        self.trim_at
+    }
+
+    /// Gives back memory that isn't needed, or all; much of it on a thread of the disk's, as others on this worker would have to wait.
+    fn give_back(&mut self, all: bool) {
+        let Some(job) = self.pool.rest_elsewhere(all) else {
+            return;
+        };
+        let left = match &self.share.questions {
+            Some(disk) => disk.leave(job).err(),
+            None => Some(job),
+        };
+        if let Some(job) = left {
+            job();
+        }
     }
 
     fn trim(&mut self) {
-        self.pool.rest();
+        self.give_back(false);
         self.inbox.release();
         self.inbox_gauge.set(self.inbox.capacity() as u64);
         self.spare.release();
     }
 }
 
+/// Frees a slot whose data are sent.
+fn free(pool: &mut BufferPool, slots: &mut Slots, index: u32) {
+    let slot = slots.get_mut(index);
+    slot.view.clear();
+    pool.give(&mut slot.buffers);
+    slots.remove(index);
+}
+
 impl RequestSource for NbdSource {
+    fn bind(&mut self, waker: LaneWaker) {
+        let woken = waker.clone();
+        self.waiter = Some(Waiter::new(move || woken.wake()));
+        self.waker = Some(waker);
+    }
+
     fn describe(&self) -> String {
         self.name.clone()
     }
@@ -235,8 +350,12 @@ impl RequestSource for NbdSource {
     fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
         let before = out.len();
         let target = before + room.min((self.depth - self.in_flight) as usize);
+        self.left = PULLED_AT_ONCE;
+        self.partial = false;
+        self.take_answers();
         self.issue_flushes(target, out);
         self.issue_parts(target, out);
+        self.issue_steps(target, out);
         if self.cut.is_none() {
             self.parse(target, out)?;
             // What was here already comes first; the socket's turn is next time. An end of the stream counts only after
@@ -251,7 +370,9 @@ impl RequestSource for NbdSource {
         if self.is_over() && out.len() == before {
             return Err(SourceEnd::Closed);
         }
-        Ok(Pulled::default())
+        Ok(Pulled {
+            ordered: self.partial,
+        })
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
@@ -267,7 +388,7 @@ impl RequestSource for NbdSource {
             if slot.whole {
                 if slot.op.has_data() && request.buffers.is_empty() {
                     // The device lost the request, and the data's memory with it.
-                    self.pool.lose(slot.len as usize);
+                    self.pool.lose(slot.whole_len() as usize);
                 }
                 std::mem::swap(&mut request.buffers, &mut slot.buffers);
                 slot.whole = false;
@@ -292,18 +413,22 @@ impl RequestSource for NbdSource {
     }
 
     fn push(&mut self) -> Result<(), SourceEnd> {
+        let mut late = false;
         if self.outbox.len() == 0 || self.full {
             self.pool.settle();
-            return Ok(());
+            late = self.is_late();
+            if !late {
+                return Ok(());
+            }
         }
+        // One that is late gets a last chance: a socket takes some before it says that it is writable.
         self.busy = true;
         let pool = &mut self.pool;
         let held_up = &mut self.held_up;
         let sent = self
             .outbox
             .send(self.socket.as_fd(), &mut self.slots, |slots, index| {
-                pool.give(&mut slots.get_mut(index).buffers);
-                slots.remove(index);
+                free(pool, slots, index);
                 *held_up = false;
             });
         match sent {
@@ -311,7 +436,10 @@ impl RequestSource for NbdSource {
                 self.pool.settle();
                 self.full = sent == Sent::Full;
                 // Queued errors hold a client up, too.
-                self.held_up &= self.outbox.len() > 0;
+                self.held_up &= self.outbox.len() > 0 || self.short;
+                if late {
+                    return self.check_stall();
+                }
                 Ok(())
             }
             Err(e) => {
@@ -332,25 +460,16 @@ impl RequestSource for NbdSource {
         if self.has_work() || self.is_over() || replies_to_send {
             return Readiness::Ready;
         }
-        if !self.busy && self.trim_at.is_none() {
-            return Readiness::Wait(None);
+        let stalled = self.deadline();
+        match self.arm_idle() {
+            Some(at) => Readiness::Wait(Some(stalled.map_or(at, |s| s.min(at)))),
+            None => Readiness::Wait(stalled),
         }
-        let now = Instant::now();
-        let due = self.trim_at.is_some_and(|at| now >= at);
-        let idle = self.slots.used() == 0 && self.outbox.len() == 0;
-        if due && idle && !self.busy {
-            self.trim();
-            self.trim_at = None;
-            return Readiness::Wait(None);
-        }
-        if due {
-            self.pool.decay();
-        }
-        if due || self.trim_at.is_none() {
-            self.trim_at = Some(now + IDLE);
-            self.busy = false;
-        }
-        Readiness::Wait(self.trim_at)
+    }
+
+    fn deadline(&mut self) -> Option<Instant> {
+        self.let_go_at = self.stalled_at();
+        self.let_go_at
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -379,11 +498,18 @@ impl Drop for NbdSource {
     fn drop(&mut self) {
         // The pool's memory may be the device's: everything goes back.
         for slot in self.slots.iter_mut() {
+            slot.view.clear();
             self.pool.give(&mut slot.buffers);
         }
+        if self.short {
+            self.share.memory.pass_on();
+        }
+        self.give_back(true);
     }
 }
 
+#[cfg(test)]
+mod bounds_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]

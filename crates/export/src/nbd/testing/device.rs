@@ -54,6 +54,8 @@ pub struct MemDevice {
     pub fail_at: Arc<AtomicU64>,
     /// Completions are kept back.
     pub hold: Arc<AtomicBool>,
+    /// Questions about extents aren't answered.
+    pub hang_extents: AtomicBool,
     /// What reached the device.
     pub log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
     events: EventHub,
@@ -71,6 +73,7 @@ impl MemDevice {
             sectors: AtomicU64::new(bytes as u64 / 512),
             fail_at: Arc::new(AtomicU64::new(u64::MAX)),
             hold: Arc::default(),
+            hang_extents: AtomicBool::new(false),
             log: Arc::default(),
             events: EventHub::default(),
         })
@@ -94,6 +97,7 @@ impl BlockDevice for MemDevice {
             hold: Arc::clone(&self.hold),
             log: Arc::clone(&self.log),
             depth: c.depth as usize,
+            block: self.limits.logical_sector_bytes as usize,
             done: Vec::new(),
             rng: Rng(7),
         }))
@@ -102,6 +106,9 @@ impl BlockDevice for MemDevice {
         &self.events
     }
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        while self.hang_extents.load(Ordering::Relaxed) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let data = self.data.lock();
         for s in sector..sector + sectors {
             let bytes = &data[s as usize * 512..][..512];
@@ -126,6 +133,7 @@ struct MemQueue {
     hold: Arc<AtomicBool>,
     log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
     depth: usize,
+    block: usize,
     done: Vec<Completion>,
     rng: Rng,
 }
@@ -141,11 +149,17 @@ impl MemQueue {
         let range = r.sector as usize * 512..r.end() as usize * 512;
         let bytes = &mut data[range];
         let mut at = 0;
+        // As the lane does for the disk: a part of one block is written.
+        let keep = match r.flags.contains(RequestFlags::PARTIAL) {
+            true => [r.scratch & 0xffff, r.scratch >> 16].map(|n| n as usize),
+            false => [0; 2],
+        };
+        assert!(keep == [0; 2] || bytes.len() == self.block);
         for b in &r.buffers {
             let piece = &mut bytes[at..at + b.len()];
             match r.op {
                 Op::Read => b.write(0, piece),
-                _ => b.read(0, piece),
+                _ => b.read(keep[0], &mut piece[keep[0]..b.len() - keep[1]]),
             }
             at += b.len();
         }

@@ -3,6 +3,7 @@
 mod device;
 
 use super::proto::{self, Command, chunk, u32_at, u64_at};
+use super::shares::DiskShare;
 use super::{NbdConfig, NbdSource, Negotiated};
 pub use device::{MemDevice, Rng, pattern};
 use pvblk_backend::{RequestSource, SourceEnd};
@@ -39,6 +40,14 @@ pub struct Rig {
     got: Vec<u8>,
     /// The client doesn't read.
     pub stalled: bool,
+    /// Or it reads so much at a time.
+    pub reads_at_most: Option<usize>,
+    /// First sector and sectors of the requests with data.
+    pub pulled: Vec<(u64, u64)>,
+    /// Most bytes of requests in one pull.
+    pub most_pulled: u64,
+    /// Most bytes that one push sent.
+    pub most_passed: u64,
 }
 
 pub fn negotiated(device: Arc<dyn BlockDevice>, structured: bool) -> Negotiated {
@@ -55,11 +64,21 @@ pub fn negotiated(device: Arc<dyn BlockDevice>, structured: bool) -> Negotiated 
 
 impl Rig {
     pub fn new(device: &Arc<MemDevice>, structured: bool, config: &NbdConfig) -> Rig {
+        Rig::with_share(device, structured, config, DiskShare::alone())
+    }
+
+    pub fn with_share(
+        device: &Arc<MemDevice>,
+        structured: bool,
+        config: &NbdConfig,
+        share: Arc<DiskShare>,
+    ) -> Rig {
         let (client, server) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         let device: Arc<dyn BlockDevice> = Arc::clone(device) as _;
         let n = negotiated(Arc::clone(&device), structured);
-        let source = NbdSource::new("test", server.into(), n, config);
+        let socket = Arc::new(server.into());
+        let source = NbdSource::with_share("test", "disk", socket, n, config, share, None);
         let queue = Queue::open(&device, &QueueContext::new(source.depth())).unwrap();
         Rig {
             source,
@@ -75,6 +94,10 @@ impl Rig {
             reads: HashMap::new(),
             got: Vec::new(),
             stalled: false,
+            reads_at_most: None,
+            pulled: Vec::new(),
+            most_pulled: 0,
+            most_passed: 0,
         }
     }
 
@@ -109,13 +132,23 @@ impl Rig {
                 self.end = Some(end);
             }
             moved |= !self.batch.is_empty();
+            let with_data = self.batch.iter().filter(|r| r.op.has_data());
+            let pulled: Vec<_> = with_data.map(|r| (r.sector, r.sectors)).collect();
+            let bytes = pulled.iter().map(|(_, n)| n * 512).sum();
+            self.most_pulled = self.most_pulled.max(bytes);
+            self.pulled.extend(pulled);
             self.queue.submit(&mut self.batch);
         }
         self.in_flight_most = self.in_flight_most.max(self.queue.in_flight());
         moved |= self.queue.poll(&mut self.done) > 0;
         self.source.complete(&mut self.done);
+        let before = self.source.passed();
         if let Err(end) = self.source.push() {
             self.end.get_or_insert(end);
+        }
+        self.most_passed = self.most_passed.max(self.source.passed() - before);
+        if self.end.is_some() {
+            self.source.deadline();
         }
         if self.end.is_none()
             && self.queue.in_flight() < self.source.depth() as usize
@@ -132,7 +165,8 @@ impl Rig {
             return false;
         };
         let mut piece = [0; 65536];
-        match client.read(&mut piece) {
+        let most = self.reads_at_most.unwrap_or(piece.len());
+        match client.read(&mut piece[..most]) {
             Ok(n) => {
                 self.got.extend_from_slice(&piece[..n]);
                 n > 0
@@ -214,7 +248,7 @@ impl Rig {
         }
     }
 
-    fn take_reply(&mut self) -> Option<Reply> {
+    pub fn take_reply(&mut self) -> Option<Reply> {
         let b = &self.got;
         if b.len() < 16 {
             return None;

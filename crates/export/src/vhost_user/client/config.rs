@@ -103,6 +103,7 @@ impl Terms {
                     0,
                 ),
                 readahead_bytes: 0,
+                caches_reads: false,
                 write_zeroes: has(features, VIRTIO_BLK_F_WRITE_ZEROES),
                 read_only: has(features, VIRTIO_BLK_F_RO),
                 volatile_cache: has(features, VIRTIO_BLK_F_FLUSH),
