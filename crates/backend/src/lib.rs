@@ -13,6 +13,7 @@ mod fence;
 mod gate;
 mod grants;
 mod lane;
+mod losses;
 pub mod parse;
 mod parts;
 mod pool;
@@ -35,6 +36,7 @@ pub use fence::{Closed, Fence};
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
 pub use lane::Lane;
+pub use losses::{Losses, Seat, Submitted};
 pub use pool::{BufferPool, PoolCounters};
 pub use pressure::{
     DiskMemory, FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, Pressure, PressureReport,
@@ -43,7 +45,7 @@ pub use pressure::{
 pub use seldom::{Seldom, Times};
 pub use service::{DiskEnd, Key, Service};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
-pub use sources::{SourceState, Sources, Watch};
+pub use sources::{SourceState, Sources, Watch, memory_limit};
 pub use spare::SpareRequests;
 pub use stall::Stall;
 #[cfg(feature = "planted")]
