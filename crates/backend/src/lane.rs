@@ -16,6 +16,7 @@
 
 use crate::backend::Disk;
 use crate::gate::Pass;
+use crate::losses::{Seat, promises};
 use crate::parts::{PARTS_IN_FLIGHT, Parts};
 use crate::source::{RequestSource, SourceEnd};
 use crate::stall::Stall;
@@ -84,6 +85,8 @@ pub struct Lane {
     end: Option<SourceEnd>,
     /// For sources whose poll is a system call: the descriptor was reported readable.
     may_pull: bool,
+    /// While flushes have to fail: the seat, and the index of the next request.
+    owed: Option<Box<(Seat, u16)>>,
     tracer: Tracer,
     stall: Arc<Stall>,
     /// Until when a stopped lane waits for its last answers to be taken.
@@ -100,8 +103,10 @@ impl Lane {
         // A barrier or flush of the lane's own, and parts, come on top of what the source has in flight.
         let (queue, tracer) = disk.open_queue(source.depth() + 1 + PARTS_IN_FLIGHT)?;
         let parts = Parts::new(queue.limits());
+        let owed = source.seat();
         Ok(Lane {
             depth: source.depth() as usize,
+            owed: owed.map(|seat| Box::new((seat, source.position()))),
             source,
             queue,
             pass: disk.pass(),
@@ -167,6 +172,7 @@ impl Lane {
         // Where something came, more may follow: one more look is cheaper than a sleep. Where nothing
         // came, a level-triggered descriptor says by itself when there is more.
         self.may_pull = !self.batch.is_empty() || !self.source.poll_is_syscall();
+        let failed = self.owed.is_some() && self.fail_flushes();
         let traced = trace::is_on();
         if traced {
             self.tracer.arrived(&self.batch);
@@ -181,7 +187,7 @@ impl Lane {
             }
         };
         if self.batch.is_empty() {
-            return false;
+            return failed;
         }
         self.outstanding += self.batch.len();
         let sectors: u64 = self.batch.iter().map(|r| r.sectors).sum();
@@ -193,6 +199,34 @@ impl Lane {
                 self.trace_issue();
             }
             self.queue.submit(&mut self.batch);
+        }
+        true
+    }
+
+    /// Answers the flushes of the batch with an error, as long as they would say that lost writes are safe. True if there were any.
+    #[cold]
+    fn fail_flushes(&mut self) -> bool {
+        let Some(owed) = &mut self.owed else {
+            return false;
+        };
+        let (seat, next) = &mut **owed;
+        let from = std::mem::replace(next, self.source.position());
+        if !seat.fails(from) {
+            self.owed = None;
+            return false;
+        }
+        let failed = self.batch.extract_if(.., |r| promises(r));
+        let status = Status::IoError;
+        let mut failed: Vec<_> = failed
+            .map(|request| Completion { request, status })
+            .collect();
+        if failed.is_empty() {
+            return false;
+        }
+        self.source.complete(&mut failed);
+        match self.source.push() {
+            Ok(()) => seat.tell(),
+            Err(end) => self.end = Some(end),
         }
         true
     }

@@ -13,6 +13,7 @@ mod fence;
 mod gate;
 mod grants;
 mod lane;
+mod losses;
 pub mod parse;
 mod parts;
 mod pool;
@@ -35,6 +36,7 @@ pub use fence::{Closed, Fence};
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
 pub use lane::Lane;
+pub use losses::{Losses, Seat, Submitted};
 pub use pool::{BufferPool, PoolCounters};
 pub use pressure::{
     DiskMemory, FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, Pressure, PressureReport,

@@ -1,5 +1,6 @@
 //! What the back end serves: anything that yields requests and takes completions.
 
+use crate::losses::Seat;
 use crate::worker::LaneWaker;
 use pvblk_block::{Completion, Error, Readiness, Request};
 use std::os::fd::BorrowedFd;
@@ -101,6 +102,16 @@ pub trait RequestSource: Send {
 
     /// Nothing has come for 100 ms: what is kept for reuse goes.
     fn rest(&mut self) {}
+
+    /// Its seat, if writes of its peer may be lost; asked once, before the first pull.
+    fn seat(&mut self) -> Option<Seat> {
+        None
+    }
+
+    /// The index of the request that is pulled next, modulo 2^16; asked only of sources that have a seat.
+    fn position(&self) -> u16 {
+        0
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ pub enum MemoryKind {
     Anonymous,
     /// Pages shared with a peer or the kernel: guest memory, rings.
     Shared,
+    /// Shared memory of a peer that nobody has allocated yet: who touches it first pays for it. Part of what is mapped as `Shared`.
+    Unallocated,
 }
 
 /// One owner's memory.

@@ -2,10 +2,15 @@
 
 mod vhost_support;
 
-use pvblk_export::vhost_user::proto::{Code, ConfigHead, SingleRegion, features, flags};
-use pvblk_sys::fdpass;
+use pvblk_export::vhost_user::driver::Driver;
+use pvblk_export::vhost_user::proto::{
+    Code, ConfigHead, MemoryRegion, SingleRegion, features, flags,
+};
+use pvblk_sys::{Region, fdpass};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vhost_support::{Bed, ENTRIES, Front, GUEST, QUEUE_MEMORY, USER, eventually};
 use zerocopy::{FromBytes, IntoBytes};
@@ -207,6 +212,72 @@ fn memory_comes_and_goes_while_rings_run() {
     let table = [&4u64.to_le_bytes()[..], &table].concat();
     guest.must(Code::SetMemTable, &table, &[guest.memory.as_fd(); 4]);
     assert_eq!(guest.read(0, 1, 512), [6; 512]);
+}
+
+/// libblkio shares its rings in a file of 15,120 bytes: the last page of the mapping is behind its end in part.
+#[test]
+fn memory_that_ends_inside_a_page() {
+    const LEN: usize = 15_120;
+    let bed = Bed::new();
+    let mut guest = bed.front("a");
+    guest.negotiate();
+    let file = memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, LEN as u64).unwrap();
+    let region = |size: u64| MemoryRegion {
+        guest_address: GUEST,
+        size,
+        user_address: USER,
+        file_offset: 0,
+    };
+    let single = |size| SingleRegion {
+        padding: 0,
+        region: region(size),
+    };
+    guest.must(
+        Code::AddMemReg,
+        single(LEN as u64).as_bytes(),
+        &[file.as_fd()],
+    );
+    // Ring and data in it; a driver of whole pages sees the same.
+    let whole = Region::shared(file.as_fd(), 0, LEN.next_multiple_of(4096), true).unwrap();
+    guest.drivers[0] = Driver::new(Arc::new(whole), GUEST, 8, true);
+    let data = guest.drivers[0].data_offset();
+    assert!(data + 1024 <= LEN, "{data}");
+    guest.must(Code::SetVringNum, &Front::state(0, 8), &[]);
+    guest.must(Code::SetVringAddr, guest.place(0).as_bytes(), &[]);
+    guest.must(
+        Code::SetVringKick,
+        &0u64.to_le_bytes(),
+        &[guest.kicks[0].as_fd()],
+    );
+    guest.must(
+        Code::SetVringCall,
+        &0u64.to_le_bytes(),
+        &[guest.calls[0].as_fd()],
+    );
+    guest.must(
+        Code::SetVringErr,
+        &0u64.to_le_bytes(),
+        &[guest.errs[0].as_fd()],
+    );
+    guest.must(Code::SetVringEnable, &Front::state(0, 1), &[]);
+    for sector in 0..8 {
+        guest.write(0, sector, &[sector as u8 + 1; 512]);
+    }
+    for sector in 0..8 {
+        assert_eq!(guest.read(0, sector, 512), [sector as u8 + 1; 512]);
+    }
+    // Up to the last byte, and not behind it.
+    let last = GUEST + LEN as u64 - 512;
+    guest.drivers[0].build(0, 0, 3, &[(last, 512, true)], true);
+    guest.submit(0, 0);
+    assert_eq!(guest.wait_used(0), (0, 513));
+    let mut got = [0; 512];
+    guest.drivers[0].region().read(LEN - 512, &mut got);
+    assert_eq!(got, [4; 512]);
+    guest.drivers[0].build(0, 0, 3, &[(last + 1, 512, true)], true);
+    guest.submit(0, 0);
+    eventually("the ring is stopped", || guest.errs[0].drain());
 }
 
 #[test]

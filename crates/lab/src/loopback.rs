@@ -8,7 +8,7 @@ use pvblk_block::{BlockDevice, Buffer, Error, Region};
 use pvblk_frontend::{DiskProperties, FrontParts, FrontQueueParts, Granter};
 use pvblk_ring::grant::RESERVED_GRANTS;
 use pvblk_ring::{BackRing, EventFdChannel, FrontRing, RingSize};
-use pvblk_sys::{EventFd, PAGE_SIZE, create_sealed};
+use pvblk_sys::{PAGE_SIZE, PeerEvent, create_sealed};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ impl Loopback {
             let frames: Vec<u64> = (first..first + size.pages() as u64).collect();
             let ours = Region::from_frames(fd.as_fd(), &frames, true).map_err(mem)?;
             let theirs = Region::from_frames(fd.as_fd(), &frames, true).map_err(mem)?;
-            let (kick, call) = (EventFd::new().map_err(os)?, EventFd::new().map_err(os)?);
+            let (kick, call) = (PeerEvent::new().map_err(os)?, PeerEvent::new().map_err(os)?);
             let not_a_ring = || Error::config("not a ring size");
             front.push(FrontQueueParts {
                 ring: FrontRing::new(ours).ok_or_else(not_a_ring)?,

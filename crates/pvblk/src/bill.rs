@@ -32,6 +32,7 @@ pub fn totals(lines: &[MemoryLine]) -> (u64, u64, u64) {
     let sum = |shared: bool| {
         lines
             .iter()
+            .filter(|l| l.kind != MemoryKind::Unallocated)
             .filter(|l| (l.kind == MemoryKind::Shared) == shared)
             .map(|l| l.live_bytes)
             .sum()
@@ -39,7 +40,11 @@ pub fn totals(lines: &[MemoryLine]) -> (u64, u64, u64) {
     (
         sum(false),
         sum(true),
-        lines.iter().map(|l| l.cap_bytes).sum(),
+        lines
+            .iter()
+            .filter(|l| l.kind != MemoryKind::Unallocated)
+            .map(|l| l.cap_bytes)
+            .sum(),
     )
 }
 
@@ -89,6 +94,7 @@ fn row(out: &mut String, owner: &str, kind: MemoryKind, live: u64, cap: u64) {
         MemoryKind::Heap => "heap",
         MemoryKind::Anonymous => "private",
         MemoryKind::Shared => "shared",
+        MemoryKind::Unallocated => "not yet",
     };
     let _ = writeln!(
         out,

@@ -116,6 +116,10 @@ pub struct ServeArgs {
     /// Socket at which a virtual machine gets disk NAME by vhost-user-blk; may be given several times. One machine at a time
     #[arg(long, value_name = "NAME=unix:PATH")]
     pub vhost_user: Vec<String>,
+    /// Memory of all virtual machines together that nobody has allocated when they connect, and that is charged to the server's control group
+    /// where the server touches it first; `none`: no limit [default: half of the group's limit, if it has one]
+    #[arg(long, value_name = "SIZE|none")]
+    pub max_guest_unallocated: Option<String>,
     /// Serve Xen guests: `pvblk xen attach` makes a disk appear in one. For dom0 or a driver domain
     #[arg(long)]
     pub xen: bool,

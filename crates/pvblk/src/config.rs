@@ -32,6 +32,8 @@ pub struct ServeConfig {
     pub persistent_grants: bool,
     pub workers: usize,
     pub max_queues: u32,
+    /// Bytes of vhost-user guests' memory that nobody has allocated; `None`: no limit.
+    pub max_guest_unallocated: Option<u64>,
     pub max_ring: RingSize,
     pub spin_max: Duration,
     pub allow_remote: bool,
@@ -107,6 +109,7 @@ struct File {
     nbd: Vec<String>,
     workers: Option<usize>,
     max_queues: Option<u32>,
+    max_guest_unallocated: Option<String>,
     max_ring_pages: Option<u32>,
     spin_us: Option<u64>,
     #[serde(default)]
@@ -238,6 +241,10 @@ impl ServeConfig {
         if !(1..=MAX_QUEUES).contains(&max_queues) {
             bail!("--max-queues must be from 1 to {MAX_QUEUES}");
         }
+        let unallocated = args
+            .max_guest_unallocated
+            .as_ref()
+            .or(file.max_guest_unallocated.as_ref());
         let control = args.control.as_ref().or(file.control.as_ref());
         let control = control.map(|s| unix_path("--control", s)).transpose()?;
         let slow = |s: &String| time(s).map_err(|e| anyhow::anyhow!("slow = {s:?}: {e}"));
@@ -271,6 +278,7 @@ impl ServeConfig {
             persistent_grants: !(args.no_persistent_grants || file.no_persistent_grants),
             workers,
             max_queues,
+            max_guest_unallocated: guest_unallocated(unallocated)?,
             max_ring: ring_size("--max-ring-pages", pages)?,
             spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(50))?,
             allow_remote: args.allow_remote || file.allow_remote,
@@ -303,6 +311,18 @@ fn clients(args: &ServeArgs, file: &File) -> Result<ClientLimits> {
         connections_of_disk: of_disk.unwrap_or(default.connections_of_disk),
     }
     .check()
+}
+
+/// Without a word of the user: half of what the server's control group may have, so that guests can't have it killed.
+fn guest_unallocated(text: Option<&String>) -> Result<Option<u64>> {
+    match text.map(String::as_str) {
+        None => Ok(pvblk_backend::memory_limit().map(|bytes| bytes / 2)),
+        Some("none") => Ok(None),
+        Some(size) => match pvblk_volume::parse_size(size) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) => bail!("--max-guest-unallocated {size}: {e}; or none"),
+        },
+    }
 }
 
 fn read(path: &Path) -> Result<File> {
@@ -467,6 +487,19 @@ mod tests {
         a.vhost_user = vec!["a=unix:/tmp/x".into()];
         let c = ServeConfig::resolve(&a).unwrap();
         assert_eq!(c.vhost_user[0].path, Path::new("/tmp/x"));
+        for (text, limit) in [("none", None), ("3G", Some(3 << 30))] {
+            a.max_guest_unallocated = Some(text.into());
+            assert_eq!(
+                ServeConfig::resolve(&a).unwrap().max_guest_unallocated,
+                limit
+            );
+        }
+        a.max_guest_unallocated = Some("much".into());
+        let e = format!("{:#}", ServeConfig::resolve(&a).unwrap_err());
+        assert!(
+            e.contains("max-guest-unallocated") && !e.contains('\n'),
+            "{e}"
+        );
     }
 
     #[test]

@@ -230,6 +230,7 @@ impl Desk {
             MemoryKind::Heap => "heap",
             MemoryKind::Anonymous => "private",
             MemoryKind::Shared => "shared",
+            MemoryKind::Unallocated => "unallocated",
         };
         let owner = |l: pvblk_block::memory::MemoryLine| Owner {
             kind: kind(l.kind).to_owned(),

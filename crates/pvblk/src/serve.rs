@@ -80,7 +80,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                     config.max_queues
                 ));
             }
-            let host = VhostDisks::new(Arc::clone(&hub), config.max_queues);
+            let host = VhostDisks::new(
+                Arc::clone(&hub),
+                config.max_queues,
+                config.max_guest_unallocated,
+            );
             Some(VhostServer::bind(listens, Arc::new(host))?)
         }
     };

@@ -10,11 +10,16 @@ use std::sync::Arc;
 pub struct VhostDisks {
     hub: Arc<Hub>,
     queues: u32,
+    most_unallocated: Option<u64>,
 }
 
 impl VhostDisks {
-    pub fn new(hub: Arc<Hub>, queues: u32) -> VhostDisks {
-        VhostDisks { hub, queues }
+    pub fn new(hub: Arc<Hub>, queues: u32, most_unallocated: Option<u64>) -> VhostDisks {
+        VhostDisks {
+            hub,
+            queues,
+            most_unallocated,
+        }
     }
 }
 
@@ -26,6 +31,10 @@ impl VhostHost for VhostDisks {
     fn queues(&self) -> u16 {
         // At most 64: see `config`.
         self.queues as u16
+    }
+
+    fn most_unallocated(&self) -> Option<u64> {
+        self.most_unallocated
     }
 
     fn attach(

@@ -1,6 +1,6 @@
 //! Event channels: how one end wakes the other.
 
-use pvblk_sys::EventFd;
+use pvblk_sys::PeerEvent;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// A two-way doorbell: `notify` rings the peer's, the descriptor becomes readable when the peer rings ours.
@@ -20,9 +20,9 @@ pub trait EventChannel: Send + Sync {
 #[derive(Debug)]
 pub struct EventFdChannel {
     /// Rung by us.
-    pub to_peer: EventFd,
+    pub to_peer: PeerEvent,
     /// Rung by the peer.
-    pub from_peer: EventFd,
+    pub from_peer: PeerEvent,
 }
 
 impl EventChannel for EventFdChannel {
@@ -32,7 +32,7 @@ impl EventChannel for EventFdChannel {
     }
 
     fn clear(&self) {
-        self.from_peer.drain();
+        self.from_peer.clear();
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -1,5 +1,6 @@
 //! Messages with descriptors over a `SOCK_SEQPACKET` Unix socket.
 
+use crate::peer_fd::{Closer, PeerFd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -7,6 +8,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// Most descriptors in one message.
 pub const MAX_FDS: usize = 16;
@@ -30,31 +32,61 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Res
 }
 
 /// Receives one message into `bytes`: its length (0: the peer closed) and its descriptors, which are
-/// closed in children. A message longer than `bytes` or with too many descriptors is an error.
+/// closed in children. A message longer than `bytes` or with too many descriptors is an error. For peers that are trusted not to send
+/// files that can't be closed; see [`recv_from_peer`].
 pub fn recv(fd: BorrowedFd<'_>, bytes: &mut [u8], wait: bool) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut fds = Vec::new();
+    let n = receive(fd, bytes, wait, MAX_FDS, |fd| fds.push(fd))?;
+    Ok((n, fds))
+}
+
+/// As [`recv`], from anybody: `closer` closes the descriptors that nobody takes. Without one, or while it has no room, the
+/// kernel discards descriptors, and a message that has some is an error.
+pub fn recv_from_peer(
+    fd: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    closer: Option<&Arc<Closer>>,
+    wait: bool,
+) -> io::Result<(usize, Vec<PeerFd>)> {
+    let mut fds = Vec::new();
+    let closer = closer.filter(|c| c.has_room());
+    let most = if closer.is_some() { MAX_FDS } else { 0 };
+    let n = receive(fd, bytes, wait, most, |fd| {
+        if let Some(closer) = closer {
+            fds.push(PeerFd::new(fd, closer));
+        }
+    })?;
+    Ok((n, fds))
+}
+
+fn receive(
+    fd: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    wait: bool,
+    most: usize,
+    mut take: impl FnMut(OwnedFd),
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let room = if most == 0 { 0 } else { space.len() };
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space[..room]);
     let mut flags = RecvFlags::CMSG_CLOEXEC;
     if !wait {
         flags |= RecvFlags::DONTWAIT;
     }
     let got = recvmsg(fd, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags)?;
-    let mut fds = Vec::new();
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {
-            fds.extend(passed);
+            passed.for_each(&mut take);
         }
     }
-    if got
-        .flags
-        .intersects(rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC)
-    {
+    let cut = rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC;
+    if got.flags.intersects(cut) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "message too long",
         ));
     }
-    Ok((got.bytes, fds))
+    Ok(got.bytes)
 }
 
 /// A connected pair of message sockets, for tests and for children.
@@ -82,7 +114,8 @@ mod tests {
         let mut buf = [0; 16];
         let (n, mut fds) = recv(b.as_fd(), &mut buf, true).unwrap();
         assert_eq!((&buf[..n], fds.len()), (&b"one"[..], 1));
-        EventFd::from_peer(fds.remove(0)).unwrap().notify();
+        let event = PeerFd::new(fds.remove(0), &Closer::new());
+        crate::PeerEvent::from_peer(event).unwrap().notify();
         assert!(e.drain());
         assert!(recv(b.as_fd(), &mut buf[..2], true).is_err());
         drop(a);

@@ -5,6 +5,7 @@
 //!   reference into its data is ever handed out: bytes are copied in or out, indices are atomics.
 //! - [`Buffer`] is a checked piece of a region that keeps the region mapped. A kernel operation
 //!   ([`uring`], [`fileio`], [`socket`]) only takes buffers, so memory in flight can't be unmapped.
+//! - [`PeerEvent`] and [`PeerFd`] are descriptors that a peer shares: none of their calls waits for it.
 //! - [`Idle`] is private memory that nobody uses, by its type; nothing else that was lent for I/O goes back to the system.
 //! - [`alloc::Counting`] counts the heap for the memory bill.
 //! - [`Region::guarded`] maps a file that may shrink: the fault becomes a mark on the region.
@@ -27,6 +28,8 @@ pub mod fileio;
 mod idle;
 pub mod limits;
 mod memfd;
+mod peer_event;
+mod peer_fd;
 mod poller;
 pub mod proc_status;
 mod region;
@@ -40,6 +43,10 @@ pub use baton::{Baton, Holder};
 pub use buffer::{Buffer, gather, scatter, total_len};
 pub use eventfd::EventFd;
 pub use idle::{Idle, POISON, poison_released_memory};
-pub use memfd::{check_sealed, create_sealed, guarded_file};
+pub use memfd::{MemoryFile, check_sealed, create_sealed, guarded_file, is_memory};
+pub use peer_event::PeerEvent;
+pub use peer_fd::{Closer, PeerFd};
 pub use poller::{PollEvent, Poller};
+pub use proc_status::boot_mark;
 pub use region::{PAGE_SIZE, Region, RegionError};
+pub use sigbus::MAX_GUARDED;

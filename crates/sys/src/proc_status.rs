@@ -11,6 +11,17 @@ pub struct ProcessMemory {
     pub shared_mapped: u64,
 }
 
+/// A number that is another after each boot of the kernel: random(4), `boot_id`. `None` if there is none to read.
+pub fn boot_mark() -> Option<u64> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = id
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(16)
+        .collect();
+    u64::from_str_radix(&digits, 16).ok()
+}
+
 /// Reads the figures of process `pid` (`None`: this one).
 pub fn memory(pid: Option<u32>) -> io::Result<ProcessMemory> {
     let dir = pid.map_or("/proc/self".to_owned(), |p| format!("/proc/{p}"));

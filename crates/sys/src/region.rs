@@ -3,11 +3,12 @@
 use crate::sigbus::Guard;
 use crate::xen::GrantMapping;
 use crate::xor;
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// Bytes of one page and of one grant (Xen: `XEN_PAGE_SIZE`, xen/include/public/io/blkif.h).
 pub const PAGE_SIZE: usize = 4096;
@@ -31,6 +32,8 @@ pub struct Region {
     whole: Option<Arc<Region>>,
     /// Of granted pages; dropped after the mapping is gone, as the driver wants it.
     grants: Option<Box<GrantMapping>>,
+    /// Dropped after the mapping is gone.
+    kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// Why a region could not be made.
@@ -106,6 +109,7 @@ impl Region {
             guard: None,
             whole: None,
             grants: None,
+            kept: None,
         }
     }
 
@@ -180,7 +184,10 @@ impl Region {
     /// True if the file was found shorter than the mapping: what is read and written here has no meaning any more.
     #[inline]
     pub fn is_lost(&self) -> bool {
-        self.guard.as_ref().is_some_and(Guard::is_lost)
+        match &self.whole {
+            None => self.guard.as_ref().is_some_and(Guard::is_lost),
+            Some(whole) => whole.is_lost(),
+        }
     }
 
     /// Maps single pages (frame numbers in units of [`PAGE_SIZE`]) of a memory file side by side, as
@@ -337,6 +344,15 @@ impl Region {
         unsafe { AtomicU32::from_ptr(p.cast()) }
     }
 
+    /// The 64-bit word at `offset` (a multiple of 8), for marks that are never half written.
+    #[inline]
+    pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "unaligned atomic");
+        let p = self.at_mut(offset, 8);
+        // SAFETY: as in `atomic_u32`.
+        unsafe { AtomicU64::from_ptr(p.cast()) }
+    }
+
     /// The 16-bit index at `offset` (a multiple of 2), for virtqueues.
     #[inline]
     pub fn atomic_u16(&self, offset: usize) -> &AtomicU16 {
@@ -397,6 +413,7 @@ impl Region {
                 guard: None,
                 whole: Some(Arc::clone(&whole)),
                 grants: None,
+                kept: None,
             })
         };
         // `at` is inside the mapping, so never null.
@@ -409,7 +426,27 @@ impl Region {
     /// True if it was cut from another.
     #[inline]
     pub fn is_piece(&self) -> bool {
-        self.whole.is_some()
+        self.whole.is_some() && !self.shared
+    }
+
+    /// The same mapping with a reference counter of its own: users on other CPUs count theirs elsewhere.
+    pub fn another(self: &Arc<Region>) -> Region {
+        Region {
+            base: self.base,
+            len: self.len,
+            writable: self.writable,
+            shared: true,
+            guard: None,
+            whole: Some(Arc::clone(self)),
+            grants: None,
+            kept: None,
+        }
+    }
+
+    /// The region, with what is to be dropped when nothing of it is mapped any more.
+    pub fn keeping(mut self, kept: impl Any + Send + Sync) -> Region {
+        self.kept = Some(Box::new(kept));
+        self
     }
 
     pub(crate) fn whole(&self) -> Option<&Arc<Region>> {

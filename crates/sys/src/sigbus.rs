@@ -13,8 +13,8 @@ use std::mem::MaybeUninit;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Most guarded regions of a process.
-const SLOTS: usize = 4096;
+/// Most guarded regions of a process: half of the mappings that Linux allows it by default (`vm.max_map_count`).
+pub const MAX_GUARDED: usize = 32_768;
 
 /// A slot's `base` while it is being filled or emptied; no mapping is there.
 const RESERVED: usize = 1;
@@ -26,13 +26,13 @@ struct Slot {
     lost: AtomicBool,
 }
 
-static TABLE: [Slot; SLOTS] = [const {
+static TABLE: [Slot; MAX_GUARDED] = [const {
     Slot {
         base: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
     }
-}; SLOTS];
+}; MAX_GUARDED];
 
 struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
@@ -40,6 +40,8 @@ struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
 unsafe impl Sync for Previous {}
 
 static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::zeroed()));
+/// Where to look for a free slot first.
+static FREE_FROM: AtomicUsize = AtomicUsize::new(0);
 static INSTALL: Once = Once::new();
 
 /// A place in the table; gives it back when dropped.
@@ -50,7 +52,9 @@ impl Guard {
     /// Guards `len` bytes at `base`, which are mapped and stay so until the guard is gone.
     pub fn new(base: usize, len: usize) -> io::Result<Guard> {
         install();
-        for (i, slot) in TABLE.iter().enumerate() {
+        let from = FREE_FROM.load(Ordering::Relaxed);
+        for i in (from..MAX_GUARDED).chain(0..from) {
+            let slot = &TABLE[i];
             let free = slot
                 .base
                 .compare_exchange(0, RESERVED, Ordering::AcqRel, Ordering::Relaxed);
@@ -58,6 +62,8 @@ impl Guard {
                 slot.lost.store(false, Ordering::Relaxed);
                 slot.len.store(len, Ordering::Relaxed);
                 slot.base.store(base, Ordering::Release);
+                let _ =
+                    FREE_FROM.compare_exchange(from, i + 1, Ordering::Relaxed, Ordering::Relaxed);
                 return Ok(Guard(i));
             }
         }
@@ -76,6 +82,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         TABLE[self.0].base.store(0, Ordering::Release);
+        FREE_FROM.fetch_min(self.0, Ordering::Relaxed);
     }
 }
 

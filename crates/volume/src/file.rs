@@ -188,7 +188,8 @@ impl BlockDevice for FileVolume {
 
     fn incarnation(&self) -> Incarnation {
         Incarnation {
-            cache: boot_mark(),
+            // The page cache outlives this process, but not the kernel.
+            cache: pvblk_sys::boot_mark(),
             contents: None,
         }
     }
@@ -197,17 +198,6 @@ impl BlockDevice for FileVolume {
         file_extents(self.shared.file.as_fd(), sector, sectors, out)
             .map_err(|e| Error::os(format!("{}: looking for holes", self.shared.name), e))
     }
-}
-
-/// The page cache outlives this process, but not the kernel: random(4), `boot_id`. `None` if there is none to read.
-fn boot_mark() -> Option<u64> {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: String = id
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(16)
-        .collect();
-    u64::from_str_radix(&digits, 16).ok()
 }
 
 impl Shared {

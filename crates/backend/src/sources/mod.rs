@@ -47,6 +47,20 @@ pub struct SourceState {
     pub missing: Option<String>,
 }
 
+/// The lowest limit of memory that a control group of this process has, or one above it, in bytes; `None`: there is none.
+pub fn memory_limit() -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(name).unwrap_or_default();
+    let groups = files::groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+    let all = |mounts: &[files::Mount], name: &str| -> Vec<PathBuf> {
+        let directories = mounts.iter().flat_map(|m| &m.directories);
+        directories.map(|d| d.join(name)).collect()
+    };
+    let v1 = all(&groups.v1, "memory.limit_in_bytes");
+    let texts = v1.into_iter().chain(all(&groups.v2, "memory.max"));
+    let texts = texts.filter_map(|f| std::fs::read_to_string(f).ok());
+    texts.filter_map(|text| files::limit(&text)).min()
+}
+
 enum Wait {
     /// Told by its file as exceptional.
     File(File),

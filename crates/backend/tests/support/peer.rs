@@ -6,7 +6,7 @@ use pvblk_block::Buffer;
 use pvblk_ring::grant::{GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
 use pvblk_ring::wire::Segment;
 use pvblk_ring::{BackRing, EventFdChannel, FrontRing};
-use pvblk_sys::{EventFd, PAGE_SIZE, Region, create_sealed};
+use pvblk_sys::{PAGE_SIZE, PeerEvent, Region, create_sealed};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,7 +50,7 @@ impl Peer {
         }
         let front = FrontRing::new(ring()).unwrap();
         let mapped = Arc::new(Mutex::new(Vec::new()));
-        let event = || EventFd::new().unwrap();
+        let event = || PeerEvent::new().unwrap();
         let source = BlkifSource::new(BlkifQueueParts {
             name: "test".into(),
             ring: BackRing::new(ring()).unwrap(),

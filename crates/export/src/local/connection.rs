@@ -8,6 +8,7 @@ use crate::xenbus::number::{quote, sentence};
 use crate::xenbus::serving::{self, Serves, Serving};
 use crate::xenbus::{BackendNegotiation, Connector, Note, XenbusState};
 use pvblk_block::{Error, ErrorKind};
+use pvblk_sys::{Closer, PeerFd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +32,7 @@ pub(super) struct Connection {
     shared: Arc<Shared>,
     id: u64,
     socket: Arc<OwnedFd>,
+    closer: Arc<Closer>,
     named: Option<Named>,
     state: XenbusState,
     /// When it is to be ended if its state is still the same.
@@ -40,6 +42,7 @@ pub(super) struct Connection {
 impl Connection {
     pub fn new(shared: Arc<Shared>, id: u64, socket: OwnedFd) -> Connection {
         Connection {
+            closer: shared.closer(""),
             shared,
             id,
             socket: Arc::new(socket),
@@ -75,7 +78,7 @@ impl Connection {
     /// Handles what came in, up to a bound.
     pub fn readable(&mut self, scratch: &mut Vec<u8>) -> Result<(), Error> {
         for _ in 0..MESSAGES_PER_TURN {
-            match socket::receive(self.fd(), scratch)? {
+            match socket::receive(self.fd(), scratch, Some(&self.closer))? {
                 Received::Frame(frame, fds) => self.handle(frame, fds)?,
                 Received::Nothing => break,
                 Received::Closed => {
@@ -89,7 +92,7 @@ impl Connection {
         Ok(())
     }
 
-    fn handle(&mut self, frame: Frame, fds: Vec<OwnedFd>) -> Result<(), Error> {
+    fn handle(&mut self, frame: Frame, fds: Vec<PeerFd>) -> Result<(), Error> {
         let Some(named) = &mut self.named else {
             return match frame {
                 Frame::Hello { disk, front } => self.hello(disk, &front),
@@ -133,6 +136,7 @@ impl Connection {
                 quote(&disk)
             )));
         };
+        self.closer = self.shared.closer(&disk);
         let names = (sentence(&disk), sentence(front));
         let Shared { host, inbox, .. } = &*self.shared;
         let serving = Serving::new(host, inbox, self.id, names, device);

@@ -4,14 +4,14 @@ use super::mapper::LocalMapper;
 use super::memory::{Budget, GuestMemory};
 use crate::xenbus::serving::{Serves, Serving};
 use crate::xenbus::{Connector, DiskHost, FrontKeys, Inbox, MAX_QUEUES};
+use parking_lot::Mutex;
 use pvblk_backend::BlkifQueueParts;
 use pvblk_block::Error;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_frontend::DiskProperties;
 use pvblk_ring::{BackRing, EventFdChannel};
-use pvblk_sys::EventFd;
-use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use pvblk_sys::{Closer, PeerEvent, PeerFd};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// What all connections of a server share.
@@ -19,6 +19,15 @@ pub(super) struct Shared {
     pub host: Arc<dyn DiskHost>,
     pub inbox: Arc<Inbox>,
     pub budget: Arc<Budget>,
+    /// By disk; closes what front ends send.
+    pub closers: Mutex<HashMap<String, Arc<Closer>>>,
+}
+
+impl Shared {
+    /// Who closes the descriptors of front ends of this disk; `""`: of those that named none.
+    pub fn closer(&self, disk: &str) -> Arc<Closer> {
+        Arc::clone(self.closers.lock().entry(disk.into()).or_default())
+    }
 }
 
 /// Memory, event channels and queues of one connection.
@@ -42,7 +51,7 @@ impl LocalConnector {
     /// Takes the front end's memory, before it connects.
     pub fn take_memory(
         &mut self,
-        file: OwnedFd,
+        file: PeerFd,
         table_first: u32,
         table_frames: u32,
     ) -> Result<(), Error> {
@@ -57,8 +66,8 @@ impl LocalConnector {
     pub fn take_channel(
         &mut self,
         port: u32,
-        from_peer: OwnedFd,
-        to_peer: OwnedFd,
+        from_peer: PeerFd,
+        to_peer: PeerFd,
     ) -> Result<(), Error> {
         if self.serving.is_running() || self.channels.len() == MAX_QUEUES as usize {
             return Err(Error::protocol(format!(
@@ -66,7 +75,7 @@ impl LocalConnector {
             )));
         }
         let event =
-            |fd| EventFd::from_peer(fd).map_err(|e| Error::os(format!("CHANNEL {port}"), e));
+            |fd| PeerEvent::from_peer(fd).map_err(|e| Error::os(format!("CHANNEL {port}"), e));
         let channel = EventFdChannel {
             to_peer: event(to_peer)?,
             from_peer: event(from_peer)?,

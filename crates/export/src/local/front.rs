@@ -171,7 +171,7 @@ impl Dialer {
         let disconnected = |why: &str| Err(Error::new(ErrorKind::Disconnected, why));
         loop {
             socket::wait(socket.as_fd(), false, deadline)?;
-            let changes = match socket::receive(socket.as_fd(), &mut scratch)? {
+            let changes = match socket::receive(socket.as_fd(), &mut scratch, None)? {
                 Received::Nothing => continue,
                 Received::Frame(Frame::Write(changes), _) => changes,
                 Received::Frame(Frame::Error(text), _) => return disconnected(&sentence(&text)),

@@ -9,7 +9,7 @@ use pvblk_block::Error;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_frontend::{FrontQueueParts, Granter};
 use pvblk_ring::{EventFdChannel, FrontRing, RingSize};
-use pvblk_sys::{EventFd, PAGE_SIZE, Region, create_sealed};
+use pvblk_sys::{PAGE_SIZE, PeerEvent, Region, create_sealed};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -137,7 +137,7 @@ impl FrontResources for LocalResources {
         for q in 0..queues as u32 {
             let first = memory.table + q * ring.pages() as u32;
             let (front_ring, ring_refs) = memory.ring(&granter, first, ring)?;
-            let event = || EventFd::new().map_err(|e| Error::os("making an event channel", e));
+            let event = || PeerEvent::new().map_err(|e| Error::os("making an event channel", e));
             let channel = EventFdChannel {
                 to_peer: event()?,
                 from_peer: event()?,

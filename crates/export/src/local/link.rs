@@ -150,7 +150,7 @@ impl FrontLink {
 
     fn next(&mut self) -> Result<Step, Error> {
         let gone = |text: &str| Error::new(ErrorKind::Disconnected, text);
-        let changes = match socket::receive(self.talk.store.fd(), &mut self.scratch)? {
+        let changes = match socket::receive(self.talk.store.fd(), &mut self.scratch, None)? {
             Received::Frame(Frame::Write(changes), _) => changes,
             Received::Frame(Frame::Error(text), _) => return Err(gone(&sentence(&text))),
             Received::Frame(..) => {

@@ -117,6 +117,7 @@ mod tests {
     /// A memory of 8 frames, the first of them the table, and its owner's view.
     fn mapper() -> (Region, GuestMemory, Arc<Budget>, LocalMapper) {
         let file = pvblk_sys::create_sealed("t", 8 * PAGE_SIZE as u64).unwrap();
+        let file = pvblk_sys::PeerFd::new(file, &pvblk_sys::Closer::new());
         let memory = GuestMemory::from_peer(file, 0, 1).unwrap();
         let owner = Region::shared(memory.file(), 0, memory.len(), true).unwrap();
         let budget = Budget::new();

@@ -2,8 +2,8 @@
 
 use pvblk_block::Error;
 use pvblk_ring::grant::GRANTS_PER_PAGE;
-use pvblk_sys::PAGE_SIZE;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use pvblk_sys::{PAGE_SIZE, PeerFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// A checked memory file with a grant table inside.
 #[derive(Debug)]
 pub struct GuestMemory {
-    file: OwnedFd,
+    file: PeerFd,
     frames: u32,
     table_first: u32,
     table_frames: u32,
@@ -30,14 +30,15 @@ impl GuestMemory {
     /// Takes a front end's memory file. Refused: no sealed memfd, on huge pages, not whole pages, empty,
     /// more than [`MAX_MEMORY`], or a grant table that isn't inside.
     pub fn from_peer(
-        file: OwnedFd,
+        file: PeerFd,
         table_first: u32,
         table_frames: u32,
     ) -> Result<GuestMemory, Error> {
         let len =
             pvblk_sys::check_sealed(file.as_fd()).map_err(|e| Error::protocol(e.to_string()))?;
         // On hugetlbfs a page that can't be had kills the process that touches it.
-        let kind = rustix::fs::fstatfs(&file).map_err(|e| Error::os("looking at the memory", e))?;
+        let kind =
+            rustix::fs::fstatfs(file.as_fd()).map_err(|e| Error::os("looking at the memory", e))?;
         if kind.f_type as i64 != TMPFS_MAGIC {
             return Err(Error::protocol("the memory is not made of ordinary pages"));
         }
@@ -162,13 +163,13 @@ pub(super) fn runs(frames: &[u64]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pvblk_sys::create_sealed;
+    use pvblk_sys::{Closer, create_sealed};
 
     #[test]
     fn bad_memory_is_refused() {
         let memory = |pages: u64, first, count| {
             let file = create_sealed("t", pages * PAGE_SIZE as u64).unwrap();
-            GuestMemory::from_peer(file, first, count)
+            GuestMemory::from_peer(PeerFd::new(file, &Closer::new()), first, count)
         };
         assert_eq!(memory(4, 1, 3).unwrap().table_entries(), 1536);
         for (pages, first, count) in [
@@ -186,9 +187,11 @@ mod tests {
             );
         }
         let odd = create_sealed("t", 5000).unwrap();
+        let odd = PeerFd::new(odd, &Closer::new());
         assert!(GuestMemory::from_peer(odd, 0, 1).is_err());
         let loose = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&loose, 8192).unwrap();
+        let loose = PeerFd::new(loose, &Closer::new());
         let e = GuestMemory::from_peer(loose, 0, 1).unwrap_err();
         assert!(e.to_string().contains("sealed"), "{e}");
     }

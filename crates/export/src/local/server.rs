@@ -7,6 +7,7 @@ use super::memory::Budget;
 use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
 use crate::xenbus::{DiskHost, Inbox, Note};
+use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Poller;
@@ -47,6 +48,7 @@ impl LocalServer {
             host,
             inbox: Arc::new(Inbox::new().map_err(os)?),
             budget: Budget::new(),
+            closers: Mutex::default(),
         });
         let poller = Poller::new().map_err(os)?;
         poller.add(listener.as_fd(), LISTENER, false).map_err(os)?;

@@ -3,9 +3,10 @@
 use super::frame::{Frame, MAX_FRAME};
 use crate::xenbus::number::sentence;
 use pvblk_block::{Error, ErrorKind};
-use pvblk_sys::{Poller, fdpass};
+use pvblk_sys::{Closer, PeerFd, Poller, fdpass};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Sends one message; with a deadline it waits for the peer to make room, without it a full socket is an error.
@@ -39,18 +40,22 @@ pub(super) fn send(
 /// What came in.
 #[derive(Debug)]
 pub(super) enum Received {
-    Frame(Frame, Vec<OwnedFd>),
+    Frame(Frame, Vec<PeerFd>),
     Nothing,
     Closed,
 }
 
-/// Takes the next message without waiting. Errors if it isn't one, or has the wrong number of descriptors.
-pub(super) fn receive(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>) -> Result<Received, Error> {
+/// Takes the next message without waiting. Errors if it isn't one, or has the wrong number of descriptors. Without a closer none is taken.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    scratch: &mut Vec<u8>,
+    closer: Option<&Arc<Closer>>,
+) -> Result<Received, Error> {
     scratch.resize(MAX_FRAME, 0);
-    let mut got = fdpass::recv(socket, scratch, false);
+    let mut got = fdpass::recv_from_peer(socket, scratch, closer, false);
     // A peer that closed before it read all of ours: told once, and before what it sent last.
     if matches!(&got, Err(e) if e.kind() == io::ErrorKind::ConnectionReset) {
-        got = fdpass::recv(socket, scratch, false);
+        got = fdpass::recv_from_peer(socket, scratch, closer, false);
     }
     let (n, fds) = match got {
         Ok(got) => got,
@@ -81,7 +86,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>) -> Result<R
 /// The reason that a peer gave before it closed, for an error that only says that it is gone.
 pub(super) fn explain(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>, error: Error) -> Error {
     if error.kind() == ErrorKind::Disconnected {
-        while let Ok(Received::Frame(frame, _)) = receive(socket, scratch) {
+        while let Ok(Received::Frame(frame, _)) = receive(socket, scratch, None) {
             if let Frame::Error(text) = frame {
                 return Error::new(ErrorKind::Disconnected, sentence(&text));
             }

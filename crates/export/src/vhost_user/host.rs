@@ -15,6 +15,11 @@ pub trait VhostHost: Send + Sync {
     /// Most queues that a front end may have, at least 1.
     fn queues(&self) -> u16;
 
+    /// Bytes that guests' memories may have altogether that nobody has allocated yet; `None`: no limit. Asked once.
+    fn most_unallocated(&self) -> Option<u64> {
+        None
+    }
+
     /// Starts to serve one queue of a disk. `on_end` is called once when all of it is gone; after an error never.
     fn attach(
         &self,

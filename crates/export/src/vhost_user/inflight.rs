@@ -4,16 +4,18 @@
 //! ```text
 //! each queue, at multiples of 64 bytes     features u64 · version u16 · entries u16 · last_batch_head u16 · used_index u16
 //!   then each entry                        inflight u8 · 5 bytes · next u16 · counter u64
-//! behind all queues                        our own mark: magic u64, flags u64, the mark of the disk's contents u64
+//! behind all queues                        our own marks: `unflushed`
 //! ```
 //!
 //! A batch of answers is chained through `next` before the used index moves, and marked as over afterwards. A crash between leaves
 //! `used_index` behind the ring's, and the chain says which marks are stale.
 
 use super::proto::InflightArea;
+use super::unflushed::{Marks, Unflushed, tail_bytes};
 use super::virtqueue::Broken;
+use pvblk_backend::Losses;
 use pvblk_block::{Error, Region};
-use pvblk_sys::{PAGE_SIZE, create_sealed, guarded_file};
+use pvblk_sys::{PAGE_SIZE, PeerFd, create_sealed, guarded_file};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -21,41 +23,36 @@ use std::sync::atomic::{Ordering, fence};
 const HEAD: usize = 16;
 const ENTRY: usize = 16;
 const VERSION: u16 = 1;
-/// "pvblkvu1".
-const MAGIC: u64 = u64::from_le_bytes(*b"pvblkvu1");
-const MARK: usize = 64;
 
 fn queue_bytes(entries: u16) -> usize {
     (HEAD + ENTRY * usize::from(entries)).next_multiple_of(64)
 }
 
 /// The area of all queues.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Inflight {
     region: Arc<Region>,
     queues: u16,
     entries: u16,
+    unflushed: Arc<Unflushed>,
+    losses: Option<Arc<Losses>>,
 }
 
 impl Inflight {
-    /// Makes an area for `queues` of `entries`, with its file and what to answer. `contents` is the mark of the disk's contents, if they
-    /// end with this process.
+    /// Makes an area for `queues` of `entries` of a disk with these marks, with its file and what to answer.
     pub fn create(
         queues: u16,
         entries: u16,
-        contents: Option<u64>,
+        marks: Marks,
     ) -> Result<(Inflight, InflightArea, OwnedFd), Error> {
-        let used = usize::from(queues) * queue_bytes(entries) + MARK;
-        let len = used.next_multiple_of(PAGE_SIZE);
+        let used = usize::from(queues) * queue_bytes(entries);
+        let len = (used + tail_bytes(queues)).next_multiple_of(PAGE_SIZE);
         let os = |e: &dyn std::fmt::Display| {
             Error::os("making the memory for requests in flight", e.to_string())
         };
         let file = create_sealed("pvblk-inflight", len as u64).map_err(|e| os(&e))?;
         let region = Region::shared(file.as_fd(), 0, len, true).map_err(|e| os(&e))?;
-        let mark = used - MARK;
-        region.write(mark, &MAGIC.to_le_bytes());
-        region.write(mark + 8, &u64::from(contents.is_some()).to_le_bytes());
-        region.write(mark + 16, &contents.unwrap_or(0).to_le_bytes());
+        let region = Arc::new(region);
         let area = InflightArea {
             size: len as u64,
             offset: 0,
@@ -64,9 +61,11 @@ impl Inflight {
             padding: [0; 4],
         };
         let inflight = Inflight {
-            region: Arc::new(region),
+            unflushed: Arc::new(Unflushed::create(&region, used, queues, marks)),
+            region,
             queues,
             entries,
+            losses: None,
         };
         for i in 0..queues {
             inflight
@@ -82,11 +81,7 @@ impl Inflight {
     }
 
     /// Takes an area that a front end kept. Errors if it is no such area, or if it was made for contents that are lost.
-    pub fn from_peer(
-        area: &InflightArea,
-        file: OwnedFd,
-        contents: Option<u64>,
-    ) -> Result<Inflight, Error> {
+    pub fn from_peer(area: &InflightArea, file: PeerFd, marks: Marks) -> Result<Inflight, Error> {
         let (queues, entries) = (area.queues, area.queue_size);
         let refuse = |why: String| Error::protocol(format!("memory for requests in flight: {why}"));
         let used = u64::from(queues) * queue_bytes(entries) as u64;
@@ -99,29 +94,25 @@ impl Inflight {
         }
         guarded_file(file.as_fd(), area.offset, area.size).map_err(|e| refuse(e.to_string()))?;
         // Bounded by what is used, not by what the peer says.
-        let len = (area.size.min(used + MARK as u64) as usize).next_multiple_of(PAGE_SIZE);
+        let room = (area.size - used).min(tail_bytes(queues) as u64) as usize;
+        let len = (used as usize + room).next_multiple_of(PAGE_SIZE);
         let region = Region::guarded(file.as_fd(), area.offset, len)
             .map_err(|e| Error::os("mapping the memory for requests in flight", e))?;
-        if area.size >= used + MARK as u64 {
-            let mut mark = [0; 24];
-            region.read(used as usize, &mut mark);
-            let word = |i: usize| {
-                let mut b = [0; 8];
-                b.copy_from_slice(&mark[i * 8..i * 8 + 8]);
-                u64::from_le_bytes(b)
-            };
-            let made_for = (word(1) != 0).then(|| word(2));
-            if word(0) == MAGIC && made_for != contents && made_for.is_some() {
-                return Err(Error::protocol(
-                    "the disk's contents are lost: they ended with the server that the guest was connected to; stop the guest",
-                ));
-            }
-        }
+        let region = Arc::new(region);
+        let (unflushed, losses) =
+            Unflushed::take_over(&region, used as usize, queues, room, marks)?;
         Ok(Inflight {
-            region: Arc::new(region),
+            region,
             queues,
             entries,
+            unflushed: Arc::new(unflushed),
+            losses,
         })
+    }
+
+    /// Writes that a server before us answered and that may be lost.
+    pub fn losses(&self) -> Option<&Arc<Losses>> {
+        self.losses.as_ref()
     }
 
     fn at(&self, queue: u16) -> usize {
@@ -133,21 +124,29 @@ impl Inflight {
         (index < self.queues && entries <= self.entries).then(|| InflightQueue {
             region: Arc::clone(&self.region),
             at: self.at(index),
+            index,
             entries,
             counter: 0,
             batch: Vec::with_capacity(usize::from(entries)),
+            unflushed: Arc::clone(&self.unflushed),
+            noted: 0,
+            losses: self.losses.clone(),
         })
     }
 }
 
 /// What one queue has in flight.
-#[derive(Debug)]
 pub struct InflightQueue {
     region: Arc<Region>,
     at: usize,
+    index: u16,
     entries: u16,
     counter: u64,
     batch: Vec<u16>,
+    unflushed: Arc<Unflushed>,
+    /// The epoch of its last answered write.
+    noted: u64,
+    losses: Option<Arc<Losses>>,
 }
 
 impl InflightQueue {
@@ -232,6 +231,29 @@ impl InflightQueue {
             .store(used, Ordering::Relaxed);
     }
 
+    /// A write was done, and its answer isn't visible yet.
+    #[inline]
+    pub fn wrote(&mut self) {
+        self.unflushed.wrote(self.index, &mut self.noted);
+    }
+
+    /// A flush was taken: what it covers, for [`InflightQueue::flushed`].
+    #[cold]
+    pub fn flush(&self) -> u64 {
+        self.unflushed.flush()
+    }
+
+    /// The flush that got `covers` has succeeded.
+    #[cold]
+    pub fn flushed(&self, covers: u64) {
+        self.unflushed.flushed(covers);
+    }
+
+    /// Writes that a server before us answered and that may be lost.
+    pub fn losses(&self) -> Option<&Arc<Losses>> {
+        self.losses.as_ref()
+    }
+
     /// Errors if the memory was cut off.
     #[inline]
     pub fn check(&self) -> Result<(), Broken> {
@@ -246,9 +268,18 @@ impl InflightQueue {
 mod tests {
     use super::*;
 
+    fn peer(file: &OwnedFd) -> PeerFd {
+        PeerFd::new(file.try_clone().unwrap(), &pvblk_sys::Closer::new())
+    }
+
+    const STABLE: Marks = Marks {
+        contents: None,
+        cache: None,
+    };
+
     #[test]
     fn what_was_not_answered_comes_back_in_order() {
-        let (inflight, area, file) = Inflight::create(2, 8, None).unwrap();
+        let (inflight, area, file) = Inflight::create(2, 8, STABLE).unwrap();
         let mut queue = inflight.queue(1, 8).unwrap();
         assert_eq!(queue.recover(100), [0; 0]);
         for head in [5, 2, 7, 0] {
@@ -257,7 +288,7 @@ mod tests {
         queue.answered(2);
         queue.published(101);
         // The next one comes with another process, and finds the same memory.
-        let kept = Inflight::from_peer(&area, file.try_clone().unwrap(), None).unwrap();
+        let kept = Inflight::from_peer(&area, peer(&file), STABLE).unwrap();
         drop((queue, inflight));
         let mut queue = kept.queue(1, 8).unwrap();
         assert_eq!(queue.recover(101), [5, 7, 0]);
@@ -269,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_crash_between_publishing_and_clearing_repeats_nothing() {
-        let (inflight, ..) = Inflight::create(1, 8, None).unwrap();
+        let (inflight, ..) = Inflight::create(1, 8, STABLE).unwrap();
         let mut queue = inflight.queue(0, 8).unwrap();
         queue.recover(0);
         for head in [1, 2, 3, 4] {
@@ -285,7 +316,7 @@ mod tests {
 
     #[test]
     fn nonsense_in_the_area_is_bounded() {
-        let (inflight, area, file) = Inflight::create(1, 8, None).unwrap();
+        let (inflight, area, file) = Inflight::create(1, 8, STABLE).unwrap();
         let junk = vec![0xff; 16 + 8 * 16];
         inflight.region.write(0, &junk);
         assert_eq!(inflight.queue(0, 8).unwrap().recover(3), [0; 0]);
@@ -296,7 +327,7 @@ mod tests {
         inflight.region.atomic_u16(12).store(9, Ordering::Relaxed);
         assert_eq!(inflight.queue(0, 8).unwrap().recover(5).len(), 8);
         assert!(inflight.queue(1, 8).is_none() && inflight.queue(0, 9).is_none());
-        let file = || file.try_clone().unwrap();
+        let file = || peer(&file);
         for bad in [
             InflightArea { queues: 0, ..area },
             InflightArea {
@@ -317,16 +348,23 @@ mod tests {
                 ..area
             },
         ] {
-            assert!(Inflight::from_peer(&bad, file(), None).is_err(), "{bad:?}");
+            assert!(
+                Inflight::from_peer(&bad, file(), STABLE).is_err(),
+                "{bad:?}"
+            );
         }
     }
 
     #[test]
     fn a_disk_whose_contents_are_lost_is_refused() {
-        let (_, area, file) = Inflight::create(1, 8, Some(7)).unwrap();
-        let again = |contents| Inflight::from_peer(&area, file.try_clone().unwrap(), contents);
-        assert!(again(Some(7)).is_ok());
-        let e = again(Some(8)).unwrap_err().to_string();
+        let marks = |contents| Marks {
+            contents: Some(contents),
+            ..STABLE
+        };
+        let (_, area, file) = Inflight::create(1, 8, marks(7)).unwrap();
+        let again = |m| Inflight::from_peer(&area, peer(&file), m);
+        assert!(again(marks(7)).is_ok());
+        let e = again(marks(8)).err().expect("another disk").to_string();
         assert!(e.contains("contents are lost"), "{e}");
     }
 }

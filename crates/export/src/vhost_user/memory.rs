@@ -1,16 +1,15 @@
 //! A guest's memory: regions, each checked and mapped, and what their addresses mean.
 //!
-//! Every queue maps all regions for itself. That costs address space only, and gives each queue reference counts of
-//! its own: every buffer counts its region's users, and one counter for all queues would be the cache line that every CPU
-//! writes to.
+//! A region is mapped once, when the first queue needs it, and each queue has a reference count of its own for it: every buffer
+//! counts its region's users, and one counter for all queues would be the cache line that every CPU writes to.
 
 use super::proto::MemoryRegion;
-use crate::local::{Budget, Share};
+use super::shares::Seat;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Buffer, Error, ErrorKind, Region};
-use pvblk_sys::{PAGE_SIZE, guarded_file};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use pvblk_sys::{PAGE_SIZE, PeerFd, guarded_file};
+use std::os::fd::AsFd;
+use std::sync::{Arc, OnceLock};
 
 /// Most regions of one front end. QEMU has some for its RAM and one for each hot-plugged piece.
 pub const MAX_REGIONS: usize = 128;
@@ -19,38 +18,38 @@ pub const MAX_REGIONS: usize = 128;
 pub const MAX_BYTES: u64 = 1 << 40;
 
 /// One region as the front end told it, with its file.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Piece {
     told: MemoryRegion,
-    file: Arc<OwnedFd>,
+    file: PeerFd,
     /// Pages of the file; mappings begin and end at multiples of it.
     page_bytes: u64,
+    mapped: OnceLock<Arc<Region>>,
 }
 
 /// All of a front end's regions, checked but not mapped.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Regions(Vec<Piece>);
 
 impl Regions {
-    /// Adds one. Errors name the rule: too many, not whole pages, out of range, overlapping, no file that has it.
-    pub fn add(&mut self, told: MemoryRegion, file: OwnedFd) -> Result<(), Error> {
+    /// Adds one. Errors name the rule: too many, not at a page, out of range, overlapping, no file that has it.
+    pub fn add(&mut self, told: MemoryRegion, file: PeerFd) -> Result<(), Error> {
         let at = told.guest_address;
         let refuse = |why: &str| Error::protocol(format!("memory region at {at:#x}: {why}"));
         if self.0.len() == MAX_REGIONS {
             return Err(refuse(&format!("more than {MAX_REGIONS} regions")));
         }
         let page = PAGE_SIZE as u64;
-        let aligned = [
-            told.guest_address,
-            told.size,
-            told.user_address,
-            told.file_offset,
-        ];
-        if told.size == 0 || aligned.iter().any(|v| !v.is_multiple_of(page)) {
-            return Err(refuse("it is not made of whole pages"));
+        // It may end inside a page: what is behind its end isn't memory.
+        let begins = [told.guest_address, told.user_address, told.file_offset];
+        if begins.iter().any(|v| !v.is_multiple_of(page)) {
+            return Err(refuse("it does not begin at a page"));
         }
-        let ends = [told.guest_address, told.user_address, told.file_offset];
-        if ends.iter().any(|v| v.checked_add(told.size).is_none()) {
+        if told.size == 0 {
+            return Err(refuse("it is empty"));
+        }
+        let whole = told.size.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+        if begins.iter().any(|v| v.checked_add(whole).is_none()) {
             return Err(refuse("it ends beyond the last address"));
         }
         let total: u64 = self.0.iter().map(|p| p.told.size).sum();
@@ -65,12 +64,13 @@ impl Regions {
                 return Err(refuse("it overlaps another"));
             }
         }
-        let page_bytes = guarded_file(file.as_fd(), told.file_offset, told.size)
+        let seen = guarded_file(file.as_fd(), told.file_offset, told.size)
             .map_err(|e| refuse(&e.to_string()))?;
         self.0.push(Piece {
             told,
-            file: Arc::new(file),
-            page_bytes,
+            file,
+            page_bytes: seen.page_bytes,
+            mapped: OnceLock::new(),
         });
         self.0.sort_by_key(|p| p.told.guest_address);
         Ok(())
@@ -100,41 +100,64 @@ impl Regions {
         self.0.is_empty()
     }
 
-    /// Maps all regions for one queue, within a budget; `owner` is its line of the memory bill.
-    pub fn map(&self, budget: &Arc<Budget>, owner: &str) -> Result<GuestMemory, Error> {
+    /// Bytes of the files behind the regions that nobody has allocated now, as far as regions can name them.
+    pub fn unallocated(&self) -> u64 {
+        let mut files: Vec<((u64, u64), u64, u64)> = Vec::new();
+        for piece in &self.0 {
+            let Ok(seen) = guarded_file(piece.file.as_fd(), 0, 0) else {
+                continue;
+            };
+            match files.iter_mut().find(|(id, ..)| *id == seen.id) {
+                Some((_, _, told)) => *told += piece.told.size,
+                None => files.push((seen.id, seen.unallocated, piece.told.size)),
+            }
+        }
+        files
+            .iter()
+            .map(|&(_, unallocated, told)| unallocated.min(told))
+            .sum()
+    }
+
+    /// All regions for one queue; those that are not mapped yet are, as far as there is room. `owner` is their line of the memory bill.
+    pub fn map(&self, seat: &Seat, owner: &str) -> Result<GuestMemory, Error> {
         let mut mapped = Vec::with_capacity(self.0.len());
-        let mut shares = Vec::with_capacity(self.0.len());
-        for Piece {
-            told,
-            file,
-            page_bytes,
-        } in &self.0
-        {
-            // Only files on huge pages have something to round.
-            let first = told.file_offset - told.file_offset % page_bytes;
-            let end = (told.file_offset + told.size).next_multiple_of(*page_bytes);
-            let share = budget.take(end - first, 1).ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Exhausted,
-                    "all front ends together have mapped too much; ask for fewer queues or less memory",
-                )
-            })?;
-            let region = Region::guarded(file.as_fd(), first, (end - first) as usize)
-                .map_err(|e| Error::os("mapping the guest's memory", e))?;
+        for piece in &self.0 {
+            let region = match piece.mapped.get() {
+                Some(region) => region,
+                None => {
+                    let region = Arc::new(piece.map(seat, owner)?);
+                    piece.mapped.get_or_init(|| region)
+                }
+            };
+            let told = &piece.told;
             mapped.push(Mapped {
                 guest: told.guest_address,
                 user: told.user_address,
                 size: told.size,
-                skip: (told.file_offset - first) as usize,
-                region: Arc::new(region),
+                skip: (told.file_offset % piece.page_bytes) as usize,
+                region: Arc::new(region.another()),
             });
-            shares.push(share);
         }
-        Ok(GuestMemory {
-            regions: mapped,
-            _shares: shares,
-            _gauge: Some(Gauge::fixed(owner, MemoryKind::Shared, self.bytes())),
-        })
+        Ok(GuestMemory { regions: mapped })
+    }
+}
+
+impl Piece {
+    fn map(&self, seat: &Seat, owner: &str) -> Result<Region, Error> {
+        // Files on huge pages have more to round.
+        let first = self.told.file_offset - self.told.file_offset % self.page_bytes;
+        let end = (self.told.file_offset + self.told.size).next_multiple_of(self.page_bytes);
+        let share = seat.take(end - first).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Exhausted,
+                "all front ends together have mapped too much, and this one has more than its part; give it less memory or fewer regions",
+            )
+        })?;
+        let region = Region::guarded(self.file.as_fd(), first, (end - first) as usize)
+            .map_err(|e| Error::os("mapping the guest's memory", e))?;
+        // Until the last buffer of it is gone.
+        let gauge = Gauge::fixed(owner, MemoryKind::Shared, end - first);
+        Ok(region.keeping((share, gauge)))
     }
 }
 
@@ -152,8 +175,6 @@ struct Mapped {
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     regions: Vec<Mapped>,
-    _shares: Vec<Share>,
-    _gauge: Option<Gauge>,
 }
 
 impl GuestMemory {
@@ -169,10 +190,7 @@ impl GuestMemory {
                 region,
             })
             .collect();
-        GuestMemory {
-            regions,
-            ..GuestMemory::default()
-        }
+        GuestMemory { regions }
     }
 
     /// Region and offset of guest address `at`, and how many bytes there are from it on.

@@ -1,12 +1,14 @@
+use super::super::shares::Shares;
 use super::*;
+use pvblk_sys::Closer;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-fn file(pages: u64) -> OwnedFd {
+fn file(pages: u64) -> PeerFd {
     let fd = memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, pages * PAGE).unwrap();
-    fd
+    PeerFd::new(fd, &Closer::new())
 }
 
 fn region(guest: u64, pages: u64, user: u64, offset: u64) -> MemoryRegion {
@@ -23,11 +25,11 @@ fn bad_regions_are_refused_by_name() {
     let mut regions = Regions::default();
     regions.add(region(16, 16, 100, 0), file(16)).unwrap();
     let mut odd = region(64, 1, 200, 0);
-    odd.size = 100;
+    odd.guest_address += 512;
     let max = u64::MAX / PAGE;
     for (told, why) in [
-        (region(0, 0, 0, 0), "whole pages"),
-        (odd, "whole pages"),
+        (region(0, 0, 0, 0), "empty"),
+        (odd, "at a page"),
         (region(max, 2, 300, 0), "last address"),
         (region(64, 2, max, 0), "last address"),
         (region(31, 2, 300, 0), "overlaps"),
@@ -40,8 +42,7 @@ fn bad_regions_are_refused_by_name() {
         let e = regions.add(told, file(16)).unwrap_err().to_string();
         assert!(e.contains(why), "{e}");
     }
-    let event = memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
-    assert!(regions.add(region(64, 1, 300, 0), event).is_err());
+    assert!(regions.add(region(64, 1, 300, 0), file(0)).is_err());
     assert!(regions.remove(&region(16, 15, 100, 0)).is_err());
     regions.remove(&region(16, 16, 100, 0)).unwrap();
     assert!(regions.is_empty());
@@ -57,13 +58,16 @@ fn addresses_lead_to_the_right_bytes_and_nowhere_else() {
     let mut regions = Regions::default();
     // Two that touch, in one file the other way round, and one further on.
     let (a, b) = (file(8), file(4));
-    let a2 = a.try_clone().unwrap();
+    let a2 = a.as_fd().try_clone_to_owned().unwrap();
+    let a2 = PeerFd::new(a2, &Closer::new());
     regions.add(region(1, 4, 1000, 4), a).unwrap();
     regions.add(region(5, 4, 2000, 0), a2).unwrap();
     regions.add(region(20, 4, 3000, 0), b).unwrap();
-    let budget = Budget::new();
-    let memory = regions.map(&budget, "test: memory").unwrap();
-    assert_eq!(budget.bytes(), 12 * PAGE);
+    let seat = Shares::new(1, None).seat(0);
+    let memory = regions.map(&seat, "test: memory").unwrap();
+    // Once for all queues.
+    drop(regions.map(&seat, "test: memory").unwrap());
+    assert_eq!(seat.mapped(), 12 * PAGE);
     let (ring, at) = memory.user(2000 * PAGE + 16, 4).unwrap();
     ring.write(at, b"ring");
     let mut out = Vec::new();
@@ -93,18 +97,21 @@ fn addresses_lead_to_the_right_bytes_and_nowhere_else() {
     assert!(!memory.read(9 * PAGE - 1, &mut [0; 2]));
     assert!(memory.user(1004 * PAGE - 1, 2).is_none());
     assert!(memory.user(999 * PAGE, 1).is_none() && memory.user(u64::MAX, 1).is_none());
-    drop(out);
-    drop(memory);
-    assert_eq!(budget.bytes(), 0);
+    drop((memory, regions));
+    assert_eq!(seat.mapped(), 8 * PAGE, "buffers of two regions are left");
+    drop((out, ring));
+    assert_eq!(seat.mapped(), 0);
 }
 
 #[test]
 fn memory_that_shrinks_is_lost_and_buffers_stay_mapped() {
     let fd = file(4);
-    let other = fd.try_clone().unwrap();
+    let other = fd.as_fd().try_clone_to_owned().unwrap();
     let mut regions = Regions::default();
     regions.add(region(0, 4, 0, 0), fd).unwrap();
-    let memory = regions.map(&Budget::new(), "test: memory").unwrap();
+    let memory = regions
+        .map(&Shares::new(1, None).seat(0), "test: memory")
+        .unwrap();
     let mut out = Vec::new();
     assert!(memory.buffers(3 * PAGE, 512, &mut out));
     ftruncate(&other, 0).unwrap();

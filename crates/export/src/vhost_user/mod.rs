@@ -12,6 +12,7 @@
 //! The bytes of the socket are in [`proto`], those of the rings in [`virtqueue`], those of requests in [`request`]; no other
 //! module interprets what a peer wrote.
 
+mod bucket;
 mod client;
 pub mod config;
 pub mod driver;
@@ -23,8 +24,10 @@ pub mod request;
 mod ring;
 mod server;
 mod session;
+pub mod shares;
 mod source;
 mod stream;
+pub mod unflushed;
 pub mod virtqueue;
 
 pub use client::{VhostClient, VhostClientConfig};

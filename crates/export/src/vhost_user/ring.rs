@@ -10,19 +10,19 @@ use super::host::{Detach, VhostHost};
 use super::inflight::Inflight;
 use super::memory::Regions;
 use super::proto::VringAddr;
+use super::shares::Seat;
 use super::source::{Shared, VhostQueueParts, VhostSource};
 use super::virtqueue::{MAX_ENTRIES, Place, Virtqueue};
-use crate::local::Budget;
 use pvblk_backend::OnEnd;
 use pvblk_block::Error;
-use pvblk_sys::EventFd;
+use pvblk_sys::PeerEvent;
 use std::sync::Arc;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 /// How the front end wakes us.
 #[derive(Debug)]
 pub(super) enum Kick {
-    Event(EventFd),
+    Event(PeerEvent),
     /// Not at all: we look.
     Poll,
 }
@@ -43,7 +43,7 @@ pub(super) struct Surroundings<'a> {
     pub offer: &'a Offer,
     pub features: u64,
     pub regions: &'a Regions,
-    pub budget: &'a Arc<Budget>,
+    pub seat: &'a Seat,
     pub inflight: Option<&'a Inflight>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Ring {
     base: u16,
     kick: Option<Kick>,
     pub enabled: Option<bool>,
-    err: Option<EventFd>,
+    err: Option<PeerEvent>,
     pub shared: Arc<Shared>,
     work: Work,
     /// Tells the end of one start from that of another.
@@ -142,7 +142,7 @@ impl Ring {
         Ok(())
     }
 
-    pub fn set_err(&mut self, err: Option<EventFd>) {
+    pub fn set_err(&mut self, err: Option<PeerEvent>) {
         self.err = err;
     }
 
@@ -164,8 +164,11 @@ impl Ring {
         if !self.enabled.unwrap_or(!negotiated) {
             return Ok(());
         }
-        let owner = format!("disk {}: guest memory of a vhost-user queue", around.disk);
-        let memory = around.regions.map(around.budget, &owner)?;
+        let owner = format!(
+            "disk {}: guest memory of a vhost-user front end",
+            around.disk
+        );
+        let memory = around.regions.map(around.seat, &owner)?;
         let (table, available, used) = Place::lengths(entries);
         let part = |what: &str, at: u64, len: u64| {
             memory.user(at, len).ok_or_else(|| {
@@ -257,9 +260,12 @@ impl Ring {
     /// Gives a ring at work other memory.
     pub fn set_memory(&self, around: &Surroundings<'_>) -> Result<(), Error> {
         if self.is_active() {
-            let owner = format!("disk {}: guest memory of a vhost-user queue", around.disk);
+            let owner = format!(
+                "disk {}: guest memory of a vhost-user front end",
+                around.disk
+            );
             self.shared
-                .set_memory(around.regions.map(around.budget, &owner)?);
+                .set_memory(around.regions.map(around.seat, &owner)?);
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! The server of vhost-user front ends: one control thread for all sockets and sessions.
 
+use super::bucket::Bucket;
 use super::host::VhostHost;
 use super::session::{Ended, Session};
-use crate::local::Budget;
+use super::shares::{Seat, Shares};
 use crate::socket_file::{SocketFile, SocketType};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{BlockDevice, DeviceEvent, Error, ErrorKind, Subscription};
-use pvblk_sys::{EventFd, Poller};
+use pvblk_sys::{Closer, EventFd, Poller};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +19,11 @@ use std::time::{Duration, Instant};
 const STOP_TIME: Duration = Duration::from_secs(10);
 /// How long accepting pauses when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Seconds of the control thread that one socket's front ends may use at once, and of each second.
+const TIME: (f64, f64) = (0.032, 0.1);
+/// Connections at one socket at once, and a second later on.
+const CONNECTIONS: (f64, f64) = (64.0, 16.0);
 
 const INBOX: u64 = u64::MAX;
 
@@ -88,6 +94,7 @@ impl VhostServer {
         });
         let poller = Poller::new().map_err(os)?;
         poller.add(inbox.wake.as_fd(), INBOX, false).map_err(os)?;
+        let shares = Shares::new(listens.len(), host.most_unallocated());
         let mut ports = Vec::new();
         for (i, Listen { disk, path }) in listens.iter().enumerate() {
             let device = host.device(disk).ok_or_else(|| {
@@ -108,6 +115,12 @@ impl VhostServer {
                 disk: disk.clone(),
                 device,
                 listener: Some(listener),
+                closer: Closer::new(),
+                seat: shares.seat(i),
+                time: Bucket::new(TIME),
+                connections: Bucket::new(CONNECTIONS),
+                accepts_from: None,
+                heard_from: None,
                 session: None,
                 listening: true,
                 _events: events,
@@ -117,10 +130,10 @@ impl VhostServer {
             host,
             inbox: Arc::clone(&inbox),
             poller,
-            budget: Budget::new(),
             ports,
             next_session: 1,
             paused_until: None,
+            resume_at: None,
             stopping: None,
         };
         let thread = std::thread::Builder::new()
@@ -172,6 +185,16 @@ struct Port {
     disk: String,
     device: Arc<dyn BlockDevice>,
     listener: Option<SocketFile>,
+    seat: Seat,
+    /// Seconds of the control thread.
+    time: Bucket,
+    connections: Bucket,
+    /// Nobody is accepted until then.
+    accepts_from: Option<Instant>,
+    /// Its front end isn't heard until then.
+    heard_from: Option<Instant>,
+    /// Closes what front ends send.
+    closer: Arc<Closer>,
     /// The listener is waited for.
     listening: bool,
     session: Option<Connected>,
@@ -183,10 +206,11 @@ struct Control {
     host: Arc<dyn VhostHost>,
     inbox: Arc<Inbox>,
     poller: Poller,
-    budget: Arc<Budget>,
     ports: Vec<Port>,
     next_session: u64,
     paused_until: Option<Instant>,
+    /// When to look for sockets whose pause is over.
+    resume_at: Option<Instant>,
     stopping: Option<Instant>,
 }
 
@@ -206,6 +230,7 @@ impl Control {
                 }
             }
             let deadlines = self.stopping.into_iter().chain(self.paused_until);
+            let deadlines = deadlines.chain(self.resume_at);
             let timeout = deadlines
                 .min()
                 .map(|t| t.saturating_duration_since(Instant::now()));
@@ -225,6 +250,10 @@ impl Control {
             for note in self.inbox.take() {
                 self.note(note);
             }
+            let now = Instant::now();
+            if self.resume_at.is_some_and(|at| at <= now) {
+                self.resume(now);
+            }
             if self.paused_until.is_some_and(|t| t <= Instant::now()) {
                 self.paused_until = None;
                 for port in 0..self.ports.len() {
@@ -237,7 +266,8 @@ impl Control {
     /// Waits for connections exactly while there is none.
     fn listen(&mut self, index: usize) {
         let port = &mut self.ports[index];
-        let want = port.session.is_none() && self.paused_until.is_none();
+        let paused = self.paused_until.is_some() || port.accepts_from.is_some();
+        let want = port.session.is_none() && !paused;
         if let Some(listener) = &port.listener
             && want != port.listening
         {
@@ -268,6 +298,12 @@ impl Control {
                 return self.listen(index);
             }
         };
+        let now = Instant::now();
+        if let Some(pause) = port.connections.take(1.0, now) {
+            port.accepts_from = Some(now + pause);
+            self.resume_at(now + pause);
+        }
+        let port = &mut self.ports[index];
         let id = self.next_session;
         self.next_session += 1;
         let name = format!("disk {}, vhost-user front end {id}", port.disk);
@@ -287,8 +323,14 @@ impl Control {
             "{name}: connected"
         );
         let host_and_device = (Arc::clone(&self.host), Arc::clone(&port.device));
-        let budget = Arc::clone(&self.budget);
-        let session = Session::new(name, &port.disk, host_and_device, budget, ended, socket);
+        let session = Session::new(
+            name,
+            &port.disk,
+            host_and_device,
+            port.seat.clone(),
+            ended,
+            (socket, Arc::clone(&port.closer)),
+        );
         port.session = Some(Connected {
             id,
             session,
@@ -301,10 +343,11 @@ impl Control {
 
     /// Waits for messages exactly while they can be answered. A socket that isn't read is taken out: one that hung up is reported for ever.
     fn hear(&mut self, index: usize) {
+        let rests = self.ports[index].heard_from.is_some();
         let Some(connected) = &mut self.ports[index].session else {
             return;
         };
-        let want = connected.session.wants_messages() && !connected.over;
+        let want = connected.session.wants_messages() && !connected.over && !rests;
         if want == connected.heard {
             return;
         }
@@ -324,8 +367,45 @@ impl Control {
         let Some(connected) = self.ports.get_mut(index).and_then(|p| p.session.as_mut()) else {
             return;
         };
+        let start = Instant::now();
         let result = connected.session.readable();
         self.judge(index, result);
+        self.used_time(index, start);
+    }
+
+    /// Counts the time since `start` to a socket. One that uses too much rests, so that others are heard.
+    fn used_time(&mut self, index: usize, start: Instant) {
+        let now = Instant::now();
+        let port = &mut self.ports[index];
+        if let Some(pause) = port.time.take((now - start).as_secs_f64(), now) {
+            port.heard_from = Some(now + pause);
+            self.resume_at(now + pause);
+            self.hear(index);
+        }
+    }
+
+    fn resume_at(&mut self, at: Instant) {
+        self.resume_at = Some(self.resume_at.map_or(at, |other| other.min(at)));
+    }
+
+    /// Sockets whose pause is over are heard again.
+    fn resume(&mut self, now: Instant) {
+        self.resume_at = None;
+        for index in 0..self.ports.len() {
+            let port = &mut self.ports[index];
+            let over = |at: &mut Option<Instant>| at.take_if(|at| *at <= now).is_some();
+            let (accepts, hears) = (over(&mut port.accepts_from), over(&mut port.heard_from));
+            let later = port.accepts_from.into_iter().chain(port.heard_from).min();
+            if accepts {
+                self.listen(index);
+            }
+            if hears {
+                self.hear(index);
+            }
+            if let Some(at) = later {
+                self.resume_at(at);
+            }
+        }
     }
 
     /// Ends a session that failed or that its front end closed.
@@ -389,9 +469,11 @@ impl Control {
                 let Some(connected) = connected.filter(|c| c.id == session) else {
                     return;
                 };
+                let start = Instant::now();
                 let result = connected.session.ring_ended(ring, generation, reason);
                 // Messages that came while it waited are read now: the poller tells of them again.
                 self.judge(port, result.map(|()| true));
+                self.used_time(port, start);
             }
             Note::Device(port, DeviceEvent::Resized { .. }) => {
                 if let Some(connected) = &self.ports[port].session {

@@ -3,22 +3,31 @@
 use super::config::{Offer, whole_sectors};
 use super::host::VhostHost;
 use super::inflight::Inflight;
-use super::memory::{MAX_REGIONS, Regions};
+use super::memory::{MAX_BYTES, MAX_REGIONS, Regions};
 use super::proto::{
     self, BACKEND_CONFIG_CHANGE, Code, ConfigHead, InflightArea, MAX_CONFIG, SingleRegion,
     VRING_NO_FD, VringAddr, VringState, flags, message, payload,
 };
 use super::ring::{Kick, Ring, Surroundings};
+use super::shares::Seat;
 use super::stream::{Message, Received, Stream};
+use super::unflushed::Marks;
 use super::virtqueue::MAX_ENTRIES;
-use crate::local::Budget;
 use pvblk_backend::{OnEnd, Seldom, SourceEnd, seldom};
-use pvblk_block::{BlockDevice, Error};
-use pvblk_sys::{EventFd, fdpass};
+use pvblk_block::memory::{Gauge, MemoryKind};
+use pvblk_block::{BlockDevice, Error, ErrorKind};
+use pvblk_sys::{Closer, PeerEvent, PeerFd, fdpass};
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
+
+/// Messages of one front end before others have their turn.
+const MESSAGES_PER_TURN: usize = 32;
+/// Time for them; the last one may take longer.
+const TURN: Duration = Duration::from_millis(1);
 
 /// Tells the control thread that a ring's queue is gone: ring, generation, and the reason if it ended by itself.
 pub(super) type Ended = Arc<dyn Fn(u16, u64, Option<String>) + Send + Sync>;
@@ -49,12 +58,13 @@ pub(super) struct Session {
     host: Arc<dyn VhostHost>,
     device: Arc<dyn BlockDevice>,
     offer: Offer,
-    budget: Arc<Budget>,
+    seat: Seat,
     ended: Ended,
     stream: Stream,
     features: u64,
     protocol: u64,
     regions: Regions,
+    unallocated: Gauge,
     inflight: Option<Inflight>,
     backend: Option<OwnedFd>,
     rings: Vec<Ring>,
@@ -67,9 +77,9 @@ impl Session {
         name: String,
         disk: &str,
         (host, device): (Arc<dyn VhostHost>, Arc<dyn BlockDevice>),
-        budget: Arc<Budget>,
+        seat: Seat,
         ended: Ended,
-        socket: OwnedFd,
+        (socket, closer): (OwnedFd, Arc<Closer>),
     ) -> Session {
         let offer = Offer::new(device.limits(), host.queues());
         Session {
@@ -79,12 +89,17 @@ impl Session {
             host,
             device,
             offer,
-            budget,
+            seat,
             ended,
-            stream: Stream::new(socket),
+            stream: Stream::new(socket, closer),
             features: 0,
             protocol: 0,
             regions: Regions::default(),
+            unallocated: Gauge::new(
+                format!("disk {disk}: guest memory that nobody has allocated yet"),
+                MemoryKind::Unallocated,
+                MAX_BYTES,
+            ),
             inflight: None,
             backend: None,
             waiting: None,
@@ -105,9 +120,13 @@ impl Session {
         self.waiting.is_none() && !self.ending
     }
 
-    /// Takes the messages that are there. False when the front end closed. An error ends the session.
+    /// Takes the messages that are there, up to a bound: others have their turn then. False when the front end closed. An error ends the session.
     pub fn readable(&mut self) -> Result<bool, Error> {
-        while self.wants_messages() {
+        let start = Instant::now();
+        for _ in 0..MESSAGES_PER_TURN {
+            if !self.wants_messages() || start.elapsed() >= TURN {
+                break;
+            }
             match self.stream.receive()? {
                 Received::Message(message) => self.message(message)?,
                 Received::Nothing => return Ok(true),
@@ -165,7 +184,7 @@ impl Session {
             .ok_or_else(|| Error::protocol(format!("ring {index}; there are {queues}")))
     }
 
-    fn handle(&mut self, code: Code, body: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, Error> {
+    fn handle(&mut self, code: Code, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Answer, Error> {
         check_descriptors(code, fds.len())?;
         self.check_negotiated(code)?;
         let u64_of = |v: u64| Ok(Answer::Payload(v.to_le_bytes().to_vec(), None));
@@ -197,6 +216,7 @@ impl Session {
                     regions.add(region, file)?;
                 }
                 self.regions = regions;
+                self.check_unallocated()?;
                 self.memory_changed()?;
             }
             Code::AddMemReg => {
@@ -204,11 +224,13 @@ impl Session {
                 if let Some(file) = fds.pop() {
                     self.regions.add(told.region, file)?;
                 }
+                self.check_unallocated()?;
                 self.memory_changed()?;
             }
             Code::RemMemReg => {
                 let told: SingleRegion = payload(code, body)?;
                 self.regions.remove(&told.region)?;
+                self.check_unallocated()?;
                 self.memory_changed()?;
             }
             Code::SetVringNum => {
@@ -264,16 +286,25 @@ impl Session {
                         "{queues} queues of {entries} entries"
                     )));
                 }
-                let contents = self.device.incarnation().contents;
-                let (inflight, area, file) = Inflight::create(queues, entries, contents)?;
+                let marks = Marks::of(&*self.device);
+                let (inflight, area, file) = Inflight::create(queues, entries, marks)?;
                 self.inflight = Some(inflight);
                 return Ok(Answer::Payload(area.as_bytes().to_vec(), Some(file)));
             }
             Code::SetInflightFd => {
                 let told: InflightArea = payload(code, body)?;
                 if let Some(file) = fds.pop() {
-                    let contents = self.device.incarnation().contents;
-                    self.inflight = Some(Inflight::from_peer(&told, file, contents)?);
+                    let marks = Marks::of(&*self.device);
+                    let inflight = Inflight::from_peer(&told, file, marks)?;
+                    if inflight.losses().is_some() {
+                        seldom!(
+                            warn,
+                            Seldom::of(&self.disk, "losses"),
+                            "{}: a server before this one took writes with it that were answered and not flushed; the guest's next flush fails, so that it knows",
+                            self.name
+                        );
+                    }
+                    self.inflight = Some(inflight);
                 }
             }
         }
@@ -299,7 +330,7 @@ impl Session {
         }
     }
 
-    fn set_event(&mut self, code: Code, told: u64, fd: Option<OwnedFd>) -> Result<(), Error> {
+    fn set_event(&mut self, code: Code, told: u64, fd: Option<PeerFd>) -> Result<(), Error> {
         let index = told & 0xff;
         if told & !(VRING_NO_FD | 0xff) != 0 || (told & VRING_NO_FD != 0) == fd.is_some() {
             return Err(Error::protocol(format!(
@@ -307,7 +338,8 @@ impl Session {
                 u8::from(fd.is_some())
             )));
         }
-        let event = |fd| EventFd::from_peer(fd).map_err(|e| Error::os(format!("ring {index}"), e));
+        let event =
+            |fd| PeerEvent::from_peer(fd).map_err(|e| Error::os(format!("ring {index}"), e));
         let event = fd.map(event).transpose()?;
         let ring = self.ring(index)?;
         match code {
@@ -350,7 +382,7 @@ impl Session {
             offer: &self.offer,
             features: self.features,
             regions: &self.regions,
-            budget: &self.budget,
+            seat: &self.seat,
             inflight: self.inflight.as_ref(),
         }
     }
@@ -374,6 +406,22 @@ impl Session {
         }
         self.rings = rings;
         result
+    }
+
+    /// Puts the guest's memory that nobody has allocated on the bill, as far as that is allowed.
+    fn check_unallocated(&mut self) -> Result<(), Error> {
+        let bytes = self.regions.unallocated();
+        self.unallocated.set(bytes);
+        self.seat.set_unallocated(bytes).map_err(|most| {
+            Error::new(
+                ErrorKind::Exhausted,
+                format!(
+                    "{} MiB of the guest's memory are not allocated yet; the server's control group pays for what the server touches first, and {} MiB are allowed for all guests: preallocate the guest's memory (QEMU: prealloc=on), or see --max-guest-unallocated",
+                    bytes >> 20,
+                    most >> 20
+                ),
+            )
+        })
     }
 
     fn memory_changed(&mut self) -> Result<(), Error> {
@@ -435,7 +483,12 @@ impl Session {
         if let Some(backend) = &self.backend {
             let bytes = message(BACKEND_CONFIG_CHANGE, 0, &[]);
             if let Err(e) = fdpass::send(backend.as_fd(), &bytes, &[]) {
-                tracing::warn!("{}: telling the new size: {e}", self.name);
+                let name = &self.name;
+                seldom!(
+                    warn,
+                    Seldom::of(&self.disk, "sizes"),
+                    "{name}: telling the new size: {e}"
+                );
             }
         }
     }
@@ -445,6 +498,12 @@ impl Session {
         self.ending = true;
         let active = self.rings.iter_mut().filter_map(|r| r.stop().then_some(()));
         active.count() == 0
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.seat.set_unallocated(0);
     }
 }
 
@@ -496,13 +555,14 @@ fn config_head(body: &[u8]) -> Result<(ConfigHead, &[u8]), Error> {
 }
 
 /// Takes a descriptor for our own requests, if it is a stream socket of this machine.
-fn stream_socket(fd: OwnedFd) -> Result<OwnedFd, Error> {
-    let right = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
-        && sockopt::socket_type(&fd) == Ok(SocketType::STREAM);
-    match right {
-        true => Ok(fd),
-        false => Err(Error::protocol(
-            "the descriptor is not a Unix stream socket",
-        )),
-    }
+fn stream_socket(fd: PeerFd) -> Result<OwnedFd, Error> {
+    let check = |fd: BorrowedFd<'_>| {
+        let right = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+            && sockopt::socket_type(fd) == Ok(SocketType::STREAM);
+        right
+            .then_some(())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
+    };
+    fd.checked(check)
+        .map_err(|_| Error::protocol("the descriptor is not a Unix stream socket"))
 }

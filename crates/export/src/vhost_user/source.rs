@@ -5,9 +5,11 @@ use super::memory::GuestMemory;
 use super::request::{self, Bad, Chain, ID, Offered, Parsed};
 use super::virtqueue::{Broken, Descriptor, Virtqueue};
 use parking_lot::Mutex;
-use pvblk_backend::{PullBatch, Pulled, RequestSource, Seldom, SourceEnd, SpareRequests, seldom};
+use pvblk_backend::{
+    PullBatch, Pulled, RequestSource, Seat, Seldom, SourceEnd, SpareRequests, seldom,
+};
 use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
-use pvblk_sys::EventFd;
+use pvblk_sys::PeerEvent;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -15,13 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 
-/// How often a queue without a kick is looked at while it is idle.
-const POLL: Duration = Duration::from_micros(100);
+/// How soon a queue without a kick is looked at again; while it stays idle, after twice the time each time, up to the second.
+const POLL: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
 /// What the control thread and a queue at work share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    call: Mutex<Option<EventFd>>,
+    call: Mutex<Option<PeerEvent>>,
     memory: Mutex<Option<GuestMemory>>,
     memory_changed: AtomicBool,
     /// The available index at which the queue stopped.
@@ -30,7 +32,7 @@ pub struct Shared {
 
 impl Shared {
     /// Another way to wake the guest. It is rung once: what was told through the old one may have been missed.
-    pub fn set_call(&self, call: Option<EventFd>) {
+    pub fn set_call(&self, call: Option<PeerEvent>) {
         if let Some(call) = &call {
             call.notify();
         }
@@ -60,7 +62,7 @@ pub struct VhostQueueParts {
     /// What the control thread may change.
     pub shared: Arc<Shared>,
     /// The event that wakes us; `None`: the queue is looked at all the time.
-    pub kick: Option<EventFd>,
+    pub kick: Option<PeerEvent>,
     /// Where requests in flight are told.
     pub inflight: Option<InflightQueue>,
     /// What requests may ask for.
@@ -74,6 +76,8 @@ pub struct VhostQueueParts {
 struct Slot {
     status: Option<Buffer>,
     writable: u32,
+    /// Of a flush: what it covers.
+    covers: u64,
 }
 
 /// A virtqueue of a virtio-blk device.
@@ -88,6 +92,8 @@ pub struct VhostSource {
     batch: PullBatch,
     /// Counts bad requests for the log, of all sources of the disk once that is known.
     complaints: Arc<Seldom>,
+    /// Without a kick: how soon to look again.
+    poll: Duration,
     unpublished: bool,
     /// The ring made no sense: it is not written any more.
     broken: bool,
@@ -110,7 +116,10 @@ impl VhostSource {
             None => VecDeque::new(),
         };
         if !again.is_empty() {
-            tracing::info!(
+            let seldom = Seldom::of("vhost-user", "done again");
+            seldom!(
+                info,
+                seldom,
                 "{}: {} requests of the last server are done again",
                 parts.name,
                 again.len()
@@ -124,6 +133,7 @@ impl VhostSource {
             parts,
             again,
             complaints: Arc::default(),
+            poll: POLL.0,
             unpublished: false,
             broken: false,
         }
@@ -198,9 +208,14 @@ impl VhostSource {
         let code = match asked {
             Ok(Parsed::Submit) => {
                 request.tag = u64::from(head);
+                let covers = match (&parts.inflight, request.op) {
+                    (Some(inflight), Op::Flush) => inflight.flush(),
+                    _ => 0,
+                };
                 self.slots[usize::from(head)] = Slot {
                     status: Some(status),
                     writable,
+                    covers,
                 };
                 out.push(request);
                 return Ok(true);
@@ -272,6 +287,9 @@ impl RequestSource for VhostSource {
             true => self.parts.queue.available().map_err(|why| self.stop(why))?,
             false => 0,
         };
+        if left > 0 {
+            self.poll = POLL.0;
+        }
         // Counts bad requests too: a guest that sends only those must not keep the worker here.
         for _ in 0..room.min(self.batch.next(left.into())) {
             match self.take(&mut left, out) {
@@ -286,11 +304,12 @@ impl RequestSource for VhostSource {
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
         for Completion { request, status } in done.drain(..) {
-            let read = request.op == Op::Read;
+            let op = request.op;
             let head = request.tag as u16;
             let Slot {
                 status: byte,
                 writable,
+                covers,
             } = std::mem::take(&mut self.slots[usize::from(head)]);
             let code = match status {
                 Status::Ok => VIRTIO_BLK_S_OK,
@@ -298,8 +317,16 @@ impl RequestSource for VhostSource {
                 _ => VIRTIO_BLK_S_IOERR,
             };
             if let (Some(byte), false) = (byte, self.broken) {
+                if let (Some(inflight), VIRTIO_BLK_S_OK) = (&mut self.parts.inflight, code) {
+                    match op {
+                        Op::Read => {}
+                        Op::Flush => inflight.flushed(covers),
+                        _ => inflight.wrote(),
+                    }
+                }
                 // The status is the last byte, so a read has written up to it.
-                self.answer(head, &byte, code, if read { writable } else { 1 });
+                let written = if op == Op::Read { writable } else { 1 };
+                self.answer(head, &byte, code, written);
             }
             self.spare.keep(request);
         }
@@ -327,7 +354,11 @@ impl RequestSource for VhostSource {
         }
         match self.parts.kick {
             Some(_) => Readiness::Wait(None),
-            None => Readiness::Wait(Some(Instant::now() + POLL)),
+            None => {
+                let soon = self.poll;
+                self.poll = (soon * 2).min(POLL.1);
+                Readiness::Wait(Some(Instant::now() + soon))
+            }
         }
     }
 
@@ -337,12 +368,22 @@ impl RequestSource for VhostSource {
 
     fn woken(&mut self) {
         if let Some(kick) = &self.parts.kick {
-            kick.drain();
+            kick.clear();
         }
     }
 
     fn rest(&mut self) {
         self.spare.release();
+    }
+
+    fn seat(&mut self) -> Option<Seat> {
+        let losses = self.parts.inflight.as_ref()?.losses()?;
+        Some(losses.seat(self.parts.queue.submitted()))
+    }
+
+    fn position(&self) -> u16 {
+        let next = self.parts.queue.next_available();
+        next.wrapping_sub(self.again.len() as u16)
     }
 }
 

@@ -2,10 +2,15 @@
 
 use super::super::driver::Driver;
 use super::super::inflight::Inflight;
+use super::super::unflushed::Marks;
 use super::*;
 use pvblk_block::Region;
 
 const ENTRIES: u16 = 16;
+const STABLE: Marks = Marks {
+    contents: None,
+    cache: None,
+};
 
 struct Guest {
     driver: Driver,
@@ -17,7 +22,7 @@ impl Guest {
         let region = Arc::new(Region::anonymous(1 << 20).unwrap());
         Guest {
             driver: Driver::new(region, 0x10000, ENTRIES, true),
-            inflight: Inflight::create(1, ENTRIES, None).unwrap().0,
+            inflight: Inflight::create(1, ENTRIES, STABLE).unwrap().0,
         }
     }
 
@@ -196,4 +201,30 @@ fn every_request_is_answered_once_over_many_killed_servers() {
     }
     assert_eq!(waiting, [false; ENTRIES as usize], "never answered");
     assert!(answered > 1000 && kills > 100, "{answered} {kills}");
+}
+
+/// A ring that is never kicked is looked at, but an idle one seldom.
+#[test]
+fn a_queue_without_a_kick_is_looked_at_less_and_less() {
+    let mut guest = Guest::new();
+    let mut server = guest.server();
+    let mut sleep = || match server.arm() {
+        Readiness::Wait(Some(until)) => until.saturating_duration_since(Instant::now()),
+        other => panic!("{other:?}"),
+    };
+    let first = sleep();
+    assert!(first <= Duration::from_micros(100), "{first:?}");
+    let all: Duration = (0..100).map(|_| sleep()).sum();
+    // Bounded from above only: time passes while it is measured.
+    let last = sleep();
+    assert!(
+        last <= Duration::from_millis(20) && all <= Duration::from_secs(2),
+        "{last:?}"
+    );
+    assert!(server.poll == Duration::from_millis(20));
+    guest.driver.build(0, 4, 0, &[], true);
+    guest.driver.make_available(0);
+    let mut out = Vec::new();
+    server.pull(1, &mut out).unwrap();
+    assert_eq!((out.len(), server.poll), (1, Duration::from_micros(100)));
 }

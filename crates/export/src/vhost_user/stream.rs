@@ -2,9 +2,10 @@
 
 use super::proto::{Asked, HEADER, Header};
 use pvblk_block::{Error, ErrorKind};
-use pvblk_sys::fdpass;
+use pvblk_sys::{Closer, PeerFd, fdpass};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use zerocopy::FromBytes;
 
 /// A whole message.
@@ -12,7 +13,7 @@ use zerocopy::FromBytes;
 pub(super) struct Message {
     pub asked: Asked,
     pub body: Vec<u8>,
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<PeerFd>,
 }
 
 /// What came in.
@@ -29,16 +30,18 @@ pub(super) struct Stream {
     fd: OwnedFd,
     head: Vec<u8>,
     body: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<PeerFd>,
+    closer: Arc<Closer>,
 }
 
 impl Stream {
-    pub fn new(fd: OwnedFd) -> Stream {
+    pub fn new(fd: OwnedFd, closer: Arc<Closer>) -> Stream {
         Stream {
             fd,
             head: Vec::with_capacity(HEADER),
             body: Vec::new(),
             fds: Vec::new(),
+            closer,
         }
     }
 
@@ -66,7 +69,8 @@ impl Stream {
                 None => HEADER - self.head.len(),
             };
             let mut bytes = [0; super::proto::MAX_PAYLOAD];
-            match fdpass::recv(self.fd.as_fd(), &mut bytes[..wanted], false) {
+            let closer = Some(&self.closer);
+            match fdpass::recv_from_peer(self.fd.as_fd(), &mut bytes[..wanted], closer, false) {
                 Ok((0, _)) => return Ok(Received::Closed),
                 Ok((n, fds)) => {
                     let part = if asked.is_some() {
@@ -116,7 +120,7 @@ mod tests {
     fn pair() -> (OwnedFd, Stream) {
         let flags = SocketFlags::CLOEXEC;
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        (a, Stream::new(b))
+        (a, Stream::new(b, Closer::new()))
     }
 
     #[test]

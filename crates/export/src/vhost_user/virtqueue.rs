@@ -158,6 +158,12 @@ impl Virtqueue {
         self.next_used
     }
 
+    /// Reads the available index, from any thread and as long as it is kept.
+    pub fn submitted(&self) -> pvblk_backend::Submitted {
+        let (region, at) = self.place.available.clone();
+        Box::new(move || region.atomic_u16(at + 2).load(Ordering::Acquire))
+    }
+
     fn available_at(&self, offset: usize) -> &AtomicU16 {
         self.place
             .available

@@ -121,7 +121,7 @@ mod tests {
     use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
     use pvblk_block::Buffer;
     use pvblk_ring::{BackRing, EventFdChannel};
-    use pvblk_sys::{EventFd, PAGE_SIZE, Region};
+    use pvblk_sys::{PAGE_SIZE, PeerEvent, Region};
     use std::sync::atomic::AtomicBool;
 
     struct NoPages;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn queue() -> BlkifQueueParts {
-        let event = || EventFd::new().unwrap();
+        let event = || PeerEvent::new().unwrap();
         BlkifQueueParts {
             name: "test".into(),
             ring: BackRing::new(Region::anonymous(PAGE_SIZE).unwrap()).unwrap(),

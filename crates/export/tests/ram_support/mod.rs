@@ -3,13 +3,13 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub, Limits, Op,
-    QueueContext, Readiness, Request, Status,
+    BlockDevice, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub, Incarnation,
+    Limits, Op, QueueContext, Readiness, Request, Status,
 };
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 pub const WAIT: Duration = Duration::from_secs(60);
@@ -25,6 +25,8 @@ pub struct Ram {
     pub hold: AtomicBool,
     pub held: AtomicUsize,
     pub flushes: AtomicUsize,
+    /// The mark of its cache.
+    pub cache: AtomicU64,
 }
 
 impl Ram {
@@ -88,6 +90,12 @@ impl BlockDevice for RamDevice {
     }
     fn events(&self) -> &EventHub {
         &self.0.events
+    }
+    fn incarnation(&self) -> Incarnation {
+        Incarnation {
+            cache: Some(self.0.cache.load(Ordering::Relaxed)),
+            contents: None,
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use std::time::Instant;
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
 
+pub mod kept;
 #[path = "../ram_support/mod.rs"]
 mod ram_support;
 
@@ -26,6 +27,7 @@ pub use ram_support::*;
 struct Host {
     backend: Arc<Backend>,
     disks: Vec<(String, Disk)>,
+    most_unallocated: Option<u64>,
 }
 
 impl VhostHost for Host {
@@ -35,6 +37,9 @@ impl VhostHost for Host {
     }
     fn queues(&self) -> u16 {
         4
+    }
+    fn most_unallocated(&self) -> Option<u64> {
+        self.most_unallocated
     }
     fn attach(
         &self,
@@ -58,42 +63,62 @@ pub struct Bed {
     pub server: VhostServer,
     pub a: Arc<Ram>,
     pub b: Arc<Ram>,
+    host: Arc<Host>,
+    listens: Vec<Listen>,
     dir: TempDir,
 }
 
 impl Bed {
     pub fn new() -> Bed {
-        Bed::at(tempfile::tempdir().unwrap())
+        Bed::with(2, None)
+    }
+
+    pub fn with(workers: usize, most_unallocated: Option<u64>) -> Bed {
+        Bed::at(tempfile::tempdir().unwrap(), workers, most_unallocated)
     }
 
     /// The server that comes next at the sockets of one that has ended; its disks are new.
     pub fn after(self) -> Bed {
         drop(self.server);
-        Bed::at(self.dir)
+        Bed::at(self.dir, 2, None)
     }
 
-    fn at(dir: TempDir) -> Bed {
+    fn at(dir: TempDir, workers: usize, most_unallocated: Option<u64>) -> Bed {
         let (a, b) = (Ram::new(2048), Ram::new(2048));
         let disk = |name: &str, ram: &Arc<Ram>| {
             let device = Arc::new(RamDevice(Arc::clone(ram)));
             (name.to_owned(), Disk::new(name, device, Tracing::off()))
         };
         let options = BackendOptions {
-            workers: 2,
+            workers,
             ..BackendOptions::default()
         };
-        let host = Host {
+        let host = Arc::new(Host {
             backend: Arc::new(Backend::start(&options).unwrap()),
             disks: vec![disk("a", &a), disk("b", &b)],
-        };
+            most_unallocated,
+        });
         let listens: Vec<Listen> = ["a", "b"]
             .map(|disk| Listen {
                 disk: disk.into(),
                 path: dir.path().join(disk),
             })
             .into();
-        let server = VhostServer::bind(&listens, Arc::new(host)).unwrap();
-        Bed { server, a, b, dir }
+        let server = VhostServer::bind(&listens, host.clone()).unwrap();
+        Bed {
+            server,
+            a,
+            b,
+            host,
+            listens,
+            dir,
+        }
+    }
+
+    /// Another server of the same disks.
+    pub fn restart(&mut self) {
+        self.server.stop();
+        self.server = VhostServer::bind(&self.listens, self.host.clone()).unwrap();
     }
 
     pub fn path(&self, disk: &str) -> std::path::PathBuf {
@@ -135,6 +160,12 @@ pub struct Front {
 }
 
 impl Front {
+    /// Connects to the next server, as QEMU does when the last one is gone: the guest goes on with all it has.
+    pub fn reconnect(&mut self, path: &std::path::Path) {
+        self.socket = UnixStream::connect(path).unwrap();
+        self.socket.set_read_timeout(Some(WAIT)).unwrap();
+    }
+
     pub fn connect(path: &std::path::Path) -> Front {
         let socket = UnixStream::connect(path).unwrap();
         socket.set_read_timeout(Some(WAIT)).unwrap();

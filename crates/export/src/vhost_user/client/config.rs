@@ -76,7 +76,12 @@ impl Terms {
         let exponent = if_has(VIRTIO_BLK_F_TOPOLOGY, u32::from(space[24]), 0).min(8);
         let optimal = if_has(VIRTIO_BLK_F_TOPOLOGY, u32_at(28), 0);
         let whole = |bytes: u32| bytes - bytes % logical;
-        let segment_bytes = whole(if_has(VIRTIO_BLK_F_SIZE_MAX, u32_at(8), SEGMENT).min(SEGMENT));
+        // A limit that isn't offered, or is 0, is none.
+        let limit = |bit, at, most: u32| match if_has(bit, u32_at(at), 0) {
+            0 => most,
+            limit => limit.min(most),
+        };
+        let segment_bytes = whole(limit(VIRTIO_BLK_F_SIZE_MAX, 8, SEGMENT));
         if segment_bytes < 4096 {
             return Err(Error::protocol(format!(
                 "the server takes segments of {} bytes at most: 4096 are needed here",
@@ -85,7 +90,7 @@ impl Terms {
         }
         // A chain is no longer than the ring, with head and status (VIRTIO 1.2, 2.7.5.3.1).
         let most = (MOST_PIECES as u32).min(u32::from(entries) - 2);
-        let segments = if_has(VIRTIO_BLK_F_SEG_MAX, u32_at(12), 1).clamp(1, most);
+        let segments = limit(VIRTIO_BLK_F_SEG_MAX, 12, most).max(1);
         // Half of them for a request's own pieces, half for where one is too long.
         let pieces = (segments / 2).max(1);
         Ok(Terms {

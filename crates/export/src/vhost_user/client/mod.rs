@@ -25,7 +25,7 @@ use pvblk_block::{
     BlockDevice, BufferSource, Capacity, DeviceEvent, DeviceQueue, Error, EventHub, Limits,
     QueueContext, Region,
 };
-use pvblk_sys::{EventFd, PAGE_SIZE};
+use pvblk_sys::{PAGE_SIZE, PeerEvent};
 use queue::ClientQueue;
 use resume::{Kept, Seat};
 use std::os::fd::{AsFd, OwnedFd};
@@ -73,8 +73,8 @@ impl Default for VhostClientConfig {
 /// One ring, and how to ring.
 struct Ring {
     driver: Driver,
-    kick: Arc<EventFd>,
-    call: Arc<EventFd>,
+    kick: Arc<PeerEvent>,
+    call: Arc<PeerEvent>,
 }
 
 /// What the device and its queues share.
@@ -87,7 +87,7 @@ struct Shared {
     /// Nothing works any more.
     dead: AtomicBool,
     failure: Mutex<Option<String>>,
-    calls: Vec<Arc<EventFd>>,
+    calls: Vec<Arc<PeerEvent>>,
     front: Mutex<Front>,
     /// What the next server is told, if there may be one.
     kept: Option<Kept>,
@@ -271,8 +271,8 @@ fn share(
         );
         rings.push(Ring {
             driver,
-            kick: Arc::new(EventFd::new().map_err(os)?),
-            call: Arc::new(EventFd::new().map_err(os)?),
+            kick: Arc::new(PeerEvent::new().map_err(os)?),
+            call: Arc::new(PeerEvent::new().map_err(os)?),
         });
     }
     let memory = Memory::new(Arc::new(region(data, bytes)?), GUEST + data as u64);

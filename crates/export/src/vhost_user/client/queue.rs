@@ -292,7 +292,7 @@ impl DeviceQueue for ClientQueue {
 
     fn woken(&mut self) {
         if let Some(ring) = &self.ring {
-            ring.call.drain();
+            ring.call.clear();
         }
     }
 

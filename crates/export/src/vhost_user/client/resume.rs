@@ -5,7 +5,7 @@ use super::{Ring, Shared, VhostClientConfig, negotiate, start, tell_memory};
 use crate::vhost_user::proto::{Code, InflightArea};
 use crate::vhost_user::virtqueue::Place;
 use pvblk_block::Error;
-use pvblk_sys::EventFd;
+use pvblk_sys::PeerEvent;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ pub(super) struct Seat {
     /// Of descriptor table, available and used ring.
     pub addresses: (u64, u64, u64),
     place: Place,
-    pub kick: Arc<EventFd>,
-    pub call: Arc<EventFd>,
+    pub kick: Arc<PeerEvent>,
+    pub call: Arc<PeerEvent>,
 }
 
 impl Seat {

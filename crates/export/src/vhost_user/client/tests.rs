@@ -1,5 +1,6 @@
 //! What a server that makes no sense is answered with; real servers are in tests/vhost_client.rs.
 
+use super::super::driver::MOST_PIECES;
 use super::config::{CONFIG_BYTES, Terms, wanted};
 use super::*;
 use crate::vhost_user::config::Offer;
@@ -51,6 +52,32 @@ fn what_we_cannot_do_without_is_named() {
     space[8..12].copy_from_slice(&1024u32.to_le_bytes());
     let e = Terms::new(offered, &space, 256).unwrap_err().to_string();
     assert!(e.contains("1024"), "{e}");
+}
+
+/// qemu-storage-daemon offers a limit of segments' sizes, and says 0; others offer none at all.
+#[test]
+fn a_limit_of_0_or_that_is_not_offered_is_none() {
+    let (offered, mut space) = space_of(Limits::default());
+    space[8..16].fill(0);
+    let without = offered & !(1 << 1 | 1 << 2);
+    for features in [
+        offered,
+        offered | 1 << 1,
+        offered | 1 << 1 | 1 << 2,
+        without,
+    ] {
+        let terms = Terms::new(features, &space, 256).unwrap();
+        let seen = (terms.segment_bytes, terms.limits.max_segments);
+        assert_eq!(seen, (1 << 20, MOST_PIECES as u32 / 2), "{features:#x}");
+    }
+    // One that is offered holds.
+    space[8..12].copy_from_slice(&65536u32.to_le_bytes());
+    space[12..16].copy_from_slice(&20u32.to_le_bytes());
+    let terms = Terms::new(offered | 1 << 1 | 1 << 2, &space, 256).unwrap();
+    assert_eq!(
+        (terms.segment_bytes, terms.limits.max_segments),
+        (65536, 10)
+    );
 }
 
 /// What is answered to a request of that number; `None`: the connection ends.

@@ -1,0 +1,290 @@
+//! Event channels to a peer that may do anything with its end.
+//!
+//! `O_NONBLOCK` belongs to the open file, which both ends share, so a peer can clear it at any time: a `write` to a full counter then
+//! waits until the peer reads, and a `read` of an empty one until the peer writes. So neither is used here:
+//!
+//! - The peer is woken by the kernel. An asynchronous read of no bytes names the peer's eventfd to be signalled at its end
+//!   (`IOCB_FLAG_RESFD`, io_submit(2)); it ends within the call, and a full counter stays full.
+//! - Our end is cleared by `preadv2` with `RWF_NOWAIT`, which doesn't wait whatever the file's flags say.
+//!
+//! Only where the kernel has neither (it refuses an AIO context because all of `fs.aio-max-nr` are taken; it is older than 5.8), a peer that clears the
+//! flag and fills or empties its counter within the same microsecond can make one call of ours wait: then it is for those who
+//! watch the calling thread.
+
+use crate::peer_fd::PeerFd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::cell::RefCell;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// An eventfd of which the peer has the other end. None of its calls waits.
+#[derive(Debug)]
+pub struct PeerEvent(OwnedFd);
+
+impl PeerEvent {
+    /// One of ours, whose other end goes to a peer. Not inherited by children.
+    pub fn new() -> io::Result<PeerEvent> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(PeerEvent(eventfd(0, flags)?))
+    }
+
+    /// Takes a descriptor received from a peer. Errors if it is not an eventfd, or a semaphore.
+    pub fn from_peer(fd: PeerFd) -> io::Result<PeerEvent> {
+        Ok(PeerEvent(fd.checked(check)?))
+    }
+
+    /// Wakes the peer. A full counter means that it is awake already.
+    #[inline]
+    pub fn notify(&self) {
+        let submitted =
+            SIGNALLER.try_with(|s| s.try_borrow_mut().is_ok_and(|mut s| s.signal(&self.0)));
+        if !submitted.unwrap_or(false) {
+            self.write_if_there_is_room();
+        }
+    }
+
+    /// Forgets that the peer woke us; true if it had.
+    #[inline]
+    pub fn clear(&self) -> bool {
+        let mut bytes = [0u8; 8];
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        // At the file's own position, of which an eventfd has none.
+        match rustix::io::preadv2(&self.0, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) {
+            Ok(n) => n > 0,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                self.is(PollFlags::IN) && rustix::io::read(&self.0, &mut bytes).is_ok()
+            }
+            Err(_) => false,
+        }
+    }
+
+    #[cold]
+    fn write_if_there_is_room(&self) {
+        if self.is(PollFlags::OUT) {
+            let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn is(&self, what: PollFlags) -> bool {
+        let now = Timespec::default();
+        let mut fds = [PollFd::new(&self.0, what)];
+        poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0) && fds[0].revents().contains(what)
+    }
+
+    /// A second handle of the same counter.
+    pub fn try_clone(&self) -> io::Result<PeerEvent> {
+        Ok(PeerEvent(self.0.try_clone()?))
+    }
+}
+
+impl AsFd for PeerEvent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let refuse = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    let number = fd.as_raw_fd();
+    let link = std::fs::read_link(format!("/proc/self/fd/{number}"))?;
+    if link.to_string_lossy() != "anon_inode:[eventfd]" {
+        return refuse("the descriptor is not an eventfd");
+    }
+    // A semaphore is drained by one, so a peer could keep it readable for ever.
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    let is = |l: &str| l.starts_with("eventfd-semaphore:") && l.trim_end().ends_with('1');
+    match info.lines().any(is) {
+        true => refuse("the eventfd is a semaphore"),
+        false => Ok(()),
+    }
+}
+
+/// Completions that a thread's context has room for.
+const ROOM: usize = 64;
+/// Signals between two looks at the completions.
+const BETWEEN: u32 = 32;
+
+/// `struct iocb` of linux/aio_abi.h, on little-endian machines.
+#[repr(C)]
+#[derive(Default)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: i32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    event_fd: u32,
+}
+
+/// `struct io_event` of linux/aio_abi.h.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct IoEvent {
+    data: u64,
+    iocb: u64,
+    result: i64,
+    more: i64,
+}
+
+/// `IOCB_CMD_PREAD` of linux/aio_abi.h.
+const PREAD: u16 = 0;
+/// `IOCB_FLAG_RESFD` of linux/aio_abi.h.
+const RESFD: u32 = 1;
+
+thread_local! {
+    static SIGNALLER: RefCell<Signaller> = const { RefCell::new(Signaller { context: None, used: 0 }) };
+}
+
+/// A thread's AIO context, made at its first signal.
+struct Signaller {
+    context: Option<Context>,
+    used: u32,
+}
+
+struct Context {
+    id: libc::c_ulong,
+    /// An empty memory file: a read of nothing from it ends at once.
+    nothing: OwnedFd,
+}
+
+impl Signaller {
+    /// Has the kernel signal the eventfd; false if it can't.
+    fn signal(&mut self, event: &OwnedFd) -> bool {
+        if self.context.is_none() {
+            self.context = Context::new();
+        }
+        let Some(context) = &self.context else {
+            return false;
+        };
+        if self.used >= BETWEEN {
+            context.reap();
+            self.used = 0;
+        }
+        self.used += 1;
+        context.signal(event)
+    }
+}
+
+impl Context {
+    #[cold]
+    fn new() -> Option<Context> {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let nothing = rustix::fs::memfd_create("pvblk-nothing", flags).ok()?;
+        let mut id: libc::c_ulong = 0;
+        // SAFETY: `id` is zero, as the kernel wants it, and written by it.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, ROOM as libc::c_long, &raw mut id) };
+        (made == 0).then_some(Context { id, nothing })
+    }
+
+    fn signal(&self, event: &OwnedFd) -> bool {
+        let mut iocb = Iocb {
+            opcode: PREAD,
+            fd: self.nothing.as_raw_fd() as u32,
+            flags: RESFD,
+            event_fd: event.as_raw_fd() as u32,
+            ..Iocb::default()
+        };
+        let mut list = [&raw mut iocb];
+        // SAFETY: `id` is a context of this thread; the list has one iocb, which the kernel reads and whose `key` it writes,
+        // all within the call. It names no memory, and descriptors that live as long as the call.
+        let n = unsafe {
+            libc::syscall(
+                libc::SYS_io_submit,
+                self.id,
+                1 as libc::c_long,
+                list.as_mut_ptr(),
+            )
+        };
+        n == 1
+    }
+
+    fn reap(&self) {
+        let mut events = [IoEvent::default(); ROOM];
+        let now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: there is room for as many events as are asked for; with a timeout of nothing it doesn't wait.
+        unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.id,
+                0 as libc::c_long,
+                ROOM as libc::c_long,
+                events.as_mut_ptr(),
+                &raw const now,
+            )
+        };
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was made by `new` and isn't used afterwards.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.id) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer_fd::Closer;
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+    /// The peer's end of a new event, which waits when it is read or written.
+    fn blocking() -> (PeerEvent, OwnedFd) {
+        let ours = PeerEvent::new().unwrap();
+        let theirs = ours.try_clone().unwrap().0;
+        let flags = fcntl_getfl(&theirs).unwrap();
+        fcntl_setfl(&theirs, flags & !OFlags::NONBLOCK).unwrap();
+        (ours, theirs)
+    }
+
+    fn value(fd: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    #[test]
+    fn every_signal_counts_and_is_cleared_once() {
+        let (ours, theirs) = blocking();
+        for _ in 0..1000 {
+            ours.notify();
+        }
+        assert_eq!(value(&theirs), 1000);
+        rustix::io::write(&theirs, &3u64.to_ne_bytes()).unwrap();
+        assert!(ours.clear());
+        assert!(!ours.clear(), "an empty counter that waits when it is read");
+    }
+
+    #[test]
+    fn a_full_counter_that_waits_when_it_is_written_holds_up_nobody() {
+        let (ours, theirs) = blocking();
+        rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        for _ in 0..3 {
+            ours.notify();
+        }
+        // Without the kernel's help, too.
+        ours.write_if_there_is_room();
+        assert_eq!(value(&theirs), u64::MAX);
+        ours.write_if_there_is_room();
+        assert_eq!(value(&theirs), 1);
+    }
+
+    #[test]
+    fn only_an_eventfd_that_counts_is_taken() {
+        let closer = Closer::new();
+        let from = |fd: OwnedFd| PeerEvent::from_peer(PeerFd::new(fd, &closer));
+        assert!(from(std::fs::File::open("/dev/null").unwrap().into()).is_err());
+        assert!(from(eventfd(1, EventfdFlags::SEMAPHORE).unwrap()).is_err());
+        assert!(from(eventfd(1, EventfdFlags::empty()).unwrap()).is_ok());
+    }
+}
