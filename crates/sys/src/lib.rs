@@ -25,6 +25,8 @@ pub mod fdpass;
 pub mod fileio;
 mod idle;
 pub mod limits;
+pub mod locks;
+pub mod loops;
 mod memfd;
 mod poller;
 pub mod proc_status;
