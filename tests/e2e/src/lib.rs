@@ -16,6 +16,7 @@ pub mod mounted;
 pub mod nbd;
 pub mod outcome;
 pub mod pattern;
+pub mod slow_medium;
 pub mod stage;
 pub mod tools;
 pub mod vm;
