@@ -18,10 +18,14 @@ const REPLY_INFO: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Command {
+    /// Answer with data.
+    Read = 0,
     /// Write the data that follows.
     Write = 1,
     /// Make completed writes durable.
     Flush = 3,
+    /// Forget what is there.
+    Trim = 4,
 }
 
 /// A connection in the transmission phase.
@@ -82,6 +86,25 @@ impl Connection {
         request.extend((data.len() as u32).to_be_bytes());
         request.extend(data);
         self.stream.write_all(&request)
+    }
+
+    /// Sends a request that carries no data, about `len` bytes.
+    pub fn ask(&mut self, command: Command, cookie: u64, offset: u64, len: u32) -> io::Result<()> {
+        let mut request = Vec::with_capacity(28);
+        request.extend(REQUEST_MAGIC.to_be_bytes());
+        request.extend(0u16.to_be_bytes());
+        request.extend((command as u16).to_be_bytes());
+        request.extend(cookie.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend(len.to_be_bytes());
+        self.stream.write_all(&request)
+    }
+
+    /// The data of a read that was answered without an error.
+    pub fn receive_data(&mut self, len: usize) -> Result<Vec<u8>, Stop> {
+        let mut data = vec![0; len];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
     }
 
     /// The next reply; `None` when the server has closed the connection.
