@@ -45,7 +45,7 @@ pub use pressure::{
 pub use seldom::{Seldom, Times};
 pub use service::{DiskEnd, Key, Service};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
-pub use sources::{SourceState, Sources, Watch, memory_limit};
+pub use sources::{SourceState, Sources, Watch, group_limit, memory_limit};
 pub use spare::SpareRequests;
 pub use stall::Stall;
 #[cfg(feature = "planted")]

@@ -316,7 +316,7 @@ fn clients(args: &ServeArgs, file: &File) -> Result<ClientLimits> {
 /// Without a word of the user: half of what the server's control group may have, so that guests can't have it killed.
 fn guest_unallocated(text: Option<&String>) -> Result<Option<u64>> {
     match text.map(String::as_str) {
-        None => Ok(pvblk_backend::memory_limit().map(|bytes| bytes / 2)),
+        None => Ok(pvblk_backend::group_limit().map(|bytes| bytes / 2)),
         Some("none") => Ok(None),
         Some(size) => match pvblk_volume::parse_size(size) {
             Ok(bytes) => Ok(Some(bytes)),

@@ -14,17 +14,18 @@ const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 
-/// The command that is answered with data.
-const READ: u16 = 0;
-
 /// A command without data from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Command {
+    /// Answer with data.
+    Read = 0,
     /// Write the data that follows.
     Write = 1,
     /// Make completed writes durable.
     Flush = 3,
+    /// Forget what is there.
+    Trim = 4,
 }
 
 /// A connection in the transmission phase.
@@ -76,12 +77,12 @@ impl Connection {
         offset: u64,
         data: &[u8],
     ) -> io::Result<()> {
-        self.send_any(command as u16, cookie, offset, data.len() as u32, data)
+        self.send_any(command, cookie, offset, data.len() as u32, data)
     }
 
     fn send_any(
         &mut self,
-        command: u16,
+        command: Command,
         cookie: u64,
         offset: u64,
         length: u32,
@@ -90,7 +91,7 @@ impl Connection {
         let mut request = Vec::with_capacity(28 + data.len());
         request.extend(REQUEST_MAGIC.to_be_bytes());
         request.extend(0u16.to_be_bytes());
-        request.extend(command.to_be_bytes());
+        request.extend((command as u16).to_be_bytes());
         request.extend(cookie.to_be_bytes());
         request.extend(offset.to_be_bytes());
         request.extend(length.to_be_bytes());
@@ -100,7 +101,7 @@ impl Connection {
 
     /// Reads, while no other request is in flight.
     pub fn read(&mut self, cookie: u64, offset: u64, bytes: usize) -> Result<Vec<u8>, Stop> {
-        self.send_any(READ, cookie, offset, bytes as u32, &[])?;
+        self.send_any(Command::Read, cookie, offset, bytes as u32, &[])?;
         match self.receive()? {
             Some(reply) if reply.error == 0 && reply.cookie == cookie => {
                 let mut data = vec![0; bytes];
@@ -113,7 +114,19 @@ impl Connection {
 
     /// Sends a read without waiting for its answer.
     pub fn send_read(&mut self, cookie: u64, offset: u64, bytes: u32) -> io::Result<()> {
-        self.send_any(READ, cookie, offset, bytes, &[])
+        self.send_any(Command::Read, cookie, offset, bytes, &[])
+    }
+
+    /// Sends a request that carries no data, about `len` bytes.
+    pub fn ask(&mut self, command: Command, cookie: u64, offset: u64, len: u32) -> io::Result<()> {
+        self.send_any(command, cookie, offset, len, &[])
+    }
+
+    /// The data of a read that was answered without an error.
+    pub fn receive_data(&mut self, len: usize) -> Result<Vec<u8>, Stop> {
+        let mut data = vec![0; len];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
     }
 
     /// Sends bytes that need not be a request.

@@ -8,8 +8,22 @@ pub fn memory_limit() -> Option<u64> {
     limit_in(Path::new("/proc"))
 }
 
+/// The lowest limit in bytes that a control group of this process has, or one above it; `None`: there is none.
+pub fn group_limit() -> Option<u64> {
+    groups_in(Path::new("/proc"))
+}
+
+fn read(file: &Path) -> String {
+    std::fs::read_to_string(file).unwrap_or_default()
+}
+
 fn limit_in(proc: &Path) -> Option<u64> {
-    let read = |name: &str| std::fs::read_to_string(proc.join(name)).unwrap_or_default();
+    let machine = files::number_of(&read(&proc.join("meminfo")), "MemTotal");
+    groups_in(proc).into_iter().chain(machine).min()
+}
+
+fn groups_in(proc: &Path) -> Option<u64> {
+    let read = |name: &str| read(&proc.join(name));
     let groups = files::groups(&read("self/cgroup"), &read("self/mountinfo"));
     let directories = |mounts: &[files::Mount]| -> Vec<PathBuf> {
         let reached = mounts.iter().find(|m| m.is_reached());
@@ -22,9 +36,7 @@ fn limit_in(proc: &Path) -> Option<u64> {
         let text = std::fs::read_to_string(file).ok()?;
         files::limit(&text)
     });
-    limits
-        .chain(files::number_of(&read("meminfo"), "MemTotal"))
-        .min()
+    limits.min()
 }
 
 #[cfg(test)]

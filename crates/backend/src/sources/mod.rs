@@ -15,7 +15,7 @@ mod limit;
 mod mark;
 
 use crate::pressure::Pressure;
-pub use limit::memory_limit;
+pub use limit::{group_limit, memory_limit};
 use mark::Mark;
 use pvblk_block::Error;
 use pvblk_sys::{EventFd, Poller};
@@ -45,20 +45,6 @@ pub struct SourceState {
     pub name: String,
     /// Why it isn't there, if it isn't.
     pub missing: Option<String>,
-}
-
-/// The lowest limit of memory that a control group of this process has, or one above it, in bytes; `None`: there is none.
-pub fn memory_limit() -> Option<u64> {
-    let read = |name: &str| std::fs::read_to_string(name).unwrap_or_default();
-    let groups = files::groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-    let all = |mounts: &[files::Mount], name: &str| -> Vec<PathBuf> {
-        let directories = mounts.iter().flat_map(|m| &m.directories);
-        directories.map(|d| d.join(name)).collect()
-    };
-    let v1 = all(&groups.v1, "memory.limit_in_bytes");
-    let texts = v1.into_iter().chain(all(&groups.v2, "memory.max"));
-    let texts = texts.filter_map(|f| std::fs::read_to_string(f).ok());
-    texts.filter_map(|text| files::limit(&text)).min()
 }
 
 enum Wait {
