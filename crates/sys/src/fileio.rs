@@ -7,6 +7,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Most segments one call hands to the kernel (`IOV_MAX` is 1024).
 const CHUNK: usize = 256;
 
+const EMPTY: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
 /// Fills `buffers` from `offset` (bytes). A file that ends early leaves zeros in the rest.
 pub fn read_at(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer]) -> io::Result<()> {
     let done = run(fd, offset, buffers, true)?;
@@ -34,14 +39,49 @@ pub fn zero_from(buffers: &[Buffer], mut done: usize) {
     }
 }
 
+/// One `preadv2` into `buffers` from byte `skip` of them on, at `offset` (bytes): bytes done, 0 at the end of the file. At most 256 segments.
+/// Without `wait` it fails with `EAGAIN` rather than wait for the medium (`RWF_NOWAIT`), and with `EOPNOTSUPP` on files that can't tell.
+pub fn read_some(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    buffers: &[Buffer],
+    skip: usize,
+    wait: bool,
+) -> io::Result<usize> {
+    let mut iov = [EMPTY; CHUNK];
+    let n = fill(&mut iov, buffers, skip, true);
+    let flags = if wait { 0 } else { libc::RWF_NOWAIT };
+    // SAFETY: the first `n` entries describe live, checked, writable buffers; the caller's borrow keeps them mapped over the call.
+    let r = unsafe { libc::preadv2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
+    usize::try_from(r).map_err(|_| io::Error::last_os_error())
+}
+
+/// One `pwritev2` of `buffers` from byte `skip` of them on, at `offset` (bytes): bytes done. At most 256 segments. `wait` as in
+/// [`read_some`]; with `durable` the data is on stable storage at the end (`RWF_DSYNC`).
+pub fn write_some(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    buffers: &[Buffer],
+    skip: usize,
+    wait: bool,
+    durable: bool,
+) -> io::Result<usize> {
+    let mut iov = [EMPTY; CHUNK];
+    let n = fill(&mut iov, buffers, skip, false);
+    let mut flags = if wait { 0 } else { libc::RWF_NOWAIT };
+    if durable {
+        flags |= libc::RWF_DSYNC;
+    }
+    // SAFETY: the first `n` entries describe live, checked buffers; the caller's borrow keeps them mapped over the call.
+    let r = unsafe { libc::pwritev2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
+    usize::try_from(r).map_err(|_| io::Error::last_os_error())
+}
+
 /// Reads or writes until all is done or the file ends; returns bytes done.
 fn run(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer], read: bool) -> io::Result<usize> {
     let want = crate::total_len(buffers);
     let mut done = 0;
-    let mut iov = [libc::iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 0,
-    }; CHUNK];
+    let mut iov = [EMPTY; CHUNK];
     while done < want {
         let n = fill(&mut iov, buffers, done, read);
         let at = (offset + done as u64) as libc::off_t;

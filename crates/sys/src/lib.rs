@@ -27,6 +27,8 @@ pub mod fdpass;
 pub mod fileio;
 mod idle;
 pub mod limits;
+pub mod locks;
+pub mod loops;
 mod memfd;
 mod peer_event;
 mod peer_fd;

@@ -1,6 +1,6 @@
 //! io_uring on buffers: an operation owns its buffers until the kernel is done with them.
 
-use crate::Buffer;
+use crate::{Buffer, EventFd};
 use io_uring::{IoUring, opcode, types};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,17 +20,6 @@ pub enum FileOp {
         offset: u64,
         /// Force unit access.
         durable: bool,
-    },
-    /// `fdatasync`.
-    Sync,
-    /// `fallocate(mode, offset, len)`, for discard and write-zeroes.
-    Allocate {
-        /// `FALLOC_FL_*`.
-        mode: i32,
-        /// Bytes from the start of the file.
-        offset: u64,
-        /// Bytes.
-        len: u64,
     },
 }
 
@@ -61,7 +50,12 @@ pub struct Uring {
     slots: Vec<Slot>,
     free: Vec<u32>,
     unsubmitted: usize,
+    /// The kernel watches a bell for [`Uring::watch`].
+    watches: bool,
 }
+
+/// The mark of a watched bell's entries: no slot has this index.
+const BELL: u64 = u64::MAX;
 
 // SAFETY: the raw pointers inside (`iov`) point into regions that `buffers` keep mapped; nothing is
 // bound to a thread.
@@ -79,6 +73,7 @@ impl Uring {
             slots: (0..room).map(|_| Slot::default()).collect(),
             free: (0..room).rev().collect(),
             unsubmitted: 0,
+            watches: false,
         })
     }
 
@@ -87,7 +82,24 @@ impl Uring {
         self.free.len()
     }
 
-    /// Operations in flight or not yet submitted.
+    /// Makes the ring's descriptor readable once `bell` is, until [`Uring::reap`] has met that; the caller clears the bell. False if
+    /// there is no room for it now. Takes effect at the next [`Uring::submit`].
+    pub fn watch(&mut self, bell: &EventFd) -> bool {
+        if !self.watches {
+            let entry = opcode::PollAdd::new(types::Fd(bell.number()), libc::POLLIN as u32)
+                .build()
+                .user_data(BELL);
+            // SAFETY: the entry names no memory. The kernel takes a reference to the bell's file.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                return false;
+            }
+            self.watches = true;
+            self.unsubmitted += 1;
+        }
+        true
+    }
+
+    /// Operations in flight or not yet submitted, without a watched bell.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -100,7 +112,8 @@ impl Uring {
         page(entries * 64) + page(entries * 2 * 16 + entries * 4 + 128)
     }
 
-    /// Queues an operation. Gives the buffers back if there is no room. Nothing reaches the kernel
+    /// Queues an operation that doesn't wait for the medium: where it would have to, it fails with `EAGAIN` or `EOPNOTSUPP` (`RWF_NOWAIT`). So
+    /// the kernel hands none to its worker threads, of which a submitting thread has few for all its rings. Gives the buffers back if there is no room. Nothing reaches the kernel
     /// before [`Uring::submit`].
     pub fn push(
         &mut self,
@@ -126,11 +139,15 @@ impl Uring {
                 let v = &slot.iov[0];
                 opcode::Read::new(fd, v.iov_base.cast(), v.iov_len as u32)
                     .offset(offset)
+                    .rw_flags(libc::RWF_NOWAIT)
                     .build()
             }
-            FileOp::Read { offset } => opcode::Readv::new(fd, iov, count).offset(offset).build(),
+            FileOp::Read { offset } => opcode::Readv::new(fd, iov, count)
+                .offset(offset)
+                .rw_flags(libc::RWF_NOWAIT)
+                .build(),
             FileOp::Write { offset, durable } => {
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                let flags = if durable { libc::RWF_DSYNC } else { 0 } | libc::RWF_NOWAIT;
                 if count == 1 {
                     let v = &slot.iov[0];
                     opcode::Write::new(fd, v.iov_base.cast(), v.iov_len as u32)
@@ -144,13 +161,6 @@ impl Uring {
                         .build()
                 }
             }
-            FileOp::Sync => opcode::Fsync::new(fd)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
-            FileOp::Allocate { mode, offset, len } => opcode::Fallocate::new(fd, len)
-                .offset(offset)
-                .mode(mode)
-                .build(),
         }
         .user_data(u64::from(index));
         // SAFETY: the entry's pointers are `slot.iov` and the buffers it describes. The slot keeps
@@ -188,7 +198,11 @@ impl Uring {
     /// Takes one finished operation, without blocking or a system call.
     #[inline]
     pub fn reap(&mut self) -> Option<Finished> {
-        let entry = self.ring.completion().next()?;
+        let mut entry = self.ring.completion().next()?;
+        while entry.user_data() == BELL {
+            self.watches = false;
+            entry = self.ring.completion().next()?;
+        }
         let index = entry.user_data() as u32;
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.busy);
@@ -219,23 +233,31 @@ impl AsFd for Uring {
     }
 }
 
-impl Drop for Uring {
-    /// Waits until the kernel is done with every buffer: they may be unmapped right after.
-    fn drop(&mut self) {
+impl Uring {
+    /// Waits until the kernel has nothing of this ring any more. `false` if it can't be waited for; then the buffers still belong to the kernel.
+    fn wait_for_all(&mut self) -> bool {
         let _ = self.submit();
-        while self.in_flight() > self.unsubmitted {
+        while self.in_flight() > 0 {
             if self.reap().is_some() {
                 continue;
             }
             match self.ring.submit_and_wait(1) {
                 Ok(n) => self.unsubmitted = self.unsubmitted.saturating_sub(n),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => {
-                    // The kernel may still write to the buffers: leak them rather than free them.
-                    std::mem::forget(std::mem::take(&mut self.slots));
-                    return;
-                }
+                Err(_) => return false,
             }
+        }
+        true
+    }
+}
+
+impl Drop for Uring {
+    /// Waits until the kernel is done with every buffer: they may be unmapped right after. That may take as long as the medium takes, so
+    /// who must not wait drops a ring with operations in flight on another thread.
+    fn drop(&mut self) {
+        if !self.wait_for_all() {
+            // The kernel may still write to the buffers: leak them rather than free them.
+            std::mem::forget(std::mem::take(&mut self.slots));
         }
     }
 }
@@ -261,10 +283,17 @@ mod tests {
         }
     }
 
+    /// The answer, however it ends, of one operation.
+    fn once(u: &mut Uring, op: FileOp, buffers: Vec<Buffer>) -> Finished {
+        u.push(op, buffers, 7).unwrap();
+        u.submit().unwrap();
+        wait(u)
+    }
+
     #[test]
-    fn write_sync_and_read_back() {
-        let fd = Arc::new(crate::create_sealed("t", 1 << 20).unwrap());
-        let Ok(mut u) = Uring::new(fd, 4) else {
+    fn write_and_read_back_or_would_wait() {
+        let file = tempfile();
+        let Ok(mut u) = Uring::new(Arc::new(file), 4) else {
             eprintln!("skipped: io_uring is not available here");
             return;
         };
@@ -276,22 +305,70 @@ mod tests {
             offset: 8192,
             durable: true,
         };
-        u.push(op, parts, 7).unwrap();
-        u.submit().unwrap();
-        let f = wait(&mut u);
-        assert_eq!((f.token, f.result.unwrap(), f.buffers.len()), (7, 8192, 2));
-        u.push(FileOp::Sync, vec![], 8).unwrap();
+        let f = once(&mut u, op, parts);
+        assert_eq!((f.token, f.buffers.len()), (7, 2));
+        let would_wait = |e: io::Error| {
+            assert!(matches!(
+                e.raw_os_error(),
+                Some(libc::EAGAIN | libc::EOPNOTSUPP)
+            ));
+        };
+        let written = f.result.map_err(would_wait).is_ok();
         let back = Buffer::anonymous(4096).unwrap();
-        u.push(FileOp::Read { offset: 8192 }, vec![back.clone()], 9)
-            .unwrap();
-        u.submit().unwrap();
-        let tokens = [wait(&mut u).token, wait(&mut u).token];
-        assert!(tokens.contains(&8) && tokens.contains(&9));
-        assert_eq!(&back.slice(0, 6).unwrap().to_vec(), b"second");
-        for i in 0..4 {
-            u.push(FileOp::Sync, vec![], i).unwrap();
+        let f = once(&mut u, FileOp::Read { offset: 8192 }, vec![back.clone()]);
+        if f.result.map_err(would_wait).is_ok() && written {
+            assert_eq!(&back.slice(0, 6).unwrap().to_vec(), b"second");
         }
-        assert!(u.push(FileOp::Sync, vec![], 9).is_err());
+        for i in 0..4 {
+            let op = FileOp::Read { offset: 0 };
+            u.push(op, vec![back.clone()], i).unwrap();
+        }
+        let op = FileOp::Read { offset: 0 };
+        assert!(u.push(op, vec![back.clone()], 9).is_err());
         drop(u); // waits for the four
+    }
+
+    fn tempfile() -> OwnedFd {
+        let path = std::env::temp_dir().join(format!("pvblk-uring-{}", std::process::id()));
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        file.into()
+    }
+
+    #[test]
+    fn a_bell_makes_the_ring_readable() {
+        let Ok(mut u) = Uring::new(Arc::new(tempfile()), 4) else {
+            eprintln!("skipped: io_uring is not available here");
+            return;
+        };
+        let poller = crate::Poller::new().unwrap();
+        poller.add(u.as_fd(), 1, false).unwrap();
+        let bell = EventFd::new().unwrap();
+        for _ in 0..3 {
+            assert!(u.watch(&bell) && u.watch(&bell));
+            u.submit().unwrap();
+            let mut got = Vec::new();
+            poller
+                .wait(&mut got, Some(std::time::Duration::ZERO))
+                .unwrap();
+            assert!(got.is_empty());
+            bell.notify();
+            poller
+                .wait(&mut got, Some(std::time::Duration::from_secs(60)))
+                .unwrap();
+            assert_eq!(got.len(), 1);
+            assert!(u.reap().is_none());
+            assert!(bell.drain());
+        }
+        assert!(u.watch(&bell));
+        u.submit().unwrap();
+        drop(u); // doesn't wait for the bell
     }
 }
