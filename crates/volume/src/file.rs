@@ -1,27 +1,35 @@
 //! `file`: a volume on a regular file or a block device.
 
 mod blocking;
+mod lanes;
 mod layout;
+mod lock;
 mod log;
+mod mailbox;
+mod queue;
 mod ring;
+mod shared;
 mod task;
 
 use crate::extents::file_extents;
 use crate::spec::{Engine, FileSpec, VolumeSpec};
-use layout::{Alignment, Layout, capacity_sectors};
+use lanes::Lanes;
+use layout::{Layout, capacity_sectors, file_len};
 use log::ErrorLog;
-use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::trace::{Phase, Tracer};
+use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Buffer, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub, Extent,
-    Incarnation, Limits, QueueContext, Readiness, Request, Status,
+    BlockDevice, Buffer, Capacity, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits,
+    QueueContext,
 };
-use ring::RingEngine;
+use queue::FileQueue;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use shared::Shared;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 /// Bytes of zeros that write-zeroes writes at a time where the kernel can't do better.
 const ZEROS_BYTES: usize = 256 << 10;
@@ -29,11 +37,16 @@ const ZEROS_BYTES: usize = 256 << 10;
 /// Most segments of a request: the kernel's `UIO_MAXIOV`.
 const MAX_SEGMENTS: u32 = 1024;
 
+/// How long [`FileVolume::refresh`] waits for the medium.
+const REFRESH_WAITS: Duration = Duration::from_secs(2);
+
 /// A volume on a regular file or a block device. The options are those of [`FileSpec`].
 ///
 /// Durability: FLUSH is `fdatasync`, a write with FUA is one with `RWF_DSYNC`. The kernel reports a failed
-/// write-back only once and then forgets the data, so after a failed `fdatasync` through the page cache every
-/// later FLUSH fails too, until the volume is opened anew.
+/// write-back only once and then forgets the data, and what a device lost with a failed flush nobody knows: after a failed `fdatasync`
+/// every later FLUSH of every queue fails too, until the volume is opened anew.
+///
+/// No queue waits for the medium: what can't be done at once is done by threads of the volume's own.
 ///
 /// A read past the end of the file gives zeros. Discard punches holes and is refused (as unsupported)
 /// with [`pvblk_block::RequestFlags::SECURE`].
@@ -41,27 +54,12 @@ const MAX_SEGMENTS: u32 = 1024;
 /// With `direct`, segments in memory that the medium wouldn't take as they are go through a buffer of the queue's,
 /// one after another.
 pub struct FileVolume {
-    spec: FileSpec,
     limits: Limits,
-    capacity: Capacity,
     engine: Engine,
     most_entries: Option<u32>,
-    events: EventHub,
+    /// Others are to be kept out.
+    locked: bool,
     shared: Arc<Shared>,
-}
-
-/// What the volume's queues share; not touched by more than a load on the hot path.
-struct Shared {
-    name: String,
-    file: Arc<OwnedFd>,
-    is_block_device: bool,
-    read_only: bool,
-    direct: Option<Alignment>,
-    /// Never written to, so the system backs it with its one page of zeros.
-    zeros: Buffer,
-    /// A write-back failed: flushes can't be believed any more.
-    data_lost: AtomicBool,
-    log: ErrorLog,
 }
 
 impl FileVolume {
@@ -72,13 +70,15 @@ impl FileVolume {
         name.validate()?;
         spec.check_format()?;
         let layout = Layout::open(spec)?;
-        let capacity = capacity_sectors(
-            layout.file.as_fd(),
-            layout.is_block_device,
-            layout.sector_bytes,
-            spec.read_only,
-        )
-        .map_err(|e| {
+        let size = || -> Result<(u64, u64), Errno> {
+            let file = layout.file.as_fd();
+            let block_device = layout.is_block_device;
+            let unit = layout.sector_bytes;
+            let sectors = capacity_sectors(file, block_device, unit, spec.read_only)?;
+            let bytes = if block_device { 0 } else { file_len(file)? };
+            Ok((sectors, bytes))
+        };
+        let (capacity, known_bytes) = size().map_err(|e| {
             Error::os(
                 format!("{name}: can't ask for its size"),
                 io::Error::from(e),
@@ -91,8 +91,9 @@ impl FileVolume {
         } else {
             Engine::Uring
         };
+        let file = Arc::new(layout.file);
+        let sync_file = reopen(&file, spec.read_only || layout.is_block_device);
         Ok(FileVolume {
-            spec: spec.clone(),
             limits: Limits {
                 logical_sector_bytes: layout.sector_bytes,
                 physical_sector_bytes: layout.physical_bytes,
@@ -105,31 +106,40 @@ impl FileVolume {
                 readahead_bytes: layout.readahead_bytes,
                 ..Limits::default()
             },
-            capacity: Capacity::new(capacity),
             engine: spec.engine.unwrap_or(usual),
             most_entries: None,
-            events: EventHub::default(),
+            locked: spec.lock,
             shared: Arc::new(Shared {
                 name: name.to_string(),
-                file: Arc::new(layout.file),
+                syncs_apart: sync_file.is_some(),
+                sync_file: sync_file.unwrap_or_else(|| Arc::clone(&file)),
+                file,
                 is_block_device: layout.is_block_device,
                 read_only: spec.read_only,
+                in_memory: layout.in_memory,
                 direct: layout.direct,
+                sector_bytes: layout.sector_bytes,
                 zeros,
                 data_lost: AtomicBool::new(false),
                 log: ErrorLog::default(),
+                capacity: Capacity::new(capacity),
+                events: EventHub::default(),
+                known_bytes: AtomicU64::new(known_bytes),
+                tries: [AtomicBool::new(true), AtomicBool::new(true)],
+                lanes: Lanes::new(),
+                bounces: Mutex::default(),
             }),
         })
     }
 
-    /// Lets each queue have at most `entries` operations in the kernel (at least 1) and keeps the rest
+    /// Lets the io_uring of each queue have at most `entries` operations (at least 1) and keeps the rest
     /// in its backlog; for tests and for tuning. Queues that are open keep theirs.
     pub fn with_ring_entries(mut self, entries: u32) -> FileVolume {
         self.most_entries = Some(entries.max(1));
         self
     }
 
-    /// The engine that its queues use, unless io_uring turns out not to be available.
+    /// What its queues use for direct I/O, unless io_uring turns out not to be available.
     pub fn engine(&self) -> Engine {
         self.engine
     }
@@ -145,45 +155,48 @@ impl BlockDevice for FileVolume {
     }
 
     fn capacity_sectors(&self) -> u64 {
-        self.capacity.sectors()
+        self.shared.capacity.sectors()
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        Ok(Box::new(FileQueue {
-            shared: Arc::clone(&self.shared),
-            wanted: self.engine,
-            most_entries: self.most_entries,
-            depth: context.depth,
-            medium: Medium::Idle,
-            bounce: None,
-            done: Vec::new(),
-            tracer: context
-                .tracing
-                .tracer(&self.shared.name, context.index, context.submitter),
-        }))
+        let shared = &self.shared;
+        let tracing = &context.tracing;
+        Ok(Box::new(FileQueue::new(
+            Arc::clone(shared),
+            context.depth,
+            self.most_entries,
+            self.engine == Engine::Uring && shared.direct.is_some() && !shared.in_memory,
+            tracing.tracer(&shared.name, context.index, context.submitter),
+        )))
     }
 
     fn events(&self) -> &EventHub {
-        &self.events
+        &self.shared.events
     }
 
+    /// Waits two seconds at most; a later answer counts when it comes.
     fn refresh(&self) -> Result<(), Error> {
-        let sectors = capacity_sectors(
-            self.shared.file.as_fd(),
-            self.shared.is_block_device,
-            self.limits.logical_sector_bytes,
-            self.spec.read_only,
-        )
-        .map_err(|e| {
-            Error::os(
-                format!("{}: can't ask for its size", self.shared.name),
-                io::Error::from(e),
-            )
-        })?;
-        if self.capacity.set(sectors) {
-            self.events.raise(DeviceEvent::Resized { sectors });
+        let (tell, told) = mpsc::sync_channel(1);
+        let shared = Arc::clone(&self.shared);
+        let locked = self.locked;
+        let look = move || {
+            let _ = tell.send(shared.look());
+            if locked {
+                lock::warn_of_loops(&shared.name, shared.file.as_fd(), shared.read_only);
+            }
+        };
+        let failed =
+            |e: io::Error| Error::os(format!("{}: can't ask for its size", self.shared.name), e);
+        if self.shared.lanes.threads().run(Box::new(look)).is_err() {
+            return Err(failed(io::Error::other("no thread to be had")));
         }
-        Ok(())
+        match told.recv_timeout(REFRESH_WAITS) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) => Err(failed(e.into())),
+            Err(_) => Err(failed(io::Error::other(
+                "the medium doesn't answer; the size is taken over when it does",
+            ))),
+        }
     }
 
     fn incarnation(&self) -> Incarnation {
@@ -200,183 +213,25 @@ impl BlockDevice for FileVolume {
     }
 }
 
-impl Shared {
-    /// The file, opened once more. Linux reports a failed write-back once for each open file: with its own,
-    /// every queue's flush hears of it. Falls back to the shared one, say without /proc.
-    ///
-    /// A block device is opened once: only the opening that holds it exclusively can discard what is in its
-    /// page cache. There, a flush that runs on another queue at the very time a failure is reported may miss it.
-    fn own_file(&self) -> Arc<OwnedFd> {
-        if self.is_block_device {
-            return Arc::clone(&self.file);
-        }
-        let mut flags = OFlags::CLOEXEC | OFlags::RDWR;
-        if self.read_only {
-            flags = OFlags::CLOEXEC | OFlags::RDONLY;
-        }
-        flags.set(OFlags::DIRECT, self.direct.is_some());
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        rustix::fs::open(path, flags, Mode::empty())
-            .map_or_else(|_| Arc::clone(&self.file), Arc::new)
-    }
-
-    fn log(&self, request: &Request, e: &io::Error) {
-        self.log.warn(&self.name, &describe(request), e);
-    }
-
-    fn log_text(&self, what: &str, e: &io::Error) {
-        self.log.warn(&self.name, what, e);
-    }
-
-    fn lose_data(&self) {
-        // Without a page cache nothing was forgotten, and a later flush tells the truth again.
-        if self.direct.is_none() && !self.data_lost.swap(true, Ordering::AcqRel) {
-            tracing::error!(
-                "{}: writing data back failed; every flush fails until the volume is opened anew",
-                self.name
-            );
-        }
-    }
+/// The page cache outlives this process, but not the kernel: random(4), `boot_id`. `None` if there is none to read.
+fn boot_mark() -> Option<u64> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = id
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(16)
+        .collect();
+    u64::from_str_radix(&digits, 16).ok()
 }
 
-fn describe(request: &Request) -> String {
-    format!(
-        "{:?} of {} sectors at {}",
-        request.op, request.sectors, request.sector
-    )
-}
-
-/// How a queue reaches its file; made at the first request, so that idle disks cost nothing.
-enum Medium {
-    Idle,
-    Blocking(Arc<OwnedFd>),
-    Ring(Box<RingEngine>, Arc<OwnedFd>),
-}
-
-struct FileQueue {
-    shared: Arc<Shared>,
-    wanted: Engine,
-    most_entries: Option<u32>,
-    depth: u32,
-    medium: Medium,
-    /// For unaligned segments with O_DIRECT, made when first needed.
-    bounce: Option<(Buffer, Gauge)>,
-    done: Vec<Completion>,
-    tracer: Tracer,
-}
-
-impl FileQueue {
-    #[cold]
-    fn start(&mut self) {
-        let file = self.shared.own_file();
-        self.done.reserve(self.depth as usize);
-        if self.wanted == Engine::Uring {
-            let made = RingEngine::new(
-                Arc::clone(&file),
-                self.depth,
-                self.most_entries,
-                &self.shared,
-            );
-            match made {
-                Ok(engine) => {
-                    self.medium = Medium::Ring(Box::new(engine), file);
-                    return;
-                }
-                Err(e) => {
-                    static TOLD: Once = Once::new();
-                    TOLD.call_once(|| {
-                        tracing::warn!(
-                            "{}: io_uring is not available ({e}); using the sync engine",
-                            self.shared.name
-                        );
-                    });
-                }
-            }
-        }
-        self.medium = Medium::Blocking(file);
+/// The file, opened once more for `fdatasync` alone. Linux reports a failed write-back once for each open file: what the file with the data is
+/// told of by a write with FUA doesn't keep this one from being told too. `None` where that can't be done, say without /proc.
+fn reopen(file: &OwnedFd, read_only: bool) -> Option<Arc<OwnedFd>> {
+    let mut flags = OFlags::CLOEXEC | OFlags::RDWR;
+    if read_only {
+        flags = OFlags::CLOEXEC | OFlags::RDONLY;
     }
-
-    /// Does a request whose segments O_DIRECT wouldn't take.
-    #[cold]
-    fn execute_bounced(&mut self, request: &Request, file: BorrowedFd<'_>) -> Status {
-        if self.bounce.is_none() {
-            match Buffer::anonymous(blocking::BOUNCE_BYTES) {
-                Ok(buffer) => {
-                    let owner = format!("{}: bounce buffer", self.shared.name);
-                    let gauge = Gauge::fixed(owner, MemoryKind::Anonymous, buffer.len() as u64);
-                    self.bounce = Some((buffer, gauge));
-                }
-                Err(e) => {
-                    self.shared
-                        .log_text("no memory for a bounce buffer", &io::Error::other(e));
-                    return Status::IoError;
-                }
-            }
-        }
-        let bounce = self.bounce.as_ref().map(|(buffer, _)| buffer);
-        blocking::execute(request, file, &self.shared, bounce)
-    }
-}
-
-impl DeviceQueue for FileQueue {
-    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        if matches!(self.medium, Medium::Idle) {
-            self.start();
-        }
-        for request in batch.drain(..) {
-            self.tracer.request(Phase::Issue, &request);
-            let unaligned = self
-                .shared
-                .direct
-                .is_some_and(|alignment| !blocking::is_aligned(&request.buffers, alignment));
-            if unaligned {
-                let file = match &self.medium {
-                    Medium::Blocking(file) | Medium::Ring(_, file) => Arc::clone(file),
-                    Medium::Idle => Arc::clone(&self.shared.file),
-                };
-                let status = self.execute_bounced(&request, file.as_fd());
-                self.done.push(Completion { request, status });
-                continue;
-            }
-            match &mut self.medium {
-                Medium::Ring(engine, _) => engine.push(request, &self.shared, &mut self.done),
-                Medium::Blocking(file) => {
-                    let status = blocking::execute(&request, file.as_fd(), &self.shared, None);
-                    self.done.push(Completion { request, status });
-                }
-                Medium::Idle => self.done.push(Completion {
-                    request,
-                    status: Status::IoError,
-                }),
-            }
-        }
-        if let Medium::Ring(engine, _) = &mut self.medium {
-            engine.submit(&self.shared);
-        }
-    }
-
-    fn poll(&mut self, out: &mut Vec<Completion>) {
-        if let Medium::Ring(engine, _) = &mut self.medium {
-            engine.collect(&self.shared, &mut self.done);
-        }
-        out.append(&mut self.done);
-    }
-
-    fn arm(&mut self) -> Readiness {
-        if !self.done.is_empty() {
-            return Readiness::Ready;
-        }
-        match &mut self.medium {
-            Medium::Ring(engine, _) => engine.arm(&self.shared),
-            _ => Readiness::Wait(None),
-        }
-    }
-
-    /// Before the first request there is none, and nothing to wait for.
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.medium {
-            Medium::Ring(engine, _) => Some(engine.wait_fd()),
-            _ => None,
-        }
-    }
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    Some(Arc::new(opened))
 }

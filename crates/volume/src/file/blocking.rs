@@ -1,34 +1,73 @@
-//! The engine that does each request when it is submitted, one system call after another.
+//! A request's system calls, each until its end: on the disk's threads, and on those of its users where the file's pages are the medium.
 
-use super::Shared;
 use super::layout::Alignment;
+use super::shared::Shared;
 use super::task::{Next, Step, Task, allocate_mode};
-use pvblk_block::{Op, Request, SECTOR, Status};
-use pvblk_sys::{Buffer, fileio, total_len};
+use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
+use pvblk_sys::{Buffer, fileio};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// Bytes of the buffer that unaligned data passes through.
 pub(super) const BOUNCE_BYTES: usize = 128 << 10;
 
-/// Does all of `request`. With `bounce`, data goes through that page-aligned buffer piece by piece,
-/// for segments that O_DIRECT wouldn't take.
+/// Before a call that the kernel couldn't take is tried again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Where a request is after its system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// At its end.
+    Done(Status),
+    /// Before its `fdatasync`.
+    Sync,
+}
+
+/// Takes all steps of `request` from where `task` is, but the last `fdatasync` if other requests can share it. With `bounced`, data goes
+/// through a page-aligned buffer piece by piece, for segments that O_DIRECT wouldn't take.
 pub(super) fn execute(
     request: &Request,
-    file: BorrowedFd<'_>,
+    task: &mut Task,
+    bounced: bool,
     shared: &Shared,
-    bounce: Option<&Buffer>,
-) -> Status {
-    let mut task = match Task::begin(request) {
-        Ok(task) => task,
-        Err(status) => return status,
-    };
+) -> Outcome {
+    let durable = durable_write(request, shared) && !bounced;
+    let mut bounce = None;
     loop {
-        let result = take_step(&task, request, file, shared, bounce);
-        if let Next::Done(status) = task.advance(request, result, false, shared) {
-            return status;
+        if task.step == Step::Sync && !shared.in_memory {
+            return Outcome::Sync;
+        }
+        if bounced && task.step == Step::Data && bounce.is_none() {
+            match shared.take_bounce() {
+                Ok(buffer) => bounce = Some(buffer),
+                Err(e) => {
+                    shared.log_text("no memory for a bounce buffer", &e);
+                    return Outcome::Done(Status::IoError);
+                }
+            }
+        }
+        let writes = request.op.is_write() && matches!(task.step, Step::Data | Step::Zeros);
+        if writes && !shared.may_write(request) {
+            return Outcome::Done(Status::Invalid);
+        }
+        let piece = bounce.as_ref().map(|(buffer, _)| buffer);
+        let result = take_step(task, request, shared, piece, durable);
+        if let Err(e) = &result
+            && e.kind() == io::ErrorKind::WouldBlock
+        {
+            std::thread::sleep(PAUSE);
+        }
+        if let Next::Done(status) = task.advance(request, result, durable, shared) {
+            bounce.into_iter().for_each(|b| shared.put_bounce(b));
+            return Outcome::Done(status);
         }
     }
+}
+
+/// True if the request's write is on stable storage at its end, without a step of its own for that.
+pub(super) fn durable_write(request: &Request, shared: &Shared) -> bool {
+    request.flags.contains(RequestFlags::FUA) && shared.syncs_apart
 }
 
 /// True if every segment is aligned as `alignment` asks.
@@ -42,21 +81,22 @@ pub(super) fn is_aligned(buffers: &[Buffer], alignment: Alignment) -> bool {
 fn take_step(
     task: &Task,
     request: &Request,
-    file: BorrowedFd<'_>,
     shared: &Shared,
     bounce: Option<&Buffer>,
+    durable: bool,
 ) -> io::Result<u64> {
     let start = request.sector * SECTOR;
     let total = request.sectors * SECTOR;
     let at = start + task.done;
+    let file = shared.file.as_fd();
     match (task.step, bounce) {
         (Step::Data, None) => {
-            if request.op == Op::Read {
-                fileio::read_at(file, at, &request.buffers)?;
-            } else {
-                fileio::write_at(file, at, &request.buffers)?;
-            }
-            Ok(total_len(&request.buffers) as u64)
+            let (buffers, skip) = (&request.buffers, task.done as usize);
+            let done = match request.op {
+                Op::Read => fileio::read_some(file, at, buffers, skip, true)?,
+                _ => fileio::write_some(file, at, buffers, skip, true, durable)?,
+            };
+            Ok(done as u64)
         }
         (Step::Data, Some(bounce)) => {
             let piece = part(bounce, total - task.done)?;
@@ -76,18 +116,18 @@ fn take_step(
         }
         (Step::Zeros, _) => {
             let piece = part(&shared.zeros, total - task.done)?;
-            fileio::write_at(file, at, std::slice::from_ref(&piece))?;
-            Ok(piece.len() as u64)
+            let done = fileio::write_some(file, at, std::slice::from_ref(&piece), 0, true, false)?;
+            Ok(done as u64)
         }
         (Step::Sync, _) => {
-            rustix::fs::fdatasync(file)?;
+            shared.sync()?;
             Ok(0)
         }
     }
 }
 
 /// The first `len` bytes of `buffer`, or all of it if it is shorter.
-pub(super) fn part(buffer: &Buffer, len: u64) -> io::Result<Buffer> {
+fn part(buffer: &Buffer, len: u64) -> io::Result<Buffer> {
     let len = buffer.len().min(usize::try_from(len).unwrap_or(usize::MAX));
     buffer
         .slice(0, len)

@@ -2,9 +2,7 @@
 
 use crate::spec::FileSpec;
 use pvblk_block::{Error, SECTOR};
-use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, OFlags, SeekFrom, Statx, StatxFlags,
-};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
 use std::fs::{Metadata, OpenOptions};
 use std::io::ErrorKind;
@@ -39,11 +37,11 @@ pub(super) struct Alignment {
     pub(super) length: usize,
 }
 
-fn refuse(spec: &FileSpec, why: impl std::fmt::Display) -> Error {
+pub(super) fn refuse(spec: &FileSpec, why: impl std::fmt::Display) -> Error {
     Error::config(format!("file:{}: {why}", spec.path.display()))
 }
 
-fn os(spec: &FileSpec, what: &str, e: impl Into<std::io::Error>) -> Error {
+pub(super) fn os(spec: &FileSpec, what: &str, e: impl Into<std::io::Error>) -> Error {
     Error::os(format!("file:{}: {what}", spec.path.display()), e.into())
 }
 
@@ -82,7 +80,7 @@ impl Layout {
             return Err(refuse(spec, "it was replaced while it was opened"));
         }
         if spec.lock {
-            lock(spec, file.as_fd())?;
+            super::lock::take(spec, file.as_fd())?;
         }
         if let Some(size) = spec.size_bytes.filter(|&s| s > now.st_size.max(0) as u64) {
             rustix::fs::ftruncate(&file, size).map_err(|e| os(spec, "can't extend it", e))?;
@@ -193,7 +191,7 @@ pub(super) fn capacity_sectors(
     Ok(blocks * unit / SECTOR)
 }
 
-fn file_len(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+pub(super) fn file_len(file: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(rustix::fs::fstat(file)?.st_size.max(0) as u64)
 }
 
@@ -212,14 +210,21 @@ fn open_file(spec: &FileSpec, is_block_device: bool) -> Result<OwnedFd, Error> {
     // Linux refuses O_EXCL on a block device that is mounted or part of another device.
     let exclusive = is_block_device && spec.lock && !spec.read_only;
     flags.set(OFlags::EXCL, exclusive);
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(!spec.read_only)
-        .create(spec.size_bytes.is_some())
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(flags.bits() as i32)
-        .open(&spec.path);
+    let open = |flags: OFlags| {
+        OpenOptions::new()
+            .read(true)
+            .write(!spec.read_only)
+            .create(spec.size_bytes.is_some())
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(flags.bits() as i32)
+            .open(&spec.path)
+    };
+    // A read that stores its time waits for the filesystem's journal. Only the file's owner may do without.
+    let opened = match open(flags | OFlags::NOATIME) {
+        Err(e) if Errno::from_io_error(&e) == Some(Errno::PERM) => open(flags),
+        opened => opened,
+    };
     opened.map(OwnedFd::from).map_err(|e| match Errno::from_io_error(&e) {
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) if !spec.read_only => os(
             spec,
@@ -236,29 +241,6 @@ fn open_file(spec: &FileSpec, is_block_device: bool) -> Result<OwnedFd, Error> {
         ),
         _ => os(spec, "can't be opened", e),
     })
-}
-
-fn lock(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
-    let (operation, holder) = if spec.read_only {
-        (FlockOperation::NonBlockingLockShared, "a writer has it")
-    } else {
-        (
-            FlockOperation::NonBlockingLockExclusive,
-            "another volume has it",
-        )
-    };
-    match rustix::fs::flock(file, operation) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(refuse(
-            spec,
-            format!("{holder} open and locked; close that first, or add `nolock` if that is safe"),
-        )),
-        Err(e) => Err(os(
-            spec,
-            "can't be locked; add `nolock` if nobody else writes to it",
-            e,
-        )),
-    }
 }
 
 fn choose_sector(spec: &FileSpec, smallest: u32, usual: u32) -> Result<u32, Error> {

@@ -1,8 +1,8 @@
 //! The steps of a request on a file, whichever engine takes them.
 
-use super::Shared;
+use super::shared::Shared;
 use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
-use pvblk_sys::{Buffer, fileio};
+use pvblk_sys::fileio;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::io;
@@ -162,20 +162,6 @@ pub(super) fn allocate_mode(request: &Request) -> FallocateFlags {
         } else {
             FallocateFlags::PUNCH_HOLE
         }
-}
-
-/// The request's buffers from `done` bytes on. Allocates: for the rare short read or write.
-pub(super) fn rest_of(buffers: &[Buffer], done: u64) -> Vec<Buffer> {
-    let mut skip = done as usize;
-    let mut rest = Vec::new();
-    for segment in buffers {
-        let here = skip.min(segment.len());
-        skip -= here;
-        if here < segment.len() {
-            rest.extend(segment.slice(here, segment.len() - here));
-        }
-    }
-    rest
 }
 
 fn status_of(e: &io::Error) -> Status {

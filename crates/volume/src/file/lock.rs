@@ -1,0 +1,169 @@
+//! Keeping others out of a served file: our own lock, those of QEMU, and loop devices, which take none.
+//!
+//! All locks are held by the description that the data goes through, so the kernel keeps them until the last operation on it has ended,
+//! even if the process has ended before.
+
+mod holder;
+mod loops;
+
+use super::layout::{os, refuse};
+use crate::spec::FileSpec;
+use holder::Holder;
+use pvblk_block::Error;
+use pvblk_sys::locks;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// How long an opener waits for the I/O of a process that has ended.
+const WAITS_FOR_IO: Duration = Duration::from_secs(30);
+/// How long it waits for a holder that it can't find out about.
+const WAITS_FOR_UNKNOWN: Duration = Duration::from_secs(2);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// QEMU's image locking (docs/interop of QEMU, "raw" files): a byte from here on is locked, shared, for each permission in use, …
+const USED: u64 = 100;
+/// … and one from here on for each permission that others may not use.
+const NOT_SHARED: u64 = 200;
+/// Numbers of QEMU's permissions.
+const READ: u64 = 0;
+const WRITE: u64 = 1;
+const RESIZE: u64 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    ByAnotherOfOurs,
+    ByAnother,
+}
+
+/// Tells of a loop device that was set up over the file since it was opened.
+pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
+    if let Some(device) = loops::find(file, read_only) {
+        tracing::error!(
+            "{name}: the loop device {} was set up over it; both write to it, which destroys data",
+            device.display()
+        );
+    }
+}
+
+/// Takes the locks, or says who has them. Waits if that is a process which has ended while I/O of it hasn't.
+pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
+    let start = Instant::now();
+    let mut told = false;
+    loop {
+        let Some(held) = attempt(spec, file)? else {
+            return loops::refuse_any(spec, file);
+        };
+        let holder = holder::find(file);
+        let wait = match holder {
+            Holder::Process { .. } => Duration::ZERO,
+            Holder::Ended => WAITS_FOR_IO,
+            Holder::Unknown => WAITS_FOR_UNKNOWN,
+        };
+        if start.elapsed() >= wait {
+            return Err(refuse(spec, why(spec, held, &holder)));
+        }
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!(
+                "file:{}: locked by {holder}; waiting up to {} s",
+                spec.path.display(),
+                wait.as_secs()
+            );
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn why(spec: &FileSpec, held: Held, holder: &Holder) -> String {
+    let who = match (held, spec.read_only) {
+        (Held::ByAnotherOfOurs, false) => "another volume has it open and locked",
+        (Held::ByAnotherOfOurs, true) => "a writer has it open and locked",
+        (Held::ByAnother, _) => "another program has it open and locked, as QEMU does",
+    };
+    match holder {
+        Holder::Process { .. } => {
+            format!("{who}: {holder}; close that first, or add `nolock` if that is safe")
+        }
+        Holder::Ended => format!(
+            "{who}: {holder}, after {} s; start again when the medium answers",
+            WAITS_FOR_IO.as_secs()
+        ),
+        Holder::Unknown => format!("{who}; close that first, or add `nolock` if that is safe"),
+    }
+}
+
+/// Takes all locks or none.
+fn attempt(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<Option<Held>, Error> {
+    let operation = if spec.read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    let cant = |e: io::Error| {
+        os(
+            spec,
+            "can't be locked; add `nolock` if nobody else writes to it",
+            e,
+        )
+    };
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(Some(Held::ByAnotherOfOurs)),
+        Err(e) => return Err(cant(e.into())),
+    }
+    let used: &[u64] = if spec.read_only {
+        &[READ]
+    } else {
+        &[READ, WRITE]
+    };
+    match lock_bytes(file, used) {
+        Ok(true) => Ok(None),
+        Ok(false) => {
+            let _ = locks::unlock(file, USED, NOT_SHARED);
+            let _ = rustix::fs::flock(file, FlockOperation::NonBlockingUnlock);
+            Ok(Some(Held::ByAnother))
+        }
+        Err(e) if has_none(&e) => {
+            tracing::warn!(
+                "file:{}: its filesystem can't lock bytes ({e}), so QEMU's programs aren't kept out",
+                spec.path.display()
+            );
+            Ok(None)
+        }
+        Err(e) => Err(cant(e)),
+    }
+}
+
+/// The filesystem or the kernel has no such locks.
+fn has_none(e: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(e),
+        Some(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK)
+    )
+}
+
+/// First locks, then looks, so that of two who come at once not both get in. False if somebody else uses what we don't share,
+/// or doesn't share what we use.
+fn lock_bytes(file: BorrowedFd<'_>, used: &[u64]) -> io::Result<bool> {
+    let not_shared = [WRITE, RESIZE];
+    let ours = used.iter().map(|p| USED + p);
+    for byte in ours.chain(not_shared.map(|p| NOT_SHARED + p)) {
+        match locks::lock_shared(file, byte, 1) {
+            Ok(()) => {}
+            Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::AGAIN | Errno::ACCESS)) => {
+                return Ok(false);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    let theirs = used.iter().map(|p| NOT_SHARED + p);
+    for byte in theirs.chain(not_shared.map(|p| USED + p)) {
+        if locks::is_locked_by_another(file, byte, 1)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,135 @@
+//! Who has a lock on a file, as far as /proc tells (proc_pid_fdinfo(5)).
+
+use rustix::fs::Stat;
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+
+/// Who has the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A process that lives.
+    Process { pid: u32, name: String },
+    /// None that lives: the kernel is at work for one that has ended.
+    Ended,
+    /// There are processes that we may not look at.
+    Unknown,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Holder::Process { pid, .. } if *pid == std::process::id() => {
+                write!(f, "this very process ({pid}) has it")
+            }
+            Holder::Process { pid, name } => write!(f, "process {pid} ({name}) has it"),
+            Holder::Ended => f.write_str(
+                "its last server has ended, but I/O of that server is still at work at the medium",
+            ),
+            Holder::Unknown => f.write_str("a process that can't be looked at has it"),
+        }
+    }
+}
+
+/// Looks at all processes: slow, for a refusal.
+pub(super) fn find(file: BorrowedFd<'_>) -> Holder {
+    let Ok(wanted) = rustix::fs::fstat(file) else {
+        return Holder::Unknown;
+    };
+    let own = format!("{}", file.as_raw_fd());
+    let mut hidden = false;
+    let Ok(all) = std::fs::read_dir("/proc") else {
+        return Holder::Unknown;
+    };
+    for process in all.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        let skip = (pid == std::process::id()).then_some(own.as_str());
+        match has_lock(&process.path(), &wanted, skip) {
+            Ok(true) => {
+                let name = std::fs::read_to_string(process.path().join("comm"));
+                let name = name.unwrap_or_default().trim().to_owned();
+                return Holder::Process { pid, name };
+            }
+            Ok(false) => {}
+            // One that has ended in the meantime has no lock.
+            Err(e) => hidden |= e.kind() == std::io::ErrorKind::PermissionDenied,
+        }
+    }
+    if hidden {
+        Holder::Unknown
+    } else {
+        Holder::Ended
+    }
+}
+
+/// True if the process has a lock on the file, by another descriptor than `skip`. Only the kernel's own records are read: a look at the files
+/// themselves could wait for their media.
+fn has_lock(process: &Path, wanted: &Stat, skip: Option<&str>) -> std::io::Result<bool> {
+    for fd in std::fs::read_dir(process.join("fdinfo"))?.flatten() {
+        if skip.is_some_and(|skip| fd.file_name() == skip) {
+            continue;
+        }
+        let info = std::fs::read_to_string(fd.path());
+        if info.is_ok_and(|text| text.lines().any(|line| is_lock_on(line, wanted))) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// True for a line such as `lock: 1: OFDLCK ADVISORY READ -1 fe:00:393 100 100` that names the file.
+fn is_lock_on(line: &str, wanted: &Stat) -> bool {
+    let Some(fields) = line.strip_prefix("lock:") else {
+        return false;
+    };
+    fields.split_whitespace().any(|field| {
+        let mut parts = field.split(':');
+        let (Some(major), Some(minor), Some(inode)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return false;
+        };
+        let number = |text| u32::from_str_radix(text, 16).ok();
+        let device = |major, minor| (number(major), number(minor));
+        let known = (
+            Some(rustix::fs::major(wanted.st_dev)),
+            Some(rustix::fs::minor(wanted.st_dev)),
+        );
+        // Some filesystems have a device number of their own for each of their volumes, and another one here.
+        let same_device = device(major, minor) == known || known.0 == Some(0);
+        inode.parse() == Ok(wanted.st_ino) && same_device
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_line_names_a_file() {
+        let mut stat = rustix::fs::fstat(std::fs::File::open("/dev/null").unwrap()).unwrap();
+        stat.st_dev = rustix::fs::makedev(0xfe, 1);
+        stat.st_ino = 393;
+        let line = "lock:\t1: OFDLCK ADVISORY  READ -1 fe:01:393 100 100";
+        assert!(is_lock_on(line, &stat));
+        assert!(!is_lock_on(&line.replace("393", "394"), &stat));
+        assert!(!is_lock_on(&line.replace("fe:01", "fe:00"), &stat));
+        assert!(!is_lock_on("pos:\tfe:01:393", &stat));
+    }
+
+    #[test]
+    fn a_lock_of_this_process_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let first = std::fs::File::create(&path).unwrap();
+        let second = std::fs::File::open(&path).unwrap();
+        rustix::fs::flock(&first, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let pid = std::process::id();
+        let found = find(second.as_fd());
+        assert!(matches!(found, Holder::Process { pid: p, .. } if p == pid));
+        drop(first);
+        assert!(!matches!(find(second.as_fd()), Holder::Process { .. }));
+    }
+}
