@@ -56,22 +56,18 @@ pub fn read_some(
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
 }
 
-/// One `pwritev2` of `buffers` from byte `skip` of them on, at `offset` (bytes): bytes done. At most 256 segments. `wait` as in
-/// [`read_some`]; with `durable` the data is on stable storage at the end (`RWF_DSYNC`).
+/// One `pwritev2` of `buffers` from byte `skip` of them on, at `offset` (bytes): bytes done. At most 256 segments. With `durable` the data is
+/// on stable storage at the end (`RWF_DSYNC`). It waits for the medium: `RWF_NOWAIT` doesn't keep this call from waiting for a frozen filesystem.
 pub fn write_some(
     fd: BorrowedFd<'_>,
     offset: u64,
     buffers: &[Buffer],
     skip: usize,
-    wait: bool,
     durable: bool,
 ) -> io::Result<usize> {
     let mut iov = [EMPTY; CHUNK];
     let n = fill(&mut iov, buffers, skip, false);
-    let mut flags = if wait { 0 } else { libc::RWF_NOWAIT };
-    if durable {
-        flags |= libc::RWF_DSYNC;
-    }
+    let flags = if durable { libc::RWF_DSYNC } else { 0 };
     // SAFETY: the first `n` entries describe live, checked buffers; the caller's borrow keeps them mapped over the call.
     let r = unsafe { libc::pwritev2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())

@@ -18,7 +18,7 @@ use layout::{Layout, capacity_sectors, file_len};
 use log::ErrorLog;
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Buffer, Capacity, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits,
+    BlockDevice, Buffer, Capacity, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits, Op,
     QueueContext,
 };
 use queue::FileQueue;
@@ -125,7 +125,8 @@ impl FileVolume {
                 capacity: Capacity::new(capacity),
                 events: EventHub::default(),
                 known_bytes: AtomicU64::new(known_bytes),
-                tries: [AtomicBool::new(true), AtomicBool::new(true)],
+                tries: [true, layout.direct.is_some() || layout.tells_of_writes]
+                    .map(AtomicBool::new),
                 lanes: Lanes::new(),
                 bounces: Mutex::default(),
             }),
@@ -165,7 +166,7 @@ impl BlockDevice for FileVolume {
             Arc::clone(shared),
             context.depth,
             self.most_entries,
-            self.engine == Engine::Uring && shared.direct.is_some() && !shared.in_memory,
+            self.engine == Engine::Uring && !shared.in_memory && shared.tries(Op::Write),
             tracing.tracer(&shared.name, context.index, context.submitter),
         )))
     }

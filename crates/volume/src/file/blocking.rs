@@ -94,7 +94,7 @@ fn take_step(
             let (buffers, skip) = (&request.buffers, task.done as usize);
             let done = match request.op {
                 Op::Read => fileio::read_some(file, at, buffers, skip, true)?,
-                _ => fileio::write_some(file, at, buffers, skip, true, durable)?,
+                _ => fileio::write_some(file, at, buffers, skip, durable)?,
             };
             Ok(done as u64)
         }
@@ -116,7 +116,7 @@ fn take_step(
         }
         (Step::Zeros, _) => {
             let piece = part(&shared.zeros, total - task.done)?;
-            let done = fileio::write_some(file, at, std::slice::from_ref(&piece), 0, true, false)?;
+            let done = fileio::write_some(file, at, std::slice::from_ref(&piece), 0, false)?;
             Ok(done as u64)
         }
         (Step::Sync, _) => {

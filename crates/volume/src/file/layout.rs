@@ -12,6 +12,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 /// Filesystems whose pages are the medium (linux/magic.h): io_uring would hand I/O on them to a worker thread.
 const MEMORY_FILESYSTEMS: [u64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 
+/// Filesystems that tell whether a write to the page cache would wait: XFS, Btrfs.
+const TELLING_FILESYSTEMS: [u64; 2] = [0x5846_5342, 0x9123_683e];
+
 /// An open file and its alignments.
 pub(super) struct Layout {
     pub(super) file: OwnedFd,
@@ -25,6 +28,8 @@ pub(super) struct Layout {
     pub(super) direct: Option<Alignment>,
     /// The pages are the medium.
     pub(super) in_memory: bool,
+    /// A write to the page cache can be tried without waiting.
+    pub(super) tells_of_writes: bool,
     pub(super) non_rotational: bool,
     /// 0: unknown.
     pub(super) readahead_bytes: u32,
@@ -116,6 +121,7 @@ impl Layout {
                 length: logical as usize,
             }),
             in_memory: false,
+            tells_of_writes: true,
             non_rotational: metadata.is_none_or(|m| !is_rotational(m.rdev())),
             readahead_bytes: metadata.map_or(0, |m| readahead_bytes(m.rdev())),
             file,
@@ -162,6 +168,7 @@ impl Layout {
                 length: length.max(1) as usize,
             }),
             in_memory: MEMORY_FILESYSTEMS.contains(&magic),
+            tells_of_writes: TELLING_FILESYSTEMS.contains(&magic),
             non_rotational: true,
             readahead_bytes: rustix::fs::fstat(&file).map_or(0, |s| readahead_bytes(s.st_dev)),
             file,

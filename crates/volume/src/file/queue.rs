@@ -114,15 +114,14 @@ impl FileQueue {
         if !request.op.has_data() || bounced || !shared.tries(request.op) {
             return self.send_by_kind(request, task, bounced);
         }
-        if direct.is_some() {
-            match &mut self.ring {
-                Some(ring) => ring.push(request, task, shared, &mut self.returned),
-                None => self.send_by_kind(request, task, false),
-            }
-            return;
-        }
         let fua = request.flags.contains(RequestFlags::FUA);
-        if attempts && bytes <= INLINE_BYTES && !fua {
+        let small = attempts && bytes <= INLINE_BYTES && !fua;
+        if let Some(ring) = &mut self.ring
+            && (direct.is_some() || (request.op == Op::Write && small))
+        {
+            return ring.push(request, task, shared, &mut self.returned);
+        }
+        if direct.is_none() && request.op == Op::Read && small {
             match attempt(&request, &mut task, shared) {
                 Next::Done(status) => return self.done(request, status),
                 Next::Step => {}
@@ -230,14 +229,11 @@ impl FileQueue {
     }
 }
 
-/// One attempt through the page cache that doesn't wait. `Step`: the rest needs a thread.
+/// One attempt to read from the page cache that doesn't wait. `Step`: the rest needs a thread. A write isn't tried like that: the system call
+/// waits while the filesystem is frozen, before it looks at `RWF_NOWAIT`; io_uring doesn't (since Linux 6.12).
 fn attempt(request: &Request, task: &mut Task, shared: &Shared) -> Next {
     let (file, at) = (shared.file.as_fd(), request.sector * SECTOR);
-    let result = match request.op {
-        Op::Read => fileio::read_some(file, at, &request.buffers, 0, false),
-        _ => fileio::write_some(file, at, &request.buffers, 0, false, false),
-    };
-    match result {
+    match fileio::read_some(file, at, &request.buffers, 0, false) {
         // At the end of the file, or of what is cached.
         Ok(done) if (done as u64) < request.sectors * SECTOR => {
             task.done = done as u64;

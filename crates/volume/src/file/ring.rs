@@ -1,4 +1,4 @@
-//! Direct reads and writes by io_uring: many in flight without a thread, a backlog for those that don't fit.
+//! Direct reads and writes, and writes to the page cache, by io_uring without waiting: many in flight without a thread, a backlog for those that don't fit.
 
 use super::blocking::durable_write;
 use super::shared::Shared;
