@@ -214,17 +214,6 @@ impl BlockDevice for FileVolume {
     }
 }
 
-/// The page cache outlives this process, but not the kernel: random(4), `boot_id`. `None` if there is none to read.
-fn boot_mark() -> Option<u64> {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let digits: String = id
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(16)
-        .collect();
-    u64::from_str_radix(&digits, 16).ok()
-}
-
 /// The file, opened once more for `fdatasync` alone. Linux reports a failed write-back once for each open file: what the file with the data is
 /// told of by a write with FUA doesn't keep this one from being told too. `None` where that can't be done, say without /proc.
 fn reopen(file: &OwnedFd, read_only: bool) -> Option<Arc<OwnedFd>> {

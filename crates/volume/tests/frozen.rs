@@ -194,7 +194,7 @@ fn an_odd_address_on_a_frozen_direct_disk_holds_up_nobody() {
     let Some(frozen) = Frozen::new() else { return };
     let device = frozen.device(",direct,sector=4096");
     let region = Arc::new(Region::anonymous(1 << 16).expect("memory"));
-    let odd = Buffer::new(&region, 512, 4096).expect("inside");
+    let odd = Buffer::new(&region, 513, 4096).expect("inside");
     odd.write(0, &[5; 4096]);
     frozen.freeze();
     let mut q = within(&frozen, "an odd address", move || {

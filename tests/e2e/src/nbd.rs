@@ -21,10 +21,14 @@ const READ: u16 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Command {
+    /// Answer with data.
+    Read = 0,
     /// Write the data that follows.
     Write = 1,
     /// Make completed writes durable.
     Flush = 3,
+    /// Forget what is there.
+    Trim = 4,
 }
 
 /// A connection in the transmission phase.
@@ -119,6 +123,18 @@ impl Connection {
     /// Sends bytes that need not be a request.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
+    }
+
+    /// Sends a request that carries no data, about `len` bytes.
+    pub fn ask(&mut self, command: Command, cookie: u64, offset: u64, len: u32) -> io::Result<()> {
+        self.send_any(command as u16, cookie, offset, len, &[])
+    }
+
+    /// The data of a read that was answered without an error.
+    pub fn receive_data(&mut self, len: usize) -> Result<Vec<u8>, Stop> {
+        let mut data = vec![0; len];
+        self.stream.read_exact(&mut data)?;
+        Ok(data)
     }
 
     /// The next reply; `None` when the server has closed the connection.

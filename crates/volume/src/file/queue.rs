@@ -2,7 +2,6 @@
 
 use super::blocking::{self, Outcome, is_aligned};
 use super::lanes::{Kind, Lanes, Work};
-use super::layout::file_len;
 use super::mailbox::Mailbox;
 use super::ring::{RETRY, Returned, RingEngine};
 use super::shared::Shared;
@@ -187,11 +186,11 @@ impl FileQueue {
                 return;
             }
             self.next_look = Some(now + LOOK_COUNTS);
-        } else if !shared.tries(Op::Read) && !shared.tries(Op::Write) {
+        } else if !shared.tries(Op::Write) {
             // The threads look, just before they write.
             return;
         }
-        let Ok(bytes) = file_len(shared.file.as_fd()) else {
+        let Ok(bytes) = shared.present_bytes() else {
             return;
         };
         if bytes

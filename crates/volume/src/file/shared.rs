@@ -75,7 +75,7 @@ impl Shared {
     }
 
     /// False if the write would make a file longer that somebody has cut: it is behind the capacity, or behind the file's present end while
-    /// the file is shorter than it was known to be. What the kernel knows is asked, nothing of the medium.
+    /// the file is shorter than it was known to be.
     pub(super) fn may_write(&self, request: &Request) -> bool {
         if request.end() > self.capacity.sectors() {
             return false;
@@ -83,11 +83,14 @@ impl Shared {
         if self.is_block_device {
             return true;
         }
+        self.present_bytes()
+            .map_or(true, |bytes| self.fits(request, bytes))
+    }
+
+    /// The file's length as the kernel knows it. Never waits for the medium, or for a server.
+    pub(super) fn present_bytes(&self) -> Result<u64, Errno> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        match rustix::fs::statx(&*self.file, c"", flags, StatxFlags::SIZE) {
-            Ok(now) => self.fits(request, now.stx_size),
-            Err(_) => true,
-        }
+        Ok(rustix::fs::statx(&*self.file, c"", flags, StatxFlags::SIZE)?.stx_size)
     }
 
     /// As [`Shared::may_write`] of a file that has `bytes` bytes.

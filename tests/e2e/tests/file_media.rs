@@ -1,0 +1,396 @@
+//! File disks whose medium hangs, fails, or is used by somebody else.
+
+use pvblk_e2e::daemon::Daemon;
+use pvblk_e2e::nbd::{Command, Connection};
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::slow_medium::{Kind, Rule, SlowMedium};
+use pvblk_e2e::{Stop, run_all, tools};
+use rustix::process::Signal;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// A bound for what hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    run_all(&[
+        (
+            "thirty_two_stalled_requests_leave_other_disks_alone",
+            thirty_two_stalled_requests_leave_other_disks_alone,
+        ),
+        (
+            "a_hung_disk_does_not_hold_up_the_sizes_of_others",
+            a_hung_disk_does_not_hold_up_the_sizes_of_others,
+        ),
+        (
+            "the_next_server_waits_for_io_of_the_last",
+            the_next_server_waits_for_io_of_the_last,
+        ),
+        (
+            "a_failed_flush_is_told_to_everybody",
+            a_failed_flush_is_told_to_everybody,
+        ),
+        (
+            "a_cut_file_is_not_made_longer_again",
+            a_cut_file_is_not_made_longer_again,
+        ),
+        (
+            "qemu_and_pvblk_keep_each_other_out",
+            qemu_and_pvblk_keep_each_other_out,
+        ),
+        (
+            "a_file_under_a_loop_device_is_refused",
+            a_file_under_a_loop_device_is_refused,
+        ),
+    ])
+}
+
+/// A server with these disks and its socket for NBD.
+fn serve(folder: &Path, disks: &[String]) -> Result<(Daemon, PathBuf), Stop> {
+    let socket = folder.join(format!("nbd-{}.sock", fastrand::u64(..)));
+    let mut args = vec!["serve".to_owned(), "--workers".into(), "1".into()];
+    for disk in disks {
+        args.extend(["--disk".into(), disk.clone()]);
+    }
+    args.extend(["--nbd".into(), format!("unix:{}", socket.display())]);
+    Ok((Daemon::start(args)?, socket))
+}
+
+/// Waits for the answer to `cookie`, the only request in flight; its error number.
+fn answer(connection: &mut Connection, cookie: u64) -> Result<u32, Stop> {
+    match connection.receive()? {
+        Some(reply) if reply.cookie == cookie => Ok(reply.error),
+        other => Stop::fail(format!("{other:?} instead of the answer to {cookie}")),
+    }
+}
+
+fn flush(connection: &mut Connection) -> Result<u32, Stop> {
+    connection.send(Command::Flush, 77, 0, &[])?;
+    answer(connection, 77)
+}
+
+fn write(connection: &mut Connection, offset: u64, data: &[u8]) -> Result<u32, Stop> {
+    connection.send(Command::Write, 78, offset, data)?;
+    answer(connection, 78)
+}
+
+/// Rounds of a write, a flush and a read; the 99th of a hundred of their times.
+fn rounds(connection: &mut Connection, count: u64) -> Result<Duration, Stop> {
+    let mut times = Vec::new();
+    for i in 0..count {
+        let (data, at) = ([i as u8; 4096], i % 64 * 4096);
+        let start = Instant::now();
+        check(write(connection, at, &data)? == 0, || {
+            "a write failed".into()
+        })?;
+        check(flush(connection)? == 0, || "a flush failed".into())?;
+        connection.ask(Command::Read, 79, at, 4096)?;
+        check(answer(connection, 79)? == 0, || "a read failed".into())?;
+        check(connection.receive_data(4096)? == data, || {
+            "wrong data".into()
+        })?;
+        times.push(start.elapsed());
+    }
+    times.sort();
+    Ok(times[times.len() * 99 / 100])
+}
+
+fn thirty_two_stalled_requests_leave_other_disks_alone() -> Result<(), Stop> {
+    for options in ["", ",direct"] {
+        let medium = SlowMedium::new()?;
+        let folder = tempfile::tempdir()?;
+        let hung = medium.add("disk", 16 << 20)?;
+        let healthy = folder.path().join("healthy");
+        let disks = [
+            format!("hung=file:{}{options}", hung.display()),
+            format!("healthy=file:{}{options},size=16M", healthy.display()),
+        ];
+        let (server, socket) = serve(folder.path(), &disks)?;
+        // Ends before the server, which may wait for it.
+        let medium = medium;
+        let mut neighbour = Connection::open(&socket, "healthy")?;
+        let alone = rounds(&mut neighbour, 200)?;
+        medium.set("disk", &Kind::ALL, Rule::Hold);
+        let mut stuck = Connection::open(&socket, "hung")?;
+        for i in 0..8 {
+            let at = i * 65536;
+            stuck.ask(Command::Read, i, (1 << 20) + at, 4096)?;
+            stuck.send(Command::Write, 8 + i, (2 << 20) + at, &[1; 4096])?;
+            stuck.ask(Command::Trim, 16 + i, (4 << 20) + at, 4096)?;
+            stuck.send(Command::Flush, 24 + i, 0, &[])?;
+        }
+        if medium.wait_held("disk", &Kind::ALL, 3).is_err() {
+            return Err(server.failure("sent too little to the medium"));
+        }
+        let beside = rounds(&mut neighbour, 200)?;
+        println!(
+            "file{options}: p99 of write, flush, read: {alone:?} alone, {beside:?} beside a hung disk"
+        );
+        check(medium.held("disk", &Kind::ALL) >= 3, || {
+            "the medium doesn't hang".into()
+        })?;
+        medium.heal("disk");
+        let mut seen = [false; 32];
+        for _ in 0..32 {
+            let Some(reply) = stuck.receive()? else {
+                return Err(server.failure("closed the connection"));
+            };
+            if reply.cookie < 8 && reply.error == 0 {
+                stuck.receive_data(4096)?;
+            }
+            let seen = &mut seen[reply.cookie as usize];
+            check(!std::mem::replace(seen, true), || "answered twice".into())?;
+        }
+    }
+    Ok(())
+}
+
+fn a_hung_disk_does_not_hold_up_the_sizes_of_others() -> Result<(), Stop> {
+    let medium = SlowMedium::new()?;
+    let folder = tempfile::tempdir()?;
+    let hung = medium.add("disk", 16 << 20)?;
+    let healthy = folder.path().join("healthy");
+    let disks = [
+        format!("hung=file:{}", hung.display()),
+        format!("healthy=file:{},size=16M", healthy.display()),
+    ];
+    let (server, socket) = serve(folder.path(), &disks)?;
+    // Ends before the server, which may wait for it.
+    let medium = medium;
+    medium.set("disk", &Kind::ALL, Rule::Hold);
+    File::options()
+        .write(true)
+        .open(&healthy)?
+        .set_len(32 << 20)?;
+    server.signal(Signal::HUP)?;
+    let deadline = Instant::now() + HANG;
+    while Connection::open(&socket, "healthy")?.size_bytes != 32 << 20 {
+        check(Instant::now() < deadline, || {
+            "the new size is never told".into()
+        })?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    medium.heal("disk");
+    Ok(())
+}
+
+fn the_next_server_waits_for_io_of_the_last() -> Result<(), Stop> {
+    for options in ["", ",direct"] {
+        let medium = SlowMedium::new()?;
+        let folder = tempfile::tempdir()?;
+        let disk = medium.add("disk", 1 << 20)?;
+        let disks = [format!("disk=file:{}{options}", disk.display())];
+        let (first, socket) = serve(folder.path(), &disks)?;
+        // Ends before the server, which may wait for it.
+        let medium = medium;
+        medium.set("disk", &[Kind::Write], Rule::Hold);
+        let mut old = Connection::open(&socket, "disk")?;
+        old.send(Command::Write, 1, 0, &[b'A'; 4096])?;
+        medium.wait_held("disk", &[Kind::Write], 1)?;
+        first.signal(Signal::KILL)?;
+        let path = folder.path().to_owned();
+        let next = std::thread::spawn(move || serve(&path, &disks));
+        // Far longer than a start takes without such a wait; the wait itself has no upper bound here.
+        let until = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < until && !next.is_finished() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if next.is_finished() {
+            let how = next.join().map(|started| started.map(|_| "started"));
+            return Stop::fail(format!("the next server didn't wait for a write: {how:?}"));
+        }
+        medium.heal("disk");
+        let started = next.join().map_err(|_| Stop::Fail("a panic".into()))?;
+        let (second, socket) = started?;
+        check(
+            second.lines().iter().any(|l| l.contains("still at work")),
+            || "it doesn't say what it waited for".into(),
+        )?;
+        let mut new = Connection::open(&socket, "disk")?;
+        check(write(&mut new, 0, &[b'B'; 4096])? == 0, || {
+            "B failed".into()
+        })?;
+        check(flush(&mut new)? == 0, || "the flush failed".into())?;
+        medium.settle()?;
+        let mut data = [0; 4096];
+        medium.data("disk")?.read_exact_at(&mut data, 0)?;
+        check(data == [b'B'; 4096], || {
+            format!("the older write won: {}", data[0] as char)
+        })?;
+    }
+    Ok(())
+}
+
+fn a_failed_flush_is_told_to_everybody() -> Result<(), Stop> {
+    for options in ["", ",direct"] {
+        let medium = SlowMedium::new()?;
+        let folder = tempfile::tempdir()?;
+        let disk = medium.add("disk", 1 << 20)?;
+        let disks = [format!("disk=file:{}{options}", disk.display())];
+        let (_server, socket) = serve(folder.path(), &disks)?;
+        // Ends before the server, which may wait for it.
+        let medium = medium;
+        let mut one = Connection::open(&socket, "disk")?;
+        let mut other = Connection::open(&socket, "disk")?;
+        let mut third = Connection::open(&socket, "disk")?;
+        check(write(&mut one, 0, &[1; 4096])? == 0, || {
+            "a write failed".into()
+        })?;
+        check(flush(&mut one)? == 0, || "the first flush failed".into())?;
+        check(write(&mut other, 0, &[2; 4096])? == 0, || {
+            "a write failed".into()
+        })?;
+        medium.set("disk", &[Kind::Fsync], Rule::Hold);
+        one.send(Command::Flush, 77, 0, &[])?;
+        medium.wait_held("disk", &[Kind::Fsync], 1)?;
+        // A second one overlaps it.
+        other.send(Command::Flush, 77, 0, &[])?;
+        std::thread::sleep(Duration::from_millis(100));
+        medium.set("disk", &[Kind::Fsync], Rule::Now);
+        medium.fail_held("disk", &[Kind::Fsync], 5);
+        let errors = [
+            answer(&mut one, 77)?,
+            answer(&mut other, 77)?,
+            flush(&mut third)?,
+            flush(&mut one)?,
+        ];
+        check(!errors.contains(&0), || {
+            format!("{options}: flushes ended with {errors:?}, 0 is success")
+        })?;
+    }
+    Ok(())
+}
+
+fn a_cut_file_is_not_made_longer_again() -> Result<(), Stop> {
+    for options in ["", ",direct"] {
+        let folder = tempfile::tempdir()?;
+        let disk = folder.path().join("disk");
+        let disks = [format!("disk=file:{},size=16M{options}", disk.display())];
+        let (server, socket) = serve(folder.path(), &disks)?;
+        let mut guest = Connection::open(&socket, "disk")?;
+        check(write(&mut guest, 12 << 20, &[1; 4096])? == 0, || {
+            "a write failed".into()
+        })?;
+        File::options().write(true).open(&disk)?.set_len(8 << 20)?;
+        for i in 0..16 {
+            let error = write(&mut guest, (8 << 20) + (i * 65536), &[2; 4096])?;
+            check(error != 0, || "a write behind the end was taken".into())?;
+        }
+        check(write(&mut guest, 0, &[3; 4096])? == 0, || {
+            "a write before the end failed".into()
+        })?;
+        server.signal(Signal::HUP)?;
+        let deadline = Instant::now() + HANG;
+        while Connection::open(&socket, "disk")?.size_bytes != 8 << 20 {
+            check(Instant::now() < deadline, || {
+                "the new size is never told".into()
+            })?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let len = std::fs::metadata(&disk)?.len();
+        check(len == 8 << 20, || format!("the file has {len} bytes again"))?;
+    }
+    Ok(())
+}
+
+/// Runs a program to its end: whether it was content, and what it said.
+fn asked(program: &str, args: &[&str]) -> Result<(bool, String), Stop> {
+    let said = tools::run(tools::tool(program, args), HANG)?;
+    let content = said.status.is_some_and(|s| s.success());
+    Ok((content, said.stdout + &said.stderr))
+}
+
+fn qemu_and_pvblk_keep_each_other_out() -> Result<(), Stop> {
+    tools::need(&["qemu-io", "qemu-img", "qemu-nbd"])?;
+    let folder = tempfile::tempdir()?;
+    let disk = folder.path().join("disk");
+    let name = disk.to_string_lossy().into_owned();
+    let spec = |options: &str| vec![format!("disk=file:{name}{options}")];
+    let write = ["-f", "raw", "-c", "write 0 4k", name.as_str()];
+    let read = ["-r", "-f", "raw", "-c", "read 0 4k", name.as_str()];
+    let (mut server, _) = serve(folder.path(), &spec(",size=1M"))?;
+    let (content, said) = asked("qemu-io", &write)?;
+    check(!content && said.contains("lock"), || {
+        format!("QEMU got into a served disk: {said}")
+    })?;
+    server.stop()?;
+    // Readers don't mind each other, but a writer.
+    let (mut server, _) = serve(folder.path(), &spec(",ro"))?;
+    let (other, _) = serve(folder.path(), &spec(",ro"))?;
+    drop(other);
+    let (content, said) = asked("qemu-io", &read)?;
+    check(content && !said.contains("lock"), || {
+        format!("QEMU can't read beside a reader: {said}")
+    })?;
+    let (_, said) = asked("qemu-io", &write)?;
+    check(said.contains("lock"), || {
+        format!("QEMU wrote beside a reader: {said}")
+    })?;
+    server.stop()?;
+    // The other way round.
+    let socket = folder.path().join("qemu.sock");
+    let mut qemu = tools::tool(
+        "qemu-nbd",
+        ["-t", "-f", "raw", "-k", &socket.to_string_lossy(), &name],
+    )
+    .spawn()?;
+    let deadline = Instant::now() + HANG;
+    while !socket.exists() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let refused = serve(folder.path(), &spec("")).map(|_| ());
+    let reader = serve(folder.path(), &spec(",ro")).map(|_| ());
+    let allowed = serve(folder.path(), &spec(",nolock")).map(|_| ());
+    qemu.kill()?;
+    qemu.wait()?;
+    for refused in [refused, reader] {
+        match refused {
+            Err(Stop::Fail(why)) if why.contains("qemu-nbd") && why.contains("nolock") => {}
+            other => return Stop::fail(format!("not refused for qemu-nbd: {other:?}")),
+        }
+    }
+    allowed
+}
+
+fn a_file_under_a_loop_device_is_refused() -> Result<(), Stop> {
+    tools::need(&["losetup"])?;
+    let folder = tempfile::tempdir()?;
+    let disk = folder.path().join("disk");
+    File::create(&disk)?.set_len(1 << 20)?;
+    let name = disk.to_string_lossy().into_owned();
+    let (set_up, device) = asked("losetup", &["--find", "--show", &name])?;
+    if !set_up {
+        return Stop::skip(format!("no loop device to be had: {device}"));
+    }
+    let device = device.trim().to_owned();
+    let spec = |options: &str| vec![format!("disk=file:{name}{options}")];
+    // By the same file under another name, too.
+    let link = folder.path().join("link");
+    std::fs::hard_link(&disk, &link)?;
+    let linked = vec![format!("disk=file:{}", link.display())];
+    let refused = [
+        serve(folder.path(), &spec("")).map(|_| ()),
+        serve(folder.path(), &linked).map(|_| ()),
+        serve(folder.path(), &spec(",ro")).map(|_| ()),
+    ];
+    let allowed = serve(folder.path(), &spec(",nolock")).map(|_| ());
+    asked("losetup", &["--detach", &device])?;
+    for refused in refused {
+        match refused {
+            Err(Stop::Fail(why)) if why.contains(&device) && why.contains("nolock") => {}
+            other => return Stop::fail(format!("not refused for {device}: {other:?}")),
+        }
+    }
+    allowed?;
+    let (_, said) = asked("losetup", &["--find", "--show", "--read-only", &name])?;
+    let reader = serve(folder.path(), &spec(",ro")).map(|_| ());
+    let writer = serve(folder.path(), &spec("")).map(|_| ());
+    asked("losetup", &["--detach", said.trim()])?;
+    reader?;
+    check(writer.is_err(), || {
+        "a writer under a read-only loop device was let in".into()
+    })
+}
