@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Limit of waits for the medium itself, far above what any of them takes.
-const PATIENCE: Duration = Duration::from_secs(6);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How a medium is made.
 #[derive(Clone, Debug, Default)]
