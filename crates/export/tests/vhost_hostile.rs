@@ -400,8 +400,8 @@ fn memory_regions_that_make_no_sense() {
     let fd = [file.as_fd()];
     let add = |rule: &str, payload: &[u8]| refused(rule, Code::AddMemReg, payload, &fd);
     add(
-        "memory region at 0x1000: it is not made of whole pages",
-        &region(0x1000, 100, 0, 0),
+        "memory region at 0x1010: it does not begin at a page",
+        &region(0x1010, 4096, 0, 0),
     );
     add(
         "not inside the file, which has 1048576",

@@ -73,6 +73,8 @@ impl Shared {
     /// Connects to the next server, hands it the rings, and returns its socket. An error may be for a moment only: nobody may
     /// listen yet.
     pub fn resume(&self, kept: &Kept) -> Result<UnixStream, Error> {
+        // Until the new connection stands nobody asks on the old one: requests may be answered before that.
+        let mut held = self.front.lock();
         let mut front = Front::connect(&kept.path, kept.config.timeout)?;
         let terms = negotiate(&mut front, &kept.config)?;
         if terms.features != self.terms.features || terms.limits != self.terms.limits {
@@ -88,7 +90,8 @@ impl Shared {
             start(&mut front, index, seat, kept.config.entries, base)?;
         }
         let socket = front.copy_socket()?;
-        *self.front.lock() = front;
+        *held = front;
+        drop(held);
         for seat in &kept.seats {
             // What was made available meanwhile, and what was answered before somebody could be told.
             seat.kick.notify();
