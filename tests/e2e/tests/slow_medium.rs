@@ -208,7 +208,10 @@ fn the_control_file_sets_rules_and_tells_what_waits() -> Result<(), Stop> {
         .unwrap()
         .read_to_string(&mut said)
         .unwrap();
-    assert_eq!(said, "all held 1 delayed 0\nwrite held 1 delayed 0\n");
+    assert_eq!(
+        said,
+        "all held 1 delayed 0\nwrite held 1 delayed 0\nfile disk held 1 delayed 0\n"
+    );
     let mut asked = File::options().write(true).open(&control).unwrap();
     asked.write_all(b"release * *\n").unwrap();
     thread.join().unwrap().unwrap();

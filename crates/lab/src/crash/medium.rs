@@ -65,7 +65,7 @@ impl Medium {
         self.order(|f| format!("release {f} *"))
     }
 
-    /// Waits until nothing of the whole medium waits any more.
+    /// Waits until nothing of these files waits any more.
     pub fn settle(&self) -> Result<()> {
         let Some(control) = &self.control else {
             return Ok(());
@@ -73,7 +73,8 @@ impl Medium {
         let deadline = Instant::now() + SETTLES;
         loop {
             let told = std::fs::read_to_string(control).context("the slow medium")?;
-            if told.starts_with("all held 0 delayed 0\n") {
+            let busy = |f: &String| told.contains(&format!("\nfile {f} held "));
+            if !self.files.iter().any(busy) {
                 return Ok(());
             }
             if Instant::now() > deadline {

@@ -42,8 +42,8 @@ fn line_of(schedule: &Schedule, line: &str) -> Option<()> {
     Some(())
 }
 
-/// What waits: first all, then each kind of which anything does.
-pub(super) fn status(schedule: &Schedule) -> String {
+/// What waits: first all, then each kind and each file of which anything does.
+pub(super) fn status(schedule: &Schedule, files: &[String]) -> String {
     let line = |name: &str, (held, delayed): (usize, usize)| {
         format!("{name} held {held} delayed {delayed}\n")
     };
@@ -52,6 +52,12 @@ pub(super) fn status(schedule: &Schedule) -> String {
         let waiting = schedule.waiting("*", &[kind]);
         if waiting != (0, 0) {
             text += &line(kind.name(), waiting);
+        }
+    }
+    for file in files {
+        let waiting = schedule.waiting(file, &Kind::ALL);
+        if waiting != (0, 0) {
+            text += &line(&format!("file {file}"), waiting);
         }
     }
     text

@@ -94,6 +94,10 @@ impl Files {
         self.nodes().get(name).cloned()
     }
 
+    fn names(&self) -> Vec<String> {
+        self.nodes().keys().cloned().collect()
+    }
+
     fn by_inode(&self, ino: INodeNo) -> Result<Arc<Node>, Errno> {
         let nodes = self.nodes();
         let found = nodes.values().find(|n| n.ino == ino.0).cloned();
@@ -382,7 +386,7 @@ impl Filesystem for SlowFs {
         reply: ReplyData,
     ) {
         if ino == INodeNo(CONTROL) {
-            let text = control::status(&self.schedule);
+            let text = control::status(&self.schedule, &self.files.names());
             let from = usize::try_from(offset)
                 .unwrap_or(usize::MAX)
                 .min(text.len());

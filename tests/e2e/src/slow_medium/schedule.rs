@@ -30,14 +30,14 @@ struct State {
     waiting: BTreeMap<u64, Waiting>,
     arrived: u64,
     /// Requests that are being done at this moment by [`Schedule::work`].
-    working: usize,
+    working: Vec<(String, Kind)>,
     over: bool,
     rng: fastrand::Rng,
 }
 
 impl State {
     /// What is to be done now, and how long until the next.
-    fn due(&mut self) -> (Vec<Job>, Option<Duration>) {
+    fn due(&mut self) -> (Vec<Waiting>, Option<Duration>) {
         let now = Instant::now();
         let mut times: Vec<(Instant, u64)> = self
             .waiting
@@ -50,7 +50,7 @@ impl State {
             if due > now {
                 return (jobs, Some(due - now));
             }
-            jobs.extend(self.waiting.remove(&n).map(|w| w.job));
+            jobs.extend(self.waiting.remove(&n));
         }
         (jobs, None)
     }
@@ -98,13 +98,13 @@ impl Schedule {
                 };
                 continue;
             }
-            state.working = jobs.len();
+            state.working = jobs.iter().map(|w| (w.file.clone(), w.kind)).collect();
             drop(state);
-            for job in jobs {
-                job(None);
+            for waiting in jobs {
+                (waiting.job)(None);
             }
             state = self.state();
-            state.working = 0;
+            state.working.clear();
             self.bell.notify_all();
         }
     }
@@ -183,7 +183,8 @@ impl Schedule {
         let mut fitting = state.waiting.values().filter(|w| w.fits(file, kinds));
         let held = fitting.clone().filter(|w| w.due.is_none()).count();
         let delayed = fitting.by_ref().filter(|w| w.due.is_some()).count();
-        (held, delayed + state.working)
+        let fits = |(f, kind): &&(String, Kind)| (file == "*" || f == file) && kinds.contains(kind);
+        (held, delayed + state.working.iter().filter(fits).count())
     }
 
     /// No more waiting: what waits is answered with an I/O error, and so is the rest of this medium's life.
