@@ -17,7 +17,9 @@ build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
 demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
 test_tools=(g++ g++  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  fusermount3 fuse3
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
-    qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common)
+    qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common
+    mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools
+    sfdisk fdisk  cryptsetup cryptsetup-bin  mksquashfs squashfs-tools  genisoimage genisoimage  make-bcache bcache-tools)
 
 say() { printf 'tools: %s\n' "$*" >&2; }
 

@@ -134,18 +134,6 @@ impl Connection {
         self.stream.write_all(bytes)
     }
 
-    /// Sends a request that carries no data, about `len` bytes.
-    pub fn ask(&mut self, command: Command, cookie: u64, offset: u64, len: u32) -> io::Result<()> {
-        self.send_any(command as u16, cookie, offset, len, &[])
-    }
-
-    /// The data of a read that was answered without an error.
-    pub fn receive_data(&mut self, len: usize) -> Result<Vec<u8>, Stop> {
-        let mut data = vec![0; len];
-        self.stream.read_exact(&mut data)?;
-        Ok(data)
-    }
-
     /// The next reply; `None` when the server has closed the connection.
     pub fn receive(&mut self) -> Result<Option<Reply>, Stop> {
         let mut reply = [0; 16];
