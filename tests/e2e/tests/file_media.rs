@@ -205,10 +205,16 @@ fn the_next_server_waits_for_io_of_the_last() -> Result<(), Stop> {
         medium.heal("disk");
         let started = next.join().map_err(|_| Stop::Fail("a panic".into()))?;
         let (second, socket) = started?;
-        check(
-            second.lines().iter().any(|l| l.contains("still at work")),
-            || "it doesn't say what it waited for".into(),
-        )?;
+        // The log is written by a thread of its own.
+        let until = Instant::now() + Duration::from_secs(10);
+        let told = || second.lines().iter().any(|l| l.contains("still at work"));
+        while !told() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        check(told(), || {
+            let said = second.lines().join("\n  | ");
+            format!("it doesn't say what it waited for:\n  | {said}")
+        })?;
         let mut new = Connection::open(&socket, "disk")?;
         check(write(&mut new, 0, &[b'B'; 4096])? == 0, || {
             "B failed".into()

@@ -279,7 +279,11 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         }
     }
     let export = negotiated.export.clone();
-    tracing::debug!("{name}: serves export {export:?}");
+    seldom!(
+        info,
+        Seldom::of(&export, "connected"),
+        "{name}: serves export {export:?}"
+    );
     let name = format!("{name} export {export:?}");
     let config = &shared.config;
     let share = Arc::clone(&ticket.share);
