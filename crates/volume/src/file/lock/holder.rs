@@ -60,10 +60,34 @@ pub(super) fn find(file: BorrowedFd<'_>) -> Holder {
             Err(e) => hidden |= e.kind() == std::io::ErrorKind::PermissionDenied,
         }
     }
-    if hidden {
+    if hidden && !taker_has_ended(&wanted) {
         Holder::Unknown
     } else {
         Holder::Ended
+    }
+}
+
+/// True if the process that took the `flock` on the file is no more, by the kernel's list of locks: the last word where some processes can't be looked at.
+fn taker_has_ended(wanted: &str) -> bool {
+    let all = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let Some(pid) = all.lines().find_map(|line| flock_taker(line, wanted)) else {
+        return false;
+    };
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Err(_) => true,
+        // A process that has ended and waits for its parent, or for a thread in the kernel, has `Z` or `X` behind its name.
+        Ok(stat) => stat
+            .rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])),
+    }
+}
+
+/// The process in a line such as `1: FLOCK ADVISORY WRITE 708 fe:00:393 0 EOF`, if the line names the file.
+fn flock_taker(line: &str, wanted: &str) -> Option<u32> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    match fields[..] {
+        [_, "FLOCK", _, _, pid, file, ..] if file == wanted => pid.parse().ok(),
+        _ => None,
     }
 }
 
@@ -114,6 +138,15 @@ mod tests {
         assert!(!is_lock_on(line, "fe:01:394"));
         assert!(!is_lock_on(line, "fe:00:393"));
         assert!(!is_lock_on("pos:\tfe:01:393", "fe:01:393"));
+    }
+
+    #[test]
+    fn the_taker_of_a_lock_is_told_by_the_kernels_list() {
+        let line = "7: FLOCK  ADVISORY  WRITE 708 fe:00:393 0 EOF";
+        assert_eq!(flock_taker(line, "fe:00:393"), Some(708));
+        assert_eq!(flock_taker(line, "fe:00:394"), None);
+        let other = "8: OFDLCK ADVISORY  WRITE -1 fe:00:393 0 EOF";
+        assert_eq!(flock_taker(other, "fe:00:393"), None);
     }
 
     #[test]
