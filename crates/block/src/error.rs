@@ -17,6 +17,8 @@ pub enum ErrorKind {
     Disconnected,
     /// A bound was reached.
     Exhausted,
+    /// What a disk holds, which a guest may have written, keeps it from being used; the text says what to do.
+    Content,
 }
 
 /// An error that prints as one line: what failed, why, and where it helps what to do.

@@ -61,7 +61,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let clients = ClientLimits::default();
     let disk = disk.with_memory(clients.budgets(1)());
     let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));
-    let hub = Hub::new(backend, vec![Arc::new(disk)], pressure);
+    let hub = Hub::new(backend, vec![Arc::new(disk)], args.disk.clone(), pressure);
     let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
     let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
     let servers = daemon::start_nbd(&hub, &nbd, args.allow_remote, clients)?;

@@ -14,14 +14,23 @@ use std::sync::Arc;
 pub struct Hub {
     service: Service,
     pressure: Arc<Pressure>,
+    /// The disk of the default export.
+    first: String,
 }
 
 impl Hub {
-    pub fn new(backend: Backend, disks: Vec<Arc<Disk>>, pressure: Arc<Pressure>) -> Arc<Hub> {
+    /// Of `disks`; that named `first`, if it is there, is the default export.
+    pub fn new(
+        backend: Backend,
+        disks: Vec<Arc<Disk>>,
+        first: String,
+        pressure: Arc<Pressure>,
+    ) -> Arc<Hub> {
         disks.iter().for_each(|d| pressure.add_device(d.device()));
         Arc::new(Hub {
             service: Service::new(backend, disks),
             pressure,
+            first,
         })
     }
 
@@ -38,10 +47,10 @@ impl Hub {
         self.service.disk(name)
     }
 
-    /// The disk of an NBD export; the empty name is the first disk's.
+    /// The disk of an NBD export; the empty name is that of the first disk that was asked for, also where that one isn't served.
     pub fn export(&self, name: &str) -> Option<Arc<Disk>> {
         match name {
-            "" => self.disks().into_iter().next(),
+            "" => self.disk(&self.first),
             _ => self.disk(name),
         }
     }
@@ -82,6 +91,11 @@ impl Hub {
 }
 
 impl ExportTable for Hub {
+    /// None if the first disk isn't served: another one's data is not for those who want that.
+    fn default_export(&self) -> Option<ExportInfo> {
+        self.export("").as_deref().map(info)
+    }
+
     fn list(&self) -> Vec<ExportInfo> {
         self.disks().iter().map(|d| info(d)).collect()
     }

@@ -8,22 +8,30 @@ use crate::rings::RingHost;
 use crate::traces::Traces;
 use crate::vhost::VhostDisks;
 use crate::{bill, daemon, log};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pvblk_backend::{Backend, BackendOptions, Disk, Pressure};
+use pvblk_block::ErrorKind;
 use pvblk_export::local::LocalServer;
 use pvblk_export::vhost_user::VhostServer;
 use pvblk_export::xen::{LinuxXen, XenServer, Xenstore};
 use std::sync::Arc;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let config = ServeConfig::resolve(args)?;
+    let mut config = ServeConfig::resolve(args)?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
     let traces = Traces::of_server();
     let mut disks = Vec::new();
     let mut budgets = config.clients.budgets(config.disks.len());
     for (name, spec) in &config.disks {
-        let device = spec.open().with_context(|| format!("disk {name}"))?;
+        let device = match spec.open() {
+            // A guest can write what keeps its own disk from being served; the others' aren't to suffer from that.
+            Err(e) if e.kind() == ErrorKind::Content && config.disks.len() > 1 => {
+                tracing::error!("disk {name} is not served: {e}");
+                continue;
+            }
+            opened => opened.with_context(|| format!("disk {name}"))?,
+        };
         let mib = device.capacity_sectors() / 2048;
         log::line(format_args!(
             "disk {name}: {}, {mib} MiB",
@@ -35,6 +43,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             false => disk,
         }));
     }
+    if disks.is_empty() {
+        bail!("none of the disks can be served: see the errors above");
+    }
+    let served = |name: &str| disks.iter().any(|d: &Arc<Disk>| d.name() == name);
+    config.vhost_user.retain(|l| served(&l.disk));
+    config.xen_attach.retain(|o| served(&o.disk));
+    let first = config.disks[0].0.clone();
     let backend = Backend::start(&BackendOptions {
         workers: config.workers,
         spin_max: config.spin_max,
@@ -49,7 +64,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         false => None,
     };
     let desk = Desk::new(&pressure, watch.as_ref(), base);
-    let hub = Hub::new(backend, disks, pressure);
+    let hub = Hub::new(backend, disks, first, pressure);
     let local = match &config.local {
         Some(path) => {
             let host = RingHost::new(Arc::clone(&hub), &config);

@@ -9,7 +9,7 @@ pub use cache::CacheSpec;
 pub use raid5::Raid5Spec;
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
-use pvblk_block::{BlockDevice, Error};
+use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -137,10 +137,11 @@ impl FileSpec {
             true => "open it with `cryptsetup open` and serve the device that it makes",
             false => "convert it with `qemu-img convert -O raw`",
         };
-        Err(Error::config(format!(
+        let why = format!(
             "file:{path}: it is {what}, and a guest would write over it instead of the disk inside: {inside}; if a guest made this of its own raw disk, \
              add the option format=raw"
-        )))
+        );
+        Err(Error::new(ErrorKind::Content, why))
     }
 }
 

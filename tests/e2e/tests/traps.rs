@@ -19,6 +19,10 @@ fn main() -> ExitCode {
         ("raid_add_asks_too", added),
         ("a_container_is_not_served_as_a_disk", contained),
         ("what_a_guest_wrote_to_its_own_disk_is_served", by_a_guest),
+        (
+            "a_disk_that_looks_like_a_container_stops_no_other",
+            beside_others,
+        ),
         ("an_array_of_replaced_members_says_how_it_starts", replaced),
     ])
 }
@@ -313,6 +317,49 @@ fn contained() -> Result<(), Stop> {
 }
 
 /// A guest may do as it likes with its disk.
+/// The first disk is refused for its contents. The second is served under its own name, and not as the default export, which is the first's.
+fn beside_others() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    let [bad, good] = ["bad", "good"].map(|n| dir.path().join(n));
+    for path in [&bad, &good] {
+        File::create(path)?.set_len(MIB)?;
+    }
+    // The beginning of a qcow2 image, as a guest can write it.
+    File::options()
+        .write(true)
+        .open(&bad)?
+        .write_all(b"QFI\xfb\0\0\0\x03")?;
+    let (socket, vhost) = (dir.path().join("nbd"), dir.path().join("vhost"));
+    let mut args = vec!["serve".to_owned()];
+    for (name, path) in [("bad", &bad), ("good", &good)] {
+        args.extend([
+            "--disk".to_owned(),
+            format!("{name}=file:{}", path.display()),
+        ]);
+    }
+    args.extend(["--nbd".to_owned(), unix(&socket)]);
+    args.extend(["--vhost-user".to_owned(), format!("bad={}", unix(&vhost))]);
+    let mut serve = Daemon::start(args)?;
+    let mut connection = Connection::open(&socket, "good")?;
+    connection.send(Nbd::Write, 1, 0, &[7; 4096])?;
+    check(connection.receive()?.is_some_and(|r| r.error == 0), || {
+        "the other disk doesn't answer".into()
+    })?;
+    for export in ["", "bad"] {
+        check(Connection::open(&socket, export).is_err(), || {
+            format!("the export {export:?} is served")
+        })?;
+    }
+    drop(connection);
+    serve.stop()?;
+    let told = serve.lines();
+    check(
+        told.iter()
+            .any(|l| l.contains("disk bad is not served") && l.contains("format=raw")),
+        || format!("it doesn't say why: {told:#?}"),
+    )
+}
+
 fn by_a_guest() -> Result<(), Stop> {
     let dir = tempfile::tempdir()?;
     let file = format!("file:{}", dir.path().join("a.img").display());

@@ -42,6 +42,10 @@ pub trait ExportTable: Send + Sync {
     fn page(&self, from: usize, most: usize) -> Vec<ExportInfo> {
         self.list().into_iter().skip(from).take(most).collect()
     }
+    /// The export of the empty name.
+    fn default_export(&self) -> Option<ExportInfo> {
+        self.page(0, 1).pop()
+    }
     /// What the list says of a name.
     fn find(&self, name: &str) -> Option<ExportInfo> {
         self.list().into_iter().find(|e| e.name == name)
@@ -293,7 +297,7 @@ impl<'a> Handshake<'a> {
     /// Finds an export; the empty name stands for the first one.
     fn find(&self, name: &str) -> Result<(ExportInfo, Arc<dyn BlockDevice>), Refusal> {
         let known = match name {
-            "" => self.exports.page(0, 1).pop(),
+            "" => self.exports.default_export(),
             _ => self.exports.find(name),
         };
         // A table may open names that it doesn't list.

@@ -31,7 +31,7 @@ use resume::{Kept, Seat};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use watch::Watch;
 use zerocopy::IntoBytes;
@@ -91,6 +91,8 @@ struct Shared {
     front: Mutex<Front>,
     /// What the next server is told, if there may be one.
     kept: Option<Kept>,
+    /// Servers that it was handed to after the first, or was about to be.
+    connections: AtomicU32,
     events: EventHub,
 }
 
@@ -148,6 +150,7 @@ impl VhostClient {
         let socket = front.copy_socket().map_err(named)?;
         let gauge = Gauge::fixed(name.clone(), MemoryKind::Shared, memory.file_bytes());
         let shared = Arc::new(Shared {
+            connections: AtomicU32::new(0),
             calls: rings.iter().map(|r| Arc::clone(&r.call)).collect(),
             // The first queue takes the first one.
             rings: Mutex::new(rings.into_iter().rev().collect()),

@@ -9,6 +9,7 @@ use pvblk_sys::{gather, scatter, total_len};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
@@ -28,6 +29,8 @@ struct Slot {
     reached: u64,
     /// Its data is written; it waits for a flush.
     flushes: bool,
+    /// The connection on which its data was sent. A server that is gone may have lost it, whatever a flush of the next one says.
+    connection: u32,
 }
 
 pub(super) struct ClientQueue {
@@ -114,6 +117,7 @@ impl ClientQueue {
             request: Some(request),
             bounce,
             flushes: false,
+            connection: 0,
         };
         self.ask(head);
         Ok(())
@@ -126,6 +130,9 @@ impl ClientQueue {
         };
         let Some(request) = &slot.request else { return };
         let op = if slot.flushes { Op::Flush } else { request.op };
+        if !slot.flushes {
+            slot.connection = self.shared.connections.load(Ordering::Acquire);
+        }
         match op {
             Op::Flush => ring.driver.request(head, VIRTIO_BLK_T_FLUSH, 0, []),
             Op::Read | Op::Write => {
@@ -201,6 +208,7 @@ impl ClientQueue {
                     bounce,
                     reached,
                     flushes,
+                    connection,
                 },
             )) = head.zip(slot)
             else {
@@ -220,6 +228,12 @@ impl ClientQueue {
                 }
                 if is_fua && !*flushes && self.shared.terms.limits.volatile_cache {
                     *flushes = true;
+                    self.ask(head);
+                    continue;
+                }
+                let now = self.shared.connections.load(Ordering::Acquire);
+                if is_fua && *flushes && *connection != now {
+                    *flushes = false;
                     self.ask(head);
                     continue;
                 }

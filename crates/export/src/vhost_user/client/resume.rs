@@ -75,6 +75,7 @@ impl Shared {
     pub fn resume(&self, kept: &Kept) -> Result<UnixStream, Error> {
         // Until the new connection stands nobody asks on the old one: requests may be answered before that.
         let mut held = self.front.lock();
+        self.connections.fetch_add(1, Ordering::AcqRel);
         let mut front = Front::connect(&kept.path, kept.config.timeout)?;
         let terms = negotiate(&mut front, &kept.config)?;
         if terms.features != self.terms.features || terms.limits != self.terms.limits {
