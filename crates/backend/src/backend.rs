@@ -94,12 +94,12 @@ impl Disk {
         self
     }
 
-    /// Who uses it.
+    /// Its front ends and clients now.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
     }
 
-    /// What holds its peers' data, replies and requests on their way counts here.
+    /// The budget to which buffers with its peers' data, replies and requests count.
     pub fn memory(&self) -> &Arc<Budget> {
         &self.memory
     }

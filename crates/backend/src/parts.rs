@@ -63,7 +63,7 @@ impl Parts {
         }
     }
 
-    /// What it counts for in a step, in sectors of data. No more than one step has.
+    /// Sectors of data that a request counts for in a step: at most as many as one step has.
     pub fn cost(request: &Request) -> u64 {
         let per_sector = match request.op {
             Op::Read | Op::Write => 1,
@@ -120,7 +120,7 @@ impl Parts {
         ))
     }
 
-    /// What the next part costs.
+    /// Sectors that the next part counts for in a step.
     pub fn next_cost(&self) -> u64 {
         self.cut()
             .map_or(0, |(_, long, sectors)| match long.request.op.has_data() {

@@ -1,4 +1,4 @@
-//! What others tell a worker.
+//! Commands for a worker, from any thread.
 
 use crate::lane::Lane;
 use crate::source::SourceEnd;
