@@ -25,6 +25,8 @@ pub struct Holder<T> {
     baton: Arc<Baton<T>>,
     /// The even number at which it is here; `None`: it was seized.
     turn: Option<u64>,
+    /// The odd number at which it went away last.
+    left: u64,
     /// A shared reference to a holder is one to the value.
     _value: PhantomData<T>,
 }
@@ -39,6 +41,7 @@ impl<T> Baton<T> {
         let holder = Holder {
             baton: Arc::clone(&baton),
             turn: Some(0),
+            left: 0,
             _value: PhantomData,
         };
         (baton, holder)
@@ -57,6 +60,7 @@ impl<T> Baton<T> {
         self.claim(turn).then(|| Holder {
             baton: Arc::clone(self),
             turn: Some(turn + 1),
+            left: turn,
             _value: PhantomData,
         })
     }
@@ -78,12 +82,20 @@ impl<T> Holder<T> {
         };
         // Set before `f`: if it panics, this holder can't be used any more, and the value can still be seized.
         self.turn = None;
+        self.left = here + 1;
         self.baton.turn.store(here + 1, Ordering::Release);
         let result = f();
         if self.baton.claim(here + 1) {
             self.turn = Some(here + 2);
         }
         (result, self.turn.is_some())
+    }
+}
+
+impl<T> Holder<T> {
+    /// The [turn](Baton::turn) at which it went away last: still the baton's if it never came back, say because it panicked there.
+    pub fn left_at(&self) -> u64 {
+        self.left
     }
 }
 

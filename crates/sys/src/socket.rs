@@ -40,6 +40,26 @@ pub fn peer(fd: BorrowedFd<'_>) -> io::Result<(u32, i32)> {
     Ok((found.uid, found.pid))
 }
 
+/// `SO_PASSRIGHTS` of asm-generic/socket.h, Linux 6.16.
+const SO_PASSRIGHTS: i32 = 83;
+
+/// Has the kernel refuse descriptors that a peer sends to this Unix socket, or to one that it accepts later. Those would be closed by the thread that
+/// reads, which can wait as long as the peer likes (a TCP socket that lingers). False before Linux 6.16, and for other sockets.
+pub fn refuse_descriptors(fd: BorrowedFd<'_>) -> bool {
+    let off = 0i32;
+    // SAFETY: the pointer is to a live variable of the length given.
+    let r = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const off).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        )
+    };
+    r == 0
+}
+
 /// Cuts the parts off behind their first `most` bytes; returns how many are left.
 fn cut(iov: &mut [libc::iovec], most: usize) -> usize {
     let mut left = most;
@@ -136,6 +156,20 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn descriptors_that_a_peer_sends_are_refused_where_the_kernel_can() {
+        let dir = std::env::temp_dir().join(format!("pvblk-rights-{}", std::process::id()));
+        let listener = std::os::unix::net::UnixListener::bind(&dir).unwrap();
+        let can = refuse_descriptors(listener.as_fd());
+        let peer = UnixStream::connect(&dir).unwrap();
+        std::fs::remove_file(&dir).unwrap();
+        let sent = crate::fdpass::send(peer.as_fd(), b"x", &[listener.as_fd()]);
+        assert_eq!(sent.is_err(), can);
+        assert!(crate::fdpass::send(peer.as_fd(), b"x", &[]).is_ok());
+        let (accepted, _) = listener.accept().unwrap();
+        assert_eq!(refuse_descriptors(accepted.as_fd()), can);
+    }
 
     #[test]
     fn header_and_data_travel_in_one_call() {

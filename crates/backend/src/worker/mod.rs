@@ -24,7 +24,7 @@ use pvblk_sys::{Baton, Holder};
 use roster::{BELL, REST, Roster};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use watchdog::Attention;
 
@@ -45,8 +45,8 @@ pub struct Seat {
     tid: AtomicI32,
     /// It waits for its lanes.
     asleep: AtomicBool,
-    /// It panicked in a call of a lane.
-    panicked: AtomicBool,
+    /// The turn of the baton at which a thread panicked in a call of a lane; 0: none did.
+    panicked_at: AtomicU64,
     attention: Arc<Attention>,
     over: Mutex<bool>,
     ended: Condvar,
@@ -69,7 +69,7 @@ impl Seat {
             baton,
             tid: AtomicI32::new(0),
             asleep: AtomicBool::new(false),
-            panicked: AtomicBool::new(false),
+            panicked_at: AtomicU64::new(0),
             attention,
             over: Mutex::new(false),
             ended: Condvar::new(),
@@ -115,7 +115,10 @@ impl Seat {
                     seat.ended.notify_all();
                 }
                 Ok(Err(Replaced)) => {}
-                Err(_) => seat.panicked.store(true, Ordering::Release),
+                // Only while nobody has seized the roster: later the turn is another one.
+                Err(_) => seat
+                    .panicked_at
+                    .store(shift.roster.left_at(), Ordering::Release),
             }
         };
         let thread = std::thread::Builder::new().name(self.name.clone());

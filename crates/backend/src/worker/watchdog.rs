@@ -120,7 +120,7 @@ fn look(seat: &Arc<Seat>, seen: &mut Seen) {
         return;
     }
     seen.ticks += 1;
-    if !seat.panicked.load(Ordering::Acquire) {
+    if seat.panicked_at.load(Ordering::Acquire) != turn {
         if seen.ticks < PATIENT_TICKS || !sleeps(seat) {
             return;
         }
@@ -145,7 +145,7 @@ fn replace(seat: &Arc<Seat>, turn: u64) -> std::io::Result<()> {
     let poller = roster::poller(&seat.mailbox)?;
     seat.start(move |seat| {
         let mut roster = seat.baton.seize(turn)?;
-        let panicked = seat.panicked.swap(false, Ordering::AcqRel);
+        let panicked = seat.panicked_at.load(Ordering::Acquire) == turn;
         for on_end in roster.take_over(poller, panicked) {
             seat.mailbox.lanes.fetch_sub(1, Ordering::Relaxed);
             let why = "a bug: its worker panicked; see the log";

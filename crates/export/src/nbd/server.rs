@@ -86,6 +86,7 @@ impl NbdServer {
         let bell = Arc::new(EventFd::new().map_err(os)?);
         let poller = Poller::new().map_err(os)?;
         poller.add(listener.as_fd(), 0, false).map_err(os)?;
+        let _ = pvblk_sys::socket::refuse_descriptors(listener.as_fd());
         poller.add(bell.as_fd(), 1, false).map_err(os)?;
         let shared = Arc::new(Shared {
             exports,
@@ -201,6 +202,8 @@ fn surplus(live: &HashMap<u64, Connection>) -> Option<u64> {
 /// Starts a negotiation on a thread of its own.
 fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
     let socket: Arc<OwnedFd> = Arc::new(stream.into());
+    // A kernel that can't leaves it to the watchdog.
+    let _ = pvblk_sys::socket::refuse_descriptors(socket.as_fd());
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
     let cut = {
         let mut live = shared.live.lock();

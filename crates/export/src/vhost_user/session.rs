@@ -51,6 +51,9 @@ enum After {
     Done,
 }
 
+/// Most in-flight areas that one connection has made for it; a hypervisor asks for one.
+const MAX_AREAS: u32 = 8;
+
 pub(super) struct Session {
     /// For the log: disk and front end.
     name: String,
@@ -66,6 +69,8 @@ pub(super) struct Session {
     regions: Regions,
     unallocated: Gauge,
     inflight: Option<Inflight>,
+    /// In-flight areas that this connection had made.
+    areas: u32,
     backend: Option<OwnedFd>,
     rings: Vec<Ring>,
     waiting: Option<(After, Code, bool)>,
@@ -101,6 +106,7 @@ impl Session {
                 MAX_BYTES,
             ),
             inflight: None,
+            areas: 0,
             backend: None,
             waiting: None,
             ending: false,
@@ -279,12 +285,12 @@ impl Session {
             Code::SetConfig => return self.set_config(body),
             Code::GetInflightFd => {
                 let told: InflightArea = payload(code, body)?;
+                self.check_area(&told)?;
                 let (queues, entries) = (told.queues, told.queue_size);
-                let fits = (1..=self.rings.len()).contains(&usize::from(queues));
-                if !fits || entries == 0 || u32::from(entries) > MAX_ENTRIES {
-                    return Err(Error::protocol(format!(
-                        "{queues} queues of {entries} entries"
-                    )));
+                // The front end keeps each one, and its memory is charged to this process.
+                self.areas += 1;
+                if self.areas > MAX_AREAS {
+                    return Err(Error::protocol(format!("more than {MAX_AREAS} areas")));
                 }
                 let marks = Marks::of(&*self.device);
                 let (inflight, area, file) = Inflight::create(queues, entries, marks)?;
@@ -293,6 +299,7 @@ impl Session {
             }
             Code::SetInflightFd => {
                 let told: InflightArea = payload(code, body)?;
+                self.check_area(&told)?;
                 if let Some(file) = fds.pop() {
                     let marks = Marks::of(&*self.device);
                     let inflight = Inflight::from_peer(&told, file, marks)?;
@@ -309,6 +316,18 @@ impl Session {
             }
         }
         Ok(Answer::Done)
+    }
+
+    /// An area of more queues or entries than there can be would only take address space.
+    fn check_area(&self, told: &InflightArea) -> Result<(), Error> {
+        let (queues, entries) = (told.queues, told.queue_size);
+        let fits = (1..=self.rings.len()).contains(&usize::from(queues));
+        if !fits || entries == 0 || u32::from(entries) > MAX_ENTRIES {
+            return Err(Error::protocol(format!(
+                "{queues} queues of {entries} entries"
+            )));
+        }
+        Ok(())
     }
 
     /// Messages of features that were not taken are refused.

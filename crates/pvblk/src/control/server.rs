@@ -3,6 +3,7 @@
 use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use crate::memory::Desk;
 use anyhow::{Context, Result};
+use pvblk_backend::{Seldom, seldom};
 use pvblk_block::Error;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_sys::{EventFd, Poller};
@@ -111,7 +112,12 @@ fn accept_all(file: &SocketFile, poller: &Poller, shared: &Arc<Shared>) {
             Ok(None) => {}
             Err(e) => {
                 // Out of descriptors, most likely: don't spin on the connection that can't be taken.
-                tracing::warn!("{}: accepting: {e}", file.path().display());
+                let path = file.path().display();
+                seldom!(
+                    warn,
+                    Seldom::of(&path.to_string(), "accept"),
+                    "{path}: accepting: {e}"
+                );
                 std::thread::sleep(LOOK);
             }
         }
