@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const WAITS_FOR_IO: Duration = Duration::from_secs(30);
 /// How long it waits for a holder that it can't find out about.
 const WAITS_FOR_UNKNOWN: Duration = Duration::from_secs(2);
+/// How long it waits for one that lives: a process that was killed just now is still seen for a moment.
+const WAITS_FOR_LIVING: Duration = Duration::from_millis(500);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -52,21 +54,22 @@ pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
 /// Takes the locks, or says who has them. Waits if that is a process which has ended while I/O of it hasn't.
 pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
     let start = Instant::now();
-    let mut told = false;
+    let mut told = None;
     loop {
         let Some(held) = attempt(spec, file)? else {
             return loops::refuse_any(spec, file);
         };
         let holder = holder::find(file);
         let wait = match holder {
-            Holder::Process { .. } => Duration::ZERO,
+            Holder::Process { .. } => WAITS_FOR_LIVING,
             Holder::Ended => WAITS_FOR_IO,
             Holder::Unknown => WAITS_FOR_UNKNOWN,
         };
         if start.elapsed() >= wait {
             return Err(refuse(spec, why(spec, held, &holder)));
         }
-        if !std::mem::replace(&mut told, true) {
+        let waits = !matches!(holder, Holder::Process { .. });
+        if waits && told.replace(wait) != Some(wait) {
             tracing::warn!(
                 "file:{}: locked by {holder}; waiting up to {} s",
                 spec.path.display(),
