@@ -120,12 +120,15 @@ impl Journal {
         self.entry(sector, SEEN).store(floor, Ordering::Release);
     }
 
-    /// The answered write of `sector`, if it was sent or seen since the floor was `floor`: a server that was killed before
-    /// then can't have taken it along.
-    pub fn answered_since(&self, sector: u64, floor: u32) -> Option<u32> {
+    /// The answered write of `sector`.
+    pub fn answered(&self, sector: u64) -> Answered {
         let seen = self.entry(sector, SEEN).load(Ordering::Acquire);
         let done = self.entry(sector, DONE).load(Ordering::Acquire);
-        (done >= floor || seen >= floor).then_some(done)
+        Answered {
+            sector,
+            number: done,
+            at: done.max(seen),
+        }
     }
 
     /// What `sector` may hold.
@@ -139,6 +142,23 @@ impl Journal {
             kept,
             is_sure: done >= floor || seen == floor,
         }
+    }
+}
+
+/// A sector's last answered write, as it was when a flush was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub sector: u64,
+    pub number: u32,
+    /// The number, or the floor at which the write was read, whichever is larger.
+    at: u32,
+}
+
+impl Answered {
+    /// True if the write was sent or seen since the floor was `floor`: a server that was killed before then can't have taken it
+    /// along.
+    pub fn is_since(&self, floor: u32) -> bool {
+        self.at >= floor
     }
 }
 
@@ -211,9 +231,11 @@ mod tests {
         // What was read stays.
         journal.saw(3, middle, journal.floor());
         assert!(!journal.allowed(3).holds(flushed, false, true));
-        assert_eq!(journal.answered_since(3, journal.floor()), Some(middle));
+        let answered = journal.answered(3);
+        assert_eq!(answered.number, middle);
+        assert!(answered.is_since(journal.floor()));
         journal.killed();
         assert!(journal.allowed(3).holds(flushed, false, false));
-        assert_eq!(journal.answered_since(3, journal.floor()), None);
+        assert!(!answered.is_since(journal.floor()));
     }
 }

@@ -1,6 +1,6 @@
 //! Who kills, and when.
 
-use super::journal::Journal;
+use super::journal::{Answered, Journal};
 use super::medium::Medium;
 use super::stage::{Export, Stage};
 use super::{CrashPart, SECTORS};
@@ -220,11 +220,10 @@ impl Referee {
     /// An orderly stop loses nothing that was answered before it, with a cache neither.
     fn stop(&mut self, server: Server) -> Result<()> {
         let floor = self.journal.floor();
-        let answered = |s| Some((s, self.journal.answered_since(s, floor)?));
-        let answered: Vec<(u64, u32)> = (0..SECTORS).filter_map(answered).collect();
+        let answered: Vec<Answered> = (0..SECTORS).map(|s| self.journal.answered(s)).collect();
         server.stop()?;
-        for (sector, number) in answered {
-            self.journal.kept(sector, number);
+        for answer in answered.iter().filter(|a| a.is_since(floor)) {
+            self.journal.kept(answer.sector, answer.number);
         }
         self.journal.killed();
         Ok(())

@@ -1,7 +1,7 @@
 //! One thread of the workload.
 
 use super::target::{Disk, Target};
-use crate::crash::journal::Journal;
+use crate::crash::journal::{Answered, Journal};
 use crate::crash::{SECTORS, stamp};
 use anyhow::{Context, Result, bail, ensure};
 use pvblk_block::{
@@ -28,8 +28,8 @@ struct Slot {
     floor: u32,
     /// [`Worker::told`] when it was sent.
     told: u32,
-    /// Of a flush: what it covers, for all sectors of the disk that it covers something of.
-    covers: Vec<(u64, u32)>,
+    /// Of a flush: what was answered when it was sent.
+    covers: Vec<Answered>,
 }
 
 impl Slot {
@@ -221,8 +221,9 @@ impl Worker {
         (slot.sector, slot.sectors) = (sector, sectors);
         (slot.floor, slot.told) = (self.journal.floor(), self.told);
         if op == Op::Flush {
-            let answered = |s| Some((s, self.journal.answered_since(s, self.told)?));
-            slot.covers = (0..SECTORS).filter_map(answered).collect();
+            slot.covers.clear();
+            let all = (0..SECTORS).map(|s| self.journal.answered(s));
+            slot.covers.extend(all);
         }
         if sectors > 0 {
             let data = slot.buffer.slice(0, sectors as usize * 512);
@@ -272,8 +273,9 @@ impl Worker {
                     }
                 }
                 if op == Op::Flush {
-                    let covered = std::mem::take(&mut slot.covers);
-                    covered.into_iter().for_each(|(s, n)| journal.kept(s, n));
+                    // A failure that was on its way when this flush was sent has been taken by now: it tells of what this one covers too.
+                    let kept = slot.covers.iter().filter(|a| a.is_since(self.told));
+                    kept.for_each(|a| journal.kept(a.sector, a.number));
                 }
             }
             _ => self.has_failed(&request, status)?,
