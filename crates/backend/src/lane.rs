@@ -130,11 +130,12 @@ impl Lane {
     /// Does what can be done now; true if anything moved.
     #[inline]
     pub fn step(&mut self) -> bool {
-        let mut moved = false;
-        if !self.holds() && self.end.is_none() {
-            moved |= self.pull();
-        }
-        if self.holds() {
+        let (mut moved, holds) = match self.holds() {
+            true => (false, true),
+            false if self.end.is_none() => self.pull(),
+            false => (false, false),
+        };
+        if holds {
             moved |= self.advance_held();
         }
         if self.queue.in_flight() > 0 {
@@ -162,11 +163,12 @@ impl Lane {
         !self.held.is_empty() || self.barrier.is_some() || self.parts.is_cutting()
     }
 
+    /// Pulls where nothing is held. Returns whether anything moved, and whether anything is held now.
     #[inline]
-    fn pull(&mut self) -> bool {
+    fn pull(&mut self) -> (bool, bool) {
         let room = self.depth - self.outstanding;
         if room == 0 || !self.may_pull {
-            return false;
+            return (false, false);
         }
         let result = self.source.pull(room, &mut self.batch);
         // Where something came, more may follow: one more look is cheaper than a sleep. Where nothing
@@ -183,24 +185,24 @@ impl Lane {
                 self.end = Some(end);
                 self.held.extend(self.batch.drain(..));
                 self.outstanding += self.held.len();
-                return true;
+                return (true, self.holds());
             }
         };
         if self.batch.is_empty() {
-            return failed;
+            return (failed, false);
         }
         self.outstanding += self.batch.len();
         let sectors: u64 = self.batch.iter().map(|r| r.sectors).sum();
         let at_once = !pulled.ordered && sectors <= STEP_SECTORS;
         if !at_once || !self.pass.enter(self.batch.len() as u32) {
             self.held.extend(self.batch.drain(..));
-        } else {
-            if traced {
-                self.trace_issue();
-            }
-            self.queue.submit(&mut self.batch);
+            return (true, true);
         }
-        true
+        if traced {
+            self.trace_issue();
+        }
+        self.queue.submit(&mut self.batch);
+        (true, false)
     }
 
     /// Answers the flushes of the batch with an error, as long as they would say that lost writes are safe. True if there were any.
