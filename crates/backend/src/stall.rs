@@ -1,8 +1,14 @@
 //! [`Stall`]: a disk one of whose lanes doesn't come back from a call.
 
+use crate::seldom::{Seldom, Times};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// A stall that ends sooner isn't logged: it has cost the disk's neighbours nothing, and a guest or a loaded machine can cause as
+/// many as it likes.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
 
 /// Whether lanes of a disk are blocked in a call. While one is, the disk's other lanes aren't stepped: they might block at the same
 /// place, and each would take a thread.
@@ -11,6 +17,9 @@ pub struct Stall {
     /// Lanes in such a call.
     lanes: AtomicU32,
     since: Mutex<Option<Instant>>,
+    /// Ended before they were told.
+    short: AtomicU64,
+    told: Seldom,
 }
 
 impl Stall {
@@ -25,27 +34,91 @@ impl Stall {
         Some(self.since.lock().as_ref()?.elapsed())
     }
 
-    /// One more lane is blocked.
-    pub(crate) fn begin(&self, lane: &str) {
+    /// One more lane is blocked, until [`Blocked::end`].
+    pub(crate) fn begin(self: &Arc<Stall>, lane: &str, now: Instant) -> Arc<Blocked> {
         let mut since = self.since.lock();
         if self.lanes.fetch_add(1, Ordering::Relaxed) == 0 {
-            *since = Some(Instant::now());
+            *since = Some(now);
         }
-        drop(since);
-        tracing::error!(
-            "{lane}: stalled: its worker is blocked in the kernel or on a lock; other disks go on"
-        );
+        Arc::new(Blocked {
+            stall: Arc::clone(self),
+            lane: lane.to_owned(),
+            since: now,
+            line: Mutex::new(Line::Due),
+        })
+    }
+}
+
+/// A lane that is blocked in a call.
+#[derive(Debug)]
+pub struct Blocked {
+    stall: Arc<Stall>,
+    lane: String,
+    since: Instant,
+    line: Mutex<Line>,
+}
+
+/// The log's line about a blocked lane.
+#[derive(Debug)]
+enum Line {
+    /// Not until the stall has lasted [`TOLD_AFTER`].
+    Due,
+    Written(Times),
+    /// There were too many before it.
+    LeftOut,
+    /// The lane is back.
+    Over,
+}
+
+impl Blocked {
+    /// Logs it once it has lasted long enough. True while that is still to be done.
+    pub fn is_due(&self, now: Instant) -> bool {
+        let mut line = self.line.lock();
+        if !matches!(*line, Line::Due) {
+            return false;
+        }
+        if now.saturating_duration_since(self.since) < TOLD_AFTER {
+            return true;
+        }
+        let lane = &self.lane;
+        *line = match self.stall.told.next() {
+            Some(times) => {
+                tracing::error!(
+                    "{lane}: stalled: its worker is blocked in the kernel or on a lock; other disks go on{times}"
+                );
+                Line::Written(times)
+            }
+            None => {
+                tracing::debug!("{lane}: stalled");
+                Line::LeftOut
+            }
+        };
+        false
     }
 
-    /// One of them is back.
-    pub(crate) fn end(&self, lane: &str) {
-        let mut since = self.since.lock();
-        let began = *since;
-        if self.lanes.fetch_sub(1, Ordering::Relaxed) == 1 {
+    /// The lane is back.
+    pub(crate) fn end(&self, now: Instant) {
+        let stall = &self.stall;
+        let mut since = stall.since.lock();
+        if stall.lanes.fetch_sub(1, Ordering::Relaxed) == 1 {
             *since = None;
         }
         drop(since);
-        let seconds = began.map_or(0.0, |t| t.elapsed().as_secs_f64());
-        tracing::warn!("{lane}: back after {seconds:.1} s");
+        let (lane, lasted) = (&self.lane, now.saturating_duration_since(self.since));
+        let seconds = lasted.as_secs_f64();
+        match std::mem::replace(&mut *self.line.lock(), Line::Over) {
+            Line::Due => {
+                let short = stall.short.fetch_add(1, Ordering::Relaxed) + 1;
+                tracing::debug!(
+                    "{lane}: was blocked for {seconds:.3} s; {short} short stalls of this disk so far"
+                );
+            }
+            Line::Written(times) => tracing::warn!("{lane}: back after {seconds:.1} s{times}"),
+            Line::LeftOut | Line::Over => tracing::debug!("{lane}: back after {seconds:.1} s"),
+        }
     }
 }
+
+#[cfg(test)]
+#[path = "stall_tests.rs"]
+mod tests;

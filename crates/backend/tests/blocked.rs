@@ -10,10 +10,13 @@ use pvblk_block::{
     Request, RequestFlags, Status,
 };
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+use support::log::Log;
 use support::source::{Feed, source};
 use support::wait;
+use tracing::Level;
 
 const NONE: RequestFlags = RequestFlags::empty();
 
@@ -99,6 +102,11 @@ struct Rig {
 }
 
 fn rig(workers: usize, panics: bool) -> Rig {
+    rig_named("bad", workers, panics)
+}
+
+/// The disk that blocks has this name.
+fn rig_named(bad: &str, workers: usize, panics: bool) -> Rig {
     let doors = Doors {
         panics,
         ..Doors::default()
@@ -108,7 +116,7 @@ fn rig(workers: usize, panics: bool) -> Rig {
         ..Doored::default()
     });
     Rig {
-        bad: Disk::new("bad", device, Tracing::off()),
+        bad: Disk::new(bad, device, Tracing::off()),
         good: Disk::new("good", Arc::new(Doored::default()), Tracing::off()),
         doors,
         backend: Backend::start(&BackendOptions {
@@ -257,4 +265,34 @@ fn a_request_of_every_kind_passes_a_worker_that_was_replaced() {
     wait("answers", || good.answered() == 3);
     drop(shut);
     wait("the other's", || bad.answered() == 1);
+}
+
+/// Of all tests here: a test looks for lines about its own disk.
+fn log() -> &'static Log {
+    static LOG: LazyLock<Log> = LazyLock::new(|| {
+        let log = Log::default();
+        tracing::subscriber::set_global_default(log.clone()).unwrap();
+        log
+    });
+    &LOG
+}
+
+#[test]
+fn a_stall_that_lasts_is_logged_although_all_workers_sleep() {
+    let log = log();
+    let rig = rig_named("logged", 1, false);
+    let (bad, _) = rig.attach(&rig.bad);
+    let shut = rig.doors.submit.lock();
+    bad.write(1, NONE);
+    let lines = |text: &str| {
+        let of_disk = |l: &String| l.contains("logged") && l.contains(text);
+        log.lines(Level::WARN).iter().filter(|l| of_disk(l)).count()
+    };
+    wait("the disk is marked", || rig.bad.stall().is_on());
+    wait("its line", || lines(": stalled: ") == 1);
+    assert!(rig.bad.stall().lasts() >= Some(Duration::from_secs(1)));
+    assert_eq!(lines(": back after "), 0);
+    drop(shut);
+    wait("the other line", || lines(": back after ") == 1);
+    assert_eq!(lines(""), 2);
 }

@@ -114,6 +114,13 @@ impl Daemon {
             .clone()
     }
 
+    /// The first warning or error that it has printed. A worker that was blocked for a while isn't one: that may be the machine's load.
+    pub fn complaint(&self) -> Option<String> {
+        let is_bad = |l: &&String| l.contains("WARN") || l.contains("ERROR");
+        let lines = self.lines();
+        lines.iter().filter(is_bad).find(|l| !is_stall(l)).cloned()
+    }
+
     /// A failure that tells what it printed.
     pub fn failure(&self, what: &str) -> Stop {
         let said = self.lines().join("\n  | ");
@@ -175,6 +182,11 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// True for the lines that the server's log has about a worker that is blocked, which any load of the machine can cause.
+pub fn is_stall(line: &str) -> bool {
+    line.contains(": stalled: its worker is blocked") || line.contains(": back after ")
 }
 
 fn collect(stream: impl Read + Send + 'static, said: &Lines) -> JoinHandle<()> {

@@ -2,8 +2,9 @@
 
 use super::mailbox::{LaneId, Mailbox, OnEnd};
 use super::pace::{Courtesy, tuned};
+use super::watchdog::Attention;
 use crate::lane::Lane;
-use crate::stall::Stall;
+use crate::stall::{Blocked, Stall};
 use pvblk_sys::{PollEvent, Poller};
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -24,7 +25,7 @@ pub struct Berth {
     /// `None` while a thread is in a call of it.
     pub lane: Option<Box<Lane>>,
     /// The thread in that call was replaced.
-    pub away: bool,
+    pub away: Option<Arc<Blocked>>,
     /// To be told to the lane when it is back.
     pub stop: bool,
     pub name: String,
@@ -144,7 +145,7 @@ impl Roster {
             name: lane.describe(),
             stall: Arc::clone(lane.stall()),
             lane: Some(lane),
-            away: false,
+            away: None,
             stop: false,
             on_end: Some(on_end),
             asleep: false,
@@ -251,7 +252,12 @@ impl Roster {
     /// After the thread before was replaced: with a new poller, since descriptors of the lane that it is in can't be taken out of the old one. All
     /// lanes that are here are awake, so that no wake-up of the old poller is missed. If the thread `panicked`, the lane is gone; the
     /// callback for its end is returned.
-    pub fn take_over(&mut self, poller: Poller, panicked: bool) -> Vec<OnEnd> {
+    pub fn take_over(
+        &mut self,
+        poller: Poller,
+        panicked: bool,
+        attention: &Attention,
+    ) -> Vec<OnEnd> {
         let (mut ended, mut gone) = (Vec::new(), None);
         self.poller = poller;
         self.deadlines.clear();
@@ -272,14 +278,15 @@ impl Roster {
                     lane.poll_source();
                     self.active.push(index);
                 }
-                None if berth.away => {}
+                None if berth.away.is_some() => {}
                 None if panicked => {
                     ended.extend(berth.on_end.take());
                     gone = Some(index);
                 }
                 None => {
-                    berth.away = true;
-                    berth.stall.begin(&berth.name);
+                    let blocked = berth.stall.begin(&berth.name, self.now);
+                    attention.watch(&blocked);
+                    berth.away = Some(blocked);
                 }
             }
         }
@@ -297,8 +304,10 @@ impl Roster {
         let Some(berth) = &mut self.berths[index] else {
             return;
         };
-        berth.away = false;
-        berth.stall.end(&berth.name);
+        self.now = Instant::now();
+        if let Some(blocked) = berth.away.take() {
+            blocked.end(self.now);
+        }
         let Some(mut lane) = lane else {
             self.berths[index] = None;
             return;

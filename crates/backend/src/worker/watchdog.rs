@@ -2,17 +2,19 @@
 //!
 //! It looks every 25 ms while any worker is awake, and sleeps while all of them do. A thread is blocked if it has been in one call for two looks and the
 //! kernel says twice, a moment apart, that it sleeps there: a thread that runs, or waits for a CPU on a loaded machine,
-//! isn't. A thread that is replaced without need costs a thread, and nothing else.
+//! isn't. A thread that is replaced without need costs a thread, and nothing else. The watchdog also logs stalls that last.
 
 use super::{Seat, roster};
 use crate::source::SourceEnd;
+use crate::stall::Blocked;
+use parking_lot::Mutex;
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::proc_status;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(25);
@@ -23,11 +25,13 @@ const AGAIN: Duration = Duration::from_millis(3);
 /// Looks without a worker awake before it sleeps.
 const IDLE_TICKS: u32 = 8;
 
-/// How workers wake the watchdog.
+/// How workers wake the watchdog, and what they leave it to log.
 #[derive(Default)]
 pub struct Attention {
     sleeps: AtomicBool,
     thread: OnceLock<Thread>,
+    /// Lanes whose stall isn't logged yet.
+    blocked: Mutex<Vec<Arc<Blocked>>>,
 }
 
 impl Attention {
@@ -38,6 +42,23 @@ impl Attention {
         if self.sleeps.load(Ordering::SeqCst) {
             self.rouse();
         }
+    }
+
+    /// The watchdog logs this stall if it lasts, and doesn't sleep before.
+    #[cold]
+    pub fn watch(&self, blocked: &Arc<Blocked>) {
+        self.blocked.lock().push(Arc::clone(blocked));
+        self.a_worker_woke();
+    }
+
+    /// Logs stalls that have lasted long enough. True if one may have to be logged later.
+    fn tell_stalls(&self) -> bool {
+        let mut blocked = self.blocked.lock();
+        if !blocked.is_empty() {
+            let now = Instant::now();
+            blocked.retain(|b| b.is_due(now));
+        }
+        !blocked.is_empty()
     }
 
     #[cold]
@@ -95,12 +116,16 @@ struct Seen {
 fn watch(seats: &[Arc<Seat>], attention: &Attention, stop: &AtomicBool) {
     let mut seen = vec![Seen::default(); seats.len()];
     let mut idle = 0;
-    let asleep = || seats.iter().all(|s| s.asleep.load(Ordering::SeqCst));
+    let nothing_to_do = || {
+        // In this order: a worker that falls asleep has told of its stalls.
+        let asleep = seats.iter().all(|s| s.asleep.load(Ordering::SeqCst));
+        !attention.tell_stalls() && asleep
+    };
     while !stop.load(Ordering::Acquire) {
-        idle = if asleep() { idle + 1 } else { 0 };
+        idle = if nothing_to_do() { idle + 1 } else { 0 };
         if idle >= IDLE_TICKS {
             attention.sleeps.store(true, Ordering::SeqCst);
-            if asleep() {
+            if nothing_to_do() {
                 std::thread::park();
             }
             attention.sleeps.store(false, Ordering::SeqCst);
@@ -146,7 +171,7 @@ fn replace(seat: &Arc<Seat>, turn: u64) -> std::io::Result<()> {
     seat.start(move |seat| {
         let mut roster = seat.baton.seize(turn)?;
         let panicked = seat.panicked_at.load(Ordering::Acquire) == turn;
-        for on_end in roster.take_over(poller, panicked) {
+        for on_end in roster.take_over(poller, panicked, &seat.attention) {
             seat.mailbox.lanes.fetch_sub(1, Ordering::Relaxed);
             let why = "a bug: its worker panicked; see the log";
             on_end(SourceEnd::Broken(Error::new(ErrorKind::Os, why)));

@@ -1,13 +1,36 @@
-//! Counts log lines.
+//! Counts and keeps log lines.
 
+use parking_lot::Mutex;
+use std::fmt::Debug;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-struct Counter(Arc<AtomicUsize>);
+/// Lines of the log with their levels, in order.
+#[derive(Clone, Default)]
+pub struct Log(pub Arc<Mutex<Vec<(Level, String)>>>);
 
-impl Subscriber for Counter {
+impl Log {
+    /// Lines that are at least as bad as `level`.
+    pub fn lines(&self, level: Level) -> Vec<String> {
+        let lines = self.0.lock();
+        let bad = lines.iter().filter(|(l, _)| *l <= level);
+        bad.map(|(_, line)| line.clone()).collect()
+    }
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Log {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }
@@ -17,9 +40,9 @@ impl Subscriber for Counter {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
-        if *event.metadata().level() <= Level::WARN {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().push((*event.metadata().level(), text.0));
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
@@ -27,7 +50,7 @@ impl Subscriber for Counter {
 
 /// Warnings and errors that `f` logs on this thread.
 pub fn count_warnings(f: impl FnOnce()) -> usize {
-    let count = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::with_default(Counter(Arc::clone(&count)), f);
-    count.load(Ordering::Relaxed)
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), f);
+    log.lines(Level::WARN).len()
 }

@@ -28,6 +28,7 @@ pub struct Feed {
 /// The back end's side.
 pub struct FeedSource {
     feed: Feed,
+    disk: String,
     depth: u32,
 }
 
@@ -40,6 +41,7 @@ pub fn source(depth: u32) -> (Feed, Box<FeedSource>) {
     };
     let source = FeedSource {
         feed: feed.clone(),
+        disk: String::new(),
         depth,
     };
     (feed, Box::new(source))
@@ -113,7 +115,11 @@ impl Feed {
 
 impl RequestSource for FeedSource {
     fn describe(&self) -> String {
-        "feed".into()
+        format!("feed of {}", self.disk)
+    }
+
+    fn served_as(&mut self, disk: &str) {
+        self.disk = disk.to_owned();
     }
 
     fn depth(&self) -> u32 {
