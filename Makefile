@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vm asan fuzz bench xen-bench md lab crash sim advisories fmt clean release
+.PHONY: help demo test test-vm asan fuzz bench xen-bench md lab crash neighbours sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -66,6 +66,12 @@ crash: ## Kill servers and front ends 10000 times in the middle of writes to a s
 	@$(MAKE) --no-print-directory release
 	@cargo build --release --locked -p pvblk-e2e --example slow_medium
 	@scripts/crash.sh $(or $(CYCLES),10000)
+
+neighbours: ## A disk's latency while its neighbour is attacked in each of the ways of docs/security.md (as root, 10 minutes)
+	@$(MAKE) --no-print-directory release
+	@cargo build --release --locked -p pvblk-e2e --example slow_medium
+	@python3 scripts/neighbours/measure.py "$${CARGO_TARGET_DIR:-target}/release/pvblk" \
+		"$${CARGO_TARGET_DIR:-target}/release/examples/slow_medium"
 
 sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost; 5000 of an array's, 20000 of a cache's, 100000 of squeezed pools, 100000 of stops (6 minutes)
 	@cargo run --release --locked -p pvblk-sim -- --seeds 100000
