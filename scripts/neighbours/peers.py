@@ -1,7 +1,6 @@
 """Raw clients that keep no rule: an NBD connection and a vhost-user guest. Standard library only."""
 
 import array
-import ctypes
 import mmap
 import os
 import socket
@@ -186,9 +185,6 @@ class Guest(VhostUser):
         while self.used() != until & 0xFFFF:
             time.sleep(0.0002)
 
-
-def clear_nonblock(fd):
-    os.set_blocking(fd, True)
 
 
 def fill(fd):
