@@ -1,8 +1,8 @@
 //! A disk whose every sector holds its number, so that data in a wrong place shows, whatever the order.
 
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
-    Request, RequestFlags, Status,
+    BlockDevice, Buffer, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op,
+    QueueContext, Request, RequestFlags, Status,
 };
 
 /// Its size in sectors.
@@ -106,5 +106,8 @@ impl BlockDevice for PatternDisk {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }

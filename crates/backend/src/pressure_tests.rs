@@ -1,6 +1,9 @@
 use super::*;
 use crate::BufferPool;
-use pvblk_block::{Buffer, DeviceQueue, Error, EventHub, Limits, ManualClock, QueueContext};
+use pvblk_block::{
+    BlockDevice, Buffer, Capabilities, DeviceQueue, Error, EventHub, Limits, ManualClock,
+    QueueContext, Reclaim,
+};
 
 struct Rig {
     clock: Arc<ManualClock>,
@@ -163,6 +166,15 @@ impl BlockDevice for Roomy {
         &self.0
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            memory: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Reclaim for Roomy {
     fn give_way(&self) -> u64 {
         1000
     }

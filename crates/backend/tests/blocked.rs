@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use pvblk_backend::{Backend, BackendOptions, Disk, SourceEnd};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
-    Request, RequestFlags, Status,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
+    Readiness, Request, RequestFlags, Status,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,6 +59,9 @@ impl BlockDevice for Doored {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The vocabulary of pvblk: requests, devices, queues, limits, trace hooks. No I/O happens here.
 //!
 //! Everything that stores or forwards blocks is a [`BlockDevice`]: a volume, a cache over a device,
-//! a front end over rings. Its users never talk to a device's own queue but to the [`Queue`] handle,
+//! a front end over rings. What only some devices can do is among their [`Capabilities`]. Its users never talk to a device's own queue but to the [`Queue`] handle,
 //! which guarantees to the device that
 //! - every request is valid for the device's [`Limits`] and capacity at the time of submission, and
 //! - data buffers add up to exactly the request's length,
@@ -19,10 +19,13 @@
 //! Units: `sector` is a 512-byte sector, whatever the device's logical sector size is; a name that ends
 //! in `bytes` or `len` counts bytes.
 
+mod capability;
 mod clock;
+mod decorator;
 mod device;
 mod error;
 mod event;
+mod incarnation;
 mod limits;
 pub mod memory;
 mod queue;
@@ -30,13 +33,16 @@ mod request;
 mod threads;
 pub mod trace;
 
-pub use clock::{Clock, ManualClock, SystemClock};
-pub use device::{
-    BlockDevice, BufferSource, DeviceQueue, Extent, ExtentKind, Incarnation, QueueContext,
-    Readiness,
+pub use capability::{
+    BufferSource, Buffers, Capabilities, Close, Extent, ExtentKind, Extents, Forwards, LossMarks,
+    Questions, Reclaim, Refresh,
 };
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use decorator::Decorator;
+pub use device::{BlockDevice, DeviceQueue, QueueContext, Readiness};
 pub use error::{Error, ErrorKind};
 pub use event::{DeviceEvent, EventHub, Subscription};
+pub use incarnation::Incarnation;
 pub use limits::{Capacity, Limits};
 pub use pvblk_sys::{Buffer, Region};
 pub use queue::Queue;

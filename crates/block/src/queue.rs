@@ -223,7 +223,7 @@ fn check(r: &Request, limits: &Limits, capacity: u64) -> Result<(), Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Buffer, Error, EventHub};
+    use crate::{Buffer, Capabilities, Error, EventHub};
 
     /// Completes every second request and drops or keeps the rest.
     struct Half {
@@ -259,6 +259,9 @@ mod tests {
         }
         fn events(&self) -> &EventHub {
             &self.events
+        }
+        fn capabilities(&self) -> Capabilities<'_> {
+            Capabilities::none()
         }
     }
 

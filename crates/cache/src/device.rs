@@ -10,8 +10,9 @@ use crate::table::Table;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
-    BlockDevice, Capacity, Clock, Completion, DeviceEvent, DeviceQueue, Error, EventHub, Extent,
-    ExtentKind, Incarnation, Limits, Op, QueueContext, Readiness, Region, Request, Status,
+    BlockDevice, Capabilities, Capacity, Clock, Close, Completion, Decorator, DeviceEvent,
+    DeviceQueue, Error, EventHub, Extent, ExtentKind, Extents, Forwards, Incarnation, Limits,
+    LossMarks, Op, Questions, QueueContext, Readiness, Reclaim, Refresh, Region, Request, Status,
     Subscription, SystemClock,
 };
 use pvblk_sys::Poller;
@@ -385,7 +386,8 @@ impl PageCache {
     /// Writes everything out and flushes the device; waits for it.
     fn flush(&self) -> Result<(), Error> {
         let os = |e| Error::os("cache: waiting for the last flush", e);
-        let mut queue = CacheQueue::open(&self.shared, &QueueContext::new(1), &self.floor())?;
+        let mut queue =
+            CacheQueue::open(&self.shared, &QueueContext::new(1), &Decorator::floor(self))?;
         let poller = Poller::new().map_err(os)?;
         if let Some(fd) = queue.wait_fd() {
             poller.add(fd, 0, false).map_err(os)?;
@@ -422,7 +424,11 @@ fn marks() -> u64 {
     hasher.finish()
 }
 
-impl BlockDevice for PageCache {
+impl Decorator for PageCache {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.shared.inner
+    }
+
     fn describe(&self) -> String {
         let kib = self.config.size_bytes >> 10;
         let (options, inner) = (self.config.options(), self.shared.inner.describe());
@@ -442,7 +448,7 @@ impl BlockDevice for PageCache {
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        let queue = CacheQueue::open(&self.shared, context, &self.floor())?;
+        let queue = CacheQueue::open(&self.shared, context, &Decorator::floor(self))?;
         Ok(Box::new(queue))
     }
 
@@ -450,9 +456,24 @@ impl BlockDevice for PageCache {
         &self.shared.events
     }
 
+    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: Some(self),
+            extents: Some(self),
+            incarnation: Some(self),
+            close: Some(self),
+            questions: Some(self),
+            memory: Some(self),
+            // Requests are copied to and from pages of its own.
+            buffers: None,
+        }
+    }
+}
+
+impl Refresh for PageCache {
     fn refresh(&self) -> Result<(), Error> {
         self.shared.inner.refresh()?;
-        if self.shared.inner.capacity_sectors() != self.capacity_sectors() {
+        if self.shared.inner.capacity_sectors() != self.shared.capacity.sectors() {
             self.shared.resized.store(true, Ordering::Relaxed);
             // First, since what is behind the new end can't be written any more.
             self.shared.follow_size(&mut self.shared.core.lock());
@@ -467,7 +488,9 @@ impl BlockDevice for PageCache {
         }
         Ok(())
     }
+}
 
+impl Extents for PageCache {
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
         if self.shared.core.lock().is_clean() {
             return self.shared.inner.extents(sector, sectors, out);
@@ -481,7 +504,9 @@ impl BlockDevice for PageCache {
         });
         Ok(())
     }
+}
 
+impl LossMarks for PageCache {
     fn incarnation(&self) -> Incarnation {
         let inner = self.shared.inner.incarnation();
         match self.config.mode {
@@ -490,7 +515,9 @@ impl BlockDevice for PageCache {
             Mode::WriteThrough | Mode::ReadOnly => inner,
         }
     }
+}
 
+impl Close for PageCache {
     fn close(&self) -> Result<(), Error> {
         drop(self.keeper.lock().take());
         if !self.limits.read_only {
@@ -498,11 +525,15 @@ impl BlockDevice for PageCache {
         }
         self.shared.inner.close()
     }
+}
 
+impl Questions for PageCache {
     fn ask(&self, question: &str) -> Option<Result<String, Error>> {
         crate::ask::answer(self, question).or_else(|| self.shared.inner.ask(question))
     }
+}
 
+impl Reclaim for PageCache {
     fn give_way(&self) -> u64 {
         crate::giving::give_way(&self.shared) + self.shared.inner.give_way()
     }

@@ -3,8 +3,8 @@
 mod vhost_support;
 
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, RequestFlags,
-    Status,
+    BlockDevice, Buffer, Buffers, Completion, Op, Queue, QueueContext, Readiness, Refresh, Request,
+    RequestFlags, Status,
 };
 use pvblk_export::vhost_user::{VhostClient, VhostClientConfig};
 use pvblk_sys::Poller;
@@ -83,7 +83,7 @@ fn data_come_back_from_shared_memory_and_from_any_other() {
     let bed = Bed::new();
     let client = client(&bed, 1, 64);
     assert_eq!(client.capacity_sectors(), 2048);
-    let source = client.buffer_source().unwrap();
+    let source = client.buffer_source();
     let mut user = User::new(&client);
     let shared = |byte| filled(source.allocate(8192).unwrap(), byte);
     let own = |byte| filled(Buffer::anonymous(4096).unwrap(), byte);
@@ -167,7 +167,7 @@ fn more_requests_than_entries_wait_their_turn() {
 fn without_shared_memory_a_copy_waits() {
     let bed = Bed::new();
     let client = client(&bed, 1, 16);
-    let source = client.buffer_source().unwrap();
+    let source = client.buffer_source();
     let all = source.allocate(4 << 20).unwrap();
     let mut user = User::new(&client);
     let freed = std::thread::spawn(move || {

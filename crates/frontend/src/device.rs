@@ -8,8 +8,8 @@ use crate::plug::MergePolicy;
 use crate::software_queue::SoftwareQueue;
 use crate::statistics::Statistics;
 use pvblk_block::{
-    BlockDevice, BufferSource, Capacity, DeviceEvent, DeviceQueue, Error, EventHub, Limits,
-    QueueContext,
+    BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,
+    EventHub, Limits, QueueContext,
 };
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -181,8 +181,17 @@ impl BlockDevice for Frontend {
         &self.events
     }
 
-    fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            buffers: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Buffers for Frontend {
+    fn buffer_source(&self) -> Arc<dyn BufferSource> {
         let frames: Arc<Frames> = Arc::clone(&self.frames);
-        Some(frames)
+        frames
     }
 }

@@ -3,8 +3,8 @@
 use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, RequestSource};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
-    BlockDevice, BufferSource, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
-    Readiness, Request,
+    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
+    QueueContext, Readiness, Request,
 };
 use pvblk_export::nbd::{Deliver, ExportInfo, ExportTable, NbdConfig, NbdServer};
 use pvblk_frontend::Frontend;
@@ -179,26 +179,28 @@ struct Faulty {
 
 struct FaultyQueue(Box<dyn DeviceQueue>, Arc<AtomicU64>, bool);
 
-impl BlockDevice for Faulty {
+impl Decorator for Faulty {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
     fn describe(&self) -> String {
         "faulty".into()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
     fn open_device_queue(&self, c: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let inner = self.inner.open_device_queue(c)?;
         let writes = Arc::clone(&self.writes);
         Ok(Box::new(FaultyQueue(inner, writes, self.flip)))
     }
-    fn events(&self) -> &EventHub {
-        self.inner.events()
-    }
-    fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
-        self.inner.buffer_source()
+    fn forward<'a>(&'a self, inner: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: inner.buffers,
+        }
     }
 }
 

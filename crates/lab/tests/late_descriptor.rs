@@ -1,8 +1,8 @@
 //! Queues that have no descriptor before their first request, as files have: who waits on them must find it all the same.
 
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
-    Readiness, Request,
+    BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
+    Queue, QueueContext, Readiness, Request,
 };
 use pvblk_cache::{CacheConfig, PageCache};
 use pvblk_lab::bench::{self, RunOptions};
@@ -39,15 +39,12 @@ struct LateQueue {
     woken: Arc<AtomicU64>,
 }
 
-impl BlockDevice for Late {
+impl Decorator for Late {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
     fn describe(&self) -> String {
         "late".into()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
     fn open_device_queue(&self, c: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         Ok(Box::new(LateQueue {
@@ -57,8 +54,16 @@ impl BlockDevice for Late {
             woken: Arc::clone(&self.woken),
         }))
     }
-    fn events(&self) -> &EventHub {
-        self.inner.events()
+    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
     }
 }
 

@@ -7,8 +7,8 @@ use crate::stamp;
 use fastrand::Rng;
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Incarnation, Limits, Op, QueueContext,
-    Readiness, Request, RequestFlags, Status,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Incarnation, Limits,
+    LossMarks, Op, QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -307,6 +307,15 @@ impl BlockDevice for CrashDisk {
         &self.events
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            incarnation: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl LossMarks for CrashDisk {
     fn incarnation(&self) -> Incarnation {
         Incarnation {
             cache: self.mark_known.then(|| self.state.lock().mark),

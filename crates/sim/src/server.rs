@@ -7,7 +7,7 @@ use crate::memory::{FrontMemory, SimGranter, SimMapper};
 use crate::profile::Offers;
 use pvblk_backend::{BlkifQueueParts, BlkifSource, Disk, Lane, SourceEnd};
 use pvblk_block::trace::Tracing;
-use pvblk_block::{BlockDevice, Error, Readiness};
+use pvblk_block::{BlockDevice, Error, LossMarks, Readiness};
 use pvblk_export::xenbus::{
     BackendNegotiation, Change, Connector, FrontEvent, FrontKeys, FrontResources, FrontWishes,
     FrontendNegotiation, KeyMap, QueueKeys, Store,

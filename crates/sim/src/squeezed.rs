@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use pvblk_backend::{BufferPool, Disk, Lane, Pressure, Pulled, RequestSource, SourceEnd};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, ManualClock, Op,
-    QueueContext, Readiness, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits,
+    ManualClock, Op, QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use pvblk_sys::{PAGE_SIZE, POISON, poison_released_memory};
 use std::collections::VecDeque;
@@ -140,6 +140,9 @@ impl BlockDevice for SlowDevice {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::profile::{Offers, pick};
 use crate::server::{Server, Wires, handshake};
 use crate::submitter::Submitter;
 use crate::world::{Front, World};
-use pvblk_block::BlockDevice;
+use pvblk_block::{BlockDevice, Buffers};
 use pvblk_frontend::{FrontParts, Frontend};
 use pvblk_sys::PAGE_SIZE;
 use std::sync::Arc;
@@ -108,9 +108,7 @@ impl World {
     /// Users of the front end's memory come and go.
     fn hoard(&mut self) {
         let Some(front) = &mut self.front else { return };
-        let Some(source) = front.device.buffer_source() else {
-            return;
-        };
+        let source = front.device.buffer_source();
         if self.w.rng.bool() {
             let pages = pick(&mut self.w.rng, &[1, 8, 32]);
             front.hoard.extend(source.allocate(pages * PAGE_SIZE));
@@ -406,10 +404,9 @@ impl World {
         let Some(front) = &mut self.front else {
             return Ok(());
         };
-        if let Some(source) = front.device.buffer_source() {
-            front.hoard.drain(..).for_each(|b| source.free(b));
-            front.submitters.drain(..).for_each(|s| s.close(&*source));
-        }
+        let source = front.device.buffer_source();
+        front.hoard.drain(..).for_each(|b| source.free(b));
+        front.submitters.drain(..).for_each(|s| s.close(&*source));
         let (memory, promised) = (Arc::clone(&front.memory), front.segments);
         let offers = self.w.profile.offers(&mut self.w.rng, true, promised);
         self.connect_again(&memory, offers)?;
@@ -429,9 +426,7 @@ impl World {
 
 /// Pages of the front end's memory that nobody has.
 fn count_free(device: &Frontend) -> usize {
-    let Some(source) = device.buffer_source() else {
-        return 0;
-    };
+    let source = device.buffer_source();
     let mut taken = Vec::new();
     let (mut size, mut pages) = (64, 0);
     while size > 0 {

@@ -10,8 +10,8 @@
 //! earlier one is done; those that can go at once go as one batch.
 
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
-    Readiness, Request, RequestFlags, SECTOR, Status,
+    BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
+    Queue, QueueContext, Readiness, Request, RequestFlags, SECTOR, Status,
 };
 use pvblk_sys::Poller;
 use pvblk_volume::raid5::{
@@ -72,15 +72,12 @@ struct CountedQueue {
     reads: Arc<Reads>,
 }
 
-impl BlockDevice for Counted {
+impl Decorator for Counted {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
     fn describe(&self) -> String {
         self.inner.describe()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         Ok(Box::new(CountedQueue {
@@ -88,8 +85,16 @@ impl BlockDevice for Counted {
             reads: Arc::clone(&self.reads),
         }))
     }
-    fn events(&self) -> &EventHub {
-        self.inner.events()
+    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
     }
 }
 

@@ -7,8 +7,8 @@ use crate::spec::DelaySpec;
 use model::{Model, QueueClock};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
-    BlockDevice, BufferSource, Completion, DeviceQueue, Error, EventHub, Extent, Incarnation,
-    Limits, QueueContext, Readiness, Request, SECTOR,
+    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, QueueContext,
+    Readiness, Request, SECTOR,
 };
 use pvblk_block::{Clock, SystemClock};
 use std::collections::HashMap;
@@ -49,17 +49,13 @@ impl DelayVolume {
     }
 }
 
-impl BlockDevice for DelayVolume {
+impl Decorator for DelayVolume {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
+
     fn describe(&self) -> String {
         format!("{}:{}", self.spec, self.inner.describe())
-    }
-
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
@@ -73,46 +69,24 @@ impl BlockDevice for DelayVolume {
             due: HashMap::with_capacity(depth),
             arrived: Vec::with_capacity(depth),
             held: Held::with_capacity(depth),
-            tracer: context
-                .tracing
-                .tracer(&self.floor(), context.index, context.submitter),
+            tracer: context.tracing.tracer(
+                &Decorator::floor(self),
+                context.index,
+                context.submitter,
+            ),
         }))
     }
 
-    fn events(&self) -> &EventHub {
-        self.inner.events()
-    }
-
-    fn refresh(&self) -> Result<(), Error> {
-        self.inner.refresh()
-    }
-
-    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
-        self.inner.extents(sector, sectors, out)
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        self.inner.incarnation()
-    }
-
-    fn close(&self) -> Result<(), Error> {
-        self.inner.close()
-    }
-
-    fn ask(&self, question: &str) -> Option<Result<String, Error>> {
-        self.inner.ask(question)
-    }
-
-    fn give_way(&self) -> u64 {
-        self.inner.give_way()
-    }
-
-    fn spare_bytes(&self) -> u64 {
-        self.inner.spare_bytes()
-    }
-
-    fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
-        self.inner.buffer_source()
+    fn forward<'a>(&'a self, inner: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: inner.refresh,
+            extents: inner.extents,
+            incarnation: inner.incarnation,
+            close: inner.close,
+            questions: inner.questions,
+            memory: inner.memory,
+            buffers: inner.buffers,
+        }
     }
 }
 

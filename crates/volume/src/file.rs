@@ -18,8 +18,8 @@ use layout::{Layout, capacity_sectors, file_len};
 use log::ErrorLog;
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Buffer, Capacity, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits, Op,
-    QueueContext,
+    BlockDevice, Buffer, Capabilities, Capacity, DeviceQueue, Error, EventHub, Extent, Extents,
+    Incarnation, Limits, LossMarks, Op, QueueContext, Refresh,
 };
 use queue::FileQueue;
 use rustix::fs::{Mode, OFlags};
@@ -175,6 +175,17 @@ impl BlockDevice for FileVolume {
         &self.shared.events
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            refresh: Some(self),
+            extents: Some(self),
+            incarnation: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Refresh for FileVolume {
     /// Waits two seconds at most; a later answer counts when it comes.
     fn refresh(&self) -> Result<(), Error> {
         let (tell, told) = mpsc::sync_channel(1);
@@ -199,18 +210,22 @@ impl BlockDevice for FileVolume {
             ))),
         }
     }
+}
 
+impl Extents for FileVolume {
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        file_extents(self.shared.file.as_fd(), sector, sectors, out)
+            .map_err(|e| Error::os(format!("{}: looking for holes", self.shared.name), e))
+    }
+}
+
+impl LossMarks for FileVolume {
     fn incarnation(&self) -> Incarnation {
         Incarnation {
             // The page cache outlives this process, but not the kernel.
             cache: pvblk_sys::boot_mark(),
             contents: None,
         }
-    }
-
-    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
-        file_extents(self.shared.file.as_fd(), sector, sectors, out)
-            .map_err(|e| Error::os(format!("{}: looking for holes", self.shared.name), e))
     }
 }
 

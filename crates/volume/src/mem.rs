@@ -6,8 +6,9 @@ use crate::spec::{MemSpec, VolumeSpec};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits, Op,
-    QueueContext, Readiness, Region, Request, RequestFlags, SECTOR, Status,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Extent, Extents,
+    Incarnation, Limits, LossMarks, Op, QueueContext, Readiness, Region, Request, RequestFlags,
+    SECTOR, Status,
 };
 use pvblk_sys::{PAGE_SIZE, gather, scatter};
 use std::io;
@@ -82,16 +83,28 @@ impl BlockDevice for MemVolume {
         &self.events
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            extents: Some(self),
+            incarnation: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Extents for MemVolume {
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        file_extents(self.file.as_fd(), sector, sectors, out)
+            .map_err(|e| Error::os(format!("{}: looking for holes", self.describe()), e))
+    }
+}
+
+impl LossMarks for MemVolume {
     fn incarnation(&self) -> Incarnation {
         Incarnation {
             cache: Some(self.mark),
             contents: Some(self.mark),
         }
-    }
-
-    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
-        file_extents(self.file.as_fd(), sector, sectors, out)
-            .map_err(|e| Error::os(format!("{}: looking for holes", self.describe()), e))
     }
 }
 

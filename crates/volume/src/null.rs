@@ -3,8 +3,8 @@
 use crate::spec::{NullSpec, VolumeSpec};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Incarnation, Limits, Op, QueueContext,
-    Readiness, Request, SECTOR, Status,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Incarnation, Limits,
+    LossMarks, Op, QueueContext, Readiness, Request, SECTOR, Status,
 };
 use std::os::fd::BorrowedFd;
 
@@ -52,16 +52,25 @@ impl BlockDevice for NullVolume {
         }))
     }
 
+    fn events(&self) -> &EventHub {
+        &self.events
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            incarnation: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl LossMarks for NullVolume {
     fn incarnation(&self) -> Incarnation {
         // It holds nothing that could be lost.
         Incarnation {
             cache: Some(0),
             contents: None,
         }
-    }
-
-    fn events(&self) -> &EventHub {
-        &self.events
     }
 }
 

@@ -2,8 +2,9 @@
 
 use fastrand::Rng;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Extent, ExtentKind, Limits, Op,
-    Queue, QueueContext, Readiness, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Extent,
+    ExtentKind, Extents, Forwards, Limits, Op, Queue, QueueContext, Readiness, Request,
+    RequestFlags, Status,
 };
 use pvblk_volume::raid5::{
     ArrayOptions, Assembly, Blocking, Consistency, Geometry, Layout, Member, NewArray, Raid5,
@@ -32,7 +33,10 @@ struct FlakyQueue {
     held: Option<Arc<AtomicBool>>,
 }
 
-impl BlockDevice for Flaky {
+impl Decorator for Flaky {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
     fn describe(&self) -> String {
         self.inner.describe()
     }
@@ -43,9 +47,6 @@ impl BlockDevice for Flaky {
             ..self.inner.limits()
         }
     }
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
-    }
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         Ok(Box::new(FlakyQueue {
             inner: self.inner.open_device_queue(context)?,
@@ -55,11 +56,16 @@ impl BlockDevice for Flaky {
             held: (context.index == 0).then(|| Arc::clone(&self.held)),
         }))
     }
-    fn events(&self) -> &EventHub {
-        self.inner.events()
-    }
-    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
-        self.inner.extents(sector, sectors, out)
+    fn forward<'a>(&'a self, inner: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: None,
+            extents: inner.extents,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
     }
 }
 

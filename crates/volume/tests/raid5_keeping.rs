@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
-    Readiness, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
+    Queue, QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use pvblk_volume::raid5::{
     ArrayOptions, AssembleOptions, Blocking, Consistency, CreateOptions, Keeper, MemberState,
@@ -29,15 +29,12 @@ struct SpottyQueue {
     done: Vec<Completion>,
 }
 
-impl BlockDevice for Spotty {
+impl Decorator for Spotty {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
     fn describe(&self) -> String {
         self.inner.describe()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         Ok(Box::new(SpottyQueue {
@@ -46,8 +43,16 @@ impl BlockDevice for Spotty {
             done: Vec::new(),
         }))
     }
-    fn events(&self) -> &EventHub {
-        self.inner.events()
+    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
     }
 }
 

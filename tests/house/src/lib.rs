@@ -3,8 +3,10 @@
 //! `tests/tree.rs` applies them to the real tree. A rule that matters is checked here rather than by a reviewer:
 //! - which crate may depend on which ([`graph`]),
 //! - where `unsafe` may be written, how long a file may be, what must not be left behind ([`source`]),
+//! - how a device over another one passes capabilities on ([`devices`]),
 //! - that links in the documents lead somewhere ([`links`]).
 
+pub mod devices;
 pub mod graph;
 pub mod lexer;
 pub mod links;

@@ -1,6 +1,6 @@
 //! The rules, applied to this tree.
 
-use pvblk_house::{Finding, graph, links, source, tree};
+use pvblk_house::{Finding, devices, graph, links, source, tree};
 use std::process::Command;
 
 fn assert_none(findings: &[Finding]) {
@@ -52,6 +52,16 @@ fn sources_follow_the_rules() {
     let findings: Vec<Finding> = files
         .iter()
         .flat_map(|(path, text)| source::check_rust(path, text))
+        .collect();
+    assert_none(&findings);
+}
+
+#[test]
+fn no_capability_is_forgotten() {
+    let files = tree::files(&tree::root(), &[".rs"]).expect("the tree is readable");
+    let findings: Vec<Finding> = files
+        .iter()
+        .flat_map(|(path, text)| devices::check_devices(path, text))
         .collect();
     assert_none(&findings);
 }

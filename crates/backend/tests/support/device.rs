@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
-    Request, Status,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
+    Readiness, Request, Status,
 };
 use pvblk_sys::EventFd;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -113,6 +113,9 @@ impl BlockDevice for Device {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

@@ -20,7 +20,8 @@ use super::proto::tflag;
 use hello::{Terms, negotiate};
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits, QueueContext, SECTOR,
+    BlockDevice, Capabilities, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
+    QueueContext, SECTOR,
 };
 use queue::NbdQueue;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -220,6 +221,10 @@ impl BlockDevice for NbdClient {
 
     fn events(&self) -> &EventHub {
         &self.shared.events
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

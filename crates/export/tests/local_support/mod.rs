@@ -4,8 +4,8 @@
 use parking_lot::Mutex;
 use pvblk_backend::{BlkifQueueParts, Fence, Pressure};
 use pvblk_block::{
-    BlockDevice, Capacity, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
-    QueueContext,
+    BlockDevice, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub,
+    Limits, QueueContext,
 };
 use pvblk_export::local::LocalServer;
 use pvblk_export::local::frame::Frame;
@@ -52,6 +52,9 @@ impl BlockDevice for FakeDevice {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

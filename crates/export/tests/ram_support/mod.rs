@@ -3,8 +3,8 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub, Incarnation,
-    Limits, Op, QueueContext, Readiness, Request, Status,
+    BlockDevice, Capabilities, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub,
+    Incarnation, Limits, LossMarks, Op, QueueContext, Readiness, Request, Status,
 };
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -91,6 +91,15 @@ impl BlockDevice for RamDevice {
     fn events(&self) -> &EventHub {
         &self.0.events
     }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            incarnation: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl LossMarks for RamDevice {
     fn incarnation(&self) -> Incarnation {
         Incarnation {
             cache: Some(self.0.cache.load(Ordering::Relaxed)),

@@ -8,8 +8,8 @@
 use parking_lot::Mutex;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
-    BlockDevice, Clock, Completion, DeviceQueue, Error, EventHub, Limits, ManualClock,
-    QueueContext, Readiness, Request, SECTOR, Status,
+    BlockDevice, Capabilities, Clock, Completion, DeviceQueue, Error, EventHub, Limits,
+    ManualClock, QueueContext, Readiness, Request, SECTOR, Status,
 };
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -159,6 +159,9 @@ impl BlockDevice for Disks {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

@@ -2,8 +2,8 @@
 
 use parking_lot::RwLock;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
-    Request, Status,
+    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
+    QueueContext, Readiness, Request, Status,
 };
 use pvblk_volume::raid5::{
     ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5, WritePath,
@@ -57,15 +57,12 @@ struct CountedQueue {
     below: usize,
 }
 
-impl BlockDevice for Counted {
+impl Decorator for Counted {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
     fn describe(&self) -> String {
         self.inner.describe()
-    }
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         Ok(Box::new(CountedQueue {
@@ -75,8 +72,17 @@ impl BlockDevice for Counted {
             below: 0,
         }))
     }
-    fn events(&self) -> &EventHub {
-        self.inner.events()
+    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
+        // Only requests are measured.
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
     }
 }
 

@@ -6,8 +6,8 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
-    Request, SECTOR,
+    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Limits, Op,
+    QueueContext, Readiness, Request, SECTOR,
 };
 use pvblk_volume::{Clock, ManualClock};
 use std::collections::{BTreeMap, HashMap};
@@ -124,7 +124,10 @@ impl Disk {
     }
 }
 
-impl BlockDevice for Disk {
+impl Decorator for Disk {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
     fn describe(&self) -> String {
         format!("modelled disk over {}", self.inner.describe())
     }
@@ -133,9 +136,6 @@ impl BlockDevice for Disk {
             non_rotational: false,
             ..self.inner.limits()
         }
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let mut arm = self.arm.lock();
@@ -150,8 +150,17 @@ impl BlockDevice for Disk {
             batch: Vec::new(),
         }))
     }
-    fn events(&self) -> &EventHub {
-        self.inner.events()
+    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
+        // Only requests are measured.
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
     }
 }
 

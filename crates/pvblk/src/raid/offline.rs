@@ -5,7 +5,7 @@ use super::ask::{Array, follow};
 use super::open_all;
 use super::progress::Bar;
 use anyhow::{Result, bail};
-use pvblk_block::BlockDevice;
+use pvblk_block::Close;
 use pvblk_volume::raid5::ask::{Question, SyncProgress};
 use pvblk_volume::raid5::{
     self, ArrayOptions, AssembleOptions, Assembly, Raid5, Role, add_spare, sleepy,

@@ -11,7 +11,7 @@ use crate::raid::image::Mercy;
 use crate::raid::oracle::Oracle;
 use crate::raid::planted::MemberBug;
 use fastrand::Rng;
-use pvblk_block::{BlockDevice, Clock, ManualClock};
+use pvblk_block::{BlockDevice, Clock, ManualClock, Reclaim};
 use pvblk_cache::{Due, Keeper, PageCache};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;

@@ -6,8 +6,8 @@ use super::stamp::Bytes;
 use fastrand::Rng;
 use parking_lot::{Mutex, MutexGuard};
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
-    Readiness, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op,
+    QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use pvblk_sys::EventFd;
 use std::collections::BTreeSet;
@@ -390,6 +390,10 @@ impl BlockDevice for CrashMember {
 
     fn events(&self) -> &EventHub {
         &self.events
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

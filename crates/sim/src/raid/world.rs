@@ -12,7 +12,7 @@ use super::{Options, Report};
 use crate::log::Log;
 use crate::profile::pick;
 use fastrand::Rng;
-use pvblk_block::BlockDevice;
+use pvblk_block::Reclaim;
 use pvblk_volume::raid5::{
     Consistency, Keeper, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock, WriteIntent,
     ppl_signature,

@@ -19,8 +19,8 @@ use super::repair::write_superblocks;
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Extent, Incarnation, Limits,
-    QueueContext,
+    BlockDevice, Capabilities, Close, Completion, DeviceQueue, Error, EventHub, Extent, Extents,
+    Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
 };
 use pvblk_sys::EventFd;
 use queue::ArrayQueue;
@@ -380,10 +380,29 @@ impl BlockDevice for Raid5 {
         &self.events
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        let own = Forwards {
+            // The superblocks say how large it is, whatever becomes of the members' backings.
+            refresh: None,
+            extents: Some(self),
+            incarnation: Some(self),
+            close: Some(self),
+            questions: Some(self),
+            memory: Some(self),
+            // Each member has its own, and parity needs a copy anyway.
+            buffers: None,
+        };
+        own.into()
+    }
+}
+
+impl Extents for Raid5 {
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
         self.find_extents(sector, sectors, out)
     }
+}
 
+impl LossMarks for Raid5 {
     /// The members' together. What one of them lost while it was missing or being rebuilt is on the others, so who is missing doesn't count.
     fn incarnation(&self) -> Incarnation {
         match self.guessed {
@@ -391,11 +410,22 @@ impl BlockDevice for Raid5 {
             false => Incarnation::of_members(self.members().iter().map(|m| m.incarnation())),
         }
     }
+}
 
+impl Close for Raid5 {
+    fn close(&self) -> Result<(), Error> {
+        self.end_keeper();
+        self.stop(&mut super::blocking::sleepy())
+    }
+}
+
+impl Questions for Raid5 {
     fn ask(&self, question: &str) -> Option<Result<String, Error>> {
         self.answer_text(question)
     }
+}
 
+impl Reclaim for Raid5 {
     fn give_way(&self) -> u64 {
         // The lock is let go between segments: they are some hundred KiB each.
         let next = |segment| self.shared.core.lock().give_way(segment);
@@ -407,10 +437,5 @@ impl BlockDevice for Raid5 {
     fn spare_bytes(&self) -> u64 {
         let below: u64 = self.members().iter().map(|m| m.spare_bytes()).sum();
         self.memory.live_bytes() + below
-    }
-
-    fn close(&self) -> Result<(), Error> {
-        self.end_keeper();
-        self.stop(&mut super::blocking::sleepy())
     }
 }

@@ -8,8 +8,8 @@ use super::{
 use crate::{MemSpec, MemVolume};
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, Queue, QueueContext,
-    Readiness, Request, Status,
+    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, EventHub, Forwards, Op,
+    Queue, QueueContext, Readiness, Request, Status,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -261,17 +261,13 @@ impl Powered {
     }
 }
 
-impl BlockDevice for Powered {
+impl Decorator for Powered {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
+
     fn describe(&self) -> String {
         "powered".into()
-    }
-
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-
-    fn capacity_sectors(&self) -> u64 {
-        self.inner.capacity_sectors()
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
@@ -284,6 +280,18 @@ impl BlockDevice for Powered {
 
     fn events(&self) -> &EventHub {
         &self.events
+    }
+
+    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Extent, ExtentKind, Limits, Op,
-    QueueContext, Readiness, Request, RequestFlags, Status,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Extent, ExtentKind,
+    Extents, Limits, Op, QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -105,6 +105,15 @@ impl BlockDevice for MemDevice {
     fn events(&self) -> &EventHub {
         &self.events
     }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            extents: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Extents for MemDevice {
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
         while self.hang_extents.load(Ordering::Relaxed) {
             std::thread::sleep(std::time::Duration::from_millis(1));

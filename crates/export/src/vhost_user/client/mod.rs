@@ -22,8 +22,8 @@ use memory::Memory;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
-    BlockDevice, BufferSource, Capacity, DeviceEvent, DeviceQueue, Error, EventHub, Limits,
-    QueueContext, Region,
+    BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,
+    EventHub, Limits, QueueContext, Refresh, Region,
 };
 use pvblk_sys::{PAGE_SIZE, PeerEvent};
 use queue::ClientQueue;
@@ -350,6 +350,16 @@ impl BlockDevice for VhostClient {
         &self.shared.events
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            refresh: Some(self),
+            buffers: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Refresh for VhostClient {
     fn refresh(&self) -> Result<(), Error> {
         let shared = &self.shared;
         let mut front = shared.front.lock();
@@ -367,9 +377,11 @@ impl BlockDevice for VhostClient {
         }
         Ok(())
     }
+}
 
-    fn buffer_source(&self) -> Option<Arc<dyn BufferSource>> {
-        Some(Arc::clone(&self.shared.memory) as Arc<dyn BufferSource>)
+impl Buffers for VhostClient {
+    fn buffer_source(&self) -> Arc<dyn BufferSource> {
+        Arc::clone(&self.shared.memory) as Arc<dyn BufferSource>
     }
 }
 
