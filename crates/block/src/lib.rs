@@ -40,7 +40,7 @@ pub use capability::{
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decorator::Decorator;
 pub use device::{BlockDevice, DeviceQueue, QueueContext, Readiness};
-pub use error::{Error, ErrorKind};
+pub use error::{Cause, Error, ErrorKind, error_line};
 pub use event::{DeviceEvent, EventHub, Subscription};
 pub use incarnation::Incarnation;
 pub use limits::{Capacity, Limits};

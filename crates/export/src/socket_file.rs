@@ -37,20 +37,21 @@ pub fn dial(path: &Path, kind: SocketType, deadline: Instant) -> Result<OwnedFd,
             std::thread::sleep(Duration::from_millis(5));
             continue;
         }
-        let what = match errno {
-            Errno::NOENT | Errno::CONNREFUSED => "; is `pvblk serve` running there?",
-            Errno::ACCESS => "; it is private to its owner",
-            Errno::PROTOTYPE => "; it is not such a socket of pvblk's",
-            _ => "",
+        let advice = match errno {
+            Errno::NOENT | Errno::CONNREFUSED => Some("is `pvblk serve` running there?"),
+            Errno::ACCESS => Some("it is private to its owner"),
+            Errno::PROTOTYPE => Some("it is not such a socket of pvblk's"),
+            _ => None,
         };
         let kind = match errno {
             Errno::NOENT | Errno::CONNREFUSED => ErrorKind::Disconnected,
             _ => ErrorKind::Os,
         };
-        return Err(Error::new(
-            kind,
-            format!("connecting to {}: {errno}{what}", path.display()),
-        ));
+        let failed = Error::caused(kind, format!("connecting to {}", path.display()), errno);
+        return Err(match advice {
+            Some(advice) => failed.advise(advice),
+            None => failed,
+        });
     }
 }
 
@@ -183,5 +184,24 @@ mod tests {
         assert!(path.exists());
         let e = bind().unwrap_err().to_string();
         assert!(e.contains("is not a socket"), "{e}");
+    }
+    #[test]
+    fn a_failed_connect_keeps_its_cause_and_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let e = dial(&path, SocketType::STREAM, Instant::now()).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Disconnected);
+        assert_eq!(e.raw_os_error(), Some(Errno::NOENT.raw_os_error()));
+        let line = format!(
+            "connecting to {}: {}; is `pvblk serve` running there?",
+            path.display(),
+            std::io::Error::from(Errno::NOENT)
+        );
+        assert_eq!(e.to_string(), line);
+        // A disk's name before it changes neither.
+        let e = e.context("disk a");
+        assert_eq!(e.kind(), ErrorKind::Disconnected);
+        assert_eq!(e.raw_os_error(), Some(Errno::NOENT.raw_os_error()));
+        assert_eq!(e.to_string(), format!("disk a: {line}"));
     }
 }

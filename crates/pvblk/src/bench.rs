@@ -104,7 +104,7 @@ fn jobs(args: &BenchArgs) -> Result<Jobs, Error> {
         Some(path) => {
             let shown = path.display().to_string();
             let text = std::fs::read_to_string(path)
-                .map_err(|e| Error::config(format!("reading {shown}: {e}")))?;
+                .map_err(|e| Error::caused(ErrorKind::Config, format!("reading {shown}"), e))?;
             bench::parse_jobs(&text, &shown)?
         }
         None => {
@@ -175,7 +175,7 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     let writing = args.trace.as_ref().map(|name| traces.write(name));
     let writing = writing
         .transpose()
-        .map_err(|e| Error::config(format!("{e:#}")))?;
+        .map_err(|e| Error::boxed(ErrorKind::Config, "", e.into()))?;
     let options = RunOptions {
         tracing,
         stop,
@@ -189,7 +189,7 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     if let Some(writing) = writing {
         let told = writing
             .finish()
-            .map_err(|e| Error::config(format!("{e:#}")))?;
+            .map_err(|e| Error::boxed(ErrorKind::Config, "", e.into()))?;
         eprintln!("pvblk bench: {told}");
     }
     let mut report = result?;

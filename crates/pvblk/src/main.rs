@@ -24,6 +24,7 @@ mod vhost;
 mod xen;
 
 use clap::Parser;
+use pvblk_block::error_line;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -61,7 +62,7 @@ fn main() -> ExitCode {
         Err(e) => match e.downcast_ref::<clap::Error>() {
             Some(usage) => usage_error(usage),
             None => {
-                log::line(format_args!("pvblk: {e:#}"));
+                log::line(format_args!("pvblk: {}", error_line(&*e)));
                 ExitCode::FAILURE
             }
         },
@@ -88,4 +89,29 @@ fn usage_error(e: &clap::Error) -> ExitCode {
         line.trim_start_matches("error: ")
     ));
     ExitCode::from(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::error_line;
+    use anyhow::Context;
+    use pvblk_block::Error;
+
+    #[test]
+    fn each_cause_is_told_once() {
+        let missing = || std::io::Error::from_raw_os_error(2);
+        let text = missing().to_string();
+        let opened: Result<(), Error> = Err(Error::os("file:/x: can't open it", missing()));
+        let e = opened.context("disk a").unwrap_err();
+        assert_eq!(
+            error_line(&*e),
+            format!("disk a: file:/x: can't open it: {text}")
+        );
+        let read: Result<(), _> = Err(missing());
+        let e = read
+            .context("reading x")
+            .context("configuration")
+            .unwrap_err();
+        assert_eq!(error_line(&*e), format!("configuration: reading x: {text}"));
+    }
 }

@@ -4,8 +4,8 @@ use crate::{bill, config, control};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use pvblk_backend::{DiskMemory, PoolCounters, Pressure, SourceState, Watch};
-use pvblk_block::Error;
 use pvblk_block::memory::MemoryKind;
+use pvblk_block::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -168,7 +168,7 @@ impl Desk {
     /// Answers a question; both texts are JSON.
     pub fn answer(&self, question: &str) -> Result<String, Error> {
         let question: Question = serde_json::from_str(question)
-            .map_err(|e| Error::config(format!("a question about memory: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Config, "a question about memory", e))?;
         let answer = match question {
             Question::Memory(Ask::Report) => serde_json::to_string(&self.report()),
             Question::Memory(Ask::Squeeze) => {
@@ -180,11 +180,11 @@ impl Desk {
             }
             Question::Set(settings) => {
                 self.set(&settings)
-                    .map_err(|e| Error::config(format!("{e:#}")))?;
+                    .map_err(|e| Error::boxed(ErrorKind::Config, "", e.into()))?;
                 serde_json::to_string(&self.settings())
             }
         };
-        answer.map_err(|e| Error::config(format!("the answer: {e}")))
+        answer.map_err(|e| Error::caused(ErrorKind::Config, "the answer", e))
     }
 
     fn set(&self, settings: &Settings) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::memory::{FrontMemory, SimGranter, SimMapper};
 use crate::profile::Offers;
 use pvblk_backend::{BlkifQueueParts, BlkifSource, Disk, Lane, SourceEnd};
 use pvblk_block::trace::Tracing;
-use pvblk_block::{BlockDevice, Error, LossMarks, Readiness};
+use pvblk_block::{BlockDevice, Error, ErrorKind, LossMarks, Readiness};
 use pvblk_export::xenbus::{
     BackendNegotiation, Change, Connector, FrontEvent, FrontKeys, FrontResources, FrontWishes,
     FrontendNegotiation, KeyMap, QueueKeys, Store,
@@ -225,7 +225,7 @@ impl Binding<'_> {
         for &gref in &keys.ring_refs {
             fuse.tick(Side::Back);
             let frame = mapper.resolve(gref, true);
-            frames.push(frame.map_err(|e| Error::protocol(e.to_string()))?);
+            frames.push(frame.map_err(|e| Error::caused(ErrorKind::Protocol, "", e))?);
         }
         let first = frames.first().copied().unwrap_or_default();
         let in_a_row = frames.iter().zip(first..).all(|(&a, b)| a == b);

@@ -54,7 +54,14 @@ impl std::fmt::Display for RegionError {
     }
 }
 
-impl std::error::Error for RegionError {}
+impl std::error::Error for RegionError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            RegionError::Range => None,
+            RegionError::Os(e) => Some(e),
+        }
+    }
+}
 
 // SAFETY: the mapping belongs to the process, not to a thread; all access goes through raw copies or
 // atomics, which are sound from any thread (see `read`).

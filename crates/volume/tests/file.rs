@@ -44,6 +44,25 @@ fn refused(path: &Path, options: &str, why: &str) {
     }
 }
 
+/// The kernel's error stays an error that programs can look at, and is printed once.
+#[test]
+fn a_failed_open_keeps_its_cause() {
+    let folder = Folder::new();
+    let path = folder.file("plain", 4096).join("below");
+    let error = open(&path, ",size=1M").map(drop).unwrap_err();
+    let cause = std::error::Error::source(&error).expect("a cause");
+    let cause = cause
+        .downcast_ref::<std::io::Error>()
+        .expect("an io::Error");
+    let number = rustix::io::Errno::NOTDIR.raw_os_error();
+    assert_eq!(cause.raw_os_error(), Some(number));
+    assert_eq!(error.raw_os_error(), Some(number));
+    assert_eq!(error.kind(), ErrorKind::Os);
+    let line = format!("file:{}: can't look at it: {cause}", path.display());
+    assert_eq!(error.to_string(), line);
+    assert_eq!(pvblk_block::error_line(&error), line);
+}
+
 #[test]
 fn what_cannot_be_opened_says_what_to_do() {
     let folder = Folder::new();

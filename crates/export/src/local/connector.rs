@@ -99,7 +99,7 @@ impl LocalConnector {
         let gauge = Gauge::fixed(owner, MemoryKind::Shared, mapped as u64);
         let mut queues = Vec::with_capacity(front.queues.len());
         for (i, keys) in front.queues.iter().enumerate() {
-            let refuse = |e: Error| Error::new(e.kind(), format!("queue {i}: {e}"));
+            let refuse = |e: Error| e.context(format!("queue {i}"));
             let channel = self.channels.remove(&keys.event_channel).ok_or_else(|| {
                 let port = keys.event_channel;
                 Error::protocol(format!("queue {i}: event-channel {port} was not passed"))

@@ -134,10 +134,8 @@ impl Dialer {
     ) -> Result<Contact, Error> {
         let deadline = Instant::now() + timeout;
         let socket = Arc::new(dial(&self.path, SocketType::SEQPACKET, deadline)?);
-        self.talk(&socket, memory, deadline).map_err(|e| {
-            let e = socket::explain(socket.as_fd(), &mut Vec::new(), e);
-            Error::new(e.kind(), format!("{}: {e}", self.name()))
-        })
+        self.talk(&socket, memory, deadline)
+            .map_err(|e| socket::explain(socket.as_fd(), &mut Vec::new(), e).context(self.name()))
     }
 
     fn talk(

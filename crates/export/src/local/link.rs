@@ -132,7 +132,7 @@ impl FrontLink {
         self.ended = true;
         result.map_err(|e| {
             let e = socket::explain(self.talk.store.fd(), &mut self.scratch, e);
-            Error::new(e.kind(), format!("{}: {e}", self.dialer.name()))
+            e.context(self.dialer.name())
         })
     }
 

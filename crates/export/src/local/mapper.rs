@@ -73,7 +73,7 @@ impl LocalMapper {
     ) -> Result<Region, Error> {
         let each = ring_refs.iter().enumerate().map(|(i, &gref)| {
             let frame = self.resolve(gref, true).map(u64::from);
-            frame.map_err(|e| Error::protocol(format!("ring page {i}: {e}")))
+            frame.map_err(|e| Error::caused(ErrorKind::Protocol, format!("ring page {i}"), e))
         });
         let frames = each.collect::<Result<Vec<u64>, Error>>()?;
         let share = take(budget, frames.len() * PAGE_SIZE, runs(&frames))?;

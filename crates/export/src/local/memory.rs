@@ -1,6 +1,6 @@
 //! A front end's memory as the back end sees it: checked, and mapped within a budget.
 
-use pvblk_block::Error;
+use pvblk_block::{Error, ErrorKind};
 use pvblk_ring::grant::GRANTS_PER_PAGE;
 use pvblk_sys::{PAGE_SIZE, PeerFd};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -34,8 +34,8 @@ impl GuestMemory {
         table_first: u32,
         table_frames: u32,
     ) -> Result<GuestMemory, Error> {
-        let len =
-            pvblk_sys::check_sealed(file.as_fd()).map_err(|e| Error::protocol(e.to_string()))?;
+        let len = pvblk_sys::check_sealed(file.as_fd())
+            .map_err(|e| Error::caused(ErrorKind::Protocol, "", e))?;
         // On hugetlbfs a page that can't be had kills the process that touches it.
         let kind =
             rustix::fs::fstatfs(file.as_fd()).map_err(|e| Error::os("looking at the memory", e))?;

@@ -19,7 +19,7 @@ pub(super) fn send(
     let bytes = frame.encode().ok_or_else(|| {
         Error::config("a message of the handshake is too long; use shorter names or fewer queues")
     })?;
-    let gone = |e: io::Error| Error::new(ErrorKind::Disconnected, format!("the peer is gone: {e}"));
+    let gone = |e: io::Error| Error::caused(ErrorKind::Disconnected, "the peer is gone", e);
     loop {
         match fdpass::send(socket, &bytes, fds) {
             Ok(()) => return Ok(()),
@@ -72,7 +72,8 @@ pub(super) fn receive(
     if n == 0 {
         return Ok(Received::Closed);
     }
-    let frame = Frame::decode(&scratch[..n]).map_err(|e| Error::protocol(e.to_string()))?;
+    let frame =
+        Frame::decode(&scratch[..n]).map_err(|e| Error::caused(ErrorKind::Protocol, "", e))?;
     if fds.len() != frame.descriptors() {
         return Err(Error::protocol(format!(
             "a message with {} descriptors that takes {}",

@@ -140,7 +140,7 @@ impl NbdClient {
 }
 
 fn open(uri: &NbdUri, config: &NbdClientConfig) -> Result<(OwnedFd, Terms), Error> {
-    let failed = |e: Error| Error::new(e.kind(), format!("{uri}: {e}"));
+    let failed = |e: Error| e.context(uri.to_string());
     let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
     let timeout = Some(config.timeout);
     match &uri.addr {
@@ -164,8 +164,7 @@ fn greet(
     let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
     s.set_read_timeout(Some(config.timeout)).map_err(os)?;
     s.set_write_timeout(Some(config.timeout)).map_err(os)?;
-    let terms =
-        negotiate(&mut s, &uri.export).map_err(|e| Error::new(e.kind(), format!("{uri}: {e}")))?;
+    let terms = negotiate(&mut s, &uri.export).map_err(|e| e.context(uri.to_string()))?;
     Ok((s.into(), terms))
 }
 

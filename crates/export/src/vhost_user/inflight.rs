@@ -14,7 +14,7 @@ use super::proto::InflightArea;
 use super::unflushed::{Marks, Unflushed, tail_bytes};
 use super::virtqueue::Broken;
 use pvblk_backend::Losses;
-use pvblk_block::{Error, Region};
+use pvblk_block::{Error, ErrorKind, Region};
 use pvblk_sys::{PAGE_SIZE, PeerFd, create_sealed, guarded_file};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -47,11 +47,9 @@ impl Inflight {
     ) -> Result<(Inflight, InflightArea, OwnedFd), Error> {
         let used = usize::from(queues) * queue_bytes(entries);
         let len = (used + tail_bytes(queues)).next_multiple_of(PAGE_SIZE);
-        let os = |e: &dyn std::fmt::Display| {
-            Error::os("making the memory for requests in flight", e.to_string())
-        };
-        let file = create_sealed("pvblk-inflight", len as u64).map_err(|e| os(&e))?;
-        let region = Region::shared(file.as_fd(), 0, len, true).map_err(|e| os(&e))?;
+        let what = "making the memory for requests in flight";
+        let file = create_sealed("pvblk-inflight", len as u64).map_err(|e| Error::os(what, e))?;
+        let region = Region::shared(file.as_fd(), 0, len, true).map_err(|e| Error::os(what, e))?;
         let region = Arc::new(region);
         let area = InflightArea {
             size: len as u64,
@@ -92,7 +90,8 @@ impl Inflight {
                 area.size, area.offset
             )));
         }
-        guarded_file(file.as_fd(), area.offset, area.size).map_err(|e| refuse(e.to_string()))?;
+        guarded_file(file.as_fd(), area.offset, area.size)
+            .map_err(|e| Error::caused(ErrorKind::Protocol, "memory for requests in flight", e))?;
         // Bounded by what is used, not by what the peer says.
         let room = (area.size - used).min(tail_bytes(queues) as u64) as usize;
         let len = (used as usize + room).next_multiple_of(PAGE_SIZE);

@@ -64,8 +64,9 @@ impl Regions {
                 return Err(refuse("it overlaps another"));
             }
         }
-        let seen = guarded_file(file.as_fd(), told.file_offset, told.size)
-            .map_err(|e| refuse(&e.to_string()))?;
+        let seen = guarded_file(file.as_fd(), told.file_offset, told.size).map_err(|e| {
+            Error::caused(ErrorKind::Protocol, format!("memory region at {at:#x}"), e)
+        })?;
         self.0.push(Piece {
             told,
             file,

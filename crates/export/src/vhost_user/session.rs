@@ -151,7 +151,7 @@ impl Session {
             }
             Ok(answer) => self.answer(asked.code, asked.need_reply, answer),
             Err(e) => {
-                let e = Error::new(e.kind(), format!("{}: {e}", asked.code));
+                let e = e.context(asked.code.to_string());
                 // It is told, if it listens; then it is over.
                 let refused = Answer::Refused(String::new());
                 let _ = self.answer(asked.code, asked.need_reply, refused);

@@ -96,12 +96,8 @@ impl Stream {
 
     /// Sends an answer. Whoever doesn't read its answers is gone.
     pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
-        fdpass::send(self.fd.as_fd(), bytes, fd.as_slice()).map_err(|e| {
-            Error::new(
-                ErrorKind::Disconnected,
-                format!("it doesn't take an answer: {e}"),
-            )
-        })
+        fdpass::send(self.fd.as_fd(), bytes, fd.as_slice())
+            .map_err(|e| Error::caused(ErrorKind::Disconnected, "it doesn't take an answer", e))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::xenbus::serving::Serving;
 use crate::xenbus::{DiskHost, Inbox, Note, XenbusState};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
-use pvblk_block::Error;
+use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Poller;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
@@ -66,9 +66,9 @@ impl XenServer {
         let mut standing = Standing::new(orders, own);
         if !standing.is_empty() {
             standing.look(&mut xenstore).map_err(|e| {
-                Error::config(format!(
-                    "domain {own} can't attach disks to guests by name: {e}; use `pvblk xen attach --back-end {own}` in dom0"
-                ))
+                let what = format!("domain {own} can't attach disks to guests by name");
+                Error::caused(ErrorKind::Config, what, e)
+                    .advise(format!("use `pvblk xen attach --back-end {own}` in dom0"))
             })?;
             xenstore.watch("@introduceDomain", INTRODUCED)?;
             xenstore.watch(LIBXL, INTRODUCED)?;

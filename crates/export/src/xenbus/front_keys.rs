@@ -150,7 +150,10 @@ impl Directory<'_> {
         let Some(value) = value else { return Ok(None) };
         match parse_u32(key, &value) {
             Ok(n) => Ok(Some(n)),
-            Err(e) => Err(self.error(e.to_string())),
+            Err(e) => Err(match self.index {
+                Some(i) => e.context(format!("queue {i}")),
+                None => e,
+            }),
         }
     }
 

@@ -181,7 +181,7 @@ fn run_stage(
             seat.live,
             options,
         )
-        .map_err(|e| Error::new(e.kind(), format!("job {}: {e}", seat.spec.name)))?;
+        .map_err(|e| e.context(format!("job {}", seat.spec.name)))?;
         lanes.push((lane, seat.group));
     }
     let running = Mutex::new(lanes.len());

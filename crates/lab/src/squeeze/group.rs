@@ -97,7 +97,7 @@ impl Drop for Swap {
     fn drop(&mut self) {
         let shown = self.0.display().to_string();
         if let Err(e) = run("swapoff", &[&shown]) {
-            tracing::warn!("{e:#}");
+            tracing::warn!("{}", pvblk_block::error_line(&*e));
         }
         let _ = std::fs::remove_file(&self.0);
     }

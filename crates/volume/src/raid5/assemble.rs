@@ -13,7 +13,7 @@ use super::blocking::{Blocking, Idle};
 use super::geometry::Geometry;
 use super::superblock::{Feature, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use choice::Choice;
-use pvblk_block::{BlockDevice, Error};
+use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -153,7 +153,7 @@ pub fn read_superblock(
     }
     let mut bytes = [0; SUPER_BYTES];
     Blocking::open(device)?.read(SUPER_SECTOR, &mut bytes, idle)?;
-    Superblock::parse(&bytes).map_err(|e| Error::config(format!("{name}: {e}")))
+    Superblock::parse(&bytes).map_err(|e| Error::caused(ErrorKind::Config, name, e))
 }
 
 /// Finds the array that the devices are, whatever their order. Refuses, with one line that says what to do, devices of several arrays, and
@@ -265,7 +265,7 @@ fn newest(found: &[Member]) -> Option<&Member> {
 fn check(member: &Member) -> Result<Geometry, Error> {
     let sb = &member.superblock;
     sb.check(member.device.capacity_sectors())
-        .map_err(|e| Error::config(format!("{}: {e}", member.name)))
+        .map_err(|e| Error::caused(ErrorKind::Config, &member.name, e))
 }
 
 /// `a.img, b.img`

@@ -14,7 +14,7 @@
 //! start of the area always, which md's recovery understands as well; but an area that md used must be zeroed first.
 
 use super::geometry::{Geometry, STRIPE_BYTES};
-use pvblk_block::Error;
+use pvblk_block::{Error, ErrorKind};
 use thiserror::Error as ThisError;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -93,7 +93,7 @@ pub enum PplError {
 
 impl From<PplError> for Error {
     fn from(e: PplError) -> Error {
-        Error::config(e.to_string())
+        Error::caused(ErrorKind::Config, "", e)
     }
 }
 

@@ -7,7 +7,7 @@ use super::geometry::STRIPE_BYTES;
 use super::new_array::{ask_first, write_member};
 use super::repair::{Disks, any_bitmap_header};
 use super::superblock::{Feature, Policy, Role, Superblock, SuperblockError};
-use pvblk_block::{BlockDevice, Error};
+use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::sync::Arc;
 
 /// Makes a device a spare of the array whose newest superblock is `like`: writes log or bitmap and then its superblock, on stable storage.
@@ -44,7 +44,7 @@ pub fn make_spare(
     for feature in no_more {
         superblock.feature_map &= !feature.0;
     }
-    let named = |e: SuperblockError| Error::config(format!("{name}: {e}"));
+    let named = |e: SuperblockError| Error::caused(ErrorKind::Config, name, e);
     superblock.dev_number = free_number(like, taken);
     superblock
         .set_role(superblock.dev_number, Role::Spare)

@@ -220,9 +220,10 @@ impl NbdSource {
     }
 
     fn lost(&self, e: io::Error) -> SourceEnd {
-        SourceEnd::Broken(Error::new(
+        SourceEnd::Broken(Error::caused(
             ErrorKind::Disconnected,
-            format!("{}: connection lost: {e}", self.name),
+            format!("{}: connection lost", self.name),
+            e,
         ))
     }
 

@@ -126,7 +126,7 @@ impl VhostClient {
     /// Connects to the server's socket, negotiates, and starts all rings. Errors name the step that failed.
     pub fn connect(path: &Path, config: &VhostClientConfig) -> Result<VhostClient, Error> {
         let name = format!("vhost-user:unix:{}", path.display());
-        let named = |e: Error| Error::new(e.kind(), format!("{name}: {e}"));
+        let named = |e: Error| e.context(name.as_str());
         check(config).map_err(named)?;
         let mut front = Front::connect(path, config.timeout).map_err(named)?;
         let terms = negotiate(&mut front, config).map_err(named)?;

@@ -6,7 +6,7 @@
 use super::{ArrayMember, ArrayState, MemberState, Raid5, SyncAction};
 use crate::VolumeSpec;
 use crate::raid5::{Assembly, Geometry, Policy, Superblock, sleepy, uuid_text};
-use pvblk_block::{BlockDevice, Error};
+use pvblk_block::{BlockDevice, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -447,7 +447,8 @@ impl Raid5 {
 
     /// As text; `None` if the question isn't for an array.
     pub(super) fn answer_text(&self, question: &str) -> Option<Result<String, Error>> {
-        let wrong = |e: serde_json::Error| Error::config(format!("a question to an array: {e}"));
+        let wrong =
+            |e: serde_json::Error| Error::caused(ErrorKind::Config, "a question to an array", e);
         let value: Value = match serde_json::from_str(question) {
             Ok(value) => value,
             Err(e) => return Some(Err(wrong(e))),

@@ -4,7 +4,7 @@ use super::{Incoming, Member, check, places};
 use crate::raid5::geometry::{Geometry, STRIPE_SECTORS};
 use crate::raid5::superblock::{Feature, Role, Superblock, SuperblockError};
 use crate::raid5::{Blocking, Idle};
-use pvblk_block::Error;
+use pvblk_block::{Error, ErrorKind};
 use std::cmp::Reverse;
 
 /// Devices on their way to places.
@@ -254,7 +254,7 @@ impl<'a> Choice<'a> {
                 )));
             }
             if let Some(e) = bad_blocks(member, idle)? {
-                return Err(Error::config(format!("{}: {e}", member.name)));
+                return Err(Error::caused(ErrorKind::Config, &member.name, e));
             }
         }
         Ok(())

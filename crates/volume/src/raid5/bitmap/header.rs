@@ -2,7 +2,7 @@
 
 use super::super::geometry::Geometry;
 use super::PAGE_BYTES;
-use pvblk_block::Error;
+use pvblk_block::{Error, ErrorKind};
 use thiserror::Error as ThisError;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -79,7 +79,7 @@ fn version_name(version: u32) -> &'static str {
 
 impl From<BitmapError> for Error {
     fn from(e: BitmapError) -> Error {
-        Error::config(e.to_string())
+        Error::caused(ErrorKind::Config, "", e)
     }
 }
 

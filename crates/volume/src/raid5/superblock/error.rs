@@ -1,7 +1,7 @@
 //! What a superblock may ask for that can't be had.
 
 use super::{BadBlock, Log};
-use pvblk_block::Error;
+use pvblk_block::{Error, ErrorKind};
 use thiserror::Error as ThisError;
 
 /// A bit of the feature map (`MD_FEATURE_*` in `md_p.h`).
@@ -125,6 +125,6 @@ pub enum SuperblockError {
 
 impl From<SuperblockError> for Error {
     fn from(e: SuperblockError) -> Error {
-        Error::config(e.to_string())
+        Error::caused(ErrorKind::Config, "", e)
     }
 }
