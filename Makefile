@@ -35,10 +35,10 @@ fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)
 bench: ## Measure the rings against a bare ring, NBD and vhost-user-blk against their peers, idle disks, instructions (15 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab path
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab nbd
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab vhost
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab idle
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" path
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" nbd
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" vhost
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" idle
 	@scripts/instructions.sh
 
 xen-bench: ## Under Xen: our back end, the kernel's and QEMU's for one guest: rates, system calls and events of each request (20 minutes)
@@ -51,16 +51,16 @@ xen-bench: ## Under Xen: our back end, the kernel's and QEMU's for one guest: ra
 md: ## RAID-5 against the kernel's md in user-mode Linux, members in memory (8 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab md --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" md --check
 
 lab: ## The experiments on rings, queues, stripes and page caches, each expected shape with its figure, and bench against fio (25 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab rings --check
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab queues --check
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab stripe-queue --on modelled --check
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab page-order --quick --on modelled --check
-	@"$${CARGO_TARGET_DIR:-target}/release/pvblk" lab fio --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" rings --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" queues --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" stripe-queue --on modelled --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" page-order --quick --on modelled --check
+	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" fio --check
 
 crash: ## Kill servers and front ends 10000 times in the middle of writes to a slow medium, over all exports and volumes: nothing flushed may be lost (as root, 30 minutes)
 	@$(MAKE) --no-print-directory release
@@ -94,5 +94,6 @@ clean: ## Remove what was built
 	@cargo clean
 	@rm -rf fuzz/target fuzz/artifacts
 
-release: ## Build the command
+release: ## Build the command, pvblk, and the experiments, pvblk-lab
 	@cargo build --release --locked -p pvblk
+	@cargo build --release --locked -p pvblk-lab

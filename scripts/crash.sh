@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the campaign of kills over a slow medium: CYCLES, then flags of `pvblk lab crash`.
+# Runs the campaign of kills over a slow medium: CYCLES, then flags of `pvblk-lab crash`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 built="${CARGO_TARGET_DIR:-target}/release"
@@ -15,4 +15,4 @@ for _ in $(seq 300); do
     kill -0 "$medium" 2>/dev/null || exit 1
     sleep 0.1
 done
-"$built/pvblk" lab crash --cycles "$cycles" --medium "$point" "$@"
+"$built/pvblk-lab" crash --cycles "$cycles" --medium "$point" "$@"

@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 pvblk=${PVBLK_BIN:-${CARGO_TARGET_DIR:-target}/release/pvblk}
+lab=$(dirname "$pvblk")/pvblk-lab
 seconds=${DEMO_SECONDS:-4} # for each rate
 size_mib=256
 
@@ -137,10 +138,10 @@ cat <<'TEXT'
         the rings carry the request on; so the difference is what one more process and the rings cost.
 TEXT
 
-if "$pvblk" lab path --help >/dev/null 2>&1; then
+if [ -x "$lab" ]; then
     step "The rings without sockets, beside a bare ring"
-    show "$pvblk" lab path --quick
-    "$pvblk" lab path --quick | sed 's/^/        /'
+    show "$lab" path --quick
+    PVBLK_BIN=$pvblk "$lab" path --quick | sed 's/^/        /'
 fi
 
 step "Both stop: what is in flight is finished first"

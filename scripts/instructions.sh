@@ -12,21 +12,21 @@ depths=("${@:-1}")
 target=${CARGO_TARGET_DIR:-target}
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-cargo build --quiet --release --locked -p pvblk
-cargo build --quiet --release --locked -p pvblk --features untraced --target-dir "$target/untraced"
+cargo build --quiet --release --locked -p pvblk-lab
+cargo build --quiet --release --locked -p pvblk-lab --features untraced --target-dir "$target/untraced"
 
 # binary, side, depth
 count() {
     valgrind --tool=callgrind --callgrind-out-file="$out/profile" --toggle-collect="*instructions::$2*" \
-        "$1" lab instructions --requests "$requests" --depth "$3" 2>&1 |
+        "$1" instructions --requests "$requests" --depth "$3" 2>&1 |
         awk -v n="$requests" '/Collected/ { printf "%.1f", $4 / n }'
 }
 
 printf '%-12s %6s %8s %9s %6s\n' side depth hooks without cost
 for depth in "${depths[@]}"; do
     for side in front_side back_side; do
-        with=$(count "$target/release/pvblk" "$side" "$depth")
-        without=$(count "$target/untraced/release/pvblk" "$side" "$depth")
+        with=$(count "$target/release/pvblk-lab" "$side" "$depth")
+        without=$(count "$target/untraced/release/pvblk-lab" "$side" "$depth")
         printf '%-12s %6d %8s %9s %6.1f\n' "$side" "$depth" "$with" "$without" \
             "$(awk -v a="$with" -v b="$without" 'BEGIN { print a - b }')"
     done

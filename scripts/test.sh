@@ -102,7 +102,7 @@ if [ -f fuzz/Cargo.toml ]; then
     tests 'fuzz: targets over their seeds' cargo test "${fuzz[@]}" --no-fail-fast
     tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 fi
-if run 'release build' cargo build --release --locked -p pvblk; then
+if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab' cargo build --release --locked -p pvblk-lab; then
     # On its own, so that the command is built as it is shipped.
     check 'release build of an example' cargo build --release --locked -p pvblk-volume --example raid5_prereads
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast

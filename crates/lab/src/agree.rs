@@ -1,9 +1,9 @@
-//! `lab fio`: the same job file, run by fio and by `pvblk bench` on the same NBD export, turn by turn.
+//! `pvblk-lab fio`: the same job file, run by fio and by `pvblk bench` on the same NBD export, turn by turn.
 //!
 //! The export is a modelled device, so that it and not the client decides the rate: then two clients that measure
 //! rightly agree.
 
-use crate::child::Server;
+use crate::child::{self, Server};
 use crate::machine::Machine;
 use crate::stats::{Confidence, PairRatio};
 use crate::verdict::Check;
@@ -89,7 +89,7 @@ pub fn run(options: &AgreeOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
         volume: VOLUME.to_owned(),
         jobs: Vec::new(),
     };
-    let bench = std::env::current_exe().context("finding this program")?;
+    let bench = child::pvblk()?;
     for (name, options_text) in JOBS {
         let file = dir.join(format!("{name}.fio"));
         let text = format!(

@@ -1,11 +1,31 @@
-//! Children of an experiment: this same program in another role.
+//! Children of an experiment: `pvblk`, which is measured, and this same program in another role.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
+
+/// The `pvblk` that is measured: `PVBLK_BIN`, or the one beside this program.
+pub fn pvblk() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os("PVBLK_BIN") {
+        return Ok(named.into());
+    }
+    let beside = this_program()?.with_file_name("pvblk");
+    ensure!(
+        beside.is_file(),
+        "there is no pvblk beside this program, at {}: build it, or name it in PVBLK_BIN",
+        beside.display()
+    );
+    Ok(beside)
+}
+
+/// This program, to be started in another role.
+pub fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().context("finding this program")
+}
 
 /// A child that is ended when it is dropped, with the lines of its standard error.
 pub struct Server {
@@ -14,15 +34,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts this program with `args`, on one CPU if `cpu` is given, and waits for the line `pvblk: ready`.
+    /// Starts `pvblk` with `args`, on one CPU if `cpu` is given, and waits for the line `pvblk: ready`.
     pub fn start(args: &[String], cpu: Option<usize>) -> Result<Server> {
-        let exe = std::env::current_exe().context("finding this program")?;
-        let mut command = on_cpu(cpu, exe);
+        let mut command = on_cpu(cpu, pvblk()?);
         command.args(args);
         Server::spawn(command)
     }
 
-    /// Starts a command that becomes this program, and waits as [`Server::start`].
+    /// Starts this program with `args`, and waits as [`Server::start`].
+    pub fn start_role(args: &[String], cpu: Option<usize>) -> Result<Server> {
+        let mut command = on_cpu(cpu, this_program()?);
+        command.args(args);
+        Server::spawn(command)
+    }
+
+    /// Starts a command that becomes a program that says `pvblk: ready`, and waits as [`Server::start`].
     pub fn spawn(mut command: Command) -> Result<Server> {
         let mut child = command
             .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! `lab idle`: what a server with many attached disks costs when nobody does anything.
+//! `pvblk-lab idle`: what a server with many attached disks costs when nobody does anything.
 
 use crate::child::{Server, cpu_percent};
 use crate::driver::Driver;

@@ -1,4 +1,4 @@
-//! `lab nbd`: our NBD server against its peers and against a server that does nothing, same fio job.
+//! `pvblk-lab nbd`: our NBD server against its peers and against a server that does nothing, same fio job.
 //!
 //! Client (fio's nbd engine) on one CPU, server on another. Servers are started anew for each sample,
 //! filled through NBD where they hold data, and interleaved round by round; ours is measured twice in
@@ -75,12 +75,11 @@ impl Server {
     fn start(kind: &str, dir: &Path, cpu: Option<usize>) -> Result<Server> {
         let socket = dir.join("bench.sock");
         let _ = std::fs::remove_file(&socket);
-        let own = std::env::current_exe()?.display().to_string();
         let at = socket.display().to_string();
         let mut files = vec![socket.clone()];
         let line: Vec<String> = match kind {
             "pvblk" | "pvblk again" => [
-                &own,
+                &child::pvblk()?.display().to_string(),
                 "serve",
                 "--disk",
                 &format!("d=mem:{SIZE}"),
@@ -101,9 +100,12 @@ impl Server {
                     .map(str::to_owned)
                     .into()
             }
-            _ => [&own, "lab", "null-nbd", &at, "--size", SIZE]
-                .map(str::to_owned)
-                .into(),
+            _ => {
+                let own = child::this_program()?.display().to_string();
+                [&own, "null-nbd", &at, "--size", SIZE]
+                    .map(str::to_owned)
+                    .into()
+            }
         };
         let simple = (kind == "null, simple replies").then(|| "--simple".to_owned());
         let child = child::on_cpu(cpu, &line[0])

@@ -1,4 +1,4 @@
-//! `lab path`: front end → ring → back end → `mem` between two processes, against a bare ring that copies.
+//! `pvblk-lab path`: front end → ring → back end → `mem` between two processes, against a bare ring that copies.
 //!
 //! Same bytes, same working set, one CPU a side, both sides polling. Variants are interleaved run by run,
 //! and the bare ring is measured twice in each round: its ratio to itself is the A/A control. Every buffer
@@ -115,12 +115,11 @@ impl Bare {
     fn start(dir: &Path, span: u64, cpu: usize) -> Result<Bare> {
         let socket = dir.join("bare.sock");
         let args = [
-            "lab".into(),
             "bare-server".into(),
             socket.display().to_string(),
             span.to_string(),
         ];
-        let server = Server::start(&args, Some(cpu))?;
+        let server = Server::start_role(&args, Some(cpu))?;
         let len = bare::RING_BYTES + 512 * BLOCK;
         let memory = create_sealed("pvblk-bare", len as u64)?;
         let stream: OwnedFd = std::os::unix::net::UnixStream::connect(&socket)?.into();

@@ -1,4 +1,4 @@
-//! `lab vhost`: our vhost-user-blk server against qemu-storage-daemon, same client, 4 KiB random reads.
+//! `pvblk-lab vhost`: our vhost-user-blk server against qemu-storage-daemon, same client, 4 KiB random reads.
 //!
 //! Client and server have a CPU each. All servers run from the start to the end and sleep while another is measured; samples are interleaved server by
 //! server, and our null disk is measured twice in each round: its ratio to itself is the A/A control. Both null disks fill buffers with

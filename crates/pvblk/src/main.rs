@@ -5,12 +5,10 @@ mod bench;
 mod bill;
 mod cache;
 mod cli;
-mod compare;
 mod config;
 mod control;
 mod daemon;
 mod hub;
-mod lab;
 mod latency;
 mod log;
 mod memory;
@@ -32,6 +30,12 @@ static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
 
 fn main() -> ExitCode {
     let _last_lines = log::LastLines;
+    if let Some(command) = in_the_lab(std::env::args().skip(1)) {
+        log::line(format_args!(
+            "pvblk: experiments and comparisons are in a program of their own: {command}"
+        ));
+        return ExitCode::from(2);
+    }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return usage_error(&e),
@@ -46,7 +50,6 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         cli::Command::Serve(args) => serve::run(args),
         cli::Command::Attach(args) => attach::run(args),
-        cli::Command::Compare(args) => compare::run(args),
         cli::Command::Bench(args) => return bench::run(args),
         cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
@@ -54,7 +57,6 @@ fn main() -> ExitCode {
         cli::Command::Ctl(command) => memory::run(command),
         cli::Command::Cache(args) => cache::run(args),
         cli::Command::Xen(command) => xen::run(command),
-        cli::Command::Lab(command) => lab::run(command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -67,6 +69,17 @@ fn main() -> ExitCode {
             }
         },
     }
+}
+
+/// The command line of `pvblk-lab` that does what these arguments of `pvblk` did in earlier versions.
+fn in_the_lab(mut args: impl Iterator<Item = String>) -> Option<String> {
+    let command = match args.next()?.as_str() {
+        "lab" => "pvblk-lab",
+        "compare" => "pvblk-lab compare",
+        _ => return None,
+    };
+    let words: Vec<String> = std::iter::once(command.to_owned()).chain(args).collect();
+    Some(words.join(" "))
 }
 
 /// Help and version go to standard output; a mistake is told in one line, with status 2.
@@ -93,7 +106,7 @@ fn usage_error(e: &clap::Error) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::error_line;
+    use super::{error_line, in_the_lab};
     use anyhow::Context;
     use pvblk_block::Error;
 
@@ -113,5 +126,18 @@ mod tests {
             .context("configuration")
             .unwrap_err();
         assert_eq!(error_line(&*e), format!("configuration: reading x: {text}"));
+    }
+
+    #[test]
+    fn commands_of_the_lab_are_named() {
+        let of = |line: &str| in_the_lab(line.split(' ').map(str::to_owned));
+        for (line, expected) in [
+            ("lab path --quick", Some("pvblk-lab path --quick")),
+            ("lab", Some("pvblk-lab")),
+            ("compare a -- b", Some("pvblk-lab compare a -- b")),
+            ("serve --disk lab", None),
+        ] {
+            assert_eq!(of(line).as_deref(), expected, "{line}");
+        }
     }
 }

@@ -25,6 +25,15 @@ pub fn binary() -> Result<PathBuf, Stop> {
     built(path, "-p pvblk")
 }
 
+/// The program with the experiments: `PVBLK_LAB_BIN`, or `pvblk-lab` beside the command under test.
+fn lab_binary() -> Result<PathBuf, Stop> {
+    let path = match std::env::var_os("PVBLK_LAB_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => binary()?.with_file_name("pvblk-lab"),
+    };
+    built(path, "-p pvblk-lab")
+}
+
 /// An example of one of the crates.
 pub fn example(name: &str, package: &str) -> Result<PathBuf, Stop> {
     let how = format!("-p {package} --example {name}");
@@ -52,6 +61,14 @@ fn built(path: PathBuf, how: &str) -> Result<PathBuf, Stop> {
 /// A command line of `pvblk`.
 pub fn pvblk<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Command, Stop> {
     let mut command = Command::new(binary()?);
+    command.args(args).stdin(Stdio::null());
+    Ok(command)
+}
+
+/// A command line of `pvblk-lab`, whose experiments are made on the command under test.
+pub fn lab<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Command, Stop> {
+    let mut command = Command::new(lab_binary()?);
+    command.env("PVBLK_BIN", binary()?);
     command.args(args).stdin(Stdio::null());
     Ok(command)
 }

@@ -1,7 +1,7 @@
-//! `pvblk compare` beside `ministat`, on the same random samples; and on what fio writes.
+//! `pvblk-lab compare` beside `ministat`, on the same random samples; and on what fio writes.
 
 use fastrand::Rng;
-use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::daemon::lab;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{Finished, need, run, run_ok};
 use pvblk_e2e::{Stop, full, run_all, seed};
@@ -76,7 +76,7 @@ impl Bench {
     fn compare(&mut self, a: &[f64], b: &[f64], confidence: &str) -> Result<(), Stop> {
         let files = [self.write("a", a)?, self.write("b", b)?].map(|f| f.display().to_string());
         let args = ["compare", &files[0], &files[1], "--confidence", confidence];
-        let ours = run(pvblk(args)?, Duration::from_secs(60))?.success()?;
+        let ours = run(lab(args)?, Duration::from_secs(60))?.success()?;
         let theirs = run_ok("ministat", ["-A", "-c", confidence, &files[0], &files[1]])?;
         same(&ours.stdout, &theirs.stdout).map_err(|why| {
             Stop::Fail(format!(
@@ -196,7 +196,7 @@ fn wrong_figures() -> Result<(), Stop> {
 
 fn compare(args: &[&str]) -> Result<Finished, Stop> {
     let words = std::iter::once(&"compare").chain(args);
-    run(pvblk(words)?, Duration::from_secs(60))
+    run(lab(words)?, Duration::from_secs(60))
 }
 
 fn text(path: &Path) -> String {

@@ -1,6 +1,6 @@
 //! The experiments run from end to end and keep what they measured. Their figures are for `make lab`, not for a test.
 
-use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::daemon::{lab, pvblk};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{need, run};
 use pvblk_e2e::{Stop, run_all, vm};
@@ -16,16 +16,15 @@ fn main() -> ExitCode {
         ("fio_is_compared_with_bench", fio),
         ("md_is_measured_beside_us", md),
         ("a_shape_that_is_not_seen_fails", unseen_shape),
+        ("the_command_names_the_lab", named_by_the_command),
     ])
 }
 
-/// Runs `pvblk lab ARGS --json`; returns its JSON and its output.
-fn lab(args: &[&str], file: &Path) -> Result<(Value, String), Stop> {
-    let mut all = vec!["lab"];
-    all.extend(args);
+/// Runs `pvblk-lab ARGS --json`; returns its JSON and its output.
+fn experiment(args: &[&str], file: &Path) -> Result<(Value, String), Stop> {
     let shown = file.display().to_string();
-    all.extend(["--json", &shown]);
-    let finished = run(pvblk(&all)?, Duration::from_secs(300))?.success()?;
+    let all = [args, &["--json", &shown]].concat();
+    let finished = run(lab(&all)?, Duration::from_secs(300))?.success()?;
     Ok((
         serde_json::from_slice(&std::fs::read(file)?)?,
         finished.stdout,
@@ -60,7 +59,7 @@ fn rings() -> Result<(), Stop> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("r.json");
     let args = ["rings", "--quick", "--runs", "1", "--seconds", "0.05"];
-    let (record, text) = lab(&args, &file)?;
+    let (record, text) = experiment(&args, &file)?;
     let result = &record["result"];
     for table in ["random", "sizes", "sequential", "batched"] {
         sampled(
@@ -79,7 +78,7 @@ fn queues() -> Result<(), Stop> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("q.json");
     let args = ["queues", "--quick", "--runs", "1", "--seconds", "0.05"];
-    let (record, text) = lab(&args, &file)?;
+    let (record, text) = experiment(&args, &file)?;
     let result = &record["result"];
     for table in ["null", "shapes"] {
         sampled(
@@ -97,7 +96,7 @@ fn fio() -> Result<(), Stop> {
     need(&["fio"])?;
     let dir = tempfile::tempdir()?;
     let args = ["fio", "--runs", "3", "--seconds", "1"];
-    let (record, _) = lab(&args, &dir.path().join("f.json"))?;
+    let (record, _) = experiment(&args, &dir.path().join("f.json"))?;
     sampled(&record["result"]["jobs"], &["fio", "bench"], 3)
 }
 
@@ -110,12 +109,12 @@ fn md() -> Result<(), Stop> {
     let uml = uml.display().to_string();
     let which = ["--cells", "4 KiB random", "--depths", "32"];
     let how = ["--runs", "1", "--seconds", "0.1", "--uml", &uml];
-    let args = [&["lab", "md", "--json", &json], &which[..], &how[..]].concat();
+    let args = [&["md", "--json", &json], &which[..], &how[..]].concat();
     // For the guest's packages, if they aren't there.
-    let finished = run(pvblk(args)?, Duration::from_secs(900))?;
+    let finished = run(lab(args)?, Duration::from_secs(900))?;
     let mut said = finished.stderr.lines();
     if let Some(line) = said.find(|l| l.contains("no guest: ")) {
-        return Stop::skip(line.trim_start_matches("pvblk: "));
+        return Stop::skip(line.trim_start_matches("pvblk-lab: "));
     }
     let text = finished.success()?.stdout;
     let record: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
@@ -141,7 +140,6 @@ fn md() -> Result<(), Stop> {
 /// its cap.
 fn unseen_shape() -> Result<(), Stop> {
     let args = [
-        "lab",
         "rings",
         "--quick",
         "--runs",
@@ -152,7 +150,7 @@ fn unseen_shape() -> Result<(), Stop> {
         "1",
         "--check",
     ];
-    let finished = run(pvblk(args)?, Duration::from_secs(300))?;
+    let finished = run(lab(args)?, Duration::from_secs(300))?;
     check(
         finished.status.is_some_and(|s| s.code() == Some(1))
             && finished.stdout.contains("FAIL")
@@ -164,4 +162,23 @@ fn unseen_shape() -> Result<(), Stop> {
             )
         },
     )
+}
+
+/// Earlier versions had the experiments in the command itself.
+fn named_by_the_command() -> Result<(), Stop> {
+    for (args, culprit) in [
+        (&["lab", "path", "--quick"][..], "pvblk-lab path --quick"),
+        (&["compare", "a", "--", "b"], "pvblk-lab compare a -- b"),
+        (&["lab", "--help"], "pvblk-lab --help"),
+    ] {
+        let finished = run(pvblk(args)?, Duration::from_secs(60))?;
+        let named = finished.stderr.trim_end().ends_with(culprit);
+        let right = finished.status.is_some_and(|s| s.code() == Some(2))
+            && finished.stderr.lines().count() == 1
+            && named;
+        if !right {
+            return Err(finished.failure(&format!("should name `{culprit}`, status 2")));
+        }
+    }
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! `pvblk latency` beside `btt` on the same capture, which went through the whole ring path.
 
 use pvblk_e2e::btt::{HOPS, btts, devices, ours, parts_add_up, same};
-use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::daemon::{lab, pvblk};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{Finished, need, run, run_ok};
 use pvblk_e2e::{Stop, full, run_all, seed};
@@ -34,7 +34,6 @@ impl Sample {
         let requests = if full() { 20_000 } else { 2_000 };
         let prefix = text(&dir.path().join("t"));
         let args = [
-            "lab",
             "trace-sample",
             &prefix,
             "--requests",
@@ -42,7 +41,7 @@ impl Sample {
             "--seed",
             &seed().to_string(),
         ];
-        let said = run(pvblk(args)?, Duration::from_secs(60))?.success()?;
+        let said = run(lab(args)?, Duration::from_secs(60))?.success()?;
         let count = said.stdout.split_whitespace().next();
         let events = count.and_then(|n| n.parse().ok()).unwrap_or(0);
         check(events > requests * 4, || said.stdout.clone())?;

@@ -1,6 +1,6 @@
 //! Servers that are killed, restarted, or never come back, under real clients.
 
-use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::daemon::lab;
 use pvblk_e2e::mounted::{Ext4, need_machine};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
@@ -161,7 +161,7 @@ fn fio() -> Result<(), Stop> {
 /// The lab's campaign, a bounded share of it.
 fn campaign(cycles: u32, more: &[&str]) -> Result<(), Stop> {
     let (cycles, seed) = (cycles.to_string(), seed().to_string());
-    let mut command = pvblk(["lab", "crash", "--cycles", &cycles, "--seed", &seed])?;
+    let mut command = lab(["crash", "--cycles", &cycles, "--seed", &seed])?;
     command.args(more);
     run(command, Duration::from_secs(900))?.success().map(drop)
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
 # For uml.sh with two disks: rates of the kernel's md on ram disks, one sample at a time, as the first disk orders; answers go to the second.
-# `pvblk lab md` is at the other side. Each has a text of at most one sector, which is complete if its last word is `end`:
+# `pvblk-lab md` is at the other side. Each has a text of at most one sector, which is complete if its last word is `end`:
 #
 #   NUMBER set FILE VALUE end            a file of /sys/block/md0/md
 #   NUMBER sample DEVICE OPTION... end   one run of fio, with more options; DEVICE is md0, or ram4, which is the disk alone

@@ -1,4 +1,4 @@
-//! `lab crash`: kills the server, the front end, or both, in the middle of writes, again and again, and checks
+//! `pvblk-lab crash`: kills the server, the front end, or both, in the middle of writes, again and again, and checks
 //! that nothing is lost that may not be, nothing is torn below a sector, no older write comes over a newer one, and no error is
 //! seen that nothing explains.
 //!

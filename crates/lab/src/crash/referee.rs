@@ -69,7 +69,6 @@ impl Referee {
 
     fn load(&mut self) -> Result<Server> {
         let args = [
-            "lab",
             "crash-load",
             &self.stage.socket(),
             &self.stage.dir.join("journal").display().to_string(),
@@ -79,7 +78,7 @@ impl Referee {
             &self.rng.u32(1..=4).to_string(),
             &(1 << self.rng.u32(..5)).to_string(),
         ];
-        Server::start(&args.map(str::to_owned), None).context("the workload")
+        Server::start_role(&args.map(str::to_owned), None).context("the workload")
     }
 
     /// Lets the workload get `operations` further.

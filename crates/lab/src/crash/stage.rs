@@ -1,6 +1,6 @@
 //! What is served, and how: one export of one volume, whose files may be on a slow medium.
 
-use crate::child::Server;
+use crate::child::{self, Server};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::fmt;
@@ -146,8 +146,7 @@ impl Stage {
     }
 
     fn make_array(&self) -> Result<()> {
-        let program = std::env::current_exe().context("finding this program")?;
-        let mut command = Command::new(program);
+        let mut command = Command::new(child::pvblk()?);
         command.args(["raid", "create", "--raid-devices", "3", "--chunk", "64K"]);
         let made = command
             .args(self.paths())

@@ -1,4 +1,4 @@
-//! `lab md`: our RAID-5 against the kernel's md in user-mode Linux, members in memory on both sides.
+//! `pvblk-lab md`: our RAID-5 against the kernel's md in user-mode Linux, members in memory on both sides.
 //!
 //! Four members, chunks of 64 KiB, no log. Each takes one CPU, the same one, in turns: the guest sleeps while we write. md has its load from
 //! fio in the guest, we have ours from the lab's loop; both keep so many writes in flight, over the same 96 MiB. What md copies into its

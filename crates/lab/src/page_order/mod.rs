@@ -1,4 +1,4 @@
-//! `lab page-order`: seed 002's tables. Processes that read through a page cache under memory pressure, by what the cache does then.
+//! `pvblk-lab page-order`: seed 002's tables. Processes that read through a page cache under memory pressure, by what the cache does then.
 //!
 //! The matrix of policies is in virtual time, on modelled disks (see [`disks`]), so the same figures come out each time. Stalls come from reclaim as
 //! it happens, and from nothing else. [`real`] has what is measured on the real clock.

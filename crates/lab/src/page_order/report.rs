@@ -1,4 +1,4 @@
-//! Tables and checks of `lab page-order`.
+//! Tables and checks of `pvblk-lab page-order`.
 
 use super::{Breakdown, MORE, PROCESSES, PageOrderResult, Policy, SHOWN, Sample, TOO_SMALL};
 use crate::plot::{self, Axis, Scale, Unit};

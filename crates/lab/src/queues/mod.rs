@@ -1,6 +1,6 @@
-//! `lab queues`: seed 001's table. One queue against several, by jobs.
+//! `pvblk-lab queues`: seed 001's table. One queue against several, by jobs.
 //!
-//! Two processes, as in `lab rings`. On `null` the CPUs are the bound: what the front end, the rings and the back end cost. It leaves
+//! Two processes, as in `pvblk-lab rings`. On `null` the CPUs are the bound: what the front end, the rings and the back end cost. It leaves
 //! the buffers of reads as they are, as the seed's null_blk does: filling them would measure the caches, which many
 //! jobs' buffers don't fit. On the modelled device each queue is served one request at a time, so that queues are all there is to gain.
 

@@ -1,4 +1,4 @@
-//! Tables, plots and checks of `lab queues`.
+//! Tables, plots and checks of `pvblk-lab queues`.
 
 use super::{Point, QueuesResult, Scaling};
 use crate::bed::{Pattern, Sample, rates, typical};

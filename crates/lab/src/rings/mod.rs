@@ -1,4 +1,4 @@
-//! `lab rings`: seed 000's table. One ring of 1 page against one of 8, on a modelled SSD.
+//! `pvblk-lab rings`: seed 000's table. One ring of 1 page against one of 8, on a modelled SSD.
 //!
 //! Two processes: the front ends and their threads here, the server with its modelled devices there. Each variant has a
 //! device of its own; rounds are interleaved, and the 8-page ring is measured twice in each: its ratio to itself is the control.

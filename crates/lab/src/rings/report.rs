@@ -1,4 +1,4 @@
-//! Tables, plots and checks of `lab rings`.
+//! Tables, plots and checks of `pvblk-lab rings`.
 
 use super::{Point, RingsResult, SHAPES};
 use crate::bed::{Pattern, SSD_IOPS, Sample, rates, typical};

@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn names_come_from_the_places() {
         let document = json!({
-            "command": "pvblk lab nbd --depths 1",
+            "command": "pvblk-lab nbd --depths 1",
             "result": {
                 "machine": {"cpus": [2, 2]},
                 "pinned": true,

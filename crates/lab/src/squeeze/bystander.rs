@@ -7,6 +7,7 @@
 //! ```
 
 use super::group::Group;
+use crate::child;
 use anyhow::{Context, Result, bail};
 use pvblk_block::Buffer;
 use rustix::time::{ClockId, clock_gettime};
@@ -94,7 +95,7 @@ impl Bystander {
     /// Starts one in a group.
     pub fn start(group: &Group) -> Result<Bystander> {
         let mut child = group
-            .command(&["lab".into(), "bystander".into()])?
+            .command(&child::this_program()?, &["bystander".into()])?
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

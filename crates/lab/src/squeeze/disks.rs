@@ -1,7 +1,7 @@
 //! A server with many disks, and a client of all of them.
 
 use super::group::Group;
-use crate::child::Server;
+use crate::child::{self, Server};
 use crate::driver::{Driver, Load};
 use anyhow::{Context, Result, bail};
 use pvblk_block::{BlockDevice, Op};
@@ -100,7 +100,7 @@ impl Disks {
             args.extend(["--disk".into(), format!("d{i}=delay:{SERVICE}:null:64M")]);
         }
         args.extend_from_slice(flags);
-        let server = Server::spawn(group.command(&args)?)?;
+        let server = Server::spawn(group.command(&child::pvblk()?, &args)?)?;
         let depth = (pool_bytes / BLOCK).max(1) as u32;
         let mut drivers = Vec::new();
         for i in 0..count {

@@ -44,15 +44,15 @@ impl Group {
         line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// This program as a process that is in the group from its first instruction on.
-    pub fn command(&self, args: &[String]) -> Result<Command> {
+    /// A program as a process that is in the group from its first instruction on.
+    pub fn command(&self, program: &Path, args: &[String]) -> Result<Command> {
         let mut command = Command::new("sh");
         let procs = self.0.join("cgroup.procs");
         command
             .arg("-c")
             .arg(r#"echo $$ > "$0" && exec "$@""#)
             .arg(procs)
-            .arg(std::env::current_exe().context("finding this program")?)
+            .arg(program)
             .args(args);
         Ok(command)
     }

@@ -1,4 +1,4 @@
-//! `lab squeeze`: seed 003's experiments. What is swapped with and without the squeeze, how fast it is, what it costs, and that a
+//! `pvblk-lab squeeze`: seed 003's experiments. What is swapped with and without the squeeze, how fast it is, what it costs, and that a
 //! server survives which would be killed.
 
 pub mod bystander;

@@ -1,4 +1,4 @@
-//! `lab stripe-queue`: seed 004's four tables. `direct`, which is md's way, against the stripe queue.
+//! `pvblk-lab stripe-queue`: seed 004's four tables. `direct`, which is md's way, against the stripe queue.
 //!
 //! Members are modelled disks in virtual time (see [`disk`]), where the same figures come out each time but for CPU time, and files in the
 //! machine's time. What prereads cost at all is seen where they cost nothing.

@@ -1,4 +1,4 @@
-//! Tables and checks of `lab stripe-queue`.
+//! Tables and checks of `pvblk-lab stripe-queue`.
 
 use super::load::{Cell, Phase, READ_WINDOW, Sample, WRITE_WINDOW};
 use super::speed::Speeds;

@@ -1,4 +1,4 @@
-//! `pvblk compare`: whether results differ, as `ministat` tells it.
+//! `pvblk-lab compare`: whether results differ, as `ministat` tells it.
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -20,13 +20,13 @@ the first `--`.
 A file holds one of:
   fio's JSON    one sample of each job and direction; jobs of one name and group ran together and
                 are one sample together
-  lab results   every array of numbers that `pvblk lab --json` wrote
+  lab results   every array of numbers that `pvblk-lab … --json` wrote
   numbers       one on each line; lines that begin with # are comments
 
 Examples:
-  pvblk compare before.json after.json --metric iops
-  pvblk compare --metric iops a1.json a2.json a3.json -- b1.json b2.json b3.json
-  pvblk compare --confidence 99 --json verdict.json old.txt new.txt";
+  pvblk-lab compare before.json after.json --metric iops
+  pvblk-lab compare --metric iops a1.json a2.json a3.json -- b1.json b2.json b3.json
+  pvblk-lab compare --confidence 99 --json verdict.json old.txt new.txt";
 
 #[derive(Args, Debug)]
 pub struct CompareArgs {
@@ -197,7 +197,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     };
     print(&report.text())?;
     for (symbol, alone) in report.left_out(&wanted) {
-        eprintln!("pvblk: only in {symbol}: {}", alone.join(", "));
+        eprintln!("pvblk-lab: only in {symbol}: {}", alone.join(", "));
     }
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&report)?;

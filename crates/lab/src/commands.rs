@@ -1,10 +1,11 @@
-//! `pvblk lab`.
+//! From flags to experiments, and from results to files and verdicts.
 
 use crate::cli::{
     CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PageOrderArgs, PageOrderPart,
     PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
     VhostArgs,
 };
+use crate::compare;
 use anyhow::{Context, Result, bail};
 use pvblk_lab::{
     agree, crash, idle, instructions, md, nbd, null_nbd, page_order, path, queues, rings, squeeze,
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 pub fn run(command: &LabCommand) -> Result<()> {
     writable(command.json())?;
     match command {
+        LabCommand::Compare(args) => compare::run(args),
         LabCommand::Path(args) => run_path(args),
         LabCommand::Nbd(args) => run_nbd(args),
         LabCommand::Vhost(args) => run_vhost(args),
@@ -104,7 +106,7 @@ fn save(file: Option<&PathBuf>, result: &impl Serialize) -> Result<()> {
     }
     let command: Vec<String> = std::env::args().skip(1).collect();
     let record = Record {
-        command: format!("pvblk {}", command.join(" ")),
+        command: format!("pvblk-lab {}", command.join(" ")),
         result,
     };
     let text = serde_json::to_string_pretty(&record)?;

@@ -1,0 +1,450 @@
+//! Flags of `pvblk-lab`.
+
+use clap::{Args, Parser, Subcommand};
+use pvblk_lab::crash::{Export, Volume};
+use std::path::PathBuf;
+
+const START: &str = "\
+Examples:
+  pvblk-lab rings --quick --check
+  pvblk-lab path --json path.json
+  pvblk-lab compare before.json after.json --metric iops
+
+The experiments start `pvblk`, the one beside this program or the one that PVBLK_BIN names.";
+
+/// Experiments and measurements on pvblk.
+#[derive(Parser, Debug)]
+#[command(name = "pvblk-lab", version, about, long_about = None, max_term_width = 110, after_help = START)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum LabCommand {
+    /// Tell whether results differ: fio's JSON, the lab's, or plain numbers
+    #[command(after_long_help = crate::compare::EXAMPLES)]
+    Compare(crate::compare::CompareArgs),
+    /// The whole ring path between two processes against a bare ring that only copies
+    Path(PathArgs),
+    /// The NBD server against nbdkit, qemu-nbd and a server that does nothing, same fio job
+    Nbd(NbdArgs),
+    /// vhost-user-blk: our server against qemu-storage-daemon, same client
+    Vhost(VhostArgs),
+    /// A server with many idle attached disks: CPU time, and the memory bill against the kernel's figures
+    Idle(IdleArgs),
+    /// Both sides of the ring path in one thread, to count instructions under callgrind
+    Instructions(InstructionsArgs),
+    /// What recording a trace costs: CPU of each event on the in-memory path
+    TraceCost(TraceCostArgs),
+    /// Seed 000's table: rings of 1 and of 8 pages on a modelled SSD
+    Rings(SweepArgs),
+    /// Seed 001's table: one queue against several, by jobs
+    Queues(SweepArgs),
+    /// Seed 004's tables: RAID-5's direct write path and the stripe queue, by tiobench's phases
+    StripeQueue(StripeQueueArgs),
+    /// Seed 003's experiments: what is swapped, how fast memory is back, what it costs, who survives. Needs root, cgroup v1 and no swap
+    Squeeze(SqueezeArgs),
+    #[command(hide = true)]
+    Bystander,
+    /// RAID-5 writes of ours against those of the kernel's md in user-mode Linux, members in memory
+    Md(MdArgs),
+    /// Seed 002's tables: processes that read through a page cache that is too small, by what it does then
+    PageOrder(PageOrderArgs),
+    /// The same jobs by fio and by `pvblk bench`: do they agree?
+    Fio(FioArgs),
+    /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
+    Crash(CrashArgs),
+    #[command(hide = true)]
+    CrashLoad(CrashLoadArgs),
+    #[command(hide = true)]
+    BareServer(BareServerArgs),
+    #[command(hide = true)]
+    TraceSample(TraceSampleArgs),
+    /// An NBD server that answers and does nothing else: what the client alone can do
+    NullNbd(NullNbdArgs),
+}
+
+impl LabCommand {
+    /// Where its samples are to be written.
+    pub fn json(&self) -> Option<&PathBuf> {
+        match self {
+            LabCommand::Path(a) => a.json.as_ref(),
+            LabCommand::Nbd(a) => a.json.as_ref(),
+            LabCommand::Vhost(a) => a.json.as_ref(),
+            LabCommand::Idle(a) => a.json.as_ref(),
+            LabCommand::Rings(a) | LabCommand::Queues(a) => a.json.as_ref(),
+            LabCommand::StripeQueue(a) => a.json.as_ref(),
+            LabCommand::Squeeze(a) => a.json.as_ref(),
+            LabCommand::Md(a) => a.json.as_ref(),
+            LabCommand::PageOrder(a) => a.json.as_ref(),
+            LabCommand::Fio(a) => a.json.as_ref(),
+            LabCommand::Crash(a) => a.json.as_ref(),
+            LabCommand::TraceCost(a) => a.json.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub struct PathArgs {
+    /// Requests in flight to measure
+    #[arg(long, value_delimiter = ',', default_value = "1,4,32,128,256")]
+    pub depths: Vec<u32>,
+    /// Runs of each, interleaved
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Working set on the server's side, such as 256M
+    #[arg(long, default_value = "64M")]
+    pub span: String,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Fewer and shorter runs
+    #[arg(long)]
+    pub quick: bool,
+    /// Only the path, this many requests at the first depth, for profilers
+    #[arg(long, hide = true)]
+    pub requests: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct NbdArgs {
+    /// Requests in flight to measure
+    #[arg(long, value_delimiter = ',', default_value = "1,32,128")]
+    pub depths: Vec<u32>,
+    /// Rounds, interleaved
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 3)]
+    pub seconds: u32,
+    /// Let client and server use all CPUs, instead of one each
+    #[arg(long)]
+    pub unpinned: bool,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct IdleArgs {
+    /// Attached disks
+    #[arg(long, default_value_t = 100)]
+    pub disks: usize,
+    /// Seconds to watch
+    #[arg(long, default_value_t = 60)]
+    pub seconds: u64,
+    /// Write the figures here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct BareServerArgs {
+    /// Socket to pass the shared memory on
+    pub socket: PathBuf,
+    /// Bytes of the store
+    pub span: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct TraceCostArgs {
+    /// Requests of each sample
+    #[arg(long, default_value_t = 100_000)]
+    pub requests: usize,
+    /// Requests in flight
+    #[arg(long, default_value_t = 32)]
+    pub depth: u32,
+    /// Rounds: not recording, recording, not recording
+    #[arg(long, default_value_t = 11)]
+    pub rounds: usize,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct TraceSampleArgs {
+    /// Name of the capture
+    pub prefix: PathBuf,
+    #[arg(long, default_value_t = 1000)]
+    pub requests: usize,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct NullNbdArgs {
+    /// Unix socket to listen on
+    pub socket: PathBuf,
+    /// Size of the export, such as 1G
+    #[arg(long, default_value = "1G")]
+    pub size: String,
+    /// Refuse structured replies
+    #[arg(long)]
+    pub simple: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct InstructionsArgs {
+    /// 4 KiB reads to run
+    #[arg(long, default_value_t = 100_000)]
+    pub requests: usize,
+    /// Requests in flight, at most 512
+    #[arg(long, default_value_t = 32)]
+    pub depth: u32,
+}
+
+#[derive(Args, Debug)]
+pub struct CrashArgs {
+    /// Kills and restarts, over all exports and volumes
+    #[arg(long, default_value_t = 1000)]
+    pub cycles: u32,
+    /// What decides who is killed when [default: random, printed]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// How the disks are reached: rings, vhost-user, nbd [default: all]
+    #[arg(long, value_delimiter = ',')]
+    pub export: Vec<Export>,
+    /// What they are: file, direct, cache, raid5 [default: all], each with each export
+    #[arg(long, value_delimiter = ',')]
+    pub volume: Vec<Volume>,
+    /// Where `slow_medium` is mounted, an example of the end-to-end tests: the disks' files are made there, and writes are held
+    /// beyond kills
+    #[arg(long, value_name = "DIR")]
+    pub medium: Option<PathBuf>,
+    /// Disks at work at a time
+    #[arg(long, default_value_t = 4)]
+    pub jobs: usize,
+    /// Write the figures here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct CrashLoadArgs {
+    /// The server's socket
+    pub socket: PathBuf,
+    /// The journal
+    pub journal: PathBuf,
+    pub seed: u64,
+    pub export: Export,
+    pub volume: Volume,
+    pub queues: u32,
+    pub ring_pages: usize,
+}
+
+#[derive(Args, Debug)]
+pub struct SweepArgs {
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Seconds of each sample
+    #[arg(long)]
+    pub seconds: Option<f64>,
+    /// Slow the modelled device's clock by this factor [default: 1 with 8 CPUs or more, else 20]
+    #[arg(long)]
+    pub slower: Option<f64>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// A minute's worth
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct StripeQueueArgs {
+    /// Rounds, interleaved; three are needed for an interval [default: 5, or 3 with --quick]
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Bytes of all files together [default: 192M, or 48M with --quick]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    /// Seconds of each sample of members in memory
+    #[arg(long, default_value_t = 0.3)]
+    pub seconds: f64,
+    /// Which members [default: all]
+    #[arg(long, value_name = "MEMBERS", value_delimiter = ',')]
+    pub on: Vec<StripeQueuePart>,
+    /// Only cells whose name has this in it, such as `random writes, 4 KiB` or, in memory, `two threads, 4 KiB`
+    #[arg(long, value_name = "TEXT")]
+    pub cells: Option<String>,
+    /// Where the members that are files are made [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// A few minutes' worth
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct SqueezeArgs {
+    /// Runs of each; the overhead has at least five [default: 3, or 1 with --quick]
+    #[arg(long)]
+    pub runs: Option<usize>,
+    /// Which parts [default: all]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    pub on: Vec<SqueezePart>,
+    /// Where the swap file is made [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// Smaller and shorter
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum SqueezePart {
+    /// Pages swapped in and out
+    Swap,
+    /// From the allocation to memory back
+    Reaction,
+    /// Rates with a limit of 0 and of 1024 pages
+    Overhead,
+    /// A hard limit without swap
+    Survival,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum StripeQueuePart {
+    /// Modelled disks, in virtual time
+    Modelled,
+    /// Files
+    Files,
+    /// Memory, on one thread and on two
+    Memory,
+}
+
+#[derive(Args, Debug)]
+pub struct VhostArgs {
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 0.4)]
+    pub seconds: f64,
+    /// Requests in flight on each queue
+    #[arg(long, value_delimiter = ',', default_value = "1,4,32,128,256")]
+    pub depths: Vec<u32>,
+    /// Queues
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    pub queues: Vec<u16>,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected ratio with its figure; exit 1 if one isn't reached
+    #[arg(long)]
+    pub check: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct MdArgs {
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Requests in flight to measure
+    #[arg(long, value_delimiter = ',', default_value = "1,32,128")]
+    pub depths: Vec<usize>,
+    /// Only cells whose name has this in it, such as `4 KiB random` or `random, 32 in`
+    #[arg(long, value_name = "TEXT")]
+    pub cells: Option<String>,
+    /// The script that starts user-mode Linux; it is in the source tree
+    #[arg(long, value_name = "FILE", default_value = "tests/vm/uml.sh")]
+    pub uml: PathBuf,
+    /// fio's options in the guest; DEPTH stands for the requests in flight
+    #[arg(long, value_name = "OPTIONS", default_value = pvblk_lab::md::FIO, allow_hyphen_values = true)]
+    pub fio: String,
+    /// Stripe heads of md, 17 to 32768; with more it is slower here
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub md_stripes: usize,
+    /// Stripe heads of ours
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub stripes: usize,
+    /// Write raw samples here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected ratio with its figure; exit 1 if one isn't reached
+    #[arg(long)]
+    pub check: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct PageOrderArgs {
+    /// Seconds of virtual time of each cell of up to 16 processes; with more, less
+    #[arg(long, default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Cells at a time [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Write raw samples here, and plots beside
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print each expected shape with its figure; exit 1 if one fails
+    #[arg(long)]
+    pub check: bool,
+    /// Only two policies, as in history and the default, and a small file
+    #[arg(long)]
+    pub quick: bool,
+    /// Which part [default: all]
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub on: Vec<PageOrderPart>,
+    /// Rounds on the real clock, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Bytes of the file that is read on the real clock [default: 512M, or 64M with --quick]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    /// Where that file is made: on a disk, not in memory [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: Option<PathBuf>,
+    /// Seconds of each sample of threads on the real clock
+    #[arg(long, default_value_t = 2.0)]
+    pub real_seconds: f64,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageOrderPart {
+    /// Modelled disks, in virtual time
+    Modelled,
+    /// A file read by the cache and by the kernel, and chosen cells with threads
+    Real,
+}
+
+#[derive(Args, Debug)]
+pub struct FioArgs {
+    /// Pairs of runs of each job, at least 3
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 4)]
+    pub seconds: u32,
+    /// Write the figures here
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+    /// Print whether they agree within 5 %; exit 1 if not
+    #[arg(long)]
+    pub check: bool,
+}
