@@ -1,8 +1,8 @@
 //! What the experiments on rings share: a server in its own process, front ends on its disks, and one measurement.
 
-use crate::bench::{self, BlockSizes, JobSpec, Mix, RunOptions};
 use crate::child::Server;
 use anyhow::{Result, ensure};
+use pvblk_bench::{self as bench, BlockSizes, JobSpec, Mix, RunOptions};
 use pvblk_block::BlockDevice;
 use pvblk_export::local::{ConnectOptions, FrontLink, connect};
 use pvblk_frontend::{Frontend, MergePolicy, Statistics};

@@ -3,7 +3,6 @@
 pub mod agree;
 pub mod bare;
 pub mod bed;
-pub mod bench;
 pub mod child;
 pub mod crash;
 pub mod driver;
@@ -16,7 +15,6 @@ pub mod nbd;
 pub mod null_nbd;
 pub mod page_order;
 pub mod path;
-pub mod plot;
 pub mod queues;
 pub mod rings;
 pub mod samples;

@@ -1,6 +1,7 @@
 //! The load generator on everything that it can measure: volumes, rings in one process, our NBD server.
 
 use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, RequestSource};
+use pvblk_bench::{self as bench, Jobs, Need, Report, RunOptions, TargetSpec};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
@@ -8,7 +9,6 @@ use pvblk_block::{
 };
 use pvblk_export::nbd::{Deliver, ExportInfo, ExportTable, NbdConfig, NbdServer};
 use pvblk_frontend::Frontend;
-use pvblk_lab::bench::{self, Jobs, Need, Report, RunOptions, TargetSpec};
 use pvblk_lab::loopback::Loopback;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 
 use crate::traces::Traces;
 use clap::Args;
-use pvblk_block::{Error, ErrorKind};
-use pvblk_lab::bench::{
-    self, JobSpec, Jobs, Need, Progress, Report, RunOptions, Target, TargetSpec,
+use pvblk_bench::{
+    self as bench, JobSpec, Jobs, Need, Progress, Report, RunOptions, Target, TargetSpec,
 };
+use pvblk_block::{Error, ErrorKind};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};

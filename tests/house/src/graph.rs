@@ -67,6 +67,17 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-export",
         ],
     ),
+    // Load and charts; no statistics, which are the lab's.
+    (
+        "pvblk-bench",
+        &[
+            "pvblk-sys",
+            "pvblk-block",
+            "pvblk-frontend",
+            "pvblk-volume",
+            "pvblk-export",
+        ],
+    ),
     (
         "pvblk-lab",
         &[
@@ -79,6 +90,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-volume",
             "pvblk-export",
             "pvblk-trace",
+            "pvblk-bench",
         ],
     ),
     (
@@ -93,7 +105,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-volume",
             "pvblk-export",
             "pvblk-trace",
-            "pvblk-lab",
+            "pvblk-bench",
         ],
     ),
     // These two see the product only from outside: its sources and its command.
@@ -188,7 +200,8 @@ mod tests {
             ("pvblk-frontend", "pvblk-ring", None),
             ("pvblk-export", "pvblk-backend", None),
             ("pvblk-lab", "pvblk-volume", None),
-            ("pvblk", "pvblk-lab", None),
+            ("pvblk-lab", "pvblk-bench", None),
+            ("pvblk", "pvblk-bench", None),
             ("pvblk-volume", "libc", None),
             ("pvblk-backend", "pvblk-volume", Some("dev")),
         ];
@@ -219,6 +232,8 @@ mod tests {
             ("pvblk-export", "pvblk-volume"),
             ("pvblk-backend", "pvblk-export"),
             ("pvblk-e2e", "pvblk-lab"),
+            ("pvblk", "pvblk-lab"),
+            ("pvblk-bench", "pvblk-lab"),
         ] {
             assert_eq!(one(from, to, None).len(), 1, "{from} -> {to}");
             assert_eq!(one(from, to, Some("build")).len(), 1, "{from} -> {to}");

@@ -1,9 +1,9 @@
 //! Tables and checks of `pvblk-lab page-order`.
 
 use super::{Breakdown, MORE, PROCESSES, PageOrderResult, Policy, SHOWN, Sample, TOO_SMALL};
-use crate::plot::{self, Axis, Scale, Unit};
 use crate::verdict::{Check, table};
 use anyhow::Result;
+use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
 /// Seed 002: what a kernel lost in percent, by processes.
 const SEED: [[(u32, f64); 7]; 2] = [

@@ -2,10 +2,10 @@
 
 use super::{Point, QueuesResult, Scaling};
 use crate::bed::{Pattern, Sample, rates, typical};
-use crate::plot::{self, Axis, Scale, Unit};
 use crate::stats::{Claim, Confidence, PairRatio};
 use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::Result;
+use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
 /// Seed 001: thousands per second by jobs, on 16 CPUs: one queue, and 16.
 const SEED: [(u32, u32, u32); 6] = [

@@ -2,10 +2,10 @@
 
 use super::{Point, RingsResult, SHAPES};
 use crate::bed::{Pattern, SSD_IOPS, Sample, rates, typical};
-use crate::plot::{self, Axis, Scale, Unit};
 use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::Result;
 use comfy_table::Table;
+use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
 /// Seed 000: 4 KiB random reads, thousands per second, by threads: 1 page, 8 pages.
 const SEED: [(u32, u32, u32); 6] = [

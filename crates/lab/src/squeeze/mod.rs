@@ -9,11 +9,11 @@ pub mod reaction;
 pub mod swap;
 
 use crate::machine::Machine;
-use crate::plot::{self, Axis, Scale, Unit};
 use crate::stats::{HEADER, Summary};
 use crate::verdict::{self, Check};
 use anyhow::{Context, Result};
 use overhead::{Overhead, Shape};
+use pvblk_bench::plot::{self, Axis, Scale, Unit};
 use reaction::Reaction;
 use serde::Serialize;
 use std::fmt::Write;

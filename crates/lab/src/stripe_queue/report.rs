@@ -4,10 +4,10 @@ use super::load::{Cell, Phase, READ_WINDOW, Sample, WRITE_WINDOW};
 use super::speed::Speeds;
 use super::{Mix, Point, StripeQueueResult, disk};
 use crate::path::median;
-use crate::plot::{self, Axis, Scale, Unit};
 use crate::stats::{Confidence, PairRatio};
 use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::Result;
+use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
 /// Seed 004: by block (4 KiB, 128 KiB) and threads (1, 2, 4, 8), percent of rate, CPU % and CPU efficiency that the stripe queue gained.
 type SeedTable = [[i32; 3]; 8];

@@ -2,7 +2,7 @@
 
 use super::save;
 use anyhow::Result;
-use pvblk_lab::plot::{Unit, hop_chart};
+use pvblk_bench::plot::{Unit, hop_chart};
 use pvblk_trace::latency::{Hop, Hops, Report};
 use std::path::Path;
 

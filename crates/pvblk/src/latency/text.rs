@@ -1,7 +1,7 @@
 //! What is printed of a report.
 
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
-use pvblk_lab::plot::Unit;
+use pvblk_bench::plot::Unit;
 use pvblk_trace::latency::{Hop, Life, Report, Summary};
 use pvblk_trace::op_name;
 use pvblk_trace::slow::SlowLog;

@@ -1,11 +1,11 @@
 //! Queues that have no descriptor before their first request, as files have: who waits on them must find it all the same.
 
+use pvblk_bench::{self as bench, RunOptions};
 use pvblk_block::{
     BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
     Queue, QueueContext, Readiness, Request,
 };
 use pvblk_cache::{CacheConfig, PageCache};
-use pvblk_lab::bench::{self, RunOptions};
 use pvblk_sys::{EventFd, Poller};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::bench::{Amount, BlockSizes, Distribution, Mix};
+use crate::{Amount, BlockSizes, Distribution, Mix};
 use std::time::Duration;
 
 fn parse(text: &str) -> Jobs {

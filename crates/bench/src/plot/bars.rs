@@ -1,10 +1,9 @@
 //! Groups of bars.
 
 use super::Axis;
-use super::canvas::{Canvas, EDGE, Frame, Heading, INK, WIDTH, check_values, colour};
+use super::canvas::{Anchor, Canvas, EDGE, Frame, Heading, INK, WIDTH, check_values, colour};
 use super::text::{LINE, TEXT, text_width, wrap};
 use anyhow::{Result, ensure};
-use plotters::style::text_anchor::HPos;
 
 /// Pixels of the chart's height, without what is around it.
 const HEIGHT: i32 = 320;
@@ -58,11 +57,10 @@ pub fn bar_chart(
     let labels: Vec<Vec<String>> = groups.iter().map(|(g, _)| wrap(g, TEXT, room)).collect();
     let rows = labels.iter().map(Vec::len).max().unwrap_or(1) as i32;
 
-    let mut svg = String::new();
-    let canvas = Canvas::new(&mut svg, frame.bottom + rows * LINE + EDGE + 4)?;
-    canvas.heading(&heading)?;
+    let mut canvas = Canvas::new(frame.bottom + rows * LINE + EDGE + 4);
+    canvas.heading(&heading);
     // Room for the values above the bars.
-    let values = canvas.values(&y, max * 1.04, &mut frame)?;
+    let values = canvas.values(&y, max * 1.04, &mut frame);
     let group = (frame.right - frame.left) / groups.len() as i32;
     let bar = (group * 8 / 10 / series.len() as i32).clamp(2, MAX_BAR);
     for (number, ((_, bars), label)) in groups.iter().zip(&labels).enumerate() {
@@ -78,25 +76,24 @@ pub fn bar_chart(
                 (from + 1, top),
                 (from + bar - 1, frame.bottom),
                 colour(place),
-            )?;
+            );
             let mut above = top;
             if let Some((low, high)) = interval {
                 let (low, high) = (values.pixel(*low), values.pixel(*high));
-                canvas.whisker(from + bar / 2, low, high, INK)?;
+                canvas.whisker(from + bar / 2, low, high, INK);
                 above = above.min(high);
             }
             let text = y.unit.label(*value);
             if text_width(&text, TEXT) <= bar {
-                canvas.text(&text, (from + bar / 2, above - LINE / 2), HPos::Center)?;
+                canvas.text(&text, (from + bar / 2, above - LINE / 2), Anchor::Center);
             }
         }
         for (row, line) in label.iter().enumerate() {
             let y = frame.bottom + LINE - 4 + row as i32 * LINE;
-            canvas.text(line, (middle, y), HPos::Center)?;
+            canvas.text(line, (middle, y), Anchor::Center);
         }
     }
-    canvas.finish()?;
-    Ok(svg)
+    Ok(canvas.finish())
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Charts as SVG, for results and documents.
 //!
-//! Everything is laid out here and only drawn by `plotters`, so that labels never overlap or leave the picture,
-//! whichever font the viewer has: widths are estimates on the safe side. Colours are told apart by people who see
+//! Labels never overlap or leave the picture, whichever font the viewer has: widths are estimates on the safe side. Colours are told apart by people who see
 //! fewer of them (Okabe and Ito's), and series also by their markers. The background is white, whatever is around.
 
 mod bars;

@@ -1,10 +1,9 @@
 //! Lines over a number.
 
 use super::Axis;
-use super::canvas::{Canvas, EDGE, Frame, Heading, INK, WIDTH, check_values, colour};
+use super::canvas::{Anchor, Canvas, EDGE, Frame, Heading, INK, WIDTH, check_values, colour};
 use super::text::{LINE, TEXT, fitting, text_width};
 use anyhow::{Result, ensure};
-use plotters::style::text_anchor::HPos;
 
 /// Pixels of the chart's height, without what is around it.
 const HEIGHT: i32 = 340;
@@ -57,25 +56,28 @@ pub fn line_chart(
         top: heading.height() + LINE / 2,
         bottom: heading.height() + LINE / 2 + HEIGHT,
     };
-    let mut svg = String::new();
-    let canvas = Canvas::new(&mut svg, frame.bottom + 2 * LINE + EDGE + 8)?;
-    canvas.heading(&heading)?;
-    let values = canvas.values(&y, max, &mut frame)?;
+    let mut canvas = Canvas::new(frame.bottom + 2 * LINE + EDGE + 8);
+    canvas.heading(&heading);
+    let values = canvas.values(&y, max, &mut frame);
 
     let (labels, across) = across(&x, scale, &places, &frame);
     for (at, label) in fitting(&labels) {
-        canvas.tick_below(*at, frame.bottom)?;
-        canvas.text(label, (*at, frame.bottom + LINE - 3), HPos::Center)?;
+        canvas.tick_below(*at, frame.bottom);
+        canvas.text(label, (*at, frame.bottom + LINE - 3), Anchor::Center);
     }
     let middle = (frame.left + frame.right) / 2;
-    canvas.text(x.label, (middle, frame.bottom + 2 * LINE + 4), HPos::Center)?;
+    canvas.text(
+        x.label,
+        (middle, frame.bottom + 2 * LINE + 4),
+        Anchor::Center,
+    );
 
     // Intervals first, then lines, then markers: what matters most is on top.
     for (number, (_, points)) in series.iter().enumerate() {
         for (x, _, interval) in points {
             if let Some((low, high)) = interval {
                 let (low, high) = (values.pixel(*low), values.pixel(*high));
-                canvas.whisker(across.pixel(*x), low, high, colour(number))?;
+                canvas.whisker(across.pixel(*x), low, high, colour(number));
             }
         }
     }
@@ -84,18 +86,17 @@ pub fn line_chart(
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let pixel = |p: &Point| (across.pixel(p.0), values.pixel(p.1));
         let path: Vec<(i32, i32)> = points.iter().map(pixel).collect();
-        canvas.line(&path, colour(number), 2)?;
+        canvas.line(&path, colour(number), 2);
         for at in path {
-            canvas.marker(number, at)?;
+            canvas.marker(number, at);
         }
     }
     canvas.line(
         &[(frame.left, frame.top), (frame.left, frame.bottom)],
         INK,
         1,
-    )?;
-    canvas.finish()?;
-    Ok(svg)
+    );
+    Ok(canvas.finish())
 }
 
 /// The horizontal axis.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::bench::{Amount, BlockSizes, sizes};
+use crate::{Amount, BlockSizes, sizes};
 use std::collections::HashSet;
 
 fn seed() -> u64 {

@@ -1,11 +1,11 @@
 //! Where the time of a request goes: one stacked bar a row.
 
-use super::canvas::{Canvas, EDGE, Heading, INK, WHITE, WIDTH, check_values, colour};
+use super::canvas::{
+    Anchor, Canvas, Colour, EDGE, Heading, INK, WHITE, WIDTH, check_values, colour,
+};
 use super::text::{LINE, TEXT, text_width, wrap};
 use super::ticks::Unit;
 use anyhow::{Result, ensure};
-use plotters::style::RGBColor;
-use plotters::style::text_anchor::HPos;
 
 /// Pixels of a bar's height.
 const BAR: i32 = 26;
@@ -53,10 +53,9 @@ pub fn hop_chart(
     let height = |label: &Vec<String>| ROW.max(label.len() as i32 * LINE + 8);
     let total: i32 = labels.iter().map(height).sum();
 
-    let mut svg = String::new();
     let top = heading.height();
-    let canvas = Canvas::new(&mut svg, top + total + EDGE)?;
-    canvas.heading(&heading)?;
+    let mut canvas = Canvas::new(top + total + EDGE);
+    canvas.heading(&heading);
     let place = |value: f64| {
         let share = if longest > 0.0 { value / longest } else { 0.0 };
         left + (share * f64::from(right - left)).round() as i32
@@ -67,7 +66,7 @@ pub fn hop_chart(
         let first = middle - (label.len() as i32 - 1) * LINE / 2;
         for (line, text) in label.iter().enumerate() {
             let at = (left - 10, first + line as i32 * LINE);
-            canvas.text(text, at, HPos::Right)?;
+            canvas.text(text, at, Anchor::Right);
         }
         let mut begin = 0.0;
         for (name, value) in segments {
@@ -79,28 +78,27 @@ pub fn hop_chart(
             let number = names.iter().position(|n| n == name).unwrap_or(0);
             let (above, below) = (middle - BAR / 2, middle + BAR / 2);
             if to > from {
-                canvas.rectangle((from, above), (to, below), colour(number))?;
-                canvas.line(&[(to, above), (to, below)], WHITE, 1)?;
+                canvas.rectangle((from, above), (to, below), colour(number));
+                canvas.line(&[(to, above), (to, below)], WHITE, 1);
             }
             let text = unit.label(*value);
             if text_width(&text, TEXT) + 6 <= to - from {
                 let at = ((from + to) / 2, middle);
-                canvas.text_coloured(&text, at, HPos::Center, on(colour(number)))?;
+                canvas.text_coloured(&text, at, Anchor::Center, on(colour(number)));
             }
         }
         if !segments.is_empty() {
             let text = unit.label(sum(segments));
-            canvas.text(&text, (place(begin) + 8, middle), HPos::Left)?;
+            canvas.text(&text, (place(begin) + 8, middle), Anchor::Left);
         }
         y += height(label);
     }
-    canvas.line(&[(left, top), (left, y)], INK, 1)?;
-    canvas.finish()?;
-    Ok(svg)
+    canvas.line(&[(left, top), (left, y)], INK, 1);
+    Ok(canvas.finish())
 }
 
 /// The colour of text that is readable on another one.
-fn on(RGBColor(r, g, b): RGBColor) -> RGBColor {
+fn on(Colour(r, g, b): Colour) -> Colour {
     let light = 299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b);
     if light > 125_000 { INK } else { WHITE }
 }

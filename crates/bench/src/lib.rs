@@ -11,7 +11,11 @@
 //! A device that completes as it takes, or by deadline (`mem`, `null`, `delay` over them), is measured as fio
 //! measures a synchronous engine: there is no `slat`, and requests are taken one by one.
 //!
-//! To use it from an experiment: make [`JobSpec`]s ([`Jobs::from_options`] is short), call [`run`], read the [`Report`].
+//! To use it from a program: make [`JobSpec`]s ([`Jobs::from_options`] is short), call [`run`], read the [`Report`].
+//!
+//! [`plot`] draws charts of what was measured.
+
+pub mod plot;
 
 mod json;
 mod lane;
