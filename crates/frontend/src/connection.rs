@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Rings, their queues and their memory, from one handshake.
-pub struct Connection {
+pub struct Connection<M> {
     pub properties: DiskProperties,
     pub merge: MergeLimits,
-    pub hardware: Vec<Arc<SharedQueue>>,
+    pub hardware: Vec<Arc<SharedQueue<M>>>,
     pub durability: Arc<Durability>,
     /// Where its runs come from.
     reserve: Arc<Frames>,
@@ -27,15 +27,14 @@ pub struct Connection {
     _gauges: Vec<Gauge>,
 }
 
-impl Connection {
+impl<M: MergePolicy> Connection<M> {
     /// Takes frames for `parts`' queues. Errors if there are too few; then none are taken.
     pub fn new(
         parts: FrontParts,
         reserve: &Arc<Frames>,
         trouble: &Arc<Trouble>,
-        policy: MergePolicy,
         inherited_dirt: bool,
-    ) -> Result<Connection, Error> {
+    ) -> Result<Connection<M>, Error> {
         let p = parts.properties;
         let memory = Arc::new(GrantedMemory::new(
             parts.granter,
@@ -82,10 +81,7 @@ impl Connection {
                 indirect_frame,
                 durability: Arc::clone(&durability),
                 trouble: Arc::clone(trouble),
-                merge_while_waiting: match policy {
-                    MergePolicy::InBatch => None,
-                    MergePolicy::WhileWaiting => Some(connection.merge),
-                },
+                merge: connection.merge,
             };
             connection.hardware.push(Arc::new(SharedQueue {
                 state: Mutex::new(HardwareQueue::new(queue.ring, setup)),
@@ -184,44 +180,39 @@ enum Stage {
 }
 
 /// What a submitter finds when it looks for its ring.
-pub enum Found {
+pub enum Found<M> {
     /// This connection.
-    Up(Arc<Connection>),
+    Up(Arc<Connection<M>>),
     /// Nothing yet: requests wait.
     Down,
     /// Nothing any more.
     Gone,
 }
 
-struct Current {
+struct Current<M> {
     stage: Stage,
     /// The last one while there is none.
-    connection: Arc<Connection>,
+    connection: Arc<Connection<M>>,
 }
 
 /// The connection now, as all submitters see it.
-pub struct Link {
-    current: Mutex<Current>,
+pub struct Link<M> {
+    current: Mutex<Current<M>>,
     /// Changes with every change of `current`.
     epoch: AtomicU64,
     /// How often answered writes may have been lost before a flush covered them.
     losses: AtomicU64,
     pub trouble: Arc<Trouble>,
-    policy: MergePolicy,
     submitters: Mutex<Vec<Weak<Mail>>>,
 }
 
-impl Link {
-    pub fn new(
-        parts: FrontParts,
-        frames: &Arc<Frames>,
-        policy: MergePolicy,
-    ) -> Result<Link, Error> {
+impl<M: MergePolicy> Link<M> {
+    pub fn new(parts: FrontParts, frames: &Arc<Frames>) -> Result<Link<M>, Error> {
         let os = |e| Error::os(format!("{}: connecting", parts.name), e);
         let trouble = Arc::new(Trouble::new().map_err(os)?);
         // Whoever had the disk before may have left writes that are not flushed; our flushes have to cover them.
         let reserve = reserve(&parts, frames)?;
-        let connection = Connection::new(parts, &reserve, &trouble, policy, true)?;
+        let connection = Connection::new(parts, &reserve, &trouble, true)?;
         Ok(Link {
             current: Mutex::new(Current {
                 stage: Stage::Up,
@@ -230,7 +221,6 @@ impl Link {
             epoch: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             trouble,
-            policy,
             submitters: Mutex::default(),
         })
     }
@@ -247,7 +237,7 @@ impl Link {
         self.losses.load(Ordering::Acquire)
     }
 
-    pub fn find(&self) -> Found {
+    pub fn find(&self) -> Found<M> {
         let current = self.current.lock();
         match current.stage {
             Stage::Up => Found::Up(Arc::clone(&current.connection)),
@@ -257,7 +247,7 @@ impl Link {
     }
 
     /// The connection, or the last one.
-    pub fn last(&self) -> Arc<Connection> {
+    pub fn last(&self) -> Arc<Connection<M>> {
         Arc::clone(&self.current.lock().connection)
     }
 
@@ -346,7 +336,7 @@ impl Link {
         let name = parts.name.clone();
         // Nobody uses the old frames any more, now that the new connection stands; the new one may need them.
         old.release();
-        let connection = Connection::new(parts, reserve, &self.trouble, self.policy, dirt)?;
+        let connection = Connection::new(parts, reserve, &self.trouble, dirt)?;
         if lost {
             self.losses.fetch_add(1, Ordering::Release);
             tracing::error!(

@@ -4,7 +4,7 @@ use crate::connection::{Link, max_sectors};
 use crate::frames::Frames;
 use crate::hardware_queue::has_flush;
 use crate::parts::{DiskProperties, FrontParts};
-use crate::plug::MergePolicy;
+use crate::plug::{InBatch, MergePolicy};
 use crate::software_queue::SoftwareQueue;
 use crate::statistics::Statistics;
 use pvblk_block::{
@@ -19,24 +19,26 @@ use std::sync::atomic::Ordering;
 ///
 /// It may outlive its back end: between [`Frontend::suspend`] and [`Frontend::reconnect`] requests wait, and those
 /// that were in flight are replayed. See docs/decisions/0006-reconnect.md.
-pub struct Frontend {
+pub struct Frontend<M: MergePolicy = InBatch> {
     name: String,
     /// Of the first connection; later ones can do as much.
     properties: DiskProperties,
     capacity: Capacity,
     events: EventHub,
     frames: Arc<Frames>,
-    link: Arc<Link>,
+    link: Arc<Link<M>>,
 }
 
 impl Frontend {
     /// A device over negotiated queues. Errors if the memory is too small for their indirect pages and bounces.
     pub fn new(parts: FrontParts) -> Result<Arc<Frontend>, Error> {
-        Frontend::with_policy(parts, MergePolicy::default())
+        Frontend::with_policy(parts)
     }
+}
 
+impl<M: MergePolicy> Frontend<M> {
     /// As [`Frontend::new`], merging otherwise.
-    pub fn with_policy(parts: FrontParts, policy: MergePolicy) -> Result<Arc<Frontend>, Error> {
+    pub fn with_policy(parts: FrontParts) -> Result<Arc<Frontend<M>>, Error> {
         let (name, properties) = (parts.name.clone(), parts.properties);
         let frames = Arc::new(Frames::new(
             Arc::clone(parts.granter.memory()),
@@ -47,7 +49,7 @@ impl Frontend {
             properties,
             capacity: Capacity::new(properties.sectors),
             events: EventHub::default(),
-            link: Arc::new(Link::new(parts, &frames, policy)?),
+            link: Arc::new(Link::new(parts, &frames)?),
             frames,
         }))
     }
@@ -137,7 +139,7 @@ impl Frontend {
     }
 }
 
-impl BlockDevice for Frontend {
+impl<M: MergePolicy> BlockDevice for Frontend<M> {
     fn describe(&self) -> String {
         self.name.clone()
     }

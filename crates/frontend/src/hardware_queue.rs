@@ -5,7 +5,7 @@ use crate::durability::{Coverage, Durability};
 use crate::frames::Frames;
 use crate::owners::Owners;
 use crate::parts::DiskProperties;
-use crate::plug::{MergeLimits, Merged};
+use crate::plug::{MergeLimits, MergePolicy, Merged};
 use crate::segments::{GrantedMemory, copy_bounce};
 use crate::statistics::{Counting, Statistics};
 use parking_lot::Mutex;
@@ -15,14 +15,13 @@ use pvblk_ring::wire::{self, DiscardRequest, IndirectRequest, RequestHeader, Res
 use pvblk_ring::{EventChannel, FrontRing};
 use pvblk_sys::PAGE_SIZE;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// Most answers taken in one go, so that a poll is bounded.
 const DRAIN_BATCH: usize = 64;
-/// Waiting requests that a new one is compared with, where that is asked for. Linux finds any of them by its end.
-const ELEVATOR_LOOK_BACK: usize = 256;
 /// `owner` of answers that nobody in particular takes: a number no submitter has.
 const NOBODY: u32 = u32::MAX;
 
@@ -60,8 +59,8 @@ pub struct QueueSetup {
     pub indirect_frame: u32,
     pub durability: Arc<Durability>,
     pub trouble: Arc<Trouble>,
-    /// Merge requests while they wait for the ring, up to these limits.
-    pub merge_while_waiting: Option<MergeLimits>,
+    /// Bounds of one ring request.
+    pub merge: MergeLimits,
 }
 
 #[cfg(feature = "planted")]
@@ -73,7 +72,7 @@ impl QueueSetup {
 }
 
 /// See the module's documentation. Used under its lock.
-pub struct HardwareQueue {
+pub struct HardwareQueue<M> {
     ring: FrontRing,
     setup: QueueSetup,
     shadow: Vec<Shadow>,
@@ -91,16 +90,17 @@ pub struct HardwareQueue {
     stopped: bool,
     /// For people who want to know; it costs a look at the clock for each batch.
     counting: Option<Box<Counting>>,
+    policy: PhantomData<M>,
 }
 
 /// A hardware queue and its doorbell.
-pub struct SharedQueue {
-    pub state: Mutex<HardwareQueue>,
+pub struct SharedQueue<M> {
+    pub state: Mutex<HardwareQueue<M>>,
     pub channel: Box<dyn EventChannel>,
 }
 
-impl HardwareQueue {
-    pub fn new(ring: FrontRing, setup: QueueSetup) -> HardwareQueue {
+impl<M: MergePolicy> HardwareQueue<M> {
+    pub fn new(ring: FrontRing, setup: QueueSetup) -> HardwareQueue<M> {
         let entries = ring.entries();
         HardwareQueue {
             ring,
@@ -115,6 +115,7 @@ impl HardwareQueue {
             stuck: false,
             stopped: false,
             counting: None,
+            policy: PhantomData,
         }
     }
 
@@ -140,7 +141,7 @@ impl HardwareQueue {
     pub fn insert(&mut self, number: u32, pulled: impl Iterator<Item = Merged>) {
         self.account();
         let before = self.backlog.len();
-        if self.counting.is_none() && self.setup.merge_while_waiting.is_none() {
+        if self.counting.is_none() && !M::JOINS_WAITING {
             self.backlog.extend(pulled);
         } else {
             pulled.for_each(|merged| self.insert_one(merged));
@@ -153,21 +154,15 @@ impl HardwareQueue {
         if let Some(counting) = &mut self.counting {
             counting.inserted(&merged);
         }
-        let mut merged = merged;
-        if let Some(limits) = &self.setup.merge_while_waiting {
-            for waiting in self.backlog.iter_mut().rev().take(ELEVATOR_LOOK_BACK) {
-                match waiting.join(merged, limits) {
-                    Ok(()) => {
-                        if let Some(counting) = &mut self.counting {
-                            counting.joined();
-                        }
-                        return;
-                    }
-                    Err(back) => merged = *back,
-                }
-            }
+        let alone = match M::JOINS_WAITING {
+            true => M::join(&mut self.backlog, merged, &self.setup.merge),
+            false => Some(merged),
+        };
+        match (alone, &mut self.counting) {
+            (Some(merged), _) => self.backlog.push_back(merged),
+            (None, Some(counting)) => counting.joined(),
+            (None, None) => {}
         }
-        self.backlog.push_back(merged);
     }
 
     /// Starts to count, or starts anew.

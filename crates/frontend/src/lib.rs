@@ -35,5 +35,5 @@ mod statistics;
 
 pub use device::Frontend;
 pub use parts::{DiskProperties, FrontParts, FrontQueueParts, Granter};
-pub use plug::MergePolicy;
+pub use plug::{InBatch, MergeLimits, MergePolicy, Merged};
 pub use statistics::Statistics;

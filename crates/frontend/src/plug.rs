@@ -2,6 +2,7 @@
 
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, Op, Request, RequestFlags, Status};
+use std::collections::VecDeque;
 
 /// Requests back in the plug that a new one is compared with. A stream is found at once; a few
 /// interleaved streams are found too; random requests cost no more than this.
@@ -30,29 +31,9 @@ impl Merged {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Takes `other` in behind the end, if it is the same kind of request, touches it there, and both fit into one.
-    pub fn join(&mut self, other: Merged, limits: &MergeLimits) -> Result<(), Box<Merged>> {
-        let fits = self.owner == other.owner
-            && self.first.op == other.first.op
-            && self.first.op.has_data()
-            && self.first.flags == other.first.flags
-            && !self.first.flags.contains(RequestFlags::FUA)
-            && self.sector + self.sectors == other.sector
-            && self.sectors + other.sectors <= limits.sectors
-            && self.segments + other.segments <= limits.segments;
-        if !fits {
-            return Err(Box::new(other));
-        }
-        self.sectors += other.sectors;
-        self.segments += other.segments;
-        self.rest.push(other.first);
-        self.rest.extend(other.rest);
-        Ok(())
-    }
-
     /// Completes all of them.
     #[inline]
-    pub fn deliver(self, status: Status, out: &mut Vec<Completion>) {
+    pub(crate) fn deliver(self, status: Status, out: &mut Vec<Completion>) {
         #[cfg(feature = "planted")]
         if crate::planted::swallows(&self) {
             return;
@@ -63,15 +44,26 @@ impl Merged {
     }
 }
 
-/// Where requests for neighbouring sectors are merged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MergePolicy {
-    /// Within a batch that is submitted together, and nowhere else (docs/decisions/0004-merge-in-the-plug.md).
-    #[default]
-    InBatch,
-    /// Also with a request of the same submitter that waits because the ring is full, as Linux's elevator does. Then the
-    /// size of the ring decides the size of the requests: the anomalies of seed 000. For the lab.
-    WhileWaiting,
+/// Whether requests are merged outside of the batch in which they were submitted.
+pub trait MergePolicy: Send + Sync + 'static {
+    /// With `false` [`MergePolicy::join`] is never called.
+    const JOINS_WAITING: bool;
+
+    /// Merges `next` into one of the requests that wait because the ring is full, oldest first, or returns it. `next` may join a request of
+    /// its own submitter only, and must not pass one that it overlaps.
+    fn join(waiting: &mut VecDeque<Merged>, next: Merged, limits: &MergeLimits) -> Option<Merged>;
+}
+
+/// Within a batch, and nowhere else: the policy of every front end that serves (docs/decisions/0004-merge-in-the-plug.md).
+#[derive(Debug)]
+pub enum InBatch {}
+
+impl MergePolicy for InBatch {
+    const JOINS_WAITING: bool = false;
+
+    fn join(_: &mut VecDeque<Merged>, next: Merged, _: &MergeLimits) -> Option<Merged> {
+        Some(next)
+    }
 }
 
 /// Bounds of one ring request.

@@ -3,7 +3,7 @@
 use crate::connection::{Connection, Found, Link};
 use crate::hardware_queue::{HardwareQueue, SharedQueue, immediate};
 use crate::owners::{self, Mail};
-use crate::plug::{Merged, Plug};
+use crate::plug::{MergePolicy, Merged, Plug};
 use parking_lot::{Mutex, MutexGuard};
 use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Op, Readiness, Request, Status};
@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// See the module's documentation.
-pub struct SoftwareQueue {
-    link: Arc<Link>,
+pub struct SoftwareQueue<M: MergePolicy> {
+    link: Arc<Link<M>>,
     /// Of the link, when it was last looked at.
     epoch: u64,
-    connection: Arc<Connection>,
-    hardware: Arc<SharedQueue>,
+    connection: Arc<Connection<M>>,
+    hardware: Arc<SharedQueue<M>>,
     owner: u32,
     /// Which of its user's queues this is.
     index: u32,
@@ -40,8 +40,12 @@ pub struct SoftwareQueue {
 const CHANNEL: u64 = 0;
 const MAIL: u64 = 1;
 
-impl SoftwareQueue {
-    pub fn new(link: &Arc<Link>, index: u32, tracer: Tracer) -> std::io::Result<SoftwareQueue> {
+impl<M: MergePolicy> SoftwareQueue<M> {
+    pub fn new(
+        link: &Arc<Link<M>>,
+        index: u32,
+        tracer: Tracer,
+    ) -> std::io::Result<SoftwareQueue<M>> {
         let mail = Arc::new(Mail {
             letters: Mutex::default(),
             any: Default::default(),
@@ -96,7 +100,7 @@ impl SoftwareQueue {
         }
     }
 
-    fn join(&mut self, connection: Arc<Connection>) {
+    fn join(&mut self, connection: Arc<Connection<M>>) {
         let hardware = ring_of(&connection, self.index);
         let moved = self
             .poller
@@ -178,7 +182,7 @@ impl SoftwareQueue {
     }
 }
 
-impl DeviceQueue for SoftwareQueue {
+impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
         // A single request isn't held back for others.
         let plugs = batch.len() > 1;
@@ -304,7 +308,7 @@ impl DeviceQueue for SoftwareQueue {
     }
 }
 
-impl Drop for SoftwareQueue {
+impl<M: MergePolicy> Drop for SoftwareQueue<M> {
     fn drop(&mut self) {
         let mut state = self.hardware.state.lock();
         state.leave(self.owner);
@@ -315,10 +319,10 @@ impl Drop for SoftwareQueue {
 
 /// Leaves the queue's lock, and tells those who have to know. Nobody wakes into a lock that is held.
 #[inline]
-fn unlock(
-    hardware: &SharedQueue,
+fn unlock<M: MergePolicy>(
+    hardware: &SharedQueue<M>,
     bells: &mut Vec<Arc<Mail>>,
-    mut state: MutexGuard<'_, HardwareQueue>,
+    mut state: MutexGuard<'_, HardwareQueue<M>>,
     notify: bool,
 ) {
     state.owners.bells(bells);
@@ -330,11 +334,11 @@ fn unlock(
 }
 
 /// Puts a ring's doorbell into a poller, to be looked at by the listener only.
-fn add_silently(poller: &Poller, hardware: &SharedQueue) -> std::io::Result<()> {
+fn add_silently<M>(poller: &Poller, hardware: &SharedQueue<M>) -> std::io::Result<()> {
     poller.add(hardware.channel.fd(), CHANNEL, false)?;
     poller.set(hardware.channel.fd(), CHANNEL, false, false)
 }
 
-fn ring_of(connection: &Connection, index: u32) -> Arc<SharedQueue> {
+fn ring_of<M>(connection: &Connection<M>, index: u32) -> Arc<SharedQueue<M>> {
     Arc::clone(&connection.hardware[index as usize % connection.hardware.len()])
 }

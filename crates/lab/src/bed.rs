@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use pvblk_bench::{self as bench, BlockSizes, JobSpec, Mix, RunOptions};
 use pvblk_block::BlockDevice;
 use pvblk_export::local::{ConnectOptions, FrontLink, connect};
-use pvblk_frontend::{Frontend, MergePolicy, Statistics};
+use pvblk_frontend::{Frontend, InBatch, MergePolicy, Statistics};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,8 +27,6 @@ pub struct Wishes {
     pub ring_pages: usize,
     /// Memory for data in bytes.
     pub memory_bytes: u64,
-    /// Where it merges.
-    pub merge: MergePolicy,
 }
 
 impl Bed {
@@ -53,7 +51,7 @@ impl Bed {
     }
 
     /// Connects to a disk. What was negotiated is what was wished, or an error.
-    pub fn connect(&self, disk: &str, wishes: &Wishes) -> Result<Lane> {
+    pub fn connect<M: MergePolicy>(&self, disk: &str, wishes: &Wishes) -> Result<Lane<M>> {
         let options = ConnectOptions {
             queues: wishes.queues,
             ring_pages: wishes.ring_pages,
@@ -62,7 +60,7 @@ impl Bed {
             ..ConnectOptions::default()
         };
         let (parts, link) = connect(&self.socket, disk, &options)?;
-        let front = Frontend::with_policy(parts, wishes.merge)?;
+        let front = Frontend::with_policy(parts)?;
         ensure!(
             front.queues() == wishes.queues as usize
                 && front.ring_entries() as usize == wishes.ring_pages * 32,
@@ -76,12 +74,12 @@ impl Bed {
 }
 
 /// A connected disk.
-pub struct Lane {
-    front: Arc<Frontend>,
+pub struct Lane<M: MergePolicy = InBatch> {
+    front: Arc<Frontend<M>>,
     link: FrontLink,
 }
 
-impl Drop for Lane {
+impl<M: MergePolicy> Drop for Lane<M> {
     fn drop(&mut self) {
         let _ = self.link.close();
     }
@@ -168,7 +166,7 @@ pub fn typical(samples: &[Sample], f: fn(&Sample) -> f64) -> f64 {
     }
 }
 
-impl Lane {
+impl<M: MergePolicy> Lane<M> {
     /// Puts `load` on the disk.
     pub fn measure(&self, load: &Load) -> Result<Sample> {
         let device: Arc<dyn BlockDevice> = self.front.clone();

@@ -2,7 +2,6 @@
 
 use fastrand::Rng;
 use pvblk_export::xenbus::{BackendOffers, FrontWishes};
-use pvblk_frontend::MergePolicy;
 use pvblk_ring::RingSize;
 
 /// The mix of requests: shares, each relative to the sum.
@@ -61,8 +60,6 @@ pub struct Profile {
     pub mark_known: bool,
     /// The disk can discard.
     pub discard: bool,
-    /// How the front end merges.
-    pub merging: MergePolicy,
 }
 
 /// What a back end offers.
@@ -116,7 +113,6 @@ impl Profile {
             counted: rng.bool(),
             mark_known: rng.u8(..8) > 0,
             discard,
-            merging: pick(rng, &[MergePolicy::InBatch, MergePolicy::WhileWaiting]),
         }
     }
 

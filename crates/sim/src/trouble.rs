@@ -302,8 +302,7 @@ impl World {
         let memory = FrontMemory::take().map_err(|e| e.to_string())?;
         let offers = self.w.profile.offers(&mut self.w.rng, true, 0);
         let (parts, wires) = self.connect(&memory, offers)?;
-        let device =
-            Frontend::with_policy(parts, self.w.profile.merging).map_err(|e| e.to_string())?;
+        let device = Frontend::new(parts).map_err(|e| e.to_string())?;
         device.set_recovery(true);
         self.w.checker.started();
         self.w.log.add(

@@ -9,7 +9,6 @@ mod report;
 use crate::bed::{Bed, Lane, Load, Pattern, Sample, Wishes, memory_bytes};
 use crate::machine::Machine;
 use anyhow::Result;
-use pvblk_frontend::MergePolicy;
 use serde::Serialize;
 use std::path::Path;
 
@@ -118,7 +117,6 @@ impl Experiment<'_> {
             queues,
             ring_pages: 8,
             memory_bytes: memory_bytes(loads),
-            merge: MergePolicy::InBatch,
         };
         self.bed.connect(disk, &wishes)
     }

@@ -7,12 +7,14 @@
 //! Sequential reads are also run with the elevator's policy (merge what waits for the ring), which no front end of
 //! ours uses: it shows where the seed's anomalies come from.
 
+mod elevator;
 mod report;
 
 use crate::bed::{Bed, Lane, Load, Pattern, Sample, Wishes, memory_bytes, modelled_ssd};
 use crate::machine::Machine;
 use anyhow::Result;
-use pvblk_frontend::MergePolicy;
+use elevator::WhileWaiting;
+use pvblk_frontend::{InBatch, MergePolicy};
 use serde::Serialize;
 use std::path::Path;
 
@@ -115,22 +117,20 @@ impl RingsOptions {
 }
 
 /// Measures `loads` on three front ends, interleaved.
-fn sweep(
+fn sweep<M: MergePolicy>(
     bed: &Bed,
     loads: &[Load],
-    merge: MergePolicy,
     runs: usize,
     progress: &dyn Fn(&str),
 ) -> Result<Vec<Point>> {
-    let control = merge == MergePolicy::InBatch;
-    let connect = |disk: &str, ring_pages| -> Result<Lane> {
+    let control = !M::JOINS_WAITING;
+    let connect = |disk: &str, ring_pages| -> Result<Lane<M>> {
         bed.connect(
             disk,
             &Wishes {
                 queues: 1,
                 ring_pages,
                 memory_bytes: memory_bytes(loads),
-                merge,
             },
         )
     };
@@ -176,17 +176,15 @@ pub fn run(options: &RingsOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
     let volume = modelled_ssd(options.slower);
     let disks = ["one", "eight", "again"].map(|name| (name.to_owned(), volume.clone()));
     let bed = Bed::start(dir, &disks, 1)?;
-    let sweep = |loads: Vec<Load>, merge, runs| sweep(&bed, &loads, merge, runs, progress);
-    let plain = MergePolicy::InBatch;
-    let elevator = MergePolicy::WhileWaiting;
+    let plain = |loads: Vec<Load>| sweep::<InBatch>(&bed, &loads, options.runs, progress);
     Ok(RingsResult {
         machine: Machine::here(),
         device: modelled_ssd(1.0),
         slower: options.slower,
-        random: sweep(options.random(), plain, options.runs)?,
-        sizes: sweep(options.by_size(), plain, options.runs)?,
-        sequential: sweep(options.sequential(false), plain, options.runs)?,
-        batched: sweep(options.sequential(true), plain, options.runs)?,
-        elevator: sweep(options.sequential(false), elevator, 1)?,
+        random: plain(options.random())?,
+        sizes: plain(options.by_size())?,
+        sequential: plain(options.sequential(false))?,
+        batched: plain(options.sequential(true))?,
+        elevator: sweep::<WhileWaiting>(&bed, &options.sequential(false), 1, progress)?,
     })
 }
