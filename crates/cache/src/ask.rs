@@ -1,6 +1,7 @@
 //! Questions to a cache: `{"cache": "counters"}` and `{"cache": "drop"}`.
 
 use crate::PageCache;
+use crate::policy::Policy;
 use pvblk_block::Error;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -12,7 +13,10 @@ struct Question {
 }
 
 /// The answer; `None` if it isn't a question to a cache.
-pub(crate) fn answer(cache: &PageCache, question: &str) -> Option<Result<String, Error>> {
+pub(crate) fn answer<P: Policy>(
+    cache: &PageCache<P>,
+    question: &str,
+) -> Option<Result<String, Error>> {
     let question: Question = serde_json::from_str(question).ok()?;
     Some(match question.cache.as_str() {
         "counters" => Ok(counters(cache).to_string()),
@@ -24,7 +28,7 @@ pub(crate) fn answer(cache: &PageCache, question: &str) -> Option<Result<String,
     })
 }
 
-fn counters(cache: &PageCache) -> Value {
+fn counters<P: Policy>(cache: &PageCache<P>) -> Value {
     let c = cache.counters();
     let mut all: Map<_, _> = c
         .all()

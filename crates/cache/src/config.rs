@@ -25,53 +25,15 @@ pub enum Mode {
     ReadOnly,
 }
 
-/// The order in which frames come from a refill.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FrameOrder {
-    /// Rising, also at the cold end, and sorted within a request.
-    #[default]
-    Kept,
-    /// Falling at the cold end, as in Linux 2.6.25 to 2.6.30.
-    Reversed,
-}
-
-/// What a request does when it reclaimed pages itself and then finds no free frame all the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WaitPolicy {
-    /// If pages were reclaimed it empties the lists and tries again; else it sleeps until any I/O has ended.
-    #[default]
-    Progress,
-    /// It sleeps, until the timeout or until congestion ends, if the device is congested; else it tries again.
-    IfCongested,
-    /// It sleeps for the whole timeout, whatever was reclaimed, as in Linux 2.6.31.
-    FullTimeout,
-}
-
-/// How much of the cache active pages may keep from reclaim.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ActiveShare {
-    /// This share in percent, 0 to 99: with 50 no active page is given up while there are as many inactive ones, as in Linux 2.6.31.
-    Percent(u8),
-    /// 50 %, but nothing while pages come back that would still be there if the active list were shorter.
-    #[default]
-    Refault,
-}
-
-/// Size and policies. The defaults are the good ones; the others are there so that history can be replayed.
+/// Size, mode and bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Bytes of all frames together: a multiple of 4096, at least 64 KiB, at most 16 TiB.
     pub size_bytes: u64,
     /// What happens to writes.
     pub mode: Mode,
-    /// Order of frames.
-    pub order: FrameOrder,
-    /// Waiting for memory.
-    pub wait: WaitPolicy,
     /// Longest sleep of one wait for memory.
     pub timeout: Duration,
-    /// Protection of active pages.
-    pub active: ActiveShare,
     /// Largest read-ahead window in bytes, a multiple of 4096; 0: none; `None`: the device's own, or 128 KiB where that is less or unknown.
     pub readahead_bytes: Option<u32>,
     /// Lists of free frames, one for each CPU; 0: as many as the process may use CPUs.
@@ -87,15 +49,12 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
-    /// A cache of `size_bytes` with write-back and the good policies.
+    /// A cache of `size_bytes` with write-back.
     pub fn new(size_bytes: u64) -> CacheConfig {
         CacheConfig {
             size_bytes,
             mode: Mode::default(),
-            order: FrameOrder::default(),
-            wait: WaitPolicy::default(),
             timeout: Duration::from_millis(20),
-            active: ActiveShare::default(),
             readahead_bytes: None,
             lists: 0,
             dirty_background_percent: 10,
@@ -121,8 +80,6 @@ impl CacheConfig {
             || !u64::from(self.max_io_bytes).is_multiple_of(page)
         {
             "the largest I/O must be a multiple of 4096 bytes"
-        } else if matches!(self.active, ActiveShare::Percent(p) if p > 99) {
-            "active must be 0 to 99 percent, or refault"
         } else if !(1..=99).contains(&self.dirty_background_percent)
             || !(self.dirty_background_percent..=99).contains(&self.dirty_percent)
         {
@@ -147,17 +104,6 @@ impl CacheConfig {
         }
         if self.dirty_percent != usual.dirty_percent {
             text += &format!(",dirty={}", self.dirty_percent);
-        }
-        if self.order == FrameOrder::Reversed {
-            text += ",order=reversed";
-        }
-        text += match self.wait {
-            WaitPolicy::Progress => "",
-            WaitPolicy::IfCongested => ",wait=congested",
-            WaitPolicy::FullTimeout => ",wait=full",
-        };
-        if let ActiveShare::Percent(share) = self.active {
-            text += &format!(",active={share}");
         }
         text
     }

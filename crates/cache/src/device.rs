@@ -5,6 +5,7 @@ use crate::core::{Core, Out, Store};
 use crate::counters::Counters;
 use crate::keeper::Thread;
 use crate::lane::Lane;
+use crate::policy::{Policy, Standard};
 use crate::queue::{CacheQueue, Hits};
 use crate::table::Table;
 use parking_lot::Mutex;
@@ -29,9 +30,9 @@ struct Place {
 }
 
 /// What a cache's queues share.
-pub(crate) struct Shared {
+pub(crate) struct Shared<P = Standard> {
     pub inner: Arc<dyn BlockDevice>,
-    pub core: Mutex<Core>,
+    pub core: Mutex<Core<P>>,
     pub table: Arc<Table>,
     pub region: Arc<Region>,
     pub clock: Arc<dyn Clock>,
@@ -58,7 +59,7 @@ pub(crate) struct Shared {
     pub giving: Mutex<Option<Instant>>,
 }
 
-impl Shared {
+impl<P: Policy> Shared<P> {
     /// The number of a new owner.
     pub fn add_lane(&self, lane: &Arc<Lane>, hits: &Arc<Hits>) -> usize {
         let place = Place {
@@ -161,7 +162,7 @@ impl Shared {
     }
 
     /// Reclaim and write-back by whoever is there, unless a keeper does it.
-    pub fn background(&self, core: &mut Core) {
+    pub fn background(&self, core: &mut Core<P>) {
         if !self.kept.load(Ordering::Relaxed) {
             core.background_reclaim();
             core.write_back();
@@ -178,7 +179,7 @@ impl Shared {
     }
 
     /// The device has another size: pages behind its end go.
-    fn follow_size(&self, core: &mut Core) {
+    fn follow_size(&self, core: &mut Core<P>) {
         let sectors = self.inner.capacity_sectors();
         if core.resize(sectors) {
             self.resized.store(false, Ordering::Relaxed);
@@ -225,15 +226,15 @@ impl Shared {
 /// A page cache over a device. docs/decisions/0012-page-cache.md says how it works.
 ///
 /// Each queue of it opens a queue of the device. Nothing runs behind its users' backs, unless [`PageCache::keep`] is called.
-pub struct PageCache {
-    pub(crate) shared: Arc<Shared>,
+pub struct PageCache<P: Policy = Standard> {
+    pub(crate) shared: Arc<Shared<P>>,
     config: CacheConfig,
     limits: Limits,
     /// Another one for each cache: what wasn't flushed goes with it.
     mark: u64,
     _tables: Gauge,
     _resizes: Subscription,
-    keeper: Mutex<Option<Thread>>,
+    keeper: Mutex<Option<Thread<P>>>,
 }
 
 impl PageCache {
@@ -248,6 +249,18 @@ impl PageCache {
         inner: Arc<dyn BlockDevice>,
         clock: Arc<dyn Clock>,
     ) -> Result<PageCache, Error> {
+        PageCache::with_policy(config, Standard, inner, clock)
+    }
+}
+
+impl<P: Policy> PageCache<P> {
+    /// As [`PageCache::with_clock`], with other decisions about memory.
+    pub fn with_policy(
+        config: &CacheConfig,
+        policy: P,
+        inner: Arc<dyn BlockDevice>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<PageCache<P>, Error> {
         if let Some(why) = config.problem() {
             return Err(Error::config(format!("cache: {why}")));
         }
@@ -280,6 +293,7 @@ impl PageCache {
         };
         let core = Core::new(
             config,
+            policy,
             below,
             sectors,
             store,
@@ -424,7 +438,7 @@ fn marks() -> u64 {
     hasher.finish()
 }
 
-impl Decorator for PageCache {
+impl<P: Policy> Decorator for PageCache<P> {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.shared.inner
     }
@@ -543,7 +557,7 @@ impl Reclaim for PageCache {
     }
 }
 
-impl Drop for PageCache {
+impl<P: Policy> Drop for PageCache<P> {
     fn drop(&mut self) {
         drop(self.keeper.lock().take());
         if !std::thread::panicking() && !self.shared.core.lock().is_clean() {

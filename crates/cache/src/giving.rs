@@ -5,6 +5,7 @@ use crate::config::PAGE_BYTES;
 use crate::core::{Next, Out};
 use crate::device::Shared;
 use crate::planted::{CacheBug, has};
+use crate::policy::Policy;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Gives back what nobody needs, and returns bytes. The core's lock is free while memory goes.
-pub(crate) fn give_way(shared: &Arc<Shared>) -> u64 {
+pub(crate) fn give_way<P: Policy>(shared: &Arc<Shared<P>>) -> u64 {
     // Somebody does it already.
     let Some(mut not_before) = shared.giving.try_lock() else {
         return 0;
@@ -64,12 +65,12 @@ pub(crate) fn give_way(shared: &Arc<Shared>) -> u64 {
     bytes
 }
 
-fn is_paused(shared: &Shared, not_before: Option<Instant>) -> bool {
+fn is_paused<P: Policy>(shared: &Shared<P>, not_before: Option<Instant>) -> bool {
     not_before.is_some_and(|at| shared.clock.now() < at)
 }
 
 /// Bytes that might go; none for a while after a pass that brought little.
-pub(crate) fn spare_bytes(shared: &Shared) -> u64 {
+pub(crate) fn spare_bytes<P: Policy>(shared: &Shared<P>) -> u64 {
     let giving = shared.giving.try_lock();
     match giving.is_some_and(|not_before| is_paused(shared, *not_before)) {
         true => 0,
@@ -78,7 +79,7 @@ pub(crate) fn spare_bytes(shared: &Shared) -> u64 {
 }
 
 /// One call for each run of neighbours. False if the system refuses, which costs nothing but the memory.
-fn release(shared: &Shared, blocks: &[FreeBlock]) -> bool {
+fn release<P: Policy>(shared: &Shared<P>, blocks: &[FreeBlock]) -> bool {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for frames in blocks.iter().map(FreeBlock::frames) {
         match runs.last_mut() {

@@ -2,6 +2,7 @@
 
 use crate::core::Out;
 use crate::device::Shared;
+use crate::policy::{Policy, Standard};
 use crate::{PageCache, core::Core};
 use pvblk_block::{Completion, Error, Readiness};
 use pvblk_sys::Poller;
@@ -24,21 +25,21 @@ pub enum Due {
 
 /// Does a cache's background reclaim and write-back, instead of whoever polls: as `kswapd` and the flusher do on CPUs of their own. For
 /// simulation and experiments, where it is one more actor.
-pub struct Keeper {
-    shared: Arc<Shared>,
+pub struct Keeper<P: Policy = Standard> {
+    shared: Arc<Shared<P>>,
     exclusive: bool,
     out: Out,
     ended: Vec<Completion>,
 }
 
-impl Keeper {
+impl<P: Policy> Keeper<P> {
     /// Takes over from those who poll, until it is dropped.
-    pub fn new(cache: &PageCache) -> Keeper {
+    pub fn new(cache: &PageCache<P>) -> Keeper<P> {
         cache.shared.kept.store(true, Ordering::Relaxed);
         Keeper::of(&cache.shared, true)
     }
 
-    fn of(shared: &Arc<Shared>, exclusive: bool) -> Keeper {
+    fn of(shared: &Arc<Shared<P>>, exclusive: bool) -> Keeper<P> {
         Keeper {
             shared: Arc::clone(shared),
             exclusive,
@@ -91,7 +92,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl<P: Policy> Drop for Keeper<P> {
     fn drop(&mut self) {
         if self.exclusive {
             self.shared.kept.store(false, Ordering::Relaxed);
@@ -100,14 +101,14 @@ impl Drop for Keeper {
 }
 
 /// A keeper's thread.
-pub(crate) struct Thread {
-    shared: Arc<Shared>,
+pub(crate) struct Thread<P: Policy> {
+    shared: Arc<Shared<P>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Thread {
-    pub fn start(shared: &Arc<Shared>) -> Result<Thread, Error> {
+impl<P: Policy> Thread<P> {
+    pub fn start(shared: &Arc<Shared<P>>) -> Result<Thread<P>, Error> {
         let os = |e| Error::os("cache: starting a thread", e);
         let mut keeper = Keeper::of(shared, false);
         let stop = Arc::new(AtomicBool::new(false));
@@ -159,7 +160,7 @@ impl Thread {
     }
 }
 
-impl Drop for Thread {
+impl<P: Policy> Drop for Thread<P> {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.shared.keeper_lane.bell.notify();

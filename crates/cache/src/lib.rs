@@ -8,8 +8,8 @@
 //!                └ write-back: by sector, in runs; a flush knows by numbers what it covers
 //! ```
 //!
-//! docs/decisions/0012-page-cache.md says what must hold. The policies that made a kernel lose most of its throughput in 2009 are there as
-//! parameters ([`CacheConfig`]), so that this can be shown; the defaults are the others.
+//! docs/decisions/0012-page-cache.md says what must hold. What a cache does when memory is short is a type parameter
+//! ([`Policy`]), so that the experiments can show what made a kernel lose most of its throughput in 2009.
 
 pub mod alloc;
 mod ask;
@@ -22,13 +22,13 @@ mod keeper;
 mod lane;
 mod lists;
 pub mod planted;
+mod policy;
 mod queue;
 mod readahead;
 mod table;
 
-pub use config::{
-    ActiveShare, CacheConfig, FrameOrder, Mode, PAGE_BYTES, PAGE_SECTORS, WaitPolicy,
-};
+pub use config::{CacheConfig, Mode, PAGE_BYTES, PAGE_SECTORS};
 pub use counters::Counters;
 pub use device::PageCache;
 pub use keeper::{Due, Keeper};
+pub use policy::{AfterFailure, Policy, Shortfall, Standard};

@@ -4,6 +4,7 @@ use crate::config::{PAGE_BYTES, PAGE_SECTORS};
 use crate::core::{Core, Out, Turn, copy, meeting};
 use crate::device::Shared;
 use crate::lane::{Lane, earliest};
+use crate::policy::Policy;
 use crate::readahead::{Hint, Streams};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
@@ -27,8 +28,8 @@ pub(crate) struct Hits {
     pub ahead: AtomicU64,
 }
 
-pub(crate) struct CacheQueue {
-    shared: Arc<Shared>,
+pub(crate) struct CacheQueue<P: Policy> {
+    shared: Arc<Shared<P>>,
     owner: usize,
     lane: Arc<Lane>,
     hits: Arc<Hits>,
@@ -62,12 +63,12 @@ fn add(counter: &AtomicU64, some: u64) {
     counter.store(counter.load(Ordering::Relaxed) + some, Ordering::Relaxed);
 }
 
-impl CacheQueue {
+impl<P: Policy> CacheQueue<P> {
     pub fn open(
-        shared: &Arc<Shared>,
+        shared: &Arc<Shared<P>>,
         context: &QueueContext,
         floor: &str,
-    ) -> Result<CacheQueue, Error> {
+    ) -> Result<CacheQueue<P>, Error> {
         let os = |e| Error::os("cache: opening a queue", e);
         let tracer = context
             .tracing
@@ -135,7 +136,7 @@ impl CacheQueue {
     }
 
     /// Steps the core, and sends what comes of it on its way.
-    fn step(&mut self, f: impl FnOnce(&mut Core, usize)) {
+    fn step(&mut self, f: impl FnOnce(&mut Core<P>, usize)) {
         let shared = Arc::clone(&self.shared);
         let mut out = std::mem::take(&mut self.out);
         let mut core = shared.core.lock();
@@ -251,7 +252,7 @@ impl CacheQueue {
     }
 }
 
-impl DeviceQueue for CacheQueue {
+impl<P: Policy> DeviceQueue for CacheQueue<P> {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
         let mut slow = std::mem::take(&mut self.slow);
         for request in batch.drain(..) {
@@ -357,7 +358,7 @@ impl DeviceQueue for CacheQueue {
     }
 }
 
-impl Drop for CacheQueue {
+impl<P: Policy> Drop for CacheQueue<P> {
     /// Its user's buffers may be in use: what it asked for has to end.
     fn drop(&mut self) {
         self.awake();

@@ -1,12 +1,13 @@
 //! What the policies do, on a clock that only moves when all wait, and what an array below gets to see.
 
+#[path = "../../lab/src/page_order/policy.rs"]
+mod past;
+
 use pvblk_block::{
     BlockDevice, Buffer, Clock, Completion, ManualClock, Op, Queue, QueueContext, Readiness,
     Request, Status,
 };
-use pvblk_cache::{
-    ActiveShare, CacheConfig, Counters, Due, FrameOrder, Keeper, Mode, PageCache, WaitPolicy,
-};
+use pvblk_cache::{CacheConfig, Counters, Due, Keeper, Mode, PageCache, Policy, Standard};
 use pvblk_volume::raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
 use pvblk_volume::{DelayVolume, VolumeSpec};
 use std::sync::Arc;
@@ -80,11 +81,11 @@ impl Reader {
 }
 
 /// Steps all readers and the keeper, until all have read what they are to.
-fn drive(
+fn drive<P: Policy>(
     clock: &ManualClock,
-    cache: &PageCache,
+    cache: &PageCache<P>,
     readers: &mut [Reader],
-    mut keeper: Option<&mut Keeper>,
+    mut keeper: Option<&mut Keeper<P>>,
 ) {
     let mut turns = 0;
     while readers.iter().any(|r| r.left > 0 || r.request.is_none()) {
@@ -121,6 +122,15 @@ fn drive(
 }
 
 fn cached(config: &CacheConfig, below: &str, clock: &Arc<ManualClock>) -> Arc<PageCache> {
+    cached_by(Standard, config, below, clock)
+}
+
+fn cached_by<P: Policy>(
+    policy: P,
+    config: &CacheConfig,
+    below: &str,
+    clock: &Arc<ManualClock>,
+) -> Arc<PageCache<P>> {
     let inner = match below.parse().unwrap() {
         VolumeSpec::Delay(delay, inner) => {
             let inner = inner.open().unwrap();
@@ -128,7 +138,7 @@ fn cached(config: &CacheConfig, below: &str, clock: &Arc<ManualClock>) -> Arc<Pa
         }
         other => other.open().unwrap(),
     };
-    Arc::new(PageCache::with_clock(config, inner, clock.clone()).unwrap())
+    Arc::new(PageCache::with_policy(config, policy, inner, clock.clone()).unwrap())
 }
 
 #[test]
@@ -160,11 +170,11 @@ fn a_stream_is_read_ahead_in_few_requests_and_random_reads_are_not() {
 
 #[test]
 fn frames_in_order_are_few_segments() {
-    let segments = |order| {
+    fn segments(policy: impl Policy) -> f64 {
         let clock = Arc::new(ManualClock::default());
         let mut config = CacheConfig::new(256 << 20);
-        (config.order, config.lists) = (order, 1);
-        let cache = cached(&config, "null:1G", &clock);
+        config.lists = 1;
+        let cache = cached_by(policy, &config, "null:1G", &clock);
         let device: Arc<dyn BlockDevice> = cache.clone();
         drive(
             &clock,
@@ -173,20 +183,23 @@ fn frames_in_order_are_few_segments() {
             None,
         );
         cache.counters().segments_per_read().unwrap()
+    }
+    let reversed = past::Policy {
+        order: past::FrameOrder::Reversed,
+        ..past::Policy::DEFAULT
     };
-    let (kept, reversed) = (segments(FrameOrder::Kept), segments(FrameOrder::Reversed));
+    let (kept, reversed) = (segments(Standard), segments(reversed));
     println!("{kept:.2} segments in order, {reversed:.2} reversed");
     assert!(reversed >= 4.0 * kept, "{kept} {reversed}");
 }
 
 /// Several processes, each on a device of its own that serves one request at a time, and a cache that is too small. Half of it is active:
 /// it was read twice before.
-fn squeeze(pages: u64, processes: u64, change: impl Fn(&mut CacheConfig)) -> (Duration, Counters) {
+fn squeeze(pages: u64, processes: u64, policy: impl Policy) -> (Duration, Counters) {
     let clock = Arc::new(ManualClock::default());
     let mut config = CacheConfig::new(pages * 4096);
     config.lists = 1;
-    change(&mut config);
-    let cache = cached(&config, "delay:200us,serial:null:64G", &clock);
+    let cache = cached_by(policy, &config, "delay:200us,serial:null:64G", &clock);
     let device: Arc<dyn BlockDevice> = cache.clone();
     let mut keeper = Keeper::new(&cache);
     for _ in 0..3 {
@@ -202,16 +215,16 @@ fn squeeze(pages: u64, processes: u64, change: impl Fn(&mut CacheConfig)) -> (Du
 }
 
 /// As in Linux 2.6.31.
-fn history(c: &mut CacheConfig) {
-    c.wait = WaitPolicy::FullTimeout;
-    c.order = FrameOrder::Reversed;
-    c.active = ActiveShare::Percent(50);
-}
+const HISTORY: past::Policy = past::Policy {
+    wait: past::WaitPolicy::FullTimeout,
+    order: past::FrameOrder::Reversed,
+    active: past::ActiveShare::Percent(50),
+};
 
 #[test]
 fn sleeping_after_reclaim_is_what_costs() {
-    let good = squeeze(512, 8, |_| {});
-    let bad = squeeze(512, 8, history);
+    let good = squeeze(512, 8, Standard);
+    let bad = squeeze(512, 8, HISTORY);
     for (name, (time, c)) in [("good", &good), ("bad", &bad)] {
         println!(
             "{name}: {time:?}, {} stalls of {:?}, direct share {:?}, effectiveness {:?}, {} failed after progress",
@@ -226,7 +239,7 @@ fn sleeping_after_reclaim_is_what_costs() {
     assert!(bad.1.stalls > 0 && bad.1.failed_after_progress > 0);
     assert!(bad.0 > 2 * good.0, "{:?} {:?}", bad.0, good.0);
     // Memory for all cures it.
-    let (good, bad) = (squeeze(1024, 8, |_| {}).0, squeeze(1024, 8, history).0);
+    let (good, bad) = (squeeze(1024, 8, Standard).0, squeeze(1024, 8, HISTORY).0);
     assert!(bad < good * 21 / 20, "{bad:?} {good:?}");
 }
 
@@ -234,8 +247,8 @@ fn sleeping_after_reclaim_is_what_costs() {
 #[test]
 fn too_many_streams_share_what_there_is() {
     for processes in [8, 16, 32] {
-        let (good, c) = squeeze(512, processes, |_| {});
-        let (bad, _) = squeeze(512, processes, history);
+        let (good, c) = squeeze(512, processes, Standard);
+        let (bad, _) = squeeze(512, processes, HISTORY);
         let lost = c.readahead_lost as f64 / c.readahead_pages.max(1) as f64;
         println!(
             "{processes}: {good:?}, {bad:?} as in history, {:.1} pages for each read, {:.1} % of what was read in advance lost",
@@ -251,8 +264,12 @@ fn too_many_streams_share_what_there_is() {
 /// Active pages that are used stay; what is read in advance gets the frames of the others.
 #[test]
 fn active_pages_go_where_windows_need_them_and_stay_where_they_are_used() {
-    let (_, idle) = squeeze(512, 12, |_| {});
-    let (_, pinned) = squeeze(512, 12, |c| c.active = ActiveShare::Percent(50));
+    let (_, idle) = squeeze(512, 12, Standard);
+    let pinned = past::Policy {
+        active: past::ActiveShare::Percent(50),
+        ..past::Policy::DEFAULT
+    };
+    let (_, pinned) = squeeze(512, 12, pinned);
     println!(
         "{} of {} active",
         idle.nr_active_file, pinned.nr_active_file

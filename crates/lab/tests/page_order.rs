@@ -1,8 +1,8 @@
 //! A cell of seed 002's matrix that policies were once lost in: in virtual time, so the figures are the same everywhere.
 
-use pvblk_cache::{ActiveShare, WaitPolicy};
 use pvblk_lab::page_order::disks::Cost;
-use pvblk_lab::page_order::{Cell, Policy, load};
+use pvblk_lab::page_order::policy::{ActiveShare, Policy, WaitPolicy};
+use pvblk_lab::page_order::{Cell, load};
 
 /// 64 processes that read anywhere through 264 pages. Second parts of requests stood in line behind the first ones, at disks that do one at a time, and
 /// kept the pages from disks that had nothing to do: a third less than with waits for whole requests.
@@ -27,4 +27,23 @@ fn many_random_readers_get_the_most_out_of_few_pages() {
     };
     let (by_default, other) = (rate(Policy::DEFAULT), rate(congested));
     assert!(by_default > other, "{by_default} and {other}");
+}
+
+/// The table's other rows are made by the lab's type: with the default decisions it has to give the figures of the cache that is served.
+#[test]
+fn the_default_decisions_are_the_served_caches() {
+    for random in [false, true] {
+        let cell = Cell {
+            processes: 12,
+            random,
+            policy: Some(Policy::DEFAULT),
+            pages: if random { 264 } else { 720 },
+            active_pages: if random { 132 } else { 360 },
+        };
+        let served = load::run(&cell, 0.1, false, Cost::PLAIN).unwrap();
+        let lab = load::run_with(cell.policy, &cell, 0.1, false, Cost::PLAIN).unwrap();
+        assert_eq!(served.kib_per_second, lab.kib_per_second);
+        assert_eq!(served.counters.all(), lab.counters.all());
+        assert!(served.counters.pgscan_kswapd + served.counters.pgscan_direct > 0);
+    }
 }

@@ -33,8 +33,8 @@ const SPECS: [&str; 20] = [
     "cache:8M:file:@,size=3084k,engine=uring",
     "cache:256k,mode=write-through:file:@,size=3084k,engine=uring",
     "cache:256k:delay:20us:file:@,size=3084k,engine=uring",
-    "cache:128k,order=reversed,wait=full,wait-time=1ms,active=50,readahead=64k:delay:20us,channels=2:mem:3084k",
-    "cache:128k,wait=congested,active=0:fault:seed=7,stall=0.02/1ms:mem:3084k",
+    "cache:128k,wait-time=1ms,readahead=64k:delay:20us,channels=2:mem:3084k",
+    "cache:128k:fault:seed=7,stall=0.02/1ms:mem:3084k",
 ];
 
 fn for_each_device(mut test: impl FnMut(&str, &Arc<dyn BlockDevice>)) {

@@ -1,6 +1,7 @@
 //! Blocks of free frames that give their memory back to the system, and which frames have any.
 
 use super::Allocator;
+use crate::policy::Policy;
 use std::ops::Range;
 
 /// Order of a block that is one of the processor's larger pages: 512 frames, 2 MiB.
@@ -67,7 +68,7 @@ impl Warm {
     }
 }
 
-impl Allocator {
+impl<P: Policy> Allocator<P> {
     /// Frames that may have memory.
     pub fn warm_frames(&self) -> usize {
         self.warm.count
@@ -96,11 +97,11 @@ impl Allocator {
 #[cfg(test)]
 mod tests {
     use crate::alloc::{Allocator, End, Reserve};
-    use crate::config::FrameOrder;
+    use crate::policy::Standard;
 
     #[test]
     fn frames_are_warm_from_their_use_to_their_release() {
-        let mut a = Allocator::new(2048, 1, FrameOrder::Kept);
+        let mut a = Allocator::new(2048, 1, Standard);
         assert_eq!((a.warm_frames(), a.is_warm(0, 9)), (0, false));
         let frame = a.take(0, End::Cold, Reserve::None).unwrap();
         let unit = frame & !511;

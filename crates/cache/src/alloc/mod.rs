@@ -11,7 +11,7 @@ pub use block::{FreeBlock, HUGE_ORDER};
 pub use buddy::{Buddy, MAX_ORDER};
 pub use marks::{Watermarks, batch_of};
 
-use crate::config::FrameOrder;
+use crate::policy::{Policy, Standard};
 use std::collections::VecDeque;
 
 /// Which end of a list.
@@ -36,7 +36,7 @@ pub enum Reserve {
 
 /// Frees frames and gives them out. Frames on lists don't count as free, as in kernels of 2009.
 #[derive(Debug)]
-pub struct Allocator {
+pub struct Allocator<P = Standard> {
     buddy: Buddy,
     /// The front is hot, the back is cold.
     lists: Vec<VecDeque<u32>>,
@@ -45,14 +45,14 @@ pub struct Allocator {
     batch: usize,
     /// A list with more gives a batch back.
     high: usize,
-    order: FrameOrder,
+    policy: P,
     frames: usize,
     warm: block::Warm,
 }
 
-impl Allocator {
+impl<P: Policy> Allocator<P> {
     /// `frames` free frames, and `lists` empty lists (at least one).
-    pub fn new(frames: usize, lists: usize, order: FrameOrder) -> Allocator {
+    pub fn new(frames: usize, lists: usize, policy: P) -> Allocator<P> {
         let batch = batch_of(frames);
         Allocator {
             buddy: Buddy::new(frames),
@@ -61,7 +61,7 @@ impl Allocator {
             marks: Watermarks::of(frames),
             batch: batch.max(1),
             high: 6 * batch,
-            order,
+            policy,
             frames,
             warm: block::Warm::new(frames),
         }
@@ -115,10 +115,10 @@ impl Allocator {
         frame
     }
 
-    /// Fills an empty list, so that what is taken from `end` comes in the order of the frames, or at the cold end against it: until 2009 a
-    /// refill had one order, and who took from the other end got it backwards.
+    /// Fills an empty list, so that what is taken from `end` comes in the order of the frames; without [`Policy::keeps_frames_in_order`] against
+    /// it at the cold end: until 2009 a kernel's refill had one order, and who took from the other end got it backwards.
     fn refill(&mut self, list: usize, end: End) {
-        let kept = self.order == FrameOrder::Kept;
+        let kept = self.policy.keeps_frames_in_order();
         for _ in 0..self.batch {
             let Some(frame) = self.buddy.take() else {
                 break;
@@ -191,7 +191,21 @@ impl Allocator {
 mod tests {
     use super::*;
 
-    fn cold(a: &mut Allocator, count: usize) -> Vec<u32> {
+    #[derive(Clone)]
+    struct Order {
+        kept: bool,
+    }
+
+    impl Policy for Order {
+        fn keeps_frames_in_order(&self) -> bool {
+            self.kept
+        }
+    }
+
+    const KEPT: Order = Order { kept: true };
+    const REVERSED: Order = Order { kept: false };
+
+    fn cold(a: &mut Allocator<Order>, count: usize) -> Vec<u32> {
         let mut take = || a.take(0, End::Cold, Reserve::None).unwrap();
         (0..count).map(|_| take()).collect()
     }
@@ -200,13 +214,13 @@ mod tests {
     fn a_refill_keeps_the_order_or_turns_it_round() {
         // 256 MiB: batches of 15.
         let (frames, n) = (65536, 30);
-        let kept = cold(&mut Allocator::new(frames, 1, FrameOrder::Kept), n);
+        let kept = cold(&mut Allocator::new(frames, 1, KEPT), n);
         assert!(kept.windows(2).all(|w| w[1] == w[0] + 1), "{kept:?}");
-        let turned = cold(&mut Allocator::new(frames, 1, FrameOrder::Reversed), n);
+        let turned = cold(&mut Allocator::new(frames, 1, REVERSED), n);
         let falls = turned.windows(2).filter(|w| w[1] + 1 == w[0]).count();
         assert_eq!(falls, n - 2, "{turned:?}");
         // Whoever takes hot frames sees no difference.
-        for order in [FrameOrder::Kept, FrameOrder::Reversed] {
+        for order in [KEPT, REVERSED] {
             let mut a = Allocator::new(frames, 1, order);
             let hot: Vec<_> = (0..n)
                 .map(|_| a.take(0, End::Hot, Reserve::None).unwrap())
@@ -217,7 +231,7 @@ mod tests {
 
     #[test]
     fn lists_hold_back_what_the_watermarks_do_not_see() {
-        let mut a = Allocator::new(65536, 2, FrameOrder::Kept);
+        let mut a = Allocator::new(65536, 2, KEPT);
         let mut held = Vec::new();
         while let Some(f) = a.take(0, End::Cold, Reserve::Min) {
             held.push(f);
@@ -246,8 +260,8 @@ mod tests {
         for _ in 0..20 {
             let frames = rng.usize(1..6000);
             let lists = rng.usize(1..5);
-            let order = [FrameOrder::Kept, FrameOrder::Reversed][rng.usize(..2)];
-            let mut a = Allocator::new(frames, lists, order);
+            let order = Order { kept: rng.bool() };
+            let mut a = Allocator::new(frames, lists, order.clone());
             let mut used = vec![false; frames];
             let mut held: Vec<u32> = Vec::new();
             for _ in 0..4000 {

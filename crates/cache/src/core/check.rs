@@ -2,8 +2,9 @@
 
 use super::{Core, IoKind, NONE, State};
 use crate::lists::On;
+use crate::policy::Policy;
 
-impl Core {
+impl<P: Policy> Core<P> {
     /// What is unfinished, for people.
     pub fn unfinished(&self) -> String {
         let jobs = self.jobs.iter().filter_map(|(id, job)| {

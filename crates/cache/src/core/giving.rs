@@ -7,6 +7,7 @@ use super::{Core, NONE, State};
 use crate::alloc::{FreeBlock, HUGE_ORDER};
 use crate::lists::On;
 use crate::planted::{CacheBug, has};
+use crate::policy::Policy;
 use std::time::Duration;
 
 /// Blocks of one step that are looked at: others want the lock.
@@ -45,7 +46,7 @@ pub enum Next {
     End,
 }
 
-impl Core {
+impl<P: Policy> Core<P> {
     /// Begins to look for memory that nobody needs.
     pub fn give_way(&mut self) -> Giving {
         let huge = self.frames.len() >> HUGE_ORDER >= FEW_HUGE;

@@ -2,9 +2,9 @@
 
 use super::{Core, Filling, Job, Need, State};
 use crate::alloc::{End, Reserve};
-use crate::config::{ActiveShare, WaitPolicy};
 use crate::lists::On;
 use crate::planted::{CacheBug, has};
+use crate::policy::{AfterFailure, Policy};
 use std::time::Duration;
 
 /// Pages of one scan, and wanted of one direct reclaim.
@@ -25,11 +25,11 @@ enum Who {
     Request,
 }
 
-impl Core {
+impl<P: Policy> Core<P> {
     /// A frame for a job, or its need.
     pub(super) fn frame_for(&mut self, job: &mut Job) -> Option<u32> {
         let list = self.owners[job.owner].list;
-        let wait = self.config.wait;
+        let yields = self.policy.yields_before_reclaim();
         let mut rounds = 0;
         loop {
             match job.need {
@@ -43,7 +43,7 @@ impl Core {
                         return Some(frame);
                     }
                     job.need = Need::Reclaim;
-                    if wait != WaitPolicy::Progress {
+                    if yields {
                         return None;
                     }
                 }
@@ -51,7 +51,7 @@ impl Core {
                     self.counters.allocstall += 1;
                     job.progress = self.reclaim(list, Who::Request);
                     job.need = Need::Retry;
-                    if wait != WaitPolicy::Progress {
+                    if yields {
                         // Others come between, as where a kernel gives up the CPU.
                         return None;
                     }
@@ -65,7 +65,7 @@ impl Core {
                     self.counters.failed_after_progress += u64::from(job.progress > 0);
                     job.need = self.after_failure(job.progress);
                     rounds += 1;
-                    let again = job.need == Need::Reclaim && wait == WaitPolicy::Progress;
+                    let again = job.need == Need::Reclaim && !yields;
                     if !again || rounds == ROUNDS {
                         return None;
                     }
@@ -91,14 +91,13 @@ impl Core {
             ends: any_end.then_some(self.ends),
             congested,
         };
-        match self.config.wait {
-            WaitPolicy::FullTimeout => sleep(self.config.timeout, false, false),
-            WaitPolicy::IfCongested if self.is_congested() => {
-                sleep(self.config.timeout, false, true)
-            }
-            _ if progress > 0 => Need::Reclaim,
-            WaitPolicy::IfCongested => sleep(SHORT, true, false),
-            WaitPolicy::Progress => sleep(self.config.timeout, true, false),
+        let timeout = self.config.timeout;
+        match self.policy.after_failure(progress, self.is_congested()) {
+            AfterFailure::Reclaim => Need::Reclaim,
+            AfterFailure::SleepUntilEnd => sleep(timeout, true, false),
+            AfterFailure::SleepBriefly => sleep(SHORT, true, false),
+            AfterFailure::SleepTimeout => sleep(timeout, false, false),
+            AfterFailure::SleepWhileCongested => sleep(timeout, false, true),
         }
     }
 
@@ -153,7 +152,7 @@ impl Core {
                 break;
             }
             let freed = self.reclaim(list, Who::Background);
-            if self.config.wait != WaitPolicy::FullTimeout {
+            if self.policy.background_drains_lists() {
                 self.alloc.drain();
             }
             if freed == 0 {
@@ -217,7 +216,7 @@ impl Core {
 
     /// Whether active pages may go though there aren't too many: an inactive list that doesn't do has no right to protect the other.
     fn may_give_active(&self) -> bool {
-        self.config.active == ActiveShare::Refault && self.lists.len(On::Active) > 0
+        self.policy.gives_up_active() && self.lists.len(On::Active) > 0
     }
 
     /// Reclaims the oldest active pages; those that were used meanwhile only if `all`. Returns how many frames became free.
@@ -287,13 +286,8 @@ impl Core {
     fn too_active(&self) -> usize {
         let inactive = self.lists.len(On::Inactive) + self.reading;
         let active = self.lists.len(On::Active);
-        let protected = match self.config.active {
-            ActiveShare::Percent(share) => share,
-            ActiveShare::Refault => match self.counters.workingset_refault_file {
-                n if n != self.refaults_seen => 0,
-                _ => 50,
-            },
-        };
+        let refaults = self.counters.workingset_refault_file != self.refaults_seen;
+        let protected = self.policy.protected_percent(refaults);
         active.saturating_sub((active + inactive) * usize::from(protected) / 100)
     }
 

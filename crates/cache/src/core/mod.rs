@@ -26,6 +26,7 @@ use crate::alloc::Allocator;
 use crate::config::{CacheConfig, Mode, PAGE_BYTES, PAGE_SECTORS};
 use crate::counters::Counters;
 use crate::lists::{Lists, On, Shadows};
+use crate::policy::{Policy, Standard};
 use crate::readahead::{Hint, Plan, Readers, STREAMS, Window};
 use crate::table::Table;
 use pvblk_block::memory::Gauge;
@@ -234,15 +235,16 @@ pub struct Store {
 }
 
 /// See the module's documentation.
-pub struct Core {
+pub struct Core<P = Standard> {
     table: Arc<Table>,
     region: Arc<Region>,
     config: CacheConfig,
+    policy: P,
     /// The device's.
     limits: Limits,
     /// Sectors of the device.
     capacity: u64,
-    alloc: Allocator,
+    alloc: Allocator<P>,
     lists: Lists,
     shadows: Shadows,
     frames: Box<[Frame]>,
@@ -291,15 +293,23 @@ impl Core {
     /// The runner of what no request needs.
     pub const KEEPER: usize = 0;
 
+    /// Bytes of its tables for each frame, about.
+    pub const fn frame_bytes() -> usize {
+        size_of::<Frame>() + 48
+    }
+}
+
+impl<P: Policy> Core<P> {
     /// An empty cache over a device with these limits and so many sectors.
     pub fn new(
         config: &CacheConfig,
+        policy: P,
         limits: Limits,
         capacity: u64,
         store: Store,
         cpus: usize,
         now: Instant,
-    ) -> Core {
+    ) -> Core<P> {
         let frames = config.frames();
         let lists = match config.lists {
             0 => cpus,
@@ -311,7 +321,7 @@ impl Core {
             memory: store.memory,
             limits,
             capacity,
-            alloc: Allocator::new(frames, lists, config.order),
+            alloc: Allocator::new(frames, lists, policy.clone()),
             lists: Lists::new(frames),
             shadows: Shadows::new(frames),
             frames: vec![Frame::FREE; frames].into(),
@@ -343,12 +353,8 @@ impl Core {
             spare_frames: Vec::new(),
             pages_ready: Vec::new(),
             config: config.clone(),
+            policy,
         }
-    }
-
-    /// Bytes of its tables for each frame, about.
-    pub const fn frame_bytes() -> usize {
-        size_of::<Frame>() + 48
     }
 
     /// A queue is opened: `owner` is its number, from 1.

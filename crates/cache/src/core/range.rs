@@ -5,8 +5,9 @@
 use super::{Core, Job, Kind, NONE, RangeHold, State};
 use crate::config::PAGE_SECTORS;
 use crate::planted::{CacheBug, has};
+use crate::policy::Policy;
 
-impl Core {
+impl<P: Policy> Core<P> {
     pub(super) fn next_range(&mut self) -> u64 {
         self.range_number += 1;
         self.range_number

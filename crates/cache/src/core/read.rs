@@ -1,16 +1,17 @@
 //! Reads: what is there is copied, what isn't is read together with what will be wanted next.
 
 use super::{Core, Filling, Job, Kind, MOST_PENDING, NONE, Need, State, copy, meeting};
-use crate::config::{ActiveShare, FrameOrder, Mode, PAGE_BYTES, WaitPolicy};
+use crate::config::{Mode, PAGE_BYTES};
 use crate::lists::On;
 use crate::planted::{CacheBug, has};
+use crate::policy::{Policy, Shortfall};
 use crate::readahead::{Plan, Sizes};
 use pvblk_block::{Op, Status};
 
 /// Most pages that are allocated for one job at a time.
 const MOST_AT_ONCE: u64 = 256;
 
-impl Core {
+impl<P: Policy> Core<P> {
     /// True if the job is done.
     pub(super) fn run_read(&mut self, id: u32, job: &mut Job) -> bool {
         loop {
@@ -75,11 +76,11 @@ impl Core {
         Sizes { most, several }
     }
 
-    /// The largest window: not so much of a small cache that pages are gone before they are used. Those who replay history have a fixed one.
+    /// The largest window: not so much of a small cache that pages are gone before they are used. A fixed one where frames aren't divided.
     fn most_ahead(&mut self, owner: usize) -> u64 {
         let configured = self.config.most_ahead(&self.limits);
         let most = configured.min(self.frames.len() as u64 / 8);
-        if self.config.wait != WaitPolicy::Progress {
+        if !self.policy.divides_frames() {
             return most;
         }
         let (pages, lost, room) = (
@@ -93,21 +94,16 @@ impl Core {
     /// Frames that reads may have at the same time.
     fn for_readers(&self) -> u64 {
         let frames = self.frames.len() - self.alloc.marks().high;
-        let kept = match self.config.active {
-            ActiveShare::Percent(share) => self
-                .lists
-                .len(On::Active)
-                .min(frames * usize::from(share) / 100),
-            ActiveShare::Refault => 0,
-        };
+        let percent = usize::from(self.policy.kept_from_reads_percent());
+        let kept = self.lists.len(On::Active).min(frames * percent / 100);
         (frames - kept) as u64
     }
 
     /// Pages that each request may have, where all who wait now get as many.
     fn share_of_each(&self) -> u64 {
-        match self.config.wait {
-            WaitPolicy::Progress => (self.for_readers() / self.jobs.len().max(1) as u64).max(1),
-            _ => u64::MAX,
+        match self.policy.divides_frames() {
+            true => (self.for_readers() / self.jobs.len().max(1) as u64).max(1),
+            false => u64::MAX,
         }
     }
 
@@ -212,20 +208,16 @@ impl Core {
         all
     }
 
-    /// There is no frame: whether what the plan has is enough to go on with. Nobody sleeps on frames that others need, except where history did.
+    /// There is no frame: whether what the plan has is enough to go on with.
     fn may_stop(&self, job: &mut Job, filling: &Filling) -> bool {
-        let asleep = matches!(job.need, Need::Sleep { .. });
-        let may = match self.config.wait {
-            // A kernel of 2009 slept for each page of a window, too. Something else has to end, though.
-            WaitPolicy::FullTimeout => asleep && job.progress == 0 && self.ios.is_empty(),
-            WaitPolicy::IfCongested => asleep || filling.at >= filling.optional,
-            // Reads of a few pages cost as much as larger ones. What ends soon may be enough for those.
-            WaitPolicy::Progress => {
-                let half =
-                    2 * (filling.at - filling.plan.start) >= filling.plan.end - filling.plan.start;
-                filling.at >= filling.optional || asleep && (half || self.ios.is_empty())
-            }
-        };
+        let may = self.policy.goes_on_with(&Shortfall {
+            asleep: matches!(job.need, Need::Sleep { .. }),
+            progress: job.progress,
+            is_idle: self.ios.is_empty(),
+            has_half: 2 * (filling.at - filling.plan.start)
+                >= filling.plan.end - filling.plan.start,
+            only_optional: filling.at >= filling.optional,
+        });
         let enough = !filling.frames.is_empty() || filling.at >= filling.optional;
         if may && enough {
             job.need = Need::Nothing;
@@ -238,7 +230,7 @@ impl Core {
         let Some(mut filling) = job.filling.take() else {
             return;
         };
-        if self.config.order == FrameOrder::Kept {
+        if self.policy.keeps_frames_in_order() {
             filling.frames.sort_unstable();
         }
         let mut frames = std::mem::take(&mut filling.frames).into_iter();

@@ -4,9 +4,10 @@ use super::{Core, Job, MOST_PENDING, NONE, Need, State, copy, meeting};
 use crate::config::PAGE_BYTES;
 use crate::lists::On;
 use crate::planted::{CacheBug, has};
+use crate::policy::Policy;
 use pvblk_block::{RequestFlags, Status};
 
-impl Core {
+impl<P: Policy> Core<P> {
     /// True if the job is done.
     pub(super) fn run_write(&mut self, id: u32, job: &mut Job, sync: bool) -> bool {
         let begin = job.at;

@@ -3,6 +3,7 @@
 use super::{Core, IoKind, Job, Kind, NONE, State};
 use crate::config::{PAGE_BYTES, PAGE_SECTORS};
 use crate::planted::{CacheBug, has};
+use crate::policy::Policy;
 use pvblk_block::{Op, RequestFlags, Status};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ impl Background {
     }
 }
 
-impl Core {
+impl<P: Policy> Core<P> {
     fn share(&self, percent: u8) -> usize {
         (self.frames.len() * usize::from(percent) / 100).max(1)
     }
@@ -91,7 +92,7 @@ impl Core {
 
     /// Writes a run of dirty pages that begins at `page` and ends before `end`. Returns how many pages it has; 0: none can be written from there now.
     fn start_write(&mut self, page: u64, end: u64, runner: usize) -> u64 {
-        let may = |core: &Core, page: u64, fua: Option<bool>| {
+        let may = |core: &Core<P>, page: u64, fua: Option<bool>| {
             let frame = *core.dirty.get(&page)?;
             let f = &core.frames[frame as usize];
             let behind = f.behind && !has(CacheBug::BehindNotAwaited);

@@ -1,7 +1,8 @@
 //! iozone's shape in virtual time: processes that read records of 64 KiB, each from a disk of its own, and a cache that is too small.
 
+use super::Cell;
 use super::disks::{Cost, Disks};
-use super::{Cell, Policy};
+use super::policy::Policy;
 use crate::machine::cpu_ns;
 use anyhow::{Context, Result, bail, ensure};
 use pvblk_block::trace::Tracing;
@@ -9,7 +10,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Clock, Completion, ManualClock, Op, Queue, QueueContext, Readiness,
     Request, RequestFlags, SECTOR, Status,
 };
-use pvblk_cache::{CacheConfig, Counters, Due, Keeper, PAGE_SECTORS, PageCache};
+use pvblk_cache::{CacheConfig, Counters, Due, Keeper, PAGE_SECTORS, PageCache, Standard};
 use pvblk_trace::latency::{Analyzer, Report};
 use pvblk_trace::{Collector, Device, Event, Recorder};
 use rustix::time::ClockId;
@@ -128,19 +129,19 @@ impl Process {
 }
 
 /// Everything that moves.
-struct World {
+struct World<P: pvblk_cache::Policy> {
     clock: Arc<ManualClock>,
     disks: Arc<Disks>,
-    cache: Option<Arc<PageCache>>,
-    keeper: Option<Keeper>,
+    cache: Option<Arc<PageCache<P>>>,
+    keeper: Option<Keeper<P>>,
     device: Arc<dyn BlockDevice>,
     tracing: Tracing,
     collector: Option<Collector>,
     events: Vec<Event>,
 }
 
-impl World {
-    fn new(policy: Option<Policy>, pages: u64, cost: Cost, traced: bool) -> Result<World> {
+impl<P: pvblk_cache::Policy> World<P> {
+    fn new(policy: Option<P>, pages: u64, cost: Cost, traced: bool) -> Result<World<P>> {
         let clock = Arc::new(ManualClock::default());
         let disks = Arc::new(Disks::new(cost, DISK * 66, &clock));
         let (mut tracing, mut collector) = (Tracing::off(), None);
@@ -154,8 +155,7 @@ impl World {
         let cache = policy.map(|policy| {
             let mut config = CacheConfig::new(pages * 4096);
             config.lists = 2;
-            policy.set(&mut config);
-            PageCache::with_clock(&config, Arc::clone(&below), clock.clone()).map(Arc::new)
+            PageCache::with_policy(&config, policy, Arc::clone(&below), clock.clone()).map(Arc::new)
         });
         let cache = cache.transpose()?;
         Ok(World {
@@ -222,9 +222,25 @@ impl World {
     }
 }
 
-/// Runs one cell. `active_pages` were read often before and aren't any more: what the seed's writes had left behind.
+/// Runs one cell. The defaults are those of the cache that is served, not of one that imitates it.
 pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
-    let mut world = World::new(cell.policy, cell.pages, cost, traced)?;
+    match cell.policy {
+        None => run_with(None::<Standard>, cell, seconds, traced, cost),
+        Some(Policy::DEFAULT) => run_with(Some(Standard), cell, seconds, traced, cost),
+        other => run_with(other, cell, seconds, traced, cost),
+    }
+}
+
+/// As [`run`], with a policy instead of the cell's. `active_pages` were read often before and aren't any more: what the seed's writes had left
+/// behind.
+pub fn run_with<P: pvblk_cache::Policy>(
+    policy: Option<P>,
+    cell: &Cell,
+    seconds: f64,
+    traced: bool,
+    cost: Cost,
+) -> Result<Run> {
+    let mut world = World::new(policy, cell.pages, cost, traced)?;
     if let Some(cache) = world.cache.clone() {
         for _ in 0..3 {
             if cell.active_pages > 0 {
@@ -249,7 +265,7 @@ pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
     }
     let ramp = begin + RAMP;
     world.drive(&mut processes, Some(ramp))?;
-    let counters = |w: &World| w.cache.as_ref().map(|c| c.counters()).unwrap_or_default();
+    let counters = |w: &World<P>| w.cache.as_ref().map(|c| c.counters()).unwrap_or_default();
     let records = |p: &[Process]| p.iter().map(|p| p.records).sum::<u64>();
     let (before, read_before) = (counters(&world), records(&processes));
     world.events.clear();

@@ -5,6 +5,7 @@
 
 pub mod disks;
 pub mod load;
+pub mod policy;
 pub mod real;
 mod report;
 
@@ -14,7 +15,7 @@ use anyhow::{Context, Result};
 use disks::Cost;
 use load::Run;
 use parking_lot::Mutex;
-use pvblk_cache::{ActiveShare, CacheConfig, FrameOrder, WaitPolicy};
+use policy::{FrameOrder, Policy};
 use pvblk_trace::latency::{Column, deviation};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -31,84 +32,6 @@ const TOO_SMALL: [u64; 2] = [720, 264];
 const MORE: [u64; 2] = [1000, 368];
 /// Pages of the cache where frames' order is looked at: 256 MiB, whose lists are refilled by 15.
 const LARGE: u64 = 65536;
-
-/// What a cache does when memory is short.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// Order of frames.
-    pub order: FrameOrder,
-    /// Waiting for memory.
-    pub wait: WaitPolicy,
-    /// Protection of active pages.
-    pub active: ActiveShare,
-}
-
-impl Policy {
-    /// As in Linux 2.6.31.
-    pub const HISTORY: Policy = Policy {
-        order: FrameOrder::Kept,
-        wait: WaitPolicy::FullTimeout,
-        active: ActiveShare::Percent(50),
-    };
-    /// The defaults.
-    pub const DEFAULT: Policy = Policy {
-        order: FrameOrder::Kept,
-        wait: WaitPolicy::Progress,
-        active: ActiveShare::Refault,
-    };
-
-    /// All of them; those of one order of frames first.
-    fn all(quick: bool) -> Vec<Policy> {
-        let mut all = Vec::new();
-        for order in [FrameOrder::Kept, FrameOrder::Reversed] {
-            for wait in [
-                WaitPolicy::FullTimeout,
-                WaitPolicy::IfCongested,
-                WaitPolicy::Progress,
-            ] {
-                for active in [
-                    ActiveShare::Percent(50),
-                    ActiveShare::Percent(25),
-                    ActiveShare::Percent(0),
-                    ActiveShare::Refault,
-                ] {
-                    let policy = Policy {
-                        order,
-                        wait,
-                        active,
-                    };
-                    let is_end = policy == Policy::HISTORY || policy == Policy::DEFAULT;
-                    if !quick || is_end {
-                        all.push(policy);
-                    }
-                }
-            }
-        }
-        all
-    }
-
-    /// As the options of a volume say it.
-    pub fn name(&self) -> String {
-        let order = match self.order {
-            FrameOrder::Kept => "kept",
-            FrameOrder::Reversed => "reversed",
-        };
-        let wait = match self.wait {
-            WaitPolicy::FullTimeout => "full",
-            WaitPolicy::IfCongested => "congested",
-            WaitPolicy::Progress => "progress",
-        };
-        match self.active {
-            ActiveShare::Percent(share) => format!("{order} {wait} {share}"),
-            ActiveShare::Refault => format!("{order} {wait} refault"),
-        }
-    }
-
-    /// Sets it.
-    pub fn set(&self, config: &mut CacheConfig) {
-        (config.order, config.wait, config.active) = (self.order, self.wait, self.active);
-    }
-}
 
 /// One measurement.
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 //! On the real clock: a cold file read in order through the cache and by the kernel, and the modelled experiment's chosen cells with threads.
 
-use super::{Policy, TOO_SMALL};
+use super::TOO_SMALL;
+use super::policy::Policy;
 use crate::driver::{Driver, Load};
 use crate::machine::{Machine, cpu_ns};
 use crate::path::median;
@@ -8,7 +9,7 @@ use crate::stats::{Confidence, PairRatio};
 use crate::threads::joined;
 use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::{Context, Result, ensure};
-use pvblk_block::{BlockDevice, Op};
+use pvblk_block::{BlockDevice, Op, SystemClock};
 use pvblk_cache::{CacheConfig, PageCache};
 use pvblk_volume::DelaySpec;
 use rustix::fs::{Advice, fadvise};
@@ -293,9 +294,12 @@ fn cell(threads: u32, random: bool, policy: Policy, seconds: f64) -> Result<f64>
         ..DelaySpec::default()
     };
     let inner = pvblk_volume::open(&format!("{delay}:null:{}", sectors * 512))?;
-    let mut config = CacheConfig::new(pages * 4096);
-    policy.set(&mut config);
-    let cache: Arc<dyn BlockDevice> = Arc::new(PageCache::new(&config, inner)?);
+    let config = CacheConfig::new(pages * 4096);
+    let clock = Arc::new(SystemClock);
+    let cache: Arc<dyn BlockDevice> = match policy {
+        Policy::DEFAULT => Arc::new(PageCache::new(&config, inner)?),
+        other => Arc::new(PageCache::with_policy(&config, other, inner, clock)?),
+    };
     // Half of it was read often, and everything is in use.
     let mut driver = Driver::open(&cache, 0, 1, RECORD)?;
     let begin = SPAN * u64::from(threads) / RECORD_SECTORS;

@@ -1,6 +1,7 @@
 //! Tables and checks of `pvblk-lab page-order`.
 
-use super::{Breakdown, MORE, PROCESSES, PageOrderResult, Policy, SHOWN, Sample, TOO_SMALL};
+use super::policy::Policy;
+use super::{Breakdown, MORE, PROCESSES, PageOrderResult, SHOWN, Sample, TOO_SMALL};
 use crate::verdict::{Check, table};
 use anyhow::Result;
 use pvblk_bench::plot::{self, Axis, Scale, Unit};

@@ -2,7 +2,7 @@
 
 use crate::profile::pick;
 use fastrand::Rng;
-use pvblk_cache::{ActiveShare, CacheConfig, FrameOrder, Mode, WaitPolicy};
+use pvblk_cache::{CacheConfig, Mode};
 use std::time::Duration;
 
 /// The mix of requests: shares, each relative to the sum.
@@ -64,22 +64,6 @@ impl Profile {
             0 => Mode::WriteThrough,
             _ => Mode::WriteBack,
         };
-        config.order = pick(rng, &[FrameOrder::Kept, FrameOrder::Reversed]);
-        let waits = [
-            WaitPolicy::Progress,
-            WaitPolicy::Progress,
-            WaitPolicy::IfCongested,
-            WaitPolicy::FullTimeout,
-        ];
-        config.wait = pick(rng, &waits);
-        let shares = [
-            ActiveShare::Refault,
-            ActiveShare::Refault,
-            ActiveShare::Percent(50),
-            ActiveShare::Percent(25),
-            ActiveShare::Percent(0),
-        ];
-        config.active = pick(rng, &shares);
         config.readahead_bytes = Some(pick(rng, &[0, 16384, 131_072]));
         config.lists = pick(rng, &[1, 2, 3]);
         let dirty = [(10, 20), (1, 10), (50, 90), (1, 99)];

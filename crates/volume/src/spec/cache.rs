@@ -3,7 +3,7 @@
 use super::parse::{size, span, unknown};
 use super::units::{Size, Span};
 use pvblk_block::{BlockDevice, Error};
-use pvblk_cache::{ActiveShare, CacheConfig, FrameOrder, Mode, PageCache, WaitPolicy};
+use pvblk_cache::{CacheConfig, Mode, PageCache};
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,16 +17,12 @@ use std::sync::Arc;
 /// | `readahead=SIZE` | the largest window; the kernel's for this device (`read_ahead_kb`), at least `128k`, unless given; `0`: none |
 /// | `dirty=PERCENT`, `dirty-background=PERCENT` | share that may be dirty before writers wait (20), or before it is written in the background (10) |
 /// | `dirty-expire=TIME` | how old dirty pages become (`30s`) |
-/// | `order=kept\|reversed` | order of page frames |
-/// | `wait=progress\|congested\|full`, `wait-time=TIME` | who finds no free frame after reclaim: how it waits, and how long at most (`20ms`) |
-/// | `active=refault\|PERCENT` | what active pages may keep from reclaim |
+/// | `wait-time=TIME` | how long a request sleeps at most that finds no free frame after reclaim (`20ms`) |
 /// | `lists=N` | lists of free frames; one for each CPU unless given |
-///
-/// The last four are there to replay the history of docs/decisions/0012-page-cache.md. Their defaults are the first ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSpec(pub CacheConfig);
 
-const OPTIONS: &str = "mode=write-back|write-through|read-only, readahead=SIZE, dirty=PERCENT, dirty-background=PERCENT, dirty-expire=TIME, order=kept|reversed, wait=progress|congested|full, wait-time=TIME, active=refault|PERCENT, lists=N";
+const OPTIONS: &str = "mode=write-back|write-through|read-only, readahead=SIZE, dirty=PERCENT, dirty-background=PERCENT, dirty-expire=TIME, wait-time=TIME, lists=N";
 
 impl CacheSpec {
     /// A cache of `size_bytes` with the defaults.
@@ -54,19 +50,6 @@ impl CacheSpec {
                 "read-only" => c.mode = Mode::ReadOnly,
                 _ => return wrong("write-back, write-through, read-only"),
             },
-            "order" => match value {
-                "kept" => c.order = FrameOrder::Kept,
-                "reversed" => c.order = FrameOrder::Reversed,
-                _ => return wrong("kept, reversed"),
-            },
-            "wait" => match value {
-                "progress" => c.wait = WaitPolicy::Progress,
-                "congested" => c.wait = WaitPolicy::IfCongested,
-                "full" => c.wait = WaitPolicy::FullTimeout,
-                _ => return wrong("progress, congested, full"),
-            },
-            "active" if value == "refault" => c.active = ActiveShare::Refault,
-            "active" => c.active = ActiveShare::Percent(percent()?),
             "wait-time" => c.timeout = span(value)?,
             "dirty-expire" => c.dirty_expire = span(value)?,
             "dirty" => c.dirty_percent = percent()?,
@@ -117,19 +100,8 @@ impl fmt::Display for CacheSpec {
         if c.dirty_expire != usual.dirty_expire {
             write!(f, ",dirty-expire={}", Span(c.dirty_expire))?;
         }
-        if c.order == FrameOrder::Reversed {
-            f.write_str(",order=reversed")?;
-        }
-        match c.wait {
-            WaitPolicy::Progress => {}
-            WaitPolicy::IfCongested => f.write_str(",wait=congested")?,
-            WaitPolicy::FullTimeout => f.write_str(",wait=full")?,
-        }
         if c.timeout != usual.timeout {
             write!(f, ",wait-time={}", Span(c.timeout))?;
-        }
-        if let ActiveShare::Percent(share) = c.active {
-            write!(f, ",active={share}")?;
         }
         match c.lists {
             0 => Ok(()),

@@ -1,7 +1,7 @@
 use super::*;
 use crate::raid5::WritePath;
 use pvblk_block::ErrorKind;
-use pvblk_cache::{ActiveShare, Mode};
+use pvblk_cache::Mode;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -163,7 +163,7 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
             let mut spec = CacheSpec::new(rng.u64(16..1 << 20) * 4096);
             spec.0.mode = [Mode::WriteBack, Mode::ReadOnly][rng.usize(0..2)];
             spec.0.lists = rng.u32(0..3);
-            spec.0.active = ActiveShare::Percent(rng.u8(0..100));
+            spec.0.timeout = Duration::from_millis(rng.u64(1..100));
             VolumeSpec::Cache(spec, inner(rng))
         }
         _ => {
@@ -234,8 +234,8 @@ fn printed_specs_parse_to_the_same() {
         "delay:0s:mem:1G",
         "fault:error=0:mem:1G",
         "cache:256M:file:/a,direct",
-        "cache:64k,mode=write-through,readahead=1M,dirty=40,dirty-background=5,dirty-expire=1s,order=reversed,wait=full,wait-time=5ms,active=25,lists=4:delay:1ms:mem:1G",
-        "raid5:[file:/a][file:/b][cache:1M,mode=read-only,wait=congested:file:/c]",
+        "cache:64k,mode=write-through,readahead=1M,dirty=40,dirty-background=5,dirty-expire=1s,wait-time=5ms,lists=4:delay:1ms:mem:1G",
+        "raid5:[file:/a][file:/b][cache:1M,mode=read-only:file:/c]",
         "raid5:[file:/a][file:/b][file:/c]",
         "delay:1ms:raid5:[missing][file:/b,direct][delay:1ms:mem:4k],stripes=512,force",
         "fault:seed=18446744073709551615,after=100,error=0.01,read-error=0,write-error=1,flush-error=0.25,stall=0.001/50ms,torn=0.5:delay:1ms:null:1T",
@@ -306,7 +306,8 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("cache:1k:mem:1G", "from 64k to 16T"),
         ("cache:1M,mode=x:mem:1G", "mode `x` is none of write-back"),
         ("cache:1M,dirty=5:mem:1G", "dirty not the smaller one"),
-        ("cache:1M,active=101:mem:1G", "0 to 99 percent"),
+        ("cache:1M,wait=full:mem:1G", "unknown option `wait`"),
+        ("cache:1M,dirty=101:mem:1G", "1 to 99 percent"),
         ("cache:1M,x:mem:1G", "unknown option `x`: use mode="),
         ("cache:1M,lists=x:mem:1G", "lists `x` is not a number"),
         ("fault:x:mem:1G", "unknown option `x`: use seed=N"),

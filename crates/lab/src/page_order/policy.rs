@@ -1,0 +1,161 @@
+//! What caches did when memory was short, in kernels of 2008 to 2010 and in ours: each decision has its alternatives.
+
+use pvblk_cache::{AfterFailure, Policy as _, Shortfall, Standard};
+
+/// The order in which frames come from a refill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameOrder {
+    /// Rising, also at the cold end, and sorted within a request.
+    Kept,
+    /// Falling at the cold end, as in Linux 2.6.25 to 2.6.30.
+    Reversed,
+}
+
+/// What a request does when it reclaimed pages itself and then finds no free frame all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitPolicy {
+    /// If pages were reclaimed it empties the lists and tries again; else it sleeps until any I/O has ended.
+    Progress,
+    /// It sleeps, until the timeout or until congestion ends, if the device is congested; else it tries again.
+    IfCongested,
+    /// It sleeps for the whole timeout, whatever was reclaimed, as in Linux 2.6.31.
+    FullTimeout,
+}
+
+/// How much of the cache active pages may keep from reclaim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActiveShare {
+    /// This share in percent, 0 to 99: with 50 no active page is given up while there are as many inactive ones, as in Linux 2.6.31.
+    Percent(u8),
+    /// 50 %, but nothing while pages come back that would still be there if the active list were shorter.
+    Refault,
+}
+
+/// What a cache does when memory is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Order of frames.
+    pub order: FrameOrder,
+    /// Waiting for memory.
+    pub wait: WaitPolicy,
+    /// Protection of active pages.
+    pub active: ActiveShare,
+}
+
+impl Policy {
+    /// As in Linux 2.6.31.
+    pub const HISTORY: Policy = Policy {
+        order: FrameOrder::Kept,
+        wait: WaitPolicy::FullTimeout,
+        active: ActiveShare::Percent(50),
+    };
+    /// The decisions of [`pvblk_cache::Standard`], made by this type.
+    pub const DEFAULT: Policy = Policy {
+        order: FrameOrder::Kept,
+        wait: WaitPolicy::Progress,
+        active: ActiveShare::Refault,
+    };
+
+    /// All of them; those of one order of frames first.
+    pub fn all(quick: bool) -> Vec<Policy> {
+        let mut all = Vec::new();
+        for order in [FrameOrder::Kept, FrameOrder::Reversed] {
+            for wait in [
+                WaitPolicy::FullTimeout,
+                WaitPolicy::IfCongested,
+                WaitPolicy::Progress,
+            ] {
+                for active in [
+                    ActiveShare::Percent(50),
+                    ActiveShare::Percent(25),
+                    ActiveShare::Percent(0),
+                    ActiveShare::Refault,
+                ] {
+                    let policy = Policy {
+                        order,
+                        wait,
+                        active,
+                    };
+                    let is_end = policy == Policy::HISTORY || policy == Policy::DEFAULT;
+                    if !quick || is_end {
+                        all.push(policy);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// For tables.
+    pub fn name(&self) -> String {
+        let order = match self.order {
+            FrameOrder::Kept => "kept",
+            FrameOrder::Reversed => "reversed",
+        };
+        let wait = match self.wait {
+            WaitPolicy::FullTimeout => "full",
+            WaitPolicy::IfCongested => "congested",
+            WaitPolicy::Progress => "progress",
+        };
+        match self.active {
+            ActiveShare::Percent(share) => format!("{order} {wait} {share}"),
+            ActiveShare::Refault => format!("{order} {wait} refault"),
+        }
+    }
+}
+
+impl pvblk_cache::Policy for Policy {
+    fn keeps_frames_in_order(&self) -> bool {
+        self.order == FrameOrder::Kept
+    }
+
+    /// As where a kernel gives up the CPU.
+    fn yields_before_reclaim(&self) -> bool {
+        self.wait != WaitPolicy::Progress
+    }
+
+    fn after_failure(&self, progress: usize, congested: bool) -> AfterFailure {
+        match self.wait {
+            WaitPolicy::FullTimeout => AfterFailure::SleepTimeout,
+            WaitPolicy::IfCongested if congested => AfterFailure::SleepWhileCongested,
+            WaitPolicy::IfCongested if progress == 0 => AfterFailure::SleepBriefly,
+            WaitPolicy::IfCongested => AfterFailure::Reclaim,
+            WaitPolicy::Progress => Standard.after_failure(progress, congested),
+        }
+    }
+
+    fn goes_on_with(&self, short: &Shortfall) -> bool {
+        match self.wait {
+            // A kernel of 2009 slept for each page of a window, too. Something else has to end, though.
+            WaitPolicy::FullTimeout => short.asleep && short.progress == 0 && short.is_idle,
+            WaitPolicy::IfCongested => short.asleep || short.only_optional,
+            WaitPolicy::Progress => Standard.goes_on_with(short),
+        }
+    }
+
+    fn background_drains_lists(&self) -> bool {
+        self.wait != WaitPolicy::FullTimeout
+    }
+
+    fn divides_frames(&self) -> bool {
+        self.wait == WaitPolicy::Progress
+    }
+
+    fn protected_percent(&self, refaults: bool) -> u8 {
+        match self.active {
+            ActiveShare::Percent(share) => share,
+            ActiveShare::Refault => Standard.protected_percent(refaults),
+        }
+    }
+
+    fn gives_up_active(&self) -> bool {
+        self.active == ActiveShare::Refault
+    }
+
+    fn kept_from_reads_percent(&self) -> u8 {
+        match self.active {
+            ActiveShare::Percent(share) => share,
+            ActiveShare::Refault => Standard.kept_from_reads_percent(),
+        }
+    }
+}
