@@ -1,5 +1,6 @@
 //! What the policies do, on a clock that only moves when all wait, and what an array below gets to see.
 
+#[allow(dead_code)] // The experiment's table has more of them.
 #[path = "../../lab/src/page_order/policy.rs"]
 mod past;
 
@@ -216,9 +217,8 @@ fn squeeze(pages: u64, processes: u64, policy: impl Policy) -> (Duration, Counte
 
 /// As in Linux 2.6.31.
 const HISTORY: past::Policy = past::Policy {
-    wait: past::WaitPolicy::FullTimeout,
     order: past::FrameOrder::Reversed,
-    active: past::ActiveShare::Percent(50),
+    ..past::Policy::HISTORY
 };
 
 #[test]

@@ -304,6 +304,24 @@ impl<P: Policy> Core<P> {
         }
     }
 
+    /// Takes a page out of the cache; its frame is free then.
+    pub(super) fn drop_page(&mut self, frame: u32, list: usize) {
+        debug_assert!(self.frames[frame as usize].waits == super::NONE);
+        self.table.remove(frame);
+        self.lists.put(frame, On::None);
+        self.free_frame(frame, list);
+    }
+
+    pub(super) fn clear_frame(&mut self, frame: u32) {
+        self.frames[frame as usize] = super::Frame::FREE;
+        self.counters.pgfree += 1;
+    }
+
+    pub(super) fn free_frame(&mut self, frame: u32, list: usize) {
+        self.clear_frame(frame);
+        self.alloc.give(list, End::Cold, frame);
+    }
+
     /// Drops every clean page, as `drop_caches` does. Returns how many those were.
     pub fn drop_clean(&mut self) -> usize {
         let mut dropped = 0;

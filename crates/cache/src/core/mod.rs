@@ -685,22 +685,4 @@ impl<P: Policy> Core<P> {
         list.clear();
         self.spare_frames.push(list);
     }
-
-    /// Takes a page out of the cache; its frame is free then.
-    fn drop_page(&mut self, frame: u32, list: usize) {
-        debug_assert!(self.frames[frame as usize].waits == NONE);
-        self.table.remove(frame);
-        self.lists.put(frame, On::None);
-        self.free_frame(frame, list);
-    }
-
-    fn clear_frame(&mut self, frame: u32) {
-        self.frames[frame as usize] = Frame::FREE;
-        self.counters.pgfree += 1;
-    }
-
-    fn free_frame(&mut self, frame: u32, list: usize) {
-        self.clear_frame(frame);
-        self.alloc.give(list, crate::alloc::End::Cold, frame);
-    }
 }

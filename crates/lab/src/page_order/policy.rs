@@ -1,6 +1,6 @@
 //! What caches did when memory was short, in kernels of 2008 to 2010 and in ours: each decision has its alternatives.
 
-use pvblk_cache::{AfterFailure, Policy as _, Shortfall, Standard};
+use pvblk_cache::{AfterFailure, Shortfall, Standard};
 
 /// The order in which frames come from a refill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
