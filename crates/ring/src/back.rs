@@ -1,4 +1,4 @@
-//! The back end's side of a ring.
+//! The back end's side of a blkif ring: requests in, responses out.
 
 use crate::index::{Consumer, Producer, RingBroken};
 use crate::layout::{
@@ -8,7 +8,7 @@ use crate::wire::{Entry, Response};
 use pvblk_sys::Region;
 use zerocopy::IntoBytes;
 
-/// Consumes requests, produces responses. The pages belong to the peer, who may write anything at any time.
+/// Consumes requests and produces responses. The pages belong to the peer, which may write any bytes at any time.
 #[derive(Debug)]
 pub struct BackRing {
     pages: Region,
@@ -19,12 +19,13 @@ pub struct BackRing {
 }
 
 impl BackRing {
-    /// Attaches to a peer's fresh ring: all indices at their start. `None` if the region is not a ring's size.
+    /// Attaches to a peer's fresh ring, whose indices are at their start. `None` if the region's size is not that of
+    /// a ring.
     pub fn new(pages: Region) -> Option<BackRing> {
         BackRing::with_abi(pages, Abi::default())
     }
 
-    /// As [`BackRing::new`], of a front end with this layout.
+    /// As [`BackRing::new`], for a front end with this layout of entries.
     pub fn with_abi(pages: Region, abi: Abi) -> Option<BackRing> {
         let size = RingSize::from_pages(pages.len() / pvblk_sys::PAGE_SIZE)?;
         Some(BackRing {
@@ -36,20 +37,20 @@ impl BackRing {
         })
     }
 
-    /// Entries of the ring.
     pub fn entries(&self) -> u32 {
         self.mask + 1
     }
 
-    /// Requests taken and not yet answered.
+    /// Requests taken that have no response yet.
     #[inline]
     pub fn unanswered(&self) -> u32 {
         self.requests.next().wrapping_sub(self.responses.next())
     }
 
-    /// Takes the next request: a private copy, read once (XSA-155). Nothing in it is checked.
+    /// Takes the next request: a private copy, read once (XSA-155). Its contents are not checked.
     ///
-    /// A `req_prod` further ahead than there is room for means a broken peer (XSA-391's counterpart in `ring.h`).
+    /// Errors if `req_prod` is further ahead than the ring has room for: the peer is broken (the counterpart of
+    /// XSA-391 in `ring.h`).
     #[inline]
     pub fn take(&mut self, entry: &mut Entry) -> Result<bool, RingBroken> {
         if self.pending()? == 0 {
@@ -76,7 +77,8 @@ impl BackRing {
         ENTRIES + (index & self.mask) as usize * self.abi.entry_size()
     }
 
-    /// Requests that can be taken: those known of, or if there are none, those that the front end has published since. Errors as [`BackRing::take`].
+    /// Requests that can be taken: the known ones, or, if there are none, those published since the last look. Errors
+    /// as [`BackRing::take`].
     #[inline]
     pub fn pending(&mut self) -> Result<u32, RingBroken> {
         if self.requests.known() == 0 {
@@ -87,7 +89,7 @@ impl BackRing {
         Ok(self.requests.known())
     }
 
-    /// Prepares a response. Panics if there is no unanswered request: that is our bug, never the peer's doing.
+    /// Prepares a response. Panics if every request has one: that is a bug of the caller, never the peer's doing.
     #[inline]
     pub fn respond(&mut self, id: u64, operation: u8, status: i16) {
         assert!(self.unanswered() > 0, "a response without a request");
@@ -99,7 +101,7 @@ impl BackRing {
             pad2: 0,
         };
         let at = self.offset(self.responses.next());
-        // The same fields at the same places, but that the smaller one has no padding at its end.
+        // The 32-bit layout has the same fields at the same offsets, without the padding at the end.
         let len = match self.abi {
             Abi::X86_64 => size_of::<Response>(),
             Abi::X86_32 => size_of::<Response>() - ABI_GAP,
@@ -133,7 +135,7 @@ mod tests {
     use crate::wire::{OP_INDIRECT, OP_READ};
     use std::sync::atomic::Ordering;
 
-    /// As a 32-bit guest lays it out: id at 4, sector at 12, segments at 20 or grant references at 24.
+    /// A 32-bit guest's layout: id at 4, sector at 12, segments at 20 or grant references at 24.
     #[test]
     fn entries_of_32_bit_guests_are_understood() {
         let memory = Region::anonymous(pvblk_sys::PAGE_SIZE).unwrap();
@@ -166,7 +168,7 @@ mod tests {
             (OP_READ, 100, 0x1234)
         );
         assert_eq!((i.sector_number, i.indirect_grefs[0]), (77, 11));
-        // Twelve bytes, 108 after each other; the rest of an entry stays as it was.
+        // Responses of 12 bytes at a distance of 108; the rest of each entry is unchanged.
         ring.respond(5, OP_READ, -1);
         ring.respond(6, OP_READ, 0);
         let mut answer = [0; 16];

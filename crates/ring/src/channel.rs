@@ -1,27 +1,28 @@
-//! Event channels: how one end wakes the other.
+//! Event channels: how each side of a ring notifies the other.
 
 use pvblk_sys::PeerEvent;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// A two-way doorbell: `notify` rings the peer's, the descriptor becomes readable when the peer rings ours.
-/// A handler only marks: the ring is drained elsewhere, in bounded batches.
+/// Two-way notification between the sides of a ring. `notify` signals the peer; the descriptor becomes readable when
+/// the peer signals us. A notification carries no data: the ring is drained later, in bounded batches.
 pub trait EventChannel: Send + Sync {
-    /// Wakes the peer. Never blocks.
+    /// Notifies the peer. Never blocks.
     fn notify(&self);
-    /// Forgets that we were woken; to be called before the ring is looked at for the last time.
+    /// Clears a notification of the peer; call it before the last look at the ring.
     fn clear(&self);
-    /// Lets the peer wake us again; to be called before sleep, after the ring was found empty. What came since [`EventChannel::clear`] wakes at once.
+    /// Enables notifications again; call it before sleeping, after the ring was found empty. A notification since
+    /// [`EventChannel::clear`] is delivered at once.
     fn rearm(&self) {}
-    /// Readable while we are woken.
+    /// Readable while there is a notification.
     fn fd(&self) -> BorrowedFd<'_>;
 }
 
 /// An event channel between processes of one host: one eventfd for each direction.
 #[derive(Debug)]
 pub struct EventFdChannel {
-    /// Rung by us.
+    /// Signalled by us.
     pub to_peer: PeerEvent,
-    /// Rung by the peer.
+    /// Signalled by the peer.
     pub from_peer: PeerEvent,
 }
 

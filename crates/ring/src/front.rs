@@ -1,4 +1,4 @@
-//! The front end's side of a ring.
+//! The front end's side of a blkif ring: requests out, responses in.
 
 use crate::index::{Consumer, Producer, RingBroken, SharedIndex};
 use crate::layout::{ENTRIES, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RingSize};
@@ -6,7 +6,7 @@ use crate::wire::{ENTRY_SIZE, RequestHeader, Response, Segment};
 use pvblk_sys::Region;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-/// Produces requests, consumes responses. Keeps at most as many requests outstanding as there are entries.
+/// Produces requests and consumes responses. At most as many requests are outstanding as the ring has entries.
 #[derive(Debug)]
 pub struct FrontRing {
     pages: Region,
@@ -16,8 +16,8 @@ pub struct FrontRing {
 }
 
 impl FrontRing {
-    /// Takes over fresh pages: clears them and sets the indices to their start (`SHARED_RING_INIT`).
-    /// `None` if the region is not a ring's size.
+    /// Takes over fresh pages: clears them and sets the indices to their start (`SHARED_RING_INIT`). `None` if the
+    /// region's size is not that of a ring.
     pub fn new(pages: Region) -> Option<FrontRing> {
         let size = RingSize::from_pages(pages.len() / pvblk_sys::PAGE_SIZE)?;
         pages.zero(0, pages.len());
@@ -31,7 +31,6 @@ impl FrontRing {
         })
     }
 
-    /// Entries of the ring.
     pub fn entries(&self) -> u32 {
         self.mask + 1
     }
@@ -42,13 +41,13 @@ impl FrontRing {
         self.entries() - self.outstanding()
     }
 
-    /// Requests put and not yet answered.
+    /// Requests put that have no response yet.
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.requests.next().wrapping_sub(self.responses.next())
     }
 
-    /// Puts a read, write, flush or barrier with up to 11 segments. The caller has checked [`FrontRing::room`].
+    /// Puts a read, write, flush or barrier with up to 11 segments. Panics without [`FrontRing::room`].
     #[inline]
     pub fn put_rw(&mut self, header: &RequestHeader, segments: &[Segment]) {
         let at = self.slot();
@@ -60,7 +59,7 @@ impl FrontRing {
         self.requests.advance();
     }
 
-    /// Puts a request of another layout. The caller has checked [`FrontRing::room`].
+    /// Puts a request of another layout. Panics without [`FrontRing::room`].
     pub fn put<T: IntoBytes + Immutable>(&mut self, request: &T) {
         let at = self.slot();
         self.pages.write(at, request.as_bytes());
@@ -82,7 +81,7 @@ impl FrontRing {
         )
     }
 
-    /// Takes the next response, a private copy. Its id is the peer's word: check it.
+    /// Takes the next response, a private copy. The peer wrote its id: check it.
     #[inline]
     pub fn take(&mut self) -> Result<Option<Response>, RingBroken> {
         if self.responses.known() == 0 {

@@ -1,7 +1,6 @@
 //! Grant table entries, version 1 (xen/include/public/grant_table.h, `struct grant_entry_v1`):
 //! `flags` u16 at 0, `domid` u16 at 2, `frame` u32 at 4.
 
-/// Bytes of one entry.
 pub const GRANT_ENTRY_SIZE: usize = 8;
 /// Entries on one page of the table.
 pub const GRANTS_PER_PAGE: usize = pvblk_sys::PAGE_SIZE / GRANT_ENTRY_SIZE;
@@ -12,17 +11,17 @@ const PERMIT_ACCESS: u32 = 1;
 const TYPE_MASK: u32 = 3;
 const READ_ONLY: u32 = 1 << 2;
 
-/// What an entry says, from one private copy of its two words.
+/// A decoded entry, from one private copy of its two words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantEntry {
-    /// Frame of the granter's memory, in pages.
+    /// Frame number in the granter's memory, in pages.
     pub frame: u32,
-    /// The grantee may only read.
+    /// True if the grantee may only read.
     pub read_only: bool,
 }
 
 impl GrantEntry {
-    /// Decodes `flags | domid << 16` and `frame`; `None` if it grants nothing.
+    /// Decodes `flags | domid << 16` and `frame`; `None` if the entry grants nothing.
     #[inline]
     pub fn decode(flags_domid: u32, frame: u32) -> Option<GrantEntry> {
         (flags_domid & TYPE_MASK == PERMIT_ACCESS).then_some(GrantEntry {

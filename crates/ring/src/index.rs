@@ -1,33 +1,33 @@
-//! Free-running indices, and when to notify (xen/include/public/io/ring.h).
+//! Free-running indices of a ring and the rule for notifications (xen/include/public/io/ring.h).
 //!
-//! A ring has two directions, requests and responses. In each, a [`Producer`] owns a `prod` index and a
-//! [`Consumer`] owns an `event` index: "notify me when `prod` passes this". The types here hold one
-//! side's private state and are generic over the shared index, so that the same code runs on shared
+//! A ring has two directions, requests and responses. In each, a [`Producer`] owns a `prod` index and a [`Consumer`]
+//! owns an `event` index: "notify me when `prod` passes this". The types here hold the private state of one side and
+//! are generic over the shared index, so that the same code runs on shared pages and under loom.
 //! pages and under loom.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// The peer's indices are impossible: it is broken or hostile.
+/// The peer published an impossible index: it is broken or hostile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("ring index {index} is {distance} past ours, the most possible is {limit}")]
 pub struct RingBroken {
     /// The index that the peer published.
     pub index: u32,
-    /// How far ahead of ours it is.
+    /// Distance of the peer's index from ours.
     pub distance: u32,
-    /// How far it could be.
+    /// Largest possible distance.
     pub limit: u32,
 }
 
 /// One 32-bit index that both sides can reach.
 pub trait SharedIndex {
-    /// Loads; what the peer wrote before its release store is visible afterwards.
+    /// Loads with acquire ordering: the peer's writes before its release store are visible afterwards.
     fn load_acquire(&self) -> u32;
     /// Loads without ordering.
     fn load_relaxed(&self) -> u32;
-    /// Stores; what we wrote before is visible to the peer's acquire load.
+    /// Stores with release ordering: our writes before it are visible after the peer's acquire load.
     fn store_release(&self, value: u32);
-    /// A full barrier: our store above and our load below are not reordered.
+    /// A full barrier: a store before it and a load after it are not reordered.
     fn full_barrier();
 }
 
@@ -58,7 +58,7 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// A producer that goes on from `index`.
+    /// A producer whose next index is `index`.
     pub fn starting_at(index: u32) -> Producer {
         Producer {
             private: index,
@@ -66,7 +66,7 @@ impl Producer {
         }
     }
 
-    /// The next index to fill; entries below it are filled.
+    /// Index of the next entry to fill; entries below it are filled.
     #[inline]
     pub fn next(&self) -> u32 {
         self.private
@@ -78,10 +78,10 @@ impl Producer {
         self.private = self.private.wrapping_add(1);
     }
 
-    /// Makes filled entries visible. Returns true if the consumer asked to be notified for one of them.
+    /// Makes filled entries visible. Returns true if the consumer asked to be notified of one of them.
     ///
-    /// The full barrier pairs with the one in [`Consumer::arm`]: either we see its new event index, or it
-    /// sees our new entries.
+    /// The full barrier pairs with the one in [`Consumer::arm`]: either this side sees the new event index, or the
+    /// consumer sees the new entries.
     #[inline]
     pub fn publish<I: SharedIndex>(&mut self, prod: &I, event: &I) -> bool {
         let old = self.published;
@@ -95,7 +95,7 @@ impl Producer {
     }
 }
 
-/// True if `event` lies in the half-open span `(old, new]` (ring.h, `RING_PUSH_*_AND_CHECK_NOTIFY`).
+/// True if `event` lies in the half-open interval `(old, new]` (ring.h, `RING_PUSH_*_AND_CHECK_NOTIFY`).
 #[inline]
 pub fn should_notify(old: u32, new: u32, event: u32) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)
@@ -105,12 +105,12 @@ pub fn should_notify(old: u32, new: u32, event: u32) -> bool {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Consumer {
     next: u32,
-    /// The producer's index as last seen.
+    /// The producer's index at the last look.
     seen: u32,
 }
 
 impl Consumer {
-    /// A consumer that goes on from `index`.
+    /// A consumer whose next index is `index`.
     pub fn starting_at(index: u32) -> Consumer {
         Consumer {
             next: index,
@@ -118,7 +118,7 @@ impl Consumer {
         }
     }
 
-    /// The next index to consume.
+    /// Index of the next entry to consume.
     #[inline]
     pub fn next(&self) -> u32 {
         self.next
@@ -130,13 +130,13 @@ impl Consumer {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Entries known to be there, without another look at shared memory.
+    /// Entries known to be published, without a look at shared memory.
     #[inline]
     pub fn known(&self) -> u32 {
         self.seen.wrapping_sub(self.next)
     }
 
-    /// Looks for new entries. `limit` is how many could be there at most; more means that the peer lies.
+    /// Looks for new entries; returns the number known. Errors if there are more than `limit`, the most possible.
     #[inline]
     pub fn refresh<I: SharedIndex>(&mut self, prod: &I, limit: u32) -> Result<u32, RingBroken> {
         let index = prod.load_acquire();
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notifies_only_when_the_event_is_passed_also_across_the_wrap() {
+    fn notifies_only_if_the_event_is_passed_also_across_the_wrap() {
         for base in [0, 1000, u32::MAX - 1] {
             let at = |n: u32| base.wrapping_add(n);
             assert!(should_notify(at(0), at(1), at(1)));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lying_producer_is_found() {
+    fn an_impossible_producer_index_is_detected() {
         let prod = AtomicU32::new(u32::MAX);
         let mut c = Consumer::starting_at(u32::MAX - 3);
         assert_eq!(c.refresh(&prod, 3), Ok(3));

@@ -1,4 +1,4 @@
-//! Where things lie on the shared pages.
+//! Offsets and sizes on the shared pages of a ring.
 
 use crate::wire::ENTRY_SIZE;
 use pvblk_sys::PAGE_SIZE;
@@ -14,7 +14,8 @@ pub const RSP_EVENT: usize = 12;
 /// Offset of the first entry.
 pub const ENTRIES: usize = 64;
 
-/// How the front end lays out entries (xen/include/public/io/protocols.h). Their numbers are the same in both.
+/// Layout of a front end's entries (xen/include/public/io/protocols.h). A ring has the same number of entries in
+/// both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Abi {
     /// `x86_64-abi`, also that of 64-bit ARM: entries of 112 bytes.
@@ -24,13 +25,13 @@ pub enum Abi {
     X86_32,
 }
 
-/// Where the two layouts part: a 64-bit field follows.
+/// Offset at which the two layouts diverge: a 64-bit field follows.
 pub(crate) const ABI_HEAD: usize = 4;
-/// Bytes that 64-bit layouts have there in between.
+/// Padding bytes at that offset in 64-bit layouts.
 pub(crate) const ABI_GAP: usize = 4;
 
 impl Abi {
-    /// Bytes of one entry.
+    /// Size of one entry in bytes.
     pub fn entry_size(self) -> usize {
         match self {
             Abi::X86_64 => ENTRY_SIZE,
@@ -57,34 +58,32 @@ pub struct RingSize {
 }
 
 impl RingSize {
-    /// From the number of pages; `None` unless 1, 2, 4, 8 or 16.
+    /// Converts from pages; `None` unless 1, 2, 4, 8 or 16.
     pub fn from_pages(pages: usize) -> Option<RingSize> {
         (pages.is_power_of_two() && pages <= MAX_RING_PAGES).then(|| RingSize {
             order: pages.trailing_zeros(),
         })
     }
 
-    /// From the page order (`ring-page-order`), 0 to 4.
+    /// Converts from the page order (`ring-page-order`), 0 to 4.
     pub fn from_order(order: u32) -> Option<RingSize> {
         (order <= MAX_RING_PAGES.trailing_zeros()).then_some(RingSize { order })
     }
 
-    /// log2 of the pages.
+    /// Page order: log2 of the number of pages.
     pub fn order(self) -> u32 {
         self.order
     }
 
-    /// Pages.
     pub fn pages(self) -> usize {
         1 << self.order
     }
 
-    /// Bytes.
     pub fn bytes(self) -> usize {
         self.pages() * PAGE_SIZE
     }
 
-    /// Requests that fit: the largest power of two that the pages hold (ring.h, `__RING_SIZE`).
+    /// Number of entries: the largest power of two that fits (ring.h, `__RING_SIZE`).
     pub fn entries(self) -> u32 {
         let fit = (self.bytes() - ENTRIES) / ENTRY_SIZE;
         1 << fit.ilog2()

@@ -1,11 +1,11 @@
 //! blkif: the shared-memory ring of Xen's block protocol, both ends of it.
 //!
-//! [`wire`] is the bytes (xen/include/public/io/blkif.h), [`index`] the index and notification algebra
-//! (xen/include/public/io/ring.h), [`FrontRing`] and [`BackRing`] put both on shared pages.
+//! [`wire`] has the messages (xen/include/public/io/blkif.h), [`index`] the indices and the rule for notifications
+//! (xen/include/public/io/ring.h); [`FrontRing`] and [`BackRing`] put both on shared pages.
 //!
-//! What each side guarantees: neither trusts the other. Producer indices are loaded once per batch and
-//! checked for distance; an entry is copied out once and only the private copy is used; an end that finds
-//! the indices impossible reports [`RingBroken`] and is not to be used again.
+//! Neither side trusts the other. Each loads a producer index once per batch and checks its distance. Each copies an
+//! entry once and uses only the private copy. A side that sees an impossible index reports [`RingBroken`]; the ring
+//! must not be used after that.
 
 mod back;
 mod channel;

@@ -1,47 +1,40 @@
-//! blkif bytes, x86_64 layout (`x86_64-abi`; xen/include/public/io/blkif.h).
+//! blkif messages as bytes, x86_64 layout (`x86_64-abi`; xen/include/public/io/blkif.h).
 //!
 //! The structs are plain bytes in native (little) endian, checked at compile time against the header's
-//! offsets. A request on the ring is the union of three layouts that share their first byte.
+//! offsets. A request on the ring is the union of three layouts that share their first byte. Fields named `pad` are zero.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of one ring entry: the largest request.
+/// Size of one ring entry in bytes: that of the largest request.
 pub const ENTRY_SIZE: usize = 112;
-/// Segments in a request itself (`BLKIF_MAX_SEGMENTS_PER_REQUEST`).
+/// Most segments in a request itself (`BLKIF_MAX_SEGMENTS_PER_REQUEST`).
 pub const MAX_SEGMENTS: usize = 11;
-/// Indirect pages of one request (`BLKIF_MAX_INDIRECT_PAGES_PER_REQUEST`).
+/// Most indirect pages of one request (`BLKIF_MAX_INDIRECT_PAGES_PER_REQUEST`).
 pub const MAX_INDIRECT_PAGES: usize = 8;
 /// Segments on one indirect page.
 pub const SEGMENTS_PER_INDIRECT_PAGE: usize = 512;
-/// Most segments of an indirect request that we offer, as Linux does: 256 pages, 1 MiB.
+/// Most segments of an indirect request that our back end offers, as Linux's does: 256 pages, 1 MiB.
 pub const MAX_INDIRECT_SEGMENTS: usize = 256;
 /// Sectors of 512 bytes on a granted page.
 pub const SECTORS_PER_PAGE: u8 = 8;
 
-/// `BLKIF_OP_READ`.
 pub const OP_READ: u8 = 0;
-/// `BLKIF_OP_WRITE`.
 pub const OP_WRITE: u8 = 1;
-/// `BLKIF_OP_WRITE_BARRIER`: all earlier writes complete before, all later ones after. May have no segments.
+/// `BLKIF_OP_WRITE_BARRIER`: earlier writes complete before it, later ones after it. May have no segments.
 pub const OP_WRITE_BARRIER: u8 = 2;
 /// `BLKIF_OP_FLUSH_DISKCACHE`. May carry data to write after the flush.
 pub const OP_FLUSH: u8 = 3;
-/// `BLKIF_OP_DISCARD`.
 pub const OP_DISCARD: u8 = 5;
-/// `BLKIF_OP_INDIRECT`: a read or write whose segments lie on pages of their own.
+/// `BLKIF_OP_INDIRECT`: a read or write whose segments are on pages of their own.
 pub const OP_INDIRECT: u8 = 6;
 
-/// `BLKIF_DISCARD_SECURE`.
 pub const DISCARD_SECURE: u8 = 1;
 
-/// `BLKIF_RSP_OKAY`.
 pub const RSP_OKAY: i16 = 0;
-/// `BLKIF_RSP_ERROR`.
 pub const RSP_ERROR: i16 = -1;
-/// `BLKIF_RSP_EOPNOTSUPP`.
 pub const RSP_EOPNOTSUPP: i16 = -2;
 
-/// One piece of data: sectors `first_sect..=last_sect` (512 B each, 0 to 7) of a granted page.
+/// One segment of data: sectors `first_sect..=last_sect` (512 B each, 0 to 7) of a granted page.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -53,7 +46,6 @@ pub struct Segment {
     pub first_sect: u8,
     /// Last sector on the page, inclusive.
     pub last_sect: u8,
-    /// Zero.
     pub pad: u16,
 }
 
@@ -63,13 +55,12 @@ pub struct Segment {
 )]
 #[repr(C)]
 pub struct RequestHeader {
-    /// `OP_*`.
+    /// One of `OP_*`.
     pub operation: u8,
     /// Segments that follow, 0 to 11.
     pub nr_segments: u8,
     /// Virtual device number; unused.
     pub handle: u16,
-    /// Zero.
     pub pad: u32,
     /// Echoed in the response.
     pub id: u64,
@@ -81,9 +72,7 @@ pub struct RequestHeader {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RwRequest {
-    /// What to do.
     pub header: RequestHeader,
-    /// Where the data is.
     pub segments: [Segment; MAX_SEGMENTS],
 }
 
@@ -91,13 +80,12 @@ pub struct RwRequest {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DiscardRequest {
-    /// [`OP_DISCARD`].
+    /// Always [`OP_DISCARD`].
     pub operation: u8,
     /// [`DISCARD_SECURE`] or 0.
     pub flag: u8,
     /// Virtual device number; unused.
     pub handle: u16,
-    /// Zero.
     pub pad: u32,
     /// Echoed in the response.
     pub id: u64,
@@ -111,13 +99,12 @@ pub struct DiscardRequest {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IndirectRequest {
-    /// [`OP_INDIRECT`].
+    /// Always [`OP_INDIRECT`].
     pub operation: u8,
     /// [`OP_READ`] or [`OP_WRITE`].
     pub indirect_op: u8,
     /// Segments on the indirect pages.
     pub nr_segments: u16,
-    /// Zero.
     pub pad: u32,
     /// Echoed in the response.
     pub id: u64,
@@ -125,11 +112,9 @@ pub struct IndirectRequest {
     pub sector_number: u64,
     /// Virtual device number; unused.
     pub handle: u16,
-    /// Zero.
     pub pad2: u16,
-    /// Pages full of segments, readable by the back end.
+    /// Pages of segments, readable by the back end.
     pub indirect_grefs: [u32; MAX_INDIRECT_PAGES],
-    /// Zero.
     pub pad3: u32,
 }
 
@@ -137,15 +122,15 @@ pub struct IndirectRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Response {
-    /// The request's.
+    /// Copied from the request.
     pub id: u64,
-    /// The request's.
+    /// Copied from the request.
     pub operation: u8,
-    /// Zero: padding would leak our stack to the guest (XSA-216).
+    /// Zero: the guest would otherwise read our stack in the padding (XSA-216).
     pub pad: u8,
-    /// `RSP_*`.
+    /// One of `RSP_*`.
     pub status: i16,
-    /// Zero, as above.
+    /// Zero, for the same reason as `pad`.
     pub pad2: u32,
 }
 
@@ -167,47 +152,45 @@ const _: () = {
     assert!(offset_of!(Response, status) == 10);
 };
 
-/// A private copy of one ring entry. Nothing in it is checked yet. Words, so that it is aligned as the
-/// header's union is.
+/// A private, unchecked copy of one ring entry. It is made of words so that it has the alignment of the header's
+/// union.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry([u64; ENTRY_SIZE / 8]);
 
 impl Entry {
-    /// The bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 
-    /// The bytes, to be filled in.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.0.as_mut_bytes()
     }
 
-    /// `OP_*`, or anything else.
+    /// One of `OP_*`, or any other value.
     #[inline]
     pub fn operation(&self) -> u8 {
         self.rw().header.operation
     }
 
-    /// As a read, write, flush or barrier.
+    /// Interprets the entry as a read, write, flush or barrier.
     #[inline]
     pub fn rw(&self) -> &RwRequest {
         zerocopy::transmute_ref!(&self.0)
     }
 
-    /// As a discard.
+    /// Interprets the entry as a discard.
     pub fn discard(&self) -> DiscardRequest {
         first(self.bytes())
     }
 
-    /// As an indirect read or write.
+    /// Interprets the entry as an indirect read or write.
     pub fn indirect(&self) -> IndirectRequest {
         first(self.bytes())
     }
 
-    /// The id, which lies at the same place in all layouts.
+    /// The id, which has the same offset in all layouts.
     #[inline]
     pub fn id(&self) -> u64 {
         self.rw().header.id

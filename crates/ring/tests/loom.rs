@@ -1,12 +1,12 @@
-//! Model checks of the index algebra: every interleaving (up to a bound on preemptions) and every value that a
-//! weak memory may show. A lost wake-up is a deadlock, a missing barrier a stale payload.
+//! Model checks of [`pvblk_ring::index`]: every interleaving (up to a bound on preemptions) and every value that a
+//! weak memory may show. A lost wake-up appears as a deadlock, a missing barrier as a stale payload.
 //!
-//! The negative controls at the end break one rule each and must be found out, else the models prove nothing.
+//! The negative controls at the end break one rule each. The models must detect that; otherwise they prove nothing.
 
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use pvblk_ring::index::{Consumer, Producer, SharedIndex};
-// Not loom's: its counter panics again while a model that failed unwinds.
+// Not loom's type: its counter panics again while a failed model unwinds.
 use std::sync::Arc;
 
 /// The index as it is on shared pages.
@@ -27,7 +27,7 @@ impl SharedIndex for Sound {
     }
 }
 
-/// Without the barrier between a store and the look at the other side's word.
+/// An index without the barrier between a store and the look at the other side's word.
 struct NoBarrier(AtomicU32);
 
 impl SharedIndex for NoBarrier {
@@ -43,7 +43,7 @@ impl SharedIndex for NoBarrier {
     fn full_barrier() {}
 }
 
-/// Publishes without ordering the entries before the index.
+/// An index that is published without ordering it after the entries.
 struct RelaxedStore(AtomicU32);
 
 impl SharedIndex for RelaxedStore {
@@ -83,25 +83,25 @@ impl Index for RelaxedStore {
     }
 }
 
-/// One direction with its doorbell.
-struct Lane<I> {
+/// One direction with its event channel.
+struct SharedDirection<I> {
     prod: I,
     event: I,
-    bell: Notify,
+    channel: Notify,
 }
 
-impl<I: Index> Lane<I> {
-    /// `SHARED_RING_INIT`, from any start: the first entry is announced.
-    fn new(start: u32) -> Lane<I> {
-        Lane {
+impl<I: Index> SharedDirection<I> {
+    /// `SHARED_RING_INIT` from any start index: the first entry will notify.
+    fn new(start: u32) -> SharedDirection<I> {
+        SharedDirection {
             prod: I::new(start),
             event: I::new(start.wrapping_add(1)),
-            bell: Notify::new(),
+            channel: Notify::new(),
         }
     }
 }
 
-fn slots(n: u32) -> Vec<AtomicU32> {
+fn zeroed_entries(n: u32) -> Vec<AtomicU32> {
     (0..n).map(|_| AtomicU32::new(0)).collect()
 }
 
@@ -109,12 +109,12 @@ fn slots(n: u32) -> Vec<AtomicU32> {
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
-    // Larger than any of these models needs; a safety net against a spinning one.
+    // Larger than any of these models needs; stops a model that spins.
     builder.max_branches = 10_000;
     builder.check(model);
 }
 
-/// What the consumer does before it sleeps.
+/// Steps of the consumer before it sleeps.
 #[derive(Clone, Copy, PartialEq)]
 enum Sleep {
     ArmAndCheck,
@@ -125,10 +125,10 @@ enum Sleep {
 /// One direction: a producer that publishes `batches`, and a consumer that takes them all.
 fn one_way<I: Index>(start: u32, batches: &'static [u32], sleep: Sleep) {
     let total: u32 = batches.iter().sum();
-    let lane = Arc::new(Lane::<I>::new(start));
-    let payload = Arc::new(slots(total));
+    let direction = Arc::new(SharedDirection::<I>::new(start));
+    let payload = Arc::new(zeroed_entries(total));
     let producer = {
-        let (lane, payload) = (lane.clone(), payload.clone());
+        let (direction, payload) = (direction.clone(), payload.clone());
         loom::thread::spawn(move || {
             let mut p = Producer::starting_at(start);
             for &n in batches {
@@ -137,8 +137,8 @@ fn one_way<I: Index>(start: u32, batches: &'static [u32], sleep: Sleep) {
                     payload[k as usize].store(100 + k, Ordering::Relaxed);
                     p.advance();
                 }
-                if p.publish(&lane.prod, &lane.event) {
-                    lane.bell.notify();
+                if p.publish(&direction.prod, &direction.event) {
+                    direction.channel.notify();
                 }
             }
         })
@@ -147,7 +147,7 @@ fn one_way<I: Index>(start: u32, batches: &'static [u32], sleep: Sleep) {
     let mut taken = 0;
     while taken < total {
         let known = c
-            .refresh(&lane.prod, total - taken)
+            .refresh(&direction.prod, total - taken)
             .expect("an honest producer");
         for _ in 0..known {
             let got = payload[taken as usize].load(Ordering::Relaxed);
@@ -159,11 +159,11 @@ fn one_way<I: Index>(start: u32, batches: &'static [u32], sleep: Sleep) {
             continue;
         }
         match sleep {
-            Sleep::ArmAndCheck if c.arm(&lane.prod, &lane.event) => continue,
-            Sleep::ArmOnly => drop(c.arm(&lane.prod, &lane.event)),
+            Sleep::ArmAndCheck if c.arm(&direction.prod, &direction.event) => continue,
+            Sleep::ArmOnly => drop(c.arm(&direction.prod, &direction.event)),
             _ => {}
         }
-        lane.bell.wait();
+        direction.channel.wait();
     }
     producer.join().expect("the producer ends");
 }
@@ -185,12 +185,12 @@ fn no_wake_up_is_lost_across_the_wrap_of_the_indices() {
     });
 }
 
-/// Both directions over one ring of `size` slots that requests and responses share, as on the real pages:
-/// the front end keeps up to `size` requests outstanding, the back end answers each with its number plus 1000.
+/// Both directions over one ring of `size` entries that requests and responses share, as on the real pages. The front
+/// end keeps up to `size` requests outstanding; the back end responds to each with its number plus 1000.
 fn round_trip<I: Index>(size: u32, total: u32) {
-    let requests = Arc::new(Lane::<I>::new(0));
-    let responses = Arc::new(Lane::<I>::new(0));
-    let ring = Arc::new(slots(size));
+    let requests = Arc::new(SharedDirection::<I>::new(0));
+    let responses = Arc::new(SharedDirection::<I>::new(0));
+    let ring = Arc::new(zeroed_entries(size));
     let back = {
         let (requests, responses, ring) = (requests.clone(), responses.clone(), ring.clone());
         loom::thread::spawn(move || {
@@ -211,10 +211,10 @@ fn round_trip<I: Index>(size: u32, total: u32) {
                 }
                 if known > 0 {
                     if p.publish(&responses.prod, &responses.event) {
-                        responses.bell.notify();
+                        responses.channel.notify();
                     }
                 } else if !c.arm(&requests.prod, &requests.event) {
-                    requests.bell.wait();
+                    requests.channel.wait();
                 }
             }
         })
@@ -227,7 +227,7 @@ fn round_trip<I: Index>(size: u32, total: u32) {
             p.advance();
         }
         if p.publish(&requests.prod, &requests.event) {
-            requests.bell.notify();
+            requests.channel.notify();
         }
         let outstanding = p.next() - c.next();
         let known = c
@@ -239,19 +239,19 @@ fn round_trip<I: Index>(size: u32, total: u32) {
             c.advance();
         }
         if known == 0 && !c.arm(&responses.prod, &responses.event) {
-            responses.bell.wait();
+            responses.channel.wait();
         }
     }
     back.join().expect("the back end ends");
 }
 
 #[test]
-fn one_slot_goes_round_twice() {
+fn one_entry_is_used_twice() {
     explore(3, || round_trip::<Sound>(1, 2));
 }
 
 #[test]
-fn two_slots_are_in_flight_at_once() {
+fn two_entries_are_in_flight_at_once() {
     explore(3, || round_trip::<Sound>(2, 2));
 }
 

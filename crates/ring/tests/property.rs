@@ -1,4 +1,4 @@
-//! Both ends of a ring over two mappings of one memory file, against a plain queue.
+//! Random operations on both sides of a ring, over two mappings of one memory file, compared with a plain queue.
 //!
 //! Each test prints its seed; `PVBLK_SEED=N` runs it again.
 
@@ -25,26 +25,26 @@ fn rng() -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// The pages as the front end, the back end, and a bystander see them.
+/// Mappings of the same pages for the front end, the back end, and the test.
 fn pages(count: usize) -> (Region, Region, Region) {
     let fd = create_sealed("ring-test", (count * PAGE_SIZE) as u64).unwrap();
     let map = || Region::shared(fd.as_fd(), 0, count * PAGE_SIZE, true).unwrap();
     (map(), map(), map())
 }
 
-/// "Notify iff the armed event lies in `(old, new]`", spelled out.
+/// The notification rule as plain arithmetic: the armed event lies in `(old, new]`.
 fn passes(old: u64, new: u64, event: u64) -> bool {
     (old + 1..=new).any(|k| k == event)
 }
 
-/// What was put: the bytes that must come out at the other end.
+/// A request that was put, with the bytes that must come out at the other side.
 struct Put {
     id: u64,
     operation: u8,
     bytes: Vec<u8>,
 }
 
-/// Counts of one direction, without wrap.
+/// Counters of one direction, without wrap.
 #[derive(Default)]
 struct Direction {
     filled: u64,
@@ -56,7 +56,7 @@ struct Direction {
 }
 
 impl Direction {
-    /// Publishes; true if the consumer is to be notified.
+    /// Publishes; true if the consumer must be notified.
     fn publish(&mut self) -> bool {
         let notify = passes(self.visible, self.filled, self.event);
         self.visible = self.filled;
@@ -64,7 +64,7 @@ impl Direction {
         notify
     }
 
-    /// Arms; true if there is something.
+    /// Arms; true if there is an entry already.
     fn arm(&mut self) -> bool {
         self.event = self.taken + 1;
         self.visible > self.taken
@@ -87,7 +87,7 @@ impl Model {
     fn new(page_count: usize) -> Model {
         let (ours, theirs, raw) = pages(page_count);
         let front = FrontRing::new(ours).unwrap();
-        // Leftovers of an earlier life: whatever a side doesn't write must not matter, and padding must be written.
+        // Bytes of an earlier use: bytes that a side doesn't write must not matter, and padding must be written.
         raw.write(ENTRIES, &vec![0xff; page_count * PAGE_SIZE - ENTRIES]);
         let fresh = || Direction {
             event: 1,
@@ -106,7 +106,7 @@ impl Model {
         }
     }
 
-    fn slot(&self, index: u64) -> usize {
+    fn offset_of(&self, index: u64) -> usize {
         ENTRIES + (index % u64::from(self.front.entries())) as usize * ENTRY_SIZE
     }
 
@@ -202,7 +202,7 @@ impl Model {
         let at = rng.usize(..self.unanswered.len());
         let (id, operation) = self.unanswered.swap_remove(at);
         let status = rng.i16(..);
-        let slot = self.slot(self.responses.filled);
+        let slot = self.offset_of(self.responses.filled);
         let mut before = [0; ENTRY_SIZE];
         self.raw.read(slot, &mut before);
         self.back.respond(id, operation, status);
@@ -235,7 +235,7 @@ impl Model {
 
     fn step(&mut self, rng: &mut fastrand::Rng, eager: u8) {
         match rng.u8(0..8) {
-            // How often the producing side gets its turn decides how full the ring runs.
+            // The share of turns of the producing side decides how full the ring gets.
             0 => (0..rng.u8(0..=eager)).for_each(|_| self.put(rng)),
             1 => assert_eq!(self.front.publish(), self.requests.publish()),
             2 => (0..rng.u8(0..=eager)).for_each(|_| self.take_request()),
@@ -270,7 +270,7 @@ fn rings_of_all_sizes_are_queues() {
     }
 }
 
-/// The same algebra where the 32-bit indices wrap, which pages that start at zero reach only after 2^32 entries.
+/// The same indices at the 32-bit wrap, which pages that start at zero reach only after 2^32 entries.
 #[test]
 fn indices_wrap_in_the_middle_of_everything() {
     let mut rng = rng();
@@ -316,7 +316,7 @@ fn indices_wrap_in_the_middle_of_everything() {
 }
 
 #[test]
-fn the_notification_formula_is_the_span() {
+fn the_notification_rule_is_the_interval() {
     let mut rng = rng();
     for _ in 0..100_000 {
         let old = rng.u32(..);
@@ -333,9 +333,9 @@ fn the_notification_formula_is_the_span() {
     }
 }
 
-/// As many as there is room for is honest; one more is not, and the end that sees it says so.
+/// As many entries as the ring has room for are valid; one more is not, and each side reports it.
 #[test]
-fn an_index_too_far_ahead_is_found_by_both_ends() {
+fn an_index_too_far_ahead_is_detected_by_both_sides() {
     for page_count in [1, 16] {
         let entries = RingSize::from_pages(page_count).unwrap().entries();
         let mut entry = Entry::default();

@@ -1,4 +1,5 @@
-//! What it costs to wake a peer, and to forget that it woke us: `cargo run --release -p pvblk-sys --example notification_cost`.
+//! Measures the cost of waking a peer and of clearing its wake-up: `cargo run --release -p pvblk-sys --example
+//! notification_cost`.
 
 use pvblk_sys::{EventFd, PeerEvent};
 use std::time::Instant;

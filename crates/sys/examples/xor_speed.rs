@@ -1,13 +1,13 @@
 //! XOR against loops that only move the same bytes: `cargo run --release -p pvblk-sys --example xor_speed`.
 //!
-//! The baseline loads as many streams as XOR has sources, stores one, and calculates nothing: what it
-//! reaches is what this core's caches and memory can do. It is written in several ways; each row
-//! takes the one that is fastest there. XOR and baseline take turns over the same bytes, and the
-//! baseline is also compared with itself (A/A). What counts is the thread's own time, so that
-//! others on the machine disturb less. Fails if XOR's rate is below 0.8 of the baseline's somewhere.
+//! The baseline loads as many streams as XOR has sources, stores one, and calculates nothing, so its rate is the
+//! limit of this core's caches and memory. It is written in several ways; each row takes the fastest one. XOR and
+//! baseline take turns over the same bytes, and the baseline is also compared with itself (A/A). Times are CPU time
+//! of the thread, so that other processes disturb less. The program fails if XOR's rate is below 0.8 of the
+//! baseline's in any row.
 //!
-//! `nt` is the same with stores around the caches. It has one stream less to move to and from
-//! memory, since what is stored isn't fetched before; who reads the sum soon pays for it.
+//! `nt` rows use stores that go around the caches. They move one stream less to and from memory, since the
+//! destination isn't fetched before it is written; the next reader of the sum then finds it in no cache.
 
 #![allow(unsafe_code)]
 
@@ -16,12 +16,12 @@ use rustix::time::{ClockId, clock_gettime};
 use std::hint::black_box;
 use std::process::ExitCode;
 
-/// What a sample moves at least, in bytes.
+/// Least bytes moved by one sample.
 const SAMPLE_BYTES: usize = 256 << 20;
-/// XOR's rate is to be at least this share of the baseline's.
+/// Least share of the baseline's rate that XOR must reach.
 const FLOOR: f64 = 0.8;
 
-/// Moves bytes: `dst` becomes one of the sources.
+/// A loop that moves bytes: `dst` becomes one of the sources.
 type Loop = unsafe fn(dst: *mut u8, srcs: &[*const u8], len: usize);
 
 /// Loops that move bytes. Each leaves the last source in `dst`.
@@ -30,7 +30,7 @@ mod baseline {
     use super::Loop;
     use std::arch::{asm, is_x86_feature_detected};
 
-    // Written by hand, so that no compiler finds out that most loads are in vain.
+    // Written by hand, so that no compiler removes loads whose values are unused.
     macro_rules! body {
         ($to:ident, $len:ident, $load:literal, $store:literal, $fence:literal, $reg:literal, $width:literal,
             $($src:ident)*) => {
@@ -84,7 +84,7 @@ mod baseline {
     baseline!(ymm_around, "vmovdqu", "vmovntdq", "sfence", "ymm", "32");
     baseline!(zmm_around, "vmovdqu64", "vmovntdq", "sfence", "zmm", "64");
 
-    /// Those that this CPU can run: with stores through the caches, and around them.
+    /// The loops that this CPU can run: with stores through the caches, and around them.
     pub fn all() -> [Vec<(&'static str, Loop)>; 2] {
         let (mut through, mut around): (Vec<(_, Loop)>, Vec<(_, Loop)>) = (vec![], vec![]);
         if is_x86_feature_detected!("avx2") {
@@ -101,7 +101,7 @@ mod baseline {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod baseline {
-    /// None is written for this CPU.
+    /// Nothing: no baseline is written for this CPU.
     pub fn all() -> [Vec<(&'static str, super::Loop)>; 2] {
         [vec![], vec![]]
     }
@@ -139,8 +139,8 @@ impl Streams {
 
 const PAGE: usize = 4096;
 
-/// What is compared, and over how much memory.
-struct Row {
+/// One comparison, and the memory that it covers.
+struct Comparison {
     name: &'static str,
     /// Bytes of one call.
     block: usize,
@@ -152,7 +152,7 @@ struct Row {
     regions: bool,
 }
 
-const ROWS: &[Row] = &[
+const ROWS: &[Comparison] = &[
     row("L1", 4096, 4096, 101, false),
     row("L1, regions", 4096, 4096, 101, true),
     row("L2", 64 << 10, 64 << 10, 101, false),
@@ -161,8 +161,14 @@ const ROWS: &[Row] = &[
     row("memory", 64 << 10, 256 << 20, 15, false),
 ];
 
-const fn row(name: &'static str, block: usize, span: usize, rounds: usize, regions: bool) -> Row {
-    Row {
+const fn row(
+    name: &'static str,
+    block: usize,
+    span: usize,
+    rounds: usize,
+    regions: bool,
+) -> Comparison {
+    Comparison {
         name,
         block,
         span,
@@ -171,14 +177,14 @@ const fn row(name: &'static str, block: usize, span: usize, rounds: usize, regio
     }
 }
 
-/// Nanoseconds that this thread has run.
+/// CPU time of this thread, in nanoseconds.
 fn thread_ns() -> f64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
 }
 
-/// Nanoseconds of one pass over the span: `call` for each block of the span, as often as it takes.
-fn sample(row: &Row, sources: usize, mut call: impl FnMut(usize)) -> f64 {
+/// Nanoseconds of one pass over the span; `call` runs once for each block.
+fn sample(row: &Comparison, sources: usize, mut call: impl FnMut(usize)) -> f64 {
     let rounds = SAMPLE_BYTES.div_ceil(row.span * (sources + 1));
     let begin = thread_ns();
     for _ in 0..rounds {
@@ -189,7 +195,12 @@ fn sample(row: &Row, sources: usize, mut call: impl FnMut(usize)) -> f64 {
     (thread_ns() - begin) / rounds as f64
 }
 
-fn run_baseline<const N: usize>(f: Loop, row: &Row, dst: &mut [u8], srcs: &[&[u8]; N]) -> f64 {
+fn run_baseline<const N: usize>(
+    f: Loop,
+    row: &Comparison,
+    dst: &mut [u8],
+    srcs: &[&[u8]; N],
+) -> f64 {
     let (to, block) = (dst.as_mut_ptr(), row.block);
     sample(row, N, |at| {
         let from = srcs.map(|src| src[at..at + block].as_ptr());
@@ -200,7 +211,7 @@ fn run_baseline<const N: usize>(f: Loop, row: &Row, dst: &mut [u8], srcs: &[&[u8
 
 fn run_kernel<const N: usize>(
     kernel: &xor::Kernel,
-    row: &Row,
+    row: &Comparison,
     dst: &mut [u8],
     srcs: &[&[u8]; N],
 ) -> f64 {
@@ -210,7 +221,7 @@ fn run_kernel<const N: usize>(
     })
 }
 
-fn run_regions<const N: usize>(row: &Row, to: &Region, srcs: &[Region; N]) -> f64 {
+fn run_regions<const N: usize>(row: &Comparison, to: &Region, srcs: &[Region; N]) -> f64 {
     let srcs = srcs.each_ref();
     sample(row, N, |at| {
         let from = srcs.map(|src| (src, at));
@@ -218,7 +229,7 @@ fn run_regions<const N: usize>(row: &Row, to: &Region, srcs: &[Region; N]) -> f6
     })
 }
 
-fn run_copy(row: &Row, dst: &mut [u8], src: &[u8]) -> f64 {
+fn run_copy(row: &Comparison, dst: &mut [u8], src: &[u8]) -> f64 {
     sample(row, 1, |at| {
         dst[at..at + row.block].copy_from_slice(black_box(&src[at..at + row.block]));
     })
@@ -237,7 +248,7 @@ fn median(of: Vec<f64>) -> f64 {
 /// The loop that is fastest here. Panics if it doesn't move everything.
 fn fastest<const N: usize>(
     loops: &[(&'static str, Loop)],
-    row: &Row,
+    row: &Comparison,
     dst: &mut [u8],
     srcs: &[&[u8]; N],
 ) -> (&'static str, Loop) {
@@ -256,7 +267,10 @@ fn fastest<const N: usize>(
 }
 
 /// Prints a row; returns XOR's share of the baseline's rate.
-fn compare<const N: usize>(row: &Row, [through, around]: &[Vec<(&'static str, Loop)>; 2]) -> f64 {
+fn compare<const N: usize>(
+    row: &Comparison,
+    [through, around]: &[Vec<(&'static str, Loop)>; 2],
+) -> f64 {
     let mut streams = Streams::new(N, row.span);
     let (dst, srcs): (_, [_; N]) = streams.split();
     let region = |n: usize| {

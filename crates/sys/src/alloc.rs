@@ -1,26 +1,27 @@
-//! The heap, counted, for the memory bill.
+//! A global allocator that counts the bytes of the heap, for the report on memory use.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes of the heap in use now, as asked for. Zero where [`Counting`] is not the global allocator.
+/// Bytes of the heap in use now, as requested by callers. Zero if [`Counting`] is not the global allocator.
 pub fn live_bytes() -> usize {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// Gives free memory of the heap back to the system, as far as the allocator can: glibc keeps what lies between pieces in use.
+/// Returns free memory of the heap to the system, as far as the allocator can: glibc keeps free memory between blocks
+/// in use.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it touches nothing but the allocator's own free memory.
+    // SAFETY: `malloc_trim` touches only free memory of the allocator.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// The system's allocator, counting live bytes. The hot path doesn't allocate, so one shared
-/// counter is enough.
+/// The system's allocator with a counter of live bytes. The hot path doesn't allocate, so one shared counter is
+/// enough.
 pub struct Counting;
 
 // SAFETY: every call is passed on to `System` unchanged; counting doesn't touch the memory.

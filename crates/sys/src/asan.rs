@@ -1,12 +1,13 @@
-//! Tells AddressSanitizer which memory nobody may touch, in a build with `-Zsanitizer=address --cfg pvblk_asan` (scripts/asan.sh); nothing in any other.
+//! Tells AddressSanitizer which memory must not be accessed, in a build with `-Zsanitizer=address --cfg pvblk_asan`
+//! (scripts/asan.sh). In other builds the functions do nothing.
 //!
-//! It doesn't know mappings by itself: a piece that is free is as good to it as one in use. With this, who touches an [`crate::Idle`] piece is stopped at once.
-//! Reads and writes of the kernel's are not seen.
+//! AddressSanitizer tracks the heap but not our mappings: without these marks it would not notice an access to an
+//! [`crate::Idle`] piece. Accesses by the kernel are not checked.
 
 use crate::Region;
 
 #[cfg(pvblk_asan)]
-mod told {
+mod marks {
     use super::Region;
 
     unsafe extern "C" {
@@ -14,28 +15,28 @@ mod told {
         fn __asan_unpoison_memory_region(addr: *const u8, size: usize);
     }
 
-    /// From now on nobody may touch it.
-    pub fn forbid(region: &Region) {
-        // SAFETY: it marks addresses and doesn't touch them.
+    /// Makes any access to the region an error.
+    pub fn poison(region: &Region) {
+        // SAFETY: the call marks addresses and doesn't touch them.
         unsafe { __asan_poison_memory_region(region.address() as *const u8, region.len()) }
     }
 
-    /// The opposite.
-    pub fn allow(region: &Region) {
+    /// Allows accesses to the region again.
+    pub fn unpoison(region: &Region) {
         // SAFETY: as above.
         unsafe { __asan_unpoison_memory_region(region.address() as *const u8, region.len()) }
     }
 }
 
 #[cfg(not(pvblk_asan))]
-mod told {
+mod marks {
     use super::Region;
 
     #[inline]
-    pub fn forbid(_: &Region) {}
+    pub fn poison(_: &Region) {}
 
     #[inline]
-    pub fn allow(_: &Region) {}
+    pub fn unpoison(_: &Region) {}
 }
 
-pub use told::{allow, forbid};
+pub use marks::{poison, unpoison};

@@ -1,4 +1,5 @@
-//! [`Baton`]: a value that one thread has at a time, and that another can take over while the first is away.
+//! [`Baton`]: a value that one thread holds at a time, and that another thread can take over while the holder is in a
+//! call that may not return.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -6,11 +7,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A value with one [`Holder`]. The holder is *here* or, inside [`Holder::away`], *away*; while it is away another thread may
-/// [seize](Baton::seize) the value, and then the first doesn't get it back.
+/// A value with one [`Holder`]. The holder is *here* or, inside [`Holder::away`], *away*. While it is away, another
+/// thread may [seize](Baton::seize) the value, and the first holder loses it.
 ///
-/// Who wins is decided by one compare-exchange on `turn`: even while the holder is here, odd while it is away, and never the
-/// same number twice. Being away costs a store and a compare-exchange on a cache line of the holder's own.
+/// One compare-exchange on `turn` decides between the holder that comes back and a thread that seizes. `turn` is even
+/// while the holder is here, odd while it is away, and never repeats. Being away costs a store and a compare-exchange
+/// on a cache line that only the holder uses.
 pub struct Baton<T> {
     turn: AtomicU64,
     value: UnsafeCell<T>,
@@ -23,16 +25,16 @@ unsafe impl<T: Send> Sync for Baton<T> {}
 /// The right to use a [`Baton`]'s value.
 pub struct Holder<T> {
     baton: Arc<Baton<T>>,
-    /// The even number at which it is here; `None`: it was seized.
+    /// The even turn at which this holder is here; `None` after the value was seized.
     turn: Option<u64>,
-    /// The odd number at which it went away last.
+    /// The odd turn at which this holder went away last.
     left: u64,
-    /// A shared reference to a holder is one to the value.
+    /// Makes `&Holder<T>` as thread-safe as `&T`.
     _value: PhantomData<T>,
 }
 
 impl<T> Baton<T> {
-    /// A baton and its first holder.
+    /// Creates a baton and its first holder.
     pub fn new(value: T) -> (Arc<Baton<T>>, Holder<T>) {
         let baton = Arc::new(Baton {
             turn: AtomicU64::new(0),
@@ -47,12 +49,12 @@ impl<T> Baton<T> {
         (baton, holder)
     }
 
-    /// A number that changes whenever the holder comes or goes; odd while it is away.
+    /// Number that changes whenever the holder goes away or comes back; odd while it is away.
     pub fn turn(&self) -> u64 {
         self.turn.load(Ordering::Relaxed)
     }
 
-    /// Takes the value over, if the holder is away and has been since `turn` was read.
+    /// Takes the value over if the holder has been away since `turn` was read.
     pub fn seize(self: &Arc<Baton<T>>, turn: u64) -> Option<Holder<T>> {
         if turn.is_multiple_of(2) {
             return None;
@@ -65,7 +67,8 @@ impl<T> Baton<T> {
         })
     }
 
-    /// From away at `turn` to here. Acquire: what the last one here wrote is seen; release pairs with the next one's.
+    /// Moves from away at `turn` to here. Acquire shows the writes of the last holder; release pairs with the next
+    /// holder's acquire.
     fn claim(&self, turn: u64) -> bool {
         self.turn
             .compare_exchange(turn, turn + 1, Ordering::AcqRel, Ordering::Relaxed)
@@ -74,13 +77,14 @@ impl<T> Baton<T> {
 }
 
 impl<T> Holder<T> {
-    /// Runs `f` while the value may be seized. False if it was: then this holder has nothing any more, and using its value panics.
+    /// Runs `f` while the value may be seized. The flag is false if it was seized: this holder is then empty, and
+    /// using its value panics.
     #[inline]
     pub fn away<R>(&mut self, f: impl FnOnce() -> R) -> (R, bool) {
         let Some(here) = self.turn else {
             panic!("{SEIZED}");
         };
-        // Set before `f`: if it panics, this holder can't be used any more, and the value can still be seized.
+        // Set before `f`: if `f` panics, this holder can't be used any more, and the value can still be seized.
         self.turn = None;
         self.left = here + 1;
         self.baton.turn.store(here + 1, Ordering::Release);
@@ -93,7 +97,8 @@ impl<T> Holder<T> {
 }
 
 impl<T> Holder<T> {
-    /// The [turn](Baton::turn) at which it went away last: still the baton's if it never came back, say because it panicked there.
+    /// The [turn](Baton::turn) at which this holder went away last. The baton still shows this turn if the holder
+    /// never came back, for example because `f` panicked.
     pub fn left_at(&self) -> u64 {
         self.left
     }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 /// One segment of a request's data: `len` bytes at `offset` of a region.
 ///
-/// Cloning costs one atomic increment; queues hold an `Arc` of their own so that this counter is
-/// not shared between CPUs.
+/// Cloning costs one atomic increment. Each queue has an `Arc` of its own, so that CPUs don't share this counter.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     region: Arc<Region>,
@@ -15,7 +14,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` bytes at `offset`, or `None` if that is not inside the region.
+    /// Describes `len` bytes at `offset`; `None` if the range is not inside the region.
     #[inline]
     pub fn new(region: &Arc<Region>, offset: usize, len: usize) -> Option<Buffer> {
         if offset > region.len() || len > region.len() - offset {
@@ -28,7 +27,7 @@ impl Buffer {
         })
     }
 
-    /// As [`Buffer::new`] of a range that is known to be inside.
+    /// As [`Buffer::new`], for a range that was checked before.
     pub(crate) fn from_checked(region: Arc<Region>, offset: usize, len: usize) -> Buffer {
         debug_assert!(offset <= region.len() && len <= region.len() - offset);
         Buffer {
@@ -42,7 +41,7 @@ impl Buffer {
         self.region
     }
 
-    /// A fresh private buffer of `len` zero bytes, on pages of its own.
+    /// Allocates a private buffer of `len` zero bytes on pages of its own.
     pub fn anonymous(len: usize) -> Result<Buffer, crate::RegionError> {
         let region = Arc::new(Region::anonymous(len)?);
         Ok(Buffer {
@@ -52,13 +51,13 @@ impl Buffer {
         })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if it holds no bytes.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -68,12 +67,12 @@ impl Buffer {
         self.offset
     }
 
-    /// The region that holds it.
+    /// The region that the range lies in.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// `len` bytes from `skip` of this buffer, or `None` if it is shorter.
+    /// Returns `len` bytes from `skip` of this buffer on; `None` if the buffer is shorter.
     pub fn slice(&self, skip: usize, len: usize) -> Option<Buffer> {
         if skip > self.len || len > self.len - skip {
             return None;
@@ -134,14 +133,15 @@ impl Buffer {
         self.region.zero(self.offset, self.len);
     }
 
-    /// The buffer's bytes as a vector, for tests and control paths.
+    /// Copies the buffer's bytes into a vector, for tests and control paths.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut v = vec![0; self.len];
         self.read(0, &mut v);
         v
     }
 
-    /// Where it lies, for a call of the kernel that takes bare addresses; it panics if the kernel is to write to a region that we may not.
+    /// Address of the buffer, for system calls that take bare addresses. Panics if the kernel is to write to a
+    /// read-only region.
     pub(crate) fn address(&self, for_write_by_kernel: bool) -> usize {
         self.iovec(0, for_write_by_kernel).iov_base as usize
     }
@@ -176,7 +176,7 @@ pub fn gather(buffers: &[Buffer], region: &Region, mut at: usize) {
     }
 }
 
-/// The opposite: fills all buffers with what is in `region` from byte `at` on.
+/// Fills all buffers, in order, with the bytes of `region` from byte `at` on: the reverse of [`gather`].
 #[inline]
 pub fn scatter(buffers: &[Buffer], region: &Region, mut at: usize) {
     for buffer in buffers {

@@ -1,4 +1,5 @@
-//! Wake-ups inside the process, and between processes that trust each other; others take [`crate::PeerEvent`].
+//! Wake-ups inside the process, and between processes that trust each other; for untrusted peers see
+//! [`crate::PeerEvent`].
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -9,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, not signalled, not inherited by children.
+    /// Creates an eventfd that is not signalled and not inherited by children.
     pub fn new() -> io::Result<EventFd> {
         Ok(EventFd(eventfd(
             0,
@@ -17,12 +18,12 @@ impl EventFd {
         )?))
     }
 
-    /// Its number, for files of the kernel that want it as text, such as `cgroup.event_control`.
+    /// The descriptor's number, for kernel files that take it as text, such as `cgroup.event_control`.
     pub fn number(&self) -> i32 {
         std::os::fd::AsRawFd::as_raw_fd(&self.0)
     }
 
-    /// Wakes the waiter. A full counter means that it is awake already: not an error.
+    /// Wakes the waiter. A full counter is not an error: the waiter has a wake-up to see already.
     #[inline]
     pub fn notify(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
@@ -35,7 +36,7 @@ impl EventFd {
         rustix::io::read(&self.0, &mut b).is_ok()
     }
 
-    /// A second handle of the same counter.
+    /// Returns a second handle of the same counter.
     pub fn try_clone(&self) -> io::Result<EventFd> {
         Ok(EventFd(self.0.try_clone()?))
     }

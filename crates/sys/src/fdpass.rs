@@ -31,17 +31,17 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Res
     Ok(())
 }
 
-/// Receives one message into `bytes`: its length (0: the peer closed) and its descriptors, which are
-/// closed in children. A message longer than `bytes` or with too many descriptors is an error. For peers that are trusted not to send
-/// files that can't be closed; see [`recv_from_peer`].
+/// Receives one message into `bytes`. Returns its length (0: the peer closed) and its descriptors, which are
+/// close-on-exec. Errors if the message is longer than `bytes` or has too many descriptors. Use this only for peers
+/// that are trusted not to send files whose closing blocks; see [`recv_from_peer`].
 pub fn recv(fd: BorrowedFd<'_>, bytes: &mut [u8], wait: bool) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut fds = Vec::new();
     let n = receive(fd, bytes, wait, MAX_FDS, |fd| fds.push(fd))?;
     Ok((n, fds))
 }
 
-/// As [`recv`], from anybody: `closer` closes the descriptors that nobody takes. Without one, or while it has no room, the
-/// kernel discards descriptors, and a message that has some is an error.
+/// As [`recv`], from an untrusted peer: `closer` closes descriptors that the caller doesn't take. Without a closer,
+/// or while it has no room, the kernel discards descriptors, and a message that has some is an error.
 pub fn recv_from_peer(
     fd: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -89,7 +89,7 @@ fn receive(
     Ok(got.bytes)
 }
 
-/// A connected pair of message sockets, for tests and for children.
+/// Creates a connected pair of message sockets, for tests and for children.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         rustix::net::AddressFamily::UNIX,

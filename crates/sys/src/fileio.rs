@@ -1,10 +1,10 @@
-//! Synchronous file operations on buffers, for memory-like files and control paths.
+//! Synchronous file operations on buffers, for files that act like memory and for control paths.
 
 use crate::Buffer;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Most segments one call hands to the kernel (`IOV_MAX` is 1024).
+/// Most segments that one call passes to the kernel (`IOV_MAX` is 1024).
 const CHUNK: usize = 256;
 
 const EMPTY: libc::iovec = libc::iovec {
@@ -12,7 +12,7 @@ const EMPTY: libc::iovec = libc::iovec {
     iov_len: 0,
 };
 
-/// Fills `buffers` from `offset` (bytes). A file that ends early leaves zeros in the rest.
+/// Fills `buffers` from `offset` (bytes). Bytes beyond the end of the file read as zeros.
 pub fn read_at(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer]) -> io::Result<()> {
     let done = run(fd, offset, buffers, true)?;
     zero_from(buffers, done);
@@ -28,7 +28,7 @@ pub fn write_at(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer]) -> io::Resu
     Ok(())
 }
 
-/// Zeroes everything of `buffers` past the first `done` bytes.
+/// Zeroes `buffers` past their first `done` bytes.
 pub fn zero_from(buffers: &[Buffer], mut done: usize) {
     for b in buffers {
         let skip = done.min(b.len());
@@ -39,8 +39,9 @@ pub fn zero_from(buffers: &[Buffer], mut done: usize) {
     }
 }
 
-/// One `preadv2` into `buffers` from byte `skip` of them on, at `offset` (bytes): bytes done, 0 at the end of the file. At most 256 segments.
-/// Without `wait` it fails with `EAGAIN` rather than wait for the medium (`RWF_NOWAIT`), and with `EOPNOTSUPP` on files that can't tell.
+/// One `preadv2` into `buffers` from byte `skip` of them on, at file offset `offset` (bytes), with at most 256
+/// segments. Returns the bytes read, 0 at the end of the file. Without `wait` it fails with `EAGAIN` instead of
+/// waiting for the medium (`RWF_NOWAIT`), or with `EOPNOTSUPP` on files that don't support this.
 pub fn read_some(
     fd: BorrowedFd<'_>,
     offset: u64,
@@ -56,8 +57,9 @@ pub fn read_some(
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
 }
 
-/// One `pwritev2` of `buffers` from byte `skip` of them on, at `offset` (bytes): bytes done. At most 256 segments. With `durable` the data is
-/// on stable storage at the end (`RWF_DSYNC`). It waits for the medium: `RWF_NOWAIT` doesn't keep this call from waiting for a frozen filesystem.
+/// One `pwritev2` of `buffers` from byte `skip` of them on, at file offset `offset` (bytes), with at most 256
+/// segments. Returns the bytes written. With `durable` the data is on stable storage on return (`RWF_DSYNC`). The
+/// call waits for the medium: `RWF_NOWAIT` doesn't keep it from waiting for a frozen file system.
 pub fn write_some(
     fd: BorrowedFd<'_>,
     offset: u64,
@@ -73,7 +75,7 @@ pub fn write_some(
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
 }
 
-/// Reads or writes until all is done or the file ends; returns bytes done.
+/// Reads or writes until all is done or the file ends; returns the bytes done.
 fn run(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer], read: bool) -> io::Result<usize> {
     let want = crate::total_len(buffers);
     let mut done = 0;
@@ -104,7 +106,7 @@ fn run(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer], read: bool) -> io::R
     Ok(done)
 }
 
-/// Describes `buffers` from byte `skip` on; returns how many entries were used.
+/// Describes `buffers` from byte `skip` on; returns the number of entries used.
 pub(crate) fn fill(
     iov: &mut [libc::iovec],
     buffers: &[Buffer],

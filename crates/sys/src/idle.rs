@@ -1,4 +1,4 @@
-//! [`Idle`]: memory that nobody uses, and the only kind that goes back to the system.
+//! [`Idle`]: memory without users, the only kind of I/O memory that is given back to the system.
 
 use crate::region::drop_pages;
 use crate::{Buffer, Region, asan};
@@ -6,39 +6,42 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes that are released in one call, about: others of the process wait for it who need the same part of its address space.
+/// Approximate limit of bytes released by one call. Other threads that need the same part of the address space wait
+/// for the call.
 const LONGEST_RUN: usize = 16 << 20;
 
-/// What released memory is filled with while tests ask for it.
+/// Byte that fills released memory while tests ask for it.
 pub const POISON: u8 = 0xdb;
 
 thread_local! {
     static POISONING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Fills memory with [`POISON`] when this thread releases it and looks for changes when this thread uses it again, for tests: whoever
-/// still reads it sees no plausible data, and whoever still writes it is found. The pages are resident again, so this saves no memory.
+/// For tests: fills memory with [`POISON`] when this thread releases it, and checks that it is unchanged when this
+/// thread uses it again. A late reader sees implausible data, and a late writer is detected. The pages become
+/// resident again, so this saves no memory.
 pub fn poison_released_memory() {
     POISONING.set(true);
 }
 
-/// A piece of private memory of which this is the only owner: nobody has a buffer of it, so no request, no device and no
-/// kernel operation can reach it. It gives no access to its bytes and can't be cloned; [`Idle::into_buffer`] takes it into use.
+/// A piece of private memory with one owner: no buffer of it exists, so no request, no device and no kernel operation
+/// can reach it. The type gives no access to the bytes and can't be cloned; [`Idle::into_buffer`] takes the memory
+/// into use.
 #[derive(Debug)]
 pub struct Idle(Arc<Region>);
 
 impl Idle {
-    /// A piece that was cut just now.
+    /// Takes a piece from [`Region::cut`] that was never used.
     pub fn fresh(piece: Region) -> Idle {
         if POISONING.get() {
             fill(&piece);
         }
-        asan::forbid(&piece);
+        asan::poison(&piece);
         Idle(Arc::new(piece))
     }
 
-    /// Takes all of a buffer's piece out of use. If anybody else still has a buffer of it, or it isn't a piece of private memory
-    /// ([`Region::cut`]), the buffer comes back as it was.
+    /// Takes all of a buffer's piece out of use. The buffer comes back unchanged if another buffer of the piece
+    /// exists, or if it isn't a piece of private memory ([`Region::cut`]).
     #[inline]
     pub fn of(buffer: Buffer) -> Result<Idle, Buffer> {
         if !buffer.region().is_piece() {
@@ -46,40 +49,40 @@ impl Idle {
         }
         let (offset, len) = (buffer.offset(), buffer.len());
         let mut region = buffer.into_region();
-        // The unique owner also sees all that former owners wrote.
+        // Acquire: the unique owner also sees all writes of former owners.
         if Arc::get_mut(&mut region).is_some() {
-            asan::forbid(&region);
+            asan::poison(&region);
             return Ok(Idle(region));
         }
-        // It was a buffer of this region just now.
+        // Cannot fail: the buffer was one of this region.
         Err(Buffer::from_checked(region, offset, len))
     }
 
-    /// Takes it into use.
+    /// Takes the memory into use.
     #[inline]
     pub fn into_buffer(self) -> Buffer {
         let len = self.0.len();
-        asan::allow(&self.0);
+        asan::unpoison(&self.0);
         Buffer::from_checked(self.0, 0, len)
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True if it holds no bytes; none does.
+    /// Always false: there are no empty pieces.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Where it lies, for sorting.
+    /// Address of the piece, for sorting.
     pub fn address(&self) -> usize {
         self.0.address()
     }
 
-    /// True if the pieces are all that is left of what they were cut from: dropping them unmaps it.
+    /// True if `pieces` are all pieces that are left of one mapping: dropping them unmaps it.
     pub fn are_whole<'a>(pieces: impl Iterator<Item = &'a Idle>) -> bool {
         let mut pieces = pieces.peekable();
         let first: Option<&Idle> = pieces.peek().copied();
@@ -91,11 +94,11 @@ impl Idle {
             of_whole += 1;
             p.is_of(whole)
         });
-        // Nobody but a piece refers to the whole, and pieces don't multiply.
+        // Only pieces refer to the whole mapping, and pieces can't be cloned.
         all && Arc::strong_count(whole) == of_whole
     }
 
-    /// True if both were cut from the same.
+    /// True if both pieces were cut from the same mapping.
     pub fn is_beside(&self, other: &Idle) -> bool {
         self.0.whole().is_some_and(|w| other.is_of(w))
     }
@@ -104,11 +107,11 @@ impl Idle {
         self.0.whole().is_some_and(|w| Arc::ptr_eq(w, whole))
     }
 
-    /// Gives the pages of all pieces back to the system; they are zero when they are used next. Makes one call for each run of neighbours up to
-    /// 16 MiB, as each call interrupts the other CPUs of the process. What the system refuses keeps its pages, which
-    /// is as good; the first error is told.
+    /// Returns the pages of all pieces to the system; their next use finds zeros. Makes one call for each run of
+    /// neighbours up to 16 MiB, because each call interrupts the other CPUs of the process. Pieces whose release
+    /// fails keep their pages and remain usable; the first error is returned.
     pub fn release<'a>(pieces: impl IntoIterator<Item = &'a mut Idle>) -> io::Result<()> {
-        // Always there: an `Idle` is the only owner.
+        // Cannot fail: an `Idle` is the only owner.
         let regions = pieces.into_iter().filter_map(|p| Arc::get_mut(&mut p.0));
         let mut regions: Vec<&mut Region> = regions.collect();
         regions.sort_unstable_by_key(|r| r.address());
@@ -134,7 +137,7 @@ impl Idle {
         result
     }
 
-    /// Panics if released memory was written since, while [`poison_released_memory`] is in force; else does nothing.
+    /// Panics if released memory was written since its release, while [`poison_released_memory`] is in force.
     #[inline]
     pub fn check_poison(&self) {
         if POISONING.get() {
@@ -145,9 +148,9 @@ impl Idle {
     #[cold]
     fn look_for_changes(&self) {
         let mut bytes = vec![0; self.len()];
-        asan::allow(&self.0);
+        asan::unpoison(&self.0);
         self.0.read(0, &mut bytes);
-        asan::forbid(&self.0);
+        asan::poison(&self.0);
         if let Some(at) = bytes.iter().position(|&b| b != POISON) {
             panic!("released memory was written at byte {at} of {}", self.len());
         }
@@ -155,9 +158,9 @@ impl Idle {
 }
 
 fn fill(region: &Region) {
-    asan::allow(region);
+    asan::unpoison(region);
     region.write(0, &vec![POISON; region.len()]);
-    asan::forbid(region);
+    asan::poison(region);
 }
 
 #[cfg(test)]
@@ -171,17 +174,17 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_is_not_idle_and_what_nobody_has_reads_zero_after_release() {
+    fn memory_with_a_buffer_is_not_idle_and_released_memory_reads_zero() {
         let mut all = pieces(8);
         let buffer = all.remove(3).into_buffer();
         buffer.write(0, b"kept");
         let other = buffer.slice(100, 10).unwrap();
-        let buffer = Idle::of(buffer).expect_err("a slice of it is out");
+        let buffer = Idle::of(buffer).expect_err("a slice of it exists");
         Idle::release(&mut all).unwrap();
         assert_eq!(&buffer.to_vec()[..4], b"kept");
         assert!(!Idle::are_whole(all.iter()));
         drop(other);
-        all.push(Idle::of(buffer).expect("nobody has it now"));
+        all.push(Idle::of(buffer).expect("no other buffer exists now"));
         assert!(Idle::are_whole(all.iter()));
         assert!(!Idle::are_whole(all[1..].iter()));
         Idle::release(&mut all).unwrap();
@@ -190,7 +193,7 @@ mod tests {
         }
     }
 
-    /// In a build for AddressSanitizer: whoever touches idle memory is stopped. Shown in a process of its own.
+    /// In a build for AddressSanitizer, an access to idle memory ends the process; a child process shows it.
     #[cfg(pvblk_asan)]
     #[test]
     fn idle_memory_is_not_touched() {
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_ours_alone_is_never_idle() {
+    fn shared_memory_is_never_idle() {
         assert!(Idle::of(Buffer::anonymous(PAGE_SIZE).unwrap()).is_err());
     }
 }

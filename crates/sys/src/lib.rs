@@ -1,20 +1,23 @@
-//! The only crate of pvblk with `unsafe`: memory that somebody else may change, and the kernel's edges.
+//! The only crate of pvblk with `unsafe`: it wraps system calls, and memory that a peer may change, in safe
+//! interfaces.
 //!
-//! Everything here is a safe interface. What each side guarantees:
-//! - [`Region`] is a mapping that a peer process (a guest) may change at any moment. No Rust
-//!   reference into its data is ever handed out: bytes are copied in or out, indices are atomics.
-//! - [`Buffer`] is a checked piece of a region that keeps the region mapped. A kernel operation
-//!   ([`uring`], [`fileio`], [`socket`]) only takes buffers, so memory in flight can't be unmapped.
-//! - [`PeerEvent`] and [`PeerFd`] are descriptors that a peer shares: none of their calls waits for it.
-//! - [`Idle`] is private memory that nobody uses, by its type; nothing else that was lent for I/O goes back to the system.
-//! - [`alloc::Counting`] counts the heap for the memory bill.
-//! - [`Region::guarded`] maps a file that may shrink: the fault becomes a mark on the region.
-//! - [`xen`] maps, copies and frees pages that guests granted, and their event channels, by Linux's drivers for it.
+//! Every public function is safe to call. The guarantees of each part:
+//! - [`Region`] is a mapping that a peer process (a guest) may change at any moment. No Rust reference into its data
+//!   is ever handed out: bytes are copied in or out, indices are atomics.
+//! - [`Buffer`] is a checked range of a region and keeps the region mapped. Kernel operations ([`uring`], [`fileio`],
+//!   [`socket`]) only take buffers, so memory in flight can't be unmapped.
+//! - [`PeerEvent`] and [`PeerFd`] are descriptors shared with a peer: none of their calls waits for the peer.
+//! - [`Idle`] is private memory that has no users; other memory that was lent for I/O is never given back to the
+//!   system.
+//! - [`alloc::Counting`] counts the heap for the report on memory use.
+//! - [`Region::guarded`] maps a file that may shrink: a fault marks the region as lost instead of ending the process.
+//! - [`xen`] maps and copies pages that guests granted, and handles event channels, through Linux's drivers.
 //! - [`xor`] uses the CPU's widest registers, on private memory and on regions.
 //!
-//! No policy lives here: no retry, no log, no protocol.
+//! This crate has no policy: no retries, no log, no protocol.
 
 #![allow(unsafe_code)]
+#![warn(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod alloc;

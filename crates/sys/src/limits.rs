@@ -1,9 +1,9 @@
-//! Limits of the process.
+//! Resource limits of the process.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Raises the soft limit of open descriptors to the hard one: a server has about ten for each attached
-/// disk. Returns the limit that holds now; `None`: there is none.
+/// Raises the soft limit on open descriptors to the hard limit: a server needs about ten descriptors for each
+/// attached disk. Returns the limit in force; `None` if there is none.
 pub fn raise_open_files() -> Option<u64> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

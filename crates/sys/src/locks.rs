@@ -1,5 +1,5 @@
-//! Locks of byte ranges that belong to an open file description (`F_OFD_SETLK`, fcntl(2)). They end with the last reference to the
-//! description: operations in flight have one each.
+//! Locks of byte ranges that belong to an open file description (`F_OFD_SETLK`, fcntl(2)). They end with the last
+//! reference to the description; operations in flight hold one each.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -22,17 +22,18 @@ fn set(fd: BorrowedFd<'_>, lock: &libc::flock) -> io::Result<()> {
     }
 }
 
-/// Takes a shared lock on `bytes` bytes from `start` without waiting: `EAGAIN` (or `EACCES`) if another description has an exclusive one.
+/// Takes a shared lock on `bytes` bytes from `start` without waiting: `EAGAIN` (or `EACCES`) if another description
+/// holds an exclusive lock.
 pub fn lock_shared(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> io::Result<()> {
     set(fd, &range(libc::F_RDLCK, start, bytes))
 }
 
-/// Gives back what this description has locked of `bytes` bytes from `start`.
+/// Releases this description's locks on `bytes` bytes from `start`.
 pub fn unlock(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> io::Result<()> {
     set(fd, &range(libc::F_UNLCK, start, bytes))
 }
 
-/// True if another description has a lock of any kind on `bytes` bytes from `start`.
+/// True if another description holds a lock of any kind on `bytes` bytes from `start`.
 pub fn is_locked_by_another(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> io::Result<bool> {
     let mut lock = range(libc::F_WRLCK, start, bytes);
     // SAFETY: the call reads and fills the structure, which lives over it.

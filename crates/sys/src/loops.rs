@@ -29,13 +29,13 @@ pub struct Backing {
     pub device: u64,
     /// `st_ino` of the file.
     pub inode: u64,
-    /// `st_rdev` of the file: not 0 if it is itself a device.
+    /// `st_rdev` of the file: not 0 if the file is itself a device.
     pub rdevice: u64,
-    /// The loop device can't be written to.
+    /// True if the loop device can't be written to.
     pub read_only: bool,
 }
 
-/// The file behind the loop device `fd`; `ENXIO` if there is none.
+/// Identifies the file behind the loop device `fd`; `ENXIO` if it has none.
 pub fn backing(fd: BorrowedFd<'_>) -> io::Result<Backing> {
     // SAFETY: all zeros is a valid `Info`.
     let mut info: Info = unsafe { std::mem::zeroed() };
@@ -52,5 +52,5 @@ pub fn backing(fd: BorrowedFd<'_>) -> io::Result<Backing> {
     })
 }
 
-// The kernel's structure: a change of this size would let it write past the end.
+// A structure smaller than the kernel's would let the kernel write past its end.
 const _: () = assert!(size_of::<Info>() == 232);

@@ -1,10 +1,10 @@
-//! Sealed memory files: guest memory of local peers.
+//! Memory files of peers: sealed ones made here, and checks of those that a peer sends.
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// A memory file of `len` bytes that can neither shrink nor grow.
+/// Creates a memory file of `len` bytes that can neither shrink nor grow.
 pub fn create_sealed(name: &str, len: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len)?;
@@ -12,9 +12,10 @@ pub fn create_sealed(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Checks that a descriptor from a peer is a file in memory: of memfd_create, tmpfs or hugetlbfs. Only those have seals, so asking for them
-/// tells, and asks no file system that might not answer. A page of another file is had from a disk, or from a server (FUSE, NFS) that
-/// may be the peer itself: whoever touches it waits.
+/// Checks that a descriptor from a peer is a file in memory: of memfd_create, tmpfs or hugetlbfs. Only those support
+/// seals, so a query for seals is a check that calls no file system that might not reply. Pages of other files come
+/// from a disk or from a server (FUSE, NFS), which may be the peer itself, and an access to such a page would wait
+/// for it.
 pub fn is_memory(fd: BorrowedFd<'_>) -> io::Result<()> {
     match rustix::fs::fcntl_get_seals(fd) {
         Ok(_) => Ok(()),
@@ -25,8 +26,8 @@ pub fn is_memory(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Checks that a descriptor from a peer is a memory file that can't shrink, and returns its length in
-/// bytes. Without the seal a peer could truncate it and kill us with SIGBUS.
+/// Checks that a descriptor from a peer is a memory file that can't shrink, and returns its length in bytes. Without
+/// the seal a peer could truncate the file and end this process with SIGBUS.
 pub fn check_sealed(fd: BorrowedFd<'_>) -> io::Result<u64> {
     let refuse = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
     let seals = rustix::fs::fcntl_get_seals(fd)
@@ -40,19 +41,20 @@ pub fn check_sealed(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_size.max(0) as u64)
 }
 
-/// What [`guarded_file`] saw.
+/// Properties of a file that [`guarded_file`] accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFile {
-    /// Offsets and lengths of mappings are multiples of it, in bytes.
+    /// Page size of the file in bytes; offsets and lengths of mappings are multiples of it.
     pub page_bytes: u64,
-    /// The same for all descriptors of one file.
+    /// Device and inode number: equal for all descriptors of one file.
     pub id: (u64, u64),
-    /// Bytes that nobody has allocated yet: whoever touches them first pays for them.
+    /// Bytes that are not allocated yet; the first access allocates them.
     pub unallocated: u64,
 }
 
-/// Checks that a descriptor from a peer is a memory file that holds `len` bytes at `offset`. Unlike [`check_sealed`] it may
-/// shrink later, so it is for [`crate::Region::guarded`] only. It need not end with a page: the rest of its last one is zeros.
+/// Checks that a descriptor from a peer is a memory file that holds `len` bytes at `offset`. Unlike with
+/// [`check_sealed`], the file may shrink later, so map it by [`crate::Region::guarded`] only. The file need not end
+/// at a page boundary: the rest of its last page is zeros.
 pub fn guarded_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<MemoryFile> {
     /// `HUGETLBFS_MAGIC` of linux/magic.h.
     const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;

@@ -1,15 +1,16 @@
-//! Event channels to a peer that may do anything with its end.
+//! Eventfds shared with a peer that may do anything with its end.
 //!
-//! `O_NONBLOCK` belongs to the open file, which both ends share, so a peer can clear it at any time: a `write` to a full counter then
-//! waits until the peer reads, and a `read` of an empty one until the peer writes. So neither is used here:
+//! `O_NONBLOCK` belongs to the open file, which both ends share, so a peer can clear it at any time. A `write` to a
+//! full counter then waits until the peer reads, and a `read` of an empty one until the peer writes. So neither is
+//! used here:
 //!
-//! - The peer is woken by the kernel. An asynchronous read of no bytes names the peer's eventfd to be signalled at its end
-//!   (`IOCB_FLAG_RESFD`, io_submit(2)); it ends within the call, and a full counter stays full.
-//! - Our end is cleared by `preadv2` with `RWF_NOWAIT`, which doesn't wait whatever the file's flags say.
+//! - The kernel wakes the peer. An asynchronous read of no bytes names the peer's eventfd to be signalled at its end
+//!   (`IOCB_FLAG_RESFD`, io_submit(2)). It completes within the call, and a full counter stays full.
+//! - Our end is cleared by `preadv2` with `RWF_NOWAIT`, which never waits, whatever the file's flags are.
 //!
-//! Only where the kernel has neither (it refuses an AIO context because all of `fs.aio-max-nr` are taken; it is older than 5.8), a peer that clears the
-//! flag and fills or empties its counter within the same microsecond can make one call of ours wait: then it is for those who
-//! watch the calling thread.
+//! If the kernel refuses an AIO context (all of `fs.aio-max-nr` are taken) or is older than 5.8, plain reads and
+//! writes are used after a check. A peer that then clears the flag and fills or empties its counter within the same
+//! microsecond can make one call wait; the stall detection of the calling thread has to handle that.
 
 use crate::peer_fd::PeerFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -18,23 +19,23 @@ use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// An eventfd of which the peer has the other end. None of its calls waits.
+/// An eventfd whose other end a peer has. None of its calls waits.
 #[derive(Debug)]
 pub struct PeerEvent(OwnedFd);
 
 impl PeerEvent {
-    /// One of ours, whose other end goes to a peer. Not inherited by children.
+    /// Creates an eventfd to be sent to a peer; not inherited by children.
     pub fn new() -> io::Result<PeerEvent> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(PeerEvent(eventfd(0, flags)?))
     }
 
-    /// Takes a descriptor received from a peer. Errors if it is not an eventfd, or a semaphore.
+    /// Takes a descriptor received from a peer. Errors if it is not an eventfd, or is a semaphore.
     pub fn from_peer(fd: PeerFd) -> io::Result<PeerEvent> {
         Ok(PeerEvent(fd.checked(check)?))
     }
 
-    /// Wakes the peer. A full counter means that it is awake already.
+    /// Wakes the peer. A full counter is not an error: the peer has a wake-up to see already.
     #[inline]
     pub fn notify(&self) {
         let submitted =
@@ -44,12 +45,12 @@ impl PeerEvent {
         }
     }
 
-    /// Forgets that the peer woke us; true if it had.
+    /// Clears the peer's wake-up; true if there was one.
     #[inline]
     pub fn clear(&self) -> bool {
         let mut bytes = [0u8; 8];
         let mut into = [IoSliceMut::new(&mut bytes)];
-        // At the file's own position, of which an eventfd has none.
+        // Offset -1: an eventfd has no position.
         match rustix::io::preadv2(&self.0, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) {
             Ok(n) => n > 0,
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
@@ -72,7 +73,7 @@ impl PeerEvent {
         poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0) && fds[0].revents().contains(what)
     }
 
-    /// A second handle of the same counter.
+    /// Returns a second handle of the same counter.
     pub fn try_clone(&self) -> io::Result<PeerEvent> {
         Ok(PeerEvent(self.0.try_clone()?))
     }
@@ -91,7 +92,7 @@ fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
     if link.to_string_lossy() != "anon_inode:[eventfd]" {
         return refuse("the descriptor is not an eventfd");
     }
-    // A semaphore is drained by one, so a peer could keep it readable for ever.
+    // A read decrements a semaphore by one only, so a peer could keep it readable for ever.
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
     let is = |l: &str| l.starts_with("eventfd-semaphore:") && l.trim_end().ends_with('1');
     match info.lines().any(is) {
@@ -100,10 +101,10 @@ fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Completions that a thread's context has room for.
-const ROOM: usize = 64;
-/// Signals between two looks at the completions.
-const BETWEEN: u32 = 32;
+/// Completions that fit into the AIO context of a thread.
+const CONTEXT_EVENTS: usize = 64;
+/// Signals between two removals of completions.
+const SIGNALS_PER_REAP: u32 = 32;
 
 /// `struct iocb` of linux/aio_abi.h, on little-endian machines.
 #[repr(C)]
@@ -142,7 +143,7 @@ thread_local! {
     static SIGNALLER: RefCell<Signaller> = const { RefCell::new(Signaller { context: None, used: 0 }) };
 }
 
-/// A thread's AIO context, made at its first signal.
+/// AIO context of a thread, created at its first signal.
 struct Signaller {
     context: Option<Context>,
     used: u32,
@@ -150,12 +151,12 @@ struct Signaller {
 
 struct Context {
     id: libc::c_ulong,
-    /// An empty memory file: a read of nothing from it ends at once.
+    /// An empty memory file: reading no bytes from it completes at once.
     nothing: OwnedFd,
 }
 
 impl Signaller {
-    /// Has the kernel signal the eventfd; false if it can't.
+    /// Makes the kernel signal the eventfd; false if it can't.
     fn signal(&mut self, event: &OwnedFd) -> bool {
         if self.context.is_none() {
             self.context = Context::new();
@@ -163,7 +164,7 @@ impl Signaller {
         let Some(context) = &self.context else {
             return false;
         };
-        if self.used >= BETWEEN {
+        if self.used >= SIGNALS_PER_REAP {
             context.reap();
             self.used = 0;
         }
@@ -179,7 +180,13 @@ impl Context {
         let nothing = rustix::fs::memfd_create("pvblk-nothing", flags).ok()?;
         let mut id: libc::c_ulong = 0;
         // SAFETY: `id` is zero, as the kernel wants it, and written by it.
-        let made = unsafe { libc::syscall(libc::SYS_io_setup, ROOM as libc::c_long, &raw mut id) };
+        let made = unsafe {
+            libc::syscall(
+                libc::SYS_io_setup,
+                CONTEXT_EVENTS as libc::c_long,
+                &raw mut id,
+            )
+        };
         (made == 0).then_some(Context { id, nothing })
     }
 
@@ -206,7 +213,7 @@ impl Context {
     }
 
     fn reap(&self) {
-        let mut events = [IoEvent::default(); ROOM];
+        let mut events = [IoEvent::default(); CONTEXT_EVENTS];
         let now = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -217,7 +224,7 @@ impl Context {
                 libc::SYS_io_getevents,
                 self.id,
                 0 as libc::c_long,
-                ROOM as libc::c_long,
+                CONTEXT_EVENTS as libc::c_long,
                 events.as_mut_ptr(),
                 &raw const now,
             )
@@ -238,7 +245,7 @@ mod tests {
     use crate::peer_fd::Closer;
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-    /// The peer's end of a new event, which waits when it is read or written.
+    /// The peer's end of a new event, in blocking mode.
     fn blocking() -> (PeerEvent, OwnedFd) {
         let ours = PeerEvent::new().unwrap();
         let theirs = ours.try_clone().unwrap().0;
@@ -254,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_signal_counts_and_is_cleared_once() {
+    fn every_signal_is_counted_and_cleared_once() {
         let (ours, theirs) = blocking();
         for _ in 0..1000 {
             ours.notify();
@@ -262,17 +269,17 @@ mod tests {
         assert_eq!(value(&theirs), 1000);
         rustix::io::write(&theirs, &3u64.to_ne_bytes()).unwrap();
         assert!(ours.clear());
-        assert!(!ours.clear(), "an empty counter that waits when it is read");
+        assert!(!ours.clear(), "an empty counter in blocking mode");
     }
 
     #[test]
-    fn a_full_counter_that_waits_when_it_is_written_holds_up_nobody() {
+    fn a_full_counter_in_blocking_mode_does_not_block_us() {
         let (ours, theirs) = blocking();
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         for _ in 0..3 {
             ours.notify();
         }
-        // Without the kernel's help, too.
+        // The fallback without AIO doesn't block either.
         ours.write_if_there_is_room();
         assert_eq!(value(&theirs), u64::MAX);
         ours.write_if_there_is_room();
@@ -280,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_eventfd_that_counts_is_taken() {
+    fn only_a_counting_eventfd_is_accepted() {
         let closer = Closer::new();
         let from = |fd: OwnedFd| PeerEvent::from_peer(PeerFd::new(fd, &closer));
         assert!(from(std::fs::File::open("/dev/null").unwrap().into()).is_err());

@@ -1,35 +1,36 @@
-//! Descriptors from a peer, before anything is known of them.
+//! Unchecked descriptors from a peer.
 //!
-//! Closing a file of FUSE or NFS waits for its server (`flush`), and closing a TCP socket may wait for its peer (`SO_LINGER`). The
-//! peer may be that server. So a descriptor that was not looked at yet is closed by a thread of its peer's own.
+//! Closing a file of FUSE or NFS waits for its server (`flush`), and closing a TCP socket may wait for its peer
+//! (`SO_LINGER`). The sender of the descriptor may be that server. So an unchecked descriptor is closed on a thread
+//! that serves only its sender.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Descriptors of one peer that may wait to be closed; beyond it [`Closer::has_room`] is false.
-const MOST: usize = 64;
+/// Most descriptors of one peer that wait to be closed; then [`Closer::has_room`] is false.
+const MAX_WAITING: usize = 64;
 
-/// Closes the descriptors of one peer, or of one kind of peers, on a thread that lives while there are some.
+/// Closes the descriptors of one peer, or of one group of peers, on a thread that runs while there are any.
 #[derive(Debug, Default)]
 pub struct Closer(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
     fds: Vec<OwnedFd>,
-    /// The thread is in the middle of closing one, or about to look for the next.
+    /// The thread is closing a descriptor, or about to look for the next.
     at_work: bool,
 }
 
 impl Closer {
-    /// With nothing to close.
+    /// Creates a closer; its thread starts with the first descriptor.
     pub fn new() -> Arc<Closer> {
         Arc::default()
     }
 
-    /// False while too many descriptors wait: take no more from this peer.
+    /// False while too many descriptors wait; then accept no more from this peer.
     pub fn has_room(&self) -> bool {
-        self.lock().fds.len() < MOST
+        self.lock().fds.len() < MAX_WAITING
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
@@ -45,7 +46,7 @@ impl Closer {
         let closer = Arc::clone(self);
         let thread = std::thread::Builder::new().name("pvblk-close".into());
         let spawned = thread.stack_size(64 << 10).spawn(move || closer.run());
-        // Without a thread they stay open, until there is one for the next.
+        // If no thread can be started, the descriptors stay open until a later close starts one.
         waiting.at_work = spawned.is_ok();
     }
 
@@ -70,7 +71,7 @@ pub struct PeerFd {
 }
 
 impl PeerFd {
-    /// One that was just received.
+    /// Takes a descriptor that was just received.
     pub fn new(fd: OwnedFd, closer: &Arc<Closer>) -> PeerFd {
         PeerFd {
             fd: Some(fd),
@@ -78,7 +79,8 @@ impl PeerFd {
         }
     }
 
-    /// The plain descriptor, once `check` says that it is of a kind whose closing doesn't wait. If it isn't, it is closed elsewhere.
+    /// Returns the plain descriptor if `check` accepts it as a kind whose closing doesn't wait. Otherwise the closer
+    /// closes it.
     pub fn checked(
         mut self,
         check: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
@@ -111,7 +113,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn what_is_dropped_is_closed_by_another_thread() {
+    fn a_dropped_descriptor_is_closed_by_another_thread() {
         let closer = Closer::new();
         for _ in 0..2 {
             let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -125,9 +127,9 @@ mod tests {
             assert!(Instant::now() < until, "the thread doesn't end");
             std::thread::yield_now();
         }
-        // While one hangs, the others wait up to a bound.
+        // While one close hangs, a bounded number of others wait.
         closer.lock().at_work = true;
-        for n in 0..MOST {
+        for n in 0..MAX_WAITING {
             assert!(closer.has_room(), "{n}");
             let event = crate::EventFd::new().unwrap();
             drop(PeerFd::new(
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checked_descriptor_is_the_callers() {
+    fn a_checked_descriptor_belongs_to_the_caller() {
         let closer = Closer::new();
         let one = || std::fs::File::open("/dev/null").unwrap().into();
         let refuse = |_: BorrowedFd<'_>| Err(io::ErrorKind::InvalidInput.into());

@@ -1,22 +1,22 @@
-//! One place to wait: epoll.
+//! [`Poller`]: waits on many descriptors (epoll).
 
 use rustix::event::{Timespec, epoll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// A set of descriptors to wait on, level-triggered. It is itself a descriptor, so sets nest.
+/// A set of descriptors to wait on, level-triggered. The set is itself a descriptor, so sets nest.
 #[derive(Debug)]
 pub struct Poller(OwnedFd);
 
-/// One descriptor's readiness.
+/// Readiness of one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollEvent {
-    /// What [`Poller::add`] was given.
+    /// Token given to [`Poller::add`].
     pub token: u64,
-    /// Bytes, an event or a completion can be read, or the peer hung up.
+    /// There is something to read, or the peer hung up.
     pub readable: bool,
-    /// Bytes can be written.
+    /// There is room to write.
     pub writable: bool,
     /// The peer closed its end.
     pub hangup: bool,
@@ -34,12 +34,13 @@ fn flags(read: bool, write: bool) -> epoll::EventFlags {
 }
 
 impl Poller {
-    /// An empty set.
+    /// Creates an empty set.
     pub fn new() -> io::Result<Poller> {
         Ok(Poller(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
-    /// Waits for `fd` to be readable, and writable too if `write`. A descriptor that is closed leaves the set.
+    /// Adds `fd` to the set: waits until it is readable, or writable if `write` is set. A closed descriptor leaves
+    /// the set.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u64, write: bool) -> io::Result<()> {
         Ok(epoll::add(
             &self.0,
@@ -49,8 +50,8 @@ impl Poller {
         )?)
     }
 
-    /// Waits for exceptional conditions of `fd` only, edge-triggered: how the kernel's pressure files tell (`EPOLLPRI`). They are reported
-    /// as readable.
+    /// Adds `fd` for exceptional conditions only (`EPOLLPRI`), edge-triggered: the kernel's pressure files report
+    /// this way. Events are reported as readable.
     pub fn add_priority(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::PRI | epoll::EventFlags::ET;
         Ok(epoll::add(
@@ -61,7 +62,7 @@ impl Poller {
         )?)
     }
 
-    /// Changes what `fd` is waited for; with neither it stays in the set and only errors are reported.
+    /// Changes the conditions that `fd` is waited for; with neither it stays in the set and only errors are reported.
     pub fn set(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) -> io::Result<()> {
         Ok(epoll::modify(
             &self.0,
@@ -71,13 +72,13 @@ impl Poller {
         )?)
     }
 
-    /// Takes `fd` out of the set.
+    /// Removes `fd` from the set.
     pub fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::delete(&self.0, fd)?)
     }
 
-    /// Waits up to `timeout` (`None`: for ever, zero: not at all) and appends up to 64 events to `out`.
-    /// A signal ends the wait early with none.
+    /// Waits up to `timeout` (`None`: for ever; zero: not at all) and appends up to 64 events to `out`. A signal ends
+    /// the wait early, without events.
     pub fn wait(&self, out: &mut Vec<PollEvent>, timeout: Option<Duration>) -> io::Result<()> {
         let spec = timeout.map(|t| Timespec {
             tv_sec: t.as_secs() as i64,
@@ -116,8 +117,8 @@ mod tests {
     use super::*;
     use crate::EventFd;
 
-    /// Modelled devices and pauses of a few microseconds depend on it. One of many, since others use this CPU too: in whole
-    /// milliseconds none would be.
+    /// Modelled devices and pauses of a few microseconds depend on this. One short wait of many is enough, since
+    /// other processes use this CPU too: with timeouts in whole milliseconds none would be short.
     #[test]
     fn waits_are_shorter_than_a_millisecond() {
         let p = Poller::new().unwrap();

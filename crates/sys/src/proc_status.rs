@@ -1,17 +1,17 @@
-//! What the kernel says this process uses, to hold the memory bill against.
+//! Figures of /proc on this process and this boot.
 
 use std::io;
 
 /// Figures of `/proc/self/status` and `/proc/self/maps`, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Resident anonymous memory (`RssAnon`).
+    /// Resident anonymous memory (`RssAnon`), in bytes.
     pub rss_anon: u64,
-    /// Sum of the sizes of all shared mappings (`rw-s` and `r--s` in `maps`).
+    /// Total size of all shared mappings (`rw-s` and `r--s` in `maps`), in bytes.
     pub shared_mapped: u64,
 }
 
-/// A number that is another after each boot of the kernel: random(4), `boot_id`. `None` if there is none to read.
+/// Number that changes at each boot of the kernel (random(4), `boot_id`). `None` if it can't be read.
 pub fn boot_mark() -> Option<u64> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = id
@@ -22,7 +22,7 @@ pub fn boot_mark() -> Option<u64> {
     u64::from_str_radix(&digits, 16).ok()
 }
 
-/// Reads the figures of process `pid` (`None`: this one).
+/// Reads the figures of process `pid`; `None` means this process.
 pub fn memory(pid: Option<u32>) -> io::Result<ProcessMemory> {
     let dir = pid.map_or("/proc/self".to_owned(), |p| format!("/proc/{p}"));
     let status = std::fs::read_to_string(format!("{dir}/status"))?;
@@ -33,11 +33,11 @@ pub fn memory(pid: Option<u32>) -> io::Result<ProcessMemory> {
     })
 }
 
-/// The kernel's letter for the state of a thread of this process (`proc_pid_stat(5)`): `R` runs or waits for a CPU, `S` and `D` sleep.
-/// `None`: there is no such thread, or no `/proc`.
+/// The kernel's letter for the state of a thread of this process (`proc_pid_stat(5)`): `R` runs or waits for a CPU,
+/// `S` and `D` sleep. `None` if there is no such thread, or no `/proc`.
 pub fn thread_state(tid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
-    // The name before it may hold anything, parentheses too.
+    // The name before the state may contain any character, including parentheses.
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_runs_is_told_from_one_that_sleeps() {
+    fn thread_states_distinguish_running_and_sleeping() {
         let mine = rustix::thread::gettid().as_raw_nonzero().get();
         assert_eq!(thread_state(mine), Some('R'));
         let (tell, told) = std::sync::mpsc::channel();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_lines_are_read() {
+    fn figures_are_parsed_from_the_kernels_lines() {
         assert_eq!(
             rss_anon("VmRSS:\t 1 kB\nRssAnon:\t     136 kB\n"),
             136 * 1024

@@ -1,4 +1,4 @@
-//! [`Region`]: a mapping whose bytes may change under us.
+//! [`Region`]: a mapping whose bytes a peer may change at any time.
 
 use crate::sigbus::Guard;
 use crate::xen::GrantMapping;
@@ -13,35 +13,35 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 /// Bytes of one page and of one grant (Xen: `XEN_PAGE_SIZE`, xen/include/public/io/blkif.h).
 pub const PAGE_SIZE: usize = 4096;
 
-/// Bytes of the processor's larger pages, which the kernel gives where a region lies so (x86-64, and arm64 with pages of 4 KiB).
+/// Bytes of a huge page, which the kernel uses where a region is aligned to it (x86-64, and arm64 with 4 KiB pages).
 const HUGE_BYTES: usize = 2 << 20;
 
 /// A page-aligned mapping of memory that others may read and write concurrently.
 ///
-/// The peer is hostile: nothing read here may be trusted twice. Accessors copy; they panic when the
-/// caller (never the peer) asks for a range outside the region, so ranges that come from a peer are
-/// checked by [`crate::Buffer::new`] first.
+/// The peer is hostile, so no value read here may be read a second time and be trusted. Accessors copy. They panic if
+/// the caller (never the peer) asks for a range outside the region; check ranges that come from a peer by
+/// [`crate::Buffer::new`] first.
 pub struct Region {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
     shared: bool,
-    /// Of a file that may shrink.
+    /// Set for a mapping of a file that may shrink.
     guard: Option<Guard>,
-    /// Of a piece: what it was cut from, which has the mapping.
+    /// Set for a piece: the region that it was cut from, which owns the mapping.
     whole: Option<Arc<Region>>,
-    /// Of granted pages; dropped after the mapping is gone, as the driver wants it.
+    /// Set for granted pages; dropped after the mapping, as the driver requires.
     grants: Option<Box<GrantMapping>>,
-    /// Dropped after the mapping is gone.
+    /// Caller's value, dropped after the mapping.
     kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// Why a region could not be made.
+/// Reason why a region could not be created.
 #[derive(Debug)]
 pub enum RegionError {
-    /// Length or frame outside the file, or zero.
+    /// The length is zero, or a frame or range is outside the file.
     Range,
-    /// The kernel refused.
+    /// The kernel refused the mapping.
     Os(io::Error),
 }
 
@@ -91,7 +91,8 @@ fn map(
 }
 
 impl Region {
-    /// Private zeroed memory of `len` bytes (rounded up to pages), taken from the system on first touch.
+    /// Allocates private zeroed memory of `len` bytes (rounded up to pages). The system supplies pages on first
+    /// access.
     pub fn anonymous(len: usize) -> Result<Region, RegionError> {
         let len = round_up(len).filter(|&n| n > 0).ok_or(RegionError::Range)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -120,16 +121,17 @@ impl Region {
         }
     }
 
-    /// As [`Region::anonymous`], in pages as large as the kernel likes (`MADV_HUGEPAGE`): neighbours lie side by side in physical memory, too, so a
-    /// device gets fewer segments, and the kernel pins them in one go. Memory comes 2 MiB at a time then.
+    /// As [`Region::anonymous`], on huge pages where possible (`MADV_HUGEPAGE`). Neighbouring bytes are then also
+    /// neighbours in physical memory: a device gets fewer segments, and the kernel pins them in one step. Memory is
+    /// allocated 2 MiB at a time then.
     pub fn anonymous_huge(len: usize) -> Result<Region, RegionError> {
         let region = Region::aligned(len)?;
-        // Without such pages everything works, only slower.
+        // Without huge pages everything works, only slower.
         let _ = advise(region.base.as_ptr(), region.len, libc::MADV_HUGEPAGE);
         Ok(region)
     }
 
-    /// As [`Region::anonymous`], from a multiple of [`HUGE_BYTES`] on.
+    /// As [`Region::anonymous`], aligned to [`HUGE_BYTES`].
     fn aligned(len: usize) -> Result<Region, RegionError> {
         let len = round_up(len).filter(|&n| n > 0).ok_or(RegionError::Range)?;
         let region = Region::anonymous(len.checked_add(HUGE_BYTES).ok_or(RegionError::Range)?)?;
@@ -137,7 +139,8 @@ impl Region {
         let base = NonNull::new(region.at(head, len)).ok_or(RegionError::Range)?;
         for (at, n) in [(0, head), (head + len, region.len - head - len)] {
             if n > 0 {
-                // SAFETY: the region maps all of it, nobody has seen it, and the rest that stays is a mapping of its own.
+                // SAFETY: the region maps all of the range, which is not shared yet; the rest stays a mapping of its
+                // own.
                 unsafe { libc::munmap(region.at(at, n).cast(), n) };
             }
         }
@@ -147,8 +150,8 @@ impl Region {
 
     /// Maps `len` bytes of a memory file from `offset` (both multiples of [`PAGE_SIZE`]), shared.
     ///
-    /// The caller has checked that the file can't shrink ([`crate::check_sealed`]); a file that
-    /// shrinks under a mapping kills the process with SIGBUS.
+    /// The caller has checked that the file can't shrink ([`crate::check_sealed`]): a file that shrinks under this
+    /// mapping ends the process with SIGBUS.
     pub fn shared(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -170,9 +173,9 @@ impl Region {
         Ok(Region::mapped(base, len, writable, true))
     }
 
-    /// Maps `len` bytes of a file that may shrink (checked by [`crate::guarded_file`]) from `offset`, shared and writable; both
-    /// are multiples of the file's page size. An access to what the file doesn't have any more makes the region
-    /// [lost](Region::is_lost): it is private zeros from then on.
+    /// Maps `len` bytes of a file that may shrink (checked by [`crate::guarded_file`]) from `offset`, shared and
+    /// writable; both are multiples of the file's page size. An access beyond the end of the shortened file makes the
+    /// region [lost](Region::is_lost): from then on it is private zeros.
     pub fn guarded(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Region, RegionError> {
         let mut region = Region::shared(fd, offset, len, true)?;
         let guard = Guard::new(region.base.as_ptr() as usize, len).map_err(RegionError::Os)?;
@@ -180,7 +183,8 @@ impl Region {
         Ok(region)
     }
 
-    /// Maps pages that another domain granted; `grants` has told the driver which. Frees them in the driver when it is gone.
+    /// Maps pages that another domain granted and that `grants` announced to the driver. Dropping the region frees
+    /// them in the driver.
     pub(crate) fn granted(fd: BorrowedFd<'_>, grants: GrantMapping) -> Result<Region, RegionError> {
         let (index, len, writable) = (grants.index(), grants.len(), grants.is_writable());
         let mut region = Region::shared(fd, index, len, writable)?;
@@ -188,7 +192,7 @@ impl Region {
         Ok(region)
     }
 
-    /// True if the file was found shorter than the mapping: what is read and written here has no meaning any more.
+    /// True if the file was found shorter than the mapping: reads and writes here have no meaning any more.
     #[inline]
     pub fn is_lost(&self) -> bool {
         match &self.whole {
@@ -197,8 +201,8 @@ impl Region {
         }
     }
 
-    /// Maps single pages (frame numbers in units of [`PAGE_SIZE`]) of a memory file side by side, as
-    /// a multi-page ring needs them: its pages are granted one by one and need not be neighbours.
+    /// Maps single pages (frame numbers in units of [`PAGE_SIZE`]) of a memory file side by side. Multi-page rings
+    /// need this: their pages are granted one by one and need not be neighbours.
     ///
     /// The caller has checked the frames against the file's size.
     pub fn from_frames(
@@ -241,17 +245,17 @@ impl Region {
         Ok(region)
     }
 
-    /// Bytes mapped.
+    /// Length of the mapping in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True for a region of no bytes; none can be made, so false.
+    /// Always false: there are no empty regions.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// True if this process may write.
+    /// True if this process may write to the mapping.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
@@ -282,7 +286,7 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) }
     }
 
-    /// XORs what is at `offset` into `dst`.
+    /// XORs `dst.len()` bytes at `offset` into `dst`.
     #[inline]
     pub fn xor_to(&self, offset: usize, dst: &mut [u8]) {
         let (from, to, len) = (self.at(offset, dst.len()), dst.as_mut_ptr(), dst.len());
@@ -291,11 +295,11 @@ impl Region {
         unsafe { xor::chosen().pass(to, streams, len) }
     }
 
-    /// Makes `len` bytes at `offset` the XOR of as many bytes of each source: a region, and the offset in it.
+    /// Makes `len` bytes at `offset` the XOR of as many bytes of each source, given as a region and an offset in it.
     ///
-    /// One pass, in which each byte of a source is loaded once and each byte here is stored once,
-    /// without being read. What is here may itself be a source, at the same offset; sources that
-    /// overlap it otherwise make the result unspecified. Panics unless there are 1 to 64 sources.
+    /// Makes one pass that loads each byte of a source once and stores each byte of the result once, without reading
+    /// it. The destination may itself be a source, at the same offset; sources that overlap it otherwise make the
+    /// result unspecified. Panics unless there are 1 to 64 sources.
     pub fn xor_from(&self, offset: usize, sources: &[(&Region, usize)], len: usize) {
         assert!(
             (1..=xor::MAX_STREAMS).contains(&sources.len()),
@@ -307,9 +311,9 @@ impl Region {
         unsafe { xor::chosen().pass(to, streams, len) }
     }
 
-    /// True if `len` bytes at `offset` are zero; ends soon after the first that isn't.
+    /// True if `len` bytes at `offset` are zero; returns soon after the first byte that isn't.
     ///
-    /// Of shared memory this is only what was seen: a peer may write right behind.
+    /// On shared memory the result may be outdated at once: a peer may write at any time.
     pub fn is_zero(&self, offset: usize, len: usize) -> bool {
         let from = self.at(offset, len);
         // SAFETY: range checked. Races as in `read`.
@@ -341,7 +345,7 @@ impl Region {
         unsafe { std::ptr::write_bytes(dst, 0, len) }
     }
 
-    /// The 32-bit index at `offset` (a multiple of 4), for ring producers and events.
+    /// The 32-bit word at `offset` (a multiple of 4), for producer and event indices of rings.
     #[inline]
     pub fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "unaligned atomic");
@@ -351,7 +355,7 @@ impl Region {
         unsafe { AtomicU32::from_ptr(p.cast()) }
     }
 
-    /// The 64-bit word at `offset` (a multiple of 8), for marks that are never half written.
+    /// The 64-bit word at `offset` (a multiple of 8), for values that must never be seen half written.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "unaligned atomic");
@@ -369,7 +373,7 @@ impl Region {
         unsafe { AtomicU16::from_ptr(p.cast()) }
     }
 
-    /// The byte at `offset`, for marks whose order counts.
+    /// The byte at `offset`, for values whose memory order matters.
     #[inline]
     pub fn atomic_u8(&self, offset: usize) -> &AtomicU8 {
         let p = self.at_mut(offset, 1);
@@ -377,9 +381,9 @@ impl Region {
         unsafe { AtomicU8::from_ptr(p) }
     }
 
-    /// Punches a hole of whole pages into the file of a shared region (`MADV_REMOVE`); they read as zero afterwards, for
-    /// everybody. The range must be page-aligned. This is what a discard of stored data does; memory that was lent for
-    /// I/O goes back as [`crate::Idle`] only, whose type knows that nobody uses it.
+    /// Punches a hole of whole pages into the file of a shared region (`MADV_REMOVE`); the pages read as zero
+    /// afterwards, in every mapping. The range must be page-aligned. A discard of stored data uses this; memory that
+    /// was lent for I/O is returned as [`crate::Idle`] only, whose type proves that it has no users.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
         assert!(self.shared, "private memory has no file to punch");
@@ -390,9 +394,9 @@ impl Region {
         advise(p, len, libc::MADV_REMOVE)
     }
 
-    /// Gives whole pages of a private region back to the system; they are zero when they are used next. For those who give out their pages by numbers, as
-    /// a page cache does, and know that nobody needs what is in these. Memory that is lent for I/O as buffers of its own goes
-    /// back as [`crate::Idle`] only.
+    /// Returns whole pages of a private region to the system; their next use finds zeros. For callers that hand out
+    /// pages by number, such as a page cache, and know that the contents are not needed. Memory that is lent for I/O
+    /// as buffers of its own is returned as [`crate::Idle`] only.
     pub fn release(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
         assert!(!self.shared, "shared memory is punched");
@@ -402,9 +406,9 @@ impl Region {
         advise(self.at_mut(offset, len), len, libc::MADV_DONTNEED)
     }
 
-    /// Cuts a private region into pieces of `piece_len` bytes (a multiple of 4096 that divides its length). Each is a
-    /// region with a reference counter of its own, which says whether anybody uses just this piece. The memory
-    /// is unmapped when the last piece is gone.
+    /// Cuts a private region into pieces of `piece_len` bytes (a multiple of 4096 that divides its length). Each
+    /// piece is a region with a reference counter of its own, which shows whether this piece is in use. The memory is
+    /// unmapped when the last piece is dropped.
     pub fn cut(self, piece_len: usize) -> Vec<Region> {
         assert!(!self.shared, "only private memory is cut");
         assert!(piece_len > 0 && piece_len.is_multiple_of(PAGE_SIZE));
@@ -423,20 +427,21 @@ impl Region {
                 kept: None,
             })
         };
-        // `at` is inside the mapping, so never null.
+        // `at` is inside the mapping, so it is never null.
         (0..whole.len)
             .step_by(piece_len)
             .filter_map(piece)
             .collect()
     }
 
-    /// True if it was cut from another.
+    /// True if this region was cut from another.
     #[inline]
     pub fn is_piece(&self) -> bool {
         self.whole.is_some() && !self.shared
     }
 
-    /// The same mapping with a reference counter of its own: users on other CPUs count theirs elsewhere.
+    /// Returns a second handle of the mapping with a reference counter of its own, so that CPUs don't share a
+    /// counter.
     pub fn another(self: &Arc<Region>) -> Region {
         Region {
             base: self.base,
@@ -450,7 +455,7 @@ impl Region {
         }
     }
 
-    /// The region, with what is to be dropped when nothing of it is mapped any more.
+    /// Attaches a value to the region that is dropped after the mapping.
     pub fn keeping(mut self, kept: impl Any + Send + Sync) -> Region {
         self.kept = Some(Box::new(kept));
         self
@@ -464,7 +469,7 @@ impl Region {
         self.base.as_ptr() as usize
     }
 
-    /// Bytes of this mapping that are resident (`mincore`), for the memory bill.
+    /// Bytes of this mapping that are resident (`mincore`), for the report on memory use.
     pub fn resident(&self) -> usize {
         let pages = self.len / PAGE_SIZE;
         let mut seen = 0;
@@ -484,7 +489,7 @@ impl Region {
     }
 }
 
-/// Tells the kernel what becomes of a range that is mapped by a region of the caller's.
+/// Advises the kernel on a range inside one of the caller's regions.
 fn advise(p: *mut u8, len: usize, advice: i32) -> io::Result<()> {
     // SAFETY: the range is inside a mapping of ours, and the advices used keep it mapped.
     if unsafe { libc::madvise(p.cast(), len, advice) } != 0 {
@@ -493,8 +498,8 @@ fn advise(p: *mut u8, len: usize, advice: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops the pages behind neighbouring private regions, `len` bytes in all from the first on. `&mut`: nobody else has a
-/// reference to them, so no buffer of theirs exists and no I/O on them is in flight.
+/// Drops the pages of neighbouring private regions, `len` bytes in all from the start of the first. `&mut` proves
+/// that there are no other references, so no buffer of these regions exists and no I/O on them is in flight.
 pub(crate) fn drop_pages(run: &mut [&mut Region], len: usize) -> io::Result<()> {
     let Some(first) = run.first() else {
         return Ok(());
@@ -513,13 +518,13 @@ fn prot(writable: bool) -> i32 {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // First, so that nobody maps anything there once the range is free.
+        // The guard goes first: once the range is free, another mapping may take its place.
         self.guard = None;
         if self.whole.is_some() {
-            return; // it has the mapping
+            return; // the whole region owns the mapping
         }
-        // Who maps something there next may touch it.
-        crate::asan::allow(self);
+        // A later mapping at this address must be accessible.
+        crate::asan::unpoison(self);
         // SAFETY: the range was mapped by us, and buffers hold an `Arc` of us, so none is in use.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -569,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pages_begin_where_they_can_and_released_ones_read_zero() {
+    fn huge_regions_are_aligned_and_released_pages_read_zero() {
         let r = Region::anonymous_huge(3 << 21).unwrap();
         assert_eq!((r.len(), r.address() % HUGE_BYTES), (3 << 21, 0));
         (0..3).for_each(|n| r.write((n << 21) + 5, b"x"));

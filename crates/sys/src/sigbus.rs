@@ -1,11 +1,13 @@
-//! Mappings whose file may shrink: a fault in one of them is turned into zeros and a mark, instead of the process's end.
+//! Mappings whose file may shrink: a fault in one of them is turned into zeros and a mark, instead of ending the
+//! process.
 //!
-//! Guests' memory comes as a file of their hypervisor's choice, and not all of them seal it. Whoever cuts such a file off
-//! under a mapping makes every access behind its new end raise SIGBUS, also in copies of ours. The handler here looks the
-//! address up in a fixed table and maps private zeros over the whole region, so that the access goes on; the region is
-//! *lost* from then on, and its user ends the peer. What the kernel itself copies fails with `EFAULT` without a signal.
+//! A hypervisor chooses the file of its guest's memory, and not all hypervisors seal it. If such a file is truncated
+//! under a mapping, every access beyond its new end raises SIGBUS, also in our own copies. The handler here looks the
+//! address up in a fixed table and maps private zeros over the whole region, so that the access succeeds. The region
+//! is *lost* from then on, and its user disconnects the peer. Copies by the kernel fail with `EFAULT`, without a
+//! signal.
 //!
-//! Only async-signal-safe things happen in the handler: atomics, `mmap`, `sigaction`.
+//! The handler does only async-signal-safe things: atomics, `mmap`, `sigaction`.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -16,18 +18,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Most guarded regions of a process: half of the mappings that Linux allows it by default (`vm.max_map_count`).
 pub const MAX_GUARDED: usize = 32_768;
 
-/// A slot's `base` while it is being filled or emptied; no mapping is there.
+/// Value of `base` while an entry of the table is being filled or emptied; no mapping has this address.
 const RESERVED: usize = 1;
 
-struct Slot {
-    /// 0: free.
+/// An entry of [`TABLE`].
+struct GuardedRange {
+    /// Start address; 0 if the entry is free, [`RESERVED`] while it changes.
     base: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
 }
 
-static TABLE: [Slot; MAX_GUARDED] = [const {
-    Slot {
+static TABLE: [GuardedRange; MAX_GUARDED] = [const {
+    GuardedRange {
         base: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
@@ -40,16 +43,17 @@ struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
 unsafe impl Sync for Previous {}
 
 static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::zeroed()));
-/// Where to look for a free slot first.
+/// Index of the entry at which the search for a free one begins.
 static FREE_FROM: AtomicUsize = AtomicUsize::new(0);
 static INSTALL: Once = Once::new();
 
-/// A place in the table; gives it back when dropped.
+/// Owner of one entry of [`TABLE`]; frees the entry on drop.
 #[derive(Debug)]
 pub(crate) struct Guard(usize);
 
 impl Guard {
-    /// Guards `len` bytes at `base`, which are mapped and stay so until the guard is gone.
+    /// Guards the mapping of `len` bytes at `base`. The mapping must stay until the guard is dropped. Errors if all
+    /// entries are taken.
     pub fn new(base: usize, len: usize) -> io::Result<Guard> {
         install();
         let from = FREE_FROM.load(Ordering::Relaxed);
@@ -73,7 +77,7 @@ impl Guard {
         ))
     }
 
-    /// True once an access found the file shorter than the mapping.
+    /// True after an access found the file shorter than the mapping.
     pub fn is_lost(&self) -> bool {
         TABLE[self.0].lost.load(Ordering::Acquire)
     }
@@ -93,7 +97,8 @@ fn install() {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
         action.sa_sigaction = handler as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: `PREVIOUS` is filled while nobody reads it: the handler isn't installed, and `Once` lets one thread in.
+        // SAFETY: nobody reads `PREVIOUS` while it is filled: the handler isn't installed, and `Once` admits one
+        // thread.
         unsafe {
             libc::sigaction(
                 libc::SIGBUS,
@@ -106,12 +111,13 @@ fn install() {
 }
 
 extern "C" fn on_sigbus(_signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel hands over a valid siginfo. Its address counts only for faults, whose codes are positive.
+    // SAFETY: the kernel passes a valid siginfo. Its address has a meaning only for faults, whose codes are positive.
     let (code, at) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     if code > 0 && replace(at) {
         return;
     }
-    // Not ours: whoever was there before decides, when the access is tried again, or another signal of this kind comes.
+    // The fault is not in a guarded region: restore the previous handler, which decides when the access is repeated
+    // or the next SIGBUS comes.
     // SAFETY: filled by `install` before this handler could run.
     unsafe {
         libc::sigaction(
@@ -121,7 +127,7 @@ extern "C" fn on_sigbus(_signal: i32, info: *mut libc::siginfo_t, _context: *mut
         );
     }
     if code <= 0 {
-        // SAFETY: sent by somebody and not by an access, so it has to be sent again.
+        // SAFETY: the signal was sent by a process and not raised by an access, so it has to be sent again.
         unsafe { libc::raise(libc::SIGBUS) };
     }
 }
@@ -135,8 +141,9 @@ fn replace(at: usize) -> bool {
             continue;
         }
         slot.lost.store(true, Ordering::Release);
-        // SAFETY: the whole range is one of our mappings, which can't go away: the faulting thread is in the middle of an
-        // access to it, so it holds the region. Others who access it see zeros or what was there, both of which are valid.
+        // SAFETY: the whole range is one of our mappings and can't be unmapped: the faulting thread is in the middle
+        // of an access to it, so it holds the region. Other threads that access it see zeros or the former bytes;
+        // both are valid.
         let mapped = unsafe {
             libc::mmap(
                 base as *mut libc::c_void,
@@ -165,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_loses_its_region_and_nothing_else() {
+    fn a_file_that_shrinks_loses_only_its_own_region() {
         let (fd, other) = (file(8), file(8));
         let region = Region::guarded(fd.as_fd(), 0, 8 * PAGE_SIZE).unwrap();
         let untouched = Region::guarded(other.as_fd(), 0, 8 * PAGE_SIZE).unwrap();
@@ -184,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_many_threads_survive() {
+    fn concurrent_copies_survive_a_truncation() {
         let fd = file(256);
         let region = Arc::new(Region::guarded(fd.as_fd(), 0, 256 * PAGE_SIZE).unwrap());
         let threads: Vec<_> = (0..4)
@@ -205,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_are_long_enough_are_memory() {
+    fn a_file_that_is_too_short_is_refused() {
         let fd = file(4);
         let len = 4 * PAGE_SIZE as u64;
         assert!(guarded_file(fd.as_fd(), 0, len).is_ok());

@@ -1,13 +1,13 @@
-//! Stream sockets that read into and write from buffers without a copy of ours.
+//! Stream sockets that read into buffers and write from them without a copy in user space.
 
 use crate::Buffer;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Most parts one call hands to the kernel.
+/// Most parts that one call passes to the kernel.
 pub const MAX_PARTS: usize = 64;
 
-/// A piece of what is sent.
+/// A part of the bytes to send.
 #[derive(Clone, Copy, Debug)]
 pub enum Part<'a> {
     /// Private bytes, such as a header.
@@ -16,7 +16,8 @@ pub enum Part<'a> {
     Buffer(&'a Buffer, usize),
 }
 
-/// The user and the number of the process that connected to a Unix socket; the number is 0 for one of another namespace.
+/// User id and process id of the process that connected to a Unix socket; the process id is 0 for a process of
+/// another namespace.
 pub fn peer(fd: BorrowedFd<'_>) -> io::Result<(u32, i32)> {
     let mut found = libc::ucred {
         pid: 0,
@@ -43,8 +44,9 @@ pub fn peer(fd: BorrowedFd<'_>) -> io::Result<(u32, i32)> {
 /// `SO_PASSRIGHTS` of asm-generic/socket.h, Linux 6.16.
 const SO_PASSRIGHTS: i32 = 83;
 
-/// Has the kernel refuse descriptors that a peer sends to this Unix socket, or to one that it accepts later. Those would be closed by the thread that
-/// reads, which can wait as long as the peer likes (a TCP socket that lingers). False before Linux 6.16, and for other sockets.
+/// Makes the kernel refuse descriptors that a peer sends to this Unix socket, or to sockets that it accepts later.
+/// Otherwise the reading thread would close them, which can wait as long as the peer likes (a TCP socket that
+/// lingers). Returns false before Linux 6.16, and for other sockets.
 pub fn refuse_descriptors(fd: BorrowedFd<'_>) -> bool {
     let off = 0i32;
     // SAFETY: the pointer is to a live variable of the length given.
@@ -60,7 +62,7 @@ pub fn refuse_descriptors(fd: BorrowedFd<'_>) -> bool {
     r == 0
 }
 
-/// Cuts the parts off behind their first `most` bytes; returns how many are left.
+/// Truncates the list of parts to `most` bytes; returns the number of parts left.
 fn cut(iov: &mut [libc::iovec], most: usize) -> usize {
     let mut left = most;
     for (i, v) in iov.iter_mut().enumerate() {
@@ -73,8 +75,8 @@ fn cut(iov: &mut [libc::iovec], most: usize) -> usize {
     iov.len()
 }
 
-/// Sends up to [`MAX_PARTS`] parts and `most` bytes without blocking and without SIGPIPE; returns bytes sent.
-/// `WouldBlock` if the socket is full.
+/// Sends up to [`MAX_PARTS`] parts and at most `most` bytes, without blocking and without SIGPIPE; returns the bytes
+/// sent. `WouldBlock` if the socket is full.
 pub fn send<'a>(
     fd: BorrowedFd<'_>,
     parts: impl Iterator<Item = Part<'a>>,
@@ -115,8 +117,8 @@ pub fn send<'a>(
     Ok(r as usize)
 }
 
-/// Receives up to `most` bytes into `buffers` from byte `skip` of them on, then into `spill`, without blocking.
-/// Returns bytes received, 0 at the end of the stream, `WouldBlock` if there is nothing.
+/// Receives up to `most` bytes, first into `buffers` from byte `skip` of them on, then into `spill`, without
+/// blocking. Returns the bytes received, 0 at the end of the stream; `WouldBlock` if there is nothing.
 pub fn recv(
     fd: BorrowedFd<'_>,
     buffers: &[Buffer],
@@ -130,7 +132,7 @@ pub fn recv(
     }; MAX_PARTS];
     let mut n = crate::fileio::fill(&mut iov[..MAX_PARTS - 1], buffers, skip, true);
     let described: usize = iov[..n].iter().map(|v| v.iov_len).sum();
-    // The spill may only follow if all of the buffers are described, or bytes would land out of order.
+    // `spill` may follow only if all buffers are described, or bytes would arrive out of order.
     if !spill.is_empty() && described + skip >= crate::total_len(buffers) {
         iov[n] = libc::iovec {
             iov_base: spill.as_mut_ptr().cast(),
@@ -158,7 +160,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn descriptors_that_a_peer_sends_are_refused_where_the_kernel_can() {
+    fn descriptors_from_a_peer_are_refused_if_the_kernel_supports_it() {
         let dir = std::env::temp_dir().join(format!("pvblk-rights-{}", std::process::id()));
         let listener = std::os::unix::net::UnixListener::bind(&dir).unwrap();
         let can = refuse_descriptors(listener.as_fd());

@@ -1,4 +1,4 @@
-//! io_uring on buffers: an operation owns its buffers until the kernel is done with them.
+//! io_uring on buffers: an operation owns its buffers until its completion.
 
 use crate::{Buffer, EventFd};
 use io_uring::{IoUring, opcode, types};
@@ -6,15 +6,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// What to do with a file.
+/// An operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileOp {
-    /// Fill the buffers from `offset` (bytes).
+    /// Fills the buffers from `offset`.
     Read {
         /// Bytes from the start of the file.
         offset: u64,
     },
-    /// Write the buffers at `offset` (bytes); with `durable` the data is on stable storage at completion (`RWF_DSYNC`).
+    /// Writes the buffers at `offset`; with `durable` the data is on stable storage at completion (`RWF_DSYNC`).
     Write {
         /// Bytes from the start of the file.
         offset: u64,
@@ -23,46 +23,47 @@ pub enum FileOp {
     },
 }
 
-/// A finished operation: the token and the buffers it was given, and the system call's result.
+/// A completion: the token and the buffers of the operation, and the result of the system call.
 #[derive(Debug)]
-pub struct Finished {
-    /// As given to [`Uring::push`].
+pub struct Completion {
+    /// Token given to [`Uring::push`].
     pub token: u64,
     /// Bytes done, or the error.
     pub result: io::Result<u32>,
-    /// As given to [`Uring::push`].
+    /// Buffers given to [`Uring::push`].
     pub buffers: Vec<Buffer>,
 }
 
 #[derive(Default)]
-struct Slot {
+/// Room for one operation in flight.
+struct InFlight {
     token: u64,
     buffers: Vec<Buffer>,
-    /// Kept per slot so that the hot path doesn't allocate.
+    /// Reused, so that the hot path doesn't allocate.
     iov: Vec<libc::iovec>,
     busy: bool,
 }
 
-/// One submission and completion queue pair for one file, owned by one thread at a time.
+/// A pair of submission and completion queues for one file, owned by one thread at a time.
 pub struct Uring {
     ring: IoUring,
     file: Arc<OwnedFd>,
-    slots: Vec<Slot>,
+    slots: Vec<InFlight>,
     free: Vec<u32>,
     unsubmitted: usize,
-    /// The kernel watches a bell for [`Uring::watch`].
+    /// The kernel polls the event of [`Uring::watch`].
     watches: bool,
 }
 
-/// The mark of a watched bell's entries: no slot has this index.
-const BELL: u64 = u64::MAX;
+/// `user_data` of the poll of [`Uring::watch`]; never the index of an operation.
+const WATCHED_EVENT: u64 = u64::MAX;
 
 // SAFETY: the raw pointers inside (`iov`) point into regions that `buffers` keep mapped; nothing is
 // bound to a thread.
 unsafe impl Send for Uring {}
 
 impl Uring {
-    /// A ring with room for `entries` operations in flight on `file`.
+    /// Creates a ring for up to `entries` operations in flight on `file`.
     pub fn new(file: Arc<OwnedFd>, entries: u32) -> io::Result<Uring> {
         let entries = entries.next_power_of_two().clamp(1, 4096);
         let ring = IoUring::builder().setup_clamp().build(entries)?;
@@ -70,26 +71,26 @@ impl Uring {
         Ok(Uring {
             ring,
             file,
-            slots: (0..room).map(|_| Slot::default()).collect(),
+            slots: (0..room).map(|_| InFlight::default()).collect(),
             free: (0..room).rev().collect(),
             unsubmitted: 0,
             watches: false,
         })
     }
 
-    /// Operations that can still be pushed.
+    /// Operations that can be pushed now.
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// Makes the ring's descriptor readable once `bell` is, until [`Uring::reap`] has met that; the caller clears the bell. False if
-    /// there is no room for it now. Takes effect at the next [`Uring::submit`].
-    pub fn watch(&mut self, bell: &EventFd) -> bool {
+    /// Makes the ring's descriptor readable once `event` is, until [`Uring::reap`] has seen it; the caller drains the
+    /// event. Returns false if there is no room for it now. Takes effect at the next [`Uring::submit`].
+    pub fn watch(&mut self, event: &EventFd) -> bool {
         if !self.watches {
-            let entry = opcode::PollAdd::new(types::Fd(bell.number()), libc::POLLIN as u32)
+            let entry = opcode::PollAdd::new(types::Fd(event.number()), libc::POLLIN as u32)
                 .build()
-                .user_data(BELL);
-            // SAFETY: the entry names no memory. The kernel takes a reference to the bell's file.
+                .user_data(WATCHED_EVENT);
+            // SAFETY: the entry names no memory. The kernel takes a reference to the event's file.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 return false;
             }
@@ -99,12 +100,12 @@ impl Uring {
         true
     }
 
-    /// Operations in flight or not yet submitted, without a watched bell.
+    /// Operations in flight or not yet submitted; a watched event doesn't count.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Bytes of the rings that this process shares with the kernel.
+    /// Bytes of the queues that a ring of `entries` operations shares with the kernel.
     pub fn mapped_bytes(entries: u32) -> usize {
         let entries = entries.next_power_of_two().clamp(1, 4096) as usize;
         // struct io_uring_sqe is 64 bytes, io_uring_cqe 16 with twice as many, the index array 4.
@@ -112,9 +113,10 @@ impl Uring {
         page(entries * 64) + page(entries * 2 * 16 + entries * 4 + 128)
     }
 
-    /// Queues an operation that doesn't wait for the medium: where it would have to, it fails with `EAGAIN` or `EOPNOTSUPP` (`RWF_NOWAIT`). So
-    /// the kernel hands none to its worker threads, of which a submitting thread has few for all its rings. Gives the buffers back if there is no room. Nothing reaches the kernel
-    /// before [`Uring::submit`].
+    /// Queues an operation that doesn't wait for the medium: where it would have to wait, it fails with `EAGAIN` or
+    /// `EOPNOTSUPP` (`RWF_NOWAIT`). So the kernel uses none of its worker threads, which all rings of a submitting
+    /// thread share and which are few. Gives the buffers back if there is no room. The kernel sees the operation at
+    /// the next [`Uring::submit`].
     pub fn push(
         &mut self,
         op: FileOp,
@@ -176,7 +178,7 @@ impl Uring {
         Ok(())
     }
 
-    /// Hands everything pushed to the kernel in one system call.
+    /// Passes all pushed operations to the kernel in one system call.
     pub fn submit(&mut self) -> io::Result<()> {
         while self.unsubmitted > 0 {
             match self.ring.submit() {
@@ -195,11 +197,11 @@ impl Uring {
         Ok(())
     }
 
-    /// Takes one finished operation, without blocking or a system call.
+    /// Takes one completion, without blocking or a system call.
     #[inline]
-    pub fn reap(&mut self) -> Option<Finished> {
+    pub fn reap(&mut self) -> Option<Completion> {
         let mut entry = self.ring.completion().next()?;
-        while entry.user_data() == BELL {
+        while entry.user_data() == WATCHED_EVENT {
             self.watches = false;
             entry = self.ring.completion().next()?;
         }
@@ -207,7 +209,7 @@ impl Uring {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.busy);
         slot.busy = false;
-        let finished = Finished {
+        let finished = Completion {
             token: slot.token,
             result: match entry.result() {
                 n if n >= 0 => Ok(n as u32),
@@ -219,14 +221,14 @@ impl Uring {
         Some(finished)
     }
 
-    /// True if something can be reaped.
+    /// True if there is a completion to reap.
     pub fn is_ready(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 }
 
 impl AsFd for Uring {
-    /// Readable when something can be reaped.
+    /// The descriptor is readable when there is a completion to reap.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring owns the descriptor and lives as long as the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -234,7 +236,8 @@ impl AsFd for Uring {
 }
 
 impl Uring {
-    /// Waits until the kernel has nothing of this ring any more. `false` if it can't be waited for; then the buffers still belong to the kernel.
+    /// Waits for the completion of all operations. `false` if that isn't possible; then the buffers still belong to
+    /// the kernel.
     fn wait_for_all(&mut self) -> bool {
         let _ = self.submit();
         while self.in_flight() > 0 {
@@ -252,8 +255,9 @@ impl Uring {
 }
 
 impl Drop for Uring {
-    /// Waits until the kernel is done with every buffer: they may be unmapped right after. That may take as long as the medium takes, so
-    /// who must not wait drops a ring with operations in flight on another thread.
+    /// Waits for the completion of all operations, because their buffers may be unmapped right after. That takes as
+    /// long as the medium takes: a thread that must not wait leaves the drop of a ring with operations in flight to
+    /// another thread.
     fn drop(&mut self) {
         if !self.wait_for_all() {
             // The kernel may still write to the buffers: leak them rather than free them.
@@ -274,7 +278,7 @@ impl std::fmt::Debug for Uring {
 mod tests {
     use super::*;
 
-    fn wait(u: &mut Uring) -> Finished {
+    fn wait(u: &mut Uring) -> Completion {
         loop {
             if let Some(f) = u.reap() {
                 return f;
@@ -283,8 +287,8 @@ mod tests {
         }
     }
 
-    /// The answer, however it ends, of one operation.
-    fn once(u: &mut Uring, op: FileOp, buffers: Vec<Buffer>) -> Finished {
+    /// Runs one operation to its completion.
+    fn once(u: &mut Uring, op: FileOp, buffers: Vec<Buffer>) -> Completion {
         u.push(op, buffers, 7).unwrap();
         u.submit().unwrap();
         wait(u)
@@ -343,32 +347,32 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_makes_the_ring_readable() {
+    fn a_watched_event_makes_the_ring_readable() {
         let Ok(mut u) = Uring::new(Arc::new(tempfile()), 4) else {
             eprintln!("skipped: io_uring is not available here");
             return;
         };
         let poller = crate::Poller::new().unwrap();
         poller.add(u.as_fd(), 1, false).unwrap();
-        let bell = EventFd::new().unwrap();
+        let event = EventFd::new().unwrap();
         for _ in 0..3 {
-            assert!(u.watch(&bell) && u.watch(&bell));
+            assert!(u.watch(&event) && u.watch(&event));
             u.submit().unwrap();
             let mut got = Vec::new();
             poller
                 .wait(&mut got, Some(std::time::Duration::ZERO))
                 .unwrap();
             assert!(got.is_empty());
-            bell.notify();
+            event.notify();
             poller
                 .wait(&mut got, Some(std::time::Duration::from_secs(60)))
                 .unwrap();
             assert_eq!(got.len(), 1);
             assert!(u.reap().is_none());
-            assert!(bell.drain());
+            assert!(event.drain());
         }
-        assert!(u.watch(&bell));
+        assert!(u.watch(&event));
         u.submit().unwrap();
-        drop(u); // doesn't wait for the bell
+        drop(u); // doesn't wait for the event
     }
 }

@@ -1,31 +1,31 @@
-//! XOR of bytes, as fast as memory and caches give them.
+//! XOR of byte blocks at the speed of memory and caches.
 //!
-//! A pass loads every byte of every source once, sums in registers, and stores once. One loop is
-//! compiled for several sets of instructions; the widest that the CPU has is chosen at the first use.
-//! Stores go through the caches: parity is read again soon, by the member's I/O.
+//! A pass loads every byte of every source once, sums in registers, and stores once. One loop is compiled for several
+//! instruction sets; the widest that the CPU has is chosen at the first use. Stores go through the caches, because
+//! the member's I/O reads the parity again soon.
 
 use std::mem::MaybeUninit;
 use std::sync::LazyLock;
 
-/// Most streams of one pass.
+/// Most sources of one pass.
 pub(crate) const MAX_STREAMS: usize = 64;
 
-/// Registers that one turn of the loop fills: enough to hide its counting.
+/// Registers that one turn of the loop fills; this many hide the cost of counting.
 const UNROLL: usize = 4;
 
-/// The loops, compiled for one set of instructions.
+/// The loops, compiled for one instruction set.
 pub struct Kernel {
     name: &'static str,
-    /// Sums a usual number of streams; says how many bytes are done. Safety: as [`usual`].
+    /// Sums a common number of streams; returns the bytes done. Safety: as [`usual`].
     usual: unsafe fn(*mut u8, &[*const u8], usize) -> usize,
-    /// Sums what is left from a byte on. Safety: as [`usual`].
+    /// Sums the bytes that `usual` left. Safety: as [`usual`].
     rest: unsafe fn(*mut u8, &[*const u8], usize, usize),
-    /// True if so many bytes are zero. Safety: as [`scan`].
+    /// True if the given number of bytes are zero. Safety: as [`scan`].
     is_zero: unsafe fn(*const u8, usize) -> bool,
 }
 
 impl Kernel {
-    /// What its instructions are called.
+    /// Name of the instruction set.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -63,10 +63,10 @@ impl Kernel {
         }
     }
 
-    /// The sum of the streams' bytes, to `to`.
+    /// Stores the XOR of the streams to `to`.
     ///
     /// # Safety
-    /// 1 to [`MAX_STREAMS`] streams, and what [`usual`] asks.
+    /// 1 to [`MAX_STREAMS`] streams, and the conditions of [`usual`].
     #[inline]
     pub(crate) unsafe fn pass(
         &self,
@@ -74,7 +74,7 @@ impl Kernel {
         streams: impl Iterator<Item = *const u8>,
         len: usize,
     ) {
-        // Not initialised: 512 bytes take as long as a tenth of a page's XOR.
+        // Left uninitialised: clearing 512 bytes takes a tenth of the time of a page's XOR.
         let mut list = [const { MaybeUninit::uninit() }; MAX_STREAMS];
         let mut count = 0;
         for (slot, stream) in list.iter_mut().zip(streams) {
@@ -95,38 +95,38 @@ impl Kernel {
     /// True if `len` bytes are zero.
     ///
     /// # Safety
-    /// What [`scan`] asks.
+    /// The conditions of [`scan`].
     pub(crate) unsafe fn is_zero(&self, from: *const u8, len: usize) -> bool {
         // SAFETY: promised by the caller; only kernels that the CPU can run are handed out.
         unsafe { (self.is_zero)(from, len) }
     }
 }
 
-/// Where a source starts. Panics if it doesn't have `len` bytes.
+/// First byte of a source. Panics if the source doesn't have `len` bytes.
 #[inline]
 fn start(src: &[u8], len: usize) -> *const u8 {
     assert!(src.len() == len, "blocks of different lengths");
     src.as_ptr()
 }
 
-/// XORs every source into `dst`. No sources: nothing happens.
+/// XORs every source into `dst`. Without sources, `dst` is unchanged.
 ///
-/// Any number of sources of any length; `dst` is read and written once for each 63 of them.
-/// Panics on different lengths; `dst` may hold anything then.
+/// Takes any number of sources of any length; reads and writes `dst` once for each 63 of them. Panics on different
+/// lengths; the contents of `dst` are then unspecified.
 #[inline]
 pub fn xor_into(dst: &mut [u8], srcs: &[&[u8]]) {
     chosen().xor_into(dst, srcs);
 }
 
-/// Makes `dst` the XOR of the sources, whatever it held; zeros if there are none.
+/// Makes `dst` the XOR of the sources; zeros if there are none.
 ///
-/// `dst` is only written for up to 64 sources. Panics on different lengths; it may hold anything then.
+/// Up to 64 sources, `dst` is only written. Panics on different lengths; the contents of `dst` are then unspecified.
 #[inline]
 pub fn xor_of(dst: &mut [u8], srcs: &[&[u8]]) {
     chosen().xor_of(dst, srcs);
 }
 
-/// The kernel that everything here uses: the first of [`kernels`].
+/// The kernel in use: the first of [`kernels`].
 #[inline]
 pub fn chosen() -> &'static Kernel {
     static CHOSEN: LazyLock<&Kernel> =
@@ -134,7 +134,7 @@ pub fn chosen() -> &'static Kernel {
     &CHOSEN
 }
 
-/// The kernels that this CPU can run, the fastest first.
+/// The kernels that this CPU can run, fastest first.
 pub fn kernels() -> impl Iterator<Item = &'static Kernel> {
     #[cfg(target_arch = "x86_64")]
     let wide = x86::kernels();
@@ -150,12 +150,12 @@ static PORTABLE: Kernel = Kernel {
     is_zero: scan::<[u64; 2]>,
 };
 
-/// What a register holds.
+/// A vector register.
 ///
 /// # Safety
-/// Of all methods: the CPU has the instructions. Of `load` and `store`: `size_of::<Self>()` bytes
-/// may be read or written there, at any alignment. Others may write to them meanwhile.
-trait Lane: Copy {
+/// For all methods: the CPU has the instructions. For `load` and `store`: `size_of::<Self>()` bytes may be read or
+/// written at the address, at any alignment. Others may write to them concurrently.
+trait Register: Copy {
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
     unsafe fn xor(self, other: Self) -> Self;
@@ -163,8 +163,8 @@ trait Lane: Copy {
     unsafe fn is_zero(self) -> bool;
 }
 
-// As wide as the registers that every CPU with vectors has; compilers see that it fits into one.
-impl Lane for [u64; 2] {
+// The width that all CPUs with vectors have; compilers put it into one register.
+impl Register for [u64; 2] {
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: promised by the caller.
@@ -193,16 +193,16 @@ impl Lane for [u64; 2] {
     }
 }
 
-/// Makes `len` bytes at `to` the sum of the streams, in the usual cases: how many there are is a
-/// constant, and all addresses stay in registers. Says how many bytes are done. Nothing else is in
-/// this function, because it is called for single pages, where saving registers would be seen.
+/// Makes `len` bytes at `to` the sum of the streams, for common numbers of streams: the number is a constant, and all
+/// addresses stay in registers. Returns the bytes done. The function has no other code, because it is called for
+/// single pages, where saving registers would cost measurable time.
 ///
 /// # Safety
-/// The CPU has the instructions of `L`. Each stream has `len` bytes that may be read, `to` as many
-/// that may be written. A stream may be `to` itself. If others overlap it or others write meanwhile,
-/// the result is unspecified bytes: no value read here decides anything, and each is read once.
+/// The CPU has the instructions of `L`. Each stream has `len` bytes that may be read, `to` as many that may be
+/// written. A stream may be `to` itself. If others overlap it, or others write concurrently, the result is
+/// unspecified bytes: no decision depends on a value read here, and each is read once.
 #[inline(always)]
-unsafe fn usual<L: Lane>(to: *mut u8, streams: &[*const u8], len: usize) -> usize {
+unsafe fn usual<L: Register>(to: *mut u8, streams: &[*const u8], len: usize) -> usize {
     // SAFETY: `groups` asks the same.
     unsafe {
         match *streams {
@@ -216,12 +216,12 @@ unsafe fn usual<L: Lane>(to: *mut u8, streams: &[*const u8], len: usize) -> usiz
     }
 }
 
-/// Sums what [`usual`] left: everything from byte `at`, of any number of streams but none.
+/// Sums the bytes that [`usual`] left: from byte `at` on, of any number of streams but none.
 ///
 /// # Safety
 /// As [`usual`]; `at` is at most `len`.
 #[inline(always)]
-unsafe fn rest<L: Lane>(to: *mut u8, streams: &[*const u8], at: usize, len: usize) {
+unsafe fn rest<L: Register>(to: *mut u8, streams: &[*const u8], at: usize, len: usize) {
     // SAFETY: all of these ask the same.
     unsafe {
         let at = groups::<L, UNROLL>(to, streams, at, len);
@@ -232,12 +232,12 @@ unsafe fn rest<L: Lane>(to: *mut u8, streams: &[*const u8], at: usize, len: usiz
     }
 }
 
-/// Sums groups of `N` registers from byte `at`, as many as there are whole; says where it stopped.
+/// Sums all whole groups of `N` registers from byte `at` on; returns the byte after the last.
 ///
 /// # Safety
 /// As [`usual`].
 #[inline(always)]
-unsafe fn groups<L: Lane, const N: usize>(
+unsafe fn groups<L: Register, const N: usize>(
     to: *mut u8,
     streams: &[*const u8],
     mut at: usize,
@@ -267,7 +267,7 @@ unsafe fn groups<L: Lane, const N: usize>(
 /// Bytes of the widest register.
 const WIDEST: usize = 64;
 
-/// Sums `rest` bytes from byte `at`, fewer than [`WIDEST`]. Few lengths need it.
+/// Sums `rest` bytes from byte `at`, fewer than [`WIDEST`]. Only odd lengths need it.
 ///
 /// # Safety
 /// As [`usual`].
@@ -286,23 +286,23 @@ unsafe fn tail(to: *mut u8, streams: &[*const u8], at: usize, rest: usize) {
     unsafe { std::ptr::copy_nonoverlapping(sum.as_ptr(), to.add(at), rest) };
 }
 
-/// `len` bytes, fewer than [`WIDEST`], and zeros behind them.
+/// `len` bytes, fewer than [`WIDEST`], followed by zeros.
 ///
 /// # Safety
-/// They may be read. Others may write to them meanwhile.
+/// The bytes may be read. Others may write to them concurrently.
 unsafe fn padded(from: *const u8, len: usize) -> [u8; WIDEST] {
     let mut bytes = [0; WIDEST];
-    // SAFETY: promised by the caller; the slice checks that `bytes` has as many.
+    // SAFETY: promised by the caller; the slice operation checks that `bytes` is as long.
     unsafe { std::ptr::copy_nonoverlapping(from, bytes[..len].as_mut_ptr(), len) };
     bytes
 }
 
-/// True if `len` bytes are zero; ends soon after the first that isn't.
+/// True if `len` bytes are zero; returns soon after the first byte that isn't.
 ///
 /// # Safety
-/// The CPU has the instructions of `L`; `len` bytes may be read. Others may write to them meanwhile.
+/// The CPU has the instructions of `L`; `len` bytes may be read. Others may write to them concurrently.
 #[inline(always)]
-unsafe fn scan<L: Lane>(from: *const u8, len: usize) -> bool {
+unsafe fn scan<L: Register>(from: *const u8, len: usize) -> bool {
     let (width, mut at) = (size_of::<L>(), 0);
     // SAFETY: no load goes beyond `len`.
     unsafe {
@@ -328,21 +328,21 @@ unsafe fn scan<L: Lane>(from: *const u8, len: usize) -> bool {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Kernel, Lane};
+    use super::{Kernel, Register};
     use std::arch::is_x86_feature_detected as has;
     use std::arch::x86_64::{self as cpu, __m256i, __m512i};
 
-    /// The fastest first.
+    /// The kernels that this CPU can run, fastest first.
     pub fn kernels() -> impl Iterator<Item = &'static Kernel> {
-        // The first CPUs with AVX-512 lower their clock for it; those that have VBMI2 too don't.
+        // The first CPUs with AVX-512 lower their clock for it; those that also have VBMI2 don't.
         let avx512 = has!("avx512f") && has!("avx512vbmi2");
         let avx512 = avx512.then_some(&AVX512);
         avx512.into_iter().chain(has!("avx2").then_some(&AVX2))
     }
 
-    macro_rules! lane {
-        ($lane:ident, $load:ident, $store:ident, $xor:ident, $or:ident, $test:ident is $zero:literal) => {
-            impl Lane for $lane {
+    macro_rules! register {
+        ($register:ident, $load:ident, $store:ident, $xor:ident, $or:ident, $test:ident is $zero:literal) => {
+            impl Register for $register {
                 #[inline(always)]
                 unsafe fn load(from: *const u8) -> Self {
                     // SAFETY: promised by the caller, as in all of these.
@@ -376,8 +376,8 @@ mod x86 {
         };
     }
 
-    // The last says what a register of zeros, tested with itself, gives.
-    lane!(
+    // The last argument is the test's result for a register of zeros, tested with itself.
+    register!(
         __m256i,
         _mm256_loadu_si256,
         _mm256_storeu_si256,
@@ -385,7 +385,7 @@ mod x86 {
         _mm256_or_si256,
         _mm256_testz_si256 is 1
     );
-    lane!(
+    register!(
         __m512i,
         _mm512_loadu_si512,
         _mm512_storeu_si512,
@@ -395,24 +395,24 @@ mod x86 {
     );
 
     macro_rules! kernel {
-        ($kernel:ident, $name:literal, $feature:literal, $lane:ident) => {
+        ($kernel:ident, $name:literal, $feature:literal, $register:ident) => {
             static $kernel: Kernel = {
                 #[target_feature(enable = $feature)]
                 unsafe fn usual(to: *mut u8, streams: &[*const u8], len: usize) -> usize {
                     // SAFETY: the same is promised by the caller; the feature is enabled here.
-                    unsafe { super::usual::<$lane>(to, streams, len) }
+                    unsafe { super::usual::<$register>(to, streams, len) }
                 }
 
                 #[target_feature(enable = $feature)]
                 unsafe fn rest(to: *mut u8, streams: &[*const u8], at: usize, len: usize) {
                     // SAFETY: as above.
-                    unsafe { super::rest::<$lane>(to, streams, at, len) }
+                    unsafe { super::rest::<$register>(to, streams, at, len) }
                 }
 
                 #[target_feature(enable = $feature)]
                 unsafe fn is_zero(from: *const u8, len: usize) -> bool {
                     // SAFETY: as above.
-                    unsafe { super::scan::<$lane>(from, len) }
+                    unsafe { super::scan::<$register>(from, len) }
                 }
 
                 Kernel {
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_finds_a_single_bit() {
+    fn every_kernel_detects_a_single_bit() {
         let mut rng = rng();
         for kernel in kernels() {
             for len in lengths(&mut rng) {
@@ -574,7 +574,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "1 to 64 sources")]
-    fn a_sum_of_nothing_panics() {
+    fn a_sum_without_sources_panics() {
         region(&mut rng()).xor_from(0, &[], 1);
     }
 

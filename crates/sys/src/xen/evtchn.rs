@@ -1,4 +1,4 @@
-//! Event channels of other domains.
+//! Event channels to other domains (`/dev/xen/evtchn`).
 
 use super::{ioctl, request};
 use rustix::fs::{Mode, OFlags};
@@ -17,8 +17,8 @@ struct Bind {
     port: u32,
 }
 
-/// One end of an event channel to another domain, at a `/dev/xen/evtchn` of its own. Readable after the peer rang; silent then until
-/// [`EventPort::unmask`].
+/// One end of an event channel to another domain, on an open `/dev/xen/evtchn` of its own. The descriptor is readable
+/// after a notification from the peer; the port is then masked until [`EventPort::unmask`].
 #[derive(Debug)]
 pub struct EventPort {
     fd: OwnedFd,
@@ -31,7 +31,7 @@ impl EventPort {
         Ok(rustix::fs::open("/dev/xen/evtchn", flags, Mode::empty())?)
     }
 
-    /// Makes a port that waits for domain `domid` to bind to it. Errors outside a Xen domain.
+    /// Allocates a port that domain `domid` may bind to. Errors outside a Xen domain.
     pub fn offer(domid: u16) -> io::Result<EventPort> {
         let fd = EventPort::open()?;
         let mut domain = u32::from(domid);
@@ -48,7 +48,8 @@ impl EventPort {
         self.port
     }
 
-    /// Binds to port `port` of domain `domid`. Errors if that port doesn't wait for us, or outside a Xen domain.
+    /// Binds to port `port` of domain `domid`. Errors if that port isn't offered to this domain, or outside a Xen
+    /// domain.
     pub fn bind(domid: u16, port: u32) -> io::Result<EventPort> {
         let fd = EventPort::open()?;
         let mut call = Bind {
@@ -63,7 +64,7 @@ impl EventPort {
         })
     }
 
-    /// Rings the peer. Errors only if the peer closed its end.
+    /// Notifies the peer. Errors only if the peer closed its end.
     #[inline]
     pub fn notify(&self) -> io::Result<()> {
         let mut port = self.port;
@@ -71,12 +72,13 @@ impl EventPort {
         unsafe { ioctl(self.fd.as_fd(), NOTIFY, &raw mut port) }.map(drop)
     }
 
-    /// Takes what the peer rang; true if it did. The port stays masked: it can't ring again until [`EventPort::unmask`].
+    /// Takes a notification of the peer; true if there was one. The port stays masked until [`EventPort::unmask`].
     pub fn take(&self) -> bool {
         let mut port = [0; 4];
         match rustix::io::read(&self.fd, &mut port) {
             Ok(n) => n == 4,
-            // The driver's buffer overflowed, which one port can't make it do; it is cleared and everything is looked at.
+            // The driver's buffer overflowed, which a single port can't cause; reset it and treat it as a
+            // notification.
             Err(rustix::io::Errno::FBIG) => {
                 // SAFETY: takes no argument.
                 let _ = unsafe { ioctl(self.fd.as_fd(), RESET, std::ptr::null_mut::<u8>()) };
@@ -86,7 +88,7 @@ impl EventPort {
         }
     }
 
-    /// Lets the peer ring again. What it rang meanwhile is reported at once.
+    /// Unmasks the port. A notification that arrived meanwhile is reported at once.
     pub fn unmask(&self) {
         let _ = rustix::io::write(&self.fd, &self.port.to_ne_bytes());
     }

@@ -1,4 +1,4 @@
-//! Pages of this domain that another one may use.
+//! Pages of this domain that are granted to another one (`/dev/xen/gntalloc`).
 
 use super::{ioctl, request};
 use crate::{PAGE_SIZE, Region, RegionError};
@@ -29,30 +29,30 @@ struct Dealloc {
     count: u32,
 }
 
-/// An open `/dev/xen/gntalloc`: what a front end in user space takes its pages from.
+/// An open `/dev/xen/gntalloc`: the source of pages of a front end in user space.
 #[derive(Clone, Debug)]
 pub struct GrantAllocator(Arc<OwnedFd>);
 
-/// A page that is granted to another domain until it is dropped; after that, until that domain has let go of it.
+/// A page that is granted to another domain until it is dropped, and then until that domain unmaps it.
 #[derive(Debug)]
 pub struct GrantedPage {
-    /// Its contents.
+    /// The page's contents.
     pub page: Arc<Region>,
-    /// The reference to it.
+    /// The grant reference.
     pub gref: u32,
     index: u64,
     allocator: GrantAllocator,
 }
 
 impl GrantAllocator {
-    /// Opens the device. Errors outside a Xen domain, or without the right to it.
+    /// Opens the device. Errors outside a Xen domain, or without permission.
     pub fn open() -> io::Result<GrantAllocator> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let fd = rustix::fs::open("/dev/xen/gntalloc", flags, Mode::empty())?;
         Ok(GrantAllocator(Arc::new(fd)))
     }
 
-    /// A fresh page for domain `domid`. Errors where the driver's `limit` is reached.
+    /// Grants a fresh page to domain `domid`. Errors if the driver's `limit` is reached.
     pub fn page(&self, domid: u16, writable: bool) -> io::Result<GrantedPage> {
         let mut call = Alloc {
             domid,
@@ -84,13 +84,13 @@ impl GrantAllocator {
 
     fn free(&self, index: u64) {
         let mut call = Dealloc { index, count: 1 };
-        // SAFETY: the header's structure. The driver keeps the page as long as it is mapped, here or there.
+        // SAFETY: the header's structure. The driver keeps the page as long as either domain maps it.
         let _ = unsafe { ioctl(self.0.as_fd(), DEALLOC, &raw mut call) };
     }
 }
 
 impl GrantedPage {
-    /// The same page once more, for those who take a region over.
+    /// Maps the same page a second time, for callers that need to own a region.
     pub fn again(&self) -> io::Result<Region> {
         self.allocator.map(self.index)
     }

@@ -1,4 +1,4 @@
-//! Pages that other domains granted: mapped, or copied to and from.
+//! Pages that other domains granted: mapped, or copied to and from (`/dev/xen/gntdev`).
 
 use super::{ioctl, request};
 use crate::{Buffer, PAGE_SIZE, Region, RegionError};
@@ -7,7 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Most copies of one call: an array of that many lies on no stack, and the driver makes hypercalls of 16 anyway.
+/// Most copies of one call: a larger array would not fit on a stack, and the driver makes hypercalls of 16 copies
+/// anyway.
 pub const MAX_COPIES: usize = 1024;
 
 const MAP: u64 = request(b'G', 0, size_of::<MapHead>() + size_of::<MapRef>());
@@ -48,7 +49,7 @@ struct Side(u64);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Segment {
+struct CopySegment {
     source: Side,
     dest: Side,
     len: u16,
@@ -59,22 +60,23 @@ struct Segment {
 #[repr(C)]
 struct CopyCall {
     count: u32,
-    segments: *mut Segment,
+    segments: *mut CopySegment,
 }
 
-/// An open `/dev/xen/gntdev`. Each keeps its mappings on one list that the driver searches from the front: have one per queue.
+/// An open `/dev/xen/gntdev`. The driver keeps the mappings of each in one list that it searches from the front, so
+/// open one for each queue.
 #[derive(Clone, Debug)]
 pub struct GrantDevice(Arc<OwnedFd>);
 
 impl GrantDevice {
-    /// Opens the device. Errors outside a Xen domain, or without the right to it.
+    /// Opens the device. Errors outside a Xen domain, or without permission.
     pub fn open() -> io::Result<GrantDevice> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let fd = rustix::fs::open("/dev/xen/gntdev", flags, Mode::empty())?;
         Ok(GrantDevice(Arc::new(fd)))
     }
 
-    /// Maps pages of domain `domid` side by side, all or none. Errors if a reference doesn't grant that.
+    /// Maps pages of domain `domid` side by side, all or none. Errors if a reference doesn't grant this access.
     pub fn map(&self, domid: u16, grefs: &[u32], writable: bool) -> io::Result<Region> {
         let index = self.announce(domid, grefs)?;
         let mapping = GrantMapping {
@@ -89,7 +91,7 @@ impl GrantDevice {
         })
     }
 
-    /// Tells the driver which pages the next mapping at the returned offset has.
+    /// Announces the pages of the next mapping to the driver; returns the offset to map.
     fn announce(&self, domid: u16, grefs: &[u32]) -> io::Result<u64> {
         let count = u32::try_from(grefs.len())
             .ok()
@@ -106,7 +108,8 @@ impl GrantDevice {
         Ok(words[1])
     }
 
-    /// Copies all of `copies` (at most [`MAX_COPIES`]) in one call; each has its outcome in `failed`. An error of the call itself fails all.
+    /// Does all of `copies` (at most [`MAX_COPIES`]) in one call; `failed` of each shows its outcome. An error of the
+    /// call itself fails all.
     pub fn copy(&self, domid: u16, direction: CopyDirection, copies: &mut [GrantCopy]) {
         assert!(copies.len() <= MAX_COPIES);
         let segment = |c: &GrantCopy| {
@@ -117,16 +120,16 @@ impl GrantDevice {
                 CopyDirection::FromGuest => (foreign, local, SOURCE_IS_GRANT),
                 CopyDirection::ToGuest => (local, foreign, DEST_IS_GRANT),
             };
-            Segment {
+            CopySegment {
                 source,
                 dest,
-                // A piece of one page.
+                // The range lies on one page.
                 len: c.buffer.len() as u16,
                 flags,
                 status: -1,
             }
         };
-        let mut segments: Vec<Segment> = copies.iter().map(segment).collect();
+        let mut segments: Vec<CopySegment> = copies.iter().map(segment).collect();
         let mut call = CopyCall {
             count: segments.len() as u32,
             segments: segments.as_mut_ptr(),
@@ -140,7 +143,7 @@ impl GrantDevice {
     }
 }
 
-/// Whose memory a copy goes to.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDirection {
     /// From granted pages to buffers of ours.
@@ -158,13 +161,13 @@ pub struct GrantCopy {
     pub offset: u16,
     /// Our side, 1 to 4096 bytes.
     pub buffer: Buffer,
-    /// The caller's mark.
+    /// The caller's number; not used here.
     pub tag: u32,
-    /// Out: the hypervisor refused (a bad reference, or one that doesn't allow it).
+    /// Result: the hypervisor refused the copy (an invalid reference, or one that doesn't permit it).
     pub failed: bool,
 }
 
-/// What the driver knows of a mapping; dropped after the mapping itself.
+/// The driver's record of a mapping; dropped after the mapping itself.
 #[derive(Debug)]
 pub(crate) struct GrantMapping {
     device: GrantDevice,
@@ -194,7 +197,8 @@ impl Drop for GrantMapping {
             count: self.count,
             pad: 0,
         };
-        // SAFETY: the header's structure. The driver refuses if something is still mapped; then it goes with the descriptor.
+        // SAFETY: the header's structure. If a page is still mapped, the driver refuses and frees it with the
+        // descriptor.
         let _ = unsafe { ioctl(self.device.0.as_fd(), UNMAP, &raw mut call) };
     }
 }
@@ -208,6 +212,6 @@ mod tests {
         assert_eq!(MAP, 0x0018_4700);
         assert_eq!(UNMAP, 0x0010_4701);
         assert_eq!(COPY, 0x0010_4708);
-        assert_eq!(size_of::<Segment>(), 24);
+        assert_eq!(size_of::<CopySegment>(), 24);
     }
 }

@@ -20,13 +20,13 @@ const fn request(kind: u8, number: u8, size: usize) -> u64 {
     (size as u64) << 16 | (kind as u64) << 8 | number as u64
 }
 
-/// Calls a driver with one argument, a structure of its header or a plain pointer to one.
+/// Calls a driver with one argument: a structure of its header.
 ///
 /// # Safety
-/// `argument` is what the header demands for `request`: the driver reads and writes so many bytes there.
+/// `argument` is the type that the header requires for `request`; the driver reads and writes that many bytes.
 unsafe fn ioctl<T: ?Sized>(fd: BorrowedFd<'_>, request: u64, argument: *mut T) -> io::Result<i32> {
     loop {
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         let result = unsafe {
             libc::ioctl(
                 fd.as_raw_fd(),
