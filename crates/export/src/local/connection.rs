@@ -1,46 +1,47 @@
-//! One front end as the server sees it.
+//! One front end's connection, on the server's side.
 
-use super::connector::{LocalConnector, Shared};
+use super::connector::{LocalConnector, LocalServerContext};
 use super::frame::Frame;
 use super::socket::{self, Received};
 use super::store::SocketStore;
 use crate::xenbus::number::{quote, sentence};
 use crate::xenbus::serving::{self, Serves, Serving};
-use crate::xenbus::{BackendNegotiation, Connector, Note, XenbusState};
+use crate::xenbus::{BackendNegotiation, ConnectionEvent, Connector, XenbusState};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::{Closer, PeerFd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a front end may take to get to Connected, or to come back after Closed.
+/// Longest time for a front end to reach Connected, or to come back after Closed.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// How long the end of a connection may take: requests in flight have to finish.
+/// Longest time for a connection to end: requests in flight have to finish.
 const CLOSING_TIME: Duration = Duration::from_secs(30);
-/// Messages of one front end before the others get their turn.
+/// Most messages of one front end that are handled before other front ends have their turn.
 const MESSAGES_PER_TURN: usize = 32;
 
 /// A front end that has named its disk.
-struct Named {
+struct NamedFrontEnd {
     negotiation: BackendNegotiation,
     store: SocketStore,
     connector: LocalConnector,
 }
 
-/// A socket, and from its HELLO on a handshake. Errors of its methods end it: see [`Connection::end`].
+/// A front end's socket, with a handshake after HELLO. An error of a method ends the connection: see
+/// [`Connection::end`].
 pub(super) struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<LocalServerContext>,
     id: u64,
     socket: Arc<OwnedFd>,
     closer: Arc<Closer>,
-    named: Option<Named>,
+    named: Option<NamedFrontEnd>,
     state: XenbusState,
-    /// When it is to be ended if its state is still the same.
+    /// Time at which the connection is ended if its state is still the same.
     pub deadline: Option<Instant>,
 }
 
 impl Connection {
-    pub fn new(shared: Arc<Shared>, id: u64, socket: OwnedFd) -> Connection {
+    pub fn new(shared: Arc<LocalServerContext>, id: u64, socket: OwnedFd) -> Connection {
         Connection {
             closer: shared.closer(""),
             shared,
@@ -56,7 +57,7 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// For logs.
+    /// Name in log lines.
     pub fn name(&self) -> String {
         match &self.named {
             Some(n) => n.connector.name(),
@@ -64,18 +65,18 @@ impl Connection {
         }
     }
 
-    /// The disk that it named, if it has; for counts of the log.
+    /// The disk that the front end named, or "no disk"; key of the log's counters.
     pub fn disk(&self) -> &str {
         let named = self.named.as_ref();
         named.map_or("no disk", |n| &n.connector.serving.disk)
     }
 
-    /// True if both ends have nothing of each other any more.
+    /// True if neither end uses resources of the other any more.
     pub fn is_closed(&self) -> bool {
         self.state == XenbusState::Closed || self.named.is_none()
     }
 
-    /// Handles what came in, up to a bound.
+    /// Handles received messages, at most [`MESSAGES_PER_TURN`].
     pub fn readable(&mut self, scratch: &mut Vec<u8>) -> Result<(), Error> {
         for _ in 0..MESSAGES_PER_TURN {
             match socket::receive(self.fd(), scratch, Some(&self.closer))? {
@@ -123,7 +124,7 @@ impl Connection {
             (Frame::Error(text), ..) => {
                 return Err(Error::new(ErrorKind::Disconnected, sentence(&text)));
             }
-            _ => return Err(Error::protocol("HELLO came a second time")),
+            _ => return Err(Error::protocol("the front end sent HELLO a second time")),
         }
         self.settle();
         Ok(())
@@ -138,11 +139,11 @@ impl Connection {
         };
         self.closer = self.shared.closer(&disk);
         let names = (sentence(&disk), sentence(front));
-        let Shared { host, inbox, .. } = &*self.shared;
+        let LocalServerContext { host, inbox, .. } = &*self.shared;
         let serving = Serving::new(host, inbox, self.id, names, device);
         let offers = serving.offers;
         let connector = LocalConnector::new(Arc::clone(&self.shared), serving);
-        self.named = Some(Named {
+        self.named = Some(NamedFrontEnd {
             negotiation: BackendNegotiation::new(offers, true),
             store: SocketStore::new(Arc::clone(&self.socket), None),
             connector,
@@ -150,7 +151,7 @@ impl Connection {
         self.fence_opened()
     }
 
-    /// Starts the handshake, if the disk's fence is open and it isn't under way.
+    /// Starts the handshake if the disk's fence is open and the handshake hasn't started.
     pub fn fence_opened(&mut self) -> Result<(), Error> {
         let Some(n) = &mut self.named else {
             return Ok(());
@@ -164,12 +165,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles what another thread told about this connection.
-    pub fn note(&mut self, note: Note) -> Result<(), Error> {
-        if matches!(note, Note::FenceOpened { .. }) {
+    /// Handles an event that another thread reported.
+    pub fn handle_event(&mut self, event: ConnectionEvent) -> Result<(), Error> {
+        if matches!(event, ConnectionEvent::FenceOpened { .. }) {
             return self.fence_opened();
         }
-        let Some(Named {
+        let Some(NamedFrontEnd {
             negotiation,
             store,
             connector,
@@ -177,12 +178,12 @@ impl Connection {
         else {
             return Ok(());
         };
-        serving::note(note, negotiation, store, connector)?;
+        serving::handle_event(event, negotiation, store, connector)?;
         self.settle();
         Ok(())
     }
 
-    /// Asks the front end to leave, for good.
+    /// Asks the front end to disconnect, for good.
     pub fn stop(&mut self) -> Result<(), Error> {
         if let Some(n) = &mut self.named {
             n.negotiation.set_online(false);
@@ -192,18 +193,19 @@ impl Connection {
         Ok(())
     }
 
-    /// Closes the socket, after telling `reason` if there is one. Returns what still has requests in flight.
+    /// Closes the socket, after sending `reason` if there is one. Returns the connector if requests are still in
+    /// flight.
     pub fn end(self, reason: Option<&str>) -> Option<LocalConnector> {
         if let Some(text) = reason {
             let frame = Frame::Error(sentence(text));
-            // If the front end doesn't read, it won't know; the log does.
+            // A front end that doesn't read its socket misses the reason; it is in the log.
             let _ = socket::send(self.fd(), &frame, &[], None);
         }
         let mut connector = self.named?.connector;
         (!connector.disconnect()).then_some(connector)
     }
 
-    /// Restarts the clock when the state has changed.
+    /// Sets the deadline anew if the state has changed.
     fn settle(&mut self) {
         let Some(named) = &self.named else { return };
         let state = named.negotiation.state();

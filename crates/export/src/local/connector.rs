@@ -1,7 +1,7 @@
-//! The resources of one connection on the back end's side.
+//! Resources of one connection on the back end's side.
 
 use super::mapper::LocalMapper;
-use super::memory::{Budget, GuestMemory};
+use super::memory::{GuestMemory, MappingBudget};
 use crate::xenbus::serving::{Serves, Serving};
 use crate::xenbus::{Connector, DiskHost, FrontKeys, Inbox, MAX_QUEUES};
 use parking_lot::Mutex;
@@ -14,17 +14,17 @@ use pvblk_sys::{Closer, PeerEvent, PeerFd};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// What all connections of a server share.
-pub(super) struct Shared {
+/// Resources that all connections of a server share.
+pub(super) struct LocalServerContext {
     pub host: Arc<dyn DiskHost>,
     pub inbox: Arc<Inbox>,
-    pub budget: Arc<Budget>,
-    /// By disk; closes what front ends send.
+    pub budget: Arc<MappingBudget>,
+    /// By disk: the closer of descriptors that its front ends send.
     pub closers: Mutex<HashMap<String, Arc<Closer>>>,
 }
 
-impl Shared {
-    /// Who closes the descriptors of front ends of this disk; `""`: of those that named none.
+impl LocalServerContext {
+    /// The closer of descriptors from front ends of this disk; `""` stands for front ends that have not named a disk.
     pub fn closer(&self, disk: &str) -> Arc<Closer> {
         Arc::clone(self.closers.lock().entry(disk.into()).or_default())
     }
@@ -32,14 +32,14 @@ impl Shared {
 
 /// Memory, event channels and queues of one connection.
 pub(super) struct LocalConnector {
-    shared: Arc<Shared>,
+    shared: Arc<LocalServerContext>,
     pub serving: Serving,
     memory: Option<GuestMemory>,
     channels: BTreeMap<u32, EventFdChannel>,
 }
 
 impl LocalConnector {
-    pub fn new(shared: Arc<Shared>, serving: Serving) -> LocalConnector {
+    pub fn new(shared: Arc<LocalServerContext>, serving: Serving) -> LocalConnector {
         LocalConnector {
             shared,
             serving,
@@ -48,7 +48,7 @@ impl LocalConnector {
         }
     }
 
-    /// Takes the front end's memory, before it connects.
+    /// Takes the front end's memory; only before it connects.
     pub fn take_memory(
         &mut self,
         file: PeerFd,
@@ -56,13 +56,13 @@ impl LocalConnector {
         table_frames: u32,
     ) -> Result<(), Error> {
         if self.serving.is_running() || self.memory.is_some() {
-            return Err(Error::protocol("MEMORY came a second time"));
+            return Err(Error::protocol("the front end sent MEMORY a second time"));
         }
         self.memory = Some(GuestMemory::from_peer(file, table_first, table_frames)?);
         Ok(())
     }
 
-    /// Takes an event channel, before the front end connects.
+    /// Takes an event channel; only before the front end connects.
     pub fn take_channel(
         &mut self,
         port: u32,
@@ -71,7 +71,7 @@ impl LocalConnector {
     ) -> Result<(), Error> {
         if self.serving.is_running() || self.channels.len() == MAX_QUEUES as usize {
             return Err(Error::protocol(format!(
-                "CHANNEL {port} is too many, or too late"
+                "CHANNEL {port}: there are too many event channels, or it was sent too late (after the rings were published)"
             )));
         }
         let event =
@@ -109,8 +109,9 @@ impl LocalConnector {
             let pages = mapper
                 .map_ring(memory, budget, &keys.ring_refs)
                 .map_err(refuse)?;
-            let ring = BackRing::with_abi(pages, front.abi)
-                .ok_or_else(|| Error::protocol(format!("queue {i}: no ring has that size")))?;
+            let ring = BackRing::with_abi(pages, front.abi).ok_or_else(|| {
+                Error::protocol(format!("queue {i}: a ring has 1, 2, 4, 8 or 16 pages"))
+            })?;
             queues.push(BlkifQueueParts {
                 name: format!("disk {}, front end {}, queue {i}", who.disk, who.front),
                 ring,
@@ -141,7 +142,7 @@ impl Connector for LocalConnector {
             .take()
             .ok_or_else(|| Error::protocol("the rings were published before MEMORY was passed"))?;
         let queues = self.queues(&memory, front);
-        // Channels that no queue named are of no use, and of no use after an error.
+        // Channels that no queue uses are dropped, also after an error.
         self.channels.clear();
         let queues = queues?;
         let (name, count) = (self.name(), queues.len());

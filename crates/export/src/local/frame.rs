@@ -1,10 +1,10 @@
-//! The messages of the local handshake as bytes; the table is in [`crate::local`].
+//! Messages of the local handshake as bytes; [`crate::local`] has the table.
 
 use crate::xenbus::{Change, MAX_VALUE};
 
 /// Longest message in bytes: the keys of 64 queues of 16 pages take about 36 KiB.
 pub const MAX_FRAME: usize = 64 * 1024;
-/// The only version that is spoken.
+/// The only supported version.
 pub const VERSION: u16 = 1;
 /// Longest name of a disk or front end, in bytes.
 pub const MAX_NAME: usize = 256;
@@ -12,44 +12,44 @@ pub const MAX_NAME: usize = 256;
 const MAGIC: &[u8; 7] = b"pvblkif";
 const REMOVED: u16 = u16::MAX;
 
-/// One message.
+/// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A front end wants a disk.
+    /// First message of a front end: asks for a disk.
     Hello {
         /// The disk's name.
         disk: String,
         /// The front end's name, for logs.
         front: String,
     },
-    /// The back end refuses, and closes.
+    /// The back end refuses, with this reason, and closes the socket.
     Error(String),
     /// A transaction on the sender's directory.
     Write(Vec<Change>),
-    /// The guest memory; comes with its descriptor.
+    /// The guest memory; its descriptor comes with the message.
     Memory {
         /// First frame (4096 B) of the grant table.
         table_first: u32,
         /// Frames of the grant table.
         table_frames: u32,
     },
-    /// An event channel; comes with two eventfds.
+    /// An event channel; two eventfds come with the message.
     Channel {
-        /// Its port, not 0.
+        /// Port number, not 0.
         port: u32,
     },
 }
 
-/// Why bytes are not a message.
+/// Reason why bytes are not a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Ends early, goes on too long, or isn't text where it should be.
+    /// The message ends early, is too long, or has invalid text.
     #[error("a malformed message of type {0}; is the peer pvblk?")]
     Malformed(u8),
-    /// Not a type of this version.
+    /// No such type in this version.
     #[error("a message of unknown type {0}; is the peer pvblk?")]
     Type(u8),
-    /// Another version of this protocol.
+    /// The peer uses another version of this protocol.
     #[error(
         "the peer speaks version {0} of the local handshake, only {VERSION} is spoken here: use the same pvblk on both sides"
     )]
@@ -57,7 +57,7 @@ pub enum FrameError {
 }
 
 impl Frame {
-    /// Descriptors that come with it.
+    /// Number of descriptors that come with the message.
     pub fn descriptors(&self) -> usize {
         match self {
             Frame::Memory { .. } => 1,
@@ -66,7 +66,7 @@ impl Frame {
         }
     }
 
-    /// As bytes. `None` if it doesn't fit [`MAX_FRAME`], or a text is too long.
+    /// Encodes the message. `None` if it doesn't fit [`MAX_FRAME`], or a text is too long.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(64);
         match self {
@@ -108,10 +108,10 @@ impl Frame {
         (out.len() <= MAX_FRAME).then_some(out)
     }
 
-    /// From bytes; no I/O, and no more memory than a small multiple of `bytes`.
+    /// Decodes a message. Does no I/O, and allocates at most a small multiple of `bytes`.
     pub fn decode(bytes: &[u8]) -> Result<Frame, FrameError> {
         let (&kind, rest) = bytes.split_first().ok_or(FrameError::Malformed(0))?;
-        let mut reader = Reader(rest);
+        let mut reader = FrameReader(rest);
         let frame = match kind {
             1 => {
                 let version = reader.hello();
@@ -142,9 +142,9 @@ fn put_text(out: &mut Vec<u8>, text: &str, max: usize) -> Option<()> {
     Some(())
 }
 
-struct Reader<'a>(&'a [u8]);
+struct FrameReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl FrameReader<'_> {
     fn bytes(&mut self, n: usize) -> Option<&[u8]> {
         let (head, tail) = self.0.split_at_checked(n)?;
         self.0 = tail;
@@ -188,7 +188,7 @@ impl Reader<'_> {
 
     fn changes(&mut self) -> Option<Vec<Change>> {
         let count = self.u16()?;
-        // The count is the peer's word: grow as changes really come.
+        // The peer claims this count: grow only as changes are decoded.
         let mut changes = Vec::new();
         for _ in 0..count {
             let key = self.text(MAX_VALUE)?;
@@ -252,7 +252,7 @@ mod tests {
     fn another_version_is_refused_by_name() {
         let mut bytes = all()[0].encode().unwrap();
         bytes[8] = 7;
-        // What follows the version may be anything then.
+        // Bytes after the version may be anything in another version.
         bytes.truncate(12);
         let e = Frame::decode(&bytes).unwrap_err();
         assert_eq!(e, FrameError::Version(7));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_never_panics_and_what_decodes_encodes_the_same() {
+    fn noise_never_panics_and_decoded_messages_encode_to_the_same_bytes() {
         let mut seed = 0x2545_f491_4f6c_dd1du64;
         let mut next = || {
             seed ^= seed << 13;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_encoded() {
+    fn a_message_that_is_too_long_is_not_encoded() {
         let long = "x".repeat(MAX_VALUE + 1);
         assert!(Frame::Error(long.clone()).encode().is_none());
         let value = "x".repeat(MAX_VALUE);

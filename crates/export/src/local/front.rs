@@ -16,22 +16,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How to connect.
+/// Options of [`connect`].
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// Queues wished for, 1 to 64; the back end may offer fewer.
+    /// Upper limit of queues, 1 to 64; the back end may offer fewer.
     pub queues: u32,
-    /// Pages of each ring wished for: 1, 2, 4, 8 or 16; the back end may offer fewer.
+    /// Upper limit of pages of each ring: 1, 2, 4, 8 or 16; the back end may offer fewer.
     pub ring_pages: usize,
-    /// Guest memory for data and indirect pages in bytes, 4 KiB to 63 GiB, rounded up to pages. Taken from the system on first touch.
+    /// Guest memory for data and indirect pages in bytes, 4 KiB to 63 GiB, rounded up to pages. The system supplies
+    /// pages on first access.
     pub memory_bytes: u64,
-    /// Our name in the back end's logs, up to 256 bytes.
+    /// The front end's name in the back end's logs, up to 256 bytes.
     pub name: String,
-    /// Keep grants for the life of the connection, if the back end agrees.
+    /// Use persistent grants, if the back end agrees.
     pub persistent: bool,
     /// Longest time for the whole handshake.
     pub timeout: Duration,
-    /// Which front end to play.
+    /// Behaviour of the front end in the handshake.
     pub personality: FrontPersonality,
 }
 
@@ -78,28 +79,28 @@ impl ConnectOptions {
     }
 }
 
-/// Connects to disk `disk` of the server at `path`, and waits until it is Connected or the time is over.
+/// Connects to disk `disk` of the server at `path`, and waits for state Connected or the timeout.
 ///
-/// The parts are the caller's to use on any threads; the link is for its control thread, and must be kept:
-/// dropping it ends the connection. Errors are the back end's refusal in its words, or what failed here.
+/// The parts may be used on any threads. The link is for the caller's control thread; dropping it ends the
+/// connection. Errors are the back end's refusal in its words, or a local failure.
 pub fn connect(
     path: &Path,
     disk: &str,
     options: &ConnectOptions,
 ) -> Result<(FrontParts, FrontLink), Error> {
-    let dialer = Dialer {
+    let target = ConnectTarget {
         path: path.to_owned(),
         disk: disk.to_owned(),
         wishes: options.wishes()?,
         options: options.clone(),
     };
-    let contact = dialer.handshake(None, options.timeout)?;
-    Ok((contact.parts, FrontLink::new(contact.talk, dialer)))
+    let connection = target.handshake(None, options.timeout)?;
+    Ok((connection.parts, FrontLink::new(connection.session, target)))
 }
 
-/// Who to connect to, and as what: also for the next time.
+/// A connection's target and options, kept for reconnecting.
 #[derive(Clone, Debug)]
-pub(super) struct Dialer {
+pub(super) struct ConnectTarget {
     path: PathBuf,
     disk: String,
     options: ConnectOptions,
@@ -108,42 +109,42 @@ pub(super) struct Dialer {
 
 /// The control side of a connection.
 #[derive(Debug)]
-pub(super) struct Talk {
+pub(super) struct ControlSession {
     pub store: SocketStore,
     pub negotiation: FrontendNegotiation,
     pub memory: Arc<FrontMemory>,
 }
 
-/// A connection that was made.
-pub(super) struct Contact {
+/// A connection that was just made.
+pub(super) struct NewConnection {
     pub parts: FrontParts,
-    pub talk: Talk,
+    pub session: ControlSession,
 }
 
-impl Dialer {
-    /// For people.
+impl ConnectTarget {
+    /// Name in messages to users.
     pub fn name(&self) -> String {
         format!("disk {} at {}", self.disk, self.path.display())
     }
 
-    /// Connects, on the memory of an earlier connection if there was one: then with at most as many queues and pages.
+    /// Connects. With the memory of an earlier connection, at most as many queues and pages are used as then.
     pub fn handshake(
         &self,
         memory: Option<Arc<FrontMemory>>,
         timeout: Duration,
-    ) -> Result<Contact, Error> {
+    ) -> Result<NewConnection, Error> {
         let deadline = Instant::now() + timeout;
         let socket = Arc::new(dial(&self.path, SocketType::SEQPACKET, deadline)?);
-        self.talk(&socket, memory, deadline)
+        self.open_session(&socket, memory, deadline)
             .map_err(|e| socket::explain(socket.as_fd(), &mut Vec::new(), e).context(self.name()))
     }
 
-    fn talk(
+    fn open_session(
         &self,
         socket: &Arc<OwnedFd>,
         memory: Option<Arc<FrontMemory>>,
         deadline: Instant,
-    ) -> Result<Contact, Error> {
+    ) -> Result<NewConnection, Error> {
         let mut wishes = self.wishes;
         if let Some(m) = &memory {
             wishes.queues = wishes.queues.min(m.queues as u32);
@@ -184,16 +185,18 @@ impl Dialer {
                 let (Some((queues, granter)), Some(memory)) =
                     (resources.made.take(), resources.memory.take())
                 else {
-                    return Err(Error::protocol("connected without rings"));
+                    return Err(Error::protocol(
+                        "the back end connected before the rings were made",
+                    ));
                 };
-                return Ok(Contact {
+                return Ok(NewConnection {
                     parts: FrontParts {
                         name: self.name(),
                         properties,
                         queues,
                         granter,
                     },
-                    talk: Talk {
+                    session: ControlSession {
                         store,
                         negotiation,
                         memory,

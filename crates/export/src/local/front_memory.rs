@@ -1,4 +1,4 @@
-//! What a local front end makes for its back end: memory, rings, event channels.
+//! Resources that a local front end makes for its back end: memory, rings, event channels.
 
 use super::frame::Frame;
 use super::granter::LocalGranter;
@@ -14,22 +14,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A front end's memory. It is kept over connections: requests that wait have their data in it.
+/// A front end's memory. It is kept when the front end reconnects: waiting requests have their data in it.
 #[derive(Debug)]
 pub(super) struct FrontMemory {
     file: OwnedFd,
     region: Arc<Region>,
-    /// Frames of the grant table, which comes first.
+    /// Frames of the grant table, which is at the start.
     table: u32,
-    /// Queues of the first connection, for which there are frames.
+    /// Queues of the first connection; the memory has ring frames for this many.
     pub queues: usize,
-    /// Size of each of its rings.
+    /// Size of each ring.
     pub ring: RingSize,
     _bill: Gauge,
 }
 
 impl FrontMemory {
-    /// Makes a memory with `data_bytes` for data. Errors if that isn't 4 KiB to 63 GiB, or the system has no room.
+    /// Allocates a memory with `data_bytes` for data. Errors if that isn't 4 KiB to 63 GiB, or the system has no
+    /// room.
     fn new(
         data_bytes: u64,
         queues: usize,
@@ -38,7 +39,7 @@ impl FrontMemory {
     ) -> Result<FrontMemory, Error> {
         let data = data_bytes.div_ceil(PAGE_SIZE as u64);
         let rings = (queues * ring.pages()) as u32;
-        // 2^24 frames are 64 GiB; tables and rings are checked with the sum.
+        // 2^24 frames are 64 GiB; the sum checks tables and rings too.
         let frames = u32::try_from(data)
             .ok()
             .filter(|&d| d > 0 && d <= 1 << 24)
@@ -67,7 +68,7 @@ impl FrontMemory {
         self.table + (self.queues * self.ring.pages()) as u32
     }
 
-    /// A ring on the frames from `first` on, granted.
+    /// Makes a ring on the frames from `first` on, and grants them.
     fn ring(
         &self,
         granter: &LocalGranter,
@@ -78,8 +79,9 @@ impl FrontMemory {
         let pages: Vec<u64> = frames.clone().map(u64::from).collect();
         let region = Region::from_frames(self.file.as_fd(), &pages, true)
             .map_err(|e| Error::os("mapping a ring", e))?;
-        // The ring is in order before the back end can see a reference to it.
-        let ring = FrontRing::new(region).ok_or_else(|| Error::config("no ring has that size"))?;
+        // The ring is initialised before the back end can see a reference to it.
+        let ring = FrontRing::new(region)
+            .ok_or_else(|| Error::config("a ring has 1, 2, 4, 8 or 16 pages"))?;
         let grants = frames.map(|f| granter.grant(f, false)).collect();
         let refs: Option<Vec<u32>> = grants;
         let refs = refs.ok_or_else(|| Error::config("the grant table is too small"))?;
@@ -87,15 +89,15 @@ impl FrontMemory {
     }
 }
 
-/// Makes everything when the back end's offers are known, and passes it over the socket.
+/// Allocates resources when the back end's offers are known, and passes them over the socket.
 pub(super) struct LocalResources {
     pub socket: Arc<OwnedFd>,
     pub deadline: Instant,
     pub data_bytes: u64,
     pub name: String,
-    /// Of an earlier connection, or made with this one.
+    /// Memory of an earlier connection, or of this one once it is made.
     pub memory: Option<Arc<FrontMemory>>,
-    /// What was made.
+    /// Queues and granter, once they are made.
     pub made: Option<(Vec<FrontQueueParts>, Arc<LocalGranter>)>,
 }
 
@@ -107,9 +109,11 @@ impl LocalResources {
     fn memory(&mut self, queues: usize, ring: RingSize) -> Result<Arc<FrontMemory>, Error> {
         if let Some(memory) = &self.memory {
             if queues > memory.queues || ring > memory.ring {
-                return Err(Error::protocol("the handshake made more than was wished"));
+                return Err(Error::protocol(
+                    "the handshake asked for more queues or pages than the front end wished",
+                ));
             }
-            // Grants and rings of the last connection: its back end doesn't look any more.
+            // Grants and rings of the last connection: its back end doesn't use them any more.
             let end = memory.first_data_frame() as usize * PAGE_SIZE;
             memory.region.zero(0, end);
             return Ok(Arc::clone(memory));

@@ -1,4 +1,4 @@
-//! The grant table as its owner writes it.
+//! The grant table, as its owner writes it.
 
 use super::BACKEND_DOMID;
 use parking_lot::Mutex;
@@ -12,31 +12,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Grants frames of a memory that starts with its grant table.
 ///
-/// Every frame has a reference of its own, `RESERVED_GRANTS + frame`: queues that grant different frames
-/// share no lock and no list. A frame that is granted more than once at a time takes a reference from a
-/// common pool, as large again.
+/// Every frame has a reference of its own, `RESERVED_GRANTS + frame`: queues that grant different frames share no
+/// lock and no list. A frame that is granted more than once at a time takes a reference from a common pool of the
+/// same size.
 pub struct LocalGranter {
     memory: Arc<Region>,
     first_data_frame: u32,
     frames: u32,
-    /// One for each entry, ours alone: what the shared table says is not to be relied on.
+    /// One flag for each entry, in private memory: the peer may change the shared table.
     used: Box<[AtomicBool]>,
-    spare: Mutex<Spare>,
+    spare: Mutex<SpareReferences>,
     _table_bill: Gauge,
 }
 
-/// References of no frame's own.
-struct Spare {
-    /// Those from here on were never used.
+/// The pool of references that belong to no frame.
+struct SpareReferences {
+    /// References from here on were never used.
     fresh: u32,
-    /// Last used first: its entry is in the cache.
+    /// A stack: the entry of the last returned reference is likely in the CPU's cache.
     returned: Vec<u32>,
 }
 
 impl LocalGranter {
-    /// Frames that the grant table of a memory with `other` frames needs.
+    /// Frames needed for the grant table of a memory with `other` frames.
     pub fn table_frames(other: u32) -> u32 {
-        // The table's own frames have references too, so the table grows with itself; two in 512.
+        // The table's own frames have references too, two in 512.
         let mut table = 1;
         while entries(table) < references(other + table) {
             table += 1;
@@ -44,7 +44,8 @@ impl LocalGranter {
         table
     }
 
-    /// Takes over a memory whose first `table_frames` frames are the table, all zeros. `name` is for the memory bill.
+    /// Takes over a memory whose first `table_frames` frames are the table, all zeros. `name` is for the report on
+    /// memory use.
     pub fn new(
         memory: Arc<Region>,
         table_frames: u32,
@@ -54,11 +55,11 @@ impl LocalGranter {
         let frames = (memory.len() / PAGE_SIZE) as u32;
         let count = entries(table_frames).min(references(frames)) as u32;
         let used = (0..count).map(|_| AtomicBool::new(false)).collect();
-        let spare = Spare {
+        let spare = SpareReferences {
             fresh: RESERVED_GRANTS + frames,
             returned: Vec::new(),
         };
-        // A flag for each reference now, and the list of spare ones as it grows.
+        // One flag for each reference now; the list of the pool grows.
         let (flags, list) = (u64::from(count), 4 * u64::from(frames));
         let owner = format!("{name}: grant references");
         let table_bill = Gauge::new(owner, MemoryKind::Heap, flags + list);
@@ -125,7 +126,7 @@ impl Granter for LocalGranter {
         };
         let at = self.entry(gref);
         let flags = GrantEntry { frame, read_only }.encode_flags(BACKEND_DOMID);
-        // The frame first: an entry is valid from its flags on.
+        // Write the frame first: the flags make the entry valid.
         let memory = &self.memory;
         memory.atomic_u32(at + 4).store(frame, Ordering::Relaxed);
         memory.atomic_u32(at).store(flags, Ordering::Release);
@@ -178,13 +179,13 @@ mod tests {
             assert!(unique[0] >= RESERVED_GRANTS);
             all.into_iter().for_each(|r| g.end(r));
         }
-        // One frame alone may take the whole pool, and then no more.
+        // One frame may take the whole pool, and no more.
         let many = std::iter::from_fn(|| g.grant(first, false)).count();
         assert_eq!(many as u32, 1 + g.frames);
     }
 
     #[test]
-    fn the_table_holds_its_references() {
+    fn the_grant_table_has_an_entry_for_each_reference() {
         for frames in [1, 250, 255, 512, 1 << 14, 1 << 24] {
             let table = LocalGranter::table_frames(frames);
             assert!(entries(table) >= references(frames + table));
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_grant_grants_nothing() {
+    fn an_ended_grant_permits_nothing() {
         let g = granter(2);
         let r = g.grant(g.first_data_frame(), true).unwrap();
         let word = |at| g.memory.atomic_u32(at).load(Ordering::Relaxed);

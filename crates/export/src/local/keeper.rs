@@ -1,4 +1,4 @@
-//! Keeps a front end connected: follows its link, and reconnects when its server went away.
+//! Keeps a front end connected: follows its link, and reconnects after its server went away.
 
 use super::link::{FrontLink, LinkEvent};
 use parking_lot::Mutex;
@@ -11,40 +11,40 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between attempts to reconnect: at first, and at most.
+/// Pauses between attempts to reconnect: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// One attempt: a server that hangs in its handshake isn't the one that will answer.
+/// Longest time for one attempt: a server that hangs in its handshake would use up the rest.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// What happened to the connection.
+/// Change of the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeeperEvent {
-    /// The server is gone, or wants to go; requests wait for it to come back.
+    /// The server is gone, or asks to end; requests wait for its return.
     Lost {
-        /// Why.
+        /// Reason for logs.
         reason: String,
     },
-    /// It is back: all goes on.
+    /// The front end is connected again; requests go on.
     Back {
-        /// How long requests waited.
+        /// Time during which requests waited.
         after: Duration,
     },
-    /// The server asks to end, and nobody reconnects: finish, then [`Keeper::stop`].
+    /// The server asks to end, and reconnecting is off: finish all requests, then call [`Keeper::stop`].
     Closing {
-        /// Its reason.
+        /// The server's reason.
         reason: String,
     },
-    /// The device was given up. The last event.
+    /// The device was given up; requests fail. The last event.
     Ended {
-        /// Why.
+        /// Reason for logs.
         reason: String,
     },
 }
 
 type Tell = Box<dyn Fn(KeeperEvent) + Send>;
 
-/// A control thread for one front end.
+/// The control thread of one front end.
 pub struct Keeper {
     stop: Arc<EventFd>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -53,8 +53,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Follows `link` of `device`. When the server is gone or closes, its requests wait up to `patience` for one that
-    /// takes its place; `None`: they fail at once. `tell` is called on the control thread.
+    /// Follows `link` of `device`. When the server is gone or closes, requests wait up to `patience` for a new
+    /// server; with `None` they fail at once. `tell` is called on the control thread.
     pub fn start(
         link: FrontLink,
         device: Arc<Frontend>,
@@ -68,7 +68,7 @@ impl Keeper {
         poller.add(link.fd(), LINK, false)?;
         device.set_recovery(patience.is_some());
         let (ended, gone) = (Arc::default(), Arc::default());
-        let mut control = Control {
+        let mut control = ReconnectThread {
             link,
             device,
             patience,
@@ -89,12 +89,13 @@ impl Keeper {
         })
     }
 
-    /// True if the server is gone now: what is in flight isn't answered, and nothing can be flushed.
+    /// True while the server is gone: requests in flight get no response, and a flush can't succeed.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Ends the connection in order; requests have been answered. Returns why the server went first, if it did.
+    /// Ends the connection in order, after all requests have completed. Returns the reason if the server ended it
+    /// first.
     pub fn stop(mut self) -> Option<String> {
         self.finish();
         self.ended.lock().take()
@@ -118,14 +119,14 @@ const LINK: u64 = 0;
 const STOP: u64 = 1;
 const TROUBLE: u64 = 2;
 
-/// Why nobody reconnects any more.
+/// Reason for the end of attempts to reconnect.
 enum GivenUp {
-    /// The time is over; the last attempt's error.
+    /// Time is up; the error of the last attempt.
     Late(Error),
     Stopped,
 }
 
-struct Control {
+struct ReconnectThread {
     link: FrontLink,
     device: Arc<Frontend>,
     patience: Option<Duration>,
@@ -136,7 +137,7 @@ struct Control {
     gone: Arc<AtomicBool>,
 }
 
-impl Control {
+impl ReconnectThread {
     fn run(&mut self) {
         let mut events = Vec::new();
         loop {
@@ -156,7 +157,7 @@ impl Control {
         }
     }
 
-    /// Handles what the server and the rings have to tell. False if that was the end.
+    /// Handles events of the server and the rings. False after the last one.
     fn look(&mut self) -> bool {
         for event in self.link.step() {
             match event {
@@ -186,7 +187,7 @@ impl Control {
         (self.tell)(KeeperEvent::Ended { reason });
     }
 
-    /// The connection is over. True if there is another one.
+    /// Handles the loss of the connection. True if there is a new one.
     fn lost(&mut self, reason: &str) -> bool {
         let begin = Instant::now();
         let Some(patience) = self.patience else {
@@ -202,7 +203,7 @@ impl Control {
             self.give_up(&format!("waiting for the server: {e}"));
             return false;
         }
-        // A server that closes in order lets us go only when we agree; one that is gone doesn't hear it.
+        // A server that closes in order waits for our agreement; one that is gone doesn't see it.
         if !self.link.has_ended() {
             let _ = self.link.close();
         }
@@ -219,7 +220,7 @@ impl Control {
                 false
             }
             Err(GivenUp::Stopped) => {
-                self.give_up(&format!("{reason}; we stopped before it was back"));
+                self.give_up(&format!("{reason}; stopped before the server was back"));
                 false
             }
         }
@@ -253,7 +254,7 @@ impl Control {
         }
     }
 
-    /// Waits; true if it is time to stop.
+    /// Sleeps; true if [`Keeper::stop`] was called.
     fn sleep(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut events = Vec::new();

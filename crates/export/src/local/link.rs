@@ -1,7 +1,7 @@
 //! A local front end's link to its back end, after it is Connected.
 
 use super::frame::Frame;
-use super::front::{Dialer, Talk};
+use super::front::{ConnectTarget, ControlSession};
 use super::socket::{self, Received};
 use crate::xenbus::number::sentence;
 use crate::xenbus::{FrontEvent, FrontResources, QueueKeys};
@@ -12,81 +12,82 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages handled in one step; more stay readable.
+/// Most messages handled in one step; others stay readable.
 const MESSAGES_PER_STEP: usize = 64;
-/// How long an orderly end may take.
+/// Longest time of an orderly end.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
 
-/// What the back end did.
+/// An action of the back end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// The disk has this many 512-byte sectors now.
+    /// The disk's capacity changed.
     Resized {
         /// New capacity in 512-byte sectors.
         sectors: u64,
     },
-    /// The back end wants to end: let requests in flight finish, then call [`FrontLink::close`].
+    /// The back end asks to end: let requests in flight finish, then call [`FrontLink::close`].
     Closing {
-        /// Its reason, if it gave one.
+        /// The back end's reason, if it gave one.
         reason: Option<String>,
     },
-    /// The back end has ended and uses nothing of ours. The last event.
+    /// The back end has ended and uses none of our memory. The last event.
     Closed,
-    /// The back end is gone, or makes no sense. Requests in flight are lost. The last event.
+    /// The back end is gone, or broke the protocol. Requests in flight are lost. The last event.
     Gone {
-        /// What happened.
+        /// Reason for logs.
         reason: String,
     },
 }
 
-/// The control side of a connection: not for the hot path. Dropping it closes the socket, which ends the connection.
+/// The control side of a connection, not used per request. Dropping it closes the socket, which ends the connection.
 #[derive(Debug)]
 pub struct FrontLink {
-    talk: Talk,
-    dialer: Dialer,
+    session: ControlSession,
+    target: ConnectTarget,
     scratch: Vec<u8>,
     ended: bool,
 }
 
-/// Rings are made once for a connection.
-struct NoMore;
+/// Refuses to make rings: they are made once for a connection.
+struct NoResources;
 
-impl FrontResources for NoMore {
+impl FrontResources for NoResources {
     fn allocate(&mut self, _: usize, _: RingSize) -> Result<Vec<QueueKeys>, Error> {
         Err(Error::protocol("the back end offered rings a second time"))
     }
 }
 
 impl FrontLink {
-    pub(super) fn new(talk: Talk, dialer: Dialer) -> FrontLink {
+    pub(super) fn new(session: ControlSession, target: ConnectTarget) -> FrontLink {
         FrontLink {
-            talk,
-            dialer,
+            session,
+            target,
             scratch: Vec::new(),
             ended: false,
         }
     }
 
-    /// Ends this connection, if it hasn't ended, and makes another one to the same disk, on the same memory, within
-    /// `timeout`: with at most as many queues and pages as the first. For [`pvblk_frontend::Frontend::reconnect`],
+    /// Ends this connection if it hasn't ended, and makes a new one to the same disk, on the same memory, within
+    /// `timeout`, with at most as many queues and pages as the first. For [`pvblk_frontend::Frontend::reconnect`],
     /// after its `suspend`.
     ///
-    /// A live server answers only when nothing that we left is at work there any more. Errors as [`super::connect`]; it
-    /// may be tried again.
+    /// A live server completes the handshake only after all requests of the earlier connection have ended. Errors as
+    /// [`super::connect`]; the caller may try again.
     pub fn reconnect(&mut self, timeout: Duration) -> Result<FrontParts, Error> {
         self.ended = true;
-        // It may be shut already.
-        let _ = rustix::net::shutdown(self.talk.store.fd(), rustix::net::Shutdown::Both);
-        let memory = Arc::clone(&self.talk.memory);
-        let contact = self.dialer.handshake(Some(memory), timeout)?;
-        self.talk = contact.talk;
+        // The socket may be shut down already.
+        let _ = rustix::net::shutdown(self.session.store.fd(), rustix::net::Shutdown::Both);
+        let memory = Arc::clone(&self.session.memory);
+        let connection = self.target.handshake(Some(memory), timeout)?;
+        self.session = connection.session;
         self.ended = false;
-        Ok(contact.parts)
+        Ok(connection.parts)
     }
 
-    /// Readable when [`FrontLink::step`] has something to do. To be polled until the last event: after it, it stays readable.
+    /// Readable when [`FrontLink::step`] has something to do. Stop polling it after the last event: it stays
+    /// readable.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.talk.store.fd()
+        self.session.store.fd()
     }
 
     /// True after [`LinkEvent::Closed`] or [`LinkEvent::Gone`].
@@ -94,7 +95,7 @@ impl FrontLink {
         self.ended
     }
 
-    /// Handles what the back end sent, without waiting.
+    /// Handles messages of the back end, without waiting.
     pub fn step(&mut self) -> Vec<LinkEvent> {
         let mut events = Vec::new();
         for _ in 0..MESSAGES_PER_STEP {
@@ -102,11 +103,11 @@ impl FrontLink {
                 break;
             }
             match self.next() {
-                Ok(Step::Event(event)) => events.push(event),
-                Ok(Step::Quiet) => continue,
-                Ok(Step::Nothing) => break,
+                Ok(LinkStep::Event(event)) => events.push(event),
+                Ok(LinkStep::Quiet) => continue,
+                Ok(LinkStep::Nothing) => break,
                 Err(e) => {
-                    let reason = format!("{}: {e}", self.dialer.name());
+                    let reason = format!("{}: {e}", self.target.name());
                     events.push(LinkEvent::Gone { reason });
                 }
             }
@@ -118,64 +119,71 @@ impl FrontLink {
         events
     }
 
-    /// Ends the connection in order and waits until the back end uses nothing of ours: at most 10 seconds.
+    /// Ends the connection in order and waits, at most 10 seconds, until the back end uses none of our memory.
     ///
-    /// The caller's requests have all been answered; one that wasn't is lost. Errors if the back end is gone
-    /// or doesn't answer: the connection has ended all the same.
+    /// All requests of the caller must have completed; others are lost. Errors if the back end is gone or doesn't
+    /// respond; the connection has ended in any case.
     pub fn close(&mut self) -> Result<(), Error> {
         if self.ended {
             return Ok(());
         }
         let deadline = Instant::now() + CLOSE_TIME;
-        self.talk.store.deadline = Some(deadline);
+        self.session.store.deadline = Some(deadline);
         let result = self.close_by(deadline);
         self.ended = true;
         result.map_err(|e| {
-            let e = socket::explain(self.talk.store.fd(), &mut self.scratch, e);
-            e.context(self.dialer.name())
+            let e = socket::explain(self.session.store.fd(), &mut self.scratch, e);
+            e.context(self.target.name())
         })
     }
 
     fn close_by(&mut self, deadline: Instant) -> Result<(), Error> {
-        self.talk.negotiation.begin_close(&mut self.talk.store)?;
-        self.talk.negotiation.finish_close(&mut self.talk.store)?;
+        self.session
+            .negotiation
+            .begin_close(&mut self.session.store)?;
+        self.session
+            .negotiation
+            .finish_close(&mut self.session.store)?;
         loop {
             match self.next()? {
-                Step::Event(LinkEvent::Closed) => return Ok(()),
-                Step::Event(_) | Step::Quiet => {}
-                Step::Nothing => socket::wait(self.talk.store.fd(), false, deadline)?,
+                LinkStep::Event(LinkEvent::Closed) => return Ok(()),
+                LinkStep::Event(_) | LinkStep::Quiet => {}
+                LinkStep::Nothing => socket::wait(self.session.store.fd(), false, deadline)?,
             }
         }
     }
 
-    fn next(&mut self) -> Result<Step, Error> {
+    fn next(&mut self) -> Result<LinkStep, Error> {
         let gone = |text: &str| Error::new(ErrorKind::Disconnected, text);
-        let changes = match socket::receive(self.talk.store.fd(), &mut self.scratch, None)? {
+        let changes = match socket::receive(self.session.store.fd(), &mut self.scratch, None)? {
             Received::Frame(Frame::Write(changes), _) => changes,
             Received::Frame(Frame::Error(text), _) => return Err(gone(&sentence(&text))),
             Received::Frame(..) => {
                 return Err(Error::protocol("the back end sent a front end's message"));
             }
-            Received::Nothing => return Ok(Step::Nothing),
+            Received::Nothing => return Ok(LinkStep::Nothing),
             Received::Closed => return Err(gone("the back end closed its socket")),
         };
-        self.talk.store.apply(changes)?;
-        let Talk {
+        self.session.store.apply(changes)?;
+        let ControlSession {
             store, negotiation, ..
-        } = &mut self.talk;
-        let event = negotiation.peer_changed(store, &mut NoMore)?;
+        } = &mut self.session;
+        let event = negotiation.peer_changed(store, &mut NoResources)?;
         Ok(match event {
-            None | Some(FrontEvent::Connected(_)) => Step::Quiet,
-            Some(FrontEvent::Resized { sectors }) => Step::Event(LinkEvent::Resized { sectors }),
-            Some(FrontEvent::Closing { reason }) => Step::Event(LinkEvent::Closing { reason }),
-            Some(FrontEvent::Closed { .. }) => Step::Event(LinkEvent::Closed),
+            None | Some(FrontEvent::Connected(_)) => LinkStep::Quiet,
+            Some(FrontEvent::Resized { sectors }) => {
+                LinkStep::Event(LinkEvent::Resized { sectors })
+            }
+            Some(FrontEvent::Closing { reason }) => LinkStep::Event(LinkEvent::Closing { reason }),
+            Some(FrontEvent::Closed { .. }) => LinkStep::Event(LinkEvent::Closed),
         })
     }
 }
 
-enum Step {
+/// Result of looking for one message.
+enum LinkStep {
     Event(LinkEvent),
-    /// A message that changes nothing for us.
+    /// A message that needs no action here.
     Quiet,
     Nothing,
 }

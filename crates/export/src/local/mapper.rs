@@ -1,6 +1,6 @@
-//! Grant references of a local front end.
+//! Maps grant references of a local front end.
 
-use super::memory::{Budget, GuestMemory, Share, runs};
+use super::memory::{GuestMemory, MappingBudget, MappingShare, runs};
 use pvblk_backend::{Access, GrantError, GrantMapper};
 use pvblk_block::memory::Gauge;
 use pvblk_block::{Buffer, Error, ErrorKind};
@@ -11,24 +11,24 @@ use std::sync::atomic::Ordering;
 
 /// Turns references into buffers: one look at the grant table, no system call.
 ///
-/// Each queue maps the memory for itself. That costs address space only, and buys a reference count of
-/// its own: every buffer counts its region's users, and a counter shared by all queues would be the one
-/// cache line that every request of every CPU writes to.
+/// Each queue maps the memory for itself. That costs address space only, and gives each queue a reference count of
+/// its own: every buffer counts as a user of its region, and a counter shared by all queues would be one cache line
+/// that every request of every CPU writes to.
 pub struct LocalMapper {
     memory: Arc<Region>,
     table: usize,
     entries: u32,
     frames: u32,
-    shares: Vec<Share>,
+    shares: Vec<MappingShare>,
     _gauge: Gauge,
 }
 
 impl LocalMapper {
-    /// Maps a front end's memory for one queue. `gauge` is the connection's line of the memory bill, which
+    /// Maps a front end's memory for one queue. `gauge` is the connection's line in the report on memory use, which
     /// stays as long as one of its queues. Errors if the budget is used up or the system refuses.
     pub fn new(
         memory: &GuestMemory,
-        budget: &Arc<Budget>,
+        budget: &Arc<MappingBudget>,
         gauge: &Gauge,
     ) -> Result<LocalMapper, Error> {
         let share = take(budget, memory.len(), 1)?;
@@ -44,14 +44,14 @@ impl LocalMapper {
         })
     }
 
-    /// Reads one entry of the table, once, and checks it. The entry stays the front end's: only the copy counts.
+    /// Reads one entry of the table, once, and checks the copy. The front end may change the entry at any time.
     #[inline]
     fn resolve(&self, gref: u32, writable: bool) -> Result<u32, GrantError> {
         if gref >= self.entries {
             return Err(GrantError::Bad(gref));
         }
         let at = self.table + gref as usize * GRANT_ENTRY_SIZE;
-        // The front end writes the frame, then the flags; so the flags are read first.
+        // The front end writes the frame before the flags, so read the flags first.
         let flags = self.memory.atomic_u32(at).load(Ordering::Acquire);
         let frame = self.memory.atomic_u32(at + 4).load(Ordering::Relaxed);
         let entry = GrantEntry::decode(flags, frame).ok_or(GrantError::Bad(gref))?;
@@ -68,7 +68,7 @@ impl LocalMapper {
     pub fn map_ring(
         &mut self,
         memory: &GuestMemory,
-        budget: &Arc<Budget>,
+        budget: &Arc<MappingBudget>,
         ring_refs: &[u32],
     ) -> Result<Region, Error> {
         let each = ring_refs.iter().enumerate().map(|(i, &gref)| {
@@ -83,7 +83,7 @@ impl LocalMapper {
     }
 }
 
-fn take(budget: &Arc<Budget>, bytes: usize, mappings: u64) -> Result<Share, Error> {
+fn take(budget: &Arc<MappingBudget>, bytes: usize, mappings: u64) -> Result<MappingShare, Error> {
     budget.take(bytes as u64, mappings).ok_or_else(|| {
         Error::new(
             ErrorKind::Exhausted,
@@ -114,13 +114,13 @@ mod tests {
     use pvblk_block::memory::MemoryKind;
     use pvblk_ring::grant::RESERVED_GRANTS;
 
-    /// A memory of 8 frames, the first of them the table, and its owner's view.
-    fn mapper() -> (Region, GuestMemory, Arc<Budget>, LocalMapper) {
+    /// A memory of 8 frames, the first of them the table, and the owner's mapping of it.
+    fn mapper() -> (Region, GuestMemory, Arc<MappingBudget>, LocalMapper) {
         let file = pvblk_sys::create_sealed("t", 8 * PAGE_SIZE as u64).unwrap();
         let file = pvblk_sys::PeerFd::new(file, &pvblk_sys::Closer::new());
         let memory = GuestMemory::from_peer(file, 0, 1).unwrap();
         let owner = Region::shared(memory.file(), 0, memory.len(), true).unwrap();
-        let budget = Budget::new();
+        let budget = MappingBudget::new();
         let gauge = Gauge::new("mapper test", MemoryKind::Shared, 0);
         let mapper = LocalMapper::new(&memory, &budget, &gauge).unwrap();
         (owner, memory, budget, mapper)
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_must_be_writable_and_what_it_takes_is_given_back() {
+    fn a_ring_must_be_writable_and_its_mappings_are_given_back() {
         let (owner, memory, budget, mut m) = mapper();
         grant(&owner, 8, 5, false);
         grant(&owner, 9, 3, false);

@@ -1,4 +1,4 @@
-//! A front end's memory as the back end sees it: checked, and mapped within a budget.
+//! A front end's memory in the back end: checked, and mapped within a budget.
 
 use pvblk_block::{Error, ErrorKind};
 use pvblk_ring::grant::GRANTS_PER_PAGE;
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Largest memory of one front end in bytes: 64 GiB.
 pub const MAX_MEMORY: u64 = 64 << 30;
 
-/// Address space that all front ends of a server may have mapped, in bytes: an eighth of what a process has.
+/// Most bytes of address space that all front ends of a server may map: an eighth of a process's.
 const MAX_MAPPED: u64 = 16 << 40;
-/// Mappings that all front ends of a server may cost: half of Linux's default `vm.max_map_count`.
+/// Most mappings that all front ends of a server may use: half of Linux's default `vm.max_map_count`.
 const MAX_MAPPINGS: u64 = 32_768;
 /// `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -27,8 +27,8 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Takes a front end's memory file. Refused: no sealed memfd, on huge pages, not whole pages, empty,
-    /// more than [`MAX_MEMORY`], or a grant table that isn't inside.
+    /// Checks and takes a front end's memory file. Refuses a file that is not a sealed memfd, uses huge pages, is not
+    /// whole pages, is empty or larger than [`MAX_MEMORY`], or doesn't contain the grant table.
     pub fn from_peer(
         file: PeerFd,
         table_first: u32,
@@ -36,7 +36,7 @@ impl GuestMemory {
     ) -> Result<GuestMemory, Error> {
         let len = pvblk_sys::check_sealed(file.as_fd())
             .map_err(|e| Error::caused(ErrorKind::Protocol, "", e))?;
-        // On hugetlbfs a page that can't be had kills the process that touches it.
+        // On hugetlbfs, an access to a page that can't be allocated ends the process.
         let kind =
             rustix::fs::fstatfs(file.as_fd()).map_err(|e| Error::os("looking at the memory", e))?;
         if kind.f_type as i64 != TMPFS_MAGIC {
@@ -62,17 +62,17 @@ impl GuestMemory {
         })
     }
 
-    /// The file.
+    /// The memory file, for mapping.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Bytes, a multiple of 4096.
+    /// Length in bytes, a multiple of 4096.
     pub fn len(&self) -> usize {
         self.frames as usize * PAGE_SIZE
     }
 
-    /// True if it has no bytes; none can be made, so false.
+    /// Always false: an empty file is refused.
     pub fn is_empty(&self) -> bool {
         self.frames == 0
     }
@@ -82,7 +82,7 @@ impl GuestMemory {
         self.frames
     }
 
-    /// Where the grant table starts, in bytes.
+    /// Offset of the grant table in bytes.
     pub(super) fn table_offset(&self) -> usize {
         self.table_first as usize * PAGE_SIZE
     }
@@ -94,58 +94,57 @@ impl GuestMemory {
     }
 }
 
-/// What the front ends of one server may map together. Each can ask for much address space and many
-/// mappings; without a bound a few hostile ones would leave none for the rest of the process.
+/// Limit of what the front ends of one server map together. Each front end can ask for much address space and many
+/// mappings; without a limit a few hostile ones would leave none for the rest of the process.
 #[derive(Debug)]
-pub struct Budget {
+pub struct MappingBudget {
     bytes: AtomicU64,
     mappings: AtomicU64,
     max_mappings: u64,
 }
 
-impl Budget {
-    /// A fresh budget: 16 TiB of address space and 32768 mappings.
-    pub fn new() -> Arc<Budget> {
-        Budget::of_mappings(MAX_MAPPINGS)
+impl MappingBudget {
+    /// A full budget: 16 TiB of address space and 32768 mappings.
+    pub fn new() -> Arc<MappingBudget> {
+        MappingBudget::of_mappings(MAX_MAPPINGS)
     }
 
-    /// As [`Budget::new`], of so many mappings.
-    pub fn of_mappings(max_mappings: u64) -> Arc<Budget> {
-        Arc::new(Budget {
+    /// As [`MappingBudget::new`], with this many mappings.
+    pub fn of_mappings(max_mappings: u64) -> Arc<MappingBudget> {
+        Arc::new(MappingBudget {
             bytes: AtomicU64::new(0),
             mappings: AtomicU64::new(0),
             max_mappings,
         })
     }
 
-    /// Takes a share, given back when it is dropped. `None` if it doesn't fit.
-    pub fn take(self: &Arc<Budget>, bytes: u64, mappings: u64) -> Option<Share> {
-        let share = Share {
+    /// Takes a share, given back on drop. `None` if it doesn't fit.
+    pub fn take(self: &Arc<MappingBudget>, bytes: u64, mappings: u64) -> Option<MappingShare> {
+        let share = MappingShare {
             budget: Arc::clone(self),
             bytes,
             mappings,
         };
-        // Added before it is compared, so that two takers can't both fit in the last room.
+        // Added before the comparison, so that two concurrent calls can't both take the last room.
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let count = self.mappings.fetch_add(mappings, Ordering::Relaxed) + mappings;
         (all <= MAX_MAPPED && count <= self.max_mappings).then_some(share)
     }
 
-    /// Bytes taken now.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 }
 
-/// A share of a [`Budget`].
+/// A share of a [`MappingBudget`].
 #[derive(Debug)]
-pub struct Share {
-    budget: Arc<Budget>,
+pub struct MappingShare {
+    budget: Arc<MappingBudget>,
     bytes: u64,
     mappings: u64,
 }
 
-impl Drop for Share {
+impl Drop for MappingShare {
     fn drop(&mut self) {
         self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         self.budget
@@ -154,7 +153,7 @@ impl Drop for Share {
     }
 }
 
-/// Kernel mappings that these frames need side by side: neighbours in the file share one.
+/// Kernel mappings needed for these frames side by side: neighbours in the file share one.
 pub(super) fn runs(frames: &[u64]) -> u64 {
     let breaks = frames.windows(2).filter(|w| w[0] + 1 != w[1]).count();
     breaks as u64 + 1
@@ -197,8 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_kept_and_given_back() {
-        let budget = Budget::new();
+    fn a_budget_is_enforced_and_shares_are_given_back() {
+        let budget = MappingBudget::new();
         let most = budget.take(MAX_MAPPED, 1).unwrap();
         assert!(budget.take(1, 1).is_none());
         drop(most);

@@ -1,8 +1,10 @@
-//! blkif between two processes of one host: no hypervisor, the same handshake, the same rings.
+//! The local protocol: blkif between two processes of one host, without a hypervisor, with the same handshake and the
+//! same rings as for Xen guests.
 //!
-//! The front end makes one sealed memory file, its "guest memory", and passes it over a
-//! `SOCK_SEQPACKET` Unix socket (mode 0600). Grant references index a grant table inside that memory,
-//! event channels are pairs of eventfds, and the two xenstore directories travel as messages.
+//! The front end creates one sealed memory file, its "guest memory", and passes it over a `SOCK_SEQPACKET` Unix
+//! socket (mode 0600). Grant references index a grant table inside that memory, event channels are pairs of eventfds,
+//! and the two xenstore directories travel as messages. Neither side trusts the other: every message, reference and
+//! index of the peer is checked.
 //!
 //! # Messages, version 1
 //!
@@ -15,7 +17,8 @@
 //! | 2      | ERROR   | back  | reason text; the sender then closes                           | –           |
 //! | 3      | WRITE   | both  | count `u16`, then for each change: key text, value text; a length of 0xffff for the value removes the key | – |
 //! | 4      | MEMORY  | front | first frame `u32` and frames `u32` of the grant table         | 1: the memory |
-//! | 5      | CHANNEL | front | port `u32`                                                    | 2: eventfd that the front end rings, eventfd that the back end rings |
+//! | 5      | CHANNEL | front | port `u32`                                                    | 2: eventfd that the
+//! front end signals, eventfd that the back end signals |
 //!
 //! HELLO is first and comes once. One WRITE is one transaction on the sender's directory. MEMORY and
 //! CHANNELs come before the WRITE that names their references and ports, once per connection of the rings.
@@ -29,8 +32,8 @@
 //! first_data_frame   data and indirect pages, the front end's to use
 //! ```
 //!
-//! The back end takes any layout: it only knows where the table is, and checks every frame number
-//! that it reads there.
+//! The back end accepts any layout: it only uses the table's position, and checks every frame number that it reads
+//! there.
 
 mod connection;
 mod connector;
@@ -51,7 +54,7 @@ pub use granter::LocalGranter;
 pub use keeper::{Keeper, KeeperEvent};
 pub use link::{FrontLink, LinkEvent};
 pub use mapper::LocalMapper;
-pub use memory::{Budget, GuestMemory, MAX_MEMORY, Share};
+pub use memory::{GuestMemory, MAX_MEMORY, MappingBudget, MappingShare};
 pub use server::LocalServer;
 
 /// Domain number in grants of local front ends: the back end is domain 0.

@@ -1,12 +1,12 @@
 //! The server of local front ends: one control thread for the listener and all connections.
 
 use super::connection::Connection;
-use super::connector::{LocalConnector, Shared};
+use super::connector::{LocalConnector, LocalServerContext};
 use super::frame::Frame;
-use super::memory::Budget;
+use super::memory::MappingBudget;
 use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
-use crate::xenbus::{DiskHost, Inbox, Note};
+use crate::xenbus::{ConnectionEvent, DiskHost, Inbox};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{Error, ErrorKind};
@@ -18,13 +18,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most front ends of one server, those that are ending included.
+/// Most front ends of one server, including those that are ending.
 const MAX_CONNECTIONS: usize = 1024;
-/// How long front ends get to leave in order when the server stops.
+/// Longest time for front ends to disconnect in order when the server stops.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-/// How long requests in flight get to end when the server stops.
+/// Longest time for requests in flight to end when the server stops.
 const STOP_TIME: Duration = Duration::from_secs(10);
-/// How long accepting pauses when the process has no descriptors left.
+/// Pause of accepting while the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 
 const LISTENER: u64 = 0;
@@ -33,7 +33,7 @@ const FIRST_ID: u64 = 2;
 
 /// Serves disks to local front ends at a Unix socket. Dropping it stops it.
 pub struct LocalServer {
-    shared: Arc<Shared>,
+    shared: Arc<LocalServerContext>,
     thread: Option<JoinHandle<()>>,
     path: PathBuf,
 }
@@ -44,16 +44,16 @@ impl LocalServer {
     pub fn bind(path: &Path, host: Arc<dyn DiskHost>) -> Result<LocalServer, Error> {
         let os = |e| Error::os("starting the local server", e);
         let listener = SocketFile::bind(path, SocketType::SEQPACKET)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LocalServerContext {
             host,
             inbox: Arc::new(Inbox::new().map_err(os)?),
-            budget: Budget::new(),
+            budget: MappingBudget::new(),
             closers: Mutex::default(),
         });
         let poller = Poller::new().map_err(os)?;
         poller.add(listener.as_fd(), LISTENER, false).map_err(os)?;
         poller.add(shared.inbox.as_fd(), INBOX, false).map_err(os)?;
-        let mut control = Control {
+        let mut control = LocalControlThread {
             shared: Arc::clone(&shared),
             poller,
             listener: Some(listener),
@@ -75,20 +75,21 @@ impl LocalServer {
         })
     }
 
-    /// Where it listens.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Address space that its front ends' memory takes now, in bytes.
+    /// Address space that front ends' memory takes now, in bytes.
     pub fn mapped_bytes(&self) -> u64 {
         self.shared.budget.bytes()
     }
 
-    /// Removes the socket, asks all front ends to leave, lets requests in flight end, and returns: after at most 10 seconds.
+    /// Removes the socket, asks all front ends to disconnect, lets requests in flight end, and returns after at most
+    /// 10 seconds.
     pub fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.shared.inbox.put(Note::Stop);
+            self.shared.inbox.put(ConnectionEvent::Stop);
             if thread.join().is_err() {
                 tracing::error!("the local server's control thread panicked");
             }
@@ -102,33 +103,33 @@ impl Drop for LocalServer {
     }
 }
 
-/// When a stop goes on to its next step.
+/// Times at which a stop goes on to its next step.
 #[derive(Clone, Copy)]
-struct Stopping {
+struct StopDeadlines {
     grace: Instant,
     end: Instant,
 }
 
-/// The control thread's own.
-struct Control {
-    shared: Arc<Shared>,
+/// State of the control thread.
+struct LocalControlThread {
+    shared: Arc<LocalServerContext>,
     poller: Poller,
     listener: Option<SocketFile>,
     paused_until: Option<Instant>,
     connections: HashMap<u64, Connection>,
-    /// Without a socket; requests in flight have to end.
+    /// Connections whose socket is closed and whose requests in flight have to end.
     draining: HashMap<u64, LocalConnector>,
     next_id: u64,
-    stopping: Option<Stopping>,
+    stopping: Option<StopDeadlines>,
     scratch: Vec<u8>,
 }
 
-impl Control {
+impl LocalControlThread {
     fn run(&mut self) {
         let mut events = Vec::new();
         while !self.is_done() {
             if let Err(e) = self.poller.wait(&mut events, self.timeout()) {
-                // Nothing of ours can cause this; without it the loop would spin.
+                // No peer can cause this error; ignoring it would make the loop spin.
                 tracing::error!("waiting for local front ends: {e}");
                 std::thread::sleep(ACCEPT_PAUSE);
             }
@@ -139,8 +140,8 @@ impl Control {
                     id => self.readable(id),
                 }
             }
-            for note in self.shared.inbox.take() {
-                self.note(note);
+            for event in self.shared.inbox.take() {
+                self.handle_event(event);
             }
             self.check_deadlines();
         }
@@ -150,7 +151,7 @@ impl Control {
                 connector.serving.disk,
                 connector.serving.front
             );
-            // Its queues may still write to the memory: leaking is safe, freeing isn't.
+            // The queues may still write to the memory: leaking it is safe, freeing it isn't.
             std::mem::forget(connector);
         }
     }
@@ -188,7 +189,7 @@ impl Control {
                     Seldom::of(&path.to_string(), "accept"),
                     "accepting at {path}: {e}"
                 );
-                // Out of descriptors: the listener stays readable, so look away for a while.
+                // The process is out of descriptors and the listener stays readable: pause accepting.
                 let _ = self.poller.set(listener.as_fd(), LISTENER, false, false);
                 self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                 return;
@@ -215,19 +216,19 @@ impl Control {
         }
     }
 
-    fn note(&mut self, note: Note) {
-        let id = match note {
-            Note::Stop => return self.stop(),
-            Note::Ended { id, .. }
-            | Note::Drained { id, .. }
-            | Note::Resized { id }
-            | Note::FenceOpened { id }
-            | Note::DeviceGone { id } => id,
+    fn handle_event(&mut self, event: ConnectionEvent) {
+        let id = match event {
+            ConnectionEvent::Stop => return self.stop(),
+            ConnectionEvent::Ended { id, .. }
+            | ConnectionEvent::Drained { id, .. }
+            | ConnectionEvent::Resized { id }
+            | ConnectionEvent::FenceOpened { id }
+            | ConnectionEvent::DeviceGone { id } => id,
         };
         if let Some(connection) = self.connections.get_mut(&id) {
-            let result = connection.note(note);
+            let result = connection.handle_event(event);
             self.judge(id, result);
-        } else if let Note::Drained { generation, .. } = note
+        } else if let ConnectionEvent::Drained { generation, .. } = event
             && let Some(connector) = self.draining.get_mut(&id)
             && connector.serving.drained(generation)
         {
@@ -235,7 +236,7 @@ impl Control {
         }
     }
 
-    /// Ends a connection that failed, and while stopping one that has closed.
+    /// Ends a connection after an error, or after it has closed while the server stops.
     fn judge(&mut self, id: u64, result: Result<(), Error>) {
         let Some(connection) = self.connections.get(&id) else {
             return;
@@ -274,10 +275,10 @@ impl Control {
 
     fn stop(&mut self) {
         let now = Instant::now();
-        // Removes the file, so that nobody else comes.
+        // Removes the socket file, so that no front end connects any more.
         self.listener = None;
         self.paused_until = None;
-        self.stopping = Some(Stopping {
+        self.stopping = Some(StopDeadlines {
             grace: now + STOP_GRACE,
             end: now + STOP_TIME,
         });

@@ -1,4 +1,4 @@
-//! Messages with a deadline.
+//! Sending and receiving messages, with a deadline.
 
 use super::frame::{Frame, MAX_FRAME};
 use crate::xenbus::number::sentence;
@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Sends one message; with a deadline it waits for the peer to make room, without it a full socket is an error.
+/// Sends one message. With a deadline it waits until the socket has room; without one, a full socket is an error.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     frame: &Frame,
@@ -37,7 +37,7 @@ pub(super) fn send(
     }
 }
 
-/// What came in.
+/// Result of looking for a message.
 #[derive(Debug)]
 pub(super) enum Received {
     Frame(Frame, Vec<PeerFd>),
@@ -45,7 +45,8 @@ pub(super) enum Received {
     Closed,
 }
 
-/// Takes the next message without waiting. Errors if it isn't one, or has the wrong number of descriptors. Without a closer none is taken.
+/// Takes the next message without waiting. Errors if it is malformed or has the wrong number of descriptors. Without
+/// a closer, descriptors are refused.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     scratch: &mut Vec<u8>,
@@ -53,7 +54,7 @@ pub(super) fn receive(
 ) -> Result<Received, Error> {
     scratch.resize(MAX_FRAME, 0);
     let mut got = fdpass::recv_from_peer(socket, scratch, closer, false);
-    // A peer that closed before it read all of ours: told once, and before what it sent last.
+    // The peer closed before it read all our messages: reported once, and before its last messages.
     if matches!(&got, Err(e) if e.kind() == io::ErrorKind::ConnectionReset) {
         got = fdpass::recv_from_peer(socket, scratch, closer, false);
     }
@@ -68,7 +69,7 @@ pub(super) fn receive(
         }
         Err(_) => return Ok(Received::Closed),
     };
-    // An empty packet can't be told from the end; no peer of ours sends one.
+    // An empty packet looks like the end of the connection; our peers send none.
     if n == 0 {
         return Ok(Received::Closed);
     }
@@ -76,7 +77,7 @@ pub(super) fn receive(
         Frame::decode(&scratch[..n]).map_err(|e| Error::caused(ErrorKind::Protocol, "", e))?;
     if fds.len() != frame.descriptors() {
         return Err(Error::protocol(format!(
-            "a message with {} descriptors that takes {}",
+            "a message has {} descriptors, but its type takes {}",
             fds.len(),
             frame.descriptors()
         )));
@@ -84,7 +85,7 @@ pub(super) fn receive(
     Ok(Received::Frame(frame, fds))
 }
 
-/// The reason that a peer gave before it closed, for an error that only says that it is gone.
+/// Adds the reason that a peer gave before it closed to an error that only says that the peer is gone.
 pub(super) fn explain(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>, error: Error) -> Error {
     if error.kind() == ErrorKind::Disconnected {
         while let Ok(Received::Frame(frame, _)) = receive(socket, scratch, None) {
@@ -96,7 +97,7 @@ pub(super) fn explain(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>, error: Erro
     error
 }
 
-/// Waits until the socket can be read (or written). Errors at the deadline.
+/// Waits until the socket is readable (or writable). Errors at the deadline.
 pub(super) fn wait(
     socket: BorrowedFd<'_>,
     for_write: bool,
@@ -105,7 +106,7 @@ pub(super) fn wait(
     let os = |e| Error::os("waiting for the peer", e);
     let poller = Poller::new().map_err(os)?;
     poller.add(socket, 0, for_write).map_err(os)?;
-    // What can be read must not wake us while we wait to write.
+    // Readable data must not end a wait for room to write.
     poller.set(socket, 0, !for_write, for_write).map_err(os)?;
     let mut events = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! The two directories over a socket.
+//! The two directories of a handshake, over a socket.
 
 use super::frame::Frame;
 use super::socket;
@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The peer's directory as far as it was told; ours goes out as messages.
+/// Holds the peer's directory as far as it was received; sends changes of ours as messages.
 #[derive(Debug)]
 pub(super) struct SocketStore {
     pub socket: Arc<OwnedFd>,
     peer: KeyMap,
-    /// How long a write may wait for room; `None`: not at all.
+    /// End of the wait for room in the socket; `None`: don't wait.
     pub deadline: Option<Instant>,
 }
 
@@ -26,7 +26,7 @@ impl SocketStore {
         }
     }
 
-    /// A transaction of the peer's.
+    /// Applies a transaction of the peer.
     pub fn apply(&mut self, changes: Vec<Change>) -> Result<(), Error> {
         self.peer.apply(changes)
     }

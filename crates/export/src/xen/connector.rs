@@ -2,7 +2,7 @@
 
 use super::hypervisor::Hypervisor;
 use super::mapper::{CutOff, XenMapper};
-use crate::local::Budget;
+use crate::local::MappingBudget;
 use crate::xenbus::serving::{Serves, Serving};
 use crate::xenbus::{Connector, FrontKeys, QueueKeys};
 use pvblk_backend::BlkifQueueParts;
@@ -12,15 +12,15 @@ use pvblk_ring::BackRing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The resources behind one handshake.
+/// Resources of one handshake.
 pub(super) struct XenConnector {
     pub serving: Serving,
     pub hypervisor: Arc<dyn Hypervisor>,
-    /// For pages that stay mapped, of all disks of the server.
-    pub budget: Arc<Budget>,
-    /// The guest.
+    /// Limit of persistent mappings of all disks of the server.
+    pub budget: Arc<MappingBudget>,
+    /// The guest's domain.
     pub domid: u16,
-    /// Of the connection now.
+    /// Stops copies to and from the guest's pages; one for each connection.
     pub cut_off: CutOff,
 }
 
@@ -48,8 +48,9 @@ impl XenConnector {
         );
         let ring = mapper.map_ring(&keys.ring_refs);
         let ring = ring.map_err(os(format!("mapping ring-ref {:?}", keys.ring_refs)))?;
-        let ring = BackRing::with_abi(ring, front.abi)
-            .ok_or_else(|| Error::protocol(format!("queue {index}: no ring has that size")))?;
+        let ring = BackRing::with_abi(ring, front.abi).ok_or_else(|| {
+            Error::protocol(format!("queue {index}: a ring has 1, 2, 4, 8 or 16 pages"))
+        })?;
         let port = keys.event_channel;
         let channel = self.hypervisor.bind(self.domid, port);
         let channel = channel.map_err(os(format!("binding event-channel {port}")))?;
@@ -94,7 +95,7 @@ impl Connector for XenConnector {
     }
 
     fn disconnect(&mut self) -> bool {
-        // It has left, or is broken off: what its references grant from now on is not known.
+        // The front end has left or was disconnected: its references may grant other pages from now on.
         self.cut_off.store(true, Ordering::Release);
         self.serving.detach()
     }

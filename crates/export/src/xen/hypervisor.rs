@@ -1,4 +1,4 @@
-//! What a back end needs of the hypervisor: a guest's pages, and its event channels.
+//! The hypervisor as a back end needs it: access to guests' pages and event channels.
 
 use pvblk_ring::EventChannel;
 use pvblk_sys::Region;
@@ -7,30 +7,30 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Pages that one guest granted.
+/// Access to the pages that one guest granted.
 pub trait ForeignPages: Send {
     /// Maps pages side by side, all or none.
     fn map(&self, grefs: &[u32], writable: bool) -> io::Result<Region>;
 
-    /// Copies to or from granted pages; each copy says what came of it.
+    /// Copies to or from granted pages; `failed` of each copy is its result.
     fn copy(&self, direction: CopyDirection, copies: &mut [GrantCopy]);
 }
 
-/// The way to guests' pages and event channels.
+/// Access to all guests' pages and event channels.
 pub trait Hypervisor: Send + Sync {
-    /// Of one queue of domain `domid`.
+    /// Opens access to the pages of domain `domid`, for one queue.
     fn pages(&self, domid: u16) -> io::Result<Box<dyn ForeignPages>>;
 
     /// Binds to a port that domain `domid` offers.
     fn bind(&self, domid: u16, port: u32) -> io::Result<Box<dyn EventChannel>>;
 }
 
-/// Xen, by Linux's `/dev/xen/gntdev` and `/dev/xen/evtchn`.
+/// Xen through Linux's `/dev/xen/gntdev` and `/dev/xen/evtchn`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinuxXen;
 
 impl LinuxXen {
-    /// Errors if the devices can't be opened, with what to do.
+    /// Checks that the devices can be opened; errors say what to do.
     pub fn check() -> io::Result<LinuxXen> {
         for device in ["/dev/xen/gntdev", "/dev/xen/evtchn"] {
             if !std::path::Path::new(device).exists() {
@@ -47,7 +47,7 @@ impl LinuxXen {
 impl Hypervisor for LinuxXen {
     fn pages(&self, domid: u16) -> io::Result<Box<dyn ForeignPages>> {
         let device = GrantDevice::open()?;
-        Ok(Box::new(Pages { device, domid }))
+        Ok(Box::new(LinuxPages { device, domid }))
     }
 
     fn bind(&self, domid: u16, port: u32) -> io::Result<Box<dyn EventChannel>> {
@@ -57,12 +57,12 @@ impl Hypervisor for LinuxXen {
     }
 }
 
-struct Pages {
+struct LinuxPages {
     device: GrantDevice,
     domid: u16,
 }
 
-impl ForeignPages for Pages {
+impl ForeignPages for LinuxPages {
     fn map(&self, grefs: &[u32], writable: bool) -> io::Result<Region> {
         self.device.map(self.domid, grefs, writable)
     }
@@ -72,17 +72,18 @@ impl ForeignPages for Pages {
     }
 }
 
-/// An event channel that stays masked while its ring is worked on: a guest that rings without end wakes us once (XSA-332).
+/// An event channel that stays masked while its ring is drained: a guest that notifies without end wakes us once
+/// (XSA-332).
 struct XenChannel {
     port: EventPort,
-    /// We took what it rang, so it can't ring.
+    /// True after a notification was taken, until `rearm`.
     masked: AtomicBool,
 }
 
 impl EventChannel for XenChannel {
     #[inline]
     fn notify(&self) {
-        // Fails only where the guest closed its end; xenstore tells of that.
+        // Fails only if the guest closed its end; xenstore reports that.
         let _ = self.port.notify();
     }
 

@@ -1,16 +1,18 @@
-//! Grant references of a Xen guest: persistent ones stay mapped, the others' data is copied by the hypervisor.
+//! Maps or copies pages that a Xen guest granted: persistent grants stay mapped, other data is copied by the
+//! hypervisor.
 //!
-//! A guest that offers persistent grants uses the same pages again and again: each is mapped at its first use and stays, so that a
-//! request costs no system call and no hypercall for its data. There are at most [`MAX_PERSISTENT`] of them per queue, and
-//! [`MAX_MAPPINGS`] of all queues; then what wasn't used for long goes, and where there is no such page, a further one is copied, as those
-//! of other guests are. So is one that can't be mapped for whatever reason: if it grants nothing, the copy tells. A copy needs no
-//! mapping that must be undone before the answer, and all copies of a batch are one call.
+//! A guest that offers persistent grants uses the same pages again and again. Each page is mapped at its first use
+//! and stays mapped, so a request costs no system call and no hypercall for its data. At most [`MAX_PERSISTENT`]
+//! pages of a queue and [`MAX_MAPPINGS`] of all queues stay mapped. Beyond that, pages that weren't used for long are
+//! unmapped; if there are none, a further page is copied, as are pages of guests without persistent grants. A page
+//! that can't be mapped is copied, too: if its reference grants nothing, the copy fails. A copy needs no unmapping
+//! before the response, and all copies of a batch are one call.
 //!
-//! A mapped page can't be taken back while we have it, but a copy names a page by a number only: once its front end has left, that
-//! number may grant something else. So nothing is copied from then on ([`CutOff`]).
+//! A guest can't take a page back while it is mapped, but a copy only names a grant reference: once the front end has
+//! left, the reference may grant another page. So nothing is copied from then on ([`CutOff`]).
 
 use super::hypervisor::ForeignPages;
-use crate::local::{Budget, Share};
+use crate::local::{MappingBudget, MappingShare};
 use pvblk_backend::{Access, BufferPool, GrantError, GrantMapper, PageUse, Pressure};
 use pvblk_block::{Buffer, BufferSource};
 use pvblk_sys::xen::{CopyDirection, GrantCopy};
@@ -19,45 +21,47 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Most pages of one queue that stay mapped: as Linux's back end (`max_persistent_grants`).
+/// Most persistent mappings of one queue, as in Linux's back end (`max_persistent_grants`).
 pub const MAX_PERSISTENT: usize = 1056;
-/// Most pages of all queues of a server that stay mapped: each is a mapping of its own, of which a process has 65530 (`vm.max_map_count`).
+/// Most persistent mappings of all queues of a server. Each is a mapping of its own, of which a process has 65530
+/// (`vm.max_map_count`).
 pub const MAX_MAPPINGS: u64 = 16_384;
-/// A page that wasn't used for so many uses of others may go for a new one. A guest that goes round and round over more pages than may stay has
-/// none: then some stay, and the others are copied.
+/// Uses of other pages after which an unused page may be unmapped for a new one. A guest that cycles over more pages
+/// than may stay has no such pages: some stay mapped, and the others are copied.
 const OLD: u64 = 4 * MAX_PERSISTENT as u64;
-/// How many go together: looking for them means looking at all.
+/// Pages unmapped at once, since the search looks at all pages.
 const EVICT: usize = MAX_PERSISTENT / 20;
-/// After so many pages copied other queues have their turn; a mapping costs about as much as eight copies.
+/// Pages copied after which other queues have their turn; a mapping counts as eight copies.
 const PAUSE_AFTER: u32 = 1024;
 const MAPPING_COST: u32 = 8;
-/// Most pages of one queue that copies may take, 32 MiB.
+/// Most pages that the copies of one queue may take: 32 MiB.
 const MAX_COPY_PAGES: usize = 8192;
 
-/// A page that stays mapped.
-struct Held {
+/// A persistently mapped page.
+struct MappedPage {
     page: Arc<Region>,
-    _share: Share,
-    /// Of the mapper's count of uses.
+    _share: MappingShare,
+    /// Value of the mapper's count of uses at the last use.
     used: u64,
 }
 
-/// Set once a connection's front end has left.
+/// Set when a connection's front end has left; shared by its queues.
 pub type CutOff = Arc<AtomicBool>;
 
-/// The pages of one queue that stay mapped.
-struct Persistent {
-    held: HashMap<u32, Held>,
-    budget: Arc<Budget>,
-    /// Uses of pages so far, and those at the last rest.
+/// The persistent mappings of one queue.
+struct PersistentMappings {
+    held: HashMap<u32, MappedPage>,
+    budget: Arc<MappingBudget>,
+    /// Uses of pages so far.
     uses: u64,
+    /// Value of `uses` at the last rest.
     rested: u64,
-    /// Nothing old was found; no look before so many uses.
+    /// No unused page was found; search again at this count of uses.
     look_again: u64,
 }
 
-impl Persistent {
-    /// Room for one more page; false if it is to be copied.
+impl PersistentMappings {
+    /// Makes room for one more page; false if it is to be copied.
     fn has_room(&mut self) -> bool {
         if self.held.len() < MAX_PERSISTENT {
             return true;
@@ -66,7 +70,7 @@ impl Persistent {
             return false;
         }
         let before = self.uses.saturating_sub(OLD);
-        let old = |(&gref, h): (&u32, &Held)| {
+        let old = |(&gref, h): (&u32, &MappedPage)| {
             (h.used < before && Arc::strong_count(&h.page) == 1).then_some((h.used, gref))
         };
         let mut oldest: Vec<(u64, u32)> = self.held.iter().filter_map(old).collect();
@@ -81,24 +85,24 @@ impl Persistent {
     }
 }
 
-/// One queue's way to its guest's pages.
+/// Access of one queue to its guest's pages.
 pub struct XenMapper {
     pages: Box<dyn ForeignPages>,
-    /// `None`: the guest doesn't keep grants.
-    persistent: Option<Persistent>,
+    /// `None`: the guest doesn't use persistent grants.
+    persistent: Option<PersistentMappings>,
     cut_off: CutOff,
-    /// Pages copied since the last pause, and mappings as so many copies.
+    /// Work since the last pause: pages copied, and mappings in units of copies.
     work: u32,
     pool: BufferPool,
     scratch: Vec<Buffer>,
 }
 
 impl XenMapper {
-    /// A mapper for one queue of the disk `disk`; pages stay mapped within `persistent`, if the guest keeps its grants. Copies lie in buffers of
-    /// `source`, if the device has some, and give way to `pressure`.
+    /// Creates a mapper for one queue of the disk `disk`. Pages stay mapped within `persistent`, if the guest uses
+    /// persistent grants. Copies use buffers of `source`, if the device has some, and are limited under `pressure`.
     pub fn new(
         pages: Box<dyn ForeignPages>,
-        persistent: Option<&Arc<Budget>>,
+        persistent: Option<&Arc<MappingBudget>>,
         cut_off: &CutOff,
         pressure: &Arc<Pressure>,
         (disk, owner): (&str, &str),
@@ -106,7 +110,7 @@ impl XenMapper {
     ) -> XenMapper {
         XenMapper {
             pages,
-            persistent: persistent.map(|budget| Persistent {
+            persistent: persistent.map(|budget| PersistentMappings {
                 held: HashMap::new(),
                 budget: Arc::clone(budget),
                 uses: 0,
@@ -125,7 +129,7 @@ impl XenMapper {
         self.pages.map(ring_refs, true)
     }
 
-    /// The page of a grant that is kept; `None` if it is to be copied.
+    /// The mapped page of a persistent grant; `None` if it is to be copied.
     fn held(&mut self, gref: u32) -> Option<&Arc<Region>> {
         let persistent = self.persistent.as_mut()?;
         persistent.uses += 1;
@@ -135,9 +139,9 @@ impl XenMapper {
             }
             let share = persistent.budget.take(PAGE_SIZE as u64, 1)?;
             self.work += MAPPING_COST;
-            // What a guest keeps it grants for writing, since a page serves reads and writes in turn.
+            // Persistent grants permit writing, since a page serves reads and writes in turn.
             let page = Arc::new(self.pages.map(&[gref], true).ok()?);
-            let held = Held {
+            let held = MappedPage {
                 page,
                 _share: share,
                 used: 0,
@@ -149,13 +153,13 @@ impl XenMapper {
         Some(&held.page)
     }
 
-    /// A private buffer of up to a page.
+    /// Allocates a private buffer of up to a page.
     fn private(&mut self, gref: u32, len: usize) -> Result<Buffer, GrantError> {
         if !self.pool.take(len, &mut self.scratch) {
             return Err(GrantError::Busy(gref));
         }
         self.work += 1;
-        // At most a page, so in one piece.
+        // At most a page, so it is one buffer.
         self.scratch.pop().ok_or(GrantError::Busy(gref))
     }
 }
@@ -229,7 +233,7 @@ impl GrantMapper for XenMapper {
 
     fn rest(&mut self) {
         self.pool.rest();
-        // Pages that a whole stretch of work had no use for: a guest at rest keeps what it used last.
+        // Unmaps pages that were not used since the last rest; a guest at rest keeps those that it used last.
         if let Some(persistent) = &mut self.persistent {
             let rested = std::mem::replace(&mut persistent.rested, persistent.uses);
             persistent

@@ -1,6 +1,7 @@
-//! blkif for Xen guests: the same handshake and the same rings as [`crate::local`], over xenstore, grants and event channels.
+//! Disks for Xen guests: the same handshake and the same rings as [`crate::local`], over xenstore, grants and event
+//! channels.
 //!
-//! The server runs in dom0 or in a driver domain. Whoever attaches a disk (`pvblk xen attach`, [`toolstack`]) makes two
+//! The server runs in dom0 or in a driver domain. `pvblk xen attach` ([`toolstack`]) attaches a disk: it creates two
 //! directories, as Xen's toolstack does for its own disks:
 //!
 //! ```text
@@ -8,15 +9,15 @@
 //! /local/domain/<guest>/device/vbd/<device>               backend, backend-id, virtual-device, state = 1
 //! ```
 //!
-//! The kind `pvblk` is ours alone, so that no driver of the kernel takes the directories for its own; a guest's blkfront follows
-//! its `backend` key, whatever the kind. `disk` names a disk of a server; several servers may share the kind.
+//! Only pvblk uses the kind `pvblk`, so no driver of the kernel takes the directories for its own; a guest's blkfront
+//! follows its `backend` key, whatever the kind. `disk` names a disk of a server; several servers may share the kind.
 //!
-//! What each side guarantees: nothing that a guest writes is trusted (see [`crate::xenbus`]); one that writes or rings without end is
-//! looked at once a turn; its pages are mapped or copied by the hypervisor, which checks each grant. A guest that is gone, with
-//! or without a word, has its queues drained and everything unmapped; then its directory goes, too.
+//! The server trusts nothing that a guest writes (see [`crate::xenbus`]). A guest that writes to xenstore or notifies
+//! without end is handled once in each turn. The hypervisor maps or copies the guest's pages and checks each grant.
+//! When a guest is gone, its queues are drained, all its pages are unmapped, and its directory is removed.
 
-mod attached;
 mod connector;
+mod guest_disk;
 mod hypervisor;
 mod mapper;
 pub mod node;

@@ -1,24 +1,24 @@
-//! Where a disk's two directories are in xenstore, and the names of devices.
+//! Paths of a disk's two directories in xenstore, and names of devices.
 
 use pvblk_block::Error;
 
-/// The kind of back end that we are: our own, so that no driver of the kernel takes our directories for its own.
+/// The kind of our back ends. Only pvblk uses it, so no driver of the kernel takes our directories for its own.
 pub const KIND: &str = "pvblk";
 
-/// Domains from here on are none (`DOMID_FIRST_RESERVED`).
+/// First reserved domain number; no domain has it or a higher one (`DOMID_FIRST_RESERVED`).
 const FIRST_RESERVED: u16 = 0x7ff0;
 
-/// One virtual block device of one guest.
+/// One virtual block device (vbd) of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node {
     /// The guest's domain, 0 to 32751.
     pub domid: u16,
-    /// Number of the device in the guest, such as 51712 for xvda.
+    /// The device's number in the guest, such as 51712 for xvda.
     pub devid: u32,
 }
 
 impl Node {
-    /// From two names in a path.
+    /// Parses two components of a path.
     pub fn parse(domid: &str, devid: &str) -> Option<Node> {
         let digits = |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit());
         if !digits(domid) || !digits(devid) {
@@ -29,23 +29,23 @@ impl Node {
         Some(Node { domid, devid })
     }
 
-    /// The back end's directory, in domain `own`.
+    /// Path of the back end's directory, in domain `own`.
     pub fn back_end(self, own: u16) -> String {
         format!("{}/{}", self.guests_back_ends(own), self.devid)
     }
 
-    /// All of a guest's back ends in domain `own`.
+    /// Path of the directory of all back ends of this guest in domain `own`.
     pub fn guests_back_ends(self, own: u16) -> String {
         format!("{}/{}", back_ends(own), self.domid)
     }
 
-    /// The front end's directory.
+    /// Path of the front end's directory.
     pub fn front_end(self) -> String {
         let Node { domid, devid } = self;
         format!("/local/domain/{domid}/device/vbd/{devid}")
     }
 
-    /// The front end's state.
+    /// Path of the front end's `state`.
     pub fn front_state(self) -> String {
         format!("{}/state", self.front_end())
     }
@@ -57,20 +57,21 @@ impl std::fmt::Display for Node {
     }
 }
 
-/// Where all of a domain's back ends of our kind are.
+/// Path of the directory of all back ends of our kind in a domain.
 pub fn back_ends(own: u16) -> String {
     format!("/local/domain/{own}/backend/{KIND}")
 }
 
-/// Disks of Xen's own major number, 202, with 16 minors each; then the extended numbers, with 256 (docs/man/xen-vbd-interface.7).
+/// Xen's major number, 202, with 16 minors for each disk; then the extended numbers, with 256
+/// (docs/man/xen-vbd-interface.7).
 const MAJOR: u32 = 202;
 const EXTENDED: u32 = 1 << 28;
 
-/// The number of a device: `xvda` to `xvdzz`, a whole disk, or a number.
+/// Parses a device: `xvda` to `xvdzz` (whole disks), or a number.
 pub fn parse_device(name: &str) -> Result<u32, Error> {
     let refuse = || {
         Error::config(format!(
-            "{} is no device: give xvda, xvdb and so on, or its number",
+            "{} is not a device; give xvda, xvdb and so on, or a number",
             crate::xenbus::number::quote(name)
         ))
     };
@@ -92,7 +93,7 @@ pub fn parse_device(name: &str) -> Result<u32, Error> {
     number.filter(|&n: &u32| n < 1 << 29).ok_or_else(refuse)
 }
 
-/// The name of a device, where its number has one of ours.
+/// Name of a device; the number itself if it isn't that of an `xvd` disk.
 pub fn device_name(devid: u32) -> String {
     let disk = match devid {
         d if d >> 8 == MAJOR && d & 15 == 0 => (d & 0xff) >> 4,

@@ -1,18 +1,18 @@
 //! The server of Xen guests: one control thread for xenstore and all handshakes.
 
-use super::attached::Attached;
 use super::connector::XenConnector;
+use super::guest_disk::GuestDisk;
 use super::hypervisor::Hypervisor;
 use super::mapper::{CutOff, MAX_MAPPINGS};
 use super::node::{self, Node};
-use super::standing::{LIBXL, Standing, StandingOrder};
+use super::standing::{LIBXL, StandingOrder, StandingOrders};
 use super::store::NodeStore;
 use super::toolstack::remove_back_end;
 use super::xenstore::{WatchEvent, Xenstore};
-use crate::local::Budget;
+use crate::local::MappingBudget;
 use crate::xenbus::number::{quote, sentence};
 use crate::xenbus::serving::Serving;
-use crate::xenbus::{DiskHost, Inbox, Note, XenbusState};
+use crate::xenbus::{ConnectionEvent, DiskHost, Inbox, XenbusState};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{Error, ErrorKind};
@@ -23,23 +23,23 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long guests get to leave in order when the server stops.
+/// Longest time for guests to release their disks in order when the server stops.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-/// How long requests in flight get to end when the server stops.
+/// Longest time for requests in flight to end when the server stops.
 const STOP_TIME: Duration = Duration::from_secs(10);
-/// Most disks of guests at one server.
+/// Most attached disks of one server.
 const MAX_ATTACHED: usize = 4096;
 
 const XENSTORE: u64 = 0;
 const INBOX: u64 = 1;
 
-/// Tokens of watches; a front end's is its node's two numbers.
+/// Tokens of watches; the token of a front end is the two numbers of its node.
 const BACK_ENDS: &str = "back-ends";
 const RELEASED: &str = "released";
 const INTRODUCED: &str = "introduced";
 
-/// Serves disks to Xen guests: each directory below `backend/pvblk` of this domain whose `disk` names one of the host's disks.
-/// Dropping it stops it.
+/// Serves disks to Xen guests: each directory below `backend/pvblk` of this domain whose `disk` names one of the
+/// host's disks. Dropping the server stops it.
 pub struct XenServer {
     inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
@@ -47,7 +47,8 @@ pub struct XenServer {
 }
 
 impl XenServer {
-    /// Begins to serve. Errors if xenstore refuses, or doesn't let this domain see others where orders need it.
+    /// Starts to serve. Errors if xenstore refuses, or if standing orders need this domain to see others and it may
+    /// not.
     pub fn start(
         mut xenstore: Xenstore,
         hypervisor: Arc<dyn Hypervisor>,
@@ -63,7 +64,7 @@ impl XenServer {
         poller.add(inbox.as_fd(), INBOX, false).map_err(os)?;
         xenstore.watch(&base, BACK_ENDS)?;
         xenstore.watch("@releaseDomain", RELEASED)?;
-        let mut standing = Standing::new(orders, own);
+        let mut standing = StandingOrders::new(orders, own);
         if !standing.is_empty() {
             standing.look(&mut xenstore).map_err(|e| {
                 let what = format!("domain {own} can't attach disks to guests by name");
@@ -73,7 +74,7 @@ impl XenServer {
             xenstore.watch("@introduceDomain", INTRODUCED)?;
             xenstore.watch(LIBXL, INTRODUCED)?;
         }
-        let mut control = Control {
+        let mut control = XenControlThread {
             xenstore: Arc::new(Mutex::new(xenstore)),
             hypervisor,
             host,
@@ -81,7 +82,7 @@ impl XenServer {
             base,
             poller,
             inbox: Arc::clone(&inbox),
-            budget: Budget::of_mappings(MAX_MAPPINGS),
+            budget: MappingBudget::of_mappings(MAX_MAPPINGS),
             attached: BTreeMap::new(),
             next_id: 0,
             draining: HashMap::new(),
@@ -102,15 +103,15 @@ impl XenServer {
         })
     }
 
-    /// The domain that it runs in.
+    /// The domain in which the server runs.
     pub fn domain(&self) -> u16 {
         self.own
     }
 
-    /// Asks all guests to leave, lets requests in flight end, and returns: after at most 10 seconds.
+    /// Asks all guests to release their disks, lets requests in flight end, and returns after at most 10 seconds.
     pub fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.inbox.put(Note::Stop);
+            self.inbox.put(ConnectionEvent::Stop);
             if thread.join().is_err() {
                 tracing::error!("the Xen server's control thread panicked");
             }
@@ -124,7 +125,7 @@ impl Drop for XenServer {
     }
 }
 
-/// The number of this domain; dom0 of old has no key for it.
+/// The number of this domain; 0 if xenstore has no key for it, as in old versions.
 pub(super) fn own_domain(xenstore: &mut Xenstore) -> Result<u16, Error> {
     let text = xenstore.read("domid")?.unwrap_or_else(|| "0".into());
     text.trim()
@@ -133,13 +134,13 @@ pub(super) fn own_domain(xenstore: &mut Xenstore) -> Result<u16, Error> {
 }
 
 #[derive(Clone, Copy)]
-struct Stopping {
+struct StopDeadlines {
     grace: Instant,
     end: Instant,
 }
 
-/// The control thread's own.
-struct Control {
+/// State of the control thread.
+struct XenControlThread {
     xenstore: Arc<Mutex<Xenstore>>,
     hypervisor: Arc<dyn Hypervisor>,
     host: Arc<dyn DiskHost>,
@@ -147,27 +148,27 @@ struct Control {
     base: String,
     poller: Poller,
     inbox: Arc<Inbox>,
-    budget: Arc<Budget>,
-    attached: BTreeMap<Node, Attached>,
-    /// For [`Attached::id`].
+    budget: Arc<MappingBudget>,
+    attached: BTreeMap<Node, GuestDisk>,
+    /// Next value of [`GuestDisk::id`].
     next_id: u64,
-    /// Their directories are gone; requests in flight have to end.
+    /// Connections whose directories are gone and whose requests in flight have to end.
     draining: HashMap<u64, XenConnector>,
-    standing: Standing,
-    /// Somebody let go of a disk: others may wait for that.
+    standing: StandingOrders,
+    /// A disk was released in this turn: other guests may wait for it.
     freed: bool,
-    /// Closed devices of an earlier server, to be made anew.
+    /// Closed devices of an earlier server, to be replaced by new ones.
     left_over: Vec<Node>,
-    stopping: Option<Stopping>,
-    /// Xenstore is.
+    stopping: Option<StopDeadlines>,
+    /// True after the connection to xenstore failed.
     lost: bool,
 }
 
-impl Control {
+impl XenControlThread {
     fn run(&mut self) {
         let mut events = Vec::new();
         while !self.is_done() {
-            // What is told by xenstore while it answers is found without a sleep.
+            // Replies of xenstore may bring events with them, so look for events before sleeping.
             let timeout = match !self.lost && self.xenstore.lock().has_events() {
                 true => Some(Duration::ZERO),
                 false => self.timeout(),
@@ -180,13 +181,15 @@ impl Control {
             if !self.lost
                 && let Err(e) = self.look()
             {
-                // Guests keep what they have; no new ones come.
-                tracing::error!("{e}; Xen guests can't be attached or detached any more");
+                // GuestDisk guests keep their disks; no others can be attached.
+                tracing::error!(
+                    "{e}; Xen guests can't be attached or detached any more; restart the server"
+                );
                 let _ = self.poller.remove(self.xenstore.lock().as_fd());
                 self.lost = true;
             }
-            for note in self.inbox.take() {
-                self.note(note);
+            for event in self.inbox.take() {
+                self.handle_event(event);
             }
             if self.stopping.is_none() && !self.lost {
                 self.carry_out();
@@ -206,8 +209,8 @@ impl Control {
     fn is_done(&self) -> bool {
         self.stopping.is_some_and(|s| {
             let now = Instant::now();
-            // A guest that doesn't leave in time keeps nobody once nothing of it is in use.
-            let over = |a: &Attached| {
+            // A guest that doesn't release its disk in time delays the stop only while its requests are in flight.
+            let over = |a: &GuestDisk| {
                 a.state() == XenbusState::Closed
                     || s.grace <= now && !a.connector.serving.is_running()
             };
@@ -232,7 +235,7 @@ impl Control {
         Some(first.saturating_duration_since(Instant::now()))
     }
 
-    /// Handles what xenstore told. A guest that writes without end is looked at once for each turn.
+    /// Handles events of xenstore. A guest that writes without end is handled once in each turn.
     fn look(&mut self) -> Result<(), Error> {
         let events = {
             let mut xenstore = self.xenstore.lock();
@@ -272,33 +275,33 @@ impl Control {
         }
         if domains || all {
             let seen = self.standing.look(&mut self.xenstore.lock());
-            // Without the list nobody gets a disk by name; everything else goes on.
+            // Without the list of domains, standing orders wait; the rest goes on.
             seen.unwrap_or_else(|e| tracing::warn!("{e}"));
         }
         for node in ours {
             self.own_changed(node);
         }
         for node in fronts {
-            self.with(node, Attached::front_changed);
+            self.with(node, GuestDisk::front_changed);
             self.sweep(node);
         }
         Ok(())
     }
 
-    /// The device that a path below our directory belongs to.
+    /// The device to which a path below our directory belongs.
     fn node_of(&self, path: &str) -> Option<Node> {
         let rest = path.strip_prefix(&self.base)?.strip_prefix('/')?;
         let mut names = rest.split('/');
         Node::parse(names.next()?, names.next()?)
     }
 
-    /// The guest whose directory this is; its first device.
+    /// The first device of the guest to which this directory belongs.
     fn guest_of(&self, path: &str) -> Option<Node> {
         let domid = path.strip_prefix(&self.base)?.strip_prefix('/')?;
         Node::parse(domid, "0")
     }
 
-    /// All devices that are there, or were.
+    /// All devices that exist, or existed at the last look.
     fn scan(&mut self) -> Result<Vec<Node>, Error> {
         let mut xenstore = self.xenstore.lock();
         let mut nodes: Vec<Node> = self.attached.keys().copied().collect();
@@ -310,20 +313,20 @@ impl Control {
         Ok(nodes)
     }
 
-    /// Something of our directory of a device changed: it appeared, went, or the toolstack wants something.
+    /// Handles a change of our directory of a device: it appeared, was removed, or the toolstack asks for something.
     fn own_changed(&mut self, node: Node) {
         let directory = node.back_end(self.own);
         let there = self.xenstore.lock().read(&format!("{directory}/frontend"));
-        let replaced = self.attached.get(&node).map(Attached::is_replaced);
+        let replaced = self.attached.get(&node).map(GuestDisk::is_replaced);
         if let (Ok(Some(_)), Some(Ok(true))) = (&there, replaced) {
             self.vanished(node);
         }
         match (there, self.attached.contains_key(&node)) {
-            (Ok(Some(_)), true) => self.with(node, Attached::own_changed),
+            (Ok(Some(_)), true) => self.with(node, GuestDisk::own_changed),
             (Ok(Some(front)), false) if self.stopping.is_none() => {
                 if let Err(e) = self.adopt(node, &front) {
                     tracing::warn!("{node}: {e}");
-                    self.complain(&directory, &e);
+                    self.report(&directory, &e);
                 }
             }
             (Ok(None), true) => self.vanished(node),
@@ -332,8 +335,9 @@ impl Control {
         }
     }
 
-    /// Tells whoever attached it why nothing comes of it; once, as this is a change of the directory itself.
-    fn complain(&self, directory: &str, why: &Error) {
+    /// Writes the reason why a device can't be served to its directory. Done once, because the write is itself a
+    /// change of the directory.
+    fn report(&self, directory: &str, why: &Error) {
         let path = format!("{directory}/error");
         let text = sentence(&why.to_string());
         let result = self.xenstore.lock().transaction(|t| {
@@ -348,7 +352,7 @@ impl Control {
         }
     }
 
-    /// Takes a device into service, if its disk is one of ours; other servers have the others.
+    /// Takes a device into service if its disk is one of this server; other disks belong to other servers.
     fn adopt(&mut self, node: Node, front: &str) -> Result<(), Error> {
         let directory = node.back_end(self.own);
         let read = |key: &str| self.xenstore.lock().read(&format!("{directory}/{key}"));
@@ -392,22 +396,23 @@ impl Control {
         };
         let path = node.front_state();
         self.xenstore.lock().watch(&path, &token(node))?;
-        let mut attached = Attached::new((node, id), store, connector);
+        let mut attached = GuestDisk::new((node, id), store, connector);
         attached.guest = guest;
         self.attached.insert(node, attached);
         self.begin(node);
         Ok(())
     }
 
-    /// True while a device may not begin: requests of somebody who is gone are still at work on the disk, and an old write could land on
-    /// a newer one (docs/decisions/0006-reconnect.md); or another domain of the guest to which the disk goes by name has it: a guest
-    /// that reboots, or is restored, is two for a moment. Nor does anybody begin when the server stops.
+    /// True while a device may not begin. Either requests of an earlier front end are still in flight on the disk,
+    /// and an old write could overwrite a newer one (docs/decisions/0006-reconnect.md). Or the disk belongs to
+    /// another domain of the same guest: during a reboot or restore a guest has two domains for a moment. Or the
+    /// server stops.
     fn is_held(&self, node: Node) -> bool {
         let Some(mine) = self.attached.get(&node) else {
             return false;
         };
         let disk = &mine.connector.serving.disk;
-        let has_it = |a: &Attached| {
+        let has_it = |a: &GuestDisk| {
             let namesake = mine.guest.is_some() && a.guest == mine.guest;
             namesake
                 && a.node.domid != node.domid
@@ -418,46 +423,51 @@ impl Control {
         self.stopping.is_some() || !mine.connector.serving.may_begin() || others.any(has_it)
     }
 
-    /// Starts the handshake, where that is allowed.
+    /// Starts the handshake, if that is allowed.
     fn begin(&mut self, node: Node) {
         let held = self.is_held(node);
         let Some(attached) = self.attached.get_mut(&node) else {
             return;
         };
         match (held, attached.set_held(held)) {
-            (false, _) => self.with(node, Attached::start),
+            (false, _) => self.with(node, GuestDisk::start),
             (true, true) => {
                 let count = Seldom::of(&attached.connector.serving.disk, "held");
                 let name = attached.name();
-                seldom!(info, count, "{name}: somebody else has the disk yet");
+                seldom!(
+                    info,
+                    count,
+                    "{name}: waits: another front end still has the disk, or its requests are in flight"
+                );
             }
             (true, false) => {}
         }
     }
 
-    /// What became possible in this turn.
+    /// Carries out the steps that became possible in this turn.
     fn carry_out(&mut self) {
         self.standing.carry_out(&mut self.xenstore.lock());
-        // After that, so that what was due for the device that was there isn't for its successor.
+        // Orders come last, so that an order for a removed device doesn't apply to its successor.
         for node in std::mem::take(&mut self.left_over) {
             if let Err(e) = self.remove_left_over(node) {
                 tracing::warn!("{node}: {e}");
             }
         }
         if std::mem::take(&mut self.freed) {
-            let waits = |a: &&Attached| a.state() == XenbusState::Initialising || a.is_held();
+            let waits = |a: &&GuestDisk| a.state() == XenbusState::Initialising || a.is_held();
             let waiting = self.attached.values().filter(waits);
             let waiting: Vec<(Node, XenbusState)> = waiting.map(|a| (a.node, a.state())).collect();
             for (node, state) in waiting {
                 match state {
                     XenbusState::Initialising => self.begin(node),
-                    _ => self.with(node, Attached::front_changed),
+                    _ => self.with(node, GuestDisk::front_changed),
                 }
             }
         }
     }
 
-    /// A guest that has closed never comes back by itself. Its disk goes to it by name, so it gets a new device.
+    /// Replaces the device of a guest that has closed: the guest never comes back to it by itself, and its standing
+    /// order is still in force.
     fn remove_left_over(&mut self, node: Node) -> Result<(), Error> {
         let Some(attached) = self.attached.get(&node) else {
             return Ok(());
@@ -483,7 +493,7 @@ impl Control {
         Ok(())
     }
 
-    /// Somebody removed our directory.
+    /// Handles the removal of our directory.
     fn vanished(&mut self, node: Node) {
         let Some(mut attached) = self.attached.remove(&node) else {
             return;
@@ -500,16 +510,17 @@ impl Control {
         }
     }
 
-    /// Removes our directory where the guest is gone and its queues have ended, or never began: no toolstack knows of our kind.
+    /// Removes our directory if the guest is gone and its queues have ended or never began: no toolstack knows our
+    /// kind.
     fn sweep(&mut self, node: Node) {
-        let idle = |a: &Attached| !a.connector.serving.is_running();
+        let idle = |a: &GuestDisk| !a.connector.serving.is_running();
         if !self.attached.get(&node).is_some_and(idle) {
             return;
         }
         let home = format!("/local/domain/{}", node.domid);
         let own = self.own;
         let mut xenstore = self.xenstore.lock();
-        // A driver domain doesn't see a guest's home; what it sees of a guest that lives is the disk's own directory.
+        // A driver domain doesn't see a guest's home directory, but it sees the disk's own directory of a live guest.
         let seen = [home, node.front_state()]
             .iter()
             .find_map(|path| xenstore.read_visible(path).transpose());
@@ -522,7 +533,7 @@ impl Control {
         }
     }
 
-    fn with(&mut self, node: Node, step: impl FnOnce(&mut Attached) -> Result<(), Error>) {
+    fn with(&mut self, node: Node, step: impl FnOnce(&mut GuestDisk) -> Result<(), Error>) {
         let held = self.is_held(node);
         let Some(attached) = self.attached.get_mut(&node) else {
             return;
@@ -539,15 +550,17 @@ impl Control {
         }
     }
 
-    fn note(&mut self, note: Note) {
-        let (id, generation) = match note {
-            Note::Stop => return self.stop(),
-            Note::Drained { id, generation } => (id, Some(generation)),
-            Note::FenceOpened { .. } => {
+    fn handle_event(&mut self, event: ConnectionEvent) {
+        let (id, generation) = match event {
+            ConnectionEvent::Stop => return self.stop(),
+            ConnectionEvent::Drained { id, generation } => (id, Some(generation)),
+            ConnectionEvent::FenceOpened { .. } => {
                 self.freed = true;
                 return;
             }
-            Note::Ended { id, .. } | Note::Resized { id } | Note::DeviceGone { id } => (id, None),
+            ConnectionEvent::Ended { id, .. }
+            | ConnectionEvent::Resized { id }
+            | ConnectionEvent::DeviceGone { id } => (id, None),
         };
         if let Some(generation) = generation
             && let Some(connector) = self.draining.get_mut(&id)
@@ -556,19 +569,19 @@ impl Control {
             self.draining.remove(&id);
             self.freed = true;
         } else if let Some(node) = self.attached.values().find(|a| a.id == id).map(|a| a.node) {
-            self.with(node, |a| a.note(note));
+            self.with(node, |a| a.handle_event(event));
             self.sweep(node);
         }
     }
 
     fn stop(&mut self) {
         let now = Instant::now();
-        self.stopping = Some(Stopping {
+        self.stopping = Some(StopDeadlines {
             grace: now + STOP_GRACE,
             end: now + STOP_TIME,
         });
         for node in self.attached.keys().copied().collect::<Vec<_>>() {
-            self.with(node, Attached::close);
+            self.with(node, GuestDisk::close);
         }
     }
 
@@ -597,7 +610,7 @@ fn parse_token(token: &str) -> Option<Node> {
     Node::parse(domid, devid)
 }
 
-/// Requests are still in flight and may write to the guest's pages: leaking is safe, freeing isn't.
+/// Leaks the connector: requests in flight may still write to the guest's pages, so freeing them isn't safe.
 fn leak(connector: XenConnector) {
     let serving = &connector.serving;
     tracing::error!(

@@ -1,11 +1,14 @@
-//! Disks that guests of a name get whenever such a guest appears: after its reboot, too, which makes it another domain.
+//! StandingOrders orders: disks that are attached to every domain of a guest's name, also after the guest's reboot, which
+//! makes a new domain.
 //!
-//! A domain's name is the toolstack's word, never the guest's: libxl makes `/local/domain/<id>` and `name` in it with permissions
-//! `n0,r<id>`, which the guest may read only. It does so in one transaction with `/libxl/<id>`, long before it introduces the domain to
-//! xenstore and before that one runs. So a watch of `/libxl` (few write there, no guest may) tells of it in time for a restored guest,
-//! which looks for its disks' directories once, in its first moment; `@introduceDomain` tells where another toolstack works.
+//! The toolstack sets a domain's name, never the guest: libxl creates `/local/domain/<id>` and `name` in it with
+//! permissions `n0,r<id>`, so the guest may only read it. It does so in one transaction with `/libxl/<id>`, long
+//! before the domain is introduced to xenstore and runs. A restored guest looks for its disks' directories once, in
+//! its first moment; the watch of `/libxl`, where few write and no guest may, reports the domain before that.
+//! `@introduceDomain` reports it with other toolstacks.
 //!
-//! The name counts that a domain has when it is seen first: who is renamed later keeps what it has, and gets nothing new.
+//! A domain's name is the one that it had when it was first seen: a domain that is renamed later keeps its disks, and
+//! gets no new ones.
 
 use super::node::{Node, device_name};
 use super::toolstack::{DOMAINS, free_device, make_directories};
@@ -15,44 +18,46 @@ use pvblk_block::Error;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Where libxl has its own notes of each domain.
+/// Directory of libxl's own records of each domain.
 pub(super) const LIBXL: &str = "/libxl";
 
-/// From the end of a device's directories to the next ones in their place: a guest that sees only the new ones takes them for the old.
+/// Pause between the removal of a device's directories and the new ones in their place: a guest that saw only the new
+/// ones would take them for the old.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A disk that each domain of a name is to have.
+/// An order to attach a disk to each domain of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandingOrder {
     /// The disk's name at the server.
     pub disk: String,
     /// The guest's name.
     pub guest: String,
-    /// The device's number in the guest; `None`: the first that is free. A disk that the toolstack adds later takes no heed of ours.
+    /// The device's number in the guest; `None`: the first free one. The toolstack doesn't avoid our numbers when it
+    /// adds a disk later.
     pub device: Option<u32>,
 }
 
 /// An order to be carried out for one domain.
-struct Due {
+struct PendingAttach {
     order: usize,
     domid: u16,
-    /// Where the device was before.
+    /// The number of the device that this one replaces.
     device: Option<u32>,
     not_before: Option<Instant>,
 }
 
-/// All orders, and how far they are carried out.
-pub(super) struct Standing {
+/// All orders, and their progress.
+pub(super) struct StandingOrders {
     orders: Vec<StandingOrder>,
     own: u16,
-    /// Domains that were there at the last look, with the names that they had at their first.
+    /// Domains at the last look, with the names that they had when first seen.
     seen: BTreeMap<u16, String>,
-    due: Vec<Due>,
+    due: Vec<PendingAttach>,
 }
 
-impl Standing {
-    pub fn new(orders: Vec<StandingOrder>, own: u16) -> Standing {
-        Standing {
+impl StandingOrders {
+    pub fn new(orders: Vec<StandingOrder>, own: u16) -> StandingOrders {
+        StandingOrders {
             orders,
             own,
             seen: BTreeMap::new(),
@@ -64,7 +69,7 @@ impl Standing {
         self.orders.is_empty()
     }
 
-    /// The guest's name, if an order is about this disk of it.
+    /// The guest's name, if there is an order for this disk and guest.
     pub fn guest(&mut self, xenstore: &mut Xenstore, node: Node, disk: &str) -> Option<String> {
         if !self.orders.iter().any(|o| o.disk == disk) {
             return None;
@@ -77,7 +82,8 @@ impl Standing {
         self.orders.iter().any(about).then_some(name)
     }
 
-    /// Sees which domains are there. Each gets what is ordered for it once: what is detached by hand stays so while the domain lives.
+    /// Looks for new domains. Each gets its disks once: a disk that is detached by hand is not attached again while
+    /// the domain lives.
     pub fn look(&mut self, xenstore: &mut Xenstore) -> Result<(), Error> {
         if self.is_empty() {
             return Ok(());
@@ -90,13 +96,13 @@ impl Standing {
             if self.seen.contains_key(&domid) {
                 continue;
             }
-            // One that has none yet is looked at again.
+            // A domain without a name is looked at again later.
             let Some(name) = xenstore.read(&name_path(domid))? else {
                 continue;
             };
             for (order, o) in self.orders.iter().enumerate() {
                 if o.guest == name {
-                    self.due.push(Due {
+                    self.due.push(PendingAttach {
                         order,
                         domid,
                         device: None,
@@ -109,11 +115,11 @@ impl Standing {
         Ok(())
     }
 
-    /// The directories of this device of the guest of that name were removed, and are to come again.
+    /// Repeats an order: the directories of this device were removed and are to be created again.
     pub fn again(&mut self, node: Node, disk: &str, guest: &str) {
         let about = |o: &StandingOrder| o.disk == disk && o.guest == guest;
         if let Some(order) = self.orders.iter().position(about) {
-            self.due.push(Due {
+            self.due.push(PendingAttach {
                 order,
                 domid: node.domid,
                 device: Some(node.devid),
@@ -122,15 +128,15 @@ impl Standing {
         }
     }
 
-    /// When something is due that is not due yet.
+    /// Time at which the next pause ends.
     pub fn deadline(&self) -> Option<Instant> {
         self.due.iter().filter_map(|due| due.not_before).min()
     }
 
-    /// Makes the directories that are due. What fails is told and not tried again: nothing is to be expected of another time.
+    /// Creates the directories that are due. A failure is logged and not tried again, because it would fail again.
     pub fn carry_out(&mut self, xenstore: &mut Xenstore) {
         let now = Instant::now();
-        let later = |due: &Due| due.not_before.is_some_and(|at| at > now);
+        let later = |due: &PendingAttach| due.not_before.is_some_and(|at| at > now);
         let (later, due) = std::mem::take(&mut self.due).into_iter().partition(later);
         self.due = later;
         for due in due {
@@ -138,14 +144,17 @@ impl Standing {
             let who = format!("disk {disk} for guest {}", quote(guest));
             match self.attach(xenstore, &due) {
                 Ok(Some(node)) => tracing::info!("{who}: attached as {node}"),
-                Ok(None) => tracing::debug!("{who}: domain {} has it, or is gone", due.domid),
+                Ok(None) => tracing::debug!(
+                    "{who}: domain {} has the disk already, or is gone",
+                    due.domid
+                ),
                 Err(e) => tracing::error!("{who}, domain {}: {e}", due.domid),
             }
         }
     }
 
-    /// As `pvblk xen attach`; `None` where there is nothing to do.
-    fn attach(&self, xenstore: &mut Xenstore, due: &Due) -> Result<Option<Node>, Error> {
+    /// Attaches as `pvblk xen attach` does; `None` if there is nothing to do.
+    fn attach(&self, xenstore: &mut Xenstore, due: &PendingAttach) -> Result<Option<Node>, Error> {
         let (order, domid) = (&self.orders[due.order], due.domid);
         // Devices that other orders name for this guest.
         let named = |devid: u32| {
@@ -154,7 +163,7 @@ impl Standing {
         };
         let all = Node { domid, devid: 0 }.guests_back_ends(self.own);
         xenstore.transaction(|t| {
-            // A domain that is gone would come back as a directory.
+            // Writing to a domain that is gone would create its directory again.
             if t.read(&name_path(domid))?.is_none() {
                 return Ok(None);
             }

@@ -6,29 +6,29 @@ use parking_lot::Mutex;
 use pvblk_block::Error;
 use std::sync::Arc;
 
-/// Our directory and the front end's.
+/// Access to the back end's and the front end's directory.
 pub(super) struct NodeStore {
     pub xenstore: Arc<Mutex<Xenstore>>,
-    /// Ours.
+    /// Path of the back end's directory.
     pub ours: String,
-    /// The front end's.
+    /// Path of the front end's directory.
     pub peers: String,
-    /// The `disk` key of ours when it was taken into service.
+    /// The `disk` key of our directory when the device was taken into service.
     pub disk: String,
-    /// The front end's `state` when it was looked at last.
+    /// The front end's `state` at the last look.
     pub front: Option<String>,
 }
 
 impl NodeStore {
-    /// Looks at the front end's state. Where that can't be read, nobody may take it for a front end that has left; one that doesn't let
-    /// us see it has.
+    /// Reads the front end's state. Errors if it can't be read, so that a live front end isn't taken for one that has
+    /// left; a state without read permission counts as left.
     pub fn look(&mut self) -> Result<(), Error> {
         let path = format!("{}/state", self.peers);
         self.front = self.xenstore.lock().read_visible(&path)?;
         Ok(())
     }
 
-    /// A key of our own directory; the toolstack writes there, too.
+    /// Reads a key of our own directory, to which the toolstack writes, too.
     pub fn own(&self, key: &str) -> Result<Option<String>, Error> {
         self.xenstore.lock().read(&format!("{}/{key}", self.ours))
     }
@@ -43,7 +43,7 @@ impl Store for NodeStore {
         match self.xenstore.lock().read(&path) {
             Ok(value) => value.filter(|v| v.len() <= MAX_VALUE),
             Err(e) => {
-                // The same as a key that isn't there: the handshake goes on when it can be read.
+                // Counts as an absent key: the handshake goes on when the key can be read.
                 tracing::debug!("{e}");
                 None
             }
@@ -53,7 +53,8 @@ impl Store for NodeStore {
     fn write(&mut self, changes: &[Change]) -> Result<(), Error> {
         let ours = &self.ours;
         self.xenstore.lock().transaction(|t| {
-            // Writing would make a directory again that the toolstack has removed, or lie about the disk of the next one there.
+            // Writing would create a directory again that the toolstack has removed, or describe the wrong disk in
+            // its successor.
             if t.read(&format!("{ours}/disk"))?.as_ref() != Some(&self.disk) {
                 return Ok(());
             }

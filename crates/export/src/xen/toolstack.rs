@@ -1,4 +1,4 @@
-//! Attaching and detaching disks, as Xen's toolstack does it for the kinds that it knows.
+//! Attaching and detaching disks, as Xen's toolstack does for its own kinds of back ends.
 
 use super::node::{Node, back_ends, device_name, parse_device};
 use super::server::own_domain;
@@ -8,10 +8,10 @@ use crate::xenbus::number::{quote, sentence};
 use pvblk_block::{Error, ErrorKind};
 use std::time::{Duration, Instant};
 
-/// All domains have their part of xenstore here.
+/// Directory of all domains.
 pub(super) const DOMAINS: &str = "/local/domain";
 
-/// One attached disk, as xenstore has it.
+/// State of one attached disk in xenstore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Guest and device.
@@ -20,17 +20,17 @@ pub struct Listed {
     pub guest: Option<String>,
     /// The disk's name at its server.
     pub disk: String,
-    /// Our state; `None` if the key makes no sense.
+    /// State of the back end; `None` if the key is invalid.
     pub back: Option<XenbusState>,
-    /// The guest's state.
+    /// State of the front end; `None` if the key is absent or invalid.
     pub front: Option<XenbusState>,
-    /// Queues that the guest uses, and pages of each ring; 0: not known yet.
+    /// Queues that the guest uses; 0: not known yet.
     pub queues: u32,
-    /// See `queues`.
+    /// Pages of each ring; 0: not known yet.
     pub ring_pages: u32,
-    /// The guest keeps its grants.
+    /// True if both ends use persistent grants.
     pub persistent: bool,
-    /// What the server had to say.
+    /// The server's error message.
     pub error: Option<String>,
 }
 
@@ -41,8 +41,8 @@ impl Listed {
     }
 }
 
-/// Removes our directory of a device, and the guest's if it was the last there: domains are never numbered twice, and what was left of all
-/// that ever were would soon be more than one answer holds.
+/// Removes our directory of a device, and the guest's if it was the last one there. Domain numbers are never used
+/// twice, so directories of past guests would soon not fit into one reply.
 pub(super) fn remove_back_end(t: &mut Transaction<'_>, node: Node, own: u16) -> Result<(), Error> {
     t.remove(&node.back_end(own))?;
     let above = node.guests_back_ends(own);
@@ -52,7 +52,7 @@ pub(super) fn remove_back_end(t: &mut Transaction<'_>, node: Node, own: u16) -> 
     }
 }
 
-/// The first of xvda, xvdb and so on that the guest hasn't, and that isn't taken otherwise.
+/// The first of xvda, xvdb and so on that the guest doesn't have and for which `is_taken` is false.
 pub(super) fn free_device(
     list: impl FnOnce(&str) -> Result<Option<Vec<String>>, Error>,
     domid: u16,
@@ -66,7 +66,7 @@ pub(super) fn free_device(
     found.ok_or_else(|| Error::config("xvda to xvdp are all in use; name a device"))
 }
 
-/// Makes both directories of a device, for a server in domain `own`. Errors if one is there already.
+/// Creates both directories of a device, for a server in domain `own`. Errors if one exists already.
 pub(super) fn make_directories(
     t: &mut Transaction<'_>,
     node: Node,
@@ -83,7 +83,7 @@ pub(super) fn make_directories(
             )));
         }
     }
-    // A server in a driver domain may remove the guest's part when the last device goes.
+    // A server in a driver domain may remove the guest's directory with its last device.
     t.make(&node.guests_back_ends(own), &[format!("n{own}")])?;
     // Each side reads the other's directory and writes its own.
     t.make(&front, &[format!("n{domid}"), format!("r{own}")])?;
@@ -119,30 +119,29 @@ pub(super) fn make_directories(
     )
 }
 
-/// Xenstore with the rights of whoever attaches disks.
+/// Xenstore with the rights to attach disks.
 pub struct Toolstack {
     xenstore: Xenstore,
     own: u16,
 }
 
 impl Toolstack {
-    /// Connects to xenstore.
     pub fn connect() -> Result<Toolstack, Error> {
         Toolstack::over(Xenstore::connect()?)
     }
 
-    /// Over a connection that is there.
+    /// As [`Toolstack::connect`], over an existing connection.
     pub fn over(mut xenstore: Xenstore) -> Result<Toolstack, Error> {
         let own = own_domain(&mut xenstore)?;
         Ok(Toolstack { xenstore, own })
     }
 
-    /// The domain whose servers are meant, if it isn't this one.
+    /// Sets the domain of the servers, if it isn't this one.
     pub fn set_back_end(&mut self, domid: u16) {
         self.own = domid;
     }
 
-    /// The number of a guest, from its number or name.
+    /// Finds a guest's domain number by its number or name.
     pub fn domain(&mut self, guest: &str) -> Result<u16, Error> {
         let home = |domid: &str| format!("{DOMAINS}/{domid}");
         if guest.bytes().all(|b| b.is_ascii_digit()) && !guest.is_empty() {
@@ -168,20 +167,22 @@ impl Toolstack {
         )))
     }
 
-    /// The first of xvda, xvdb and so on that the guest hasn't.
+    /// The first of xvda, xvdb and so on that the guest doesn't have.
     pub fn free_device(&mut self, domid: u16) -> Result<u32, Error> {
         let list = |path: &str| self.xenstore.list(path);
         free_device(list, domid, |_| false)
     }
 
-    /// Makes both directories; a server that has the disk takes it from there. Errors if the guest has that device already.
+    /// Creates both directories; the server that has the disk then serves it. Errors if the guest has that device
+    /// already.
     pub fn attach(&mut self, node: Node, disk: &str) -> Result<(), Error> {
         let own = self.own;
         self.xenstore
             .transaction(|t| make_directories(t, node, own, disk))
     }
 
-    /// Waits until the guest uses the disk; tells each state on the way. Errors with what the server said, or after `time`.
+    /// Waits until the guest uses the disk; calls `tell` with each state on the way. Errors with the server's
+    /// message, or after `time`.
     pub fn wait_connected(
         &mut self,
         node: Node,
@@ -217,7 +218,8 @@ impl Toolstack {
         }
     }
 
-    /// Asks for the end, waits for the guest to let go, and removes both directories. `force`: doesn't wait for it.
+    /// Asks for the end, waits until the guest has released the disk, and removes both directories. With `force` it
+    /// doesn't wait.
     pub fn detach(&mut self, node: Node, time: Duration, force: bool) -> Result<(), Error> {
         let (back, front) = (node.back_end(self.own), node.front_end());
         let there = self.xenstore.transaction(|t| {
@@ -225,7 +227,7 @@ impl Toolstack {
                 return Ok(false);
             };
             t.write(&format!("{back}/online"), "0")?;
-            // A back end that has closed stays so; the key is the server's to write otherwise.
+            // A closed back end stays closed; otherwise the key is the server's to write.
             if state != "6" {
                 t.write(&format!("{back}/state"), "5")?;
             }
@@ -252,7 +254,7 @@ impl Toolstack {
         })
     }
 
-    /// All disks that are attached.
+    /// Lists all attached disks.
     pub fn list(&mut self) -> Result<Vec<Listed>, Error> {
         let base = back_ends(self.own);
         let mut all = Vec::new();
@@ -268,7 +270,7 @@ impl Toolstack {
         Ok(all)
     }
 
-    /// One disk; `None` if it isn't attached.
+    /// Reads one disk; `None` if it isn't attached.
     pub fn look(&mut self, node: Node) -> Result<Option<Listed>, Error> {
         let (back, front) = (node.back_end(self.own), node.front_end());
         let xenstore = &mut self.xenstore;
@@ -299,7 +301,8 @@ impl Toolstack {
         }))
     }
 
-    /// Looks at a disk whenever one of its states changes, until `done` or the time is over; returns the last look.
+    /// Reads a disk whenever one of its states changes, until `done` or until the time is over; returns the last
+    /// reading.
     fn wait(
         &mut self,
         node: Node,

@@ -1,60 +1,59 @@
 //! xenstore's messages (xen/include/public/io/xs_wire.h, docs/misc/xenstore.txt).
 //!
-//! A message is a head of four 32-bit numbers (operation, request, transaction, length; the machine's byte order) and up to
-//! 4096 bytes, mostly texts that end with a zero byte.
+//! A message is a header of four 32-bit numbers (operation, request, transaction, length; the machine's byte order)
+//! and up to 4096 bytes, mostly texts that end with a zero byte.
 
 use pvblk_block::Error;
 
-/// Bytes of a head.
+/// Bytes of a header.
 pub const HEAD: usize = 16;
-/// Most bytes that follow a head (`XENSTORE_PAYLOAD_MAX`).
+/// Most bytes that follow a header (`XENSTORE_PAYLOAD_MAX`).
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// What is asked for, or answered (`enum xsd_sockmsg_type`).
+/// Type of a request or reply (`enum xsd_sockmsg_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
-    /// Names in a directory.
+    /// Lists the names in a directory.
     Directory = 1,
-    /// A node's value.
+    /// Reads a node's value.
     Read = 2,
-    /// Tell me of changes at and below a path.
+    /// Reports changes at and below a path from now on.
     Watch = 4,
-    /// Not any more.
+    /// Ends a watch.
     Unwatch = 5,
-    /// What follows is to be seen as a whole, or not at all.
+    /// Starts a transaction: its requests take effect together, or not at all.
     TransactionStart = 6,
-    /// Its end.
+    /// Commits or aborts a transaction.
     TransactionEnd = 7,
-    /// Sets a value; makes what is missing of the path.
+    /// Sets a value; creates missing nodes of the path.
     Write = 11,
-    /// Makes a node, if it isn't there.
+    /// Creates a node if it doesn't exist.
     Mkdir = 12,
-    /// Removes a node and all below.
+    /// Removes a node and all nodes below it.
     Remove = 13,
-    /// Who may read and write.
+    /// Sets a node's permissions.
     SetPermissions = 14,
-    /// From the daemon, at any time: something changed at a path that is watched.
+    /// From the daemon, at any time: a change at a watched path.
     WatchEvent = 15,
-    /// An answer: no.
+    /// Reply: the request failed.
     Error = 16,
 }
 
-/// A head's numbers.
+/// A decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// An [`Operation`], or one that we don't know.
+    /// An [`Operation`], or an unknown number.
     pub operation: u32,
-    /// Echoed in the answer.
+    /// Number that the reply repeats.
     pub request: u32,
-    /// 0: none.
+    /// Transaction; 0 if the request is in none.
     pub transaction: u32,
-    /// Bytes that follow, at most [`MAX_PAYLOAD`].
+    /// Length of the payload in bytes, at most [`MAX_PAYLOAD`].
     pub len: u32,
 }
 
 impl Head {
-    /// Its bytes.
     pub fn encode(self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
         let words = [self.operation, self.request, self.transaction, self.len];
@@ -64,7 +63,7 @@ impl Head {
         bytes
     }
 
-    /// From the first [`HEAD`] bytes. Errors if what follows would be too long.
+    /// Decodes the first [`HEAD`] bytes of a message. Errors if the payload would be too long.
     pub fn decode(bytes: &[u8; HEAD]) -> Result<Head, Error> {
         let word =
             |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
@@ -87,13 +86,11 @@ impl Head {
 /// A whole message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its head.
     pub head: Head,
-    /// What follows.
     pub payload: Vec<u8>,
 }
 
-/// Takes the first message off `input`, if all of it is there.
+/// Takes the first message off `input`, if it is complete.
 pub fn take_message(input: &mut Vec<u8>) -> Result<Option<Message>, Error> {
     let Some(head) = input.first_chunk::<HEAD>() else {
         return Ok(None);
@@ -108,7 +105,7 @@ pub fn take_message(input: &mut Vec<u8>) -> Result<Option<Message>, Error> {
     Ok(Some(Message { head, payload }))
 }
 
-/// The texts of a payload; each ends with a zero byte, the last may lack it. Bytes that are no UTF-8 become U+FFFD.
+/// Splits a payload into texts; each ends with a zero byte, which the last may lack. Invalid UTF-8 becomes U+FFFD.
 pub fn texts(payload: &[u8]) -> Vec<String> {
     let payload = payload.strip_suffix(&[0]).unwrap_or(payload);
     if payload.is_empty() {

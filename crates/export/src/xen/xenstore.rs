@@ -1,4 +1,4 @@
-//! A client of xenstore: one connection, requests one at a time, and the watch events that come between.
+//! A client of xenstore: one connection, one request at a time, and watch events in between.
 
 use super::wire::{HEAD, Head, MAX_PAYLOAD, Message, Operation, take_message, texts};
 use pvblk_block::{Error, ErrorKind};
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Where xenstore answers: its daemon's socket, else the kernel's device.
+/// Paths at which xenstore can be reached: its daemon's socket, else the kernel's device.
 const PLACES: [&str; 4] = [
     "/run/xenstored/socket",
     "/var/run/xenstored/socket",
@@ -19,28 +19,29 @@ const PLACES: [&str; 4] = [
     "/proc/xen/xenbus",
 ];
 
-/// The daemon answers at once, or something is wrong.
+/// Longest wait for a reply; the daemon normally replies at once.
 const ANSWER_TIME: Duration = Duration::from_secs(20);
-/// Different events that are kept; more, and everything is to be looked at instead (XSA-349: a guest writes as often as it likes).
+/// Most different events that are kept; after more, the caller has to look at everything (XSA-349: a guest may write
+/// without end).
 const MAX_EVENTS: usize = 4096;
-/// Attempts at a transaction that others' changes get in the way of.
+/// Attempts at a transaction that fails because others change the same nodes.
 const ATTEMPTS: usize = 100;
 
 /// A change at or below a watched path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WatchEvent {
-    /// As given to [`Xenstore::watch`].
+    /// Token given to [`Xenstore::watch`].
     pub token: String,
-    /// What changed.
+    /// Path of the changed node.
     pub path: String,
 }
 
-/// What was told since the last look. The same change told twice counts once.
+/// Events since the last look. Repeated events count once.
 #[derive(Debug, Default)]
 pub struct Events {
     /// In order of token and path.
     pub changes: BTreeSet<WatchEvent>,
-    /// There were too many different ones: look at everything.
+    /// There were too many different events: look at everything.
     pub lost: bool,
 }
 
@@ -51,12 +52,12 @@ pub struct Xenstore {
     input: Vec<u8>,
     next_request: u32,
     events: Events,
-    /// Nothing can be read or written any more.
+    /// The connection has failed.
     is_lost: bool,
 }
 
 impl Xenstore {
-    /// Connects to this domain's xenstore. Errors outside a Xen domain, or without the right to it.
+    /// Connects to this domain's xenstore. Errors outside a Xen domain, or without permission.
     pub fn connect() -> Result<Xenstore, Error> {
         let found = PLACES.iter().map(Path::new).find(|p| p.exists());
         let Some(place) = found else {
@@ -93,17 +94,18 @@ impl Xenstore {
         })
     }
 
-    /// A node's value; `None` if there is no such node.
+    /// Reads a node's value; `None` if there is no such node.
     pub fn read(&mut self, path: &str) -> Result<Option<String>, Error> {
         self.read_in(0, path)
     }
 
-    /// A node's value; `None` if this domain sees none. To a driver domain what is gone of another domain is what it may not see.
+    /// Reads a node's value; `None` if this domain sees none. To a driver domain, a removed node of another domain
+    /// looks like one that it may not see.
     pub fn read_visible(&mut self, path: &str) -> Result<Option<String>, Error> {
         match self.send(Operation::Read, 0, &[path.as_bytes(), &[0]])? {
-            Answer::Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
-            Answer::No(code) if ["ENOENT", "EACCES"].contains(&code.as_str()) => Ok(None),
-            Answer::No(code) => Err(refused(Operation::Read, path, &code)),
+            Reply::Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+            Reply::No(code) if ["ENOENT", "EACCES"].contains(&code.as_str()) => Ok(None),
+            Reply::No(code) => Err(refused(Operation::Read, path, &code)),
         }
     }
 
@@ -112,7 +114,7 @@ impl Xenstore {
         Ok(answer.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// The names in a directory; `None` if there is no such node.
+    /// Lists the names in a directory; `None` if there is no such node.
     pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, Error> {
         self.list_in(0, path)
     }
@@ -123,19 +125,19 @@ impl Xenstore {
         Ok(answer.map(|bytes| texts(&bytes)))
     }
 
-    /// Tells of changes at and below `path` from now on, and once at the beginning.
+    /// Watches `path` and everything below. One event comes at the beginning.
     pub fn watch(&mut self, path: &str, token: &str) -> Result<(), Error> {
         let parts = [path.as_bytes(), &[0], token.as_bytes(), &[0]];
         self.must(Operation::Watch, 0, path, &parts)
     }
 
-    /// Not any more. What was told before may still be among the events.
+    /// Ends a watch. Earlier events may still be in the queue.
     pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), Error> {
         let parts = [path.as_bytes(), &[0], token.as_bytes(), &[0]];
         self.ask(Operation::Unwatch, 0, path, &parts).map(drop)
     }
 
-    /// Does what `work` does as a whole, or not at all; `work` is done again when somebody else changed what it read or wrote.
+    /// Runs `work` in a transaction, again if others changed the nodes that it read or wrote.
     pub fn transaction<T>(
         &mut self,
         mut work: impl FnMut(&mut Transaction<'_>) -> Result<T, Error>,
@@ -151,18 +153,18 @@ impl Xenstore {
             let ended = self.send(Operation::TransactionEnd, id, &[end])?;
             let value = result?;
             match ended {
-                Answer::Ok(_) => return Ok(value),
-                Answer::No(code) if code == "EAGAIN" => {}
-                Answer::No(code) => return Err(refused(Operation::TransactionEnd, "", &code)),
+                Reply::Ok(_) => return Ok(value),
+                Reply::No(code) if code == "EAGAIN" => {}
+                Reply::No(code) => return Err(refused(Operation::TransactionEnd, "", &code)),
             }
         }
         Err(Error::new(
             ErrorKind::Os,
-            "xenstore: others change the same nodes all the time",
+            "xenstore: the transaction was given up, because others kept changing the same nodes; try again",
         ))
     }
 
-    /// Takes in what has come without being asked for. Never waits.
+    /// Reads received events. Never waits.
     pub fn pump(&mut self) -> Result<(), Error> {
         if self.is_lost {
             return Err(Error::new(
@@ -182,17 +184,17 @@ impl Xenstore {
         }
     }
 
-    /// What was told since the last look.
+    /// Takes the events since the last look.
     pub fn take_events(&mut self) -> Events {
         std::mem::take(&mut self.events)
     }
 
-    /// True if there is something for [`Xenstore::take_events`].
+    /// True if [`Xenstore::take_events`] has something.
     pub fn has_events(&self) -> bool {
         self.events.lost || !self.events.changes.is_empty()
     }
 
-    /// Waits until something may have been told, up to `time`.
+    /// Waits up to `time` for an event.
     pub fn wait(&mut self, time: Duration) -> Result<(), Error> {
         if !self.has_events() {
             self.ready(PollFlags::IN, Instant::now() + time)?;
@@ -209,8 +211,8 @@ impl Xenstore {
         parts: &[&[u8]],
     ) -> Result<(), Error> {
         match self.send(operation, transaction, parts)? {
-            Answer::Ok(_) => Ok(()),
-            Answer::No(code) => Err(refused(operation, path, &code)),
+            Reply::Ok(_) => Ok(()),
+            Reply::No(code) => Err(refused(operation, path, &code)),
         }
     }
 
@@ -223,19 +225,19 @@ impl Xenstore {
         parts: &[&[u8]],
     ) -> Result<Option<Vec<u8>>, Error> {
         match self.send(operation, transaction, parts)? {
-            Answer::Ok(bytes) => Ok(Some(bytes)),
-            Answer::No(code) if code == "ENOENT" => Ok(None),
-            Answer::No(code) => Err(refused(operation, path, &code)),
+            Reply::Ok(bytes) => Ok(Some(bytes)),
+            Reply::No(code) if code == "ENOENT" => Ok(None),
+            Reply::No(code) => Err(refused(operation, path, &code)),
         }
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for its reply.
     fn send(
         &mut self,
         operation: Operation,
         transaction: u32,
         parts: &[&[u8]],
-    ) -> Result<Answer, Error> {
+    ) -> Result<Reply, Error> {
         let len: usize = parts.iter().map(|p| p.len()).sum();
         if len > MAX_PAYLOAD {
             return Err(Error::config(format!(
@@ -258,7 +260,7 @@ impl Xenstore {
         result
     }
 
-    fn exchange(&mut self, bytes: &[u8], request: u32) -> Result<Answer, Error> {
+    fn exchange(&mut self, bytes: &[u8], request: u32) -> Result<Reply, Error> {
         let deadline = Instant::now() + ANSWER_TIME;
         self.write_all(bytes, deadline)?;
         loop {
@@ -272,16 +274,16 @@ impl Xenstore {
             if message.head.operation == Operation::WatchEvent as u32 {
                 self.note(&message);
             } else if message.head.request != request {
-                return Err(Error::protocol("xenstore answers what wasn't asked"));
+                return Err(Error::protocol("xenstore sent a reply to no request"));
             } else {
-                // What came in the same breath is in no socket any more, so nobody would be woken for it.
+                // Events that came with the reply are no longer in the socket, so no poll would report them.
                 while let Some(event) = take_message(&mut self.input)? {
                     self.note(&event);
                 }
                 return Ok(if message.head.operation == Operation::Error as u32 {
-                    Answer::No(texts(&message.payload).join(" "))
+                    Reply::No(texts(&message.payload).join(" "))
                 } else {
-                    Answer::Ok(message.payload)
+                    Reply::Ok(message.payload)
                 });
             }
         }
@@ -304,7 +306,7 @@ impl Xenstore {
         }
     }
 
-    /// The next message; waits for it up to `deadline`, if there is one.
+    /// Takes the next message; with a deadline, waits for it.
     fn next_message(&mut self, deadline: Option<Instant>) -> Result<Option<Message>, Error> {
         loop {
             if let Some(message) = take_message(&mut self.input)? {
@@ -364,9 +366,9 @@ impl AsFd for Xenstore {
     }
 }
 
-enum Answer {
+enum Reply {
     Ok(Vec<u8>),
-    /// Refused, with the name of an error number.
+    /// The request was refused, with the name of an error number.
     No(String),
 }
 
@@ -382,25 +384,26 @@ fn refused(operation: Operation, path: &str, code: &str) -> Error {
     )
 }
 
-/// Requests that take effect together.
+/// A transaction: its requests take effect together.
 pub struct Transaction<'a> {
     store: &'a mut Xenstore,
     id: u32,
 }
 
 impl Transaction<'_> {
-    /// A node's value; `None` if there is no such node.
+    /// Reads a node's value; `None` if there is no such node.
     pub fn read(&mut self, path: &str) -> Result<Option<String>, Error> {
         self.store.read_in(self.id, path)
     }
 
-    /// Sets a value; makes what is missing of the path.
+    /// Sets a value; creates missing nodes of the path.
     pub fn write(&mut self, path: &str, value: &str) -> Result<(), Error> {
         let parts = [path.as_bytes(), &[0], value.as_bytes()];
         self.store.must(Operation::Write, self.id, path, &parts)
     }
 
-    /// Makes a node, with these permissions: `n` and the owner's domain, then `r`, `w` or `b` and the domains that may read, write or do both.
+    /// Creates a node with these permissions: `n` and the owner's domain, then `r`, `w` or `b` and the domains that
+    /// may read, write or do both.
     pub fn make(&mut self, path: &str, permissions: &[String]) -> Result<(), Error> {
         let parts = [path.as_bytes(), &[0]];
         self.store.must(Operation::Mkdir, self.id, path, &parts)?;
@@ -412,12 +415,12 @@ impl Transaction<'_> {
             .must(Operation::SetPermissions, self.id, path, &parts)
     }
 
-    /// The names in a directory; `None` if there is no such node.
+    /// Lists the names in a directory; `None` if there is no such node.
     pub fn list(&mut self, path: &str) -> Result<Option<Vec<String>>, Error> {
         self.store.list_in(self.id, path)
     }
 
-    /// Removes a node and all below. One that isn't there is no error.
+    /// Removes a node and all nodes below it. A missing node is not an error.
     pub fn remove(&mut self, path: &str) -> Result<(), Error> {
         let parts = [path.as_bytes(), &[0]];
         self.store

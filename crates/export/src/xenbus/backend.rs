@@ -7,83 +7,86 @@ use super::{
 use pvblk_block::Error;
 use pvblk_frontend::DiskProperties;
 
-/// The resources behind a handshake: rings, event channels, the disk's queues.
+/// Resources of a handshake: rings, event channels, the disk's queues.
 pub trait Connector {
     /// Maps the rings, binds the event channels, starts the queues, and returns the disk.
     ///
-    /// References and ports are the front end's word: an error refuses this connection. After an error nothing is running.
+    /// The front end chose references and ports: an error refuses this connection. After an error no queue is
+    /// running.
     fn connect(&mut self, front: &FrontKeys) -> Result<DiskProperties, Error>;
 
-    /// Lets the requests in flight end, then unmaps everything. True if that has happened already;
-    /// otherwise the owner calls [`BackendNegotiation::drained`] later. Called any number of times.
+    /// Lets the requests in flight end, then unmaps everything. True if that has happened already; otherwise the
+    /// owner calls [`BackendNegotiation::drained`] later. May be called any number of times.
     fn disconnect(&mut self) -> bool;
 
-    /// The connection ends for this reason: for the log.
+    /// Reports the reason why the connection ends, for the log.
     fn refuse(&mut self, _why: &str) {}
 }
 
-/// What is left of a connection that ends.
+/// EndingQueues of a connection that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Queues {
-    /// Still serving, so that the front end can finish.
+enum EndingQueues {
+    /// Still serving, so that the front end can finish its requests.
     Running,
-    /// Letting the last requests end.
+    /// Waiting for the last requests.
     Draining,
     Gone,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum BackendPhase {
     Start,
     InitWait,
     Connected { sectors: u64 },
-    Closing { queues: Queues },
+    Closing { queues: EndingQueues },
     Closed,
 }
 
-/// One disk's connection to one front end, from offers to the end, and again.
+/// One disk's connection to one front end, from the offers to the end, and again.
 ///
-/// A step machine: [`BackendNegotiation::peer_changed`] after every change of the front end's keys.
-/// A front end that makes no sense gets state Closing and an `error` key; its queues end at once.
-/// An error returned by a method is the store's own: the connection is to be dropped.
+/// A step machine: call [`BackendNegotiation::peer_changed`] after every change of the front end's keys. A front end
+/// that breaks the protocol gets state Closing and an `error` key; its queues end at once. An error returned by a
+/// method comes from the store: drop the connection then.
 #[derive(Debug)]
 pub struct BackendNegotiation {
     offers: BackendOffers,
     online: bool,
-    /// Nobody may begin now.
+    /// No front end may begin now.
     held: bool,
-    phase: Phase,
+    phase: BackendPhase,
 }
 
 impl BackendNegotiation {
-    /// A back end that has published nothing yet. `online` (the toolstack's key of that name): a front end that left may come back.
+    /// A back end that has published nothing yet. `online` (the toolstack's key of that name) permits a front end
+    /// that left to come back.
     pub fn new(offers: BackendOffers, online: bool) -> BackendNegotiation {
         BackendNegotiation {
             offers,
             online,
             held: false,
-            phase: Phase::Start,
+            phase: BackendPhase::Start,
         }
     }
 
-    /// Our state, as published.
+    /// The published state.
     pub fn state(&self) -> XenbusState {
         match self.phase {
-            Phase::Start => XenbusState::Initialising,
-            Phase::InitWait => XenbusState::InitWait,
-            Phase::Connected { .. } => XenbusState::Connected,
-            Phase::Closing { .. } => XenbusState::Closing,
-            Phase::Closed => XenbusState::Closed,
+            BackendPhase::Start => XenbusState::Initialising,
+            BackendPhase::InitWait => XenbusState::InitWait,
+            BackendPhase::Connected { .. } => XenbusState::Connected,
+            BackendPhase::Closing { .. } => XenbusState::Closing,
+            BackendPhase::Closed => XenbusState::Closed,
         }
     }
 
-    /// The toolstack takes the disk away (or gives it back): whether a front end that left may come back.
+    /// Follows the toolstack's `online` key: permits a front end that left to come back, or not.
     pub fn set_online(&mut self, online: bool) {
         self.online = online;
     }
 
-    /// While held, no front end connects, and none that has closed is let back: somebody else's requests are at work on the disk, or it is
-    /// theirs. What they want is seen at the next [`BackendNegotiation::peer_changed`].
+    /// While held, no front end connects, and none that has closed may come back: requests of another front end are
+    /// in flight on the disk, or the disk is another's. Changes of the front end's keys are seen at the next
+    /// [`BackendNegotiation::peer_changed`].
     pub fn set_held(&mut self, held: bool) {
         self.held = held;
     }
@@ -92,10 +95,10 @@ impl BackendNegotiation {
     pub fn start(&mut self, store: &mut dyn Store) -> Result<(), Error> {
         let mut keys = self.offers.changes();
         keys.push(Change::remove("error"));
-        self.enter(store, Phase::InitWait, keys)
+        self.enter(store, BackendPhase::InitWait, keys)
     }
 
-    /// Looks at the front end's keys and goes as far as they allow.
+    /// Reads the front end's keys and goes as far as they allow.
     pub fn peer_changed(
         &mut self,
         store: &mut dyn Store,
@@ -112,85 +115,96 @@ impl BackendNegotiation {
             },
         };
         match (self.phase, front) {
-            (Phase::Start, _) => Ok(()),
-            (Phase::InitWait, XenbusState::Unknown | XenbusState::Initialising) => Ok(()),
-            (Phase::InitWait, XenbusState::Initialised | XenbusState::Connected) if self.held => {
+            (BackendPhase::Start, _) => Ok(()),
+            (BackendPhase::InitWait, XenbusState::Unknown | XenbusState::Initialising) => Ok(()),
+            (BackendPhase::InitWait, XenbusState::Initialised | XenbusState::Connected)
+                if self.held =>
+            {
                 Ok(())
             }
             // Some front ends skip Initialised.
-            (Phase::InitWait, XenbusState::Initialised | XenbusState::Connected) => {
+            (BackendPhase::InitWait, XenbusState::Initialised | XenbusState::Connected) => {
                 self.connect(store, connector)
             }
-            (Phase::InitWait, XenbusState::Closing | XenbusState::Closed) => {
+            (BackendPhase::InitWait, XenbusState::Closing | XenbusState::Closed) => {
                 self.close(store, connector)
             }
-            (Phase::Connected { .. }, XenbusState::Initialised | XenbusState::Connected) => Ok(()),
+            (BackendPhase::Connected { .. }, XenbusState::Initialised | XenbusState::Connected) => {
+                Ok(())
+            }
             (
-                Phase::Connected { .. },
+                BackendPhase::Connected { .. },
                 XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown,
             ) => self.close(store, connector),
-            (Phase::Connected { .. }, XenbusState::Initialising) => self.break_off(
+            (BackendPhase::Connected { .. }, XenbusState::Initialising) => self.break_off(
                 store,
                 connector,
                 "the front end started anew without closing",
             ),
-            (Phase::InitWait | Phase::Connected { .. }, other) => {
-                let why = format!("state {other} makes no sense while we are {}", self.state());
+            (BackendPhase::InitWait | BackendPhase::Connected { .. }, other) => {
+                let why = format!(
+                    "state {other} is not allowed while the back end is {}",
+                    self.state()
+                );
                 self.break_off(store, connector, &why)
             }
-            (Phase::Closing { .. } | Phase::Closed, _) => self.progress(store, connector),
+            (BackendPhase::Closing { .. } | BackendPhase::Closed, _) => {
+                self.progress(store, connector)
+            }
         }
     }
 
-    /// The queues have ended, after [`Connector::disconnect`] returned false.
+    /// Records that the queues have ended, after [`Connector::disconnect`] returned false.
     pub fn drained(
         &mut self,
         store: &mut dyn Store,
         connector: &mut dyn Connector,
     ) -> Result<(), Error> {
-        if let Phase::Closing { queues } = &mut self.phase {
-            *queues = Queues::Gone;
+        if let BackendPhase::Closing { queues } = &mut self.phase {
+            *queues = EndingQueues::Gone;
         }
         self.progress(store, connector)
     }
 
-    /// Asks the front end to leave in order: it finishes its requests and goes to Closed, then the queues end.
+    /// Asks the front end to disconnect in order: it finishes its requests and goes to Closed, then the queues end.
     pub fn close(
         &mut self,
         store: &mut dyn Store,
         connector: &mut dyn Connector,
     ) -> Result<(), Error> {
         let queues = match self.phase {
-            Phase::Connected { .. } => Queues::Running,
-            Phase::Start | Phase::InitWait => Queues::Gone,
-            Phase::Closing { .. } | Phase::Closed => return self.progress(store, connector),
+            BackendPhase::Connected { .. } => EndingQueues::Running,
+            BackendPhase::Start | BackendPhase::InitWait => EndingQueues::Gone,
+            BackendPhase::Closing { .. } | BackendPhase::Closed => {
+                return self.progress(store, connector);
+            }
         };
-        self.enter(store, Phase::Closing { queues }, Vec::new())?;
+        self.enter(store, BackendPhase::Closing { queues }, Vec::new())?;
         self.progress(store, connector)
     }
 
-    /// Ends the connection at once with a reason for the front end: it, or its ring, is broken.
+    /// Ends the connection at once, with a reason for the front end: it or its ring is broken.
     pub fn break_off(
         &mut self,
         store: &mut dyn Store,
         connector: &mut dyn Connector,
         why: &str,
     ) -> Result<(), Error> {
-        if self.phase == Phase::Closed {
+        if self.phase == BackendPhase::Closed {
             return Ok(());
         }
         connector.refuse(why);
-        // Queues first: they end even if the store fails.
+        // The queues end first, even if the store fails.
         let queues = if connector.disconnect() {
-            Queues::Gone
+            EndingQueues::Gone
         } else {
-            Queues::Draining
+            EndingQueues::Draining
         };
-        if matches!(self.phase, Phase::Closing { .. }) {
-            self.phase = Phase::Closing { queues };
+        if matches!(self.phase, BackendPhase::Closing { .. }) {
+            self.phase = BackendPhase::Closing { queues };
         } else {
             let error = vec![Change::set("error", why)];
-            self.enter(store, Phase::Closing { queues }, error)?;
+            self.enter(store, BackendPhase::Closing { queues }, error)?;
         }
         self.progress(store, connector)
     }
@@ -198,9 +212,9 @@ impl BackendNegotiation {
     /// Tells the front end of a new capacity in 512-byte sectors: `sectors`, then `state` again (as Linux's and QEMU's back ends do).
     pub fn resize(&mut self, store: &mut dyn Store, sectors: u64) -> Result<(), Error> {
         match self.phase {
-            Phase::Connected { sectors: old } if old != sectors => self.enter(
+            BackendPhase::Connected { sectors: old } if old != sectors => self.enter(
                 store,
-                Phase::Connected { sectors },
+                BackendPhase::Connected { sectors },
                 vec![Change::set("sectors", sectors)],
             ),
             _ => Ok(()),
@@ -222,12 +236,12 @@ impl BackendNegotiation {
         let sectors = disk.sectors;
         self.enter(
             store,
-            Phase::Connected { sectors },
+            BackendPhase::Connected { sectors },
             publish_properties(&disk),
         )
     }
 
-    /// Goes on with an end that has begun.
+    /// Continues an end that has begun.
     fn progress(
         &mut self,
         store: &mut dyn Store,
@@ -237,27 +251,27 @@ impl BackendNegotiation {
         let has_left = front.is_none_or(XenbusState::has_left);
         if has_left
             && self.phase
-                == (Phase::Closing {
-                    queues: Queues::Running,
+                == (BackendPhase::Closing {
+                    queues: EndingQueues::Running,
                 })
         {
             let queues = if connector.disconnect() {
-                Queues::Gone
+                EndingQueues::Gone
             } else {
-                Queues::Draining
+                EndingQueues::Draining
             };
-            self.phase = Phase::Closing { queues };
+            self.phase = BackendPhase::Closing { queues };
         }
         if has_left
             && self.phase
-                == (Phase::Closing {
-                    queues: Queues::Gone,
+                == (BackendPhase::Closing {
+                    queues: EndingQueues::Gone,
                 })
         {
-            self.enter(store, Phase::Closed, Vec::new())?;
+            self.enter(store, BackendPhase::Closed, Vec::new())?;
         }
         let comes_back = self.online && front == Some(XenbusState::Initialising);
-        if self.phase == Phase::Closed && comes_back && !self.held {
+        if self.phase == BackendPhase::Closed && comes_back && !self.held {
             self.start(store)?;
         }
         Ok(())
@@ -266,7 +280,7 @@ impl BackendNegotiation {
     fn enter(
         &mut self,
         store: &mut dyn Store,
-        phase: Phase,
+        phase: BackendPhase,
         mut keys: Vec<Change>,
     ) -> Result<(), Error> {
         self.phase = phase;

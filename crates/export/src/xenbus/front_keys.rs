@@ -1,4 +1,4 @@
-//! The keys that a front end publishes, read and written.
+//! Keys that a front end publishes: reading and writing them.
 
 use super::number::{flag, optional_u32, parse_u32, quote};
 use super::offers::one_page;
@@ -7,7 +7,7 @@ use pvblk_block::Error;
 use pvblk_ring::{Abi, RingSize};
 use std::collections::BTreeSet;
 
-/// One queue of a front end.
+/// Keys of one queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueKeys {
     /// Grant reference of each page of the ring, in order: as many as the ring has pages.
@@ -16,7 +16,7 @@ pub struct QueueKeys {
     pub event_channel: u32,
 }
 
-/// A front end's checked choice. Grant references and ports are unique, but not yet known to exist.
+/// A front end's checked keys. Grant references and ports are unique, but not known to exist yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrontKeys {
     /// 1 to 64 queues, all with rings of one size.
@@ -25,18 +25,18 @@ pub struct FrontKeys {
     pub ring: RingSize,
     /// Layout of the entries of every ring.
     pub abi: Abi,
-    /// The front end keeps grants for the life of the connection (`feature-persistent`).
+    /// The front end uses persistent grants (`feature-persistent`).
     pub persistent: bool,
 }
 
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Reads a front end's keys against what was offered to it (blkif.h, "Frontend XenBus Nodes").
+/// Reads a front end's keys and checks them against the offers (blkif.h, "Frontend XenBus Nodes").
 ///
-/// Does no I/O of its own: `read` gives a key's value. Errors say which key of which queue is wrong.
+/// Does no I/O of its own: `read` returns a key's value. Errors name the queue and the key.
 pub fn parse_front_keys(read: Read<'_>, offers: &BackendOffers) -> Result<FrontKeys, Error> {
     let abi = match read("protocol") {
-        // What the header says of those that don't say: as we.
+        // Without the key, the header says: the back end's native layout.
         None => Abi::default(),
         Some(name) => *[Abi::X86_64, Abi::X86_32]
             .iter()
@@ -53,7 +53,7 @@ pub fn parse_front_keys(read: Read<'_>, offers: &BackendOffers) -> Result<FrontK
     let mut queues = Vec::with_capacity(count as usize);
     let (mut refs, mut ports) = (BTreeSet::new(), BTreeSet::new());
     for index in 0..count {
-        let dir = Directory {
+        let dir = QueueDirectory {
             read,
             index: (count > 1).then_some(index),
         };
@@ -93,7 +93,7 @@ fn queue_count(read: Read<'_>, offers: &BackendOffers) -> Result<u32, Error> {
     Ok(n)
 }
 
-/// The rings' size, and whether their keys are numbered.
+/// The rings' size, and true if their keys are numbered.
 fn ring_size(read: Read<'_>, offers: &BackendOffers) -> Result<(RingSize, bool), Error> {
     if offers.max_ring.is_none() {
         return Ok((one_page(), false));
@@ -123,13 +123,13 @@ fn ring_size(read: Read<'_>, offers: &BackendOffers) -> Result<(RingSize, bool),
     Ok((size, size.order() > 0))
 }
 
-/// Where one queue's keys are: at the top if there is only one queue.
-struct Directory<'a> {
+/// The directory of one queue's keys: the top if there is only one queue.
+struct QueueDirectory<'a> {
     read: Read<'a>,
     index: Option<u32>,
 }
 
-impl Directory<'_> {
+impl QueueDirectory<'_> {
     fn error(&self, why: String) -> Error {
         Error::protocol(match self.index {
             Some(i) => format!("queue {i}: {why}"),
@@ -163,7 +163,7 @@ impl Directory<'_> {
                 .map(|i| self.number(&format!("ring-ref{i}")))
                 .collect::<Result<_, _>>()?
         } else {
-            // A front end that writes `ring-page-order` 0 may number its only page all the same.
+            // A front end that writes `ring-page-order` 0 may number its only page.
             let one = match self.optional("ring-ref")? {
                 Some(r) => r,
                 None => match self.optional("ring-ref0")? {
@@ -184,9 +184,9 @@ impl Directory<'_> {
     }
 }
 
-/// Which of two names a front end uses for its ring's size.
+/// The name of a front end's key for its ring's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum SizeKey {
+pub(super) enum RingSizeKey {
     #[default]
     Order,
     DeprecatedPages,
@@ -194,15 +194,15 @@ pub(super) enum SizeKey {
 
 impl FrontKeys {
     /// The keys to publish, without `state`, as Linux writes them: at the top for one queue, `ring-ref` for one page.
-    pub(super) fn changes(&self, size_key: SizeKey) -> Vec<Change> {
+    pub(super) fn changes(&self, size_key: RingSizeKey) -> Vec<Change> {
         let mut keys = vec![
             Change::set("protocol", self.abi.name()),
             Change::flag("feature-persistent", self.persistent),
         ];
         if self.ring.order() > 0 {
             keys.push(match size_key {
-                SizeKey::Order => Change::set("ring-page-order", self.ring.order()),
-                SizeKey::DeprecatedPages => Change::set("num-ring-pages", self.ring.pages()),
+                RingSizeKey::Order => Change::set("ring-page-order", self.ring.order()),
+                RingSizeKey::DeprecatedPages => Change::set("num-ring-pages", self.ring.pages()),
             });
         }
         if self.queues.len() > 1 {

@@ -28,7 +28,7 @@ fn every_shape_survives_its_keys() {
     };
     for queues in [1, 2, 63, 64] {
         for order in 0..=4 {
-            for size_key in [SizeKey::Order, SizeKey::DeprecatedPages] {
+            for size_key in [RingSizeKey::Order, RingSizeKey::DeprecatedPages] {
                 let mut map = KeyMap::new();
                 map.apply(keys(queues, order).changes(size_key)).unwrap();
                 assert_eq!(parse(&map, &offers).unwrap(), keys(queues, order));
@@ -43,9 +43,9 @@ fn every_shape_survives_its_keys() {
 }
 
 #[test]
-fn an_old_back_end_reads_only_the_top() {
+fn an_old_back_end_reads_only_the_top_directory() {
     let mut map = KeyMap::new();
-    map.apply(keys(1, 0).changes(SizeKey::Order)).unwrap();
+    map.apply(keys(1, 0).changes(RingSizeKey::Order)).unwrap();
     map.apply(vec![
         Change::set("multi-queue-num-queues", 7),
         Change::set("ring-page-order", 3),
@@ -55,7 +55,7 @@ fn an_old_back_end_reads_only_the_top() {
 }
 
 #[test]
-fn native_protocol_and_a_numbered_single_page_are_taken() {
+fn native_protocol_and_a_numbered_single_page_are_accepted() {
     let mut map = KeyMap::new();
     map.apply(vec![
         Change::set("ring-page-order", 0),
@@ -75,7 +75,7 @@ fn native_protocol_and_a_numbered_single_page_are_taken() {
     assert_eq!(got.abi, Abi::X86_32);
 }
 
-/// Each line spoils one key of a good set; the refusal must name what is wrong.
+/// Each line changes one key of a valid set; the refusal must name it.
 #[test]
 fn every_spoiled_key_is_refused_with_its_reason() {
     let many = |n: u32| n.to_string();
@@ -241,7 +241,7 @@ fn every_spoiled_key_is_refused_with_its_reason() {
     ];
     for (queues, order, key, value, reason) in cases {
         let mut map = KeyMap::new();
-        map.apply(keys(queues, order).changes(SizeKey::Order))
+        map.apply(keys(queues, order).changes(RingSizeKey::Order))
             .unwrap();
         map.apply(vec![Change {
             key: key.into(),

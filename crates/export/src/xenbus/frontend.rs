@@ -1,6 +1,6 @@
 //! The front end's half of the handshake.
 
-use super::front_keys::SizeKey;
+use super::front_keys::RingSizeKey;
 use super::number::{quote, sentence};
 use super::offers::one_page;
 use super::{
@@ -11,54 +11,55 @@ use pvblk_block::{Error, ErrorKind};
 use pvblk_frontend::DiskProperties;
 use pvblk_ring::{Abi, RingSize};
 
-/// Which front end to play; the default is a current Linux one.
+/// Behaviour of the front end in the handshake; the default is a current Linux's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrontPersonality {
-    /// Doesn't know multi-queue keys.
+    /// Ignores multi-queue keys.
     pub ignores_multi_queue: bool,
-    /// Doesn't know rings of several pages.
+    /// Ignores keys for rings of several pages.
     pub ignores_multi_page: bool,
     /// Goes to Connected as soon as its keys are written, as MirageOS does.
     pub skips_initialised: bool,
-    /// Writes `num-ring-pages` for `ring-page-order`, as Red Hat's and Amazon's old kernels did.
+    /// Writes `num-ring-pages` instead of `ring-page-order`, as Red Hat's and Amazon's old kernels did.
     pub deprecated_ring_pages: bool,
 }
 
-/// What a front end would like, if the back end offers it.
+/// Upper limits of a front end; the back end may offer less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrontWishes {
     /// Queues, 1 to 64.
     pub queues: u32,
     /// Size of each ring.
     pub ring: RingSize,
-    /// Keep grants for the life of the connection.
+    /// Use persistent grants.
     pub persistent: bool,
-    /// Which front end to play.
+    /// Behaviour in the handshake.
     pub personality: FrontPersonality,
 }
 
-/// The resources behind a front end's handshake.
+/// Resources of a front end's handshake.
 pub trait FrontResources {
-    /// Makes `queues` rings and event channels, grants the ring pages, and returns references and ports in order of the queues.
+    /// Creates `queues` rings and event channels, grants the ring pages, and returns references and ports in order of
+    /// the queues.
     fn allocate(&mut self, queues: usize, ring: RingSize) -> Result<Vec<QueueKeys>, Error>;
 }
 
-/// What a step found.
+/// A change that the back end published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrontEvent {
     /// The disk can be used.
     Connected(DiskProperties),
-    /// The disk has this many 512-byte sectors now.
+    /// The disk's capacity changed.
     Resized {
         /// New capacity in 512-byte sectors.
         sectors: u64,
     },
-    /// The back end wants to end: finish the requests in flight, then close.
+    /// The back end asks to end: finish the requests in flight, then close.
     Closing {
         /// The back end's reason, if it gave one.
         reason: Option<String>,
     },
-    /// The back end uses nothing of ours any more.
+    /// The back end doesn't use our memory any more.
     Closed {
         /// The back end's reason, if it gave one.
         reason: Option<String>,
@@ -66,7 +67,7 @@ pub enum FrontEvent {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum FrontendPhase {
     Start,
     /// Waits for the back end's InitWait.
     Offers,
@@ -80,20 +81,20 @@ enum Phase {
     },
     /// The back end ends; our requests may still be in flight.
     PeerClosing,
-    /// We have told the back end that we end.
+    /// Closing is published.
     Closing,
-    /// We have told the back end that nothing is in flight.
+    /// Closed is published: no request is in flight.
     Closed,
 }
 
 /// One front end's connection to its disk.
 ///
-/// A step machine: [`FrontendNegotiation::peer_changed`] after every change of the back end's keys. The
-/// back end isn't trusted either. An error ends the connection; it says what the back end did.
+/// A step machine: call [`FrontendNegotiation::peer_changed`] after every change of the back end's keys. The back end
+/// isn't trusted either. An error ends the connection; its text says what the back end did.
 #[derive(Debug)]
 pub struct FrontendNegotiation {
     wishes: FrontWishes,
-    phase: Phase,
+    phase: FrontendPhase,
 }
 
 impl FrontendNegotiation {
@@ -101,26 +102,26 @@ impl FrontendNegotiation {
     pub fn new(wishes: FrontWishes) -> FrontendNegotiation {
         FrontendNegotiation {
             wishes,
-            phase: Phase::Start,
+            phase: FrontendPhase::Start,
         }
     }
 
-    /// Our state, as published.
+    /// The published state.
     pub fn state(&self) -> XenbusState {
         match self.phase {
-            Phase::Start | Phase::Offers => XenbusState::Initialising,
-            Phase::Properties { .. } if self.wishes.personality.skips_initialised => {
+            FrontendPhase::Start | FrontendPhase::Offers => XenbusState::Initialising,
+            FrontendPhase::Properties { .. } if self.wishes.personality.skips_initialised => {
                 XenbusState::Connected
             }
-            Phase::Properties { .. } => XenbusState::Initialised,
-            Phase::Connected { .. } | Phase::PeerClosing => XenbusState::Connected,
-            Phase::Closing => XenbusState::Closing,
-            Phase::Closed => XenbusState::Closed,
+            FrontendPhase::Properties { .. } => XenbusState::Initialised,
+            FrontendPhase::Connected { .. } | FrontendPhase::PeerClosing => XenbusState::Connected,
+            FrontendPhase::Closing => XenbusState::Closing,
+            FrontendPhase::Closed => XenbusState::Closed,
         }
     }
 
-    /// Starts (or starts anew) and waits for the back end's offers: state Initialising.
-    /// Keys of an earlier connection that the next one may not write are removed, since a back end would read them.
+    /// Starts (again) and waits for the back end's offers: state Initialising. Removes keys of an earlier connection
+    /// that the next one may not write, since the back end would read them.
     pub fn start(&mut self, store: &mut dyn Store) -> Result<(), Error> {
         let stale = [
             "ring-page-order",
@@ -128,10 +129,10 @@ impl FrontendNegotiation {
             "multi-queue-num-queues",
         ];
         let keys = stale.map(Change::remove).to_vec();
-        self.enter(store, Phase::Offers, keys)
+        self.enter(store, FrontendPhase::Offers, keys)
     }
 
-    /// Looks at the back end's keys and goes as far as they allow.
+    /// Reads the back end's keys and goes as far as they allow.
     pub fn peer_changed(
         &mut self,
         store: &mut dyn Store,
@@ -145,32 +146,32 @@ impl FrontendNegotiation {
         };
         let reason = store.read("error").map(|e| sentence(&e));
         match (self.phase, back) {
-            (Phase::Start, _) => Ok(None),
-            (Phase::Offers | Phase::Properties { .. }, XenbusState::Closing) => {
+            (FrontendPhase::Start, _) => Ok(None),
+            (FrontendPhase::Offers | FrontendPhase::Properties { .. }, XenbusState::Closing) => {
                 Err(refusal(reason))
             }
-            (Phase::Properties { .. }, XenbusState::Closed) => Err(refusal(reason)),
-            (Phase::Offers, XenbusState::InitWait) => {
+            (FrontendPhase::Properties { .. }, XenbusState::Closed) => Err(refusal(reason)),
+            (FrontendPhase::Offers, XenbusState::InitWait) => {
                 self.publish(store, resources)?;
                 Ok(None)
             }
-            // An earlier connection of ours may still be ending.
+            // An earlier connection may still be ending.
             (
-                Phase::Offers,
+                FrontendPhase::Offers,
                 XenbusState::Unknown
                 | XenbusState::Initialising
                 | XenbusState::Connected
                 | XenbusState::Closed,
             ) => Ok(None),
             (
-                Phase::Properties { .. },
+                FrontendPhase::Properties { .. },
                 XenbusState::Initialising | XenbusState::InitWait | XenbusState::Initialised,
             ) => Ok(None),
-            (Phase::Properties { max_indirect }, XenbusState::Connected) => {
+            (FrontendPhase::Properties { max_indirect }, XenbusState::Connected) => {
                 self.connect(store, max_indirect).map(Some)
             }
             (
-                Phase::Connected {
+                FrontendPhase::Connected {
                     sectors,
                     sector_size,
                 },
@@ -180,41 +181,46 @@ impl FrontendNegotiation {
                 if now == sectors {
                     return Ok(None);
                 }
-                self.phase = Phase::Connected {
+                self.phase = FrontendPhase::Connected {
                     sectors: now,
                     sector_size,
                 };
                 Ok(Some(FrontEvent::Resized { sectors: now }))
             }
-            (Phase::Connected { .. }, XenbusState::Closing) => {
-                self.phase = Phase::PeerClosing;
+            (FrontendPhase::Connected { .. }, XenbusState::Closing) => {
+                self.phase = FrontendPhase::PeerClosing;
                 Ok(Some(FrontEvent::Closing { reason }))
             }
             (
-                Phase::Connected { .. } | Phase::PeerClosing | Phase::Closing | Phase::Closed,
+                FrontendPhase::Connected { .. }
+                | FrontendPhase::PeerClosing
+                | FrontendPhase::Closing
+                | FrontendPhase::Closed,
                 XenbusState::Closed | XenbusState::Unknown,
             ) => Ok(Some(FrontEvent::Closed { reason })),
-            (Phase::PeerClosing | Phase::Closing | Phase::Closed, _) => Ok(None),
+            (FrontendPhase::PeerClosing | FrontendPhase::Closing | FrontendPhase::Closed, _) => {
+                Ok(None)
+            }
             (_, other) => Err(Error::protocol(format!(
-                "the back end went to state {other} while we are {}",
+                "the back end went to state {other} while the front end is {}",
                 self.state()
             ))),
         }
     }
 
-    /// Tells the back end that we end: state Closing. Then finish what is in flight and call [`FrontendNegotiation::finish_close`].
+    /// Publishes Closing. Then finish the requests in flight and call [`FrontendNegotiation::finish_close`].
     pub fn begin_close(&mut self, store: &mut dyn Store) -> Result<(), Error> {
         match self.phase {
-            Phase::Closing | Phase::Closed => Ok(()),
-            _ => self.enter(store, Phase::Closing, Vec::new()),
+            FrontendPhase::Closing | FrontendPhase::Closed => Ok(()),
+            _ => self.enter(store, FrontendPhase::Closing, Vec::new()),
         }
     }
 
-    /// Tells the back end that nothing is in flight and its queues may end: state Closed.
+    /// Publishes Closed: no request is in flight, and the back end's queues may end.
     pub fn finish_close(&mut self, store: &mut dyn Store) -> Result<(), Error> {
         match self.phase {
-            Phase::Closed => Ok(()),
-            _ => self.enter(store, Phase::Closed, Vec::new()),
+            FrontendPhase::Closed => Ok(()),
+            _ => self.enter(store, FrontendPhase::Closed, Vec::new()),
         }
     }
 
@@ -247,11 +253,11 @@ impl FrontendNegotiation {
             persistent,
         };
         let size_key = if personality.deprecated_ring_pages {
-            SizeKey::DeprecatedPages
+            RingSizeKey::DeprecatedPages
         } else {
-            SizeKey::Order
+            RingSizeKey::Order
         };
-        let phase = Phase::Properties {
+        let phase = FrontendPhase::Properties {
             max_indirect: offered.max_indirect_segments,
         };
         self.enter(store, phase, keys.changes(size_key))
@@ -261,7 +267,7 @@ impl FrontendNegotiation {
         let mut disk = parse_properties(&|key| store.read(key))?;
         disk.persistent &= self.wishes.persistent;
         disk.max_indirect_segments = max_indirect;
-        let phase = Phase::Connected {
+        let phase = FrontendPhase::Connected {
             sectors: disk.sectors,
             sector_size: disk.sector_size,
         };
@@ -272,7 +278,7 @@ impl FrontendNegotiation {
     fn enter(
         &mut self,
         store: &mut dyn Store,
-        phase: Phase,
+        phase: FrontendPhase,
         mut keys: Vec<Change>,
     ) -> Result<(), Error> {
         self.phase = phase;

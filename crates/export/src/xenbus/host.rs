@@ -1,4 +1,4 @@
-//! What a server of blkif front ends needs from the process that it is in.
+//! Interfaces that a server of blkif front ends requires of its process.
 
 use super::BackendOffers;
 use crate::vhost_user::Detach;
@@ -10,11 +10,11 @@ use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Tells the server that a connection's queue ended by itself (a broken ring), with a reason for people.
-/// From any thread, any number of times; only marks and wakes.
+/// Callback for a queue that ended by itself (a broken ring), with a reason for the log. May be called from any
+/// thread, any number of times; it only records and wakes.
 pub type Ended = Arc<dyn Fn(String) + Send + Sync>;
 
-/// The disks that a server serves. Called on its control thread: a slow call delays other handshakes, never I/O.
+/// The disks of a server. Its methods run on the control thread: a slow one delays other handshakes, never I/O.
 pub trait DiskHost: Send + Sync {
     /// The device behind a disk's name.
     fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>>;
@@ -22,13 +22,13 @@ pub trait DiskHost: Send + Sync {
     /// The fence of a disk, which all its exports share.
     fn fence(&self, disk: &str) -> Option<Arc<Fence>>;
 
-    /// What to offer to front ends.
+    /// Offers to front ends.
     fn offers(&self) -> BackendOffers;
 
-    /// What buffers that a server needs for its front ends' data give way to.
+    /// Memory pressure that limits the server's buffers for front ends' data.
     fn pressure(&self) -> Arc<Pressure>;
 
-    /// Starts to serve a connection's queues. An error refuses the connection, with its text for the front end.
+    /// Starts to serve a connection's queues. An error refuses the connection; the front end gets its text.
     fn attach(
         &self,
         disk: &str,
@@ -38,22 +38,22 @@ pub trait DiskHost: Send + Sync {
     ) -> Result<Box<dyn Attachment>, Error>;
 }
 
-/// A connection's queues at work. Dropped after its detach is done.
+/// A connection's attached queues. Dropped after its detach is done.
 pub trait Attachment: Send {
-    /// Stops taking requests, lets those in flight end, unmaps everything, then calls `done`, from any thread.
-    /// Must not wait. Called once.
+    /// Stops taking requests, lets those in flight end, unmaps everything, then calls `done`, from any thread. Must
+    /// not wait. Called once.
     fn detach(&mut self, done: Box<dyn FnOnce() + Send>);
 }
 
-type Done = Box<dyn FnOnce() + Send>;
+type OnDetached = Box<dyn FnOnce() + Send>;
 
-/// Counts the queues of one connection that are still there.
-struct Left {
+/// Counter of the queues of a connection that are still attached.
+struct RemainingQueues {
     queues: AtomicUsize,
-    done: Mutex<Option<Done>>,
+    done: Mutex<Option<OnDetached>>,
 }
 
-impl Left {
+impl RemainingQueues {
     fn one_less(&self) {
         if self.queues.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(done) = self.done.lock().take()
@@ -63,33 +63,34 @@ impl Left {
     }
 }
 
-struct Attached {
+struct AttachedQueues {
     queues: Vec<Detach>,
-    left: Arc<Left>,
+    left: Arc<RemainingQueues>,
 }
 
-impl Attachment for Attached {
-    fn detach(&mut self, done: Done) {
-        // One more than there are queues, so that `done` is in place before it can be called.
+impl Attachment for AttachedQueues {
+    fn detach(&mut self, done: OnDetached) {
+        // One more than there are queues, so that `done` is stored before it can be called.
         *self.left.done.lock() = Some(done);
         self.queues.drain(..).for_each(|detach| detach());
         self.left.one_less();
     }
 }
 
-/// [`DiskHost::attach`] by an `attach` of one source: each queue becomes one. An error if not even the first can be attached. Where a later one
-/// can't, those before are at work already and have to be detached like any others: the connection ends as if a queue had.
+/// Implements [`DiskHost::attach`] by an `attach` of single queues. Errors if the first can't be attached. If a later
+/// one fails, the earlier ones are attached already and have to be detached: the connection then ends as if one of
+/// its queues had ended.
 pub fn attach_queues(
     queues: Vec<BlkifQueueParts>,
     ended: &Ended,
     mut attach: impl FnMut(Box<dyn RequestSource>, OnEnd) -> Result<Detach, Error>,
 ) -> Result<Box<dyn Attachment>, Error> {
     let count = queues.len();
-    let left = Arc::new(Left {
+    let left = Arc::new(RemainingQueues {
         queues: AtomicUsize::new(count + 1),
         done: Mutex::new(None),
     });
-    let mut attached = Attached {
+    let mut attached = AttachedQueues {
         queues: Vec::new(),
         left: Arc::clone(&left),
     };
@@ -160,7 +161,8 @@ mod tests {
         ends: Vec<OnEnd>,
     }
 
-    /// Three queues, of which the first `good` can be attached: what came of it, why it ended, and the ends of the good ones.
+    /// Attaches three queues, of which the first `good` succeed; returns the result, the reason of the end, and the
+    /// ends of the good ones.
     fn attach(good: usize) -> Outcome {
         let (told, mut ends) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
         let ended: Ended = {
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_cannot_be_attached_ends_the_connection_after_those_before_it() {
+    fn a_queue_that_cannot_be_attached_ends_the_connection_after_earlier_ones() {
         let Outcome { result, told, ends } = attach(2);
         assert_eq!(told, ["no more descriptors"]);
         let done = Arc::new(AtomicBool::new(false));
@@ -194,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_attached_it_is_an_error() {
+    fn without_any_attached_queue_it_is_an_error() {
         let Outcome { result, told, .. } = attach(0);
         assert!(result.is_err() && told.is_empty());
     }
 
     #[test]
-    fn all_queues_are_counted() {
+    fn done_is_called_after_the_last_queue() {
         let Outcome { result, told, ends } = attach(3);
         assert!(told.is_empty());
         let done = Arc::new(AtomicBool::new(false));

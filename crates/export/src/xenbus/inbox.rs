@@ -1,22 +1,22 @@
-//! What other threads tell the control thread.
+//! Events that other threads report to a server's control thread.
 
 use parking_lot::Mutex;
 use pvblk_sys::EventFd;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// One thing that happened to the connection `id`. `generation` tells a connection's queues from those of its next connection.
+/// An event of connection `id`. `generation` distinguishes a connection's queues from those of its next connection.
 #[derive(Debug)]
-pub(crate) enum Note {
-    /// A queue broke.
+pub(crate) enum ConnectionEvent {
+    /// A queue ended because its ring is broken.
     Ended {
         id: u64,
         generation: u64,
         reason: String,
     },
-    /// Detach is done.
+    /// All queues are detached.
     Drained { id: u64, generation: u64 },
-    /// The device has another size.
+    /// The device's capacity changed.
     Resized { id: u64 },
     /// The disk's fence is open.
     FenceOpened { id: u64 },
@@ -26,31 +26,31 @@ pub(crate) enum Note {
     Stop,
 }
 
-/// Notes in order, and an event that wakes the control thread.
+/// Events in order, and an eventfd that wakes the control thread.
 ///
-/// Bounded by construction: a connection has at most one note of each kind under way.
+/// Bounded by construction: a connection has at most one event of each kind in the queue.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    notes: Mutex<Vec<Note>>,
+    events: Mutex<Vec<ConnectionEvent>>,
     wake: EventFd,
 }
 
 impl Inbox {
     pub fn new() -> io::Result<Inbox> {
         Ok(Inbox {
-            notes: Mutex::new(Vec::new()),
+            events: Mutex::new(Vec::new()),
             wake: EventFd::new()?,
         })
     }
 
-    pub fn put(&self, note: Note) {
-        self.notes.lock().push(note);
+    pub fn put(&self, event: ConnectionEvent) {
+        self.events.lock().push(event);
         self.wake.notify();
     }
 
-    pub fn take(&self) -> Vec<Note> {
+    pub fn take(&self) -> Vec<ConnectionEvent> {
         self.wake.drain();
-        std::mem::take(&mut self.notes.lock())
+        std::mem::take(&mut self.events.lock())
     }
 }
 

@@ -1,14 +1,12 @@
 //! The blkif handshake, both halves of it, over any store (xen/include/public/io/{xenbus,blkif}.h).
 //!
 //! Each end owns a directory of short text keys and reads the other's. [`BackendNegotiation`] and
-//! [`FrontendNegotiation`] are step machines: their owner calls them when the peer's directory changed,
-//! they read it through a [`Store`], and ask a [`Connector`] or [`FrontResources`] for rings, event
-//! channels and memory. No I/O happens here, so that the same code runs over a local socket
-//! ([`crate::local`]), over xenstore, and under a fuzzer.
+//! [`FrontendNegotiation`] are step machines: their owner calls them when the peer's directory changed. They read it
+//! through a [`Store`], and ask a [`Connector`] or [`FrontResources`] for rings, event channels and memory. No I/O
+//! happens here, so the same code runs over a local socket ([`crate::local`]), over xenstore, and under a fuzzer.
 //!
-//! What each side guarantees: nothing in the peer's directory is trusted. Every number is parsed
-//! strictly and bounded before it is used, and every refusal names the key. A refusal ends this
-//! connection only.
+//! Neither end trusts the peer's directory. Every number is parsed strictly and bounded before it is used, and every
+//! refusal names the key. A refusal ends this connection only.
 
 mod backend;
 mod front_keys;
@@ -31,11 +29,11 @@ pub use frontend::{
     FrontEvent, FrontPersonality, FrontResources, FrontWishes, FrontendNegotiation,
 };
 pub use host::{Attachment, DiskHost, Ended, attach_queues};
-pub(crate) use inbox::{Inbox, Note};
+pub(crate) use inbox::{ConnectionEvent, Inbox};
 pub use offers::{BackendOffers, OfferedLimits, parse_offers};
 pub use properties::{parse_properties, parse_sectors, publish_properties};
 pub use state::XenbusState;
 pub use store::{Change, KeyMap, MAX_BYTES, MAX_KEY, MAX_KEYS, MAX_VALUE, Store, check_key};
 
-/// Most queues of one disk: 64, Linux's usual bound for a driver's queues.
+/// Most queues of one disk, as Linux's usual limit for a driver.
 pub const MAX_QUEUES: u32 = 64;

@@ -1,4 +1,4 @@
-//! Both halves against each other and against scripts, in memory.
+//! Both halves of the handshake against each other and against scripts, in memory.
 
 use super::*;
 use pvblk_block::Error;
@@ -21,7 +21,7 @@ const DISK: DiskProperties = DiskProperties {
     contents_mark: None,
 };
 
-/// One end's view of both directories.
+/// One end's copies of both directories.
 #[derive(Default)]
 struct End {
     own: KeyMap,
@@ -150,7 +150,7 @@ fn negotiate(offers: BackendOffers, wishes: FrontWishes) -> (usize, u32, DiskPro
 }
 
 #[test]
-fn both_halves_meet_at_the_smaller_of_wish_and_offer() {
+fn both_halves_agree_on_the_smaller_of_wish_and_offer() {
     let offers = |queues, order| BackendOffers {
         max_queues: Some(queues),
         max_ring: RingSize::from_order(order),
@@ -213,10 +213,10 @@ fn queues_end_only_after_the_front_end_has_finished() {
         .unwrap();
     assert_eq!(back.negotiation.state(), XenbusState::Closed);
     assert_eq!(back.error(), "");
-    // It comes back, with other keys.
+    // The front end comes back, with other keys.
     assert_eq!(back.front_writes(&[("state", "1")]), XenbusState::InitWait);
     assert_eq!(back.front_writes(&[("state", "4")]), XenbusState::Connected);
-    // Offline, a front end that left may not come back.
+    // While offline, a front end that left may not come back.
     back.disk.slow = false;
     back.negotiation.set_online(false);
     assert_eq!(back.front_writes(&[("state", "6")]), XenbusState::Closed);
@@ -237,11 +237,11 @@ fn a_front_end_that_returns_while_queues_drain_is_served_after() {
 }
 
 #[test]
-fn nonsense_ends_this_connection_with_a_reason() {
+fn an_invalid_state_ends_this_connection_with_a_reason() {
     for (state, reason) in [
-        ("2", "state InitWait makes no sense"),
-        ("7", "state Reconfiguring makes no sense"),
-        ("8", "state Reconfigured makes no sense"),
+        ("2", "state InitWait is not allowed"),
+        ("7", "state Reconfiguring is not allowed"),
+        ("8", "state Reconfigured is not allowed"),
         ("9", "state is '9'"),
         ("\n", "state is '\\n'"),
         ("", "state is ''"),
@@ -264,7 +264,7 @@ fn nonsense_ends_this_connection_with_a_reason() {
 }
 
 #[test]
-fn refused_resources_are_told_and_the_front_end_may_try_again() {
+fn refused_resources_are_reported_and_the_front_end_may_try_again() {
     let mut back = Back::new(BackendOffers::default());
     back.disk.refuse = Some("no such grant");
     let keys = [("ring-ref", "8"), ("event-channel", "1"), ("state", "4")];
@@ -342,7 +342,7 @@ fn a_front_end_follows_its_back_end() {
 }
 
 #[test]
-fn a_front_end_refuses_a_back_end_that_makes_no_sense() {
+fn a_front_end_refuses_a_back_end_that_breaks_the_protocol() {
     for (scripts, reason) in [
         (&[&[("state", "x")][..]][..], "state is 'x'"),
         (&[&[("state", "7")]], "Reconfiguring"),
@@ -373,7 +373,7 @@ fn a_front_end_refuses_a_back_end_that_makes_no_sense() {
                 &[("state", "4"), ("sectors", "1")],
                 &[("state", "2")],
             ],
-            "InitWait while we are Connected",
+            "InitWait while the front end is Connected",
         ),
     ] {
         let seen = front_sees(scripts);

@@ -1,8 +1,8 @@
-//! Numbers in keys.
+//! Parsing numbers in keys, and quoting a peer's text.
 
 use pvblk_block::Error;
 
-/// A peer's text for people: shortened, control characters escaped.
+/// Quotes a peer's text for a message: shortened, control characters escaped.
 pub(crate) fn quote(text: &str) -> String {
     let mut out = String::from("'");
     out.extend(text.chars().take(60).flat_map(char::escape_debug));
@@ -13,7 +13,7 @@ pub(crate) fn quote(text: &str) -> String {
     out
 }
 
-/// A peer's sentence (its `error` key or message) for people: at most 300 characters, one line.
+/// Quotes a peer's sentence (its `error` key or message) for a message: at most 300 characters, one line.
 pub(crate) fn sentence(text: &str) -> String {
     let visible = text.chars().take(300);
     visible
@@ -21,7 +21,7 @@ pub(crate) fn sentence(text: &str) -> String {
         .collect()
 }
 
-/// Decimal digits only: no sign, no blanks, as every known front end writes them.
+/// Parses decimal digits only: no sign, no blanks, as every known front end writes them.
 pub(crate) fn parse_u64(key: &str, value: &str) -> Result<u64, Error> {
     let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
     digits
@@ -36,7 +36,7 @@ pub(crate) fn parse_u32(key: &str, value: &str) -> Result<u32, Error> {
     u32::try_from(n).map_err(|_| Error::protocol(format!("{key} is {n}, the most is {}", u32::MAX)))
 }
 
-/// A key that may be absent.
+/// Parses a key that may be absent.
 pub(crate) fn optional_u32(
     read: &dyn Fn(&str) -> Option<String>,
     key: &str,
@@ -44,7 +44,7 @@ pub(crate) fn optional_u32(
     read(key).map(|v| parse_u32(key, &v)).transpose()
 }
 
-/// An optional mark: 64 bits in hexadecimal.
+/// Parses an optional mark: 64 bits in hexadecimal.
 pub(crate) fn optional_mark(
     read: &dyn Fn(&str) -> Option<String>,
     key: &str,
@@ -61,7 +61,7 @@ pub(crate) fn optional_mark(
     }
 }
 
-/// A feature bit: absent is off, any number but 0 is on.
+/// Parses a feature bit: absent is off, any number but 0 is on.
 pub(crate) fn flag(read: &dyn Fn(&str) -> Option<String>, key: &str) -> Result<bool, Error> {
     Ok(optional_u32(read, key)?.unwrap_or(0) != 0)
 }

@@ -1,4 +1,4 @@
-//! What a back end offers before the front end chooses.
+//! A back end's offers, published before the front end chooses.
 
 use super::number::optional_u32;
 use super::{Change, MAX_QUEUES};
@@ -10,19 +10,20 @@ const MAX_ORDER: u32 = 4;
 /// Most segments that the header's eight indirect pages hold.
 const MOST_INDIRECT: u32 = (wire::MAX_INDIRECT_PAGES * wire::SEGMENTS_PER_INDIRECT_PAGE) as u32;
 
-/// What a back end offers, and with that which back end it plays: a key that is `None` isn't published,
-/// as by back ends of the time before it. Keys are from xen/include/public/io/blkif.h.
+/// A back end's offers. A key that is `None` isn't published, as by back ends that are older than the key. Keys are
+/// from xen/include/public/io/blkif.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendOffers {
-    /// `multi-queue-max-queues`: 1 to 64. `None`: one queue, and the front end's multi-queue keys are not read.
+    /// `multi-queue-max-queues`: 1 to 64. `None`: one queue, and the front end's multi-queue keys are ignored.
     pub max_queues: Option<u32>,
-    /// `max-ring-page-order` and its deprecated twin `max-ring-pages`. `None`: one page, and the front end's keys for more are not read.
+    /// `max-ring-page-order` and its deprecated twin `max-ring-pages`. `None`: one page, and the front end's keys for
+    /// more are ignored.
     pub max_ring: Option<RingSize>,
     /// `feature-max-indirect-segments`: 1 to 256. `None`: indirect requests are not offered.
     pub max_indirect_segments: Option<u16>,
-    /// `feature-persistent`, if the front end wants it too.
+    /// `feature-persistent`, used if the front end wants it too.
     pub persistent: bool,
-    /// `feature-barrier`.
+    /// Key `feature-barrier`.
     pub barrier: bool,
 }
 
@@ -40,7 +41,7 @@ impl Default for BackendOffers {
 }
 
 impl BackendOffers {
-    /// A back end of before multi-queue, multi-page rings, indirect requests and persistent grants.
+    /// Offers of a back end from before multi-queue, multi-page rings, indirect requests and persistent grants.
     pub fn oldest() -> BackendOffers {
         BackendOffers {
             max_queues: None,
@@ -96,12 +97,11 @@ pub(super) fn one_page() -> RingSize {
     }
 }
 
-/// A back end's offers as a front end reads them, bounded to what we can do.
+/// A back end's offers as a front end reads them, limited to what the front end supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfferedLimits {
     /// Most queues, 1 to 64.
     pub max_queues: u32,
-    /// Largest ring.
     pub max_ring: RingSize,
     /// Most segments of an indirect request, up to 4096; 0: not offered.
     pub max_indirect_segments: u16,

@@ -1,4 +1,4 @@
-//! What a back end publishes about its disk when it connects.
+//! A disk's properties, published by the back end when it connects.
 
 use super::Change;
 use super::number::{flag, optional_mark, optional_u32, parse_u64, quote};
@@ -8,7 +8,7 @@ use pvblk_frontend::DiskProperties;
 /// `VDISK_READONLY` of the `info` bitmap (blkif.h).
 const INFO_READ_ONLY: u32 = 4;
 
-/// Of [`pvblk_block::Incarnation`]; ours, and unknown keys are ignored by other front ends.
+/// Keys for [`pvblk_block::Incarnation`], private to pvblk; other front ends ignore unknown keys.
 const CACHE_MARK: &str = "x-pvblk-cache";
 const CONTENTS_MARK: &str = "x-pvblk-contents";
 
@@ -37,8 +37,8 @@ pub fn publish_properties(p: &DiskProperties) -> Vec<Change> {
     ]
 }
 
-/// Reads `sectors` of a disk with this logical sector size in bytes. Errors if it is absent, no number,
-/// not whole logical sectors, or more bytes than 64 bits count.
+/// Reads `sectors` of a disk with this logical sector size in bytes. Errors if it is absent, not a number, not whole
+/// logical sectors, or more bytes than fit in 64 bits.
 pub fn parse_sectors(
     read: &dyn Fn(&str) -> Option<String>,
     sector_size: u32,
@@ -58,8 +58,8 @@ pub fn parse_sectors(
     Ok(sectors)
 }
 
-/// Reads a back end's disk. Sectors of 512 and 4096 bytes are understood. `max_indirect_segments` and
-/// our own wish for persistent grants are the caller's to add. Errors name the key.
+/// Reads a back end's disk, with sectors of 512 or 4096 bytes. The caller adds `max_indirect_segments` and its own
+/// wish for persistent grants. Errors name the key.
 pub fn parse_properties(read: &dyn Fn(&str) -> Option<String>) -> Result<DiskProperties, Error> {
     let refuse = |why: String| Err(Error::protocol(why));
     let sector_size = optional_u32(read, "sector-size")?.unwrap_or(512);

@@ -1,7 +1,7 @@
-//! One front end's queues at work: attached to a disk, watched, and detached again.
+//! One front end's queues: attached to a disk, observed, and detached again.
 
 use super::host::{Attachment, DiskHost};
-use super::inbox::{Inbox, Note};
+use super::inbox::{ConnectionEvent, Inbox};
 use super::number::sentence;
 use super::{BackendNegotiation, BackendOffers, Connector, Store};
 use pvblk_backend::{BlkifQueueParts, Fence, Pressure, Seldom, seldom};
@@ -12,46 +12,50 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A connector whose queues are those of a [`Serving`].
 pub(crate) trait Serves: Connector {
-    /// Its queues.
+    /// The queues of this connector.
     fn serving(&mut self) -> &mut Serving;
 
-    /// For logs.
+    /// Name in log lines.
     fn name(&self) -> String;
 }
 
-/// What another thread told of a connection is a step of its handshake.
-pub(crate) fn note(
-    note: Note,
+/// Turns an event from another thread into a step of the handshake.
+pub(crate) fn handle_event(
+    event: ConnectionEvent,
     negotiation: &mut BackendNegotiation,
     store: &mut dyn Store,
     connector: &mut impl Serves,
 ) -> Result<(), Error> {
     let serving = connector.serving();
-    match note {
-        Note::Ended {
+    match event {
+        ConnectionEvent::Ended {
             generation, reason, ..
         } if serving.is_serving(generation) => {
             negotiation.break_off(store, connector, &sentence(&reason))
         }
-        Note::Drained { generation, .. } if serving.drained(generation) => {
+        ConnectionEvent::Drained { generation, .. } if serving.drained(generation) => {
             negotiation.drained(store, connector)
         }
-        Note::Resized { .. } => negotiation.resize(store, serving.sectors()),
-        Note::DeviceGone { .. } => {
+        ConnectionEvent::Resized { .. } => negotiation.resize(store, serving.sectors()),
+        ConnectionEvent::DeviceGone { .. } => {
             negotiation.break_off(store, connector, "the disk's device is gone")
         }
-        Note::Ended { .. } | Note::Drained { .. } | Note::FenceOpened { .. } | Note::Stop => Ok(()),
+        ConnectionEvent::Ended { .. }
+        | ConnectionEvent::Drained { .. }
+        | ConnectionEvent::FenceOpened { .. }
+        | ConnectionEvent::Stop => Ok(()),
     }
 }
 
-/// Queues at work.
-struct Running {
+/// Attached queues.
+struct RunningQueues {
     attachment: Box<dyn Attachment>,
     detaching: bool,
     _events: Subscription,
 }
 
-/// What a connector has besides memory and event channels. What happens to it is told to an inbox, by the connection's number.
+/// A connector's part that doesn't depend on the transport. Events of the connection go to an inbox, with the
+/// connection's number.
 pub(crate) struct Serving {
     host: Arc<dyn DiskHost>,
     inbox: Arc<Inbox>,
@@ -60,21 +64,20 @@ pub(crate) struct Serving {
     pub disk: String,
     /// The front end's name, for logs.
     pub front: String,
-    /// The disk itself.
     pub device: Arc<dyn BlockDevice>,
-    /// What the front end was offered.
+    /// Offers to the front end.
     pub offers: BackendOffers,
     fence: Arc<Fence>,
-    /// A note about the fence is under way.
+    /// An event about the fence is in the inbox, or will be.
     waits_for_fence: Arc<AtomicBool>,
     generation: u64,
-    running: Option<Running>,
-    /// A note about a resize is under way.
+    running: Option<RunningQueues>,
+    /// An event about a resize is in the inbox.
     resize_noted: Arc<AtomicBool>,
 }
 
 impl Serving {
-    /// Nothing at work yet, for the connection `id`, to the disk and front end of these names.
+    /// Creates the serving of connection `id`, without queues, for the disk and front end of these names.
     pub fn new(
         host: &Arc<dyn DiskHost>,
         inbox: &Arc<Inbox>,
@@ -99,7 +102,7 @@ impl Serving {
         }
     }
 
-    /// For [`Connector::refuse`]; `name` is the connector's.
+    /// Implements [`Connector::refuse`]; `name` is the connector's.
     pub fn refuse(&self, name: &str, why: &str) {
         seldom!(warn, Seldom::of(&self.disk, "refused"), "{name}: {why}");
     }
@@ -109,12 +112,12 @@ impl Serving {
         seldom!(info, Seldom::of(&self.disk, "connected"), "{what}");
     }
 
-    /// What buffers for its data give way to.
+    /// Memory pressure that limits buffers for the front end's data.
     pub fn pressure(&self) -> Arc<Pressure> {
         self.host.pressure()
     }
 
-    /// A detach is done; true if it was that of the queues now.
+    /// Records that a detach is done; true if it was that of the present queues.
     pub fn drained(&mut self, generation: u64) -> bool {
         let ours = generation == self.generation;
         if ours {
@@ -123,46 +126,46 @@ impl Serving {
         ours
     }
 
-    /// True while there are queues, ending ones included.
+    /// True while there are queues, including those that are ending.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// True while requests of a front end that was let go of are at work.
+    /// True while requests of an earlier front end are in flight.
     pub fn is_detaching(&self) -> bool {
         self.running.as_ref().is_some_and(|r| r.detaching)
     }
 
-    /// True for the queues now, and only while they aren't ending.
+    /// True for the present queues, and only while they aren't ending.
     pub fn is_serving(&self, generation: u64) -> bool {
         generation == self.generation && self.running.as_ref().is_some_and(|r| !r.detaching)
     }
 
-    /// The device's size in whole logical sectors, in 512-byte sectors. Called after a resize was noted.
+    /// The device's size in whole logical sectors, in units of 512 bytes. Call it after a resize event.
     pub fn sectors(&self) -> u64 {
         self.resize_noted.store(false, Ordering::Release);
         whole_sectors(self.device.as_ref())
     }
 
-    /// Puts the queues to work; returns the disk as the front end is to see it. After an error nothing is at work.
+    /// Attaches the queues; returns the disk as the front end is to see it. After an error none is attached.
     pub fn attach(&mut self, queues: Vec<BlkifQueueParts>) -> Result<DiskProperties, Error> {
         self.generation += 1;
         let (inbox, id, generation) = (Arc::clone(&self.inbox), self.id, self.generation);
         let told = AtomicBool::new(false);
         let ended = Arc::new(move |reason| {
             if !told.swap(true, Ordering::AcqRel) {
-                inbox.put(Note::Ended {
+                inbox.put(ConnectionEvent::Ended {
                     id,
                     generation,
                     reason,
                 });
             }
         });
-        // Subscribed before the size is read, so that no change falls between.
+        // Subscribe before reading the size, so that no change is missed.
         self.resize_noted.store(false, Ordering::Release);
         let events = self.subscribe();
         let attachment = self.host.attach(&self.disk, &self.front, queues, ended)?;
-        self.running = Some(Running {
+        self.running = Some(RunningQueues {
             attachment,
             detaching: false,
             _events: events,
@@ -170,8 +173,8 @@ impl Serving {
         Ok(properties(self.device.as_ref(), &self.offers))
     }
 
-    /// Lets the requests in flight end, then frees everything; true if that has happened already, else there is a note later.
-    /// Called any number of times.
+    /// Lets the requests in flight end, then frees everything. True if that has happened already; otherwise an event
+    /// follows. May be called any number of times.
     pub fn detach(&mut self) -> bool {
         let Some(running) = &mut self.running else {
             return true;
@@ -182,14 +185,14 @@ impl Serving {
             let closed = self.fence.close();
             running.attachment.detach(Box::new(move || {
                 drop(closed);
-                inbox.put(Note::Drained { id, generation });
+                inbox.put(ConnectionEvent::Drained { id, generation });
             }));
         }
         false
     }
 
-    /// True if its front end may begin: no requests of another one that is gone are at work on the disk. Otherwise there is a note when
-    /// that has changed.
+    /// True if the front end may begin: no requests of an earlier one are in flight on the disk. Otherwise an event
+    /// follows when that has changed.
     pub fn may_begin(&self) -> bool {
         if !self.fence.is_closed() {
             return true;
@@ -201,7 +204,7 @@ impl Serving {
         let waits = Arc::clone(&self.waits_for_fence);
         let told = self.fence.when_open(move || {
             waits.store(false, Ordering::Release);
-            inbox.put(Note::FenceOpened { id });
+            inbox.put(ConnectionEvent::FenceOpened { id });
         });
         if !told {
             self.waits_for_fence.store(false, Ordering::Release);
@@ -215,12 +218,12 @@ impl Serving {
         self.device.events().subscribe(move |event| match event {
             DeviceEvent::Resized { .. } => {
                 if !noted.swap(true, Ordering::AcqRel) {
-                    inbox.put(Note::Resized { id });
+                    inbox.put(ConnectionEvent::Resized { id });
                 }
             }
             DeviceEvent::Gone => {
                 if !gone.swap(true, Ordering::AcqRel) {
-                    inbox.put(Note::DeviceGone { id });
+                    inbox.put(ConnectionEvent::DeviceGone { id });
                 }
             }
         })
@@ -233,7 +236,8 @@ fn whole_sectors(device: &dyn BlockDevice) -> u64 {
     sectors - sectors % unit
 }
 
-/// A device in blkif's words. Write-through devices offer no flush: every completed write is stable already.
+/// Describes a device by blkif's properties. Write-through devices offer no flush: every completed write is stable
+/// already.
 fn properties(device: &dyn BlockDevice, offers: &BackendOffers) -> DiskProperties {
     let (limits, incarnation) = (device.limits(), device.incarnation());
     let writable = !limits.read_only;

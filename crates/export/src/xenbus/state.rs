@@ -1,8 +1,8 @@
-//! States of either end.
+//! States of either end of a connection.
 
 use std::fmt;
 
-/// Where one end of a connection stands (xen/include/public/io/xenbus.h, `enum xenbus_state`).
+/// State of one end of a connection (xen/include/public/io/xenbus.h, `enum xenbus_state`).
 ///
 /// ```text
 ///   back end                              front end
@@ -21,13 +21,13 @@ use std::fmt;
 ///   2 InitWait
 /// ```
 ///
-/// Writing 4 again while Connected tells the front end to look at `sectors` anew.
+/// Writing 4 again while Connected tells the front end to read `sectors` again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum XenbusState {
     /// Gone, or never there.
     Unknown = 0,
-    /// Nothing published yet.
+    /// Nothing is published yet.
     Initialising = 1,
     /// Back end: offers are published, the front end's keys are awaited.
     InitWait = 2,
@@ -35,9 +35,9 @@ pub enum XenbusState {
     Initialised = 3,
     /// Requests may flow.
     Connected = 4,
-    /// Wants to end, or knows that the peer does.
+    /// This end asks to end, or follows the peer's request.
     Closing = 5,
-    /// Uses nothing of the peer any more.
+    /// This end doesn't use the peer's resources any more.
     Closed = 6,
     /// Not used by block devices.
     Reconfiguring = 7,
@@ -58,7 +58,7 @@ const NAMES: [(XenbusState, &str); 9] = [
 ];
 
 impl XenbusState {
-    /// From the text of a `state` key: one digit, 0 to 8. `None` for anything else.
+    /// Parses the text of a `state` key: one digit, 0 to 8. `None` for anything else.
     pub fn parse(value: &str) -> Option<XenbusState> {
         match value.as_bytes() {
             [d @ b'0'..=b'8'] => Some(NAMES[usize::from(d - b'0')].0),
@@ -66,12 +66,12 @@ impl XenbusState {
         }
     }
 
-    /// The number that a `state` key holds, 0 to 8.
+    /// The number in a `state` key, 0 to 8.
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// True if this end holds nothing of an earlier connection: it left, or starts anew.
+    /// True if this end has no resources of an earlier connection: it left, or starts again.
     pub fn has_left(self) -> bool {
         matches!(
             self,
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_state_survives_its_text_and_nothing_else_is_one() {
+    fn every_state_survives_its_text_and_other_texts_are_refused() {
         for (state, name) in NAMES {
             assert_eq!(XenbusState::parse(&state.number().to_string()), Some(state));
             assert_eq!(state.to_string(), name);

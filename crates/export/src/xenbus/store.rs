@@ -1,4 +1,4 @@
-//! What the handshake needs of a store, and a bounded copy of a peer's directory.
+//! The store that a handshake reads and writes, and a bounded copy of a peer's directory.
 
 use super::number::quote;
 use pvblk_block::Error;
@@ -9,7 +9,7 @@ use std::fmt::Display;
 pub const MAX_KEY: usize = 256;
 /// Longest value in bytes (`XENSTORE_PAYLOAD_MAX`, xen/include/public/io/xs_wire.h).
 pub const MAX_VALUE: usize = 4096;
-/// Most keys of one directory: 64 queues of 17 keys, and room.
+/// Most keys of one directory: 64 queues of 17 keys, and spare room.
 pub const MAX_KEYS: usize = 2048;
 /// Most bytes of all keys and values of one directory.
 pub const MAX_BYTES: usize = 128 * 1024;
@@ -24,7 +24,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Writes `value`.
+    /// A change that writes `value`.
     pub fn set(key: impl Into<String>, value: impl Display) -> Change {
         Change {
             key: key.into(),
@@ -32,12 +32,12 @@ impl Change {
         }
     }
 
-    /// Writes 1 or 0.
+    /// A change that writes 1 or 0.
     pub fn flag(key: impl Into<String>, on: bool) -> Change {
         Change::set(key, u8::from(on))
     }
 
-    /// Removes the key.
+    /// A change that removes the key.
     pub fn remove(key: impl Into<String>) -> Change {
         Change {
             key: key.into(),
@@ -48,14 +48,14 @@ impl Change {
 
 /// Both ends' directories, as one end sees them. Names are relative to a directory.
 ///
-/// Being told of changes is the owner's part: it steps the negotiation after every change of the
-/// peer's directory (a watch on its `state` is enough).
+/// A store doesn't report changes: its owner steps the negotiation after every change of the peer's directory (a
+/// watch on its `state` is enough).
 pub trait Store {
-    /// A key of the peer's directory; `None` if it is absent or can't be read.
+    /// Reads a key of the peer's directory; `None` if it is absent or can't be read.
     fn read(&self, key: &str) -> Option<String>;
 
-    /// Changes keys of our own directory in one transaction: the peer sees all of them or none.
-    /// Removing a key that isn't there is no error.
+    /// Changes keys of our own directory in one transaction: the peer sees all of them or none. Removing an absent
+    /// key is not an error.
     fn write(&mut self, changes: &[Change]) -> Result<(), Error>;
 }
 
@@ -77,7 +77,7 @@ pub fn check_key(key: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// A bounded copy of a directory. Writing a key again replaces it, so a flood can't grow it.
+/// A bounded copy of a directory. Writing a key again replaces its value, so repeated writes can't make it grow.
 #[derive(Clone, Debug, Default)]
 pub struct KeyMap {
     keys: BTreeMap<String, String>,
@@ -95,23 +95,22 @@ impl KeyMap {
         self.keys.get(key).map(String::as_str)
     }
 
-    /// Keys there are, at most [`MAX_KEYS`].
+    /// Number of keys, at most [`MAX_KEYS`].
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Bytes of keys and values, at most [`MAX_BYTES`].
+    /// Total length of keys and values in bytes, at most [`MAX_BYTES`].
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Applies a peer's transaction. Errors if a name, a value or the whole passes its bound; the
-    /// directory is then incomplete and its owner ends the connection.
+    /// Applies a peer's transaction. Errors if a name, a value or the whole exceeds its limit; the directory is then
+    /// incomplete and its owner ends the connection.
     pub fn apply(&mut self, changes: Vec<Change>) -> Result<(), Error> {
         for Change { key, value } in changes {
             check_key(&key)?;
@@ -129,7 +128,7 @@ impl KeyMap {
             }
             let name = key.len();
             let added = name + value.len();
-            // The old value goes first, so that the bound counts what is kept.
+            // The old value is removed first, so that the limit applies to the bytes that are kept.
             if let Some(old) = self.keys.remove(&key) {
                 self.bytes -= name + old.len();
             }

@@ -1,41 +1,42 @@
-//! One disk of one guest: the handshake, its directories, its queues.
+//! One disk of one guest: its handshake, its directories, its queues.
 
 use super::connector::XenConnector;
 use super::node::Node;
 use super::store::NodeStore;
 use crate::xenbus::serving::{self, Serves};
-use crate::xenbus::{BackendNegotiation, Note, Store, XenbusState};
+use crate::xenbus::{BackendNegotiation, ConnectionEvent, Store, XenbusState};
 use pvblk_block::Error;
 use std::time::{Duration, Instant};
 
-/// How long a guest may take to leave when it is asked to before this is told, and told again.
+/// Time after which a guest that was asked to release its disk is reported in the log, and the interval of further
+/// reports.
 const CLOSING_TIME: Duration = Duration::from_secs(30);
 
-/// A device directory of ours that names a disk of this server.
-pub(super) struct Attached {
+/// A back-end directory that names a disk of this server.
+pub(super) struct GuestDisk {
     pub node: Node,
-    /// Of this one alone: the next device of the same number has another.
+    /// Unique in this server: another device with the same number later has another id.
     pub id: u64,
     pub negotiation: BackendNegotiation,
     pub store: NodeStore,
     pub connector: XenConnector,
-    /// Its guest's name, where the disk goes to guests of that name.
+    /// The guest's name, if a standing order attached the disk.
     pub guest: Option<String>,
-    /// Closed with a front end of an earlier server; told once.
+    /// The front end used an earlier server and has closed; reported once.
     left_over: bool,
-    /// It may not begin now; see [`BackendNegotiation::set_held`].
+    /// The handshake may not begin now; see [`BackendNegotiation::set_held`].
     held: bool,
     state: XenbusState,
-    /// When a close that lasts is told.
+    /// Time at which a close that hasn't finished is reported.
     pub deadline: Option<Instant>,
 }
 
-impl Attached {
-    pub fn new((node, id): (Node, u64), store: NodeStore, connector: XenConnector) -> Attached {
-        Attached {
+impl GuestDisk {
+    pub fn new((node, id): (Node, u64), store: NodeStore, connector: XenConnector) -> GuestDisk {
+        GuestDisk {
             node,
             id,
-            // Whether it is online is read when it starts.
+            // `online` is read in `start`.
             negotiation: BackendNegotiation::new(connector.serving.offers, true),
             store,
             connector,
@@ -47,7 +48,7 @@ impl Attached {
         }
     }
 
-    /// For logs.
+    /// Name in log lines.
     pub fn name(&self) -> String {
         self.connector.name()
     }
@@ -56,39 +57,40 @@ impl Attached {
         self.negotiation.state()
     }
 
-    /// True while its front end has queues, or may come to have some.
+    /// True while the front end has queues, or may get some.
     pub fn has_disk(&self) -> bool {
         matches!(self.state(), XenbusState::InitWait | XenbusState::Connected)
             || self.connector.serving.is_running()
     }
 
-    /// Whether it may begin is for the server to say, before each step. True if that is new.
+    /// Sets whether the handshake may begin; the server decides that before each step. True if this changed.
     pub fn set_held(&mut self, held: bool) -> bool {
         self.negotiation.set_held(held);
         std::mem::replace(&mut self.held, held) != held
     }
 
-    /// True if it may have wanted to begin, and was not let.
+    /// True if the handshake was held back while the front end may have wanted it.
     pub fn is_held(&self) -> bool {
         self.held && self.state() != XenbusState::Connected
     }
 
-    /// True once the front end of an earlier server has closed: it won't come back to this device, and is to get the disk by name.
+    /// True once, after the front end of an earlier server has closed: it won't come back to this device, and gets a
+    /// new device from its standing order.
     pub fn take_left_over(&mut self) -> bool {
         let closed =
             self.state() == XenbusState::Closed && self.store.front.as_deref() == Some("6");
         self.guest.is_some() && closed && std::mem::take(&mut self.left_over)
     }
 
-    /// True if our directory is not the one that was taken into service: somebody removed it and made it anew between two looks.
+    /// True if the directory was removed and created again since it was taken into service.
     pub fn is_replaced(&self) -> Result<bool, Error> {
         let begun = self.state() != XenbusState::Initialising;
         Ok(self.store.own("disk")?.as_ref() != Some(&self.store.disk)
             || begun && self.store.own("state")?.as_deref() == Some("1"))
     }
 
-    /// Begins, where the fence is open. Rings of an earlier server can't be taken over: answers have overwritten requests that it
-    /// hadn't answered, so a front end that still uses them is asked to leave.
+    /// Begins, if the fence is open. Rings of an earlier server can't be taken over: responses have overwritten
+    /// requests that it hadn't completed. So a front end that still uses such rings is asked to disconnect.
     pub fn start(&mut self) -> Result<(), Error> {
         self.store.look()?;
         let front = self
@@ -110,7 +112,7 @@ impl Attached {
             Some(state) => {
                 if !matches!(state, XenbusState::Closing | XenbusState::Closed) {
                     tracing::warn!(
-                        "{}: it uses rings of a server that is gone; it has to close, and to be attached again",
+                        "{}: the front end uses rings of an earlier server; unmount the disk in the guest, then detach and attach it again",
                         self.name()
                     );
                 }
@@ -122,10 +124,10 @@ impl Attached {
         self.front_changed()
     }
 
-    /// The front end's directory changed.
+    /// Handles a change of the front end's directory.
     pub fn front_changed(&mut self) -> Result<(), Error> {
         self.store.look()?;
-        let Attached {
+        let GuestDisk {
             negotiation,
             store,
             connector,
@@ -136,10 +138,11 @@ impl Attached {
         Ok(())
     }
 
-    /// Somebody, maybe we, wrote to our directory: the toolstack asks for the end by `online` and `state`.
+    /// Handles a change of the back end's directory, by the toolstack or by this server. The toolstack asks for the
+    /// end by `online` and `state`.
     pub fn own_changed(&mut self) -> Result<(), Error> {
-        // Where our own step has just overwritten the state that it asked for, `online` still tells; so it does before we have written any,
-        // where the state is an earlier server's.
+        // `state` may have been overwritten by a step of this server, or be an earlier server's; `online` tells in
+        // both cases.
         let begun = self.state() != XenbusState::Initialising;
         let asked = self.is_offline()?
             || begun && matches!(self.store.own("state")?.as_deref(), Some("5" | "6"));
@@ -150,7 +153,7 @@ impl Attached {
         Ok(())
     }
 
-    /// True if the toolstack takes the disk away.
+    /// True if the toolstack is taking the disk away.
     fn is_offline(&mut self) -> Result<bool, Error> {
         let online = self.store.own("online")?;
         let off = online.as_ref().is_some_and(|v| v.trim() == "0");
@@ -160,7 +163,7 @@ impl Attached {
         Ok(off)
     }
 
-    /// Asks the front end to leave.
+    /// Asks the front end to disconnect.
     pub fn close(&mut self) -> Result<(), Error> {
         self.negotiation
             .close(&mut self.store, &mut self.connector)?;
@@ -168,9 +171,9 @@ impl Attached {
         Ok(())
     }
 
-    /// Ends the connection, whatever the front end does.
+    /// Ends the connection without waiting for the front end.
     pub fn break_off(&mut self, why: &str) -> Result<(), Error> {
-        let Attached {
+        let GuestDisk {
             negotiation,
             store,
             connector,
@@ -181,15 +184,15 @@ impl Attached {
         Ok(())
     }
 
-    /// What another thread told.
-    pub fn note(&mut self, note: Note) -> Result<(), Error> {
-        let Attached {
+    /// Handles an event that another thread reported.
+    pub fn handle_event(&mut self, event: ConnectionEvent) -> Result<(), Error> {
+        let GuestDisk {
             negotiation,
             store,
             connector,
             ..
         } = self;
-        serving::note(note, negotiation, store, connector)?;
+        serving::handle_event(event, negotiation, store, connector)?;
         self.settle();
         Ok(())
     }
@@ -201,17 +204,17 @@ impl Attached {
         }
         tracing::debug!("{}: {} → {state}", self.name(), self.state);
         self.state = state;
-        // It came back by itself.
+        // The front end came back by itself.
         self.left_over &= state != XenbusState::InitWait;
         self.deadline = (state == XenbusState::Closing).then(|| Instant::now() + CLOSING_TIME);
     }
 
-    /// A close that lasts is told.
+    /// Reports a close that takes too long.
     pub fn late(&mut self, now: Instant) {
         if self.deadline.is_some_and(|at| at <= now) {
             self.deadline = Some(now + CLOSING_TIME * 10);
             tracing::warn!(
-                "{}: the guest still uses it, or doesn't answer",
+                "{}: the guest still uses the disk or doesn't respond; unmount it there",
                 self.name()
             );
         }
