@@ -1,31 +1,29 @@
-//! One event, wherever it comes from: our hooks or a file.
+//! Events of the trace: one type for those of our hooks and those of a file.
 
 use pvblk_block::trace::{Phase, TraceEvent, TraceOrigin};
 use pvblk_block::{Op, RequestFlags, SECTOR, Status};
 use std::fmt;
 
-/// A device's number as blktrace has it: major in the upper 12 bits, minor in the lower 20.
+/// A device's number in blktrace's form: major in the upper 12 bits, minor in the lower 20.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device(pub u32);
 
 impl Device {
-    /// Major of our floors: the first of those for local and experimental use (240 to 254 in Linux' devices.txt).
-    /// 253 and 254 are left out, as 9 is: btt takes those for stacked devices.
+    /// Major number of traced layers: the first of those for local and experimental use (240 to 254 in Linux'
+    /// devices.txt) that btt doesn't take for stacked devices, as it does 253, 254 and 9.
     pub const MAJOR: u32 = 240;
-    /// Most minors.
+    /// Number of minors.
     pub const MINORS: u32 = 1 << 20;
 
-    /// From both parts; what is too large is cut off.
+    /// Combines both numbers; bits that don't fit are cut off.
     pub fn new(major: u32, minor: u32) -> Device {
         Device(major << 20 | minor & (Device::MINORS - 1))
     }
 
-    /// The upper part.
     pub fn major(self) -> u32 {
         self.0 >> 20
     }
 
-    /// The lower part.
     pub fn minor(self) -> u32 {
         self.0 & (Device::MINORS - 1)
     }
@@ -37,7 +35,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// A step of a request's life; the letters are blkparse(1)'s.
+/// A step of a request; the letters are blkparse(1)'s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
     /// A: remapped from another device.
@@ -62,9 +60,9 @@ pub enum Action {
     Unplug,
     /// R: put back after it was issued.
     Requeue,
-    /// D: issued to what is below.
+    /// D: issued to the layer below.
     Issue,
-    /// C: completed.
+    /// C: the request has completed.
     Complete,
 }
 
@@ -87,57 +85,54 @@ impl From<Phase> for Action {
     }
 }
 
-/// What some actions carry besides.
+/// Additional data of some actions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Extra {
-    /// Nothing.
     #[default]
     None,
-    /// A remap: where the request was before.
+    /// Of a remap: the origin of the request.
     Remap {
-        /// On this device,
+        /// The device before.
         from: Device,
-        /// at this sector (512 B).
+        /// First sector there (512 B).
         sector: u64,
     },
-    /// A split: the first sector (512 B) of the second part.
+    /// Of a split: the first sector (512 B) of the second part.
     Split(u64),
-    /// An unplug: how many requests waited.
+    /// Of an unplug: the number of waiting requests.
     Waiting(u64),
 }
 
-/// One event.
+/// One step of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Nanoseconds of a monotonic clock.
+    /// Time in nanoseconds of a monotonic clock.
     pub time_ns: u64,
-    /// Which step.
     pub action: Action,
-    /// On which device.
     pub device: Device,
-    /// In which ring it was recorded: blktrace's CPU.
+    /// Number of the ring in which it was recorded; blktrace's CPU.
     pub queue: u32,
-    /// Who submitted: blktrace's process.
+    /// Number of the submitter; blktrace's process.
     pub submitter: u32,
-    /// The request's operation. blktrace can't tell a write of zeros from another write.
+    /// The request's operation. In blktrace files, a write of zeros looks like any other write.
     pub op: Op,
-    /// On stable storage at completion.
+    /// Force unit access: on stable storage at completion.
     pub fua: bool,
     /// First sector (512 B).
     pub sector: u64,
     /// Length in bytes; 0 for a flush.
     pub bytes: u32,
-    /// For a completion, the error's number (errno); 0 if it went well.
+    /// Of a completion, the error number (errno); 0 for success.
     pub error: u16,
-    /// What some actions carry besides.
+    /// Additional data of some actions.
     pub extra: Extra,
 }
 
-/// The longest length that a record can tell, in bytes: a multiple of a sector that fits 32 bits.
+/// The greatest length that a record can hold, in bytes: a multiple of a sector that fits in 32 bits.
 pub(crate) const MAX_BYTES: u32 = u32::MAX - (SECTOR as u32 - 1);
 
 impl Event {
-    /// An event of our hooks, recorded at `time_ns` in ring `queue`.
+    /// Converts an event of our hooks, recorded at `time_ns` in ring `queue`.
     pub(crate) fn of(origin: &TraceOrigin, event: &TraceEvent, time_ns: u64, queue: u32) -> Event {
         let bytes = u64::from(event.sectors) * SECTOR;
         Event {
@@ -163,14 +158,14 @@ impl Event {
         }
     }
 
-    /// First sector after it; saturates.
+    /// First sector after the request; saturates.
     pub fn end(&self) -> u64 {
         self.sector
             .saturating_add(u64::from(self.bytes).div_ceil(SECTOR))
     }
 }
 
-/// A status as Linux numbers it (errno.h).
+/// The error number that Linux uses for a status (errno.h).
 fn errno(status: Status) -> u16 {
     use rustix::io::Errno;
     let number = match status {
@@ -184,7 +179,7 @@ fn errno(status: Status) -> u16 {
     number.raw_os_error() as u16
 }
 
-/// An operation's name in tables.
+/// Name of an operation in tables.
 pub fn op_name(op: Op) -> &'static str {
     match op {
         Op::Read => "read",
@@ -199,7 +194,7 @@ pub fn op_name(op: Op) -> &'static str {
 pub(crate) mod tests {
     use super::*;
 
-    /// One event, of a read of 4 KiB at sector 0.
+    /// A read of 4 KiB at sector 0.
     pub(crate) fn event() -> Event {
         Event {
             time_ns: 0,

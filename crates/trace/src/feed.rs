@@ -1,4 +1,4 @@
-//! From the rings to all who want the events now, in order of time.
+//! Distributes events from the rings to subscribers, in order of time.
 
 use crate::{Collector, Event, Recorder};
 use parking_lot::Mutex;
@@ -8,33 +8,33 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// How often the rings are emptied.
+/// Interval at which the rings are emptied.
 const PERIOD: Duration = Duration::from_millis(4);
 
-/// How long an event is held back for others that are older: a thread may be off its CPU between reading the clock and
+/// Time for which an event is held back for older ones: a thread may lose its CPU between reading the clock and
 /// storing the event.
 const HOLD_BACK_NS: u64 = 20_000_000;
 
-/// Events that may wait for one subscriber: 72 MiB.
+/// Most events that wait for one subscriber: 72 MiB.
 const MOST_WAITING: usize = 1 << 20;
 
-/// Puts events of several queues in order of time.
+/// Sorts the events of several queues by time.
 #[derive(Debug, Default)]
 pub struct Sorter {
     waiting: Vec<Event>,
-    /// Time of the last one that was given out.
+    /// Time of the last event that was given out.
     given_ns: u64,
     late: u64,
 }
 
 impl Sorter {
-    /// Where to put events that came, in any order.
+    /// The vector to which new events are appended, in any order.
     pub fn input(&mut self) -> &mut Vec<Event> {
         &mut self.waiting
     }
 
-    /// Takes out, in order, all events before `until_ns`. One that comes after younger ones were given out is late: it is
-    /// given out with the next.
+    /// Takes out, in order, all events before `until_ns`. An event that arrives after younger ones were given out is
+    /// late: it is given out with the next batch.
     pub fn take_until(&mut self, until_ns: u64) -> Vec<Event> {
         self.waiting.sort_by_key(|e| (e.time_ns, e.action));
         let count = self.waiting.partition_point(|e| e.time_ns < until_ns);
@@ -47,38 +47,38 @@ impl Sorter {
         taken
     }
 
-    /// How many were late.
+    /// Number of late events.
     pub fn late(&self) -> u64 {
         self.late
     }
 }
 
-/// What a feed and a subscription share.
+/// State shared by a feed and a subscription.
 #[derive(Debug)]
-struct Terms {
-    /// Events up to this time are wanted, in nanoseconds.
+struct SubscriptionState {
+    /// Time in nanoseconds up to which events are wanted.
     until_ns: AtomicU64,
-    /// Events that wait.
+    /// Number of events that wait for the subscriber.
     waiting: AtomicUsize,
-    /// Events that found too many waiting.
+    /// Number of events lost because too many waited.
     lost: AtomicU64,
 }
 
 struct Subscriber {
-    terms: Arc<Terms>,
+    state: Arc<SubscriptionState>,
     to: Sender<Arc<Vec<Event>>>,
 }
 
-/// One thread that empties a recorder's rings while anybody wants the events.
+/// A thread that empties a recorder's rings while there are subscribers.
 pub struct Feed {
     recorder: Recorder,
     collector: Collector,
-    /// The thread runs while there are any.
+    /// The thread runs while there are subscribers.
     subscribers: Mutex<Vec<Subscriber>>,
 }
 
 impl Feed {
-    /// A feed of what `recorder` records, which nothing else may start, stop or drain.
+    /// Creates a feed of the events of `recorder`; nothing else may start, stop or drain the recorder.
     pub fn new(recorder: Recorder) -> Arc<Feed> {
         Arc::new(Feed {
             collector: recorder.collector(),
@@ -87,14 +87,14 @@ impl Feed {
         })
     }
 
-    /// Names of devices, and what was dropped.
+    /// The collector, for names of devices and losses.
     pub fn collector(&self) -> &Collector {
         &self.collector
     }
 
-    /// All events from now on. The first subscriber starts the recording; it ends with the last one.
+    /// Subscribes to all events from now on. The first subscriber starts the recording; it ends with the last one.
     pub fn subscribe(self: &Arc<Feed>) -> io::Result<Subscription> {
-        let terms = Arc::new(Terms {
+        let state = Arc::new(SubscriptionState {
             until_ns: AtomicU64::new(u64::MAX),
             waiting: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
@@ -109,11 +109,11 @@ impl Feed {
             run.inspect_err(|_| self.recorder.stop())?;
         }
         subscribers.push(Subscriber {
-            terms: Arc::clone(&terms),
+            state: Arc::clone(&state),
             to,
         });
         Ok(Subscription {
-            terms,
+            state,
             from: Mutex::new(from),
             feed: Arc::clone(self),
         })
@@ -123,7 +123,7 @@ impl Feed {
         let mut sorter = Sorter::default();
         loop {
             std::thread::sleep(PERIOD);
-            // Before the rings are emptied: what was recorded until then is in them, but for the odd one.
+            // Read the clock before the rings are emptied: nearly all events until then are in them.
             let now_ns = self.collector.now_ns();
             self.collector.drain(sorter.input());
             let until_ns = now_ns.saturating_sub(HOLD_BACK_NS);
@@ -140,10 +140,10 @@ impl Feed {
 }
 
 impl Subscriber {
-    /// Hands over events before `until_ns`; false when this one is done.
+    /// Hands over events before `until_ns`; false if the subscription has ended.
     fn give(&self, batch: &Arc<Vec<Event>>, until_ns: u64) -> bool {
-        let terms = &self.terms;
-        let wanted_ns = terms.until_ns.load(Ordering::Relaxed);
+        let state = &self.state;
+        let wanted_ns = state.until_ns.load(Ordering::Relaxed);
         let done = until_ns > wanted_ns;
         let count = batch.partition_point(|e| e.time_ns <= wanted_ns);
         let part;
@@ -155,44 +155,44 @@ impl Subscriber {
             }
         };
         if !batch.is_empty() {
-            if terms.waiting.load(Ordering::Relaxed) > MOST_WAITING {
-                terms.lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
+            if state.waiting.load(Ordering::Relaxed) > MOST_WAITING {
+                state.lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
             } else {
-                terms.waiting.fetch_add(batch.len(), Ordering::Relaxed);
+                state.waiting.fetch_add(batch.len(), Ordering::Relaxed);
                 if self.to.send(Arc::clone(batch)).is_err() {
                     return false;
                 }
             }
         }
-        // Without events nothing is sent that would tell whether anybody is there.
-        !done && Arc::strong_count(terms) > 1
+        // Without events, no send would fail and show that the subscriber is gone.
+        !done && Arc::strong_count(state) > 1
     }
 }
 
-/// One who gets events; dropping it ends that.
+/// One subscriber's end of a feed; dropping it ends the subscription.
 pub struct Subscription {
-    terms: Arc<Terms>,
+    state: Arc<SubscriptionState>,
     from: Mutex<Receiver<Arc<Vec<Event>>>>,
     feed: Arc<Feed>,
 }
 
-/// What a subscription has.
+/// Result of waiting for events.
 #[derive(Debug)]
 pub enum Next {
-    /// Events, in order.
+    /// Events in order of time.
     Events(Arc<Vec<Event>>),
-    /// None in time.
+    /// No events came in time.
     Nothing,
-    /// No more will come.
+    /// No more events will come.
     End,
 }
 
 impl Subscription {
-    /// Waits for events.
+    /// Waits up to `patience` for events.
     pub fn next(&self, patience: Duration) -> Next {
         match self.from.lock().recv_timeout(patience) {
             Ok(events) => {
-                self.terms
+                self.state
                     .waiting
                     .fetch_sub(events.len(), Ordering::Relaxed);
                 Next::Events(events)
@@ -202,18 +202,18 @@ impl Subscription {
         }
     }
 
-    /// Wants no events after now; those before still come, and then the end.
+    /// Ends the subscription now: earlier events still come, and then [`Next::End`].
     pub fn finish(&self) {
         let now_ns = self.feed.collector.now_ns();
-        self.terms.until_ns.fetch_min(now_ns, Ordering::Relaxed);
+        self.state.until_ns.fetch_min(now_ns, Ordering::Relaxed);
     }
 
-    /// Events that came too fast for this subscriber.
+    /// Number of events lost because this subscriber was too slow.
     pub fn lost(&self) -> u64 {
-        self.terms.lost.load(Ordering::Relaxed)
+        self.state.lost.load(Ordering::Relaxed)
     }
 
-    /// Names of devices, and what was dropped.
+    /// The collector, for names of devices and losses.
     pub fn collector(&self) -> &Collector {
         &self.feed.collector
     }
@@ -250,7 +250,7 @@ mod tests {
             second.finish();
             let sectors =
                 |events: Vec<Event>| -> Vec<u64> { events.iter().map(|e| e.sector).collect() };
-            // The second one may also get what was recorded just before it came.
+            // The second subscriber may also get events recorded just before it came.
             assert_eq!(sectors(take(&second)).last(), Some(&(round + 100)));
             first.finish();
             record(round + 200);

@@ -1,47 +1,49 @@
-//! A guest's own blktrace beside ours: its clock is set by the requests that both have seen.
+//! Aligns a guest's own blktrace with ours, by the requests found in both.
 //!
-//! A guest can't issue a request after we took it off the ring, nor see its end before we answered. Each request so gives an
-//! interval in which the difference of the two clocks lies. The difference that fits most requests tells which belong together; the
-//! straight line (the clocks may drift) that keeps farthest from all ends of their intervals is the difference. What is left open is
-//! half of the least time that any request spent on the ring, both ways together: no software can tell those two apart.
+//! A guest issues a request before the server takes it off the ring, and sees its completion after the server has
+//! responded. So each request gives an interval in which the difference of the two clocks lies. The difference that
+//! fits most requests shows which requests of the two traces are the same. The clocks may drift, so the difference is
+//! then taken from a straight line: the one that keeps farthest from all ends of the intervals. The remaining error
+//! is half of the least time that any request spent on the ring, both ways together: no software can tell the two
+//! ways apart.
 
 use crate::{Action, Event};
 use pvblk_block::Op;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
-/// Fewest requests that set a clock.
+/// Fewest requests that determine a clock.
 const LEAST_PAIRS: usize = 8;
-/// Fastest that two clocks of one machine drift apart: Linux corrects a clock by 500 parts in a million at most.
+/// Greatest drift between two clocks of one machine: Linux corrects a clock by at most 500 parts in a million.
 const MOST_DRIFT: f64 = 500e-6;
 /// Most requests at one place that are compared with each other, on each side.
 const MOST_ALIKE: usize = 64;
-/// How often requests that contradict the others are left out.
+/// Most rounds of leaving out requests that contradict the others.
 const MOST_ROUNDS: usize = 16;
-/// So many pairs are enough to tell the difference roughly.
+/// Pairs that are enough to find the difference roughly.
 const MOST_PAIRS: usize = 1 << 18;
 
-/// Sets a guest's times to the server's clock.
+/// Converts a guest's times to the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GuestClock {
     /// The guest's time at which `offset_ns` holds.
     at_ns: i64,
-    /// Server's time less guest's.
+    /// Server's time less guest's time, at `at_ns`.
     offset_ns: f64,
-    /// How much the server's clock gains on the guest's, as a part of the time that passes.
+    /// Drift: gain of the server's clock over the guest's, as a part of the elapsed time.
     pub drift: f64,
-    /// The difference may be off by so many nanoseconds at most, either way.
+    /// Largest possible error of the difference in nanoseconds, in either direction.
     pub within_ns: u64,
-    /// Requests that set it.
+    /// Number of requests that determined the clock.
     pub requests: usize,
 }
 
-/// Why a guest's clock can't be set.
+/// Reason why a guest's clock can't be aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoClock {
-    /// Too few requests of the guest were found at the server: so many.
+    /// Only this many requests of the guest were found at the server.
     TooFew(usize),
-    /// Their times contradict each other: a clock was set anew meanwhile.
+    /// The times contradict each other: a clock was set during the capture.
     Contradiction,
 }
 
@@ -53,7 +55,7 @@ impl fmt::Display for NoClock {
                 "{n} of its requests are in the server's capture, {LEAST_PAIRS} are needed: trace both at the same time"
             ),
             NoClock::Contradiction => f.write_str(
-                "its clock and the server's can't be brought together: one of them was set anew meanwhile",
+                "its clock and the server's can't be aligned: one of them was set during the capture; trace again",
             ),
         }
     }
@@ -63,19 +65,19 @@ impl std::error::Error for NoClock {}
 
 type Place = (Op, u64, u32);
 
-/// A time that can be added and subtracted: what a guest's file says may be anything; cut off at 36 years.
+/// Converts to a type for sums and differences, cut off at 36 years: a guest's file may contain any time.
 fn signed(time_ns: u64) -> i64 {
     time_ns.min(1 << 60) as i64
 }
 
-/// From a request's issue to its completion.
+/// A request's interval from issue to completion.
 #[derive(Clone, Copy)]
 struct Span {
     begin_ns: i64,
     end_ns: i64,
 }
 
-/// Both ends of requests at each place, from `begin` to C.
+/// Intervals of the requests at each place, from action `begin` to C.
 fn spans(events: &[Event], begin: Action) -> HashMap<Place, Vec<Span>> {
     let mut open: HashMap<Place, VecDeque<i64>> = HashMap::new();
     let mut all: HashMap<Place, Vec<Span>> = HashMap::new();
@@ -98,18 +100,19 @@ fn spans(events: &[Event], begin: Action) -> HashMap<Place, Vec<Span>> {
     all
 }
 
-/// A request of the guest that may be this one of the server's; the difference of the clocks lies between the two, if it is.
+/// A request of the guest and one of the server that may be the same. If they are, the difference of the clocks lies
+/// between `least_ns` and `most_ns`.
 #[derive(Clone, Copy)]
 struct Pair {
     guest: Span,
-    /// Of the guest's and of ours, among those at the same place.
+    /// Positions of the guest's and the server's request among those at the same place.
     numbers: (usize, usize),
     least_ns: i64,
     most_ns: i64,
 }
 
 impl Pair {
-    /// `None` if the server's part is longer than the whole.
+    /// Returns `None` if the server's interval is longer than the guest's.
     fn of(guest: &Span, server: &Span, numbers: (usize, usize)) -> Option<Pair> {
         let least_ns = server.end_ns - guest.end_ns;
         let most_ns = server.begin_ns - guest.begin_ns;
@@ -128,16 +131,17 @@ impl Pair {
 }
 
 impl GuestClock {
-    /// Sets the clock by the events of one device each, sorted by time: of the guest's disk, and of our back end of that disk.
+    /// Determines the clock from the events of two devices, each sorted by time: the guest's disk, and our back end
+    /// of that disk.
     pub fn set(guest: &[Event], server: &[Event]) -> Result<GuestClock, NoClock> {
-        let both = Both::of(guest, server);
+        let both = BothSides::of(guest, server);
         let at_ns = guest.first().map_or(0, |e| signed(e.time_ns));
         let lasted = |events: &[Event]| match (events.first(), events.last()) {
             (Some(first), Some(last)) => signed(last.time_ns) - signed(first.time_ns),
             _ => 0,
         };
         let longest_ns = lasted(guest).max(lasted(server));
-        // Clocks of one machine that nobody corrects just now differ by some parts in a million.
+        // Clocks of one machine that are not being corrected differ by a few parts in a million.
         let slack_ns = longest_ns / 10_000;
         let coarse_ns = most_covered(&both.any(), slack_ns).ok_or(NoClock::TooFew(0))?;
         let mut pairs = both.about(coarse_ns, slack_ns);
@@ -156,7 +160,7 @@ impl GuestClock {
                     requests: pairs.len(),
                 });
             }
-            // Requests that were taken for each other: few, or it isn't that.
+            // Wrongly paired requests must be few; otherwise the difference is wrong.
             let before = pairs.len();
             pairs.retain(|p| line.lies_in(p, at_ns, coarse_ns));
             if pairs.len() == before || pairs.len() < LEAST_PAIRS.max(all - all / 10) {
@@ -166,7 +170,7 @@ impl GuestClock {
         Err(NoClock::Contradiction)
     }
 
-    /// A guest's time as the server's clock shows it; at least 0.
+    /// Converts a guest's time to the server's clock; at least 0.
     pub fn server_ns(&self, guest_ns: u64) -> u64 {
         let guest_ns = signed(guest_ns);
         let offset = self.offset_ns + self.drift * (guest_ns - self.at_ns) as f64;
@@ -175,10 +179,10 @@ impl GuestClock {
 }
 
 /// Requests of both sides, by their places.
-struct Both(Vec<(Vec<Span>, Vec<Span>)>);
+struct BothSides(Vec<(Vec<Span>, Vec<Span>)>);
 
-impl Both {
-    fn of(guest: &[Event], server: &[Event]) -> Both {
+impl BothSides {
+    fn of(guest: &[Event], server: &[Event]) -> BothSides {
         let mut ours = spans(server, Action::Queue);
         let theirs = spans(guest, Action::Issue).into_iter();
         let mut all: Vec<_> = theirs
@@ -188,12 +192,12 @@ impl Both {
             guest.sort_by_key(|s| s.begin_ns);
             server.sort_by_key(|s| s.begin_ns);
         }
-        // The same files give the same clock.
+        // In a fixed order: the same files give the same clock.
         all.sort_by_key(|(guest, _)| guest.first().map(|s| (s.begin_ns, s.end_ns)));
-        Both(all)
+        BothSides(all)
     }
 
-    /// Pairs at the same place, whatever the difference; where one place has many requests, some of them.
+    /// Pairs at the same place, whatever their difference; if one place has many requests, some of them.
     fn any(&self) -> Vec<Pair> {
         let mut places: Vec<_> = self.0.iter().collect();
         places.sort_by_key(|(guest, server)| guest.len() * server.len());
@@ -211,7 +215,8 @@ impl Both {
         pairs
     }
 
-    /// Pairs that are one request if the difference is about that; only where each has no other to go with.
+    /// Pairs that are the same request if the difference is about `coarse_ns`; only those where neither has another
+    /// candidate.
     fn about(&self, coarse_ns: i64, slack_ns: i64) -> Vec<Pair> {
         let mut all = Vec::new();
         for (guest, server) in &self.0 {
@@ -221,7 +226,7 @@ impl Both {
                 let last = theirs.end_ns + coarse_ns + slack_ns;
                 let begin = server.partition_point(|s| s.begin_ns < first);
                 let near = server.iter().enumerate().skip(begin);
-                // Two are as bad as many.
+                // Two candidates are as bad as many.
                 let near = near
                     .take_while(|(_, s)| s.begin_ns <= last)
                     .take(MOST_ALIKE);
@@ -240,9 +245,9 @@ impl Both {
     }
 }
 
-/// The difference that lies in most intervals, each longer by `slack_ns` at both ends.
+/// The difference that lies in most intervals, each extended by `slack_ns` at both ends.
 fn most_covered(pairs: &[Pair], slack_ns: i64) -> Option<i64> {
-    // At the same place, beginnings come before ends.
+    // At the same time, beginnings come before ends.
     let mut ends: Vec<(i64, i32)> = pairs
         .iter()
         .flat_map(|p| [(p.least_ns - slack_ns, -1), (p.most_ns + slack_ns, 1)])
@@ -260,13 +265,13 @@ fn most_covered(pairs: &[Pair], slack_ns: i64) -> Option<i64> {
     found
 }
 
-/// The difference of the clocks over the guest's time, less a coarse one.
-struct Line {
+/// The difference of the clocks as a line over the guest's time, less a coarse difference.
+struct ClockLine {
     offset_ns: f64,
     drift: f64,
 }
 
-impl Line {
+impl ClockLine {
     fn lies_in(&self, pair: &Pair, at_ns: i64, coarse_ns: i64) -> bool {
         let value = |time_ns: i64| self.offset_ns + self.drift * (time_ns - at_ns) as f64;
         value(pair.guest.begin_ns) <= (pair.most_ns - coarse_ns) as f64
@@ -274,7 +279,7 @@ impl Line {
     }
 }
 
-/// What the line has to stay above and below: times since `at_ns`, differences less the coarse one.
+/// Points that the line has to stay above and below: times since `at_ns`, and differences less the coarse one.
 struct Bounds {
     least: Vec<(f64, f64)>,
     most: Vec<(f64, f64)>,
@@ -296,7 +301,7 @@ impl Bounds {
         }
     }
 
-    /// For one drift, the highest and lowest offset that are allowed; the wrong way round if none is.
+    /// For one drift, the highest and lowest offset that are allowed; swapped if none is.
     fn offsets(&self, drift: f64) -> (f64, f64) {
         let level = |(time, bound): &(f64, f64)| bound - drift * time;
         let least = self
@@ -308,13 +313,13 @@ impl Bounds {
         (least, most)
     }
 
-    /// The line that is farthest from all bounds, and how far; below 0 where none lies between them.
-    fn line(&self) -> (Line, f64) {
+    /// The line that is farthest from all bounds, and its distance; negative if no line lies between them.
+    fn line(&self) -> (ClockLine, f64) {
         let margin = |drift: f64| {
             let (least, most) = self.offsets(drift);
             (most - least) / 2.0
         };
-        // The room between is a concave function of the drift.
+        // The distance is a concave function of the drift.
         let (mut low, mut high) = (-MOST_DRIFT, MOST_DRIFT);
         while high - low > 1e-10 {
             let third = (high - low) / 3.0;
@@ -324,14 +329,14 @@ impl Bounds {
             }
         }
         let best = (low + high) / 2.0;
-        // A few requests say nothing of a drift.
+        // A few requests don't determine a drift.
         let drift = match margin(0.0) >= 0.9 * margin(best) && margin(0.0) >= 0.0 {
             true => 0.0,
             false => best,
         };
         let (least, most) = self.offsets(drift);
         let offset_ns = (least + most) / 2.0;
-        (Line { offset_ns, drift }, (most - least) / 2.0)
+        (ClockLine { offset_ns, drift }, (most - least) / 2.0)
     }
 }
 
@@ -340,8 +345,9 @@ mod tests {
     use super::*;
     use crate::event::tests::event;
 
-    /// What both sides see of `count` reads: the guest's clock is behind by `offset_ns` and gains `drift`. At `places` places, up to
-    /// 8 in flight. A request takes 20 to 60 us on the ring, both ways together, and 10 to 500 us at the server.
+    /// Events of `count` reads on both sides: the guest's clock is behind by `offset_ns` and gains `drift`. The reads
+    /// are at `places` places, up to 8 in flight. A request takes 20 to 60 us on the ring, both ways together, and 10
+    /// to 500 us at the server.
     fn both_sides(
         seed: u64,
         (count, places): (u64, u64),
@@ -381,7 +387,7 @@ mod tests {
     const OFFSET_NS: u64 = 5_000_000_000_000;
 
     #[test]
-    fn a_clock_that_runs_alike_is_set_within_the_shortest_way() {
+    fn a_clock_without_drift_is_aligned_within_the_shortest_way() {
         for seed in 0..20 {
             let (guest, server) = both_sides(seed, (2000, 1 << 20), OFFSET_NS, 0.0);
             let clock = GuestClock::set(&guest, &server).unwrap();
@@ -395,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_drifts_is_set_all_the_time() {
+    fn a_clock_with_drift_is_aligned_at_all_times() {
         for (seed, drift) in [(1, 60e-6), (2, -60e-6), (3, 1e-6)] {
             let (guest, server) = both_sides(seed, (50_000, 1 << 20), OFFSET_NS, drift);
             let clock = GuestClock::set(&guest, &server).unwrap();
@@ -409,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_are_read_over_and_over_do_not_mislead() {
+    fn repeated_reads_at_few_places_do_not_mislead() {
         for seed in 0..10 {
             for places in [16, 300] {
                 let (guest, server) = both_sides(seed, (5000, places), OFFSET_NS, 5e-6);
@@ -423,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn captures_that_overlap_in_part_are_enough() {
+    fn partly_overlapping_captures_are_enough() {
         let (guest, server) = both_sides(7, (4000, 1 << 20), OFFSET_NS, 0.0);
         let clock = GuestClock::set(&guest[4000..], &server[..5000]).unwrap();
         let off = clock.server_ns(0).abs_diff(OFFSET_NS);
@@ -431,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_nothing_in_common_is_an_error() {
+    fn captures_without_common_requests_are_an_error() {
         let (guest, _) = both_sides(1, (500, 1 << 20), OFFSET_NS, 0.0);
         let (_, server) = both_sides(2, (500, 1 << 20), OFFSET_NS, 0.0);
         let error = GuestClock::set(&guest, &server).unwrap_err();
@@ -440,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_make_no_sense_do_no_harm() {
+    fn impossible_times_are_harmless() {
         let (mut guest, server) = both_sides(1, (200, 1 << 20), OFFSET_NS, 0.0);
         for far in [u64::MAX, u64::MAX - 1, 1 << 63, 1 << 60] {
             let last = guest.len() - 1;
@@ -480,7 +486,7 @@ mod tests {
     fn a_clock_that_jumps_is_an_error() {
         let (mut guest, server) = both_sides(1, (20_000, 1 << 20), OFFSET_NS, 0.0);
         let half = guest.len() / 2;
-        // By less than what is taken for drift at first.
+        // By less than the drift that is assumed at first.
         guest[half..].iter_mut().for_each(|e| e.time_ns += 150_000);
         let error = GuestClock::set(&guest, &server).unwrap_err();
         assert_eq!(error, NoClock::Contradiction);

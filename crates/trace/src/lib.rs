@@ -1,11 +1,11 @@
-//! Where a request's time goes: collecting the events of the stack's trace hooks, blktrace files, and what the
-//! times between the events add up to.
+//! Traces requests: collects the events of the stack's trace hooks, reads and writes blktrace files, and computes
+//! latencies from the times between events.
 //!
-//! - [`Recorder`] gives every traced queue a ring of its own; [`Collector`] takes the events out; a [`Feed`] hands them, in
-//!   order, to all who want them now.
-//! - [`blktrace`] reads and writes what `blktrace` writes and `blkparse` and `btt` read.
-//! - [`guest`] sets the clock of a guest's own blktrace, so that its hops stand above ours.
-//! - [`latency`] pairs the events of a request and splits its life into hops; [`slow`] keeps the requests that took long.
+//! - [`Recorder`] gives every traced queue a ring of its own; [`Collector`] takes the events out; a [`Feed`] passes
+//!   them to subscribers in order of time.
+//! - [`blktrace`] reads and writes the files of `blktrace`, `blkparse` and `btt`.
+//! - [`guest`] aligns the clock of a guest's own blktrace, so that its hops appear above ours.
+//! - [`latency`] pairs the events of a request and computes its hops; [`slow`] keeps the slowest requests.
 //!
 //! See docs/decisions/0008-trace.md.
 

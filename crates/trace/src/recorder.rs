@@ -1,4 +1,4 @@
-//! From the trace hooks into memory: a ring for each queue, and one who empties them.
+//! Records events of the trace hooks in memory: one ring for each queue, and a collector that empties them.
 
 use crate::{Device, Event};
 use parking_lot::Mutex;
@@ -10,26 +10,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Most rings at a time. blkparse takes files of up to 512 CPUs.
+/// Most rings at a time, because blkparse takes files of up to 512 CPUs.
 pub const MAX_QUEUES: usize = 512;
 
-/// Most events that a ring holds: 16 ms at a million events a second.
+/// Most events in a ring: 16 ms at a million events a second.
 pub const DEFAULT_CAPACITY: usize = 1 << 14;
 
-/// Memory of all rings together in bytes, but for the last rings, which have [`LEAST_CAPACITY`] each.
+/// Memory of all rings together in bytes; the last rings, with [`LEAST_CAPACITY`] each, may exceed it.
 const MEMORY: usize = 64 << 20;
 
-/// Part of what is left of the memory that one ring may have.
+/// One ring may take this part (1/16) of the memory that is left.
 const SHARE: usize = 16;
 
-/// Fewest events that a ring holds.
+/// Fewest events in a ring.
 const LEAST_CAPACITY: usize = 256;
 
-/// How long stopping waits for queues to give their rings back.
+/// Longest wait for queues to return their rings when the recording stops.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Nanoseconds of the system's monotonic clock: the same for all processes of a machine, so that their captures
-/// go together.
+/// Time of the system's monotonic clock in nanoseconds: the same in all processes of a machine, so that their
+/// captures can be combined.
 fn now_ns() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     (t.tv_sec as u64)
@@ -37,15 +37,15 @@ fn now_ns() -> u64 {
         .wrapping_add(t.tv_nsec as u64)
 }
 
-/// Tells the time in nanoseconds; for tests and simulation, where it stands still until it is moved.
+/// A clock in nanoseconds for tests and simulation.
 pub type GivenClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// What is in a ring: the event and its time in nanoseconds.
+/// An entry of a ring: the time in nanoseconds, and the event.
 type Stamped = (u64, TraceEvent);
 
-/// One ring's receiving end.
+/// The collector's end of one ring.
 struct Ring {
-    /// The lowest number that was free: blktrace's CPU.
+    /// The lowest number that was free; blktrace's CPU.
     number: u32,
     origin: TraceOrigin,
     events: Consumer<Stamped>,
@@ -55,87 +55,86 @@ struct Ring {
 }
 
 #[derive(Default)]
-struct State {
-    /// A device's minor is its place here, after the first one.
+struct RecorderState {
+    /// Names of devices; a device's minor is its index here plus the first minor.
     devices: Vec<String>,
     rings: Vec<Ring>,
-    /// Of rings that are gone, those that dropped something; as bounded as the devices.
+    /// Losses of rings that are gone; as bounded as the devices.
     past: Vec<Drops>,
     recording: Option<Recording>,
-    /// A moment on the events' clock, in nanoseconds, and on the day's.
+    /// The same moment on the events' clock, in nanoseconds, and as time of day.
     started: Option<(u64, SystemTime)>,
 }
 
-impl State {
+impl RecorderState {
     fn name(&self, device: Device, first_minor: u32) -> String {
         let place = device.minor().saturating_sub(first_minor) as usize;
         self.devices.get(place).cloned().unwrap_or_default()
     }
 }
 
-struct Shared {
+struct RecorderShared {
     capacity: usize,
     first_minor: u32,
-    /// Taken when a queue is opened and when rings are emptied, never to record.
-    state: Mutex<State>,
-    /// Events are wanted.
+    /// Locked when a queue is opened and when rings are emptied, never to record.
+    state: Mutex<RecorderState>,
+    /// True while events are recorded.
     wanted: AtomicBool,
     /// Events of queues that got no ring.
     refused: AtomicU64,
-    /// Instead of the system's.
+    /// Replaces the system's clock.
     clock: Option<GivenClock>,
 }
 
-impl Shared {
+impl RecorderShared {
     fn now_ns(&self) -> u64 {
         self.clock.as_ref().map_or_else(now_ns, |clock| clock())
     }
 }
 
-/// Events that one queue lost because nobody emptied its ring in time.
+/// Events that one queue lost because its ring was full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drops {
-    /// Of this device,
     pub device: Device,
-    /// its name,
+    /// Name of the device.
     pub name: String,
-    /// and this queue of it.
+    /// Number of the queue's ring.
     pub queue: u32,
-    /// How many.
+    /// Number of lost events.
     pub dropped: u64,
 }
 
-/// Takes the events of all queues: hand it to [`pvblk_block::trace::Tracing::to`]. Clones are the same recorder.
+/// Records the events of all queues: pass it to [`pvblk_block::trace::Tracing::to`]. Clones share one recorder.
 #[derive(Clone)]
-pub struct Recorder(Arc<Shared>);
+pub struct Recorder(Arc<RecorderShared>);
 
-/// Empties a recorder's rings; any thread may have it.
+/// Empties a recorder's rings, from any thread.
 #[derive(Clone)]
-pub struct Collector(Arc<Shared>);
+pub struct Collector(Arc<RecorderShared>);
 
 impl Recorder {
-    /// A recorder that records at once, whose rings hold `capacity` events each, at least 16.
+    /// Creates a recorder that records at once, with rings of `capacity` events, at least 16.
     pub fn new(capacity: usize) -> Recorder {
         let recorder = Recorder::make(capacity, 0, None);
         recorder.start();
         recorder
     }
 
-    /// As [`Recorder::new`], with a clock of the caller's, which never goes back.
+    /// As [`Recorder::new`], with the caller's clock, which must never go back.
     pub fn with_clock(capacity: usize, clock: GivenClock) -> Recorder {
         let recorder = Recorder::make(capacity, 0, Some(clock));
         recorder.start();
         recorder
     }
 
-    /// A recorder that waits for [`Recorder::start`]. Its devices are numbered from `first_minor` on, so that captures
-    /// of several processes go together.
+    /// Creates a recorder that waits for [`Recorder::start`]. Its devices are numbered from `first_minor` on, so that
+    /// captures of several processes can be combined.
     pub fn idle(first_minor: u32) -> Recorder {
         Recorder::make(DEFAULT_CAPACITY, first_minor, None)
     }
 
     fn make(capacity: usize, first_minor: u32, clock: Option<GivenClock>) -> Recorder {
-        Recorder(Arc::new(Shared {
+        Recorder(Arc::new(RecorderShared {
             capacity: capacity.max(16),
             first_minor,
             state: Mutex::default(),
@@ -145,7 +144,7 @@ impl Recorder {
         }))
     }
 
-    /// Wants events from now on. What an earlier recording left behind is forgotten.
+    /// Starts recording. Events of an earlier recording are dropped.
     pub fn start(&self) {
         let mut forgotten = Vec::new();
         self.collector().drain(&mut forgotten);
@@ -160,8 +159,8 @@ impl Recorder {
         state.recording.get_or_insert_with(Recording::new);
     }
 
-    /// Wants no more events. Queues give their rings back when they next come by a hook: those that are busy do so before
-    /// this returns; those that are idle keep them until they are used in another recording, or closed.
+    /// Stops recording. Queues return their rings at their next hook: busy ones do so before this returns; idle ones
+    /// keep them until the next recording, or until they are closed.
     pub fn stop(&self) {
         self.0.wanted.store(false, Ordering::Relaxed);
         let begin = Instant::now();
@@ -176,12 +175,12 @@ impl Recorder {
         self.0.state.lock().recording = None;
     }
 
-    /// True between start and stop.
+    /// True between [`Recorder::start`] and [`Recorder::stop`].
     pub fn is_recording(&self) -> bool {
         self.0.wanted.load(Ordering::Relaxed)
     }
 
-    /// The end where the events come out.
+    /// The end of the rings at which events are taken out.
     pub fn collector(&self) -> Collector {
         Collector(Arc::clone(&self.0))
     }
@@ -229,7 +228,7 @@ impl TraceHub for Recorder {
             bytes,
             _memory: Gauge::fixed(owner, MemoryKind::Heap, bytes as u64),
         });
-        Some(Box::new(Sink {
+        Some(Box::new(RingSink {
             events: sender,
             dropped,
             shared: Arc::clone(shared),
@@ -237,14 +236,14 @@ impl TraceHub for Recorder {
     }
 }
 
-/// One ring's sending end.
-struct Sink {
+/// The queue's end of one ring.
+struct RingSink {
     events: Producer<Stamped>,
     dropped: Arc<AtomicU64>,
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
 }
 
-impl TraceSink for Sink {
+impl TraceSink for RingSink {
     fn now_ns(&self) -> u64 {
         self.shared.now_ns()
     }
@@ -260,8 +259,8 @@ impl TraceSink for Sink {
     }
 }
 
-/// Instead of a ring, when there are too many.
-struct NoRing(Arc<Shared>);
+/// RingSink of a queue that got no ring because there are too many.
+struct NoRing(Arc<RecorderShared>);
 
 impl TraceSink for NoRing {
     fn now_ns(&self) -> u64 {
@@ -275,15 +274,15 @@ impl TraceSink for NoRing {
 }
 
 impl Collector {
-    /// Appends what is in the rings now: those of one queue in their order, not yet sorted by time over all.
-    /// Rings whose queue is closed go away once they are empty.
+    /// Appends the events in the rings now. Those of one queue are in order; all together are not sorted by time.
+    /// Rings of closed queues are removed once they are empty.
     pub fn drain(&self, into: &mut Vec<Event>) {
         let mut state = self.0.state.lock();
         let mut rings = std::mem::take(&mut state.rings);
         rings.retain_mut(|ring| {
-            // Before the last look, so that nothing recorded before the queue was closed stays behind.
+            // Read before the last look, so that no event from before the queue was closed stays behind.
             let closed = ring.events.is_abandoned();
-            // A bounded share, so that a busy queue doesn't keep us here for ever.
+            // A bounded number, so that a busy queue doesn't keep this loop running for ever.
             let count = ring.events.slots();
             if let Ok(chunk) = ring.events.read_chunk(count) {
                 let (origin, number) = (&ring.origin, ring.number);
@@ -299,7 +298,7 @@ impl Collector {
         state.rings = rings;
     }
 
-    fn drops_of(&self, state: &State, ring: &Ring) -> Drops {
+    fn drops_of(&self, state: &RecorderState, ring: &Ring) -> Drops {
         let device = Device(ring.origin.device.0);
         Drops {
             device,
@@ -309,7 +308,7 @@ impl Collector {
         }
     }
 
-    /// Every device's number and name.
+    /// Number and name of every device.
     pub fn devices(&self) -> Vec<(Device, String)> {
         let state = self.0.state.lock();
         let number = |i| Device::new(Device::MAJOR, self.0.first_minor + i as u32);
@@ -317,7 +316,7 @@ impl Collector {
         named.map(|(i, name)| (number(i), name.clone())).collect()
     }
 
-    /// The queues that lost events, and how many.
+    /// Losses by queue.
     pub fn drops(&self) -> Vec<Drops> {
         let state = self.0.state.lock();
         let mut all = state.past.clone();
@@ -327,17 +326,17 @@ impl Collector {
         all
     }
 
-    /// Events of queues that got no ring, because [`MAX_QUEUES`] had one.
+    /// Number of events of queues that got no ring because there were [`MAX_QUEUES`].
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// Now, on the events' clock, in nanoseconds.
+    /// Present time of the events' clock, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.0.now_ns()
     }
 
-    /// The time of day when the events' clock showed `time_ns`.
+    /// The time of day at time `time_ns` of the events' clock.
     pub fn time_of_day(&self, time_ns: u64) -> SystemTime {
         let started = self.0.state.lock().started;
         let (started_ns, started) = started.unwrap_or((0, SystemTime::UNIX_EPOCH));
@@ -345,7 +344,7 @@ impl Collector {
     }
 }
 
-/// Adds to what is known of the same queue.
+/// Adds `new` to the losses of the same queue.
 fn remember(all: &mut Vec<Drops>, new: Drops) {
     if new.dropped == 0 {
         return;
@@ -365,7 +364,7 @@ mod tests {
     use pvblk_block::{Completion, Op, Request, Status};
 
     #[test]
-    fn what_is_recorded_comes_out_once() {
+    fn recorded_events_come_out_once() {
         let recorder = Arc::new(Recorder::new(64));
         let collector = recorder.collector();
         let tracing = Tracing::to(recorder, "x");
@@ -435,7 +434,7 @@ mod tests {
             stop.join()
         });
         assert!(stop.is_ok());
-        // The idle one has its ring still; it goes on with it in the next recording.
+        // The idle queue still has its ring, and uses it in the next recording.
         assert_eq!(recorder.0.state.lock().rings.len(), 1);
         assert_eq!(step(true), 0);
         recorder.start();

@@ -1,10 +1,10 @@
-//! The requests that took too long, with all their hops.
+//! Keeps the slowest requests with all their hops.
 
 use crate::latency::Life;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Keeps requests over a threshold: a bounded number of them, and only so many of each second.
+/// Keeps requests over a threshold: a bounded number in all, and in each second.
 #[derive(Clone, Debug)]
 pub struct SlowLog {
     threshold_ns: u64,
@@ -19,8 +19,8 @@ pub struct SlowLog {
 }
 
 impl SlowLog {
-    /// Keeps the last `most` requests that took longer than `threshold` from Q to C, at most
-    /// `most_per_second` of each second of the events' clock.
+    /// Keeps the last `most` requests that took longer than `threshold` from Q to C, at most `most_per_second` in
+    /// each second of the events' clock.
     pub fn new(threshold: Duration, most: usize, most_per_second: u32) -> SlowLog {
         SlowLog {
             threshold_ns: u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX),
@@ -35,7 +35,7 @@ impl SlowLog {
         }
     }
 
-    /// Looks at a request; true if it is kept, for whoever prints at once.
+    /// Adds a request; true if it is kept, for callers that print it at once.
     pub fn record(&mut self, life: &Life) -> bool {
         if life.total_ns() <= self.threshold_ns {
             return false;
@@ -60,22 +60,22 @@ impl SlowLog {
         true
     }
 
-    /// What is kept, oldest first.
+    /// The kept requests, oldest first.
     pub fn kept(&self) -> impl Iterator<Item = &Life> {
         self.kept.iter()
     }
 
-    /// How many were over the threshold.
+    /// Number of requests over the threshold.
     pub fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// How many of them [`SlowLog::record`] refused: there were too many in their second.
+    /// Number of those that [`SlowLog::record`] refused because there were too many in their second.
     pub fn hidden(&self) -> u64 {
         self.hidden
     }
 
-    /// How many of them are not kept.
+    /// Number of those that are not kept.
     pub fn suppressed(&self) -> u64 {
         self.suppressed
     }

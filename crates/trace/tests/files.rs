@@ -1,4 +1,4 @@
-//! blktrace files: what is written is read again, and what nobody should write is refused.
+//! blktrace files: written records can be read, and invalid ones are refused.
 
 use pvblk_block::Op;
 use pvblk_trace::blktrace::{Capture, RECORD_BYTES, Reader, Record, Step, Writer, record_of};
@@ -21,7 +21,7 @@ fn event() -> Event {
     }
 }
 
-/// One of every kind.
+/// Events of every kind.
 fn events() -> Vec<Event> {
     let remap = Extra::Remap {
         from: Device::new(9, 1),
@@ -72,7 +72,7 @@ fn bytes_of(event: &Event, swapped: bool) -> Vec<u8> {
 }
 
 #[test]
-fn every_kind_goes_there_and_back_in_both_byte_orders() {
+fn every_kind_survives_its_bytes_in_both_byte_orders() {
     for swapped in [false, true] {
         let bytes: Vec<u8> = events().iter().flat_map(|e| bytes_of(e, swapped)).collect();
         let mut capture = Capture::default();
@@ -81,7 +81,7 @@ fn every_kind_goes_there_and_back_in_both_byte_orders() {
     }
 }
 
-/// The layout, byte by byte, as docs/decisions/0008-trace.md has it.
+/// The layout, byte by byte, as in docs/decisions/0008-trace.md.
 #[test]
 fn a_record_in_bytes() {
     let remap = Event {
@@ -120,7 +120,7 @@ fn a_record_in_bytes() {
 fn names_messages_and_losses_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let prefix = dir.path().join("t");
-    // Left by an earlier capture; the new one must not seem to have it.
+    // Left by an earlier capture; must not appear in the new one.
     for n in 0..4 {
         std::fs::write(dir.path().join(format!("t.blktrace.{n}")), "old").unwrap();
     }
@@ -172,7 +172,7 @@ fn a_cut_off_end_is_noted() {
 }
 
 #[test]
-fn wrong_bytes_are_one_line_with_a_place() {
+fn wrong_bytes_give_one_line_with_the_place() {
     let good = bytes_of(&event(), false);
     let with = |change: &dyn Fn(&mut Record)| {
         let (mut record, ..) = record_of(&events()[0]);
@@ -215,7 +215,7 @@ fn wrong_bytes_are_one_line_with_a_place() {
 }
 
 #[test]
-fn what_is_not_told_here_is_passed_over() {
+fn unsupported_records_are_skipped() {
     let mut bytes = Vec::new();
     // An abort, a driver's data, one of a later kernel, a command, an unknown notification; one within a cgroup.
     for action in [

@@ -1,4 +1,4 @@
-//! A guest's capture beside the server's: its requests stand above ours, on one clock.
+//! A guest's capture beside the server's: its requests appear above ours, on one clock.
 
 use pvblk_block::Op;
 use pvblk_trace::blktrace::Capture;
@@ -10,7 +10,7 @@ const PARTITION: Device = Device(202 << 20 | 1);
 const OTHER: Device = Device(202 << 20 | 16);
 const BACK: Device = Device(240 << 20);
 const VOLUME: Device = Device(240 << 20 | 1);
-/// The guest was started so long after the host.
+/// The guest was started this long after the host.
 const BEHIND_NS: u64 = 77_000_000_000;
 
 fn event(device: Device, action: Action, time_ns: u64, sector: u64) -> Event {
@@ -29,7 +29,7 @@ fn event(device: Device, action: Action, time_ns: u64, sector: u64) -> Event {
     }
 }
 
-/// What the server and the guest see of 200 reads through a partition.
+/// Events of 200 reads through a partition, at the server and in the guest.
 fn captures() -> (Capture, Capture) {
     let (mut server, mut guest) = (Capture::default(), Capture::default());
     server.devices.insert(BACK, "a/back".into());
@@ -52,7 +52,7 @@ fn captures() -> (Capture, Capture) {
                 };
             }
             guest.events.push(seen);
-            // A disk of somebody else.
+            // A disk of another guest.
             seen.device = OTHER;
             seen.sector += 1 << 30;
             guest.events.push(seen);
@@ -136,7 +136,7 @@ fn two_guests_whose_disks_have_one_number_keep_apart() {
 }
 
 #[test]
-fn what_is_not_of_this_disk_is_an_error_and_adds_nothing() {
+fn captures_of_other_disks_are_an_error_and_add_nothing() {
     let (mut capture, guest) = captures();
     let before = capture.events.clone();
     let why = capture.add_guest(&guest, "vm7").unwrap_err();

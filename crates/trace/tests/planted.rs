@@ -1,5 +1,5 @@
-//! Random traces with known delays: every one of them must come back, exactly and at the right hop, also over files.
-//! `PVBLK_SEED=N` runs the same ones again.
+//! Random traces with known delays: the analysis must find every delay, exactly and at the right hop, also through
+//! files. `PVBLK_SEED=N` repeats a run.
 
 use fastrand::Rng;
 use pvblk_block::Op;
@@ -17,17 +17,17 @@ fn rng() -> Rng {
     Rng::with_seed(seed)
 }
 
-/// So many sectors further up is where requests were before they were remapped.
+/// Distance in sectors between a request and its sector before the remap.
 const FAR: u64 = 1 << 40;
 
 type Expected = BTreeMap<(Device, &'static str, Hop), Vec<u64>>;
 
-/// Events, and what must be found in them.
+/// Events, and the results that the analysis must find in them.
 #[derive(Default)]
 struct Plan {
     events: Vec<Event>,
     expected: Expected,
-    /// A submitter that has one request at a time: all its time.
+    /// Total time of each submitter that has one request at a time.
     elapsed: BTreeMap<(Device, u32), u64>,
     sectors: u64,
 }
@@ -36,7 +36,7 @@ impl Plan {
     fn event(&mut self, ns: u64, action: Action, like: &Event) {
         let extra = match action {
             Action::Remap => Extra::Remap {
-                // A partition's sectors are further up, those of the device on it even more.
+                // Sectors of the partition are further up, those of the device on it even more.
                 from: Device::new(9, u32::from(like.sector < FAR)),
                 sector: like.sector + FAR,
             },
@@ -55,7 +55,7 @@ impl Plan {
         self.expected.entry(key).or_default().push(ns);
     }
 
-    /// One request, or several that are merged, from `begin` on; returns its end.
+    /// Adds one request, or several that are merged, from `begin` on; returns the end.
     fn life(&mut self, rng: &mut Rng, begin: u64, like: &Event) -> u64 {
         let delay = |rng: &mut Rng| {
             let most = 1 << rng.u32(1..24);
@@ -70,7 +70,7 @@ impl Plan {
         let remap = remap && !flush;
         if remap {
             if rng.bool() {
-                // First to a partition, and from there to the disk, which is what is traced.
+                // First to a partition, and from there to the traced disk.
                 let mut partition = first;
                 partition.sector += FAR;
                 self.event(ns, Action::Remap, &partition);
@@ -96,7 +96,7 @@ impl Plan {
             }
         }
         let inserted = ns;
-        // Others join behind it, or in front.
+        // Other requests merge behind it, or in front.
         let mut whole = first;
         let mut merged = Vec::new();
         let joins = if like.op == Op::Read && like.submitter >= 100 {
@@ -165,10 +165,10 @@ impl Plan {
         let (mut ns, mut gap) = (rng.u64(1..1 << 20), None);
         let begin = ns;
         for _ in 0..rng.u32(1..60) {
-            // Requests are far from each other, unless they are to be merged.
+            // Requests are far from each other, except those that are to be merged.
             self.sectors += 4096;
             let ops = [Op::Read, Op::Write, Op::Discard, Op::Flush];
-            // Flushes of several submitters are told apart only by their submitters, which deep ones share.
+            // Only submitters distinguish flushes, so submitters with a deep queue don't flush.
             let op = ops[rng.usize(..if submitter >= 100 { 3 } else { 4 })];
             let request = Event { op, ..like };
             if submitter >= 100 {
@@ -207,7 +207,7 @@ fn check(plan: &Plan, report: &Report) {
     for ((device, op), hops) in &report.hops {
         for hop in Hop::ALL {
             let mut values = hops.of(hop).values().to_vec();
-            // Deep submitters have gaps too, which aren't planned.
+            // Submitters with a deep queue also have gaps, which aren't planned.
             let planned = plan.expected.get(&(*device, *op, hop));
             let is_deep = report.submitters.contains_key(&(*device, 100));
             if values.is_empty() || hop == Hop::C2A && is_deep {
@@ -241,7 +241,7 @@ fn check(plan: &Plan, report: &Report) {
 }
 
 #[test]
-fn planted_delays_come_back() {
+fn planted_delays_are_found() {
     let mut rng = rng();
     for _ in 0..200 {
         let plan = plan(&mut rng);
@@ -259,7 +259,7 @@ fn planted_delays_come_back() {
 }
 
 #[test]
-fn also_over_files() {
+fn planted_delays_are_found_through_files() {
     let mut rng = rng();
     let dir = tempfile::tempdir().unwrap();
     for n in 0..20 {
@@ -278,7 +278,7 @@ fn also_over_files() {
     }
 }
 
-/// The seed's case: only the gap between requests grows.
+/// Only the gap between requests grows.
 #[test]
 fn a_longer_gap_shows_only_in_c2a() {
     let run = |gap: u64| {

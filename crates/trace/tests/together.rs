@@ -1,5 +1,5 @@
-//! Several requests at one sector at a time: all flushes are at sector 0 and have no length, so nothing but their order
-//! and their submitters tells them apart.
+//! Several requests at one sector at a time. All flushes are at sector 0 and have no length, so only their order and
+//! their submitters distinguish them.
 
 use pvblk_block::Op;
 use pvblk_trace::blktrace::{Capture, Writer};
@@ -26,7 +26,7 @@ fn request(op: Op, submitter: u32) -> Event {
     }
 }
 
-/// The step `action` of each request of a batch at `time_ns`.
+/// Adds the step `action` of each request of a batch at `time_ns`.
 fn batch(events: &mut Vec<Event>, time_ns: u64, action: Action, requests: &[Event]) {
     let extra = match action {
         Action::Remap => Extra::Remap {
@@ -54,7 +54,7 @@ fn all_are_paired(report: &Report) {
     assert_eq!((of.unmatched, of.unfinished), (0, 0));
 }
 
-/// A batch is remapped as a whole before it is queued, as events of one moment are sorted by their steps.
+/// A batch is remapped as a whole before it is queued, because events of one moment are sorted by their steps.
 #[test]
 fn a_batch_with_flushes_is_remapped_and_then_queued() {
     let flush = request(Op::Flush, 0);
@@ -96,9 +96,9 @@ fn a_batch_with_flushes_is_remapped_and_then_queued() {
     }
 }
 
-/// Any number of flushes of several submitters, each of whose own end in the order in which they began.
+/// Any number of flushes of several submitters; those of one submitter end in the order in which they began.
 #[test]
-fn flushes_of_several_submitters_are_told_apart() {
+fn flushes_of_several_submitters_are_distinguished() {
     let seed = std::env::var("PVBLK_SEED").ok();
     let seed: u64 = seed
         .and_then(|s| s.parse().ok())
@@ -140,9 +140,9 @@ fn flushes_of_several_submitters_are_told_apart() {
     }
 }
 
-/// In a kernel the end of a flush is told by whom an interrupt met: it ends one that was issued.
+/// In a kernel, the process that an interrupt hit reports the end of a flush, which may be another's.
 #[test]
-fn who_completes_is_not_always_who_asked() {
+fn the_completing_process_need_not_be_the_submitter() {
     let (a, b) = ([request(Op::Flush, 0)], [request(Op::Flush, 1)]);
     let mut events = Vec::new();
     for (time_ns, action, who) in [

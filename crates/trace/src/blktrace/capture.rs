@@ -1,4 +1,4 @@
-//! A whole capture in memory: some files, sorted by time.
+//! A whole capture in memory: the events of one or more files, sorted by time.
 
 use super::{ReadError, Reader, Step, dropped, name};
 use crate::guest::{GuestClock, NoClock};
@@ -9,35 +9,35 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Most notes kept; files from elsewhere may give cause for any number.
+/// Most notes kept; files from untrusted sources may cause any number.
 const MAX_NOTES: usize = 100;
-/// Most disks of a guest that are looked at: those with most requests.
+/// Most disks of a guest that are compared with ours: those with most requests.
 const MOST_GUEST_DEVICES: usize = 16;
 /// Most messages kept.
 const MAX_MESSAGES: usize = 10_000;
 
-/// The events of some files, and what else they tell.
+/// Events of one or more files, with names, messages and losses.
 #[derive(Debug, Default)]
 pub struct Capture {
-    /// By time once [`Capture::sort`] was called; those of one file are in order anyway.
+    /// Sorted by time after [`Capture::sort`]; before, those of one file are in order.
     pub events: Vec<Event>,
-    /// Names of devices, where our messages tell them.
+    /// Names of devices, from our messages.
     pub devices: BTreeMap<Device, String>,
-    /// Names of processes.
+    /// Names of processes, by number.
     pub processes: BTreeMap<u32, String>,
-    /// Messages of others: time in nanoseconds, device, text.
+    /// Messages of other programs: time in nanoseconds, device, text.
     pub messages: Vec<(u64, Device, String)>,
-    /// Records that are missing, by their numbers.
+    /// Missing records, counted by gaps in their numbers.
     pub missing: u64,
-    /// Events that were dropped when this was recorded, as our messages tell.
+    /// Events dropped while recording, from our messages.
     pub dropped: u64,
-    /// What was odd, one line each.
+    /// Oddities found while reading, one line each.
     pub notes: Vec<String>,
-    /// Last number of each device and CPU.
+    /// Last record number of each device and CPU.
     last: HashMap<(u32, u32), u32>,
 }
 
-/// The files of a path: itself if it is one, else all `PATH.blktrace.N` from 0 without a hole.
+/// The files of a path: itself if it is a file, else all `PATH.blktrace.N` from 0 up to the first missing number.
 pub fn files_of(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];
@@ -48,7 +48,6 @@ pub fn files_of(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// `PREFIX.blktrace.N`.
 pub(super) fn numbered(prefix: &Path, number: u32) -> PathBuf {
     let mut name = prefix.as_os_str().to_owned();
     name.push(format!(".blktrace.{number}"));
@@ -80,7 +79,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Adds all that a file holds.
+    /// Adds all records of a file.
     pub fn add(&mut self, name: impl Into<String>, input: impl Read) -> Result<(), ReadError> {
         let mut reader = Reader::new(name, input);
         while let Some(step) = reader.next_step()? {
@@ -111,9 +110,10 @@ impl Capture {
         Ok(())
     }
 
-    /// Adds what a guest's own blktrace saw of the disk that we serve as `disk`, with its times as this capture's clock would have
-    /// shown them, named `disk/guest`. Of several devices of the guest it takes the one whose requests are ours. Errors if
-    /// no back end of that name was traced, or its clock can't be set. [`Capture::sort`] is to be called afterwards.
+    /// Adds a capture that a guest's own blktrace made of the disk that we serve as `disk`, named `disk/guest`. Its
+    /// times are converted to this capture's clock. Of several devices of the guest, the one whose requests match
+    /// ours is taken. Errors if no back end of that name was traced, or if the clocks can't be aligned. Call
+    /// [`Capture::sort`] afterwards.
     pub fn add_guest(&mut self, guest: &Capture, disk: &str) -> Result<GuestClock, String> {
         let (back, front) = (format!("{disk}/back"), format!("{disk}/guest"));
         let named = |name: &str| self.devices.iter().find(|(_, n)| *n == name);
@@ -139,7 +139,7 @@ impl Capture {
             .filter(|e| e.device == *back)
             .copied()
             .collect();
-        // Its file may name any number of devices.
+        // The guest's file may name any number of devices.
         let mut theirs: HashMap<Device, (usize, Vec<Event>)> = HashMap::new();
         for event in &guest.events {
             let (issued, events) = theirs.entry(event.device).or_default();
@@ -165,11 +165,11 @@ impl Capture {
         }
         let (device, clock) = best;
         let clock = clock.map_err(|why| why.to_string())?;
-        // Every guest's first disk has the same number.
+        // The first disk of every guest has the same number.
         let taken = |d: &Device| self.devices.contains_key(d);
         let mut free = (device.minor()..).map(|minor| Device::new(device.major(), minor));
         let as_device = free.find(|d| !taken(d)).unwrap_or(device);
-        // From which partition a request came is not told: the whole disk is the uppermost floor.
+        // The capture doesn't say from which partition a request came: the whole disk is the uppermost layer.
         let seen = theirs.into_iter().filter(|(d, _)| *d == device);
         let seen = seen.flat_map(|(_, (_, events))| events);
         let seen = seen.filter(|e| e.action != Action::Remap).map(|e| Event {
@@ -186,7 +186,7 @@ impl Capture {
 
     fn count(&mut self, device: u32, cpu: u32, sequence: u32) {
         let last = self.last.entry((device, cpu)).or_insert(sequence);
-        // In a merged dump neighbours may change places; only steps ahead are losses.
+        // In a merged dump neighbours may be swapped; only gaps are losses.
         if sequence > *last {
             self.missing += u64::from(sequence - *last - 1);
             *last = sequence;
@@ -219,7 +219,7 @@ impl Capture {
         self.events.sort_by_key(|e| (e.time_ns, e.action));
     }
 
-    /// A device's name, or its number.
+    /// A device's name, or its number if it has none.
     pub fn device_name(&self, device: Device) -> String {
         let name = self.devices.get(&device);
         name.map_or_else(|| device.to_string(), |name| name.clone())

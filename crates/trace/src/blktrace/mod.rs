@@ -1,6 +1,6 @@
-//! Files as `blktrace` writes them: `NAME.blktrace.N`, one for each CPU, or one dump of all (`blkparse -d`).
+//! Files in the format of `blktrace`: `NAME.blktrace.N`, one for each CPU, or one dump of all (`blkparse -d`).
 //!
-//! A record is 48 bytes in the writer's byte order, and then its payload, without padding. Constants are those of
+//! A record is 48 bytes in the writer's byte order, followed by its payload, without padding. Constants are those of
 //! Linux' `blktrace_api.h`, as docs/decisions/0008-trace.md lists them.
 
 mod capture;
@@ -13,14 +13,14 @@ pub use reader::{ReadError, Reader, Step};
 pub use record::{Record, record_of};
 pub use writer::{CaptureWriter, Writer, write_capture};
 
-/// The first four bytes of a record; the lowest byte is the version.
+/// First four bytes of a record; the lowest byte is the version.
 pub const MAGIC: u32 = 0x6561_7400;
-/// The only version there is.
+/// The only version of the format.
 pub const VERSION: u32 = 7;
 /// Bytes of a record without its payload.
 pub const RECORD_BYTES: usize = 48;
 
-/// A cgroup's number precedes the payload.
+/// Bit of an action: a cgroup's number precedes the payload.
 const CGROUP: u32 = 0x100;
 
 /// Categories: the upper half of an action.
@@ -47,17 +47,17 @@ mod notify {
     pub const MESSAGE: u32 = 2;
 }
 
-/// A message of ours that names a device begins so; real ones don't.
+/// Prefix of our messages that name a device; messages of other programs don't have it.
 const NAME_MESSAGE: &str = "pvblk device ";
-/// A message of ours that tells how many events a queue lost begins so.
+/// Prefix of our messages that report events lost by a queue.
 const DROP_MESSAGE: &str = "pvblk dropped ";
 
-/// The name of a device, if this is a message of ours that tells one.
+/// The name of a device, if `message` is one of ours that tells a name.
 pub fn name(message: &str) -> Option<&str> {
     message.strip_prefix(NAME_MESSAGE)
 }
 
-/// How many events were lost, if this is a message of ours that tells that.
+/// The number of lost events, if `message` is one of ours that reports a loss.
 pub fn dropped(message: &str) -> Option<u64> {
     let count = message.strip_prefix(DROP_MESSAGE)?;
     let number = count.split_whitespace().next().and_then(|n| n.parse().ok());

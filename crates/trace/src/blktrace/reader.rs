@@ -1,4 +1,4 @@
-//! Reading records from a file that anybody may have written.
+//! Reads records from a file that may come from an untrusted source.
 
 use super::{RECORD_BYTES, Record, VERSION, notify};
 use crate::{Device, Event};
@@ -6,14 +6,13 @@ use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, SystemTime};
 
-/// Why a file can't be read, and where.
+/// Place and reason of an error while reading a file.
 #[derive(Debug)]
 pub struct ReadError {
-    /// The file's name.
     pub file: String,
-    /// Byte of the file where the record begins.
+    /// Offset in bytes at which the record begins.
     pub offset: u64,
-    /// What is wrong.
+    /// Reason, for users.
     pub why: String,
 }
 
@@ -25,20 +24,21 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// What one record says.
+/// Content of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A request's step, and the record's number among those of its device and CPU.
+    /// A step of a request, and the record's number among those of its device and CPU.
     Event(Event, u32),
-    /// A process has this name.
+    /// Number and name of a process.
     Process(u32, String),
-    /// The time of day when the events' clock showed this many nanoseconds, told of a device.
+    /// A time of the events' clock in nanoseconds, the device that reported it, and the time of day at that moment.
     Clock(u64, Device, SystemTime),
-    /// A message, at a time in nanoseconds, of a device.
+    /// Time in nanoseconds, device and text of a message.
     Message(u64, Device, String),
-    /// Something that isn't told here: commands, actions of later kernels. The record counts, as [`Step::Event`] does.
+    /// An unsupported record: a passed-through command, or an action of a later kernel. It has a record number, as
+    /// [`Step::Event`] has.
     Other(Record),
-    /// The file ends inside a record, as it does when a capture was cut off.
+    /// The file ends inside a record, as after an interrupted capture.
     CutOff,
 }
 
@@ -46,15 +46,15 @@ pub enum Step {
 pub struct Reader<R> {
     input: R,
     name: String,
-    /// Byte where the next record begins.
+    /// Offset in bytes at which the next record begins.
     offset: u64,
-    /// The file's byte order is not ours; known after the first record.
+    /// True if the file's byte order is not this machine's; known after the first record.
     swapped: Option<bool>,
     payload: Vec<u8>,
 }
 
 impl<R: Read> Reader<R> {
-    /// A reader of a file called `name`.
+    /// Creates a reader of a file called `name`.
     pub fn new(name: impl Into<String>, input: R) -> Reader<R> {
         Reader {
             input,
@@ -65,7 +65,6 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// The file's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -160,7 +159,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Reads until `to` is full or the file ends; returns how much it was.
+    /// Reads until `to` is full or the file ends; returns the bytes read.
     fn fill(&mut self, to: &mut [u8]) -> Result<usize, ReadError> {
         let mut at = 0;
         while at < to.len() {
@@ -175,7 +174,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Text up to its first 0, without what would confuse a terminal.
+/// Text up to its first 0 byte, without characters that would confuse a terminal.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end])

@@ -1,4 +1,4 @@
-//! One record: to bytes and back, and to an [`Event`] and back.
+//! Conversions of one record: to and from bytes, and to and from an [`Event`].
 
 use super::{CGROUP, MAGIC, RECORD_BYTES, VERSION, category};
 use crate::{Action, Device, Event, Extra};
@@ -11,11 +11,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 )]
 #[repr(C)]
 pub struct Record {
-    /// [`MAGIC`] and the version.
+    /// [`MAGIC`] with the version.
     pub magic: u32,
-    /// Counts the records of a device and CPU from 1; a hole is a loss. Notifications have none.
+    /// Number of the record among those of its device and CPU, from 1; a gap is a loss. Notifications have none.
     pub sequence: u32,
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     pub time_ns: u64,
     /// First sector (512 B).
     pub sector: u64,
@@ -23,25 +23,25 @@ pub struct Record {
     pub bytes: u32,
     /// Code in the lower half, categories in the upper one.
     pub action: u32,
-    /// Who did it.
+    /// Process that did it.
     pub pid: u32,
-    /// Major and minor.
+    /// Major and minor number.
     pub device: u32,
-    /// Where.
+    /// CPU on which it was recorded.
     pub cpu: u32,
-    /// For a completion: 0, or the error's number, negative as Linux has it inside.
+    /// Of a completion: 0, or the negative error number, as the kernel has it.
     pub error: u16,
-    /// Bytes of payload that follow.
+    /// Length of the payload in bytes.
     pub payload_bytes: u16,
 }
 
 const _: () = assert!(size_of::<Record>() == RECORD_BYTES);
 
-/// Longest payload that an event of ours has, in bytes.
+/// Longest payload of an event of ours, in bytes.
 pub(super) const MAX_EXTRA: usize = 16;
 
 impl Record {
-    /// Reads a record of either byte order; says whether it was the other one. `None` if its magic is wrong.
+    /// Reads a record of either byte order; the flag is true if it was the other one. `None` if its magic is wrong.
     pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<(Record, bool)> {
         let record = Record::read_from_bytes(bytes).ok()?;
         let ours = |magic: u32| magic & !0xff == MAGIC;
@@ -52,7 +52,7 @@ impl Record {
         }
     }
 
-    /// In the other byte order.
+    /// Converts to the other byte order.
     #[must_use]
     pub fn swapped(self) -> Record {
         Record {
@@ -70,7 +70,7 @@ impl Record {
         }
     }
 
-    /// True for a notification, which is no request's.
+    /// True for a notification, which belongs to no request.
     pub fn is_notification(&self) -> bool {
         self.action & category::NOTIFY != 0
     }
@@ -85,8 +85,8 @@ impl Record {
         self.action & 0xff
     }
 
-    /// What it tells, if that is of a request on sectors; the payload is without a cgroup's number. An error says what
-    /// is wrong with the payload or the numbers.
+    /// The event of a request with sectors; `None` for other records. `payload` is without a cgroup's number. Errors
+    /// say what is wrong with the payload or the numbers.
     pub fn event(&self, payload: &[u8]) -> Result<Option<Event>, String> {
         if self.is_notification() || self.action & category::PC != 0 {
             return Ok(None);
@@ -98,7 +98,8 @@ impl Record {
             Action::Remap => {
                 let from = fixed(payload, 0, 16)?;
                 Extra::Remap {
-                    // Both 4 byte numbers in one: where from, and where to, which is in the record.
+                    // The payload has two numbers of 4 bytes: the device before and the device after the remap; the
+                    // record has the latter, too.
                     from: Device((from >> 32) as u32),
                     sector: fixed(payload, 8, 16)?,
                 }
@@ -127,7 +128,7 @@ impl Record {
             fua: self.action & category::FUA != 0,
             sector: self.sector,
             bytes: self.bytes,
-            // A request that went well has 0; some errors are kept positive.
+            // 0 for success; some errors are stored as positive numbers.
             error: if action == Action::Complete {
                 (self.error as i16).unsigned_abs()
             } else {
@@ -151,7 +152,8 @@ impl Record {
     }
 }
 
-/// The 8 bytes at `at` of a payload that must have `len` bytes; payloads are big-endian whatever the record is.
+/// The 8 bytes at `at` of a payload that must have `len` bytes; payloads are big-endian in either byte order of the
+/// record.
 fn fixed(payload: &[u8], at: usize, len: usize) -> Result<u64, String> {
     let bytes = payload.get(at..at + 8).filter(|_| payload.len() == len);
     bytes
@@ -176,7 +178,7 @@ fn action_of(code: u32) -> Option<Action> {
         12 => Action::Insert,
         13 => Action::Split,
         15 => Action::Remap,
-        // Bounces, aborts, a driver's own data, and what later kernels add.
+        // Bounces, aborts, a driver's own data, and actions of later kernels.
         _ => return None,
     })
 }
@@ -200,8 +202,8 @@ fn code_of(action: Action) -> u32 {
     }
 }
 
-/// The record of an event, and its payload with the payload's length. A remap that doesn't say from where is written as
-/// one from its own place.
+/// The record of an event, its payload, and the payload's length. A remap without an origin is written as one from
+/// its own sector.
 pub fn record_of(event: &Event) -> (Record, [u8; MAX_EXTRA], usize) {
     let mut action = code_of(event.action);
     action |= match event.op {

@@ -1,4 +1,4 @@
-//! Writing `NAME.blktrace.N`.
+//! Writes files `NAME.blktrace.N`.
 
 use super::capture::numbered;
 use super::{DROP_MESSAGE, MAGIC, NAME_MESSAGE, Record, VERSION, category, notify, record_of};
@@ -10,31 +10,31 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use zerocopy::IntoBytes;
 
-/// Bytes that a message may have, as in Linux.
+/// Longest message in bytes, as in Linux.
 const MAX_MESSAGE: usize = 127;
 
-/// Where records go.
+/// Destination of records.
 enum Output {
     /// One file for each queue.
     Files {
         prefix: PathBuf,
         files: BTreeMap<u32, BufWriter<File>>,
     },
-    /// All in one, as `blkparse -d` has them.
+    /// One stream of all queues, as `blkparse -d` writes it.
     Stream(Box<dyn Write + Send>),
 }
 
 /// Writes a capture: one file for each queue (ring, CPU), or one stream.
 pub struct Writer {
     output: Output,
-    /// Last record of each device and queue.
+    /// Number of the last record of each device and queue.
     sequences: BTreeMap<(u32, u32), u32>,
     submitters: BTreeSet<u32>,
 }
 
 impl Writer {
-    /// Begins a capture of this name. Files of an earlier one of the same name are removed: readers
-    /// take every number up to the first that is missing.
+    /// Begins a capture of this name. Removes files of an earlier capture of the same name, because readers take
+    /// every number up to the first missing one.
     pub fn create(prefix: impl Into<PathBuf>) -> io::Result<Writer> {
         let prefix = prefix.into();
         for old in (0..).map(|n| numbered(&prefix, n)) {
@@ -82,7 +82,7 @@ impl Writer {
         }
     }
 
-    /// Writes an event. Those of one queue must come in order.
+    /// Writes an event. Events of one queue must come in order.
     pub fn event(&mut self, event: &Event) -> io::Result<()> {
         if self.submitters.insert(event.submitter) {
             let name = format!("submitter-{}", event.submitter);
@@ -96,12 +96,12 @@ impl Writer {
         self.put(&record, &payload[..len])
     }
 
-    /// Names a submitter; who has no name when its first event comes gets one.
+    /// Names a submitter. A submitter without a name gets one at its first event.
     pub fn process(&mut self, time_ns: u64, submitter: u32, name: &str) -> io::Result<()> {
         self.submitters.insert(submitter);
         let mut record = note(time_ns, notify::PROCESS, Device::default());
         record.pid = submitter;
-        // Linux pads names to 16 bytes, and ends them with a 0.
+        // Linux pads names to 16 bytes, with a 0 at the end.
         let mut padded = [0u8; 16];
         let len = name.len().min(15);
         padded[..len].copy_from_slice(&name.as_bytes()[..len]);
@@ -113,12 +113,12 @@ impl Writer {
         self.message(time_ns, device, &format!("{NAME_MESSAGE}{name}"))
     }
 
-    /// Tells that events were lost.
+    /// Reports lost events.
     pub fn dropped(&mut self, time_ns: u64, device: Device, count: u64) -> io::Result<()> {
         self.message(time_ns, device, &format!("{DROP_MESSAGE}{count} events"))
     }
 
-    /// Tells the time of day that belongs to a time of the events.
+    /// Writes the time of day that belongs to a time of the events' clock.
     pub fn clock(&mut self, time_ns: u64, device: Device, day: SystemTime) -> io::Result<()> {
         let since = day.duration_since(SystemTime::UNIX_EPOCH);
         let since = since.unwrap_or_default();
@@ -128,7 +128,7 @@ impl Writer {
         self.put_sized(record, payload.as_bytes())
     }
 
-    /// A message, cut to 127 bytes.
+    /// Writes a message, cut to 127 bytes.
     pub fn message(&mut self, time_ns: u64, device: Device, text: &str) -> io::Result<()> {
         let mut end = text.len().min(MAX_MESSAGE);
         while !text.is_char_boundary(end) {
@@ -149,7 +149,7 @@ impl Writer {
         output.write_all(payload)
     }
 
-    /// What was written is with the system.
+    /// Passes all written records to the system.
     pub fn flush(&mut self) -> io::Result<()> {
         match &mut self.output {
             Output::Stream(stream) => stream.flush(),
@@ -157,7 +157,7 @@ impl Writer {
         }
     }
 
-    /// Ends the capture: empty files fill the holes between the numbers. Returns how many files there are.
+    /// Ends the capture: creates empty files for missing numbers. Returns the number of files.
     pub fn finish(mut self) -> io::Result<u32> {
         let count = match &self.output {
             Output::Stream(_) => 1,
@@ -170,25 +170,25 @@ impl Writer {
     }
 }
 
-/// Writes a capture as its events come, and what its collector tells of them: names, the time of day, losses.
+/// Writes a capture while its events arrive, with the names, times of day and losses from its collector.
 pub struct CaptureWriter {
     writer: Writer,
     collector: Collector,
     named: BTreeSet<Device>,
-    /// Losses that were told, by device and queue; the last is of events without a ring.
-    told: BTreeMap<(Device, u32), u64>,
+    /// Losses that were reported, by device and queue; the last entry is for events without a ring.
+    reported: BTreeMap<(Device, u32), u64>,
     last_ns: u64,
     events: u64,
 }
 
 impl CaptureWriter {
-    /// Writes what comes from `collector`.
+    /// Creates a writer of the events of `collector`.
     pub fn new(writer: Writer, collector: Collector) -> CaptureWriter {
         CaptureWriter {
             writer,
             collector,
             named: BTreeSet::new(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             last_ns: 0,
             events: 0,
         }
@@ -224,8 +224,8 @@ impl CaptureWriter {
         let drops = self.collector.drops().into_iter();
         let drops = drops.map(|d| (d.device, d.queue, d.dropped));
         for (device, queue, count) in drops.chain([refused]) {
-            let told = self.told.entry((device, queue)).or_default();
-            let new = count.saturating_sub(std::mem::replace(told, count));
+            let reported = self.reported.entry((device, queue)).or_default();
+            let new = count.saturating_sub(std::mem::replace(reported, count));
             if new > 0 {
                 self.writer.dropped(self.last_ns, device, new)?;
             }
@@ -233,7 +233,7 @@ impl CaptureWriter {
         Ok(())
     }
 
-    /// Tells that `count` events were lost on their way here.
+    /// Reports `count` events that were lost before they arrived here.
     pub fn lost(&mut self, count: u64) -> io::Result<()> {
         if count == 0 {
             return Ok(());
@@ -241,12 +241,12 @@ impl CaptureWriter {
         self.writer.dropped(self.last_ns, Device::default(), count)
     }
 
-    /// What was written is with the system.
+    /// Passes all written records to the system.
     pub fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
     }
 
-    /// Ends it. Returns how many events it has.
+    /// Ends the capture. Returns the number of its events.
     pub fn finish(mut self) -> io::Result<u64> {
         self.losses()?;
         self.writer.finish()?;
@@ -254,7 +254,8 @@ impl CaptureWriter {
     }
 }
 
-/// Writes a whole capture: the events, which it sorts, and what their collector tells of them.
+/// Writes a whole capture: sorts the events and writes them with the names, times of day and losses from their
+/// collector.
 pub fn write_capture(
     prefix: impl Into<PathBuf>,
     collector: &Collector,

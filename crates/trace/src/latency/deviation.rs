@@ -1,4 +1,4 @@
-//! The seed's table: what grew from a good capture to a bad one.
+//! The deviation table: growth of each average from a good capture to a bad one.
 
 use super::hop::Hop;
 use super::report::{Hops, Report};
@@ -8,17 +8,17 @@ use serde::Serialize;
 /// One figure of both captures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Column {
-    /// As the seed calls it.
+    /// Name as in the table, such as `avg-D2C`.
     pub name: String,
     /// In the good capture: nanoseconds, or a share in percent.
     pub good: f64,
-    /// In the bad one.
+    /// In the bad capture, in the same unit.
     pub bad: f64,
-    /// How far the bad one is from the good one, in percent of that; `None` if the good one is 0.
+    /// Difference of the two in percent of the good one; `None` if the good one is 0.
     pub percent: Option<f64>,
 }
 
-/// A device's row.
+/// The row of one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Deviation {
     /// The device's name or number.
@@ -27,10 +27,10 @@ pub struct Deviation {
     pub columns: Vec<Column>,
 }
 
-/// The hops of the seed's table, and those that take their place on devices without tags.
+/// The table's hops, including those that replace others on devices without tags.
 const HOPS: [Hop; 5] = [Hop::A2G, Hop::G2I, Hop::I2D, Hop::Q2D, Hop::D2C];
 
-/// Compares devices of the same name (or, where they have none, number); where each capture has just one, those.
+/// Compares devices of the same name (or number, without a name); if each capture has only one device, those two.
 pub fn deviation(good: &Report, bad: &Report) -> Vec<Deviation> {
     let pairs: Vec<(Device, Device)> = match (good.devices.len(), bad.devices.len()) {
         (1, 1) => good

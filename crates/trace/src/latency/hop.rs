@@ -1,6 +1,6 @@
-//! The hops of a request's life.
+//! Hops: the times between the steps of a request.
 
-/// From one step to another.
+/// Time from one step of a request to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hop {
     /// From the remap, or from Q where there is none, until it got a tag.
@@ -19,16 +19,16 @@ pub enum Hop {
     Q2D,
     /// From the tag until it was issued, on a device without insertion.
     G2D,
-    /// Below.
+    /// From the issue until the completion: the time below this device.
     D2C,
-    /// All of it.
+    /// From Q until the completion: the whole time on this device.
     Q2C,
     /// From a completion to the same submitter's next request.
     C2A,
 }
 
 impl Hop {
-    /// All, in the order of tables.
+    /// All hops, in the order of tables.
     pub const ALL: [Hop; 11] = [
         Hop::A2G,
         Hop::Q2G,
@@ -43,7 +43,7 @@ impl Hop {
         Hop::C2A,
     ];
 
-    /// As the seed and btt call it.
+    /// Name in tables and files.
     pub fn name(self) -> &'static str {
         match self {
             Hop::A2G => "A2G",
@@ -65,14 +65,14 @@ impl Hop {
     }
 }
 
-/// A moment: the time, and what the submitter's clock of shared time shows then.
+/// A moment: its time, and the submitter's clock of shared time then.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Mark {
     pub ns: u64,
     pub shared: f64,
 }
 
-/// When a request reached which step.
+/// Moments at which a request reached its steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marks {
     /// The remap, or Q where there is none.
@@ -85,7 +85,7 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// The same moments, of a part that takes its share of the submitter's time only from `now` on.
+    /// The same moments for a part of a split request, which shares the submitter's time only from `now` on.
     pub fn sharing_from(mut self, now: Mark) -> Marks {
         let own = [&mut self.begin, &mut self.queue];
         let others = [
@@ -99,11 +99,11 @@ impl Marks {
         self
     }
 
-    /// The life cut into pieces without overlap, each with its share of the submitter's time in nanoseconds. A piece
-    /// between steps that no hop lies between is `None`'s.
+    /// Cuts the request's time into intervals without overlap, each with its share of the submitter's time in
+    /// nanoseconds. `None` stands for intervals between steps that have no hop.
     pub fn shares(&self, end: Mark) -> impl Iterator<Item = (Option<Hop>, f64)> {
         #[derive(Clone, Copy, PartialEq)]
-        enum Step {
+        enum RequestStep {
             Begin,
             Get,
             Merge,
@@ -112,28 +112,28 @@ impl Marks {
             End,
         }
         let steps = [
-            (Step::Begin, Some(self.begin)),
-            (Step::Get, self.get),
-            (Step::Merge, self.merge),
-            (Step::Insert, self.insert),
-            (Step::Issue, self.issue),
-            (Step::End, Some(end)),
+            (RequestStep::Begin, Some(self.begin)),
+            (RequestStep::Get, self.get),
+            (RequestStep::Merge, self.merge),
+            (RequestStep::Insert, self.insert),
+            (RequestStep::Issue, self.issue),
+            (RequestStep::End, Some(end)),
         ];
-        let mut last = (Step::Begin, self.begin.shared);
+        let mut last = (RequestStep::Begin, self.begin.shared);
         steps.into_iter().skip(1).filter_map(move |(step, mark)| {
             let (before, at) = last;
-            // Events that are out of order take nothing from others.
+            // Events out of order take nothing from other intervals.
             let now = mark?.shared.max(at);
             last = (step, now);
             let hop = match (before, step) {
-                (Step::Begin, Step::Get) => Some(Hop::A2G),
-                (Step::Begin, Step::Merge) => Some(Hop::Q2M),
-                (Step::Begin, Step::Issue) => Some(Hop::Q2D),
-                (Step::Get, Step::Insert) => Some(Hop::G2I),
-                (Step::Get, Step::Issue) => Some(Hop::G2D),
-                (Step::Merge, Step::Issue) => Some(Hop::M2D),
-                (Step::Insert, Step::Issue) => Some(Hop::I2D),
-                (Step::Issue, Step::End) => Some(Hop::D2C),
+                (RequestStep::Begin, RequestStep::Get) => Some(Hop::A2G),
+                (RequestStep::Begin, RequestStep::Merge) => Some(Hop::Q2M),
+                (RequestStep::Begin, RequestStep::Issue) => Some(Hop::Q2D),
+                (RequestStep::Get, RequestStep::Insert) => Some(Hop::G2I),
+                (RequestStep::Get, RequestStep::Issue) => Some(Hop::G2D),
+                (RequestStep::Merge, RequestStep::Issue) => Some(Hop::M2D),
+                (RequestStep::Insert, RequestStep::Issue) => Some(Hop::I2D),
+                (RequestStep::Issue, RequestStep::End) => Some(Hop::D2C),
                 _ => None,
             };
             Some((hop, now - at))

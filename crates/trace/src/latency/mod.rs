@@ -1,8 +1,8 @@
-//! From events to hops: what each request spent where, for each device, operation and submitter.
+//! Turns events into hops: the time that each request spent at each step, by device, operation and submitter.
 //!
-//! Events are paired as btt pairs them: by device and range of sectors. A merged request is issued and completes as one; what
-//! covers the sectors of several requests counts for each of them. C2A is the seed's: from a completion to the next request
-//! of the same submitter; when several complete before it, from the last of them.
+//! Events are paired as in btt: by device and range of sectors. A merged request is issued and completed as one; an
+//! event that covers the sectors of several requests counts for each of them. C2A is the time from a completion to
+//! the next request of the same submitter; if several requests complete before it, from the last of them.
 
 mod deviation;
 mod hop;
@@ -27,46 +27,43 @@ use remaps::{Remapped, Remaps};
 use std::collections::{BTreeMap, HashMap};
 use submitter::Submitter;
 
-/// A request's whole life. Times are nanoseconds of the events' clock.
+/// A completed request with its steps. Times are nanoseconds of the events' clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// On this device,
     pub device: Device,
-    /// by this submitter,
     pub submitter: u32,
-    /// this operation,
     pub op: Op,
-    /// from this sector (512 B)
+    /// First sector (512 B).
     pub sector: u64,
-    /// over so many sectors.
+    /// Length in sectors.
     pub sectors: u64,
-    /// The error's number; 0 if it went well.
+    /// The error number; 0 for success.
     pub error: u16,
-    /// A, if it was remapped.
+    /// Time of A, if it was remapped.
     pub remap_ns: Option<u64>,
-    /// Where it was remapped from, if it was.
+    /// Device before the remap, if any.
     pub from: Option<Device>,
-    /// Q.
+    /// Time of Q.
     pub queue_ns: u64,
-    /// G.
+    /// Time of G.
     pub get_ns: Option<u64>,
-    /// M or F.
+    /// Time of M or F.
     pub merge_ns: Option<u64>,
-    /// I.
+    /// Time of I.
     pub insert_ns: Option<u64>,
-    /// D.
+    /// Time of D.
     pub issue_ns: Option<u64>,
-    /// C.
+    /// Time of C.
     pub complete_ns: u64,
 }
 
 impl Life {
-    /// From Q to C, in nanoseconds.
+    /// Time from Q to C, in nanoseconds.
     pub fn total_ns(&self) -> u64 {
         self.complete_ns.saturating_sub(self.queue_ns)
     }
 
-    /// Its hops, in nanoseconds; without C2A, which is between two lives.
+    /// The request's hops in nanoseconds, without C2A, which lies between two requests.
     pub fn hops(&self) -> impl Iterator<Item = (Hop, u64)> {
         let from = |from: Option<u64>, to: Option<u64>| Some(to?.saturating_sub(from?));
         let (queue, issue) = (Some(self.queue_ns), self.issue_ns);
@@ -92,30 +89,29 @@ impl Life {
     }
 }
 
-/// One device's state.
+/// State of the analysis of one device.
 #[derive(Default)]
-struct Floor {
+struct DeviceAnalysis {
     in_flight: InFlight,
     remaps: Remaps,
     report: DeviceReport,
 }
 
-/// Takes events in the order of their times, and adds up.
+/// Analyses events in the order of their times.
 #[derive(Default)]
 pub struct Analyzer {
-    floors: BTreeMap<Device, Floor>,
+    devices: BTreeMap<Device, DeviceAnalysis>,
     submitters: HashMap<(Device, u32), Submitter>,
     hops: BTreeMap<(Device, &'static str), Hops>,
     keys: Vec<Key>,
 }
 
 impl Analyzer {
-    /// One that has seen nothing.
     pub fn new() -> Analyzer {
         Analyzer::default()
     }
 
-    /// The report on a whole capture that is sorted by time; `done` gets every request that completes.
+    /// Analyses a whole capture that is sorted by time; calls `done` with each request that completes.
     pub fn run(events: &[Event], mut done: impl FnMut(&Life)) -> Report {
         let mut analyzer = Analyzer::new();
         for event in events {
@@ -124,11 +120,11 @@ impl Analyzer {
         analyzer.finish()
     }
 
-    /// Takes one event.
+    /// Analyses one event.
     pub fn event(&mut self, event: &Event, done: &mut dyn FnMut(&Life)) {
-        let floor = self.floors.entry(event.device).or_default();
+        let analysis = self.devices.entry(event.device).or_default();
         let ns = event.time_ns;
-        let report = &mut floor.report;
+        let report = &mut analysis.report;
         report.events += 1;
         report.begin_ns = Some(report.begin_ns.map_or(ns, |b| b.min(ns)));
         report.end_ns = report.end_ns.max(ns);
@@ -154,8 +150,8 @@ impl Analyzer {
                 self.step(event)
             }
         };
-        if !found && let Some(floor) = self.floors.get_mut(&event.device) {
-            floor.report.unmatched += 1;
+        if !found && let Some(analysis) = self.devices.get_mut(&event.device) {
+            analysis.report.unmatched += 1;
         }
     }
 
@@ -163,7 +159,7 @@ impl Analyzer {
         self.submitters.entry((device, submitter)).or_default()
     }
 
-    /// A request arrives.
+    /// Starts a request on its device.
     fn arrive(&mut self, event: &Event) -> Mark {
         let (mark, gap) = self
             .submitter(event.device, event.submitter)
@@ -178,16 +174,17 @@ impl Analyzer {
 
     fn remap(&mut self, event: &Event) -> bool {
         let (mut before, mut from) = (None, None);
-        if let Some(floor) = self.floors.get_mut(&event.device)
+        if let Some(analysis) = self.devices.get_mut(&event.device)
             && let Extra::Remap {
                 from: device,
                 sector,
             } = event.extra
         {
             from = Some(device);
-            *floor.report.remapped_from.entry(device).or_default() += 1;
-            // From a device above to a partition, and then to the whole disk: one request, that began with the first.
-            before = floor.remaps.remove(sector, |r| {
+            *analysis.report.remapped_from.entry(device).or_default() += 1;
+            // Remapped twice, from a device above to a partition and then to the whole disk: one request, which began
+            // with the first remap.
+            before = analysis.remaps.remove(sector, |r| {
                 r.submitter == event.submitter
                     && r.from != from
                     && (r.op, r.bytes) == (event.op, event.bytes)
@@ -200,21 +197,21 @@ impl Analyzer {
             bytes: event.bytes,
             from,
         });
-        let Some(floor) = self.floors.get_mut(&event.device) else {
+        let Some(analysis) = self.devices.get_mut(&event.device) else {
             return false;
         };
-        let Some(forgotten) = floor.remaps.add(event.sector, remapped) else {
+        let Some(forgotten) = analysis.remaps.add(event.sector, remapped) else {
             return true;
         };
-        // It never got here; nobody waits for it.
+        // The request never got here, and no event will follow.
         self.submitter(event.device, forgotten.submitter)
             .give_up(event.time_ns);
         false
     }
 
     fn queue(&mut self, event: &Event) -> bool {
-        let floor = self.floors.get_mut(&event.device);
-        let remap = floor.and_then(|f| f.remaps.take(event));
+        let analysis = self.devices.get_mut(&event.device);
+        let remap = analysis.and_then(|f| f.remaps.take(event));
         let from = remap.as_ref().and_then(|r| r.from);
         let remapped = remap.is_some();
         let (begin, queue, submitter) = match remap {
@@ -231,10 +228,10 @@ impl Analyzer {
                 (mark, mark, event.submitter)
             }
         };
-        let Some(floor) = self.floors.get_mut(&event.device) else {
+        let Some(analysis) = self.devices.get_mut(&event.device) else {
             return false;
         };
-        floor.in_flight.add(Pending {
+        analysis.in_flight.add(Pending {
             op: event.op,
             submitter,
             sector: event.sector,
@@ -253,7 +250,7 @@ impl Analyzer {
         true
     }
 
-    /// G, M, F, I.
+    /// Handles G, M, F and I.
     fn step(&mut self, event: &Event) -> bool {
         fn place(action: Action, marks: &mut Marks) -> &mut Option<Mark> {
             match action {
@@ -262,29 +259,29 @@ impl Analyzer {
                 _ => &mut marks.merge,
             }
         }
-        let Some(floor) = self.floors.get_mut(&event.device) else {
+        let Some(analysis) = self.devices.get_mut(&event.device) else {
             return false;
         };
         let waits = |p: &Pending| {
             p.marks.issue.is_none() && place(event.action, &mut p.marks.clone()).is_none()
         };
-        let Some(pending) = floor.in_flight.one(event, waits) else {
+        let Some(pending) = analysis.in_flight.one(event, waits) else {
             return false;
         };
         let submitter = self.submitters.entry((event.device, pending.submitter));
         let mark = submitter.or_default().mark(event.time_ns);
         *place(event.action, &mut pending.marks) = Some(mark);
         match event.action {
-            Action::BackMerge => floor.report.back_merges += 1,
-            Action::FrontMerge => floor.report.front_merges += 1,
+            Action::BackMerge => analysis.report.back_merges += 1,
+            Action::FrontMerge => analysis.report.front_merges += 1,
             _ => {}
         }
         true
     }
 
-    /// D, and R, which takes it back.
+    /// Handles D, and R, which takes it back.
     fn issue(&mut self, event: &Event) -> bool {
-        let Some(floor) = self.floors.get_mut(&event.device) else {
+        let Some(analysis) = self.devices.get_mut(&event.device) else {
             return false;
         };
         let issue = event.action == Action::Issue;
@@ -296,16 +293,16 @@ impl Analyzer {
             pending.marks.issue = Some(mark).filter(|_| issue);
         };
         if !issue {
-            floor.report.requeues += 1;
+            analysis.report.requeues += 1;
         } else {
-            floor.report.issues += 1;
+            analysis.report.issues += 1;
         }
         if event.bytes == 0 {
-            return floor.in_flight.one(event, fits).map(set).is_some();
+            return analysis.in_flight.one(event, fits).map(set).is_some();
         }
-        floor.in_flight.covered(event, fits, &mut self.keys);
+        analysis.in_flight.covered(event, fits, &mut self.keys);
         for key in &self.keys {
-            if let Some(pending) = floor.in_flight.get_mut(*key) {
+            if let Some(pending) = analysis.in_flight.get_mut(*key) {
                 set(pending);
             }
         }
@@ -313,30 +310,30 @@ impl Analyzer {
     }
 
     fn split(&mut self, event: &Event) -> bool {
-        let (Extra::Split(at), Some(floor)) = (event.extra, self.floors.get_mut(&event.device))
+        let (Extra::Split(at), Some(analysis)) = (event.extra, self.devices.get_mut(&event.device))
         else {
             return false;
         };
-        let Some(mut second) = floor.in_flight.split(event, at) else {
+        let Some(mut second) = analysis.in_flight.split(event, at) else {
             return false;
         };
-        floor.report.splits += 1;
+        analysis.report.splits += 1;
         let submitter = self.submitters.entry((event.device, second.submitter));
         let now = submitter.or_default().also(event.time_ns);
         second.marks = second.marks.sharing_from(now);
-        floor.in_flight.add(second);
+        analysis.in_flight.add(second);
         true
     }
 
     fn complete(&mut self, event: &Event, done: &mut dyn FnMut(&Life)) -> bool {
-        let Some(floor) = self.floors.get_mut(&event.device) else {
+        let Some(analysis) = self.devices.get_mut(&event.device) else {
             return false;
         };
         if event.error != 0 {
-            floor.report.errors += 1;
+            analysis.report.errors += 1;
         }
         if event.bytes == 0 {
-            let flush = floor.in_flight.take_flush(event.op, event.submitter);
+            let flush = analysis.in_flight.take_flush(event.op, event.submitter);
             return match flush {
                 Some(pending) => {
                     self.finish_one(event, &pending, done);
@@ -347,13 +344,13 @@ impl Analyzer {
         }
         let mut keys = std::mem::take(&mut self.keys);
         let issued = |p: &Pending| p.marks.issue.is_some();
-        floor.in_flight.covered(event, issued, &mut keys);
+        analysis.in_flight.covered(event, issued, &mut keys);
         if keys.is_empty() {
-            floor.in_flight.covered(event, |_| true, &mut keys);
+            analysis.in_flight.covered(event, |_| true, &mut keys);
         }
         for key in &keys {
-            let floor = self.floors.get_mut(&event.device);
-            if let Some(pending) = floor.and_then(|f| f.in_flight.take(*key)) {
+            let analysis = self.devices.get_mut(&event.device);
+            if let Some(pending) = analysis.and_then(|f| f.in_flight.take(*key)) {
                 self.finish_one(event, &pending, done);
             }
         }
@@ -397,13 +394,13 @@ impl Analyzer {
         done(&life);
     }
 
-    /// What was found since the last time, for figures of one interval after the other. What is in flight stays, and is
-    /// counted when it ends.
+    /// Takes the report since the last call, for figures of successive intervals. Requests in flight stay, and are
+    /// counted when they complete.
     pub fn take(&mut self) -> Report {
-        let floors = self.floors.iter_mut();
-        let devices = floors.map(|(device, floor)| {
-            let mut report = std::mem::take(&mut floor.report);
-            report.unfinished = (floor.in_flight.len() + floor.remaps.len()) as u64;
+        let devices = self.devices.iter_mut();
+        let devices = devices.map(|(device, analysis)| {
+            let mut report = std::mem::take(&mut analysis.report);
+            report.unfinished = (analysis.in_flight.len() + analysis.remaps.len()) as u64;
             (*device, report)
         });
         let submitters = self.submitters.iter_mut();
@@ -417,7 +414,7 @@ impl Analyzer {
         }
     }
 
-    /// Ends: what is still in flight is counted as such.
+    /// Ends the analysis; requests in flight are counted as unfinished.
     pub fn finish(mut self) -> Report {
         self.take()
     }

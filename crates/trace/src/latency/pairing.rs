@@ -1,11 +1,11 @@
-//! Which request an event belongs to: by device and range of sectors, as blktrace has nothing else.
+//! Pairs events with requests: by device and range of sectors, because blktrace has no request numbers.
 
 use super::hop::Marks;
 use crate::{Device, Event};
 use pvblk_block::Op;
 use std::collections::{BTreeMap, VecDeque};
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     pub op: Op,
@@ -13,24 +13,24 @@ pub(super) struct Pending {
     pub sector: u64,
     /// First sector after it.
     pub end: u64,
-    /// It was remapped to this device; that is where its life begins.
+    /// True if it was remapped to this device, which is then the beginning of its hops.
     pub remapped: bool,
-    /// From where, if that is known.
+    /// Device before the remap, if known.
     pub from: Option<Device>,
     pub marks: Marks,
 }
 
-/// Most requests that begin at the same place, or are in the way, which are looked at for one event: what never completes
-/// in a broken capture must not make reading it slow.
+/// Most requests with the same first sector, or in between, that are examined for one event: requests that never
+/// complete in a broken capture must not make reading it slow.
 const MOST_LOOKS: usize = 1024;
 
-/// Where a request is kept: its first sector, and a number that grows.
+/// Key of a request in flight: its first sector, and a growing number.
 pub(super) type Key = (u64, u64);
 
-/// What is in flight on a device.
+/// Requests in flight on a device.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    /// Those with sectors.
+    /// Requests with sectors.
     ranges: BTreeMap<Key, Pending>,
     /// Flushes, oldest first.
     flushes: VecDeque<Pending>,
@@ -51,11 +51,11 @@ impl InFlight {
         }
     }
 
-    /// The oldest request that begins where `event` does and that `fits`; one of the same length goes first.
+    /// The oldest request that begins at the event's sector and that `fits`; one of the same length has priority.
     pub fn one(&mut self, event: &Event, fits: impl Fn(&Pending) -> bool) -> Option<&mut Pending> {
         let end = event.end();
         if end == event.sector {
-            // Nothing else tells flushes apart; but who issues isn't always who asked.
+            // Only the submitter distinguishes flushes, and the issuer isn't always the submitter.
             let fits = |p: &Pending| p.op == event.op && fits(p);
             let own = |p: &Pending| p.submitter == event.submitter && fits(p);
             let looked = || self.flushes.iter().take(MOST_LOOKS);
@@ -74,7 +74,7 @@ impl InFlight {
         self.first(event.sector, event.op, end, &same)
     }
 
-    /// The oldest of those that begin at `sector`, end by `end` and fit.
+    /// The oldest request that begins at `sector`, ends by `end` and fits.
     fn first(
         &self,
         sector: u64,
@@ -89,8 +89,8 @@ impl InFlight {
             .map(|(key, _)| *key)
     }
 
-    /// The requests that the range of `event` is made of: one of just this range if there is one, else those
-    /// inside, one behind the other.
+    /// The requests that make up the range of `event`: one of exactly this range if there is one, else adjacent ones
+    /// inside it.
     pub fn covered(&self, event: &Event, fits: impl Fn(&Pending) -> bool, keys: &mut Vec<Key>) {
         keys.clear();
         if let Some(key) = self.exact(event, &fits) {
@@ -115,8 +115,8 @@ impl InFlight {
         self.ranges.remove(&key)
     }
 
-    /// The oldest flush that was issued: of this submitter, or of anybody, as who completes isn't always who asked; else the oldest
-    /// that wasn't issued.
+    /// Takes the oldest flush that was issued: of this submitter, or of any, because the completing process isn't
+    /// always the submitter; else the oldest that wasn't issued.
     pub fn take_flush(&mut self, op: Op, submitter: u32) -> Option<Pending> {
         let find = |own: bool, issued: bool| {
             self.flushes.iter().take(MOST_LOOKS).position(|p| {
@@ -132,8 +132,7 @@ impl InFlight {
         self.flushes.remove(at)
     }
 
-    /// Cuts the request that begins at the event's sector in two; each part goes its own way. Returns the second part,
-    /// which is to be added.
+    /// Splits the request that begins at the event's sector in two. Returns the second part, which the caller adds.
     pub fn split(&mut self, event: &Event, at: u64) -> Option<Pending> {
         let longer = |p: &Pending| p.end > at && at > p.sector;
         let key = self.first(event.sector, event.op, u64::MAX, &longer)?;

@@ -1,78 +1,76 @@
-//! The way of a request through all floors, hop by hop: is it the front end, the ring, the worker, the volume, a member?
+//! The path of a request through all layers, hop by hop: front end, ring, worker, volume, members.
 //!
-//! Floors are linked by remaps (A), and over a ring by their names: `X/front`, or `X/guest`, issues what arrives at `X/back`. A request
-//! and those below it belong together if they touch the same sectors and the lower one's life lies between the upper
-//! one's D and C. Of several below, the last one to end is the one that was waited for.
+//! Layers are linked by remaps (A), and across a ring by their names: `X/front`, or `X/guest`, issues requests that
+//! arrive at `X/back`. A request and those below it belong together if they touch the same sectors and the lower
+//! one's time lies between the upper one's D and C. Of several below, the upper one waited for the last to complete.
 
 use super::{Life, Samples};
 use crate::Device;
 use pvblk_block::Op;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-/// Which part of a request's way.
+/// A part of a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// On this device, from Q until it was issued.
+    /// On this device, from Q until the issue.
     Wait,
-    /// From this device's D to the Q of the other one, below it.
+    /// From this device's D to the Q of the given device below it.
     Down(Device),
     /// From this device's D to its C, with no device below.
     Work,
-    /// From the C of the other device, below, to this one's C.
+    /// From the C of the given device below to this one's C.
     Up(Device),
 }
 
-/// One hop of a path.
+/// One hop of a path, over all requests.
 #[derive(Clone, Debug)]
 pub struct PathHop {
-    /// On this device,
     pub device: Device,
-    /// this part.
     pub part: Part,
-    /// How long it took.
+    /// Times of the requests that passed it.
     pub times: Samples,
 }
 
-/// Where the time of a device's requests went, through all floors below it.
+/// Times of a device's requests, hop by hop through all layers below it.
 #[derive(Clone, Debug, Default)]
 pub struct Path {
-    /// In the order in which a request passes them.
+    /// Hops in the order in which a request passes them.
     pub hops: Vec<PathHop>,
-    /// From Q to C on the uppermost device, of the requests that were followed.
+    /// Time from Q to C on the uppermost device, of the requests that were followed.
     pub total: Samples,
-    /// Requests of which nothing was seen below.
+    /// Requests without any events below.
     pub alone: u64,
 }
 
-type Hop = (Device, Part, u64);
+type HopTime = (Device, Part, u64);
 
-/// A request that ended on a floor that has another one above it.
-struct Ended {
+/// A completed request on a layer that has another one above it.
+struct EndedRequest {
     op: Op,
     sector: u64,
     end: u64,
     queue_ns: u64,
     complete_ns: u64,
-    hops: Vec<Hop>,
+    hops: Vec<HopTime>,
 }
 
-/// Most of them that are kept for one upper floor: more than can be in flight on a ring.
+/// Most completed requests kept for one upper layer: more than can be in flight on a ring.
 const MOST_KEPT: usize = 2048;
 
-/// Puts the lives of all floors together. Give it every life, in the order of their ends.
+/// Combines the requests of all layers. Call [`Paths::life`] for every request, in the order of completion.
 #[derive(Default)]
 pub struct Paths {
     names: BTreeMap<Device, String>,
-    /// Devices over rings: from `X/back` to all `X/front` and `X/guest`.
+    /// Devices across rings: from `X/back` to all `X/front` and `X/guest`.
     fronts: HashMap<Device, Vec<Device>>,
     /// Devices that have another one below.
     uppers: BTreeSet<Device>,
-    ended: HashMap<Device, VecDeque<Ended>>,
+    ended: HashMap<Device, VecDeque<EndedRequest>>,
     paths: BTreeMap<Device, Path>,
 }
 
 impl Paths {
-    /// Tells a device's name.
+    /// Sets a device's name.
     pub fn name(&mut self, device: Device, name: &str) {
         self.names.insert(device, name.to_owned());
         self.fronts.clear();
@@ -82,8 +80,8 @@ impl Paths {
                 continue;
             };
             let is_front = |name: &str| {
-                let floor = name.strip_prefix(scope);
-                matches!(floor, Some("/front" | "/guest"))
+                let layer = name.strip_prefix(scope);
+                matches!(layer, Some("/front" | "/guest"))
             };
             let fronts = all.iter().filter(|(_, n)| is_front(n));
             let fronts: Vec<Device> = fronts.map(|(d, _)| *d).collect();
@@ -92,7 +90,7 @@ impl Paths {
         }
     }
 
-    /// Takes a request that ended.
+    /// Adds a completed request.
     pub fn life(&mut self, life: &Life) {
         let uppers = match life.from {
             Some(from) => {
@@ -116,7 +114,7 @@ impl Paths {
             if kept.len() == MOST_KEPT {
                 kept.pop_front();
             }
-            kept.push_back(Ended {
+            kept.push_back(EndedRequest {
                 op: life.op,
                 sector: life.sector,
                 end: life.sector + life.sectors,
@@ -127,7 +125,7 @@ impl Paths {
         }
     }
 
-    fn add(&mut self, life: &Life, hops: Vec<Hop>, followed: bool) {
+    fn add(&mut self, life: &Life, hops: Vec<HopTime>, followed: bool) {
         let path = self.paths.entry(life.device).or_default();
         if !followed {
             path.alone += 1;
@@ -152,24 +150,24 @@ impl Paths {
         }
     }
 
-    /// What was found, by uppermost device, since the last time.
+    /// Takes the paths since the last call, by uppermost device.
     pub fn take(&mut self) -> BTreeMap<Device, Path> {
         std::mem::take(&mut self.paths)
     }
 }
 
-/// The one below that `life` waited for.
-fn below<'a>(ended: &'a VecDeque<Ended>, life: &Life) -> Option<&'a Ended> {
+/// The request below for which `life` waited.
+fn below<'a>(ended: &'a VecDeque<EndedRequest>, life: &Life) -> Option<&'a EndedRequest> {
     let (begin_ns, end) = (life.issue_ns?, life.sector + life.sectors);
-    let inside = |e: &&Ended| {
+    let inside = |e: &&EndedRequest| {
         let touches = e.sector < end && life.sector < e.end || life.sectors == 0;
         e.op == life.op && touches && e.queue_ns >= begin_ns && e.complete_ns <= life.complete_ns
     };
-    // The youngest are the last.
+    // The youngest are at the end.
     ended.iter().rev().find(inside)
 }
 
-fn hops(life: &Life, below: Option<&Ended>) -> Vec<Hop> {
+fn hops(life: &Life, below: Option<&EndedRequest>) -> Vec<HopTime> {
     let device = life.device;
     let issue_ns = life.issue_ns.unwrap_or(life.queue_ns);
     let mut hops = Vec::with_capacity(below.map_or(0, |b| b.hops.len()) + 3);
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn floors_are_linked_by_remaps_and_by_names() {
+    fn layers_are_linked_by_remaps_and_by_names() {
         let mut paths = Paths::default();
         for (minor, name) in [
             (0, "vm/front"),
@@ -229,7 +227,8 @@ mod tests {
         }
         for begin in [0, 1000] {
             let at = |times: [u64; 3]| times.map(|t| begin + t);
-            // Two members: the second one ends last. A request at the same place that ends before is another one.
+            // Two members: the second one completes last. A request at the same place that completed before is
+            // another one.
             paths.life(&life(2, Some(1), at([1, 2, 3])));
             paths.life(&life(3, Some(2), at([140, 150, 300])));
             paths.life(&life(4, Some(2), at([145, 150, 350])));

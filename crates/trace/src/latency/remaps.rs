@@ -1,11 +1,11 @@
-//! Remaps (A) whose request hasn't arrived (Q) yet.
+//! Remaps (A) whose request hasn't been queued (Q) yet.
 
 use super::hop::Mark;
 use crate::{Device, Event};
 use pvblk_block::Op;
 use std::collections::{HashMap, VecDeque};
 
-/// A remap: when, whose, of which request, and where it came from.
+/// A remap: its moment, its submitter, the request, and the device before.
 pub(super) struct Remapped {
     pub mark: Mark,
     pub submitter: u32,
@@ -14,7 +14,7 @@ pub(super) struct Remapped {
     pub from: Option<Device>,
 }
 
-/// Most remaps that are kept for one sector: in a broken capture some are never followed by a Q.
+/// Most remaps kept for one sector: in a broken capture some are never followed by a Q.
 const MOST_AT_ONE_SECTOR: usize = 1024;
 
 /// The remaps of one device, by sector, oldest first. Several requests can begin at one sector: all flushes are at
@@ -30,7 +30,7 @@ impl Remaps {
         self.len
     }
 
-    /// Keeps one; returns the oldest at this sector if there are too many.
+    /// Adds a remap; returns the oldest at this sector if there are too many.
     pub fn add(&mut self, sector: u64, remapped: Remapped) -> Option<Remapped> {
         let here = self.by_sector.entry(sector).or_default();
         here.push_back(remapped);
@@ -41,7 +41,7 @@ impl Remaps {
         None
     }
 
-    /// Takes the remap of the request that `event` queues: the oldest of this submitter, else the oldest of anybody.
+    /// Takes the remap of the request that `event` queues: the oldest of this submitter, else the oldest of any.
     pub fn take(&mut self, event: &Event) -> Option<Remapped> {
         let fits = |r: &Remapped| r.op == event.op && r.bytes == event.bytes;
         let own = |r: &Remapped| r.submitter == event.submitter && fits(r);

@@ -1,4 +1,4 @@
-//! What was found.
+//! Results of an analysis.
 
 use super::hop::Hop;
 use super::stats::{Samples, Summary, TimesExport};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub struct Hops([Samples; Hop::ALL.len()]);
 
 impl Hops {
-    /// One hop's.
+    /// The samples of one hop.
     pub fn of(&self, hop: Hop) -> &Samples {
         &self.0[hop.index()]
     }
@@ -21,7 +21,7 @@ impl Hops {
         &mut self.0[hop.index()]
     }
 
-    /// Adds another's.
+    /// Adds the samples of `other`.
     pub fn merge(&mut self, other: &Hops) {
         for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
             mine.merge(theirs);
@@ -29,54 +29,54 @@ impl Hops {
     }
 }
 
-/// What happened on a device besides.
+/// Counts of events on one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceReport {
-    /// Events.
+    /// All events of the device.
     pub events: u64,
-    /// Time of the first one, nanoseconds.
+    /// Time of the first event, in nanoseconds.
     pub begin_ns: Option<u64>,
-    /// Time of the last one, nanoseconds.
+    /// Time of the last event, in nanoseconds.
     pub end_ns: u64,
-    /// Requests that were merged behind another one.
+    /// Requests merged behind another one.
     pub back_merges: u64,
-    /// Requests that were merged in front of another one.
+    /// Requests merged in front of another one.
     pub front_merges: u64,
-    /// Requests that were split.
+    /// Requests split.
     pub splits: u64,
-    /// Times that something was issued; less than the requests when those were merged.
+    /// Issues; fewer than the requests if some were merged.
     pub issues: u64,
-    /// Times that something was put back.
+    /// Requests put back after their issue.
     pub requeues: u64,
     /// Completions with an error.
     pub errors: u64,
     /// Waits for a tag.
     pub sleeps: u64,
-    /// Plugs.
+    /// Times that the queue was plugged.
     pub plugs: u64,
-    /// Unplugs.
+    /// Times that the queue was unplugged.
     pub unplugs: u64,
-    /// Requests that came from another device, by that.
+    /// Requests remapped from another device, by that device.
     pub remapped_from: BTreeMap<Device, u64>,
-    /// Requests without an end: on their way when the capture ended, or their completion was lost.
+    /// Requests without a completion: in flight at the end of the capture, or the completion was lost.
     pub unfinished: u64,
     /// Events of requests that began before the capture, or whose beginning was lost.
     pub unmatched: u64,
 }
 
-/// Where a submitter's time went, in nanoseconds. When several of its requests are in flight, each moment belongs to
-/// them in equal parts, so that the parts and C2A add up to the elapsed time.
+/// Time of one submitter by hop, in nanoseconds. If several of its requests are in flight, each moment belongs to
+/// them in equal parts, so that all parts and C2A add up to the elapsed time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SubmitterReport {
-    /// Its requests.
+    /// Requests submitted.
     pub requests: u64,
-    /// From its first event to its last.
+    /// Time from the first event to the last.
     pub elapsed_ns: u64,
-    /// Parts of the hops that follow each other, by name.
+    /// Shares of successive hops, by name.
     pub shares_ns: BTreeMap<&'static str, f64>,
-    /// Nothing was in flight: the part of C2A.
+    /// Time without a request in flight: the share of C2A.
     pub idle_ns: f64,
-    /// Between steps that no hop lies between.
+    /// Time between steps that have no hop.
     pub other_ns: f64,
 }
 
@@ -95,7 +95,7 @@ impl SubmitterReport {
         }
     }
 
-    /// How much of the elapsed time the parts explain, as a share; 1 if no request is lost.
+    /// Share of the elapsed time that the parts explain; 1 if no event is missing.
     pub fn explained(&self) -> f64 {
         let sum: f64 = self.shares_ns.values().sum::<f64>() + self.idle_ns + self.other_ns;
         if self.elapsed_ns == 0 {
@@ -106,27 +106,27 @@ impl SubmitterReport {
     }
 }
 
-/// Everything that was found in a capture.
+/// Results for a whole capture.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Each device.
+    /// Counts by device.
     pub devices: BTreeMap<Device, DeviceReport>,
     /// Samples by device and operation.
     pub hops: BTreeMap<(Device, &'static str), Hops>,
-    /// By device and submitter.
+    /// Submitters by device and number.
     pub submitters: BTreeMap<(Device, u32), SubmitterReport>,
-    /// Names of devices, as far as they are known; set by whoever read them.
+    /// Names of devices, as far as known; the reader of the capture sets them.
     pub names: BTreeMap<Device, String>,
 }
 
 impl Report {
-    /// A device's name, or its number.
+    /// A device's name, or its number if it has none.
     pub fn name(&self, device: Device) -> String {
         let name = self.names.get(&device);
         name.map_or_else(|| device.to_string(), Clone::clone)
     }
 
-    /// All operations of a device together.
+    /// Samples of all operations of a device together.
     pub fn all_of(&self, device: Device) -> Hops {
         let mut all = Hops::default();
         let of = self.hops.iter().filter(|((d, _), _)| *d == device);
@@ -134,7 +134,7 @@ impl Report {
         all
     }
 
-    /// For a file: figures and histograms.
+    /// Converts to figures and histograms for a file.
     pub fn export(&self) -> Export {
         let mut devices = Vec::new();
         for (device, report) in &self.devices {
@@ -166,7 +166,7 @@ impl Report {
     }
 }
 
-/// A report for a file.
+/// A report as it is written to a file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Export {
     devices: Vec<DeviceExport>,

@@ -1,13 +1,13 @@
-//! Times and what they add up to.
+//! Samples of times, their figures and histograms.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Times above this many nanoseconds (an hour) count as this in percentiles; averages are exact.
+/// Longer times (over an hour, in nanoseconds) count as this in percentiles; averages are exact.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 /// Significant digits of percentiles.
 const DIGITS: u8 = 3;
-/// The percentiles that are shown.
+/// The percentiles in tables and files.
 pub const PERCENTILES: [f64; 5] = [50.0, 90.0, 99.0, 99.9, 99.99];
 
 /// All samples of one hop, in nanoseconds.
@@ -15,40 +15,36 @@ pub const PERCENTILES: [f64; 5] = [50.0, 90.0, 99.0, 99.9, 99.99];
 pub struct Samples(Vec<u64>);
 
 impl Samples {
-    /// Adds one.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         self.0.push(ns);
     }
 
-    /// Adds another's.
     pub fn merge(&mut self, other: &Samples) {
         self.0.extend_from_slice(&other.0);
     }
 
-    /// How many.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The samples, in the order of their requests' ends.
+    /// The samples in nanoseconds, in the order of completion.
     pub fn values(&self) -> &[u64] {
         &self.0
     }
 
-    /// Their sum in nanoseconds.
     pub fn sum_ns(&self) -> u128 {
         self.0.iter().map(|v| u128::from(*v)).sum()
     }
 
-    /// As a histogram, which can be added to others.
+    /// Converts to a histogram.
     pub fn histogram(&self) -> Times {
         let mut times = Times::default();
         self.0.iter().for_each(|v| times.record(*v));
         times
     }
 
-    /// What is printed of them; `None` if there are none.
+    /// Figures for tables; `None` without samples.
     pub fn summary(&self) -> Option<Summary> {
         if self.0.is_empty() {
             return None;
@@ -83,67 +79,66 @@ impl Samples {
     }
 }
 
-/// A hop's figures.
+/// Figures of one hop.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Samples.
+    /// Number of samples.
     pub count: u64,
     /// Average of all, nanoseconds.
     pub average_ns: f64,
     /// Standard deviation of the sample, nanoseconds; 0 for a single one.
     pub stddev_ns: f64,
-    /// Average of those samples that are within one standard deviation of the average, nanoseconds:
-    /// the seed's "in-avg+-stddev".
+    /// Average of the samples that are within one standard deviation of the average, in nanoseconds: column
+    /// "in-avg+-stddev".
     pub within_average_ns: f64,
-    /// Their share of all samples, from 0 to 1.
+    /// Share of those samples, from 0 to 1.
     pub within_share: f64,
-    /// Least, nanoseconds.
+    /// Shortest time in nanoseconds.
     pub min_ns: u64,
-    /// Greatest, nanoseconds.
+    /// Longest time in nanoseconds.
     pub max_ns: u64,
-    /// Percentiles, each with its nanoseconds to three digits.
+    /// Percentiles, each with its time in nanoseconds, to three digits.
     pub percentiles_ns: [(f64, u64); 5],
 }
 
-/// A distribution of times: percentiles to three digits, and any number of them can be added up.
+/// A histogram of times: percentiles to three digits; histograms can be merged.
 #[derive(Clone, Debug)]
 pub struct Times(Histogram<u64>);
 
 impl Default for Times {
     fn default() -> Times {
-        // Constant bounds that the crate allows, so there is nothing to fail; it grows when it has to.
+        // The crate allows these constant bounds, so creation can't fail; the histogram grows as needed.
         let mut histogram = Histogram::new(DIGITS).expect("three digits are a valid histogram");
         histogram.auto(true);
         Times(histogram)
     }
 }
 
-/// A distribution as it is exported.
+/// A histogram as it is written to a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct TimesExport {
     /// Significant digits of the values.
     pub digits: u8,
-    /// Nanoseconds, and how many samples are as long, for those that have any.
+    /// Times in nanoseconds with their counts, without empty buckets.
     pub buckets_ns: Vec<(u64, u64)>,
 }
 
 impl Times {
-    /// Adds one, in nanoseconds.
+    /// Adds one time in nanoseconds.
     pub fn record(&mut self, ns: u64) {
         self.record_many(ns, 1);
     }
 
     fn record_many(&mut self, ns: u64, count: u64) {
-        // It grows to any value below the bound.
+        // Cannot fail: the histogram grows to any value below the bound.
         let _ = self.0.record_n(ns.min(LONGEST_NS), count);
     }
 
-    /// Adds another's.
     pub fn merge(&mut self, other: &Times) {
         let _ = self.0.add(&other.0);
     }
 
-    /// Samples.
+    /// Number of samples.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
@@ -153,7 +148,7 @@ impl Times {
         self.0.value_at_percentile(percent)
     }
 
-    /// For a file; [`Times::import`] makes the same of it.
+    /// Converts for a file; [`Times::import`] reverses it.
     pub fn export(&self) -> TimesExport {
         let buckets = self.0.iter_recorded();
         TimesExport {
@@ -164,7 +159,7 @@ impl Times {
         }
     }
 
-    /// From a file.
+    /// Reads the form of a file.
     pub fn import(export: &TimesExport) -> Times {
         let mut times = Times::default();
         for (ns, count) in &export.buckets_ns {

@@ -1,12 +1,12 @@
-//! Where a submitter's time goes.
+//! Accounting of a submitter's time.
 
 use super::hop::{Hop, Mark};
 
 /// One submitter on one device.
 ///
-/// A moment with several requests in flight belongs to each of them in equal parts, so the parts add up to the time
-/// that passed. `shared` is a clock that runs the slower the more are in flight: a hop's part is the difference of
-/// what it shows at both ends.
+/// A moment with several requests in flight belongs to each of them in equal parts, so the parts add up to the
+/// elapsed time. `shared` is a clock that runs slower the more requests are in flight: a hop's part is the difference
+/// of its values at both ends.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Submitter {
     pub begin_ns: Option<u64>,
@@ -14,7 +14,7 @@ pub(super) struct Submitter {
     shared: f64,
     in_flight: u64,
     pub idle_ns: f64,
-    /// A completion that no request has followed yet.
+    /// Time of a completion after which no request has begun yet.
     pub completed_ns: Option<u64>,
     pub shares_ns: [f64; Hop::ALL.len()],
     pub other_ns: f64,
@@ -22,7 +22,7 @@ pub(super) struct Submitter {
 }
 
 impl Submitter {
-    /// What was added up since the last time; what is in flight stays.
+    /// Takes the sums since the last call; requests in flight stay.
     pub fn take(&mut self) -> Submitter {
         let now = self.clone();
         self.begin_ns = self.begin_ns.map(|_| self.now_ns);
@@ -33,7 +33,7 @@ impl Submitter {
         now
     }
 
-    /// Goes on to `ns`.
+    /// Advances to `ns`.
     pub fn mark(&mut self, ns: u64) -> Mark {
         if self.begin_ns.is_none() {
             self.begin_ns = Some(ns);
@@ -51,7 +51,7 @@ impl Submitter {
         }
     }
 
-    /// A request begins; returns the moment, and the time since the completion before it, if it is the first since.
+    /// Begins a request; returns the moment, and, for the first request after a completion, the time since it.
     pub fn begin(&mut self, ns: u64) -> (Mark, Option<u64>) {
         let mark = self.mark(ns);
         self.in_flight += 1;
@@ -60,20 +60,20 @@ impl Submitter {
         (mark, gap)
     }
 
-    /// Another part of a request that was split.
+    /// Begins another part of a request that was split.
     pub fn also(&mut self, ns: u64) -> Mark {
         let mark = self.mark(ns);
         self.in_flight += 1;
         mark
     }
 
-    /// A request turns out never to have begun.
+    /// Takes back the beginning of a request that never arrived.
     pub fn give_up(&mut self, ns: u64) {
         self.mark(ns);
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// A request ends.
+    /// Ends a request.
     pub fn end(&mut self, ns: u64) -> Mark {
         let mark = self.mark(ns);
         self.in_flight = self.in_flight.saturating_sub(1);
