@@ -484,7 +484,7 @@ impl<P: Policy> Decorator for PageCache<P> {
     }
 }
 
-impl Refresh for PageCache {
+impl<P: Policy> Refresh for PageCache<P> {
     fn refresh(&self) -> Result<(), Error> {
         self.shared.inner.refresh()?;
         if self.shared.inner.capacity_sectors() != self.shared.capacity.sectors() {
@@ -504,7 +504,7 @@ impl Refresh for PageCache {
     }
 }
 
-impl Extents for PageCache {
+impl<P: Policy> Extents for PageCache<P> {
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
         if self.shared.core.lock().is_clean() {
             return self.shared.inner.extents(sector, sectors, out);
@@ -520,7 +520,7 @@ impl Extents for PageCache {
     }
 }
 
-impl LossMarks for PageCache {
+impl<P: Policy> LossMarks for PageCache<P> {
     fn incarnation(&self) -> Incarnation {
         let inner = self.shared.inner.incarnation();
         match self.config.mode {
@@ -531,7 +531,7 @@ impl LossMarks for PageCache {
     }
 }
 
-impl Close for PageCache {
+impl<P: Policy> Close for PageCache<P> {
     fn close(&self) -> Result<(), Error> {
         drop(self.keeper.lock().take());
         if !self.limits.read_only {
@@ -541,13 +541,13 @@ impl Close for PageCache {
     }
 }
 
-impl Questions for PageCache {
+impl<P: Policy> Questions for PageCache<P> {
     fn ask(&self, question: &str) -> Option<Result<String, Error>> {
         crate::ask::answer(self, question).or_else(|| self.shared.inner.ask(question))
     }
 }
 
-impl Reclaim for PageCache {
+impl<P: Policy> Reclaim for PageCache<P> {
     fn give_way(&self) -> u64 {
         crate::giving::give_way(&self.shared) + self.shared.inner.give_way()
     }
