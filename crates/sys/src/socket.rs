@@ -48,14 +48,23 @@ const SO_PASSRIGHTS: i32 = 83;
 /// Otherwise the reading thread would close them, which can wait as long as the peer likes (a TCP socket that
 /// lingers). Returns false before Linux 6.16, and for other sockets.
 pub fn refuse_descriptors(fd: BorrowedFd<'_>) -> bool {
-    let off = 0i32;
+    pass_descriptors(fd, false)
+}
+
+/// Undoes [`refuse_descriptors`], for a socket that was accepted. False before Linux 6.16, where descriptors are always passed.
+pub fn take_descriptors(fd: BorrowedFd<'_>) -> bool {
+    pass_descriptors(fd, true)
+}
+
+fn pass_descriptors(fd: BorrowedFd<'_>, pass: bool) -> bool {
+    let pass = i32::from(pass);
     // SAFETY: the pointer is to a live variable of the length given.
     let r = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
             SO_PASSRIGHTS,
-            (&raw const off).cast(),
+            (&raw const pass).cast(),
             size_of::<i32>() as libc::socklen_t,
         )
     };
@@ -170,7 +179,8 @@ mod tests {
         assert_eq!(sent.is_err(), can);
         assert!(crate::fdpass::send(peer.as_fd(), b"x", &[]).is_ok());
         let (accepted, _) = listener.accept().unwrap();
-        assert_eq!(refuse_descriptors(accepted.as_fd()), can);
+        assert_eq!(take_descriptors(accepted.as_fd()), can);
+        assert!(crate::fdpass::send(peer.as_fd(), b"x", &[listener.as_fd()]).is_ok());
     }
 
     #[test]

@@ -13,12 +13,12 @@ pub(super) struct Bucket {
 
 impl Bucket {
     /// A full one.
-    pub fn new((most, per_second): (f64, f64)) -> Bucket {
+    pub fn new((most, per_second): (f64, f64), now: Instant) -> Bucket {
         Bucket {
             level: most,
             most,
             per_second,
-            at: Instant::now(),
+            at: now,
         }
     }
 
@@ -45,8 +45,8 @@ mod tests {
 
     #[test]
     fn a_bucket_gives_what_it_has_and_then_what_comes_in() {
-        let mut bucket = Bucket::new((16.0, 2.0));
         let start = Instant::now();
+        let mut bucket = Bucket::new((16.0, 2.0), start);
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
         assert!((0..15).all(|_| bucket.take(1.0, start).is_none()));
         // The last one of what it had: half a second until a sixteenth is there.

@@ -28,6 +28,12 @@ fn queue_bytes(entries: u16) -> usize {
     (HEAD + ENTRY * usize::from(entries)).next_multiple_of(64)
 }
 
+/// Bytes of the area that this program makes for so many queues.
+pub fn area_bytes(queues: u16, entries: u16) -> u64 {
+    let used = usize::from(queues) * queue_bytes(entries);
+    (used + tail_bytes(queues)).next_multiple_of(PAGE_SIZE) as u64
+}
+
 /// The area of all queues.
 #[derive(Clone)]
 pub struct Inflight {
@@ -46,7 +52,7 @@ impl Inflight {
         marks: Marks,
     ) -> Result<(Inflight, InflightArea, OwnedFd), Error> {
         let used = usize::from(queues) * queue_bytes(entries);
-        let len = (used + tail_bytes(queues)).next_multiple_of(PAGE_SIZE);
+        let len = area_bytes(queues, entries) as usize;
         let what = "making the memory for requests in flight";
         let file = create_sealed("pvblk-inflight", len as u64).map_err(|e| Error::os(what, e))?;
         let region = Region::shared(file.as_fd(), 0, len, true).map_err(|e| Error::os(what, e))?;

@@ -12,9 +12,11 @@
 //! The bytes of the socket are in [`proto`], those of the rings in [`virtqueue`], those of requests in [`request`]; no other
 //! module interprets what a peer wrote.
 
+mod areas;
 mod bucket;
 mod client;
 pub mod config;
+mod descriptors;
 pub mod driver;
 mod host;
 pub mod inflight;

@@ -30,7 +30,8 @@ pub(super) enum Kick {
 enum Work {
     Idle,
     Running(Detach),
-    Ending,
+    /// With a `Detach`: when it has taken what a server before us left.
+    Ending(Option<Detach>),
     /// A rule was broken; the ring isn't served again before it was asked for its base.
     Broken,
 }
@@ -83,12 +84,12 @@ impl Ring {
 
     /// True while a queue is at work or ending.
     pub fn is_active(&self) -> bool {
-        matches!(self.work, Work::Running(_) | Work::Ending)
+        matches!(self.work, Work::Running(_) | Work::Ending(_))
     }
 
     /// True while its queue is told to stop and hasn't.
     pub fn is_ending(&self) -> bool {
-        matches!(self.work, Work::Ending)
+        matches!(self.work, Work::Ending(_))
     }
 
     /// What only a stopped ring can be told.
@@ -202,6 +203,7 @@ impl Ring {
             config::has(around.features, VIRTIO_RING_F_EVENT_IDX),
             config::has(around.features, VIRTIO_RING_F_INDIRECT_DESC),
         );
+        self.shared.start();
         let source = VhostSource::new(VhostQueueParts {
             name: format!("{}, queue {}", around.name, self.index),
             queue,
@@ -220,14 +222,31 @@ impl Ring {
         Ok(())
     }
 
-    /// Stops the ring; true if its end is still to come.
-    pub fn stop(&mut self) -> bool {
-        match std::mem::replace(&mut self.work, Work::Ending) {
+    /// Stops the ring when all its requests are answered, those included that a server before us took: the index at which it stopped says nothing of them.
+    pub fn drain(&mut self) {
+        match std::mem::replace(&mut self.work, Work::Idle) {
             Work::Running(detach) => {
+                let left = match self.shared.stop_after_resubmission() {
+                    true => Some(detach),
+                    false => {
+                        detach();
+                        None
+                    }
+                };
+                self.work = Work::Ending(left);
+            }
+            other => self.work = other,
+        }
+    }
+
+    /// Stops the ring; true if its end is still to come. What a server before us left and it hasn't taken yet stays for the next one.
+    pub fn stop(&mut self) -> bool {
+        match std::mem::replace(&mut self.work, Work::Ending(None)) {
+            Work::Running(detach) | Work::Ending(Some(detach)) => {
                 detach();
                 true
             }
-            Work::Ending => true,
+            Work::Ending(None) => true,
             idle => {
                 self.work = idle;
                 false
@@ -237,7 +256,7 @@ impl Ring {
 
     /// Stops the ring and forgets what started it.
     pub fn reset(&mut self) {
-        self.stop();
+        self.drain();
         (self.kick, self.enabled) = (None, None);
     }
 

@@ -1,14 +1,18 @@
 //! The server of vhost-user front ends: one control thread for all sockets and sessions.
 
+use super::areas::Areas;
 use super::bucket::Bucket;
 use super::host::VhostHost;
+use super::inflight::area_bytes;
 use super::session::{Ended, Session};
 use super::shares::{Seat, Shares};
+use super::virtqueue::MAX_ENTRIES;
 use crate::socket_file::{SocketFile, SocketType};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{BlockDevice, DeviceEvent, Error, ErrorKind, Subscription};
-use pvblk_sys::{Closer, EventFd, Poller};
+use pvblk_sys::socket::{refuse_descriptors, take_descriptors};
+use pvblk_sys::{Closer, EventFd, PollEvent, Poller};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,12 +24,18 @@ const STOP_TIME: Duration = Duration::from_secs(10);
 /// How long accepting pauses when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 
+/// How long a message may take to come in full. One that never does would keep its session, and the descriptors that came with its beginning.
+const HALF_TIME: Duration = Duration::from_secs(10);
+
 /// Seconds of the control thread that one socket's front ends may use at once, and of each second.
 const TIME: (f64, f64) = (0.032, 0.1);
 /// Connections at one socket at once, and a second later on.
 const CONNECTIONS: (f64, f64) = (64.0, 16.0);
 
 const INBOX: u64 = u64::MAX;
+
+/// What time it is. Tests have one of their own.
+type Clock = Box<dyn Fn() -> Instant + Send>;
 
 /// A socket and the disk behind it.
 #[derive(Clone, Debug)]
@@ -88,54 +98,8 @@ impl VhostServer {
     /// the last one's requests have ended. Errors if a disk doesn't exist or a path can't be used.
     pub fn bind(listens: &[Listen], host: Arc<dyn VhostHost>) -> Result<VhostServer, Error> {
         let os = |e| Error::os("starting the vhost-user server", e);
-        let inbox = Arc::new(Inbox {
-            notes: Mutex::default(),
-            wake: EventFd::new().map_err(os)?,
-        });
-        let poller = Poller::new().map_err(os)?;
-        poller.add(inbox.wake.as_fd(), INBOX, false).map_err(os)?;
-        let shares = Shares::new(listens.len(), host.most_unallocated());
-        let mut ports = Vec::new();
-        for (i, Listen { disk, path }) in listens.iter().enumerate() {
-            let device = host.device(disk).ok_or_else(|| {
-                Error::config(format!(
-                    "there is no disk {disk} to serve at {}",
-                    path.display()
-                ))
-            })?;
-            let listener = SocketFile::bind(path, SocketType::STREAM)?;
-            poller
-                .add(listener.as_fd(), listener_token(i), false)
-                .map_err(os)?;
-            let told = Arc::clone(&inbox);
-            let events = device
-                .events()
-                .subscribe(move |event| told.put(Note::Device(i, event)));
-            ports.push(Port {
-                disk: disk.clone(),
-                device,
-                listener: Some(listener),
-                closer: Closer::new(),
-                seat: shares.seat(i),
-                time: Bucket::new(TIME),
-                connections: Bucket::new(CONNECTIONS),
-                accepts_from: None,
-                heard_from: None,
-                session: None,
-                listening: true,
-                _events: events,
-            });
-        }
-        let mut control = Control {
-            host,
-            inbox: Arc::clone(&inbox),
-            poller,
-            ports,
-            next_session: 1,
-            paused_until: None,
-            resume_at: None,
-            stopping: None,
-        };
+        let mut control = Control::new(listens, host, Box::new(Instant::now))?;
+        let inbox = Arc::clone(&control.inbox);
         let thread = std::thread::Builder::new()
             .name("pvblk-vhost".into())
             .spawn(move || control.run())
@@ -186,6 +150,7 @@ struct Port {
     device: Arc<dyn BlockDevice>,
     listener: Option<SocketFile>,
     seat: Seat,
+    areas: Arc<Mutex<Areas>>,
     /// Seconds of the control thread.
     time: Bucket,
     connections: Bucket,
@@ -201,11 +166,22 @@ struct Port {
     _events: Subscription,
 }
 
+impl Port {
+    /// Until when the rest of a message has to be there.
+    fn half_until(&self) -> Option<Instant> {
+        let connected = self.session.as_ref().filter(|c| !c.over)?;
+        Some(connected.session.half_since()? + HALF_TIME)
+    }
+}
+
 /// The control thread's own.
 struct Control {
     host: Arc<dyn VhostHost>,
     inbox: Arc<Inbox>,
     poller: Poller,
+    clock: Clock,
+    /// Kept for reuse.
+    events: Vec<PollEvent>,
     ports: Vec<Port>,
     next_session: u64,
     paused_until: Option<Instant>,
@@ -215,15 +191,72 @@ struct Control {
 }
 
 impl Control {
+    fn new(listens: &[Listen], host: Arc<dyn VhostHost>, clock: Clock) -> Result<Control, Error> {
+        let os = |e| Error::os("starting the vhost-user server", e);
+        let inbox = Arc::new(Inbox {
+            notes: Mutex::default(),
+            wake: EventFd::new().map_err(os)?,
+        });
+        let poller = Poller::new().map_err(os)?;
+        poller.add(inbox.wake.as_fd(), INBOX, false).map_err(os)?;
+        let shares = Shares::new(listens.len(), host.most_unallocated());
+        let longest = area_bytes(host.queues(), MAX_ENTRIES as u16);
+        let mut ports = Vec::new();
+        for (i, Listen { disk, path }) in listens.iter().enumerate() {
+            let device = host.device(disk).ok_or_else(|| {
+                Error::config(format!(
+                    "there is no disk {disk} to serve at {}",
+                    path.display()
+                ))
+            })?;
+            let listener = SocketFile::bind(path, SocketType::STREAM)?;
+            // A front end that waits for its turn isn't read, and what it sends stays with this process: it could be another front end's own end.
+            let _ = refuse_descriptors(listener.as_fd());
+            poller
+                .add(listener.as_fd(), listener_token(i), false)
+                .map_err(os)?;
+            let told = Arc::clone(&inbox);
+            let events = device
+                .events()
+                .subscribe(move |event| told.put(Note::Device(i, event)));
+            ports.push(Port {
+                disk: disk.clone(),
+                device,
+                listener: Some(listener),
+                closer: Closer::new(),
+                seat: shares.seat(i),
+                areas: Arc::new(Mutex::new(Areas::new(disk, shares.seat(i), longest))),
+                time: Bucket::new(TIME, clock()),
+                connections: Bucket::new(CONNECTIONS, clock()),
+                accepts_from: None,
+                heard_from: None,
+                session: None,
+                listening: true,
+                _events: events,
+            });
+        }
+        Ok(Control {
+            host,
+            inbox,
+            poller,
+            clock,
+            events: Vec::new(),
+            ports,
+            next_session: 1,
+            paused_until: None,
+            resume_at: None,
+            stopping: None,
+        })
+    }
+
     fn run(&mut self) {
-        let mut events = Vec::new();
         loop {
             if let Some(end) = self.stopping {
                 let left = self.ports.iter().filter(|p| p.session.is_some()).count();
                 if left == 0 {
                     return;
                 }
-                if Instant::now() >= end {
+                if (self.clock)() >= end {
                     // Their queues own their memory, so they stay until the workers are done with them.
                     tracing::error!("vhost-user: {left} front ends still have requests in flight");
                     return;
@@ -233,32 +266,39 @@ impl Control {
             let deadlines = deadlines.chain(self.resume_at);
             let timeout = deadlines
                 .min()
-                .map(|t| t.saturating_duration_since(Instant::now()));
-            if let Err(e) = self.poller.wait(&mut events, timeout) {
-                // Nothing of ours can cause this; without a pause the loop would spin.
-                tracing::error!("waiting for vhost-user front ends: {e}");
-                std::thread::sleep(ACCEPT_PAUSE);
+                .map(|t| t.saturating_duration_since((self.clock)()));
+            self.turn(timeout);
+        }
+    }
+
+    /// Waits up to `timeout`, and does what there is to do then.
+    fn turn(&mut self, timeout: Option<Duration>) {
+        let mut events = std::mem::take(&mut self.events);
+        if let Err(e) = self.poller.wait(&mut events, timeout) {
+            // Nothing of ours can cause this; without a pause the loop would spin.
+            tracing::error!("waiting for vhost-user front ends: {e}");
+            std::thread::sleep(ACCEPT_PAUSE);
+        }
+        for event in events.drain(..) {
+            let port = (event.token >> 1) as usize;
+            match event.token {
+                INBOX => {}
+                token if token & 1 == 0 => self.accept(port),
+                _ => self.readable(port),
             }
-            for event in events.drain(..) {
-                let port = (event.token >> 1) as usize;
-                match event.token {
-                    INBOX => {}
-                    token if token & 1 == 0 => self.accept(port),
-                    _ => self.readable(port),
-                }
-            }
-            for note in self.inbox.take() {
-                self.note(note);
-            }
-            let now = Instant::now();
-            if self.resume_at.is_some_and(|at| at <= now) {
-                self.resume(now);
-            }
-            if self.paused_until.is_some_and(|t| t <= Instant::now()) {
-                self.paused_until = None;
-                for port in 0..self.ports.len() {
-                    self.listen(port);
-                }
+        }
+        self.events = events;
+        for note in self.inbox.take() {
+            self.note(note);
+        }
+        let now = (self.clock)();
+        if self.resume_at.is_some_and(|at| at <= now) {
+            self.resume(now);
+        }
+        if self.paused_until.is_some_and(|t| t <= now) {
+            self.paused_until = None;
+            for port in 0..self.ports.len() {
+                self.listen(port);
             }
         }
     }
@@ -294,11 +334,13 @@ impl Control {
                     listener.path().display()
                 );
                 // Out of descriptors: the listener stays readable, so look away for a while.
-                self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
+                self.paused_until = Some((self.clock)() + ACCEPT_PAUSE);
                 return self.listen(index);
             }
         };
-        let now = Instant::now();
+        // Its own, which is read: it has descriptors from now on.
+        let _ = take_descriptors(socket.as_fd());
+        let now = (self.clock)();
         if let Some(pause) = port.connections.take(1.0, now) {
             port.accepts_from = Some(now + pause);
             self.resume_at(now + pause);
@@ -327,7 +369,7 @@ impl Control {
             name,
             &port.disk,
             host_and_device,
-            port.seat.clone(),
+            (port.seat.clone(), Arc::clone(&port.areas)),
             ended,
             (socket, Arc::clone(&port.closer)),
         );
@@ -367,15 +409,30 @@ impl Control {
         let Some(connected) = self.ports.get_mut(index).and_then(|p| p.session.as_mut()) else {
             return;
         };
-        let start = Instant::now();
-        let result = connected.session.readable();
+        let start = (self.clock)();
+        let result = connected.session.readable(&*self.clock);
+        let half = connected.session.half_since();
         self.judge(index, result);
+        if let Some(since) = half {
+            self.resume_at(since + HALF_TIME);
+        }
         self.used_time(index, start);
+    }
+
+    /// Ends a session whose message doesn't come in full, unless the rest of it is there now.
+    fn half_is_over(&mut self, index: usize, now: Instant) {
+        self.readable(index);
+        let half = self.ports[index].half_until();
+        if half.is_some_and(|until| until <= now) {
+            let seconds = HALF_TIME.as_secs();
+            let why = format!("the rest of a message did not come within {seconds} seconds");
+            self.judge(index, Err(Error::protocol(why)));
+        }
     }
 
     /// Counts the time since `start` to a socket. One that uses too much rests, so that others are heard.
     fn used_time(&mut self, index: usize, start: Instant) {
-        let now = Instant::now();
+        let now = (self.clock)();
         let port = &mut self.ports[index];
         if let Some(pause) = port.time.take((now - start).as_secs_f64(), now) {
             port.heard_from = Some(now + pause);
@@ -395,12 +452,22 @@ impl Control {
             let port = &mut self.ports[index];
             let over = |at: &mut Option<Instant>| at.take_if(|at| *at <= now).is_some();
             let (accepts, hears) = (over(&mut port.accepts_from), over(&mut port.heard_from));
-            let later = port.accepts_from.into_iter().chain(port.heard_from).min();
+            // What came while it rested is read first.
+            let half = port.half_until().filter(|_| port.heard_from.is_none());
+            let later = [
+                port.accepts_from,
+                port.heard_from,
+                half.filter(|t| *t > now),
+            ];
+            let later = later.into_iter().flatten().min();
             if accepts {
                 self.listen(index);
             }
             if hears {
                 self.hear(index);
+            }
+            if half.is_some_and(|until| until <= now) {
+                self.half_is_over(index, now);
             }
             if let Some(at) = later {
                 self.resume_at(at);
@@ -469,7 +536,7 @@ impl Control {
                 let Some(connected) = connected.filter(|c| c.id == session) else {
                     return;
                 };
-                let start = Instant::now();
+                let start = (self.clock)();
                 let result = connected.session.ring_ended(ring, generation, reason);
                 // Messages that came while it waited are read now: the poller tells of them again.
                 self.judge(port, result.map(|()| true));
@@ -485,7 +552,7 @@ impl Control {
                 self.judge(port, Err(gone));
             }
             Note::Stop => {
-                self.stopping = Some(Instant::now() + STOP_TIME);
+                self.stopping = Some((self.clock)() + STOP_TIME);
                 for index in 0..self.ports.len() {
                     let port = &mut self.ports[index];
                     // Removes the file, so that nobody else comes.
@@ -500,3 +567,7 @@ impl Control {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

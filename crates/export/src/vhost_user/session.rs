@@ -1,8 +1,10 @@
 //! A connected front end: its messages, in order, and what they make of its rings.
 
+use super::areas::Areas;
 use super::config::{Offer, whole_sectors};
+use super::descriptors::{self, check_descriptors};
 use super::host::VhostHost;
-use super::inflight::Inflight;
+use super::inflight::{self, Inflight};
 use super::memory::{MAX_BYTES, MAX_REGIONS, Regions};
 use super::proto::{
     self, BACKEND_CONFIG_CHANGE, Code, ConfigHead, InflightArea, MAX_CONFIG, SingleRegion,
@@ -13,12 +15,11 @@ use super::shares::Seat;
 use super::stream::{Message, Received, Stream};
 use super::unflushed::Marks;
 use super::virtqueue::MAX_ENTRIES;
+use parking_lot::Mutex;
 use pvblk_backend::{OnEnd, Seldom, SourceEnd, seldom};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_sys::{Closer, PeerEvent, PeerFd, fdpass};
-use rustix::net::{AddressFamily, SocketType, sockopt};
-use std::io;
+use pvblk_sys::{Closer, PeerEvent, PeerFd, fdpass, guarded_file, is_memory};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,9 +52,6 @@ enum After {
     Done,
 }
 
-/// Most in-flight areas that one connection has made for it; a hypervisor asks for one.
-const MAX_AREAS: u32 = 8;
-
 pub(super) struct Session {
     /// For the log: disk and front end.
     name: String,
@@ -69,8 +67,9 @@ pub(super) struct Session {
     regions: Regions,
     unallocated: Gauge,
     inflight: Option<Inflight>,
-    /// In-flight areas that this connection had made.
-    areas: u32,
+    /// Bytes of an in-flight area of the front end's own that nobody allocated.
+    holes: u64,
+    areas: Arc<Mutex<Areas>>,
     backend: Option<OwnedFd>,
     rings: Vec<Ring>,
     waiting: Option<(After, Code, bool)>,
@@ -82,7 +81,7 @@ impl Session {
         name: String,
         disk: &str,
         (host, device): (Arc<dyn VhostHost>, Arc<dyn BlockDevice>),
-        seat: Seat,
+        (seat, areas): (Seat, Arc<Mutex<Areas>>),
         ended: Ended,
         (socket, closer): (OwnedFd, Arc<Closer>),
     ) -> Session {
@@ -106,7 +105,8 @@ impl Session {
                 MAX_BYTES,
             ),
             inflight: None,
-            areas: 0,
+            holes: 0,
+            areas,
             backend: None,
             waiting: None,
             ending: false,
@@ -127,19 +127,25 @@ impl Session {
     }
 
     /// Takes the messages that are there, up to a bound: others have their turn then. False when the front end closed. An error ends the session.
-    pub fn readable(&mut self) -> Result<bool, Error> {
-        let start = Instant::now();
+    pub fn readable(&mut self, clock: &dyn Fn() -> Instant) -> Result<bool, Error> {
+        let start = clock();
         for _ in 0..MESSAGES_PER_TURN {
-            if !self.wants_messages() || start.elapsed() >= TURN {
+            let now = clock();
+            if !self.wants_messages() || now.saturating_duration_since(start) >= TURN {
                 break;
             }
-            match self.stream.receive()? {
+            match self.stream.receive(now)? {
                 Received::Message(message) => self.message(message)?,
                 Received::Nothing => return Ok(true),
                 Received::Closed => return Ok(false),
             }
         }
         Ok(true)
+    }
+
+    /// When the message that isn't there in full yet began.
+    pub fn half_since(&self) -> Option<Instant> {
+        self.stream.half_since()
     }
 
     fn message(&mut self, Message { asked, body, fds }: Message) -> Result<(), Error> {
@@ -215,7 +221,7 @@ impl Session {
             Code::SetMemTable => {
                 let told = proto::memory_table(body)?;
                 if told.len() != fds.len() {
-                    return Err(descriptors(fds.len(), told.len()));
+                    return Err(descriptors::count(fds.len(), told.len()));
                 }
                 let mut regions = Regions::default();
                 for (region, file) in told.into_iter().zip(fds) {
@@ -235,6 +241,10 @@ impl Session {
             }
             Code::RemMemReg => {
                 let told: SingleRegion = payload(code, body)?;
+                // It has no meaning; one that isn't memory could be anything.
+                if let Some(file) = fds.pop() {
+                    is_memory(file.as_fd()).map_err(|e| Error::os("its descriptor", e))?;
+                }
                 self.regions.remove(&told.region)?;
                 self.check_unallocated()?;
                 self.memory_changed()?;
@@ -255,7 +265,7 @@ impl Session {
             Code::GetVringBase => {
                 let told: VringState = payload(code, body)?;
                 let ring = self.ring(told.index.into())?;
-                ring.stop();
+                ring.drain();
                 return Ok(Answer::Later(After::Base(told.index as u16)));
             }
             Code::SetVringKick | Code::SetVringCall | Code::SetVringErr => {
@@ -267,7 +277,7 @@ impl Session {
                 match told.num {
                     0 => {
                         ring.enabled = Some(false);
-                        ring.stop();
+                        ring.drain();
                         return Ok(Answer::Later(After::Done));
                     }
                     1 => ring.enabled = Some(true),
@@ -277,48 +287,26 @@ impl Session {
             }
             Code::SetBackendReqFd => {
                 let Some(fd) = fds.pop() else {
-                    return Err(descriptors(0, 1));
+                    return Err(descriptors::count(0, 1));
                 };
-                self.backend = Some(stream_socket(fd)?);
+                self.backend = Some(descriptors::channel(fd)?);
             }
             Code::GetConfig => return self.get_config(body),
             Code::SetConfig => return self.set_config(body),
-            Code::GetInflightFd => {
-                let told: InflightArea = payload(code, body)?;
-                self.check_area(&told)?;
-                let (queues, entries) = (told.queues, told.queue_size);
-                // The front end keeps each one, and its memory is charged to this process.
-                self.areas += 1;
-                if self.areas > MAX_AREAS {
-                    return Err(Error::protocol(format!("more than {MAX_AREAS} areas")));
-                }
-                let marks = Marks::of(&*self.device);
-                let (inflight, area, file) = Inflight::create(queues, entries, marks)?;
-                self.inflight = Some(inflight);
-                return Ok(Answer::Payload(area.as_bytes().to_vec(), Some(file)));
-            }
+            Code::GetInflightFd => return self.make_area(payload(code, body)?),
             Code::SetInflightFd => {
                 let told: InflightArea = payload(code, body)?;
                 self.check_area(&told)?;
                 if let Some(file) = fds.pop() {
-                    let marks = Marks::of(&*self.device);
-                    let inflight = Inflight::from_peer(&told, file, marks)?;
-                    if inflight.losses().is_some() {
-                        seldom!(
-                            warn,
-                            Seldom::of(&self.disk, "losses"),
-                            "{}: a server before this one took writes with it that were answered and not flushed; the guest's next flush fails, so that it knows",
-                            self.name
-                        );
-                    }
-                    self.inflight = Some(inflight);
+                    self.take_area(&told, file)?;
                 }
             }
         }
         Ok(Answer::Done)
     }
 
-    /// An area of more queues or entries than there can be would only take address space.
+    /// An area of more queues or entries than there can be would only take address space. A ring at work keeps telling its requests in the area that
+    /// it was started with.
     fn check_area(&self, told: &InflightArea) -> Result<(), Error> {
         let (queues, entries) = (told.queues, told.queue_size);
         let fits = (1..=self.rings.len()).contains(&usize::from(queues));
@@ -327,6 +315,54 @@ impl Session {
                 "{queues} queues of {entries} entries"
             )));
         }
+        match self.rings.iter().position(Ring::is_active) {
+            Some(ring) => Err(Error::protocol(format!(
+                "the memory for requests in flight can't change while ring {ring} is at work"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes an in-flight area for the front end.
+    fn make_area(&mut self, told: InflightArea) -> Result<Answer, Error> {
+        self.check_area(&told)?;
+        let (queues, entries) = (told.queues, told.queue_size);
+        let bytes = inflight::area_bytes(queues, entries);
+        let mut areas = self.areas.lock();
+        // One that it had before may be emptied for it, and isn't used any more.
+        self.inflight = None;
+        areas.make_room(bytes)?;
+        let marks = Marks::of(&*self.device);
+        let (inflight, area, file) = Inflight::create(queues, entries, marks)?;
+        let seen = guarded_file(file.as_fd(), 0, bytes);
+        let kept = file.try_clone();
+        let os = |e| Error::os("keeping the memory for requests in flight", e);
+        areas.keep(kept.map_err(os)?, seen.map_err(os)?.id, bytes);
+        self.inflight = Some(inflight);
+        Ok(Answer::Payload(area.as_bytes().to_vec(), Some(file)))
+    }
+
+    /// Takes over an in-flight area that the front end has.
+    fn take_area(&mut self, told: &InflightArea, file: PeerFd) -> Result<(), Error> {
+        let seen = guarded_file(file.as_fd(), told.offset, told.size)
+            .map_err(|e| Error::protocol(format!("memory for requests in flight: {e}")))?;
+        let most = inflight::area_bytes(told.queues, told.queue_size);
+        self.holes = match self.areas.lock().uses(seen.id) {
+            true => 0,
+            false => seen.unallocated.min(most),
+        };
+        self.check_unallocated()?;
+        let marks = Marks::of(&*self.device);
+        let inflight = Inflight::from_peer(told, file, marks)?;
+        if inflight.losses().is_some() {
+            seldom!(
+                warn,
+                Seldom::of(&self.disk, "losses"),
+                "{}: a server before this one took writes with it that were answered and not flushed; the guest's next flush fails, so that it knows",
+                self.name
+            );
+        }
+        self.inflight = Some(inflight);
         Ok(())
     }
 
@@ -429,9 +465,9 @@ impl Session {
 
     /// Puts the guest's memory that nobody has allocated on the bill, as far as that is allowed.
     fn check_unallocated(&mut self) -> Result<(), Error> {
-        let bytes = self.regions.unallocated();
+        let bytes = self.regions.unallocated() + self.holes;
         self.unallocated.set(bytes);
-        self.seat.set_unallocated(bytes).map_err(|most| {
+        self.areas.lock().set_own(bytes).map_err(|most| {
             Error::new(
                 ErrorKind::Exhausted,
                 format!(
@@ -522,7 +558,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let _ = self.seat.set_unallocated(0);
+        let _ = self.areas.lock().set_own(0);
     }
 }
 
@@ -532,27 +568,6 @@ fn subset(taken: u64, offered: u64) -> Result<u64, Error> {
         more => Err(Error::protocol(format!(
             "features {more:#x} were not offered"
         ))),
-    }
-}
-
-fn descriptors(has: usize, takes: usize) -> Error {
-    Error::protocol(format!("it has {has} descriptors and should have {takes}"))
-}
-
-/// How many descriptors may come along; those of a memory table are counted with its regions.
-fn check_descriptors(code: Code, has: usize) -> Result<(), Error> {
-    let (least, most) = match code {
-        Code::SetMemTable => return Ok(()),
-        Code::SetVringKick | Code::SetVringCall | Code::SetVringErr => (0, 1),
-        Code::SetBackendReqFd | Code::SetInflightFd | Code::AddMemReg => (1, 1),
-        // Some front ends send one; it is closed unused, as the specification says.
-        Code::RemMemReg => (0, 1),
-        _ => (0, 0),
-    };
-    match has {
-        n if n < least => Err(descriptors(n, least)),
-        n if n > most => Err(descriptors(n, most)),
-        _ => Ok(()),
     }
 }
 
@@ -571,17 +586,4 @@ fn config_head(body: &[u8]) -> Result<(ConfigHead, &[u8]), Error> {
         )));
     }
     Ok((head, bytes))
-}
-
-/// Takes a descriptor for our own requests, if it is a stream socket of this machine.
-fn stream_socket(fd: PeerFd) -> Result<OwnedFd, Error> {
-    let check = |fd: BorrowedFd<'_>| {
-        let right = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
-            && sockopt::socket_type(fd) == Ok(SocketType::STREAM);
-        right
-            .then_some(())
-            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
-    };
-    fd.checked(check)
-        .map_err(|_| Error::protocol("the descriptor is not a Unix stream socket"))
 }

@@ -28,6 +28,10 @@ pub struct Shared {
     memory_changed: AtomicBool,
     /// The available index at which the queue stopped.
     index: AtomicU16,
+    /// Requests that a server before us left are still to be taken.
+    again: AtomicBool,
+    /// The queue ends when they are.
+    stopping: AtomicBool,
 }
 
 impl Shared {
@@ -43,6 +47,25 @@ impl Shared {
     pub fn set_memory(&self, memory: GuestMemory) {
         *self.memory.lock() = Some(memory);
         self.memory_changed.store(true, Ordering::Release);
+    }
+
+    /// A queue will be made with this.
+    pub fn start(&self) {
+        self.stopping.store(false, Ordering::SeqCst);
+    }
+
+    /// True if the queue will end by itself, when it has taken all that a server before us left; false if it has.
+    pub fn stop_after_resubmission(&self) -> bool {
+        // The queue stores and loads the other way round, so one of the two sees the other.
+        self.stopping.store(true, Ordering::SeqCst);
+        self.again.load(Ordering::SeqCst)
+    }
+
+    /// The queue has taken all that a server before us left; true if it is to end now.
+    #[cold]
+    fn resubmitted(&self) -> bool {
+        self.again.store(false, Ordering::SeqCst);
+        self.stopping.load(Ordering::SeqCst)
     }
 
     /// Where the queue stopped; known when its source is gone.
@@ -87,6 +110,8 @@ pub struct VhostSource {
     slots: Vec<Slot>,
     /// Heads that were taken by a server before us and not answered.
     again: VecDeque<u16>,
+    /// There were some, and `shared` wasn't told yet that they are taken.
+    resubmits: bool,
     chain: Vec<Descriptor>,
     spare: SpareRequests,
     batch: PullBatch,
@@ -125,7 +150,10 @@ impl VhostSource {
                 again.len()
             );
         }
+        let resubmits = !again.is_empty();
+        parts.shared.again.store(resubmits, Ordering::SeqCst);
         VhostSource {
+            resubmits,
             slots: (0..entries).map(|_| Slot::default()).collect(),
             spare: SpareRequests::default(),
             batch: PullBatch::default(),
@@ -298,6 +326,12 @@ impl RequestSource for VhostSource {
                 Err(broken) => return Err(self.stop(broken)),
             }
         }
+        if self.resubmits && self.again.is_empty() {
+            self.resubmits = false;
+            if self.parts.shared.resubmitted() {
+                return Err(SourceEnd::Closed);
+            }
+        }
         self.parts.queue.disarm();
         Ok(Pulled::default())
     }
@@ -389,6 +423,8 @@ impl RequestSource for VhostSource {
 
 impl Drop for VhostSource {
     fn drop(&mut self) {
+        // Not `position`: what is left of `again` is told by the area alone. It needn't be what became available last, so from another index on a
+        // queue without that area would do again what was answered.
         let index = self.parts.queue.next_available();
         self.parts.shared.index.store(index, Ordering::Release);
     }

@@ -28,12 +28,16 @@ impl Guest {
 
     /// A server that comes up; QEMU tells the used index as base, which isn't needed.
     fn server(&self) -> VhostSource {
+        self.server_with(Arc::default())
+    }
+
+    fn server_with(&self, shared: Arc<Shared>) -> VhostSource {
         let used = self.driver.published();
         VhostSource::new(VhostQueueParts {
             name: "test".into(),
             queue: Virtqueue::new(self.driver.place(), ENTRIES, used, true, true),
             memory: self.driver.memory(),
-            shared: Arc::default(),
+            shared,
             kick: None,
             inflight: self.inflight.queue(0, ENTRIES),
             offered: Offered {
@@ -105,6 +109,40 @@ fn what_a_killed_server_took_is_done_again_in_order_and_before_the_rest() {
     // A third has nothing to do again.
     drop(second);
     assert!(pull(&mut guest.server(), 16).is_empty());
+}
+
+/// The index of a queue that was told to stop covers all that was taken, so what a server before it took is done first.
+#[test]
+fn a_queue_that_is_told_to_stop_first_does_what_was_left() {
+    let mut guest = Guest::new();
+    let mut first = guest.server();
+    for head in [4, 2, 7, 1, 9, 8, 3, 5, 0, 6, 10, 11] {
+        guest.submit(head);
+    }
+    let mut taken = pull(&mut first, 12);
+    taken.extend(pull(&mut first, 12));
+    assert_eq!(taken.len(), 12);
+    answer(&mut first, vec![taken.remove(1)]);
+    first.push().unwrap();
+    kill(first, taken);
+    let shared: Arc<Shared> = Arc::default();
+    let mut second = guest.server_with(Arc::clone(&shared));
+    assert!(shared.stop_after_resubmission());
+    let mut all = pull(&mut second, 16);
+    assert!(all.len() < 11, "not at once");
+    assert_eq!(second.arm(), Readiness::Ready);
+    let end = second.pull(16, &mut all);
+    assert!(matches!(end, Err(SourceEnd::Closed)));
+    assert_eq!(sectors(&all), [4, 7, 1, 9, 8, 3, 5, 0, 6, 10, 11]);
+    answer(&mut second, all);
+    second.push().unwrap();
+    drop(second);
+    assert_eq!((shared.index(), guest.driver.published()), (12, 12));
+    // One without anything left is stopped at once.
+    shared.start();
+    let mut third = guest.server_with(Arc::clone(&shared));
+    assert!(!shared.stop_after_resubmission());
+    assert!(pull(&mut third, 16).is_empty());
 }
 
 #[test]

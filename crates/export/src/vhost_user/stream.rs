@@ -6,6 +6,7 @@ use pvblk_sys::{Closer, PeerFd, fdpass};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 use zerocopy::FromBytes;
 
 /// A whole message.
@@ -31,6 +32,8 @@ pub(super) struct Stream {
     head: Vec<u8>,
     body: Vec<u8>,
     fds: Vec<PeerFd>,
+    /// When the first byte of it was received.
+    since: Option<Instant>,
     closer: Arc<Closer>,
 }
 
@@ -41,13 +44,14 @@ impl Stream {
             head: Vec::with_capacity(HEADER),
             body: Vec::new(),
             fds: Vec::new(),
+            since: None,
             closer,
         }
     }
 
     /// Takes the next message if all of it is there. Never reads beyond its end: descriptors come with the bytes that they
     /// were sent with.
-    pub fn receive(&mut self) -> Result<Received, Error> {
+    pub fn receive(&mut self, now: Instant) -> Result<Received, Error> {
         loop {
             let asked = match self.head.first_chunk::<HEADER>() {
                 Some(head) => match Header::read_from_bytes(head) {
@@ -59,6 +63,7 @@ impl Stream {
             let wanted = match asked {
                 Some(asked) if self.body.len() == asked.size => {
                     self.head.clear();
+                    self.since = None;
                     return Ok(Received::Message(Message {
                         asked,
                         body: std::mem::take(&mut self.body),
@@ -79,6 +84,7 @@ impl Stream {
                         &mut self.head
                     };
                     part.extend_from_slice(&bytes[..n]);
+                    self.since.get_or_insert(now);
                     self.fds.extend(fds);
                     if self.fds.len() > fdpass::MAX_FDS {
                         return Err(Error::protocol("a message has too many descriptors"));
@@ -92,6 +98,11 @@ impl Stream {
                 Err(_) => return Ok(Received::Closed),
             }
         }
+    }
+
+    /// When the message that isn't there in full yet began.
+    pub fn half_since(&self) -> Option<Instant> {
+        self.since
     }
 
     /// Sends an answer. Whoever doesn't read its answers is gone.
@@ -126,24 +137,33 @@ mod tests {
         let one = message(Code::SetVringCall as u32, 0, &[7; 8]);
         let two = message(Code::SetOwner as u32, 0, &[]);
         fdpass::send(peer.as_fd(), &one[..5], &[event.as_fd()]).unwrap();
-        assert!(matches!(stream.receive(), Ok(Received::Nothing)));
+        assert!(matches!(
+            stream.receive(Instant::now()),
+            Ok(Received::Nothing)
+        ));
         fdpass::send(peer.as_fd(), &one[5..15], &[]).unwrap();
-        assert!(matches!(stream.receive(), Ok(Received::Nothing)));
+        assert!(matches!(
+            stream.receive(Instant::now()),
+            Ok(Received::Nothing)
+        ));
         let rest = [&one[15..], &two[..]].concat();
         fdpass::send(peer.as_fd(), &rest, &[]).unwrap();
-        let Ok(Received::Message(m)) = stream.receive() else {
+        let Ok(Received::Message(m)) = stream.receive(Instant::now()) else {
             panic!("no message")
         };
         assert_eq!(
             (m.asked.code, m.body, m.fds.len()),
             (Code::SetVringCall, vec![7; 8], 1)
         );
-        let Ok(Received::Message(m)) = stream.receive() else {
+        let Ok(Received::Message(m)) = stream.receive(Instant::now()) else {
             panic!("no message")
         };
         assert_eq!((m.asked.code, m.fds.len()), (Code::SetOwner, 0));
         drop(peer);
-        assert!(matches!(stream.receive(), Ok(Received::Closed)));
+        assert!(matches!(
+            stream.receive(Instant::now()),
+            Ok(Received::Closed)
+        ));
     }
 
     #[test]
@@ -154,10 +174,10 @@ mod tests {
         for byte in message(Code::SetOwner as u32, 0, &[]).chunks(6) {
             fdpass::send(peer.as_fd(), byte, &fds).unwrap();
         }
-        let e = stream.receive().unwrap_err().to_string();
+        let e = stream.receive(Instant::now()).unwrap_err().to_string();
         assert!(e.contains("too many descriptors"), "{e}");
         let (peer, mut stream) = pair();
         fdpass::send(peer.as_fd(), &[0xff; HEADER], &[]).unwrap();
-        assert!(stream.receive().is_err());
+        assert!(stream.receive(Instant::now()).is_err());
     }
 }
