@@ -27,6 +27,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 /// How long a message may take to come in full. One that never does would keep its session, and the descriptors that came with its beginning.
 const HALF_TIME: Duration = Duration::from_secs(10);
 
+/// How long a front end isn't heard while too many of its descriptors wait to be closed, and after how long its session is ended for that.
+const CLOSING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(10));
+
 /// Seconds of the control thread that one socket's front ends may use at once, and of each second.
 const TIME: (f64, f64) = (0.032, 0.1);
 /// Connections at one socket at once, and a second later on.
@@ -160,6 +163,8 @@ struct Port {
     heard_from: Option<Instant>,
     /// Closes what front ends send.
     closer: Arc<Closer>,
+    /// Since when it has no room for more.
+    full_since: Option<Instant>,
     /// The listener is waited for.
     listening: bool,
     session: Option<Connected>,
@@ -224,6 +229,7 @@ impl Control {
                 device,
                 listener: Some(listener),
                 closer: Closer::new(),
+                full_since: None,
                 seat: shares.seat(i),
                 areas: Arc::new(Mutex::new(Areas::new(disk, shares.seat(i), longest))),
                 time: Bucket::new(TIME, clock()),
@@ -406,6 +412,9 @@ impl Control {
     }
 
     fn readable(&mut self, index: usize) {
+        if !self.has_room(index) {
+            return;
+        }
         let Some(connected) = self.ports.get_mut(index).and_then(|p| p.session.as_mut()) else {
             return;
         };
@@ -417,6 +426,28 @@ impl Control {
             self.resume_at(since + HALF_TIME);
         }
         self.used_time(index, start);
+    }
+
+    /// False while too many descriptors that came from a socket wait to be closed: then its front end isn't heard, and is let go in the end.
+    fn has_room(&mut self, index: usize) -> bool {
+        let Some(port) = self.ports.get_mut(index) else {
+            return false;
+        };
+        if port.closer.has_room() {
+            port.full_since = None;
+            return true;
+        }
+        let now = (self.clock)();
+        let since = *port.full_since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= CLOSING.1 {
+            let why = "closing the descriptors that front ends of this disk sent takes too long";
+            self.judge(index, Err(Error::new(ErrorKind::Exhausted, why)));
+            return false;
+        }
+        port.heard_from = Some(now + CLOSING.0);
+        self.resume_at(now + CLOSING.0);
+        self.hear(index);
+        false
     }
 
     /// Ends a session whose message doesn't come in full, unless the rest of it is there now.

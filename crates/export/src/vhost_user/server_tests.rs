@@ -4,7 +4,7 @@ use super::super::host::Detach;
 use super::super::proto::{Code, message};
 use super::*;
 use pvblk_backend::{OnEnd, RequestSource};
-use pvblk_sys::fdpass;
+use pvblk_sys::{PeerFd, fdpass};
 use ram_support::{Ram, RamDevice};
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -239,4 +239,51 @@ fn half_a_message_ends_its_session_after_10_seconds() {
     ask(&mut next);
     bed.turn();
     assert!(is_answered(&mut next));
+}
+
+/// Closes a TCP socket that lingers until its peer has read what was sent, which the peer does when the returned one is dropped. As many others wait as there is room for.
+fn fill(closer: &Arc<Closer>) -> std::net::TcpStream {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut slow = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    slow.set_nonblocking(true).unwrap();
+    while slow.write(&[0; 65536]).is_ok() {}
+    slow.set_nonblocking(false).unwrap();
+    rustix::net::sockopt::set_socket_linger(&slow, Some(Duration::from_secs(600))).unwrap();
+    drop(PeerFd::new(slow.into(), closer));
+    // The thread may take some of them before it has the slow one.
+    ram_support::eventually("the thread closes the slow one", || {
+        let event = EventFd::new().unwrap();
+        let event = event.as_fd().try_clone_to_owned().unwrap();
+        drop(PeerFd::new(event, closer));
+        !closer.has_room()
+    });
+    peer
+}
+
+#[test]
+fn a_front_end_is_not_heard_while_its_descriptors_wait_to_be_closed() {
+    let mut bed = bed();
+    let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
+    let peer = fill(&bed.control.ports[0].closer);
+    ask(&mut a);
+    ask(&mut b);
+    bed.turn();
+    assert!(!is_answered(&mut a) && is_answered(&mut b));
+    bed.time.pass(Duration::from_secs(9));
+    (0..3).for_each(|_| bed.turn());
+    assert!(bed.control.ports[0].session.is_some());
+    drop(peer);
+    let closer = Arc::clone(&bed.control.ports[0].closer);
+    ram_support::eventually("all are closed", || closer.has_room());
+    bed.time.pass(Duration::from_millis(5));
+    (0..3).for_each(|_| bed.turn());
+    assert!(is_answered(&mut a));
+    // It takes too long.
+    let _peer = fill(&closer);
+    ask(&mut a);
+    bed.turn();
+    bed.time.pass(Duration::from_secs(11));
+    (0..3).for_each(|_| bed.turn());
+    assert!(bed.control.ports[0].session.is_none());
 }

@@ -131,7 +131,8 @@ impl Session {
         let start = clock();
         for _ in 0..MESSAGES_PER_TURN {
             let now = clock();
-            if !self.wants_messages() || now.saturating_duration_since(start) >= TURN {
+            let ready = self.wants_messages() && self.stream.has_room();
+            if !ready || now.saturating_duration_since(start) >= TURN {
                 break;
             }
             match self.stream.receive(now)? {

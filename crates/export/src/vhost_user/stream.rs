@@ -100,6 +100,11 @@ impl Stream {
         }
     }
 
+    /// False while too many of its peer's descriptors wait to be closed: then a message that has some can't be received.
+    pub fn has_room(&self) -> bool {
+        self.closer.has_room()
+    }
+
     /// When the message that isn't there in full yet began.
     pub fn half_since(&self) -> Option<Instant> {
         self.since
