@@ -21,11 +21,6 @@ fn area(queues: u16, queue_size: u16) -> InflightArea {
     }
 }
 
-/// Bytes of an area's queues, by the specification.
-fn queue_bytes(queues: u64, entries: u64) -> u64 {
-    queues * (16 + 16 * entries).next_multiple_of(64)
-}
-
 /// Has the server make an area; `None` if it refuses.
 fn made(front: &Front, queues: u16, entries: u16) -> Option<(InflightArea, OwnedFd)> {
     let asked = area(queues, entries);
@@ -49,22 +44,22 @@ fn areas_that_a_front_end_keeps_hold_the_memory_of_four() {
         let (area, file) = made(&front, 4, 1024).unwrap();
         front.must(Code::SetInflightFd, area.as_bytes(), &[file.as_fd()]);
         front.add_memory();
-        // A ring at work looks at all of its entries, so all of them are allocated.
-        (0..4).for_each(|ring| front.start(ring, 0));
+        front.start(0, 0);
         front.write(0, 1, &[1; 512]);
-        assert!(allocated(&file) >= queue_bytes(4, 64));
+        assert!(allocated(&file) > 0);
         kept.push((area, file));
     }
-    let all: u64 = kept.iter().map(|(_, file)| allocated(file)).sum();
-    let most: u64 = 4 * kept[0].0.size;
-    println!("{all} bytes of 12 areas are allocated, at most {most}");
-    assert!(all <= most, "{all} bytes, at most {most}");
+    let full = |files: &mut dyn Iterator<Item = &OwnedFd>| {
+        let all: Vec<u64> = files.map(allocated).collect();
+        println!("allocated of {} areas: {all:?}", all.len());
+        all.into_iter().filter(|bytes| *bytes > 0).count()
+    };
+    assert_eq!(full(&mut kept.iter().map(|(_, file)| file)), 4);
     // Within one connection, too.
     let mut front = bed.front("b");
     front.negotiate();
     let files: Vec<_> = (0..12).map(|_| made(&front, 4, 1024).unwrap().1).collect();
-    let full = files.iter().filter(|f| allocated(f) > 0).count();
-    assert_eq!(full, 4);
+    assert_eq!(full(&mut files.iter()), 4);
     // One that was emptied is as good as a fresh one.
     let (area, file) = &kept[0];
     let mut front = bed.front("a");
@@ -168,7 +163,9 @@ fn a_ring_tells_its_index_when_nothing_is_in_flight_any_more() {
         let (area, file) = made(&front, 1, 64).unwrap();
         let driver = &mut front.drivers[0];
         for head in 0..LEFT {
-            driver.build(head, 4, 0, &[], true);
+            // More than the server does in one step, so that it has to stop in between.
+            let data = driver.at(driver.data_offset());
+            driver.build(head, 1, 0, &[(data, 128 << 10, false)], true);
             driver.make_available(head);
             // Taken by a server before: the mark, and the counter that says in which order.
             let at = 16 + 16 * u64::from(head);
