@@ -77,6 +77,10 @@ fn a_full_call_that_waits_when_it_is_written() {
         done == 8
     });
     report("write, 99 %", alone, p99(&mut neighbour));
+    // The worker isn't waiting in that queue's call.
+    hostile.drivers[0].build(8, 4, 0, &[], true);
+    hostile.submit(0, 8);
+    vhost_support::eventually("its next request is answered", || used(&mut hostile));
     // The same event as error event, and a kick that can be read by two.
     let which = 1u64.to_le_bytes();
     hostile.must(Code::SetVringErr, &which, &[call.as_fd()]);
@@ -123,18 +127,6 @@ fn guest_memory_in_a_regular_file_is_refused() {
     handshake(&bed);
 }
 
-/// What the control thread has used of a CPU, in clock ticks of 10 ms.
-fn control_ticks() -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let stats = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
-    let of_control = stats.filter(|s| s.contains("(pvblk-vhost)"));
-    let ticks = of_control.map(|s| {
-        let fields: Vec<&str> = s.rsplit(')').next().unwrap().split_whitespace().collect();
-        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-    });
-    ticks.sum()
-}
-
 /// Sends what `message` does until it is told to stop, reading nothing that comes back.
 fn flood(
     front: Front,
@@ -149,36 +141,29 @@ fn flood(
     })
 }
 
-/// The neighbour's handshakes while a front end sends `message` all the time, and the part of a CPU that the control thread used.
-fn beside_a_flood(what: &str, message: impl Fn(&Front) + Send + 'static) -> f64 {
+/// The neighbour's handshakes while a front end sends `message` all the time. How much of the control thread it may use is counted by the server's own
+/// tests, with a clock of theirs.
+fn beside_a_flood(what: &str, message: impl Fn(&Front) + Send + 'static) {
     let bed = Bed::with(1, None);
     let alone = slowest_handshake(&bed);
     let stop = Arc::new(AtomicBool::new(false));
     let hostile = bed.guest("a", 4);
-    let start = (Instant::now(), control_ticks());
+    let socket = hostile.socket.try_clone().unwrap();
     let thread = flood(hostile, &stop, message);
     let beside = slowest_handshake(&bed);
-    // Long enough that what may be used at once doesn't count.
-    std::thread::sleep(Duration::from_secs(2).saturating_sub(start.0.elapsed()));
-    let ticks = control_ticks() - start.1;
-    let share = ticks as f64 / 100.0 / start.0.elapsed().as_secs_f64();
+    // Nothing was wrong with its messages, so it is still connected.
+    let is_connected = rustix::net::send(&socket, &[], rustix::net::SendFlags::NOSIGNAL).is_ok();
     stop.store(true, Ordering::Release);
     thread.join().unwrap();
+    assert!(is_connected);
     report(&format!("{what}: slowest of 20 handshakes"), alone, beside);
-    println!(
-        "{what}: the control thread used {:.0} % of a CPU",
-        share * 100.0
-    );
-    share
 }
 
 #[test]
-fn a_flood_of_messages_uses_a_bounded_part_of_the_control_thread() {
+fn a_flood_of_messages_keeps_nobody_else_from_its_handshake() {
     let _alone = alone();
     let cheap = |f: &Front| f.send(Code::SetOwner as u32, 0, &[], &[]);
-    let share = beside_a_flood("SET_OWNER", cheap);
-    // A tenth for the flood; the rest is for the handshakes beside it and the clock's ticks.
-    assert!(share < 0.3, "{share}");
+    beside_a_flood("SET_OWNER", cheap);
     let table = |f: &Front| {
         let regions: Vec<u8> = (0..4)
             .flat_map(|i| f.region(i).as_bytes().to_vec())
@@ -186,8 +171,7 @@ fn a_flood_of_messages_uses_a_bounded_part_of_the_control_thread() {
         let table = [&4u64.to_le_bytes()[..], &regions].concat();
         f.send(Code::SetMemTable as u32, 0, &table, &[f.memory.as_fd(); 4]);
     };
-    let share = beside_a_flood("SET_MEM_TABLE", table);
-    assert!(share < 0.3, "{share}");
+    beside_a_flood("SET_MEM_TABLE", table);
 }
 
 #[test]

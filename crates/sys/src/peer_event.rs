@@ -272,15 +272,29 @@ mod tests {
         assert!(!ours.clear(), "an empty counter in blocking mode");
     }
 
+    /// Fails instead of waiting for ever.
+    fn does_not_wait(call: impl FnOnce() + Send + 'static) {
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            call();
+            let _ = done.send(());
+        });
+        let ended = ended.recv_timeout(std::time::Duration::from_secs(60));
+        ended.expect("it waits for the peer, or panicked");
+    }
+
     #[test]
     fn a_full_counter_in_blocking_mode_does_not_block_us() {
         let (ours, theirs) = blocking();
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        for _ in 0..3 {
-            ours.notify();
-        }
-        // The fallback without AIO doesn't block either.
-        ours.write_if_there_is_room();
+        let same = ours.try_clone().unwrap();
+        does_not_wait(move || {
+            for _ in 0..3 {
+                same.notify();
+            }
+            // The fallback without AIO doesn't block either.
+            same.write_if_there_is_room();
+        });
         assert_eq!(value(&theirs), u64::MAX);
         ours.write_if_there_is_room();
         assert_eq!(value(&theirs), 1);
