@@ -321,14 +321,14 @@ impl RequestSource for BlkifSource {
         }
     }
 
-    fn push(&mut self) -> Result<(), SourceEnd> {
+    fn push(&mut self) -> Result<usize, SourceEnd> {
         if self.unpublished && !self.broken {
             self.unpublished = false;
             if self.ring.publish() {
                 self.channel.notify();
             }
         }
-        Ok(())
+        Ok(0)
     }
 
     fn arm(&mut self) -> Readiness {

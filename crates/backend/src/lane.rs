@@ -21,7 +21,7 @@ use crate::parts::{PARTS_IN_FLIGHT, Parts};
 use crate::source::{RequestSource, SourceEnd};
 use crate::stall::Stall;
 use pvblk_block::trace::{self, Phase, Tracer};
-use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, Status};
+use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, SECTOR, Status};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -33,6 +33,8 @@ const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
 /// Most sectors (512 B) that a lane submits in one step: 256 KiB. A device may copy the data while it is submitted, and the worker's other lanes wait for that.
 const STEP_SECTORS: u64 = 512;
+/// After so many sectors of data, 64 KiB, a lane's turn is over though it was to have several steps.
+const TURN_SECTORS: u64 = 128;
 
 /// How often a lane that waits for other lanes' requests, or for the gate, looks again.
 const ORDER_POLL: Duration = Duration::from_micros(100);
@@ -85,6 +87,8 @@ pub struct Lane {
     end: Option<SourceEnd>,
     /// For sources whose poll is a system call: the descriptor was reported readable.
     may_pull: bool,
+    /// Sectors of data that went through it since [`Lane::take_work`].
+    work: u64,
     /// While flushes have to fail: the seat, and the index of the next request.
     owed: Option<Box<(Seat, u16)>>,
     tracer: Tracer,
@@ -121,6 +125,7 @@ impl Lane {
             outstanding: 0,
             end: None,
             may_pull: true,
+            work: 0,
             tracer,
             stall: Arc::clone(disk.stall()),
             lingers: None,
@@ -151,10 +156,23 @@ impl Lane {
                 self.source.complete(&mut self.done);
             }
         }
-        if let Err(end) = self.source.push() {
-            self.end.get_or_insert(end);
+        match self.source.push() {
+            Ok(bytes) => self.work += bytes as u64 / SECTOR,
+            Err(end) => _ = self.end.get_or_insert(end),
         }
         moved
+    }
+
+    /// Sectors of data that were copied since the last call, or about as many: what its steps took of the worker's time.
+    #[inline]
+    pub fn take_work(&mut self) -> u64 {
+        std::mem::take(&mut self.work)
+    }
+
+    /// True once it has had its turn: the worker's other lanes wait.
+    #[inline]
+    pub fn has_worked(&self) -> bool {
+        self.work >= TURN_SECTORS
     }
 
     /// True while requests that were pulled are still to be submitted.
@@ -201,6 +219,7 @@ impl Lane {
         if traced {
             self.trace_issue();
         }
+        self.work += sectors;
         self.queue.submit(&mut self.batch);
         (true, false)
     }
@@ -227,7 +246,7 @@ impl Lane {
         }
         self.source.complete(&mut failed);
         match self.source.push() {
-            Ok(()) => seat.tell(),
+            Ok(_) => seat.tell(),
             Err(end) => self.end = Some(end),
         }
         true
@@ -283,6 +302,7 @@ impl Lane {
                         break;
                     }
                     room -= cost;
+                    self.work += cost;
                     run += 1;
                 }
                 if run == 0 {
@@ -306,6 +326,7 @@ impl Lane {
         }
         let part = self.parts.issue();
         *room -= Parts::cost(&part);
+        self.work += Parts::cost(&part);
         self.special += 1;
         self.batch.push(part);
         self.queue.submit(&mut self.batch);

@@ -67,8 +67,9 @@ pub trait RequestSource: Send {
     /// Takes all of `done` and prepares their answers; keeps the requests for reuse.
     fn complete(&mut self, done: &mut Vec<Completion>);
 
-    /// Makes prepared answers visible to the peer and wakes it if it asked for that. Cheap when there are none.
-    fn push(&mut self) -> Result<(), SourceEnd>;
+    /// Makes prepared answers visible to the peer and wakes it if it asked for that. Cheap when there are none. Returns the bytes of data that it
+    /// copied, at most 256 KiB.
+    fn push(&mut self) -> Result<usize, SourceEnd>;
 
     /// Asks the peer to wake us; the last check before the worker sleeps.
     fn arm(&mut self) -> Readiness;

@@ -37,9 +37,9 @@ impl RequestSource for HungUp {
     fn complete(&mut self, done: &mut Vec<Completion>) {
         done.clear();
     }
-    fn push(&mut self) -> Result<(), SourceEnd> {
+    fn push(&mut self) -> Result<usize, SourceEnd> {
         self.bothered.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        Ok(0)
     }
     fn arm(&mut self) -> Readiness {
         Readiness::Wait(None)

@@ -334,7 +334,7 @@ impl RequestSource for Connection {
             self.unsent.push_back((tag, buffers));
         }
     }
-    fn push(&mut self) -> Result<(), SourceEnd> {
+    fn push(&mut self) -> Result<usize, SourceEnd> {
         let send = self.shared.rng.lock().usize(0..=self.unsent.len());
         for (tag, mut buffers) in self.unsent.drain(..send) {
             self.slots[tag] = None;
@@ -350,7 +350,7 @@ impl RequestSource for Connection {
             1 => self.pool.decay(),
             _ => {}
         }
-        Ok(())
+        Ok(0)
     }
     fn arm(&mut self) -> Readiness {
         Readiness::Ready

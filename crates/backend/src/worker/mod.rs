@@ -30,6 +30,8 @@ use watchdog::Attention;
 
 /// Steps of active lanes between two looks at the sleeping ones.
 const STEPS_PER_LOOK: u32 = 32;
+/// So many sectors of data (8 KiB) count as one more step.
+const SECTORS_PER_STEP: u64 = 16;
 /// Steps of the only active lane in one call.
 const STEPS_ALONE: u32 = 8;
 /// Idle steps between two offers of the CPU to others: about a microsecond.
@@ -155,6 +157,8 @@ struct Shift<'a> {
 /// Of one call into an active lane.
 struct Stepped {
     moved: bool,
+    /// Sectors of data that were copied.
+    work: u64,
     end: Option<SourceEnd>,
 }
 
@@ -162,6 +166,7 @@ impl Shift<'_> {
     /// Runs until told to exit.
     fn run(&mut self) -> Result<(), Replaced> {
         let mut steps = 0u32;
+        let mut offers = 0u32;
         loop {
             if self.seat.mailbox.is_pending() {
                 self.take_commands()?;
@@ -172,9 +177,10 @@ impl Shift<'_> {
                 }
                 return Ok(());
             }
-            let moved = self.step_active()?;
-            steps += 1;
-            if !moved && steps.is_multiple_of(STEPS_PER_YIELD) && !self.roster.active.is_empty() {
+            let (moved, work) = self.step_active()?;
+            steps += 1 + (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
+            offers += 1;
+            if !moved && offers.is_multiple_of(STEPS_PER_YIELD) && !self.roster.active.is_empty() {
                 self.roster.courtesy.offer();
             }
             if self.roster.active.is_empty() {
@@ -249,9 +255,9 @@ impl Shift<'_> {
         self.roster.wake(index);
     }
 
-    /// Steps each active lane; true if anything moved.
-    fn step_active(&mut self) -> Result<bool, Replaced> {
-        let mut moved = false;
+    /// Steps each active lane; returns whether anything moved, and how many sectors of data were copied.
+    fn step_active(&mut self) -> Result<(bool, u64), Replaced> {
+        let (mut moved, mut work) = (false, 0);
         let mut i = 0;
         while i < self.roster.active.len() {
             let index = self.roster.active[i];
@@ -270,10 +276,16 @@ impl Shift<'_> {
             }
             let deaf = !berth.interest.0;
             let stepped = self.call(index, |lane| steps(lane, rounds, deaf))?;
-            let Some(Stepped { moved: it, end }) = stepped else {
+            let Some(Stepped {
+                moved: it,
+                work: its,
+                end,
+            }) = stepped
+            else {
                 self.roster.active.swap_remove(i);
                 continue;
             };
+            work += its;
             if it {
                 if let Some(berth) = self.roster.berth(index) {
                     berth.idle_since = None;
@@ -289,7 +301,7 @@ impl Shift<'_> {
                 i += 1;
             }
         }
-        Ok(moved)
+        Ok((moved, work))
     }
 
     fn remove(&mut self, index: usize, end: SourceEnd) -> Result<(), Replaced> {
@@ -434,16 +446,24 @@ fn steps(lane: &mut Lane, rounds: u32, deaf: bool) -> Stepped {
     for _ in 0..rounds {
         if !lane.step() {
             let end = if any { None } else { lane.finished() };
-            return Stepped { moved: any, end };
+            return Stepped {
+                moved: any,
+                work: lane.take_work(),
+                end,
+            };
         }
         if deaf {
             // It was full and the poller doesn't listen for it; now there may be room.
             lane.poll_source();
         }
         any = true;
+        if lane.has_worked() {
+            break;
+        }
     }
     Stepped {
         moved: any,
+        work: lane.take_work(),
         end: None,
     }
 }

@@ -147,9 +147,9 @@ impl RequestSource for FeedSource {
         state.answers.extend(answers);
     }
 
-    fn push(&mut self) -> Result<(), SourceEnd> {
+    fn push(&mut self) -> Result<usize, SourceEnd> {
         self.feed.pushes.fetch_add(1, Ordering::Release);
-        Ok(())
+        Ok(0)
     }
 
     fn arm(&mut self) -> Readiness {

@@ -366,7 +366,7 @@ impl RequestSource for VhostSource {
         }
     }
 
-    fn push(&mut self) -> Result<(), SourceEnd> {
+    fn push(&mut self) -> Result<usize, SourceEnd> {
         if self.unpublished && !self.broken {
             self.unpublished = false;
             self.parts.queue.publish();
@@ -379,7 +379,7 @@ impl RequestSource for VhostSource {
                 call.notify();
             }
         }
-        Ok(())
+        Ok(0)
     }
 
     fn arm(&mut self) -> Readiness {

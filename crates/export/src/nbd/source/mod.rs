@@ -413,19 +413,20 @@ impl RequestSource for NbdSource {
         }
     }
 
-    fn push(&mut self) -> Result<(), SourceEnd> {
+    fn push(&mut self) -> Result<usize, SourceEnd> {
         let mut late = false;
         if self.outbox.len() == 0 || self.full {
             self.pool.settle();
             late = self.is_late();
             if !late {
-                return Ok(());
+                return Ok(0);
             }
         }
         // One that is late gets a last chance: a socket takes some before it says that it is writable.
         self.busy = true;
         let pool = &mut self.pool;
         let held_up = &mut self.held_up;
+        let before = self.outbox.passed();
         let sent = self
             .outbox
             .send(self.socket.as_fd(), &mut self.slots, |slots, index| {
@@ -439,9 +440,9 @@ impl RequestSource for NbdSource {
                 // Queued errors hold a client up, too.
                 self.held_up &= self.outbox.len() > 0 || self.short;
                 if late {
-                    return self.check_stall();
+                    self.check_stall()?;
                 }
-                Ok(())
+                Ok((self.outbox.passed() - before) as usize)
             }
             Err(e) => {
                 let ended_in_order = self.leaving;
