@@ -9,7 +9,7 @@ use crate::source::RequestSource;
 use crate::stall::Stall;
 use crate::users::Users;
 use crate::worker::watchdog::{Attention, Watchdog};
-use crate::worker::{Command, LaneId, LaneWaker, OnEnd, Seat};
+use crate::worker::{Command, End, LaneId, LaneWaker, OnEnd, Seat};
 use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{BlockDevice, DiskThreads, Error, Queue, QueueContext};
 use std::sync::Arc;
@@ -258,8 +258,8 @@ impl Backend {
             lane: id,
         });
         let lane = Box::new(Lane::open(disk, source)?);
-        mailbox.lanes.fetch_add(1, Ordering::Relaxed);
-        mailbox.send(Command::Attach(id, lane, on_end));
+        let end = End::new(on_end, &mailbox.lanes);
+        mailbox.send(Command::Attach(id, lane, end));
         Ok(SourceId { lane: id, worker })
     }
 

@@ -10,7 +10,7 @@ use pvblk_block::{
     Readiness, Request, RequestFlags, Status,
 };
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use support::log::Log;
@@ -27,7 +27,19 @@ struct Doors {
     drop: Arc<Mutex<()>>,
     /// Threads that are or were in `submit`.
     entered: Arc<AtomicUsize>,
-    panics: bool,
+    /// Whoever passes one of them panics.
+    panics: Arc<AtomicBool>,
+}
+
+impl Doors {
+    fn panic(&self) {
+        self.panics.store(true, Ordering::Release);
+    }
+
+    /// Panics once if it was told to.
+    fn passed(&self) {
+        assert!(!self.panics.swap(false, Ordering::AcqRel), "planted");
+    }
 }
 
 #[derive(Default)]
@@ -68,8 +80,8 @@ impl BlockDevice for Doored {
 impl DeviceQueue for DooredQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
         self.doors.entered.fetch_add(1, Ordering::AcqRel);
-        assert!(!self.doors.panics, "planted");
         drop(self.doors.submit.lock());
+        self.doors.passed();
         let done = batch.drain(..).map(|request| Completion {
             request,
             status: Status::Ok,
@@ -93,6 +105,7 @@ impl DeviceQueue for DooredQueue {
 impl Drop for DooredQueue {
     fn drop(&mut self) {
         drop(self.doors.drop.lock());
+        self.doors.passed();
     }
 }
 
@@ -104,16 +117,13 @@ struct Rig {
     ends: Arc<Mutex<Vec<String>>>,
 }
 
-fn rig(workers: usize, panics: bool) -> Rig {
-    rig_named("bad", workers, panics)
+fn rig(workers: usize) -> Rig {
+    rig_named("bad", workers)
 }
 
 /// The disk that blocks has this name.
-fn rig_named(bad: &str, workers: usize, panics: bool) -> Rig {
-    let doors = Doors {
-        panics,
-        ..Doors::default()
-    };
+fn rig_named(bad: &str, workers: usize) -> Rig {
+    let doors = Doors::default();
     let device = Arc::new(Doored {
         doors: doors.clone(),
         ..Doored::default()
@@ -146,6 +156,15 @@ impl Rig {
         (feed, id)
     }
 
+    /// Waits until lanes of these disks, and no others, have ended by a panic.
+    #[track_caller]
+    fn ends_by_a_bug(&self, disks: &[&str]) {
+        wait("the end", || self.ends.lock().len() == disks.len());
+        for (end, disk) in self.ends.lock().iter().zip(disks) {
+            assert!(end.starts_with(disk) && end.contains("panicked"), "{end}");
+        }
+    }
+
     #[track_caller]
     fn goes_on(&self, feed: &Feed, writes: u64) {
         let before = feed.answered();
@@ -160,7 +179,7 @@ impl Rig {
 
 #[test]
 fn a_blocked_disk_holds_up_no_other_and_comes_back() {
-    let rig = rig(1, false);
+    let rig = rig(1);
     let (bad, _) = rig.attach(&rig.bad);
     let (second, _) = rig.attach(&rig.bad);
     let (good, _) = rig.attach(&rig.good);
@@ -190,7 +209,7 @@ fn a_blocked_disk_holds_up_no_other_and_comes_back() {
 
 #[test]
 fn a_lane_is_detached_while_its_thread_is_blocked() {
-    let rig = rig(1, false);
+    let rig = rig(1);
     let (bad, id) = rig.attach(&rig.bad);
     let (good, _) = rig.attach(&rig.good);
     let shut = rig.doors.submit.lock();
@@ -209,7 +228,7 @@ fn a_lane_is_detached_while_its_thread_is_blocked() {
 
 #[test]
 fn a_queue_that_blocks_at_its_end_holds_up_nobody() {
-    let rig = rig(1, false);
+    let rig = rig(1);
     let (_bad, id) = rig.attach(&rig.bad);
     let (good, _) = rig.attach(&rig.good);
     let shut = rig.doors.drop.lock();
@@ -226,7 +245,7 @@ fn a_queue_that_blocks_at_its_end_holds_up_nobody() {
 
 #[test]
 fn a_back_end_ends_while_a_disk_is_blocked() {
-    let rig = rig(2, false);
+    let rig = rig(2);
     let (bad, _) = rig.attach(&rig.bad);
     let (good, _) = rig.attach(&rig.good);
     let shut = rig.doors.submit.lock();
@@ -242,19 +261,88 @@ fn a_back_end_ends_while_a_disk_is_blocked() {
 
 #[test]
 fn a_panic_in_a_lane_ends_that_lane() {
-    let rig = rig(1, true);
+    let rig = rig(1);
     let (bad, _) = rig.attach(&rig.bad);
     let (good, _) = rig.attach(&rig.good);
+    rig.goes_on(&good, 20);
+    rig.doors.panic();
     bad.write(1, NONE);
     rig.goes_on(&good, 20);
-    wait("the end", || rig.ends.lock().len() == 1);
-    assert!(rig.ends.lock()[0].contains("panicked"));
+    rig.ends_by_a_bug(&["bad"]);
+    rig.goes_on(&good, 20);
+    let (bad, _) = rig.attach(&rig.bad);
+    rig.goes_on(&bad, 20);
+}
+
+#[test]
+fn a_panic_of_a_thread_that_was_replaced_ends_its_lane_and_the_stall() {
+    let rig = rig(1);
+    let (bad, _) = rig.attach(&rig.bad);
+    let (second, _) = rig.attach(&rig.bad);
+    let (good, _) = rig.attach(&rig.good);
+    let shut = rig.doors.submit.lock();
+    bad.write(1, NONE);
+    wait("the disk is marked", || rig.bad.stall().is_on());
+    rig.goes_on(&good, 20);
+    rig.doors.panic();
+    drop(shut);
+    rig.ends_by_a_bug(&["bad"]);
+    wait("no mark is left", || !rig.bad.stall().is_on());
+    rig.goes_on(&second, 20);
     rig.goes_on(&good, 20);
 }
 
 #[test]
+fn a_lane_that_panics_at_its_end_still_tells_it() {
+    let rig = rig(1);
+    let (good, _) = rig.attach(&rig.good);
+    for replaced in [false, true] {
+        let (bad, id) = rig.attach(&rig.bad);
+        rig.goes_on(&bad, 2);
+        let shut = replaced.then(|| rig.doors.drop.lock());
+        rig.doors.panic();
+        rig.backend.detach(id);
+        if replaced {
+            wait("the disk is marked", || rig.bad.stall().is_on());
+            rig.goes_on(&good, 5);
+            assert!(rig.ends.lock().is_empty());
+        }
+        drop(shut);
+        rig.ends_by_a_bug(&["bad"]);
+        wait("no mark is left", || !rig.bad.stall().is_on());
+        rig.goes_on(&good, 5);
+        rig.ends.lock().clear();
+    }
+}
+
+#[test]
+fn a_panic_of_the_worker_itself_ends_its_lanes_and_it_goes_on() {
+    let rig = rig(1);
+    let (away, _) = rig.attach(&rig.bad);
+    let (one, _) = rig.attach(&rig.good);
+    let (two, _) = rig.attach(&rig.good);
+    let shut = rig.doors.submit.lock();
+    away.write(1, NONE);
+    wait("the disk is marked", || rig.bad.stall().is_on());
+    for feed in [&one, &two] {
+        rig.goes_on(feed, 5);
+    }
+    one.panic_in_the_worker();
+    rig.ends_by_a_bug(&["good", "good"]);
+    let (three, id) = rig.attach(&rig.good);
+    rig.goes_on(&three, 50);
+    // A lane that wasn't there then comes back to it.
+    drop(shut);
+    wait("it is back", || away.answered() == 1);
+    rig.goes_on(&away, 5);
+    rig.ends.lock().clear();
+    rig.backend.detach(id);
+    wait("an end in order", || *rig.ends.lock() == ["good closed"]);
+}
+
+#[test]
 fn a_request_of_every_kind_passes_a_worker_that_was_replaced() {
-    let rig = rig(1, false);
+    let rig = rig(1);
     let (bad, _) = rig.attach(&rig.bad);
     let (good, _) = rig.attach(&rig.good);
     let shut = rig.doors.submit.lock();
@@ -283,7 +371,7 @@ fn log() -> &'static Log {
 #[test]
 fn a_stall_that_lasts_is_logged_although_all_workers_sleep() {
     let log = log();
-    let rig = rig_named("logged", 1, false);
+    let rig = rig_named("logged", 1);
     let (bad, _) = rig.attach(&rig.bad);
     let shut = rig.doors.submit.lock();
     bad.write(1, NONE);

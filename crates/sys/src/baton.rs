@@ -97,10 +97,12 @@ impl<T> Holder<T> {
 }
 
 impl<T> Holder<T> {
-    /// The [turn](Baton::turn) at which this holder went away last. The baton still shows this turn if the holder
-    /// never came back, for example because `f` panicked.
-    pub fn left_at(&self) -> u64 {
-        self.left
+    /// Comes back from an [`Holder::away`] that ended with a panic. False if the value was seized: then this holder has nothing any more.
+    pub fn back(&mut self) -> bool {
+        if self.turn.is_none() && self.baton.claim(self.left) {
+            self.turn = Some(self.left + 1);
+        }
+        self.turn.is_some()
     }
 }
 
@@ -149,6 +151,26 @@ mod tests {
         let lost = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| *first));
         assert!(lost.is_err());
         assert_eq!(second.away(|| ()), ((), true));
+    }
+
+    #[test]
+    fn a_holder_comes_back_after_a_panic_unless_the_value_was_seized() {
+        let quietly = |f: &mut dyn FnMut()| {
+            let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+            assert!(caught.is_err());
+        };
+        let (baton, mut first) = Baton::new(1);
+        assert!(first.back(), "it is here");
+        quietly(&mut || first.away(|| panic!("planted")).0);
+        assert!(baton.turn() % 2 == 1 && first.back());
+        *first += 1;
+        quietly(&mut || first.away(|| panic!("planted")).0);
+        let mut second = baton.seize(baton.turn()).unwrap();
+        assert!(!first.back());
+        *second += 1;
+        assert_eq!(second.away(|| ()), ((), true));
+        assert!(!first.back());
+        assert_eq!(*second, 3);
     }
 
     #[test]

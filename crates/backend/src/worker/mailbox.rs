@@ -1,9 +1,11 @@
 //! Commands for a worker, from any thread.
 
+use super::end::End;
 use crate::lane::Lane;
 use crate::source::SourceEnd;
 use parking_lot::Mutex;
 use pvblk_sys::EventFd;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -15,10 +17,10 @@ pub type OnEnd = Box<dyn FnOnce(SourceEnd) + Send>;
 pub struct LaneId(pub u64);
 
 pub enum Command {
-    Attach(LaneId, Box<Lane>, OnEnd),
+    Attach(LaneId, Box<Lane>, End),
     Detach(LaneId),
     Wake(LaneId),
-    /// From a thread that was replaced while it was in a call: the lane, or `None` if the lane was dropped there.
+    /// From a thread that was replaced while it was in a call: the lane, or `None` if the lane was dropped there, or panicked.
     Back(LaneId, Option<Box<Lane>>),
     Exit,
 }
@@ -43,7 +45,7 @@ pub struct Mailbox {
     pending: AtomicBool,
     pub(super) bell: EventFd,
     /// Lanes that are or will be here.
-    pub lanes: AtomicUsize,
+    pub lanes: Arc<AtomicUsize>,
 }
 
 impl Mailbox {
@@ -52,7 +54,7 @@ impl Mailbox {
             commands: Mutex::default(),
             pending: AtomicBool::new(false),
             bell: EventFd::new()?,
-            lanes: AtomicUsize::new(0),
+            lanes: Arc::default(),
         })
     }
 
@@ -67,8 +69,8 @@ impl Mailbox {
         self.pending.load(Ordering::Acquire)
     }
 
-    pub(super) fn take(&self) -> Vec<Command> {
+    pub(super) fn take(&self, out: &mut VecDeque<Command>) {
         self.pending.store(false, Ordering::Release);
-        std::mem::take(&mut *self.commands.lock())
+        out.extend(self.commands.lock().drain(..));
     }
 }

@@ -10,13 +10,17 @@
 //! medium can hold it up, the roster can be seized: the [watchdog](watchdog) starts a fresh thread, which goes on with all the
 //! other lanes. The thread before brings its lane back by mail when it returns, and ends.
 
+mod end;
 mod mailbox;
+mod mend;
 mod pace;
 mod roster;
 pub mod watchdog;
 
 use crate::lane::Lane;
 use crate::source::SourceEnd;
+pub use end::End;
+use end::finish;
 pub use mailbox::{Command, LaneId, LaneWaker, Mailbox, OnEnd};
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::Readiness;
@@ -24,7 +28,7 @@ use pvblk_sys::{Baton, Holder};
 use roster::{BELL, REST, Roster};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 use watchdog::Attention;
 
@@ -47,8 +51,6 @@ pub struct Seat {
     tid: AtomicI32,
     /// It waits for its lanes.
     asleep: AtomicBool,
-    /// The turn of the baton at which a thread panicked in a call of a lane; 0: none did.
-    panicked_at: AtomicU64,
     attention: Arc<Attention>,
     over: Mutex<bool>,
     ended: Condvar,
@@ -71,7 +73,6 @@ impl Seat {
             baton,
             tid: AtomicI32::new(0),
             asleep: AtomicBool::new(false),
-            panicked_at: AtomicU64::new(0),
             attention,
             over: Mutex::new(false),
             ended: Condvar::new(),
@@ -110,17 +111,22 @@ impl Seat {
             let mut shift = Shift {
                 seat: &seat,
                 roster,
+                out: None,
             };
-            match catch_unwind(AssertUnwindSafe(|| shift.run())) {
-                Ok(Ok(())) => {
-                    *seat.over.lock() = true;
-                    seat.ended.notify_all();
+            loop {
+                match catch_unwind(AssertUnwindSafe(|| shift.run())) {
+                    Ok(Ok(())) => {
+                        *seat.over.lock() = true;
+                        seat.ended.notify_all();
+                        break;
+                    }
+                    Ok(Err(Replaced)) => break,
+                    Err(_) => match catch_unwind(AssertUnwindSafe(|| shift.mend())) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(Replaced)) => break,
+                        Err(_) => abort(&seat.name),
+                    },
                 }
-                Ok(Err(Replaced)) => {}
-                // Only while nobody has seized the roster: later the turn is another one.
-                Err(_) => seat
-                    .panicked_at
-                    .store(shift.roster.left_at(), Ordering::Release),
             }
         };
         let thread = std::thread::Builder::new().name(self.name.clone());
@@ -141,6 +147,14 @@ impl Seat {
     }
 }
 
+/// A worker that can't go on would leave its peers waiting for ever. Their requests are safe with them: they come back to the next server.
+fn abort(name: &str) -> ! {
+    tracing::error!("{name}: a bug that it can't go on after: the server aborts");
+    // The log has a thread of its own.
+    std::thread::sleep(Duration::from_millis(200));
+    std::process::abort()
+}
+
 fn tid() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
@@ -152,6 +166,8 @@ struct Replaced;
 struct Shift<'a> {
     seat: &'a Seat,
     roster: Holder<Roster>,
+    /// The lane that it is in a call of.
+    out: Option<(LaneId, Box<Lane>)>,
 }
 
 /// Of one call into an active lane.
@@ -168,7 +184,7 @@ impl Shift<'_> {
         let mut steps = 0u32;
         let mut offers = 0u32;
         loop {
-            if self.seat.mailbox.is_pending() {
+            if self.seat.mailbox.is_pending() || !self.roster.commands.is_empty() {
                 self.take_commands()?;
             }
             if self.roster.exiting {
@@ -176,6 +192,9 @@ impl Shift<'_> {
                     self.remove(index, SourceEnd::Closed)?;
                 }
                 return Ok(());
+            }
+            if self.roster.any_lost {
+                self.end_lost()?;
             }
             let (moved, work) = self.step_active()?;
             steps += 1 + (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
@@ -203,11 +222,14 @@ impl Shift<'_> {
         let Some(berth) = self.roster.berth(index) else {
             return Ok(None);
         };
-        let Some(mut lane) = berth.lane.take() else {
+        let Some(lane) = berth.lane.take() else {
             return Ok(None);
         };
-        let id = berth.id;
-        let (result, kept) = self.roster.away(|| f(&mut lane));
+        let (_, lane) = self.out.insert((berth.id, lane));
+        let (result, kept) = self.roster.away(|| f(lane));
+        let Some((id, lane)) = self.out.take() else {
+            return Ok(None);
+        };
         if !kept {
             self.seat.mailbox.send(Command::Back(id, Some(lane)));
             return Err(Replaced);
@@ -219,16 +241,10 @@ impl Shift<'_> {
     }
 
     fn take_commands(&mut self) -> Result<(), Replaced> {
-        for command in self.seat.mailbox.take() {
+        self.seat.mailbox.take(&mut self.roster.commands);
+        while let Some(command) = self.roster.commands.pop_front() {
             match command {
-                Command::Attach(id, lane, on_end) => {
-                    if let Err((e, lane, on_end)) = self.roster.admit(id, lane, on_end) {
-                        let what = format!("{}: waiting for it", lane.describe());
-                        self.seat.mailbox.lanes.fetch_sub(1, Ordering::Relaxed);
-                        drop(lane);
-                        on_end(SourceEnd::Broken(pvblk_block::Error::os(what, e)));
-                    }
-                }
+                Command::Attach(id, lane, end) => self.attach(id, lane, end)?,
                 Command::Detach(id) => self.reach(id, true),
                 Command::Wake(id) => self.reach(id, false),
                 Command::Back(id, lane) => self.roster.lane_back(id, lane),
@@ -236,6 +252,16 @@ impl Shift<'_> {
             }
         }
         Ok(())
+    }
+
+    fn attach(&mut self, id: LaneId, lane: Box<Lane>, end: End) -> Result<(), Replaced> {
+        let Err((e, lane, end)) = self.roster.admit(id, lane, end) else {
+            return Ok(());
+        };
+        let what = format!("{}: waiting for it", lane.describe());
+        let why = SourceEnd::Broken(pvblk_block::Error::os(what, e));
+        let ((), kept) = self.roster.away(|| finish(Some(lane), Some(end), why));
+        if kept { Ok(()) } else { Err(Replaced) }
     }
 
     /// Tells a lane to stop, or that there may be something to pull, and wakes it.
@@ -310,21 +336,17 @@ impl Shift<'_> {
             return Ok(());
         };
         if berth.lane.is_none() {
+            if let (true, Some(end)) = (roster.exiting, berth.end.take()) {
+                end.forget();
+            }
             return Ok(()); // a thread that was replaced has it
         }
         berth.leave(&roster.poller);
         if let Some(at) = berth.deadline.take() {
             roster.deadlines.remove(&(at, index));
         }
-        let (id, lane, on_end) = (berth.id, berth.lane.take(), berth.on_end.take());
-        self.seat.mailbox.lanes.fetch_sub(1, Ordering::Relaxed);
-        // The lane, its queue and its mappings are gone before anybody is told.
-        let ((), kept) = self.roster.away(|| {
-            drop(lane);
-            if let Some(f) = on_end {
-                f(end);
-            }
-        });
+        let (id, lane, told) = (berth.id, berth.lane.take(), berth.end.take());
+        let ((), kept) = self.roster.away(|| finish(lane, told, end));
         if !kept {
             self.seat.mailbox.send(Command::Back(id, None));
             return Err(Replaced);

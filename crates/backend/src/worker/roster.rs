@@ -1,12 +1,13 @@
 //! A worker's lanes and what it waits for. Nothing here calls into a lane in a way that could block.
 
-use super::mailbox::{LaneId, Mailbox, OnEnd};
+use super::end::End;
+use super::mailbox::{Command, LaneId, Mailbox};
 use super::pace::{Courtesy, tuned};
 use super::watchdog::Attention;
 use crate::lane::Lane;
 use crate::stall::{Blocked, Stall};
 use pvblk_sys::{PollEvent, Poller};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ const STALLED: Duration = Duration::from_millis(20);
 
 pub const BELL: u64 = u64::MAX;
 
-/// One lane's place.
+/// One lane's place. Dropping it drops the lane first, and then tells its end.
 pub struct Berth {
     pub id: LaneId,
     /// `None` while a thread is in a call of it.
@@ -30,7 +31,10 @@ pub struct Berth {
     pub stop: bool,
     pub name: String,
     pub stall: Arc<Stall>,
-    pub on_end: Option<OnEnd>,
+    /// `None` once it is told, or about to be.
+    pub end: Option<End>,
+    /// A panic in the worker's own code took it: it is to be ended.
+    pub lost: bool,
     pub asleep: bool,
     pub idle_since: Option<Instant>,
     pub slept_at: Instant,
@@ -77,10 +81,14 @@ impl Berth {
         let Some(lane) = &self.lane else {
             return;
         };
-        if let (true, Some(fd)) = (self.interest != NOTHING, lane.source_fd()) {
+        if self.interest != NOTHING
+            && let Some(fd) = lane.source_fd()
+        {
             let _ = poller.remove(fd);
         }
-        if let (true, Some(fd)) = (self.device_fd_added, lane.device_fd()) {
+        if self.device_fd_added
+            && let Some(fd) = lane.device_fd()
+        {
             let _ = poller.remove(fd);
         }
         self.interest = NOTHING;
@@ -92,6 +100,10 @@ impl Berth {
 pub struct Roster {
     pub poller: Poller,
     pub berths: Vec<Option<Berth>>,
+    /// Some berths are [lost](Berth::lost).
+    pub any_lost: bool,
+    /// Taken from the mailbox, and not yet done.
+    pub commands: VecDeque<Command>,
     /// Indices of the berths whose lanes are stepped.
     pub active: Vec<usize>,
     pub deadlines: BTreeSet<(Instant, usize)>,
@@ -110,6 +122,8 @@ impl Roster {
         Ok(Roster {
             poller: poller(mailbox)?,
             berths: Vec::new(),
+            any_lost: false,
+            commands: VecDeque::new(),
             active: Vec::new(),
             deadlines: BTreeSet::new(),
             rest_at: None,
@@ -126,8 +140,8 @@ impl Roster {
         &mut self,
         id: LaneId,
         lane: Box<Lane>,
-        on_end: OnEnd,
-    ) -> Result<(), (std::io::Error, Box<Lane>, OnEnd)> {
+        end: End,
+    ) -> Result<(), (std::io::Error, Box<Lane>, End)> {
         let index = match self.berths.iter().position(Option::is_none) {
             Some(i) => i,
             None => {
@@ -138,7 +152,7 @@ impl Roster {
         if let Some(fd) = lane.source_fd()
             && let Err(e) = self.poller.add(fd, source_token(index), false)
         {
-            return Err((e, lane, on_end));
+            return Err((e, lane, end));
         }
         self.berths[index] = Some(Berth {
             id,
@@ -147,7 +161,8 @@ impl Roster {
             lane: Some(lane),
             away: None,
             stop: false,
-            on_end: Some(on_end),
+            end: Some(end),
+            lost: false,
             asleep: false,
             idle_since: None,
             slept_at: Instant::now(),
@@ -250,15 +265,8 @@ impl Roster {
     }
 
     /// After the thread before was replaced: with a new poller, since descriptors of the lane that it is in can't be taken out of the old one. All
-    /// lanes that are here are awake, so that no wake-up of the old poller is missed. If the thread `panicked`, the lane is gone; the
-    /// callback for its end is returned.
-    pub fn take_over(
-        &mut self,
-        poller: Poller,
-        panicked: bool,
-        attention: &Attention,
-    ) -> Vec<OnEnd> {
-        let (mut ended, mut gone) = (Vec::new(), None);
+    /// lanes that are here are awake, so that no wake-up of the old poller is missed.
+    pub fn take_over(&mut self, poller: Poller, attention: &Attention) {
         self.poller = poller;
         self.deadlines.clear();
         self.active.clear();
@@ -279,10 +287,6 @@ impl Roster {
                     self.active.push(index);
                 }
                 None if berth.away.is_some() => {}
-                None if panicked => {
-                    ended.extend(berth.on_end.take());
-                    gone = Some(index);
-                }
                 None => {
                     let blocked = berth.stall.begin(&berth.name, self.now);
                     attention.watch(&blocked);
@@ -290,10 +294,35 @@ impl Roster {
                 }
             }
         }
-        if let Some(index) = gone {
-            self.berths[index] = None;
+    }
+
+    /// Wakes all lanes that are here.
+    pub fn wake_all(&mut self) {
+        for index in 0..self.berths.len() {
+            if let Some(Some(berth)) = self.berths.get_mut(index)
+                && let Some(lane) = &mut berth.lane
+            {
+                lane.poll_source();
+                self.wake(index);
+            }
         }
-        ended
+    }
+
+    /// After a panic in the worker's own code, with a new poller: nothing in here is trusted but the lanes and who is to be told of their
+    /// ends. Lanes that replaced threads have come back as usual.
+    pub fn lose_all(&mut self) {
+        self.active.clear();
+        self.deadlines.clear();
+        self.events.clear();
+        self.rest_at = None;
+        self.now = Instant::now();
+        self.any_lost = true;
+        for berth in self.berths.iter_mut().flatten() {
+            berth.interest = NOTHING;
+            berth.device_fd_added = false;
+            berth.deadline = None;
+            berth.lost = berth.away.is_none();
+        }
     }
 
     /// A replaced thread brought a lane back, or has dropped it.

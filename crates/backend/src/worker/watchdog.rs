@@ -5,10 +5,8 @@
 //! isn't. A thread that is replaced without need costs a thread, and nothing else. The watchdog also logs stalls that last.
 
 use super::{Seat, roster};
-use crate::source::SourceEnd;
 use crate::stall::Blocked;
 use parking_lot::Mutex;
-use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::proc_status;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -145,14 +143,12 @@ fn look(seat: &Arc<Seat>, seen: &mut Seen) {
         return;
     }
     seen.ticks += 1;
-    if seat.panicked_at.load(Ordering::Acquire) != turn {
-        if seen.ticks < PATIENT_TICKS || !sleeps(seat) {
-            return;
-        }
-        std::thread::sleep(AGAIN);
-        if seat.baton.turn() != turn || !sleeps(seat) {
-            return;
-        }
+    if seen.ticks < PATIENT_TICKS || !sleeps(seat) {
+        return;
+    }
+    std::thread::sleep(AGAIN);
+    if seat.baton.turn() != turn || !sleeps(seat) {
+        return;
     }
     if let Err(e) = replace(seat, turn) {
         tracing::error!("{} is blocked, and can't be replaced: {e}", seat.name);
@@ -170,12 +166,7 @@ fn replace(seat: &Arc<Seat>, turn: u64) -> std::io::Result<()> {
     let poller = roster::poller(&seat.mailbox)?;
     seat.start(move |seat| {
         let mut roster = seat.baton.seize(turn)?;
-        let panicked = seat.panicked_at.load(Ordering::Acquire) == turn;
-        for on_end in roster.take_over(poller, panicked, &seat.attention) {
-            seat.mailbox.lanes.fetch_sub(1, Ordering::Relaxed);
-            let why = "a bug: its worker panicked; see the log";
-            on_end(SourceEnd::Broken(Error::new(ErrorKind::Os, why)));
-        }
+        roster.take_over(poller, &seat.attention);
         Some(roster)
     })
 }

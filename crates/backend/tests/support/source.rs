@@ -7,7 +7,7 @@ use pvblk_sys::EventFd;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 #[derive(Default)]
 struct State {
@@ -21,6 +21,7 @@ struct State {
 #[derive(Clone)]
 pub struct Feed {
     state: Arc<Mutex<State>>,
+    panics: Arc<AtomicBool>,
     bell: Arc<EventFd>,
     pushes: Arc<AtomicU64>,
 }
@@ -36,6 +37,7 @@ pub struct FeedSource {
 pub fn source(depth: u32) -> (Feed, Box<FeedSource>) {
     let feed = Feed {
         state: Arc::default(),
+        panics: Arc::default(),
         bell: Arc::new(EventFd::new().expect("an eventfd")),
         pushes: Arc::default(),
     };
@@ -66,6 +68,12 @@ impl Feed {
     /// Any request.
     pub fn send(&self, request: Box<Request>) {
         self.state.lock().waiting.push_back(request);
+        self.bell.notify();
+    }
+
+    /// From now on the worker's own code panics when it asks what the source waits for.
+    pub fn panic_in_the_worker(&self) {
+        self.panics.store(true, Ordering::Release);
         self.bell.notify();
     }
 
@@ -159,6 +167,11 @@ impl RequestSource for FeedSource {
         } else {
             Readiness::Ready
         }
+    }
+
+    fn wants_read(&self) -> bool {
+        assert!(!self.feed.panics.load(Ordering::Acquire), "planted");
+        true
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

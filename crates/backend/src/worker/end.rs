@@ -1,0 +1,64 @@
+//! The end of a lane, told exactly once.
+
+use super::mailbox::OnEnd;
+use crate::lane::Lane;
+use crate::source::SourceEnd;
+use pvblk_block::{Error, ErrorKind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What a lane's end is told to, and its place among the worker's lanes. One that is dropped untold was lost to a bug, and tells that.
+pub struct End {
+    on_end: Option<OnEnd>,
+    lanes: Arc<AtomicUsize>,
+}
+
+impl End {
+    /// Of one more lane in `lanes`.
+    pub fn new(on_end: OnEnd, lanes: &Arc<AtomicUsize>) -> End {
+        lanes.fetch_add(1, Ordering::Relaxed);
+        End {
+            on_end: Some(on_end),
+            lanes: Arc::clone(lanes),
+        }
+    }
+
+    fn take(&mut self) -> Option<OnEnd> {
+        let on_end = self.on_end.take()?;
+        self.lanes.fetch_sub(1, Ordering::Relaxed);
+        Some(on_end)
+    }
+
+    /// Tells nobody.
+    pub fn forget(mut self) {
+        self.take();
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(on_end) = self.take() {
+            tell(on_end, panicked());
+        }
+    }
+}
+
+/// A panic is told by the process's hook; it stops nothing here.
+fn tell(on_end: OnEnd, end: SourceEnd) {
+    let _ = catch_unwind(AssertUnwindSafe(|| on_end(end)));
+}
+
+/// Drops a lane, its queue and its mappings, and then tells its end. If the lane panics there, that is its end.
+pub fn finish(lane: Option<Box<Lane>>, told: Option<End>, end: SourceEnd) {
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(lane)));
+    if let Some(on_end) = told.and_then(|mut t| t.take()) {
+        tell(on_end, dropped.map_or_else(|_| panicked(), |()| end));
+    }
+}
+
+/// The end of a lane that a panic took.
+pub fn panicked() -> SourceEnd {
+    let why = "a bug: its worker panicked; see the log";
+    SourceEnd::Broken(Error::new(ErrorKind::Os, why))
+}
