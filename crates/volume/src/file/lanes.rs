@@ -7,6 +7,7 @@ use super::task::{Next, Task};
 use parking_lot::Mutex;
 use pvblk_block::{Completion, DiskThreads, Request, Status};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -167,9 +168,12 @@ fn one(shared: &Arc<Shared>, mut work: Work) {
     if work.mailbox.is_closed() {
         return;
     }
-    match blocking::execute(&work.request, &mut work.task, work.bounced, shared) {
-        Outcome::Done(status) => finish(work, status),
-        Outcome::Sync => Lanes::push(shared, Kind::Sync, &mut vec![work]),
+    let execute = || blocking::execute(&work.request, &mut work.task, work.bounced, shared);
+    match catch_unwind(AssertUnwindSafe(execute)) {
+        // A bug of ours, which the process's hook has told of: it costs this request, and the lane goes on.
+        Err(_) => finish(work, Status::IoError),
+        Ok(Outcome::Done(status)) => finish(work, status),
+        Ok(Outcome::Sync) => Lanes::push(shared, Kind::Sync, &mut vec![work]),
     }
 }
 
@@ -187,10 +191,10 @@ fn sync(shared: &Arc<Shared>, first: Work, others: VecDeque<Work>) {
         shared.lose_data();
     }
     for mut work in all {
-        let status = match work.task.advance(&work.request, Ok(0), true, shared) {
-            _ if failed.is_some() => Status::IoError,
-            Next::Done(status) => status,
-            Next::Step => Status::IoError,
+        let advance = || work.task.advance(&work.request, Ok(0), true, shared);
+        let status = match catch_unwind(AssertUnwindSafe(advance)) {
+            Ok(Next::Done(status)) if failed.is_none() => status,
+            _ => Status::IoError,
         };
         finish(work, status);
     }
@@ -201,4 +205,59 @@ fn finish(work: Work, status: Status) {
         request: work.request,
         status,
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::task::Step;
+    use crate::spec::FileSpec;
+    use crate::{FileVolume, file::shared::Shared};
+    use pvblk_block::{Op, SECTOR};
+    use pvblk_sys::Buffer;
+    use std::time::{Duration, Instant};
+
+    /// A write of a sector; one that is `broken` has done more than there is to do, which panics.
+    fn work(mailbox: &Arc<Mailbox>, tag: u64, broken: bool) -> Work {
+        let data = Buffer::anonymous(SECTOR as usize).unwrap();
+        let (step, done) = match broken {
+            true => (Step::Zeros, 2 * SECTOR),
+            false => (Step::Data, 0),
+        };
+        Work {
+            request: Request::with_buffers(Op::Write, tag, vec![data], tag),
+            task: Task { step, done },
+            bounced: false,
+            mailbox: Arc::clone(mailbox),
+        }
+    }
+
+    #[test]
+    fn a_panic_costs_one_request_and_not_its_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = FileSpec {
+            size_bytes: Some(1 << 20),
+            ..FileSpec::new(folder.path().join("disk"))
+        };
+        let volume = FileVolume::open(&spec).unwrap();
+        let shared: &Arc<Shared> = &volume.shared;
+        let mailbox = Arc::new(Mailbox::new());
+        for kind in [Kind::Beside, Kind::InTurn] {
+            let mut works = (0..9).map(|n| work(&mailbox, n, n % 3 == 1)).collect();
+            Lanes::push(shared, kind, &mut works);
+            let (mut done, begin) = (Vec::new(), Instant::now());
+            while done.len() < 9 {
+                mailbox.take(&mut done);
+                assert!(begin.elapsed() < Duration::from_secs(60), "{done:?}");
+                std::thread::yield_now();
+            }
+            for Completion { request, status } in done {
+                let expected = match request.tag % 3 {
+                    1 => Status::IoError,
+                    _ => Status::Ok,
+                };
+                assert_eq!(status, expected, "{kind:?} {}", request.tag);
+            }
+        }
+    }
 }
