@@ -386,3 +386,67 @@ fn a_flood_of_negotiations_meets_only_itself() {
     assert_eq!(add(5, Peer::Host(2), true), Some(4));
     assert_eq!(add(6, Peer::Unknown, true), Some(4));
 }
+
+#[test]
+fn threads_of_negotiations_are_counted_while_they_exist() {
+    let path = std::env::temp_dir().join(format!("pvblk-nbd-{}-threads", std::process::id()));
+    let disk = Disk::new(
+        "bad",
+        MemDevice::with(MIB, Limits::default()) as _,
+        Tracing::off(),
+    );
+    let exports = Arc::new(Two(vec![Arc::new(disk)]));
+    // As the end of a connection that hangs: threads stay where their negotiations are over.
+    let door = Arc::new(Mutex::new(()));
+    let shut = door.lock();
+    let (entered, passed) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let (in_there, gone) = (Arc::clone(&entered), Arc::clone(&passed));
+    let at_door = Arc::clone(&door);
+    let deliver = move |_: &str, _: Box<dyn RequestSource>| {
+        in_there.fetch_add(1, Ordering::AcqRel);
+        drop(at_door.lock());
+        gone.fetch_add(1, Ordering::AcqRel);
+    };
+    let config = NbdConfig {
+        max_handshakes: 2,
+        ..NbdConfig::default()
+    };
+    let addr = format!("unix:{}", path.display()).parse().unwrap();
+    let server = NbdServer::bind(&addr, config, exports, Arc::new(deliver)).unwrap();
+    let most = 2 * THREADS_EACH;
+    const CLIENTS: usize = 12;
+    let clients: Vec<UnixStream> = (0..CLIENTS)
+        .map(|n| {
+            let mut s = UnixStream::connect(&path).unwrap();
+            s.set_read_timeout(Some(HANG)).unwrap();
+            // Flags, and the export by its name; nobody waits for the answers.
+            let go = option(7, b"\0\0\0\x03bad\0\0");
+            s.write_all(&[&3u32.to_be_bytes()[..], &go].concat())
+                .unwrap();
+            if n < most {
+                wait_until("it is served", || entered.load(Ordering::Acquire) > n);
+            }
+            s
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(entered.load(Ordering::Acquire), most);
+    assert!(server.shared.threads.load(Ordering::Acquire) <= most);
+    drop(shut);
+    wait_until("all are served", || {
+        passed.load(Ordering::Acquire) == CLIENTS
+    });
+    wait_until("no thread is left", || {
+        server.shared.threads.load(Ordering::Acquire) == 0
+    });
+    drop(clients);
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut f: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !f() {
+        assert!(begin.elapsed() < HANG, "never happened: {what}");
+        std::thread::yield_now();
+    }
+}

@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -26,6 +26,11 @@ pub type Deliver = dyn Fn(&str, Box<dyn RequestSource>) + Send + Sync;
 const PIECE: usize = 4096;
 /// How long a new client waits for the place of one that negotiates: a flood of them gets at most a thousand threads a second.
 const PACE: Duration = Duration::from_millis(1);
+/// Threads of negotiations that exist, for each one that may negotiate: one that was let go may take a while to end, as the close of what its
+/// client sent may wait.
+const THREADS_EACH: usize = 2;
+/// How long the listener waits before it looks again whether one of too many has ended.
+const FULL: Duration = Duration::from_millis(20);
 /// How long [`NbdServer::stop`] waits for clients to take their last replies.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -48,6 +53,8 @@ struct Shared {
     stopping: AtomicBool,
     next_id: AtomicU64,
     live: Arc<Live>,
+    /// Threads of negotiations, until their very end.
+    threads: Arc<AtomicUsize>,
 }
 
 /// Takes its connection off the list when dropped.
@@ -59,6 +66,22 @@ struct Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.live.lock().remove(&self.id);
+    }
+}
+
+/// Counts a thread while it exists.
+struct Alive(Arc<AtomicUsize>);
+
+impl Alive {
+    fn new(count: &Arc<AtomicUsize>) -> Alive {
+        count.fetch_add(1, Ordering::AcqRel);
+        Alive(Arc::clone(count))
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -96,6 +119,7 @@ impl NbdServer {
             stopping: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
             live: Arc::default(),
+            threads: Arc::default(),
         });
         let thread = {
             let shared = Arc::clone(&shared);
@@ -170,6 +194,9 @@ fn accept_all(listener: &Listener, poller: &Poller, shared: &Arc<Shared>) {
         if !events.iter().any(|e| e.token == 0) {
             continue;
         }
+        if !has_room(shared) {
+            return;
+        }
         match listener.accept() {
             Ok((stream, peer)) => start(stream, peer, shared),
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
@@ -185,6 +212,27 @@ fn accept_all(listener: &Listener, poller: &Poller, shared: &Arc<Shared>) {
             }
         }
     }
+}
+
+/// Waits until one more thread may be started; false if the server stops before. Clients wait in the socket's queue meanwhile.
+fn has_room(shared: &Shared) -> bool {
+    let most = shared.config.max_handshakes.max(1) * THREADS_EACH;
+    let mut told = false;
+    while shared.threads.load(Ordering::Acquire) >= most {
+        if shared.stopping.load(Ordering::Acquire) {
+            return false;
+        }
+        if !std::mem::replace(&mut told, true) {
+            let addr = shared.addr.to_string();
+            seldom!(
+                warn,
+                Seldom::of(&addr, "threads"),
+                "{addr}: {most} threads of negotiations haven't ended: new clients wait"
+            );
+        }
+        std::thread::sleep(FULL);
+    }
+    true
 }
 
 /// Which negotiation has to go when there are too many: the oldest of the client that has most, so that a flood meets only itself.
@@ -238,11 +286,15 @@ fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
         live: Arc::clone(&shared.live),
         id,
     };
+    let alive = Alive::new(&shared.threads);
     let shared = Arc::clone(shared);
     let spawned = std::thread::Builder::new()
         .name(format!("pvblk-nbd-{id}"))
         .stack_size(256 * 1024)
-        .spawn(move || negotiate_and_deliver(socket, guard, &shared));
+        .spawn(move || {
+            let _alive = alive;
+            negotiate_and_deliver(socket, guard, &shared);
+        });
     if let Err(e) = spawned {
         tracing::warn!("starting an NBD negotiation: {e}");
     }
