@@ -6,7 +6,7 @@ use crate::{bill, log};
 use anyhow::{Context, Result};
 use pvblk_backend::{DiskEnd, Pressure, Seldom, Sources, StopTimes, Watch, seldom};
 use pvblk_export::nbd::{NbdAddr, NbdConfig, NbdServer};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +21,8 @@ pub const STOP: StopTimes = StopTimes {
 /// Also lifts the limit of open descriptors, and lets nobody wait for standard error: the other things to be done before all else.
 pub fn signals() -> Result<Signals> {
     pvblk_sys::limits::raise_open_files();
+    // A write beyond the process's limit of a file's size is an error of that write, and no reason to end.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).context("handling signals")?;
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).context("handling signals")?;
     log::detach().context("starting the log")?;
     Ok(signals)

@@ -5,7 +5,7 @@ use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::slow_medium::{Kind, Rule, SlowMedium};
 use pvblk_e2e::{Stop, run_all, tools};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,10 @@ fn main() -> ExitCode {
         (
             "qemu_and_pvblk_keep_each_other_out",
             qemu_and_pvblk_keep_each_other_out,
+        ),
+        (
+            "a_limit_of_file_sizes_ends_no_server",
+            a_limit_of_file_sizes_ends_no_server,
         ),
         (
             "a_file_under_a_loop_device_is_refused",
@@ -399,4 +403,43 @@ fn a_file_under_a_loop_device_is_refused() -> Result<(), Stop> {
     check(writer.is_err(), || {
         "a writer under a read-only loop device was let in".into()
     })
+}
+
+/// A write behind the limit fails, and nothing else does. Without a handler of SIGXFSZ it would end the server.
+fn a_limit_of_file_sizes_ends_no_server() -> Result<(), Stop> {
+    const LIMIT: u64 = 1 << 20;
+    let folder = tempfile::tempdir()?;
+    for option in ["", ",direct"] {
+        let path = folder.path().join(format!("disk{option}"));
+        File::create(&path)?.set_len(4 * LIMIT)?;
+        let disks = [
+            format!("a=file:{}{option}", path.display()),
+            "b=mem:1M".to_owned(),
+        ];
+        let (mut server, socket) = serve(folder.path(), &disks)?;
+        let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
+        let limit = Rlimit {
+            current: Some(LIMIT),
+            maximum: None,
+        };
+        rustix::process::prlimit(pid, Resource::Fsize, limit)?;
+        let mut client = Connection::open(&socket, "a")?;
+        let mut other = Connection::open(&socket, "b")?;
+        for round in 0..3 {
+            let (inside, behind) = (
+                write(&mut client, LIMIT - 4096, &[1; 4096])?,
+                write(&mut client, LIMIT + 4096 * round, &[2; 4096])?,
+            );
+            check(inside == 0 && behind != 0, || {
+                format!("{option:?}: inside the limit {inside}, behind it {behind}")
+            })?;
+            let neighbour = write(&mut other, 0, &[3; 4096])?;
+            check(neighbour == 0 && flush(&mut client)? == 0, || {
+                format!("{option:?}: a neighbour's write {neighbour}, or the flush failed")
+            })?;
+        }
+        drop((client, other));
+        server.stop()?;
+    }
+    Ok(())
 }
