@@ -15,7 +15,7 @@ const PERIOD: Duration = Duration::from_millis(4);
 /// storing the event.
 const HOLD_BACK_NS: u64 = 20_000_000;
 
-/// Most events that wait for one subscriber: 72 MiB.
+/// Events that may wait for all subscribers together, each of whom has an even share: 72 MiB.
 const MOST_WAITING: usize = 1 << 20;
 
 /// Sorts the events of several queues by time.
@@ -129,7 +129,7 @@ impl Feed {
             let until_ns = now_ns.saturating_sub(HOLD_BACK_NS);
             let batch = Arc::new(sorter.take_until(until_ns));
             let mut subscribers = self.subscribers.lock();
-            subscribers.retain(|s| s.give(&batch, until_ns));
+            hand_out(&mut subscribers, &batch, until_ns);
             if subscribers.is_empty() {
                 // Under the lock, so that a new subscriber starts the recording after this stop.
                 self.recorder.stop();
@@ -139,9 +139,15 @@ impl Feed {
     }
 }
 
+/// Gives all subscribers the events before `until_ns`; those who are done leave.
+fn hand_out(subscribers: &mut Vec<Subscriber>, batch: &Arc<Vec<Event>>, until_ns: u64) {
+    let share = MOST_WAITING / subscribers.len().max(1);
+    subscribers.retain(|s| s.give(batch, until_ns, share));
+}
+
 impl Subscriber {
-    /// Hands over events before `until_ns`; false if the subscription has ended.
-    fn give(&self, batch: &Arc<Vec<Event>>, until_ns: u64) -> bool {
+    /// Hands over events before `until_ns`, or counts them as lost if more than `share` wait already; false when this one is done.
+    fn give(&self, batch: &Arc<Vec<Event>>, until_ns: u64, share: usize) -> bool {
         let state = &self.state;
         let wanted_ns = state.until_ns.load(Ordering::Relaxed);
         let done = until_ns > wanted_ns;
@@ -155,7 +161,7 @@ impl Subscriber {
             }
         };
         if !batch.is_empty() {
-            if state.waiting.load(Ordering::Relaxed) > MOST_WAITING {
+            if state.waiting.load(Ordering::Relaxed) > share {
                 state.lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
             } else {
                 state.waiting.fetch_add(batch.len(), Ordering::Relaxed);
@@ -258,6 +264,23 @@ mod tests {
             while !feed.subscribers.lock().is_empty() {
                 std::thread::yield_now();
             }
+        }
+    }
+
+    #[test]
+    fn what_waits_for_subscribers_who_do_not_read_is_bounded_in_all() {
+        const BATCH: usize = 50_000;
+        let feed = Feed::new(Recorder::idle(0));
+        let subscriptions: Vec<_> = (0..8).map(|_| feed.subscribe().unwrap()).collect();
+        let batch = Arc::new(vec![crate::event::tests::event(); BATCH]);
+        for _ in 0..2 * MOST_WAITING / BATCH {
+            hand_out(&mut feed.subscribers.lock(), &batch, 0);
+        }
+        let waiting = |s: &Subscription| s.terms.waiting.load(Ordering::Relaxed);
+        let all: usize = subscriptions.iter().map(waiting).sum();
+        assert!(all <= MOST_WAITING + 8 * 2 * BATCH, "{all}");
+        for s in &subscriptions {
+            assert!(waiting(s) > BATCH && s.lost() > 0);
         }
     }
 

@@ -9,6 +9,8 @@ use pvblk_e2e::tools::{self, Finished, need, need_fio_nbd, run, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         ("a_stream_goes_to_blkparse", stream),
         ("a_capture_ends_in_order_with_its_server", server_ends),
         ("slow_requests_are_logged", slow),
+        ("one_connection_too_many_is_refused_in_one_line", too_many),
         ("mistakes_are_one_line", mistakes),
     ])
 }
@@ -109,7 +112,7 @@ fn ended(child: &mut Child) -> Result<String, Stop> {
     };
     let mut said = String::new();
     if let Some(stderr) = &mut child.stderr {
-        std::io::Read::read_to_string(stderr, &mut said)?;
+        stderr.read_to_string(&mut said)?;
     }
     check(status.success(), || format!("{status}: {said}"))?;
     Ok(said)
@@ -429,6 +432,48 @@ fn slow() -> Result<(), Stop> {
     // On both floors.
     let lines = serve.lines();
     check(logged(&lines) == 2, || lines.join("\n"))
+}
+
+/// The control socket answers 16 at a time; one more gets its refusal, and no broken connection.
+fn too_many() -> Result<(), Stop> {
+    let scene = Scene::new(|_| "mem:1M".into())?;
+    let ask = |question: &str| -> Result<UnixStream, Stop> {
+        let mut socket = UnixStream::connect(scene.path("back"))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.write_all(question.as_bytes())?;
+        Ok(socket)
+    };
+    let mut traces = Vec::new();
+    for _ in 0..16 {
+        let mut trace = ask("trace\n")?;
+        let mut ok = [0; 3];
+        trace.read_exact(&mut ok)?;
+        check(&ok == b"ok\n", || format!("{ok:?}"))?;
+        traces.push(trace);
+    }
+    for _ in 0..20 {
+        let mut said = String::new();
+        ask("trace\n")?.read_to_string(&mut said)?;
+        check(
+            said == "error: 16 are connected already: end one of them\n",
+            || said.clone(),
+        )?;
+    }
+    let finished = run(pvblk(["trace", &scene.control("back")])?, PATIENCE)?;
+    let told = finished.stderr.contains("16 are connected already")
+        && finished.stderr.lines().count() == 1;
+    if !told {
+        return Err(finished.failure("should tell that there are too many"));
+    }
+    traces.pop();
+    // It is noticed within a moment.
+    wait_for(|| {
+        let mut first = [0; 3];
+        ask("trace\n")?.read_exact(&mut first)?;
+        Ok(&first == b"ok\n")
+    })?;
+    drop(traces);
+    scene.stop()
 }
 
 fn mistakes() -> Result<(), Stop> {

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Most connections at a time.
 const MOST: usize = 16;
+/// So many more are asked for their question and then refused. Yet others find the connection closed.
+const REFUSED: usize = 16;
 /// How long a question may take, and how long the asker may not read.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a quiet trace looks whether anybody is still there.
@@ -37,7 +39,10 @@ struct Shared {
     /// Never waits for a question to a disk.
     memory: Desk,
     stopping: AtomicBool,
+    /// Connections that are answered.
     live: AtomicUsize,
+    /// Connections that are refused once they have asked.
+    refused: AtomicUsize,
 }
 
 impl Shared {
@@ -71,6 +76,7 @@ impl Server {
             memory,
             stopping: AtomicBool::new(false),
             live: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
         });
         let bell = Arc::new(EventFd::new().context("starting the control server")?);
         let poller = Poller::new().context("starting the control server")?;
@@ -132,33 +138,52 @@ fn accept_all(file: &SocketFile, poller: &Poller, shared: &Arc<Shared>) {
 }
 
 /// Counts down also when a thread ends early.
-struct Seat(Arc<Shared>);
+struct Seat {
+    shared: Arc<Shared>,
+    is_refused: bool,
+}
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Ordering::AcqRel);
+impl Seat {
+    /// For one more connection; only one thread takes them. `None` if there are too many even to be refused.
+    fn take(shared: &Arc<Shared>) -> Option<Seat> {
+        let seat = |is_refused| Seat {
+            shared: Arc::clone(shared),
+            is_refused,
+        };
+        let free = |is_refused: bool, most| {
+            let seat = seat(is_refused);
+            (seat.count().fetch_add(1, Ordering::AcqRel) < most).then_some(seat)
+        };
+        free(false, MOST).or_else(|| free(true, REFUSED))
+    }
+
+    fn count(&self) -> &AtomicUsize {
+        match self.is_refused {
+            false => &self.shared.live,
+            true => &self.shared.refused,
+        }
     }
 }
 
-fn start(mut socket: UnixStream, shared: &Arc<Shared>) {
-    let taken = shared.live.fetch_add(1, Ordering::AcqRel);
-    let seat = Seat(Arc::clone(shared));
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.count().fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn start(socket: UnixStream, shared: &Arc<Shared>) {
     let prepared = socket
         .set_nonblocking(false)
         .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
     if prepared.is_err() {
         return;
     }
-    if taken >= MOST {
-        let _ = writeln!(
-            socket,
-            "{ERROR}{MOST} are connected already: end one of them"
-        );
+    let Some(seat) = Seat::take(shared) else {
+        let _ = refuse(&socket);
         return;
-    }
+    };
     let body = move || {
-        let seat = seat;
-        if let Err(e) = answer(&socket, &seat.0) {
+        if let Err(e) = answer(&socket, &seat.shared, seat.is_refused) {
             tracing::debug!("control connection: {e}");
         }
     };
@@ -168,12 +193,23 @@ fn start(mut socket: UnixStream, shared: &Arc<Shared>) {
     }
 }
 
-fn answer(socket: &UnixStream, shared: &Shared) -> std::io::Result<()> {
+fn refuse(mut socket: &UnixStream) -> std::io::Result<()> {
+    writeln!(
+        socket,
+        "{ERROR}{MOST} are connected already: end one of them"
+    )
+}
+
+fn answer(socket: &UnixStream, shared: &Shared, is_full: bool) -> std::io::Result<()> {
     let mut output = socket;
     let question = match question(socket)? {
         Ok(question) => question,
         Err(why) => return writeln!(output, "{ERROR}{why}"),
     };
+    if is_full {
+        // After the question: a socket that is closed with something unread tells of a broken connection instead.
+        return refuse(socket);
+    }
     if question == TRACE {
         return match shared.feed.subscribe() {
             Ok(subscription) => {
