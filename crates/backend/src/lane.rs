@@ -33,8 +33,8 @@ const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
 /// Most sectors (512 B) that a lane submits in one step: 256 KiB. A device may copy the data while it is submitted, and the worker's other lanes wait for that.
 const STEP_SECTORS: u64 = 512;
-/// After so many sectors of data, 64 KiB, a lane's turn is over though it was to have several steps.
-const TURN_SECTORS: u64 = 128;
+/// After so many sectors of data, 64 KiB, a lane's turn is over, and a step leaves what isn't urgent to the next one.
+pub(crate) const TURN_SECTORS: u64 = 128;
 
 /// How often a lane that waits for other lanes' requests, or for the gate, looks again.
 const ORDER_POLL: Duration = Duration::from_micros(100);
@@ -87,8 +87,12 @@ pub struct Lane {
     end: Option<SourceEnd>,
     /// For sources whose poll is a system call: the descriptor was reported readable.
     may_pull: bool,
-    /// Sectors of data that went through it since [`Lane::take_work`].
+    /// Sectors of data that its last step copied, or about as many.
     work: u64,
+    /// Other disks have work on the same worker.
+    company: bool,
+    /// The last step ended before its answers were pushed.
+    owes_push: bool,
     /// While flushes have to fail: the seat, and the index of the next request.
     owed: Option<Box<(Seat, u16)>>,
     tracer: Tracer,
@@ -126,6 +130,8 @@ impl Lane {
             end: None,
             may_pull: true,
             work: 0,
+            company: false,
+            owes_push: false,
             tracer,
             stall: Arc::clone(disk.stall()),
             lingers: None,
@@ -135,6 +141,13 @@ impl Lane {
     /// Does what can be done now; true if anything moved.
     #[inline]
     pub fn step(&mut self) -> bool {
+        self.work = 0;
+        if self.owes_push {
+            self.push();
+            if self.has_worked() {
+                return true;
+            }
+        }
         let (mut moved, holds) = match self.holds() {
             true => (false, true),
             false if self.end.is_none() => self.pull(),
@@ -156,22 +169,41 @@ impl Lane {
                 self.source.complete(&mut self.done);
             }
         }
+        if self.company && self.has_worked() {
+            // Data were copied, and answers may have to be, too: that is the next step.
+            self.owes_push = true;
+            return true;
+        }
+        self.push();
+        moved
+    }
+
+    #[inline]
+    fn push(&mut self) {
+        self.owes_push = false;
         match self.source.push() {
             Ok(bytes) => self.work += bytes as u64 / SECTOR,
             Err(end) => _ = self.end.get_or_insert(end),
         }
-        moved
     }
 
-    /// Sectors of data that were copied since the last call, or about as many: what its steps took of the worker's time.
+    /// Sectors of data that its last step copied, or about as many: what the step took of the worker's time.
     #[inline]
-    pub fn take_work(&mut self) -> u64 {
-        std::mem::take(&mut self.work)
+    pub(crate) fn work(&self) -> u64 {
+        self.work
     }
 
-    /// True once it has had its turn: the worker's other lanes wait.
+    /// Tells whether other disks have work on the same worker: then steps are shorter.
     #[inline]
-    pub fn has_worked(&self) -> bool {
+    pub(crate) fn set_company(&mut self, company: bool) {
+        if self.company != company {
+            self.company = company;
+            self.source.in_company(company);
+        }
+    }
+
+    #[inline]
+    fn has_worked(&self) -> bool {
         self.work >= TURN_SECTORS
     }
 

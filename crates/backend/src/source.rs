@@ -71,6 +71,9 @@ pub trait RequestSource: Send {
     /// copied, at most 256 KiB.
     fn push(&mut self) -> Result<usize, SourceEnd>;
 
+    /// Tells whether other disks have work on the same worker now: then `pull` and `push` copy at most 64 KiB each where they can. Called when that changes.
+    fn in_company(&mut self, _company: bool) {}
+
     /// Asks the peer to wake us; the last check before the worker sleeps.
     fn arm(&mut self) -> Readiness;
 

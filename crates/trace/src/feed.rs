@@ -276,7 +276,7 @@ mod tests {
         for _ in 0..2 * MOST_WAITING / BATCH {
             hand_out(&mut feed.subscribers.lock(), &batch, 0);
         }
-        let waiting = |s: &Subscription| s.terms.waiting.load(Ordering::Relaxed);
+        let waiting = |s: &Subscription| s.state.waiting.load(Ordering::Relaxed);
         let all: usize = subscriptions.iter().map(waiting).sum();
         assert!(all <= MOST_WAITING + 8 * 2 * BATCH, "{all}");
         for s in &subscriptions {

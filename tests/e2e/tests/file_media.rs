@@ -418,11 +418,12 @@ fn a_limit_of_file_sizes_ends_no_server() -> Result<(), Stop> {
         ];
         let (mut server, socket) = serve(folder.path(), &disks)?;
         let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| Stop::Fail("no process id".into()))?;
         let limit = Rlimit {
             current: Some(LIMIT),
             maximum: None,
         };
-        rustix::process::prlimit(pid, Resource::Fsize, limit)?;
+        rustix::process::prlimit(Some(pid), Resource::Fsize, limit)?;
         let mut client = Connection::open(&socket, "a")?;
         let mut other = Connection::open(&socket, "b")?;
         for round in 0..3 {

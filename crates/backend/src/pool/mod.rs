@@ -272,6 +272,10 @@ impl BufferPool {
     pub fn rest_elsewhere(&mut self, all: bool) -> Option<Job> {
         let keep = if all { 0 } else { self.shared.pages_to_keep() };
         self.shared.return_floor();
+        self.trim_elsewhere(keep)
+    }
+
+    fn trim_elsewhere(&self, keep: usize) -> Option<Job> {
         if self.free_pages() <= keep + PAGES_AT_A_TIME {
             self.shared.trim(keep, true);
             return None;
@@ -287,15 +291,27 @@ impl BufferPool {
     /// Gives back what was not needed since the last call, but keeps what [`Pressure`] allows. For a busy user,
     /// a few times a second.
     pub fn decay(&mut self) {
+        if let Some(keep) = self.needed() {
+            self.shared.trim(keep, true);
+        }
+    }
+
+    /// As [`BufferPool::decay`], with the rest in a job as that of [`BufferPool::rest_elsewhere`].
+    pub fn decay_elsewhere(&mut self) -> Option<Job> {
+        let keep = self.needed()?;
+        self.trim_elsewhere(keep)
+    }
+
+    /// How many free pages to keep, if there are more than were needed since the last call.
+    fn needed(&mut self) -> Option<usize> {
         let keep_pages = self.shared.pages_to_keep();
         let mut inner = self.shared.inner.lock();
         inner.retry_claimed();
         let (free, unneeded) = (inner.free.hot_pages(), inner.low_free);
         inner.low_free = free;
         drop(inner);
-        if unneeded > 0 && free > keep_pages {
-            self.shared.trim(keep_pages.max(free - unneeded), true);
-        }
+        let is_more = unneeded > 0 && free > keep_pages;
+        is_more.then(|| keep_pages.max(free - unneeded))
     }
 }
 

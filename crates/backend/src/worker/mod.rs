@@ -17,7 +17,7 @@ mod pace;
 mod roster;
 pub mod watchdog;
 
-use crate::lane::Lane;
+use crate::lane::{Lane, TURN_SECTORS};
 use crate::source::SourceEnd;
 pub use end::End;
 use end::finish;
@@ -36,6 +36,9 @@ use watchdog::Attention;
 const STEPS_PER_LOOK: u32 = 32;
 /// So many sectors of data (8 KiB) count as one more step.
 const SECTORS_PER_STEP: u64 = 16;
+/// So many rounds after several disks had work at the same time, one that has work alone still takes short steps: its neighbours may only
+/// be waiting for their clients.
+const ROUNDS_OF_COMPANY: u32 = 1000;
 /// Steps of the only active lane in one call.
 const STEPS_ALONE: u32 = 8;
 /// Idle steps between two offers of the CPU to others: about a microsecond.
@@ -197,7 +200,10 @@ impl Shift<'_> {
                 self.end_lost()?;
             }
             let (moved, work) = self.step_active()?;
-            steps += 1 + (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
+            steps += 1;
+            if self.has_sleepers() {
+                steps += (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
+            }
             offers += 1;
             if !moved && offers.is_multiple_of(STEPS_PER_YIELD) && !self.roster.active.is_empty() {
                 self.roster.courtesy.offer();
@@ -210,6 +216,12 @@ impl Shift<'_> {
                 self.look(Some(Duration::ZERO))?;
             }
         }
+    }
+
+    /// Lanes sleep here whose descriptors are to be looked at.
+    #[inline]
+    fn has_sleepers(&self) -> bool {
+        self.roster.berths.len() > self.roster.active.len()
     }
 
     /// Calls a lane, if it is here. Whatever can block is done in here.
@@ -281,11 +293,19 @@ impl Shift<'_> {
         self.roster.wake(index);
     }
 
-    /// Steps each active lane; returns whether anything moved, and how many sectors of data were copied.
+    /// Steps each active lane, but of a disk that has copied much only those before it did; returns whether anything moved, and how many sectors of data were copied.
     fn step_active(&mut self) -> Result<(bool, u64), Replaced> {
         let (mut moved, mut work) = (false, 0);
-        let mut i = 0;
-        while i < self.roster.active.len() {
+        let company = self.roster.company > 0;
+        self.roster.company = self.roster.company.saturating_sub(1);
+        // Lanes have neighbours whose turn matters.
+        let shared = company || self.has_sleepers();
+        let most = if shared { TURN_SECTORS } else { u64::MAX };
+        self.roster.had_turn.clear();
+        let mut first = None;
+        let (mut i, mut visits) = (0, self.roster.active.len());
+        while visits > 0 && i < self.roster.active.len() {
+            visits -= 1;
             let index = self.roster.active[i];
             let rounds = match self.roster.active.len() {
                 1 => STEPS_ALONE,
@@ -301,7 +321,18 @@ impl Shift<'_> {
                 continue;
             }
             let deaf = !berth.interest.0;
-            let stepped = self.call(index, |lane| steps(lane, rounds, deaf))?;
+            let disk = Arc::as_ptr(&berth.stall) as usize;
+            if *first.get_or_insert(disk) != disk {
+                self.roster.company = ROUNDS_OF_COMPANY;
+            }
+            if self.roster.had_turn.contains(&disk) {
+                i += 1;
+                continue;
+            }
+            let stepped = self.call(index, |lane| {
+                lane.set_company(company);
+                steps(lane, rounds, deaf, most)
+            })?;
             let Some(Stepped {
                 moved: it,
                 work: its,
@@ -312,12 +343,19 @@ impl Shift<'_> {
                 continue;
             };
             work += its;
-            if it {
+            if it || (its >= TURN_SECTORS && end.is_none()) {
                 if let Some(berth) = self.roster.berth(index) {
                     berth.idle_since = None;
                 }
                 moved = true;
-                i += 1;
+                if shared && its >= TURN_SECTORS {
+                    // Those of its disk's lanes that have to wait for the next round come first then.
+                    self.roster.had_turn.push(disk);
+                    self.roster.active.remove(i);
+                    self.roster.active.push(index);
+                } else {
+                    i += 1;
+                }
             } else if let Some(end) = end {
                 self.roster.active.swap_remove(i);
                 self.remove(index, end)?;
@@ -461,31 +499,29 @@ impl Shift<'_> {
     }
 }
 
-/// Steps a lane up to `rounds` times, as long as it moves.
+/// Steps a lane up to `rounds` times, as long as it moves, and until it has copied `most` sectors.
 #[inline]
-fn steps(lane: &mut Lane, rounds: u32, deaf: bool) -> Stepped {
-    let mut any = false;
+fn steps(lane: &mut Lane, rounds: u32, deaf: bool, most: u64) -> Stepped {
+    let (mut moved, mut work) = (false, 0);
     for _ in 0..rounds {
-        if !lane.step() {
-            let end = if any { None } else { lane.finished() };
-            return Stepped {
-                moved: any,
-                work: lane.take_work(),
-                end,
-            };
+        let it = lane.step();
+        work += lane.work();
+        if !it {
+            let end = if moved { None } else { lane.finished() };
+            return Stepped { moved, work, end };
         }
         if deaf {
             // It was full and the poller doesn't listen for it; now there may be room.
             lane.poll_source();
         }
-        any = true;
-        if lane.has_worked() {
+        moved = true;
+        if work >= most {
             break;
         }
     }
     Stepped {
-        moved: any,
-        work: lane.take_work(),
+        moved,
+        work,
         end: None,
     }
 }

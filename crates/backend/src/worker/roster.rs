@@ -114,6 +114,10 @@ pub struct Roster {
     pub events: Vec<PollEvent>,
     pub spin_max: Duration,
     pub courtesy: Courtesy,
+    /// Disks of which a lane copied much in this round, by the addresses of their [`Stall`]s.
+    pub had_turn: Vec<usize>,
+    /// Rounds for which lanes take shorter steps, as several disks had work lately.
+    pub company: u32,
     pub exiting: bool,
 }
 
@@ -131,6 +135,8 @@ impl Roster {
             events: Vec::new(),
             spin_max,
             courtesy: Courtesy::default(),
+            had_turn: Vec::new(),
+            company: 0,
             exiting: false,
         })
     }

@@ -433,13 +433,11 @@ fn threads_of_negotiations_are_counted_while_they_exist() {
     assert_eq!(entered.load(Ordering::Acquire), most);
     assert!(server.shared.threads.load(Ordering::Acquire) <= most);
     drop(shut);
-    wait_until("all are served", || {
-        passed.load(Ordering::Acquire) == CLIENTS
-    });
+    wait_until("they end", || passed.load(Ordering::Acquire) >= most);
+    drop(clients);
     wait_until("no thread is left", || {
         server.shared.threads.load(Ordering::Acquire) == 0
     });
-    drop(clients);
 }
 
 #[track_caller]

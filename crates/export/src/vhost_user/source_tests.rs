@@ -213,7 +213,7 @@ fn every_request_is_answered_once_over_many_killed_servers() {
                 source = guest.server();
                 kills += 1;
             }
-            _ => source.push().unwrap(),
+            _ => _ = source.push().unwrap(),
         }
         while let Some((head, _)) = guest.driver.used() {
             assert!(

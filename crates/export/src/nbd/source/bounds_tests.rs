@@ -127,6 +127,10 @@ fn a_step_is_bounded_in_bytes() {
             rig.most_pulled
         );
         assert!(rig.most_passed <= 256 << 10, "{}", rig.most_passed);
+        rig.source.in_company(true);
+        rig.most_passed = 0;
+        assert!(rig.call(READ, 0, 0, 32 << 20, &[]).data == data);
+        assert!(rig.most_passed <= 64 << 10, "{}", rig.most_passed);
         if optimal > 0 {
             // Rows of an array stay whole.
             let crossing = |&(sector, sectors): &(u64, u64)| {

@@ -25,7 +25,7 @@ use pvblk_backend::{
 };
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, Error, ErrorKind, Limits, Readiness, Request, Status,
+    BlockDevice, Buffer, Completion, Error, ErrorKind, Job, Limits, Readiness, Request, Status,
 };
 use rustix::net::AddressFamily;
 use stall::Stall;
@@ -294,7 +294,8 @@ impl NbdSource {
             return None;
         }
         if due {
-            self.pool.decay();
+            let job = self.pool.decay_elsewhere();
+            self.leave(job);
         }
         if due || self.trim_at.is_none() {
             self.trim_at = Some(now + IDLE);
@@ -305,7 +306,13 @@ impl NbdSource {
 
     /// Gives back memory that isn't needed, or all; much of it on a thread of the disk's, as others on this worker would have to wait.
     fn give_back(&mut self, all: bool) {
-        let Some(job) = self.pool.rest_elsewhere(all) else {
+        let job = self.pool.rest_elsewhere(all);
+        self.leave(job);
+    }
+
+    /// Leaves a job to the disk's threads.
+    fn leave(&self, job: Option<Job>) {
+        let Some(job) = job else {
             return;
         };
         let left = match &self.share.questions {
@@ -455,6 +462,10 @@ impl RequestSource for NbdSource {
                 })
             }
         }
+    }
+
+    fn in_company(&mut self, company: bool) {
+        self.outbox.in_company(company);
     }
 
     fn arm(&mut self) -> Readiness {
