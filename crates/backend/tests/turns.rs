@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use pvblk_backend::{Backend, BackendOptions, Disk, Pulled, RequestSource, SourceEnd};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
-    Readiness, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op,
+    QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -37,6 +37,9 @@ impl BlockDevice for Instantly {
     }
     fn events(&self) -> &EventHub {
         &self.0
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 

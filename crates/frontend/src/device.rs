@@ -191,7 +191,7 @@ impl<M: MergePolicy> BlockDevice for Frontend<M> {
     }
 }
 
-impl Buffers for Frontend {
+impl<M: MergePolicy> Buffers for Frontend<M> {
     fn buffer_source(&self) -> Arc<dyn BufferSource> {
         let frames: Arc<Frames> = Arc::clone(&self.frames);
         frames
