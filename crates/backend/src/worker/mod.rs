@@ -25,7 +25,7 @@ pub use mailbox::{Command, LaneId, LaneWaker, Mailbox, OnEnd};
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::Readiness;
 use pvblk_sys::{Baton, Holder};
-use roster::{BELL, REST, Roster};
+use roster::{BELL, REST, ROUNDS_OF_COMPANY, Roster};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -36,9 +36,6 @@ use watchdog::Attention;
 const STEPS_PER_LOOK: u32 = 32;
 /// So many sectors of data (8 KiB) count as one more step.
 const SECTORS_PER_STEP: u64 = 16;
-/// So many rounds after several disks had work at the same time, one that has work alone still takes short steps: its neighbours may only
-/// be waiting for their clients.
-const ROUNDS_OF_COMPANY: u32 = 1000;
 /// Steps of the only active lane in one call.
 const STEPS_ALONE: u32 = 8;
 /// Idle steps between two offers of the CPU to others: about a microsecond.

@@ -18,6 +18,10 @@ pub const REST: Duration = Duration::from_millis(100);
 /// How often a lane of a stalled disk is looked at.
 const STALLED: Duration = Duration::from_millis(20);
 
+/// So many rounds after several disks had work at the same time, one that has work alone still takes short steps: its neighbours may only
+/// be waiting for their clients.
+pub const ROUNDS_OF_COMPANY: u32 = 1000;
+
 pub const BELL: u64 = u64::MAX;
 
 /// One lane's place. Dropping it drops the lane first, and then tells its end.
@@ -267,6 +271,11 @@ impl Roster {
             self.now.duration_since(berth.slept_at),
             max,
         );
+        let disk = Arc::as_ptr(&berth.stall);
+        let first = self.active.first().and_then(|&i| self.berths[i].as_ref());
+        if first.is_some_and(|other| Arc::as_ptr(&other.stall) != disk) {
+            self.company = ROUNDS_OF_COMPANY;
+        }
         self.active.push(index);
     }
 
