@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fetches the Debian packages that guests are made of, and prints the folder that has them.
+# Fetches the Debian packages of which guests are made, and prints the folder that has them.
 #
 #   tests/vm/fetch.sh [plain|xen]
 #
 # `plain` is for guest.sh and uml.sh; `xen` is what xen.sh needs besides, in a folder of its own. Nothing is installed: apt gets lists, caches and an empty package state of its own, so that it names all that the
 # packages need, and they are unpacked beside each other. With the same list of packages, a second run does nothing.
-# Status 125: this machine can't; the last line says why.
+# Status 125: this machine can't do it; the last line says why.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -29,7 +29,7 @@ for program in apt-get dpkg flock; do
     command -v "$program" >/dev/null || cannot "no $program here: guests are made from Debian's packages"
 done
 mkdir -p "$cache"
-# One at a time; the others find the work done.
+# One run at a time; later ones find the packages in place.
 exec 9>"$cache/lock"
 flock 9
 if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
@@ -69,7 +69,7 @@ if ! { quiet update && quiet install --download-only "${packages[@]}"; }; then
 fi
 for package in "$work"/cache/archives/*.deb; do dpkg -x "$package" "$work/root"; done
 printf '%s\n' "$stamp" >"$work/root/stamp"
-# Only what is complete gets the name.
+# Only a complete folder gets the name.
 mv "$work/root" "$folder"
 rm -rf "$work"
 printf '%s\n' "$folder"

@@ -4,11 +4,11 @@
 #   tests/vm/guest.sh --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--seconds N]
 #       [--vhost SOCKET]... [--queues N] [--cpus N]
 #
-# Disks at vhost-user sockets come after the others, each with N queues (1); there are 2 CPUs, and a queue for each at most. A
-# server that goes away is waited for.
+# Disks at vhost-user sockets come after the others, each with N queues (1); there are 2 CPUs, and a queue for each at most. The guest waits
+# for a server that goes away.
 #
-# FILE is a script for bash or busybox' sh; its arguments are the disks' paths, /dev/vda and so on. What it leaves in /out
-# comes back in DIR, with all it printed in DIR/log. Added files are in /add. Programs: see make_initramfs in lib.sh; statuses: there too.
+# FILE is a script for bash or busybox' sh; its arguments are the disks' paths, /dev/vda and so on. Files that it leaves in /out
+# come back in DIR, and its output is in DIR/log. Added files are in /add. Programs: see make_initramfs in lib.sh; statuses: there too.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments "$@"

@@ -1,6 +1,6 @@
-# What fetch.sh, guest.sh, uml.sh and xen.sh share. Sourced, not run.
+# Functions of fetch.sh, guest.sh, uml.sh and xen.sh. Sourced, not run.
 #
-# Statuses of guest.sh, uml.sh and xen.sh: the script's own, where it isn't one of these; then it is 1.
+# Statuses of guest.sh, uml.sh and xen.sh: the script's own (1 if the script's is one of these).
 #   2    wrong usage
 #   124  the time limit
 #   125  this machine can't run it; the last line says why
@@ -93,7 +93,7 @@ copy_modules() {
     packaged usr/sbin/depmod -b "$tree" "$version"
 }
 
-# Puts an empty library in place of those of fio's that serve networks and clusters: 40 MB, which take guests a second
+# Replaces fio's libraries for networks and clusters by an empty one: they have 40 MB, which take a guest a second
 # to load, and fio another to start. Without a compiler they stay.
 lean_fio() {
     local tree=$1 fio=$packages/usr/bin/fio name
@@ -126,7 +126,7 @@ make_tree() {
     copy_programs "$tree" usr/lib64/ld-linux-x86-64.so.2 usr/bin/bash "${@:2}"
 }
 
-# Makes a tree an initramfs.
+# Packs a tree as an initramfs.
 pack_tree() {
     (cd "$1" && find . | "$busybox" cpio -o -H newc -R 0:0 2>/dev/null) >"$2"
     rm -rf "$1"
@@ -149,7 +149,7 @@ unpack_kernel() {
     local kernel offset
     kernel=$(echo "$packages"/boot/vmlinuz-*)
     while read -r offset; do
-        # What follows the compressed part makes zstd complain.
+        # Bytes behind the compressed part make zstd complain.
         tail -c +$((offset + 1)) "$kernel" | packaged usr/bin/zstd -dcq >"$1" 2>/dev/null || true
         if readelf -h "$1" >/dev/null 2>&1; then break; fi
     done < <(LC_ALL=C grep -abo $'\x28\xb5\x2f\xfd' "$kernel" | LC_ALL=C cut -d : -f 1)
@@ -180,7 +180,7 @@ cached_image() {
 }
 
 # Sets `run`, a folder for this run; the script and the folder `add` are in $run/initrd, behind the image's initramfs, and
-# $run/out is an empty disk for what comes back.
+# $run/out is an empty disk for the files that come back.
 prepare_run() {
     run=$(mktemp -d)
     trap 'rm -rf "$run"' EXIT
@@ -197,7 +197,7 @@ prepare_run() {
 
 # Runs the virtual machine within the time limit; it doesn't outlive this script if that is told to stop.
 limited() {
-    # One machine at a time: two share what one needs, and run into their limits.
+    # One machine at a time: two would slow each other down and run into their time limits.
     exec 8>"$cache/running"
     flock 8
     timeout --kill-after=5 "$seconds" "$@" </dev/null 8>&- &
@@ -206,15 +206,15 @@ limited() {
     wait "$!"
 }
 
-# Ends with the script's status, $1 being the virtual machine's, and leaves in the folder --out: what the script put
-# into /out, `log`, which is all that it printed, and `console`.
+# Ends with the script's status, $1 being the virtual machine's, and leaves in the folder --out: the files that the script put
+# into /out, `log` with its output, and `console`.
 finish_run() {
     local status=126
     tr -d '\r' <"$run/console" >"$out/console"
     mkdir "$run/back"
     if tar -xf "$run/out" -C "$run/back" --no-same-owner 2>/dev/null && [ -f "$run/back/status" ]; then
         status=$(cat "$run/back/status")
-        # Whoever called must not take a failure for a machine that can't.
+        # The caller must not take a failure of the script for a machine that can't run it.
         case $status in 2 | 124 | 125 | 126) say "the script's status was $status" && status=1 ;; esac
         cp -R "$run/back/out/." "$out/"
     elif [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; then

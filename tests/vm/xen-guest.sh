@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Functions for the scripts of guests. Sourced, not run.
 
-# Waits up to $2 seconds (120) until dom0 has told the word $1, and prints what was told with it. A watch, since looking
-# again and again would keep an emulated processor busy.
+# Waits up to $2 seconds (120) until dom0 has sent the word $1, and prints the value that came with it. Uses a watch, because
+# polling would keep an emulated processor busy.
 await_word() {
     local end=$((SECONDS + ${2:-120})) watch pid value
     # A path without a slash in front is in the guest's own part of the store. The first event comes at once.
@@ -43,7 +43,7 @@ await_no_disk() {
 # Number of queues of the disk $1.
 queues_of() { find "/sys/block/$1/mq" -mindepth 1 -maxdepth 1 | wc -l; }
 
-# trace_disk DISK SECONDS ARGUMENT...: has fio read and write the disk, with these arguments, while blktrace looks; what it saw is then an
+# trace_disk DISK SECONDS ARGUMENT...: has fio read and write the disk, with these arguments, while blktrace runs; its files are then an
 # archive at the disk's beginning.
 trace_disk() {
     local disk=$1 seconds=$2 tracer
@@ -62,13 +62,13 @@ trace_disk() {
     sync
 }
 
-# Runs what dom0 asks for by guest_run, until the guest is destroyed.
+# Runs commands that dom0 sends by guest_run, until the guest is destroyed.
 serve() {
     local n=1 start command status
     start=$(xenstore-read domid)
     while :; do
         command=$(await_word "run-$n" 86400)
-        # In a shell of its own, so that its errors and folders stay its own.
+        # In a shell of its own, so that errors and changes of the folder don't affect the next.
         status=0
         bash -ec "source /lib/guest.sh; $(printf '%s' "$command" | base64 -d)" || status=$?
         echo

@@ -2,11 +2,11 @@
 # Functions for scripts in dom0: Linux PV guests. Sourced, not run.
 #
 # A guest has bash, busybox, fio, mkfs.ext4, e2fsck, fstrim, blkdiscard, blockdev and the xenstore programs; functions for its
-# script are in /lib/guest.sh for it to source. What it prints is in /out/NAME.console.
+# script are in /lib/guest.sh for it to source. Its output is in /out/NAME.console.
 
 lab=/run/guests
 mkdir -p "$lab"
-# Nothing is ever to be read there: waiting for it is a sleep without another process.
+# Never readable: a read with a timeout is a sleep without another process.
 [ -p "$lab/nothing" ] || mkfifo "$lab/nothing"
 exec {lab_nothing}<>"$lab/nothing"
 lab_sleep() { read -r -t "$1" -u "$lab_nothing" || true; }
@@ -15,7 +15,7 @@ lab_sleep() { read -r -t "$1" -u "$lab_nothing" || true; }
 #
 # Makes a guest with so many virtual CPUs (4) and megabytes (384), and more arguments for its kernel, which are parameters
 # of modules too: xen_blkfront.max_queues=2. Each disk is a line for xl, phy:/dev/loop0,xvda,w for example. SCRIPT is a
-# file; instead of one, `-` makes a guest that does what guest_run says. Returns once the guest has begun to run.
+# file; instead of one, `-` makes a guest that runs commands of guest_run. Returns once the guest has begun to run.
 #
 # With guest_on_reboot=restart xl starts the guest anew when it reboots or crashes; with guest_add=FILE the guest finds that file in /add;
 # guest_more are more lines of xl's configuration.
@@ -60,7 +60,7 @@ END
     guest_starts "$name"
 }
 
-# What guest_run says is numbered from each start of the guest's on, told apart by the domain's number at that time.
+# Commands of guest_run are numbered from each start of the guest; the domain's number then distinguishes the starts.
 guest_starts() {
     echo 0 >"$lab/$1/runs"
     cp "$lab/$1/domid" "$lab/$1/start"
@@ -94,7 +94,7 @@ guest_reboot() {
 # The number of the guest's domain.
 guest_domid() { cat "$lab/$1/domid"; }
 
-# Whether the guest still runs.
+# True if the guest still runs.
 guest_runs() { xenstore-exists "/local/domain/$(guest_domid "$1")"; }
 
 # guest_tell NAME WORD [VALUE]: for await_word in the guest.
@@ -129,14 +129,14 @@ guest_says() {
 # status. Where it isn't 0, it prints the end of the guest's console.
 guest_wait() { status_line "$1" "$2" '^guest-script-status [0-9]+$'; }
 
-# guest_run NAME SECONDS COMMAND: has a guest made with `-` run a command for bash, and returns its status; as guest_wait. What
-# the command prints is in the guest's console.
+# guest_run NAME SECONDS COMMAND: has a guest made with `-` run a command for bash, and returns its status; as guest_wait. The
+# command's output is in the guest's console.
 guest_run() {
     guest_begin "$1" "$3"
     guest_end "$1" "$2"
 }
 
-# guest_end NAME SECONDS: waits for the end of what guest_begin began.
+# guest_end NAME SECONDS: waits for the end of the command of guest_begin.
 guest_end() { status_line "$1" "$2" "^guest-run-status $(cat "$lab/$1/start")-$(cat "$lab/$1/runs") [0-9]+$"; }
 
 # guest_begin NAME COMMAND: guest_run without waiting.

@@ -40,7 +40,7 @@ make_image() {
     copy_modules "$modules" "$tree" virtio_pci virtio_blk xen-evtchn xen-gntdev xen-gntalloc xenfs xen-privcmd \
         xen-blkback loop brd null_blk nbd ublk_drv ext4 dm-mod dm-delay dm-flakey
     xenstore_names "$tree"
-    # What xl looks for where it would be installed.
+    # Files that xl looks for where it would be installed.
     mkdir -p "$tree/$lib" "$tree/usr/libexec" "$tree/var"/{lib/xen,lock,log/xen/console} "$tree/guest"
     ln -s ../../bin "$tree/$lib/bin"
     ln -s /run "$tree/var/run"
@@ -102,7 +102,7 @@ boot() {
         >&2 || status=$?
 }
 boot
-# The kernel changes its own code while it starts, and emulation with two CPUs now and then runs what was there in between.
+# The kernel changes its own code while it starts, and emulation with two CPUs now and then runs a half-changed instruction.
 if ((status == 0)) && grep -q 'Oops: int3' "$run/console"; then
     say 'dom0 crashed on code that it had just changed; once more'
     boot

@@ -1,4 +1,4 @@
-//! The local handshake between two well-behaved ends, and what can happen to them.
+//! The local handshake between two well-behaved ends, and its end by either.
 
 mod local_support;
 
@@ -103,9 +103,9 @@ fn sixty_four_queues_of_sixteen_pages_fit_one_handshake() {
     assert_eq!(f.server.mapped_bytes(), 0);
 }
 
-/// A request and its data through the rings of both ends, a doorbell each way.
+/// A request and its data through the rings of both ends, with a notification each way.
 #[test]
-fn requests_data_and_doorbells_pass_both_ways() {
+fn requests_data_and_notifications_pass_both_ways() {
     let f = Fixture::new(offers(2, 2));
     let (mut parts, mut link) = join(&f, &options(2, 2));
     let granter = Arc::clone(&parts.granter);
@@ -181,7 +181,7 @@ fn a_resize_reaches_every_front_end() {
     for link in [&mut one, &mut two] {
         assert_eq!(wait_event(link), LinkEvent::Resized { sectors: 4096 });
     }
-    // A burst may come as one, but the last size is always told.
+    // Several changes may arrive as one, but the last size always arrives.
     (1..=100).for_each(|n| f.state.device.resize(n * 8));
     let mut last = None;
     eventually("the last size", || {
@@ -216,7 +216,7 @@ fn a_dead_front_end_is_detached_and_its_memory_freed_after_its_last_request() {
     assert!(bill() > 0);
     drop((parts, link));
     eventually("detach", || f.detached() == 1);
-    // It still drains, and until then its disk is fenced (see local_reconnect.rs).
+    // It still drains; until the end its disk is fenced (see local_reconnect.rs).
     f.state
         .hold
         .store(false, std::sync::atomic::Ordering::Relaxed);
@@ -308,13 +308,13 @@ fn the_socket_is_private_and_only_a_dead_one_is_replaced() {
     let e = LocalServer::bind(&path, host()).err().unwrap();
     assert!(e.to_string().contains("in use by another server"), "{e}");
     assert!(path.exists());
-    // A stream socket that somebody listens at isn't ours either.
+    // A stream socket of another server isn't ours either.
     let stream = f.dir.path().join("stream");
     let listener = std::os::unix::net::UnixListener::bind(&stream).unwrap();
     assert!(LocalServer::bind(&stream, host()).is_err());
     drop(listener);
     let second = LocalServer::bind(&stream, host()).unwrap();
-    // A file that took its place meanwhile is not removed.
+    // A file that replaced the socket is not removed.
     std::fs::remove_file(&stream).unwrap();
     std::fs::write(&stream, "mine").unwrap();
     drop(second);
@@ -326,7 +326,7 @@ fn the_socket_is_private_and_only_a_dead_one_is_replaced() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused_before_anything_is_sent() {
+fn options_out_of_range_are_refused_before_anything_is_sent() {
     let f = Fixture::new(offers(1, 1));
     let e = |o: ConnectOptions| {
         let e = connect(f.server.path(), "a", &o).err().unwrap();

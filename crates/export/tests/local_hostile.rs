@@ -1,4 +1,4 @@
-//! The local handshake with front ends that lie, break off or send noise.
+//! The local handshake with front ends that lie, disconnect or send noise.
 
 mod local_support;
 
@@ -17,7 +17,7 @@ const GOOD: [(&str, &str); 4] = [
     ("state", "3"),
 ];
 
-/// The server is still there for others, and nothing of the bad ones is left.
+/// The server still serves others, and has no resources of the bad front ends.
 fn still_serves(f: &Fixture) {
     eventually("everything is unmapped", || {
         f.server.mapped_bytes() == 0 && f.attached() == f.detached()
@@ -39,13 +39,13 @@ fn spoiled(key: &str, value: Option<&str>) -> Vec<Change> {
         key: key.into(),
         value: value.map(str::to_owned),
     });
-    // The state last, as it decides.
+    // The state comes last, because it makes the server read the keys.
     changes.push(Change::set("state", 3));
     changes
 }
 
 #[test]
-fn the_good_keys_are_good() {
+fn the_unchanged_keys_are_accepted() {
     let f = Fixture::new(offers(2, 8));
     let raw = Raw::new(&f);
     raw.prepare();
@@ -91,7 +91,7 @@ fn every_hostile_key_is_refused_with_its_reason() {
         raw.frame(&Frame::Write(spoiled(key, *value)), &[]);
         let text = raw.refusal();
         assert!(text.contains(reason), "{key}={value:?}: {text}");
-        // Leaving in order still works after a refusal.
+        // The front end can still leave in order after a refusal.
         raw.write(&[("state", "6")]);
         raw.until("state", "6");
     }
@@ -99,7 +99,7 @@ fn every_hostile_key_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_state_that_makes_no_sense_ends_a_connection_that_works() {
+fn a_state_that_is_not_allowed_ends_a_working_connection() {
     let f = Fixture::new(offers(2, 8));
     for state in ["2", "7", "8", "9", "", "connected", "44"] {
         let raw = Raw::new(&f);
@@ -233,13 +233,13 @@ fn noise_ends_only_its_sender() {
         (&[3; 65537], 0, true, "more than 65536 bytes"),
         (&version, 0, false, "speaks version 2"),
         (&hello[..hello.len() - 1], 0, false, "malformed"),
-        (&hello, 1, false, "1 descriptors that takes 0"),
+        (&hello, 1, false, "1 descriptors, but its type takes 0"),
         (&hello, 0, true, "second time"),
         (
             &[4, 0, 0, 0, 0, 1, 0, 0, 0],
             0,
             true,
-            "0 descriptors that takes 1",
+            "0 descriptors, but its type takes 1",
         ),
         (&[4, 0, 0, 0, 0, 1, 0, 0, 0], 16, true, "16 descriptors"),
         (&[5, 1, 0, 0, 0], 2, false, "not HELLO"),
@@ -263,7 +263,7 @@ fn noise_ends_only_its_sender() {
     still_serves(&f);
 }
 
-/// Kills a front end after each of its steps, and at the start of the back end's answer to it.
+/// Ends a front end after each of its steps, and at the start of the back end's response to it.
 #[test]
 fn a_front_end_may_die_at_every_step() {
     let f = Fixture::new(offers(2, 8));

@@ -1,4 +1,5 @@
-//! Coming back to a local server: on the same memory, and never past requests that are still at work.
+//! Reconnecting to a local server: on the same memory, and never while requests of the earlier connection are in
+//! flight.
 
 mod local_support;
 
@@ -21,7 +22,7 @@ fn options(queues: u32, ring_pages: usize, timeout_ms: u64) -> ConnectOptions {
 }
 
 #[test]
-fn nobody_connects_while_requests_of_a_dead_front_end_are_at_work() {
+fn no_front_end_connects_while_requests_of_a_dead_one_are_in_flight() {
     let f = Fixture::new(offers(2, 8));
     f.state.hold.store(true, Ordering::Relaxed);
     let (parts, link) = connect(f.server.path(), "a", &options(2, 8, 60_000)).unwrap();
@@ -56,7 +57,7 @@ fn a_fence_that_another_export_closed_counts_too() {
 }
 
 #[test]
-fn the_memory_is_kept_and_nothing_stays_granted() {
+fn the_memory_is_kept_and_old_grants_end() {
     let mut f = Fixture::new(offers(4, 8));
     let (parts, mut link) = connect(f.server.path(), "a", &options(3, 4, 60_000)).unwrap();
     let memory = Arc::clone(parts.granter.memory());
@@ -70,7 +71,7 @@ fn the_memory_is_kept_and_nothing_stays_granted() {
         GrantEntry::decode(word(at), word(at + 4))
     };
     assert!(entry(old).is_some());
-    // Another server, which has less to offer.
+    // Another server, with smaller limits.
     let path = f.server.path().to_owned();
     f.server.stop();
     assert!(link.reconnect(Duration::from_millis(200)).is_err());

@@ -1,4 +1,4 @@
-//! What a Xen guest reads and writes, over a xenstore and a hypervisor of the test's own.
+//! Requests of Xen guests, over a xenstore and a hypervisor that the test provides.
 
 mod xen_support;
 
@@ -23,7 +23,7 @@ const LARGE: Wishes = Wishes {
     persistent: true,
 };
 
-/// Bytes that differ from one place to the next.
+/// Bytes that differ between places.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut x = seed | 1;
     let mut next = || {
@@ -59,14 +59,14 @@ fn both_ends_agree_on_queues_pages_and_grants() {
             );
         }
         guest.check();
-        // The rings, and with kept grants the page of data on each queue.
+        // The rings, and with persistent grants the page of data on each queue.
         let kept = usize::from(wishes.persistent) * wishes.queues;
         assert_eq!(guest.memory.mapped(), wishes.queues * pages as usize + kept);
         assert_eq!(tools.list().unwrap().len(), usize::from(domid) - 6);
     }
 }
 
-/// Against a copy of what the disk should hold.
+/// Compares with a copy of the disk's expected contents.
 fn mixed(wishes: Wishes) {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", wishes);
@@ -124,7 +124,7 @@ fn indirect_requests_have_up_to_256_segments() {
             let (id, _) = guest.put_indirect(0, OP_WRITE, 64, &list);
             guest.kick(0);
             let answer = guest.answer(0, id);
-            // Told by its inner operation, as Linux's back end does.
+            // Counted by its inner operation, as Linux's back end does.
             assert_eq!((answer.status, answer.operation), (RSP_OKAY, OP_WRITE));
             guest.load(&pages, 0, &vec![0; data.len()]);
             let (id, _) = guest.put_indirect(0, OP_READ, 64, &list);
@@ -142,9 +142,9 @@ fn indirect_requests_have_up_to_256_segments() {
     }
 }
 
-/// What makes copies cheap: a call for many of them.
+/// Copies are cheap if one call does many of them.
 #[test]
-fn copies_of_a_batch_are_few_calls() {
+fn a_batch_needs_few_copy_calls() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", SMALL);
     let entries = guest.queues[0].ring.entries() as usize;
@@ -205,7 +205,7 @@ fn flush_and_discard_reach_the_disk() {
     }
 }
 
-/// One write of one page.
+/// Writes one page.
 fn write_page(guest: &mut Guest, page: Page, sector: u64, data: &[u8]) {
     guest.load(&[page], 0, data);
     let id = guest.put(0, OP_WRITE, sector, &[whole(page.gref)]);
@@ -214,7 +214,7 @@ fn write_page(guest: &mut Guest, page: Page, sector: u64, data: &[u8]) {
 }
 
 #[test]
-fn of_too_many_kept_pages_those_not_used_for_long_are_unmapped() {
+fn beyond_the_limit_the_persistent_pages_unused_longest_are_unmapped() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", KEPT);
     let maps = || bed.xen.maps.load(Ordering::Relaxed);
@@ -225,7 +225,7 @@ fn of_too_many_kept_pages_those_not_used_for_long_are_unmapped() {
     }
     let ring = 1;
     assert_eq!(guest.memory.mapped(), ring + MAX_PERSISTENT);
-    // One too many, while all others were used lately, is copied.
+    // One page too many is copied while all others were used lately.
     let before = maps();
     let last = MAX_PERSISTENT;
     write_page(&mut guest, pages[last], 8 * last as u64, &data(last));
@@ -261,7 +261,7 @@ fn of_too_many_kept_pages_those_not_used_for_long_are_unmapped() {
 }
 
 #[test]
-fn where_all_kept_pages_are_in_use_others_are_copied() {
+fn a_page_is_copied_if_all_persistent_pages_are_in_use() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", Wishes { order: 4, ..KEPT });
     let count = MAX_PERSISTENT / 11 + 40;
@@ -294,9 +294,9 @@ fn where_all_kept_pages_are_in_use_others_are_copied() {
     assert_eq!(guest.memory.mapped(), 0);
 }
 
-/// 32 MiB of copies a queue: what comes then waits, and is not refused.
+/// Copies of a queue take at most 32 MiB: later requests wait, and are not refused.
 #[test]
-fn copies_have_a_bound_and_the_rest_waits() {
+fn copies_are_bounded_and_other_requests_wait() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", Wishes { order: 3, ..SMALL });
     let mut other = bed.connected(8, "b", SMALL);
@@ -326,7 +326,7 @@ fn copies_have_a_bound_and_the_rest_waits() {
 }
 
 #[test]
-fn a_new_size_is_told_with_the_state_written_again() {
+fn a_new_size_is_published_and_the_state_is_written_again() {
     let bed = Bed::new();
     let guest = bed.connected(7, "a", SMALL);
     let told = Arc::new(AtomicUsize::new(0));
@@ -345,7 +345,7 @@ fn a_new_size_is_told_with_the_state_written_again() {
     assert_eq!(listed.back, Some(XenbusState::Connected));
 }
 
-/// A copy names a page by a number, which may grant something else once its guest has let go.
+/// A copy names a page by a reference, which may grant another page once its guest has left.
 #[test]
 fn nothing_is_copied_to_a_guest_that_has_left() {
     let bed = Bed::new();
@@ -362,7 +362,7 @@ fn nothing_is_copied_to_a_guest_that_has_left() {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     bed.daemon.remove(&guest.node.back_end(0));
-    // Takes a new guest, so what came before was seen.
+    // Attaches a new guest, so earlier changes have been handled.
     bed.still_serves(&mut other);
     bed.a.hold.store(false, Ordering::Release);
     eventually("everything is unmapped", || guest.memory.mapped() == 0);
@@ -370,7 +370,7 @@ fn nothing_is_copied_to_a_guest_that_has_left() {
 }
 
 #[test]
-fn a_kept_page_that_can_not_be_mapped_is_copied() {
+fn a_persistent_page_that_can_not_be_mapped_is_copied() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", KEPT);
     let data = noise(1, PAGE_SIZE);
@@ -380,7 +380,7 @@ fn a_kept_page_that_can_not_be_mapped_is_copied() {
     assert!(bed.xen.copies.load(Ordering::Relaxed) > 0);
 }
 
-/// A driver domain sees nothing of a guest but the disk's directory, and may not see whether what it doesn't see is there.
+/// A driver domain sees only the disk's directory of a guest, and can't find out if other nodes exist.
 #[test]
 fn a_guest_that_is_destroyed_leaves_nothing_in_a_driver_domain() {
     for connects in [false, true] {

@@ -1,4 +1,5 @@
-//! Disks that go to guests by name: guests come, reboot, are restored, and are two for a moment; servers come and go.
+//! Standing orders: disks for guests by name, while guests start, reboot and are restored, and servers start and
+//! stop.
 
 mod xen_support;
 
@@ -10,14 +11,14 @@ use xen_support::*;
 const XVDA: u32 = 51712;
 const XVDB: u32 = 51728;
 
-/// A guest that was made just now.
+/// A guest that was just introduced.
 fn introduced(bed: &Bed, domid: u16, name: &str) -> Guest {
     let guest = Guest::named(&bed.daemon, &bed.xen, domid, name);
     bed.daemon.fire("@introduceDomain");
     guest
 }
 
-/// Whatever the server was told so far, it has looked at: another guest comes and gets its disk.
+/// Waits until the server has handled all earlier events: another guest comes and gets its disk.
 fn settled(bed: &Bed, domid: u16) {
     let mut other = introduced(bed, domid, "other");
     other.connect(SMALL);
@@ -59,13 +60,13 @@ fn guests_of_a_name_get_their_disk_each_time_that_they_start() {
         guest.destroy();
         bed.daemon.until_gone(&guest.node.back_end(0));
     }
-    // Names that are no more than alike get nothing.
+    // Similar names get nothing.
     for (domid, name) in [(10, "debian2"), (11, "debia"), (12, "Debian"), (13, "")] {
         introduced(&bed, domid, name);
         settled(&bed, domid + 100);
         assert_eq!(disk_of(&bed, domid, XVDA), None, "{name:?}");
     }
-    // One that was there before the server.
+    // A guest that runs before the server starts.
     bed.server = None;
     let mut guest = introduced(&bed, 14, "debian");
     assert_eq!(disk_of(&bed, 14, XVDA), None);
@@ -74,7 +75,7 @@ fn guests_of_a_name_get_their_disk_each_time_that_they_start() {
     assert!(guest.read(0, 64, 0, 512) == [0xdd; 512]);
 }
 
-/// libxl's own notes come before the introduction, and a restored guest looks for its disks right after that.
+/// libxl writes its own records before the introduction, and a restored guest looks for its disks right after that.
 #[test]
 fn a_guest_gets_its_disk_before_it_is_introduced() {
     let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
@@ -100,7 +101,7 @@ fn a_domain_without_a_name_is_looked_at_again() {
 }
 
 #[test]
-fn what_is_done_by_order_is_what_is_done_by_hand() {
+fn disks_by_order_have_the_same_directories_as_disks_by_hand() {
     let bed = Bed::with_orders(&[("a", "debian", None)]);
     let ordered = introduced(&bed, 7, "debian");
     ordered.until_back("2");
@@ -118,16 +119,16 @@ fn what_is_done_by_order_is_what_is_done_by_hand() {
     assert_eq!(text, strip(&by_hand, "8"));
 }
 
-/// Requests of the first domain are at work when the second is there, as after a reboot under load.
+/// Requests of the first domain are in flight when the second appears, as after a reboot under load.
 #[test]
-fn a_rebooted_guest_waits_for_the_requests_of_the_domain_that_it_was() {
+fn a_rebooted_guest_waits_for_the_requests_of_its_former_domain() {
     let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
     let mut first = introduced(&bed, 7, "debian");
     first.connect(SMALL);
     hold(&mut first, &bed.a);
     first.destroy();
     let mut second = introduced(&bed, 8, "debian");
-    // It has its directories at once, since a restored guest looks for them once.
+    // The directories exist at once, because a restored guest looks for them once.
     bed.daemon.until_is(&second.front("state"), "1");
     settled(&bed, 100);
     assert_eq!(bed.daemon.read(&second.back("state")).as_deref(), Some("1"));
@@ -136,7 +137,7 @@ fn a_rebooted_guest_waits_for_the_requests_of_the_domain_that_it_was() {
     second.check();
 }
 
-/// A domain that is kept, for a dump say, has its queues until somebody destroys it.
+/// A domain that is kept, for a dump for example, keeps its queues until it is destroyed.
 #[test]
 fn two_domains_of_a_name_never_have_the_disk_at_once() {
     let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
@@ -149,7 +150,7 @@ fn two_domains_of_a_name_never_have_the_disk_at_once() {
     settled(&bed, 100);
     assert_eq!(bed.daemon.read(&second.back("state")).as_deref(), Some("1"));
     first.check();
-    // Nothing of it is at work, so nothing tells of an end of requests.
+    // None of its requests is in flight, so no event reports their end.
     first.destroy();
     second.connect(SMALL);
     second.check();
@@ -160,7 +161,7 @@ fn two_domains_of_a_name_never_have_the_disk_at_once() {
     assert_eq!(bed.daemon.read(&waits.back("state")).as_deref(), Some("1"));
     second.close();
     waits.until_back("2");
-    // Who has let go of it is not let back.
+    // A domain that has released the disk may not come back.
     second.set_state("1");
     settled(&bed, 103);
     assert_eq!(bed.daemon.read(&second.back("state")).as_deref(), Some("6"));
@@ -171,7 +172,7 @@ fn two_domains_of_a_name_never_have_the_disk_at_once() {
     assert_eq!(bed.daemon.read(&third.back("state")).as_deref(), Some("1"));
     waits.destroy();
     third.until_back("2");
-    // By hand everything is allowed that was.
+    // By hand everything is allowed as before.
     bed.connected(20, "a", SMALL).check();
 }
 
@@ -204,7 +205,7 @@ fn a_guest_that_has_the_device_or_the_disk_keeps_what_it_has() {
         ("b", "debian", None),
         ("b", "other", None),
     ]);
-    // The kernel's own back end has xvda, and the second order takes none that another names.
+    // The kernel's own back end has xvda, and the second order doesn't take a device that another order names.
     let path = "/local/domain/7/device/vbd/51712/backend";
     bed.daemon.write(path, "elsewhere");
     introduced(&bed, 7, "debian");
@@ -238,7 +239,7 @@ fn a_guest_that_is_renamed_keeps_what_it_has_and_gets_nothing_new() {
     assert_eq!(disk_of(&bed, 8, XVDA), None);
 }
 
-/// A guest that has closed never comes back by itself, so there is a new device in place of the old.
+/// A guest that has closed never comes back by itself, so a new device replaces the old one.
 #[test]
 fn a_server_that_was_restarted_gives_guests_their_disks_again() {
     let mut bed = Bed::with_orders(&[("a", "debian", Some(XVDB))]);
@@ -248,7 +249,7 @@ fn a_server_that_was_restarted_gives_guests_their_disks_again() {
     for leaves_late in [false, true] {
         guest.write(0, 8, 0, &[0x77; 512]);
         if leaves_late {
-            // As after a server that was killed: the next one asks the guest to leave.
+            // As after a server was killed: the next one asks the guest to disconnect.
             bed.server = None;
             guest.let_go();
             bed.daemon.write(&guest.back("state"), "4");
@@ -265,7 +266,7 @@ fn a_server_that_was_restarted_gives_guests_their_disks_again() {
         guest.connect(SMALL);
         assert!(guest.read(0, 8, 0, 512) == [0x77; 512]);
     }
-    // It may come and go by itself while the server runs.
+    // The guest may disconnect and come back by itself while the server runs.
     let id = bed.daemon.read(&guest.front("backend"));
     guest.close();
     guest.set_state("1");
@@ -274,7 +275,7 @@ fn a_server_that_was_restarted_gives_guests_their_disks_again() {
     assert_eq!(bed.daemon.read(&guest.front("backend")), id);
 }
 
-/// One that is being taken away, one that is nobody's by name, and one that the guest closed while this server ran.
+/// One that is being detached, one without a standing order, and one that the guest closed while this server ran.
 #[test]
 fn other_closed_devices_are_left_alone() {
     let mut bed = Bed::with_orders(&[
@@ -295,7 +296,7 @@ fn other_closed_devices_are_left_alone() {
     bed.server = None;
     leaving.set_state("5");
     bed.start();
-    // It is being detached just when it closes.
+    // It is being detached when it closes.
     leaving.until_back("5");
     bed.daemon.write(&leaving.back("online"), "0");
     leaving.set_state("6");
@@ -330,14 +331,14 @@ fn a_domain_without_the_right_to_see_others_is_told_so_at_the_start() {
         "{text}"
     );
     assert!(text.contains("may not") && !text.contains('\n'), "{text}");
-    // Without orders it needs no such right.
+    // Without orders the server needs no such permission.
     bed.orders.clear();
     assert_eq!(refused(&bed), None);
 }
 
-/// It isn't tried over and over, and everybody else has their disks.
+/// A failure isn't repeated, and other guests get their disks.
 #[test]
-fn a_directory_that_may_not_be_made_stops_nobody_else() {
+fn a_directory_that_may_not_be_made_stops_no_other_guest() {
     let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
     let front = "/local/domain/7/device/vbd/51712";
     bed.daemon
@@ -352,7 +353,7 @@ fn a_directory_that_may_not_be_made_stops_nobody_else() {
     guest.until_back("2");
 }
 
-/// Nobody may make a domain's directory again that is gone.
+/// The directory of a domain that is gone must not be created again.
 #[test]
 fn a_domain_that_is_gone_before_its_turn_gets_nothing() {
     for _ in 0..20 {
@@ -363,7 +364,7 @@ fn a_domain_that_is_gone_before_its_turn_gets_nothing() {
     panic!("a second was never enough to end a domain");
 }
 
-/// False if it may have had its turn before: this machine was too slow.
+/// False if the guest may have had its turn before: this machine was too slow.
 fn gone_before_its_turn() -> bool {
     let mut bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
     let mut guest = introduced(&bed, 7, "debian");
@@ -374,7 +375,7 @@ fn gone_before_its_turn() -> bool {
     bed.start();
     // Its new device comes a second later.
     bed.daemon.until_gone(&guest.node.front_end());
-    // Nobody tells of its end before.
+    // No event reports the end before that.
     bed.xen.destroy(7);
     bed.daemon.remove("/local/domain/7");
     if begin.elapsed() >= std::time::Duration::from_secs(1) {
@@ -387,7 +388,7 @@ fn gone_before_its_turn() -> bool {
     true
 }
 
-/// More was told than is kept: everything is looked at.
+/// More events than are kept: the server looks at everything.
 #[test]
 fn a_guest_is_seen_when_events_were_lost() {
     let bed = Bed::with_orders(&[("a", "debian", None), ("b", "other", None)]);
@@ -404,7 +405,7 @@ fn a_guest_is_seen_when_events_were_lost() {
         .until_is("/local/domain/0/backend/pvblk/7/51712/state", "2");
 }
 
-/// It can watch for each new one, and would have it made anew without end.
+/// A guest can watch for each new device; it must not make the server create devices without end.
 #[test]
 fn a_guest_that_closes_a_new_device_at_once_gets_no_other() {
     let mut bed = Bed::with_orders(&[("a", "debian", Some(XVDA)), ("b", "other", None)]);

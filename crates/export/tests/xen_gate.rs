@@ -1,4 +1,5 @@
-//! Nobody connects to a disk while requests of a guest that is gone are at work on it: an old write could land on a newer one.
+//! No guest connects to a disk while requests of a guest that is gone are in flight: an old write could overwrite a
+//! newer one.
 
 mod xen_support;
 
@@ -6,7 +7,7 @@ use pvblk_ring::wire::OP_WRITE;
 use std::sync::atomic::Ordering;
 use xen_support::*;
 
-/// A guest that goes with a write at the device.
+/// A guest that is destroyed with a write at the device.
 fn lost(bed: &Bed, guest: &mut Guest) {
     bed.a.hold.store(true, Ordering::Release);
     let page = guest.page(false);
@@ -56,7 +57,7 @@ fn a_guest_that_closed_before_waits() {
 }
 
 #[test]
-fn a_server_that_stops_lets_nobody_begin() {
+fn a_server_that_stops_lets_no_guest_begin() {
     let mut bed = Bed::new();
     let mut guest = bed.connected(7, "a", SMALL);
     let next = bed.guest(9);

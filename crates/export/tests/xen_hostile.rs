@@ -1,4 +1,5 @@
-//! Xen guests that lie, break rules or send noise. Each costs itself its disk at most: another guest's disk answers, and new ones are served.
+//! Xen guests that lie, break rules or send noise. Each loses its own disk at most: another guest's disk still
+//! responds, and new ones are served.
 
 mod xen_support;
 
@@ -24,14 +25,14 @@ const KEPT: Wishes = Wishes {
     ..SMALL
 };
 
-/// A guest that behaves, on the other disk.
+/// A server, and a guest that follows the rules on the other disk.
 fn bed() -> (Bed, Guest) {
     let bed = Bed::new();
     let other = bed.connected(8, "b", KEPT);
     (bed, other)
 }
 
-/// The server let go of the guest, and says why.
+/// The server has disconnected the guest, and publishes the reason.
 fn refused(bed: &Bed, guest: &mut Guest, reason: &str) {
     let error = guest.back("error");
     bed.daemon.until("a reason", |t| t.read(&error).is_some());
@@ -42,10 +43,10 @@ fn refused(bed: &Bed, guest: &mut Guest, reason: &str) {
     assert_eq!(guest.memory.mapped(), 0, "{reason}");
 }
 
-/// Keys that are not as they should be; `None`: not there.
+/// Keys that are replaced; `None` removes a key.
 type Keys = Vec<(&'static str, Option<String>)>;
 
-/// Publishes good keys with some of them replaced (or removed), and goes to state 3.
+/// Publishes valid keys with some of them replaced or removed, and goes to state 3.
 fn spoiled(guest: &mut Guest, wishes: Wishes, changes: &[(&str, Option<String>)]) {
     guest.until_back("2");
     let mut keys = guest.keys(wishes);
@@ -56,7 +57,7 @@ fn spoiled(guest: &mut Guest, wishes: Wishes, changes: &[(&str, Option<String>)]
     guest.publish(&keys, "3");
 }
 
-/// One bad set of keys after the other; the guest may come back each time.
+/// Publishes one bad set of keys after the other; the guest may come back each time.
 fn refusals(cases: &[(Wishes, Keys, &str)]) {
     let (bed, mut other) = bed();
     let mut guest = bed.guest(7);
@@ -87,7 +88,7 @@ fn a_ring_ref_that_grants_nothing_is_refused() {
             "mapping ring-ref [4000000000]",
         ),
         (TWO_PAGES, key("ring-ref1", 0), "mapping ring-ref"),
-        // The first queue's ring was mapped by then.
+        // The first queue's ring was mapped before.
         (
             TWO_QUEUES,
             key("queue-1/ring-ref", 1),
@@ -216,7 +217,7 @@ fn a_grant_that_is_revoked_in_flight_fails_its_own_request_only() {
     bed.xen
         .on_copy(move |_, _| victims.iter().for_each(|&g| memory.revoke(g)));
     let before = guest.memory.mapped();
-    // The second has two pages that fail, and one that doesn't.
+    // The second has two pages whose copy fails, and one whose copy succeeds.
     let lists = [vec![0], vec![1, 2, 3], vec![4], vec![5], vec![6, 7]];
     let put = |(i, list): (usize, &Vec<usize>)| {
         let segments: Vec<_> = list.iter().map(|&p| whole(pages[p].gref)).collect();
@@ -230,7 +231,7 @@ fn a_grant_that_is_revoked_in_flight_fails_its_own_request_only() {
         [RSP_OKAY, RSP_ERROR, RSP_OKAY, RSP_ERROR, RSP_OKAY]
     );
     bed.xen.stop_on_copy();
-    // Nothing of the refused ones was written.
+    // Data of the refused requests was not written.
     guest.write(0, 0, 0, &[7; 512]);
     assert_eq!(guest.read(0, 64, 0, 3 * PAGE_SIZE), vec![0; 3 * PAGE_SIZE]);
 
@@ -251,7 +252,7 @@ fn a_grant_that_is_revoked_in_flight_fails_its_own_request_only() {
     assert_eq!(statuses, [RSP_OKAY, RSP_ERROR, RSP_OKAY]);
     assert_eq!(guest.store(&pages[2..], 0, 1), [7]);
     assert_eq!(guest.memory.mapped(), before);
-    // More than 32 MiB in all: what the failed ones had is given back.
+    // More than 32 MiB in all: buffers of the failed requests are given back.
     for _ in 0..40 {
         let mut ids = Vec::new();
         for _ in 0..30 {
@@ -320,7 +321,7 @@ fn segments_outside_their_page_are_an_error() {
     }
 }
 
-/// The hypervisor refuses, and we believe it.
+/// The hypervisor refuses the copy, and the server reports it.
 #[test]
 fn a_read_into_a_page_that_is_granted_read_only_is_an_error() {
     for wishes in [SMALL, KEPT] {
@@ -338,7 +339,7 @@ fn a_read_into_a_page_that_is_granted_read_only_is_an_error() {
 }
 
 #[test]
-fn a_wild_index_stops_that_disk_only() {
+fn an_impossible_index_stops_that_disk_only() {
     for wishes in [SMALL, KEPT] {
         for index in [33, 1000, u32::MAX, 1 << 31] {
             let (bed, mut other) = bed();
@@ -351,16 +352,16 @@ fn a_wild_index_stops_that_disk_only() {
     }
 }
 
-/// Requests that were good are carried out with their own data, whatever comes behind them.
+/// Valid requests are carried out with their own data, whatever requests follow.
 #[test]
-fn writes_before_a_wild_index_are_written_with_their_data() {
+fn writes_before_an_impossible_index_are_written_with_their_data() {
     let (bed, mut other) = bed();
     let mut guest = bed.connected(7, "a", SMALL);
     let (memory, frame) = (
         Arc::clone(&guest.memory),
         guest.queues[0].frames[0] as usize,
     );
-    // While the first eight are copied, so that it is found behind the last three.
+    // While the first eight are copied, so that it is found after the last three.
     bed.xen.on_copy(move |_, _| {
         let index = memory.all.atomic_u32(frame * PAGE_SIZE + REQ_PROD);
         index.store(5000, Ordering::Release);
@@ -382,7 +383,7 @@ fn writes_before_a_wild_index_are_written_with_their_data() {
 }
 
 #[test]
-fn a_state_that_makes_no_sense_closes_that_disk_only() {
+fn a_state_that_is_not_allowed_closes_that_disk_only() {
     let (bed, mut other) = bed();
     for state in [
         "1",
@@ -401,7 +402,7 @@ fn a_state_that_makes_no_sense_closes_that_disk_only() {
         guest.check();
         guest.set_state(state);
         if state == "1" {
-            // It ends and begins anew, and the reason is gone by then.
+            // The guest closes and begins again; the reason has been removed by then.
             guest.until_back("2");
             assert_eq!(guest.memory.mapped(), 0);
         } else {
@@ -424,7 +425,7 @@ fn a_state_that_makes_no_sense_closes_that_disk_only() {
     bed.still_serves(&mut other);
 }
 
-/// One that writes without end is looked at once a turn.
+/// A guest that writes without end is handled once in each turn.
 #[test]
 fn a_guest_that_writes_its_state_without_end_costs_bounded_work() {
     let (bed, mut other) = bed();
@@ -446,7 +447,7 @@ fn a_guest_that_writes_its_state_without_end_costs_bounded_work() {
     bed.still_serves(&mut other);
     let looks = bed.daemon.requests(Operation::Read, &path) - before;
     assert!(looks <= writes / 10, "{looks} looks at {writes} writes");
-    // Below `state`, too, where each path is another.
+    // Also below `state`, with a different path each time.
     for i in 0..10_000 {
         bed.daemon.write(&format!("{path}/{i}"), "");
     }
@@ -454,9 +455,9 @@ fn a_guest_that_writes_its_state_without_end_costs_bounded_work() {
     guest.until_back("4");
 }
 
-/// Event channels are masked while a ring is worked on (XSA-332).
+/// Event channels are masked while a ring is drained (XSA-332).
 #[test]
-fn a_guest_that_rings_without_end_is_heard_once_a_sleep() {
+fn a_guest_that_notifies_without_end_wakes_the_server_once_a_sleep() {
     let (bed, mut other) = bed();
     let mut guest = bed.connected(7, "a", SMALL);
     let port = Arc::clone(&guest.queues[0].port);
@@ -469,7 +470,7 @@ fn a_guest_that_rings_without_end_is_heard_once_a_sleep() {
         }
     });
     let (clears, rearms) = (&port.clears, &port.rearms);
-    eventually("it sleeps at last, unmasked", || {
+    eventually("the worker sleeps, with the port unmasked", || {
         clears.load(Ordering::Acquire) == rearms.load(Ordering::Acquire)
     });
     let heard = clears.load(Ordering::Acquire);
@@ -477,7 +478,7 @@ fn a_guest_that_rings_without_end_is_heard_once_a_sleep() {
     guest.check();
     bed.still_serves(&mut other);
 
-    // Never unmasked while there is something to do.
+    // Never unmasked while there are requests.
     bed.a.hold.store(true, Ordering::Release);
     let entries = guest.queues[0].ring.entries();
     let page = guest.page(false);
@@ -495,7 +496,7 @@ fn a_guest_that_rings_without_end_is_heard_once_a_sleep() {
     }
     assert!(
         rearms.load(Ordering::Acquire) <= before + 1,
-        "a full ring has no need of bells"
+        "a full ring needs no notification"
     );
     bed.a.hold.store(false, Ordering::Release);
     for id in ids {
@@ -529,7 +530,7 @@ fn a_port_is_unmasked_only_before_sleep() {
     assert_eq!(counts(), (1, 0));
     port.ring();
     source.woken();
-    assert_eq!(counts(), (1, 0), "what is masked isn't heard");
+    assert_eq!(counts(), (1, 0), "a masked notification isn't seen");
     guest.put(0, OP_FLUSH, 0, &[]);
     guest.kick(0);
     assert_eq!(source.arm(), Readiness::Ready);
@@ -538,12 +539,12 @@ fn a_port_is_unmasked_only_before_sleep() {
     source.pull(1, &mut out).unwrap();
     assert_eq!((out.len(), source.arm()), (1, Readiness::Wait(None)));
     assert_eq!(counts(), (1, 1));
-    // What was rung meanwhile wakes at once.
+    // A notification that arrived meanwhile wakes at once.
     source.woken();
     assert_eq!(counts(), (2, 1));
 }
 
-/// Also those of the last key, when the server reads them at the same time.
+/// Also after the last key, while the server reads the keys.
 #[test]
 fn a_front_end_may_vanish_at_every_step() {
     let (bed, mut other) = bed();
@@ -579,9 +580,9 @@ fn a_front_end_may_vanish_at_every_step() {
     bed.still_serves(&mut other);
 }
 
-/// Padding would be our memory (XSA-216).
+/// Padding would show our memory (XSA-216).
 #[test]
-fn what_answers_do_not_say_is_zero() {
+fn padding_of_responses_is_zero() {
     for wishes in [SMALL, KEPT] {
         let (bed, mut other) = bed();
         let mut guest = bed.connected(7, "a", wishes);
@@ -591,7 +592,7 @@ fn what_answers_do_not_say_is_zero() {
         for slot in 0..entries {
             let gref = if slot % 2 == 0 { page.gref } else { 1 };
             let id = guest.put(0, OP_READ, 0, &[whole(gref)]);
-            // The request's own bytes are where the padding will be.
+            // The request's own bytes are at the padding's offsets.
             let at = base + ENTRIES + slot * ENTRY_SIZE;
             guest.memory.all.write(at + 2, &[0xee; 2]);
             guest.memory.all.write(at + 4, &[0xee; 4]);
@@ -606,9 +607,9 @@ fn what_answers_do_not_say_is_zero() {
     }
 }
 
-/// Once it was taken, an entry is ours (XSA-155).
+/// Once it was taken, an entry is private (XSA-155).
 #[test]
-fn a_request_that_is_changed_after_it_was_taken_is_the_old_one() {
+fn a_request_changed_after_it_was_taken_has_no_effect() {
     let (bed, mut other) = bed();
     let mut guest = bed.connected(7, "a", SMALL);
     let (mine, wrong) = (guest.page(false), guest.page(false));
@@ -622,7 +623,7 @@ fn a_request_that_is_changed_after_it_was_taken_is_the_old_one() {
     let times = Arc::clone(&changed);
     bed.xen.on_copy(move |direction, copies| {
         assert_eq!((direction, copies.len()), (CopyDirection::FromGuest, 1));
-        // Another id, sector, grant and range than were checked.
+        // Another id, sector, reference and range than were checked.
         memory.all.write(at + 8, &[0xaa; 8]);
         memory.all.write(at + 16, &99u64.to_ne_bytes());
         memory.all.write(at + 24, &wrong.gref.to_ne_bytes());
@@ -636,12 +637,12 @@ fn a_request_that_is_changed_after_it_was_taken_is_the_old_one() {
     bed.xen.stop_on_copy();
     assert_eq!(guest.read(0, 16, 0, PAGE_SIZE), [1; PAGE_SIZE]);
 
-    // The segments of an indirect request: copied once, before any of them is looked at.
+    // The segments of an indirect request: copied once, before any of them is examined.
     let (memory, turn) = (Arc::clone(&guest.memory), AtomicUsize::new(0));
     let list_frame = Arc::new(AtomicUsize::new(0));
     let list = Arc::clone(&list_frame);
     bed.xen.on_copy(move |_, _| {
-        // The first copy is that of the list; the second that of the data.
+        // The first copy is that of the segments; the second that of the data.
         if turn.fetch_add(1, Ordering::AcqRel) == 1 {
             let at = list.load(Ordering::Acquire) * PAGE_SIZE;
             memory.all.write(at, &wrong.gref.to_ne_bytes());
@@ -657,9 +658,9 @@ fn a_request_that_is_changed_after_it_was_taken_is_the_old_one() {
     bed.still_serves(&mut other);
 }
 
-/// The guest's own indices only decide whether it is woken.
+/// The guest's own indices only decide if it is notified.
 #[test]
-fn a_guest_that_wants_no_bell_gets_none() {
+fn a_guest_that_wants_no_notification_gets_none() {
     let (bed, mut other) = bed();
     let mut guest = bed.connected(7, "a", SMALL);
     let page = guest.page(false);

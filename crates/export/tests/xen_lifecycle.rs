@@ -1,4 +1,5 @@
-//! Disks of Xen guests come and go: orders, ends and accidents of both sides, of the toolstack, and of xenstore itself.
+//! Xen guests' disks from attach to detach: orders, ends and accidents of both sides, of the toolstack, and of
+//! xenstore itself.
 
 mod xen_support;
 
@@ -36,7 +37,7 @@ fn load(guest: &mut Guest, ram: &Ram, count: usize) -> Vec<u64> {
     ids
 }
 
-/// Notes what is mapped whenever our state is written.
+/// Records the number of mapped pages whenever the server's state is written.
 fn watch_states(bed: &Bed, guest: &Guest) -> Arc<Mutex<Vec<(String, usize)>>> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (path, memory, notes) = (
@@ -66,7 +67,7 @@ fn detach_goes_through_states_5_and_6_with_everything_unmapped_before_6() {
         let (node, mut tools) = (guest.node, bed.toolstack());
         let detach = std::thread::spawn(move || tools.detach(node, WAIT, false));
         guest.until_back("5");
-        // Until the guest has left it may finish what it has begun.
+        // Until the guest has closed it may finish its requests.
         guest.check();
         guest.set_state("5");
         guest.check();
@@ -88,9 +89,9 @@ fn detach_goes_through_states_5_and_6_with_everything_unmapped_before_6() {
     }
 }
 
-/// A step of the server's own may come right behind what the toolstack wrote.
+/// A step of the server may follow directly after a write of the toolstack.
 #[test]
-fn a_detach_whose_state_was_overwritten_is_heard() {
+fn a_detach_whose_state_was_overwritten_is_noticed() {
     let bed = Bed::new();
     let guest = bed.connected(7, "a", SMALL);
     bed.daemon.edit(|tree| {
@@ -102,7 +103,7 @@ fn a_detach_whose_state_was_overwritten_is_heard() {
 
 /// Requests that the guest didn't wait for end before anything is unmapped.
 #[test]
-fn closed_is_told_only_after_the_last_request() {
+fn closed_is_published_only_after_the_last_request() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", KEPT);
     let mut other = bed.connected(8, "b", SMALL);
@@ -110,7 +111,7 @@ fn closed_is_told_only_after_the_last_request() {
     let seen = watch_states(&bed, &guest);
     guest.set_state("6");
     guest.until_back("5");
-    // However often it says so.
+    // However often the guest writes its state.
     guest.set_state("6");
     bed.still_serves(&mut other);
     assert!(guest.memory.mapped() >= 20);
@@ -138,7 +139,7 @@ fn a_guest_may_come_back_while_the_disk_is_online() {
     guest.set_state("6");
     guest.until_back("6");
     guest.set_state("1");
-    // Its turn comes after that of this one, which is served.
+    // Its turn comes after the turn of this guest, which is served.
     bed.connected(8, "a", SMALL).check();
     assert_eq!(bed.daemon.read(&guest.back("state")).as_deref(), Some("6"));
 }
@@ -168,7 +169,7 @@ fn a_guest_that_is_destroyed_under_load_leaves_nothing() {
     }
 }
 
-/// A guest may go before it has a driver.
+/// A guest may be destroyed before it has a driver.
 #[test]
 fn a_guest_that_is_destroyed_before_it_connects_leaves_nothing() {
     let bed = Bed::new();
@@ -203,7 +204,7 @@ fn a_directory_that_is_removed_unexpectedly_ends_its_queues() {
         let mut other = bed.connected(8, "b", SMALL);
         load(&mut guest, &bed.a, 20);
         bed.daemon.remove(&guest.node.back_end(0));
-        // Also in the server's eyes: nothing writes there any more.
+        // Also for the server: it doesn't write there any more.
         other.check();
         guest.set_state("5");
         other.check();
@@ -215,9 +216,9 @@ fn a_directory_that_is_removed_unexpectedly_ends_its_queues() {
     }
 }
 
-/// An old write could land on a newer one.
+/// An old write could overwrite a newer one.
 #[test]
-fn nobody_begins_while_requests_of_a_lost_guest_are_at_work() {
+fn no_guest_begins_while_requests_of_a_lost_one_are_in_flight() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", SMALL);
     let mut other = bed.connected(8, "b", SMALL);
@@ -232,9 +233,9 @@ fn nobody_begins_while_requests_of_a_lost_guest_are_at_work() {
     next.check();
 }
 
-/// Domains are never numbered twice, so what is left of each would add up until no answer holds it.
+/// Domain numbers are never used twice, so directories of past guests would add up until they fit into no reply.
 #[test]
-fn of_many_guests_that_came_and_went_nothing_is_left() {
+fn nothing_is_left_of_many_guests_that_came_and_went() {
     let mut bed = Bed::new();
     let mut tools = bed.toolstack();
     for domid in 1000..1900 {
@@ -255,7 +256,7 @@ fn of_many_guests_that_came_and_went_nothing_is_left() {
     bed.start();
     bed.connected(7, "a", SMALL).check();
     assert_eq!(tools.list().unwrap().len(), 1);
-    // Another device of the same guest keeps its place.
+    // Another device of the same guest stays.
     let mut guest = bed.connected(9, "a", SMALL);
     let second = Node {
         domid: 9,
@@ -267,7 +268,7 @@ fn of_many_guests_that_came_and_went_nothing_is_left() {
     assert_eq!(tools.list().unwrap().len(), 2);
 }
 
-/// `detach --force` and `attach` of another disk, faster than the server looks.
+/// `detach --force` and `attach` of another disk, before the server looks.
 #[test]
 fn a_directory_that_was_replaced_is_another_disk() {
     for connected in [true, false] {
@@ -303,9 +304,9 @@ fn a_directory_that_was_replaced_is_another_disk() {
     }
 }
 
-/// The queues of a device that is gone, and those of the next device of the same number, end each on their own.
+/// Queues of a removed device and those of the next device with the same number end independently.
 #[test]
-fn ends_of_an_older_device_of_the_same_number_are_told_apart() {
+fn ends_of_an_older_device_of_the_same_number_are_distinguished() {
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", SMALL);
     let mut other = bed.connected(8, "b", SMALL);
@@ -316,13 +317,13 @@ fn ends_of_an_older_device_of_the_same_number_are_told_apart() {
         tree.remove(&guest.node.front_end());
     });
     let waits = bed.guest(9);
-    // The first's directory is gone for the server too once it has seen this one.
+    // The server has seen that the first directory is gone once it has seen this one.
     bed.attach(&waits, "a");
     other.check();
     bed.attach(&guest, "b");
     guest.connect(SMALL);
     guest.check();
-    // The second's end is not the first's: nobody may begin on disk a yet.
+    // The second's end is not the first's: no guest may begin on disk a yet.
     guest.set_state("5");
     guest.until_back("5");
     guest.set_state("6");
@@ -351,7 +352,7 @@ fn a_server_may_stop_and_start_between_uses() {
     guest.until_back("2");
 }
 
-/// A server that stops asks its guests to leave.
+/// A server that stops asks its guests to release their disks.
 #[test]
 fn a_server_that_stops_lets_its_guests_leave_in_order() {
     let mut bed = Bed::new();
@@ -421,7 +422,7 @@ fn servers_share_the_kind_and_leave_each_others_disks_alone() {
     let error = tools.wait_connected(nobodys.node, Duration::ZERO, |_| {});
     let text = error.unwrap_err().to_string();
     assert!(text.contains("no server took disk"), "{text}");
-    // Nobody has it, so nobody answers; by force it goes.
+    // No server has the disk, so none responds; `--force` removes it.
     let error = tools
         .detach(nobodys.node, Duration::ZERO, false)
         .unwrap_err();
@@ -482,9 +483,9 @@ fn the_toolstack_says_in_one_line_what_is_wrong() {
     one_line(tools.attach(other, "a").unwrap_err(), "may not");
 }
 
-/// Somebody else's changes come between, a few times.
+/// Other clients change the nodes in between, a few times.
 #[test]
-fn a_transaction_is_done_again_until_nobody_interferes() {
+fn a_transaction_is_repeated_until_no_other_client_interferes() {
     let bed = Bed::new();
     let (mut mine, mut others) = (bed.daemon.client(), bed.daemon.client());
     let mut turns = 0;
@@ -504,9 +505,9 @@ fn a_transaction_is_done_again_until_nobody_interferes() {
     );
 }
 
-/// What the server says about a directory is a change of that directory, too.
+/// The server's error message in a directory is itself a change of that directory.
 #[test]
-fn a_complaint_is_made_once() {
+fn an_error_message_is_written_once() {
     let bed = Bed::new();
     let mut guest = bed.guest(7);
     let back = guest.node.back_end(0);
@@ -522,7 +523,7 @@ fn a_complaint_is_made_once() {
     });
     let error = format!("{back}/error");
     bed.daemon
-        .until("the complaint", |t| t.read(&error).is_some());
+        .until("the error message", |t| t.read(&error).is_some());
     let text = bed.daemon.read(&error).unwrap();
     assert!(text.contains("frontend is"), "{text}");
     for domid in 20..30 {
@@ -530,7 +531,7 @@ fn a_complaint_is_made_once() {
     }
     let writes = bed.daemon.requests(Operation::Write, &error);
     assert!(writes <= 2, "{writes} times");
-    // It can be put right.
+    // The directory can be corrected.
     bed.daemon.remove(&error);
     bed.daemon.write(&guest.front("state"), "1");
     bed.daemon
@@ -551,7 +552,7 @@ fn a_device_that_cannot_be_watched_is_refused_and_may_be_tried_again() {
     bed.attach(&guest, "a");
     let error = guest.back("error");
     bed.daemon
-        .until("the complaint", |t| t.read(&error).is_some());
+        .until("the error message", |t| t.read(&error).is_some());
     let text = bed.daemon.read(&error).unwrap();
     assert!(text.contains("quota"), "{text}");
     bed.daemon.refuse(|_, _| None);
@@ -561,9 +562,9 @@ fn a_device_that_cannot_be_watched_is_refused_and_may_be_tried_again() {
     assert_eq!(bed.daemon.read(&error), None);
 }
 
-/// An event may arrive in the same breath as an answer.
+/// An event may arrive together with a reply.
 #[test]
-fn an_event_behind_an_answer_is_not_forgotten() {
+fn an_event_behind_a_reply_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -587,7 +588,7 @@ fn an_event_behind_an_answer_is_not_forgotten() {
     let mut client = Xenstore::connect_to(&path).unwrap();
     assert_eq!(client.read("x").unwrap().as_deref(), Some("v"));
     let socket = daemon.join().unwrap();
-    // Nothing more comes, so nothing would wake who sleeps on the socket.
+    // No more bytes come, so no poll of the socket would report the event.
     assert!(client.has_events());
     let changes = client.take_events().changes;
     let told: Vec<_> = changes.into_iter().map(|e| (e.path, e.token)).collect();
@@ -595,9 +596,9 @@ fn an_event_behind_an_answer_is_not_forgotten() {
     drop(socket);
 }
 
-/// One that doesn't answer, like one that crashed.
+/// A guest that doesn't respond, as after a crash.
 #[test]
-fn a_guest_that_does_not_leave_does_not_keep_a_server_whose_requests_have_ended() {
+fn a_guest_that_does_not_leave_does_not_delay_a_server_whose_requests_have_ended() {
     let mut bed = Bed::new();
     let mut guest = bed.connected(7, "a", KEPT);
     guest.check();
@@ -605,16 +606,16 @@ fn a_guest_that_does_not_leave_does_not_keep_a_server_whose_requests_have_ended(
     bed.server = None;
     assert_eq!(guest.memory.mapped(), 0);
     assert_eq!(bed.xen.open.load(Ordering::Acquire), 0);
-    // It has not left, so it isn't told that we have.
+    // The guest has not closed, so Closed isn't published.
     assert_eq!(seen.lock().len(), 1);
 }
 
-/// Counts what the log says about xenstore's end.
-struct Log(Arc<AtomicUsize>);
+/// Counts log lines about the end of xenstore.
+struct ErrorCounter(Arc<AtomicUsize>);
 
-impl tracing::Subscriber for Log {
+impl tracing::Subscriber for ErrorCounter {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        // Not those of the back end: on a loaded machine a worker may be blocked for a while.
+        // Without those of the back end: on a loaded machine a worker may be blocked for a while.
         *metadata.level() == tracing::Level::ERROR && metadata.target().starts_with("pvblk_export")
     }
     fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
@@ -631,15 +632,15 @@ impl tracing::Subscriber for Log {
 
 /// The only test whose server logs errors.
 #[test]
-fn disks_go_on_when_xenstore_is_gone_and_the_log_tells_it_once() {
+fn disks_go_on_when_xenstore_is_gone_and_the_log_says_so_once() {
     let errors = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::set_global_default(Log(Arc::clone(&errors))).unwrap();
+    tracing::subscriber::set_global_default(ErrorCounter(Arc::clone(&errors))).unwrap();
     let bed = Bed::new();
     let mut guest = bed.connected(7, "a", SMALL);
     let mut other = bed.connected(8, "b", KEPT);
-    // The answer to this read comes with an event, and then nothing comes any more.
+    // The reply to this read comes with an event, and then the connection ends.
     bed.daemon.last_word(&guest.front("state"));
-    // The other's state can't be read any more, which doesn't mean that it is gone.
+    // The other guest's state can't be read any more, which doesn't mean that it is gone.
     bed.daemon.edit(|tree| {
         tree.write(&guest.front("state"), "4");
         tree.write(&other.front("state"), "4");

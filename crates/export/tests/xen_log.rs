@@ -1,4 +1,4 @@
-//! What the log tells of guests, and how often: a guest can have itself refused as often as it likes.
+//! WarningLog lines about guests are limited: a guest can cause refusals as often as it likes.
 
 mod xen_support;
 
@@ -8,9 +8,9 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 use xen_support::{Bed, SMALL};
 
-/// Texts of warnings.
+/// Collects the texts of warnings.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
+struct WarningLog(Arc<Mutex<Vec<String>>>);
 
 struct Text(String);
 
@@ -22,7 +22,7 @@ impl Visit for Text {
     }
 }
 
-impl Subscriber for Log {
+impl Subscriber for WarningLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::WARN
     }
@@ -41,8 +41,8 @@ impl Subscriber for Log {
 }
 
 #[test]
-fn a_refusal_is_logged_with_its_reason_and_many_are_not_all() {
-    let (log, begin) = (Log::default(), std::time::Instant::now());
+fn a_refusal_is_logged_with_its_reason_and_the_rate_is_limited() {
+    let (log, begin) = (WarningLog::default(), std::time::Instant::now());
     tracing::subscriber::set_global_default(log.clone()).unwrap();
     let bed = Bed::new();
     let mut guest = bed.guest(7);
@@ -60,7 +60,7 @@ fn a_refusal_is_logged_with_its_reason_and_many_are_not_all() {
     }
     guest.until_back("2");
     let all = log.0.lock().clone();
-    // Eight, and those of 16 and 32; or after a minute.
+    // The first eight, the 16th and the 32nd; or after a minute.
     let most = 8 + 2 + begin.elapsed().as_secs() as usize / 60;
     assert!((8 + 2..=most).contains(&all.len()), "{all:#?}");
     assert!(

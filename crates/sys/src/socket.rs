@@ -169,7 +169,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn descriptors_from_a_peer_are_refused_if_the_kernel_supports_it() {
+    fn descriptors_that_a_peer_sends_are_refused_where_the_kernel_can() {
         let dir = std::env::temp_dir().join(format!("pvblk-rights-{}", std::process::id()));
         let listener = std::os::unix::net::UnixListener::bind(&dir).unwrap();
         let can = refuse_descriptors(listener.as_fd());

@@ -36,7 +36,7 @@ pub struct Completion {
 
 #[derive(Default)]
 /// Room for one operation in flight.
-struct InFlight {
+struct OperationSlot {
     token: u64,
     buffers: Vec<Buffer>,
     /// Reused, so that the hot path doesn't allocate.
@@ -48,7 +48,7 @@ struct InFlight {
 pub struct Uring {
     ring: IoUring,
     file: Arc<OwnedFd>,
-    slots: Vec<InFlight>,
+    slots: Vec<OperationSlot>,
     free: Vec<u32>,
     unsubmitted: usize,
     /// The kernel polls the event of [`Uring::watch`].
@@ -71,7 +71,7 @@ impl Uring {
         Ok(Uring {
             ring,
             file,
-            slots: (0..room).map(|_| InFlight::default()).collect(),
+            slots: (0..room).map(|_| OperationSlot::default()).collect(),
             free: (0..room).rev().collect(),
             unsubmitted: 0,
             watches: false,

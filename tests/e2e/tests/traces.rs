@@ -222,7 +222,7 @@ fn verify_recorded() -> Result<bool, Stop> {
         })?;
     }
 
-    // The way of each request through all floors: its hops are the whole.
+    // The path of each request through all layers: its hops are the whole.
     let path = &report["paths"][0];
     let (followed, alone) = (number(&path["requests"]), number(&path["alone"]));
     check(
@@ -292,7 +292,7 @@ fn live() -> Result<(), Stop> {
         "a/back",
         "a/mem:64M",
         "remapped from a/back",
-        "the way of requests to a/back",
+        "the path of requests to a/back",
     ] {
         check(said.contains(words), || format!("no {words:?} in {said:?}"))?;
     }

@@ -1,37 +1,32 @@
-//! Which crate of the workspace may depend on which.
+//! The import table: dependencies that each crate of the workspace may have.
 
 use crate::Finding;
 use serde::Deserialize;
 
-/// What `cargo metadata --no-deps` says, as far as it is needed here.
+/// Output of `cargo metadata --no-deps`, as far as it is needed here.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
-    /// The members of the workspace.
     pub packages: Vec<Package>,
 }
 
-/// One crate.
 #[derive(Debug, Deserialize)]
 pub struct Package {
-    /// Its name.
     pub name: String,
-    /// Where its `Cargo.toml` is.
+    /// Path of its `Cargo.toml`.
     pub manifest_path: String,
-    /// What it depends on.
     pub dependencies: Vec<Dependency>,
 }
 
-/// One edge.
+/// A dependency of a crate.
 #[derive(Debug, Deserialize)]
 pub struct Dependency {
     /// Name of the crate depended on.
     pub name: String,
-    /// `None` for a normal dependency, else `dev` or `build`.
+    /// `dev` or `build`; `None` for a normal dependency.
     pub kind: Option<String>,
 }
 
-/// The crates of the workspace and what each may use. A crate that isn't here may not exist:
-/// whoever adds one says here where it stands.
+/// The crates of the workspace and the dependencies that each may have. A new crate needs a line here.
 pub const ALLOWED: &[(&str, &[&str])] = &[
     ("pvblk-sys", &[]),
     ("pvblk-block", &["pvblk-sys"]),
@@ -108,15 +103,16 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-bench",
         ],
     ),
-    // These two see the product only from outside: its sources and its command.
+    // These two use the product only from outside: its sources and its command.
     ("pvblk-house", &[]),
     ("pvblk-e2e", &[]),
 ];
 
-/// Pairs that stay apart even in tests: each stands on one side of the rings, and must not know the other's mind.
+/// Pairs that must not depend on each other, even in tests: each implements one side of the rings, and must not rely
+/// on the other's code.
 const APART: &[(&str, &str)] = &[("pvblk-frontend", "pvblk-backend")];
 
-/// Checks the graph against the table. Dev-dependencies may assemble more, except what [`APART`] names and the command.
+/// Checks the graph against the table. Dev-dependencies may be others, except the pairs of [`APART`] and the command.
 pub fn check(metadata: &Metadata) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_ours = |name: &str| name == "pvblk" || name.starts_with("pvblk-");
@@ -135,7 +131,10 @@ pub fn check(metadata: &Metadata) -> Vec<Finding> {
                 .iter()
                 .any(|&(a, b)| (from, to) == (a, b) || (from, to) == (b, a));
             if to == "pvblk" {
-                findings.push(Finding::new(from, "depends on the command; nobody may"));
+                findings.push(Finding::new(
+                    from,
+                    "depends on the command, which no crate may",
+                ));
             } else if apart {
                 findings.push(Finding::new(
                     from,
@@ -152,7 +151,7 @@ pub fn check(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
-/// Checks that a member inherits the workspace's lints; without them `unsafe_code = "deny"` wouldn't hold there.
+/// Checks that a member inherits the workspace's lints; without them `unsafe_code = "deny"` wouldn't apply to it.
 pub fn check_manifest(place: &str, manifest: &str) -> Vec<Finding> {
     let mut lines = manifest.lines().map(str::trim);
     let inherits = lines.any(|l| l == "[lints]") && lines.next() == Some("workspace = true");

@@ -1,6 +1,6 @@
-//! Takes comments, strings and characters out of Rust source, so that a rule about code sees only code.
+//! Removes comments, strings and characters from Rust source, so that rules about code see only code.
 
-/// The source with every comment, string and character literal blanked; line numbers stay.
+/// The source with every comment, string and character literal blanked; line numbers are unchanged.
 pub fn code_only(source: &str) -> String {
     let s = source.as_bytes();
     let mut out = Vec::with_capacity(s.len());
@@ -23,7 +23,7 @@ pub fn code_only(source: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Where the comment or literal that starts at `at` ends; `None` if none starts there.
+/// End of the comment or literal that starts at `at`; `None` if none starts there.
 fn skipped_end(s: &[u8], at: usize) -> Option<usize> {
     let rest = &s[at..];
     if rest.starts_with(b"//") {
@@ -76,12 +76,12 @@ fn quoted_end(s: &[u8], at: usize, quote: u8) -> usize {
     s.len()
 }
 
-/// A character literal, told from a lifetime by its closing quote.
+/// End of a character literal, which a closing quote distinguishes from a lifetime.
 fn char_end(s: &[u8], at: usize) -> Option<usize> {
     if s.get(at + 1) == Some(&b'\\') {
         return Some(quoted_end(s, at, b'\''));
     }
-    // One character is at most four bytes; a lifetime has no quote right after its first character.
+    // A character has at most four bytes; a lifetime has no quote right after its first character.
     let text = std::str::from_utf8(s.get(at + 1..(at + 5).min(s.len()))?)
         .or_else(|e| std::str::from_utf8(&s[at + 1..at + 1 + e.valid_up_to()]))
         .ok()?;
@@ -89,7 +89,7 @@ fn char_end(s: &[u8], at: usize) -> Option<usize> {
     (s.get(at + 1 + width) == Some(&b'\'')).then_some(at + width + 2)
 }
 
-/// `r"…"`, `br#"…"#`, `cr"…"`: a raw string ends at its quote and as many hashes as it began with.
+/// End of `r"…"`, `br#"…"#`, `cr"…"`: a raw string ends at its quote and as many hashes as at its start.
 fn raw_string_end(s: &[u8], at: usize) -> Option<usize> {
     let mut i = at;
     if matches!(s[i], b'b' | b'c') {
@@ -111,7 +111,7 @@ fn raw_string_end(s: &[u8], at: usize) -> Option<usize> {
     Some(end.map_or(s.len(), |p| body + p + close.len()))
 }
 
-/// Line (from 1) and text of each line of `code` that has `word` as a whole identifier.
+/// Line number (from 1) and text of each line of `code` that has `word` as a whole identifier.
 pub fn lines_with_word<'a>(
     code: &'a str,
     word: &'a str,

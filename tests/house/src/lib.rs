@@ -1,10 +1,12 @@
-//! The rules of the tree, each a pure function from text to findings, so that each is tested with a planted violation.
+//! Rules of the source tree. Each rule is a pure function from text to findings, and is tested with a planted
+//! violation.
 //!
-//! `tests/tree.rs` applies them to the real tree. A rule that matters is checked here rather than by a reviewer:
-//! - which crate may depend on which ([`graph`]),
-//! - where `unsafe` may be written, how long a file may be, what must not be left behind ([`source`]),
+//! `tests/tree.rs` applies them to the real tree:
+//! - dependencies between crates ([`graph`]),
+//! - `unsafe`, length of files, unfinished code ([`source`]),
 //! - how a device over another one passes capabilities on ([`devices`]),
-//! - that links in the documents lead somewhere ([`links`]).
+//! - words of comments ([`words`]),
+//! - links in documents ([`links`]).
 
 pub mod devices;
 pub mod graph;
@@ -12,18 +14,18 @@ pub mod lexer;
 pub mod links;
 pub mod source;
 pub mod tree;
+pub mod words;
 
-/// A broken rule: where, and what to do about it.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// File or crate.
     pub place: String,
-    /// What is wrong, and what to do.
+    /// One line: the violation, and the way to correct it.
     pub text: String,
 }
 
 impl Finding {
-    /// A finding at `place`.
     pub fn new(place: impl Into<String>, text: impl Into<String>) -> Finding {
         Finding {
             place: place.into(),

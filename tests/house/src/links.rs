@@ -1,8 +1,9 @@
-//! Links from one document to another must lead somewhere.
+//! Checks that links between documents have targets.
 
 use crate::Finding;
 
-/// Checks the relative links of the Markdown file at `path`. `exists` is asked about paths relative to the root.
+/// Checks the relative links of the Markdown file at `path`. `exists` tells if there is a file at a path relative to
+/// the root.
 pub fn check(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
     let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
     targets(text)

@@ -3,10 +3,10 @@
 use crate::Finding;
 use crate::lexer::{code_only, lines_with_word};
 
-/// The only folder that may hold `unsafe`.
+/// The only folder that may have `unsafe`.
 const UNSAFE_HOME: &str = "crates/sys/";
 
-/// Longest file that a person still reads in one go.
+/// Most lines of a file that a person still reads in one go.
 const MAX_LINES: usize = 700;
 
 /// Checks one Rust file at `path`, relative to the root.
@@ -54,7 +54,7 @@ pub fn check_rust(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Checks that a file isn't too long.
+/// Checks the length of a file.
 pub fn check_length(path: &str, text: &str) -> Vec<Finding> {
     let lines = text.lines().count();
     if lines > MAX_LINES {

@@ -1,9 +1,9 @@
-//! The files of the tree.
+//! Finds the files of the tree.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Folders with nothing of ours in them.
+/// Folders without files of ours.
 const SKIPPED: &[&str] = &["target", ".git", "artifacts", "corpus", "node_modules"];
 
 /// The root of the workspace.
@@ -15,7 +15,7 @@ pub fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// Every file below `root` whose name ends in one of `extensions`, as a path relative to `root`, with its text.
+/// Every file below `root` whose name ends in one of `extensions`: its path relative to `root`, and its text.
 pub fn files(root: &Path, extensions: &[&str]) -> io::Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_path_buf()];

@@ -1,6 +1,6 @@
-//! The rules, applied to this tree.
+//! Applies the rules to this tree.
 
-use pvblk_house::{Finding, devices, graph, links, source, tree};
+use pvblk_house::{Finding, devices, graph, links, source, tree, words};
 use std::process::Command;
 
 fn assert_none(findings: &[Finding]) {
@@ -62,6 +62,16 @@ fn no_capability_is_forgotten() {
     let findings: Vec<Finding> = files
         .iter()
         .flat_map(|(path, text)| devices::check_devices(path, text))
+        .collect();
+    assert_none(&findings);
+}
+
+#[test]
+fn doc_comments_follow_the_rules() {
+    let files = tree::files(&tree::root(), &[".rs"]).expect("the tree is readable");
+    let findings: Vec<Finding> = files
+        .iter()
+        .flat_map(|(path, text)| words::check(path, text))
         .collect();
     assert_none(&findings);
 }

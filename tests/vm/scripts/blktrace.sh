@@ -15,11 +15,11 @@ dm=/dev/dm-0
 mkdir /tmp/traces
 blktrace -D /tmp/traces "$disk" "$dm" >/tmp/blktrace.log &
 tracer=$!
-# It has begun when its files are there.
+# blktrace has begun when its files exist.
 until [ -f "/tmp/traces/$name.blktrace.0" ] && [ -f "/tmp/traces/dm-0.blktrace.0" ]; do sleep 0.1; done
 sleep 1
 
-# Parts that run at once. Random reads and writes past the page cache, flushed now and then; small neighbours in
+# Loads that run at once. Random reads and writes past the page cache, flushed now and then; small neighbours in
 # batches, which merge; and a file's way through the page cache on the partition.
 fio --minimal --output=/dev/null --direct=1 --ioengine=libaio --randseed=1 \
     --name=random --filename="$dm" --size=32m --rw=randrw --bsrange=4k-16k --iodepth=8 --number_ios=130 --fsync=25 --numjobs=2 \

@@ -1,25 +1,25 @@
 #!/bin/bash
-# For uml.sh or guest.sh with two disks: what RAID-5 arrays of the kernel's md are to do, as a plan says. The first disk has slots, which
-# the members of all arrays are in; the second has the plan. Its first line tells how large slots are, in MiB, and how many:
+# For uml.sh or guest.sh with two disks: carries out a plan for RAID-5 arrays of the kernel's md. The first disk is divided into slots,
+# which hold the members of all arrays; the second disk has the plan. Its first line has the size of a slot in MiB, and their number:
 #
-#   array NAME SLOT...                what an array is made of; slots are numbered from 0
+#   array NAME SLOT...                members of an array; slots are numbered from 0
 #   make NAME LAYOUT POLICY CHUNK     a new array; chunks in KiB
 #   assemble NAME [OPTION]...         mdadm's options
 #   try NAME [OPTION]...              the same, and it may fail
 #   fill NAME                         new data everywhere, and then in parts of stripes
-#   check NAME                        leaves what md's check found
-#   sum NAME WHAT                     leaves the sha256 of what the array holds
+#   check NAME                        leaves the result of md's check
+#   sum NAME WHAT                     leaves the sha256 of the array's data
 #   rebuild NAME SLOT MIB             onto a slot that isn't the array's, in the place of its second member, up to there
-#   rebuilt NAME SLOT                 leaves how many sectors were written to a slot by now
-#   stop NAME                         leaves what the kernel said
+#   rebuilt NAME SLOT                 leaves the number of sectors written to a slot so far
+#   stop NAME                         leaves the kernel's messages
 #
-# Leaves in a folder of each array: `mdadm`, what mdadm said; `dmesg`, what the kernel said; `tried`, the status of `try`; `mismatches`;
+# Leaves in a folder of each array: `mdadm`, mdadm's output; `dmesg`, the kernel's messages; `tried`, the status of `try`; `mismatches`;
 # the sums; `rebuilt`. Processes are slow in user-mode Linux: there are few.
 set -euo pipefail
 uname -r >/out/kernel
 modprobe md-mod
 modprobe raid456
-# What the partial parity log does, where this kernel can tell.
+# Messages of the partial parity log, if this kernel has them.
 if [ -e /proc/dynamic_debug/control ]; then
     echo 'file raid5-ppl.c func ppl_load +p' >/proc/dynamic_debug/control
     echo 'file raid5-ppl.c format "write parity" +p' >/proc/dynamic_debug/control
@@ -43,7 +43,7 @@ array() {
     mkdir "/out/$1"
 }
 
-# `mdadm` for an array: its device and the rest; what it says is kept.
+# `mdadm` for an array: its device and more arguments; the output is kept.
 tell() {
     mdadm "$2" "${devices[$1]}" "${@:3}" </dev/null >>"/out/$1/mdadm" 2>&1
 }
@@ -71,7 +71,7 @@ try() {
     echo "$status" >"/out/$1/tried"
 }
 
-# Waits until a resync, a rebuild or a check is done. It may not have begun; mdadm would take that for done.
+# Waits until a resync, a rebuild or a check is done. It may not have begun yet, which mdadm would take for done.
 settle() {
     local idle=0 action
     while ((idle < 5)); do

@@ -5,8 +5,8 @@
 #   1 to 4  room for the array: left-symmetric, chunks of 64 KiB
 #   5 to 8  room for copies of its members in the middle of writes, all of the same moment
 #
-# Writes begin at even chunks and end before the next, so stripes have chunks that nobody writes. Leaves `sum` (sha256 of
-# what the array holds in the end, stopped in order), and `kernel`.
+# Writes begin at even chunks and end before the next, so stripes have chunks that are never written. Leaves `sum` (sha256 of
+# the array's data at the end, stopped in order), and `kernel`.
 set -euo pipefail
 uname -r >/out/kernel
 modprobe md-mod
@@ -18,13 +18,13 @@ members=()
 for disk in "${disks[@]}"; do
     name=m${#members[@]}
     dmsetup create "$name" --table "0 $(blockdev --getsz "$disk") linear $disk 0"
-    # Without udev nobody makes names below /dev/mapper.
+    # Without udev there are no names below /dev/mapper.
     members+=("/dev/dm-$(dmsetup info -c --noheadings -o minor "$name")")
 done
 mdadm --create /dev/md0 --run --quiet --level=5 --raid-devices=4 --metadata=1.2 --chunk=64 --consistency-policy=ppl \
     --assume-clean --name=cut "${members[@]}"
 dd if=/dev/urandom of=/dev/md0 bs=64k count=$(($(blockdev --getsize64 /dev/md0) >> 16)) conv=fsync status=none
-# Stripes that are all in memory are not read before they are written: what a cut meets is writes.
+# Stripes that are all in memory are not read before they are written, so a cut interrupts writes only.
 echo 2048 >/sys/block/md0/md/stripe_cache_size
 written() {
     local numbers

@@ -4,7 +4,7 @@
 # for each line of `runs`:
 #
 #   DEPTH plain           members are the disks
-#   DEPTH slow MS         and take MS milliseconds longer for each request
+#   DEPTH slow MS         members take MS milliseconds longer for each request
 #
 # Leaves `reads`: a line of each run, with the sectors and the requests that were read from all members.
 set -euo pipefail
@@ -21,7 +21,7 @@ layer() {
     modprobe dm-delay
     for n in 0 1 2 3; do
         dmsetup create "slow$n" --table "0 $(blockdev --getsz "${disks[n]}") delay ${disks[n]} 0 $2"
-        # Without udev nobody makes names below /dev/mapper.
+        # Without udev there are no names below /dev/mapper.
         members[n]=/dev/dm-$(dmsetup info -c --noheadings -o minor "slow$n")
     done
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # For guest.sh or uml.sh with eight disks of 32 MiB or more: RAID-5 arrays that other programs can read afterwards. The
 # first four disks are one with a partial parity log, the last four one with a bitmap. Each is created, filled, read
-# back and stopped. Leaves `detail.ppl`, `examine.ppl` (of its first member), `data.ppl` (what the array holds, sha256) and
+# back and stopped. Leaves `detail.ppl`, `examine.ppl` (of its first member), `data.ppl` (sha256 of the array's data) and
 # the same for `bitmap`, and `kernel`.
 set -euo pipefail
 uname -r >/out/kernel
@@ -13,7 +13,7 @@ array() {
     if [ "$policy" = bitmap ]; then how=(--bitmap=internal); fi
     mdadm --create /dev/md0 --run --quiet --level=5 --raid-devices=4 --metadata=1.2 --chunk=64 "${how[@]}" \
         --name="$policy" "${members[@]}"
-    # Parity is built in the background; it is the same with data.
+    # Parity is computed in the background, also with data on the array.
     mdadm --wait /dev/md0 || true
     # The first 12 MB get numbered lines, so that no two sectors are equal; the others stay as they are.
     seq -w 1 1500000 >/tmp/data

@@ -1,6 +1,6 @@
 #!/bin/bash
-# For uml.sh with two disks: rates of the kernel's md on ram disks, one sample at a time, as the first disk orders; answers go to the second.
-# `pvblk-lab md` is at the other side. Each has a text of at most one sector, which is complete if its last word is `end`:
+# For uml.sh with two disks: rates of the kernel's md on ram disks, one sample at a time. Commands come on the first disk, replies go to the
+# second; `pvblk-lab md` is at the other side. Each is a text of at most one sector, which is complete if its last word is `end`:
 #
 #   NUMBER set FILE VALUE end            a file of /sys/block/md0/md
 #   NUMBER sample DEVICE OPTION... end   one run of fio, with more options; DEVICE is md0, or ram4, which is the disk alone
@@ -8,11 +8,11 @@
 #   NUMBER quit end
 #
 #   NUMBER begun end                     a sample's writes have begun
-#   NUMBER done KIB MILLISECONDS WRITES end     what fio counted (a sample); 0 0 MISMATCHES (a check); 0 0 0
+#   NUMBER done KIB MILLISECONDS WRITES end     fio's counts (a sample); 0 0 MISMATCHES (a check); 0 0 0
 #   NUMBER failed WHAT end
 #
-# Orders are numbered from 1. The array is RAID-5 of four, chunks of 64 KiB, without log and bitmap; parity is right from the start, since
-# all is zeros. Its members are brd's: of what this kernel has, nothing costs less. Leaves `about`: the array and the kernel. Processes
+# Commands are numbered from 1. The array is RAID-5 of four, chunks of 64 KiB, without log and bitmap; parity is right from the start, since
+# all is zeros. Its members are brd's, the cheapest disks that this kernel has. Leaves `about`: the array and the kernel. Processes
 # are slow in user-mode Linux: there are few.
 set -euo pipefail
 orders=$1 answers=$2
@@ -35,7 +35,7 @@ exec 9<>/tmp/never
     fio --version
 } >/out/about
 
-# A whole page: the kernel doesn't read it first. The last one who closes the disk has it written.
+# A whole page, so the kernel doesn't read it first. The last close of the disk writes it.
 answer() { printf '%-4095s\n' "$number $* end" >"$answers"; }
 
 # `--exec_prerun` runs in a shell of its own.
@@ -66,7 +66,7 @@ sample() {
 check() {
     local action idle=0
     echo check >"$md/sync_action"
-    # It may not have begun.
+    # The check may not have begun.
     while ((idle < 5)); do
         read -r action <"$md/sync_action"
         if [ "$action" = idle ]; then idle=$((idle + 1)); else idle=0; fi
@@ -77,7 +77,7 @@ check() {
 
 last=0
 while :; do
-    # Nobody else has the disk open: each time it is read anew.
+    # No other process has the disk open, so each open reads it again.
     read -r line <"$orders" || line=''
     read -ra words <<<"$line"
     number=${words[0]:-0}

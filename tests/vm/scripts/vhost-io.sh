@@ -1,6 +1,6 @@
 #!/bin/bash
-# A vhost-user disk under a real driver: queues, data that fio verifies, discards, ext4 with fstrim, remount and fsck. What is
-# printed last is read by the test.
+# A vhost-user disk under a real driver: queues, data that fio verifies, discards, ext4 with fstrim, remount and fsck. The
+# test reads the last lines.
 set -euo pipefail
 disk=$1
 name=${disk##*/}

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Load for as long as something happens to the disk: rounds of writes that fio verifies, until the first sector says stop. With
-# a second disk, that one says it.
+# Load while the test does something to the disk: rounds of writes that fio verifies, until the first sector says stop. With
+# a second disk, that disk says it.
 set -euo pipefail
 disk=$1
 control=${2:-$disk}

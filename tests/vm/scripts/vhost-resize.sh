@@ -1,5 +1,5 @@
 #!/bin/bash
-# Tells the host that it is there, waits for another size of the disk, and uses what is new.
+# Tells the host that it runs, waits for another size of the disk, and uses the new sectors.
 set -euo pipefail
 disk=$1
 before=$(blockdev --getsize64 "$disk")

@@ -1,7 +1,7 @@
 #!/bin/bash
 # For xen.sh --with qdisk, in dom0: our server, the kernel's back end on a loop device and QEMU's, each on a file in memory, for the
 # same guest and in turn; our server has two of them, against each other as a control. Leaves /out/samples.tsv: back end, operation, depth, round, requests a second, and, for each request,
-# system calls of the back end's process, of those ioctl and write (which end in hypercalls here), and events that came.
+# system calls of the back end's process, those of them that are ioctl and write (which end in hypercalls here), and events received.
 set -euo pipefail
 # shellcheck disable=SC1091
 source /lib/xen-lab.sh
@@ -23,7 +23,7 @@ guest_says g 300 '^init:'
 /add/pvblk xen attach b g xvdd
 guest_run g 120 'await_disk xvda; await_disk xvdb; await_disk xvdc; await_disk xvdd; for d in xvda xvdb xvdc xvdd; do echo "$d: $(queues_of $d) queues"; done'
 qemu=$(for p in /proc/[0-9]*; do if tr '\0' ' ' <"$p/cmdline" | grep -q '^[^ ]*qemu-system-i386 '; then echo "${p##*/}"; fi; done | head -n 1)
-# Once: it changes the kernel's code, which emulation now and then gets wrong.
+# Only once: it changes the kernel's code, which emulation now and then gets wrong.
 echo 'hist:keys=common_pid,id:size=4096' >"$histogram/trigger"
 echo "server $ours, QEMU $qemu, tracing $(ls -d "$histogram")"
 
@@ -53,7 +53,7 @@ one() {
 for round in $(seq "$rounds"); do
     for op in randread randwrite; do
         for depth in 1 32 128; do
-            # What a request takes with nothing beside it is the same each time.
+            # The counts for a request alone are the same each time.
             [ "$depth" -gt 1 ] || [ "$round" -le 2 ] || continue
             one pvblk xvda $op $depth "$round" "$ours" 'evtchn:pvblk'
             one qdisk xvdc $op $depth "$round" "$qemu" 'evtchn:(xen-qemu|qemu)'

@@ -26,7 +26,7 @@ stop() {
     wait "$server"
 }
 
-# What a guest does on its disk $1: a file system, checked data, discard, flush, and a look at all of it afterwards. $2 jobs.
+# A guest's work on its disk $1: a file system, checked data, discard, flush, and a check of all of it afterwards. $2 jobs.
 load() {
     cat <<END
 set -euo pipefail
@@ -83,7 +83,7 @@ tar -xf /run/a.img -C /tmp/guest
 pvblk latency /tmp/server --guest a=/tmp/guest/xvda >/out/latency-guest
 sed -n -e '/^note/p' -e '/^the way/,$p' /out/latency-guest
 for hop in 'a/guest: waits' 'a/guest: down to ring' 'a/back: waits' 'a/file:/run/a.img: works' 'a/guest: up from ring'; do grep -q "^| $hop " /out/latency-guest; done
-# What the guest did is found below; dom0's clock stands still now and then under emulation, so maybe not all.
+# The guest's requests are found below, but perhaps not all: dom0's clock stands still now and then under emulation.
 read -r found missed < <(sed -nE 's/^the way of requests to a.guest: ([0-9]+) of [^,]*(, and ([0-9]+) of which.*)?$/\1 \3/p' /out/latency-guest)
 [ "$found" -ge $((${missed:-0} * 19)) ]
 step 'latency of guest, ring, back end and volume apart'
@@ -216,7 +216,7 @@ driver_domain() {
     pvblk xen attach d two xvda --back-end "$domain"
     guest_run two 200 "set -e; await_disk xvda; mkfs.ext4 -q /dev/xvda; mount -t ext4 /dev/xvda /mnt; $(checked 4)"
     guest_destroy two
-    # What nobody sees but the driver domain's server, it clears away itself.
+    # The driver domain's server removes the nodes that only it can see.
     while xenstore-exists "/local/domain/$domain/backend/pvblk/$(guest_domid two)"; do sleep 0.5; done
     guest_run driver 20 'cat /tmp/log'
     guest_destroy driver

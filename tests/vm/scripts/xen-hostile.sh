@@ -18,7 +18,7 @@ guest_create good - 2 256
 guest_says evil 300 '^init:'
 guest_says good 300 '^init:'
 /add/pvblk xen attach b good xvda
-# Nobody answers for the other one until its front end runs.
+# The other disk has no front end until the program runs.
 /add/pvblk xen attach --no-wait a evil xvda
 guest_run good 60 'await_disk xvda'
 

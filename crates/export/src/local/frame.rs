@@ -12,7 +12,6 @@ pub const MAX_NAME: usize = 256;
 const MAGIC: &[u8; 7] = b"pvblkif";
 const REMOVED: u16 = u16::MAX;
 
-/// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// First message of a front end: asks for a disk.

@@ -6,6 +6,7 @@ use super::frame::Frame;
 use super::memory::MappingBudget;
 use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
+use crate::xenbus::serving::StopDeadlines;
 use crate::xenbus::{ConnectionEvent, DiskHost, Inbox};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
@@ -101,13 +102,6 @@ impl Drop for LocalServer {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Times at which a stop goes on to its next step.
-#[derive(Clone, Copy)]
-struct StopDeadlines {
-    grace: Instant,
-    end: Instant,
 }
 
 /// State of the control thread.

@@ -11,7 +11,7 @@ use super::toolstack::remove_back_end;
 use super::xenstore::{WatchEvent, Xenstore};
 use crate::local::MappingBudget;
 use crate::xenbus::number::{quote, sentence};
-use crate::xenbus::serving::Serving;
+use crate::xenbus::serving::{Serving, StopDeadlines};
 use crate::xenbus::{ConnectionEvent, DiskHost, Inbox, XenbusState};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
@@ -131,12 +131,6 @@ pub(super) fn own_domain(xenstore: &mut Xenstore) -> Result<u16, Error> {
     text.trim()
         .parse()
         .map_err(|_| Error::protocol(format!("xenstore's domid is {}", quote(&text))))
-}
-
-#[derive(Clone, Copy)]
-struct StopDeadlines {
-    grace: Instant,
-    end: Instant,
 }
 
 /// State of the control thread.

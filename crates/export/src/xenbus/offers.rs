@@ -23,7 +23,7 @@ pub struct BackendOffers {
     pub max_indirect_segments: Option<u16>,
     /// `feature-persistent`, used if the front end wants it too.
     pub persistent: bool,
-    /// Key `feature-barrier`.
+    /// `feature-barrier`: write barriers are offered.
     pub barrier: bool,
 }
 

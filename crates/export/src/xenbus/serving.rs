@@ -9,6 +9,7 @@ use pvblk_block::{BlockDevice, DeviceEvent, Error, Subscription};
 use pvblk_frontend::DiskProperties;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// A connector whose queues are those of a [`Serving`].
 pub(crate) trait Serves: Connector {
@@ -47,7 +48,15 @@ pub(crate) fn handle_event(
     }
 }
 
-/// Attached queues.
+/// Times at which a server's stop goes on to its next step.
+#[derive(Clone, Copy)]
+pub(crate) struct StopDeadlines {
+    /// End of the time in which front ends may disconnect in order.
+    pub grace: Instant,
+    /// End of the time in which requests in flight may end.
+    pub end: Instant,
+}
+
 struct RunningQueues {
     attachment: Box<dyn Attachment>,
     detaching: bool,

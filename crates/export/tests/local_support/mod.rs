@@ -1,4 +1,4 @@
-//! A host that only holds what the handshake hands over, and a front end that can send anything.
+//! A host that only stores attached connections, and a front end that can send any bytes.
 #![allow(dead_code, reason = "every test file uses another part of it")]
 
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A disk of changing size that is never read.
+/// A disk of changing size without data.
 #[derive(Default)]
 pub struct FakeDevice {
     pub capacity: Capacity,
@@ -59,36 +59,36 @@ impl BlockDevice for FakeDevice {
 }
 
 /// One attached connection.
-pub struct Attached {
+pub struct AttachedConnection {
     pub front: String,
     pub queues: Vec<BlkifQueueParts>,
     pub ended: Ended,
 }
 
-type Done = Box<dyn FnOnce() + Send>;
+type OnDetached = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-pub struct State {
+pub struct HostState {
     pub device: Arc<FakeDevice>,
-    pub attached: Mutex<Vec<Attached>>,
+    pub attached: Mutex<Vec<AttachedConnection>>,
     pub attaches: AtomicUsize,
     pub detaches: AtomicUsize,
-    /// Keep `done` until [`State::release`].
+    /// If set, keep `done` until [`HostState::release`].
     pub hold: AtomicBool,
     pub refuse: AtomicBool,
     pub fence: Arc<Fence>,
-    held: Mutex<Vec<Done>>,
+    held: Mutex<Vec<OnDetached>>,
 }
 
-impl State {
+impl HostState {
     pub fn release(&self) {
-        let held: Vec<Done> = self.held.lock().drain(..).collect();
+        let held: Vec<OnDetached> = self.held.lock().drain(..).collect();
         held.into_iter().for_each(|done| done());
     }
 }
 
 pub struct FakeHost {
-    pub state: Arc<State>,
+    pub state: Arc<HostState>,
     pub offers: BackendOffers,
 }
 
@@ -115,7 +115,7 @@ impl DiskHost for FakeHost {
         if self.state.refuse.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Exhausted, "no worker is left"));
         }
-        self.state.attached.lock().push(Attached {
+        self.state.attached.lock().push(AttachedConnection {
             front: front.into(),
             queues,
             ended,
@@ -125,10 +125,10 @@ impl DiskHost for FakeHost {
     }
 }
 
-struct FakeAttachment(Arc<State>);
+struct FakeAttachment(Arc<HostState>);
 
 impl Attachment for FakeAttachment {
-    fn detach(&mut self, done: Done) {
+    fn detach(&mut self, done: OnDetached) {
         self.0.detaches.fetch_add(1, Ordering::Relaxed);
         self.0.attached.lock().clear();
         if self.0.hold.load(Ordering::Relaxed) {
@@ -143,13 +143,13 @@ impl Attachment for FakeAttachment {
 pub struct Fixture {
     pub dir: tempfile::TempDir,
     pub server: LocalServer,
-    pub state: Arc<State>,
+    pub state: Arc<HostState>,
 }
 
 impl Fixture {
     pub fn new(offers: BackendOffers) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        let state = Arc::new(State::default());
+        let state = Arc::new(HostState::default());
         state.device.capacity.set(2048);
         let host = FakeHost {
             state: Arc::clone(&state),
@@ -176,7 +176,7 @@ pub fn offers(queues: u32, pages: usize) -> BackendOffers {
     }
 }
 
-/// Waits for what another thread does; a minute at most.
+/// Waits for another thread's action, at most a minute.
 pub fn eventually(what: &str, mut f: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !f() {
@@ -185,7 +185,7 @@ pub fn eventually(what: &str, mut f: impl FnMut() -> bool) {
     }
 }
 
-/// A front end without manners.
+/// A front end that sends any message in any order.
 pub struct Raw {
     pub socket: OwnedFd,
     pub file: OwnedFd,
@@ -195,7 +195,7 @@ pub struct Raw {
 pub const RAW_FRAMES: u32 = 64;
 
 impl Raw {
-    /// Connected to the socket, nothing said yet. Its memory has the grant table in frame 0.
+    /// Connects to the socket and sends nothing. The memory has the grant table in frame 0.
     pub fn new(f: &Fixture) -> Raw {
         let end = Instant::now() + Duration::from_secs(60);
         let bytes = RAW_FRAMES as usize * PAGE_SIZE;
@@ -259,7 +259,7 @@ impl Raw {
         memory.atomic_u32(at).store(flags, Ordering::Release);
     }
 
-    /// HELLO, memory, channel 1 and a grant of frame 9 as reference 8.
+    /// Sends HELLO, memory, channel 1, and grants frame 9 as reference 8.
     pub fn prepare(&self) {
         self.hello();
         self.memory();
@@ -267,7 +267,7 @@ impl Raw {
         self.grant(8, 9, false);
     }
 
-    /// What the server says next; `None` when it has closed.
+    /// The server's next message; `None` when it has closed.
     pub fn next(&self) -> Option<Frame> {
         let poller = Poller::new().unwrap();
         poller.add(self.socket.as_fd(), 0, false).unwrap();
@@ -278,7 +278,7 @@ impl Raw {
         assert!(!events.is_empty(), "the server says nothing");
         let mut bytes = vec![0; 65536];
         let mut got = fdpass::recv(self.socket.as_fd(), &mut bytes, false);
-        // The reset is told once, before what was sent last.
+        // The reset is reported once, before the last messages.
         if matches!(&got, Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset) {
             got = fdpass::recv(self.socket.as_fd(), &mut bytes, false);
         }
@@ -302,7 +302,7 @@ impl Raw {
         }
     }
 
-    /// Reads until the server refuses: an ERROR message, or an `error` key.
+    /// Reads until the server refuses, by an ERROR message or an `error` key.
     pub fn refusal(&self) -> String {
         loop {
             match self.next() {

@@ -1,4 +1,4 @@
-//! A small xenstore daemon: real messages on a Unix socket, and a tree that the test reaches, too.
+//! A small xenstore daemon for tests: real messages on a Unix socket, and a tree that the test can change.
 
 use super::WAIT;
 use parking_lot::{Condvar, Mutex};
@@ -13,7 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 use tempfile::TempDir;
 
-/// Where relative paths of everybody here begin.
+/// Home directory of all clients, where relative paths begin.
 const HOME: &str = "/local/domain/0";
 
 type Nodes = BTreeMap<String, (Vec<u8>, u64)>;
@@ -22,45 +22,45 @@ type Refuse = Box<dyn Fn(Operation, &str) -> Option<&'static str> + Send>;
 
 struct Watch {
     client: u64,
-    /// Absolute, or special.
+    /// Absolute or special path.
     path: String,
     token: String,
-    /// Events name the path as it was given.
+    /// Events name the path as it was given to the watch.
     relative: bool,
 }
 
-/// What a transaction sees and has done.
-struct Transaction {
+/// An open transaction: its view of the tree and its changes.
+struct OpenTransaction {
     begun: Nodes,
     view: Nodes,
     touched: BTreeSet<String>,
-    changes: Vec<Change>,
+    changes: Vec<NodeChange>,
 }
 
 #[derive(Clone)]
-enum Change {
+enum NodeChange {
     Write(String, Vec<u8>),
     Make(String),
     Remove(String),
 }
 
-/// The tree, its watchers, and what was seen.
+/// The tree, its watches, and counts of requests.
 #[derive(Default)]
 pub struct Tree {
     nodes: Nodes,
     counter: u64,
     watches: Vec<Watch>,
     clients: HashMap<u64, (Sender<Vec<u8>>, UnixStream)>,
-    transactions: HashMap<(u64, u32), Transaction>,
+    transactions: HashMap<(u64, u32), OpenTransaction>,
     next: u32,
     requests: HashMap<(u32, String), usize>,
     on_change: Option<OnChange>,
     refuse: Option<Refuse>,
-    /// Once this path is read, there is one more event, the answer, and nothing any more.
+    /// When this path is read, send one more event and the reply, and then nothing.
     last_word: Option<String>,
 }
 
-type Answer = Result<Vec<u8>, &'static str>;
+type DaemonReply = Result<Vec<u8>, &'static str>;
 
 fn check(path: &str) -> Result<String, &'static str> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-/_@".contains(&b);
@@ -87,15 +87,16 @@ fn below(path: &str, directory: &str) -> bool {
     rest.is_some_and(|r| r.is_empty() || r.starts_with('/'))
 }
 
-/// Applies a change; the paths that watchers at or above, and those that only watchers of just that path hear of.
+/// Applies a change. Returns paths with a flag: watches at or above the path are notified, or only watches of exactly
+/// that path.
 fn apply(
     nodes: &mut Nodes,
     counter: &mut u64,
-    change: &Change,
+    change: &NodeChange,
 ) -> Result<Vec<(String, bool)>, &'static str> {
     *counter += 1;
     let (path, value) = match change {
-        Change::Remove(path) => {
+        NodeChange::Remove(path) => {
             let gone: Vec<String> = nodes.keys().filter(|p| below(p, path)).cloned().collect();
             if gone.is_empty() {
                 let there = parent(path).is_none_or(|p| nodes.contains_key(p));
@@ -104,9 +105,9 @@ fn apply(
             gone.iter().for_each(|p| drop(nodes.remove(p)));
             return Ok(gone.into_iter().map(|p| (p.clone(), p != *path)).collect());
         }
-        Change::Write(path, value) => (path, Some(value)),
-        Change::Make(path) if nodes.contains_key(path) => return Ok(Vec::new()),
-        Change::Make(path) => (path, None),
+        NodeChange::Write(path, value) => (path, Some(value)),
+        NodeChange::Make(path) if nodes.contains_key(path) => return Ok(Vec::new()),
+        NodeChange::Make(path) => (path, None),
     };
     let mut up = parent(path);
     while let Some(directory) = up {
@@ -119,7 +120,7 @@ fn apply(
     Ok(vec![(path.clone(), false)])
 }
 
-fn children(nodes: &Nodes, path: &str) -> Answer {
+fn children(nodes: &Nodes, path: &str) -> DaemonReply {
     if !nodes.contains_key(path) {
         return Err("ENOENT");
     }
@@ -156,28 +157,27 @@ impl Tree {
             path.len() + 1 + value.len() <= MAX_PAYLOAD,
             "no guest can write that"
         );
-        self.change(Change::Write(path.into(), value.into()))
+        self.change(NodeChange::Write(path.into(), value.into()))
             .unwrap();
     }
 
-    /// Removes a node and all below, with their events; it need not be there.
+    /// Removes a node and all nodes below it, with their events; it need not exist.
     pub fn remove(&mut self, path: &str) {
-        let _ = self.change(Change::Remove(path.into()));
+        let _ = self.change(NodeChange::Remove(path.into()));
     }
 
-    /// A node's value.
     pub fn read(&self, path: &str) -> Option<String> {
         let (value, _) = self.nodes.get(path)?;
         Some(String::from_utf8_lossy(value).into_owned())
     }
 
-    /// All nodes, for people.
+    /// All nodes as text for messages of failed tests.
     fn list(&self) -> String {
         let line = |path: &String| format!("\n{path} = {:?}", self.read(path).unwrap_or_default());
         self.nodes.keys().map(line).collect()
     }
 
-    /// All nodes below this one, for people.
+    /// All nodes below this one as text.
     pub fn below(&self, path: &str) -> String {
         let lines = self.list();
         let found = lines.lines().filter(|l| l.starts_with(path));
@@ -190,12 +190,12 @@ impl Tree {
         texts(&names).into_iter().filter(|d| d != "0").collect()
     }
 
-    /// Nothing is refused or reported any more.
+    /// Removes the hooks of the test.
     pub fn forget_hooks(&mut self) {
         (self.on_change, self.refuse, self.last_word) = (None, None, None);
     }
 
-    fn change(&mut self, change: Change) -> Answer {
+    fn change(&mut self, change: NodeChange) -> DaemonReply {
         let told = apply(&mut self.nodes, &mut self.counter, &change)?;
         self.tell(&told);
         Ok(b"OK\0".to_vec())
@@ -273,7 +273,7 @@ impl Tree {
         }
     }
 
-    fn answer(&mut self, client: u64, head: &Head, payload: &[u8], args: &[String]) -> Answer {
+    fn answer(&mut self, client: u64, head: &Head, payload: &[u8], args: &[String]) -> DaemonReply {
         const ALL: [Operation; 10] = [
             Operation::Directory,
             Operation::Read,
@@ -304,7 +304,7 @@ impl Tree {
                 }
                 self.next += 1;
                 let nodes = &self.nodes;
-                let transaction = Transaction {
+                let transaction = OpenTransaction {
                     begun: nodes.clone(),
                     view: nodes.clone(),
                     touched: BTreeSet::new(),
@@ -356,10 +356,10 @@ impl Tree {
         }
         let value = payload.get(first.len() + 1..).unwrap_or(&[]).to_vec();
         let change = match operation {
-            Operation::Write => Some(Change::Write(path.clone(), value)),
-            Operation::Mkdir => Some(Change::Make(path.clone())),
+            Operation::Write => Some(NodeChange::Write(path.clone(), value)),
+            Operation::Mkdir => Some(NodeChange::Make(path.clone())),
             Operation::Remove if path == "/" => return Err("EINVAL"),
-            Operation::Remove => Some(Change::Remove(path.clone())),
+            Operation::Remove => Some(NodeChange::Remove(path.clone())),
             _ => None,
         };
         let transaction = match head.transaction {
@@ -389,7 +389,7 @@ impl Tree {
         }
     }
 
-    fn commit(&mut self, t: &Transaction) -> Answer {
+    fn commit(&mut self, t: &OpenTransaction) -> DaemonReply {
         let version = |nodes: &Nodes, p: &String| nodes.get(p).map(|n| n.1);
         let same = |p: &String| version(&t.begun, p) == version(&self.nodes, p);
         if !t.touched.iter().all(same) {
@@ -402,14 +402,14 @@ impl Tree {
     }
 }
 
-struct Shared {
+struct SharedTree {
     tree: Mutex<Tree>,
     changed: Condvar,
 }
 
 /// The daemon. Clients are served until their sockets close.
 pub struct Daemon {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTree>,
     dir: TempDir,
 }
 
@@ -417,7 +417,7 @@ impl Daemon {
     pub fn new() -> Daemon {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedTree {
             tree: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -434,12 +434,12 @@ impl Daemon {
         Daemon { shared, dir }
     }
 
-    /// One more connection.
+    /// Connects another client.
     pub fn client(&self) -> Xenstore {
         Xenstore::connect_to(&self.dir.path().join("socket")).unwrap()
     }
 
-    /// Changes several nodes before anybody else sees one of them.
+    /// Changes several nodes before any client sees one of them.
     pub fn edit<T>(&self, work: impl FnOnce(&mut Tree) -> T) -> T {
         let result = work(&mut self.shared.tree.lock());
         self.shared.changed.notify_all();
@@ -458,34 +458,35 @@ impl Daemon {
         self.edit(|t| t.remove(path));
     }
 
-    /// Tells those who watch a special path.
+    /// Notifies watches of a special path.
     pub fn fire(&self, special: &str) {
         self.edit(|t| t.tell(&[(special.to_owned(), false)]));
     }
 
-    /// Calls this with each path that changes, and its new value.
+    /// Calls `f` with each path that changes, and its new value.
     pub fn on_change(&self, f: impl Fn(&str, Option<&str>) + Send + 'static) {
         self.edit(|t| t.on_change = Some(Box::new(f)));
     }
 
-    /// Refuses what this gives an error for.
+    /// Refuses requests for which `f` returns an error.
     pub fn refuse(&self, f: impl Fn(Operation, &str) -> Option<&'static str> + Send + 'static) {
         self.edit(|t| t.refuse = Some(Box::new(f)));
     }
 
-    /// Tells whoever reads this path that everything changed, answers, and ends its connection.
+    /// A client that reads this path gets an event that everything changed, the reply, and then the end of its
+    /// connection.
     pub fn last_word(&self, path: &str) {
         self.edit(|t| t.last_word = Some(path.to_owned()));
     }
 
-    /// How often this was asked for.
+    /// Number of requests of this kind for this path.
     pub fn requests(&self, operation: Operation, path: &str) -> usize {
         let tree = self.shared.tree.lock();
         let found = tree.requests.get(&(operation as u32, path.to_owned()));
         found.copied().unwrap_or(0)
     }
 
-    /// Waits until the tree is as `done` wants it.
+    /// Waits until `done` is true of the tree.
     pub fn until(&self, what: &str, mut done: impl FnMut(&Tree) -> bool) {
         let deadline = Instant::now() + WAIT;
         let mut tree = self.shared.tree.lock();
@@ -512,13 +513,13 @@ impl Daemon {
     }
 }
 
-impl Shared {
-    fn serve(self: Arc<Shared>, id: u64, mut socket: UnixStream) {
+impl SharedTree {
+    fn serve(self: Arc<SharedTree>, id: u64, mut socket: UnixStream) {
         let (out, queue) = channel::<Vec<u8>>();
         let mut writer = socket.try_clone().unwrap();
         let ours = socket.try_clone().unwrap();
         self.tree.lock().clients.insert(id, (out, ours));
-        // A thread of its own: whoever doesn't read its events must not stop the others.
+        // On a thread of its own: a client that doesn't read its events must not stop the others.
         std::thread::spawn(move || {
             while let Ok(bytes) = queue.recv() {
                 if writer.write_all(&bytes).is_err() {

@@ -1,4 +1,4 @@
-//! A guest with a front end as Linux's blkfront, and some that Linux never was.
+//! A guest with a front end like Linux's blkfront, which can also break rules.
 
 use super::daemon::Daemon;
 use super::hypervisor::{FakeXen, Memory, Port, wait_on};
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-/// Of one guest's memory; most of it is never touched.
+/// Frames of one guest's memory; most of them are never accessed.
 const FRAMES: usize = 4096;
 
-/// Keys that one connection writes and the next may not.
+/// Keys that one connection may write and the next may not.
 const STALE: [&str; 9] = [
     "event-channel",
     "ring-page-order",
@@ -30,7 +30,7 @@ const STALE: [&str; 9] = [
     "queue-1",
 ];
 
-/// What a front end asks for.
+/// Wishes of a front end.
 #[derive(Clone, Copy)]
 pub struct Wishes {
     pub queues: usize,
@@ -85,12 +85,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A domain that runs, with nothing attached.
+    /// A running domain without attached disks.
     pub fn new(daemon: &Arc<Daemon>, xen: &Arc<FakeXen>, domid: u16) -> Guest {
         Guest::named(daemon, xen, domid, &format!("guest{domid}"))
     }
 
-    /// The same of another name. Nobody is told of it yet.
+    /// A domain with this name. No event reports it yet.
     pub fn named(daemon: &Arc<Daemon>, xen: &Arc<FakeXen>, domid: u16, name: &str) -> Guest {
         daemon.write(&format!("/local/domain/{domid}/name"), name);
         Guest {
@@ -140,18 +140,18 @@ impl Guest {
         self.next_ref
     }
 
-    /// A fresh page, granted.
+    /// Grants a fresh page.
     pub fn page(&mut self, read_only: bool) -> Page {
         let frame = self.frame();
         let gref = self.grant(frame, read_only);
         Page { frame, gref }
     }
 
-    /// The keys of rings that are made and granted here, as blkfront writes them (`talk_to_blkback`); without `state`.
+    /// Makes and grants rings and returns their keys, without `state`, as blkfront writes them (`talk_to_blkback`).
     pub fn keys(&mut self, wishes: Wishes) -> Vec<(String, String)> {
         self.let_go();
         self.wishes = wishes;
-        // Their grants were made for the connection before.
+        // Their grants belong to the earlier connection.
         self.idle.clear();
         let Wishes {
             queues,
@@ -200,10 +200,10 @@ impl Guest {
         keys
     }
 
-    /// Writes keys, and the state last.
+    /// Writes the keys, and the state last.
     pub fn publish(&self, keys: &[(String, String)], state: &str) {
         self.daemon.edit(|tree| {
-            // What an earlier connection wrote is not for this one.
+            // Keys of an earlier connection must not be used for this one.
             for key in STALE {
                 tree.remove(&self.front(key));
             }
@@ -212,7 +212,7 @@ impl Guest {
         });
     }
 
-    /// The whole handshake.
+    /// Does the whole handshake.
     pub fn connect(&mut self, wishes: Wishes) {
         self.until_back("2");
         let keys = self.keys(wishes);
@@ -221,7 +221,7 @@ impl Guest {
         self.set_state("4");
     }
 
-    /// Leaves in order.
+    /// Disconnects in order.
     pub fn close(&mut self) {
         self.set_state("5");
         self.until_back("5");
@@ -230,7 +230,7 @@ impl Guest {
         self.let_go();
     }
 
-    /// The rings are the guest's own again.
+    /// Takes the rings back.
     pub fn let_go(&mut self) {
         for queue in std::mem::take(&mut self.queues) {
             let pages = queue.refs.len();
@@ -241,7 +241,7 @@ impl Guest {
         self.answers.clear();
     }
 
-    /// The domain is destroyed, and its part of xenstore with it.
+    /// Destroys the domain, and its part of xenstore.
     pub fn destroy(&self) {
         self.xen.destroy(self.node.domid);
         self.daemon
@@ -268,7 +268,7 @@ impl Guest {
         id
     }
 
-    /// Puts a request whose segments lie on a page of their own, which is returned.
+    /// Puts a request whose segments are on a page of their own, which is returned.
     pub fn put_indirect(
         &mut self,
         queue: usize,
@@ -313,7 +313,7 @@ impl Guest {
         id
     }
 
-    /// Makes requests visible, and rings if the back end wants that.
+    /// Makes requests visible, and notifies if the back end wants that.
     pub fn kick(&mut self, queue: usize) {
         let queue = &mut self.queues[queue];
         if queue.ring.publish() {
@@ -321,7 +321,7 @@ impl Guest {
         }
     }
 
-    /// Waits for the answer to a request, asleep as a guest is.
+    /// Waits for the response to a request, asleep as a guest is.
     pub fn answer(&mut self, queue: usize, id: u64) -> Response {
         let FrontQueue { ring, port, .. } = &mut self.queues[queue];
         let answers = &mut self.answers;
@@ -343,7 +343,7 @@ impl Guest {
         self.answer(queue, id).status
     }
 
-    /// A page for data: kept ones again and again, others with a grant for this request only.
+    /// Takes a page for data: a persistent one again and again, or one with a grant for this request only.
     pub fn take_page(&mut self, read_only: bool) -> Page {
         match self.idle.pop() {
             Some(page) if self.wishes.persistent => page,
@@ -362,7 +362,7 @@ impl Guest {
         self.idle.push(page);
     }
 
-    /// Pages for so many sectors from `first` of the first page on, and their segments.
+    /// Takes pages for this many sectors from `first` of the first page on, and returns their segments.
     pub fn pages(
         &mut self,
         first: u8,
@@ -413,7 +413,7 @@ impl Guest {
         all
     }
 
-    /// Puts a read or write in whichever way its size asks for.
+    /// Puts a read or write, direct or indirect depending on its size.
     pub fn put_any(&mut self, queue: usize, op: u8, sector: u64, segments: &[Segment]) -> u64 {
         if segments.len() <= 11 {
             return self.put(queue, op, sector, segments);
@@ -438,7 +438,7 @@ impl Guest {
 
     pub fn read(&mut self, queue: usize, sector: u64, first: u8, len: usize) -> Vec<u8> {
         let (pages, segments) = self.pages(first, len / 512, false);
-        // What isn't written by the back end is seen.
+        // Bytes that the back end doesn't write are noticed.
         self.load(&pages, first, &vec![0xee; len]);
         let id = self.put_any(queue, OP_READ, sector, &segments);
         self.kick(queue);
@@ -454,7 +454,7 @@ impl Guest {
         self.status(queue, id)
     }
 
-    /// One round trip of data that is different each time.
+    /// Writes data that is different each time, and reads it back.
     pub fn check(&mut self) {
         let mark = self.id();
         let data: Vec<u8> = (0..4096 / 8)
@@ -466,7 +466,7 @@ impl Guest {
         }
     }
 
-    /// One 32-bit number at the head of a ring, where the guest can write anything.
+    /// Writes a 32-bit number to the start of a ring, where the guest may write any value.
     pub fn set_index(&self, queue: usize, offset: usize, value: u32) {
         let frame = self.queues[queue].frames[0] as usize;
         let index = self.memory.all.atomic_u32(frame * PAGE_SIZE + offset);

@@ -1,4 +1,4 @@
-//! A hypervisor of the test's own: guests' memory in files, grant tables, event channels that mask as Xen's do.
+//! A hypervisor for tests: guests' memory in files, grant tables, event channels that mask as Xen's do.
 
 use super::WAIT;
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Names of memory files, so that each guest's mappings are found among the process's.
+/// Number for names of memory files, so that each guest's mappings are found in /proc/self/maps.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Clone, Copy)]
@@ -22,11 +22,11 @@ struct Grant {
     read_only: bool,
 }
 
-/// One guest's memory, and what it lets others do with it.
+/// One guest's memory and grants.
 pub struct Memory {
     name: String,
     file: OwnedFd,
-    /// All of it, the guest's own view.
+    /// The guest's own mapping of all its memory.
     pub all: Region,
     grants: Mutex<HashMap<u32, Grant>>,
     /// Pages that the guest itself has mapped a second time.
@@ -47,17 +47,17 @@ impl Memory {
         }
     }
 
-    /// Grants a frame under a reference, or changes what that grants.
+    /// Grants a frame under a reference, or changes the grant.
     pub fn grant(&self, gref: u32, frame: u32, read_only: bool) {
         self.grants.lock().insert(gref, Grant { frame, read_only });
     }
 
-    /// Ends a grant; whoever has the page mapped keeps it, as on Xen.
+    /// Ends a grant; existing mappings of the page stay, as on Xen.
     pub fn revoke(&self, gref: u32) {
         self.grants.lock().remove(&gref);
     }
 
-    /// The guest's own second mapping of some frames.
+    /// Maps some frames a second time for the guest.
     pub fn frames(&self, frames: &[u32]) -> Region {
         self.own_pages.fetch_add(frames.len(), Ordering::AcqRel);
         self.map(frames, true)
@@ -68,7 +68,7 @@ impl Memory {
         Region::from_frames(self.file.as_fd(), &frames, writable).unwrap()
     }
 
-    /// Pages that others have mapped: the kernel's word, so that nothing can be forgotten.
+    /// Pages mapped by others, from /proc/self/maps, so that no mapping is missed.
     pub fn mapped(&self) -> usize {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let hex = |text: &str| usize::from_str_radix(text, 16).unwrap();
@@ -83,19 +83,19 @@ impl Memory {
     }
 }
 
-/// Both ends of an event channel.
+/// State of an event channel.
 #[derive(Default)]
-struct Line {
-    /// The back end took what was rung, and the guest can't ring it.
+struct ChannelState {
+    /// The back end took the notification and hasn't unmasked the port.
     masked: bool,
-    /// The guest rang meanwhile.
+    /// The guest notified meanwhile.
     pending: bool,
 }
 
 pub struct Port {
-    line: Mutex<Line>,
+    line: Mutex<ChannelState>,
     to_back: EventFd,
-    /// Rung by the back end.
+    /// Signalled by the back end.
     pub to_guest: EventFd,
     bound: Mutex<bool>,
     pub clears: AtomicUsize,
@@ -104,7 +104,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// The guest rings.
+    /// Notifies the back end.
     pub fn ring(&self) {
         let mut line = self.line.lock();
         line.pending = true;
@@ -117,12 +117,12 @@ impl Port {
         *self.bound.lock()
     }
 
-    /// Sleeps until the back end rings.
+    /// Sleeps until the back end notifies.
     pub fn sleep(&self, deadline: Instant) {
         let poller = Poller::new().unwrap();
         poller.add(self.to_guest.as_fd(), 0, false).unwrap();
         let left = deadline.saturating_duration_since(Instant::now());
-        assert!(!left.is_zero(), "the back end doesn't ring");
+        assert!(!left.is_zero(), "the back end doesn't notify");
         poller.wait(&mut Vec::new(), Some(left)).unwrap();
         self.to_guest.drain();
     }
@@ -140,7 +140,7 @@ impl EventChannel for BackEnd {
         let mut line = self.0.line.lock();
         if self.0.to_back.drain() {
             self.0.clears.fetch_add(1, Ordering::AcqRel);
-            *line = Line {
+            *line = ChannelState {
                 masked: true,
                 pending: false,
             };
@@ -170,17 +170,17 @@ impl Drop for BackEnd {
 
 type OnCopy = Box<dyn FnMut(CopyDirection, &[GrantCopy]) + Send>;
 
-/// All guests.
+/// The hypervisor: all guests and ports.
 #[derive(Default)]
 pub struct FakeXen {
     guests: Mutex<HashMap<u16, Arc<Memory>>>,
     ports: Mutex<HashMap<(u16, u32), Arc<Port>>>,
     /// Calls of `map`.
     pub maps: AtomicUsize,
-    /// Single copies, and the calls that they came in.
+    /// Single copies, and calls of `copy`.
     pub copies: AtomicUsize,
     pub copy_calls: AtomicUsize,
-    /// Ways to guests' pages that are open.
+    /// Open accesses to guests' pages.
     pub open: Arc<AtomicUsize>,
     on_copy: Mutex<Option<OnCopy>>,
 }
@@ -192,13 +192,13 @@ impl FakeXen {
         memory
     }
 
-    /// The domain is no more: nothing of it can be mapped, copied or bound. What is mapped stays.
+    /// Ends the domain: no page of it can be mapped or copied, and no port can be bound. Existing mappings stay.
     pub fn destroy(&self, domid: u16) {
         self.guests.lock().remove(&domid);
         self.ports.lock().retain(|(d, _), _| *d != domid);
     }
 
-    /// The guest offers a port.
+    /// Offers a port of the guest.
     pub fn offer(&self, domid: u16, port: u32) -> Arc<Port> {
         let new = Arc::new(Port {
             line: Mutex::default(),
@@ -213,7 +213,7 @@ impl FakeXen {
         new
     }
 
-    /// Calls this before each call of `copy` from now on.
+    /// Calls `f` before each call of `copy` from now on.
     pub fn on_copy(&self, f: impl FnMut(CopyDirection, &[GrantCopy]) + Send + 'static) {
         *self.on_copy.lock() = Some(Box::new(f));
     }
@@ -235,14 +235,14 @@ fn no(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// As the server is given it.
+/// The hypervisor as the server gets it.
 pub struct Handle(pub Arc<FakeXen>);
 
 impl Hypervisor for Handle {
     fn pages(&self, domid: u16) -> io::Result<Box<dyn ForeignPages>> {
         self.0.open.fetch_add(1, Ordering::AcqRel);
         let xen = Arc::clone(&self.0);
-        Ok(Box::new(Pages { xen, domid }))
+        Ok(Box::new(FakePages { xen, domid }))
     }
 
     fn bind(&self, domid: u16, port: u32) -> io::Result<Box<dyn EventChannel>> {
@@ -254,25 +254,25 @@ impl Hypervisor for Handle {
         if was_bound {
             return Err(no("the port is bound"));
         }
-        // Whatever it was, a fresh binding is not masked, and pending at first as the driver makes it.
-        *port.line.lock() = Line::default();
+        // A fresh binding is not masked, and pending at first, as the driver makes it.
+        *port.line.lock() = ChannelState::default();
         port.to_back.notify();
         Ok(Box::new(BackEnd(Arc::clone(port))))
     }
 }
 
-struct Pages {
+struct FakePages {
     xen: Arc<FakeXen>,
     domid: u16,
 }
 
-impl Drop for Pages {
+impl Drop for FakePages {
     fn drop(&mut self) {
         self.xen.open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl ForeignPages for Pages {
+impl ForeignPages for FakePages {
     fn map(&self, grefs: &[u32], writable: bool) -> io::Result<Region> {
         self.xen.maps.fetch_add(1, Ordering::AcqRel);
         let guest = self.xen.guest(self.domid)?;
@@ -317,7 +317,7 @@ impl ForeignPages for Pages {
     }
 }
 
-/// Until `done`, asleep on the port meanwhile.
+/// Waits for `done`, asleep on the port in between.
 pub fn wait_on<T>(port: &Port, mut done: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT;
     loop {

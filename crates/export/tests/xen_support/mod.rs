@@ -1,4 +1,4 @@
-//! A Xen of the test's own: xenstore, a hypervisor, guests, and a server with disks in memory behind a real back end.
+//! Xen for tests: xenstore, a hypervisor, guests, and a server with disks in memory behind a real back end.
 #![allow(
     dead_code,
     unused_imports,
@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 /// Sectors of each disk: 16 MiB.
 pub const SECTORS: u64 = 32768;
 
-/// As the command's own host: every queue is a lane of a real back end.
+/// A host like the command's own: every queue is a lane of a real back end.
 struct Host {
     backend: Arc<Backend>,
     disks: Vec<Disk>,
@@ -74,24 +74,24 @@ impl DiskHost for Host {
     }
 }
 
-/// A domain 0 with xenstore and a hypervisor. Servers come and go.
+/// A domain 0 with xenstore and a hypervisor. Tests start and stop servers in it.
 pub struct Bed {
     pub daemon: Arc<Daemon>,
     pub xen: Arc<FakeXen>,
     pub server: Option<XenServer>,
     pub a: Arc<Ram>,
     pub b: Arc<Ram>,
-    /// Of servers that are started from now on.
+    /// Standing orders of servers that are started from now on.
     pub orders: Vec<StandingOrder>,
 }
 
 impl Bed {
-    /// With a server of the disks a and b.
+    /// Starts a server of the disks a and b.
     pub fn new() -> Bed {
         Bed::with_orders(&[])
     }
 
-    /// The same, with disks for guests by name: disk, guest, device.
+    /// As [`Bed::new`], with standing orders: disk, guest, device.
     pub fn with_orders(orders: &[(&str, &str, Option<u32>)]) -> Bed {
         let order = |(disk, guest, device): &(&str, &str, Option<u32>)| StandingOrder {
             disk: (*disk).into(),
@@ -110,7 +110,7 @@ impl Bed {
         bed
     }
 
-    /// A server of other disks.
+    /// Starts a server of other disks.
     pub fn serve(&self, disks: &[(&str, &Arc<Ram>)]) -> XenServer {
         self.try_serve(disks).unwrap()
     }
@@ -142,7 +142,7 @@ impl Bed {
         Toolstack::over(self.daemon.client()).unwrap()
     }
 
-    /// A guest with nothing attached.
+    /// A guest without attached disks.
     pub fn guest(&self, domid: u16) -> Guest {
         Guest::new(&self.daemon, &self.xen, domid)
     }
@@ -159,7 +159,7 @@ impl Bed {
         guest
     }
 
-    /// Whatever one guest did: the other's disk answers, and new ones are served.
+    /// Checks that the other guest's disk still responds, and that new ones are served.
     pub fn still_serves(&self, other: &mut Guest) {
         other.check();
         let domid = 1000 + self.xen.maps.load(Ordering::Relaxed) as u16 % 1000;
@@ -173,7 +173,7 @@ impl Bed {
 }
 
 impl Drop for Bed {
-    /// All guests are gone, so that the server has nobody to wait for.
+    /// Destroys all guests, so that the server waits for none.
     fn drop(&mut self) {
         for ram in [&self.a, &self.b] {
             ram.hold.store(false, Ordering::Release);

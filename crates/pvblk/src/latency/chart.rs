@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub(super) type Row = (String, Vec<(&'static str, f64)>);
 
-/// A line for each device: averages in microseconds of the hops that follow each other.
+/// One row for each device: averages in microseconds of successive hops.
 pub(super) fn rows(report: &Report, suffix: &str) -> Vec<Row> {
     let row = |(device, hops): (_, Hops)| {
         let first = match hops.of(Hop::A2G).count() {
@@ -32,7 +32,7 @@ pub(super) fn rows(report: &Report, suffix: &str) -> Vec<Row> {
 pub(super) fn draw(path: &Path, rows: &[Row]) -> Result<()> {
     let rows: Vec<(&str, Vec<(&str, f64)>)> =
         rows.iter().map(|(n, p)| (n.as_str(), p.clone())).collect();
-    let subtitle = "Averages of the hops of a request's life, and of the time until the next one";
+    let subtitle = "Averages of a request's hops, and of the time until the next request";
     let svg = hop_chart("Where the time goes", subtitle, Unit::Microseconds, &rows)?;
     save(path, &svg)
 }

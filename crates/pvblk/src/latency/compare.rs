@@ -1,4 +1,4 @@
-//! Two captures: what grew.
+//! Compares two captures: prints and draws the growth of each hop.
 
 use super::text::time;
 use super::{LatencyArgs, analyze, chart, save};
@@ -27,7 +27,7 @@ pub(super) fn run(args: &LatencyArgs, good: &Path, bad: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The seed's table: one for each device.
+/// The deviation table, one for each device.
 fn deviation_text(rows: &[Deviation]) -> String {
     let mut out = String::new();
     for row in rows {

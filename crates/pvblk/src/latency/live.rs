@@ -1,4 +1,4 @@
-//! Looking at running servers.
+//! Analyses requests of running servers.
 
 use super::text::Heading;
 use super::{Analysis, LatencyArgs, seconds};
@@ -10,10 +10,10 @@ use pvblk_trace::blktrace::{Step, dropped, name};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an event of one server waits for older ones of the others.
+/// Time in nanoseconds for which an event of one server waits for older ones of the others.
 const HOLD_BACK_NS: u64 = 200_000_000;
 
-/// Fewest events that are worth sorting.
+/// Fewest waiting events that are worth sorting.
 const LEAST: usize = 1 << 14;
 
 struct Live<'a> {
@@ -21,7 +21,7 @@ struct Live<'a> {
     analysis: Analysis,
     sorter: Sorter,
     newest_ns: u64,
-    /// So many events that wait are sorted.
+    /// Number of waiting events at which they are sorted.
     enough: usize,
     events: u64,
     late: u64,
@@ -96,11 +96,11 @@ impl Live<'_> {
     fn analyze(&mut self, until_ns: u64) {
         let events = self.sorter.take_until(until_ns);
         self.analysis.events(&events);
-        // Sorting looks at all that wait, so it must not be done for each that comes.
+        // Sorting looks at all waiting events, so it isn't done for each new one.
         self.enough = 2 * self.sorter.input().len() + LEAST;
     }
 
-    /// Prints what was found since the last time.
+    /// Prints the results since the last call.
     fn show(&mut self) -> Result<()> {
         let late = self.sorter.late();
         let heading = Heading {

@@ -1,4 +1,4 @@
-//! `pvblk latency`: where the time of requests went, now or from captures.
+//! `pvblk latency`: prints the times of requests by hop, of running servers or from captures.
 
 mod chart;
 mod compare;
@@ -27,9 +27,9 @@ A capture is a file, or all files NAME.blktrace.N of a NAME: pvblk's, blktrace's
 `blkparse -d` merged. Hops are named by the steps at their ends, as blkparse(1) has them:
   A remap  Q queued  G got a tag  I inserted  M merged  D issued  C completed
   C2A      from a completion to the next request of the same submitter
-Captures of both sides of a ring are read together: then each request's way through all floors is shown.
-A virtual machine's own blktrace of its disk, made at the same time, is a side of the ring too: --guest sets
-its clock by the requests that both captures have, and then guest, ring, back end and volume stand apart.
+Captures of both sides of a ring are read together: then each request's path through all layers is shown.
+A virtual machine's own blktrace of its disk, made at the same time, is a side of the ring too: --guest aligns
+its clock by the requests that both captures have, and then guest, ring, back end and volume are shown apart.
 
 Examples:
   pvblk latency trace                        all of trace.blktrace.0, trace.blktrace.1, …
@@ -53,32 +53,32 @@ pub struct LatencyArgs {
     /// Compare: the capture of the bad case
     #[arg(long, value_name = "FILE|NAME", requires = "good")]
     pub bad: Option<PathBuf>,
-    /// Compare two captures, the good one first
+    /// Compare two captures: the good one first
     #[arg(long)]
     pub deviation: bool,
-    /// Look at a running server, by its control socket; may be given several times, as for both sides of a ring
+    /// Analyse a running server through its control socket; may be given several times, as for both sides of a ring
     #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["files", "good", "deviation"])]
     pub live: Vec<String>,
-    /// How long to look; else until Ctrl-C
+    /// Time to analyse; without it, until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<f64>,
-    /// Print what was found every so many seconds, instead of once at the end
+    /// Interval of reports; without it, one report at the end
     #[arg(long, value_name = "SECONDS")]
     pub interval: Option<f64>,
     /// List requests that took longer, such as 10ms, with all their hops
     #[arg(long, value_name = "TIME", value_parser = config::time)]
     pub slow: Option<Duration>,
-    /// Write figures and histograms here
+    /// File to write figures and histograms to
     #[arg(long, value_name = "FILE.json")]
     pub json: Option<PathBuf>,
-    /// Draw the hops of each device here
+    /// File to draw the hops of each device to
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }
 
 /// Most slow requests that are listed: the last ones.
 const MOST_SLOW: usize = 100;
-/// Most of them in one second.
+/// Most slow requests that are listed for one second.
 const MOST_SLOW_PER_SECOND: u32 = 10;
 
 pub fn run(args: &LatencyArgs) -> Result<()> {
@@ -135,12 +135,15 @@ fn read(files: &[PathBuf]) -> Result<Capture> {
     let capture = Capture::read(files)?;
     if capture.events.is_empty() {
         let names: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
-        bail!("{}: no events of requests in there", names.join(", "));
+        bail!(
+            "{}: the capture has no events of requests; was anything read or written while it was made?",
+            names.join(", ")
+        );
     }
     Ok(capture)
 }
 
-/// For the command line: a disk's name, and a capture of its guest.
+/// Parses the value of `--guest`: a disk's name, and a capture of its guest.
 fn guest(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((disk, file)) if !disk.is_empty() && !file.is_empty() => {
@@ -156,14 +159,14 @@ fn add_guest(capture: &mut Capture, disk: &str, file: &Path) -> Result<()> {
         .add_guest(&guest, disk)
         .map_err(|why| anyhow::anyhow!("--guest {disk}={}: {why}", file.display()))?;
     capture.notes.push(format!(
-        "the guest's clock for {disk} is set by {} requests, to within {} either way: a hop of the ring may be longer by that, and the other shorter",
+        "the guest's clock for {disk} is aligned by {} requests, to within {} either way: a hop of the ring may be longer by that, and the other shorter",
         clock.requests,
         text::time(clock.within_ns as f64)
     ));
     Ok(())
 }
 
-/// Everything that is made of events.
+/// Analysis of events: hops, paths and slow requests.
 struct Analysis {
     analyzer: Analyzer,
     paths: Paths,
@@ -172,8 +175,8 @@ struct Analysis {
     slow: Option<SlowLog>,
 }
 
-/// What was found.
-struct Found {
+/// Results of an [`Analysis`].
+struct Results {
     report: Report,
     paths: BTreeMap<Device, HopPath>,
     slow: Option<SlowLog>,
@@ -195,7 +198,7 @@ impl Analysis {
         self.names.insert(device, name.to_owned());
     }
 
-    /// Takes events in order of time.
+    /// Analyses events, which must be in order of time.
     fn events(&mut self, events: &[Event]) {
         for event in events {
             self.analyzer.event(event, &mut |life| {
@@ -207,12 +210,12 @@ impl Analysis {
         }
     }
 
-    /// What was found since the last time.
-    fn take(&mut self) -> Found {
+    /// Takes the results since the last call.
+    fn take(&mut self) -> Results {
         let mut report = self.analyzer.take();
         report.names = self.names.clone();
         let again = self.threshold.map(slow_log);
-        Found {
+        Results {
             report,
             paths: self.paths.take(),
             slow: std::mem::replace(&mut self.slow, again),
@@ -224,8 +227,8 @@ fn slow_log(threshold: Duration) -> SlowLog {
     SlowLog::new(threshold, MOST_SLOW, MOST_SLOW_PER_SECOND)
 }
 
-impl Found {
-    /// Prints it, and writes the files that are wanted.
+impl Results {
+    /// Prints the results, and writes the requested files.
     fn show(&self, heading: &Heading<'_>, args: &LatencyArgs) -> Result<()> {
         let mut all = text::report(heading, &self.report);
         for (device, path) in &self.paths {
@@ -253,7 +256,7 @@ impl Found {
     }
 }
 
-/// For a comparison: only the report.
+/// Analyses one capture for a comparison.
 fn analyze(file: &Path) -> Result<Report> {
     let mut capture = read(&[file.to_owned()])?;
     let mut report = Analyzer::run(&capture.events, |_| {});
@@ -261,7 +264,7 @@ fn analyze(file: &Path) -> Result<Report> {
     Ok(report)
 }
 
-/// To standard output, which may be closed.
+/// Prints to standard output, which may be closed.
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())
@@ -272,7 +275,7 @@ fn save(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, format!("{text}\n")).with_context(|| format!("writing {}", path.display()))
 }
 
-/// A time from flags.
+/// Checks a time given in seconds.
 fn seconds(flag: &str, given: Option<f64>) -> Result<Option<Duration>> {
     given.map(|s| trace::seconds(flag, s)).transpose()
 }

@@ -1,4 +1,4 @@
-//! A request's way through all floors, one line a hop.
+//! Prints a request's path through all layers, one line for each hop.
 
 use super::chart::Row;
 use super::text::time;
@@ -28,7 +28,7 @@ fn name(hop: &PathHop, report: &Report) -> String {
     }
 }
 
-/// Its hops as shares of the whole: where some requests don't pass, by those that do.
+/// Averages of the hops as shares of the whole; a hop that some requests don't pass is averaged over those that do.
 fn averages(path: &Path) -> impl Iterator<Item = (&PathHop, f64)> {
     let all = path.total.count().max(1) as f64;
     path.hops.iter().map(move |hop| {
@@ -68,17 +68,17 @@ pub(super) fn text(device: Device, path: &Path, report: &Report) -> String {
     }
     let alone = match path.alone {
         0 => String::new(),
-        n => format!(", and {n} of which nothing was seen below"),
+        n => format!(", and {n} without events below"),
     };
     format!(
-        "\nthe way of requests to {}: {} of {} on average{alone}\n{table}\n",
+        "\nthe path of requests to {}: {} of {} on average{alone}\n{table}\n",
         report.name(device),
         total.count,
         time(total.average_ns)
     )
 }
 
-/// The same for a file.
+/// The same as JSON.
 pub(super) fn json(device: Device, path: &Path, report: &Report) -> Value {
     let hops = averages(path).map(|(hop, average)| {
         json!({
@@ -102,7 +102,7 @@ pub(super) fn json(device: Device, path: &Path, report: &Report) -> Value {
 pub(super) fn rows(device: Device, path: &Path, report: &Report) -> Vec<Row> {
     let mut begin = 0.0;
     let mut rows = vec![(
-        format!("the way of requests to {}", report.name(device)),
+        format!("the path of requests to {}", report.name(device)),
         Vec::new(),
     )];
     for (hop, average) in averages(path) {

@@ -1,4 +1,4 @@
-//! What is printed of a report.
+//! Prints reports as text.
 
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use pvblk_bench::plot::Unit;
@@ -7,7 +7,7 @@ use pvblk_trace::op_name;
 use pvblk_trace::slow::SlowLog;
 use std::fmt::Write as _;
 
-/// Nanoseconds with a unit.
+/// Formats nanoseconds with a unit.
 pub(super) fn time(ns: f64) -> String {
     Unit::Microseconds.label(ns / 1e3)
 }
@@ -16,7 +16,7 @@ fn spread(s: &Summary) -> String {
     format!("{} ± {}", time(s.average_ns), time(s.stddev_ns))
 }
 
-/// What is told before the devices.
+/// First lines of a report: counts, notes and warnings.
 #[derive(Default)]
 pub(super) struct Heading<'a> {
     pub events: u64,
@@ -45,10 +45,7 @@ pub(super) fn report(heading: &Heading<'_>, report: &Report) -> String {
             heading.dropped,
             "events were dropped when this was recorded",
         ),
-        (
-            heading.late,
-            "events came too late to be put in their place",
-        ),
+        (heading.late, "events came too late to be sorted"),
     ] {
         if count > 0 {
             let _ = writeln!(out, "warning: {count} {what}: hops may be wrong");
@@ -175,7 +172,7 @@ pub(super) fn slow(slow: &SlowLog, report: &Report) -> String {
     out
 }
 
-/// One request with its hops.
+/// Formats one request with its hops.
 pub fn life(life: &Life, device: &str) -> String {
     let hops = life.hops().filter(|(hop, _)| *hop != Hop::Q2C);
     let hops: Vec<String> = hops

@@ -42,7 +42,6 @@ pub struct DeviceReport {
     pub back_merges: u64,
     /// Requests merged in front of another one.
     pub front_merges: u64,
-    /// Requests split.
     pub splits: u64,
     /// Issues; fewer than the requests if some were merged.
     pub issues: u64,
@@ -68,7 +67,6 @@ pub struct DeviceReport {
 /// them in equal parts, so that all parts and C2A add up to the elapsed time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SubmitterReport {
-    /// Requests submitted.
     pub requests: u64,
     /// Time from the first event to the last.
     pub elapsed_ns: u64,
