@@ -1,10 +1,10 @@
-//! Things that a device may be able to do, and that most can't.
+//! Optional capabilities of devices.
 
 use crate::{BlockDevice, Error, Incarnation};
 use pvblk_sys::Buffer;
 use std::sync::Arc;
 
-/// The optional capabilities of a device; `None`: it doesn't have this one.
+/// The optional capabilities of a device; `None`: the device doesn't have this one.
 ///
 /// A device over other devices can't write this with `..`: it names every field of [`Forwards`].
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ pub struct Capabilities<'a> {
 }
 
 impl Capabilities<'_> {
-    /// Of a device that stands on no other device, and the base for those that it has: `Capabilities { extents: Some(self), ..Capabilities::none() }`.
+    /// For a device that stands on no other device. One that has some writes `Capabilities { extents: Some(self), ..Capabilities::none() }`.
     pub const fn none() -> Self {
         Capabilities {
             refresh: None,
@@ -131,7 +131,7 @@ pub trait Buffers {
     fn buffer_source(&self) -> Arc<dyn BufferSource>;
 }
 
-/// Every use of a capability, with what holds for a device that doesn't have it.
+/// Uses of the capabilities. Each method says what holds for a device that doesn't have its capability.
 impl dyn BlockDevice + '_ {
     /// Looks at the backing again, which may have been resized; nothing to do for a device without [`Capabilities::refresh`]. Slow.
     pub fn refresh(&self) -> Result<(), Error> {
