@@ -9,6 +9,7 @@ pub mod arrays;
 pub mod btt;
 pub mod cuts;
 pub mod daemon;
+pub mod documents;
 pub mod load;
 pub mod managed;
 pub mod md;

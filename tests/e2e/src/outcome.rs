@@ -51,6 +51,18 @@ pub fn check(condition: bool, text: impl FnOnce() -> String) -> Result<(), Stop>
     }
 }
 
+/// One test of a run; what it can't do on this machine it skips.
+pub fn trial(
+    name: impl Into<String>,
+    test: impl FnOnce() -> Result<(), Stop> + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, move || match test() {
+        Ok(()) => Ok(Completion::Completed),
+        Err(Stop::Skip(reason)) => Ok(Completion::ignored_with(reason)),
+        Err(Stop::Fail(text)) => Err(Failed::from(text)),
+    })
+}
+
 /// A named test.
 pub type Test = (&'static str, fn() -> Result<(), Stop>);
 
@@ -60,13 +72,7 @@ pub fn run_all(tests: &[Test]) -> ExitCode {
     arguments.test_threads.get_or_insert(1);
     let trials = tests
         .iter()
-        .map(|&(name, test)| {
-            Trial::ignorable_test(name, move || match test() {
-                Ok(()) => Ok(Completion::Completed),
-                Err(Stop::Skip(reason)) => Ok(Completion::ignored_with(reason)),
-                Err(Stop::Fail(text)) => Err(Failed::from(text)),
-            })
-        })
+        .map(|&(name, test)| trial(name, test))
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

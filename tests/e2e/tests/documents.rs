@@ -1,0 +1,104 @@
+//! The documents for users: every command in them runs, in the order in which it stands, and prints what the page says; the reference
+//! names what the command knows, and nothing else.
+
+use libtest_mimic::{Arguments, Trial};
+use pvblk_e2e::Stop;
+use pvblk_e2e::daemon::binary;
+use pvblk_e2e::documents::{page, reference, session};
+use pvblk_e2e::outcome::{check, trial};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let mut trials = vec![
+        trial("options_and_reference_agree", options),
+        trial("volumes_and_reference_agree", volumes),
+        trial("configuration_and_reference_agree", configuration),
+    ];
+    trials.extend(pages());
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Paths of the documents, from the root.
+fn names() -> Result<Vec<String>, Stop> {
+    let mut names = vec!["README.md".to_owned()];
+    for folder in ["docs/guide", "docs/reference"] {
+        let before = names.len();
+        for entry in std::fs::read_dir(root().join(folder))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            names.extend(name.ends_with(".md").then(|| format!("{folder}/{name}")));
+        }
+        check(names.len() > before, || format!("{folder} is empty"))?;
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn text(name: &str) -> Result<String, Stop> {
+    Ok(std::fs::read_to_string(root().join(name))?)
+}
+
+/// A trial for each page, and one for each block that isn't run, so that it is told with its reason.
+fn pages() -> Vec<Trial> {
+    let names = match names() {
+        Ok(names) => names,
+        Err(e) => return vec![trial("documents", || Err(e))],
+    };
+    let mut trials = Vec::new();
+    for name in names {
+        let blocks = match text(&name).and_then(|text| page::blocks(&text)) {
+            Ok(blocks) => blocks,
+            Err(e) => {
+                trials.push(trial(&name, || Err(e)));
+                continue;
+            }
+        };
+        let mut run = 0;
+        for block in blocks.iter().filter(|b| b.mark == "sh") {
+            match block.left_out() {
+                None => run += block.commands().len(),
+                Some(why) => {
+                    let told = format!("{name} line {}", block.line);
+                    let why = format!("{} commands: {why}", block.commands().len());
+                    trials.push(trial(&told, || Stop::skip(why)));
+                }
+            }
+        }
+        if run > 0 {
+            let told = format!("{name} ({run} commands)");
+            let each = move || session::run(&name, &blocks, &binary()?);
+            trials.push(trial(&told, each));
+        }
+    }
+    trials
+}
+
+fn agree(wrong: &[String]) -> Result<(), Stop> {
+    check(wrong.is_empty(), || wrong.join("\n"))
+}
+
+fn options() -> Result<(), Stop> {
+    let pages = [
+        text("docs/reference/flags.md")?,
+        text("docs/reference/lab.md")?,
+    ];
+    let commands = reference::commands()?;
+    check(commands.len() > 30, || format!("{:?}", commands.keys()))?;
+    agree(&reference::flags(&pages, &commands))
+}
+
+fn volumes() -> Result<(), Stop> {
+    agree(&reference::volumes(&text("docs/reference/volumes.md")?)?)
+}
+
+fn configuration() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    let page = text("docs/reference/configuration.md")?;
+    agree(&reference::configuration(&page, dir.path())?)
+}
