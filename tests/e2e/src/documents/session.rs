@@ -32,15 +32,7 @@ __end() {
     done
     cp "$PAGE_OUT/$1" "$PAGE_OUT/$1.end"
 }
-__leave() {
-    trap - ERR EXIT
-    local running
-    running=$(jobs -p)
-    [ -z "$running" ] || kill $running 2>/dev/null
-    wait
-}
 trap 'echo "line $LINENO: exit status $?" >>"$PAGE_OUT/failed"' ERR
-trap __leave EXIT
 "#;
 
 /// Runs the blocks that aren't left out, in a folder of its own, and compares what they print. `name` is for messages.
