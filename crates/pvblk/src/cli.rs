@@ -49,8 +49,9 @@ Examples:
 The rings are negotiated: the server may offer fewer queues or pages than asked for. What came of it is
 printed on standard error.
 
-A server that is killed or restarted loses nothing: requests wait, and those that it hadn't answered are sent again to the
-next one. If its machine went down with it, writes that were not flushed may be lost; then the next flush fails.";
+A server that is killed or restarted loses no flushed write: requests wait, and those that it hadn't answered are sent again to
+the next one. Writes that no completed flush covers may be lost if the server's machine went down with it, or if they were in a
+write-back cache; then the next flush fails.";
 
 /// Serves disks over shared-memory rings and NBD.
 #[derive(Parser, Debug)]

@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a stop waits for each disk. README and the service unit's `TimeoutStopSec` go by the sum.
+/// How long a stop waits for each disk. docs/guide/serving.md has a service unit whose `TimeoutStopSec` goes by the sum.
 pub const STOP: StopTimes = StopTimes {
     drain: Duration::from_secs(20),
     flush: Duration::from_secs(20),

@@ -196,7 +196,7 @@ fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<Listener, Error
         .collect();
     if !allow_remote && let Some(a) = addrs.iter().find(|a| !a.ip().is_loopback()) {
         return Err(Error::config(format!(
-            "{} is reachable from other machines and NBD has no authentication here: use 127.0.0.1, or allow remote clients in so many words",
+            "{} is reachable from other machines and NBD has no authentication here: use 127.0.0.1, or give --allow-remote",
             a.ip()
         )));
     }
