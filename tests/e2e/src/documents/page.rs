@@ -5,11 +5,12 @@
 //! | a fence marked `sh` | commands, which one shell runs in the order of the page |
 //! | a fence marked `text` after it | the output of those commands; see [`matches`] |
 //! | `<!-- not run: REASON -->` before an `sh` fence | the block, and its output, is left out |
-//! | `<!-- needs: PROGRAM … -->` before an `sh` fence | left out where a program isn't installed; `root` is a program, too |
+//! | `<!-- needs: PROGRAM … -->` before an `sh` fence | left out where a program isn't installed, or a path beginning with `/` doesn't exist; `root` is the user |
 //! | any other fence | not looked at |
 
 use crate::outcome::check;
 use crate::{Stop, tools};
+use std::path::Path;
 
 /// A fence of the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub enum Note {
     Nothing,
     /// Never run, with the reason.
     NotRun(String),
-    /// Run where these programs are.
+    /// Run where these programs and paths are.
     Needs(Vec<String>),
 }
 
@@ -45,6 +46,7 @@ impl Block {
             Note::Needs(programs) => {
                 let missing = |p: &&String| match p.as_str() {
                     "root" => !rustix::process::geteuid().is_root(),
+                    path if path.starts_with('/') => !Path::new(path).exists(),
                     program => tools::find(program).is_none(),
                 };
                 let missing: Vec<&str> = programs.iter().filter(missing).map(|p| &**p).collect();
@@ -227,11 +229,11 @@ nbd = []
 
     #[test]
     fn programs_that_are_missing_leave_a_block_out() {
-        let page = "<!-- needs: sh no-such-program-here -->\n```sh\nx\n```\n";
+        let page = "<!-- needs: sh /dev/null no-such-program-here /dev/none -->\n```sh\nx\n```\n";
         let found = blocks(page).unwrap();
         assert_eq!(
             found[0].left_out(),
-            Some("not here: no-such-program-here".into())
+            Some("not here: no-such-program-here, /dev/none".into())
         );
     }
 

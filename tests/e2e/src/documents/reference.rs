@@ -1,11 +1,13 @@
 //! The reference pages against what the command itself says: its help, and its errors, which name what it knows.
 
-use crate::daemon::pvblk;
+use super::session::programs;
+use crate::daemon::{binary, pvblk};
 use crate::outcome::check;
 use crate::tools::run;
 use crate::{MIB, Stop};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -66,11 +68,14 @@ pub fn help(text: &str) -> Help {
 
 /// All commands without subcommands, by their words.
 pub fn commands() -> Result<BTreeMap<String, Help>, Stop> {
+    let programs = BTreeMap::from_iter(programs(&binary()?));
     let mut all = BTreeMap::new();
-    let mut next = vec!["pvblk".to_owned()];
+    let mut next: Vec<String> = programs.keys().map(|p| (*p).to_owned()).collect();
     while let Some(words) = next.pop() {
-        let args = words.split(' ').skip(1).chain(["--help"]);
-        let help = help(&run(pvblk(args)?, LIMIT)?.success()?.stdout);
+        let (program, args) = words.split_once(' ').unwrap_or((&words, ""));
+        let mut command = Command::new(&programs[program]);
+        command.args(args.split_whitespace()).arg("--help");
+        let help = help(&run(command, LIMIT)?.success()?.stdout);
         if help.commands.is_empty() {
             all.insert(words, help);
         } else {
@@ -143,7 +148,7 @@ pub fn flags(pages: &[String], commands: &BTreeMap<String, Help>) -> Vec<String>
         let title = &section.title;
         for name in section.subjects() {
             let Some(help) = commands.get(&name) else {
-                if name.starts_with("pvblk ") {
+                if name.starts_with("pvblk") {
                     wrong.push(format!("{title}: there is no command {name}"));
                 }
                 continue;

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -35,6 +35,14 @@ __end() {
 trap 'echo "line $LINENO: exit status $?" >>"$PAGE_OUT/failed"' ERR
 "#;
 
+/// The command, and the other programs that are built with it.
+pub fn programs(pvblk: &Path) -> Vec<(&'static str, PathBuf)> {
+    let lab = pvblk.with_file_name("pvblk-lab");
+    let lab = lab.is_file().then_some(("pvblk-lab", lab));
+    let first = ("pvblk", pvblk.to_owned());
+    std::iter::once(first).chain(lab).collect()
+}
+
 /// Runs the blocks that aren't left out, in a folder of its own, and compares what they print. `name` is for messages.
 pub fn run(name: &str, blocks: &[Block], pvblk: &Path) -> Result<(), Stop> {
     let dir = tempfile::tempdir()?;
@@ -44,7 +52,9 @@ pub fn run(name: &str, blocks: &[Block], pvblk: &Path) -> Result<(), Stop> {
         Ok(path)
     };
     let (work, out, bin) = (folder("work")?, folder("out")?, folder("bin")?);
-    std::os::unix::fs::symlink(pvblk, bin.join("pvblk"))?;
+    for (program, path) in programs(pvblk) {
+        std::os::unix::fs::symlink(path, bin.join(program))?;
+    }
     let script = out.join("page.sh");
     fs::write(&script, script_of(blocks))?;
     fs::write(out.join("prelude"), PRELUDE)?;
@@ -126,7 +136,6 @@ fn compare(name: &str, blocks: &[Block], read: &dyn Fn(&str) -> String) -> Resul
 mod tests {
     use super::*;
     use crate::documents::page::blocks;
-    use std::path::PathBuf;
 
     /// Stands for pvblk: it says that it is ready a while after it began, and stays; with an argument `ends` it ends before.
     fn server(dir: &Path) -> PathBuf {
