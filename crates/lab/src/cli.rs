@@ -37,19 +37,19 @@ pub enum LabCommand {
     Instructions(InstructionsArgs),
     /// What recording a trace costs: CPU of each event on the in-memory path
     TraceCost(TraceCostArgs),
-    /// Seed 000's table: rings of 1 and of 8 pages on a modelled SSD
+    /// When a ring of one page holds a fast device back: rings of 1 and of 8 pages on a modelled SSD
     Rings(SweepArgs),
-    /// Seed 001's table: one queue against several, by jobs
+    /// How the rate changes with the number of jobs, on one queue and on several
     Queues(SweepArgs),
-    /// Seed 004's tables: RAID-5's direct write path and the stripe queue, by tiobench's phases
+    /// RAID-5's direct write path beside the stripe queue: sequential and random writes and reads
     StripeQueue(StripeQueueArgs),
-    /// Seed 003's experiments: what is swapped, how fast memory is back, what it costs, who survives. Needs root, cgroup v1 and no swap
+    /// Giving buffers back when memory is short: pages swapped, time until memory is back, cost, survival. Needs root, cgroup v1 and no swap
     Squeeze(SqueezeArgs),
     #[command(hide = true)]
     Bystander,
     /// RAID-5 writes of ours against those of the kernel's md in user-mode Linux, members in memory
     Md(MdArgs),
-    /// Seed 002's tables: processes that read through a page cache that is too small, by what it does then
+    /// Processes that read through a page cache that is too small, under the policies of old kernels and ours
     PageOrder(PageOrderArgs),
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
