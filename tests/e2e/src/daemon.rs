@@ -26,7 +26,7 @@ pub fn binary() -> Result<PathBuf, Stop> {
 }
 
 /// The program with the experiments: `PVBLK_LAB_BIN`, or `pvblk-lab` beside the command under test.
-fn lab_binary() -> Result<PathBuf, Stop> {
+pub fn lab_binary() -> Result<PathBuf, Stop> {
     let path = match std::env::var_os("PVBLK_LAB_BIN") {
         Some(path) => PathBuf::from(path),
         None => binary()?.with_file_name("pvblk-lab"),

@@ -3,7 +3,7 @@
 
 use libtest_mimic::{Arguments, Trial};
 use pvblk_e2e::Stop;
-use pvblk_e2e::daemon::binary;
+use pvblk_e2e::daemon::{binary, lab_binary};
 use pvblk_e2e::documents::{page, reference, session};
 use pvblk_e2e::outcome::{check, trial};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,12 @@ fn main() -> ExitCode {
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn programs() -> Result<session::Programs, Stop> {
+    let pvblk = ("pvblk".to_owned(), binary()?);
+    let lab = ("pvblk-lab".to_owned(), lab_binary()?);
+    Ok(session::Programs::from([pvblk, lab]))
 }
 
 /// Paths of the documents, from the root.
@@ -72,7 +78,7 @@ fn pages() -> Vec<Trial> {
         }
         if run > 0 {
             let told = format!("{name} ({run} commands)");
-            let each = move || session::run(&name, &blocks, &binary()?);
+            let each = move || session::run(&name, &blocks, &programs()?);
             trials.push(trial(&told, each));
         }
     }
@@ -88,7 +94,7 @@ fn options() -> Result<(), Stop> {
         text("docs/reference/flags.md")?,
         text("docs/reference/lab.md")?,
     ];
-    let commands = reference::commands()?;
+    let commands = reference::commands(&programs()?)?;
     check(commands.len() > 30, || format!("{:?}", commands.keys()))?;
     agree(&reference::flags(&pages, &commands))
 }

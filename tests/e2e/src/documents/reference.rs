@@ -1,7 +1,7 @@
 //! The reference pages against what the command itself says: its help, and its errors, which name what it knows.
 
-use super::session::programs;
-use crate::daemon::{binary, pvblk};
+use super::session::Programs;
+use crate::daemon::pvblk;
 use crate::outcome::check;
 use crate::tools::run;
 use crate::{MIB, Stop};
@@ -66,11 +66,10 @@ pub fn help(text: &str) -> Help {
     help
 }
 
-/// All commands without subcommands, by their words.
-pub fn commands() -> Result<BTreeMap<String, Help>, Stop> {
-    let programs = BTreeMap::from_iter(programs(&binary()?));
+/// All commands of these programs without subcommands, by their words.
+pub fn commands(programs: &Programs) -> Result<BTreeMap<String, Help>, Stop> {
     let mut all = BTreeMap::new();
-    let mut next: Vec<String> = programs.keys().map(|p| (*p).to_owned()).collect();
+    let mut next: Vec<String> = programs.keys().cloned().collect();
     while let Some(words) = next.pop() {
         let (program, args) = words.split_once(' ').unwrap_or((&words, ""));
         let mut command = Command::new(&programs[program]);

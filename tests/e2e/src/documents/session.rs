@@ -5,12 +5,16 @@ use crate::Stop;
 use crate::outcome::check;
 use crate::tools::wait;
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+
+/// Programs by name.
+pub type Programs = BTreeMap<String, PathBuf>;
 
 /// Longest time for a page: a bound for hangs.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -35,16 +39,9 @@ __end() {
 trap 'echo "line $LINENO: exit status $?" >>"$PAGE_OUT/failed"' ERR
 "#;
 
-/// The command, and the other programs that are built with it.
-pub fn programs(pvblk: &Path) -> Vec<(&'static str, PathBuf)> {
-    let lab = pvblk.with_file_name("pvblk-lab");
-    let lab = lab.is_file().then_some(("pvblk-lab", lab));
-    let first = ("pvblk", pvblk.to_owned());
-    std::iter::once(first).chain(lab).collect()
-}
-
-/// Runs the blocks that aren't left out, in a folder of its own, and compares what they print. `name` is for messages.
-pub fn run(name: &str, blocks: &[Block], pvblk: &Path) -> Result<(), Stop> {
+/// Runs the blocks that aren't left out, in a folder of its own, and compares what they print. `name` is for messages; `programs` are found
+/// under these names before all others.
+pub fn run(name: &str, blocks: &[Block], programs: &Programs) -> Result<(), Stop> {
     let dir = tempfile::tempdir()?;
     let folder = |name: &str| -> Result<_, Stop> {
         let path = dir.path().join(name);
@@ -52,7 +49,7 @@ pub fn run(name: &str, blocks: &[Block], pvblk: &Path) -> Result<(), Stop> {
         Ok(path)
     };
     let (work, out, bin) = (folder("work")?, folder("out")?, folder("bin")?);
-    for (program, path) in programs(pvblk) {
+    for (program, path) in programs {
         std::os::unix::fs::symlink(path, bin.join(program))?;
     }
     let script = out.join("page.sh");
@@ -149,7 +146,8 @@ mod tests {
 
     fn run_page(text: &str) -> Result<(), String> {
         let dir = tempfile::tempdir().unwrap();
-        let result = run("p.md", &blocks(text).unwrap(), &server(dir.path()));
+        let programs = Programs::from([("pvblk".to_owned(), server(dir.path()))]);
+        let result = run("p.md", &blocks(text).unwrap(), &programs);
         result.map_err(|e| match e {
             Stop::Fail(text) | Stop::Skip(text) => text,
         })
