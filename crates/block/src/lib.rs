@@ -30,6 +30,7 @@ mod limits;
 pub mod memory;
 mod queue;
 mod request;
+pub mod stacked;
 mod threads;
 pub mod trace;
 

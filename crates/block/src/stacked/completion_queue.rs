@@ -1,0 +1,58 @@
+//! [`CompletionQueue`]: what queues leave for one another.
+
+use super::primitives::{Lock, Native, Primitives};
+use super::queue_table::Neighbour;
+use super::wait_entry::WaitEntry;
+use std::io;
+
+/// Completions for one queue's user, and I/O that is to go through its lower queue, left by other queues. `T` holds them, in vectors that
+/// keep their memory; each is put there once and taken once.
+pub struct CompletionQueue<T: Send + 'static, P: Primitives = Native> {
+    entries: P::Lock<T>,
+    wait: WaitEntry<P>,
+}
+
+impl<T: Default + Send + 'static, P: Primitives> CompletionQueue<T, P> {
+    /// An empty one. Errors if the process has no descriptor left.
+    pub fn new() -> io::Result<CompletionQueue<T, P>> {
+        Ok(CompletionQueue {
+            entries: P::Lock::new(T::default()),
+            wait: WaitEntry::new()?,
+        })
+    }
+
+    /// Adds something, and wakes the owner.
+    pub fn post(&self, add: impl FnOnce(&mut T)) {
+        add(&mut self.entries.lock());
+        self.wait.wake();
+    }
+
+    /// If there may be something, calls with all of it, for the owner to take it out. False if there is nothing.
+    #[inline]
+    pub fn collect(&self, take: impl FnOnce(&mut T)) -> bool {
+        let any = self.wait.take_pending();
+        if any {
+            take(&mut self.entries.lock());
+        }
+        any
+    }
+
+    /// For those that know themselves when to look and whom to wake.
+    pub fn entries(&self) -> <P::Lock<T> as Lock<T>>::Guard<'_> {
+        self.entries.lock()
+    }
+
+    /// How its owner sleeps.
+    #[inline]
+    pub fn wait(&self) -> &WaitEntry<P> {
+        &self.wait
+    }
+}
+
+impl<T: Default + Send, P: Primitives> Neighbour<P> for CompletionQueue<T, P> {
+    type Entries = T;
+
+    fn completions(&self) -> &CompletionQueue<T, P> {
+        self
+    }
+}

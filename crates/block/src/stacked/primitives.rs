@@ -1,0 +1,166 @@
+//! The atomics, locks and events that the other parts are built on: traits, so that loom checks the code that runs.
+
+use parking_lot::{Mutex, MutexGuard};
+use pvblk_sys::EventFd;
+use std::io;
+use std::ops::DerefMut;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+
+/// One family of primitives. [`Native`] everywhere but in model checks.
+pub trait Primitives: Sized + 'static {
+    /// A boolean that threads share.
+    type Flag: Flag;
+    /// A number that threads share.
+    type Count: Count;
+    /// A wake-up that is kept until somebody takes it.
+    type Event: Event;
+    /// A mutex.
+    type Lock<T: Send>: Lock<T>;
+    /// Of a store before it and a load behind it on each of two threads, at least one load sees the other thread's store.
+    fn full_barrier();
+}
+
+/// A boolean that threads share.
+pub trait Flag: Send + Sync {
+    /// A flag with this value.
+    fn new(value: bool) -> Self;
+    /// Loads without ordering.
+    fn load_relaxed(&self) -> bool;
+    /// Loads; what was written before the release store that it sees is visible.
+    fn load_acquire(&self) -> bool;
+    /// Stores without ordering.
+    fn store_relaxed(&self, value: bool);
+    /// Stores true. What was written before is visible to whoever takes it, also if another thread has raised it again in between: so this
+    /// reads and writes in one step, and doesn't just store.
+    fn raise(&self);
+    /// Stores false and returns what was there; acquires.
+    fn take(&self) -> bool;
+}
+
+/// A number that threads share, without ordering.
+pub trait Count: Send + Sync {
+    /// Zero.
+    fn new() -> Self;
+    /// Its value.
+    fn load(&self) -> usize;
+    /// Adds.
+    fn add(&self, more: usize);
+    /// Subtracts.
+    fn sub(&self, less: usize);
+}
+
+/// A wake-up that is kept until somebody takes it.
+pub trait Event: Sized + Send + Sync {
+    /// One that isn't signalled. Errors if the process has no descriptor left.
+    fn new() -> io::Result<Self>;
+    /// Signals it: whoever waits for it wakes.
+    fn notify(&self);
+    /// Forgets a signal, if there is one.
+    fn drain(&self);
+}
+
+/// A mutex.
+pub trait Lock<T>: Send + Sync {
+    /// Holds the lock while it lives.
+    type Guard<'a>: DerefMut<Target = T>
+    where
+        Self: 'a;
+    /// A mutex around a value.
+    fn new(value: T) -> Self;
+    /// Waits for it.
+    fn lock(&self) -> Self::Guard<'_>;
+    /// `None` if somebody has it.
+    fn try_lock(&self) -> Option<Self::Guard<'_>>;
+}
+
+/// The machine's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Native;
+
+impl Primitives for Native {
+    type Flag = AtomicBool;
+    type Count = AtomicUsize;
+    type Event = EventFd;
+    type Lock<T: Send> = Mutex<T>;
+
+    #[inline]
+    fn full_barrier() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Flag for AtomicBool {
+    fn new(value: bool) -> AtomicBool {
+        AtomicBool::new(value)
+    }
+    #[inline]
+    fn load_relaxed(&self) -> bool {
+        self.load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn load_acquire(&self) -> bool {
+        self.load(Ordering::Acquire)
+    }
+    #[inline]
+    fn store_relaxed(&self, value: bool) {
+        self.store(value, Ordering::Relaxed);
+    }
+    #[inline]
+    fn raise(&self) {
+        self.swap(true, Ordering::Release);
+    }
+    #[inline]
+    fn take(&self) -> bool {
+        self.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl Count for AtomicUsize {
+    fn new() -> AtomicUsize {
+        AtomicUsize::new(0)
+    }
+    #[inline]
+    fn load(&self) -> usize {
+        self.load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn add(&self, more: usize) {
+        self.fetch_add(more, Ordering::Relaxed);
+    }
+    #[inline]
+    fn sub(&self, less: usize) {
+        self.fetch_sub(less, Ordering::Relaxed);
+    }
+}
+
+impl Event for EventFd {
+    fn new() -> io::Result<EventFd> {
+        EventFd::new()
+    }
+    #[inline]
+    fn notify(&self) {
+        EventFd::notify(self);
+    }
+    #[inline]
+    fn drain(&self) {
+        EventFd::drain(self);
+    }
+}
+
+impl<T: Send> Lock<T> for Mutex<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+    fn new(value: T) -> Mutex<T> {
+        Mutex::new(value)
+    }
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.lock()
+    }
+    #[inline]
+    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.try_lock()
+    }
+}

@@ -1,0 +1,177 @@
+//! [`QueueTable`]: the queues of a device, by number.
+
+use super::completion_queue::CompletionQueue;
+use super::primitives::{Count, Lock, Native, Primitives};
+use super::shared_lower_queue::SharedLowerQueue;
+use super::wait_entry::WaitEntry;
+use std::sync::Arc;
+
+/// A queue as the other queues of its device see it.
+pub trait Neighbour<P: Primitives = Native>: Send + Sync + 'static {
+    /// What others leave for it.
+    type Entries: Default + Send + 'static;
+
+    /// Where they leave it.
+    fn completions(&self) -> &CompletionQueue<Self::Entries, P>;
+
+    /// Its lower queue, if others poll that while it has no request in flight.
+    fn lower(&self) -> Option<&SharedLowerQueue<P>> {
+        None
+    }
+}
+
+enum Slot<Q> {
+    Free,
+    Open(Arc<Q>),
+    /// Its queue is closed, and its lower queue isn't idle.
+    Closed(Arc<Q>),
+}
+
+impl<Q> Slot<Q> {
+    fn neighbour(&self) -> Option<&Arc<Q>> {
+        match self {
+            Slot::Free => None,
+            Slot::Open(queue) | Slot::Closed(queue) => Some(queue),
+        }
+    }
+}
+
+/// The queues of a device, by number, and the count of those that sleep: the kernel's wait queue, whose entries are numbered.
+pub struct QueueTable<Q: Neighbour<P>, P: Primitives = Native> {
+    slots: P::Lock<Slots<Q>>,
+    /// Queues that prepared to wait through [`QueueTable::prepare_to_wait`].
+    sleepers: P::Count,
+}
+
+struct Slots<Q>(Vec<Slot<Q>>);
+
+impl<Q: Neighbour<P>, P: Primitives> Default for QueueTable<Q, P> {
+    fn default() -> QueueTable<Q, P> {
+        QueueTable {
+            slots: P::Lock::new(Slots(Vec::new())),
+            sleepers: P::Count::new(),
+        }
+    }
+}
+
+fn is_idle<P: Primitives, Q: Neighbour<P>>(queue: &Q) -> bool {
+    queue.lower().is_none_or(SharedLowerQueue::is_idle)
+}
+
+impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
+    /// A queue is opened: returns the lowest number that is free.
+    pub fn open(&self, queue: &Arc<Q>) -> usize {
+        let mut slots = self.slots.lock();
+        let all = &mut slots.0;
+        let is_free = |slot: &Slot<Q>| match slot {
+            Slot::Free => true,
+            Slot::Open(_) => false,
+            Slot::Closed(queue) => is_idle(&**queue),
+        };
+        let number = all.iter().position(is_free).unwrap_or(all.len());
+        let slot = Slot::Open(Arc::clone(queue));
+        match all.get_mut(number) {
+            Some(free) => *free = slot,
+            None => all.push(slot),
+        }
+        number
+    }
+
+    /// A queue is closed. Others poll its lower queue until it is idle, and only then its number is free.
+    pub fn close(&self, number: usize) {
+        let mut slots = self.slots.lock();
+        let slot = &mut slots.0[number];
+        *slot = match std::mem::replace(slot, Slot::Free) {
+            Slot::Open(queue) if !is_idle(&*queue) => {
+                queue.lower().inspect(|lower| lower.unattend());
+                Slot::Closed(queue)
+            }
+            _ => Slot::Free,
+        };
+        drop(slots);
+        self.wake_sleepers(number);
+    }
+
+    /// The queue with this number, while it is open.
+    pub fn get(&self, number: usize) -> Option<Arc<Q>> {
+        match self.slots.lock().0.get(number) {
+            Some(Slot::Open(queue)) => Some(Arc::clone(queue)),
+            _ => None,
+        }
+    }
+
+    /// Calls with each queue, also those that are closed and not idle.
+    pub fn for_each(&self, mut f: impl FnMut(usize, &Arc<Q>)) {
+        let slots = self.slots.lock();
+        for (number, slot) in slots.0.iter().enumerate() {
+            if let Some(queue) = slot.neighbour() {
+                f(number, queue);
+            }
+        }
+    }
+
+    /// Posts to each queue whose number is listed, once, and empties the list. What is for a queue that isn't open is left.
+    pub fn post(&self, numbers: &mut Vec<usize>, mut add: impl FnMut(usize, &Q, &mut Q::Entries)) {
+        numbers.sort_unstable();
+        numbers.dedup();
+        for number in numbers.drain(..) {
+            if let Some(queue) = self.get(number) {
+                let completions = queue.completions();
+                completions.post(|entries| add(number, &queue, entries));
+            }
+        }
+    }
+
+    /// See [`WaitEntry::prepare_to_wait`]; the queue is counted as one that [`QueueTable::wake_sleepers`] wakes.
+    pub fn prepare_to_wait(&self, entry: &WaitEntry<P>) {
+        if !entry.is_sleeping() {
+            self.sleepers.add(1);
+        }
+        entry.prepare_to_wait();
+    }
+
+    /// See [`WaitEntry::finish_wait`].
+    #[inline]
+    pub fn finish_wait(&self, entry: &WaitEntry<P>) {
+        if entry.finish_wait() {
+            self.sleepers.sub(1);
+        }
+    }
+
+    /// Wakes all that sleep, but one: there is something that they didn't wait for when they went to sleep.
+    pub fn wake_sleepers(&self, but: usize) {
+        // Pairs with the one of `prepare_to_wait`: either this sees a sleeper, or the sleeper sees what is new.
+        P::full_barrier();
+        if self.sleepers.load() == 0 {
+            return;
+        }
+        self.for_each(|number, queue| {
+            let entry = queue.completions().wait();
+            if number != but && entry.is_sleeping() {
+                entry.wake();
+            }
+        });
+    }
+
+    /// A queue has no request in flight any more, so nobody polls it: the others take over what its lower queue has at the device.
+    ///
+    /// `handed`: it gave I/O to another lower queue that was idle and unattended ([`SharedLowerQueue::submit`]); those who slept then don't wait for it.
+    pub fn leave(&self, number: usize, lower: &SharedLowerQueue<P>, handed: bool) {
+        lower.unattend();
+        if handed || !lower.is_idle() {
+            self.wake_sleepers(number);
+        }
+    }
+
+    /// Queues, other than `but`, whose lower queues have something in flight that nobody looks after.
+    pub fn unattended(&self, but: usize) -> Vec<Arc<Q>> {
+        let mut found = Vec::new();
+        self.for_each(|number, queue| {
+            let is_orphan = |l: &SharedLowerQueue<P>| !l.is_attended() && !l.is_idle();
+            if number != but && queue.lower().is_some_and(is_orphan) {
+                found.push(Arc::clone(queue));
+            }
+        });
+        found
+    }
+}

@@ -1,0 +1,291 @@
+//! The primitives as loom has them, events that are waited for as epoll does, and a device whose medium is a thread of the model.
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use loom::sync::{Mutex, MutexGuard, Notify};
+use pvblk_block::stacked::{Count, Event, Flag, Lock, Primitives, WaitEntry};
+use pvblk_block::{
+    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
+    Request, Status,
+};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Primitives, with this kind of flag and with or without the full barrier.
+macro_rules! primitives {
+    ($(#[$doc:meta])* $name:ident, $flag:ident, $barrier:expr) => {
+        $(#[$doc])*
+        pub struct $name;
+
+        impl Primitives for $name {
+            type Flag = $flag;
+            type Count = LoomCount;
+            type Event = LoomEvent;
+            type Lock<T: Send> = LoomLock<T>;
+            fn full_barrier() {
+                $barrier
+            }
+        }
+    };
+}
+
+primitives!(
+    /// As they are.
+    Loom,
+    LoomFlag,
+    fence(Ordering::SeqCst)
+);
+primitives!(
+    /// Without the barrier between a store and the look at the other side's word.
+    NoBarrier,
+    LoomFlag,
+    ()
+);
+primitives!(
+    /// Flags are raised by a store: it hides what somebody published who had raised it before.
+    StoreOnly,
+    StoredFlag,
+    fence(Ordering::SeqCst)
+);
+
+pub struct LoomFlag(AtomicBool);
+
+pub struct StoredFlag(LoomFlag);
+
+impl Flag for StoredFlag {
+    fn new(value: bool) -> StoredFlag {
+        StoredFlag(LoomFlag::new(value))
+    }
+    fn load_relaxed(&self) -> bool {
+        self.0.load_relaxed()
+    }
+    fn load_acquire(&self) -> bool {
+        self.0.load_acquire()
+    }
+    fn store_relaxed(&self, value: bool) {
+        self.0.store_relaxed(value);
+    }
+    fn raise(&self) {
+        self.0.0.store(true, Ordering::Release);
+    }
+    fn take(&self) -> bool {
+        self.0.take()
+    }
+}
+
+impl Flag for LoomFlag {
+    fn new(value: bool) -> LoomFlag {
+        LoomFlag(AtomicBool::new(value))
+    }
+    fn load_relaxed(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+    fn load_acquire(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+    fn store_relaxed(&self, value: bool) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+    fn raise(&self) {
+        self.0.swap(true, Ordering::Release);
+    }
+    fn take(&self) -> bool {
+        self.0.swap(false, Ordering::AcqRel)
+    }
+}
+
+pub struct LoomCount(AtomicUsize);
+
+impl Count for LoomCount {
+    fn new() -> LoomCount {
+        LoomCount(AtomicUsize::new(0))
+    }
+    fn load(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+    fn add(&self, more: usize) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+    fn sub(&self, less: usize) {
+        self.0.fetch_sub(less, Ordering::Relaxed);
+    }
+}
+
+pub struct LoomLock<T>(Mutex<T>);
+
+impl<T: Send> Lock<T> for LoomLock<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+    fn new(value: T) -> LoomLock<T> {
+        LoomLock(Mutex::new(value))
+    }
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().expect("nobody panics")
+    }
+    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok()
+    }
+}
+
+/// A descriptor: readable from a notification until it is drained, for all who wait for it.
+pub struct LoomEvent(Mutex<Readable>);
+
+#[derive(Default)]
+struct Readable {
+    is: bool,
+    waiters: Vec<Arc<Notify>>,
+}
+
+impl LoomEvent {
+    fn state(&self) -> MutexGuard<'_, Readable> {
+        self.0.lock().expect("nobody panics")
+    }
+
+    pub fn take(&self) {
+        self.state().is = false;
+    }
+}
+
+impl Event for LoomEvent {
+    fn new() -> io::Result<LoomEvent> {
+        Ok(LoomEvent(Mutex::new(Readable::default())))
+    }
+    fn notify(&self) {
+        let mut state = self.state();
+        state.is = true;
+        state.waiters.iter().for_each(|waiter| waiter.notify());
+    }
+    fn drain(&self) {
+        self.take();
+    }
+}
+
+/// Sleeps until one of them is readable, and leaves it so. As with epoll, what somebody else drained in between isn't seen.
+pub fn epoll(events: &[&LoomEvent]) {
+    let me = Arc::new(Notify::new());
+    for event in events {
+        event.state().waiters.push(Arc::clone(&me));
+    }
+    while !events.iter().any(|event| event.state().is) {
+        me.wait();
+    }
+    for event in events {
+        event.state().waiters.retain(|w| !Arc::ptr_eq(w, &me));
+    }
+}
+
+/// A request that is done: whose it was, and which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub owner: usize,
+    pub which: u64,
+}
+
+impl Answer {
+    pub fn request(owner: usize, which: u64) -> Box<Request> {
+        Request::new(Op::Flush, 0, 0, (owner as u64) << 32 | which)
+    }
+
+    pub fn of(completion: &Completion) -> Answer {
+        let tag = completion.request.tag;
+        Answer {
+            owner: (tag >> 32) as usize,
+            which: tag & 0xffff_ffff,
+        }
+    }
+}
+
+/// A device that ends requests, in order, when the model says so, and wakes only who has armed, as a ring or another stacked device does.
+pub struct Device<P: Primitives> {
+    pub wait: WaitEntry<P>,
+    /// Requests that may end.
+    may_end: P::Count,
+    events: EventHub,
+    weak: std::sync::Weak<Device<P>>,
+}
+
+impl<P: Primitives> Device<P> {
+    pub fn new() -> Arc<Device<P>> {
+        Arc::new_cyclic(|weak| Device {
+            wait: WaitEntry::new().expect("an event"),
+            may_end: P::Count::new(),
+            events: EventHub::default(),
+            weak: weak.clone(),
+        })
+    }
+
+    /// The medium has done so many more, or will have when they are submitted.
+    pub fn complete(&self, more: usize) {
+        self.may_end.add(more);
+        self.wait.wake();
+    }
+}
+
+struct ModelQueue<P: Primitives> {
+    device: Arc<Device<P>>,
+    at_device: std::collections::VecDeque<Box<Request>>,
+}
+
+impl<P: Primitives> DeviceQueue for ModelQueue<P> {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        self.at_device.extend(batch.drain(..));
+        // What the medium had ready in advance.
+        self.device.wait.wake();
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        let device = &self.device;
+        device.wait.finish_wait();
+        if !device.wait.take_pending() {
+            return;
+        }
+        while device.may_end.load() > 0
+            && let Some(request) = self.at_device.pop_front()
+        {
+            device.may_end.sub(1);
+            out.push(Completion {
+                request,
+                status: Status::Ok,
+            });
+        }
+    }
+
+    fn arm(&mut self) -> Readiness {
+        self.device.wait.prepare_to_wait();
+        match self.device.wait.is_pending() {
+            true => Readiness::Ready,
+            false => Readiness::Wait(None),
+        }
+    }
+
+    fn woken(&mut self) {
+        self.device.wait.event().drain();
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl<P: Primitives> BlockDevice for Device<P> {
+    fn describe(&self) -> String {
+        "model".into()
+    }
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+    fn capacity_sectors(&self) -> u64 {
+        8
+    }
+    fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Ok(Box::new(ModelQueue {
+            device: self.weak.upgrade().expect("it is open"),
+            at_device: std::collections::VecDeque::new(),
+        }))
+    }
+    fn events(&self) -> &EventHub {
+        &self.events
+    }
+}
