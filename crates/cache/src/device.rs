@@ -1,227 +1,25 @@
 //! The cache as a device.
 
 use crate::config::{CacheConfig, Mode, PAGE_BYTES};
-use crate::core::{Core, Out, Store};
+use crate::core::{Core, Store};
 use crate::counters::Counters;
-use crate::keeper::Thread;
-use crate::lane::Lane;
+use crate::keeper;
 use crate::policy::{Policy, Standard};
-use crate::queue::{CacheQueue, Hits};
+use crate::queue::CacheQueue;
+use crate::shared::Shared;
 use crate::table::Table;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
+use pvblk_block::stacked::BackgroundThread;
 use pvblk_block::{
-    BlockDevice, Capabilities, Capacity, Clock, Close, Completion, Decorator, DeviceEvent,
-    DeviceQueue, Error, EventHub, Extent, ExtentKind, Extents, Forwards, Incarnation, Limits,
-    LossMarks, Op, Questions, QueueContext, Readiness, Reclaim, Refresh, Region, Request, Status,
-    Subscription, SystemClock,
+    BlockDevice, Capabilities, Clock, Close, Decorator, DeviceEvent, DeviceQueue, Error, EventHub,
+    Extent, ExtentKind, Extents, Forwards, Incarnation, Limits, LossMarks, Op, Questions,
+    QueueContext, Readiness, Reclaim, Refresh, Region, Request, Status, Subscription, SystemClock,
 };
 use pvblk_sys::Poller;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-/// A queue's lane and its count of hits.
-struct Place {
-    lane: Arc<Lane>,
-    hits: Arc<Hits>,
-    /// The queue is closed, and what was read in advance has not come back.
-    gone: bool,
-}
-
-/// What a cache's queues share.
-pub(crate) struct Shared<P = Standard> {
-    pub inner: Arc<dyn BlockDevice>,
-    pub core: Mutex<Core<P>>,
-    pub table: Arc<Table>,
-    pub region: Arc<Region>,
-    pub clock: Arc<dyn Clock>,
-    pub keeper_lane: Arc<Lane>,
-    /// By owner; the first is the keeper's.
-    places: Mutex<Vec<Option<Place>>>,
-    /// Hits of queues that are gone.
-    old_hits: Hits,
-    /// Queues that may sleep.
-    pub sleepers: AtomicUsize,
-    /// Reclaim or write-back has something to do.
-    background: AtomicBool,
-    /// A keeper does that, and nobody else.
-    pub kept: AtomicBool,
-    /// The keeper's thread sleeps until it is rung.
-    pub keeper_asleep: AtomicBool,
-    /// The device has another size.
-    resized: AtomicBool,
-    capacity: Capacity,
-    events: EventHub,
-    /// What its frames may have of the system's memory.
-    pub memory: Gauge,
-    /// Held while somebody gives memory back; when the next pass makes sense.
-    pub giving: Mutex<Option<Instant>>,
-}
-
-impl<P: Policy> Shared<P> {
-    /// The number of a new owner.
-    pub fn add_lane(&self, lane: &Arc<Lane>, hits: &Arc<Hits>) -> usize {
-        let place = Place {
-            lane: Arc::clone(lane),
-            hits: Arc::clone(hits),
-            gone: false,
-        };
-        let mut places = self.places.lock();
-        let is_free = |p: &Option<Place>| p.as_ref().is_none_or(|p| p.gone && p.lane.is_idle());
-        let free = places.iter().position(is_free);
-        let owner = free.unwrap_or(places.len());
-        match places.get_mut(owner) {
-            Some(slot) => *slot = Some(place),
-            None => places.push(Some(place)),
-        }
-        owner
-    }
-
-    /// A queue is closed. What it read in advance is polled for by whoever waits, as that of all who don't poll.
-    pub fn remove_lane(&self, owner: usize) {
-        let mut places = self.places.lock();
-        let Some(place) = &mut places[owner] else {
-            return;
-        };
-        for (old, own) in [
-            (&self.old_hits.all, &place.hits.all),
-            (&self.old_hits.ahead, &place.hits.ahead),
-        ] {
-            old.fetch_add(own.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        }
-        place.gone = true;
-        place.lane.busy.store(false, Ordering::SeqCst);
-        if place.lane.is_idle() {
-            places[owner] = None;
-        }
-    }
-
-    fn lane(&self, owner: usize) -> Option<Arc<Lane>> {
-        let places = self.places.lock();
-        Some(Arc::clone(&places.get(owner)?.as_ref()?.lane))
-    }
-
-    /// Lanes of others with something in flight that their owners don't poll for; the keeper's is one.
-    pub fn idle_lanes(&self, but: usize) -> Vec<Arc<Lane>> {
-        let places = self.places.lock();
-        let others = places.iter().enumerate().filter(|&(at, _)| at != but);
-        let lanes = others.filter_map(|(_, p)| Some(&p.as_ref()?.lane));
-        let idle = lanes.filter(|l| !l.busy.load(Ordering::SeqCst) && !l.is_idle());
-        idle.cloned().collect()
-    }
-
-    /// Takes what is done on such lanes.
-    pub fn poll_idle_lanes(&self, but: usize, ended: &mut Vec<Completion>) {
-        for lane in self.idle_lanes(but) {
-            lane.poll_for_others(ended);
-        }
-    }
-
-    fn mail_done(&self, owner: usize, done: Completion) {
-        if let Some(lane) = self.lane(owner) {
-            lane.letters.lock().done.push(done);
-            lane.ring();
-        }
-    }
-
-    /// Sends I/O on its way, then what is done, and wakes owners; `own`: whose lane may be used at once, and who has taken its own. In this order: who
-    /// has its last answer isn't polled any more, and would leave its I/O lying.
-    pub fn dispatch(&self, out: &mut Out, own: Option<(usize, &Arc<Lane>)>) {
-        let is_own = |runner: usize| own.is_some_and(|(owner, _)| owner == runner);
-        if let Some((_, lane)) = own
-            && out.ios.iter().any(|io| is_own(io.runner))
-        {
-            let mine = out.ios.extract_if(.., |io| is_own(io.runner));
-            lane.submit(mine.map(|io| io.request));
-        }
-        for io in out.ios.drain(..) {
-            match self.lane(io.runner) {
-                Some(lane) if io.runner != Core::KEEPER => {
-                    lane.letters.lock().ios.push(io);
-                    lane.ring();
-                }
-                // Whoever polls steps it. A keeper that sleeps may not wait for its device yet.
-                _ => {
-                    self.keeper_lane.submit(std::iter::once(io.request));
-                    self.wake_keeper(false);
-                }
-            }
-        }
-        for (owner, done) in out.done.drain(..) {
-            self.mail_done(owner, done);
-        }
-        for owner in out.wake.drain(..) {
-            if is_own(owner) {
-                continue;
-            }
-            if let Some(lane) = self.lane(owner) {
-                lane.ring();
-            }
-        }
-    }
-
-    /// Reclaim and write-back by whoever is there, unless a keeper does it.
-    pub fn background(&self, core: &mut Core<P>) {
-        if !self.kept.load(Ordering::Relaxed) {
-            core.background_reclaim();
-            core.write_back();
-        }
-        let wants = core.wants_reclaim() || core.wants_write_back();
-        self.background.store(wants, Ordering::Relaxed);
-        if self.resized.load(Ordering::Relaxed) {
-            self.follow_size(core);
-        }
-    }
-
-    pub fn wants_background(&self) -> bool {
-        self.background.load(Ordering::Relaxed) && !self.kept.load(Ordering::Relaxed)
-    }
-
-    /// The device has another size: pages behind its end go.
-    fn follow_size(&self, core: &mut Core<P>) {
-        let sectors = self.inner.capacity_sectors();
-        if core.resize(sectors) {
-            self.resized.store(false, Ordering::Relaxed);
-            self.capacity.set(sectors);
-        }
-    }
-
-    /// Wakes all who may sleep, but one.
-    pub fn wake_sleepers(&self, but: usize) {
-        if self.sleepers.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        let places = self.places.lock();
-        for (owner, place) in places.iter().enumerate() {
-            if let Some(place) = place
-                && owner != but
-                && place.lane.armed.load(Ordering::SeqCst)
-            {
-                place.lane.ring();
-            }
-        }
-    }
-
-    /// There may be dirty pages that become old.
-    pub fn wake_keeper(&self, is_clean: bool) {
-        if !is_clean && self.keeper_asleep.load(Ordering::Relaxed) {
-            self.keeper_asleep.store(false, Ordering::Relaxed);
-            self.keeper_lane.bell.notify();
-        }
-    }
-
-    fn counters(&self) -> Counters {
-        let mut counters = self.core.lock().counters();
-        let places = self.places.lock();
-        let queues = places.iter().flatten().map(|p| &*p.hits);
-        for hits in queues.chain([&self.old_hits]) {
-            counters.hits += hits.all.load(Ordering::Relaxed);
-            counters.readahead_used += hits.ahead.load(Ordering::Relaxed);
-        }
-        counters
-    }
-}
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A page cache over a device. docs/decisions/0012-page-cache.md says how it works.
 ///
@@ -234,7 +32,7 @@ pub struct PageCache<P: Policy = Standard> {
     mark: u64,
     _tables: Gauge,
     _resizes: Subscription,
-    keeper: Mutex<Option<Thread<P>>>,
+    thread: Mutex<Option<BackgroundThread>>,
 }
 
 impl PageCache {
@@ -300,39 +98,16 @@ impl<P: Policy> PageCache<P> {
             pvblk_sys::cpu::allowed().len(),
             clock.now(),
         );
-        let keeper_lane = Arc::new(Lane::open(&inner, &QueueContext::new(1))?);
-        let keeper = Place {
-            lane: Arc::clone(&keeper_lane),
-            hits: Arc::default(),
-            gone: false,
-        };
-        let shared = Arc::new(Shared {
-            core: Mutex::new(core),
-            table,
-            region,
-            clock,
-            keeper_lane,
-            places: Mutex::new(vec![Some(keeper)]),
-            old_hits: Hits::default(),
-            sleepers: AtomicUsize::new(0),
-            background: AtomicBool::new(false),
-            kept: AtomicBool::new(false),
-            keeper_asleep: AtomicBool::new(false),
-            resized: AtomicBool::new(false),
-            capacity: Capacity::new(sectors),
-            events: EventHub::default(),
-            memory,
-            giving: Mutex::new(None),
-            inner: Arc::clone(&inner),
-        });
+        let shared = Shared::new(&inner, core, (table, region), memory, clock)?;
+        let shared = Arc::new(shared);
         let weak = Arc::downgrade(&shared);
         let resizes = inner.events().subscribe(move |event| {
             let Some(shared) = weak.upgrade() else { return };
             if let DeviceEvent::Resized { .. } = event {
                 // Whoever steps next does it.
                 shared.resized.store(true, Ordering::Relaxed);
-                shared.wake_sleepers(usize::MAX);
-                shared.keeper_lane.bell.notify();
+                shared.queues.wake_sleepers(usize::MAX);
+                shared.background_wait.wake();
             }
             shared.events.raise(event);
         });
@@ -343,7 +118,7 @@ impl<P: Policy> PageCache<P> {
             mark: marks(),
             _tables: tables,
             _resizes: resizes,
-            keeper: Mutex::new(None),
+            thread: Mutex::new(None),
         })
     }
 
@@ -379,11 +154,11 @@ impl<P: Policy> PageCache<P> {
 
     /// What is unfinished, for people who look for what hangs.
     pub fn unfinished(&self) -> String {
-        let places = self.shared.places.lock();
-        let lanes: Vec<_> = places.iter().flatten().map(|p| p.lane.describe()).collect();
-        drop(places);
+        let mut queues = Vec::new();
+        let all = &self.shared.queues;
+        all.for_each(|_, end| queues.push(end.describe()));
         let core = self.shared.core.lock().unfinished();
-        format!("{core}; lanes {}", lanes.join(", "))
+        format!("{core}; queues {}", queues.join(", "))
     }
 
     /// Whether any request or I/O is unfinished.
@@ -393,7 +168,7 @@ impl<P: Policy> PageCache<P> {
 
     /// From now on a thread writes what becomes old while nobody polls, until the cache is closed.
     pub fn keep(&self) -> Result<(), Error> {
-        *self.keeper.lock() = Some(Thread::start(&self.shared)?);
+        *self.thread.lock() = Some(keeper::start_thread(&self.shared)?);
         Ok(())
     }
 
@@ -533,7 +308,7 @@ impl<P: Policy> LossMarks for PageCache<P> {
 
 impl<P: Policy> Close for PageCache<P> {
     fn close(&self) -> Result<(), Error> {
-        drop(self.keeper.lock().take());
+        drop(self.thread.lock().take());
         if !self.limits.read_only {
             self.flush()?;
         }
@@ -559,7 +334,7 @@ impl<P: Policy> Reclaim for PageCache<P> {
 
 impl<P: Policy> Drop for PageCache<P> {
     fn drop(&mut self) {
-        drop(self.keeper.lock().take());
+        drop(self.thread.lock().take());
         if !std::thread::panicking() && !self.shared.core.lock().is_clean() {
             tracing::warn!("cache: it goes with pages that were not flushed");
         }

@@ -3,9 +3,9 @@
 use crate::alloc::FreeBlock;
 use crate::config::PAGE_BYTES;
 use crate::core::{Next, Out};
-use crate::device::Shared;
 use crate::planted::{CacheBug, has};
 use crate::policy::Policy;
+use crate::shared::Shared;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,15 +50,17 @@ pub(crate) fn give_way<P: Policy>(shared: &Arc<Shared<P>>) -> u64 {
         core.memory_came();
         if !more {
             core.end_of_giving();
-            shared.background(&mut core);
+            shared.background_work(&mut core);
         }
         core.take_out(&mut out);
         let is_clean = core.is_clean();
         drop(core);
-        shared.dispatch(&mut out, None);
+        if shared.deliver(&mut out, None) {
+            shared.queues.wake_sleepers(usize::MAX);
+        }
         if !more && !is_clean {
             // Also one that sleeps until pages are old.
-            shared.keeper_lane.bell.notify();
+            shared.background_wait.wake();
         }
     }
     *not_before = (bytes < before / 8).then(|| shared.clock.now() + PAUSE);

@@ -1,27 +1,16 @@
 //! Who looks after a cache while nobody polls: [`Keeper::step`], again and again. [`crate::PageCache::keep`] makes a thread of it.
 
+use crate::PageCache;
 use crate::core::Out;
-use crate::device::Shared;
 use crate::policy::{Policy, Standard};
-use crate::{PageCache, core::Core};
-use pvblk_block::{Completion, Error, Readiness};
+use crate::shared::Shared;
+use pvblk_block::stacked::{Background, BackgroundThread, Due};
+use pvblk_block::{Completion, Error};
 use pvblk_sys::Poller;
-use std::os::fd::AsFd;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Instant;
-
-/// What is due for a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
-    /// More at once.
-    Now,
-    /// At this time, or when I/O of the cache ends.
-    At(Instant),
-    /// When somebody uses the cache, or I/O of it ends.
-    Never,
-}
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Does a cache's background reclaim and write-back, instead of whoever polls: as `kswapd` and the flusher do on CPUs of their own. For
 /// simulation and experiments, where it is one more actor.
@@ -51,8 +40,10 @@ impl<P: Policy> Keeper<P> {
     /// Does a piece of what there is to do, at the time of the cache's clock.
     pub fn step(&mut self) -> Due {
         let shared = &self.shared;
-        shared.keeper_lane.poll_for_others(&mut self.ended);
-        shared.poll_idle_lanes(usize::MAX, &mut self.ended);
+        let mut armed = true;
+        for end in shared.queues.unattended(usize::MAX) {
+            armed &= end.lower.poll_unattended(&mut self.ended);
+        }
         let news = !self.ended.is_empty();
         let mut core = shared.core.lock();
         core.at_time(shared.clock.now());
@@ -62,11 +53,15 @@ impl<P: Policy> Keeper<P> {
         let mut more = core.background_reclaim();
         core.write_back();
         let tick = core.tick();
-        shared.background(&mut core);
+        shared.background_work(&mut core);
         core.take_out(&mut self.out);
         more |= news || !self.out.ios.is_empty();
         drop(core);
-        shared.dispatch(&mut self.out, None);
+        // It looks after what it began itself.
+        let _ = shared.deliver(&mut self.out, None);
+        if !armed {
+            shared.queues.wake_sleepers(usize::MAX);
+        }
         match (more, tick) {
             (true, _) => Due::Now,
             (false, Some(at)) => Due::At(at),
@@ -74,15 +69,12 @@ impl<P: Policy> Keeper<P> {
         }
     }
 
-    /// Asks the lane for what no request needs to wake whoever waits on it; [`Due`] of its I/O.
+    /// Asks for a wake-up for the I/O that no request needs, and says when that is due.
     pub fn arm(&mut self) -> Due {
-        if self.shared.keeper_lane.is_idle() {
-            return Due::Never;
-        }
-        match self.shared.keeper_lane.arm() {
-            Readiness::Ready => Due::Now,
-            Readiness::Wait(Some(at)) => Due::At(at),
-            Readiness::Wait(None) => Due::Never,
+        let lower = &self.shared.background.lower;
+        match lower.is_idle() {
+            true => Due::Never,
+            false => lower.arm().into(),
         }
     }
 
@@ -100,74 +92,53 @@ impl<P: Policy> Drop for Keeper<P> {
     }
 }
 
-/// A keeper's thread.
-pub(crate) struct Thread<P: Policy> {
-    shared: Arc<Shared<P>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+/// What a cache's thread does: a keeper's steps, besides those who poll.
+struct Work<P: Policy> {
+    keeper: Keeper<P>,
+    /// What the last step said.
+    due: Due,
 }
 
-impl<P: Policy> Thread<P> {
-    pub fn start(shared: &Arc<Shared<P>>) -> Result<Thread<P>, Error> {
-        let os = |e| Error::os("cache: starting a thread", e);
-        let mut keeper = Keeper::of(shared, false);
-        let stop = Arc::new(AtomicBool::new(false));
-        let poller = Poller::new().map_err(os)?;
-        let lane = Arc::clone(&shared.keeper_lane);
-        poller.add(lane.bell.as_fd(), 0, false).map_err(os)?;
-        let (stopped, seen) = (Arc::clone(&stop), Arc::clone(shared));
-        let body = move || {
-            let (mut events, mut waits) = (Vec::new(), false);
-            while !stopped.load(Ordering::Acquire) {
-                let mut due = keeper.step();
-                if due != Due::Now {
-                    due = match (due, keeper.arm()) {
-                        (Due::At(a), Due::At(b)) => Due::At(a.min(b)),
-                        (Due::Never, other) | (other, Due::Never) => other,
-                        (_, other) => other,
-                    };
-                }
-                let wait = match due {
-                    Due::Now => continue,
-                    Due::At(at) => Some(at.saturating_duration_since(seen.clock.now())),
-                    Due::Never => {
-                        seen.keeper_asleep.store(true, Ordering::SeqCst);
-                        match seen.core.lock().is_clean() {
-                            true => None,
-                            false => Some(std::time::Duration::from_secs(1)),
-                        }
-                    }
-                };
-                events.clear();
-                let waited = lane
-                    .wait_in(&poller, 1, &mut waits)
-                    .and_then(|()| poller.wait(&mut events, wait));
-                if waited.is_err() {
-                    std::thread::sleep(std::time::Duration::from_millis(100));
-                }
-                seen.keeper_asleep.store(false, Ordering::SeqCst);
-                lane.bell.drain();
-                lane.woken();
-            }
+/// How long the thread sleeps at most while pages are dirty.
+const NAP: Duration = Duration::from_secs(1);
+
+impl<P: Policy> Background for Work<P> {
+    fn step(&mut self) -> Due {
+        self.due = self.keeper.step();
+        self.due
+    }
+
+    fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
+        let shared = &self.keeper.shared;
+        let lower = &shared.background.lower;
+        let of_io = match lower.is_idle() {
+            true => Due::Never,
+            false => lower.arm_in(poller, 1)?.into(),
         };
-        let thread = std::thread::Builder::new().name("pvblk-cache".into());
-        let thread = thread.spawn(body).map_err(os)?;
-        Ok(Thread {
-            shared: Arc::clone(shared),
-            stop,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl<P: Policy> Drop for Thread<P> {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.shared.keeper_lane.bell.notify();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        if self.due.earlier(of_io) == Due::Never {
+            shared.background_rests.store(true, Ordering::Relaxed);
+            // Who makes a page dirty after this look has the lock after it, and so sees that the thread rests.
+            if !shared.core.lock().is_clean() {
+                return Ok(Due::At(shared.clock.now() + NAP));
+            }
         }
+        Ok(of_io)
+    }
+
+    fn woken(&mut self) {
+        let shared = &self.keeper.shared;
+        shared.background_rests.store(false, Ordering::Relaxed);
+        shared.background.lower.woken();
     }
 }
 
-const _: () = assert!(Core::KEEPER == 0);
+/// Starts a cache's thread.
+pub(crate) fn start_thread<P: Policy>(shared: &Arc<Shared<P>>) -> Result<BackgroundThread, Error> {
+    let work = Work {
+        keeper: Keeper::of(shared, false),
+        due: Due::Now,
+    };
+    let clock = Arc::clone(&shared.clock);
+    BackgroundThread::start("pvblk-cache", &shared.background_wait, clock, work)
+        .map_err(|e| Error::os("cache: starting a thread", e))
+}

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! reads that hit ──▶ table: no lock ──▶ copy
-//! the rest ──▶ core (one lock, once for a batch) ──▶ lanes: a queue of the device for each queue of the cache
+//! the rest ──▶ core (one lock, once for a batch) ──▶ lower queues: one of the device for each of the cache
 //!                │ alloc: buddy lists, lists of CPUs, watermarks
 //!                │ lists: active and inactive, refault distance
 //!                └ write-back: by sector, in runs; a flush knows by numbers what it covers
@@ -19,16 +19,17 @@ mod counters;
 mod device;
 mod giving;
 mod keeper;
-mod lane;
 mod lists;
 pub mod planted;
 mod policy;
 mod queue;
 mod readahead;
+mod shared;
 mod table;
 
 pub use config::{CacheConfig, Mode, PAGE_BYTES, PAGE_SECTORS};
 pub use counters::Counters;
 pub use device::PageCache;
-pub use keeper::{Due, Keeper};
+pub use keeper::Keeper;
 pub use policy::{AfterFailure, Policy, Shortfall, Standard};
+pub use pvblk_block::stacked::Due;

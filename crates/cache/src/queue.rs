@@ -2,10 +2,10 @@
 
 use crate::config::{PAGE_BYTES, PAGE_SECTORS};
 use crate::core::{Core, Out, Turn, copy, meeting};
-use crate::device::Shared;
-use crate::lane::{Lane, earliest};
 use crate::policy::Policy;
 use crate::readahead::{Hint, Streams};
+use crate::shared::{Hits, QueueEnd, Shared};
+use pvblk_block::stacked::finish_within;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
     Completion, DeviceQueue, Error, Op, QueueContext, Readiness, Request, SECTOR, Status,
@@ -21,17 +21,10 @@ const LAST_WAIT: Duration = Duration::from_secs(10);
 /// Longest read that is tried as a hit, in pages: the core does larger ones in pieces.
 const LONGEST_HIT: u64 = 1024;
 
-/// Pages that were found without a lock, and those of them that had been read in advance.
-#[derive(Debug, Default)]
-pub(crate) struct Hits {
-    pub all: AtomicU64,
-    pub ahead: AtomicU64,
-}
-
 pub(crate) struct CacheQueue<P: Policy> {
     shared: Arc<Shared<P>>,
     owner: usize,
-    lane: Arc<Lane>,
+    end: Arc<QueueEnd>,
     hits: Arc<Hits>,
     streams: Streams,
     /// Requests that are the core's.
@@ -40,14 +33,14 @@ pub(crate) struct CacheQueue<P: Policy> {
     turn: Turn,
     out: Out,
     ended: Vec<Completion>,
-    /// Lanes of others that this queue waits for.
-    foreign: Vec<Arc<Lane>>,
+    /// Ends of others whose lower queues this queue waits for.
+    foreign: Vec<Arc<QueueEnd>>,
     /// Their descriptors were cleared, so they are to be polled, also if their owners do that again.
-    look: Vec<Arc<Lane>>,
+    look: Vec<Arc<QueueEnd>>,
+    /// It left something at lower queues of others that those who sleep don't wait for.
+    handed: bool,
     slow: Vec<(Box<Request>, Hint)>,
     poller: Poller,
-    /// Its poller has the lane's descriptor.
-    waits: bool,
     tracer: Tracer,
 }
 
@@ -77,16 +70,17 @@ impl<P: Policy> CacheQueue<P> {
             tracing: context.tracing.below(&tracer),
             ..context.clone()
         };
-        let lane = Arc::new(Lane::open(&shared.inner, &below)?);
+        let end = QueueEnd::open(&shared.inner, &below)?;
         let poller = Poller::new().map_err(os)?;
-        poller.add(lane.bell.as_fd(), 0, false).map_err(os)?;
-        let hits = Arc::new(Hits::default());
-        let owner = shared.add_lane(&lane, &hits);
+        let event = end.completions.wait().event();
+        poller.add(event.as_fd(), 0, false).map_err(os)?;
+        let hits = shared.new_hits();
+        let owner = shared.queues.open(&end);
         shared.core.lock().open(owner, context.index);
         Ok(CacheQueue {
             shared: Arc::clone(shared),
             owner,
-            lane,
+            end,
             hits,
             streams: Streams::default(),
             inside: 0,
@@ -96,9 +90,9 @@ impl<P: Policy> CacheQueue<P> {
             ended: Vec::new(),
             foreign: Vec::new(),
             look: Vec::new(),
+            handed: false,
             slow: Vec::new(),
             poller,
-            waits: false,
             tracer,
         })
     }
@@ -142,46 +136,47 @@ impl<P: Policy> CacheQueue<P> {
         let mut core = shared.core.lock();
         core.at_time(shared.clock.now());
         f(&mut core, self.owner);
-        shared.background(&mut core);
+        shared.background_work(&mut core);
         core.take_out(&mut out);
         self.turn = core.next_turn(self.owner);
         let is_clean = core.is_clean();
         drop(core);
-        shared.wake_keeper(is_clean);
+        shared.wake_background(is_clean);
         let mine = out.done.extract_if(.., |(owner, _)| *owner == self.owner);
         let before = self.done.len();
         self.done.extend(mine.map(|(_, done)| done));
         self.inside -= self.done.len() - before;
-        shared.dispatch(&mut out, Some((self.owner, &self.lane)));
+        self.handed |= shared.deliver(&mut out, Some((self.owner, &self.end)));
         self.out = out;
     }
 
-    fn collect_mail(&mut self) -> bool {
-        if !self.lane.any.swap(false, Ordering::SeqCst) {
-            return false;
-        }
-        let mut letters = self.lane.letters.lock();
-        self.inside -= letters.done.len();
-        self.done.append(&mut letters.done);
-        let ios = std::mem::take(&mut letters.ios);
-        drop(letters);
-        if !ios.is_empty() {
-            self.lane.submit(ios.into_iter().map(|io| io.request));
-        }
-        true
+    /// Takes what others left for this queue; false if there was nothing.
+    fn collect(&mut self) -> bool {
+        let (inside, done) = (&mut self.inside, &mut self.done);
+        let lower = &self.end.lower;
+        self.end.completions.collect(|letters| {
+            *inside -= letters.done.len();
+            done.append(&mut letters.done);
+            if !letters.ios.is_empty() {
+                lower.submit(letters.ios.drain(..).map(|io| io.request));
+            }
+        })
     }
 
     /// Takes what devices have done, and goes on with it.
     fn progress(&mut self) {
-        let mut news = self.collect_mail();
+        let mut news = self.collect();
         let mut ended = std::mem::take(&mut self.ended);
-        self.lane.poll(&mut ended, true);
-        self.shared.keeper_lane.poll_for_others(&mut ended);
-        for lane in self.look.drain(..) {
-            lane.poll_for_others(&mut ended);
+        self.end.lower.poll(&mut ended);
+        let background = &self.shared.background.lower;
+        self.handed |= !background.poll_unattended(&mut ended);
+        for end in self.look.drain(..) {
+            self.handed |= !end.lower.poll_unattended(&mut ended);
         }
         if ended.is_empty() && self.done.is_empty() && self.inside > 0 {
-            self.shared.poll_idle_lanes(self.owner, &mut ended);
+            for end in self.shared.queues.unattended(self.owner) {
+                self.handed |= !end.lower.poll_unattended(&mut ended);
+            }
         }
         news |= !ended.is_empty()
             || match self.turn {
@@ -189,7 +184,7 @@ impl<P: Policy> CacheQueue<P> {
                 Turn::Now => true,
                 Turn::At(at) => self.shared.clock.now() >= at,
             };
-        if news || self.shared.wants_background() {
+        if news || self.shared.wants_background_work() {
             self.step(|core, owner| {
                 for c in ended.drain(..) {
                     core.ended(c.request, c.status);
@@ -201,26 +196,21 @@ impl<P: Policy> CacheQueue<P> {
         self.settle();
     }
 
-    /// Nobody polls this queue while it has nothing of its user's: those who wait for its lane do that themselves, and have to know.
+    /// Nobody polls this queue while it has nothing of its user's: those who sleep wait for its lower queue then, and have to know.
     fn settle(&mut self) {
-        if self.inside > 0 || !self.lane.busy.load(Ordering::Relaxed) {
-            return;
-        }
-        self.lane.busy.store(false, Ordering::SeqCst);
-        if !self.lane.is_idle() {
-            self.shared.wake_sleepers(self.owner);
+        if self.inside == 0 && (self.handed || self.end.lower.is_attended()) {
+            let handed = std::mem::take(&mut self.handed);
+            self.shared
+                .queues
+                .leave(self.owner, &self.end.lower, handed);
         }
     }
 
     /// Others aren't waited for any more.
     fn awake(&mut self) {
-        // Nobody else sets it, and hits don't pay for a locked instruction.
-        if self.lane.armed.load(Ordering::Relaxed) {
-            self.lane.armed.store(false, Ordering::SeqCst);
-            self.shared.sleepers.fetch_sub(1, Ordering::SeqCst);
-        }
-        for lane in self.foreign.drain(..) {
-            let _ = lane.with_fd(|fd| self.poller.remove(fd));
+        self.shared.queues.finish_wait(self.end.completions.wait());
+        for end in self.foreign.drain(..) {
+            let _ = end.lower.with_fd(|fd| self.poller.remove(fd));
         }
     }
 
@@ -230,21 +220,21 @@ impl<P: Policy> CacheQueue<P> {
             Turn::Now => true,
             Turn::At(at) => at <= self.shared.clock.now(),
         };
-        turn || !self.done.is_empty() || self.lane.any.load(Ordering::SeqCst)
+        turn || !self.done.is_empty() || self.end.completions.wait().is_pending()
     }
 
-    /// Waits for the lanes of others too.
+    /// Waits for the lower queues of others too.
     fn arm_others(&mut self) -> Readiness {
         let mut deadline = None;
-        for lane in self.shared.idle_lanes(self.owner) {
-            match lane.arm() {
+        for end in self.shared.queues.unattended(self.owner) {
+            match end.lower.arm() {
                 Readiness::Ready => return Readiness::Ready,
                 Readiness::Wait(until) => deadline = earliest(deadline, until),
             }
-            let added = lane.with_fd(|fd| self.poller.add(fd, 2, false));
+            let added = end.lower.with_fd(|fd| self.poller.add(fd, 2, false));
             match added {
                 Some(Err(e)) => return cannot_wait(&e),
-                Some(Ok(())) => self.foreign.push(lane),
+                Some(Ok(())) => self.foreign.push(end),
                 None => {}
             }
         }
@@ -278,10 +268,10 @@ impl<P: Policy> DeviceQueue for CacheQueue<P> {
         }
         if !slow.is_empty() {
             self.inside += slow.len();
-            self.lane.busy.store(true, Ordering::SeqCst);
+            self.end.lower.attend();
             // What was read in advance may be there meanwhile.
             let mut ended = std::mem::take(&mut self.ended);
-            self.lane.poll(&mut ended, true);
+            self.end.lower.poll(&mut ended);
             self.step(|core, owner| {
                 for c in ended.drain(..) {
                     core.ended(c.request, c.status);
@@ -298,7 +288,7 @@ impl<P: Policy> DeviceQueue for CacheQueue<P> {
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
         self.awake();
-        if self.inside > 0 || self.lane.any.load(Ordering::Relaxed) {
+        if self.inside > 0 || self.end.completions.wait().is_pending() {
             self.progress();
         }
         out.append(&mut self.done);
@@ -311,21 +301,17 @@ impl<P: Policy> DeviceQueue for CacheQueue<P> {
         if self.inside == 0 {
             return Readiness::Wait(None);
         }
-        // From now on who has something for this queue rings its bell.
-        if !self.lane.armed.swap(true, Ordering::SeqCst) {
-            self.shared.sleepers.fetch_add(1, Ordering::SeqCst);
-        }
+        let wait = self.end.completions.wait();
+        self.shared.queues.prepare_to_wait(wait);
         let mut deadline = match self.turn {
             Turn::At(at) => Some(at),
             _ => None,
         };
-        if !self.lane.is_idle() {
-            match self.lane.arm() {
-                Readiness::Ready => return Readiness::Ready,
-                Readiness::Wait(until) => deadline = earliest(deadline, until),
-            }
-            if let Err(e) = self.lane.wait_in(&self.poller, 1, &mut self.waits) {
-                return cannot_wait(&e);
+        if !self.end.lower.is_idle() {
+            match self.end.lower.arm_in(&self.poller, 1) {
+                Ok(Readiness::Ready) => return Readiness::Ready,
+                Ok(Readiness::Wait(until)) => deadline = earliest(deadline, until),
+                Err(e) => return cannot_wait(&e),
             }
         }
         match self.arm_others() {
@@ -339,17 +325,17 @@ impl<P: Policy> DeviceQueue for CacheQueue<P> {
     }
 
     fn woken(&mut self) {
-        self.lane.bell.drain();
-        self.lane.woken();
-        for lane in &self.foreign {
-            lane.woken();
+        self.end.completions.wait().event().drain();
+        self.end.lower.woken();
+        for end in &self.foreign {
+            end.lower.woken();
         }
         // Others may have waited for the same. Who has no request in flight isn't polled, so they have to look themselves.
         self.look.extend(self.foreign.iter().cloned());
         if self.inside == 0 {
             // What was read in advance has come, and stays with the device until somebody asks for it: its descriptor would be readable all the time.
-            self.lane.wait_no_more(&self.poller, &mut self.waits);
-            self.shared.wake_sleepers(self.owner);
+            self.end.lower.leave_poller(&self.poller);
+            self.shared.queues.wake_sleepers(self.owner);
         }
     }
 
@@ -362,19 +348,23 @@ impl<P: Policy> Drop for CacheQueue<P> {
     /// Its user's buffers may be in use: what it asked for has to end.
     fn drop(&mut self) {
         self.awake();
-        let begin = Instant::now();
-        while self.inside > 0 && !std::thread::panicking() {
+        let finished = finish_within(LAST_WAIT, || {
             let before = self.done.len();
+            if self.inside == 0 {
+                return None;
+            }
             self.progress();
-            if self.done.len() == before {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            if begin.elapsed() > LAST_WAIT {
-                tracing::error!("cache: a queue went away with requests at its device");
-                break;
-            }
+            Some(self.done.len() > before)
+        });
+        if !finished {
+            tracing::error!("cache: a queue went away with requests at its device");
         }
-        self.shared.remove_lane(self.owner);
-        self.shared.wake_sleepers(self.owner);
+        self.shared.keep_hits(&self.hits);
+        self.shared.queues.close(self.owner);
     }
+}
+
+/// The earlier of two times, where there are any.
+fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    a.into_iter().chain(b).min()
 }

@@ -38,17 +38,15 @@ impl<Q> Slot<Q> {
 
 /// The queues of a device, by number, and the count of those that sleep: the kernel's wait queue, whose entries are numbered.
 pub struct QueueTable<Q: Neighbour<P>, P: Primitives = Native> {
-    slots: P::Lock<Slots<Q>>,
+    slots: P::Lock<Vec<Slot<Q>>>,
     /// Queues that prepared to wait through [`QueueTable::prepare_to_wait`].
     sleepers: P::Count,
 }
 
-struct Slots<Q>(Vec<Slot<Q>>);
-
 impl<Q: Neighbour<P>, P: Primitives> Default for QueueTable<Q, P> {
     fn default() -> QueueTable<Q, P> {
         QueueTable {
-            slots: P::Lock::new(Slots(Vec::new())),
+            slots: P::Lock::new(Vec::new()),
             sleepers: P::Count::new(),
         }
     }
@@ -62,7 +60,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
     /// A queue is opened: returns the lowest number that is free.
     pub fn open(&self, queue: &Arc<Q>) -> usize {
         let mut slots = self.slots.lock();
-        let all = &mut slots.0;
+        let all = &mut *slots;
         let is_free = |slot: &Slot<Q>| match slot {
             Slot::Free => true,
             Slot::Open(_) => false,
@@ -80,7 +78,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
     /// A queue is closed. Others poll its lower queue until it is idle, and only then its number is free.
     pub fn close(&self, number: usize) {
         let mut slots = self.slots.lock();
-        let slot = &mut slots.0[number];
+        let slot = &mut slots[number];
         *slot = match std::mem::replace(slot, Slot::Free) {
             Slot::Open(queue) if !is_idle(&*queue) => {
                 queue.lower().inspect(|lower| lower.unattend());
@@ -94,7 +92,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
 
     /// The queue with this number, while it is open.
     pub fn get(&self, number: usize) -> Option<Arc<Q>> {
-        match self.slots.lock().0.get(number) {
+        match self.slots.lock().get(number) {
             Some(Slot::Open(queue)) => Some(Arc::clone(queue)),
             _ => None,
         }
@@ -103,7 +101,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
     /// Calls with each queue, also those that are closed and not idle.
     pub fn for_each(&self, mut f: impl FnMut(usize, &Arc<Q>)) {
         let slots = self.slots.lock();
-        for (number, slot) in slots.0.iter().enumerate() {
+        for (number, slot) in slots.iter().enumerate() {
             if let Some(queue) = slot.neighbour() {
                 f(number, queue);
             }

@@ -145,7 +145,7 @@ impl<P: Policy> Core<P> {
         if !self.kswapd {
             return false;
         }
-        let list = self.owners[Core::KEEPER].list;
+        let list = self.owners[Core::BACKGROUND].list;
         for _ in 0..BACKGROUND_SCANS {
             if self.alloc.free_frames() > self.alloc.marks().high {
                 self.kswapd = false;

@@ -180,7 +180,7 @@ enum IoKind {
 
 /// Something for the device.
 pub struct Io {
-    /// Who is to submit it: the queue whose request needs it, or [`Core::KEEPER`].
+    /// Who is to submit it: the queue whose request needs it, or [`Core::BACKGROUND`].
     pub runner: usize,
     /// The request; its tag says what it is for.
     pub request: Box<Request>,
@@ -291,7 +291,7 @@ pub struct Core<P = Standard> {
 
 impl Core {
     /// The runner of what no request needs.
-    pub const KEEPER: usize = 0;
+    pub const BACKGROUND: usize = 0;
 
     /// Bytes of its tables for each frame, about.
     pub const fn frame_bytes() -> usize {

@@ -355,7 +355,13 @@ impl<P: Policy> Core<P> {
                 let mut one = self.spare_list();
                 one.push(frame);
                 self.frames[frame as usize].marked = false;
-                self.start(Op::Read, false, page, one, owner.unwrap_or(Core::KEEPER));
+                self.start(
+                    Op::Read,
+                    false,
+                    page,
+                    one,
+                    owner.unwrap_or(Core::BACKGROUND),
+                );
                 continue;
             }
             self.frames[frame as usize].waits = NONE;

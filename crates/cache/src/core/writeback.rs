@@ -248,7 +248,7 @@ impl<P: Policy> Core<P> {
             let waiter = self.waits.get(syncs as usize).map(|w| w.job);
             let waiter = waiter.or_else(|| self.flushes.first().copied());
             let job = waiter.and_then(|id| self.jobs.get(id as usize)?.as_ref());
-            let runner = job.map_or(Core::KEEPER, |j| j.owner);
+            let runner = job.map_or(Core::BACKGROUND, |j| j.owner);
             self.start_write(page, page + 1, runner);
         }
     }
@@ -386,7 +386,7 @@ impl<P: Policy> Core<P> {
     /// A piece of background write-back.
     pub fn write_back(&mut self) {
         if self.wants_write_back() {
-            self.pump_background(Core::KEEPER);
+            self.pump_background(Core::BACKGROUND);
         }
         self.background.hurry &= !self.dirty.is_empty();
     }
@@ -483,7 +483,7 @@ impl<P: Policy> Core<P> {
             if state == State::Dirty && gone && f.syncs == NONE && !f.behind {
                 self.forget_dirty(frame);
             } else if state != State::Clean || f.waits != NONE {
-                self.write_out(page, page + 1, Core::KEEPER);
+                self.write_out(page, page + 1, Core::BACKGROUND);
                 return false;
             }
             self.drop_page(frame, 0);
