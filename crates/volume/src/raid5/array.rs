@@ -18,14 +18,14 @@ use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
+use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable};
 use pvblk_block::{
     BlockDevice, Capabilities, Close, Completion, DeviceQueue, Error, EventHub, Extent, Extents,
     Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
 };
-use pvblk_sys::EventFd;
 use queue::ArrayQueue;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most stripe heads: as many as md takes.
@@ -56,38 +56,12 @@ impl Default for ArrayOptions {
     }
 }
 
-/// What a queue gets from others.
-struct Mail {
-    letters: Mutex<Letters>,
-    any: AtomicBool,
-    /// Its user polls, and will look here before it sleeps: there is no need to ring.
-    awake: AtomicBool,
-    bell: EventFd,
-}
-
+/// What queues leave for one another.
 #[derive(Default)]
 struct Letters {
     done: Vec<Completion>,
     ios: Vec<MemberIo>,
     works: Vec<Work>,
-}
-
-impl Mail {
-    /// There are letters, or something else to look at.
-    fn tell(&self) {
-        self.any.store(true, Ordering::Release);
-        // Either this sees that it sleeps, or it sees the letters: see `sleeps`.
-        fence(Ordering::SeqCst);
-        if !self.awake.load(Ordering::Relaxed) {
-            self.bell.notify();
-        }
-    }
-
-    /// From now on it has to be rung. Whoever calls this looks for letters once more.
-    fn sleeps(&self) {
-        self.awake.store(false, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
 }
 
 /// A device of the array, as long as it is one.
@@ -102,8 +76,8 @@ struct Shared {
     core: Mutex<Core>,
     /// Partial writes wait for more, and nothing else is written.
     waiting: AtomicBool,
-    /// By owner; `None` is of a queue that is closed, and its number free.
-    mails: Mutex<Vec<Option<Arc<Mail>>>>,
+    /// By owner.
+    queues: QueueTable<CompletionQueue<Letters>>,
     /// By slot.
     devices: Mutex<Vec<Option<Device>>>,
     /// Counts changes of them.
@@ -146,17 +120,13 @@ impl Shared {
         let spares: String = spares.iter().map(|s| format!("[{}]", s.name)).collect();
         format!("raid5:{members}{spares}")
     }
-
-    fn mail(&self, owner: usize) -> Option<Arc<Mail>> {
-        self.mails.lock().get(owner).cloned().flatten()
-    }
 }
 
 /// A RAID-5 array that serves.
 pub struct Raid5 {
     shared: Arc<Shared>,
-    /// The thread that rebuilds, if there is one.
-    keeper: Mutex<Option<keeper::Thread>>,
+    /// Steps a keeper, if it was started.
+    thread: Mutex<Option<BackgroundThread>>,
     orders: Arc<manage::Orders>,
     /// Held while a device is added.
     adding: Mutex<()>,
@@ -245,7 +215,7 @@ impl Raid5 {
                 name,
                 core: Mutex::new(core),
                 waiting: AtomicBool::new(false),
-                mails: Mutex::default(),
+                queues: QueueTable::default(),
                 devices: Mutex::new(devices),
                 changes: AtomicU64::new(0),
                 spares: Mutex::new(assembly.spares),
@@ -253,7 +223,7 @@ impl Raid5 {
                 geometry: assembly.geometry,
                 lazy: options.lazy,
             }),
-            keeper: Mutex::new(None),
+            thread: Mutex::new(None),
             orders: Arc::default(),
             adding: Mutex::new(()),
             events: EventHub::default(),
@@ -414,7 +384,8 @@ impl LossMarks for Raid5 {
 
 impl Close for Raid5 {
     fn close(&self) -> Result<(), Error> {
-        self.end_keeper();
+        let thread = self.thread.lock().take();
+        drop(thread);
         self.stop(&mut super::blocking::sleepy())
     }
 }

@@ -5,12 +5,12 @@ use super::queue::ArrayQueue;
 use super::{Device, Raid5, Shared};
 use crate::raid5::core::Core;
 use crate::raid5::{Member, STRIPE_BYTES};
-use pvblk_block::{BlockDevice, DeviceQueue, Error, QueueContext, Readiness};
-use pvblk_sys::{EventFd, Poller};
-use std::os::fd::AsFd;
+use pvblk_block::stacked::{Background, BackgroundThread, Due, WaitEntry};
+use pvblk_block::{BlockDevice, DeviceQueue, Error, QueueContext, Readiness, SystemClock};
+use pvblk_sys::Poller;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often superblocks tell how far something is, besides each sixteenth of it.
@@ -247,26 +247,32 @@ impl Drop for Keeper {
     }
 }
 
-/// A keeper's thread.
-pub(super) struct Thread {
-    stop: Arc<AtomicBool>,
-    bell: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+/// What an array's thread does: a keeper's steps.
+struct KeeperWork {
+    keeper: Keeper,
+    begin: Instant,
+    /// The poller has its queue's descriptor.
+    in_poller: bool,
 }
 
-impl Thread {
-    pub fn wake(&self) {
-        self.bell.notify();
+impl Background for KeeperWork {
+    fn step(&mut self) -> Due {
+        let nap = self.keeper.step(self.begin.elapsed());
+        Due::At(Instant::now() + nap)
     }
-}
 
-impl Drop for Thread {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.bell.notify();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+    fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
+        if !self.in_poller
+            && let Some(fd) = self.keeper.queue.wait_fd()
+        {
+            poller.add(fd, 1, false)?;
+            self.in_poller = true;
         }
+        Ok(self.keeper.queue.arm().into())
+    }
+
+    fn woken(&mut self) {
+        self.keeper.queue.woken();
     }
 }
 
@@ -274,54 +280,20 @@ impl Raid5 {
     /// From now on a thread looks after it, until it is closed.
     pub fn keep(&self) -> Result<(), Error> {
         let os = |e| Error::os("raid5: starting a thread", e);
-        let mut keeper = Keeper::new(self)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let bell = Arc::new(EventFd::new().map_err(os)?);
-        let poller = Poller::new().map_err(os)?;
-        poller.add(bell.as_fd(), 0, false).map_err(os)?;
-        if let Some(fd) = keeper.queue.wait_fd() {
-            poller.add(fd, 1, false).map_err(os)?;
-        }
-        let (stopped, rung) = (Arc::clone(&stop), Arc::clone(&bell));
-        let begin = Instant::now();
-        let body = move || {
-            let mut events = Vec::new();
-            while !stopped.load(Ordering::Acquire) {
-                let nap = keeper.step(begin.elapsed());
-                let mut wait = nap;
-                match keeper.queue.arm() {
-                    Readiness::Ready => continue,
-                    Readiness::Wait(Some(until)) => {
-                        wait = wait.min(until.saturating_duration_since(Instant::now()));
-                    }
-                    Readiness::Wait(None) => {}
-                }
-                events.clear();
-                if poller.wait(&mut events, Some(wait)).is_err() {
-                    std::thread::sleep(nap);
-                }
-                rung.drain();
-                keeper.queue.woken();
-            }
+        let work = KeeperWork {
+            keeper: Keeper::new(self)?,
+            begin: Instant::now(),
+            in_poller: false,
         };
-        let thread = std::thread::Builder::new().name("pvblk-raid5".into());
-        let thread = thread.spawn(body).map_err(os)?;
-        *self.keeper.lock() = Some(Thread {
-            stop,
-            bell,
-            thread: Some(thread),
-        });
+        let wait = Arc::new(WaitEntry::new().map_err(os)?);
+        let thread = BackgroundThread::start("pvblk-raid5", &wait, Arc::new(SystemClock), work);
+        *self.thread.lock() = Some(thread.map_err(os)?);
         Ok(())
-    }
-
-    pub(super) fn end_keeper(&self) {
-        let thread = self.keeper.lock().take();
-        drop(thread);
     }
 
     /// Somebody wants something.
     pub(super) fn wake_keeper(&self) {
-        if let Some(thread) = &*self.keeper.lock() {
+        if let Some(thread) = &*self.thread.lock() {
             thread.wake();
         }
     }

@@ -1,35 +1,23 @@
 //! One queue of an array.
 
-use super::{Device, Mail, Shared};
+use super::{Device, Letters, Shared};
 use crate::raid5::STRIPE_SECTORS;
 use crate::raid5::core::{Core, MemberIo, Token, Work};
-use parking_lot::Mutex;
+use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, Op, Queue, QueueContext, Readiness, Request,
-    RequestFlags, Status,
+    Completion, DeviceQueue, Error, Op, QueueContext, Readiness, Request, RequestFlags, Status,
 };
-use pvblk_sys::{EventFd, Poller};
-use std::collections::VecDeque;
+use pvblk_sys::Poller;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a queue that goes away waits for what it has at the members.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 /// Most requests of one array queue at one member.
 const MEMBER_DEPTH: u32 = 512;
-
-/// One member, as one array queue sees it.
-struct Lane {
-    queue: Queue,
-    /// What finds no room at the member.
-    backlog: VecDeque<Box<Request>>,
-    batch: Vec<Box<Request>>,
-    done: Vec<Completion>,
-    in_poller: bool,
-}
 
 /// One of the I/Os that are a request at a member.
 #[derive(Clone, Copy)]
@@ -42,9 +30,9 @@ struct Part {
 pub(super) struct ArrayQueue {
     shared: Arc<Shared>,
     owner: usize,
-    mail: Arc<Mail>,
+    completions: Arc<CompletionQueue<Letters>>,
     /// By slot.
-    members: Vec<Option<Lane>>,
+    members: Vec<Option<LowerQueue>>,
     /// For queues at devices that come later.
     below: QueueContext,
     /// Changes of the devices that were seen.
@@ -61,6 +49,10 @@ pub(super) struct ArrayQueue {
     /// Empty lists to hand to the core for those that it filled.
     told_ios: Vec<MemberIo>,
     told_done: Vec<(usize, Completion)>,
+    /// Owners that have something to look at.
+    others: Vec<usize>,
+    /// What members have just done.
+    polled: Vec<Completion>,
     /// What is to be calculated.
     works: Vec<Work>,
     poller: Poller,
@@ -83,26 +75,17 @@ impl ArrayQueue {
             tracing: context.tracing.clone(),
             ..*context
         };
-        let mail = Arc::new(Mail {
-            letters: Mutex::default(),
-            any: AtomicBool::new(false),
-            awake: AtomicBool::new(false),
-            bell: EventFd::new().map_err(os)?,
-        });
+        let completions: Arc<CompletionQueue<Letters>> =
+            Arc::new(CompletionQueue::new().map_err(os)?);
         let poller = Poller::new().map_err(os)?;
-        poller.add(mail.bell.as_fd(), 0, false).map_err(os)?;
-        let mut mails = shared.mails.lock();
-        let free = mails.iter().position(Option::is_none);
-        let owner = free.unwrap_or(mails.len());
-        match mails.get_mut(owner) {
-            Some(slot) => *slot = Some(Arc::clone(&mail)),
-            None => mails.push(Some(Arc::clone(&mail))),
-        }
-        drop(mails);
+        poller
+            .add(completions.wait().event().as_fd(), 0, false)
+            .map_err(os)?;
+        let owner = shared.queues.open(&completions);
         let mut queue = ArrayQueue {
             shared: Arc::clone(shared),
             owner,
-            mail,
+            completions,
             members: Vec::new(),
             below,
             changes: u64::MAX,
@@ -115,6 +98,8 @@ impl ArrayQueue {
             ended: Vec::new(),
             told_ios: Vec::new(),
             told_done: Vec::new(),
+            others: Vec::new(),
+            polled: Vec::new(),
             works: Vec::new(),
             poller,
             tracer,
@@ -138,20 +123,20 @@ impl ArrayQueue {
             if self.members.len() <= slot {
                 self.members.push(None);
             }
-            if let Some(lane) = &self.members[slot] {
-                let same = |d: &Device| Arc::ptr_eq(&d.device, lane.queue.device());
+            if let Some(lower) = &self.members[slot] {
+                let same = |d: &Device| Arc::ptr_eq(&d.device, lower.device());
                 if device.as_ref().is_some_and(same) {
                     continue;
                 }
                 // A slot gets another device only when nothing of the old one is in flight.
-                match lane.is_idle() {
+                match lower.is_idle() {
                     true => self.members[slot] = None,
                     false => self.closing = true,
                 }
             }
             if let (None, Some(device)) = (&self.members[slot], device) {
-                match Lane::open(&device.device, &self.below) {
-                    Ok(lane) => self.members[slot] = Some(lane),
+                match LowerQueue::open(&device.device, &self.below) {
+                    Ok(lower) => self.members[slot] = Some(lower),
                     Err(e) => opened = Err(e),
                 }
             }
@@ -204,22 +189,31 @@ impl ArrayQueue {
         drop(core);
         if !gone.is_empty() {
             // Also those that are at rest: as long as one has a device open, nobody else can have it.
-            let mails = shared.mails.lock();
-            mails.iter().flatten().for_each(|mail| mail.bell.notify());
-            drop(mails);
+            shared.queues.for_each(|_, queue| queue.wait().notify());
             drop(gone);
         }
         let me = self.owner;
         // They may sleep, since something was being written when they looked.
-        let mut others: Vec<usize> = waiters.into_iter().filter(|w| *w != me).collect();
-        others.extend(ios.iter().map(|io| io.runner).filter(|r| *r != me));
-        others.extend(done.iter().map(|d| d.0).filter(|o| *o != me));
-        others.extend(self.works.iter().map(|w| w.runner).filter(|r| *r != me));
-        others.sort_unstable();
-        others.dedup();
-        for other in others {
-            self.write_to(other, &mut ios, &mut done);
-        }
+        self.others.extend(waiters);
+        self.others.extend(ios.iter().map(|io| io.runner));
+        self.others.extend(done.iter().map(|d| d.0));
+        self.others.extend(self.works.iter().map(|w| w.runner));
+        self.others.retain(|other| *other != me);
+        let works = &mut self.works;
+        shared
+            .queues
+            .post(&mut self.others, |other, queue, letters| {
+                letters
+                    .ios
+                    .extend(ios.extract_if(.., |io| io.runner == other));
+                let theirs = done.extract_if(.., |d| d.0 == other);
+                letters.done.extend(theirs.map(|d| d.1));
+                // What is to be calculated is sooner done here if the other sleeps.
+                if !queue.wait().is_sleeping() {
+                    let theirs = works.extract_if(.., |w| w.runner == other);
+                    letters.works.extend(theirs);
+                }
+            });
         // Also what is for a queue that is gone: only an array that is given up has that.
         self.ios.extend(ios.drain(..).filter(|io| io.runner == me));
         self.done
@@ -228,30 +222,6 @@ impl ArrayQueue {
         self.told_done = done;
         self.issue();
         value
-    }
-
-    /// Tells another queue what is for it. What is to be calculated goes along if it is awake: else it is sooner done here.
-    fn write_to(
-        &mut self,
-        other: usize,
-        ios: &mut Vec<MemberIo>,
-        done: &mut Vec<(usize, Completion)>,
-    ) {
-        let Some(mail) = self.shared.mail(other) else {
-            return;
-        };
-        let mut letters = mail.letters.lock();
-        letters
-            .ios
-            .extend(ios.extract_if(.., |io| io.runner == other));
-        let theirs = done.extract_if(.., |d| d.0 == other);
-        letters.done.extend(theirs.map(|d| d.1));
-        if mail.awake.load(Ordering::Relaxed) {
-            let theirs = self.works.extract_if(.., |w| w.runner == other);
-            letters.works.extend(theirs);
-        }
-        drop(letters);
-        mail.tell();
     }
 
     /// Gives member I/O to the members; what touches goes as one request.
@@ -283,7 +253,7 @@ impl ArrayQueue {
                     .members
                     .get(io.slot)
                     .and_then(Option::as_ref)
-                    .map(|m| m.queue.limits());
+                    .map(LowerQueue::limits);
                 let fits = limits.is_some_and(|l| {
                     request.sectors + sectors <= u64::from(l.max_sectors)
                         && request.buffers.len() + count <= l.max_segments as usize
@@ -320,14 +290,14 @@ impl ArrayQueue {
             self.send(member, request);
         }
         self.ios = ios;
-        for lane in self.members.iter_mut().flatten() {
-            lane.submit();
+        for lower in self.members.iter_mut().flatten() {
+            lower.submit();
         }
     }
 
     fn send(&mut self, member: usize, request: Box<Request>) {
         match self.members.get_mut(member).and_then(Option::as_mut) {
-            Some(lane) => lane.backlog.push_back(request),
+            Some(lower) => lower.push(request),
             None => self.release(member, request, false),
         }
     }
@@ -376,43 +346,41 @@ impl ArrayQueue {
             self.send(member, one);
             sector += part.sectors;
         }
-        if let Some(Some(lane)) = self.members.get_mut(member) {
-            lane.submit();
+        if let Some(Some(lower)) = self.members.get_mut(member) {
+            lower.submit();
         }
     }
 
-    fn collect_mail(&mut self) {
-        if !self.mail.any.swap(false, Ordering::AcqRel) {
-            return;
+    /// Takes what others left for this queue.
+    fn collect(&mut self) {
+        let (done, ios, works) = (&mut self.done, &mut self.ios, &mut self.works);
+        let any = self.completions.collect(|letters| {
+            done.append(&mut letters.done);
+            ios.append(&mut letters.ios);
+            works.append(&mut letters.works);
+        });
+        if any {
+            self.issue();
         }
-        let mut letters = self.mail.letters.lock();
-        self.done.append(&mut letters.done);
-        self.ios.append(&mut letters.ios);
-        self.works.append(&mut letters.works);
-        drop(letters);
-        self.issue();
     }
 
     /// Takes what members have done, and goes on with it; false if there was nothing.
     pub(super) fn progress(&mut self) -> bool {
-        self.collect_mail();
+        self.collect();
+        let mut polled = std::mem::take(&mut self.polled);
         for at in 0..self.members.len() {
-            let Some(lane) = &mut self.members[at] else {
+            let Some(lower) = &mut self.members[at] else {
                 continue;
             };
-            if lane.queue.poll(&mut lane.done) == 0 {
+            if lower.poll(&mut polled) == 0 {
                 continue;
             }
-            lane.submit();
-            let mut done = std::mem::take(&mut lane.done);
-            for completion in done.drain(..) {
+            for completion in polled.drain(..) {
                 let ok = completion.status == Status::Ok;
                 self.release(at, completion.request, ok);
             }
-            if let Some(lane) = &mut self.members[at] {
-                lane.done = done;
-            }
         }
+        self.polled = polled;
         if self.closing {
             let _ = self.follow_devices();
         }
@@ -446,35 +414,8 @@ impl ArrayQueue {
 
     pub(super) fn is_busy(&self) -> bool {
         !self.works.is_empty()
-            || !self.members.iter().flatten().all(Lane::is_idle)
+            || !self.members.iter().flatten().all(LowerQueue::is_idle)
             || self.shared.core.lock().has_active(self.owner)
-    }
-}
-
-impl Lane {
-    fn open(device: &Arc<dyn BlockDevice>, context: &QueueContext) -> Result<Lane, Error> {
-        Ok(Lane {
-            queue: Queue::open(device, context)?,
-            backlog: VecDeque::new(),
-            batch: Vec::new(),
-            done: Vec::new(),
-            in_poller: false,
-        })
-    }
-
-    fn is_idle(&self) -> bool {
-        self.queue.in_flight() == 0 && self.backlog.is_empty()
-    }
-
-    fn submit(&mut self) {
-        while self.queue.in_flight() + self.batch.len() < MEMBER_DEPTH as usize
-            && let Some(request) = self.backlog.pop_front()
-        {
-            self.batch.push(request);
-        }
-        if !self.batch.is_empty() {
-            self.queue.submit(&mut self.batch);
-        }
     }
 }
 
@@ -490,9 +431,7 @@ impl DeviceQueue for ArrayQueue {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        if !self.mail.awake.load(Ordering::Relaxed) {
-            self.mail.awake.store(true, Ordering::Relaxed);
-        }
+        self.completions.wait().finish_wait();
         if !self.progress() && self.done.is_empty() {
             self.wait_no_longer();
         }
@@ -504,9 +443,9 @@ impl DeviceQueue for ArrayQueue {
             !q.done.is_empty()
                 || !q.ended.is_empty()
                 || !q.works.is_empty()
-                || q.mail.any.load(Ordering::Acquire)
+                || q.completions.wait().is_pending()
         };
-        self.mail.sleeps();
+        self.completions.wait().prepare_to_wait();
         if ready(self) {
             return Readiness::Ready;
         }
@@ -515,24 +454,18 @@ impl DeviceQueue for ArrayQueue {
             return Readiness::Ready;
         }
         let mut deadline: Option<Instant> = None;
-        for (at, lane) in self.members.iter_mut().enumerate() {
-            let Some(lane) = lane else { continue };
-            if lane.queue.in_flight() == 0 {
+        for (at, lower) in self.members.iter_mut().enumerate() {
+            let Some(lower) = lower.as_mut().filter(|lower| !lower.is_idle()) else {
                 continue;
-            }
-            match lane.queue.arm() {
-                Readiness::Ready => return Readiness::Ready,
-                Readiness::Wait(until) => deadline = deadline.into_iter().chain(until).min(),
-            }
-            if !lane.in_poller
-                && let Some(fd) = lane.queue.wait_fd()
-            {
-                if let Err(e) = self.poller.add(fd, at as u64 + 1, false) {
+            };
+            match lower.arm_in(&self.poller, at as u64 + 1) {
+                Ok(Readiness::Ready) => return Readiness::Ready,
+                Ok(Readiness::Wait(until)) => deadline = deadline.into_iter().chain(until).min(),
+                Err(e) => {
                     // Out of kernel memory: rather a busy queue than one that sleeps for ever.
                     tracing::error!("raid5: waiting for a member: {e}");
                     return Readiness::Ready;
                 }
-                lane.in_poller = true;
             }
         }
         match ready(self) {
@@ -542,9 +475,9 @@ impl DeviceQueue for ArrayQueue {
     }
 
     fn woken(&mut self) {
-        self.mail.bell.drain();
-        for lane in self.members.iter_mut().flatten() {
-            lane.queue.woken();
+        self.completions.wait().event().drain();
+        for lower in self.members.iter_mut().flatten() {
+            lower.woken();
         }
         if self.shared.changes.load(Ordering::Acquire) != self.changes
             && let Err(e) = self.follow_devices()
@@ -562,21 +495,23 @@ impl DeviceQueue for ArrayQueue {
 impl Drop for ArrayQueue {
     /// Others may wait for stripes that this queue runs: it lets them end.
     fn drop(&mut self) {
-        let begin = Instant::now();
-        while self.is_busy() && !std::thread::panicking() {
-            if !self.progress() {
+        let finished = finish_within(LAST_WAIT, || {
+            if !self.is_busy() {
+                return None;
+            }
+            let any = self.progress();
+            if !any {
                 self.wait_no_longer();
-                std::thread::sleep(Duration::from_micros(100));
             }
-            if begin.elapsed() > LAST_WAIT {
-                tracing::error!(
-                    "{}: a queue went away with work at its members: the array stops",
-                    self.shared.name
-                );
-                self.step(|core, _| core.give_up());
-                break;
-            }
+            Some(any)
+        });
+        if !finished {
+            tracing::error!(
+                "{}: a queue went away with work at its members: the array stops",
+                self.shared.name
+            );
+            self.step(|core, _| core.give_up());
         }
-        self.shared.mails.lock()[self.owner] = None;
+        self.shared.queues.close(self.owner);
     }
 }
