@@ -3,7 +3,7 @@
 use crate::durability::Durability;
 use crate::frames::Frames;
 use crate::hardware_queue::{HardwareQueue, QueueSetup, SharedQueue, has_flush, most_segments};
-use crate::owners::{self, Mail};
+use crate::owners::{self, Completions};
 use crate::parts::{DiskProperties, FrontParts};
 use crate::plug::{MergeLimits, MergePolicy};
 use crate::segments::GrantedMemory;
@@ -203,7 +203,7 @@ pub struct Link<M> {
     /// How often answered writes may have been lost before a flush covered them.
     losses: AtomicU64,
     pub trouble: Arc<Trouble>,
-    submitters: Mutex<Vec<Weak<Mail>>>,
+    submitters: Mutex<Vec<Weak<Completions>>>,
 }
 
 impl<M: MergePolicy> Link<M> {
@@ -256,15 +256,15 @@ impl<M: MergePolicy> Link<M> {
     }
 
     /// Will be woken at each change.
-    pub fn enter(&self, mail: &Arc<Mail>) {
+    pub fn enter(&self, completions: &Arc<Completions>) {
         let mut all = self.submitters.lock();
         all.retain(|m| m.strong_count() > 0);
-        all.push(Arc::downgrade(mail));
+        all.push(Arc::downgrade(completions));
     }
 
     fn wake_all(&self) {
-        for mail in self.submitters.lock().iter().filter_map(Weak::upgrade) {
-            mail.bell.notify();
+        for completions in self.submitters.lock().iter().filter_map(Weak::upgrade) {
+            completions.wait().notify();
         }
     }
 

@@ -351,7 +351,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
         Ok(())
     }
 
-    /// Takes answers off the ring: those of `me` go to `done`, others to their owners' mail.
+    /// Takes answers off the ring: those of `me` go to `done`, others to their owners' completion queues.
     pub fn drain(&mut self, me: u32, done: &mut Vec<Completion>) {
         if let Err(why) = self.take_answers(DRAIN_BATCH, me, done) {
             self.break_off(&why, me, done);

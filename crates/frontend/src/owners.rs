@@ -5,28 +5,28 @@
 //! got something. When it has answers of its own to look after while others sleep, it passes the role on first.
 //!
 //! Invariants, under the queue's lock: whenever a submitter with work sleeps, there is a listener with work; who is not asleep
-//! looks for mail before it sleeps; who is asleep is rung when mail comes or the role does, once.
+//! looks at its completion queue before it sleeps; who is asleep is woken when completions come or the role does, once.
 
 use crate::plug::Merged;
-use parking_lot::Mutex;
+use pvblk_block::stacked::CompletionQueue;
 use pvblk_block::{Completion, Status};
-use pvblk_sys::EventFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where completions of one submitter wait that somebody else took off the ring.
-#[derive(Debug)]
-pub struct Mail {
-    pub letters: Mutex<Vec<Completion>>,
-    pub any: AtomicBool,
+/// What others leave for a submitter.
+#[derive(Debug, Default)]
+pub struct Letters {
+    /// Completions that somebody else took off the ring.
+    pub done: Vec<Completion>,
     /// Requests of a connection that is over, to be submitted to the next one.
-    pub parked: Mutex<Vec<Merged>>,
-    pub bell: EventFd,
+    pub parked: Vec<Merged>,
 }
+
+/// A submitter's completion queue. Whether the submitter sleeps is known under the ring's lock, so nobody is woken through it but by a notification.
+pub type Completions = CompletionQueue<Letters>;
 
 /// A submitter.
 struct Owner {
-    mail: Arc<Mail>,
+    completions: Arc<Completions>,
     /// Ring requests, waiting or in flight.
     work: usize,
     /// It has left: what is still answered goes nowhere, and its number is free once there is no more.
@@ -41,19 +41,19 @@ pub struct Owners {
     all: Vec<Option<Owner>>,
     listener: Option<u32>,
     /// Bells to ring once the lock is released.
-    to_ring: Vec<Arc<Mail>>,
+    to_ring: Vec<Arc<Completions>>,
 }
 
 impl Owners {
     /// Adds a submitter; returns its number.
-    pub fn join(&mut self, mail: Arc<Mail>) -> u32 {
+    pub fn join(&mut self, completions: Arc<Completions>) -> u32 {
         let free = self.all.iter().position(Option::is_none);
         let at = free.unwrap_or_else(|| {
             self.all.push(None);
             self.all.len() - 1
         });
         self.all[at] = Some(Owner {
-            mail,
+            completions,
             work: 0,
             left: false,
             asleep: false,
@@ -94,7 +94,7 @@ impl Owners {
         }
     }
 
-    /// A ring request is done: its completions go to `done` if they are `me`'s, else to their owner's mail.
+    /// A ring request is done: its completions go to `done` if they are `me`'s, else to their owner's queue.
     #[inline]
     pub fn finish(&mut self, merged: Merged, status: Status, me: u32, done: &mut Vec<Completion>) {
         let number = merged.owner;
@@ -107,11 +107,12 @@ impl Owners {
         } else if number == me {
             merged.deliver(status, done);
         } else {
-            merged.deliver(status, &mut owner.mail.letters.lock());
-            owner.mail.any.store(true, Ordering::Release);
+            owner
+                .completions
+                .leave(|letters| merged.deliver(status, &mut letters.done));
             if owner.asleep {
                 owner.asleep = false;
-                self.to_ring.push(Arc::clone(&owner.mail));
+                self.to_ring.push(Arc::clone(&owner.completions));
             }
         }
     }
@@ -123,7 +124,7 @@ impl Owners {
         };
         owner.work -= 1;
         if !owner.left {
-            owner.mail.parked.lock().push(merged);
+            owner.completions.entries().parked.push(merged);
         }
     }
 
@@ -131,7 +132,7 @@ impl Owners {
     #[cfg(feature = "planted")]
     pub fn park_copy(&mut self, merged: Merged) {
         if let Some(owner) = self.get(merged.owner) {
-            owner.mail.parked.lock().push(merged);
+            owner.completions.entries().parked.push(merged);
         }
     }
 
@@ -140,8 +141,8 @@ impl Owners {
     pub fn nudge(&mut self, number: u32) {
         if let Some(owner) = self.get(number) {
             owner.asleep = false;
-            let mail = Arc::clone(&owner.mail);
-            self.to_ring.push(mail);
+            let completions = Arc::clone(&owner.completions);
+            self.to_ring.push(completions);
         }
     }
 
@@ -153,12 +154,12 @@ impl Owners {
         }
     }
 
-    /// `me` wants to sleep. False if it has mail and must not.
+    /// `me` wants to sleep. False if it has completions and must not.
     pub fn sleep(&mut self, me: u32) -> bool {
         let Some(owner) = self.get(me) else {
             return true;
         };
-        if owner.mail.any.load(Ordering::Acquire) {
+        if owner.completions.wait().is_pending() {
             return false;
         }
         owner.asleep = true;
@@ -198,7 +199,7 @@ impl Owners {
         if let Some((number, owner)) = next {
             owner.asleep = false;
             self.listener = Some(number as u32);
-            self.to_ring.push(Arc::clone(&owner.mail));
+            self.to_ring.push(Arc::clone(&owner.completions));
         }
     }
 
@@ -210,7 +211,7 @@ impl Owners {
 
     /// Moves the bells to ring into `out`. To be rung without the lock: whoever wakes wants it.
     #[inline]
-    pub fn bells(&mut self, out: &mut Vec<Arc<Mail>>) {
+    pub fn bells(&mut self, out: &mut Vec<Arc<Completions>>) {
         if !self.to_ring.is_empty() {
             out.append(&mut self.to_ring);
         }
@@ -219,8 +220,8 @@ impl Owners {
 
 /// Rings.
 #[inline]
-pub fn ring(bells: &mut Vec<Arc<Mail>>) {
-    for mail in bells.drain(..) {
-        mail.bell.notify();
+pub fn ring(bells: &mut Vec<Arc<Completions>>) {
+    for completions in bells.drain(..) {
+        completions.wait().notify();
     }
 }

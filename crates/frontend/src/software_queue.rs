@@ -2,15 +2,14 @@
 
 use crate::connection::{Connection, Found, Link};
 use crate::hardware_queue::{HardwareQueue, SharedQueue, immediate};
-use crate::owners::{self, Mail};
+use crate::owners::{self, Completions};
 use crate::plug::{MergePolicy, Merged, Plug};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Op, Readiness, Request, Status};
-use pvblk_sys::{EventFd, Poller};
+use pvblk_sys::Poller;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// See the module's documentation.
 pub struct SoftwareQueue<M: MergePolicy> {
@@ -22,23 +21,23 @@ pub struct SoftwareQueue<M: MergePolicy> {
     owner: u32,
     /// Which of its user's queues this is.
     index: u32,
-    mail: Arc<Mail>,
+    completions: Arc<Completions>,
     plug: Plug,
     /// What waits for the next connection, oldest first.
     waiting: Vec<Merged>,
     /// Losses of the link that our user was told.
     told_losses: u64,
     done: Vec<Completion>,
-    /// Wakes for mail, and for the ring's doorbell while we are the listener.
+    /// Wakes for completions, and for the ring's doorbell while we are the listener.
     poller: Poller,
     /// The poller has the doorbell.
     listens: bool,
-    bells: Vec<Arc<Mail>>,
+    bells: Vec<Arc<Completions>>,
     tracer: Tracer,
 }
 
 const CHANNEL: u64 = 0;
-const MAIL: u64 = 1;
+const COMPLETIONS: u64 = 1;
 
 impl<M: MergePolicy> SoftwareQueue<M> {
     pub fn new(
@@ -46,21 +45,17 @@ impl<M: MergePolicy> SoftwareQueue<M> {
         index: u32,
         tracer: Tracer,
     ) -> std::io::Result<SoftwareQueue<M>> {
-        let mail = Arc::new(Mail {
-            letters: Mutex::default(),
-            any: Default::default(),
-            parked: Mutex::default(),
-            bell: EventFd::new()?,
-        });
+        let completions = Arc::new(Completions::new()?);
         let poller = Poller::new()?;
-        poller.add(mail.bell.as_fd(), MAIL, false)?;
-        link.enter(&mail);
+        let event = completions.wait().event();
+        poller.add(event.as_fd(), COMPLETIONS, false)?;
+        link.enter(&completions);
         // Before the connection, so that a change after it is seen.
         let epoch = link.epoch();
         let connection = link.last();
         let hardware = ring_of(&connection, index);
         add_silently(&poller, &hardware)?;
-        let owner = hardware.state.lock().owners.join(Arc::clone(&mail));
+        let owner = hardware.state.lock().owners.join(Arc::clone(&completions));
         Ok(SoftwareQueue {
             told_losses: link.losses(),
             link: Arc::clone(link),
@@ -69,7 +64,7 @@ impl<M: MergePolicy> SoftwareQueue<M> {
             hardware,
             owner,
             index,
-            mail,
+            completions,
             plug: Plug::default(),
             waiting: Vec::new(),
             done: Vec::new(),
@@ -85,7 +80,7 @@ impl<M: MergePolicy> SoftwareQueue<M> {
     fn follow(&mut self) {
         self.epoch = self.link.epoch();
         // Parked when the ring was stopped, so before what was submitted since.
-        let mut parked = std::mem::take(&mut *self.mail.parked.lock());
+        let mut parked = std::mem::take(&mut self.completions.entries().parked);
         parked.append(&mut self.waiting);
         self.waiting = parked;
         match self.link.find() {
@@ -116,7 +111,11 @@ impl<M: MergePolicy> SoftwareQueue<M> {
         }
         self.listens = false;
         self.hardware.state.lock().leave(self.owner);
-        self.owner = hardware.state.lock().owners.join(Arc::clone(&self.mail));
+        self.owner = hardware
+            .state
+            .lock()
+            .owners
+            .join(Arc::clone(&self.completions));
         self.hardware = hardware;
         self.connection = connection;
         for merged in &mut self.waiting {
@@ -175,10 +174,11 @@ impl<M: MergePolicy> SoftwareQueue<M> {
         self.tracer.requests(Phase::Insert, requests);
     }
 
-    fn collect_mail(&mut self) {
-        if self.mail.any.swap(false, Ordering::Acquire) {
-            self.done.append(&mut self.mail.letters.lock());
-        }
+    /// Takes what others took off the ring for this queue.
+    fn collect(&mut self) {
+        let done = &mut self.done;
+        self.completions
+            .collect(|letters| done.append(&mut letters.done));
     }
 }
 
@@ -229,13 +229,13 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
         state.owners.awake(self.owner);
         state.drain(self.owner, &mut self.done);
         let notify = !stopped && state.dispatch(&mut self.tracer, self.owner, &mut self.done);
-        let busy = !self.done.is_empty() || self.mail.any.load(Ordering::Relaxed);
+        let busy = !self.done.is_empty() || self.completions.wait().is_pending();
         state.owners.pass_on(self.owner, busy);
         unlock(&self.hardware, &mut self.bells, state, notify);
         if stopped {
             self.follow();
         }
-        self.collect_mail();
+        self.collect();
         let losses = self.link.losses();
         if losses != 0 {
             self.tell_losses(losses);
@@ -250,7 +250,7 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
         let mut state = self.hardware.state.lock();
         if state.is_stopped() {
             let moved = self.epoch != self.link.epoch();
-            let ready = moved || self.mail.any.load(Ordering::Acquire);
+            let ready = moved || self.completions.wait().is_pending();
             return if ready {
                 Readiness::Ready
             } else {
@@ -271,7 +271,7 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
     }
 
     fn woken(&mut self) {
-        self.mail.bell.drain();
+        self.completions.wait().event().drain();
         if self.listens {
             // Before the ring is looked at, so that an event for what comes later stays.
             self.hardware.channel.clear();
@@ -294,7 +294,7 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
                 break;
             }
         }
-        let busy = !self.done.is_empty() || self.mail.any.load(Ordering::Relaxed);
+        let busy = !self.done.is_empty() || self.completions.wait().is_pending();
         state.owners.pass_on(self.owner, busy);
         let listen = state.owners.is_listener(self.owner);
         unlock(&self.hardware, &mut self.bells, state, notify);
@@ -313,7 +313,7 @@ impl<M: MergePolicy> Drop for SoftwareQueue<M> {
         let mut state = self.hardware.state.lock();
         state.leave(self.owner);
         unlock(&self.hardware, &mut self.bells, state, false);
-        self.mail.parked.lock().clear();
+        self.completions.entries().parked.clear();
     }
 }
 
@@ -321,7 +321,7 @@ impl<M: MergePolicy> Drop for SoftwareQueue<M> {
 #[inline]
 fn unlock<M: MergePolicy>(
     hardware: &SharedQueue<M>,
-    bells: &mut Vec<Arc<Mail>>,
+    bells: &mut Vec<Arc<Completions>>,
     mut state: MutexGuard<'_, HardwareQueue<M>>,
     notify: bool,
 ) {

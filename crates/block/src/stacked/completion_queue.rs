@@ -27,6 +27,13 @@ impl<T: Default + Send + 'static, P: Primitives> CompletionQueue<T, P> {
         self.wait.wake();
     }
 
+    /// Adds something without waking the owner: for those who know whether it sleeps, and signal its event themselves.
+    #[inline]
+    pub fn leave(&self, add: impl FnOnce(&mut T)) {
+        add(&mut self.entries.lock());
+        self.wait.raise();
+    }
+
     /// If there may be something, calls with all of it, for the owner to take it out. False if there is nothing.
     #[inline]
     pub fn collect(&self, take: impl FnOnce(&mut T)) -> bool {

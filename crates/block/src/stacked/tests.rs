@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
-    Request, Status, SystemClock,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
+    Readiness, Request, Status, SystemClock,
 };
 use parking_lot::Mutex;
 use pvblk_sys::Poller;
@@ -43,6 +43,9 @@ impl BlockDevice for Slow {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
 
@@ -148,6 +151,9 @@ fn a_device_that_is_never_done_being_ready_does_not_hold_up_who_polls_it() {
         }
         fn events(&self) -> &EventHub {
             &self.0
+        }
+        fn capabilities(&self) -> Capabilities<'_> {
+            Capabilities::none()
         }
     }
     impl DeviceQueue for LiarQueue {

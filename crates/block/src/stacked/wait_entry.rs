@@ -42,6 +42,12 @@ impl<P: Primitives> WaitEntry<P> {
         }
     }
 
+    /// There is something for the owner, which it finds when it looks. It isn't woken.
+    #[inline]
+    pub(super) fn raise(&self) {
+        self.pending.raise();
+    }
+
     /// Signals the event whether the owner sleeps or not, also if it sleeps without having prepared, having no request in flight.
     pub fn notify(&self) {
         self.event.notify();

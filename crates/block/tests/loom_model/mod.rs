@@ -4,8 +4,8 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use loom::sync::{Mutex, MutexGuard, Notify};
 use pvblk_block::stacked::{Count, Event, Flag, Lock, Primitives, WaitEntry};
 use pvblk_block::{
-    BlockDevice, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext, Readiness,
-    Request, Status,
+    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
+    Readiness, Request, Status,
 };
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -287,5 +287,8 @@ impl<P: Primitives> BlockDevice for Device<P> {
     }
     fn events(&self) -> &EventHub {
         &self.events
+    }
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::none()
     }
 }
