@@ -30,7 +30,8 @@ run() {
 # Keeps the end of the last step's log for the summary, where a cut-off record still shows it.
 keep_log() {
     printf '\n-- %s\n' "$1" >>"$logs/failures"
-    grep -nE 'panicked at|FAILED|^error|assertion|failures:|SUMMARY' "$logs/log" | head -n 12 >>"$logs/failures"
+    # A failed test's own words follow `---- NAME ----`.
+    grep -nE -A 8 '^---- |panicked at|^error(\[|:)|SUMMARY' "$logs/log" | cut -c 1-300 | head -n 60 >>"$logs/failures"
     tail -n 12 "$logs/log" >>"$logs/failures"
 }
 
