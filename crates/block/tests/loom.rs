@@ -23,7 +23,7 @@ fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// What an owner does before it sleeps.
+/// The last steps of an owner before it sleeps.
 #[derive(Clone, Copy, PartialEq)]
 enum Sleep {
     PrepareAndLook,

@@ -92,10 +92,10 @@ impl<P: Policy> Drop for Keeper<P> {
     }
 }
 
-/// What a cache's thread does: a keeper's steps, besides those who poll.
+/// The work of a cache's thread: a keeper's steps, besides those of queues that are polled.
 struct Work<P: Policy> {
     keeper: Keeper<P>,
-    /// What the last step said.
+    /// Of the last step.
     due: Due,
 }
 
@@ -117,7 +117,7 @@ impl<P: Policy> Background for Work<P> {
         };
         if self.due.earlier(of_io) == Due::Never {
             shared.background_rests.store(true, Ordering::Relaxed);
-            // Who makes a page dirty after this look has the lock after it, and so sees that the thread rests.
+            // A page that becomes dirty after this look does so under the lock, after it: the step that makes it dirty sees that the thread rests.
             if !shared.core.lock().is_clean() {
                 return Ok(Due::At(shared.clock.now() + NAP));
             }

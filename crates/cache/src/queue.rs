@@ -37,7 +37,7 @@ pub(crate) struct CacheQueue<P: Policy> {
     foreign: Vec<Arc<QueueEnd>>,
     /// Their descriptors were cleared, so they are to be polled, also if their owners do that again.
     look: Vec<Arc<QueueEnd>>,
-    /// It left something at lower queues of others that those who sleep don't wait for.
+    /// It left I/O at lower queues of others that sleeping queues don't wait for.
     handed: bool,
     slow: Vec<(Box<Request>, Hint)>,
     poller: Poller,
@@ -150,7 +150,7 @@ impl<P: Policy> CacheQueue<P> {
         self.out = out;
     }
 
-    /// Takes what others left for this queue; false if there was nothing.
+    /// Takes the completions and I/O that others left for this queue; false if there are none.
     fn collect(&mut self) -> bool {
         let (inside, done) = (&mut self.inside, &mut self.done);
         let lower = &self.end.lower;
@@ -196,7 +196,7 @@ impl<P: Policy> CacheQueue<P> {
         self.settle();
     }
 
-    /// Nobody polls this queue while it has nothing of its user's: those who sleep wait for its lower queue then, and have to know.
+    /// Nobody polls this queue while it has nothing of its user's. Then queues that sleep wait for its lower queue, and have to know.
     fn settle(&mut self) {
         if self.inside == 0 && (self.handed || self.end.lower.is_attended()) {
             let handed = std::mem::take(&mut self.handed);

@@ -1,4 +1,4 @@
-//! What the queues of a cache share: the core behind its lock, and the ways between queues.
+//! State that the queues of a cache share: the core behind its lock, and the ways between queues.
 
 use crate::core::{Core, Io, Out};
 use crate::counters::Counters;
@@ -26,7 +26,7 @@ pub(crate) struct Hits {
     pub ahead: AtomicU64,
 }
 
-/// What queues leave for one another.
+/// I/O and completions that queues leave for one another.
 #[derive(Default)]
 pub(crate) struct Letters {
     pub ios: Vec<Io>,
@@ -89,7 +89,7 @@ pub(crate) struct Shared<P = Standard> {
     pub table: Arc<Table>,
     pub region: Arc<Region>,
     pub clock: Arc<dyn Clock>,
-    /// By owner; the first is that of what no request needs.
+    /// By owner; the first is for I/O that no request needs.
     pub queues: QueueTable<QueueEnd>,
     /// The first of them, which nobody attends to.
     pub background: Arc<QueueEnd>,
@@ -150,10 +150,10 @@ impl<P: Policy> Shared<P> {
         })
     }
 
-    /// Sends I/O on its way, and what is done to its owners, and wakes those that have something to do. `own`: the queue that calls, whose lower
-    /// queue is used at once, and who has taken its own completions.
+    /// Sends I/O on its way and completions to their owners, and wakes owners that have something to do. `own`: the queue that calls, whose lower
+    /// queue is used at once, and which has taken its own completions.
     ///
-    /// True if the background's lower queue was idle and now isn't: those who sleep don't wait for it.
+    /// True if the background's lower queue was idle and now isn't: queues that sleep don't wait for it.
     #[must_use]
     pub fn deliver(&self, out: &mut Out, own: Option<(usize, &QueueEnd)>) -> bool {
         let Out { ios, done, wake } = out;
@@ -179,14 +179,14 @@ impl<P: Policy> Shared<P> {
         if ios.is_empty() {
             return false;
         }
-        // Whoever polls steps it. A thread that sleeps may not wait for it yet.
+        // Every queue that is polled polls it, too. A thread that sleeps may not wait for it yet.
         let rest = ios.drain(..).map(|io| io.request);
         let handed = self.background.lower.submit(rest);
         self.wake_background(false);
         handed
     }
 
-    /// Reclaim and write-back by whoever is there, unless a keeper does it.
+    /// Reclaim and write-back by the queue that steps the core, unless a keeper does it.
     pub fn background_work(&self, core: &mut Core<P>) {
         if !self.kept.load(Ordering::Relaxed) {
             core.background_reclaim();

@@ -14,7 +14,7 @@
 //! docs/decisions/0004-merge-in-the-plug.md). What finds no tag waits in the hardware queue in order.
 //!
 //! The event channel's handler only marks: whoever polls drains the ring, a bounded batch at a time,
-//! under the hardware queue's lock, and leaves what belongs to other submitters in their completion queues (seed 001).
+//! under the hardware queue's lock, and leaves completions of other submitters in their completion queues (seed 001).
 //!
 //! Every request in flight has a private shadow: what the back end writes to the ring is checked
 //! against it, and it is what a reconnect replays (docs/decisions/0006-reconnect.md).

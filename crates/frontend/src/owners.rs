@@ -12,7 +12,7 @@ use pvblk_block::stacked::CompletionQueue;
 use pvblk_block::{Completion, Status};
 use std::sync::Arc;
 
-/// What others leave for a submitter.
+/// Completions and requests that others leave for a submitter.
 #[derive(Debug, Default)]
 pub struct Letters {
     /// Completions that somebody else took off the ring.

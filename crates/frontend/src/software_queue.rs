@@ -174,7 +174,7 @@ impl<M: MergePolicy> SoftwareQueue<M> {
         self.tracer.requests(Phase::Insert, requests);
     }
 
-    /// Takes what others took off the ring for this queue.
+    /// Takes the completions that others took off the ring for this queue.
     fn collect(&mut self) {
         let done = &mut self.done;
         self.completions

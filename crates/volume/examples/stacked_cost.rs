@@ -86,13 +86,19 @@ impl User {
     }
 }
 
+/// Steps each of them once, and says whether all are done.
+fn step_all(users: &mut [User]) -> bool {
+    let steps = users.iter_mut().map(User::step);
+    steps.filter(|done| !done).count() == 0
+}
+
 #[inline(never)]
 fn counted(users: &mut [User], op: Op, blocks: &[u64]) {
     for some in blocks.chunks(users.len()) {
         for (user, &block) in users.iter_mut().zip(some) {
             user.submit(op, block);
         }
-        while !users.iter_mut().fold(true, |all, user| user.step() && all) {}
+        while !step_all(users) {}
     }
 }
 
@@ -126,7 +132,7 @@ fn main() -> Outcome<()> {
         for (user, &block) in all.iter_mut().zip(some) {
             user.submit(warm_op, block);
         }
-        while !all.iter_mut().fold(true, |a, user| user.step() && a) {}
+        while !step_all(&mut all) {}
     }
     counted(&mut all, op, &random);
     Ok(())

@@ -176,7 +176,7 @@ fn sleepers_on_a_cache_over_an_array_are_woken() {
     }
 }
 
-/// With a thread that writes dirty pages and steps what others left.
+/// With a thread that writes dirty pages and polls lower queues that nobody attends to.
 #[test]
 fn sleepers_on_a_cache_with_a_thread_are_woken() {
     let config = CacheConfig::new(1 << 20);

@@ -1,4 +1,4 @@
-//! [`BackgroundThread`]: what a device does when none of its users polls.
+//! [`BackgroundThread`]: work of a device that goes on while none of its users polls.
 
 use super::wait_entry::WaitEntry;
 use crate::Clock;

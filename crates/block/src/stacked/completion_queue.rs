@@ -1,4 +1,4 @@
-//! [`CompletionQueue`]: what queues leave for one another.
+//! [`CompletionQueue`]: completions and I/O that queues leave for one another.
 
 use super::primitives::{Lock, Native, Primitives};
 use super::queue_table::Neighbour;
@@ -27,7 +27,7 @@ impl<T: Default + Send + 'static, P: Primitives> CompletionQueue<T, P> {
         self.wait.wake();
     }
 
-    /// Adds something without waking the owner: for those who know whether it sleeps, and signal its event themselves.
+    /// Adds something without waking the owner: for callers that know whether it sleeps, and signal its event themselves.
     #[inline]
     pub fn leave(&self, add: impl FnOnce(&mut T)) {
         add(&mut self.entries.lock());
@@ -44,7 +44,7 @@ impl<T: Default + Send + 'static, P: Primitives> CompletionQueue<T, P> {
         any
     }
 
-    /// For those that know themselves when to look and whom to wake.
+    /// The entries, without regard to wake-ups: the caller looks and wakes by rules of its own.
     pub fn entries(&self) -> <P::Lock<T> as Lock<T>>::Guard<'_> {
         self.entries.lock()
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// A pause after a step that brought nothing.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Steps what is unfinished until it is finished, for this long at most; false if it isn't. `step` returns `None` when there is nothing left, else
+/// Steps unfinished work until there is none, for `limit` at most; false if there is some left. `step` returns `None` when there is none, else
 /// whether it got anywhere. A thread that panics doesn't wait: its state makes no sense.
 pub fn finish_within(limit: Duration, mut step: impl FnMut() -> Option<bool>) -> bool {
     let begin = Instant::now();

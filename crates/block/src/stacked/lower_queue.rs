@@ -113,7 +113,7 @@ impl LowerQueue {
         self.queue.woken();
     }
 
-    /// What to wait for after [`LowerQueue::arm`].
+    /// The descriptor to wait for after [`LowerQueue::arm`].
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.queue.wait_fd()
     }

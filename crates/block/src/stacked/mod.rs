@@ -7,8 +7,8 @@
 //!                         ┌─── core: one lock, a state machine without I/O ───┐
 //!                         │   told: requests, ends of I/O   says: I/O, done   │
 //!                         └───────────────────────────────────────────────────┘
-//!     what is for another queue ──▶ its CompletionQueue, and wake its WaitEntry
-//!     what is for this queue    ──▶ its LowerQueue ──▶ the device below
+//!     I/O and completions for another queue ──▶ its CompletionQueue, and wake its WaitEntry
+//!     I/O for this queue                    ──▶ its LowerQueue ──▶ the device below
 //! ```
 //!
 //! | part | is |
@@ -16,14 +16,14 @@
 //! | [`WaitEntry`] | whether a queue sleeps, and whether it has something to look at; the kernel's wait queue entry |
 //! | [`CompletionQueue`] | completions and I/O that other queues leave for a queue |
 //! | [`QueueTable`] | a device's queues by number, and the count of those that sleep |
-//! | [`LowerQueue`] | a queue of the device below, with a backlog for what finds no room there |
+//! | [`LowerQueue`] | a queue of the device below, with a backlog for requests that find no room there |
 //! | [`SharedLowerQueue`] | a lower queue that other queues poll while its owner has no request in flight |
 //! | [`BackgroundThread`] | a thread that steps a [`Background`] and sleeps in between |
 //! | [`finish_within`] | the bounded wait of a queue that is closed |
 //!
-//! A step takes the core's lock once, takes out what came of it, and lets go of the lock before anything is submitted, posted or woken.
+//! A step takes the core's lock once, takes the results out, and lets go of the lock before anything is submitted, posted or woken.
 //!
-//! What holds, and why, is in docs/decisions/0020-stacked-devices.md; crates/block/tests/loom.rs checks it over all interleavings.
+//! docs/decisions/0020-stacked-devices.md has the invariants and their reasons; crates/block/tests/loom.rs checks them over all interleavings.
 
 mod background;
 mod completion_queue;

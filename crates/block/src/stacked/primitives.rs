@@ -26,14 +26,14 @@ pub trait Flag: Send + Sync {
     fn new(value: bool) -> Self;
     /// Loads without ordering.
     fn load_relaxed(&self) -> bool;
-    /// Loads; what was written before the release store that it sees is visible.
+    /// Loads. Writes before the [`Flag::raise`] that it sees are visible.
     fn load_acquire(&self) -> bool;
     /// Stores without ordering.
     fn store_relaxed(&self, value: bool);
-    /// Stores true. What was written before is visible to whoever takes it, also if another thread has raised it again in between: so this
+    /// Stores true. Earlier writes are visible to the thread that takes it, also if another thread has raised it again in between: so this
     /// reads and writes in one step, and doesn't just store.
     fn raise(&self);
-    /// Stores false and returns what was there; acquires.
+    /// Stores false and returns the old value; acquires.
     fn take(&self) -> bool;
 }
 
@@ -53,7 +53,7 @@ pub trait Count: Send + Sync {
 pub trait Event: Sized + Send + Sync {
     /// One that isn't signalled. Errors if the process has no descriptor left.
     fn new() -> io::Result<Self>;
-    /// Signals it: whoever waits for it wakes.
+    /// Signals it: threads that wait for it wake.
     fn notify(&self);
     /// Forgets a signal, if there is one.
     fn drain(&self);

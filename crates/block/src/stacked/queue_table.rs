@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A queue as the other queues of its device see it.
 pub trait Neighbour<P: Primitives = Native>: Send + Sync + 'static {
-    /// What others leave for it.
+    /// The things that others leave for it.
     type Entries: Default + Send + 'static;
 
     /// Where they leave it.
@@ -108,7 +108,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         }
     }
 
-    /// Posts to each queue whose number is listed, once, and empties the list. What is for a queue that isn't open is left.
+    /// Posts to each queue whose number is listed, once, and empties the list. Things for a queue that isn't open are left.
     pub fn post(&self, numbers: &mut Vec<usize>, mut add: impl FnMut(usize, &Q, &mut Q::Entries)) {
         numbers.sort_unstable();
         numbers.dedup();
@@ -138,7 +138,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
 
     /// Wakes all that sleep, but one: there is something that they didn't wait for when they went to sleep.
     pub fn wake_sleepers(&self, but: usize) {
-        // Pairs with the one of `prepare_to_wait`: either this sees a sleeper, or the sleeper sees what is new.
+        // Pairs with the one of `prepare_to_wait`: either this sees a sleeper, or the sleeper sees the news.
         P::full_barrier();
         if self.sleepers.load() == 0 {
             return;
@@ -153,7 +153,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
 
     /// A queue has no request in flight any more, so nobody polls it: the others take over what its lower queue has at the device.
     ///
-    /// `handed`: it gave I/O to another lower queue that was idle and unattended ([`SharedLowerQueue::submit`]); those who slept then don't wait for it.
+    /// `handed`: it gave I/O to another lower queue that was idle and unattended ([`SharedLowerQueue::submit`]); queues that slept then don't wait for it.
     pub fn leave(&self, number: usize, lower: &SharedLowerQueue<P>, handed: bool) {
         lower.unattend();
         if handed || !lower.is_idle() {

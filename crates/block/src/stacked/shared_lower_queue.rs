@@ -64,7 +64,7 @@ impl<P: Primitives> SharedLowerQueue<P> {
         self.attended.store_relaxed(false);
     }
 
-    /// Gives requests to the device, in order. True if it was idle: those who sleep don't wait for it yet.
+    /// Gives requests to the device, in order. True if it was idle: queues that sleep don't wait for it yet.
     pub fn submit(&self, requests: impl Iterator<Item = Box<Request>>) -> bool {
         let mut lower = self.lower.lock();
         let before = lower.in_flight();
@@ -74,7 +74,7 @@ impl<P: Primitives> SharedLowerQueue<P> {
         before == 0
     }
 
-    /// Takes what is done, for its owner.
+    /// Appends completions, for its owner.
     pub fn poll(&self, out: &mut Vec<Completion>) {
         if !self.is_idle() {
             let mut lower = self.lower.lock();
@@ -82,8 +82,8 @@ impl<P: Primitives> SharedLowerQueue<P> {
         }
     }
 
-    /// Takes what is done, unless somebody else is just doing so, and asks for a wake-up for the rest, in the name of all who wait for it.
-    /// False if there is more and no wake-up was asked for: then [`super::QueueTable::wake_sleepers`] must follow, once what was taken is dealt with.
+    /// Appends completions, unless another thread is just doing so, and asks for a wake-up for the rest, in the name of all queues that wait for it.
+    /// False if there is more and no wake-up was asked for: then [`super::QueueTable::wake_sleepers`] must follow, once the completions are dealt with.
     pub fn poll_unattended(&self, out: &mut Vec<Completion>) -> bool {
         if self.is_idle() {
             return true;

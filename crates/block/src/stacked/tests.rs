@@ -131,7 +131,7 @@ fn who_gives_io_to_an_idle_lower_queue_is_told_so() {
     shared.poll(&mut out);
 }
 
-/// A device that is always ready and has nothing: whoever polls it gives up, and says so.
+/// A device that is always ready and has nothing: a poll gives up, and says so.
 #[test]
 fn a_device_that_is_never_done_being_ready_does_not_hold_up_who_polls_it() {
     struct Liar(EventHub);
@@ -249,7 +249,7 @@ fn a_post_is_one_for_each_queue_and_wakes_those_that_sleep() {
     assert!(!entry(1).event().drain(), "it is awake");
 }
 
-/// Tells a test of each step, and is told what to answer.
+/// Tells a test of each step, and gets the answer from it.
 struct Steps {
     steps: Sender<()>,
     due: Receiver<Due>,

@@ -31,7 +31,7 @@ impl<P: Primitives> WaitEntry<P> {
         })
     }
 
-    /// There is something for the owner: it looks before it sleeps, or is woken. What it is to find must be there before.
+    /// There is something for the owner: it looks before it sleeps, or is woken. The thing to find must be there before.
     #[inline]
     pub fn wake(&self) {
         self.pending.raise();
@@ -66,7 +66,7 @@ impl<P: Primitives> WaitEntry<P> {
     pub fn finish_wait(&self) -> bool {
         let prepared = self.sleeping.load_relaxed();
         if prepared {
-            // Without ordering: who still sees the owner asleep notifies it once too often.
+            // Without ordering: a waker that still sees the owner asleep notifies it once too often.
             self.sleeping.store_relaxed(false);
         }
         prepared
@@ -91,7 +91,7 @@ impl<P: Primitives> WaitEntry<P> {
         self.sleeping.load_relaxed()
     }
 
-    /// What the owner waits for.
+    /// The event that the owner waits for.
     pub fn event(&self) -> &P::Event {
         &self.event
     }

@@ -42,7 +42,7 @@ primitives!(
     ()
 );
 primitives!(
-    /// Flags are raised by a store: it hides what somebody published who had raised it before.
+    /// Flags are raised by a store, which hides the data that an earlier raise published.
     StoreOnly,
     StoredFlag,
     fence(Ordering::SeqCst)
@@ -129,7 +129,7 @@ impl<T: Send> Lock<T> for LoomLock<T> {
     }
 }
 
-/// A descriptor: readable from a notification until it is drained, for all who wait for it.
+/// A descriptor: readable from a notification until it is drained, for all threads that wait for it.
 pub struct LoomEvent(Mutex<Readable>);
 
 #[derive(Default)]
@@ -162,7 +162,7 @@ impl Event for LoomEvent {
     }
 }
 
-/// Sleeps until one of them is readable, and leaves it so. As with epoll, what somebody else drained in between isn't seen.
+/// Sleeps until one of them is readable, and leaves it so. As with epoll, a notification that another thread drained in between isn't seen.
 pub fn epoll(events: &[&LoomEvent]) {
     let me = Arc::new(Notify::new());
     for event in events {
@@ -197,7 +197,7 @@ impl Answer {
     }
 }
 
-/// A device that ends requests, in order, when the model says so, and wakes only who has armed, as a ring or another stacked device does.
+/// A device that ends requests, in order, when the model says so, and wakes only queues that have armed, as a ring or another stacked device does.
 pub struct Device<P: Primitives> {
     pub wait: WaitEntry<P>,
     /// Requests that may end.
@@ -231,7 +231,7 @@ struct ModelQueue<P: Primitives> {
 impl<P: Primitives> DeviceQueue for ModelQueue<P> {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
         self.at_device.extend(batch.drain(..));
-        // What the medium had ready in advance.
+        // The medium may have been ready in advance.
         self.device.wait.wake();
     }
 

@@ -56,7 +56,7 @@ impl Default for ArrayOptions {
     }
 }
 
-/// What queues leave for one another.
+/// I/O, work and completions that queues leave for one another.
 #[derive(Default)]
 struct Letters {
     done: Vec<Completion>,

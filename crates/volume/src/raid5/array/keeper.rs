@@ -247,7 +247,7 @@ impl Drop for Keeper {
     }
 }
 
-/// What an array's thread does: a keeper's steps.
+/// The work of an array's thread: a keeper's steps.
 struct KeeperWork {
     keeper: Keeper,
     begin: Instant,

@@ -51,7 +51,7 @@ pub(super) struct ArrayQueue {
     told_done: Vec<(usize, Completion)>,
     /// Owners that have something to look at.
     others: Vec<usize>,
-    /// What members have just done.
+    /// Completions of members that were just polled.
     polled: Vec<Completion>,
     /// What is to be calculated.
     works: Vec<Work>,
@@ -208,7 +208,7 @@ impl ArrayQueue {
                     .extend(ios.extract_if(.., |io| io.runner == other));
                 let theirs = done.extract_if(.., |d| d.0 == other);
                 letters.done.extend(theirs.map(|d| d.1));
-                // What is to be calculated is sooner done here if the other sleeps.
+                // A calculation is sooner done here if the other queue sleeps.
                 if !queue.wait().is_sleeping() {
                     let theirs = works.extract_if(.., |w| w.runner == other);
                     letters.works.extend(theirs);
@@ -351,7 +351,7 @@ impl ArrayQueue {
         }
     }
 
-    /// Takes what others left for this queue.
+    /// Takes the completions, I/O and work that others left for this queue.
     fn collect(&mut self) {
         let (done, ios, works) = (&mut self.done, &mut self.ios, &mut self.works);
         let any = self.completions.collect(|letters| {
