@@ -48,8 +48,6 @@ pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch, group_limit, memory_limit};
 pub use spare::SpareRequests;
 pub use stall::Stall;
-#[cfg(feature = "planted")]
-pub use stopping::planted;
 pub use stopping::{StopTimes, Stopping, Turn};
 pub use users::{User, Users};
 pub use worker::{LaneWaker, OnEnd};

@@ -168,7 +168,7 @@ impl Service {
             for end in state.ends.drain(..) {
                 let number = disks.iter().position(|d| d.name() == end.disk);
                 // One that was given up before has its end already.
-                if number.is_some_and(|n| stopping.ended(n, end.result.is_ok())) {
+                if number.is_some_and(|n| stopping.ended(n)) {
                     ends.push(end);
                 }
             }

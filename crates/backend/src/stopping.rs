@@ -81,38 +81,14 @@ impl Stopping {
     }
 
     /// A disk's flush and its end are done, well or not; false if it was given up before.
-    pub fn ended(&mut self, disk: usize, well: bool) -> bool {
+    pub fn ended(&mut self, disk: usize) -> bool {
         let counts = matches!(self.disks[disk], Stage::Flushing(_));
         self.disks[disk] = Stage::Over;
-        #[cfg(feature = "planted")]
-        if !well && planted::ends_at_first_failure() {
-            self.disks.fill(Stage::Over);
-        }
-        let _ = well;
         counts
     }
 
     /// True if every disk has ended or is given up.
     pub fn is_over(&self) -> bool {
         self.disks.iter().all(|s| *s == Stage::Over)
-    }
-}
-
-/// A bug on purpose, for the simulation to find.
-#[cfg(feature = "planted")]
-pub mod planted {
-    use std::cell::Cell;
-
-    thread_local! {
-        static FIRST_FAILURE: Cell<bool> = const { Cell::new(false) };
-    }
-
-    /// Switches the bug on or off for stops of this thread: a stop is over when the first disk fails.
-    pub fn end_at_first_failure(on: bool) {
-        FIRST_FAILURE.set(on);
-    }
-
-    pub(super) fn ends_at_first_failure() -> bool {
-        FIRST_FAILURE.get()
     }
 }

@@ -28,6 +28,7 @@ mod event;
 mod incarnation;
 mod limits;
 pub mod memory;
+pub mod planted;
 mod queue;
 mod request;
 pub mod stacked;

@@ -3,9 +3,9 @@
 use crate::alloc::FreeBlock;
 use crate::config::PAGE_BYTES;
 use crate::core::{Next, Out};
-use crate::planted::{CacheBug, has};
 use crate::policy::Policy;
 use crate::shared::Shared;
+use pvblk_block::planted::{Plant, has};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ fn release<P: Policy>(shared: &Shared<P>, blocks: &[FreeBlock]) -> bool {
     }
     let all = shared.region.len() / PAGE_BYTES;
     runs.into_iter().all(|mut run| {
-        if has(CacheBug::NeighbourGivenBack) && run.end < all {
+        if has(Plant::NeighbourGivenBack) && run.end < all {
             run = run.start + 1..run.end + 1;
         }
         let released = shared

@@ -20,7 +20,6 @@ mod device;
 mod giving;
 mod keeper;
 mod lists;
-pub mod planted;
 mod policy;
 mod queue;
 mod readahead;

@@ -329,8 +329,6 @@ impl<M: MergePolicy> Link<M> {
         *segments = before.max_indirect_segments.min(*segments);
         let dirt = old.durability.is_dirty();
         let cache_kept = before.cache_mark.is_some() && before.cache_mark == now.cache_mark;
-        #[cfg(feature = "planted")]
-        let cache_kept = cache_kept || crate::planted::ignores_cache_mark();
         // What may be lost may be there too, and is covered by nothing yet.
         let lost = dirt && !cache_kept;
         let name = parts.name.clone();

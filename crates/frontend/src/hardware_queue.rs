@@ -63,14 +63,6 @@ pub struct QueueSetup {
     pub merge: MergeLimits,
 }
 
-#[cfg(feature = "planted")]
-impl QueueSetup {
-    /// This queue of this connection.
-    fn planted_key(&self) -> usize {
-        Arc::as_ptr(&self.durability) as usize + self.index
-    }
-}
-
 /// See the module's documentation. Used under its lock.
 pub struct HardwareQueue<M> {
     ring: FrontRing,
@@ -400,10 +392,6 @@ impl<M: MergePolicy> HardwareQueue<M> {
         for merged in in_flight.chain(std::mem::take(&mut self.backlog)) {
             self.owners.park(merged);
         }
-        #[cfg(feature = "planted")]
-        for merged in crate::planted::replay(self.setup.planted_key()) {
-            self.owners.park_copy(merged);
-        }
     }
 
     fn answered(
@@ -466,8 +454,6 @@ impl<M: MergePolicy> HardwareQueue<M> {
             shadow.work = Some((merged, Stage::FlushAfter));
             return Ok(());
         }
-        #[cfg(feature = "planted")]
-        crate::planted::keep(self.setup.planted_key(), &merged);
         self.free_tags.push(tag as u32);
         if status != Status::Ok && !merged.rest.is_empty() {
             self.split(merged);

@@ -26,8 +26,6 @@ mod frames;
 mod hardware_queue;
 mod owners;
 mod parts;
-#[cfg(feature = "planted")]
-pub mod planted;
 mod plug;
 mod segments;
 mod software_queue;

@@ -128,14 +128,6 @@ impl Owners {
         }
     }
 
-    /// As [`Owners::park`], for a request that isn't counted.
-    #[cfg(feature = "planted")]
-    pub fn park_copy(&mut self, merged: Merged) {
-        if let Some(owner) = self.get(merged.owner) {
-            owner.completions.entries().parked.push(merged);
-        }
-    }
-
     /// `number`'s request can't go out, and no answer will make room: it has to try again.
     #[cold]
     pub fn nudge(&mut self, number: u32) {

@@ -1,49 +1,52 @@
-//! The oracle: what each sector may hold, from what the workload was told and nothing else.
+//! [`Checker`]: what each sector may hold, from what users were told and nothing else. It doesn't see the disk.
+//!
+//! A sector has a history of versions: what was there at first, and what each write put there, in the order of submission (no two writes of
+//! one sector are in flight together). Of a version it is known when it was acknowledged, until when a read may find it, and whether a loss
+//! of the cache may bring it back. Acknowledging the next write ends it for reads; a flush that covers a later version, or a read that shows
+//! that it is gone, ends it for good; a loss makes all readable again that may come back.
 
-use crate::stamp;
+use crate::stamp::{self, Bytes, FOREIGN, ZEROS};
+use std::collections::BTreeSet;
 
-/// Time of what never happened.
+/// Time of what didn't happen yet.
 const NEVER: u64 = u64::MAX;
+/// Called so, a version is what nobody knows.
+const ANYTHING: u64 = u64::MAX;
+/// Versions of a sector from which on the useless are forgotten.
+const MANY: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 struct Version {
-    stamp: u64,
+    /// As [`stamp::name`] calls it.
+    name: u64,
     acked: u64,
-    /// When the front end could know that a cache was lost which it may have been in; 0: none was, `NEVER`: not yet.
+    /// A read that was submitted at this time or later doesn't find it.
+    until: u64,
+    /// A loss may bring it back, or it may be there now and durable.
+    back: bool,
+    /// When users could know that a cache was lost which it may have been in; 0: none was, [`NEVER`]: not yet.
     dropped: u64,
-    /// It was acknowledged, or given up, before that: if it is there, it survived.
+    /// It was there, or given up, before the last loss: if it is found, it is on the medium.
     survivor: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Sector {
-    /// What may be there after the next loss, oldest first. Never empty.
+    /// Oldest first, never empty. The last is in flight if `writing`.
     versions: Vec<Version>,
-    /// From here on, it may be there now.
-    floor: usize,
-    /// A write in flight, and `dropped` for it.
-    writing: Option<(u64, u64)>,
+    writing: bool,
     /// When anything of this changed last.
     changed: u64,
-}
-
-/// A read in flight.
-#[derive(Debug)]
-struct Read {
-    id: u64,
-    sector: usize,
-    sectors: usize,
-    since: u64,
-    /// Sector and what it may be found to hold.
-    allowed: Vec<(usize, u64)>,
+    /// Since it was settled, it was written to an array that had all members.
+    whole: bool,
 }
 
 /// A flush in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Flush {
     /// When it was submitted.
     pub since: u64,
-    /// When its submitter had last been told of a loss, or was opened.
+    /// When its user had last been told of a loss, or was opened.
     pub told: u64,
 }
 
@@ -51,37 +54,43 @@ pub struct Flush {
 #[derive(Debug)]
 pub struct Checker {
     sectors: Vec<Sector>,
-    reads: Vec<Read>,
+    /// Sectors with more than one version that may be there after a loss.
+    unsettled: BTreeSet<u64>,
     now: u64,
-    /// Writes in flight.
+    /// Reads in flight.
+    reads: usize,
+    /// Sectors with writes in flight.
     writing: usize,
     last_ack: u64,
     /// Writes acknowledged before this time are flushed.
     flushed: u64,
-    /// When the front end last had a reason to fail flushes.
+    /// When a front end last had a reason to fail flushes.
     suspicion: u64,
     /// It will have one at the next connection.
     suspect: bool,
 }
 
 impl Checker {
-    /// For `sectors` of zeros.
-    pub fn new(sectors: u64) -> Checker {
-        let zeros = || Sector {
+    /// For so many sectors of zeros, or of what nobody knows.
+    pub fn new(sectors: u64, known: bool) -> Checker {
+        let sector = Sector {
             versions: vec![Version {
-                stamp: stamp::ZEROS,
+                name: if known { ZEROS } else { ANYTHING },
                 acked: 0,
+                until: NEVER,
+                back: true,
                 dropped: 0,
                 survivor: true,
             }],
-            floor: 0,
-            writing: None,
+            writing: false,
             changed: 0,
+            whole: false,
         };
         Checker {
-            sectors: (0..sectors).map(|_| zeros()).collect(),
-            reads: Vec::new(),
+            sectors: vec![sector; sectors as usize],
+            unsettled: BTreeSet::new(),
             now: 1,
+            reads: 0,
             writing: 0,
             last_ack: 0,
             flushed: 0,
@@ -90,118 +99,183 @@ impl Checker {
         }
     }
 
-    /// The time. It advances with everything that is told.
+    /// A moment later than all before.
     pub fn now(&mut self) -> u64 {
         self.now += 1;
         self.now
     }
 
-    /// True if a write to the sector is in flight.
-    pub fn is_being_written(&self, sector: u64) -> bool {
-        self.sectors[sector as usize].writing.is_some()
+    /// True if no write is in flight there.
+    pub fn is_free(&self, sector: u64, sectors: u64) -> bool {
+        (sector..sector + sectors).all(|s| !self.sectors[s as usize].writing)
     }
 
-    /// A write of one sector is submitted.
-    pub fn write_submitted(&mut self, sector: u64, stamp: u64) {
-        let at = sector as usize;
-        self.sectors[at].writing = Some((stamp, 0));
-        self.writing += 1;
-        for read in &mut self.reads {
-            if (read.sector..read.sector + read.sectors).contains(&at) {
-                read.allowed.push((at, stamp));
+    /// Write number `id`, 0 for zeros, is submitted. `whole`: to an array that has all members.
+    pub fn write_submitted(&mut self, sector: u64, sectors: u64, id: u64, whole: bool) {
+        let quiet = self.reads == 0;
+        for at in sector..sector + sectors {
+            let s = &mut self.sectors[at as usize];
+            if quiet && s.versions.len() >= MANY {
+                s.versions.retain(|v| v.back || v.until == NEVER);
             }
+            s.versions.push(Version {
+                name: id,
+                acked: NEVER,
+                until: NEVER,
+                back: true,
+                dropped: 0,
+                survivor: false,
+            });
+            s.writing = true;
+            s.whole |= whole;
+            self.unsettled.insert(at);
+        }
+        self.writing += sectors as usize;
+    }
+
+    /// The write in flight there has completed; `durable` if it promised that.
+    pub fn write_acked(&mut self, sector: u64, sectors: u64, durable: bool) {
+        let now = self.now();
+        self.last_ack = now;
+        for at in sector..sector + sectors {
+            self.ended(at, now);
+            let s = &mut self.sectors[at as usize];
+            let last = s.versions.len() - 1;
+            s.versions[last].acked = now;
+            if durable {
+                s.versions[last].dropped = 0;
+                s.settle(last, now);
+            } else if s.versions[last].dropped == 0 {
+                // One that was answered before the cache was lost may be told afterwards.
+                s.only_from(last, now);
+            }
+            self.tidy(at);
         }
     }
 
-    /// Its write has completed; `durable` if it promised that.
-    pub fn write_acked(&mut self, sector: u64, durable: bool) {
-        let acked = self.now();
+    /// The write in flight there failed, or nobody waits for it any more: it may have happened, or not.
+    pub fn write_failed(&mut self, sector: u64, sectors: u64) {
+        let now = self.now();
+        (sector..sector + sectors).for_each(|at| self.ended(at, now));
+    }
+
+    /// The write in flight there was acknowledged, and did nothing, as a discard may.
+    pub fn write_ignored(&mut self, sector: u64, sectors: u64) {
+        let now = self.now();
+        for at in sector..sector + sectors {
+            self.ended(at, now);
+            self.sectors[at as usize].versions.pop();
+            self.tidy(at);
+        }
+    }
+
+    fn ended(&mut self, at: u64, now: u64) {
+        let s = &mut self.sectors[at as usize];
+        if std::mem::take(&mut s.writing) {
+            self.writing -= 1;
+        }
+        s.changed = now;
+    }
+
+    /// A read is submitted. Returns when.
+    pub fn read_submitted(&mut self) -> u64 {
+        self.reads += 1;
+        self.now()
+    }
+
+    /// A read that was submitted at `since` has ended, with these bytes of these sectors, or without any.
+    pub fn read_done(&mut self, since: u64, found: &[(u64, Bytes)]) -> Result<(), String> {
+        self.reads = self.reads.saturating_sub(1);
+        found.iter().try_for_each(|(sector, bytes)| {
+            let name = self.check(*sector, since, bytes, "reads as")?;
+            self.seen(*sector, name, since);
+            Ok(())
+        })
+    }
+
+    /// `sector` was found on the disks themselves, while nothing is in flight.
+    pub fn check_raw(&self, sector: u64, bytes: &Bytes) -> Result<(), String> {
+        let how = "is on the members as";
+        self.check(sector, NEVER - 1, bytes, how).map(|_| ())
+    }
+
+    fn check(&self, sector: u64, since: u64, bytes: &Bytes, how: &str) -> Result<u64, String> {
+        let versions = &self.sectors[sector as usize].versions;
+        let name = stamp::name(bytes, sector);
+        let may = || versions.iter().filter(|v| v.until > since);
+        if may().any(|v| v.name == name || v.name == ANYTHING) {
+            return Ok(name);
+        }
+        let call = |v: &Version| match v.name {
+            ZEROS => "zeros".into(),
+            n if n & FOREIGN != 0 => format!("what was there ({n:x})"),
+            n => format!("write {n}"),
+        };
+        let old = versions.iter().any(|v| v.name == name);
+        Err(format!(
+            "sector {sector} {how} {}{}; it may hold {}",
+            stamp::describe(bytes, sector),
+            if old { ", which was overwritten" } else { "" },
+            may().map(call).collect::<Vec<_>>().join(" or ")
+        ))
+    }
+
+    /// A read that was submitted at `since` found this.
+    fn seen(&mut self, sector: u64, name: u64, since: u64) {
+        let now = self.now;
         let s = &mut self.sectors[sector as usize];
-        let Some((stamp, dropped)) = s.writing.take() else {
+        let last = s.versions.len() - 1;
+        if s.changed > since {
+            return; // it may be what was there before
+        }
+        let may = |v: &Version| v.until == NEVER && (v.name == name || v.name == ANYTHING);
+        let known = s.versions.iter().rposition(|v| may(v) && v.name == name);
+        let Some(at) = known.or_else(|| s.versions.iter().rposition(may)) else {
             return;
         };
-        self.writing -= 1;
-        self.last_ack = acked;
-        let dropped = if durable { 0 } else { dropped };
-        s.versions.push(Version {
-            stamp,
-            acked,
-            dropped,
-            survivor: false,
-        });
-        s.changed = acked;
-        // One that was answered before the cache was lost may be told afterwards.
-        if dropped == 0 {
-            s.floor = s.versions.len() - 1;
+        if s.writing && at == last {
+            return; // what comes may not be there for good
         }
-        if durable {
-            s.forget(s.versions.len() - 1);
+        s.versions[at].name = name;
+        let upto = last - usize::from(s.writing);
+        for (n, v) in s.versions[..=upto].iter_mut().enumerate() {
+            if n != at {
+                v.until = v.until.min(now);
+                v.back &= n < at;
+            }
         }
+        if s.versions[at].survivor {
+            s.settle(at, now);
+        }
+        self.tidy(sector);
     }
 
-    /// A read is submitted.
-    pub fn read_submitted(&mut self, id: u64, sector: u64, sectors: u64) {
-        let since = self.now();
-        let (sector, sectors) = (sector as usize, sectors as usize);
-        let mut allowed = Vec::with_capacity(2 * sectors);
-        for at in sector..sector + sectors {
-            let s = &self.sectors[at];
-            allowed.extend(s.versions[s.floor..].iter().map(|v| (at, v.stamp)));
-            allowed.extend(s.writing.map(|(stamp, _)| (at, stamp)));
-        }
-        self.reads.push(Read {
-            id,
-            sector,
-            sectors,
-            since,
-            allowed,
-        });
-    }
-
-    /// It found `found`, sector by sector.
-    pub fn read_done(&mut self, id: u64, found: &[Option<u64>]) -> Result<(), String> {
-        let Some(at) = self.reads.iter().position(|r| r.id == id) else {
-            return Err(format!("read {id} isn't in flight"));
-        };
-        let read = self.reads.swap_remove(at);
-        for (i, &found) in found.iter().enumerate() {
-            let at = read.sector + i;
-            let Some(found) = found.filter(|&f| read.allowed.contains(&(at, f))) else {
-                let allowed = read.allowed.iter().filter(|a| a.0 == at).map(|a| a.1);
-                return Err(format!(
-                    "sector {at} holds {}, and may hold {}",
-                    name(found),
-                    allowed
-                        .map(|s| name(Some(s)))
-                        .collect::<Vec<_>>()
-                        .join(" or ")
-                ));
-            };
-            self.sectors[at].seen(found, read.since);
-        }
-        Ok(())
-    }
-
-    /// A flush is submitted; its submitter was told of a loss at `told` for the last time.
+    /// A flush is submitted; its user was told of a loss at `told` for the last time.
     pub fn flush_submitted(&mut self, told: u64) -> Flush {
         let since = self.now();
         Flush { since, told }
     }
 
-    /// It succeeded: all that was acknowledged before it is safe, but for what its submitter knew to be lost.
+    /// It succeeded: all that was acknowledged before it is safe, but for what its user knew to be lost.
     pub fn flush_done(&mut self, flush: Flush) {
+        let now = self.now();
         self.flushed = self.flushed.max(flush.since);
-        for s in &mut self.sectors {
-            let covered =
-                |v: &Version| v.acked < flush.since && (v.dropped == 0 || v.dropped > flush.told);
-            if let Some(at) = s.versions.iter().rposition(covered) {
-                s.forget(at);
+        let sectors = &mut self.sectors;
+        self.unsettled.retain(|&at| {
+            let s = &mut sectors[at as usize];
+            let covered = |v: &Version| {
+                v.back && v.acked < flush.since && (v.dropped == 0 || v.dropped > flush.told)
+            };
+            if let Some(version) = s.versions.iter().rposition(covered) {
+                s.settle(version, now);
             }
-        }
+            s.whole &= !s.is_settled();
+            !s.is_settled()
+        });
     }
 
-    /// It failed. Only a loss that its submitter didn't know of when it submitted the flush excuses that.
-    pub fn flush_failed(&mut self, flush: Flush) -> Result<(), String> {
+    /// It failed. Only a loss that its user didn't know of when it submitted the flush excuses that.
+    pub fn flush_failed(&self, flush: Flush) -> Result<(), String> {
         if self.suspicion > flush.told {
             return Ok(());
         }
@@ -213,166 +287,108 @@ impl Checker {
         self.suspect |= self.writing > 0 || self.last_ack > self.flushed;
     }
 
-    /// The front end has another connection: from now on it knows of losses before.
-    pub fn connected(&mut self) {
-        let now = self.now();
-        if std::mem::take(&mut self.suspect) {
-            self.suspicion = now;
-        }
-        for s in &mut self.sectors {
-            let versions = s.versions.iter_mut().map(|v| &mut v.dropped);
-            let writing = s.writing.iter_mut().map(|(_, dropped)| dropped);
-            for dropped in versions.chain(writing).filter(|d| **d == NEVER) {
-                *dropped = now;
-            }
-        }
-    }
-
-    /// There is another front end. It doesn't know what is flushed.
-    pub fn started(&mut self) {
-        self.connected();
-        self.last_ack = self.now;
-    }
-
     /// The cache is lost.
     pub fn cache_lost(&mut self) {
         self.cache_is_doubtful();
         let now = self.now();
         for s in &mut self.sectors {
-            s.floor = 0;
             s.changed = now;
-            for v in &mut s.versions {
+            let done = s.versions.len() - usize::from(s.writing);
+            for (n, v) in s.versions.iter_mut().enumerate().filter(|(_, v)| v.back) {
+                v.until = NEVER;
                 // Whoever was told of an earlier loss knows enough.
                 if v.dropped == 0 && !v.survivor {
                     v.dropped = NEVER;
                 }
-                v.survivor = true;
-            }
-            // One in flight may have been answered before the first loss already, and nobody told.
-            if let Some((_, dropped)) = s.writing.as_mut().filter(|w| w.1 == 0) {
-                *dropped = NEVER;
-            }
-        }
-        for read in &mut self.reads {
-            for at in read.sector..read.sector + read.sectors {
-                let versions = self.sectors[at].versions.iter();
-                read.allowed.extend(versions.map(|v| (at, v.stamp)));
+                // One in flight may be done after the loss.
+                v.survivor |= n < done;
             }
         }
     }
 
-    /// The front end is dead: what is in flight is never answered. Once its back end has finished, writes are done or not.
+    /// A front end has another connection: from now on it knows of losses before.
+    pub fn connected(&mut self) {
+        let now = self.now();
+        if std::mem::take(&mut self.suspect) {
+            self.suspicion = now;
+        }
+        let versions = self.sectors.iter_mut().flat_map(|s| &mut s.versions);
+        for v in versions.filter(|v| v.dropped == NEVER) {
+            v.dropped = now;
+        }
+    }
+
+    /// There are new users. They don't know what is flushed.
+    pub fn started(&mut self) {
+        self.connected();
+        self.last_ack = self.now;
+    }
+
+    /// The users are dead: what is in flight is never answered. Once the disk has finished, writes are done or not.
     pub fn abandon(&mut self) {
         let now = self.now();
-        self.reads.clear();
-        self.writing = 0;
-        for s in &mut self.sectors {
-            if let Some((stamp, dropped)) = s.writing.take() {
-                s.versions.push(Version {
-                    stamp,
-                    acked: NEVER,
-                    dropped,
-                    survivor: false,
-                });
-                s.changed = now;
+        self.reads = 0;
+        for at in 0..self.sectors.len() as u64 {
+            if self.sectors[at as usize].writing {
+                self.ended(at, now);
             }
+        }
+    }
+
+    /// Whether a loss may leave different contents there.
+    pub fn is_unsettled(&self, sector: u64) -> bool {
+        self.unsettled.contains(&sector)
+    }
+
+    /// Whether one of these sectors is unsettled, and was written to an array that had all members.
+    pub fn is_whole(&self, sector: u64, sectors: u64) -> bool {
+        let all = self.unsettled.range(sector..sector + sectors);
+        all.into_iter().any(|&s| self.sectors[s as usize].whole)
+    }
+
+    /// All members are there again, or about to be, for what is unsettled.
+    pub fn make_whole(&mut self) {
+        for &s in &self.unsettled {
+            self.sectors[s as usize].whole = true;
+        }
+    }
+
+    /// Nobody can know what a sector holds after the loss that was just told.
+    pub fn anything(&mut self, sector: u64) {
+        let versions = &mut self.sectors[sector as usize].versions;
+        if let Some(oldest) = versions.iter_mut().find(|v| v.back) {
+            oldest.name = ANYTHING;
+        }
+    }
+
+    fn tidy(&mut self, sector: u64) {
+        let s = &mut self.sectors[sector as usize];
+        if s.is_settled() {
+            s.whole = false;
+            self.unsettled.remove(&sector);
         }
     }
 }
 
 impl Sector {
-    /// Versions before `at` can't come back.
-    fn forget(&mut self, at: usize) {
-        self.versions.drain(..at);
-        self.floor = self.floor.saturating_sub(at);
+    /// Whether a loss leaves the same contents whatever survives.
+    fn is_settled(&self) -> bool {
+        self.versions.iter().filter(|v| v.back).count() < 2
     }
 
-    /// A read that was submitted at `since` found `stamp`.
-    fn seen(&mut self, stamp: u64, since: u64) {
-        let may_be_new = self.writing.is_some_and(|w| w.0 == stamp);
-        if may_be_new || self.changed > since {
-            return; // what it found may be what comes, or what was there before
-        }
-        if let Some(at) = self.versions.iter().rposition(|v| v.stamp == stamp)
-            && at >= self.floor
-        {
-            self.versions.truncate(at + 1);
-            self.floor = at;
-            if self.versions[at].survivor {
-                self.forget(at); // what survived is on the medium
-            }
-        }
+    /// Reads from now on find nothing before version `at`.
+    fn only_from(&mut self, at: usize, now: u64) {
+        let before = self.versions[..at].iter_mut();
+        before.for_each(|v| v.until = v.until.min(now));
     }
-}
 
-fn name(stamp: Option<u64>) -> String {
-    match stamp {
-        None => "a torn sector".into(),
-        Some(stamp::ZEROS) => "zeros".into(),
-        Some(s) => format!("write {} of sector {}", s >> 16, s & 0xffff),
+    /// Version `at` is durable: those before it can't come back.
+    fn settle(&mut self, at: usize, now: u64) {
+        self.only_from(at, now);
+        self.versions[..at].iter_mut().for_each(|v| v.back = false);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(c: &mut Checker, found: u64) -> Result<(), String> {
-        c.read_submitted(1, 0, 1);
-        c.read_done(1, &[Some(found)])
-    }
-
-    fn write(c: &mut Checker, data: u64) {
-        c.write_submitted(0, data);
-        c.write_acked(0, false);
-    }
-
-    #[test]
-    fn what_is_acknowledged_stays_while_the_cache_does_and_what_is_flushed_for_ever() {
-        let mut c = Checker::new(1);
-        write(&mut c, 10);
-        assert!(read(&mut c, 10).is_ok() && read(&mut c, 0).is_err());
-        let flush = c.flush_submitted(0);
-        write(&mut c, 11);
-        c.flush_done(flush);
-        assert!(read(&mut c, 10).is_err());
-        c.cache_lost();
-        assert!(read(&mut c, 0).is_err());
-        assert!(read(&mut c, 10).is_ok());
-        assert!(
-            read(&mut c, 11).is_err(),
-            "a read has shown that it is gone"
-        );
-    }
-
-    #[test]
-    fn a_flush_that_spans_a_loss_must_not_succeed_until_the_loss_is_told() {
-        let mut c = Checker::new(1);
-        let opened = c.now();
-        write(&mut c, 10);
-        let (before, replayed) = (c.flush_submitted(opened), c.flush_submitted(opened));
-        assert!(c.flush_failed(before).is_err());
-        c.cache_lost();
-        c.connected();
-        assert!(c.flush_failed(before).is_ok());
-        let told = c.now();
-        let after = c.flush_submitted(told);
-        c.flush_done(after);
-        assert!(c.flush_failed(after).is_err());
-        c.flush_done(replayed); // it says that the write is safe
-        assert!(read(&mut c, 0).is_err());
-    }
-
-    #[test]
-    fn a_read_may_find_what_is_in_flight_or_was_while_it_was_read() {
-        let mut c = Checker::new(1);
-        c.read_submitted(2, 0, 1);
-        write(&mut c, 10);
-        assert!(c.read_done(2, &[Some(0)]).is_ok());
-        c.write_submitted(0, 11);
-        assert!(read(&mut c, 10).is_ok() && read(&mut c, 11).is_ok());
-        c.abandon();
-        assert!(read(&mut c, 11).is_ok() && read(&mut c, 10).is_err());
-        assert!(c.read_done(7, &[None]).is_err());
-    }
-}
+#[path = "checker_tests.rs"]
+mod tests;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Which process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one with the front end and its submitters.
+    /// The one with the front end and its users.
     Front,
     /// The one with the lanes.
     Back,

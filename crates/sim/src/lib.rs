@@ -1,116 +1,85 @@
-//! A deterministic simulation of everything between a workload and its disk: the same front end, rings, lanes and parser
-//! as in production, under a scheduler that is a function of one seed.
+//! One deterministic simulation of what stands between a workload and its disk. A seed runs one scenario: the code of production between users
+//! and disks of this crate, in one thread, one step at a time, in an order that is a function of the seed.
 //!
 //! ```text
-//!   submitters ── Frontend ── rings ── Lanes ── CrashDisk
-//!        │         └ process ┘          └ process ┘   │
-//!        └────────── Checker: what may a sector hold? ┘ (it sees only what submitters see)
+//!   scenario   what runs          between            and                 what goes wrong
+//!   rings      front end, back end  users             a crash disk        processes die, rings break, caches are lost
+//!   raid       RAID-5               users             three to seven      power cuts, disks that fail, starts that are cut
+//!   cache      page cache           users             one                 power cuts, a disk that fails, memory that is short
+//!   squeeze    buffer pools, lanes  connections       one                 squeezes, connections that break
+//!   stop       the order of a stop                                        disks that hang or fail
 //! ```
 //!
-//! One thread, one step at a time: a submitter, a lane, the disk, or whoever starts and stops processes. Either process
-//! dies between two steps or in the middle of a call (`fuse`), the disk may lose its cache, rings are broken, connections
-//! are closed, and follow one another with the real handshake. docs/decisions/0006-reconnect.md says what must hold.
+//! All of them share [`run`] and the campaign over it, the scheduler ([`scheduler`]), users ([`user`]) and what they ask for
+//! ([`workload`]), the disk and its fault model
+//! ([`disk`]), contents ([`stamp`]) and what contents may be found ([`checker`]). docs/decisions/0018-one-simulation.md tells more.
 
-mod cache;
-mod channel;
+pub mod bugs;
+pub mod campaign;
 mod checker;
 mod disk;
 mod fuse;
 mod log;
-mod memory;
-pub mod paged;
-mod profile;
-pub mod raid;
-mod server;
-pub mod squeezed;
+mod scenarios;
+mod scheduler;
 mod stamp;
-pub mod stops;
-mod submitter;
-mod trouble;
-mod world;
+mod user;
+mod workload;
 
-use fuse::Killed;
+pub use bugs::Bug;
+pub use log::Counts;
+pub use scenarios::SCENARIOS;
+
+use log::Log;
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use world::World;
+use std::time::Duration;
 
-/// A bug to be found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Planted {
-    /// The disk acknowledges some writes before it does them.
-    ReplyBeforeWrite,
-    /// A flush makes only writes of its own disk queue durable.
-    FlushOneQueue,
-    /// A killed server's disk is free while its writes are still on their way.
-    LockBeforeIo,
-    /// The front end replays writes that were answered.
-    #[cfg(feature = "planted")]
-    ReplayAnswered,
-    /// The front end doesn't look whether the disk's cache is still the one that was there.
-    #[cfg(feature = "planted")]
-    IgnoreCacheMark,
+/// A scenario that can be run.
+#[derive(Clone, Copy)]
+pub struct Scenario {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it is, in one line.
+    pub about: &'static str,
+    /// The bugs that it has to find.
+    pub bugs: fn() -> Vec<Bug>,
+    run: fn(u64, &Options) -> Outcome,
 }
 
-impl Planted {
-    /// All of them, with names.
-    pub const ALL: &[(&str, Planted)] = &[
-        ("reply-before-write", Planted::ReplyBeforeWrite),
-        ("flush-one-queue", Planted::FlushOneQueue),
-        ("lock-before-io", Planted::LockBeforeIo),
-        #[cfg(feature = "planted")]
-        ("replay-answered", Planted::ReplayAnswered),
-        #[cfg(feature = "planted")]
-        ("ignore-cache-mark", Planted::IgnoreCacheMark),
-    ];
+impl Scenario {
+    /// The one with a name.
+    pub fn named(name: &str) -> Option<&'static Scenario> {
+        SCENARIOS.iter().find(|s| s.name == name)
+    }
+
+    /// Runs one seed to its end.
+    pub fn run(&self, seed: u64, options: &Options) -> Outcome {
+        (self.run)(seed, options)
+    }
 }
 
 /// How to run a seed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// A bug to be found.
-    pub planted: Option<Planted>,
+    pub bug: Option<Bug>,
     /// Print every event to standard error.
     pub verbose: bool,
 }
 
-/// What happened in a seed, in numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What happened in a seed that went well.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Steps.
-    pub steps: u64,
-    /// Requests submitted.
-    pub requests: u64,
-    /// Processes killed.
-    pub kills: u64,
-    /// Caches lost.
-    pub losses: u64,
-    /// Connections after a front end's first.
-    pub reconnects: u64,
-    /// Servers that didn't get the disk, because the last one's writes were still at work.
-    pub refused: u64,
+    /// Events by kind.
+    pub counts: Counts,
+    /// Time that passed in the simulated world.
+    pub simulated: Duration,
 }
 
-impl std::ops::AddAssign for Report {
-    fn add_assign(&mut self, other: Report) {
-        self.steps += other.steps;
-        self.requests += other.requests;
-        self.kills += other.kills;
-        self.losses += other.losses;
-        self.reconnects += other.reconnects;
-        self.refused += other.refused;
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} steps, {} requests, {} kills, {} lost caches, {} reconnects, {} servers refused",
-            self.steps, self.requests, self.kills, self.losses, self.reconnects, self.refused
-        )
-    }
-}
+/// How a seed ended.
+pub type Outcome = Result<Report, Box<Failure>>;
 
 /// A seed that went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,58 +101,56 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Runs one seed from the first handshake to the last page given back.
-pub fn run(seed: u64, options: &Options) -> Result<Report, Box<Failure>> {
+/// What a scenario is made of.
+trait World: Sized {
+    /// The world at the beginning of a seed.
+    fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Self, String>;
+
+    /// Everything that happens in it. An error is a finding.
+    fn drive(&mut self) -> Result<(), String>;
+
+    /// What happened.
+    fn log(&mut self) -> &mut Log;
+}
+
+/// Runs one seed of a scenario, and catches what goes wrong in it.
+fn run<W: World>(seed: u64, options: &Options) -> Outcome {
+    // Whoever uses memory after it was given back finds no plausible data there.
+    pvblk_sys::poison_released_memory();
     #[cfg(feature = "planted")]
-    {
-        let is = |bug| options.planted == Some(bug);
-        pvblk_frontend::planted::replay_answered(is(Planted::ReplayAnswered));
-        pvblk_frontend::planted::ignore_cache_mark(is(Planted::IgnoreCacheMark));
-    }
-    let mut world = World::new(seed, options);
-    let result = drive(&mut world);
+    pvblk_block::planted::plant(match options.bug {
+        Some(Bug::Logic(plant)) => Some(plant),
+        _ => None,
+    });
+    let failure = |step, what, events| {
+        Box::new(Failure {
+            seed,
+            step,
+            what,
+            events,
+        })
+    };
+    let world = W::new(seed, options.bug, Log::new(options.verbose));
+    let mut world = world.map_err(|what| failure(0, what, Vec::new()))?;
+    let result = caught(|| world.drive());
+    let log = world.log();
     match result {
         Ok(()) => {
-            let mut report = world.report;
-            report.steps = world.w.log.step;
-            report.requests = world.w.requests;
-            Ok(report)
+            let mut counts = Counts::default();
+            counts.add("steps", log.step);
+            if log.requests > 0 {
+                counts.add("requests", log.requests);
+            }
+            counts += &log.counts;
+            let simulated = log.simulated();
+            Ok(Report { counts, simulated })
         }
         Err(what) => {
-            let failure = Failure {
-                seed,
-                step: world.w.log.step,
-                what,
-                events: world.w.log.lines(),
-            };
+            let found = failure(log.step, what, log.lines());
             // Nothing of it is in order, so nothing of it is used again, and its end must not hide the reason.
             std::mem::forget(world);
-            Err(Box::new(failure))
+            Err(found)
         }
-    }
-}
-
-fn drive(world: &mut World) -> Result<(), String> {
-    for _ in 0..world.w.profile.steps {
-        guarded(world, World::step)?;
-    }
-    for phase in [World::come_to_rest, World::read_back, World::take_down] {
-        guarded(world, phase)?;
-    }
-    Ok(())
-}
-
-/// Runs some of the world. A process that dies in it is buried; any other panic is a finding.
-fn guarded(world: &mut World, f: fn(&mut World) -> Result<(), String>) -> Result<(), String> {
-    match catch_unwind(AssertUnwindSafe(|| f(world))) {
-        Ok(result) => result,
-        Err(payload) => match payload.downcast::<Killed>() {
-            Ok(killed) => {
-                world.w.log.add("somebody dies in the middle of a call", []);
-                world.kill(killed.0)
-            }
-            Err(payload) => Err(panicked(&*payload)),
-        },
     }
 }
 
@@ -197,4 +164,17 @@ fn panicked(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
     format!("panic: {}", text.unwrap_or_default())
+}
+
+/// Ends a process without any order: its destructors run as in a panic, where they don't wait for anything.
+fn drop_killed<T>(process: T) {
+    let _ = catch_unwind(AssertUnwindSafe(move || {
+        let _process = process;
+        std::panic::resume_unwind(Box::new(()));
+    }));
+}
+
+/// One of `choices`.
+fn pick<T: Copy>(rng: &mut fastrand::Rng, choices: &[T]) -> T {
+    choices[rng.usize(..choices.len())]
 }

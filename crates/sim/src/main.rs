@@ -1,19 +1,15 @@
-//! Runs many seeds, or one again.
+//! Runs many seeds of a scenario, or one again.
 
-use pvblk_sim::{Failure, Planted, paged, raid, squeezed, stops};
-use std::fmt::Display;
-use std::ops::AddAssign;
+use pvblk_sim::{Bug, Options, SCENARIOS, Scenario, campaign};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "usage: pvblk-sim [raid|cache|squeeze|stop] [--seeds COUNT] [--from SEED] [--seed SEED] [--verbose] [--planted NAME]
-  raid            a RAID-5 array whose power is cut, instead of front end and back end
-  cache           a page cache over a disk whose power is cut
-  squeeze         buffer pools whose memory is taken away
-  stop            an orderly stop of several disks, some in trouble
+const USAGE: &str = "usage: pvblk-sim [SCENARIO] [--seeds COUNT] [--from SEED] [--replay SEED] [--verbose] [--planted NAME]
+       pvblk-sim list
+  SCENARIO        rings (the default), raid, cache, squeeze or stop; `list` says what they are, and which bugs they can be given
   --seeds COUNT   how many (default 1000)
   --from SEED     the first (default 0)
-  --seed SEED     this one, with all its events
+  --replay SEED   this one alone, with all its events; --seed is the same
   --verbose       all events of all seeds
   --planted NAME  with a bug that must be found";
 
@@ -37,7 +33,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Flags, String> {
         match flag.as_str() {
             "--seeds" => flags.seeds = number(value()?)?,
             "--from" => flags.from = number(value()?)?,
-            "--seed" => {
+            "--replay" | "--seed" => {
                 flags.from = number(value()?)?;
                 flags.seeds = 1;
                 flags.verbose = true;
@@ -50,76 +46,60 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Flags, String> {
     Ok(flags)
 }
 
-/// The bug with a name.
-fn named<B: Copy>(all: &[(&str, B)], name: Option<&str>) -> Result<Option<B>, String> {
-    let Some(name) = name else { return Ok(None) };
-    let found = all.iter().find(|(n, _)| *n == name);
-    let names: Vec<_> = all.iter().map(|(n, _)| *n).collect();
+/// The scenario's bug with a name.
+fn named(scenario: &Scenario, name: &str) -> Result<Bug, String> {
+    let all = (scenario.bugs)();
+    let names: Vec<_> = all.iter().map(|b| b.name()).collect();
     let none = || format!("no planted bug {name}; there are {}", names.join(", "));
-    Ok(Some(found.ok_or_else(none)?.1))
+    all.iter()
+        .find(|b| b.name() == name)
+        .copied()
+        .ok_or_else(none)
+}
+
+fn list() {
+    for scenario in SCENARIOS {
+        println!("{}: {}", scenario.name, scenario.about);
+        for bug in (scenario.bugs)() {
+            println!("  {:31}{}", bug.name(), bug.about().trim());
+        }
+    }
 }
 
 fn whole(args: Vec<String>) -> Result<ExitCode, String> {
-    let raid = args.first().is_some_and(|a| a == "raid");
-    let cache = args.first().is_some_and(|a| a == "cache");
-    let squeeze = args.first().is_some_and(|a| a == "squeeze");
-    let stop = args.first().is_some_and(|a| a == "stop");
-    let named_one = raid || cache || squeeze || stop;
-    let flags = parse(args.into_iter().skip(usize::from(named_one)))?;
-    let (name, verbose) = (flags.planted.as_deref(), flags.verbose);
-    if raid {
-        let planted = named(raid::Bug::ALL, name)?;
-        let options = raid::Options { planted, verbose };
-        return Ok(campaign(&flags, |seed| raid::run(seed, &options)));
+    let mut args = args.into_iter().peekable();
+    let name = args.next_if(|a| !a.starts_with("--"));
+    let name = name.as_deref().unwrap_or("rings");
+    if name == "list" {
+        list();
+        return Ok(ExitCode::SUCCESS);
     }
-    if cache {
-        let planted = named(paged::Bug::ALL, name)?;
-        let options = paged::Options { planted, verbose };
-        return Ok(campaign(&flags, |seed| paged::run(seed, &options)));
-    }
-    if squeeze {
-        let planted = named(squeezed::Bug::ALL, name)?;
-        let options = squeezed::Options { planted, verbose };
-        return Ok(campaign(&flags, |seed| squeezed::run(seed, &options)));
-    }
-    if stop {
-        let planted = named(stops::Bug::ALL, name)?;
-        let options = stops::Options { planted, verbose };
-        return Ok(campaign(&flags, |seed| stops::run(seed, &options)));
-    }
-    let planted = named(Planted::ALL, name)?;
-    let options = pvblk_sim::Options { planted, verbose };
-    Ok(campaign(&flags, |seed| pvblk_sim::run(seed, &options)))
-}
-
-fn campaign<R: Default + AddAssign + Display>(
-    flags: &Flags,
-    run: impl Fn(u64) -> Result<R, Box<Failure>>,
-) -> ExitCode {
-    let start = Instant::now();
-    let mut told = start;
-    let mut sum = R::default();
-    for done in 0..flags.seeds {
-        match run(flags.from.wrapping_add(done)) {
-            Ok(report) => sum += report,
-            Err(failure) => {
-                eprintln!("{failure}");
-                println!("failed at seed {}, after {done} that passed", failure.seed);
-                return ExitCode::FAILURE;
-            }
-        }
+    let scenario = Scenario::named(name).ok_or_else(|| format!("there is no scenario {name}"))?;
+    let flags = parse(args)?;
+    let bug = flags.planted.as_deref().map(|b| named(scenario, b));
+    let options = Options {
+        bug: bug.transpose()?,
+        verbose: flags.verbose,
+    };
+    let mut told = Instant::now();
+    let progress = |done| {
         if told.elapsed() > Duration::from_secs(5) {
             told = Instant::now();
-            eprintln!("{} of {} seeds", done + 1, flags.seeds);
+            eprintln!("{done} of {} seeds", flags.seeds);
         }
-    }
-    let seconds = start.elapsed().as_secs_f64();
+        true
+    };
+    let (sum, failure) = campaign::run(scenario, &options, flags.from, flags.seeds, progress);
+    let Some(failure) = failure else {
+        println!("{name}: {sum}");
+        return Ok(ExitCode::SUCCESS);
+    };
+    eprintln!("{failure}");
     println!(
-        "{} seeds passed in {seconds:.1} s, {:.0} a second: {sum}",
-        flags.seeds,
-        flags.seeds as f64 / seconds,
+        "{name}: failed at seed {}, after {} that passed",
+        failure.seed, sum.seeds
     );
-    ExitCode::SUCCESS
+    Ok(ExitCode::FAILURE)
 }
 
 fn main() -> ExitCode {

@@ -1,67 +1,86 @@
-//! Contents of sectors: a stamp says who wrote it and where it belongs; every word of the sector tells it.
-
-use pvblk_block::Buffer;
+//! Contents of sectors. Every byte follows from who wrote it and where it belongs, and the XOR of such sectors is none: torn, misplaced and
+//! wrongly calculated sectors are seen.
 
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = 512;
-/// Contents of a sector that was never written, or discarded.
+/// What memory is filled with whose contents nobody may store or believe. No stamp has such bytes.
+pub const POISON: u8 = pvblk_sys::POISON;
+
+/// Contents of a sector.
+pub type Bytes = [u8; SECTOR_BYTES];
+
+/// What a sector of zeros is called.
 pub const ZEROS: u64 = 0;
-const SECTOR_BITS: u32 = 16;
+/// Set in what a sector is called that no write explains; the rest tells such sectors apart.
+pub const FOREIGN: u64 = 1 << 63;
+const SECTOR_BITS: u32 = 24;
+const VARIANT: u64 = 1 << SECTOR_BITS;
+const ID_SHIFT: u32 = SECTOR_BITS + 1;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What write number `id` (from 1) puts on `sector`.
-pub fn stamp(id: u64, sector: u64) -> u64 {
-    id << SECTOR_BITS | sector
+/// Not linear, so that no XOR of stamps is one.
+fn mix(n: u64) -> u64 {
+    let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ (n >> 31)
 }
 
-/// What memory holds that nobody may store or believe.
-pub fn poison(sector: u64) -> u64 {
-    stamp(u64::MAX >> SECTOR_BITS, sector)
-}
-
-/// True if the stamp may stand on `sector`.
-pub fn belongs(stamp: u64, sector: u64) -> bool {
-    stamp != poison(sector) && stamp & ((1 << SECTOR_BITS) - 1) == sector && stamp != ZEROS
-}
-
-fn place(buffers: &[Buffer], index: usize) -> (&Buffer, usize) {
-    let mut at = index * SECTOR_BYTES;
-    for b in buffers {
-        if at < b.len() {
-            return (b, at);
-        }
-        at -= b.len();
-    }
-    panic!("sector {index} is outside the request's buffers");
-}
-
-/// Fills the `index`-th sector of `buffers`.
-pub fn put(buffers: &[Buffer], index: usize, stamp: u64) {
+/// What write number `id` (from 1) puts on `sector`; `variant` if its submitter changed it on the way.
+pub fn make(id: u64, sector: u64, variant: bool) -> Bytes {
+    let first = id << ID_SHIFT | u64::from(variant) << SECTOR_BITS | sector;
     let mut bytes = [0; SECTOR_BYTES];
-    if stamp != ZEROS {
-        for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
-            word.copy_from_slice(&(stamp ^ (i as u64).wrapping_mul(STEP)).to_ne_bytes());
-        }
+    for (i, word) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        *word = word_of(first, i).to_le_bytes();
     }
-    let (buffer, at) = place(buffers, index);
-    buffer.write(at, &bytes);
+    bytes
 }
 
-/// Reads the `index`-th sector of `buffers`; `None` if it is torn.
-pub fn get(buffers: &[Buffer], index: usize) -> Option<u64> {
-    let mut bytes = [0; SECTOR_BYTES];
-    let (buffer, at) = place(buffers, index);
-    buffer.read(at, &mut bytes);
-    let mut words = bytes
-        .chunks_exact(8)
-        .map(|w| u64::from_ne_bytes(w.try_into().unwrap_or_default()));
-    let first = words.next()?;
-    let expected = |i: usize| match first {
-        ZEROS => ZEROS,
-        _ => first ^ (i as u64 + 1).wrapping_mul(STEP),
-    };
-    let whole = words.enumerate().all(|(i, word)| word == expected(i));
-    whole.then_some(first)
+fn word_of(first: u64, index: usize) -> u64 {
+    match index {
+        0 => first,
+        n => mix(first.wrapping_add((n as u64).wrapping_mul(STEP))),
+    }
+}
+
+/// The first word, if all others follow from it.
+fn whole(bytes: &Bytes) -> Option<u64> {
+    let words = bytes.as_chunks::<8>().0;
+    let first = u64::from_le_bytes(words[0]);
+    let mut rest = words.iter().enumerate().skip(1);
+    let right = rest.all(|(i, w)| u64::from_le_bytes(*w) == word_of(first, i));
+    right.then_some(first)
+}
+
+/// What the contents of `sector` are called: the number of the write, [`ZEROS`], or something with [`FOREIGN`].
+pub fn name(bytes: &Bytes, sector: u64) -> u64 {
+    if bytes.iter().all(|&b| b == 0) {
+        return ZEROS;
+    }
+    match whole(bytes) {
+        Some(first) if first & (VARIANT - 1) == sector && first >> ID_SHIFT > 0 => {
+            first >> ID_SHIFT
+        }
+        _ => {
+            let words = bytes.as_chunks::<8>().0.iter();
+            words.fold(1, |sum, w| mix(sum ^ u64::from_le_bytes(*w))) | FOREIGN
+        }
+    }
+}
+
+/// The same for people.
+pub fn describe(bytes: &Bytes, sector: u64) -> String {
+    match name(bytes, sector) {
+        ZEROS => "zeros".into(),
+        n if n & FOREIGN == 0 => format!("write {n}"),
+        n => match whole(bytes) {
+            Some(first) => format!(
+                "what write {} put on sector {}",
+                first >> ID_SHIFT,
+                first & (VARIANT - 1)
+            ),
+            None => format!("bytes that nobody wrote ({n:x})"),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -69,16 +88,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_or_shifted_sector_is_seen() {
-        let b = Buffer::anonymous(4096).unwrap();
-        let buffers = [b.slice(8, 512).unwrap(), b.slice(1024, 1024).unwrap()];
-        for (i, s) in [stamp(1, 5), ZEROS, stamp(7, 6)].into_iter().enumerate() {
-            put(&buffers, i, s);
-            assert_eq!(get(&buffers, i), Some(s));
+    fn a_mixture_is_no_stamp() {
+        let [a, b, c] = [(1, 5), (2, 5), (3, 5)].map(|(id, sector)| make(id, sector, false));
+        assert_eq!([name(&a, 5), name(&[0; 512], 5)], [1, ZEROS]);
+        assert_eq!(name(&make(9, 5, true), 5), 9);
+        let mut mixed = a;
+        for (x, (y, z)) in mixed.iter_mut().zip(b.iter().zip(&c)) {
+            *x ^= y ^ z;
         }
-        assert!(belongs(stamp(1, 5), 5) && !belongs(stamp(1, 5), 6) && !belongs(poison(5), 5));
-        assert_eq!(get(&[b.slice(16, 512).unwrap()], 0), None);
-        b.write(300, &[1]);
-        assert_eq!(get(&buffers, 0), None);
+        let mut torn = a;
+        torn[256..].copy_from_slice(&b[256..]);
+        for wrong in [mixed, torn, make(1, 6, false)] {
+            assert!(name(&wrong, 5) & FOREIGN != 0);
+        }
+        assert_eq!(
+            describe(&make(1, 6, false), 5),
+            "what write 1 put on sector 6"
+        );
     }
 }

@@ -6,8 +6,8 @@
 use super::{Core, NONE, State};
 use crate::alloc::{FreeBlock, HUGE_ORDER};
 use crate::lists::On;
-use crate::planted::{CacheBug, has};
 use crate::policy::Policy;
+use pvblk_block::planted::{Plant, has};
 use std::time::Duration;
 
 /// Blocks of one step that are looked at: others want the lock.
@@ -136,7 +136,7 @@ impl<P: Policy> Core<P> {
                         On::None => false,
                     }
             }
-            State::Dirty => !f.behind && has(CacheBug::DirtyGivenBack),
+            State::Dirty => !f.behind && has(Plant::DirtyGivenBack),
             State::Reading | State::Writing => false,
         }
     }

@@ -3,8 +3,8 @@
 use super::{Core, Filling, Job, Need, State};
 use crate::alloc::{End, Reserve};
 use crate::lists::On;
-use crate::planted::{CacheBug, has};
 use crate::policy::{AfterFailure, Policy};
+use pvblk_block::planted::{Plant, has};
 use std::time::Duration;
 
 /// Pages of one scan, and wanted of one direct reclaim.
@@ -248,7 +248,7 @@ impl<P: Policy> Core<P> {
         let uses = self.table.uses(frame);
         let f = &self.frames[frame as usize];
         let may_go = f.state == State::Clean
-            || (f.state == State::Dirty && !f.behind && has(CacheBug::DirtyReclaimed));
+            || (f.state == State::Dirty && !f.behind && has(Plant::DirtyReclaimed));
         if !may_go || f.waits != super::NONE || f.syncs != super::NONE {
             // In use by a device, or not written yet.
             self.lists.put(frame, On::Inactive);

@@ -394,9 +394,8 @@ impl<P: Policy> Core<P> {
 
     /// A request that isn't a hit.
     pub fn submit(&mut self, owner: usize, request: Box<Request>, hint: Hint) {
-        let sync = self.config.mode == Mode::WriteThrough
-            || (request.flags.contains(RequestFlags::FUA)
-                && !crate::planted::has(crate::planted::CacheBug::FuaOnlyCached));
+        let sync =
+            self.config.mode == Mode::WriteThrough || request.flags.contains(RequestFlags::FUA);
         let kind = match request.op {
             Op::Read => Kind::Read,
             Op::Write => Kind::Write { sync },

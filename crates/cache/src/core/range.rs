@@ -4,8 +4,8 @@
 
 use super::{Core, Job, Kind, NONE, RangeHold, State};
 use crate::config::PAGE_SECTORS;
-use crate::planted::{CacheBug, has};
 use crate::policy::Policy;
+use pvblk_block::planted::{Plant, has};
 
 impl<P: Policy> Core<P> {
     pub(super) fn next_range(&mut self) -> u64 {
@@ -100,7 +100,7 @@ impl<P: Policy> Core<P> {
                 self.wait_on(frame, id, u64::MAX);
                 return false;
             }
-            if has(CacheBug::RangeDropsFirst) {
+            if has(Plant::RangeDropsFirst) {
                 self.drop_any(frame);
             }
         }

@@ -3,9 +3,9 @@
 use super::{Core, Filling, Job, Kind, MOST_PENDING, NONE, Need, State, copy, meeting};
 use crate::config::{Mode, PAGE_BYTES};
 use crate::lists::On;
-use crate::planted::{CacheBug, has};
 use crate::policy::{Policy, Shortfall};
 use crate::readahead::{Plan, Sizes};
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Op, Status};
 
 /// Most pages that are allocated for one job at a time.
@@ -416,7 +416,7 @@ impl<P: Policy> Core<P> {
     pub(super) fn is_whole(&self, job: &Job, page: u64) -> bool {
         let (_, first, len) = meeting(&job.request, page);
         let sectors = self.sectors_of(page) as usize;
-        has(CacheBug::PartWithoutRead) || (first == 0 && len == sectors * 512)
+        has(Plant::PartWithoutRead) || (first == 0 && len == sectors * 512)
     }
 
     /// Whether writes wait for the device.

@@ -3,8 +3,8 @@
 use super::{Core, Job, MOST_PENDING, NONE, Need, State, copy, meeting};
 use crate::config::PAGE_BYTES;
 use crate::lists::On;
-use crate::planted::{CacheBug, has};
 use crate::policy::Policy;
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{RequestFlags, Status};
 
 impl<P: Policy> Core<P> {
@@ -49,7 +49,7 @@ impl<P: Policy> Core<P> {
                     self.wait_on(frame, id, u64::MAX);
                     return false;
                 }
-                Some((frame, State::Writing)) if !has(CacheBug::ChangedInPlace) => {
+                Some((frame, State::Writing)) if !has(Plant::ChangedInPlace) => {
                     match self.replace(frame, job, page) {
                         Some(new) => new,
                         None => {

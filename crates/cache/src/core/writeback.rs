@@ -2,8 +2,8 @@
 
 use super::{Core, IoKind, Job, Kind, NONE, State};
 use crate::config::{PAGE_BYTES, PAGE_SECTORS};
-use crate::planted::{CacheBug, has};
 use crate::policy::Policy;
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Op, RequestFlags, Status};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ impl<P: Policy> Core<P> {
         let may = |core: &Core<P>, page: u64, fua: Option<bool>| {
             let frame = *core.dirty.get(&page)?;
             let f = &core.frames[frame as usize];
-            let behind = f.behind && !has(CacheBug::BehindNotAwaited);
+            let behind = f.behind && !has(Plant::BehindNotAwaited);
             let waits = behind || core.is_being_done(page);
             (!waits && fua.is_none_or(|fua| fua == f.fua)).then_some((frame, f.fua))
         };
@@ -144,7 +144,7 @@ impl<P: Policy> Core<P> {
     /// A write of pages has ended.
     pub(super) fn write_ended(&mut self, first: u64, frames: Vec<u32>, status: Status) {
         self.write_ios -= 1;
-        let ok = status == Status::Ok || has(CacheBug::FailedIsClean);
+        let ok = status == Status::Ok;
         for (page, &frame) in (first..).zip(&frames) {
             self.writing -= 1;
             let f = &mut self.frames[frame as usize];
@@ -203,7 +203,7 @@ impl<P: Policy> Core<P> {
         let f = &mut self.frames[new as usize];
         f.behind = false;
         let waits = std::mem::replace(&mut f.waits, NONE);
-        if has(CacheBug::RedirtiedIsClean) && f.state == State::Dirty && f.syncs == NONE {
+        if has(Plant::RedirtiedIsClean) && f.state == State::Dirty && f.syncs == NONE {
             self.forget_dirty(new);
         }
         let f = &mut self.frames[new as usize];
@@ -291,21 +291,9 @@ impl<P: Policy> Core<P> {
 
     /// Passes a flush on if nothing keeps it; true if it is done without.
     fn send_flush(&mut self, id: u32, job: &mut Job, epoch: u64) -> bool {
-        let dirty = match has(CacheBug::FlushSkipsWriting) {
-            true => self
-                .dirty
-                .values()
-                .any(|&f| self.frames[f as usize].epoch <= epoch),
-            false => self
-                .epochs
-                .first_key_value()
-                .is_some_and(|(&e, _)| e <= epoch),
-        };
-        if dirty {
+        let first = self.epochs.first_key_value();
+        if first.is_some_and(|(&e, _)| e <= epoch) {
             return false;
-        }
-        if has(CacheBug::FlushNotPassed) {
-            return true;
         }
         job.kind = Kind::Flush { epoch, sent: true };
         self.flushes.retain(|&f| f != id);

@@ -27,7 +27,6 @@ mod create;
 mod geometry;
 mod new_array;
 mod parity;
-pub mod planted;
 mod ppl;
 mod recover;
 mod repair;

@@ -132,8 +132,8 @@ fn compare(name: &str, blocks: &[Block], read: &dyn Fn(&str) -> String) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
     use crate::documents::page::blocks;
+    use std::path::Path;
 
     /// Stands for pvblk: it says that it is ready a while after it began, and stays; with an argument `ends` it ends before.
     fn server(dir: &Path) -> PathBuf {

@@ -1,12 +1,12 @@
 //! Stripe heads: which there are, who waits for them, and when they run.
 
-use super::super::planted::{Raid5Bug, has};
 use super::round::Round;
 use super::tally::Tally;
 use super::waiters::Waiters;
 use super::{Core, Piece};
 use pvblk_block::Error;
 use pvblk_block::memory::Gauge;
+use pvblk_block::planted::{Plant, has};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -144,7 +144,7 @@ impl Heads {
 
     fn new_head(&mut self, stripe: u64, owner: usize) -> Option<usize> {
         let head = self.take_free(owner)?;
-        let valid = match has(Raid5Bug::StaleCache) {
+        let valid = match has(Plant::StaleHead) {
             true => self.all[head].valid,
             false => 0,
         };
@@ -305,7 +305,7 @@ impl Heads {
         if heads.clone().any(is_busy) {
             return false;
         }
-        if has(Raid5Bug::GivenBackIsValid) {
+        if has(Plant::GivenBackIsValid) {
             return true;
         }
         for head in heads.rev() {
@@ -348,7 +348,7 @@ impl Core {
             return None;
         }
         let heads = &mut self.heads;
-        let forget = |these| heads.forget(these) || has(Raid5Bug::BusyGivenBack);
+        let forget = |these| heads.forget(these) || has(Plant::BusyGivenBack);
         Some(self.pages.give_way(segment, forget))
     }
 

@@ -1,6 +1,5 @@
 //! The write-intent bitmap while the array serves: a bit is on all members before a stripe of its chunk is written.
 
-use super::super::planted::{Raid5Bug, has};
 use super::pages::memory;
 use super::{Core, Data, Purpose};
 use crate::raid5::{Health, Intent, PAGE_BYTES, PageWrite, STRIPE_SECTORS, WriteIntent};
@@ -108,7 +107,7 @@ impl Core {
             self.intents.full.push(head);
             return;
         };
-        let durable = bitmap.is_durable(&intent) || has(Raid5Bug::IntentNotAwaited);
+        let durable = bitmap.is_durable(&intent);
         let mut runner = 0;
         if let Some(round) = &mut self.heads.all[head].round {
             round.intends = true;

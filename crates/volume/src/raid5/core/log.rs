@@ -1,6 +1,5 @@
 //! The partial parity logs: one unit at a time for each parity member.
 
-use super::super::planted::{Raid5Bug, has};
 use super::pages::{Block, memory};
 use super::{Core, Data, Purpose};
 use crate::raid5::{
@@ -8,6 +7,7 @@ use crate::raid5::{
     ppl_signature,
 };
 use pvblk_block::memory::Gauge;
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Buffer, Error, Op, Region};
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ impl Core {
     /// Not while a member is kicked that the superblocks still call one: after a power cut it is taken for fresh, and what
     /// it had in its cache alone is made good from the log that would be written over.
     pub(super) fn start_logs(&mut self) {
-        if self.meta.is_kicking() && !self.broken && !has(Raid5Bug::KickNotAwaited) {
+        if self.meta.is_kicking() && !self.broken {
             return;
         }
         for member in 0..self.logs.logs.len() {
@@ -134,7 +134,7 @@ impl Core {
             }
             let round = self.heads.all[first].round.as_ref();
             let runner = round.map_or(0, |r| r.runner);
-            match log.stale && !has(Raid5Bug::LogReusedEarly) {
+            match log.stale && !has(Plant::LogReusedEarly) {
                 true => self.flush_for_log(member, runner),
                 false => self.write_log(member, runner),
             }
@@ -219,21 +219,13 @@ impl Core {
             let data = Data::of(data.clone());
             self.start(runner, Purpose::Log(member), io, sector, data);
         }
-        if has(Raid5Bug::LogNotAwaited) {
-            self.write_unit(member);
-        }
     }
 
     /// The log is on disk, or its member is kicked: then there is no parity either.
     pub(super) fn log_written(&mut self, member: usize) {
         let log = &mut self.logs.logs[member];
-        if !has(Raid5Bug::LogNotAwaited) {
-            log.left -= 1;
-            if log.left > 0 {
-                return;
-            }
-        }
-        if !has(Raid5Bug::LogNotAwaited) {
+        log.left -= 1;
+        if log.left == 0 {
             self.write_unit(member);
         }
     }

@@ -1,7 +1,6 @@
 //! The superblocks while the array serves: dirty before the first write, a kicked member named before anybody is answered,
 //! and how far a rebuild is.
 
-use super::super::planted::{Raid5Bug, has};
 use super::{Ability, Core, Data, Incoming, Purpose, Slot};
 use crate::raid5::superblock::NO_OFFSET;
 use crate::raid5::{Feature, Policy, Role, STRIPE_SECTORS, SUPER_BYTES, SUPER_SECTOR, Superblock};
@@ -288,9 +287,7 @@ impl Core {
             let Some(superblock) = superblock else {
                 continue;
             };
-            if !has(Raid5Bug::EventsNotRaised) {
-                superblock.events += 1;
-            }
+            superblock.events += 1;
             superblock.utime = now;
             superblock.resync_offset_sectors = resync_offset;
             if let Some(info) = &self.slots.all[slot] {

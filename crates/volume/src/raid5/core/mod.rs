@@ -24,7 +24,6 @@ pub use sync::Action;
 pub(super) use work::Work;
 pub(super) use zero::Ability;
 
-use super::planted::{Raid5Bug, has};
 use crate::raid5::{Geometry, Policy, STRIPE_SECTORS, Superblock, WriteIntent};
 use head::Heads;
 use intent::Intents;
@@ -371,7 +370,7 @@ impl Core {
                 self.refuse(id);
                 return;
             }
-            _ if self.meta.is_dirty() || has(Raid5Bug::NoDirtyMark) => self.write(id),
+            _ if self.meta.is_dirty() => self.write(id),
             _ => {
                 self.undirtied.push_back(id);
                 self.mark_dirty(owner);
@@ -416,7 +415,7 @@ impl Core {
         };
         let completion = Completion { request, status };
         // Also reads are held: their queue may be the one that writes the superblocks.
-        match self.meta.is_kicking() && !self.broken && !has(Raid5Bug::KickNotAwaited) {
+        match self.meta.is_kicking() && !self.broken {
             true => self.held.push((active.owner, completion)),
             false => self.done.push((active.owner, completion)),
         }
@@ -537,9 +536,6 @@ impl Core {
                 0,
                 Data::None,
             );
-            if has(Raid5Bug::FlushOneMember) {
-                return;
-            }
         }
     }
 

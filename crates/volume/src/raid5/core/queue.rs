@@ -3,12 +3,12 @@
 //! A queue is of one stripe. It is idle, on exactly one list, or held by its stripe's head, and then on none: the seed's rule
 //! ("when the count is non-zero the queue is not on a list"). Reads never come here.
 
-use super::super::planted::{Raid5Bug, has};
 use super::round::{bit, sectors_of};
 use super::tally::Tally;
 use super::waiters::Waiters;
 use super::{Core, Piece};
 use pvblk_block::Error;
+use pvblk_block::planted::{Plant, has};
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::BuildHasherDefault;
@@ -357,13 +357,13 @@ impl Core {
         if q.overwrite & bit(piece.index) == 0 {
             let same = q.pieces.iter().filter(|p| p.index == piece.index);
             let covered = same.fold(0, |all, p| all | sectors_of(p));
-            if covered == u8::MAX || has(Raid5Bug::PartialTakenForWhole) {
+            if covered == u8::MAX {
                 q.overwrite |= bit(piece.index);
             }
         }
         if q.place != Place::Held {
             self.route(queue);
-        } else if has(Raid5Bug::QueueListedWhileHeld) {
+        } else if has(Plant::QueueListedWhileHeld) {
             self.queues.put(queue, Place::Delayed);
         }
     }

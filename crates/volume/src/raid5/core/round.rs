@@ -1,12 +1,12 @@
 //! A round of a head: what it reads, what is calculated, what it writes.
 
-use super::super::planted::{Raid5Bug, has};
 use super::pages::{Block, bits, segments};
 use super::work::{Mode, RoundPiece, Work, can_borrow};
 use super::zero::is_hole;
 use super::{Core, Data, Piece, Purpose};
 use crate::raid5::{Policy, STRIPE_BYTES};
 use pvblk_block::Op;
+use pvblk_block::planted::{Plant, has};
 
 /// What a head does from its first read to its last write.
 pub(super) struct Round {
@@ -82,6 +82,9 @@ pub(super) fn bit(member: usize) -> u64 {
 
 /// Sectors of a block that a piece covers.
 pub(super) fn sectors_of(piece: &Piece) -> u8 {
+    if has(Plant::PartialTakenForWhole) {
+        return u8::MAX;
+    }
     let all = (1u16 << piece.sectors) - 1;
     (all << piece.offset) as u8
 }
@@ -255,10 +258,7 @@ impl Core {
         let parity = self.geometry.stripe_parity(stripe);
         let mut covered = [0u8; 64];
         for piece in &h.waiting {
-            covered[piece.index] |= match has(Raid5Bug::PartialTakenForWhole) {
-                true => u8::MAX,
-                false => sectors_of(piece),
-            };
+            covered[piece.index] |= sectors_of(piece);
         }
         let indices = |f: &dyn Fn(u8) -> bool| {
             let some = covered[..data].iter().enumerate().filter(|(_, c)| f(**c));
@@ -522,7 +522,7 @@ impl Core {
     /// Data and parity go to the members. Not while a member is kicked that the superblocks still call one: after a power
     /// cut it would be taken for fresh, and what was written without it, or without its log, would be a hole.
     pub(super) fn write_pages(&mut self, head: usize) {
-        if self.meta.is_kicking() && !self.broken && !has(Raid5Bug::KickNotAwaited) {
+        if self.meta.is_kicking() && !self.broken {
             self.unnamed.push(head);
             return;
         }
@@ -539,7 +539,7 @@ impl Core {
                     let incoming = self.slots.incoming.is_some_and(|i| i.slot == *s);
                     match mode {
                         Mode::Rebuild => incoming,
-                        _ => !incoming || !has(Raid5Bug::IncomingForgotten),
+                        _ => !incoming || !has(Plant::IncomingForgotten),
                     }
                 };
                 writes.extend(slots.filter(new).map(|slot| (role, slot)));
@@ -585,11 +585,6 @@ impl Core {
             return;
         };
         round.ios -= 1;
-        if round.ios == 1 && has(Raid5Bug::AnsweredEarly) {
-            let pieces = std::mem::take(&mut round.pieces);
-            self.pieces_done(pieces, false);
-            return;
-        }
         if round.ios == 0 {
             self.finish_round(head);
         }
@@ -645,7 +640,7 @@ impl Core {
 fn choose(all: u64, alone: Option<usize>, logs: bool) -> u64 {
     if let Some(f) = alone
         && all & bit(f) != 0
-        && !has(Raid5Bug::MissingWithOthers)
+        && !has(Plant::MissingWithOthers)
     {
         // Alone: only parity is written then, so a crash can't mix what the missing member would hold.
         return bit(f);

@@ -2,7 +2,6 @@
 //!
 //! It takes stripe heads like everybody, so a stripe that it handles has one round at a time: nobody's write comes in between.
 
-use super::super::planted::{Raid5Bug, has};
 use super::round::{Round, bit};
 use super::work::Mode;
 use super::{Core, Purpose};
@@ -314,10 +313,7 @@ impl Core {
         }
         let (owner, id, low) = (sync.owner, sync.id, sync.low().min(stripes));
         sync.flush = Some((0, low));
-        let left = match has(Raid5Bug::PositionNotFlushed) {
-            true => 0,
-            false => self.flush_all(owner, Purpose::SyncFlush(id)),
-        };
+        let left = self.flush_all(owner, Purpose::SyncFlush(id));
         if left == 0 {
             self.sync_tell(owner);
         } else if let Some(sync) = &mut self.sync {

@@ -2,11 +2,11 @@
 //!
 //! The pages of a head belong to its round, and a round has one piece of work at a time, so nobody else touches them.
 
-use super::super::planted::{Raid5Bug, has};
 use super::pages::{Block, HeadPages, segments};
 use super::{Piece, Shared};
 use crate::raid5::STRIPE_BYTES;
 use pvblk_block::RequestFlags;
+use pvblk_block::planted::{Plant, has};
 
 /// A piece and the request that it is of.
 pub(super) struct RoundPiece {
@@ -131,7 +131,7 @@ impl Work {
             self.take();
             self.pages.sum(self.parity, data);
         }
-        if has(Raid5Bug::WrongPartialParity)
+        if has(Plant::WrongPartialParity)
             && let Some(partial) = &mut self.partial_parity
         {
             self.pages.read(self.parity, partial);

@@ -4,10 +4,10 @@
 //! Only the last step differs: a stripe that is zeros on all members, its parity too, is made so by the members' own write-zeroes, which may
 //! give the space back. A discard is done for whole rows and forgotten for the rest; without one of the members nothing is discarded.
 
-use super::super::planted::{Raid5Bug, has};
 use super::work::RoundPiece;
 use super::{Active, Core, Piece};
 use crate::raid5::{STRIPE_BYTES, STRIPE_SECTORS};
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Completion, Limits, Op, Request, RequestFlags, Status};
 use std::ops::Range;
 
@@ -127,7 +127,7 @@ impl Active {
 
 /// Whether a round leaves nothing but zeros of its stripe, which may be holes.
 pub(super) fn is_hole(pieces: &[RoundPiece], blocks: usize) -> bool {
-    let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES || has(Raid5Bug::HolesTooLarge);
+    let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES || has(Plant::HolesTooLarge);
     pieces.len() == blocks && pieces.iter().all(|p| whole(p) && may_unmap(&p.request))
 }
 

@@ -1,0 +1,95 @@
+//! Bugs on purpose, which the simulation has to find (crates/sim). Each is here only because no device below, no request from above and no clock
+//! could make the same mistake: those that one of them can make are the simulation's own. Without the feature `planted` every question below is
+//! a constant, and nothing of them is compiled.
+
+macro_rules! plants {
+    ($($(#[doc = $about:literal])+ $plant:ident $name:literal)*) => {
+        /// A bug in the logic of an array or of a page cache.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Plant {
+            $($(#[doc = $about])+ $plant,)*
+        }
+
+        impl Plant {
+            /// All of them.
+            pub const ALL: &[Plant] = &[$(Plant::$plant),*];
+
+            /// Its name on a command line.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Plant::$plant => $name,)*
+                }
+            }
+
+            /// One sentence that says what goes wrong.
+            pub const fn about(self) -> &'static str {
+                match self {
+                    $(Plant::$plant => concat!($($about),+),)*
+                }
+            }
+        }
+    };
+}
+
+plants! {
+    /// RAID-5: A log is written over though its stripes may be in the members' caches only.
+    LogReusedEarly "array-log-reused-early"
+    /// RAID-5: The log has the new parity instead of the partial one.
+    WrongPartialParity "array-wrong-partial-parity"
+    /// RAID-5: A head that gets a new stripe takes the old one's pages for its.
+    StaleHead "array-stale-cache"
+    /// RAID-5: A block that is written in part is taken for a whole one.
+    PartialTakenForWhole "array-partial-taken-for-whole"
+    /// RAID-5: The missing member's block is written together with others.
+    MissingWithOthers "array-missing-with-others"
+    /// RAID-5: A write doesn't reach the device that is being rebuilt.
+    IncomingForgotten "array-incoming-forgotten"
+    /// RAID-5: A stripe's queue that its head holds is put on a list as well.
+    QueueListedWhileHeld "array-queue-listed-while-held"
+    /// RAID-5: The memory of heads that are in use is given back to the system.
+    BusyGivenBack "array-busy-given-back"
+    /// RAID-5: Heads whose memory was given back still count as holding what they held.
+    GivenBackIsValid "array-given-back-is-valid"
+    /// RAID-5: A stripe that is zeroed in part becomes a hole.
+    HolesTooLarge "array-holes-too-large"
+    /// Page cache: A page that was written to during its write-back counts as clean.
+    RedirtiedIsClean "redirtied-is-clean"
+    /// Page cache: A discard or a write-zeroes drops dirty pages before the device has done it.
+    RangeDropsFirst "range-drops-first"
+    /// Page cache: A page is written back again while the write of its older version is in flight.
+    BehindNotAwaited "behind-not-awaited"
+    /// Page cache: A part of a page is written without reading the rest.
+    PartWithoutRead "part-without-read"
+    /// Page cache: Dirty pages are reclaimed.
+    DirtyReclaimed "dirty-reclaimed"
+    /// Page cache: Data of a page is changed in place during its write-back.
+    ChangedInPlace "changed-in-place"
+    /// Page cache: The memory of dirty pages is given back to the system.
+    DirtyGivenBack "dirty-given-back"
+    /// Page cache: The memory that is given back begins one page too late.
+    NeighbourGivenBack "neighbour-given-back"
+}
+
+#[cfg(feature = "planted")]
+thread_local! {
+    static PLANT: std::cell::Cell<Option<Plant>> = const { std::cell::Cell::new(None) };
+}
+
+/// From now on, everything that this thread steps has this bug and no other.
+#[cfg(feature = "planted")]
+pub fn plant(bug: Option<Plant>) {
+    PLANT.set(bug);
+}
+
+/// Whether this thread has the bug.
+#[cfg(feature = "planted")]
+pub fn has(bug: Plant) -> bool {
+    PLANT.get() == Some(bug)
+}
+
+/// Whether this thread has the bug: never.
+#[cfg(not(feature = "planted"))]
+#[inline]
+pub const fn has(_: Plant) -> bool {
+    false
+}

@@ -1,0 +1,86 @@
+//! What differs from seed to seed. A seed explores one corner: few kinds of requests and of trouble, but often.
+
+use crate::pick;
+use crate::workload::{Load, Mix};
+use fastrand::Rng;
+use pvblk_cache::{CacheConfig, Mode};
+use std::time::Duration;
+
+/// What one seed is like.
+#[derive(Clone, Debug)]
+pub struct CacheProfile {
+    /// The cache.
+    pub config: CacheConfig,
+    /// What users ask for.
+    pub load: Load,
+    /// Background work is somebody's own, instead of whoever polls.
+    pub kept: bool,
+    /// Power cycles.
+    pub cycles: u32,
+    /// Steps of a cycle, at most.
+    pub steps: u64,
+    /// The disk fails for a while.
+    pub fails: bool,
+    /// Memory gets short again and again.
+    pub squeezes: bool,
+    /// Shares of users, disk and keeper in the steps.
+    pub pace: [u32; 3],
+}
+
+impl CacheProfile {
+    /// The seed's.
+    pub fn new(rng: &mut Rng) -> CacheProfile {
+        let frames = pick(rng, &[16, 16, 24, 33, 64, 128]);
+        let mut config = CacheConfig::new(frames * 4096);
+        config.mode = match rng.u8(..8) {
+            0 => Mode::WriteThrough,
+            _ => Mode::WriteBack,
+        };
+        config.readahead_bytes = Some(pick(rng, &[0, 16384, 131_072]));
+        config.lists = pick(rng, &[1, 2, 3]);
+        let dirty = [(10, 20), (1, 10), (50, 90), (1, 99)];
+        (config.dirty_background_percent, config.dirty_percent) = pick(rng, &dirty);
+        config.dirty_expire = Duration::from_millis(pick(rng, &[10, 30_000]));
+        config.max_io_bytes = pick(rng, &[4096, 32768, 1 << 20]);
+        let users = pick(rng, &[1, 1, 2, 2, 3]);
+        let sectors = pick(rng, &[64, 256, 512, 1003]);
+        let kept = rng.bool();
+        let depths = (0..users).map(|_| pick(rng, &[1, 2, 4, 8, 16]));
+        let depths = depths.collect();
+        let (cycles, steps) = (rng.u32(2..=5), pick(rng, &[100, 400, 1500]));
+        let mix = Mix {
+            reads: pick(rng, &[0, 1, 4]),
+            writes: pick(rng, &[2, 8, 8]),
+            flushes: pick(rng, &[0, 1, 1, 4]),
+            fua: pick(rng, &[0, 0, 1, 4]),
+            discards: 0,
+            zeroes: pick(rng, &[0, 0, 1, 2]),
+        };
+        CacheProfile {
+            config,
+            kept,
+            cycles,
+            steps,
+            load: Load {
+                depths,
+                sectors,
+                mix,
+                longest: pick(rng, &[1, 8, 24, 64, 128]),
+                most: 128,
+                batch: 3,
+                hot: pick(rng, &[0, 8, 32, 128]),
+                sequential: pick(rng, &[0, 0, 4, 7]),
+                aligned: pick(rng, &[0, 4, 8]),
+                changing: pick(rng, &[0, 0, 1, 4]),
+                stable: false,
+                blank: 0,
+                eager: true,
+                foreign: None,
+            },
+            fails: rng.u8(..4) == 0,
+            pace: [1, 2, 3].map(|_| pick(rng, &[1, 3, 9])),
+            // Of a copy: seeds that found something before there were squeezes stay what they were.
+            squeezes: rng.clone().u8(..6) == 3,
+        }
+    }
+}

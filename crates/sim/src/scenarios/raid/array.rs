@@ -1,0 +1,468 @@
+//! An array, its users and its members, one step at a time.
+
+use super::inspect::Raw;
+use super::profile::{ArrayProfile, Losses, Policy};
+use super::sabotage::{Areas, of_member};
+use super::shape::Shape;
+use crate::bugs::Bug;
+use crate::disk::{Crash, CrashDisk, DiskSetup, Fails, Survives};
+use crate::log::Log;
+use crate::scheduler::{Actors, Group};
+use crate::user::User;
+use crate::workload::Workload;
+use crate::{drop_killed, pick};
+use fastrand::Rng;
+use pvblk_block::Reclaim;
+use pvblk_volume::raid5::{
+    Consistency, Keeper, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock, WriteIntent,
+    ppl_signature,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The process that serves the array.
+pub struct ArrayProcess {
+    pub array: Arc<Raid5>,
+    pub keeper: Option<Keeper>,
+    pub users: Vec<User>,
+}
+
+/// See the module's documentation.
+pub struct Array {
+    pub w: Workload,
+    pub profile: ArrayProfile,
+    pub disks: Vec<Arc<CrashDisk>>,
+    /// Where each member's data begins.
+    pub data_sectors: Vec<u64>,
+    pub process: Option<ArrayProcess>,
+    /// Which disk is at which place.
+    pub by_role: Vec<usize>,
+    /// Disks that were members, and whose places others have.
+    pub retired: Vec<usize>,
+    /// All parity was right when the array last served.
+    pub synced: bool,
+    /// The only disk that fails or stays away (but for one that fails after it until the next start), until it is rebuilt.
+    pub victim: Option<usize>,
+    /// It isn't there at this start.
+    pub gone: bool,
+    /// A second member failed.
+    pub second: Option<usize>,
+    /// Another device is becoming a member.
+    rebuilding: bool,
+    /// The array was stopped in order, and nobody wrote since.
+    pub clean: bool,
+    /// A member that is slower than the others.
+    lazy: usize,
+    /// Power cycles that are over.
+    pub cycles: u32,
+    pub bug: Option<Bug>,
+}
+
+impl Array {
+    /// New members of an array that was never started.
+    pub fn new(seed: u64, bug: Option<Bug>, mut log: Log) -> Result<Array, String> {
+        let mut rng = Rng::with_seed(seed);
+        let profile = ArrayProfile::new(&mut rng).with_zeroes(seed);
+        let shape = profile.shape;
+        let all = [shape.members as u64, shape.chunk, shape.rows];
+        log.add("an array of # members, chunks of # sectors, # rows", all);
+        if log.verbose {
+            eprintln!("{profile:?}");
+        }
+        let lazy = rng.usize(..2 * shape.members);
+        let mut w = Workload::new(rng, log, profile.load.clone(), !profile.junk, bug);
+        w.array.row = (shape.members as u64 - 1) * shape.chunk;
+        w.array.lasts = profile.losses == Losses::None;
+        let mut array = Array {
+            w,
+            disks: Vec::new(),
+            data_sectors: Vec::new(),
+            process: None,
+            by_role: (0..shape.members).collect(),
+            retired: Vec::new(),
+            synced: true,
+            rebuilding: false,
+            victim: None,
+            gone: false,
+            second: None,
+            clean: !profile.junk,
+            lazy,
+            cycles: 0,
+            bug,
+            profile,
+        };
+        array.create()?;
+        Ok(array)
+    }
+
+    /// Writes superblocks and logs, closer together than mdadm does, so that starts are short.
+    fn create(&mut self) -> Result<(), String> {
+        let (p, rng) = (&self.profile, &mut self.w.rng);
+        let (shape, policy, junk) = (p.shape, p.policy, p.junk);
+        let sizes = vec![8192 + shape.member_sectors(); shape.members];
+        let created = NewArray {
+            set_uuid: [7; 16],
+            name: "sim:0",
+            created_secs: 1,
+            layout: Layout::from_md(shape.layout).ok_or("no such layout")?,
+            chunk_sectors: shape.chunk as u32,
+            device_sectors: &sizes,
+            size_sectors: Some(shape.member_sectors()),
+            consistency: match policy {
+                Policy::Resync => Consistency::Resync,
+                Policy::Ppl => Consistency::Ppl,
+                Policy::Bitmap => Consistency::Bitmap,
+            },
+            clean: !junk,
+        };
+        let created = created.build().map_err(|e| e.to_string())?;
+        let bitmap = created.bitmap().cloned().map(|mut header| {
+            header.chunk_bytes = p.bitmap_chunk as u32 * 512;
+            WriteIntent::new(header, junk)
+        });
+        let spare = usize::from(p.spare);
+        for member in 0..shape.members + spare {
+            let sectors = sizes[0];
+            let place = member.min(shape.members - 1);
+            let mut superblock = created.superblock(place, [member as u8 + 1; 16]);
+            if member >= shape.members {
+                superblock.dev_number = member as u32;
+            }
+            let log = (
+                SUPER_SECTOR + 8..SUPER_SECTOR + 8 + p.log_sectors,
+                p.log_sectors,
+            );
+            let data = log.0.end + 8 * rng.u64(1..4);
+            superblock.data_offset_sectors = data;
+            superblock.data_size_sectors = sectors - data;
+            superblock.bblog_size_sectors = 0;
+            superblock.bblog_offset_sectors = 0;
+            if policy == Policy::Ppl {
+                let ([a, b], [c, d]) = (8u16.to_le_bytes(), (log.1 as u16).to_le_bytes());
+                superblock.bitmap_or_ppl = [a, b, c, d];
+            }
+            let areas = Areas {
+                number: member,
+                mark: SUPER_SECTOR..SUPER_SECTOR + 8,
+                bitmap: match policy {
+                    Policy::Bitmap => SUPER_SECTOR + 8..SUPER_SECTOR + 16,
+                    _ => 0..0,
+                },
+                log: log.0.clone(),
+                data: data..data + shape.member_sectors(),
+                shape,
+            };
+            let disk = CrashDisk::new(DiskSetup {
+                number: member,
+                sectors,
+                zeroes: p.holes,
+                rotational: p.rotational,
+                sabotage: of_member(self.bug, areas),
+                ..DiskSetup::default()
+            });
+            disk.put(SUPER_SECTOR, &superblock.encode());
+            if policy == Policy::Ppl {
+                let header = PplHeader::empty(ppl_signature(&superblock.set_uuid));
+                disk.put(log.0.start, &header.encode());
+            }
+            if let Some(bitmap) = &bitmap {
+                disk.put(SUPER_SECTOR + 8, bitmap.page(0));
+            }
+            if junk || member >= shape.members {
+                let mut bytes = vec![0; shape.member_sectors() as usize * 512];
+                rng.fill(&mut bytes);
+                disk.put(data, &bytes);
+            }
+            self.data_sectors.push(data);
+            self.disks.push(Arc::new(disk));
+        }
+        Ok(())
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.profile.shape
+    }
+
+    /// The keeper does something, at a later time; whether something is under way.
+    fn keep(&mut self) -> bool {
+        let Some(process) = &mut self.process else {
+            return false;
+        };
+        let step = pick(&mut self.w.rng, &[1, 20, 100, 100, 3000]);
+        self.w.log.clock.advance(Duration::from_millis(step));
+        let Some(keeper) = &mut process.keeper else {
+            return false;
+        };
+        keeper.step(self.w.log.elapsed());
+        let busy = keeper.is_busy();
+        let state = process.array.places();
+        for (place, name) in state.into_iter().enumerate() {
+            let Some(disk) = name.and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            let old = self.by_role[place];
+            if old == disk {
+                continue;
+            }
+            // It was rebuilt, or replaced.
+            self.w
+                .log
+                .add("member # takes the place of #", [disk as u64, old as u64]);
+            self.w.log.count("rebuilt", 1);
+            self.by_role[place] = disk;
+            self.retired.push(old);
+            if self.victim == Some(old) {
+                (self.victim, self.w.array.stale) = (None, false);
+            }
+        }
+        busy
+    }
+
+    /// A cycle's work, and what goes wrong meanwhile.
+    pub fn work(&mut self) -> Result<(), String> {
+        let losses = self.profile.losses;
+        let steps = self.w.rng.u64(1..=self.profile.steps);
+        let fails = matches!(losses, Losses::Serving | Losses::Two) && self.w.rng.bool();
+        let first = self.w.rng.u64(..steps);
+        let second = first + self.w.rng.u64(..=steps - first);
+        let mut end = steps;
+        let mut step = 0;
+        let replaces = self.profile.spare && self.w.rng.u8(..4) == 0;
+        while step < end {
+            if replaces && step == second {
+                self.replace();
+            }
+            if fails && step == first {
+                self.fail_first();
+            }
+            if fails && losses == Losses::Two && step == second {
+                self.fail_second();
+            }
+            if self.profile.squeezes && self.w.rng.u8(..16) == 0 {
+                self.squeeze();
+            }
+            let before = self.w.array.degraded;
+            self.step(true)?;
+            step += 1;
+            if self.w.array.degraded && !before && self.w.rng.u8(..4) == 0 {
+                // The superblocks are just being told.
+                end = end.min(step + self.w.rng.u64(..64));
+            }
+        }
+        Ok(())
+    }
+
+    /// The system is short of memory.
+    fn squeeze(&mut self) {
+        let Some(process) = &self.process else { return };
+        // Heads that are given up while they are in use keep what they hold.
+        if self.w.rng.u8(..4) == 0 {
+            let stripes = pick(&mut self.w.rng, &[8, 9, 16, 32]);
+            if process.array.set_stripes(stripes).is_ok() {
+                self.w.log.add("# stripes from now on", [stripes as u64]);
+            }
+        }
+        let bytes = process.array.give_way();
+        self.w.log.add("# bytes are given back", [bytes]);
+        self.w.log.count("pages given back", bytes / 4096);
+    }
+
+    /// A spare, if there is one, is to replace a member.
+    fn replace(&mut self) {
+        let Some(process) = &self.process else { return };
+        let place = self.w.rng.usize(..self.by_role.len());
+        if process.array.replace(place).is_ok() {
+            self.w.log.add("member # is to be replaced", [place as u64]);
+        }
+    }
+
+    /// A member fails, unless the array has to do without one already, or needs all of them.
+    fn fail_first(&mut self) {
+        let without = self.process.as_ref().and_then(|p| p.array.failed());
+        if without.is_some() || !self.is_synced() {
+            return;
+        }
+        let rng = &mut self.w.rng;
+        let by_role = &self.by_role;
+        let victim = *self
+            .victim
+            .get_or_insert_with(|| by_role[rng.usize(..by_role.len())]);
+        let disk = &self.disks[victim];
+        self.w.log.count("members failed", 1);
+        let how = pick(
+            rng,
+            &[Fails::All, Fails::Reads, Fails::Writes, Fails::Nothing],
+        );
+        match how {
+            Fails::Nothing => {
+                for _ in 0..8 {
+                    disk.spoil(
+                        self.data_sectors[victim] + rng.u64(..self.profile.shape.member_sectors()),
+                    );
+                }
+                self.w.log.add("member # gets bad sectors", [victim as u64]);
+            }
+            how => {
+                disk.fail(how);
+                let how = how as u64;
+                self.w.log.add("member # fails (#)", [victim as u64, how]);
+            }
+        }
+    }
+
+    /// Another one fails: that is the end, until the power is cut.
+    fn fail_second(&mut self) {
+        // Unless the array has seen the first one fail, it is the second that it does without.
+        let without = self.process.as_ref().and_then(|p| p.array.failed());
+        let Some(victim) = without else { return };
+        let members = self.by_role.len();
+        let other = self.by_role[(victim + self.w.rng.usize(1..members)) % members];
+        self.disks[other].fail(Fails::All);
+        self.second = Some(other);
+        self.w.may_fail = true;
+        self.w.log.add("member # fails too", [other as u64]);
+    }
+
+    /// Whether all parity is right.
+    fn is_synced(&self) -> bool {
+        let state = self.process.as_ref().map(|p| p.array.in_sync_sectors());
+        state.is_some_and(|s| s.is_none())
+    }
+
+    /// Looks at the members, while nothing is in flight.
+    pub fn look(&mut self) -> Result<(), String> {
+        self.w.log.add("the members are looked at", []);
+        let in_sync = self
+            .process
+            .as_ref()
+            .and_then(|p| p.array.in_sync_sectors());
+        let raw = Raw {
+            shape: self.shape(),
+            disks: &self.disks,
+            data_sectors: &self.data_sectors,
+            by_role: &self.by_role,
+            missing: self.process.as_ref().and_then(|p| p.array.failed()),
+            in_sync: in_sync.unwrap_or(u64::MAX),
+        };
+        raw.check(&self.w.checker)
+    }
+
+    /// The power goes, for all or, without `power`, only the process dies.
+    pub fn cut(&mut self) {
+        if let Some(process) = &self.process {
+            // Superblocks may not have been told yet.
+            let told = process.array.state().sync.is_none();
+            self.synced = told && self.is_synced();
+        }
+        let rng = &mut self.w.rng;
+        let kinds = [
+            Survives::Nothing,
+            Survives::Everything,
+            Survives::AnyVersions,
+            Survives::AnyVersions,
+            Survives::WholeWrites,
+        ];
+        let same = rng.bool().then(|| pick(rng, &kinds));
+        self.w.log.add("the power is cut", []);
+        let mut lost = 0;
+        for disk in &self.disks {
+            let survives = same.unwrap_or_else(|| pick(rng, &kinds));
+            lost += disk.crash(Crash::Power(survives), rng);
+            disk.fail(Fails::Nothing);
+            // Where parity has to be made anew, nothing can be calculated from it.
+            disk.mend();
+        }
+        self.w.log.count("cuts", 1);
+        self.w.log.count("sectors in caches at cuts", lost);
+        self.rebuilding = false;
+        self.w.may_fail = false;
+        self.w.checker.abandon();
+        self.w.checker.cache_lost();
+        drop_killed(self.process.take());
+    }
+
+    /// A superblock as it is on a member now.
+    pub fn superblock(&self, member: usize) -> Option<Superblock> {
+        let sectors = (0..8).map(|n| self.disks[member].current(SUPER_SECTOR + n));
+        let bytes: Vec<u8> = sectors.flatten().collect();
+        Superblock::parse(bytes.as_slice().try_into().ok()?).ok()
+    }
+}
+
+impl Actors for Array {
+    fn dice(&mut self) -> &mut Rng {
+        &mut self.w.rng
+    }
+
+    fn workload(&mut self) -> Option<&mut Workload> {
+        Some(&mut self.w)
+    }
+
+    /// Users, then members.
+    fn groups(&self) -> [Group; 5] {
+        let [users, disks] = self.profile.pace;
+        let none = (0, 0);
+        [
+            (self.users().len(), users),
+            (self.disks.len(), disks),
+            none,
+            none,
+            none,
+        ]
+    }
+
+    fn look_around(&mut self) -> Result<(), String> {
+        if self.w.rng.u8(..8) > 0 {
+            return Ok(());
+        }
+        self.keep();
+        let process = self.process.as_ref();
+        process.map_or(Ok(()), |p| p.array.check_queues())
+    }
+
+    fn act(&mut self, actor: usize, fill: bool) -> Result<bool, String> {
+        let Some(process) = &mut self.process else {
+            return Err("nobody is there".into());
+        };
+        let state = &mut self.w.array;
+        state.degraded = process.array.failed().is_some();
+        let rebuilding = process.array.rebuilding().is_some();
+        state.alone = state.degraded && !rebuilding;
+        if rebuilding && !self.rebuilding {
+            self.w.checker.make_whole();
+        }
+        self.rebuilding = rebuilding;
+        let users = process.users.len();
+        if actor < users {
+            return process.users[actor].step(&mut self.w, fill);
+        }
+        let disk = actor - users;
+        if fill && disk == self.lazy && self.w.rng.u8(..8) > 0 {
+            return Ok(true);
+        }
+        let moved = self.disks[disk].step(&mut self.w.rng);
+        if moved {
+            self.w.log.add("member # moves", [disk as u64]);
+        }
+        self.disks[disk].take_trouble().map_or(Ok(moved), Err)
+    }
+
+    /// The keeper is asked at a later time.
+    fn pass_time(&mut self) -> bool {
+        self.keep()
+    }
+
+    fn users(&self) -> &[User] {
+        self.process.as_ref().map_or(&[], |p| &p.users)
+    }
+
+    fn is_settled(&self) -> bool {
+        let keeper = self.process.as_ref().and_then(|p| p.keeper.as_ref());
+        keeper.is_none_or(|k| !k.is_busy()) && self.disks.iter().all(|d| d.busy() == 0)
+    }
+
+    fn unfinished(&self) -> String {
+        let sync = self.process.as_ref().map(|p| p.array.state().sync);
+        format!("{sync:?}")
+    }
+}

@@ -1,0 +1,107 @@
+//! A RAID-5 array whose power is cut: the array of production on members that lose their caches, fail, and come back.
+//!
+//! ```text
+//!   users ── Raid5 ── CrashDisk …
+//!     │                   │
+//!     └── Checker ── Raw ─┘   what may a sector hold, and is parity right?
+//! ```
+//!
+//! The power is cut at any step, also while the array is being started or stopped; then it is started again, everything is read back, and the
+//! members themselves are looked at. docs/decisions/0009-raid5.md says what must hold.
+
+mod array;
+mod boot;
+mod inspect;
+mod profile;
+mod sabotage;
+mod shape;
+
+pub use array::Array;
+
+use crate::World;
+use crate::bugs::{Bug, logic};
+use crate::log::Log;
+use crate::scheduler::Actors;
+
+/// The bugs that are found.
+pub fn bugs() -> Vec<Bug> {
+    let mut all = vec![
+        Bug::FuaForgotten,
+        Bug::FlushOneLess,
+        Bug::FlushOneQueue,
+        Bug::AckBeforeWrite,
+        Bug::NoLog,
+        Bug::LogNotAwaited,
+        Bug::NoMarks,
+        Bug::NoFaulty,
+        Bug::ParityForgotten,
+        Bug::SilentFailure,
+        Bug::NoDirtyMark,
+        Bug::EventsNotRaised,
+        Bug::KickNotAwaited,
+        Bug::AnsweredEarly,
+        Bug::FlushOneMember,
+        Bug::PositionNotFlushed,
+        Bug::IntentNotAwaited,
+    ];
+    all.extend(logic(true));
+    all
+}
+
+impl World for Array {
+    fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Array, String> {
+        Array::new(seed, bug, log)
+    }
+
+    fn drive(&mut self) -> Result<(), String> {
+        for _ in 0..self.profile.cycles {
+            self.boot(false)?;
+            // Now and then nobody looks before there is work.
+            let looks = self.w.rng.u8(..8) > 0;
+            let cut = self.w.rng.u8(..8) == 0;
+            let most = (looks && cut).then(|| self.w.rng.u64(..400));
+            if !looks || self.read_and_look(most)? {
+                self.work()?;
+                match self.w.rng.u8(..8) {
+                    0 => {
+                        self.rest()?;
+                        // An array that ended leaves stripes as they happen to be.
+                        if !self.w.may_fail {
+                            self.look()?;
+                        }
+                    }
+                    1 if !self.w.may_fail => {
+                        let cut = self.w.rng.bool();
+                        self.stop(cut)?;
+                    }
+                    _ => {}
+                }
+            }
+            self.cut();
+            self.cycles += 1;
+            self.w.log.count("cycles", 1);
+        }
+        self.boot(true)?;
+        self.read_and_look(None)?;
+        self.stop(false)?;
+        self.cut();
+        self.boot(true)?;
+        self.read_and_look(None)?;
+        self.stop(false)
+    }
+
+    fn log(&mut self) -> &mut Log {
+        &mut self.w.log
+    }
+}
+
+impl Array {
+    /// Reads everything back, and looks at the members.
+    fn read_and_look(&mut self, most: Option<u64>) -> Result<bool, String> {
+        let done = self.read_back(most)?;
+        if done {
+            self.look()?;
+        }
+        Ok(done)
+    }
+}

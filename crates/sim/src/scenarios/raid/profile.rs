@@ -1,0 +1,172 @@
+//! What differs from seed to seed. A seed explores one corner: few kinds of requests and of trouble, but often.
+
+use super::shape::Shape;
+use crate::pick;
+use crate::workload::{Load, Mix};
+use fastrand::Rng;
+
+/// What makes parity right after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Calculating all of it.
+    Resync,
+    /// A partial parity log.
+    Ppl,
+    /// Calculating what a write-intent bitmap marks.
+    Bitmap,
+}
+
+/// Which trouble members make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Losses {
+    None,
+    /// One fails while the array serves.
+    Serving,
+    /// One isn't there when the array is started.
+    Starting,
+    /// As `Serving`; then a second one fails, which ends the array until the power is cut.
+    Two,
+}
+
+/// What one seed is like.
+#[derive(Clone, Debug)]
+pub struct ArrayProfile {
+    /// The array.
+    pub shape: Shape,
+    /// After a crash.
+    pub policy: Policy,
+    /// Sectors of each partial parity log's area.
+    pub log_sectors: u64,
+    /// It begins with bytes that nobody knows, instead of zeros.
+    pub junk: bool,
+    /// Stripe heads.
+    pub stripes: usize,
+    /// What users ask for.
+    pub load: Load,
+    /// Power cycles.
+    pub cycles: u32,
+    /// Steps of a cycle, at most.
+    pub steps: u64,
+    /// Trouble.
+    pub losses: Losses,
+    /// There is a device more, onto which the array is rebuilt.
+    pub spare: bool,
+    /// Sectors for each bit of the bitmap.
+    pub bitmap_chunk: u64,
+    /// Parity is made while the array serves.
+    pub later: bool,
+    /// Writes go through the stripe queue.
+    pub queued: bool,
+    /// What is calculated waits, so that others come in between.
+    pub lazy: bool,
+    /// Of 8 starts, so many are cut.
+    pub cut_starts: u32,
+    /// Shares of users and members in the steps.
+    pub pace: [u32; 2],
+    /// Members say that they are rotational, so that users wait for one another.
+    pub rotational: bool,
+    /// Memory gets short again and again.
+    pub squeezes: bool,
+    /// Members write zeros by themselves.
+    pub holes: bool,
+}
+
+impl ArrayProfile {
+    /// What came later has dice of its own: without it, an old seed does what it did.
+    #[must_use]
+    pub fn with_zeroes(self, seed: u64) -> ArrayProfile {
+        let mut rng = Rng::with_seed(seed ^ 0x2e50);
+        ArrayProfile {
+            load: Load {
+                blank: pick(&mut rng, &[0, 0, 1, 4]),
+                ..self.load
+            },
+            holes: rng.u8(..4) > 0,
+            ..self
+        }
+    }
+
+    /// The seed's.
+    pub fn new(rng: &mut Rng) -> ArrayProfile {
+        let members = rng.usize(3..=6);
+        let chunk = pick(rng, &[8, 8, 16, 32]);
+        let member_sectors = pick(rng, &[64, 128, 256, 512]);
+        let shape = Shape {
+            members,
+            chunk,
+            layout: rng.u32(..4),
+            rows: member_sectors / chunk,
+        };
+        let users = pick(rng, &[1, 1, 2, 2, 3]);
+        let policies = [
+            Policy::Ppl,
+            Policy::Ppl,
+            Policy::Ppl,
+            Policy::Resync,
+            Policy::Bitmap,
+        ];
+        let policy = pick(rng, &policies);
+        let changing = pick(rng, &[0, 0, 1, 4]);
+        let longest = pick(rng, &[1, 8, 24, 64, 128]);
+        let (log_sectors, junk) = (pick(rng, &[16, 24, 72, 264, 2048]), rng.bool());
+        let stripes = pick(rng, &[8, 8, 16, 32]);
+        let depths = (0..users).map(|_| pick(rng, &[1, 2, 4, 8, 16]));
+        let depths = depths.collect();
+        let (cycles, steps) = (rng.u32(2..=5), pick(rng, &[100, 400, 1500]));
+        let mut load = Load {
+            depths,
+            sectors: shape.sectors(),
+            mix: Mix {
+                reads: pick(rng, &[0, 1, 4]),
+                writes: pick(rng, &[2, 8, 8]),
+                flushes: pick(rng, &[0, 1, 1, 4]),
+                fua: pick(rng, &[0, 0, 1, 4]),
+                ..Mix::default()
+            },
+            longest: longest.min(shape.sectors()),
+            most: 128,
+            batch: 3,
+            hot: pick(rng, &[0, 8, 32, 128]),
+            sequential: pick(rng, &[0, 0, 4, 7]),
+            aligned: pick(rng, &[0, 4, 8]),
+            changing,
+            stable: false,
+            blank: 0,
+            eager: true,
+            foreign: None,
+        };
+        let spare = rng.bool();
+        let bitmap_chunk = pick(rng, &[8, 16, 64]);
+        let (later, queued) = (rng.bool(), rng.u8(..4) > 0);
+        load.stable = changing == 0 && rng.bool();
+        let losses = [
+            Losses::None,
+            Losses::None,
+            Losses::Serving,
+            Losses::Serving,
+            Losses::Starting,
+            Losses::Two,
+        ];
+        ArrayProfile {
+            policy,
+            log_sectors,
+            junk,
+            stripes,
+            load,
+            cycles,
+            steps,
+            spare,
+            bitmap_chunk,
+            later,
+            queued,
+            lazy: rng.bool(),
+            losses: pick(rng, &losses),
+            cut_starts: pick(rng, &[0, 2, 5]),
+            pace: [1, 2].map(|_| pick(rng, &[1, 3, 9])),
+            rotational: rng.u8(..4) == 0,
+            squeezes: rng.u8(..3) == 0,
+            holes: false,
+            shape,
+        }
+    }
+}

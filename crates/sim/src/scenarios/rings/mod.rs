@@ -1,0 +1,273 @@
+//! Everything between a workload and its disk: the same front end, rings, lanes and parser as in production.
+//!
+//! ```text
+//!   users ── Frontend ── rings ── Lanes ── CrashDisk
+//!     │      └ process ┘          └ process ┘   │
+//!     └───────── Checker: what may a sector hold? ┘
+//! ```
+//!
+//! Either process dies between two steps or in the middle of a call ([`crate::fuse`]), the disk may lose its cache, rings are broken, connections
+//! are closed, and follow one another with the real handshake. docs/decisions/0006-reconnect.md says what must hold.
+
+mod channel;
+mod memory;
+mod profile;
+mod server;
+mod trouble;
+
+use crate::bugs::Bug;
+use crate::disk::{CrashDisk, DiskSetup, Sabotage};
+use crate::fuse::{Fuse, Killed, Side};
+use crate::log::Log;
+use crate::scheduler::{Actors, Group};
+use crate::user::User;
+use crate::workload::Workload;
+use crate::{World, panicked};
+use fastrand::Rng;
+use memory::{FrontMemory, SimGranter};
+use profile::RingsProfile;
+use pvblk_block::{Buffer, memory as bill};
+use pvblk_frontend::Frontend;
+use server::Server;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The bugs that are found.
+pub fn bugs() -> Vec<Bug> {
+    vec![
+        Bug::AckBeforeWrite,
+        Bug::FlushOneQueue,
+        Bug::LockBeforeIo,
+        Bug::ReplayAnswered,
+        Bug::IgnoreCacheMark,
+    ]
+}
+
+/// The front end's process.
+pub struct Front {
+    /// The device under test.
+    device: Arc<Frontend>,
+    users: Vec<User>,
+    memory: Arc<FrontMemory>,
+    /// Of its connection, or of the last one.
+    granter: Arc<SimGranter>,
+    /// Frames of that connection's rings: of all, and of each.
+    ring_frames: (usize, usize),
+    /// Nothing to talk to: requests wait.
+    suspended: bool,
+    /// Segments of a request that it was promised.
+    segments: u16,
+    /// Memory that its users took besides.
+    hoard: Vec<Buffer>,
+    /// Pages that were free when nobody had taken any.
+    free_pages: usize,
+}
+
+/// See the module's documentation.
+pub struct Rings {
+    w: Workload,
+    profile: RingsProfile,
+    /// The disk survives everybody.
+    disk: Arc<CrashDisk>,
+    /// Alive, or not.
+    front: Option<Front>,
+    /// Alive, or not.
+    server: Option<Server>,
+    /// Memory of a dead front end that lanes may still use.
+    orphan: Option<Arc<FrontMemory>>,
+    /// Cuts calls.
+    fuse: Arc<Fuse>,
+    /// The fuse is doused at this step, and who was to die dies between two steps.
+    doomed: Option<(u64, Side)>,
+    /// Both die together.
+    together: bool,
+    /// Kills, ends and broken rings to come.
+    troubles: u32,
+    /// A ring of this connection was written over.
+    disturbed: bool,
+    /// Nobody dies any more, and nothing new is submitted.
+    ending: bool,
+    /// For the memory bill.
+    name: String,
+}
+
+impl World for Rings {
+    fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Rings, String> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let mut rng = Rng::with_seed(seed);
+        let profile = RingsProfile::new(&mut rng);
+        if log.verbose {
+            eprintln!("{profile:?}");
+        }
+        let fuse = Arc::new(Fuse::default());
+        let disk = CrashDisk::new(DiskSetup {
+            sectors: profile.load.sectors,
+            zeroes: profile.discard,
+            marks: profile.mark_known,
+            stamped: true,
+            sabotage: Sabotage::new(bug),
+            fuse: Arc::clone(&fuse),
+            ..DiskSetup::default()
+        });
+        Ok(Rings {
+            disk: Arc::new(disk),
+            troubles: profile.troubles,
+            w: Workload::new(rng, log, profile.load.clone(), true, bug),
+            profile,
+            front: None,
+            server: None,
+            orphan: None,
+            fuse,
+            doomed: None,
+            together: false,
+            disturbed: false,
+            ending: false,
+            name: format!("sim {}", NEXT.fetch_add(1, Ordering::Relaxed)),
+        })
+    }
+
+    fn drive(&mut self) -> Result<(), String> {
+        for _ in 0..self.profile.steps {
+            self.guarded(|r| r.step(true))?;
+        }
+        self.ending = true;
+        self.troubles = 0;
+        if let Some((_, side)) = self.doomed {
+            self.kill(side)?;
+        }
+        if let Some(front) = &self.front {
+            front.granter.be_generous();
+        }
+        self.rest()?;
+        self.read_back(None)?;
+        self.take_down()
+    }
+
+    fn log(&mut self) -> &mut Log {
+        &mut self.w.log
+    }
+}
+
+impl Actors for Rings {
+    fn dice(&mut self) -> &mut Rng {
+        &mut self.w.rng
+    }
+
+    fn workload(&mut self) -> Option<&mut Workload> {
+        Some(&mut self.w)
+    }
+
+    /// Users, lanes, the disk, and whoever starts, stops and watches processes.
+    fn groups(&self) -> [Group; 5] {
+        let [users, lanes, disk] = self.profile.pace;
+        [
+            (self.users().len(), users),
+            (self.lanes(), lanes),
+            (1, disk),
+            (1, 2),
+            (0, 0),
+        ]
+    }
+
+    fn act(&mut self, actor: usize, fill: bool) -> Result<bool, String> {
+        let (users, lanes) = (self.users().len(), self.lanes());
+        let moved = match &mut self.front {
+            Some(front) if actor < users => front.users[actor].step(&mut self.w, fill)?,
+            _ if actor < users + lanes => self.lane(actor - users)?,
+            _ if actor == users + lanes => {
+                let moved = self.disk.step(&mut self.w.rng);
+                if moved {
+                    self.w.log.add("the disk moves", []);
+                }
+                moved
+            }
+            _ => self.control()?,
+        };
+        self.disk.take_trouble().map_or(Ok(moved), Err)
+    }
+
+    fn users(&self) -> &[User] {
+        self.front.as_ref().map_or(&[], |f| &f.users)
+    }
+
+    fn is_settled(&self) -> bool {
+        let serves = self.server.as_ref();
+        serves.is_some_and(|s| !s.ending && s.lanes() > 0)
+            && self.front.as_ref().is_some_and(|f| !f.suspended)
+            && self.disk.busy() + self.disk.late() == 0
+    }
+}
+
+impl Rings {
+    /// Does something. A process that dies in it is buried; any other panic is a finding.
+    fn guarded(&mut self, f: fn(&mut Rings) -> Result<(), String>) -> Result<(), String> {
+        match catch_unwind(AssertUnwindSafe(|| f(self))) {
+            Ok(result) => result,
+            Err(payload) => match payload.downcast::<Killed>() {
+                Ok(killed) => {
+                    self.w.log.add("somebody dies in the middle of a call", []);
+                    self.w.log.count("kills in the middle of a call", 1);
+                    self.kill(killed.0)
+                }
+                Err(payload) => Err(panicked(&*payload)),
+            },
+        }
+    }
+
+    fn lanes(&self) -> usize {
+        self.server.as_ref().map_or(0, Server::lanes)
+    }
+
+    fn lane(&mut self, lane: usize) -> Result<bool, String> {
+        let Some(server) = &mut self.server else {
+            return Ok(false);
+        };
+        let spurious = !self.ending && self.w.rng.u8(..32) == 0;
+        let log = &mut self.w.log;
+        match server.step(lane, spurious) {
+            Ok(moved) => {
+                if moved {
+                    log.add("lane # moves", [lane as u64]);
+                }
+                Ok(moved)
+            }
+            Err(why) if !self.disturbed => Err(why),
+            Err(_) => {
+                log.add("lane # finds its ring broken", [lane as u64]);
+                server.stop();
+                Ok(true)
+            }
+        }
+    }
+
+    /// Takes everything down, and looks at what is left over.
+    fn take_down(&mut self) -> Result<(), String> {
+        let Some(front) = &mut self.front else {
+            return Err("there is no front end".into());
+        };
+        let live = front.granter.live_data(front.ring_frames.0);
+        if !front.granter.is_persistent() && live > 0 {
+            return Err(format!("{live} grants are left over"));
+        }
+        let mapped = front.memory.uses();
+        if mapped > 0 {
+            return Err(format!(
+                "{mapped} references are still mapped, and nothing is in flight"
+            ));
+        }
+        self.check_frames()?;
+        self.server = None;
+        let Some(front) = self.front.take() else {
+            return Ok(());
+        };
+        let memory = front.memory.clone();
+        drop(front);
+        memory.give_back()?;
+        let ours = |l: &bill::MemoryLine| l.owner.starts_with(&format!("{}:", self.name));
+        match bill::bill().iter().find(|l| ours(l)) {
+            Some(line) => Err(format!("still on the memory bill: {}", line.owner)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Some seeds of each scenario, and every planted bug. More seeds: `cargo run --release -p pvblk-sim -- raid --seeds 100000`.
+//! `--features planted` adds the bugs of arrays and page caches themselves.
+
+use pvblk_sim::{Counts, Options, SCENARIOS, Scenario, campaign};
+use std::time::{Duration, Instant};
+
+/// Seeds in which a planted bug is found.
+const BOUND: u64 = 1000;
+
+fn scenario(name: &str) -> &'static Scenario {
+    Scenario::named(name).expect("a scenario")
+}
+
+/// The first seed: `PVBLK_SEED`, or `usual`.
+fn base(usual: u64) -> u64 {
+    let given = std::env::var("PVBLK_SEED").ok();
+    given.and_then(|s| s.parse().ok()).unwrap_or(usual)
+}
+
+/// Runs `seeds` seeds from `first` on, a quarter at least if they take longer than `longest`, which a slow machine may; fails with the first
+/// that does. Returns what happened, and how many seeds it was.
+fn many(name: &str, first: u64, seeds: u64, longest: Duration) -> (Counts, u64) {
+    let (start, first) = (Instant::now(), base(first));
+    println!("replay with PVBLK_SEED={first}");
+    let goes_on = |done| done < seeds / 4 || start.elapsed() < longest;
+    let options = Options::default();
+    let (sum, failure) = campaign::run(scenario(name), &options, first, seeds, goes_on);
+    if let Some(failure) = failure {
+        panic!("{name}: {failure}");
+    }
+    println!("{name}: {sum}");
+    (sum.counts, sum.seeds)
+}
+
+/// Every kind of event happened more often than so many times.
+fn happened(counts: &Counts, least: &[(&str, u64)]) {
+    for &(kind, least) in least {
+        let n = counts.get(kind);
+        assert!(n > least, "{n} {kind}, of more than {least}: {counts}");
+    }
+}
+
+/// Each bug is found within the bound, and not by a panic; the seed that finds it is in order without the bug.
+fn every_bug_of(name: &str) {
+    let scenario = scenario(name);
+    for bug in (scenario.bugs)() {
+        let options = Options {
+            bug: Some(bug),
+            ..Options::default()
+        };
+        let failure = campaign::find(scenario, &options, BOUND);
+        let failure = failure.unwrap_or_else(|| panic!("{} isn't found", bug.name()));
+        let (seed, what) = (failure.seed, &failure.what);
+        println!("{} is found at seed {seed}: {what}", bug.name());
+        assert!(!what.starts_with("panic"), "{}: {failure}", bug.name());
+        if let Err(failure) = scenario.run(seed, &Options::default()) {
+            panic!("without {}: {failure}", bug.name());
+        }
+    }
+}
+
+#[test]
+fn rings_nothing_is_lost_whoever_dies() {
+    let (counts, done) = many("rings", 1_000_000, 6000, Duration::from_secs(20));
+    let least = [
+        ("kills", done / 4),
+        ("kills in the middle of a call", done / 8),
+        ("lost caches", done / 8),
+        ("reconnects", done / 4),
+        ("servers refused", 0),
+        ("orderly ends", 0),
+        ("broken rings", 0),
+    ];
+    happened(&counts, &least);
+}
+
+#[test]
+fn raid_nothing_is_lost_whenever_the_power_goes() {
+    let (counts, done) = many("raid", 2_000_000, 400, Duration::from_secs(10));
+    let least = [
+        ("cuts", done),
+        ("sectors in caches at cuts", done),
+        ("members failed", done / 16),
+        ("rebuilt", 0),
+        ("sectors unknown", 0),
+        ("pages given back", done),
+    ];
+    happened(&counts, &least);
+}
+
+#[test]
+fn cache_nothing_flushed_is_lost_whenever_the_power_goes() {
+    let (counts, done) = many("cache", 3_000_000, 400, Duration::from_secs(10));
+    let least = [
+        ("cuts", done),
+        ("sectors in the disk's cache at cuts", done),
+        ("pages dirty at cuts", done),
+        ("disk failures", done / 16),
+        ("pages given back", done),
+        ("pages reclaimed", done),
+        ("pages read ahead", done),
+        ("stalls", 0),
+        ("throttled writers", 0),
+    ];
+    happened(&counts, &least);
+}
+
+/// Seeds that found something: a failed write-zeroes that took dirty pages along; wake-ups taken by one who shares a descriptor (twice); a write
+/// that failed in the middle and was forgotten; writers that waited for what nobody wrote; a frame reclaimed by one of those who waited
+/// for its page.
+#[test]
+fn cache_what_was_found_stays_mended() {
+    for seed in [328, 648, 15_425, 1709, 1915, 101_081] {
+        if let Err(failure) = scenario("cache").run(seed, &Options::default()) {
+            panic!("{failure}");
+        }
+    }
+}
+
+#[test]
+fn squeeze_no_page_in_flight_is_taken() {
+    let (counts, done) = many("squeeze", 4_000_000, 300, Duration::from_secs(10));
+    let least = [
+        ("requests", 10 * done),
+        ("squeezes", done),
+        ("pages squeezed", done),
+        ("broken connections", 0),
+        ("stalls", 0),
+    ];
+    happened(&counts, &least);
+}
+
+#[test]
+fn stop_every_disk_that_can_be_flushed_is_and_of_each_other_it_is_said() {
+    let (counts, _) = many("stop", 1, 20_000, Duration::from_secs(10));
+    happened(&counts, &[("flushed", 0), ("failed", 0), ("given up", 0)]);
+}
+
+#[test]
+fn a_seed_is_all_there_is() {
+    for scenario in SCENARIOS {
+        let first = base(5_000_000);
+        for seed in first..first + 10 {
+            let again = || scenario.run(seed, &Options::default());
+            let (one, other) = (again(), again());
+            assert!(one == other, "{}: {one:?} {other:?}", scenario.name);
+        }
+    }
+}
+
+#[test]
+fn rings_every_planted_bug_is_found() {
+    every_bug_of("rings");
+}
+
+#[test]
+fn raid_every_planted_bug_is_found() {
+    every_bug_of("raid");
+}
+
+#[test]
+fn cache_every_planted_bug_is_found() {
+    every_bug_of("cache");
+}
+
+#[test]
+fn squeeze_every_planted_bug_is_found() {
+    every_bug_of("squeeze");
+}
+
+#[test]
+fn stop_every_planted_bug_is_found() {
+    every_bug_of("stop");
+}
+
+/// Names are what the command line takes.
+#[test]
+fn no_two_bugs_of_a_scenario_have_one_name() {
+    for scenario in SCENARIOS {
+        let mut names: Vec<_> = (scenario.bugs)().iter().map(|b| b.name()).collect();
+        names.sort_unstable();
+        let all = names.len();
+        names.dedup();
+        assert!(all == names.len() && all > 0, "{}", scenario.name);
+    }
+}
