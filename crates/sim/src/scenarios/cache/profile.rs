@@ -37,7 +37,9 @@ impl CacheProfile {
             _ => Mode::WriteBack,
         };
         // The cache had a choice of policies once. Old seeds choose everything else as they did.
-        [2, 4, 5].map(|choices| rng.usize(..choices));
+        for choices in [2, 4, 5] {
+            rng.usize(..choices);
+        }
         config.readahead_bytes = Some(pick(rng, &[0, 16384, 131_072]));
         config.lists = pick(rng, &[1, 2, 3]);
         let dirty = [(10, 20), (1, 10), (50, 90), (1, 99)];
