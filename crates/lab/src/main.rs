@@ -5,6 +5,7 @@ mod commands;
 mod compare;
 
 use clap::Parser;
+use pvblk_block::error_line;
 use std::process::ExitCode;
 
 /// The same as `pvblk` has, so that what runs in this process costs what it costs there.
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
     if let Some(usage) = e.downcast_ref::<clap::Error>() {
         return usage_error(usage);
     }
-    eprintln!("pvblk-lab: {e:#}");
+    eprintln!("pvblk-lab: {}", error_line(&*e));
     ExitCode::FAILURE
 }
 

@@ -32,6 +32,14 @@ pub fn check_rust(path: &str, text: &str) -> Vec<Finding> {
             }
         }
     }
+    for (i, line) in text.lines().enumerate() {
+        if line.contains(concat!("{e", ":#}")) {
+            refuse(
+                i + 1,
+                "a chain printed so tells causes twice; print it with `pvblk_block::error_line`",
+            );
+        }
+    }
     for name in ["todo", "unimplemented"] {
         for (line, text) in lines_with_word(&code, name) {
             if text.contains(&format!("{name}!")) {
@@ -110,6 +118,13 @@ mod tests {
         );
         assert_eq!(found("a.rs", "// todo! later"), 0);
         assert_eq!(found("a.rs", "let todo = 1;"), 0);
+    }
+
+    #[test]
+    fn causes_are_told_once() {
+        let planted = concat!("eprintln!(\"x: {e", ":#}\");");
+        assert_eq!(found("a.rs", planted), 1);
+        assert_eq!(found("a.rs", "eprintln!(\"x: {e}\");"), 0);
     }
 
     #[test]

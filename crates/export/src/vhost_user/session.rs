@@ -346,7 +346,7 @@ impl Session {
     /// Takes over an in-flight area that the front end has.
     fn take_area(&mut self, told: &InflightArea, file: PeerFd) -> Result<(), Error> {
         let seen = guarded_file(file.as_fd(), told.offset, told.size)
-            .map_err(|e| Error::protocol(format!("memory for requests in flight: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Protocol, "memory for requests in flight", e))?;
         let most = inflight::area_bytes(told.queues, told.queue_size);
         self.holes = match self.areas.lock().uses(seen.id) {
             true => 0,
