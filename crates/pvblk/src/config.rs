@@ -515,7 +515,7 @@ mod tests {
             (&["a="], "guest's name"),
             (&["a=7:xvda"], "guest's name"),
             (&["a=debian:hda"], "hda"),
-            (&["a=debian:"], "no device"),
+            (&["a=debian:"], "not a device"),
             (&["a=debian", "a=debian:xvdb"], "gets disk a already"),
             (
                 &["a=debian:xvda", "b=debian:51712"],
