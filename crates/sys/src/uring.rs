@@ -34,8 +34,8 @@ pub struct Completion {
     pub buffers: Vec<Buffer>,
 }
 
-#[derive(Default)]
 /// Room for one operation in flight.
+#[derive(Default)]
 struct OperationSlot {
     token: u64,
     buffers: Vec<Buffer>,
