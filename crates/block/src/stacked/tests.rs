@@ -294,6 +294,8 @@ fn a_background_thread_steps_when_it_is_due_and_when_it_is_woken() {
     step();
     // It ends also when nothing is due.
     dues.send(Due::Never).unwrap();
+    // It may have woken once more than it had to, and then waits for this.
+    drop(dues);
     drop(thread);
 }
 
