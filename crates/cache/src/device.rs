@@ -33,6 +33,27 @@ pub struct PageCache<P: Policy = Standard> {
     _tables: Gauge,
     _resizes: Subscription,
     thread: Mutex<Option<BackgroundThread>>,
+    open: OpenQueue<P>,
+}
+
+type OpenQueue<P> = fn(&Arc<Shared<P>>, &QueueContext, &str) -> Result<Box<dyn DeviceQueue>, Error>;
+
+fn open<P: Policy>(
+    shared: &Arc<Shared<P>>,
+    context: &QueueContext,
+    floor: &str,
+) -> Result<Box<dyn DeviceQueue>, Error> {
+    Ok(Box::new(CacheQueue::open(shared, context, floor)?))
+}
+
+/// As [`open`]. Not generic, so that the queues of every cache that is served are compiled in this crate, where the compiler inlines what they
+/// call; a generic function is compiled in the crate that names its type.
+fn open_standard(
+    shared: &Arc<Shared<Standard>>,
+    context: &QueueContext,
+    floor: &str,
+) -> Result<Box<dyn DeviceQueue>, Error> {
+    open(shared, context, floor)
 }
 
 impl PageCache {
@@ -47,7 +68,7 @@ impl PageCache {
         inner: Arc<dyn BlockDevice>,
         clock: Arc<dyn Clock>,
     ) -> Result<PageCache, Error> {
-        PageCache::with_policy(config, Standard, inner, clock)
+        PageCache::build(config, Standard, inner, clock, open_standard)
     }
 }
 
@@ -58,6 +79,16 @@ impl<P: Policy> PageCache<P> {
         policy: P,
         inner: Arc<dyn BlockDevice>,
         clock: Arc<dyn Clock>,
+    ) -> Result<PageCache<P>, Error> {
+        PageCache::build(config, policy, inner, clock, open)
+    }
+
+    fn build(
+        config: &CacheConfig,
+        policy: P,
+        inner: Arc<dyn BlockDevice>,
+        clock: Arc<dyn Clock>,
+        open: OpenQueue<P>,
     ) -> Result<PageCache<P>, Error> {
         if let Some(why) = config.problem() {
             return Err(Error::config(format!("cache: {why}")));
@@ -119,6 +150,7 @@ impl<P: Policy> PageCache<P> {
             _tables: tables,
             _resizes: resizes,
             thread: Mutex::new(None),
+            open,
         })
     }
 
@@ -237,8 +269,7 @@ impl<P: Policy> Decorator for PageCache<P> {
     }
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        let queue = CacheQueue::open(&self.shared, context, &Decorator::floor(self))?;
-        Ok(Box::new(queue))
+        (self.open)(&self.shared, context, &Decorator::floor(self))
     }
 
     fn events(&self) -> &EventHub {

@@ -7,6 +7,7 @@ use crate::parts::{DiskProperties, FrontParts};
 use crate::plug::{InBatch, MergePolicy};
 use crate::software_queue::SoftwareQueue;
 use crate::statistics::Statistics;
+use pvblk_block::trace::Tracer;
 use pvblk_block::{
     BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,
     EventHub, Limits, QueueContext,
@@ -27,18 +28,43 @@ pub struct Frontend<M: MergePolicy = InBatch> {
     events: EventHub,
     frames: Arc<Frames>,
     link: Arc<Link<M>>,
+    open: OpenQueue<M>,
+}
+
+type OpenQueue<M> = fn(&Arc<Link<M>>, u32, Tracer) -> std::io::Result<Box<dyn DeviceQueue>>;
+
+fn open<M: MergePolicy>(
+    link: &Arc<Link<M>>,
+    index: u32,
+    tracer: Tracer,
+) -> std::io::Result<Box<dyn DeviceQueue>> {
+    Ok(Box::new(SoftwareQueue::new(link, index, tracer)?))
+}
+
+/// As [`open`]. Not generic, so that the queues of every front end that serves are compiled in this crate, where the compiler inlines what they call;
+/// a generic function is compiled in the crate that names its type.
+fn open_in_batch(
+    link: &Arc<Link<InBatch>>,
+    index: u32,
+    tracer: Tracer,
+) -> std::io::Result<Box<dyn DeviceQueue>> {
+    open(link, index, tracer)
 }
 
 impl Frontend {
     /// A device over negotiated queues. Errors if the memory is too small for their indirect pages and bounces.
     pub fn new(parts: FrontParts) -> Result<Arc<Frontend>, Error> {
-        Frontend::with_policy(parts)
+        Frontend::build(parts, open_in_batch)
     }
 }
 
 impl<M: MergePolicy> Frontend<M> {
     /// As [`Frontend::new`], merging otherwise.
     pub fn with_policy(parts: FrontParts) -> Result<Arc<Frontend<M>>, Error> {
+        Frontend::build(parts, open)
+    }
+
+    fn build(parts: FrontParts, open: OpenQueue<M>) -> Result<Arc<Frontend<M>>, Error> {
         let (name, properties) = (parts.name.clone(), parts.properties);
         let frames = Arc::new(Frames::new(
             Arc::clone(parts.granter.memory()),
@@ -51,6 +77,7 @@ impl<M: MergePolicy> Frontend<M> {
             events: EventHub::default(),
             link: Arc::new(Link::new(parts, &frames)?),
             frames,
+            open,
         }))
     }
 
@@ -174,9 +201,8 @@ impl<M: MergePolicy> BlockDevice for Frontend<M> {
         let tracer = context
             .tracing
             .tracer(&self.floor(), context.index, context.submitter);
-        let queue = SoftwareQueue::new(&self.link, context.index, tracer)
-            .map_err(|e| Error::os(format!("{}: opening a queue", self.name), e))?;
-        Ok(Box::new(queue))
+        (self.open)(&self.link, context.index, tracer)
+            .map_err(|e| Error::os(format!("{}: opening a queue", self.name), e))
     }
 
     fn events(&self) -> &EventHub {
