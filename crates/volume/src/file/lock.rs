@@ -55,6 +55,7 @@ pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
 pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
     let start = Instant::now();
     let mut told = None;
+    let mut has_ended = false;
     loop {
         let Some(held) = attempt(spec, file)? else {
             return loops::refuse_any(spec, file);
@@ -62,7 +63,12 @@ pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
         let holder = holder::find(file);
         let wait = match holder {
             Holder::Process { .. } => WAITS_FOR_LIVING,
-            Holder::Ended => WAITS_FOR_IO,
+            Holder::Ended => {
+                has_ended = true;
+                WAITS_FOR_IO
+            }
+            // The lock may have become free since the attempt, and then nobody has it.
+            Holder::Unknown if has_ended => WAITS_FOR_IO,
             Holder::Unknown => WAITS_FOR_UNKNOWN,
         };
         if start.elapsed() >= wait {
