@@ -81,10 +81,10 @@ wait "$tracer"
 mkdir /tmp/guest
 tar -xf /run/a.img -C /tmp/guest
 pvblk latency /tmp/server --guest a=/tmp/guest/xvda >/out/latency-guest
-sed -n -e '/^note/p' -e '/^the way/,$p' /out/latency-guest
+sed -n -e '/^note/p' -e '/^the path/,$p' /out/latency-guest
 for hop in 'a/guest: waits' 'a/guest: down to ring' 'a/back: waits' 'a/file:/run/a.img: works' 'a/guest: up from ring'; do grep -q "^| $hop " /out/latency-guest; done
 # The guest's requests are found below, but perhaps not all: dom0's clock stands still now and then under emulation.
-read -r found missed < <(sed -nE 's/^the way of requests to a.guest: ([0-9]+) of [^,]*(, and ([0-9]+) of which.*)?$/\1 \3/p' /out/latency-guest)
+read -r found missed < <(sed -nE 's/^the path of requests to a.guest: ([0-9]+) of [^,]*(, and ([0-9]+) of which.*)?$/\1 \3/p' /out/latency-guest)
 [ "$found" -ge $((${missed:-0} * 19)) ]
 step 'latency of guest, ring, back end and volume apart'
 
