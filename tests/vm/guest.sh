@@ -45,7 +45,9 @@ add file "$run/out"
 result=${names[-1]}
 unset 'names[-1]'
 status=0
-limited qemu-system-x86_64 -machine q35,memory-backend=ram -accel tcg,thread=multi -cpu max -smp "$cpus" -m "$memory_mb" \
+# One thread for all CPUs: with several, a CPU may run a stale translation of code that another has just patched, and the guest's kernel panics
+# while it boots (seen with four CPUs on a loaded machine).
+limited qemu-system-x86_64 -machine q35,memory-backend=ram -accel tcg,thread=single -cpu max -smp "$cpus" -m "$memory_mb" \
     -object "memory-backend-memfd,id=ram,size=${memory_mb}M,share=on" \
     -display none -monitor none -serial "file:$run/console" -no-reboot -nic none "${drives[@]}" \
     -kernel "$image/kernel" -initrd "$run/initrd" \
