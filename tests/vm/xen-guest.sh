@@ -48,7 +48,7 @@ queues_of() { find "/sys/block/$1/mq" -mindepth 1 -maxdepth 1 | wc -l; }
 trace_disk() {
     local disk=$1 seconds=$2 tracer
     shift 2
-    mountpoint -q /sys/kernel/debug || mount -t debugfs debugfs /sys/kernel/debug
+    [ -d /sys/kernel/debug/block ] || mount -t debugfs debugfs /sys/kernel/debug
     rm -rf /tmp/trace
     mkdir /tmp/trace
     blktrace -D /tmp/trace "/dev/$disk" >/tmp/blktrace.log &
