@@ -27,7 +27,7 @@ struct Doors {
     drop: Arc<Mutex<()>>,
     /// Threads that are or were in `submit`.
     entered: Arc<AtomicUsize>,
-    /// Whoever passes one of them panics.
+    /// A thread that passes a door while this is set panics.
     panics: Arc<AtomicBool>,
 }
 

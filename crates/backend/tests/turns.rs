@@ -64,7 +64,7 @@ impl DeviceQueue for InstantQueue {
     }
 }
 
-/// What several greedy sources of one disk count together, all on one worker's thread.
+/// Counts that several greedy sources of one disk share, all on one worker's thread.
 struct Count {
     other: Feed,
     asked: usize,

@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a lane's end is told to, and its place among the worker's lanes. One that is dropped untold was lost to a bug, and tells that.
+/// The callback for a lane's end, and the lane's place in the worker's count of lanes. If a bug drops it before the end was told, the drop tells the
+/// callback of the bug.
 pub struct End {
     on_end: Option<OnEnd>,
     lanes: Arc<AtomicUsize>,
@@ -30,7 +31,7 @@ impl End {
         Some(on_end)
     }
 
-    /// Tells nobody.
+    /// Gives up the lane's place without calling the callback.
     pub fn forget(mut self) {
         self.take();
     }

@@ -31,7 +31,7 @@ impl Shift<'_> {
             }
             self.remove(index, panicked())?;
         }
-        // What was being gone through when it panicked isn't forgotten: everybody is looked at.
+        // The panic may have lost events that were being handled, so every lane is looked at.
         self.roster.wake_all();
         Ok(())
     }
@@ -42,7 +42,7 @@ impl Shift<'_> {
         std::thread::sleep(PACE);
         match roster::poller(&self.seat.mailbox) {
             Ok(poller) => self.roster.poller = poller,
-            // What is left in the old one wakes the worker for nothing, at worst.
+            // Descriptors left in the old poller wake the worker for nothing, at worst.
             Err(e) => tracing::error!("{name}: making a new poller: {e}"),
         }
         self.roster.lose_all();

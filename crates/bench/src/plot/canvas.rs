@@ -1,4 +1,4 @@
-//! What all charts share: the picture as SVG text, markers, the heading with its legend, the frame.
+//! The parts that all charts share: the picture as SVG text, markers, the heading with its legend, the frame.
 
 use super::Axis;
 use super::text::{LINE, TEXT, text_width, wrap};
