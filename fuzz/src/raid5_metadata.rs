@@ -2,7 +2,7 @@
 //! same, what is accepted lies on the device, and no log has parity written where it doesn't belong.
 
 use arbitrary::{Result, Unstructured};
-use pvblk_volume::raid5::{
+use pvblk_raid5::{
     BITMAP_HEADER_BYTES, Batch, BitmapHeader, Consistency, Feature, Geometry, Health, Layout,
     NewArray, PPL_HEADER_BYTES, Policy, PplEntry, PplError, PplHeader, STRIPE_BYTES, SUPER_BYTES,
     Superblock, WriteIntent, find_newest, ppl_signature,

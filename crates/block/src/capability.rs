@@ -210,6 +210,25 @@ pub struct Extent {
     pub kind: ExtentKind,
 }
 
+impl Extent {
+    /// Appends `from..to`, joined with the last extent from index `first` on if that is of the same kind.
+    pub fn push(out: &mut Vec<Extent>, first: usize, from: u64, to: u64, kind: ExtentKind) {
+        if from >= to {
+            return;
+        }
+        match out[first..].last_mut() {
+            Some(last) if last.kind == kind && last.sector + last.sectors == from => {
+                last.sectors += to - from;
+            }
+            _ => out.push(Extent {
+                sector: from,
+                sectors: to - from,
+                kind,
+            }),
+        }
+    }
+}
+
 /// What an extent holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {

@@ -9,7 +9,7 @@ use pvblk_block::{
     Request, Status,
 };
 use pvblk_cache::{CacheConfig, Counters, Due, Keeper, Mode, PageCache, Policy, Standard};
-use pvblk_volume::raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
+use pvblk_raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
 use pvblk_volume::{DelayVolume, VolumeSpec};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

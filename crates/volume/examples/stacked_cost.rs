@@ -7,7 +7,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, Status,
 };
 use pvblk_cache::{CacheConfig, PageCache};
-use pvblk_volume::raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
+use pvblk_raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
 use std::sync::Arc;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

@@ -18,7 +18,7 @@ pub(crate) fn file_extents(
     let end = sector.saturating_add(sectors);
     let mut at = sector;
     let first = out.len();
-    let mut push = |from, to, kind| push(out, first, from, to, kind);
+    let mut push = |from, to, kind| Extent::push(out, first, from, to, kind);
     while at < end {
         let (data, hole) = match next_data(file, at * SECTOR) {
             Ok(Some((data, hole))) => {
@@ -52,22 +52,5 @@ fn next_data(file: BorrowedFd<'_>, at: u64) -> Result<Option<(u64, u64)>, Errno>
         Ok(hole) => Ok(Some((data, hole.max(data)))),
         Err(Errno::NXIO) => Ok(Some((data, data))),
         Err(e) => Err(e),
-    }
-}
-
-/// Appends `from..to`, joined with the last extent from index `first` on if that is of the same kind.
-pub(crate) fn push(out: &mut Vec<Extent>, first: usize, from: u64, to: u64, kind: ExtentKind) {
-    if from >= to {
-        return;
-    }
-    match out[first..].last_mut() {
-        Some(last) if last.kind == kind && last.sector + last.sectors == from => {
-            last.sectors += to - from;
-        }
-        _ => out.push(Extent {
-            sector: from,
-            sectors: to - from,
-            kind,
-        }),
     }
 }

@@ -17,11 +17,9 @@ mod delay;
 mod extents;
 mod fault;
 mod file;
-pub mod found;
 mod hold;
 mod mem;
 mod null;
-pub mod raid5;
 mod spec;
 
 pub use delay::DelayVolume;
@@ -31,8 +29,8 @@ pub use mem::MemVolume;
 pub use null::NullVolume;
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use spec::{
-    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec,
-    parse_size,
+    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, SpecNames,
+    VolumeSpec, parse_size,
 };
 
 use pvblk_block::{BlockDevice, Error};

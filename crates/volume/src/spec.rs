@@ -6,7 +6,7 @@ mod raid5;
 mod units;
 
 pub use cache::CacheSpec;
-pub use raid5::Raid5Spec;
+pub use raid5::{Raid5Spec, SpecNames};
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
@@ -123,7 +123,7 @@ impl FileSpec {
         if self.raw {
             return Ok(());
         }
-        let Some(found) = crate::found::container_at(&self.path) else {
+        let Some(found) = pvblk_raid5::found::container_at(&self.path) else {
             return Ok(());
         };
         let (path, what) = (self.path.display(), found.what);

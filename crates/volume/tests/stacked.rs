@@ -6,8 +6,8 @@ use pvblk_block::{
     Status,
 };
 use pvblk_cache::{CacheConfig, PageCache};
+use pvblk_raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
 use pvblk_sys::Poller;
-use pvblk_volume::raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -14,7 +14,7 @@ use crate::stripe_queue::member_sectors;
 use anyhow::{Result, ensure};
 use guest::{Cost, Guest};
 use pvblk_block::{Op, SECTOR};
-use pvblk_volume::raid5::Consistency;
+use pvblk_raid5::Consistency;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -5,7 +5,7 @@ use pvblk_block::{
     BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
     QueueContext, Readiness, Request, Status,
 };
-use pvblk_volume::raid5::{
+use pvblk_raid5::{
     ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5, WritePath,
 };
 use std::os::fd::BorrowedFd;

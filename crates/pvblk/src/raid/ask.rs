@@ -3,8 +3,8 @@
 use super::progress::Bar;
 use crate::{config, control};
 use anyhow::{Context, Result, bail};
-use pvblk_volume::raid5::Raid5;
-use pvblk_volume::raid5::ask::{Detail, DeviceState, Question, Serving, SyncProgress};
+use pvblk_raid5::Raid5;
+use pvblk_raid5::ask::{Detail, DeviceState, Question, Serving, SyncProgress};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

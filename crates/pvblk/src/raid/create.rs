@@ -4,11 +4,11 @@ use super::args::CreateArgs;
 use super::{Opened, member, open_all};
 use anyhow::{Result, bail};
 use pvblk_block::Error;
-use pvblk_volume::VolumeSpec;
-use pvblk_volume::raid5::{
-    self, AssembleOptions, Consistency, CreateOptions, Layout, NewMembers, Policy, Raid5Progress,
-    sleepy,
+use pvblk_raid5 as raid5;
+use pvblk_raid5::{
+    AssembleOptions, Consistency, CreateOptions, Layout, NewMembers, Policy, Raid5Progress, sleepy,
 };
+use pvblk_volume::VolumeSpec;
 
 pub fn run(args: &CreateArgs) -> Result<()> {
     if !["5", "raid5"].contains(&args.level.as_str()) {

@@ -5,8 +5,8 @@ use super::ask::{Array, Speed};
 use super::manage::one_disk;
 use super::{open_to_read, progress, text};
 use anyhow::{Context, Result};
-use pvblk_volume::raid5::ask::{Detail, DetailMember, DeviceState, Question, Serving};
-use pvblk_volume::raid5::{AssembleOptions, assemble, sleepy};
+use pvblk_raid5::ask::{Detail, DetailMember, DeviceState, Question, Serving};
+use pvblk_raid5::{AssembleOptions, assemble, sleepy};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 

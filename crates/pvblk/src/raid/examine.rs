@@ -3,9 +3,7 @@
 use super::args::ExamineArgs;
 use super::{open_to_read, text};
 use anyhow::Result;
-use pvblk_volume::raid5::{
-    Feature, Layout, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,
-};
+use pvblk_raid5::{Feature, Layout, Policy, Role, Superblock, read_superblock, sleepy, uuid_text};
 use std::fmt::Write as _;
 
 pub fn run(args: &ExamineArgs) -> Result<()> {

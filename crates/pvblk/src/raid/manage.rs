@@ -7,8 +7,8 @@ use super::args::{
 use super::ask::{Array, follow};
 use super::{member, offline};
 use anyhow::{Result, bail};
+use pvblk_raid5::ask::Question;
 use pvblk_volume::VolumeSpec;
-use pvblk_volume::raid5::ask::Question;
 use std::sync::atomic::AtomicBool;
 
 /// Asks a disk, and has nothing to tell if it works.

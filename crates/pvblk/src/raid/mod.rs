@@ -17,7 +17,7 @@ use args::{
 };
 use clap::Subcommand;
 use pvblk_block::{BlockDevice, Error};
-use pvblk_volume::raid5::ask::Question;
+use pvblk_raid5::ask::Question;
 use pvblk_volume::{FileSpec, VolumeSpec};
 use std::path::Path;
 use std::sync::Arc;

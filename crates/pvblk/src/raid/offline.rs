@@ -6,10 +6,10 @@ use super::open_all;
 use super::progress::Bar;
 use anyhow::{Result, bail};
 use pvblk_block::Close;
-use pvblk_volume::raid5::ask::{Question, SyncProgress};
-use pvblk_volume::raid5::{
-    self, ArrayOptions, AssembleOptions, Assembly, Raid5, Role, add_spare, sleepy,
-};
+use pvblk_raid5 as raid5;
+use pvblk_raid5::ask::{Question, SyncProgress};
+use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Raid5, Role, add_spare, sleepy};
+use pvblk_volume::SpecNames;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -147,6 +147,7 @@ fn run(
         assembly,
         &ArrayOptions {
             stripes: STRIPES,
+            names: &SpecNames,
             ..ArrayOptions::default()
         },
     )?;

@@ -1,7 +1,7 @@
 //! How far something is: a bar on a terminal, else a line for each tenth.
 
-use pvblk_volume::raid5::Raid5Progress;
-use pvblk_volume::raid5::ask::SyncProgress;
+use pvblk_raid5::Raid5Progress;
+use pvblk_raid5::ask::SyncProgress;
 use std::io::IsTerminal;
 
 /// Places of the bar itself.

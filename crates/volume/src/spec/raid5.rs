@@ -1,12 +1,14 @@
 //! `raid5`: an array as a volume.
 
+mod names;
 mod replaced;
 
+pub use names::SpecNames;
+
 use super::VolumeSpec;
-use crate::raid5::{
-    self, ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath,
-};
 use pvblk_block::{BlockDevice, Error};
+use pvblk_raid5 as raid5;
+use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath};
 use std::fmt;
 use std::sync::Arc;
 
@@ -112,6 +114,7 @@ impl Raid5Spec {
         let options = ArrayOptions {
             stripes: self.stripes as usize,
             path: self.write_path,
+            names: &SpecNames,
             ..ArrayOptions::default()
         };
         let array = raid5::Raid5::start(assembly, &options)?;

@@ -13,7 +13,7 @@ use crate::workload::Workload;
 use crate::{drop_killed, pick};
 use fastrand::Rng;
 use pvblk_block::Reclaim;
-use pvblk_volume::raid5::{
+use pvblk_raid5::{
     Consistency, Keeper, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock, WriteIntent,
     ppl_signature,
 };

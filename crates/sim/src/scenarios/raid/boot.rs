@@ -8,9 +8,7 @@ use crate::scheduler::Actors;
 use crate::user::User;
 use fastrand::Rng;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_volume::raid5::{
-    ArrayOptions, AssembleOptions, Keeper, Raid5, WritePath, assemble, prepare,
-};
+use pvblk_raid5::{ArrayOptions, AssembleOptions, Keeper, Raid5, WritePath, assemble, prepare};
 use std::sync::Arc;
 
 /// Tries at most: each may be cut.
@@ -129,7 +127,7 @@ impl Array {
 
     /// Whether any member says that one was thrown out: not every write that says so was to happen.
     fn is_called_faulty(&self) -> bool {
-        use pvblk_volume::raid5::Role;
+        use pvblk_raid5::Role;
         let all = (0..self.disks.len()).filter_map(|m| self.superblock(m));
         all.into_iter().any(|s| s.roles.contains(&Role::Faulty))
     }
@@ -234,6 +232,7 @@ impl Array {
                 false => WritePath::Direct,
             },
             lazy: self.profile.lazy,
+            ..ArrayOptions::default()
         };
         let array = Raid5::start(assembly, &options);
         let array = array.map_err(|e| Stop::Refused(e.to_string()))?;

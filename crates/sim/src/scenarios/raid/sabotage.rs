@@ -4,7 +4,7 @@ use super::shape::Shape;
 use crate::bugs::Bug;
 use crate::disk::{Fate, Flushes, Sabotage};
 use crate::stamp::SECTOR_BYTES;
-use pvblk_volume::raid5::{Role, SUPER_BYTES, Superblock};
+use pvblk_raid5::{Role, SUPER_BYTES, Superblock};
 use std::ops::Range;
 
 /// Where things are on a member.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::raid5::WritePath;
 use pvblk_block::ErrorKind;
 use pvblk_cache::Mode;
+use pvblk_raid5::WritePath;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 
 use super::super::{FileSpec, VolumeSpec};
 use super::Raid5Spec;
-use crate::raid5::{Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use pvblk_block::Error;
+use pvblk_raid5::{Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,161 @@
+//! Rates of an array of four members in memory, by one thread: `cargo run --release -p pvblk-raid5 --example raid5_speed`.
+//!
+//! A copy loop over as many bytes runs beside it: what it reaches is what this machine's memory can do at the moment.
+
+use pvblk_block::{
+    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
+};
+use pvblk_raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const MEMBER_SECTORS: u64 = 128 << 11;
+/// Bytes of the array that are used.
+const SPAN: u64 = 96 << 20;
+const TIME: Duration = Duration::from_millis(500);
+
+fn array(consistency: Consistency) -> Result<Arc<dyn BlockDevice>, pvblk_block::Error> {
+    let created = NewArray {
+        set_uuid: [7; 16],
+        name: "speed:0",
+        created_secs: 1,
+        layout: Layout::LeftSymmetric,
+        chunk_sectors: 128,
+        device_sectors: &[MEMBER_SECTORS; 4],
+        size_sectors: None,
+        consistency,
+        clean: true,
+    }
+    .build()?;
+    let mut members = Vec::new();
+    for i in 0..4 {
+        members.push(Some(Member {
+            device: pvblk_volume::open(&format!("mem:{}", MEMBER_SECTORS * 512))?,
+            name: format!("m{i}"),
+            superblock: created.superblock(i, [i as u8; 16]),
+        }));
+    }
+    let assembly = Assembly::new(created.geometry(), members, false);
+    Ok(Raid5::start(assembly, &ArrayOptions::default())?)
+}
+
+/// Requests of one kind.
+struct What {
+    text: &'static str,
+    op: Op,
+    bytes: usize,
+    random: bool,
+    /// The data stays as it is until the end: no copy is needed.
+    stable: bool,
+}
+
+impl What {
+    const fn new(text: &'static str, op: Op, bytes: usize) -> What {
+        What {
+            text,
+            op,
+            bytes,
+            random: false,
+            stable: false,
+        }
+    }
+}
+
+/// Requests a second.
+fn rate(array: &Arc<dyn BlockDevice>, what: &What, depth: usize) -> f64 {
+    let What {
+        op, bytes, random, ..
+    } = *what;
+    let context = QueueContext::new(depth as u32);
+    let mut queue = Queue::open(array, &context).expect("a queue");
+    let data = Buffer::anonymous(bytes * depth).expect("memory");
+    let part = |i: usize| data.slice(i * bytes, bytes).expect("inside");
+    let request = |i: usize| Request::with_buffers(op, 0, vec![part(i)], i as u64);
+    let mut free: Vec<Box<Request>> = (0..depth).map(request).collect();
+    let (mut batch, mut done) = (Vec::new(), Vec::<Completion>::new());
+    let mut rng = fastrand::Rng::with_seed(1);
+    let blocks = SPAN / bytes as u64;
+    let (mut next, mut count) = (0, 0u64);
+    let begin = Instant::now();
+    while begin.elapsed() < TIME {
+        for mut request in free.drain(..) {
+            next += 1;
+            let block = if random {
+                rng.u64(..blocks)
+            } else {
+                next % blocks
+            };
+            request.sector = block * (bytes as u64 / 512);
+            if what.stable {
+                request.flags = RequestFlags::STABLE_BUFFERS;
+            }
+            batch.push(request);
+        }
+        queue.submit(&mut batch);
+        queue.poll(&mut done);
+        for c in done.drain(..) {
+            assert_eq!(c.status, Status::Ok);
+            count += 1;
+            free.push(c.request);
+        }
+    }
+    let rate = count as f64 / begin.elapsed().as_secs_f64();
+    while queue.in_flight() > 0 {
+        queue.poll(&mut done);
+    }
+    rate
+}
+
+/// Gigabytes a second of a loop that copies 64 KiB pieces over the same span.
+fn copies() -> f64 {
+    let (from, to) = (vec![1u8; SPAN as usize], &mut vec![0u8; SPAN as usize]);
+    let (begin, mut bytes) = (Instant::now(), 0);
+    while begin.elapsed() < TIME {
+        for (from, to) in from.chunks(64 << 10).zip(to.chunks_mut(64 << 10)) {
+            to.copy_from_slice(from);
+            bytes += to.len();
+        }
+        std::hint::black_box(&to);
+    }
+    bytes as f64 / begin.elapsed().as_secs_f64() / 1e9
+}
+
+fn main() -> Result<(), pvblk_block::Error> {
+    println!("copies of 64 KiB: {:.2} GB/s", copies());
+    println!(
+        "{:<8} {:<18} {:>6} {:>10} {:>8}",
+        "policy", "requests", "depth", "k/s", "GB/s"
+    );
+    for (policy, consistency) in [("resync", Consistency::Resync), ("ppl", Consistency::Ppl)] {
+        let array = array(consistency)?;
+        for what in [
+            What::new("192 KiB writes", Op::Write, 192 << 10),
+            What {
+                stable: true,
+                ..What::new("192 KiB, stable", Op::Write, 192 << 10)
+            },
+            What::new("128 KiB writes", Op::Write, 128 << 10),
+            What {
+                random: true,
+                ..What::new("4 KiB random writes", Op::Write, 4096)
+            },
+            What::new("4 KiB writes", Op::Write, 4096),
+            What {
+                random: true,
+                ..What::new("4 KiB random reads", Op::Read, 4096)
+            },
+        ] {
+            for depth in [1, 32, 128] {
+                let rate = rate(&array, &what, depth);
+                let gigabytes = rate * what.bytes as f64 / 1e9;
+                println!(
+                    "{policy:<8} {:<18} {depth:>6} {:>10.1} {gigabytes:>8.2}",
+                    what.text,
+                    rate / 1e3
+                );
+            }
+        }
+    }
+    println!("copies of 64 KiB: {:.2} GB/s", copies());
+    Ok(())
+}

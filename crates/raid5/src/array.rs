@@ -1,0 +1,445 @@
+//! The array as a device: each of its queues has queues of its own to all members, and steps the one [`Core`] with what they tell.
+
+pub mod ask;
+mod extents;
+mod keeper;
+mod manage;
+mod queue;
+
+pub use super::core::Counts as WriteCounts;
+pub use keeper::Keeper;
+pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, SyncAction};
+
+use super::Geometry;
+use super::assemble::{Assembly, Incoming, Member};
+use super::blocking::{Blocking, Idle};
+use super::core::{Ability, Core, MemberIo, Setup, Work, WritePath};
+use super::geometry::STRIPE_SECTORS;
+use super::repair::write_superblocks;
+use parking_lot::Mutex;
+use pvblk_block::memory::Gauge;
+use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable};
+use pvblk_block::{
+    BlockDevice, Capabilities, Close, Completion, DeviceQueue, Error, EventHub, Extent, Extents,
+    Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
+};
+use queue::ArrayQueue;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Most stripe heads: as many as md takes.
+const MOST_STRIPES: usize = 32768;
+/// Fewest, so that any request makes progress.
+const LEAST_STRIPES: usize = 8;
+/// Most sectors of a request.
+const MAX_SECTORS: u32 = 2048;
+
+/// How an array finds the devices that questions name: the grammar of the program that serves it.
+pub trait MemberNames: Sync {
+    /// Opens a device as a member. Errors are one line that says what is wrong with the name.
+    fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Error>;
+    /// The file or block device that a name leads to, whatever is over it: names of one file mean one device.
+    fn file(&self, name: &str) -> Option<PathBuf>;
+    /// Whether two names mean the same device.
+    fn same_device(&self, a: &str, b: &str) -> bool {
+        a == b || self.file(a).is_some_and(|file| Some(file) == self.file(b))
+    }
+}
+
+/// Of a program without a grammar: names are equal or not, and no device can be added by its name.
+struct NoNames;
+
+impl MemberNames for NoNames {
+    fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Error> {
+        Err(Error::config(format!(
+            "{name}: this array can't open devices by their names"
+        )))
+    }
+    fn file(&self, _: &str) -> Option<PathBuf> {
+        None
+    }
+}
+
+/// How to serve an array.
+#[derive(Clone, Copy)]
+pub struct ArrayOptions {
+    /// Stripe heads, 8 to 32768: each has a page of 4 KiB for every member.
+    pub stripes: usize,
+    /// How writes go to stripe heads.
+    pub path: WritePath,
+    /// For simulations: what is calculated waits until the queue is polled, so that others come in between.
+    pub lazy: bool,
+    /// The devices that questions name.
+    pub names: &'static dyn MemberNames,
+}
+
+impl Default for ArrayOptions {
+    /// 256 heads, as md.
+    fn default() -> ArrayOptions {
+        ArrayOptions {
+            stripes: 256,
+            path: WritePath::default(),
+            lazy: false,
+            names: &NoNames,
+        }
+    }
+}
+
+/// I/O, work and completions that queues leave for one another.
+#[derive(Default)]
+struct Letters {
+    done: Vec<Completion>,
+    ios: Vec<MemberIo>,
+    works: Vec<Work>,
+}
+
+/// A device of the array, as long as it is one.
+#[derive(Clone)]
+struct Device {
+    device: Arc<dyn BlockDevice>,
+    name: String,
+}
+
+struct Shared {
+    name: String,
+    core: Mutex<Core>,
+    /// Partial writes wait for more, and nothing else is written.
+    waiting: AtomicBool,
+    /// By owner.
+    queues: QueueTable<CompletionQueue<Letters>>,
+    /// By slot.
+    devices: Mutex<Vec<Option<Device>>>,
+    /// Counts changes of them.
+    changes: AtomicU64,
+    /// Devices without a place.
+    spares: Mutex<Vec<Member>>,
+    limits: Limits,
+    geometry: Geometry,
+    lazy: bool,
+    names: &'static dyn MemberNames,
+}
+
+impl Shared {
+    /// These slots have no device any more. Returns what they had, which may take its time to close.
+    fn forget(&self, gone: Vec<usize>) -> Vec<Option<Device>> {
+        if gone.is_empty() {
+            return Vec::new();
+        }
+        let mut devices = self.devices.lock();
+        let taken = gone.into_iter().map(|slot| devices[slot].take());
+        let taken = taken.collect();
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        taken
+    }
+
+    /// What starts the array as it is now, but for its options: members by place, then spares.
+    fn spec_text(&self) -> String {
+        let core = self.core.lock();
+        let devices = self.devices.lock();
+        let name = |slot: &Option<usize>| {
+            let device = devices.get((*slot)?)?.as_ref();
+            device.map(|d| format!("[{}]", d.name))
+        };
+        let members = core.slots_by_role().iter().map(name);
+        let members: String = members
+            .map(|m| m.unwrap_or_else(|| "[missing]".into()))
+            .collect();
+        drop(devices);
+        drop(core);
+        let spares = self.spares.lock();
+        let spares: String = spares.iter().map(|s| format!("[{}]", s.name)).collect();
+        format!("raid5:{members}{spares}")
+    }
+}
+
+/// A RAID-5 array that serves.
+pub struct Raid5 {
+    shared: Arc<Shared>,
+    /// Steps a keeper, if it was started.
+    thread: Mutex<Option<BackgroundThread>>,
+    orders: Arc<manage::Orders>,
+    /// Held while a device is added.
+    adding: Mutex<()>,
+    events: EventHub,
+    /// Data may be wrong: whoever started it insisted.
+    guessed: bool,
+    /// Of its stripes.
+    memory: Gauge,
+}
+
+impl Raid5 {
+    /// Serves an array that was assembled and prepared. Errors if the options are out of range, or there is no memory.
+    pub fn start(assembly: Assembly, options: &ArrayOptions) -> Result<Arc<Raid5>, Error> {
+        if !(LEAST_STRIPES..=MOST_STRIPES).contains(&options.stripes) {
+            return Err(Error::config(format!(
+                "raid5 with {} stripes: it takes {LEAST_STRIPES} to {MOST_STRIPES}",
+                options.stripes
+            )));
+        }
+        let slot = |m: &Member| Device {
+            device: Arc::clone(&m.device),
+            name: m.name.clone(),
+        };
+        let mut devices: Vec<_> = assembly
+            .members
+            .iter()
+            .map(|m| m.as_ref().map(slot))
+            .collect();
+        devices.extend(assembly.incoming.iter().map(|i| Some(slot(&i.member))));
+        let all = devices.iter().flatten().map(|d| d.device.limits());
+        let all: Vec<Limits> = all.collect();
+        let most = |f: fn(&Limits) -> u32| all.iter().map(f).max().unwrap_or(512);
+        let row_bytes = u32::try_from(assembly.geometry.row_sectors() * 512).unwrap_or(0);
+        let read_only = all.iter().any(|l| l.read_only);
+        let limits = Limits {
+            logical_sector_bytes: most(|l| l.logical_sector_bytes),
+            physical_sector_bytes: most(|l| l.physical_sector_bytes),
+            optimal_bytes: row_bytes,
+            max_sectors: MAX_SECTORS,
+            max_segments: MAX_SECTORS,
+            discard_granularity_bytes: match all.iter().all(|l| l.write_zeroes) {
+                true => row_bytes,
+                false => 0,
+            },
+            readahead_bytes: most(|l| l.readahead_bytes),
+            caches_reads: false,
+            write_zeroes: !read_only,
+            read_only,
+            volatile_cache: all.iter().any(|l| l.volatile_cache),
+            non_rotational: all.iter().all(|l| l.non_rotational),
+        };
+        let names = assembly
+            .members
+            .iter()
+            .map(|m| m.as_ref().map_or("missing", |m| &m.name));
+        let name = format!("raid5 of {}", names.collect::<Vec<_>>().join(", "));
+        let ability = |m: &Member| Ability::from(m.device.limits());
+        let member = |m: &Member| (m.superblock.clone(), ability(m));
+        let incoming = assembly.incoming.as_ref();
+        let stripes = |r: &std::ops::Range<u64>| r.start / STRIPE_SECTORS..r.end / STRIPE_SECTORS;
+        let core = Core::new(Setup {
+            geometry: assembly.geometry,
+            members: assembly
+                .members
+                .iter()
+                .map(|m| m.as_ref().map(member))
+                .collect(),
+            incoming: incoming.map(|i| {
+                let mut superblock = i.member.superblock.clone();
+                superblock.recovery_offset_sectors = i.recovered_sectors;
+                (i.place, superblock, ability(&i.member))
+            }),
+            unsynced: assembly.unsynced.iter().map(stripes).collect(),
+            bitmap: assembly.bitmap,
+            heads: options.stripes,
+            path: options.path,
+            rotational: !limits.non_rotational,
+            unit_bytes: limits.logical_sector_bytes as usize,
+            dirty: assembly.dirty,
+        })?;
+        let memory = core.stripe_memory().clone();
+        Ok(Arc::new(Raid5 {
+            memory,
+            guessed: assembly.guessed,
+            shared: Arc::new(Shared {
+                name,
+                core: Mutex::new(core),
+                waiting: AtomicBool::new(false),
+                queues: QueueTable::default(),
+                devices: Mutex::new(devices),
+                changes: AtomicU64::new(0),
+                spares: Mutex::new(assembly.spares),
+                limits,
+                geometry: assembly.geometry,
+                lazy: options.lazy,
+                names: options.names,
+            }),
+            thread: Mutex::new(None),
+            orders: Arc::default(),
+            adding: Mutex::new(()),
+            events: EventHub::default(),
+        }))
+    }
+
+    /// The devices it is made of now.
+    fn members(&self) -> Vec<Arc<dyn BlockDevice>> {
+        let devices = self.shared.devices.lock();
+        let devices = devices.iter().flatten();
+        devices.map(|d| Arc::clone(&d.device)).collect()
+    }
+
+    /// The member that failed or is missing, by role.
+    pub fn failed(&self) -> Option<usize> {
+        self.shared.core.lock().failed()
+    }
+
+    /// What the user calls the member at each place; `None`: there is none, or it isn't rebuilt.
+    pub fn places(&self) -> Vec<Option<String>> {
+        let core = self.shared.core.lock();
+        let devices = self.shared.devices.lock();
+        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
+        core.slots_by_role().iter().map(name).collect()
+    }
+
+    /// What was written, in numbers.
+    pub fn counts(&self) -> WriteCounts {
+        self.shared.core.lock().counts()
+    }
+
+    /// From now on writes go this way; what waits goes on from where it is.
+    pub fn set_write_path(&self, path: WritePath) {
+        self.shared.core.lock().set_write_path(path);
+    }
+
+    /// For tests: whether the stripe queue is in order.
+    pub fn check_queues(&self) -> Result<(), String> {
+        self.shared.core.lock().check_queues()
+    }
+
+    /// The place that another device is being made the member of.
+    pub fn rebuilding(&self) -> Option<usize> {
+        let core = self.shared.core.lock();
+        core.recovered_sectors().map(|(_, place, _)| place)
+    }
+
+    /// Sectors of each member, from the start, whose parity is known to be right; `None`: all.
+    pub fn in_sync_sectors(&self) -> Option<u64> {
+        let core = self.shared.core.lock();
+        core.unsynced().first().map(|r| r.start * STRIPE_SECTORS)
+    }
+
+    /// Ends in order, when all queues are closed: everything is on stable storage, and the superblocks say clean.
+    pub fn stop(&self, idle: &mut Idle<'_>) -> Result<(), Error> {
+        let mut assembly = {
+            let core = self.shared.core.lock();
+            let (superblocks, dirty) = core.superblocks();
+            let incoming = core.recovered_sectors();
+            if core.is_broken() || (!dirty && incoming.is_none() && core.unsynced().is_empty()) {
+                return Ok(());
+            }
+            let devices = self.shared.devices.lock();
+            let member = |slot: usize| {
+                let device = devices.get(slot)?.as_ref()?;
+                Some(Member {
+                    device: Arc::clone(&device.device),
+                    name: device.name.clone(),
+                    superblock: superblocks.get(slot)?.clone()?,
+                })
+            };
+            let members = core.slots_by_role().iter().map(|slot| member((*slot)?));
+            let mut assembly = Assembly::new(self.shared.geometry, members.collect(), true);
+            assembly.incoming = incoming.and_then(|(slot, place, recovered_sectors)| {
+                let mut member = member(slot)?;
+                member.superblock.recovery_offset_sectors = recovered_sectors;
+                Some(Incoming {
+                    place,
+                    member,
+                    recovered_sectors,
+                })
+            });
+            let sectors =
+                |r: &std::ops::Range<u64>| r.start * STRIPE_SECTORS..r.end * STRIPE_SECTORS;
+            assembly.unsynced = core.unsynced().iter().map(sectors).collect();
+            assembly.bitmap = core.bitmap().cloned();
+            assembly
+        };
+        let incoming = assembly.incoming.iter().map(|i| &i.member);
+        for member in assembly.members.iter().flatten().chain(incoming) {
+            Blocking::open(&member.device)?.flush(idle)?;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        write_superblocks(&mut assembly, true, now.map_or(0, |d| d.as_secs()), idle)
+    }
+}
+
+impl BlockDevice for Raid5 {
+    fn describe(&self) -> String {
+        self.shared.name.clone()
+    }
+
+    fn floor(&self) -> String {
+        "raid5".into()
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    fn capacity_sectors(&self) -> u64 {
+        self.shared.geometry.capacity_sectors()
+    }
+
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Ok(Box::new(ArrayQueue::open(
+            &self.shared,
+            context,
+            self.floor(),
+        )?))
+    }
+
+    fn events(&self) -> &EventHub {
+        &self.events
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        let own = Forwards {
+            // The superblocks say how large it is, whatever becomes of the members' backings.
+            refresh: None,
+            extents: Some(self),
+            incarnation: Some(self),
+            close: Some(self),
+            questions: Some(self),
+            memory: Some(self),
+            // Each member has its own, and parity needs a copy anyway.
+            buffers: None,
+        };
+        own.into()
+    }
+}
+
+impl Extents for Raid5 {
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        self.find_extents(sector, sectors, out)
+    }
+}
+
+impl LossMarks for Raid5 {
+    /// The members' together. What one of them lost while it was missing or being rebuilt is on the others, so who is missing doesn't count.
+    fn incarnation(&self) -> Incarnation {
+        match self.guessed {
+            true => Incarnation::default(),
+            false => Incarnation::of_members(self.members().iter().map(|m| m.incarnation())),
+        }
+    }
+}
+
+impl Close for Raid5 {
+    fn close(&self) -> Result<(), Error> {
+        let thread = self.thread.lock().take();
+        drop(thread);
+        self.stop(&mut super::blocking::sleepy())
+    }
+}
+
+impl Questions for Raid5 {
+    fn ask(&self, question: &str) -> Option<Result<String, Error>> {
+        self.answer_text(question)
+    }
+}
+
+impl Reclaim for Raid5 {
+    fn give_way(&self) -> u64 {
+        // The lock is let go between segments: they are some hundred KiB each.
+        let next = |segment| self.shared.core.lock().give_way(segment);
+        let stripes: u64 = (0..).map_while(next).sum();
+        let below: u64 = self.members().iter().map(|m| m.give_way()).sum();
+        stripes + below
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        let below: u64 = self.members().iter().map(|m| m.spare_bytes()).sum();
+        self.memory.live_bytes() + below
+    }
+}

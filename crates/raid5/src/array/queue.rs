@@ -1,0 +1,517 @@
+//! One queue of an array.
+
+use super::{Device, Letters, Shared};
+use crate::STRIPE_SECTORS;
+use crate::core::{Core, MemberIo, Token, Work};
+use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
+use pvblk_block::trace::{Phase, Tracer};
+use pvblk_block::{
+    Completion, DeviceQueue, Error, Op, QueueContext, Readiness, Request, RequestFlags, Status,
+};
+use pvblk_sys::Poller;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a queue that goes away waits for what it has at the members.
+const LAST_WAIT: Duration = Duration::from_secs(10);
+/// Most requests of one array queue at one member.
+const MEMBER_DEPTH: u32 = 512;
+
+/// One of the I/Os that are a request at a member.
+#[derive(Clone, Copy)]
+struct Part {
+    token: Token,
+    sectors: u64,
+    buffers: usize,
+}
+
+pub(super) struct ArrayQueue {
+    shared: Arc<Shared>,
+    owner: usize,
+    completions: Arc<CompletionQueue<Letters>>,
+    /// By slot.
+    members: Vec<Option<LowerQueue>>,
+    /// For queues at devices that come later.
+    below: QueueContext,
+    /// Changes of the devices that were seen.
+    changes: u64,
+    /// A device went, and has requests in flight.
+    closing: bool,
+    /// What each request at a member is for, by its tag.
+    parts: Vec<Vec<Part>>,
+    free_tags: Vec<usize>,
+    spare: Vec<Box<Request>>,
+    ios: Vec<MemberIo>,
+    done: Vec<Completion>,
+    ended: Vec<(Token, bool)>,
+    /// Empty lists to hand to the core for those that it filled.
+    told_ios: Vec<MemberIo>,
+    told_done: Vec<(usize, Completion)>,
+    /// Owners that have something to look at.
+    others: Vec<usize>,
+    /// Completions of members that were just polled.
+    polled: Vec<Completion>,
+    /// What is to be calculated.
+    works: Vec<Work>,
+    poller: Poller,
+    tracer: Tracer,
+}
+
+impl ArrayQueue {
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        context: &QueueContext,
+        floor: String,
+    ) -> Result<ArrayQueue, Error> {
+        let os = |e| Error::os("raid5: opening a queue", e);
+        let tracer = context
+            .tracing
+            .tracer(&floor, context.index, context.submitter);
+        // Members trace for themselves: their sectors aren't the array's, so nothing would link them.
+        let below = QueueContext {
+            depth: MEMBER_DEPTH,
+            tracing: context.tracing.clone(),
+            ..*context
+        };
+        let completions: Arc<CompletionQueue<Letters>> =
+            Arc::new(CompletionQueue::new().map_err(os)?);
+        let poller = Poller::new().map_err(os)?;
+        poller
+            .add(completions.wait().event().as_fd(), 0, false)
+            .map_err(os)?;
+        let owner = shared.queues.open(&completions);
+        let mut queue = ArrayQueue {
+            shared: Arc::clone(shared),
+            owner,
+            completions,
+            members: Vec::new(),
+            below,
+            changes: u64::MAX,
+            closing: false,
+            parts: Vec::new(),
+            free_tags: Vec::new(),
+            spare: Vec::new(),
+            ios: Vec::new(),
+            done: Vec::new(),
+            ended: Vec::new(),
+            told_ios: Vec::new(),
+            told_done: Vec::new(),
+            others: Vec::new(),
+            polled: Vec::new(),
+            works: Vec::new(),
+            poller,
+            tracer,
+        };
+        // On an error it says good-bye in order.
+        queue.follow_devices()?;
+        Ok(queue)
+    }
+
+    /// Opens queues of devices that came, and closes those of devices that went.
+    fn follow_devices(&mut self) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let changes = shared.changes.load(Ordering::Acquire);
+        if changes == self.changes && !self.closing {
+            return Ok(());
+        }
+        let devices = shared.devices.lock().clone();
+        self.closing = false;
+        let mut opened = Ok(());
+        for (slot, device) in devices.iter().enumerate() {
+            if self.members.len() <= slot {
+                self.members.push(None);
+            }
+            if let Some(lower) = &self.members[slot] {
+                let same = |d: &Device| Arc::ptr_eq(&d.device, lower.device());
+                if device.as_ref().is_some_and(same) {
+                    continue;
+                }
+                // A slot gets another device only when nothing of the old one is in flight.
+                match lower.is_idle() {
+                    true => self.members[slot] = None,
+                    false => self.closing = true,
+                }
+            }
+            if let (None, Some(device)) = (&self.members[slot], device) {
+                match LowerQueue::open(&device.device, &self.below) {
+                    Ok(lower) => self.members[slot] = Some(lower),
+                    Err(e) => opened = Err(e),
+                }
+            }
+        }
+        opened?;
+        self.changes = changes;
+        Ok(())
+    }
+
+    /// Steps the core, and sends what comes of it on its way.
+    pub(super) fn step<T>(&mut self, f: impl FnOnce(&mut Core, usize) -> T) -> T {
+        let value = self.step_once(f);
+        self.settle();
+        value
+    }
+
+    /// Does the works that aren't put off. Others' aren't: who has no request in flight isn't polled.
+    fn settle(&mut self) {
+        let lazy =
+            |q: &ArrayQueue| q.shared.lazy && q.works.iter().all(|work| work.runner == q.owner);
+        while !self.works.is_empty() && !lazy(self) {
+            self.do_works();
+        }
+    }
+
+    /// Calculates what is to be calculated, without the core's lock, and tells it.
+    fn do_works(&mut self) {
+        let mut works = std::mem::take(&mut self.works);
+        works.iter_mut().for_each(Work::run);
+        self.step_once(|core, _| works.drain(..).for_each(|w| core.worked(w)));
+        if self.works.is_empty() {
+            self.works = works;
+        }
+    }
+
+    fn step_once<T>(&mut self, f: impl FnOnce(&mut Core, usize) -> T) -> T {
+        let shared = Arc::clone(&self.shared);
+        let mut core = shared.core.lock();
+        let value = f(&mut core, self.owner);
+        core.unplug();
+        // Swapped, so that all of them keep their memory.
+        let mut ios = std::mem::replace(&mut core.ios, std::mem::take(&mut self.told_ios));
+        let mut done = std::mem::replace(&mut core.done, std::mem::take(&mut self.told_done));
+        self.works.append(&mut core.works);
+        let gone = core.take_gone();
+        let waiters = core.waits_for();
+        shared.waiting.store(!waiters.is_empty(), Ordering::Relaxed);
+        // While the core is locked: whoever comes next may give the slot to another device.
+        let gone = shared.forget(gone);
+        drop(core);
+        if !gone.is_empty() {
+            // Also those that are at rest: as long as one has a device open, nobody else can have it.
+            shared.queues.for_each(|_, queue| queue.wait().notify());
+            drop(gone);
+        }
+        let me = self.owner;
+        // They may sleep, since something was being written when they looked.
+        self.others.extend(waiters);
+        self.others.extend(ios.iter().map(|io| io.runner));
+        self.others.extend(done.iter().map(|d| d.0));
+        self.others.extend(self.works.iter().map(|w| w.runner));
+        self.others.retain(|other| *other != me);
+        let works = &mut self.works;
+        shared
+            .queues
+            .post(&mut self.others, |other, queue, letters| {
+                letters
+                    .ios
+                    .extend(ios.extract_if(.., |io| io.runner == other));
+                let theirs = done.extract_if(.., |d| d.0 == other);
+                letters.done.extend(theirs.map(|d| d.1));
+                // A calculation is sooner done here if the other queue sleeps.
+                if !queue.wait().is_sleeping() {
+                    let theirs = works.extract_if(.., |w| w.runner == other);
+                    letters.works.extend(theirs);
+                }
+            });
+        // Also what is for a queue that is gone: only an array that is given up has that.
+        self.ios.extend(ios.drain(..).filter(|io| io.runner == me));
+        self.done
+            .extend(done.drain(..).filter(|d| d.0 == me).map(|d| d.1));
+        self.told_ios = ios;
+        self.told_done = done;
+        self.issue();
+        value
+    }
+
+    /// Gives member I/O to the members; what touches goes as one request.
+    fn issue(&mut self) {
+        if self.ios.is_empty() {
+            return;
+        }
+        if let Err(e) = self.follow_devices() {
+            // Its I/O fails, and so it is kicked.
+            tracing::error!("raid5: {e}");
+        }
+        let mut ios = std::mem::take(&mut self.ios);
+        ios.sort_unstable_by_key(|io| (io.slot, io.op as u8, io.fua, io.sector));
+        let mut last: Option<(usize, Box<Request>, usize)> = None;
+        for io in ios.drain(..) {
+            let buffers = io.data.buffers();
+            let count = buffers.len();
+            let sectors: u64 = match io.op {
+                Op::WriteZeroes => STRIPE_SECTORS,
+                _ => buffers.iter().map(|b| b.len() as u64 / 512).sum(),
+            };
+            if let Some((member, request, tag)) = &mut last {
+                let touches = *member == io.slot
+                    && request.op == io.op
+                    && io.op != Op::Flush
+                    && request.flags.contains(RequestFlags::FUA) == io.fua
+                    && request.end() == io.sector;
+                let limits = self
+                    .members
+                    .get(io.slot)
+                    .and_then(Option::as_ref)
+                    .map(LowerQueue::limits);
+                let fits = limits.is_some_and(|l| {
+                    request.sectors + sectors <= u64::from(l.max_sectors)
+                        && request.buffers.len() + count <= l.max_segments as usize
+                });
+                if touches && fits {
+                    request.sectors += sectors;
+                    io.data.append_to(&mut request.buffers);
+                    self.parts[*tag].push(Part {
+                        token: io.token,
+                        sectors,
+                        buffers: count,
+                    });
+                    continue;
+                }
+            }
+            if let Some((member, request, _)) = last.take() {
+                self.send(member, request);
+            }
+            let flags = match io.fua {
+                true => RequestFlags::FUA,
+                false => RequestFlags::empty(),
+            };
+            let part = Part {
+                token: io.token,
+                sectors,
+                buffers: count,
+            };
+            let mut request = self.request(io.op, flags, io.sector, part);
+            let tag = request.tag as usize;
+            io.data.append_to(&mut request.buffers);
+            last = Some((io.slot, request, tag));
+        }
+        if let Some((member, request, _)) = last {
+            self.send(member, request);
+        }
+        self.ios = ios;
+        for lower in self.members.iter_mut().flatten() {
+            lower.submit();
+        }
+    }
+
+    fn send(&mut self, member: usize, request: Box<Request>) {
+        match self.members.get_mut(member).and_then(Option::as_mut) {
+            Some(lower) => lower.push(request),
+            None => self.release(member, request, false),
+        }
+    }
+
+    /// A request for a member, without its buffers.
+    fn request(&mut self, op: Op, flags: RequestFlags, sector: u64, part: Part) -> Box<Request> {
+        let tag = match self.free_tags.pop() {
+            Some(tag) => tag,
+            None => {
+                self.parts.push(Vec::new());
+                self.parts.len() - 1
+            }
+        };
+        self.parts[tag].push(part);
+        let mut request = self
+            .spare
+            .pop()
+            .unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0));
+        request.reset(op, flags, sector, part.sectors, tag as u64);
+        request
+    }
+
+    /// A member's request has ended.
+    fn release(&mut self, member: usize, mut request: Box<Request>, ok: bool) {
+        let tag = request.tag as usize;
+        if !ok && request.op == Op::Read && self.parts[tag].len() > 1 {
+            // One sector that can't be read isn't all of them.
+            self.take_apart(member, &request);
+        } else {
+            let parts = self.parts[tag].iter();
+            self.ended.extend(parts.map(|p| (p.token, ok)));
+        }
+        self.parts[tag].clear();
+        self.free_tags.push(tag);
+        request.buffers.clear();
+        self.spare.push(request);
+    }
+
+    fn take_apart(&mut self, member: usize, request: &Request) {
+        let parts = std::mem::take(&mut self.parts[request.tag as usize]);
+        let mut sector = request.sector;
+        let mut buffers = request.buffers.iter().cloned();
+        for part in parts {
+            let mut one = self.request(Op::Read, request.flags, sector, part);
+            one.buffers.extend(buffers.by_ref().take(part.buffers));
+            self.send(member, one);
+            sector += part.sectors;
+        }
+        if let Some(Some(lower)) = self.members.get_mut(member) {
+            lower.submit();
+        }
+    }
+
+    /// Takes the completions, I/O and work that others left for this queue.
+    fn collect(&mut self) {
+        let (done, ios, works) = (&mut self.done, &mut self.ios, &mut self.works);
+        let any = self.completions.collect(|letters| {
+            done.append(&mut letters.done);
+            ios.append(&mut letters.ios);
+            works.append(&mut letters.works);
+        });
+        if any {
+            self.issue();
+        }
+    }
+
+    /// Takes what members have done, and goes on with it; false if there was nothing.
+    pub(super) fn progress(&mut self) -> bool {
+        self.collect();
+        let mut polled = std::mem::take(&mut self.polled);
+        for at in 0..self.members.len() {
+            let Some(lower) = &mut self.members[at] else {
+                continue;
+            };
+            if lower.poll(&mut polled) == 0 {
+                continue;
+            }
+            for completion in polled.drain(..) {
+                let ok = completion.status == Status::Ok;
+                self.release(at, completion.request, ok);
+            }
+        }
+        self.polled = polled;
+        if self.closing {
+            let _ = self.follow_devices();
+        }
+        if !self.works.is_empty() {
+            self.do_works();
+            self.settle();
+            return true;
+        }
+        if self.ended.is_empty() {
+            return false;
+        }
+        let mut ended = std::mem::take(&mut self.ended);
+        self.step(|core, owner| {
+            for (token, ok) in ended.drain(..) {
+                core.ended(owner, token, ok);
+            }
+        });
+        // What could not be given to a member has ended meanwhile.
+        ended.append(&mut self.ended);
+        self.ended = ended;
+        true
+    }
+
+    /// Its user waits: writes that wait for more from it do so in vain.
+    fn wait_no_longer(&mut self) {
+        // Whoever makes it so after this look tells one who sleeps.
+        if self.shared.waiting.load(Ordering::Relaxed) {
+            self.step(|core, owner| core.expect_nothing(owner));
+        }
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.works.is_empty()
+            || !self.members.iter().flatten().all(LowerQueue::is_idle)
+            || self.shared.core.lock().has_active(self.owner)
+    }
+}
+
+impl DeviceQueue for ArrayQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        self.tracer
+            .requests(Phase::Issue, batch.iter().map(|r| &**r));
+        self.step(|core, owner| {
+            for request in batch.drain(..) {
+                core.submit(owner, request);
+            }
+        });
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        self.completions.wait().finish_wait();
+        if !self.progress() && self.done.is_empty() {
+            self.wait_no_longer();
+        }
+        out.append(&mut self.done);
+    }
+
+    fn arm(&mut self) -> Readiness {
+        let ready = |q: &ArrayQueue| {
+            !q.done.is_empty()
+                || !q.ended.is_empty()
+                || !q.works.is_empty()
+                || q.completions.wait().is_pending()
+        };
+        self.completions.wait().prepare_to_wait();
+        if ready(self) {
+            return Readiness::Ready;
+        }
+        self.wait_no_longer();
+        if ready(self) {
+            return Readiness::Ready;
+        }
+        let mut deadline: Option<Instant> = None;
+        for (at, lower) in self.members.iter_mut().enumerate() {
+            let Some(lower) = lower.as_mut().filter(|lower| !lower.is_idle()) else {
+                continue;
+            };
+            match lower.arm_in(&self.poller, at as u64 + 1) {
+                Ok(Readiness::Ready) => return Readiness::Ready,
+                Ok(Readiness::Wait(until)) => deadline = deadline.into_iter().chain(until).min(),
+                Err(e) => {
+                    // Out of kernel memory: rather a busy queue than one that sleeps for ever.
+                    tracing::error!("raid5: waiting for a member: {e}");
+                    return Readiness::Ready;
+                }
+            }
+        }
+        match ready(self) {
+            true => Readiness::Ready,
+            false => Readiness::Wait(deadline),
+        }
+    }
+
+    fn woken(&mut self) {
+        self.completions.wait().event().drain();
+        for lower in self.members.iter_mut().flatten() {
+            lower.woken();
+        }
+        if self.shared.changes.load(Ordering::Acquire) != self.changes
+            && let Err(e) = self.follow_devices()
+        {
+            // Whoever needs the device finds out.
+            tracing::debug!("raid5: {e}");
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.poller.as_fd())
+    }
+}
+
+impl Drop for ArrayQueue {
+    /// Others may wait for stripes that this queue runs: it lets them end.
+    fn drop(&mut self) {
+        let finished = finish_within(LAST_WAIT, || {
+            if !self.is_busy() {
+                return None;
+            }
+            let any = self.progress();
+            if !any {
+                self.wait_no_longer();
+            }
+            Some(any)
+        });
+        if !finished {
+            tracing::error!(
+                "{}: a queue went away with work at its members: the array stops",
+                self.shared.name
+            );
+            self.step(|core, _| core.give_up());
+        }
+        self.shared.queues.close(self.owner);
+    }
+}

@@ -1,0 +1,256 @@
+//! Which device is which member, and what becomes of it when one fails.
+//!
+//! A role is a member's place in the array, a slot is a device. A role has one slot; none if its member failed; and besides it
+//! one more, the incoming, while that is rebuilt or replaces a living member.
+
+use super::{Ability, Core, Data};
+use crate::{Policy, Superblock};
+use std::ops::Range;
+
+/// A device.
+pub(super) struct Slot {
+    /// Where its data begins.
+    pub data_sectors: u64,
+    /// Where its log begins.
+    pub log_sector: u64,
+    pub log_sectors: u64,
+    /// Where its bitmap begins.
+    pub bitmap_sector: u64,
+    pub ability: Ability,
+    /// Blocks that could not be read and were calculated.
+    pub corrected: u32,
+    /// The same, not so long ago.
+    pub read_errors: u32,
+}
+
+impl Slot {
+    pub fn new(superblock: &Superblock, ability: Ability) -> Slot {
+        let (log, bitmap_sector) = match superblock.policy() {
+            Policy::Ppl(log) => ((log.sector, log.sectors), 0),
+            Policy::Bitmap { sector } => ((0, 0), sector),
+            Policy::Resync => ((0, 0), 0),
+        };
+        Slot {
+            data_sectors: superblock.data_offset_sectors,
+            log_sector: log.0,
+            log_sectors: log.1,
+            bitmap_sector,
+            ability,
+            corrected: superblock.corrected_reads,
+            read_errors: 0,
+        }
+    }
+}
+
+/// A device that becomes a member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    pub slot: usize,
+    pub role: usize,
+    /// Stripes before this are there, and its superblock on disk says so.
+    pub committed: u64,
+    /// Stripes before this are there.
+    pub done: u64,
+    /// Stripes before this are there, or their heads make sure of it before anything else.
+    pub begun: u64,
+}
+
+pub(super) struct Slots {
+    pub by_role: Vec<Option<usize>>,
+    pub incoming: Option<Incoming>,
+    /// `None`: gone.
+    pub all: Vec<Option<Slot>>,
+    /// Slots that nobody needs any more.
+    pub gone: Vec<usize>,
+}
+
+impl Slots {
+    /// The role without a member.
+    pub fn failed(&self) -> Option<usize> {
+        self.by_role.iter().position(Option::is_none)
+    }
+
+    /// The role whose block of a stripe can't be read anywhere, as the stripe's head sees it.
+    pub fn missing(&self, stripe: u64) -> Option<usize> {
+        let failed = self.failed()?;
+        let there = |i: &Incoming| i.role == failed && stripe < i.begun;
+        (!self.incoming.as_ref().is_some_and(there)).then_some(failed)
+    }
+
+    /// The role whose block would be missing after a power cut.
+    pub fn uncommitted(&self, stripe: u64) -> Option<usize> {
+        let failed = self.failed()?;
+        let there = |i: &Incoming| i.role == failed && stripe < i.committed;
+        (!self.incoming.as_ref().is_some_and(there)).then_some(failed)
+    }
+
+    /// Where a role's block of a stripe is read. It isn't missing.
+    pub fn reads(&self, role: usize) -> Option<usize> {
+        self.by_role[role].or_else(|| self.incoming_of(role))
+    }
+
+    /// Where it is written: one slot, or two, or none.
+    pub fn writes(&self, role: usize, stripe: u64) -> impl Iterator<Item = usize> + use<> {
+        let incoming = self.incoming.filter(|i| i.role == role && stripe < i.begun);
+        self.by_role[role]
+            .into_iter()
+            .chain(incoming.map(|i| i.slot))
+    }
+
+    fn incoming_of(&self, role: usize) -> Option<usize> {
+        self.incoming.filter(|i| i.role == role).map(|i| i.slot)
+    }
+
+    /// Where a role's log is.
+    pub fn logs(&self, role: usize) -> impl Iterator<Item = usize> + use<> {
+        self.by_role[role].into_iter().chain(self.incoming_of(role))
+    }
+
+    /// All that are there.
+    pub fn live(&self) -> impl Iterator<Item = usize> + use<'_> {
+        (0..self.all.len()).filter(|s| self.all[*s].is_some())
+    }
+
+    /// Those that have to be flushed.
+    pub fn volatile(&self) -> Vec<usize> {
+        let volatile = |s: &usize| self.all[*s].as_ref().is_some_and(|s| s.ability.volatile);
+        self.live().filter(volatile).collect()
+    }
+
+    /// Whether a device writes zeros by itself.
+    pub fn zeroes(&self, slot: usize) -> bool {
+        self.all[slot].as_ref().is_some_and(|s| s.ability.zeroes)
+    }
+
+    /// The role that a slot has.
+    pub fn role(&self, slot: usize) -> Option<usize> {
+        self.by_role.iter().position(|s| *s == Some(slot))
+    }
+
+    /// Makes a device known; returns its slot. One that is gone is used again if `is_quiet`: no I/O of the old device is left.
+    pub fn take(&mut self, slot: Slot, is_quiet: impl Fn(usize) -> bool) -> usize {
+        let free = |s: &usize| self.all[*s].is_none() && !self.gone.contains(s) && is_quiet(*s);
+        let found = (0..self.all.len()).find(free);
+        let at = found.unwrap_or(self.all.len());
+        match self.all.get_mut(at) {
+            Some(place) => *place = Some(slot),
+            None => self.all.push(Some(slot)),
+        }
+        at
+    }
+
+    fn drop_slot(&mut self, slot: usize) {
+        self.all[slot] = None;
+        self.gone.push(slot);
+    }
+}
+
+/// Stripes whose parity isn't known to be right: ranges in order.
+#[derive(Default)]
+pub(super) struct Unsynced(pub Vec<Range<u64>>);
+
+impl Unsynced {
+    pub fn has(&self, stripe: u64) -> bool {
+        self.0.iter().any(|r| r.contains(&stripe))
+    }
+
+    /// All before this are right now.
+    pub fn done_before(&mut self, stripe: u64) {
+        self.0
+            .iter_mut()
+            .for_each(|r| r.start = r.start.max(stripe));
+        self.0.retain(|r| !r.is_empty());
+    }
+
+    pub fn first(&self) -> Option<u64> {
+        self.0.first().map(|r| r.start)
+    }
+}
+
+impl Core {
+    /// Where each role's data is: a slot, and the sector where it begins; `None`: on no member that is whole.
+    pub fn homes(&self) -> impl Iterator<Item = Option<(usize, u64)>> + use<'_> {
+        let home = |slot: usize| Some((slot, self.slots.all[slot].as_ref()?.data_sectors));
+        let by_role = self.slots.by_role.iter();
+        by_role.map(move |slot| slot.filter(|_| !self.broken).and_then(home))
+    }
+
+    /// A device failed: the array goes on without it, if it is the first.
+    pub(super) fn kick(&mut self, slot: usize, runner: usize) {
+        if self.slots.all[slot].is_none() || self.broken {
+            return;
+        }
+        if self.slots.incoming.is_some_and(|i| i.slot == slot) {
+            tracing::warn!("raid5: the member that was being rebuilt failed");
+            self.drop_incoming(runner);
+            return;
+        }
+        let Some(role) = self.slots.role(slot) else {
+            return;
+        };
+        if self.slots.failed().is_some() {
+            tracing::error!("raid5: member {role} failed too: the array stops");
+            self.break_off();
+            return;
+        }
+        tracing::warn!("raid5: member {role} failed and is kicked");
+        self.slots.by_role[role] = None;
+        self.slots.drop_slot(slot);
+        if let Some(first) = self.unsynced.first() {
+            tracing::error!(
+                "raid5: it failed before all parity was made: what it had from sector {} on may be lost",
+                self.geometry.stripe_member_sector(first)
+            );
+            self.unsynced = Unsynced::default();
+        }
+        self.sync_lost_member(role);
+        self.mark_kicked(slot, runner);
+    }
+
+    /// The incoming device is no longer wanted, or failed.
+    pub(super) fn drop_incoming(&mut self, runner: usize) {
+        let Some(incoming) = self.slots.incoming.take() else {
+            return;
+        };
+        self.slots.drop_slot(incoming.slot);
+        self.stop_rebuild();
+        self.meta.forget_incoming();
+        // The superblocks may know it as the member already, and the one before as none.
+        if let Some(old) = self.slots.by_role[incoming.role]
+            && self.meta.superblocks().0[old].is_none()
+        {
+            self.slots.by_role[incoming.role] = None;
+            self.slots.drop_slot(old);
+        }
+        self.mark_kicked(incoming.slot, runner);
+    }
+
+    /// A block could not be read; false if the device is out of patience.
+    pub(super) fn count_read_error(&mut self, slot: usize) -> bool {
+        let Some(slot) = &mut self.slots.all[slot] else {
+            return false;
+        };
+        slot.read_errors += 1;
+        slot.read_errors <= MOST_READ_ERRORS
+    }
+
+    /// Every hour: what is long ago counts less.
+    pub fn forgive_read_errors(&mut self) {
+        let slots = self.slots.all.iter_mut().flatten();
+        slots.for_each(|slot| slot.read_errors /= 2);
+    }
+
+    /// Flushes every device that needs it; how many that are.
+    pub(super) fn flush_all(&mut self, runner: usize, purpose: super::Purpose) -> usize {
+        let slots = self.slots.volatile();
+        let count = slots.len();
+        for slot in slots {
+            let io = (slot, pvblk_block::Op::Flush, false);
+            self.start(runner, purpose, io, 0, Data::None);
+        }
+        count
+    }
+}
+
+/// Blocks of a device that may be calculated before it is kicked: md's `max_corrected_read_errors`.
+const MOST_READ_ERRORS: u32 = 20;

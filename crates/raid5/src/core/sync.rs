@@ -1,0 +1,457 @@
+//! What goes through all stripes: rebuilding a member, making all parity, checking it. One at a time.
+//!
+//! It takes stripe heads like everybody, so a stripe that it handles has one round at a time: nobody's write comes in between.
+
+use super::round::{Round, bit};
+use super::work::Mode;
+use super::{Core, Purpose};
+use crate::STRIPE_SECTORS;
+use pvblk_block::Error;
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::ops::Range;
+
+/// What is done to all stripes, in md's words (`sync_action`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Parity is made right where it isn't known to be.
+    Resync,
+    /// A device becomes a member.
+    Recover,
+    /// Parity is compared with the data.
+    Check,
+    /// The same, and what is wrong is made right.
+    Repair,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Action::Resync => "resync",
+            Action::Recover => "recover",
+            Action::Check => "check",
+            Action::Repair => "repair",
+        })
+    }
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncNow {
+    /// What is done.
+    pub action: Action,
+    /// Sectors of each member that are done, of those to be done.
+    pub done_sectors: u64,
+    /// All of these.
+    pub of_sectors: u64,
+    /// Sectors of members whose parity was wrong.
+    pub mismatch_sectors: u64,
+}
+
+/// Heads in use for it, of all: one in so many; and most.
+const SHARE: usize = 4;
+const MOST_HEADS: usize = 128;
+
+pub(super) struct Sync {
+    id: u64,
+    action: Action,
+    pub owner: usize,
+    /// Stripes that aren't begun.
+    ranges: VecDeque<Range<u64>>,
+    /// Stripes that are begun and not done.
+    flying: BTreeSet<u64>,
+    of: u64,
+    done: u64,
+    mismatches: u64,
+    unreadable: u64,
+    /// Members are flushed: how many are left, and all stripes before this were done when it began.
+    flush: Option<(usize, u64)>,
+    /// Superblocks are told.
+    telling: bool,
+    ending: bool,
+    /// Superblocks say that the device is whole; now they are told that it is the member. Not at once: a power cut between two
+    /// of them must not leave it in part, and the one before it out.
+    whole: bool,
+}
+
+impl Sync {
+    /// All stripes before this are done.
+    fn low(&self) -> u64 {
+        let next = self.ranges.front().map_or(u64::MAX, |r| r.start);
+        self.flying.first().copied().unwrap_or(u64::MAX).min(next)
+    }
+}
+
+impl Core {
+    /// What is under way.
+    pub fn sync_now(&self) -> Option<SyncNow> {
+        let sync = self.sync.as_ref()?;
+        Some(SyncNow {
+            action: sync.action,
+            done_sectors: sync.done * STRIPE_SECTORS,
+            of_sectors: sync.of * STRIPE_SECTORS,
+            mismatch_sectors: sync.mismatches * STRIPE_SECTORS,
+        })
+    }
+
+    /// What there is to do without being asked.
+    pub fn sync_wanted(&self) -> Option<Action> {
+        if self.sync.is_some() || self.broken {
+            return None;
+        }
+        match (self.slots.incoming, self.unsynced.first()) {
+            (Some(_), _) => Some(Action::Recover),
+            (None, Some(_)) => Some(Action::Resync),
+            (None, None) => None,
+        }
+    }
+
+    /// The place that a spare is to be rebuilt for.
+    pub fn wants_spare(&self) -> Option<usize> {
+        match self.broken || self.slots.incoming.is_some() {
+            true => None,
+            false => self.slots.failed(),
+        }
+    }
+
+    /// Requests taken, ever.
+    pub fn requests(&self) -> u64 {
+        self.taken
+    }
+
+    /// Throws the member at a place out, or the device that is to become it.
+    pub fn fail_place(&mut self, place: usize, runner: usize) {
+        // Asked before another one failed, perhaps: that would be the end.
+        if self.slots.failed().is_some_and(|failed| failed != place) {
+            return;
+        }
+        let incoming = self.slots.incoming.filter(|i| i.role == place);
+        let slot = self.slots.by_role.get(place).copied().flatten();
+        if let Some(slot) = slot.or(incoming.map(|i| i.slot)) {
+            self.kick(slot, runner);
+        }
+    }
+
+    /// Begins; the owner's queue does its I/O. Errors if it can't be, or another one is under way.
+    pub fn start_sync(&mut self, owner: usize, action: Action) -> Result<(), Error> {
+        if let Some(sync) = &self.sync {
+            let other = sync.action;
+            return Err(Error::config(format!(
+                "{action}: {other} is under way; wait for its end, or stop it"
+            )));
+        }
+        if self.broken {
+            return Err(Error::config(format!("{action}: the array has failed")));
+        }
+        let all = self.geometry.stripes();
+        let ranges = match (action, self.slots.incoming) {
+            (Action::Recover, Some(incoming)) => std::iter::once(incoming.done..all).collect(),
+            (Action::Recover, None) => {
+                return Err(Error::config("recover: there is no device to rebuild"));
+            }
+            (Action::Resync, _) => self.unsynced.0.clone(),
+            _ if self.slots.failed().is_some() => {
+                return Err(Error::config(format!(
+                    "{action}: a member is missing, so there is no parity to compare"
+                )));
+            }
+            _ => std::iter::once(0..all).collect(),
+        };
+        self.syncs += 1;
+        self.trouble = None;
+        if matches!(action, Action::Check | Action::Repair) {
+            self.mismatch_sectors = 0;
+        }
+        self.sync = Some(Sync {
+            id: self.syncs,
+            action,
+            owner,
+            of: match action {
+                Action::Recover => all,
+                _ => ranges.iter().map(|r| r.end - r.start).sum(),
+            },
+            done: match action {
+                Action::Recover => ranges.iter().map(|r| r.start).sum(),
+                _ => 0,
+            },
+            ranges: ranges.into_iter().filter(|r| !r.is_empty()).collect(),
+            flying: BTreeSet::new(),
+            mismatches: 0,
+            unreadable: 0,
+            flush: None,
+            telling: false,
+            ending: false,
+            whole: false,
+        });
+        Ok(())
+    }
+
+    /// Goes on with at most so many stripes; returns how many were begun. [`Core::unplug`] follows.
+    pub fn sync_more(&mut self, most: u64) -> u64 {
+        let window = (self.heads.count() / SHARE).clamp(1, MOST_HEADS);
+        let mut begun = 0;
+        while let Some(sync) = &mut self.sync
+            && begun < most
+            && sync.flying.len() < window
+            && let Some(range) = sync.ranges.front_mut()
+            && let Some(head) = self.heads.get_if_free(range.start, sync.owner)
+        {
+            let stripe = range.start;
+            range.start += 1;
+            if range.is_empty() {
+                sync.ranges.pop_front();
+            }
+            sync.flying.insert(stripe);
+            self.heads.all[head].sync = Some(sync.id);
+            if let (Action::Recover, Some(incoming)) = (sync.action, &mut self.slots.incoming) {
+                incoming.begun = incoming.begun.max(stripe + 1);
+            }
+            self.plug(head);
+            begun += 1;
+        }
+        self.sync_end();
+        begun
+    }
+
+    /// The head's turn in it; false if that is over.
+    pub(super) fn sync_head(&mut self, head: usize) -> bool {
+        let h = &mut self.heads.all[head];
+        let (stripe, valid) = (h.stripe, h.valid);
+        let id = h.sync.take();
+        let sync = self.sync.as_ref().filter(|s| Some(s.id) == id);
+        let Some((action, owner, id)) = sync.map(|s| (s.action, s.owner, s.id)) else {
+            return false;
+        };
+        let parity = self.geometry.stripe_parity(stripe);
+        let mut round = Round::new(Mode::Check, None);
+        round.runner = owner;
+        round.sync = Some(id);
+        let need = match (action, self.slots.incoming) {
+            (Action::Recover, Some(incoming)) => {
+                let role = incoming.role;
+                round.mode = Mode::Rebuild;
+                round.target = Some(role);
+                match (valid & bit(role), self.slots.by_role[role]) {
+                    (0, Some(_)) => bit(role),
+                    (0, None) => {
+                        round.compute = Some(role);
+                        self.all_others(valid, role)
+                    }
+                    _ => 0,
+                }
+            }
+            (Action::Recover, None) => return false,
+            _ if self.slots.missing(stripe).is_some() => {
+                self.sync_stripe_done(id, stripe);
+                return false;
+            }
+            _ => {
+                // What lies there counts, not what we think.
+                self.heads.all[head].valid = 0;
+                round.target = Some(parity);
+                self.everyone()
+            }
+        };
+        self.begin(head, round, need);
+        true
+    }
+
+    /// Data and parity were compared.
+    pub(super) fn checked(&mut self, head: usize, mismatch: bool) {
+        let mut repairs = false;
+        if let Some(sync) = &mut self.sync
+            && mismatch
+        {
+            sync.mismatches += 1;
+            repairs = sync.action != Action::Check;
+        }
+        match repairs {
+            true => self.write_pages(head),
+            false => self.finish_round(head),
+        }
+    }
+
+    /// A stripe is done.
+    pub(super) fn sync_stripe_done(&mut self, id: u64, stripe: u64) {
+        let Some(sync) = self.sync.as_mut().filter(|s| s.id == id) else {
+            return;
+        };
+        sync.flying.remove(&stripe);
+        sync.done += 1;
+        let low = sync.low().min(self.geometry.stripes());
+        if let (Action::Recover, Some(incoming)) = (sync.action, &mut self.slots.incoming) {
+            incoming.done = low;
+        }
+        self.sync_end();
+    }
+
+    /// Nothing of a stripe can be had.
+    pub(super) fn sync_unreadable(&mut self, id: u64, stripe: u64) {
+        let Some(sync) = self.sync.as_mut().filter(|s| s.id == id) else {
+            return;
+        };
+        sync.unreadable += 1;
+        if sync.action == Action::Recover {
+            let owner = sync.owner;
+            let sector = self.geometry.stripe_member_sector(stripe);
+            let text = format!("rebuilding stops: sector {sector} of another member can't be read");
+            tracing::error!("raid5: {text}");
+            self.trouble = Some(text);
+            self.drop_incoming(owner);
+            return;
+        }
+        self.sync_stripe_done(id, stripe);
+    }
+
+    /// Members are flushed, so that superblocks may say how far this is. Some time after [`Core::unplug`] they do.
+    pub fn checkpoint(&mut self) {
+        let stripes = self.geometry.stripes();
+        let Some(sync) = &mut self.sync else { return };
+        let stays = matches!(sync.action, Action::Check | Action::Repair);
+        if stays || sync.flush.is_some() || sync.telling {
+            return;
+        }
+        let (owner, id, low) = (sync.owner, sync.id, sync.low().min(stripes));
+        sync.flush = Some((0, low));
+        let left = self.flush_all(owner, Purpose::SyncFlush(id));
+        if left == 0 {
+            self.sync_tell(owner);
+        } else if let Some(sync) = &mut self.sync {
+            sync.flush = Some((left, low));
+        }
+    }
+
+    /// One of the members is flushed.
+    pub(super) fn sync_flushed(&mut self, id: u64) {
+        let Some(sync) = self.sync.as_mut().filter(|s| s.id == id) else {
+            return;
+        };
+        if let Some((left, _)) = &mut sync.flush {
+            *left -= 1;
+            let owner = sync.owner;
+            if *left == 0 {
+                self.sync_tell(owner);
+            }
+        }
+    }
+
+    fn sync_tell(&mut self, runner: usize) {
+        let Some(sync) = &mut self.sync else { return };
+        let Some((_, low)) = sync.flush.take() else {
+            return;
+        };
+        sync.telling = true;
+        match sync.action {
+            Action::Recover => self.commit(low, false, runner),
+            _ => {
+                let begin = self.unsynced.first().unwrap_or(low);
+                if begin < low {
+                    self.intents_resynced(begin..low);
+                }
+                self.unsynced.done_before(low);
+                self.write_meta(runner);
+            }
+        }
+    }
+
+    /// Superblocks are on disk.
+    pub(super) fn sync_told(&mut self) {
+        let Some(sync) = &mut self.sync else { return };
+        let told = std::mem::take(&mut sync.telling);
+        if told && sync.ending {
+            if sync.action == Action::Recover && !std::mem::replace(&mut sync.whole, true) {
+                sync.telling = true;
+                let (owner, stripes) = (sync.owner, self.geometry.stripes());
+                self.commit(stripes, true, owner);
+                return;
+            }
+            self.sync = None;
+            return;
+        }
+        self.sync_end();
+    }
+
+    /// Ends it, if nothing is left to do.
+    fn sync_end(&mut self) {
+        let Some(sync) = &mut self.sync else { return };
+        let busy = !sync.ranges.is_empty() || !sync.flying.is_empty();
+        if busy || sync.flush.is_some() || sync.telling || sync.ending {
+            return;
+        }
+        match sync.action {
+            Action::Check | Action::Repair => {
+                self.mismatch_sectors = sync.mismatches * STRIPE_SECTORS;
+                self.sync = None;
+            }
+            Action::Recover | Action::Resync => {
+                sync.ending = true;
+                self.checkpoint();
+            }
+        }
+    }
+
+    /// How many devices have become members.
+    pub fn takeovers(&self) -> u64 {
+        self.takeovers
+    }
+
+    /// The device that was rebuilt is the member.
+    pub(super) fn take_over(&mut self) {
+        let Some(incoming) = self.slots.incoming.take() else {
+            return;
+        };
+        self.takeovers += 1;
+        let old = self.slots.by_role[incoming.role].replace(incoming.slot);
+        if let Some(old) = old {
+            self.slots.all[old] = None;
+            self.slots.gone.push(old);
+        }
+        // What the old one missed is there now.
+        let stripes = self.geometry.stripes();
+        self.intents_resynced(0..stripes);
+        tracing::info!("raid5: member {} is rebuilt", incoming.role);
+    }
+
+    /// Stops what is under way; what was done of it stays done.
+    pub fn stop_sync(&mut self) {
+        if let Some(sync) = self.sync.take_if(|s| !s.ending) {
+            self.ended_early(&sync, "was stopped");
+        }
+    }
+
+    /// A check that didn't see all stripes says nothing of the others.
+    fn ended_early(&mut self, sync: &Sync, why: &str) {
+        if matches!(sync.action, Action::Check | Action::Repair) {
+            self.mismatch_sectors = sync.mismatches * STRIPE_SECTORS;
+            self.trouble = Some(format!(
+                "{} {why} after {} of {} stripes",
+                sync.action, sync.done, sync.of
+            ));
+        }
+    }
+
+    /// Rebuilding has lost its device.
+    pub(super) fn stop_rebuild(&mut self) {
+        let rebuilds = |s: &mut Sync| s.action == Action::Recover;
+        self.sync.take_if(rebuilds);
+    }
+
+    /// A member failed: what compares parity has none, and a rebuild of another one goes on if it can.
+    pub(super) fn sync_lost_member(&mut self, _role: usize) {
+        let compares = |s: &mut Sync| s.action != Action::Recover;
+        if let Some(sync) = self.sync.take_if(compares) {
+            self.ended_early(&sync, "ended when a member failed,");
+        }
+    }
+
+    /// How far the incoming device is, for an end in order: everything was flushed.
+    pub fn recovered_sectors(&self) -> Option<(usize, usize, u64)> {
+        let incoming = self.slots.incoming?;
+        Some((incoming.slot, incoming.role, incoming.done * STRIPE_SECTORS))
+    }
+
+    /// Stripes whose parity isn't known to be right, for an end in order.
+    pub fn unsynced(&self) -> &[Range<u64>] {
+        &self.unsynced.0
+    }
+}

@@ -1,0 +1,161 @@
+//! What is calculated from pages, and copied to and from them: done without the core's lock, by whoever steps it.
+//!
+//! The pages of a head belong to its round, and a round has one piece of work at a time, so nobody else touches them.
+
+use super::pages::{Block, HeadPages, segments};
+use super::{Piece, Shared};
+use crate::STRIPE_BYTES;
+use pvblk_block::RequestFlags;
+use pvblk_block::planted::{Plant, has};
+
+/// A piece and the request that it is of.
+pub(super) struct RoundPiece {
+    pub piece: Piece,
+    pub request: Shared,
+    /// Member of its block.
+    pub member: usize,
+}
+
+/// How a round makes parity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Nothing is written.
+    Read,
+    /// The parity member is missing.
+    NoParity,
+    /// Read-modify-write: old parity, without the old contents of what is written, with the new ones.
+    Modify,
+    /// Reconstruct-write: from all data.
+    Reconstruct,
+    /// A block that couldn't be read is calculated and written.
+    Fix,
+    /// Parity is compared with the data, and calculated where it is wrong.
+    Check,
+    /// A block is calculated or copied, for a member that is rebuilt.
+    Rebuild,
+}
+
+/// See the module's documentation.
+pub(in super::super) struct Work {
+    pub(super) head: usize,
+    /// The queue whose request it is for.
+    pub runner: usize,
+    pub(super) pages: HeadPages,
+    pub(super) mode: Mode,
+    pub(super) pieces: Vec<RoundPiece>,
+    /// All members, those whose data is written, and the parity's; as masks, but for the last.
+    pub(super) all: u64,
+    pub(super) touched: u64,
+    pub(super) parity: usize,
+    /// This page is to be calculated from all others first.
+    pub(super) compute: Option<usize>,
+    /// Room for partial parity, where it is wanted.
+    pub(super) partial_parity: Option<Box<Block>>,
+    /// The data goes to the members from where it is: nothing is copied.
+    pub(super) borrows: bool,
+    /// Parity was wrong.
+    pub(super) mismatch: bool,
+}
+
+impl Work {
+    /// Does it.
+    pub fn run(&mut self) {
+        if let Some(member) = self.compute {
+            self.pages.sum(member, self.all & !(1 << member));
+        }
+        match self.mode {
+            Mode::Read => self.give(),
+            Mode::Fix | Mode::Rebuild => {}
+            Mode::Check => self.check(),
+            Mode::NoParity => self.take(),
+            Mode::Modify | Mode::Reconstruct => self.make_parity(),
+        }
+    }
+
+    fn give(&self) {
+        for RoundPiece {
+            piece,
+            request,
+            member,
+        } in &self.pieces
+        {
+            let offset = (piece.offset * 512) as usize;
+            self.pages
+                .give(*member, offset, request, piece.skip, piece.len());
+        }
+    }
+
+    /// Takes a copy of the data: from here on the submitter's may change.
+    fn take(&self) {
+        for RoundPiece {
+            piece,
+            request,
+            member,
+        } in &self.pieces
+        {
+            let offset = (piece.offset * 512) as usize;
+            self.pages
+                .take(*member, offset, request, piece.skip, piece.len());
+        }
+    }
+
+    /// The parity page becomes what is wrong with it, and then right.
+    fn check(&mut self) {
+        let parity = 1 << self.parity;
+        self.pages.sum(self.parity, self.all);
+        self.mismatch = !self.pages.is_zero(self.parity);
+        self.pages.sum(self.parity, self.all & !parity);
+    }
+
+    fn make_parity(&mut self) {
+        let parity = 1 << self.parity;
+        let data = self.all & !parity;
+        if self.borrows {
+            self.sum_borrowed();
+            return;
+        }
+        // What parity is without the blocks that are written is needed for its own sake, or before they are.
+        let modifies = self.mode == Mode::Modify;
+        if modifies || self.partial_parity.is_some() {
+            let rest = match modifies {
+                true => self.touched | parity,
+                false => data & !self.touched,
+            };
+            self.pages.sum(self.parity, rest);
+            if let Some(partial) = &mut self.partial_parity {
+                self.pages.read(self.parity, partial);
+            }
+            self.take();
+            self.pages.sum(self.parity, self.touched | parity);
+        } else {
+            self.take();
+            self.pages.sum(self.parity, data);
+        }
+        if has(Plant::WrongPartialParity)
+            && let Some(partial) = &mut self.partial_parity
+        {
+            self.pages.read(self.parity, partial);
+        }
+    }
+
+    fn sum_borrowed(&self) {
+        let mut blocks = Vec::with_capacity(self.pieces.len());
+        for RoundPiece { piece, request, .. } in &self.pieces {
+            segments(request, piece.skip, STRIPE_BYTES, |part| blocks.push(part));
+        }
+        self.pages.sum_of_buffers(self.parity, &blocks);
+    }
+}
+
+/// Whether a stripe is written whole by pieces that are whole blocks each, in one buffer each that stays as it is until the end.
+pub(super) fn can_borrow(pieces: &[RoundPiece], blocks: usize) -> bool {
+    let stable = |p: &RoundPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
+    let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);
+    pieces.len() == blocks && pieces.iter().all(|p| stable(p) && whole(p))
+}
+
+fn is_one_buffer(p: &RoundPiece) -> bool {
+    let mut parts = 0;
+    segments(&p.request, p.piece.skip, STRIPE_BYTES, |_| parts += 1);
+    parts == 1
+}

@@ -1,0 +1,61 @@
+//! The devices that an array's questions name: names are specs.
+
+use super::super::VolumeSpec;
+use pvblk_block::{BlockDevice, Error};
+use pvblk_raid5::MemberNames;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Names of an array's devices are specs, for [`pvblk_raid5::ArrayOptions::names`].
+pub struct SpecNames;
+
+impl MemberNames for SpecNames {
+    fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Error> {
+        let spec: VolumeSpec = name.parse()?;
+        spec.as_member().open()
+    }
+
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        let mut spec: VolumeSpec = name.parse().ok()?;
+        loop {
+            spec = match spec {
+                VolumeSpec::Delay(_, inner)
+                | VolumeSpec::Fault(_, inner)
+                | VolumeSpec::Cache(_, inner) => *inner,
+                VolumeSpec::File(file) => {
+                    let real = std::fs::canonicalize(&file.path);
+                    return real.or_else(|_| std::path::absolute(&file.path)).ok();
+                }
+                _ => return None,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_the_same_by_their_files() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        std::fs::write(path("a"), "").expect("a file");
+        std::os::unix::fs::symlink(path("a"), path("link")).expect("a link");
+        let a = format!("file:{}", path("a"));
+        for same in [
+            a.clone(),
+            path("a"),
+            path("link"),
+            format!("{a},direct,size=1M"),
+            format!("delay:1ms:fault:error=0.5:{a}"),
+        ] {
+            assert!(SpecNames.same_device(&a, &same), "{same}");
+        }
+        for other in ["0", "mem:1M", "", "x:y", &path("b")] {
+            assert!(!SpecNames.same_device(&a, other), "{other}");
+        }
+        assert!(SpecNames.same_device("mem:1M", "mem:1M"));
+        assert!(!SpecNames.same_device("mem:1M", "mem:2M"));
+    }
+}
