@@ -2,8 +2,10 @@
 
 use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::Buffer;
-use pvblk_ring::EventChannel;
-use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
+use pvblk_protocol::blkif::EventChannel;
+use pvblk_protocol::blkif::grant::{
+    GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS,
+};
 use pvblk_sys::{EventFd, PAGE_SIZE, Region, create_sealed};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};

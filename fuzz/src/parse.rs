@@ -6,7 +6,7 @@ use arbitrary::{Result, Unstructured};
 use pvblk_backend::GrantMapper;
 use pvblk_backend::parse::{Bad, Parser};
 use pvblk_block::{Op, Request, RequestFlags};
-use pvblk_ring::wire::Entry;
+use pvblk_protocol::blkif::wire::Entry;
 use pvblk_sys::PAGE_SIZE;
 use std::sync::{Arc, Mutex};
 

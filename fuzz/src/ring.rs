@@ -9,7 +9,7 @@ use crate::ring_model::{ENTRY, Indices, response};
 use arbitrary::{Result, Unstructured};
 use pvblk_backend::{BlkifQueueParts, BlkifSource, PullBatch, RequestSource, SourceEnd};
 use pvblk_block::{Completion, Op, Readiness, Request, RequestFlags, Status};
-use pvblk_ring::BackRing;
+use pvblk_protocol::blkif::BackRing;
 use pvblk_sys::PAGE_SIZE;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};

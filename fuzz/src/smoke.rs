@@ -1,8 +1,8 @@
 //! Plain runs without libFuzzer: the committed seeds, and random changes of them for a while.
 
 use crate::Target;
-use pvblk_export::local::frame::Frame;
-use pvblk_export::xenbus::Change;
+use pvblk_protocol::local::Frame;
+use pvblk_protocol::xenbus::Change;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

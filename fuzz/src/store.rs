@@ -2,13 +2,14 @@
 
 use arbitrary::{Result, Unstructured};
 use pvblk_block::Error;
-use pvblk_export::local::frame::{Frame, MAX_FRAME};
-use pvblk_export::xenbus::{
-    BackendNegotiation, BackendOffers, Change, Connector, FrontKeys, KeyMap, MAX_BYTES, MAX_KEYS,
-    Store, XenbusState, check_key, parse_front_keys, parse_offers, parse_properties,
+use pvblk_export::xenbus::{BackendNegotiation, Connector};
+use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::local::{Frame, MAX_FRAME};
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::{
+    BackendOffers, Change, FrontKeys, KeyMap, MAX_BYTES, MAX_KEYS, Store, XenbusState, check_key,
+    parse_front_keys, parse_offers, parse_properties,
 };
-use pvblk_frontend::DiskProperties;
-use pvblk_ring::RingSize;
 use std::collections::BTreeSet;
 
 /// The target.

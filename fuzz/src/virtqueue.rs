@@ -6,9 +6,10 @@ use arbitrary::{Result, Unstructured};
 use pvblk_backend::{PullBatch, RequestSource, SourceEnd};
 use pvblk_block::{Completion, Readiness, Region, Request, Status};
 use pvblk_export::vhost_user::memory::GuestMemory;
-use pvblk_export::vhost_user::request::Offered;
-use pvblk_export::vhost_user::virtqueue::{Place, Virtqueue};
+use pvblk_export::vhost_user::virtqueue::Virtqueue;
 use pvblk_export::vhost_user::{Shared, VhostQueueParts, VhostSource};
+use pvblk_protocol::virtio::Offered;
+use pvblk_protocol::virtio::Place;
 use std::sync::Arc;
 
 const ID: [u8; 20] = *b"the name of the disk";

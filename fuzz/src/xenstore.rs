@@ -1,7 +1,7 @@
 //! Target `xenstore`: what comes from xenstore's side: messages in pieces of any size, their texts, and names of devices.
 
 use pvblk_export::xen::node::{Node, device_name, parse_device};
-use pvblk_export::xen::wire::{HEAD, Head, MAX_PAYLOAD, Message, take_message, texts};
+use pvblk_protocol::xenstore::{HEAD, Head, MAX_PAYLOAD, Message, take_message, texts};
 
 /// The target. The first byte says how large the pieces are.
 pub fn xenstore(data: &[u8]) {

@@ -2,7 +2,9 @@
 
 use crate::grants::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::{Op, Request, RequestFlags};
-use pvblk_ring::wire::{self, Entry, SECTORS_PER_PAGE, SEGMENTS_PER_INDIRECT_PAGE, Segment};
+use pvblk_protocol::blkif::wire::{
+    self, Entry, SECTORS_PER_PAGE, SEGMENTS_PER_INDIRECT_PAGE, Segment,
+};
 use zerocopy::IntoBytes;
 
 /// Which rule of blkif.h a request broke.

@@ -4,7 +4,7 @@ mod support;
 
 use pvblk_backend::{Pulled, RequestSource, SourceEnd};
 use pvblk_block::{Completion, Op, Request, RequestFlags, Status};
-use pvblk_ring::wire::{
+use pvblk_protocol::blkif::wire::{
     DISCARD_SECURE, DiscardRequest, IndirectRequest, OP_DISCARD, OP_FLUSH, OP_INDIRECT, OP_READ,
     OP_WRITE, OP_WRITE_BARRIER, RSP_EOPNOTSUPP, RSP_ERROR, RSP_OKAY, RequestHeader, Segment,
 };

@@ -7,8 +7,8 @@
 //! device so that the next one can connect; a last case `vanish` can't. A case that doesn't go as it must ends the program with 1.
 
 use pvblk_export::xen::Xenstore;
-use pvblk_ring::FrontRing;
-use pvblk_ring::wire::{
+use pvblk_protocol::blkif::FrontRing;
+use pvblk_protocol::blkif::wire::{
     ENTRY_SIZE, OP_READ, OP_WRITE, RSP_ERROR, RSP_OKAY, RequestHeader, Response, Segment,
 };
 use pvblk_sys::xen::{EventPort, GrantAllocator, GrantedPage};

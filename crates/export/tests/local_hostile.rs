@@ -3,9 +3,9 @@
 mod local_support;
 
 use local_support::*;
-use pvblk_export::local::frame::Frame;
 use pvblk_export::local::{ConnectOptions, connect};
-use pvblk_export::xenbus::Change;
+use pvblk_protocol::local::Frame;
+use pvblk_protocol::xenbus::Change;
 use pvblk_sys::{EventFd, PAGE_SIZE, create_sealed};
 use std::os::fd::AsFd;
 use std::time::Duration;

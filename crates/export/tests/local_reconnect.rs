@@ -5,7 +5,7 @@ mod local_support;
 
 use local_support::*;
 use pvblk_export::local::{ConnectOptions, LocalServer, connect};
-use pvblk_ring::grant::GrantEntry;
+use pvblk_protocol::blkif::grant::GrantEntry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

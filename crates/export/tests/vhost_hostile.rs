@@ -2,8 +2,8 @@
 
 mod vhost_support;
 
-use pvblk_export::vhost_user::driver::{Driver, flags};
-use pvblk_export::vhost_user::proto::{Code, InflightArea, MemoryRegion, VringAddr};
+use pvblk_protocol::vhost_user::{Code, InflightArea, MemoryRegion, VringAddr};
+use pvblk_protocol::virtio::{Driver, flags};
 use pvblk_sys::EventFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fmt::Write as _;

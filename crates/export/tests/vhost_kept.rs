@@ -2,7 +2,7 @@
 
 mod vhost_support;
 
-use pvblk_export::vhost_user::proto::{Code, InflightArea, message};
+use pvblk_protocol::vhost_user::{Code, InflightArea, message};
 use pvblk_sys::fdpass;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, ftruncate, memfd_create};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

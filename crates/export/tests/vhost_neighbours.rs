@@ -2,7 +2,7 @@
 
 mod vhost_support;
 
-use pvblk_export::vhost_user::proto::{Code, MemoryRegion, SingleRegion};
+use pvblk_protocol::vhost_user::{Code, MemoryRegion, SingleRegion};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,10 +2,8 @@
 
 mod vhost_support;
 
-use pvblk_export::vhost_user::driver::Driver;
-use pvblk_export::vhost_user::proto::{
-    Code, ConfigHead, MemoryRegion, SingleRegion, features, flags,
-};
+use pvblk_protocol::vhost_user::{Code, ConfigHead, MemoryRegion, SingleRegion, features, flags};
+use pvblk_protocol::virtio::Driver;
 use pvblk_sys::{Region, fdpass};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

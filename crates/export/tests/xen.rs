@@ -3,8 +3,8 @@
 mod xen_support;
 
 use pvblk_export::xen::MAX_PERSISTENT;
-use pvblk_export::xenbus::XenbusState;
-use pvblk_ring::wire::{OP_READ, OP_WRITE, RSP_OKAY, Segment};
+use pvblk_protocol::blkif::wire::{OP_READ, OP_WRITE, RSP_OKAY, Segment};
+use pvblk_protocol::xenbus::XenbusState;
 use pvblk_sys::PAGE_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

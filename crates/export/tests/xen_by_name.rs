@@ -4,8 +4,8 @@
 mod xen_support;
 
 use pvblk_export::xen::node::Node;
-use pvblk_export::xen::wire::Operation;
-use pvblk_ring::wire::OP_WRITE;
+use pvblk_protocol::blkif::wire::OP_WRITE;
+use pvblk_protocol::xenstore::Operation;
 use xen_support::*;
 
 const XVDA: u32 = 51712;

@@ -3,7 +3,7 @@
 
 mod xen_support;
 
-use pvblk_ring::wire::OP_WRITE;
+use pvblk_protocol::blkif::wire::OP_WRITE;
 use std::sync::atomic::Ordering;
 use xen_support::*;
 

@@ -5,10 +5,12 @@ mod xen_support;
 
 use pvblk_backend::{BlkifQueueParts, BlkifSource, Pressure, RequestSource};
 use pvblk_block::Readiness;
-use pvblk_export::xen::wire::Operation;
 use pvblk_export::xen::{CutOff, Hypervisor, XenMapper};
-use pvblk_ring::BackRing;
-use pvblk_ring::wire::{ENTRY_SIZE, OP_FLUSH, OP_READ, OP_WRITE, RSP_ERROR, RSP_OKAY, Segment};
+use pvblk_protocol::blkif::BackRing;
+use pvblk_protocol::blkif::wire::{
+    ENTRY_SIZE, OP_FLUSH, OP_READ, OP_WRITE, RSP_ERROR, RSP_OKAY, Segment,
+};
+use pvblk_protocol::xenstore::Operation;
 use pvblk_sys::PAGE_SIZE;
 use pvblk_sys::xen::CopyDirection;
 use std::sync::Arc;

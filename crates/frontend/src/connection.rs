@@ -4,12 +4,13 @@ use crate::durability::Durability;
 use crate::frames::Frames;
 use crate::hardware_queue::{HardwareQueue, QueueSetup, SharedQueue, has_flush, most_segments};
 use crate::owners::{self, Completions};
-use crate::parts::{DiskProperties, FrontParts};
+use crate::parts::FrontParts;
 use crate::plug::{MergeLimits, MergePolicy};
 use crate::segments::GrantedMemory;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Error, ErrorKind, Region};
+use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_sys::{EventFd, PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -318,7 +319,7 @@ impl<M: MergePolicy> Link<M> {
             return Err(Error::config("a connection on other memory"));
         }
         let (before, now) = (old.properties, parts.properties);
-        if let Some(why) = before.unlike(&now) {
+        if let Some(why) = unlike(&before, &now) {
             return Err(Error::config(format!(
                 "{}: it isn't the disk that it was: {why}",
                 parts.name
@@ -350,28 +351,26 @@ impl<M: MergePolicy> Link<M> {
     }
 }
 
-impl DiskProperties {
-    /// What `next` can't do that was promised with this one; `None` if it can take its place.
-    fn unlike(&self, next: &DiskProperties) -> Option<String> {
-        let said = |what: &str, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
-            Some(format!("{what} was {a} and is {b}"))
-        };
-        if self.contents_mark != next.contents_mark {
-            return Some("what it held is lost (its server keeps it in memory only)".into());
-        }
-        if self.sector_size != next.sector_size {
-            return said("sector-size", &self.sector_size, &next.sector_size);
-        }
-        if next.read_only && !self.read_only {
-            return Some("it is read-only now".into());
-        }
-        if has_flush(self) && !has_flush(next) {
-            return Some("it can't flush any more".into());
-        }
-        let (before, now) = (most_segments(self), most_segments(next));
-        if now < before {
-            return said("most segments of a request", &before, &now);
-        }
-        None
+/// What `next` can't do that was promised with `before`; `None` if it can take its place.
+fn unlike(before: &DiskProperties, next: &DiskProperties) -> Option<String> {
+    let said = |what: &str, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
+        Some(format!("{what} was {a} and is {b}"))
+    };
+    if before.contents_mark != next.contents_mark {
+        return Some("what it held is lost (its server keeps it in memory only)".into());
     }
+    if before.sector_size != next.sector_size {
+        return said("sector-size", &before.sector_size, &next.sector_size);
+    }
+    if next.read_only && !before.read_only {
+        return Some("it is read-only now".into());
+    }
+    if has_flush(before) && !has_flush(next) {
+        return Some("it can't flush any more".into());
+    }
+    let (most, now) = (most_segments(before), most_segments(next));
+    if now < most {
+        return said("most segments of a request", &most, &now);
+    }
+    None
 }

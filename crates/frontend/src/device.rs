@@ -3,7 +3,7 @@
 use crate::connection::{Link, max_sectors};
 use crate::frames::Frames;
 use crate::hardware_queue::has_flush;
-use crate::parts::{DiskProperties, FrontParts};
+use crate::parts::FrontParts;
 use crate::plug::{InBatch, MergePolicy};
 use crate::software_queue::SoftwareQueue;
 use crate::statistics::Statistics;
@@ -12,6 +12,7 @@ use pvblk_block::{
     BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,
     EventHub, Limits, QueueContext,
 };
+use pvblk_protocol::xenbus::DiskProperties;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

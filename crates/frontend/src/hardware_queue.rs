@@ -4,15 +4,17 @@ use crate::connection::Trouble;
 use crate::durability::{Coverage, Durability};
 use crate::frames::Frames;
 use crate::owners::Owners;
-use crate::parts::DiskProperties;
 use crate::plug::{MergeLimits, MergePolicy, Merged};
 use crate::segments::{GrantedMemory, copy_bounce};
 use crate::statistics::{Counting, Statistics};
 use parking_lot::Mutex;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
-use pvblk_ring::wire::{self, DiscardRequest, IndirectRequest, RequestHeader, Response, Segment};
-use pvblk_ring::{EventChannel, FrontRing};
+use pvblk_protocol::blkif::wire::{
+    self, DiscardRequest, IndirectRequest, RequestHeader, Response, Segment,
+};
+use pvblk_protocol::blkif::{EventChannel, FrontRing};
+use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_sys::PAGE_SIZE;
 use std::collections::VecDeque;
 use std::marker::PhantomData;

@@ -32,6 +32,6 @@ mod software_queue;
 mod statistics;
 
 pub use device::Frontend;
-pub use parts::{DiskProperties, FrontParts, FrontQueueParts, Granter};
+pub use parts::{FrontParts, FrontQueueParts, Granter};
 pub use plug::{InBatch, MergeLimits, MergePolicy, Merged};
 pub use statistics::Statistics;

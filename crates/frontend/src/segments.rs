@@ -3,7 +3,7 @@
 use crate::frames::Frames;
 use crate::parts::Granter;
 use pvblk_block::{Buffer, Request};
-use pvblk_ring::wire::Segment;
+use pvblk_protocol::blkif::wire::Segment;
 use pvblk_sys::{PAGE_SIZE, gather, scatter, total_len};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

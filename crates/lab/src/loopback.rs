@@ -5,9 +5,10 @@
 
 use pvblk_backend::{Access, BlkifQueueParts, GrantError, GrantMapper};
 use pvblk_block::{BlockDevice, Buffer, Error, Region};
-use pvblk_frontend::{DiskProperties, FrontParts, FrontQueueParts, Granter};
-use pvblk_ring::grant::RESERVED_GRANTS;
-use pvblk_ring::{BackRing, EventFdChannel, FrontRing, RingSize};
+use pvblk_frontend::{FrontParts, FrontQueueParts, Granter};
+use pvblk_protocol::blkif::grant::RESERVED_GRANTS;
+use pvblk_protocol::blkif::{BackRing, EventFdChannel, FrontRing, RingSize};
+use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_sys::{PAGE_SIZE, PeerEvent, create_sealed};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

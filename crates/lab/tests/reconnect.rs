@@ -7,7 +7,7 @@ use pvblk_block::{
 };
 use pvblk_frontend::{FrontParts, Frontend};
 use pvblk_lab::loopback::{Loopback, LoopbackMemory};
-use pvblk_ring::wire::{self, Entry};
+use pvblk_protocol::blkif::wire::{self, Entry};
 use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 use pvblk_backend::{Backend, BackendOptions, Disk, FLOOR_PAGES_PER_WORKER, Pressure};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::local::{ConnectOptions, Keeper, KeeperEvent, connect};
-use pvblk_export::nbd::NbdAddr;
 use pvblk_frontend::Frontend;
+use pvblk_protocol::nbd::NbdAddr;
 use std::sync::Arc;
 use std::time::Duration;
 

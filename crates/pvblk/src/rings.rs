@@ -4,8 +4,9 @@ use crate::config::ServeConfig;
 use crate::hub::Hub;
 use pvblk_backend::{BlkifQueueParts, Fence, Pressure};
 use pvblk_block::{BlockDevice, Error};
-use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended, attach_queues};
-use pvblk_ring::RingSize;
+use pvblk_export::xenbus::{Attachment, DiskHost, Ended, attach_queues};
+use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::xenbus::BackendOffers;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

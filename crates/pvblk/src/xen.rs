@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use pvblk_export::xen::node::{Node, device_name, parse_device};
 use pvblk_export::xen::toolstack::{Listed, Toolstack};
-use pvblk_export::xenbus::XenbusState;
+use pvblk_protocol::xenbus::XenbusState;
 use std::fmt::Display;
 use std::io::Write;
 use std::time::Duration;

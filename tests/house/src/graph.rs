@@ -30,12 +30,15 @@ pub struct Dependency {
 pub const ALLOWED: &[(&str, &[&str])] = &[
     ("pvblk-sys", &[]),
     ("pvblk-block", &["pvblk-sys"]),
-    ("pvblk-ring", &["pvblk-sys"]),
+    ("pvblk-protocol", &["pvblk-sys", "pvblk-block"]),
     (
         "pvblk-frontend",
-        &["pvblk-sys", "pvblk-block", "pvblk-ring"],
+        &["pvblk-sys", "pvblk-block", "pvblk-protocol"],
     ),
-    ("pvblk-backend", &["pvblk-sys", "pvblk-block", "pvblk-ring"]),
+    (
+        "pvblk-backend",
+        &["pvblk-sys", "pvblk-block", "pvblk-protocol"],
+    ),
     ("pvblk-cache", &["pvblk-sys", "pvblk-block"]),
     ("pvblk-raid5", &["pvblk-sys", "pvblk-block"]),
     (
@@ -48,7 +51,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "pvblk-sys",
             "pvblk-block",
-            "pvblk-ring",
+            "pvblk-protocol",
             "pvblk-frontend",
             "pvblk-backend",
         ],
@@ -58,7 +61,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "pvblk-sys",
             "pvblk-block",
-            "pvblk-ring",
+            "pvblk-protocol",
             "pvblk-frontend",
             "pvblk-backend",
             "pvblk-cache",
@@ -73,6 +76,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "pvblk-sys",
             "pvblk-block",
+            "pvblk-protocol",
             "pvblk-frontend",
             "pvblk-volume",
             "pvblk-export",
@@ -83,7 +87,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "pvblk-sys",
             "pvblk-block",
-            "pvblk-ring",
+            "pvblk-protocol",
             "pvblk-frontend",
             "pvblk-backend",
             "pvblk-cache",
@@ -99,7 +103,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "pvblk-sys",
             "pvblk-block",
-            "pvblk-ring",
+            "pvblk-protocol",
             "pvblk-frontend",
             "pvblk-backend",
             "pvblk-cache",
@@ -203,7 +207,7 @@ mod tests {
     fn the_plan_passes() {
         let edges = [
             ("pvblk-block", "pvblk-sys", None),
-            ("pvblk-frontend", "pvblk-ring", None),
+            ("pvblk-frontend", "pvblk-protocol", None),
             ("pvblk-export", "pvblk-backend", None),
             ("pvblk-lab", "pvblk-volume", None),
             ("pvblk-lab", "pvblk-bench", None),
@@ -232,8 +236,8 @@ mod tests {
     fn upward_edges_are_found() {
         for (from, to) in [
             ("pvblk-sys", "pvblk-block"),
-            ("pvblk-ring", "pvblk-block"),
-            ("pvblk-block", "pvblk-ring"),
+            ("pvblk-protocol", "pvblk-backend"),
+            ("pvblk-block", "pvblk-protocol"),
             ("pvblk-volume", "pvblk-backend"),
             ("pvblk-export", "pvblk-volume"),
             ("pvblk-backend", "pvblk-export"),

@@ -3,9 +3,9 @@
 use parking_lot::Mutex;
 use pvblk_backend::{Access, BlkifQueueParts, BlkifSource, GrantError, GrantMapper, PageUse};
 use pvblk_block::Buffer;
-use pvblk_ring::grant::{GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
-use pvblk_ring::wire::Segment;
-use pvblk_ring::{BackRing, EventFdChannel, FrontRing};
+use pvblk_protocol::blkif::grant::{GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
+use pvblk_protocol::blkif::wire::Segment;
+use pvblk_protocol::blkif::{BackRing, EventFdChannel, FrontRing};
 use pvblk_sys::{PAGE_SIZE, PeerEvent, Region, create_sealed};
 use std::os::fd::AsFd;
 use std::sync::Arc;

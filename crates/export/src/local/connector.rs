@@ -3,13 +3,14 @@
 use super::mapper::LocalMapper;
 use super::memory::{GuestMemory, MappingBudget};
 use crate::xenbus::serving::{Serves, Serving};
-use crate::xenbus::{Connector, DiskHost, FrontKeys, Inbox, MAX_QUEUES};
+use crate::xenbus::{Connector, DiskHost, Inbox};
 use parking_lot::Mutex;
 use pvblk_backend::BlkifQueueParts;
 use pvblk_block::Error;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_frontend::DiskProperties;
-use pvblk_ring::{BackRing, EventFdChannel};
+use pvblk_protocol::blkif::{BackRing, EventFdChannel};
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::{FrontKeys, MAX_QUEUES};
 use pvblk_sys::{Closer, PeerEvent, PeerFd};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

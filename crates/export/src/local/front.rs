@@ -1,16 +1,17 @@
 //! Connecting to a disk of a local server.
 
-use super::frame::{Frame, MAX_NAME};
 use super::front_memory::{FrontMemory, LocalResources};
 use super::link::FrontLink;
 use super::socket::{self, Received};
 use super::store::SocketStore;
 use crate::socket_file::{SocketType, dial};
-use crate::xenbus::number::sentence;
-use crate::xenbus::{FrontEvent, FrontPersonality, FrontWishes, FrontendNegotiation, MAX_QUEUES};
+use crate::xenbus::{FrontEvent, FrontPersonality, FrontWishes, FrontendNegotiation};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_frontend::FrontParts;
-use pvblk_ring::RingSize;
+use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::local::{Frame, MAX_NAME};
+use pvblk_protocol::xenbus::MAX_QUEUES;
+use pvblk_protocol::xenbus::number::sentence;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

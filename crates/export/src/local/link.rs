@@ -1,13 +1,14 @@
 //! A local front end's link to its back end, after it is Connected.
 
-use super::frame::Frame;
 use super::front::{ConnectTarget, ControlSession};
 use super::socket::{self, Received};
-use crate::xenbus::number::sentence;
-use crate::xenbus::{FrontEvent, FrontResources, QueueKeys};
+use crate::xenbus::{FrontEvent, FrontResources};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_frontend::FrontParts;
-use pvblk_ring::RingSize;
+use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::local::Frame;
+use pvblk_protocol::xenbus::QueueKeys;
+use pvblk_protocol::xenbus::number::sentence;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@ use super::memory::{GuestMemory, MappingBudget, MappingShare, runs};
 use pvblk_backend::{Access, GrantError, GrantMapper};
 use pvblk_block::memory::Gauge;
 use pvblk_block::{Buffer, Error, ErrorKind};
-use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GrantEntry};
+use pvblk_protocol::blkif::grant::{GRANT_ENTRY_SIZE, GrantEntry};
 use pvblk_sys::{PAGE_SIZE, Region};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -112,7 +112,7 @@ impl GrantMapper for LocalMapper {
 mod tests {
     use super::*;
     use pvblk_block::memory::MemoryKind;
-    use pvblk_ring::grant::RESERVED_GRANTS;
+    use pvblk_protocol::blkif::grant::RESERVED_GRANTS;
 
     /// A memory of 8 frames, the first of them the table, and the owner's mapping of it.
     fn mapper() -> (Region, GuestMemory, Arc<MappingBudget>, LocalMapper) {

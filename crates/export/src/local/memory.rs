@@ -1,7 +1,7 @@
 //! A front end's memory in the back end: checked, and mapped within a budget.
 
 use pvblk_block::{Error, ErrorKind};
-use pvblk_ring::grant::GRANTS_PER_PAGE;
+use pvblk_protocol::blkif::grant::GRANTS_PER_PAGE;
 use pvblk_sys::{PAGE_SIZE, PeerFd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -2,7 +2,6 @@
 
 use super::connection::Connection;
 use super::connector::{LocalConnector, LocalServerContext};
-use super::frame::Frame;
 use super::memory::MappingBudget;
 use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
@@ -11,6 +10,7 @@ use crate::xenbus::{ConnectionEvent, DiskHost, Inbox};
 use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{Error, ErrorKind};
+use pvblk_protocol::local::Frame;
 use pvblk_sys::Poller;
 use std::collections::HashMap;
 use std::os::fd::AsFd;

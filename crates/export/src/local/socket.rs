@@ -1,8 +1,8 @@
 //! Sending and receiving messages, with a deadline.
 
-use super::frame::{Frame, MAX_FRAME};
-use crate::xenbus::number::sentence;
 use pvblk_block::{Error, ErrorKind};
+use pvblk_protocol::local::{Frame, MAX_FRAME};
+use pvblk_protocol::xenbus::number::sentence;
 use pvblk_sys::{Closer, PeerFd, Poller, fdpass};
 use std::io;
 use std::os::fd::BorrowedFd;

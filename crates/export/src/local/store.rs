@@ -1,9 +1,9 @@
 //! The two directories of a handshake, over a socket.
 
-use super::frame::Frame;
 use super::socket;
-use crate::xenbus::{Change, KeyMap, Store};
 use pvblk_block::Error;
+use pvblk_protocol::local::Frame;
+use pvblk_protocol::xenbus::{Change, KeyMap, Store};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;

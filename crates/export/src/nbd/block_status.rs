@@ -1,7 +1,7 @@
 //! `NBD_CMD_BLOCK_STATUS` for the context `base:allocation`.
 
-use super::proto::{BASE_ALLOCATION_ID, STATE_HOLE, STATE_ZERO};
 use pvblk_block::{BlockDevice, Error, Extent, ExtentKind, SECTOR};
+use pvblk_protocol::nbd::{BASE_ALLOCATION_ID, STATE_HOLE, STATE_ZERO};
 
 /// Most extents of one reply; a client asks again for the rest.
 const MAX_EXTENTS: usize = 1024;

@@ -1,7 +1,7 @@
 //! Every field and negotiated flag of a request is checked here before anything is done with it.
 
-use super::proto::{Command, MAX_PAYLOAD, NbdRequest, cflag, err, tflag};
 use pvblk_block::SECTOR;
+use pvblk_protocol::nbd::{Command, MAX_PAYLOAD, NbdRequest, cflag, err, tflag};
 
 /// What a connection negotiated and its device allows now.
 #[derive(Clone, Copy, Debug)]
@@ -116,8 +116,8 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nbd::proto::transmission_flags;
     use pvblk_block::Limits;
+    use pvblk_protocol::nbd::transmission_flags;
 
     fn terms(limits: Limits, structured: bool) -> Terms {
         let f = transmission_flags(&limits, structured);

@@ -15,14 +15,14 @@ mod reply;
 mod slot;
 mod uri;
 
-use super::NbdAddr;
-use super::proto::tflag;
 use hello::{Terms, negotiate};
 use parking_lot::Mutex;
 use pvblk_block::{
     BlockDevice, Capabilities, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
     QueueContext, SECTOR,
 };
+use pvblk_protocol::nbd::NbdAddr;
+use pvblk_protocol::nbd::tflag;
 use queue::NbdQueue;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;

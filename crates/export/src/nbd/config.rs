@@ -51,7 +51,7 @@ impl NbdConfig {
     /// The bytes in flight within their bounds.
     pub(super) fn bounded_in_flight(&self) -> usize {
         // The largest request may begin and end inside blocks.
-        let one = super::proto::MAX_PAYLOAD as usize + 2 * 4096;
+        let one = pvblk_protocol::nbd::MAX_PAYLOAD as usize + 2 * 4096;
         self.max_in_flight_bytes.max(one)
     }
 }

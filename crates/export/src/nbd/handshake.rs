@@ -1,12 +1,13 @@
 //! Fixed newstyle negotiation as a state machine fed with bytes: no I/O, so that it can be driven alone.
 
 use super::options::{self, Refusal};
-use super::proto::{
-    self, BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, opt, rep,
-    u32_at, u64_at,
-};
 use pvblk_backend::Disk;
 use pvblk_block::{BlockDevice, Error, SECTOR};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{
+    BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, opt, rep, u32_at,
+    u64_at,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@
 //!
 //! [`NbdServer`] listens and negotiates on short-lived threads, then hands each connection over as a
 //! [`NbdSource`]. What touches bytes from a client is free of I/O and can be driven alone:
-//! [`Handshake`], [`proto::parse_request`], [`check::check`].
+//! [`Handshake`], [`pvblk_protocol::nbd::parse_request`], [`check::check`].
 //!
 //! [`NbdClient`] is the other side: an export of any server as a block device.
 //!
@@ -23,7 +23,6 @@ mod config;
 mod handshake;
 mod listener;
 mod options;
-pub mod proto;
 mod receive;
 mod reply;
 mod server;
@@ -37,7 +36,6 @@ mod window;
 pub use client::{NbdClient, NbdClientConfig, NbdUri};
 pub use config::NbdConfig;
 pub use handshake::{Door, ExportInfo, ExportTable, Handshake, Negotiated, Step};
-pub use listener::NbdAddr;
 pub use server::{Deliver, NbdServer};
 pub use shares::Shares;
 pub use source::NbdSource;

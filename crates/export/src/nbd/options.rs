@@ -1,9 +1,10 @@
 //! Payloads of options and their replies; pure.
 
-use super::proto::{
-    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, MAX_STRING, OPTION_REPLY_MAGIC, info, rep, u32_at,
-};
 use pvblk_block::{BlockDevice, SECTOR};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, MAX_STRING, OPTION_REPLY_MAGIC, info, rep, u32_at,
+};
 
 /// Why an option's payload is refused: an option reply error ([`rep`]).
 pub(super) type Refusal = u32;

@@ -1,7 +1,7 @@
 //! Bytes received and not yet understood.
 
-use super::proto::REQUEST_BYTES;
 use pvblk_block::Buffer;
+use pvblk_protocol::nbd::REQUEST_BYTES;
 use pvblk_sys::socket;
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,8 +1,9 @@
 //! Replies that wait to be sent, and sending them in as few calls as possible.
 
-use super::proto::{self, CHUNK_BYTES, chunk};
 use super::slots::Slots;
 use super::window::Window;
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{CHUNK_BYTES, chunk};
 use pvblk_sys::socket::{self, Part};
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -2,12 +2,13 @@
 
 use super::config::NbdConfig;
 use super::handshake::{Door, ExportTable, Handshake, Negotiated, Step};
-use super::listener::{Listener, NbdAddr, Peer, Stream};
+use super::listener::{Listener, Peer, Stream};
 use super::shares::Ticket;
 use super::source::NbdSource;
 use parking_lot::Mutex;
 use pvblk_backend::{RequestSource, Seldom, seldom};
 use pvblk_block::Error;
+use pvblk_protocol::nbd::NbdAddr;
 use pvblk_sys::{EventFd, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};

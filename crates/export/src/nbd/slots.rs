@@ -1,7 +1,7 @@
 //! Requests of the client on their way, and how one becomes several for a device with narrow limits.
 
-use super::proto::{Command, NbdRequest};
 use pvblk_block::{Buffer, Limits, Op, Request, RequestFlags, SECTOR, Status};
+use pvblk_protocol::nbd::{Command, NbdRequest};
 
 /// One request of the client.
 pub(super) struct Slot {

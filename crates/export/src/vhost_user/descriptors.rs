@@ -4,8 +4,8 @@
 //! of anything that another descriptor can wait in: no socket that isn't connected or that has something to read. Memory files and
 //! eventfds hold nothing.
 
-use super::proto::Code;
 use pvblk_block::Error;
+use pvblk_protocol::vhost_user::Code;
 use pvblk_sys::PeerFd;
 use rustix::net::{AddressFamily, Shutdown, SocketType, shutdown, sockopt};
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -10,11 +10,11 @@
 //! A batch of answers is chained through `next` before the used index moves, and marked as over afterwards. A crash between leaves
 //! `used_index` behind the ring's, and the chain says which marks are stale.
 
-use super::proto::InflightArea;
 use super::unflushed::{Marks, Unflushed, tail_bytes};
 use super::virtqueue::Broken;
 use pvblk_backend::Losses;
 use pvblk_block::{Error, ErrorKind, Region};
+use pvblk_protocol::vhost_user::InflightArea;
 use pvblk_sys::{PAGE_SIZE, PeerFd, create_sealed, guarded_file};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -3,10 +3,11 @@
 //! A region is mapped once, when the first queue needs it, and each queue has a reference count of its own for it: every buffer
 //! counts its region's users, and one counter for all queues would be the cache line that every CPU writes to.
 
-use super::proto::MemoryRegion;
 use super::shares::Seat;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Buffer, Error, ErrorKind, Region};
+use pvblk_protocol::vhost_user::MemoryRegion;
+use pvblk_protocol::virtio::Driver;
 use pvblk_sys::{PAGE_SIZE, PeerFd, guarded_file};
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
@@ -179,6 +180,11 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
+    /// The memory of a driver that is ours: for tests.
+    pub fn of_driver(driver: &Driver) -> GuestMemory {
+        GuestMemory::of_regions(vec![(driver.guest(), Arc::clone(driver.region()))])
+    }
+
     /// Memory of ours at these guest addresses (user addresses are the same), sorted and apart: for tests and fuzzing.
     pub fn of_regions(regions: Vec<(u64, Arc<Region>)>) -> GuestMemory {
         let regions = regions

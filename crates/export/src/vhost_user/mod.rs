@@ -9,19 +9,16 @@
 //! request's data are [`Buffer`](pvblk_block::Buffer)s in the guest's own pages. States, invariants and what happens when
 //! something goes wrong: decision 13.
 //!
-//! The bytes of the socket are in [`proto`], those of the rings in [`virtqueue`], those of requests in [`request`]; no other
+//! The bytes of the socket are in [`pvblk_protocol::vhost_user`], those of the rings in [`virtqueue`], those of requests in [`request`]; no other
 //! module interprets what a peer wrote.
 
 mod areas;
 mod bucket;
 mod client;
-pub mod config;
 mod descriptors;
-pub mod driver;
 mod host;
 pub mod inflight;
 pub mod memory;
-pub mod proto;
 pub mod request;
 mod ring;
 mod server;

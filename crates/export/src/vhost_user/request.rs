@@ -3,18 +3,16 @@
 use super::memory::GuestMemory;
 use super::virtqueue::{Broken, Descriptor};
 use pvblk_block::{Buffer, Op, Request, RequestFlags, SECTOR};
+use pvblk_protocol::virtio::{ID, Offered};
 use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
-    VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
-    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+    VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
+    VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 
 /// Bytes of a request's head: type, priority, sector.
 pub const HEAD: usize = 16;
 /// Bytes of a discard's or write-zeroes' range: sector, sectors, flags.
 pub const RANGE: usize = 16;
-/// Bytes of a disk's name for GET_ID.
-pub const ID: usize = VIRTIO_BLK_ID_BYTES as usize;
 
 /// Which rule of virtio-blk a request broke. It has a status byte, so it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,15 +47,6 @@ impl Bad {
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Bad::UnknownType(_) | Bad::RangeFlags(_))
     }
-}
-
-/// What was offered, as far as requests depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offered {
-    /// VIRTIO_BLK_F_DISCARD.
-    pub discard: bool,
-    /// VIRTIO_BLK_F_WRITE_ZEROES.
-    pub write_zeroes: bool,
 }
 
 /// What a chain asks for.

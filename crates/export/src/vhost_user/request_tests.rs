@@ -1,9 +1,9 @@
 //! One test for each rule of virtio-blk, and what good requests become.
 
-use super::super::driver::Driver;
 use super::super::virtqueue::Virtqueue;
 use super::*;
 use pvblk_block::Region;
+use pvblk_protocol::virtio::Driver;
 use std::sync::Arc;
 
 const GUEST: u64 = 0x10000;
@@ -26,7 +26,7 @@ fn run(
 ) -> (Result<Chain, Broken>, Box<Request>) {
     d.build(0, kind, 8, pieces, false);
     let mut queue = Virtqueue::new(d.place(), 16, 0, false, true);
-    let (mut chain, memory) = (Vec::new(), d.memory());
+    let (mut chain, memory) = (Vec::new(), GuestMemory::of_driver(d));
     queue.chain(0, &memory, &mut chain).unwrap();
     let mut request = Request::new(Op::Flush, 0, 0, 0);
     let parsed = parse(&chain, &memory, offered, &mut request);
@@ -111,9 +111,11 @@ fn a_request_without_a_status_byte() {
     d.descriptor(0, d.head(0, 4, 0), 16, 0, 0);
     let mut queue = Virtqueue::new(d.place(), 16, 0, false, true);
     let mut chain = Vec::new();
-    queue.chain(0, &d.memory(), &mut chain).unwrap();
+    queue
+        .chain(0, &GuestMemory::of_driver(&d), &mut chain)
+        .unwrap();
     let mut request = Request::new(Op::Flush, 0, 0, 0);
-    let parsed = parse(&chain, &d.memory(), ALL, &mut request);
+    let parsed = parse(&chain, &GuestMemory::of_driver(&d), ALL, &mut request);
     assert_eq!(parsed.unwrap_err(), Broken::NoStatus);
 }
 
@@ -125,9 +127,11 @@ fn a_truncated_head() {
     d.descriptor(1, d.status_at(0), 1, 2, 0);
     let mut queue = Virtqueue::new(d.place(), 16, 0, false, true);
     let mut chain = Vec::new();
-    queue.chain(0, &d.memory(), &mut chain).unwrap();
+    queue
+        .chain(0, &GuestMemory::of_driver(&d), &mut chain)
+        .unwrap();
     let mut request = Request::new(Op::Flush, 0, 0, 0);
-    let parsed = parse(&chain, &d.memory(), ALL, &mut request).unwrap();
+    let parsed = parse(&chain, &GuestMemory::of_driver(&d), ALL, &mut request).unwrap();
     assert_eq!(parsed.asked, Err(Bad::ShortHead(15)));
 }
 
@@ -149,9 +153,11 @@ fn a_head_in_pieces_is_one_head() {
     }
     let mut queue = Virtqueue::new(d.place(), 16, 0, false, true);
     let mut chain = Vec::new();
-    queue.chain(0, &d.memory(), &mut chain).unwrap();
+    queue
+        .chain(0, &GuestMemory::of_driver(&d), &mut chain)
+        .unwrap();
     let mut request = Request::new(Op::Flush, 0, 0, 0);
-    let parsed = parse(&chain, &d.memory(), ALL, &mut request).unwrap();
+    let parsed = parse(&chain, &GuestMemory::of_driver(&d), ALL, &mut request).unwrap();
     assert_eq!(parsed.asked, Ok(Parsed::Submit));
     assert_eq!(
         (request.op, request.sector, request.sectors),
@@ -183,9 +189,11 @@ fn a_status_outside_the_memory() {
         d.descriptor(1, at, len, 2, 0);
         let mut queue = Virtqueue::new(d.place(), 16, 0, false, true);
         let mut chain = Vec::new();
-        queue.chain(0, &d.memory(), &mut chain).unwrap();
+        queue
+            .chain(0, &GuestMemory::of_driver(&d), &mut chain)
+            .unwrap();
         let mut request = Request::new(Op::Flush, 0, 0, 0);
-        let parsed = parse(&chain, &d.memory(), ALL, &mut request);
+        let parsed = parse(&chain, &GuestMemory::of_driver(&d), ALL, &mut request);
         assert_eq!(parsed.unwrap_err(), Broken::Address(at, len));
     }
 }

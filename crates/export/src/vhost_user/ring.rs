@@ -5,16 +5,18 @@
 //!                                                                └──a rule broken──▶ broken, until its base is asked for
 //! ```
 
-use super::config::{self, Offer};
 use super::host::{Detach, VhostHost};
 use super::inflight::Inflight;
 use super::memory::Regions;
-use super::proto::VringAddr;
 use super::shares::Seat;
 use super::source::{Shared, VhostQueueParts, VhostSource};
-use super::virtqueue::{MAX_ENTRIES, Place, Virtqueue};
+use super::virtqueue::{MAX_ENTRIES, Virtqueue};
 use pvblk_backend::OnEnd;
 use pvblk_block::Error;
+use pvblk_protocol::vhost_user::VringAddr;
+use pvblk_protocol::virtio as config;
+use pvblk_protocol::virtio::Offer;
+use pvblk_protocol::virtio::Place;
 use pvblk_sys::PeerEvent;
 use std::sync::Arc;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -156,7 +158,7 @@ impl Ring {
         if !matches!(self.work, Work::Idle) || around.regions.is_empty() {
             return Ok(());
         }
-        let negotiated = around.features & super::proto::F_PROTOCOL_FEATURES != 0;
+        let negotiated = around.features & pvblk_protocol::vhost_user::F_PROTOCOL_FEATURES != 0;
         let (Some(entries), Some(place), Some(kick)) = (self.entries, self.place, &self.kick)
         else {
             return Ok(());

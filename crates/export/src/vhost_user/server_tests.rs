@@ -1,9 +1,9 @@
 //! The control thread's turns, taken by the test, with a clock of its own: nothing here depends on how fast the machine is.
 
 use super::super::host::Detach;
-use super::super::proto::{Code, message};
 use super::*;
 use pvblk_backend::{OnEnd, RequestSource};
+use pvblk_protocol::vhost_user::{Code, message};
 use pvblk_sys::{PeerFd, fdpass};
 use ram_support::{Ram, RamDevice};
 use std::io::{ErrorKind as IoErrorKind, Read, Write};

@@ -1,15 +1,10 @@
 //! A connected front end: its messages, in order, and what they make of its rings.
 
 use super::areas::Areas;
-use super::config::{Offer, whole_sectors};
 use super::descriptors::{self, check_descriptors};
 use super::host::VhostHost;
 use super::inflight::{self, Inflight};
 use super::memory::{MAX_BYTES, MAX_REGIONS, Regions};
-use super::proto::{
-    self, BACKEND_CONFIG_CHANGE, Code, ConfigHead, InflightArea, MAX_CONFIG, SingleRegion,
-    VRING_NO_FD, VringAddr, VringState, flags, message, payload,
-};
 use super::ring::{Kick, Ring, Surroundings};
 use super::shares::Seat;
 use super::stream::{Message, Received, Stream};
@@ -19,6 +14,12 @@ use parking_lot::Mutex;
 use pvblk_backend::{OnEnd, Seldom, SourceEnd, seldom};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
+use pvblk_protocol::vhost_user as proto;
+use pvblk_protocol::vhost_user::{
+    BACKEND_CONFIG_CHANGE, Code, ConfigHead, InflightArea, MAX_CONFIG, SingleRegion, VRING_NO_FD,
+    VringAddr, VringState, flags, message, payload,
+};
+use pvblk_protocol::virtio::{Offer, whole_sectors};
 use pvblk_sys::{Closer, PeerEvent, PeerFd, fdpass, guarded_file, is_memory};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

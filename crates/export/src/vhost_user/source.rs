@@ -2,13 +2,14 @@
 
 use super::inflight::InflightQueue;
 use super::memory::GuestMemory;
-use super::request::{self, Bad, Chain, ID, Offered, Parsed};
+use super::request::{self, Bad, Chain, Parsed};
 use super::virtqueue::{Broken, Descriptor, Virtqueue};
 use parking_lot::Mutex;
 use pvblk_backend::{
     PullBatch, Pulled, RequestSource, Seat, Seldom, SourceEnd, SpareRequests, seldom,
 };
 use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
+use pvblk_protocol::virtio::{ID, Offered};
 use pvblk_sys::PeerEvent;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,10 +1,10 @@
 //! A source that is killed at any moment, and the next one on the same memory.
 
-use super::super::driver::Driver;
 use super::super::inflight::Inflight;
 use super::super::unflushed::Marks;
 use super::*;
 use pvblk_block::Region;
+use pvblk_protocol::virtio::Driver;
 
 const ENTRIES: u16 = 16;
 const STABLE: Marks = Marks {
@@ -36,7 +36,7 @@ impl Guest {
         VhostSource::new(VhostQueueParts {
             name: "test".into(),
             queue: Virtqueue::new(self.driver.place(), ENTRIES, used, true, true),
-            memory: self.driver.memory(),
+            memory: GuestMemory::of_driver(&self.driver),
             shared,
             kick: None,
             inflight: self.inflight.queue(0, ENTRIES),

@@ -1,7 +1,7 @@
 //! A front end's socket: messages with descriptors over a byte stream, without waiting.
 
-use super::proto::{Asked, HEADER, Header};
 use pvblk_block::{Error, ErrorKind};
+use pvblk_protocol::vhost_user::{Asked, HEADER, Header};
 use pvblk_sys::{Closer, PeerFd, fdpass};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -73,7 +73,7 @@ impl Stream {
                 Some(asked) => asked.size - self.body.len(),
                 None => HEADER - self.head.len(),
             };
-            let mut bytes = [0; super::proto::MAX_PAYLOAD];
+            let mut bytes = [0; pvblk_protocol::vhost_user::MAX_PAYLOAD];
             let closer = Some(&self.closer);
             match fdpass::recv_from_peer(self.fd.as_fd(), &mut bytes[..wanted], closer, false) {
                 Ok((0, _)) => return Ok(Received::Closed),
@@ -125,8 +125,8 @@ impl AsFd for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::proto::{Code, message};
     use super::*;
+    use pvblk_protocol::vhost_user::{Code, message};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     fn pair() -> (OwnedFd, Stream) {

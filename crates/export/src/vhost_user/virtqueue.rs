@@ -5,16 +5,13 @@
 //! rule broken here has no answer in the protocol, so it stops the queue: [`Broken`] names the rule.
 
 use super::memory::GuestMemory;
-use pvblk_block::Region;
-use std::sync::Arc;
+use pvblk_protocol::virtio::{DESCRIPTOR, Place};
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 use virtio_bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
     VRING_USED_F_NO_NOTIFY,
 };
 
-/// Bytes of a descriptor.
-const DESCRIPTOR: usize = 16;
 /// Most entries of a queue (VIRTIO 1.2, 2.7).
 pub const MAX_ENTRIES: u32 = 32768;
 /// Most descriptors of a chain in an indirect table. The specification allows no more than the queue has entries; drivers
@@ -77,24 +74,6 @@ pub struct Descriptor {
     pub len: u32,
     /// The device writes it.
     pub writable: bool,
-}
-
-/// Where a queue's parts are, each inside one region.
-pub struct Place {
-    /// Descriptor table: 16 bytes an entry, aligned to 16.
-    pub table: (Arc<Region>, usize),
-    /// Available ring: 6 bytes and 2 an entry, aligned to 2.
-    pub available: (Arc<Region>, usize),
-    /// Used ring: 6 bytes and 8 an entry, aligned to 4.
-    pub used: (Arc<Region>, usize),
-}
-
-impl Place {
-    /// Bytes of table, available and used ring.
-    pub fn lengths(entries: u16) -> (u64, u64, u64) {
-        let n = u64::from(entries);
-        (n * DESCRIPTOR as u64, 6 + n * 2, 6 + n * 8)
-    }
 }
 
 /// A queue at work.

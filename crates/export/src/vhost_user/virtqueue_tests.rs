@@ -1,7 +1,9 @@
 //! One test for each rule, on a driver that breaks it.
 
-use super::super::driver::{Driver, flags};
 use super::*;
+use pvblk_block::Region;
+use pvblk_protocol::virtio::{Driver, flags};
+use std::sync::Arc;
 
 const GUEST: u64 = 0x10000;
 
@@ -17,7 +19,7 @@ fn queue(d: &Driver, entries: u16) -> Virtqueue {
 /// Takes the chain at `head`.
 fn walk(d: &Driver, head: u16) -> Result<Vec<Descriptor>, Broken> {
     let mut out = Vec::new();
-    queue(d, 8).chain(head, &d.memory(), &mut out)?;
+    queue(d, 8).chain(head, &GuestMemory::of_driver(d), &mut out)?;
     Ok(out)
 }
 
@@ -142,7 +144,7 @@ fn an_indirect_table_that_was_not_negotiated() {
     let d = driver(8);
     d.descriptor(0, d.at(d.data_offset()), 16, flags::INDIRECT, 0);
     let mut q = Virtqueue::new(d.place(), 8, 0, false, false);
-    let result = q.chain(0, &d.memory(), &mut Vec::new());
+    let result = q.chain(0, &GuestMemory::of_driver(&d), &mut Vec::new());
     assert_eq!(result, Err(Broken::IndirectNotNegotiated));
 }
 

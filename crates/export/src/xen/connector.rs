@@ -3,12 +3,13 @@
 use super::hypervisor::Hypervisor;
 use super::mapper::{CutOff, XenMapper};
 use crate::local::MappingBudget;
+use crate::xenbus::Connector;
 use crate::xenbus::serving::{Serves, Serving};
-use crate::xenbus::{Connector, FrontKeys, QueueKeys};
 use pvblk_backend::BlkifQueueParts;
 use pvblk_block::Error;
-use pvblk_frontend::DiskProperties;
-use pvblk_ring::BackRing;
+use pvblk_protocol::blkif::BackRing;
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::{FrontKeys, QueueKeys};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

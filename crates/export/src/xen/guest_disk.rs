@@ -4,8 +4,9 @@ use super::connector::XenConnector;
 use super::node::Node;
 use super::store::NodeStore;
 use crate::xenbus::serving::{self, Serves};
-use crate::xenbus::{BackendNegotiation, ConnectionEvent, Store, XenbusState};
+use crate::xenbus::{BackendNegotiation, ConnectionEvent};
 use pvblk_block::Error;
+use pvblk_protocol::xenbus::{Store, XenbusState};
 use std::time::{Duration, Instant};
 
 /// Time after which a guest that was asked to release its disk is reported in the log, and the interval of further

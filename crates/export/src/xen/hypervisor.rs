@@ -1,6 +1,6 @@
 //! The hypervisor as a back end needs it: access to guests' pages and event channels.
 
-use pvblk_ring::EventChannel;
+use pvblk_protocol::blkif::EventChannel;
 use pvblk_sys::Region;
 use pvblk_sys::xen::{CopyDirection, EventPort, GrantCopy, GrantDevice};
 use std::io;

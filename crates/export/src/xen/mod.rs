@@ -25,7 +25,6 @@ mod server;
 mod standing;
 mod store;
 pub mod toolstack;
-pub mod wire;
 mod xenstore;
 
 pub use hypervisor::{ForeignPages, Hypervisor, LinuxXen};

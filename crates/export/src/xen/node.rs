@@ -72,7 +72,7 @@ pub fn parse_device(name: &str) -> Result<u32, Error> {
     let refuse = || {
         Error::config(format!(
             "{} is not a device; give xvda, xvdb and so on, or a number",
-            crate::xenbus::number::quote(name)
+            pvblk_protocol::xenbus::number::quote(name)
         ))
     };
     if let Some(letters) = name.strip_prefix("xvd") {

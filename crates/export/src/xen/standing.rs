@@ -13,8 +13,8 @@
 use super::node::{Node, device_name};
 use super::toolstack::{DOMAINS, free_device, make_directories};
 use super::xenstore::Xenstore;
-use crate::xenbus::number::quote;
 use pvblk_block::Error;
+use pvblk_protocol::xenbus::number::quote;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

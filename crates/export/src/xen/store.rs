@@ -1,9 +1,9 @@
 //! A disk's two directories in xenstore.
 
 use super::xenstore::Xenstore;
-use crate::xenbus::{Change, MAX_VALUE, Store};
 use parking_lot::Mutex;
 use pvblk_block::Error;
+use pvblk_protocol::xenbus::{Change, MAX_VALUE, Store};
 use std::sync::Arc;
 
 /// Access to the back end's and the front end's directory.

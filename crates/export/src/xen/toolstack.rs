@@ -3,9 +3,9 @@
 use super::node::{Node, back_ends, device_name, parse_device};
 use super::server::own_domain;
 use super::xenstore::{Transaction, Xenstore};
-use crate::xenbus::XenbusState;
-use crate::xenbus::number::{quote, sentence};
 use pvblk_block::{Error, ErrorKind};
+use pvblk_protocol::xenbus::XenbusState;
+use pvblk_protocol::xenbus::number::{quote, sentence};
 use std::time::{Duration, Instant};
 
 /// Directory of all domains.

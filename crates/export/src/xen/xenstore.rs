@@ -1,7 +1,7 @@
 //! A client of xenstore: one connection, one request at a time, and watch events in between.
 
-use super::wire::{HEAD, Head, MAX_PAYLOAD, Message, Operation, take_message, texts};
 use pvblk_block::{Error, ErrorKind};
+use pvblk_protocol::xenstore::{HEAD, Head, MAX_PAYLOAD, Message, Operation, take_message, texts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

@@ -1,11 +1,11 @@
 //! The back end's half of the handshake.
 
-use super::number::quote;
-use super::{
+use pvblk_block::Error;
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::number::quote;
+use pvblk_protocol::xenbus::{
     BackendOffers, Change, FrontKeys, Store, XenbusState, parse_front_keys, publish_properties,
 };
-use pvblk_block::Error;
-use pvblk_frontend::DiskProperties;
 
 /// Resources of a handshake: rings, event channels, the disk's queues.
 pub trait Connector {

@@ -1,15 +1,15 @@
 //! The front end's half of the handshake.
 
-use super::front_keys::RingSizeKey;
-use super::number::{quote, sentence};
-use super::offers::one_page;
-use super::{
+use pvblk_block::{Error, ErrorKind};
+use pvblk_protocol::blkif::{Abi, RingSize};
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::RingSizeKey;
+use pvblk_protocol::xenbus::number::{quote, sentence};
+use pvblk_protocol::xenbus::one_page;
+use pvblk_protocol::xenbus::{
     Change, FrontKeys, MAX_QUEUES, QueueKeys, Store, XenbusState, parse_offers, parse_properties,
     parse_sectors,
 };
-use pvblk_block::{Error, ErrorKind};
-use pvblk_frontend::DiskProperties;
-use pvblk_ring::{Abi, RingSize};
 
 /// Behaviour of the front end in the handshake; the default is a current Linux's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

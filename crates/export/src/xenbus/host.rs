@@ -1,12 +1,12 @@
 //! Interfaces that a server of blkif front ends requires of its process.
 
-use super::BackendOffers;
 use crate::vhost_user::Detach;
 use parking_lot::Mutex;
 use pvblk_backend::{
     BlkifQueueParts, BlkifSource, Fence, OnEnd, Pressure, RequestSource, SourceEnd,
 };
 use pvblk_block::{BlockDevice, Error};
+use pvblk_protocol::xenbus::BackendOffers;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
     use pvblk_block::Buffer;
-    use pvblk_ring::{BackRing, EventFdChannel};
+    use pvblk_protocol::blkif::{BackRing, EventFdChannel};
     use pvblk_sys::{PAGE_SIZE, PeerEvent, Region};
     use std::sync::atomic::AtomicBool;
 

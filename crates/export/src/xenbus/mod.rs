@@ -2,38 +2,24 @@
 //!
 //! Each end owns a directory of short text keys and reads the other's. [`BackendNegotiation`] and
 //! [`FrontendNegotiation`] are step machines: their owner calls them when the peer's directory changed. They read it
-//! through a [`Store`], and ask a [`Connector`] or [`FrontResources`] for rings, event channels and memory. No I/O
+//! through a [`Store`](pvblk_protocol::xenbus::Store), and ask a [`Connector`] or [`FrontResources`] for rings, event channels and memory. No I/O
 //! happens here, so the same code runs over a local socket ([`crate::local`]), over xenstore, and under a fuzzer.
 //!
 //! Neither end trusts the peer's directory. Every number is parsed strictly and bounded before it is used, and every
 //! refusal names the key. A refusal ends this connection only.
 
 mod backend;
-mod front_keys;
 mod frontend;
 mod host;
 mod inbox;
-pub(crate) mod number;
-mod offers;
-mod properties;
 pub(crate) mod serving;
-mod state;
-mod store;
 
 #[cfg(test)]
 mod negotiation_tests;
 
 pub use backend::{BackendNegotiation, Connector};
-pub use front_keys::{FrontKeys, QueueKeys, parse_front_keys};
 pub use frontend::{
     FrontEvent, FrontPersonality, FrontResources, FrontWishes, FrontendNegotiation,
 };
 pub use host::{Attachment, DiskHost, Ended, attach_queues};
 pub(crate) use inbox::{ConnectionEvent, Inbox};
-pub use offers::{BackendOffers, OfferedLimits, parse_offers};
-pub use properties::{parse_properties, parse_sectors, publish_properties};
-pub use state::XenbusState;
-pub use store::{Change, KeyMap, MAX_BYTES, MAX_KEY, MAX_KEYS, MAX_VALUE, Store, check_key};
-
-/// Most queues of one disk, as Linux's usual limit for a driver.
-pub const MAX_QUEUES: u32 = 64;

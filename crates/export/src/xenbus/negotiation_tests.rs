@@ -2,8 +2,11 @@
 
 use super::*;
 use pvblk_block::Error;
-use pvblk_frontend::DiskProperties;
-use pvblk_ring::RingSize;
+use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::{
+    BackendOffers, Change, FrontKeys, KeyMap, QueueKeys, Store, XenbusState,
+};
 
 const DISK: DiskProperties = DiskProperties {
     sectors: 2048,

@@ -2,11 +2,12 @@
 
 use super::host::{Attachment, DiskHost};
 use super::inbox::{ConnectionEvent, Inbox};
-use super::number::sentence;
-use super::{BackendNegotiation, BackendOffers, Connector, Store};
+use super::{BackendNegotiation, Connector};
 use pvblk_backend::{BlkifQueueParts, Fence, Pressure, Seldom, seldom};
 use pvblk_block::{BlockDevice, DeviceEvent, Error, Subscription};
-use pvblk_frontend::DiskProperties;
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::number::sentence;
+use pvblk_protocol::xenbus::{BackendOffers, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;

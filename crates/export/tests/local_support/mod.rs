@@ -8,12 +8,12 @@ use pvblk_block::{
     Limits, QueueContext,
 };
 use pvblk_export::local::LocalServer;
-use pvblk_export::local::frame::Frame;
 use pvblk_export::socket_file::{SocketType, dial};
 use pvblk_export::xenbus::{Attachment, DiskHost, Ended};
-use pvblk_export::xenbus::{BackendOffers, Change};
-use pvblk_ring::RingSize;
-use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GrantEntry};
+use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::blkif::grant::{GRANT_ENTRY_SIZE, GrantEntry};
+use pvblk_protocol::local::Frame;
+use pvblk_protocol::xenbus::{BackendOffers, Change};
 use pvblk_sys::{EventFd, PAGE_SIZE, Poller, Region, create_sealed, fdpass};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! A guest that outlives its servers, with what it has in flight.
 
 use super::{ENTRIES, Front};
-use pvblk_export::vhost_user::proto::{Code, InflightArea};
+use pvblk_protocol::vhost_user::{Code, InflightArea};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use zerocopy::{FromBytes, IntoBytes};

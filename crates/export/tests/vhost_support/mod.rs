@@ -4,11 +4,11 @@
 use pvblk_backend::{Backend, BackendOptions, Disk, OnEnd, RequestSource};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error};
-use pvblk_export::vhost_user::driver::Driver;
-use pvblk_export::vhost_user::proto::{
+use pvblk_export::vhost_user::{Detach, Listen, VhostHost, VhostServer};
+use pvblk_protocol::vhost_user::{
     Code, Header, MemoryRegion, SingleRegion, VringAddr, VringState, features, flags, message,
 };
-use pvblk_export::vhost_user::{Detach, Listen, VhostHost, VhostServer};
+use pvblk_protocol::virtio::Driver;
 use pvblk_sys::{EventFd, PAGE_SIZE, PollEvent, Poller, Region, fdpass};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,7 +3,7 @@
 use super::WAIT;
 use parking_lot::{Condvar, Mutex};
 use pvblk_export::xen::Xenstore;
-use pvblk_export::xen::wire::{Head, MAX_PAYLOAD, Message, Operation, take_message, texts};
+use pvblk_protocol::xenstore::{Head, MAX_PAYLOAD, Message, Operation, take_message, texts};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -3,11 +3,11 @@
 use super::daemon::Daemon;
 use super::hypervisor::{FakeXen, Memory, Port, wait_on};
 use pvblk_export::xen::node::Node;
-use pvblk_ring::wire::{
+use pvblk_protocol::blkif::wire::{
     DiscardRequest, IndirectRequest, OP_DISCARD, OP_FLUSH, OP_INDIRECT, OP_READ, OP_WRITE,
     RequestHeader, Response, SEGMENTS_PER_INDIRECT_PAGE, Segment,
 };
-use pvblk_ring::{FrontRing, RingSize};
+use pvblk_protocol::blkif::{FrontRing, RingSize};
 use pvblk_sys::PAGE_SIZE;
 use std::collections::HashMap;
 use std::sync::Arc;

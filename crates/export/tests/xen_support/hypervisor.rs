@@ -3,7 +3,7 @@
 use super::WAIT;
 use parking_lot::Mutex;
 use pvblk_export::xen::{ForeignPages, Hypervisor};
-use pvblk_ring::EventChannel;
+use pvblk_protocol::blkif::EventChannel;
 use pvblk_sys::xen::{CopyDirection, GrantCopy, MAX_COPIES};
 use pvblk_sys::{EventFd, PAGE_SIZE, Poller, Region, create_sealed};
 use std::collections::HashMap;

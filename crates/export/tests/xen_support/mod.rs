@@ -21,7 +21,8 @@ use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::xen::toolstack::Toolstack;
 use pvblk_export::xen::{StandingOrder, XenServer};
-use pvblk_export::xenbus::{Attachment, BackendOffers, DiskHost, Ended, attach_queues};
+use pvblk_export::xenbus::{Attachment, DiskHost, Ended, attach_queues};
+use pvblk_protocol::xenbus::BackendOffers;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -1,10 +1,11 @@
 //! The client's side of the negotiation (proto.md, "Fixed newstyle negotiation"), over a blocking stream.
 
-use crate::nbd::proto::{
-    self, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, MAX_PAYLOAD, NBDMAGIC, OPTION_REPLY_MAGIC,
-    info, opt, rep, tflag, u32_at, u64_at,
-};
 use pvblk_block::{Error, ErrorKind, Limits, SECTOR};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{
+    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, MAX_PAYLOAD, NBDMAGIC, OPTION_REPLY_MAGIC, info,
+    opt, rep, tflag, u32_at, u64_at,
+};
 use std::io::{Read, Write};
 
 /// Longest payload of an option reply, in bytes: a name and a description are the longest that may come.

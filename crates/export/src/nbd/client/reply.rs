@@ -1,10 +1,11 @@
 //! What a server answers: headers, parsed and checked without I/O.
 
-use crate::nbd::proto::{
-    self, CHUNK_BYTES, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, err,
+use pvblk_block::Status;
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{
+    CHUNK_BYTES, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, err,
     u32_at, u64_at,
 };
-use pvblk_block::Status;
 
 /// Longest payload of an error chunk, in bytes: a message and a few numbers.
 const MAX_ERROR: u32 = 8192;
@@ -130,7 +131,7 @@ pub(super) fn request(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nbd::proto::{Command, last_chunk, parse_request, simple_reply};
+    use pvblk_protocol::nbd::{Command, last_chunk, parse_request, simple_reply};
 
     #[test]
     fn headers_are_understood_or_refused() {

@@ -2,8 +2,8 @@
 
 use super::hello::Terms;
 use super::reply;
-use crate::nbd::proto::{Command, REQUEST_BYTES, cflag, tflag};
 use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
+use pvblk_protocol::nbd::{Command, REQUEST_BYTES, cflag, tflag};
 
 /// Most bytes of one command without data, so that its length fits into 32 bits and no server chokes on it.
 const MOST_WITHOUT_DATA: u64 = 1 << 30;
@@ -142,7 +142,7 @@ impl Slot {
 
     /// First byte of the command on the export.
     pub(super) fn offset(&self) -> u64 {
-        crate::nbd::proto::u64_at(&self.head, 16)
+        pvblk_protocol::nbd::u64_at(&self.head, 16)
     }
 
     /// Notes that bytes `from..to` of a read came. False if they came before or are none of it.

@@ -1,10 +1,11 @@
 use super::*;
-use crate::nbd::proto::{self, chunk, last_chunk, simple_reply, tflag, transmission_flags};
 use crate::nbd::testing::{MemDevice, Rig, Rng};
 use crate::nbd::{Deliver, ExportInfo, ExportTable, NbdConfig, NbdServer};
 use pvblk_backend::{Backend, BackendOptions, Disk, RequestSource};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Buffer, Completion, Op, Queue, Request, RequestFlags, Status};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{chunk, last_chunk, simple_reply, tflag, transmission_flags};
 use std::io::{Read, Write};
 use std::time::Instant;
 

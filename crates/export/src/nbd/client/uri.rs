@@ -1,7 +1,7 @@
 //! NBD URIs (uri.md of the NetworkBlockDevice project), without TLS.
 
-use crate::nbd::NbdAddr;
 use pvblk_block::Error;
+use pvblk_protocol::nbd::NbdAddr;
 use std::fmt;
 use std::str::FromStr;
 

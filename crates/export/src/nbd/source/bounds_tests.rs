@@ -1,11 +1,11 @@
 //! What a client can make the server hold, and for how long.
 
 use super::*;
-use crate::nbd::proto::{cflag, err};
 use crate::nbd::shares::DiskShare;
 use crate::nbd::testing::{MemDevice, Rig, pattern};
 use pvblk_backend::Budget;
 use pvblk_block::Op;
+use pvblk_protocol::nbd::{cflag, err};
 use std::sync::atomic::Ordering;
 
 const READ: u16 = 0;

@@ -2,11 +2,12 @@
 
 use super::{Expect, NbdSource};
 use crate::nbd::check::{self, Verdict};
-use crate::nbd::proto::{self, Command, NbdRequest, REQUEST_BYTES, err};
 use crate::nbd::receive::MOST_AT_ONCE;
 use crate::nbd::slots::Edges;
 use pvblk_backend::{BufferPool, SourceEnd};
 use pvblk_block::{Buffer, Op, Request, SECTOR};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{Command, NbdRequest, REQUEST_BYTES, err};
 use std::io;
 use std::os::fd::AsFd;
 

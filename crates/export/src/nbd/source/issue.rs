@@ -1,9 +1,9 @@
 //! From the client's requests to the device's: whole, in parts, or with a flush behind.
 
 use super::{Expect, NbdSource};
-use crate::nbd::proto::{Command, NbdRequest, cflag, err};
 use crate::nbd::slots::{Cut, Edges, Walk};
 use pvblk_block::{Op, Request, RequestFlags, SECTOR};
+use pvblk_protocol::nbd::{Command, NbdRequest, cflag, err};
 
 impl NbdSource {
     pub(super) fn run(

@@ -14,7 +14,6 @@ mod walk;
 use super::check::Terms;
 use super::config::NbdConfig;
 use super::handshake::Negotiated;
-use super::proto::{self, Command};
 use super::receive::Inbox;
 use super::reply::{Outbox, Sent};
 use super::shares::DiskShare;
@@ -27,6 +26,8 @@ use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Error, ErrorKind, Job, Limits, Readiness, Request, Status,
 };
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::Command;
 use rustix::net::AddressFamily;
 use stall::Stall;
 use status::Statuses;

@@ -1,8 +1,8 @@
 //! Random requests against a model, and random bytes. `PVBLK_SEED` repeats a run.
 
 use super::*;
-use crate::nbd::proto::{cflag, err};
 use crate::nbd::testing::{MemDevice, Rig, Rng, pattern};
+use pvblk_protocol::nbd::{cflag, err};
 use std::collections::HashMap;
 use std::io::Write;
 

@@ -2,11 +2,11 @@
 
 use super::NbdSource;
 use crate::nbd::block_status;
-use crate::nbd::proto::{NbdRequest, cflag, err};
 use crate::nbd::shares::Questions;
 use parking_lot::Mutex;
 use pvblk_backend::LaneWaker;
 use pvblk_block::Error;
+use pvblk_protocol::nbd::{NbdRequest, cflag, err};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! A source against a raw client, one case at a time.
 
 use super::*;
-use crate::nbd::proto::{cflag, err};
 use crate::nbd::testing::{MemDevice, Reply, Rig, pattern};
 use pvblk_block::{Op, RequestFlags};
+use pvblk_protocol::nbd::{cflag, err};
 use std::sync::atomic::Ordering;
 
 const READ: u16 = 0;

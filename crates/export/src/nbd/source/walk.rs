@@ -1,9 +1,9 @@
 //! Requests without data of the client that are several of the device's: zeros that have to be written, and what is to be cached.
 
 use super::NbdSource;
-use crate::nbd::proto::{NbdRequest, cflag};
 use crate::nbd::slots::{Edges, PART, Walk};
 use pvblk_block::{Buffer, Op, Request, RequestFlags, Status};
+use pvblk_protocol::nbd::{NbdRequest, cflag};
 use std::sync::OnceLock;
 
 /// Parts of one that are at the device at the same time, where they are written.

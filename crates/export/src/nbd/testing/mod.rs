@@ -2,12 +2,13 @@
 
 mod device;
 
-use super::proto::{self, Command, chunk, u32_at, u64_at};
 use super::shares::DiskShare;
 use super::{NbdConfig, NbdSource, Negotiated};
 pub use device::{MemDevice, Rng, pattern};
 use pvblk_backend::{RequestSource, SourceEnd};
 use pvblk_block::{BlockDevice, Completion, Queue, QueueContext, Readiness, Request};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{Command, chunk, u32_at, u64_at};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};

@@ -1,9 +1,9 @@
 //! What a server offers, as a device's limits (VIRTIO 1.2, 5.2.3 and 5.2.4).
 
-use crate::vhost_user::config::{ALWAYS, has};
-use crate::vhost_user::driver::MOST_PIECES;
-use crate::vhost_user::proto::F_PROTOCOL_FEATURES;
 use pvblk_block::{Error, Limits, SECTOR};
+use pvblk_protocol::vhost_user::F_PROTOCOL_FEATURES;
+use pvblk_protocol::virtio::MOST_PIECES;
+use pvblk_protocol::virtio::{ALWAYS, has};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,

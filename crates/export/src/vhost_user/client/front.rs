@@ -1,7 +1,7 @@
 //! The front end's side of the socket: one question or order at a time, each with its answer.
 
-use crate::vhost_user::proto::{Code, HEADER, Header, MAX_PAYLOAD, features, flags, message};
 use pvblk_block::Error;
+use pvblk_protocol::vhost_user::{Code, HEADER, Header, MAX_PAYLOAD, features, flags, message};
 use pvblk_sys::fdpass;
 use std::io;
 use std::net::Shutdown;

@@ -14,8 +14,6 @@ mod queue;
 mod resume;
 mod watch;
 
-use super::driver::Driver;
-use super::proto::{Code, ConfigHead, MemoryRegion, SingleRegion, VringAddr, VringState, features};
 use config::{CONFIG_BYTES, Terms};
 use front::Front;
 use memory::Memory;
@@ -25,6 +23,10 @@ use pvblk_block::{
     BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,
     EventHub, Limits, QueueContext, Refresh, Region,
 };
+use pvblk_protocol::vhost_user::{
+    Code, ConfigHead, MemoryRegion, SingleRegion, VringAddr, VringState, features,
+};
+use pvblk_protocol::virtio::Driver;
 use pvblk_sys::{PAGE_SIZE, PeerEvent};
 use queue::ClientQueue;
 use resume::{Kept, Seat};

@@ -2,9 +2,9 @@
 
 use super::front::Front;
 use super::{Ring, Shared, VhostClientConfig, negotiate, start, tell_memory};
-use crate::vhost_user::proto::{Code, InflightArea};
-use crate::vhost_user::virtqueue::Place;
 use pvblk_block::Error;
+use pvblk_protocol::vhost_user::{Code, InflightArea};
+use pvblk_protocol::virtio::Place;
 use pvblk_sys::PeerEvent;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

@@ -1,10 +1,10 @@
 //! What a server that makes no sense is answered with; real servers are in tests/vhost_client.rs.
 
-use super::super::driver::MOST_PIECES;
 use super::config::{CONFIG_BYTES, Terms, wanted};
 use super::*;
-use crate::vhost_user::config::Offer;
-use crate::vhost_user::proto::{Header, flags, message};
+use pvblk_protocol::vhost_user::{Header, flags, message};
+use pvblk_protocol::virtio::MOST_PIECES;
+use pvblk_protocol::virtio::Offer;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use zerocopy::FromBytes;

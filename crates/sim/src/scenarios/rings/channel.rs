@@ -1,7 +1,7 @@
 //! Event channels that the world looks into.
 
 use crate::fuse::{Fuse, Side};
-use pvblk_ring::EventChannel;
+use pvblk_protocol::blkif::EventChannel;
 use pvblk_sys::EventFd;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -5,7 +5,9 @@ use parking_lot::Mutex;
 use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::{Buffer, Region};
 use pvblk_frontend::Granter;
-use pvblk_ring::grant::{GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS};
+use pvblk_protocol::blkif::grant::{
+    GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS,
+};
 use pvblk_sys::{PAGE_SIZE, create_sealed};
 use std::cell::RefCell;
 use std::io;

@@ -3,8 +3,9 @@
 use crate::pick;
 use crate::workload::{Load, Mix};
 use fastrand::Rng;
-use pvblk_export::xenbus::{BackendOffers, FrontWishes};
-use pvblk_ring::RingSize;
+use pvblk_export::xenbus::FrontWishes;
+use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::xenbus::BackendOffers;
 
 /// What one seed is like.
 #[derive(Clone, Debug)]

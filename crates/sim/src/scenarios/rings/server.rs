@@ -9,11 +9,12 @@ use pvblk_backend::{BlkifQueueParts, BlkifSource, Disk, Lane, SourceEnd};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error, ErrorKind, LossMarks, Readiness};
 use pvblk_export::xenbus::{
-    BackendNegotiation, Change, Connector, FrontEvent, FrontKeys, FrontResources, FrontWishes,
-    FrontendNegotiation, KeyMap, QueueKeys, Store,
+    BackendNegotiation, Connector, FrontEvent, FrontResources, FrontWishes, FrontendNegotiation,
 };
-use pvblk_frontend::{DiskProperties, FrontParts, FrontQueueParts};
-use pvblk_ring::{BackRing, FrontRing, RingSize};
+use pvblk_frontend::{FrontParts, FrontQueueParts};
+use pvblk_protocol::blkif::{BackRing, FrontRing, RingSize};
+use pvblk_protocol::xenbus::DiskProperties;
+use pvblk_protocol::xenbus::{Change, FrontKeys, KeyMap, QueueKeys, Store};
 use std::sync::Arc;
 
 /// What a lane's worker would do with it.

@@ -1,7 +1,6 @@
 //! The driver's side of a virtqueue: for the client, tests and fuzzing. It does what it is told, also what no driver may.
 
-use super::memory::GuestMemory;
-use super::virtqueue::Place;
+use super::{DESCRIPTOR, Place};
 use pvblk_block::Region;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering, fence};
@@ -22,9 +21,6 @@ const HEADS: usize = 64;
 const TABLES: usize = 512;
 /// Most pieces of data of a request: its table also has the head and the status.
 pub const MOST_PIECES: usize = TABLES / DESCRIPTOR - 2;
-/// Bytes of a descriptor.
-const DESCRIPTOR: usize = 16;
-
 fn descriptor(address: u64, len: u32, flags: u16, next: u16) -> [u8; DESCRIPTOR] {
     let mut raw = [0; DESCRIPTOR];
     raw[..8].copy_from_slice(&address.to_le_bytes());
@@ -119,9 +115,9 @@ impl Driver {
         }
     }
 
-    /// The memory that holds the queue, as the device sees it.
-    pub fn memory(&self) -> GuestMemory {
-        GuestMemory::of_regions(vec![(self.guest, Arc::clone(&self.region))])
+    /// Guest address of the memory that holds the queue.
+    pub fn guest(&self) -> u64 {
+        self.guest
     }
 
     /// The memory itself.
@@ -130,17 +126,20 @@ impl Driver {
     }
 
     /// The guest address of byte `offset`.
+    #[inline]
     pub fn at(&self, offset: usize) -> u64 {
         self.guest + offset as u64
     }
 
     /// Writes a descriptor at byte `offset` of the memory.
+    #[inline]
     pub fn write_descriptor(&self, offset: usize, address: u64, len: u32, flags: u16, next: u16) {
         self.region
             .write(offset, &descriptor(address, len, flags, next));
     }
 
     /// Writes descriptor `index` of the table.
+    #[inline]
     pub fn descriptor(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
         self.write_descriptor(usize::from(index) * 16, address, len, flags, next);
     }
@@ -178,6 +177,7 @@ impl Driver {
     }
 
     /// True if the device wants to be woken for what became visible since `before`.
+    #[inline]
     pub fn needs_kick(&self, before: u16) -> bool {
         fence(Ordering::SeqCst);
         if self.event_index {
@@ -195,16 +195,19 @@ impl Driver {
     }
 
     /// The used index that the device published.
+    #[inline]
     pub fn published(&self) -> u16 {
         self.index(self.used_offset() + 2).load(Ordering::Acquire)
     }
 
     /// Whether a chain was used that [`Driver::used`] hasn't told.
+    #[inline]
     pub fn has_used(&self) -> bool {
         self.published() != self.next_used
     }
 
     /// The next used chain: its head and the bytes written.
+    #[inline]
     pub fn used(&mut self) -> Option<(u32, u32)> {
         if !self.has_used() {
             return None;
@@ -236,6 +239,7 @@ impl Driver {
     }
 
     /// Writes a request's head for chain `head` and returns its guest address.
+    #[inline]
     pub fn head(&self, head: u16, kind: u32, sector: u64) -> u64 {
         let at = self.heads() + usize::from(head) * HEADS;
         let mut raw = [0; 16];
@@ -259,11 +263,13 @@ impl Driver {
     }
 
     /// The guest address of the status byte of chain `head`.
+    #[inline]
     pub fn status_at(&self, head: u16) -> u64 {
         self.at(self.heads() + usize::from(head) * HEADS + 48)
     }
 
     /// The status byte of chain `head`; 255 before the device answered.
+    #[inline]
     pub fn status(&self, head: u16) -> u8 {
         let mut b = [0];
         self.region

@@ -3,8 +3,8 @@
 use super::number::{flag, optional_u32, parse_u32, quote};
 use super::offers::one_page;
 use super::{BackendOffers, Change};
+use crate::blkif::{Abi, RingSize};
 use pvblk_block::Error;
-use pvblk_ring::{Abi, RingSize};
 use std::collections::BTreeSet;
 
 /// Keys of one queue.
@@ -186,7 +186,7 @@ impl QueueDirectory<'_> {
 
 /// The name of a front end's key for its ring's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum RingSizeKey {
+pub enum RingSizeKey {
     #[default]
     Order,
     DeprecatedPages,
@@ -194,7 +194,7 @@ pub(super) enum RingSizeKey {
 
 impl FrontKeys {
     /// The keys to publish, without `state`, as Linux writes them: at the top for one queue, `ring-ref` for one page.
-    pub(super) fn changes(&self, size_key: RingSizeKey) -> Vec<Change> {
+    pub fn changes(&self, size_key: RingSizeKey) -> Vec<Change> {
         let mut keys = vec![
             Change::set("protocol", self.abi.name()),
             Change::flag("feature-persistent", self.persistent),

@@ -1,6 +1,6 @@
 //! Offsets and sizes on the shared pages of a ring.
 
-use crate::wire::ENTRY_SIZE;
+use super::wire::ENTRY_SIZE;
 use pvblk_sys::PAGE_SIZE;
 
 /// Offset of the front end's request producer index (ring.h, `struct name_sring`).

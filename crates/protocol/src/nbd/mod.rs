@@ -1,5 +1,9 @@
 //! Constants and wire structures of the NBD protocol; pure functions, no I/O. All integers are big-endian.
 
+mod addr;
+
+pub use addr::NbdAddr;
+
 use pvblk_block::{Limits, Status};
 
 /// First half of the greeting (proto.md, "Newstyle negotiation").
@@ -232,11 +236,15 @@ fn u16_at(b: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([b[at], b[at + 1]])
 }
 
-pub(super) fn u32_at(b: &[u8], at: usize) -> u32 {
+/// A big-endian number at byte `at`; panics if it isn't in `b`.
+#[inline]
+pub fn u32_at(b: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
-pub(super) fn u64_at(b: &[u8], at: usize) -> u64 {
+/// A big-endian number at byte `at`; panics if it isn't in `b`.
+#[inline]
+pub fn u64_at(b: &[u8], at: usize) -> u64 {
     (u64::from(u32_at(b, at)) << 32) | u64::from(u32_at(b, at + 4))
 }
 
@@ -314,6 +322,7 @@ pub fn block_sizes(limits: &Limits) -> (u32, u32, u32) {
 }
 
 /// The wire's error for a device's status; 0 for [`Status::Ok`].
+#[inline]
 pub fn error_of(status: Status) -> u32 {
     match status {
         Status::Ok => 0,

@@ -1,10 +1,10 @@
 //! The back end's side of a blkif ring: requests in, responses out.
 
-use crate::index::{Consumer, Producer, RingBroken};
-use crate::layout::{
+use super::index::{Consumer, Producer, RingBroken};
+use super::layout::{
     ABI_GAP, ABI_HEAD, Abi, ENTRIES, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RingSize,
 };
-use crate::wire::{Entry, Response};
+use super::wire::{Entry, Response};
 use pvblk_sys::Region;
 use zerocopy::IntoBytes;
 
@@ -131,8 +131,8 @@ impl BackRing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wire::{OP_INDIRECT, OP_READ};
     use super::*;
-    use crate::wire::{OP_INDIRECT, OP_READ};
     use std::sync::atomic::Ordering;
 
     /// A 32-bit guest's layout: id at 4, sector at 12, segments at 20 or grant references at 24.

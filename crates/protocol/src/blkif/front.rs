@@ -1,8 +1,8 @@
 //! The front end's side of a blkif ring: requests out, responses in.
 
-use crate::index::{Consumer, Producer, RingBroken, SharedIndex};
-use crate::layout::{ENTRIES, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RingSize};
-use crate::wire::{ENTRY_SIZE, RequestHeader, Response, Segment};
+use super::index::{Consumer, Producer, RingBroken, SharedIndex};
+use super::layout::{ENTRIES, REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, RingSize};
+use super::wire::{ENTRY_SIZE, RequestHeader, Response, Segment};
 use pvblk_sys::Region;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 

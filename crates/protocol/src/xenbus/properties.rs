@@ -3,7 +3,6 @@
 use super::Change;
 use super::number::{flag, optional_mark, optional_u32, parse_u64, quote};
 use pvblk_block::{Error, SECTOR};
-use pvblk_frontend::DiskProperties;
 
 /// `VDISK_READONLY` of the `info` bitmap (blkif.h).
 const INFO_READ_ONLY: u32 = 4;
@@ -11,6 +10,37 @@ const INFO_READ_ONLY: u32 = 4;
 /// Keys for [`pvblk_block::Incarnation`], private to pvblk; other front ends ignore unknown keys.
 const CACHE_MARK: &str = "x-pvblk-cache";
 const CONTENTS_MARK: &str = "x-pvblk-contents";
+
+/// A disk as its back end describes it when it goes to Connected (blkif.h names in brackets).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskProperties {
+    /// Capacity in 512-byte sectors (`sectors`).
+    pub sectors: u64,
+    /// Logical sector in bytes (`sector-size`).
+    pub sector_size: u32,
+    /// Physical sector in bytes (`physical-sector-size`).
+    pub physical_sector_size: u32,
+    /// Writes are refused (`info` bit 2, or mode `r`).
+    pub read_only: bool,
+    /// `feature-flush-cache`.
+    pub flush: bool,
+    /// `feature-barrier`.
+    pub barrier: bool,
+    /// `feature-discard`.
+    pub discard: bool,
+    /// `discard-secure`.
+    pub discard_secure: bool,
+    /// `discard-granularity`, bytes.
+    pub discard_granularity: u32,
+    /// `feature-persistent` on both sides: grants stay for the life of the connection.
+    pub persistent: bool,
+    /// `feature-max-indirect-segments`; 0: not offered.
+    pub max_indirect_segments: u16,
+    /// Another value: writes that were answered and not flushed may be lost (`x-pvblk-cache`; ours). `None`: not told.
+    pub cache_mark: Option<u64>,
+    /// Another value: all that the disk held is lost (`x-pvblk-contents`; ours). `None`: it isn't lost with the back end.
+    pub contents_mark: Option<u64>,
+}
 
 /// The keys that describe a disk, without `state` (blkif.h, "Backend Device Properties").
 pub fn publish_properties(p: &DiskProperties) -> Vec<Change> {

@@ -3,7 +3,7 @@
 use pvblk_block::Error;
 
 /// Quotes a peer's text for a message: shortened, control characters escaped.
-pub(crate) fn quote(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     let mut out = String::from("'");
     out.extend(text.chars().take(60).flat_map(char::escape_debug));
     if text.chars().nth(60).is_some() {
@@ -14,7 +14,7 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// Quotes a peer's sentence (its `error` key or message) for a message: at most 300 characters, one line.
-pub(crate) fn sentence(text: &str) -> String {
+pub fn sentence(text: &str) -> String {
     let visible = text.chars().take(300);
     visible
         .map(|c| if c.is_control() { ' ' } else { c })
@@ -22,7 +22,7 @@ pub(crate) fn sentence(text: &str) -> String {
 }
 
 /// Parses decimal digits only: no sign, no blanks, as every known front end writes them.
-pub(crate) fn parse_u64(key: &str, value: &str) -> Result<u64, Error> {
+pub fn parse_u64(key: &str, value: &str) -> Result<u64, Error> {
     let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
     digits
         .then(|| value.parse().ok())
@@ -31,13 +31,13 @@ pub(crate) fn parse_u64(key: &str, value: &str) -> Result<u64, Error> {
 }
 
 /// As [`parse_u64`], up to 2^32 - 1.
-pub(crate) fn parse_u32(key: &str, value: &str) -> Result<u32, Error> {
+pub fn parse_u32(key: &str, value: &str) -> Result<u32, Error> {
     let n = parse_u64(key, value)?;
     u32::try_from(n).map_err(|_| Error::protocol(format!("{key} is {n}, the most is {}", u32::MAX)))
 }
 
 /// Parses a key that may be absent.
-pub(crate) fn optional_u32(
+pub fn optional_u32(
     read: &dyn Fn(&str) -> Option<String>,
     key: &str,
 ) -> Result<Option<u32>, Error> {
@@ -45,7 +45,7 @@ pub(crate) fn optional_u32(
 }
 
 /// Parses an optional mark: 64 bits in hexadecimal.
-pub(crate) fn optional_mark(
+pub fn optional_mark(
     read: &dyn Fn(&str) -> Option<String>,
     key: &str,
 ) -> Result<Option<u64>, Error> {
@@ -62,6 +62,6 @@ pub(crate) fn optional_mark(
 }
 
 /// Parses a feature bit: absent is off, any number but 0 is on.
-pub(crate) fn flag(read: &dyn Fn(&str) -> Option<String>, key: &str) -> Result<bool, Error> {
+pub fn flag(read: &dyn Fn(&str) -> Option<String>, key: &str) -> Result<bool, Error> {
     Ok(optional_u32(read, key)?.unwrap_or(0) != 0)
 }

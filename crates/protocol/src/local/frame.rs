@@ -1,4 +1,4 @@
-//! Messages of the local handshake as bytes; [`crate::local`] has the table.
+//! Messages of the local handshake as bytes; [`super`] has the table.
 
 use crate::xenbus::{Change, MAX_VALUE};
 

@@ -2,8 +2,8 @@
 
 use super::number::optional_u32;
 use super::{Change, MAX_QUEUES};
+use crate::blkif::{RingSize, wire};
 use pvblk_block::Error;
-use pvblk_ring::{RingSize, wire};
 
 /// Largest page order of a ring (Linux's `XENBUS_MAX_RING_GRANT_ORDER`).
 const MAX_ORDER: u32 = 4;
@@ -70,7 +70,7 @@ impl BackendOffers {
     }
 
     /// The keys to publish, without `state`.
-    pub(super) fn changes(&self) -> Vec<Change> {
+    pub fn changes(&self) -> Vec<Change> {
         let mut keys = Vec::new();
         if self.max_queues.is_some() {
             keys.push(Change::set("multi-queue-max-queues", self.queue_limit()));
@@ -90,7 +90,7 @@ impl BackendOffers {
     }
 }
 
-pub(super) fn one_page() -> RingSize {
+pub fn one_page() -> RingSize {
     match RingSize::from_order(0) {
         Some(size) => size,
         None => unreachable!("a ring of one page exists"),

@@ -1,12 +1,11 @@
 //! What a disk offers to a guest: feature bits and the configuration space (VIRTIO 1.2, 5.2.3 and 5.2.4).
 
-use super::proto::{F_PROTOCOL_FEATURES, MAX_CONFIG};
-use super::request::{ID, Offered};
+use crate::vhost_user::{F_PROTOCOL_FEATURES, MAX_CONFIG};
 use pvblk_block::{BlockDevice, Limits, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
     VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
-    VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
 };
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -16,6 +15,9 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 pub const MAX_SEGMENTS: u32 = 126;
 /// Most sectors (512 B) of one discard or write-zeroes: 2 GiB, so that one request doesn't keep the disk for long.
 const MAX_RANGE_SECTORS: u32 = 1 << 22;
+
+/// Bytes of a disk's name for GET_ID.
+pub const ID: usize = VIRTIO_BLK_ID_BYTES as usize;
 
 /// Features that a disk has whatever it can do.
 pub const ALWAYS: [u32; 8] = [
@@ -32,6 +34,15 @@ pub const ALWAYS: [u32; 8] = [
 /// True if feature `bit` is in `features`.
 pub fn has(features: u64, bit: u32) -> bool {
     features & (1 << bit) != 0
+}
+
+/// What was offered, as far as requests depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offered {
+    /// VIRTIO_BLK_F_DISCARD.
+    pub discard: bool,
+    /// VIRTIO_BLK_F_WRITE_ZEROES.
+    pub write_zeroes: bool,
 }
 
 /// What depends on the device alone, fixed while it is open.

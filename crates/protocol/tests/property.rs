@@ -2,11 +2,11 @@
 //!
 //! Each test prints its seed; `PVBLK_SEED=N` runs it again.
 
-use pvblk_ring::index::{Consumer, Producer, should_notify};
-use pvblk_ring::wire::{
+use pvblk_protocol::blkif::index::{Consumer, Producer, should_notify};
+use pvblk_protocol::blkif::wire::{
     DiscardRequest, ENTRY_SIZE, Entry, IndirectRequest, RequestHeader, Response, Segment,
 };
-use pvblk_ring::{BackRing, FrontRing, RingSize};
+use pvblk_protocol::blkif::{BackRing, FrontRing, RingSize};
 use pvblk_sys::{PAGE_SIZE, Region, create_sealed};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;

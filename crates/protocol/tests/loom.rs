@@ -1,11 +1,11 @@
-//! Model checks of [`pvblk_ring::index`]: every interleaving (up to a bound on preemptions) and every value that a
+//! Model checks of [`pvblk_protocol::blkif::index`]: every interleaving (up to a bound on preemptions) and every value that a
 //! weak memory may show. A lost wake-up appears as a deadlock, a missing barrier as a stale payload.
 //!
 //! The negative controls at the end break one rule each. The models must detect that; otherwise they prove nothing.
 
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
-use pvblk_ring::index::{Consumer, Producer, SharedIndex};
+use pvblk_protocol::blkif::index::{Consumer, Producer, SharedIndex};
 // Not loom's type: its counter panics again while a failed model unwinds.
 use std::sync::Arc;
 

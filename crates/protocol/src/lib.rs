@@ -1,0 +1,20 @@
+//! Bytes on the wire, for both ends of each protocol: messages, keys, entries of rings, and the rules by which they are checked. Nothing
+//! here opens, waits, sends or receives.
+//!
+//! | module | protocol | reference |
+//! |---|---|---|
+//! | [`blkif`] | the ring of Xen's block protocol | xen/include/public/io/{ring,blkif}.h |
+//! | [`xenbus`] | the keys of its handshake | xen/include/public/io/{xenbus,blkif}.h |
+//! | [`xenstore`] | messages to the daemon that holds such keys | xen/include/public/io/xs_wire.h |
+//! | [`local`] | the same handshake over a Unix socket, without a hypervisor | here |
+//! | [`nbd`] | the network block device | proto.md of the NetworkBlockDevice project |
+//! | [`vhost_user`] | messages of a machine monitor | docs/interop/vhost-user.rst of QEMU |
+//! | [`virtio`] | virtio-blk: offers, and the driver's side of a queue | VIRTIO 1.2 |
+
+pub mod blkif;
+pub mod local;
+pub mod nbd;
+pub mod vhost_user;
+pub mod virtio;
+pub mod xenbus;
+pub mod xenstore;
