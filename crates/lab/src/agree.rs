@@ -13,7 +13,6 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// How to run.
 #[derive(Clone, Debug)]
 pub struct AgreeOptions {
     /// Pairs of runs of each job.
@@ -22,7 +21,7 @@ pub struct AgreeOptions {
     pub seconds: u32,
 }
 
-/// One run, as its JSON says.
+/// The figures of one run, from its JSON.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Run {
     /// Requests per second, reads and writes.
@@ -34,20 +33,18 @@ pub struct Run {
 /// All runs of one job, in pairs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pairs {
-    /// The job.
+    /// Name of the job in its file.
     pub job: String,
-    /// fio's.
     pub fio: Vec<Run>,
-    /// Ours.
+    /// Runs of `pvblk bench`.
     pub bench: Vec<Run>,
 }
 
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct AgreeResult {
-    /// Where.
     pub machine: Machine,
-    /// What fio calls itself.
+    /// fio's version, as it prints it.
     pub fio: String,
     /// The volume behind the export.
     pub volume: String,
@@ -108,7 +105,7 @@ pub fn run(options: &AgreeOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
             fio.arg("--output-format=json").arg(&file);
             let mut ours = Command::new(&bench);
             ours.args(["bench", "--json", "-"]).arg(&file);
-            // Who is first takes turns.
+            // The two programs take turns at being the first.
             if run % 2 == 0 {
                 pairs.fio.push(measure(fio)?);
                 pairs.bench.push(measure(ours)?);
@@ -136,7 +133,7 @@ fn measure(mut command: Command) -> Result<Run> {
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    // Notes may come before it, and a table after it.
+    // fio may print notes before the JSON and a table after it.
     let json = stdout.find('{').map_or("", |at| &stdout[at..]);
     let mut values = serde_json::Deserializer::from_str(json).into_iter::<Value>();
     let report = values.next().context("no JSON")??;
@@ -156,7 +153,6 @@ impl Pairs {
 }
 
 impl AgreeResult {
-    /// For people.
     pub fn table(&self) -> Result<String> {
         let mut t = comfy_table::Table::new();
         t.load_preset(comfy_table::presets::ASCII_MARKDOWN);
@@ -190,7 +186,7 @@ impl AgreeResult {
         ))
     }
 
-    /// Both agree within 5 %.
+    /// The medians of both programs agree within 5 %.
     pub fn checks(&self) -> Result<Vec<Check>> {
         let mut checks = Vec::new();
         for pairs in &self.jobs {

@@ -1,4 +1,5 @@
-//! What the experiments on rings share: a server in its own process, front ends on its disks, and one measurement.
+//! A server in its own process, front ends on its disks, and one measurement: the experiments on rings share
+//! them.
 
 use crate::child::Server;
 use anyhow::{Result, ensure};
@@ -14,16 +15,15 @@ use std::time::Duration;
 /// A server with some disks.
 pub struct Bed {
     socket: PathBuf,
-    /// Ended last.
+    /// Dropped last, after its clients.
     _server: Server,
 }
 
-/// How a front end is connected.
+/// Options of a front end's connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes {
-    /// Rings.
     pub queues: u32,
-    /// Pages of each.
+    /// Pages of each ring.
     pub ring_pages: usize,
     /// Memory for data in bytes.
     pub memory_bytes: u64,
@@ -50,7 +50,7 @@ impl Bed {
         })
     }
 
-    /// Connects to a disk. What was negotiated is what was wished, or an error.
+    /// Connects to a disk; an error if the server negotiates less than was asked for.
     pub fn connect<M: MergePolicy>(&self, disk: &str, wishes: &Wishes) -> Result<Lane<M>> {
         let options = ConnectOptions {
             queues: wishes.queues,
@@ -85,20 +85,17 @@ impl<M: MergePolicy> Drop for Lane<M> {
     }
 }
 
-/// What to do for one sample.
+/// The load of one sample.
 #[derive(Clone, Debug, Serialize)]
 pub struct Load {
-    /// Threads.
     pub threads: u32,
-    /// Requests in flight of each.
+    /// Requests in flight of each thread.
     pub depth: u32,
     /// Bytes of each request; the shares of a mix are in `pattern`.
     pub block: u32,
-    /// What kind of requests.
     pub pattern: Pattern,
     /// Requests are submitted as many at a time as are free, else one by one.
     pub batched: bool,
-    /// Seconds.
     pub seconds: f64,
 }
 
@@ -128,7 +125,7 @@ const IOMETER: [(u32, u32); 8] = [
     (65536, 10),
 ];
 
-/// One measurement.
+/// Figures of one measurement.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sample {
     /// Requests of the load per second.
@@ -262,10 +259,11 @@ pub fn memory_bytes(loads: &[Load]) -> u64 {
     largest * 3 / 2 + (16 << 20)
 }
 
-/// The seed's device, as a volume; a modelled one, and slower by `slower`.
+/// The modelled SSD of the first experiment (seed 000) as a volume, slower by the factor `slower`.
 ///
-/// Its cap comes from 44 channels that take 210 us for a request: 209,524 a second. A cap by spacing (`iops=`) would make
-/// requests that come together wait for each other even where the device is far from busy.
+/// Its cap comes from 44 channels that take 210 us for a request: 209,524 a second. A cap by spacing
+/// (`iops=`) would make requests that come together wait for each other even where the device is far from
+/// busy.
 pub fn modelled_ssd(slower: f64) -> String {
     let (us, bw) = (210.0 * slower, SSD_BYTES / slower);
     format!("delay:{us:.0}us,channels=44,bw={bw:.0}:null:64G")
@@ -273,5 +271,5 @@ pub fn modelled_ssd(slower: f64) -> String {
 
 /// Requests per second that the modelled device does at most (seed 000's table ends there).
 pub const SSD_IOPS: f64 = 209_000.0;
-/// Bytes per second that it moves at most.
+/// Bytes per second that the modelled device moves at most.
 pub const SSD_BYTES: f64 = 2.4e9;

@@ -75,17 +75,17 @@ impl Server {
         }
     }
 
-    /// The next line of standard error; `None` when there is none in time or the child ended.
+    /// The next line of standard error; `None` when none comes within `timeout` or the child ended.
     pub fn line(&self, timeout: Duration) -> Option<String> {
         self.lines.recv_timeout(timeout).ok()
     }
 
-    /// Its process number.
+    /// The process id of the child.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal by name, such as `STOP`.
+    /// Sends the child a signal by name, such as `STOP`.
     pub fn signal(&self, name: &str) -> Result<()> {
         let status = Command::new("kill")
             .arg(format!("-{name}"))
@@ -98,8 +98,8 @@ impl Server {
         Ok(())
     }
 
-    /// Kills it and returns when none of its threads runs any more, though some may wait in the kernel, which [`Server::kill`] waits
-    /// for.
+    /// Kills the child and returns when none of its threads runs any more. Threads that wait in the kernel
+    /// may be left; [`Server::kill`] waits for those too.
     pub fn strike(&mut self) -> Result<()> {
         self.child.kill().context("killing a child")?;
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -112,14 +112,14 @@ impl Server {
         Ok(())
     }
 
-    /// Kills it, as a crash would.
+    /// Kills the child, as a crash would, and waits for its end.
     pub fn kill(mut self) -> Result<()> {
         self.child.kill().context("killing a child")?;
         self.child.wait().context("waiting for a child")?;
         Ok(())
     }
 
-    /// Asks it to end and waits for that; an error if it ends with another status than 0.
+    /// Asks the child to end and waits for that; an error if it ends with another status than 0.
     pub fn stop(mut self) -> Result<()> {
         self.signal("TERM")?;
         for _ in 0..3000 {
@@ -134,14 +134,14 @@ impl Server {
         bail!("it didn't end: {}", self.last_lines().join(" | "))
     }
 
-    /// True until it has ended.
+    /// True until the child has ended.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The last lines of its standard error that nobody has read, at most five.
+    /// The last lines of standard error that weren't read yet, at most five.
     pub fn last_lines(&self) -> Vec<String> {
-        // The reader may be a moment behind the end.
+        // The thread that reads standard error may be a moment behind the child's end.
         let mut lines: Vec<String> = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(100)) {
             lines.push(line);
@@ -155,7 +155,8 @@ impl Server {
     }
 }
 
-/// Whether a thread of a process runs or could; one that waits with a signal that kills it never does again.
+/// True if a thread of a process runs or could run. A thread that waits in the kernel with a pending SIGKILL
+/// never runs again.
 fn runs(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return false;
@@ -177,7 +178,7 @@ pub fn on_cpu(cpu: Option<usize>, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Percent of a CPU that a process takes in the time to come; waits for it.
+/// Waits for `time`, and returns the percentage of a CPU that the process took in it.
 pub fn cpu_percent(pid: u32, time: Duration) -> Result<f64> {
     let before = cpu_seconds(pid)?;
     std::thread::sleep(time);

@@ -29,17 +29,17 @@ pub enum LabCommand {
     Path(PathArgs),
     /// The NBD server against nbdkit, qemu-nbd and a server that does nothing, same fio job
     Nbd(NbdArgs),
-    /// vhost-user-blk: our server against qemu-storage-daemon, same client
+    /// vhost-user-blk: pvblk against qemu-storage-daemon, same client
     Vhost(VhostArgs),
     /// A server with many idle attached disks: CPU time, and the memory bill against the kernel's figures
     Idle(IdleArgs),
     /// Both sides of the ring path in one thread, to count instructions under callgrind
     Instructions(InstructionsArgs),
-    /// What recording a trace costs: CPU of each event on the in-memory path
+    /// Cost of recording a trace: CPU of each event on the in-memory path
     TraceCost(TraceCostArgs),
-    /// When a ring of one page holds a fast device back: rings of 1 and of 8 pages on a modelled SSD
+    /// Rings of 1 and of 8 pages on a modelled SSD: when one page holds a fast device back
     Rings(SweepArgs),
-    /// How the rate changes with the number of jobs, on one queue and on several
+    /// Rates by the number of jobs, on one queue and on several
     Queues(SweepArgs),
     /// RAID-5's direct write path beside the stripe queue: sequential and random writes and reads
     StripeQueue(StripeQueueArgs),
@@ -47,13 +47,13 @@ pub enum LabCommand {
     Squeeze(SqueezeArgs),
     #[command(hide = true)]
     Bystander,
-    /// RAID-5 writes of ours against those of the kernel's md in user-mode Linux, members in memory
+    /// RAID-5 writes of pvblk against those of the kernel's md in user-mode Linux, members in memory
     Md(MdArgs),
-    /// Processes that read through a page cache that is too small, under the policies of old kernels and ours
+    /// Processes that read through a page cache that is too small, under the policies of old kernels and of pvblk
     PageOrder(PageOrderArgs),
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
-    /// Kills server and front end in the middle of writes, again and again: nothing answered may be lost
+    /// Kill server and front end in the middle of writes, again and again: no completed write may be lost
     Crash(CrashArgs),
     #[command(hide = true)]
     CrashLoad(CrashLoadArgs),
@@ -61,29 +61,57 @@ pub enum LabCommand {
     BareServer(BareServerArgs),
     #[command(hide = true)]
     TraceSample(TraceSampleArgs),
-    /// An NBD server that answers and does nothing else: what the client alone can do
+    /// An NBD server that answers and does nothing else: the limit of a client
     NullNbd(NullNbdArgs),
 }
 
 impl LabCommand {
-    /// Where its samples are to be written.
-    pub fn json(&self) -> Option<&PathBuf> {
-        match self {
-            LabCommand::Path(a) => a.json.as_ref(),
-            LabCommand::Nbd(a) => a.json.as_ref(),
-            LabCommand::Vhost(a) => a.json.as_ref(),
-            LabCommand::Idle(a) => a.json.as_ref(),
-            LabCommand::Rings(a) | LabCommand::Queues(a) => a.json.as_ref(),
-            LabCommand::StripeQueue(a) => a.json.as_ref(),
-            LabCommand::Squeeze(a) => a.json.as_ref(),
-            LabCommand::Md(a) => a.json.as_ref(),
-            LabCommand::PageOrder(a) => a.json.as_ref(),
-            LabCommand::Fio(a) => a.json.as_ref(),
-            LabCommand::Crash(a) => a.json.as_ref(),
-            LabCommand::TraceCost(a) => a.json.as_ref(),
-            _ => None,
-        }
+    /// The flag `--json` of commands that have it among others.
+    pub fn output(&self) -> Option<&OutputArgs> {
+        Some(match self {
+            LabCommand::Path(a) => &a.output,
+            LabCommand::Nbd(a) => &a.output,
+            LabCommand::Vhost(a) => &a.checked.output,
+            LabCommand::Idle(a) => &a.output,
+            LabCommand::Rings(a) | LabCommand::Queues(a) => &a.run.checked.output,
+            LabCommand::StripeQueue(a) => &a.run.checked.output,
+            LabCommand::Squeeze(a) => &a.run.checked.output,
+            LabCommand::Md(a) => &a.checked.output,
+            LabCommand::PageOrder(a) => &a.run.checked.output,
+            LabCommand::Fio(a) => &a.checked.output,
+            LabCommand::Crash(a) => &a.output,
+            LabCommand::TraceCost(a) => &a.output,
+            _ => return None,
+        })
     }
+}
+
+/// The flag of experiments that keep their samples.
+#[derive(Args, Debug)]
+pub struct OutputArgs {
+    /// Write raw samples here, and plots beside if there are any
+    #[arg(long, value_name = "FILE.json")]
+    pub json: Option<PathBuf>,
+}
+
+/// Flags of experiments that expect something.
+#[derive(Args, Debug)]
+pub struct CheckedArgs {
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Print each expected figure with the measured one; exit 1 if one isn't reached
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Flags of experiments that can be made shorter.
+#[derive(Args, Debug)]
+pub struct QuickArgs {
+    #[command(flatten)]
+    pub checked: CheckedArgs,
+    /// Measure less: fewer points or runs, smaller files
+    #[arg(long)]
+    pub quick: bool,
 }
 
 #[derive(Args, Debug)]
@@ -100,9 +128,8 @@ pub struct PathArgs {
     /// Working set on the server's side, such as 256M
     #[arg(long, default_value = "64M")]
     pub span: String,
-    /// Write raw samples here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// Fewer and shorter runs
     #[arg(long)]
     pub quick: bool,
@@ -116,7 +143,7 @@ pub struct NbdArgs {
     /// Requests in flight to measure
     #[arg(long, value_delimiter = ',', default_value = "1,32,128")]
     pub depths: Vec<u32>,
-    /// Rounds, interleaved
+    /// Number of interleaved rounds
     #[arg(long, default_value_t = 5)]
     pub runs: usize,
     /// Seconds of each sample
@@ -125,22 +152,20 @@ pub struct NbdArgs {
     /// Let client and server use all CPUs, instead of one each
     #[arg(long)]
     pub unpinned: bool,
-    /// Write raw samples here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 #[derive(Args, Debug)]
 pub struct IdleArgs {
-    /// Attached disks
+    /// Number of attached disks
     #[arg(long, default_value_t = 100)]
     pub disks: usize,
     /// Seconds to watch
     #[arg(long, default_value_t = 60)]
     pub seconds: u64,
-    /// Write the figures here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 #[derive(Args, Debug)]
@@ -162,9 +187,8 @@ pub struct TraceCostArgs {
     /// Rounds: not recording, recording, not recording
     #[arg(long, default_value_t = 11)]
     pub rounds: usize,
-    /// Write raw samples here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 #[derive(Args, Debug)]
@@ -204,32 +228,31 @@ pub struct CrashArgs {
     /// Kills and restarts, over all exports and volumes
     #[arg(long, default_value_t = 1000)]
     pub cycles: u32,
-    /// What decides who is killed when [default: random, printed]
+    /// Decides which process is killed when [default: random, printed]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// How the disks are reached: rings, vhost-user, nbd [default: all]
+    /// Exports of the disks: rings, vhost-user, nbd [default: all]
     #[arg(long, value_delimiter = ',')]
     pub export: Vec<Export>,
-    /// What they are: file, direct, cache, raid5 [default: all], each with each export
+    /// Kinds of disks: file, direct, cache, raid5 [default: all], each with each export
     #[arg(long, value_delimiter = ',')]
     pub volume: Vec<Volume>,
-    /// Where `slow_medium` is mounted, an example of the end-to-end tests: the disks' files are made there, and writes are held
-    /// beyond kills
+    /// Mount point of `slow_medium`, an example of the end-to-end tests: the disks' files are made there, and it holds writes
+    /// beyond a kill
     #[arg(long, value_name = "DIR")]
     pub medium: Option<PathBuf>,
     /// Disks at work at a time
     #[arg(long, default_value_t = 4)]
     pub jobs: usize,
-    /// Write the figures here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 #[derive(Args, Debug)]
 pub struct CrashLoadArgs {
-    /// The server's socket
+    /// Path of the server's socket
     pub socket: PathBuf,
-    /// The journal
+    /// Path of the journal
     pub journal: PathBuf,
     pub seed: u64,
     pub export: Export,
@@ -249,15 +272,8 @@ pub struct SweepArgs {
     /// Slow the modelled device's clock by this factor [default: 1 with 8 CPUs or more, else 20]
     #[arg(long)]
     pub slower: Option<f64>,
-    /// Write raw samples here, and plots beside
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
-    /// Print each expected shape with its figure; exit 1 if one fails
-    #[arg(long)]
-    pub check: bool,
-    /// A minute's worth
-    #[arg(long)]
-    pub quick: bool,
+    #[command(flatten)]
+    pub run: QuickArgs,
 }
 
 #[derive(Args, Debug)]
@@ -271,7 +287,7 @@ pub struct StripeQueueArgs {
     /// Seconds of each sample of members in memory
     #[arg(long, default_value_t = 0.3)]
     pub seconds: f64,
-    /// Which members [default: all]
+    /// Members to measure [default: all]
     #[arg(long, value_name = "MEMBERS", value_delimiter = ',')]
     pub on: Vec<StripeQueuePart>,
     /// Only cells whose name has this in it, such as `random writes, 4 KiB` or, in memory, `two threads, 4 KiB`
@@ -280,15 +296,8 @@ pub struct StripeQueueArgs {
     /// Where the members that are files are made [default: the folder for temporary files]
     #[arg(long, value_name = "FOLDER")]
     pub dir: Option<PathBuf>,
-    /// Write raw samples here, and plots beside
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
-    /// Print each expected shape with its figure; exit 1 if one fails
-    #[arg(long)]
-    pub check: bool,
-    /// A few minutes' worth
-    #[arg(long)]
-    pub quick: bool,
+    #[command(flatten)]
+    pub run: QuickArgs,
 }
 
 #[derive(Args, Debug)]
@@ -296,21 +305,14 @@ pub struct SqueezeArgs {
     /// Runs of each; the overhead has at least five [default: 3, or 1 with --quick]
     #[arg(long)]
     pub runs: Option<usize>,
-    /// Which parts [default: all]
+    /// Parts to run [default: all]
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     pub on: Vec<SqueezePart>,
     /// Where the swap file is made [default: the folder for temporary files]
     #[arg(long, value_name = "FOLDER")]
     pub dir: Option<PathBuf>,
-    /// Write raw samples here, and plots beside
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
-    /// Print each expected shape with its figure; exit 1 if one fails
-    #[arg(long)]
-    pub check: bool,
-    /// Smaller and shorter
-    #[arg(long)]
-    pub quick: bool,
+    #[command(flatten)]
+    pub run: QuickArgs,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -329,7 +331,7 @@ pub enum SqueezePart {
 pub enum StripeQueuePart {
     /// Modelled disks, in virtual time
     Modelled,
-    /// Files
+    /// Files on a file system
     Files,
     /// Memory, on one thread and on two
     Memory,
@@ -346,15 +348,11 @@ pub struct VhostArgs {
     /// Requests in flight on each queue
     #[arg(long, value_delimiter = ',', default_value = "1,4,32,128,256")]
     pub depths: Vec<u32>,
-    /// Queues
+    /// Numbers of queues
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     pub queues: Vec<u16>,
-    /// Write raw samples here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
-    /// Print each expected ratio with its figure; exit 1 if one isn't reached
-    #[arg(long)]
-    pub check: bool,
+    #[command(flatten)]
+    pub checked: CheckedArgs,
 }
 
 #[derive(Args, Debug)]
@@ -380,15 +378,11 @@ pub struct MdArgs {
     /// Stripe heads of md, 17 to 32768; with more it is slower here
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub md_stripes: usize,
-    /// Stripe heads of ours
+    /// Stripe heads of pvblk's array
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub stripes: usize,
-    /// Write raw samples here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
-    /// Print each expected ratio with its figure; exit 1 if one isn't reached
-    #[arg(long)]
-    pub check: bool,
+    #[command(flatten)]
+    pub checked: CheckedArgs,
 }
 
 #[derive(Args, Debug)]
@@ -399,16 +393,9 @@ pub struct PageOrderArgs {
     /// Cells at a time [default: one for each CPU]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Write raw samples here, and plots beside
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
-    /// Print each expected shape with its figure; exit 1 if one fails
-    #[arg(long)]
-    pub check: bool,
-    /// Only two policies, as in history and the default, and a small file
-    #[arg(long)]
-    pub quick: bool,
-    /// Which part [default: all]
+    #[command(flatten)]
+    pub run: QuickArgs,
+    /// Parts to run [default: all]
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub on: Vec<PageOrderPart>,
     /// Rounds on the real clock, interleaved; three are needed for an interval
@@ -441,10 +428,6 @@ pub struct FioArgs {
     /// Seconds of each run
     #[arg(long, default_value_t = 4)]
     pub seconds: u32,
-    /// Write the figures here
-    #[arg(long, value_name = "FILE.json")]
-    pub json: Option<PathBuf>,
-    /// Print whether they agree within 5 %; exit 1 if not
-    #[arg(long)]
-    pub check: bool,
+    #[command(flatten)]
+    pub checked: CheckedArgs,
 }

@@ -1,9 +1,9 @@
-//! From flags to experiments, and from results to files and verdicts.
+//! Runs the experiments that the flags ask for, and turns results into files and verdicts.
 
 use crate::cli::{
-    CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, PageOrderArgs, PageOrderPart,
-    PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs, StripeQueuePart, SweepArgs, TraceCostArgs,
-    VhostArgs,
+    CheckedArgs, CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, OutputArgs,
+    PageOrderArgs, PageOrderPart, PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs,
+    StripeQueuePart, SweepArgs, TraceCostArgs, VhostArgs,
 };
 use crate::compare;
 use anyhow::{Context, Result, bail};
@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 pub fn run(command: &LabCommand) -> Result<()> {
-    writable(command.json())?;
+    writable(command.output())?;
     match command {
         LabCommand::Compare(args) => compare::run(args),
         LabCommand::Path(args) => run_path(args),
@@ -85,8 +85,10 @@ fn progress(what: &str) {
 }
 
 /// Fails before anything is measured if the results can't be written there afterwards.
-fn writable(file: Option<&PathBuf>) -> Result<()> {
-    let Some(file) = file else { return Ok(()) };
+fn writable(output: Option<&OutputArgs>) -> Result<()> {
+    let Some(file) = output.and_then(|o| o.json.as_ref()) else {
+        return Ok(());
+    };
     let mut options = std::fs::OpenOptions::new();
     let opened = options.append(true).create(true).open(file);
     opened.map(drop).with_context(|| {
@@ -97,8 +99,10 @@ fn writable(file: Option<&PathBuf>) -> Result<()> {
     })
 }
 
-fn save(file: Option<&PathBuf>, result: &impl Serialize) -> Result<()> {
-    let Some(file) = file else { return Ok(()) };
+fn save(output: &OutputArgs, result: &impl Serialize) -> Result<()> {
+    let Some(file) = &output.json else {
+        return Ok(());
+    };
     #[derive(Serialize)]
     struct Record<'a, T> {
         command: String,
@@ -127,7 +131,7 @@ fn run_path(args: &PathArgs) -> Result<()> {
     }
     let scratch = Scratch::new()?;
     let result = path::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.output, &result)?;
     println!("{}", result.table());
     Ok(())
 }
@@ -141,7 +145,7 @@ fn run_nbd(args: &NbdArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = nbd::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.output, &result)?;
     println!("{}", result.table());
     Ok(())
 }
@@ -164,22 +168,22 @@ fn run_vhost(args: &VhostArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = vhost::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.checked.output, &result)?;
     println!("{}", result.table());
-    judge(args.check, &result.checks())
+    judge(&args.checked, &result.checks())
 }
 
 fn run_idle(args: &IdleArgs) -> Result<()> {
     let scratch = Scratch::new()?;
     let result = idle::run(args.disks, args.seconds, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.output, &result)?;
     println!("{}", result.table());
     Ok(())
 }
 
 fn run_trace_cost(args: &TraceCostArgs) -> Result<()> {
     let result = trace_cost::run(args.requests, args.depth, args.rounds, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.output, &result)?;
     println!("{}", result.text()?);
     Ok(())
 }
@@ -187,7 +191,7 @@ fn run_trace_cost(args: &TraceCostArgs) -> Result<()> {
 fn run_crash(args: &CrashArgs) -> Result<()> {
     let options = crash::CrashOptions {
         cycles: args.cycles,
-        // Any seed will do; the process number differs from run to run.
+        // The process id differs from run to run.
         seed: args.seed.unwrap_or_else(|| u64::from(std::process::id())),
         exports: match args.export.is_empty() {
             true => crash::Export::ALL.to_vec(),
@@ -203,14 +207,16 @@ fn run_crash(args: &CrashArgs) -> Result<()> {
     progress(&format!("seed {}", options.seed));
     let scratch = Scratch::new()?;
     let result = crash::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.output, &result)?;
     println!("{}", result.table());
     Ok(())
 }
 
 /// Writes plots beside the samples.
-fn draw(file: Option<&PathBuf>, plots: Vec<(&str, String)>) -> Result<()> {
-    let Some(file) = file else { return Ok(()) };
+fn draw(output: &OutputArgs, plots: Vec<(&str, String)>) -> Result<()> {
+    let Some(file) = &output.json else {
+        return Ok(());
+    };
     for (name, svg) in plots {
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
         let path = file.with_file_name(format!("{stem}-{name}.svg"));
@@ -219,8 +225,8 @@ fn draw(file: Option<&PathBuf>, plots: Vec<(&str, String)>) -> Result<()> {
     Ok(())
 }
 
-fn judge(check: bool, checks: &[verdict::Check]) -> Result<()> {
-    if !check || verdict::print(checks) {
+fn judge(args: &CheckedArgs, checks: &[verdict::Check]) -> Result<()> {
+    if !args.check || verdict::print(checks) {
         return Ok(());
     }
     let failed = checks.iter().filter(|c| !c.holds).count();
@@ -240,16 +246,18 @@ fn slower(args: &SweepArgs) -> Result<f64> {
 fn run_rings(args: &SweepArgs) -> Result<()> {
     let options = rings::RingsOptions {
         slower: slower(args)?,
-        runs: args.runs.unwrap_or(if args.quick { 3 } else { 5 }),
-        seconds: args.seconds.unwrap_or(if args.quick { 0.25 } else { 1.0 }),
-        quick: args.quick,
+        runs: args.runs.unwrap_or(if args.run.quick { 3 } else { 5 }),
+        seconds: args
+            .seconds
+            .unwrap_or(if args.run.quick { 0.25 } else { 1.0 }),
+        quick: args.run.quick,
     };
     let scratch = Scratch::new()?;
     let result = rings::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
-    draw(args.json.as_ref(), result.plots()?)?;
+    save(&args.run.checked.output, &result)?;
+    draw(&args.run.checked.output, result.plots()?)?;
     println!("{}", result.table());
-    judge(args.check, &result.checks())
+    judge(&args.run.checked, &result.checks())
 }
 
 fn run_queues(args: &SweepArgs) -> Result<()> {
@@ -257,21 +265,23 @@ fn run_queues(args: &SweepArgs) -> Result<()> {
     let options = queues::QueuesOptions {
         queues: cpus.clamp(2, 16),
         slower: slower(args)?,
-        runs: args.runs.unwrap_or(if args.quick { 3 } else { 5 }),
-        seconds: args.seconds.unwrap_or(if args.quick { 0.3 } else { 1.0 }),
-        quick: args.quick,
+        runs: args.runs.unwrap_or(if args.run.quick { 3 } else { 5 }),
+        seconds: args
+            .seconds
+            .unwrap_or(if args.run.quick { 0.3 } else { 1.0 }),
+        quick: args.run.quick,
     };
     let scratch = Scratch::new()?;
     let result = queues::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
-    draw(args.json.as_ref(), result.plots()?)?;
+    save(&args.run.checked.output, &result)?;
+    draw(&args.run.checked.output, result.plots()?)?;
     println!("{}", result.table());
-    judge(args.check, &result.checks())
+    judge(&args.run.checked, &result.checks())
 }
 
 fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
     use stripe_queue::{Part, StripeQueueOptions};
-    let small = if args.quick { "48M" } else { "192M" };
+    let small = if args.run.quick { "48M" } else { "192M" };
     let bytes = pvblk_volume::parse_size(args.size.as_deref().unwrap_or(small))?;
     if !(16 << 20..=4 << 30).contains(&bytes) {
         bail!("--size must be from 16M to 4G");
@@ -286,7 +296,7 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
         parts = vec![Part::Modelled, Part::Files, Part::Memory];
     }
     let options = StripeQueueOptions {
-        runs: args.runs.unwrap_or(if args.quick { 3 } else { 5 }),
+        runs: args.runs.unwrap_or(if args.run.quick { 3 } else { 5 }),
         bytes,
         seconds: args.seconds,
         parts,
@@ -297,10 +307,10 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
     }
     let scratch = Scratch::wanted(args.dir.as_deref())?;
     let result = stripe_queue::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
-    draw(args.json.as_ref(), result.plots()?)?;
+    save(&args.run.checked.output, &result)?;
+    draw(&args.run.checked.output, result.plots()?)?;
     println!("{}", result.table());
-    judge(args.check, &result.checks())
+    judge(&args.run.checked, &result.checks())
 }
 
 fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
@@ -317,8 +327,8 @@ fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
         parts = vec![Part::Swap, Part::Reaction, Part::Overhead, Part::Survival];
     }
     let options = SqueezeOptions {
-        runs: args.runs.unwrap_or(if args.quick { 1 } else { 3 }),
-        quick: args.quick,
+        runs: args.runs.unwrap_or(if args.run.quick { 1 } else { 3 }),
+        quick: args.run.quick,
         parts,
     };
     if options.runs == 0 {
@@ -326,10 +336,10 @@ fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
     }
     let scratch = Scratch::wanted(args.dir.as_deref())?;
     let result = squeeze::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
-    draw(args.json.as_ref(), result.plots()?)?;
+    save(&args.run.checked.output, &result)?;
+    draw(&args.run.checked.output, result.plots()?)?;
     print!("{}", result.table()?);
-    judge(args.check, &result.checks())
+    judge(&args.run.checked, &result.checks())
 }
 
 fn run_md(args: &MdArgs) -> Result<()> {
@@ -351,9 +361,9 @@ fn run_md(args: &MdArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = md::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.checked.output, &result)?;
     println!("{}", result.table());
-    judge(args.check, &result.checks())
+    judge(&args.checked, &result.checks())
 }
 
 fn run_page_order(args: &PageOrderArgs) -> Result<()> {
@@ -362,7 +372,7 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
             bail!("--seconds and --real-seconds must be from 0.05 to 60");
         }
     }
-    let small = if args.quick { "64M" } else { "512M" };
+    let small = if args.run.quick { "64M" } else { "512M" };
     let bytes = pvblk_volume::parse_size(args.size.as_deref().unwrap_or(small))?;
     if !(16 << 20..=64 << 30).contains(&bytes) || !bytes.is_multiple_of(1 << 20) {
         bail!("--size must be a multiple of 1M from 16M to 64G");
@@ -372,7 +382,7 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
     if wants(PageOrderPart::Modelled) {
         let options = page_order::PageOrderOptions {
             seconds: args.seconds,
-            quick: args.quick,
+            quick: args.run.quick,
             threads: args.threads.unwrap_or(pvblk_sys::cpu::allowed().len()),
         };
         result.modelled = Some(page_order::run(&options, &progress)?);
@@ -386,10 +396,10 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
         };
         result.real = Some(page_order::real::run(&options, &scratch.0, &progress)?);
     }
-    save(args.json.as_ref(), &result)?;
+    save(&args.run.checked.output, &result)?;
     let mut checks = Vec::new();
     if let Some(modelled) = &result.modelled {
-        draw(args.json.as_ref(), modelled.plots()?)?;
+        draw(&args.run.checked.output, modelled.plots()?)?;
         println!("{}", modelled.table());
         checks.extend(modelled.checks());
     }
@@ -397,7 +407,7 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
         println!("{}", real.table());
         checks.extend(real.checks());
     }
-    judge(args.check, &checks)
+    judge(&args.run.checked, &checks)
 }
 
 /// Both parts of the experiment, as far as they were run.
@@ -414,7 +424,7 @@ fn run_fio(args: &FioArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = agree::run(&options, &scratch.0, &progress)?;
-    save(args.json.as_ref(), &result)?;
+    save(&args.checked.output, &result)?;
     println!("{}", result.table()?);
-    judge(args.check, &result.checks()?)
+    judge(&args.checked, &result.checks()?)
 }

@@ -1,4 +1,4 @@
-//! `pvblk-lab compare`: whether results differ, as `ministat` tells it.
+//! `pvblk-lab compare`: tells whether results differ, as `ministat` does.
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// One for each side, as `ministat` has them.
+/// Symbols of the sides, as `ministat` has them.
 const SYMBOLS: [char; 7] = ['x', '+', '*', '%', '#', '@', 'O'];
 
 pub const EXAMPLES: &str = "\
@@ -36,7 +36,7 @@ pub struct CompareArgs {
     /// The files of the next side; another `--` begins another one
     #[arg(value_name = "MORE", last = true)]
     pub more: Vec<PathBuf>,
-    /// How sure to be, percent: 80, 90, 95, 98, 99 or 99.5
+    /// Level of confidence in percent: 80, 90, 95, 98, 99 or 99.5
     #[arg(long, value_name = "PERCENT", default_value = "95")]
     pub confidence: Confidence,
     /// Only metrics with these words in their name, such as iops or "depth 32"; may be given several times
@@ -107,9 +107,9 @@ struct Part {
     side: usize,
     samples: Vec<f64>,
     summary: Summary,
-    /// With the first side; `None` for that one, and for too few samples.
+    /// The comparison with the first side; `None` for that side itself, and for too few samples.
     comparison: Option<Comparison>,
-    /// Why there is no comparison.
+    /// The reason why there is no comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -148,7 +148,8 @@ impl Metric {
         })
     }
 
-    /// As `ministat` prints it: two rows and their verdict, then a row and a verdict for each further side.
+    /// The lines that `ministat` prints: two rows and their verdict, then a row and a verdict for each
+    /// further side.
     fn lines(&self) -> Vec<String> {
         let mut lines = vec![String::new(), self.name.clone(), HEADER.to_owned()];
         for part in &self.parts {
@@ -206,7 +207,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     Ok(())
 }
 
-/// A reader that has seen enough is no error.
+/// Prints `text`; a reader that closes the pipe early is no error.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -225,7 +226,7 @@ fn metric_names(sides: &[Side]) -> Vec<&str> {
     names
 }
 
-/// What each side has, in one line.
+/// The names of the first few metrics of each side, in one line.
 fn describe(sides: &[Side]) -> String {
     const SHOWN: usize = 6;
     let of = |(symbol, side): (char, &Side)| {
@@ -272,7 +273,7 @@ impl Report {
         lines.join("\n") + "\n"
     }
 
-    /// For each side the wanted metrics that were compared with nothing.
+    /// For each side, the wanted metrics that were not compared.
     fn left_out<'a>(&'a self, wanted: &impl Fn(&&str) -> bool) -> Vec<(char, Vec<&'a str>)> {
         let compared = |name: &str| self.metrics.iter().any(|m| m.name == name);
         let of = |(symbol, side): (char, &'a Side)| {

@@ -9,10 +9,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Read or write.
+    /// [`Op::Read`] or [`Op::Write`].
     pub op: Op,
     /// Bytes of each request, a multiple of 512.
     pub block: usize,
@@ -22,16 +21,16 @@ pub struct Load {
     pub count: u64,
     /// Bytes of the device that are used, from its start.
     pub span: u64,
-    /// Sleep on the descriptor instead of polling.
+    /// The thread sleeps on the descriptor instead of polling.
     pub sleep: bool,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Requests done.
+    /// Number of completed requests.
     pub count: u64,
-    /// From the first submission to the last completion.
+    /// Time from the first submission to the last completion.
     pub elapsed: Duration,
 }
 

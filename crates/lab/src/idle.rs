@@ -1,4 +1,4 @@
-//! `pvblk-lab idle`: what a server with many attached disks costs when nobody does anything.
+//! `pvblk-lab idle`: measures a server with many attached disks that have nothing to do.
 
 use crate::child::{Server, cpu_percent};
 use crate::driver::Driver;
@@ -12,24 +12,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct IdleResult {
-    /// Where.
     pub machine: Machine,
     /// Disks served and attached.
     pub disks: usize,
-    /// Seconds watched.
+    /// Length of the measurement in seconds.
     pub seconds: u64,
     /// CPU of the server in percent of one CPU.
     pub cpu_percent: f64,
-    /// The server's bill: private bytes.
+    /// Private bytes by the server's own bill.
     pub bill_private: u64,
-    /// The server's bill: shared mappings, bytes.
+    /// Bytes of shared mappings by the server's own bill.
     pub bill_shared: u64,
-    /// The kernel's word: `RssAnon`, bytes.
+    /// `RssAnon` of the server by the kernel, in bytes.
     pub kernel_rss_anon: u64,
-    /// The kernel's word: sizes of shared mappings, bytes.
+    /// Sizes of the server's shared mappings by the kernel, in bytes.
     pub kernel_shared: u64,
 }
 
@@ -104,14 +102,13 @@ fn read_bill(server: &Server) -> Result<(u64, u64)> {
 }
 
 impl IdleResult {
-    /// Bill divided by the kernel's figures: private, and all.
+    /// The bill divided by the kernel's figures: for private memory, and for all.
     pub fn ratios(&self) -> (f64, f64) {
         let all = (self.bill_private + self.bill_shared) as f64
             / (self.kernel_rss_anon + self.kernel_shared) as f64;
         (self.bill_private as f64 / self.kernel_rss_anon as f64, all)
     }
 
-    /// For people.
     pub fn table(&self) -> String {
         let (private, all) = self.ratios();
         format!(

@@ -62,7 +62,7 @@ pub struct BothEnds {
 }
 
 impl BothEnds {
-    /// For `depth` requests in flight; the floors of both ends are traced.
+    /// Both ends of a disk with `depth` requests in flight, whose layers trace through `tracing`.
     pub fn new(depth: u32, tracing: &Tracing) -> Result<BothEnds> {
         let device = pvblk_volume::open("mem:4M")?;
         let loopback = Loopback {
@@ -108,7 +108,8 @@ impl BothEnds {
     }
 }
 
-/// Runs `requests` reads at `depth`. The floors have a recorder, as a server's have, that doesn't record.
+/// Runs `requests` reads at `depth`. The layers have a recorder that doesn't record, as those of a server
+/// have.
 pub fn run(requests: usize, depth: u32) -> Result<()> {
     let tracing = Tracing::to(Arc::new(Recorder::idle(0)), "d");
     BothEnds::new(depth, &tracing)?.run(requests);

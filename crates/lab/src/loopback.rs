@@ -13,20 +13,20 @@ use pvblk_sys::{PAGE_SIZE, PeerEvent, create_sealed};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// How to wire the two ends.
+/// Options of the two ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Loopback {
-    /// Rings.
+    /// Number of rings.
     pub queues: usize,
-    /// Pages of each.
+    /// Pages of each ring.
     pub ring_pages: usize,
     /// Pages of memory for data.
     pub data_pages: usize,
     /// Most indirect segments; 0: none.
     pub indirect: u16,
-    /// Grants stay for the life of the connection.
+    /// Grants stay for the lifetime of the connection.
     pub persistent: bool,
-    /// Offer flush; else only barriers.
+    /// True to offer flush; otherwise only barriers are offered.
     pub flush: bool,
 }
 

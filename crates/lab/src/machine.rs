@@ -1,9 +1,9 @@
-//! Where a figure was measured.
+//! The machine of a measurement.
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-/// What a clock of CPU time says, of a thread or of the process, in nanoseconds.
+/// CPU time in nanoseconds by one of the CPU-time clocks, of a thread or of the process.
 pub(crate) fn cpu_ns(clock: ClockId) -> f64 {
     let t = clock_gettime(clock);
     t.tv_sec as f64 * 1e9 + t.tv_nsec as f64
@@ -12,18 +12,18 @@ pub(crate) fn cpu_ns(clock: ClockId) -> f64 {
 /// The machine, as far as a reader of results needs it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// CPU model.
+    /// Model of the CPU.
     pub cpu: String,
     /// CPUs that the process may use.
     pub cpus: usize,
-    /// Kernel release.
+    /// Release of the kernel.
     pub kernel: String,
     /// Memory in MiB.
     pub memory_mib: u64,
 }
 
 impl Machine {
-    /// This one.
+    /// The machine that this program runs on.
     pub fn here() -> Machine {
         let read = |p: &str| std::fs::read_to_string(p).unwrap_or_default();
         let field = |text: &str, name: &str| {

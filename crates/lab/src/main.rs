@@ -8,7 +8,7 @@ use clap::Parser;
 use pvblk_block::error_line;
 use std::process::ExitCode;
 
-/// The same as `pvblk` has, so that what runs in this process costs what it costs there.
+/// The allocator that `pvblk` has, so that code costs the same in this process as there.
 #[global_allocator]
 static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
 
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let Err(e) = commands::run(&cli.command) else {
         return ExitCode::SUCCESS;
     };
-    // Some mistakes in flags show only when they are put together.
+    // Some mistakes in flags show only when several flags are looked at together.
     if let Some(usage) = e.downcast_ref::<clap::Error>() {
         return usage_error(usage);
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Size of the export and the working set.
 const SIZE: &str = "256M";
 
-/// Who is measured. The order is that of a round.
+/// The servers that are measured, in the order of a round.
 const SERVERS: [&str; 6] = [
     "pvblk",
     "nbdkit",
@@ -26,12 +26,10 @@ const SERVERS: [&str; 6] = [
     "pvblk again",
 ];
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct NbdOptions {
     /// Requests in flight.
     pub depths: Vec<u32>,
-    /// Rounds.
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: u32,
@@ -42,7 +40,7 @@ pub struct NbdOptions {
 /// One server's samples at one depth.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Samples {
-    /// Who.
+    /// Name of the server.
     pub server: String,
     /// Requests in flight.
     pub depth: u32,
@@ -57,11 +55,10 @@ pub struct Samples {
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct NbdResult {
-    /// Where.
     pub machine: Machine,
-    /// Client and server on a CPU each.
+    /// True if client and server had a CPU each.
     pub pinned: bool,
-    /// All samples.
+    /// One entry for each server and depth.
     pub samples: Vec<Samples>,
 }
 
@@ -246,7 +243,6 @@ pub fn run(options: &NbdOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<
 }
 
 impl NbdResult {
-    /// For people.
     pub fn table(&self) -> String {
         use comfy_table::{Table, presets::ASCII_MARKDOWN};
         let mut t = Table::new();

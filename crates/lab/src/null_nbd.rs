@@ -1,5 +1,5 @@
-//! The smallest NBD server: it answers, and does nothing else. What a client reaches against it is the
-//! client's own limit, and the socket's.
+//! The smallest NBD server: it answers, and does nothing else. The rate of a client of this server is the
+//! limit of the client itself, and of the socket.
 //!
 //! It grants structured replies unless told not to: clients that have them spend more on each reply, so
 //! the two limits differ.
@@ -35,7 +35,7 @@ pub fn serve(socket: &Path, size: u64, simple: bool) -> io::Result<()> {
 fn negotiate(s: &mut UnixStream, size: u64, simple: bool) -> io::Result<bool> {
     s.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
     s.read_exact(&mut [0; 4])?;
-    // Has flags, flush, FUA, trim, multi-connection.
+    // The flags are: has flags, flush, FUA, trim, multi-connection.
     let flags = (1u16 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 8).to_be_bytes();
     let mut structured = false;
     loop {
@@ -79,7 +79,7 @@ fn negotiate(s: &mut UnixStream, size: u64, simple: bool) -> io::Result<bool> {
     }
 }
 
-/// A reply's header: its bytes, how many of them, and how many bytes of data follow.
+/// A reply's header: its bytes, their number, and the number of bytes of data that follow.
 type Head = ([u8; 28], usize, usize);
 
 /// Simple replies have 16 bytes of header; a structured one for a read has 20, and 8 of offset.

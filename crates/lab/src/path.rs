@@ -21,18 +21,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct PathOptions {
     /// Requests in flight, each at most 512.
     pub depths: Vec<u32>,
-    /// Rounds.
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: f64,
     /// Working set in bytes.
     pub span: u64,
-    /// Only the path, this many requests, at the first depth, for profilers.
+    /// Runs only the path, with this many requests at the first depth, for profilers.
     pub only_requests: Option<u64>,
 }
 
@@ -41,20 +39,19 @@ pub struct PathOptions {
 pub struct Samples {
     /// Requests in flight.
     pub depth: u32,
-    /// The bare ring.
+    /// Rates of the bare ring.
     pub bare: Vec<f64>,
-    /// The bare ring again: the control.
+    /// Rates of the bare ring again: the control.
     pub bare_again: Vec<f64>,
-    /// The whole path, client polling.
+    /// Rates of the whole path with a client that polls.
     pub path: Vec<f64>,
-    /// The whole path, client sleeping on its descriptor.
+    /// Rates of the whole path with a client that sleeps on its descriptor.
     pub path_sleeping: Vec<f64>,
 }
 
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct PathResult {
-    /// Where.
     pub machine: Machine,
     /// Bytes of each request.
     pub block: usize,
@@ -293,7 +290,7 @@ pub fn run(options: &PathOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result
                 options.runs,
                 s.depth
             ));
-            // A first guess, then as many as fill the time.
+            // The first count is a guess; later ones fill the time.
             let guess = s.bare.last().copied().unwrap_or(500_000.0);
             let count = ((guess * options.seconds) as u64).max(1000);
             s.bare.push(bare.sample(s.depth, count, blocks, &mut rng)?);
@@ -301,7 +298,7 @@ pub fn run(options: &PathOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result
                 .push(whole.sample(&load(s.depth, count, false), &mut rng)?);
             s.bare_again
                 .push(bare.sample(s.depth, count, blocks, &mut rng)?);
-            // Slower by far at depth 1: a wake-up for each request.
+            // At depth 1 the path is slower by far: it has a wake-up for each request.
             let few = (count / 20).max(500);
             s.path_sleeping
                 .push(whole.sample(&load(s.depth, few, true), &mut rng)?);
@@ -315,7 +312,7 @@ pub fn run(options: &PathOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result
     })
 }
 
-/// Median of `values`; 0 for none.
+/// Median of `values`; 0 if there are none.
 pub fn median(values: &[f64]) -> f64 {
     let mut v = values.to_vec();
     v.sort_by(f64::total_cmp);
@@ -326,7 +323,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Ratios of paired samples: median, least, greatest.
+/// Median, least and greatest of the ratios of paired samples.
 pub fn ratios(a: &[f64], b: &[f64]) -> (f64, f64, f64) {
     let mut r: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
     r.sort_by(f64::total_cmp);
@@ -337,7 +334,6 @@ pub fn ratios(a: &[f64], b: &[f64]) -> (f64, f64, f64) {
 }
 
 impl PathResult {
-    /// The table for people.
     pub fn table(&self) -> String {
         use comfy_table::{Table, presets::ASCII_MARKDOWN};
         let mut t = Table::new();

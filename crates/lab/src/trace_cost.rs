@@ -1,4 +1,5 @@
-//! What recording costs: both ends of a disk in memory, in one thread, while a recorder records and while it doesn't.
+//! Cost of recording a trace: both ends of a disk in memory, in one thread, while a recorder records and
+//! while it doesn't.
 
 use crate::instructions::BothEnds;
 use crate::machine::{Machine, cpu_ns};
@@ -15,17 +16,19 @@ use std::time::Duration;
 
 /// Requests of a burst, whose events fit into the rings.
 const BURST: usize = 2000;
-/// Between two bursts.
+/// Pause between two bursts.
 const PAUSE: Duration = Duration::from_millis(12);
 
-/// One round: nobody records, somebody does, nobody again.
+/// One round of three samples: not recording, recording, not recording.
 #[derive(Clone, Debug, Serialize)]
 pub struct Round {
-    /// CPU of the path's thread for a request, nanoseconds, nobody recording: before and after.
+    /// CPU time of the path's thread for a request in nanoseconds, in the two samples without
+    /// recording.
     pub off_ns: [f64; 2],
-    /// The same while somebody records.
+    /// CPU time of the path's thread for a request in nanoseconds, while a recorder records.
     pub on_ns: f64,
-    /// CPU of the whole process then, which has the rings emptied and the events sorted too.
+    /// CPU time of the whole process for a request in nanoseconds, while a recorder records;
+    /// emptying the rings and sorting the events are in it.
     pub process_ns: f64,
     /// Events of a request.
     pub events: f64,
@@ -33,10 +36,8 @@ pub struct Round {
     pub dropped: u64,
 }
 
-/// The figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct TraceCost {
-    /// Where.
     pub machine: Machine,
     /// Requests of each sample.
     pub requests: usize,
@@ -67,7 +68,7 @@ pub fn run(
             let burst = left.min(BURST);
             ends.run(burst);
             left -= burst;
-            // So that the rings are emptied in time: what isn't recorded costs less.
+            // The pause lets the rings be emptied in time: an event that isn't recorded costs less.
             std::thread::sleep(PAUSE);
         }
         let each = |i: usize| (cpu_ns(clocks[i]) - before[i]) / requests as f64;
@@ -117,7 +118,6 @@ pub fn run(
 }
 
 impl TraceCost {
-    /// As people read it.
     pub fn text(&self) -> Result<String> {
         let of = |f: &dyn Fn(&Round) -> f64| -> Vec<f64> { self.rounds.iter().map(f).collect() };
         let off = of(&|r| (r.off_ns[0] + r.off_ns[1]) / 2.0);

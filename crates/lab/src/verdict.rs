@@ -1,4 +1,4 @@
-//! Expected shapes and what was seen of them.
+//! Expected results, and whether they were seen.
 
 use crate::stats::{Claim, Confidence, PairRatio};
 use comfy_table::Table;
@@ -7,11 +7,11 @@ use serde::Serialize;
 /// One expectation of an experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What is expected.
+    /// The expectation in words.
     pub expected: String,
-    /// What was seen.
+    /// The measured figure.
     pub figure: String,
-    /// It is so.
+    /// True if the figure meets the expectation.
     pub holds: bool,
 }
 

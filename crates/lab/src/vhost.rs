@@ -1,8 +1,9 @@
 //! `pvblk-lab vhost`: our vhost-user-blk server against qemu-storage-daemon, same client, 4 KiB random reads.
 //!
-//! Client and server have a CPU each. All servers run from the start to the end and sleep while another is measured; samples are interleaved server by
-//! server, and our null disk is measured twice in each round: its ratio to itself is the A/A control. Both null disks fill buffers with
-//! zeros, and every buffer that comes back is checked in its first and last word, and spoilt before it is used again.
+//! Client and server have a CPU each. All servers run from the start to the end and sleep while another is
+//! measured; samples are interleaved server by server, and our null disk is measured twice in each round: its
+//! ratio to itself is the A/A control. Both null disks fill buffers with zeros. Every buffer that comes back
+//! is checked in its first and last word, and spoilt before it is used again.
 
 use crate::child::{self, Server};
 use crate::driver::{Driver, Load};
@@ -22,36 +23,34 @@ use std::time::{Duration, Instant};
 const BLOCK: usize = 4096;
 /// Bytes of the disks.
 const SIZE: u64 = 256 << 20;
-/// The peer.
+/// The server that ours is compared with.
 const PEER: &str = "qemu-storage-daemon";
-/// Who is measured, in the order of a round. What holds data is told by its name.
+/// The servers that are measured, in the order of a round. `mem` in a name tells that the disk
+/// holds data.
 const SERVERS: [&str; 4] = ["pvblk null", PEER, "pvblk mem", "pvblk null again"];
-/// How long a server at rest is watched.
+/// Time for which a server at rest is watched.
 const REST: Duration = Duration::from_secs(5);
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct VhostOptions {
     /// Requests in flight on each queue.
     pub depths: Vec<u32>,
-    /// Queues.
+    /// Numbers of queues.
     pub queues: Vec<u16>,
-    /// Rounds.
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: f64,
 }
 
-/// One server's samples of one shape.
+/// One server's samples of one number of queues and depth.
 #[derive(Clone, Debug, Serialize)]
 pub struct Samples {
-    /// Who.
+    /// Name of the server.
     pub server: String,
-    /// Queues.
     pub queues: u16,
-    /// Requests in flight on each.
+    /// Requests in flight on each queue.
     pub depth: u32,
-    /// The client polls, instead of sleeping on its descriptor.
+    /// True if the client polls, instead of sleeping on its descriptor.
     pub polls: bool,
     /// Requests per second of each round.
     pub iops: Vec<f64>,
@@ -62,17 +61,17 @@ pub struct Samples {
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct VhostResult {
-    /// Where.
     pub machine: Machine,
-    /// The peer's version.
+    /// Version of the peer.
     pub peer: String,
-    /// All samples.
+    /// One entry for each server, number of queues, and depth.
     pub samples: Vec<Samples>,
-    /// Percent of a CPU that our server took at rest after all of it, with every queue connected.
+    /// Percentage of a CPU that our server took at rest after all samples, with every queue
+    /// connected.
     pub rest_percent: f64,
 }
 
-/// A peer's process, with its socket.
+/// The peer's process and its socket.
 struct Peer(Child);
 
 impl Peer {
@@ -162,7 +161,7 @@ impl Bed {
         (0..u32::from(self.queues)).map(open).collect()
     }
 
-    /// Each block of a disk with data holds its number.
+    /// Fills a disk with data: each block holds its number.
     fn fill(&self) -> Result<()> {
         let mem = SERVERS
             .iter()
@@ -176,7 +175,7 @@ impl Bed {
         Ok(())
     }
 
-    /// CPU that a server took so far, in microseconds.
+    /// CPU time that a server took so far, in microseconds.
     fn cpu_us(&self, server: &str) -> Result<f64> {
         let pid = match server == PEER {
             true => self.peer.0.id(),
@@ -185,7 +184,7 @@ impl Bed {
         Ok(child::cpu_seconds(pid)? * 1e6)
     }
 
-    /// One sample: requests a second, and the server's CPU for each.
+    /// Takes one sample: requests a second, and the server's CPU time for each request.
     fn sample(
         &self,
         at: usize,
@@ -209,7 +208,8 @@ fn has_data(server: &str) -> bool {
     server.ends_with("mem")
 }
 
-/// `count` random reads on each queue, all threads on one CPU. Returns requests a second of all together.
+/// Makes `count` random reads on each queue, with all threads on one CPU. Returns the requests a second of
+/// all threads together.
 fn reads(
     drivers: &mut [Driver],
     depth: u32,
@@ -309,7 +309,7 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
                 s.cpu_us.push(cpu_us);
             }
         }
-        // What a lane keeps for reuse goes after 100 ms.
+        // Lanes keep memory for reuse for 100 ms; this waits for longer.
         std::thread::sleep(Duration::from_millis(300));
         rest_percent = f64::max(rest_percent, child::cpu_percent(bed.ours.pid(), REST)?);
     }
@@ -338,7 +338,6 @@ impl VhostResult {
         Some(verdict::ratio(&s.iops, &to.iops, (&ours.iops, &again.iops)))
     }
 
-    /// For people.
     pub fn table(&self) -> String {
         let mut t = verdict::table(&[
             "queues",
@@ -367,7 +366,7 @@ impl VhostResult {
         )
     }
 
-    /// What is expected from 32 requests in flight on.
+    /// Expectations from 32 requests in flight on.
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         let deep = self.samples.iter().filter(|s| s.depth >= 32);

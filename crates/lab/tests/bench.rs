@@ -78,7 +78,7 @@ fn check_mixed(report: &Report) {
     let fill = &entries[0];
     assert_eq!(fill.write.bytes, 8 << 20);
     assert_eq!(fill.flush.count(), 128 / 7);
-    // Read back whole.
+    // The data is read back whole.
     assert_eq!((fill.read.bytes, fill.read.ios), (8 << 20, 128));
     assert_eq!((entries[1].threads, entries[1].group), (2, 1));
     assert_eq!(entries[2].write.ios, 1024);
@@ -94,7 +94,8 @@ fn jobs_run_on_memory() {
     let report = run(FILE_SERVER, &volume("mem:8M"));
     let total = report.total();
     assert_eq!(total.read.bytes + total.write.bytes, 8 << 20);
-    // Blocks of the map are used up as it fills, so that later requests are cut; the mix stays.
+    // Blocks of the map are used up as it fills, so that later requests are cut; the mix stays the
+    // same.
     let share = total.read.ios as f64 / (total.read.ios + total.write.ios) as f64;
     assert!((0.7..0.9).contains(&share), "{share}");
 }
@@ -119,7 +120,7 @@ fn jobs_run_over_rings() {
         backend.attach(&disk, source, Box::new(|_| {})).unwrap();
     }
     let device: Arc<dyn BlockDevice> = Frontend::new(front).unwrap();
-    // Twice: all of the shared memory has to come back in between.
+    // It runs twice: all of the shared memory has to come back in between.
     for _ in 0..2 {
         let report = run(MIXED, &device);
         check_mixed(&report);
@@ -239,7 +240,7 @@ fn planted_corruption_is_found() {
             writes: Arc::default(),
             flip,
         });
-        // Each block twice: write 300 of 512 is lost over older data.
+        // Each block is written twice: write 300 of 512 is lost over older data.
         let report = run(
             "[j]\nrw=randwrite\nloops=2\niodepth=4\nverify=crc32c",
             &device,
@@ -271,7 +272,7 @@ fn verify_only_checks_what_an_earlier_run_wrote() {
     assert_eq!(report.total().mismatch_count, 128);
     let read = "[r]\nrw=randread\nbs=8k\nverify=crc32c\n";
     assert!(!run(read, &device).failed());
-    // And zeros are no data.
+    // Zeros are no data.
     let report = run(&(read.to_owned() + "verify_fatal=1"), &volume("mem:1M"));
     assert_eq!(
         (report.total().mismatch_count, report.total().read.ios),
@@ -330,7 +331,7 @@ fn ramp_pauses_and_rates_are_kept() {
         "[j]\nrw=randrw\nramp_time=100ms\nruntime=300ms\ntime_based\nrate_iops=1000\niodepth=4",
         &device,
     );
-    // More can't be; how much less is the machine's affair.
+    // The total can't be greater; how much less it is depends on the machine.
     let total = report.total();
     assert!(total.read.ios + total.write.ios <= 2 * 410);
     let report = run(

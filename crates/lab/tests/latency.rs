@@ -18,7 +18,7 @@ const REQUESTS: u64 = 5;
 /// Steps of the clock while the volume works.
 const TICK: Duration = Duration::from_micros(20);
 
-/// Where a delay is.
+/// Place of a delay.
 #[derive(Clone, Copy, Debug, Default)]
 struct Planted {
     volume: bool,
@@ -27,13 +27,13 @@ struct Planted {
     workload: bool,
 }
 
-/// Averages in nanoseconds of the hops of a request's way, and of the gaps between requests.
+/// Averages in nanoseconds of the hops of a request's path, and of the gaps between requests.
 struct Found {
     volume_ns: f64,
     ring_ns: f64,
     worker_ns: f64,
     gap_ns: f64,
-    /// All hops together, as a share of the whole.
+    /// All hops together, as a share of the whole time.
     hops_share: f64,
     /// Hops and gaps together, as a share of the submitter's time.
     explained: f64,
@@ -62,7 +62,7 @@ fn run(planted: Planted) -> Found {
     let recorder = Arc::new(Recorder::with_clock(
         1024,
         Arc::new(move || {
-            // So that no two events are at the same time.
+            // The step keeps two events from having the same time.
             ours.advance(Duration::from_nanos(1));
             (ours.now() - begin).as_nanos() as u64
         }),
@@ -141,7 +141,8 @@ fn run(planted: Planted) -> Found {
     }
 }
 
-/// Within two hundredths, or a few ticks where nothing was planted.
+/// True if `found` is within two hundredths of the planted delay, or a few ticks where nothing was
+/// planted.
 fn near(found: f64, planted: bool) -> bool {
     let should = if planted { 1e7 } else { 0.0 };
     (found - should).abs() <= 0.02 * 1e7

@@ -1,11 +1,13 @@
-//! A cell of seed 002's matrix that policies were once lost in: in virtual time, so the figures are the same everywhere.
+//! Cells of the page-order experiment that once failed, in virtual time, so the figures are the same
+//! everywhere.
 
 use pvblk_lab::page_order::disks::Cost;
 use pvblk_lab::page_order::policy::{ActiveShare, Policy, WaitPolicy};
 use pvblk_lab::page_order::{Cell, load};
 
-/// 64 processes that read anywhere through 264 pages. Second parts of requests stood in line behind the first ones, at disks that do one at a time, and
-/// kept the pages from disks that had nothing to do: a third less than with waits for whole requests.
+/// 64 processes read at random through 264 pages. The second parts of requests once waited behind the first
+/// parts at disks that do one request at a time, and kept pages from disks that had nothing to do: the rate
+/// was a third less than with waits for whole requests.
 #[test]
 fn many_random_readers_get_the_most_out_of_few_pages() {
     let rate = |policy| {
@@ -29,7 +31,8 @@ fn many_random_readers_get_the_most_out_of_few_pages() {
     assert!(by_default > other, "{by_default} and {other}");
 }
 
-/// The table's other rows are made by the lab's type: with the default decisions it has to give the figures of the cache that is served.
+/// The table's other rows are made by the lab's own policy type: with the default decisions it has to give
+/// the figures of the cache that is served.
 #[test]
 fn the_default_decisions_are_the_served_caches() {
     for random in [false, true] {

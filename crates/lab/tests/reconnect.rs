@@ -1,4 +1,5 @@
-//! A front end whose back end goes away and comes back: what waits, what is refused, what is told.
+//! A front end whose back end goes away and comes back: requests that wait, back ends that are
+//! refused, losses that are told.
 
 use pvblk_backend::{Backend, BackendOptions, BlkifQueueParts, BlkifSource, Disk};
 use pvblk_block::trace::Tracing;
@@ -18,7 +19,7 @@ struct Rig {
     memory: LoopbackMemory,
     front: Arc<Frontend>,
     device: Arc<dyn BlockDevice>,
-    /// What the connection's back end would serve.
+    /// The parts of the connection's back end, until it is served.
     back: Vec<BlkifQueueParts>,
 }
 
@@ -64,7 +65,7 @@ impl Rig {
     }
 }
 
-/// As a submitter does who sleeps when told to.
+/// Polls as a submitter does that sleeps when told to.
 fn wait_all(queue: &mut Queue) -> Vec<Completion> {
     let poller = Poller::new().unwrap();
     poller.add(queue.wait_fd().unwrap(), 0, false).unwrap();
@@ -123,7 +124,8 @@ fn what_waits_goes_to_the_next_back_end_on_fewer_and_smaller_rings() {
     };
     let mut rig = Rig::new(many);
     let mut queues: Vec<Queue> = (0..4).map(|i| rig.queue(i)).collect();
-    // On the rings, in the backlog behind them, and (after the loss) before there is anything.
+    // Requests are on the rings, in the backlog behind them, and (after the loss) submitted before
+    // there is a connection.
     for (i, q) in (0u64..).zip(&mut queues) {
         q.submit(&mut (0..200).map(|n| write(i * 2048 + n * 8, n as u8)).collect());
     }
@@ -176,17 +178,17 @@ fn a_lost_cache_fails_one_flush_of_each_queue_and_no_more() {
     };
     drop(backend);
     let mark = rig.volume.incarnation().cache;
-    // The same kernel: nothing is lost, though nothing was flushed.
+    // The same kernel comes back: nothing is lost, though nothing was flushed.
     let backend = again(&mut rig, mark);
     assert_eq!(flush(&mut a), Status::Ok);
     drop(backend);
-    // Another one, after everything was flushed.
+    // Another kernel comes, after everything was flushed.
     let backend = again(&mut rig, Some(1));
     assert_eq!((flush(&mut a), flush(&mut b)), (Status::Ok, Status::Ok));
     b.submit(&mut vec![write(8, 2)]);
     assert_eq!(wait_all(&mut b)[0].status, Status::Ok);
     drop(backend);
-    // Kept once and then lost: the write is still not covered.
+    // The cache was kept once and then lost: the write is still not covered.
     let backend = again(&mut rig, Some(1));
     drop(backend);
     let backend = again(&mut rig, Some(2));
@@ -197,14 +199,14 @@ fn a_lost_cache_fails_one_flush_of_each_queue_and_no_more() {
     a.submit(&mut vec![write(0, 3)]);
     wait_all(&mut a);
     drop(backend);
-    // A back end that tells nothing.
+    // This back end tells no incarnation.
     let _backend = again(&mut rig, None);
     assert_eq!(flush(&mut a), Status::IoError);
     let mut late = rig.queue(0);
     assert_eq!(flush(&mut late), Status::Ok, "it never wrote anything");
 }
 
-/// A flush covers the writes of whoever had the disk before, too; what was read of them may be gone.
+/// A flush covers the writes of former front ends too, whose unflushed data may be lost.
 #[test]
 fn a_new_front_end_does_not_vouch_for_what_it_found() {
     let mut rig = Rig::new(Loopback::default());
@@ -223,13 +225,13 @@ fn a_new_front_end_does_not_vouch_for_what_it_found() {
     assert_eq!(flush(&mut q), Status::Ok, "all was flushed before");
 }
 
-/// A back end that tells nothing may have kept the cache, and lose it the next time.
+/// A back end that tells no incarnation may have kept the cache, and may lose it the next time.
 #[test]
 fn a_write_stays_uncovered_after_a_loss_that_may_not_have_been_one() {
     let mut rig = Rig::new(Loopback::default());
     let (mut a, mut b) = (rig.queue(0), rig.queue(1));
     let backend = rig.serve();
-    // The flush is answered on this connection, but covers no write that was answered later.
+    // The flush completes on this connection, but covers no write that completed later.
     a.submit(&mut vec![Request::new(Op::Flush, 0, 0, 0)]);
     b.submit(&mut vec![write(0, 1)]);
     assert_eq!(wait_all(&mut b)[0].status, Status::Ok);
@@ -247,7 +249,8 @@ fn a_write_stays_uncovered_after_a_loss_that_may_not_have_been_one() {
     assert_eq!(flush(&mut a), Status::Ok);
 }
 
-/// Whoever submits several flushes before the first has failed believes each of them.
+/// A submitter of several flushes believes each of them that was submitted before the first one
+/// failed.
 #[test]
 fn no_flush_that_was_submitted_before_the_loss_is_told_succeeds() {
     let mut rig = Rig::new(Loopback::default());
@@ -284,7 +287,7 @@ fn a_poorer_or_richer_back_end_leaves_room_for_the_next() {
     let one = Loopback { queues: 1, ..first };
     let parts = rig.next(one);
     rig.front.reconnect(parts).unwrap();
-    // Users take all there is now.
+    // Users take all of the memory that there is.
     let hoard: Vec<_> = std::iter::from_fn(|| source.allocate(4096)).collect();
     for indirect in [256, 32] {
         let parts = rig.next(Loopback { indirect, ..first });
@@ -341,7 +344,7 @@ fn a_broken_ring_ends_the_connection_and_nothing_else() {
     let (mut a, mut b) = (rig.queue(0), rig.queue(1));
     a.submit(&mut vec![write(0, 1)]);
     b.submit(&mut vec![write(8, 2)]);
-    // An answer to a request that isn't in flight: its own has another number.
+    // The response names a request that isn't in flight: the real one has another number.
     let ring = &mut rig.back[0].ring;
     assert!(ring.take(&mut Entry::default()).unwrap());
     ring.respond(7, wire::OP_WRITE, wire::RSP_OKAY);

@@ -90,7 +90,7 @@ fn oracle_round(loopback: Loopback, workers: usize, native: bool, rng: &mut fast
                     held.push(b.clone());
                     (vec![b.slice(0, len).unwrap()], b)
                 } else {
-                    // Odd pieces of foreign memory: must be bounced.
+                    // The buffers are odd parts of foreign memory, and must be bounced.
                     let b = Buffer::anonymous(len).unwrap();
                     let cut = rng.usize(0..=sectors as usize) * 512;
                     let parts = [b.slice(0, cut).unwrap(), b.slice(cut, len - cut).unwrap()];
@@ -181,7 +181,7 @@ fn errors_come_back_to_the_request_that_caused_them() {
     let buffer = source.allocate(64 * 4096).unwrap();
     let mut failed = 0;
     for _ in 0..20 {
-        // Neighbours, so that they are merged.
+        // The requests are neighbours, so that they are merged.
         let mut batch: Vec<_> = (0..64u64)
             .map(|i| {
                 let b = buffer.slice(i as usize * 4096, 4096).unwrap();
@@ -223,7 +223,7 @@ fn submitters_come_and_go_with_requests_in_flight() {
         let mut batch: Vec<_> = (0..64)
             .map(|i| {
                 let b = pages.slice(i as usize * 4096, 4096).unwrap();
-                // Not neighbours, so each takes a tag of its own.
+                // The requests aren't neighbours, so each takes a tag of its own.
                 Request::with_buffers(Op::Read, i * 16, vec![b], i)
             })
             .collect();
@@ -248,14 +248,15 @@ fn is_woken(queue: &Queue, patience: Duration) -> bool {
     !events.is_empty()
 }
 
-/// Whoever wakes first clears the ring's only doorbell: the other one must still hear of its own answer.
+/// The first submitter to wake clears the ring's only event channel: the other one must still hear of its own
+/// response.
 #[test]
 fn the_first_to_wake_leaves_the_others_a_wake_up() {
     let rig = rig("delay:20ms,channels=1:mem:1M", Loopback::default(), 1);
     let open = || Queue::open(&rig.device, &QueueContext::new(4)).unwrap();
     let (mut first, mut second) = (open(), open());
     let wakes = |q: &Queue| is_woken(q, Duration::from_secs(60));
-    // One channel: the second answer comes 20 ms after the first.
+    // The device has one channel: the second response comes 20 ms after the first.
     let data = Buffer::anonymous(8192).unwrap();
     for (i, q) in [&mut first, &mut second].into_iter().enumerate() {
         let b = data.slice(i * 4096, 4096).unwrap();
@@ -265,14 +266,14 @@ fn the_first_to_wake_leaves_the_others_a_wake_up() {
     assert!(wakes(&first));
     first.woken();
     assert_eq!(wait_all(&mut first).len(), 1);
-    // From here on nobody polls the ring until the second is woken.
+    // From here on the ring isn't polled until the second submitter is woken.
     assert!(wakes(&second), "the second submitter was never woken");
     second.woken();
     assert_eq!(wait_all(&mut second).len(), 1);
 }
 
-/// A submitter that was the listener, has nothing in flight any more and still clears the doorbell must pass on what the
-/// answers allow: here, the flush of another's FUA write.
+/// A submitter that was the listener, has nothing in flight any more and still clears the event channel must
+/// pass on what the responses allow: here, the flush of another submitter's FUA write.
 #[test]
 fn an_idle_submitter_who_wakes_first_does_not_hold_up_a_busy_one() {
     let rig = rig("delay:5ms,channels=1:mem:1M", Loopback::default(), 1);
@@ -295,7 +296,7 @@ fn an_idle_submitter_who_wakes_first_does_not_hold_up_a_busy_one() {
     idle.woken();
     assert_eq!(idle.poll(&mut Vec::new()), 0);
     assert!(!listens(&idle), "it has nothing to wait for");
-    // The busy one was told to sleep, so it polls only when it is woken.
+    // The busy submitter was told to sleep, so it polls only when it is woken.
     assert!(wakes(&busy), "the flush never got to the back end");
     busy.woken();
     assert_eq!(wait_all(&mut busy).len(), 1);
@@ -325,10 +326,11 @@ impl Granter for Refusing {
     }
 }
 
-/// Somebody else's answers were the last ones on the ring, and there was no grant yet: the one who waits must try again.
+/// The last responses on the ring were another submitter's, and there was no grant yet: the waiting submitter
+/// must try again.
 #[test]
 fn a_request_without_a_grant_is_tried_again_by_its_own_submitter() {
-    // Long enough for two submissions on a machine that is busy with others.
+    // The delay is long enough for two submissions on a machine with other load.
     let inner = pvblk_volume::open("delay:1s,channels=1:mem:1M").unwrap();
     let wiring = Loopback {
         persistent: false,
@@ -376,7 +378,7 @@ fn an_idle_queue_can_be_silenced() {
         queue.arm();
         wait_all(&mut queue);
     }
-    // The last notification may still be on its way, but none comes after it.
+    // The last notification may still be on its way, but none follows it.
     let begin = std::time::Instant::now();
     loop {
         queue.woken();
@@ -387,7 +389,8 @@ fn an_idle_queue_can_be_silenced() {
     }
 }
 
-/// Many threads that sleep on one ring, with few requests each: whoever listens, all are woken. A lost wake-up is a hang.
+/// Many threads sleep on one ring, with few requests each: all must be woken by the one that listens. A lost
+/// wake-up is a hang.
 #[test]
 fn many_sleepers_on_one_ring_all_wake() {
     const THREADS: u64 = 24;

@@ -1,4 +1,4 @@
-//! What the stripe queue is for, on modelled disks: the time is virtual, so nothing depends on the machine.
+//! The gain of the stripe queue on modelled disks: the time is virtual, so nothing depends on the machine.
 
 use pvblk_lab::stripe_queue::{Part, StripeQueueOptions, run};
 
@@ -19,7 +19,7 @@ fn streams_write_whole_stripes_and_reads_are_as_fast_as_before() {
             assert!(check.holds, "{}: {}", check.expected, check.figure);
         }
         for point in result.modelled.iter().filter(|p| p.cell.phase.writes()) {
-            // What the queue doesn't read, `direct` does.
+            // The direct path reads the blocks that the queue doesn't.
             assert!(point.direct[0].prereads_per_mib > 0.5, "{point:?}");
             let gain = point.queue[0].mb_per_second / point.direct[0].mb_per_second;
             assert!(gain > 1.1, "{gain}");

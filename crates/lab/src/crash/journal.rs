@@ -1,4 +1,5 @@
-//! What a killed process knew: kept in a file that all processes of the experiment map.
+//! The journal of the writes that were sent, completed and flushed: a file that all processes of
+//! the experiment map, so it outlives the killed ones.
 
 use anyhow::{Context, Result, ensure};
 use pvblk_block::Region;
@@ -8,13 +9,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Per sector of the disk: which writes it may hold. Also how much was done, and the number of the next write.
+/// For each sector of the disk, the writes that it may hold; also the number of requests done, and the number
+/// of the next write.
 ///
-/// Writes are numbered in the order in which they are sent, and a sector has one in flight at most. `sent` is set before a
-/// write goes out and `done` after its answer came; `kept` after a flush that covers it. So a disk that loses nothing with
-/// its server holds `done` or `sent`, whenever anybody is killed. One with a volatile cache may fall back, when its server is
-/// killed, to any write from `kept` on; a write with a number from [`Journal::floor`] on was sent after the last kill, and
-/// what was read since then (`seen`) stays.
+/// Writes are numbered in the order in which they are sent, and a sector has one in flight at most. `sent` is
+/// set before a write goes out, `done` when it has completed, `stable` after a flush that covers it. So a
+/// disk that loses nothing with its server holds `done` or `sent`, whenever a process is killed. A disk with
+/// a volatile cache may fall back, when its server is killed, to any write from `stable` on. A write with a
+/// number from [`Journal::floor`] on was sent after the last kill. A write that was read since then (`seen`)
+/// stays.
 pub struct Journal {
     region: Region,
     sectors: u64,
@@ -28,7 +31,7 @@ const ENTRY: usize = 16;
 
 const DONE: usize = 0;
 const SENT: usize = 4;
-const KEPT: usize = 8;
+const STABLE: usize = 8;
 const SEEN: usize = 12;
 
 impl Journal {
@@ -72,12 +75,12 @@ impl Journal {
         self.word(HEADER + sector as usize * ENTRY + part)
     }
 
-    /// Requests answered so far, by all processes.
+    /// Requests completed so far, in all processes.
     pub fn operations(&self) -> u32 {
         self.word(OPERATIONS).load(Ordering::Relaxed)
     }
 
-    /// One more is answered.
+    /// Counts one completed request.
     pub fn count(&self) {
         self.word(OPERATIONS).fetch_add(1, Ordering::Relaxed);
     }
@@ -87,7 +90,7 @@ impl Journal {
         self.word(NEXT).fetch_add(1, Ordering::AcqRel)
     }
 
-    /// The server is gone, and the next one hasn't started.
+    /// Notes that the server was killed. The next one must not have started.
     pub fn killed(&self) {
         let floor = self.next();
         self.word(FLOOR).store(floor, Ordering::Release);
@@ -98,88 +101,90 @@ impl Journal {
         self.word(FLOOR).load(Ordering::Acquire)
     }
 
-    /// Write `number` to `sector` is about to be submitted.
+    /// Notes that write `number` to `sector` is about to be submitted.
     pub fn sent(&self, sector: u64, number: u32) {
         self.entry(sector, SENT).store(number, Ordering::Release);
     }
 
-    /// It was answered.
+    /// Notes that write `number` to `sector` has completed.
     pub fn done(&self, sector: u64, number: u32) {
         self.entry(sector, DONE).store(number, Ordering::Release);
     }
 
-    /// It is durable.
-    pub fn kept(&self, sector: u64, number: u32) {
-        self.entry(sector, KEPT).fetch_max(number, Ordering::AcqRel);
+    /// Notes that write `number` to `sector` is stable.
+    pub fn stable(&self, sector: u64, number: u32) {
+        self.entry(sector, STABLE)
+            .fetch_max(number, Ordering::AcqRel);
     }
 
-    /// Write `number` was read from `sector`, which has nothing in flight, by a request that was sent when the floor was `floor`.
+    /// Notes that write `number` was read from `sector`, which has nothing in flight, by a request that was
+    /// sent when the floor was `floor`.
     pub fn saw(&self, sector: u64, number: u32, floor: u32) {
         self.entry(sector, SENT).store(number, Ordering::Relaxed);
         self.entry(sector, DONE).store(number, Ordering::Relaxed);
         self.entry(sector, SEEN).store(floor, Ordering::Release);
     }
 
-    /// The answered write of `sector`.
-    pub fn answered(&self, sector: u64) -> Answered {
+    /// The last completed write of `sector`.
+    pub fn completed_write(&self, sector: u64) -> CompletedWrite {
         let seen = self.entry(sector, SEEN).load(Ordering::Acquire);
         let done = self.entry(sector, DONE).load(Ordering::Acquire);
-        Answered {
+        CompletedWrite {
             sector,
             number: done,
             at: done.max(seen),
         }
     }
 
-    /// What `sector` may hold.
+    /// The writes that `sector` may hold.
     pub fn allowed(&self, sector: u64) -> Allowed {
         let load = |part| self.entry(sector, part).load(Ordering::Acquire);
-        let (done, sent, kept, seen) = (load(DONE), load(SENT), load(KEPT), load(SEEN));
+        let (done, sent, stable, seen) = (load(DONE), load(SENT), load(STABLE), load(SEEN));
         let floor = self.floor();
         Allowed {
             done,
             sent,
-            kept,
+            stable,
             is_sure: done >= floor || seen == floor,
         }
     }
 }
 
-/// A sector's last answered write, as it was when a flush was sent.
+/// A sector's last completed write, as it was when a flush was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answered {
+pub struct CompletedWrite {
     pub sector: u64,
     pub number: u32,
     /// The number, or the floor at which the write was read, whichever is larger.
     at: u32,
 }
 
-impl Answered {
-    /// True if the write was sent or seen since the floor was `floor`: a server that was killed before then can't have taken it
-    /// along.
+impl CompletedWrite {
+    /// True if the write was sent or seen since the floor was `floor`: the kill of an earlier server can't
+    /// have lost it.
     pub fn is_since(&self, floor: u32) -> bool {
         self.at >= floor
     }
 }
 
-/// What a sector may hold.
+/// The writes that a sector may hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowed {
-    /// The last answered write.
+    /// Number of the last completed write.
     pub done: u32,
-    /// The last one that was sent.
+    /// Number of the last write that was sent.
     pub sent: u32,
-    /// The last one that a flush covers.
-    pub kept: u32,
+    /// Number of the last write that a flush covers.
+    pub stable: u32,
     /// No server was killed since `done` was sent or seen.
     is_sure: bool,
 }
 
 impl Allowed {
-    /// Whether the sector may hold write `number`. `keeps`: the disk loses nothing with its server; `settles`: the write that
-    /// was sent last may be in the disk or not.
+    /// True if the sector may hold write `number`. `keeps`: the disk loses nothing with its server.
+    /// `settles`: the disk may hold the write that was sent last, or not.
     pub fn holds(&self, number: u32, keeps: bool, settles: bool) -> bool {
-        let fell_back = !keeps && !self.is_sure && (self.kept..=self.sent).contains(&number);
+        let fell_back = !keeps && !self.is_sure && (self.stable..=self.sent).contains(&number);
         number == self.done || (settles && number == self.sent) || fell_back
     }
 }
@@ -219,7 +224,7 @@ mod tests {
     fn a_volatile_cache_falls_back_only_at_a_kill_and_not_behind_a_flush() {
         let (_dir, journal) = journal();
         let flushed = write(&journal, 3);
-        journal.kept(3, flushed);
+        journal.stable(3, flushed);
         let middle = write(&journal, 3);
         let last = write(&journal, 3);
         assert!(!journal.allowed(3).holds(middle, false, true));
@@ -228,14 +233,14 @@ mod tests {
             assert!(journal.allowed(3).holds(number, false, false));
         }
         assert!(!journal.allowed(3).holds(flushed - 1, false, true));
-        // What was read stays.
+        // A write that was read stays.
         journal.saw(3, middle, journal.floor());
         assert!(!journal.allowed(3).holds(flushed, false, true));
-        let answered = journal.answered(3);
-        assert_eq!(answered.number, middle);
-        assert!(answered.is_since(journal.floor()));
+        let completed = journal.completed_write(3);
+        assert_eq!(completed.number, middle);
+        assert!(completed.is_since(journal.floor()));
         journal.killed();
         assert!(journal.allowed(3).holds(flushed, false, false));
-        assert!(!answered.is_since(journal.floor()));
+        assert!(!completed.is_since(journal.floor()));
     }
 }

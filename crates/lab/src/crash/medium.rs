@@ -4,12 +4,13 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Nothing of it waits longer than this by itself: what a mix of delays has at most, and time to spare.
+/// The longest time that a request on this medium waits by itself: the longest delay of a mix, and time to
+/// spare.
 const SETTLES: Duration = Duration::from_secs(60);
 /// The longest delay, in milliseconds: longer than a server needs to start.
 const LONGEST: u32 = 400;
 
-/// A medium for some files, or the one that the files are on anyway.
+/// A slow medium under some files, or the ordinary file system that they are on.
 #[derive(Clone)]
 pub(super) struct Medium {
     control: Option<PathBuf>,
@@ -37,7 +38,8 @@ impl Medium {
         std::fs::write(control, text).context("the slow medium")
     }
 
-    /// Some delays: none, or most requests fast and some writes slower than a server's start.
+    /// Sets no delays, or delays that leave most requests fast and make some writes slower than a
+    /// server's start.
     pub fn some_delays(&self, rng: &mut fastrand::Rng) -> Result<()> {
         let (share, longest) = (rng.u32(1..60), rng.u32(20..LONGEST));
         let slow = rng.u32(..4) > 0;
@@ -50,22 +52,22 @@ impl Medium {
         })
     }
 
-    /// No delays for what comes from now on.
+    /// Sets no delays for requests from now on.
     pub fn no_delays(&self) -> Result<()> {
         self.order(|f| format!("set {f} * now"))
     }
 
-    /// Writes and flushes that come from now on are held until they are released.
+    /// Holds writes and flushes from now on until they are released.
     pub fn hold(&self) -> Result<()> {
         self.order(|f| format!("set {f} write,fsync,fallocate hold"))
     }
 
-    /// Lets go on what is held, and what waits for its time.
+    /// Releases the requests that are held, and those that wait for their time.
     pub fn release(&self) -> Result<()> {
         self.order(|f| format!("release {f} *"))
     }
 
-    /// Waits until nothing of these files waits any more.
+    /// Waits until no request of these files waits any more.
     pub fn settle(&self) -> Result<()> {
         let Some(control) = &self.control else {
             return Ok(());

@@ -1,14 +1,16 @@
-//! `pvblk-lab crash`: kills the server, the front end, or both, in the middle of writes, again and again, and checks
-//! that nothing is lost that may not be, nothing is torn below a sector, no older write comes over a newer one, and no error is
-//! seen that nothing explains.
+//! `pvblk-lab crash`: kills the server, the front end, or both, in the middle of writes, again and again. It
+//! checks that no write is lost that must not be, that no sector is torn, that no older write overwrites a
+//! newer one, and that each error has a known cause.
 //!
-//! Three processes: a referee, a server with one disk, and a workload, which checks every sector
-//! that it reads against a journal in shared memory; after a restart it reads the whole disk. This for each export and each
-//! volume. The seed decides who is killed when (counted in requests), what the next server offers, how slow the medium is and what
-//! the workload does; the scheduler decides the rest.
+//! Three processes take part: a referee; a server with one disk; and a workload, which checks every sector
+//! that it reads against a journal in shared memory, and reads the whole disk after a restart. All exports
+//! are run with all volumes. The seed decides which process is killed when (counted in requests), the options
+//! of the next server, the speed of the medium, and the requests of the workload; the scheduler decides the
+//! rest.
 //!
-//! With a slow medium below the files some writes of a killed server are still on their way when the next one starts. Numbers in the
-//! sectors tell when one of them comes over a newer one, whether soon or when the medium has settled.
+//! With a slow medium below the files some writes of a killed server are still on their way when the next one
+//! starts. The numbers in the sectors tell when one of them overwrites a newer one, whether soon or when the
+//! medium has settled.
 
 mod journal;
 pub mod load;
@@ -34,16 +36,14 @@ use std::time::Instant;
 /// Size of the disk in sectors (512 B): 8 MiB, so that it can be checked whole after each restart.
 const SECTORS: u64 = 16384;
 
-/// How to run.
 #[derive(Clone, Debug)]
 pub struct CrashOptions {
     /// Kills and restarts, over all exports and volumes.
     pub cycles: u32,
-    /// What decides.
+    /// Decides which process is killed when, and all other random choices.
     pub seed: u64,
-    /// How the disks are reached; each with each volume.
+    /// Exports to test, each with each volume.
     pub exports: Vec<Export>,
-    /// What they are made of.
     pub volumes: Vec<Volume>,
     /// Where a slow medium is mounted; without one the files are on an ordinary file system.
     pub medium: Option<PathBuf>,
@@ -51,37 +51,33 @@ pub struct CrashOptions {
     pub jobs: usize,
 }
 
-/// What was done with one export of one volume, all of it without a loss.
+/// Counts for one export of one volume, all of whose cycles passed.
 #[derive(Clone, Debug, Serialize)]
 pub struct CrashPart {
-    /// How the disk was reached.
     pub export: Export,
-    /// What it was.
     pub volume: Volume,
-    /// Server killed.
+    /// Times that the server was killed.
     pub back: u32,
-    /// Front end killed.
+    /// Times that the front end was killed.
     pub front: u32,
-    /// Both killed.
+    /// Times that both were killed.
     pub both: u32,
-    /// Server stopped in order and started again.
+    /// Times that the server was stopped in order and started again.
     pub restarted: u32,
     /// Kills with writes held by the medium until the next server was being started.
     pub held: u32,
-    /// Starts that were refused, mostly because something of the last server was still at work.
+    /// Starts that were refused, mostly because I/O of the last server was still at work.
     pub refused: u32,
-    /// Requests answered in all.
+    /// Number of completed requests.
     pub operations: u32,
 }
 
-/// What was done.
 #[derive(Clone, Debug, Serialize)]
 pub struct CrashResult {
-    /// Where.
     pub machine: Machine,
-    /// For a replay of the decisions.
+    /// The seed that replays the decisions.
     pub seed: u64,
-    /// On a slow medium.
+    /// True if the files were on a slow medium.
     pub slow: bool,
     /// In the order of the options.
     pub parts: Vec<CrashPart>,
@@ -90,7 +86,6 @@ pub struct CrashResult {
 }
 
 impl CrashResult {
-    /// For people.
     pub fn table(&self) -> String {
         let mut table = comfy_table::Table::new();
         table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
@@ -176,7 +171,7 @@ pub fn run(
     });
     let mut done = done.into_inner();
     done.sort_by_key(|(index, _)| *index);
-    // The first failure is told; others may follow from how it ended.
+    // The first failure is reported; others may follow from how that one ended.
     let parts: Result<Vec<CrashPart>> = done.into_iter().map(|(_, part)| part).collect();
     Ok(CrashResult {
         machine: Machine::here(),
@@ -201,12 +196,12 @@ fn one(
     let stage = Stage::new(export, volume, &dir, files, SECTORS)?;
     let names = stage.files().into_iter().map(|(name, _)| name).collect();
     let medium = Medium::new(options.medium.as_deref(), names)?;
-    // The same decisions whichever other pairs there are.
+    // A pair's decisions don't depend on which other pairs run.
     let pair = export as u64 * 16 + volume as u64;
     let rng = fastrand::Rng::with_seed(options.seed ^ pair << 32);
     let mut referee = Referee::new(stage, medium, rng)?;
     let part = referee.run(cycles, progress, failed);
-    // Also after a failure: a server may wait for it.
+    // The medium is released after a failure, too: a server may wait for it.
     referee.heal()?;
     part
 }

@@ -1,6 +1,6 @@
-//! Who kills, and when.
+//! The process that kills the others, and decides when.
 
-use super::journal::{Answered, Journal};
+use super::journal::{CompletedWrite, Journal};
 use super::medium::Medium;
 use super::stage::{Export, Stage};
 use super::{CrashPart, SECTORS};
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Nothing answered for so long is a hang.
+/// A server or workload that does nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest time that writes are held beyond a kill, in milliseconds.
+/// The longest time that writes are held after a kill, in milliseconds.
 const HELD: u64 = 400;
 
 /// The referee of one disk.
@@ -21,7 +21,7 @@ pub(super) struct Referee {
     medium: Medium,
     rng: fastrand::Rng,
     journal: Journal,
-    /// Servers that were killed, and may still wait for the medium.
+    /// Killed servers that may still wait for the medium.
     dying: Vec<Server>,
     releasing: Option<JoinHandle<Result<()>>>,
     part: CrashPart,
@@ -50,9 +50,10 @@ impl Referee {
         })
     }
 
-    /// The next server, when it is let in.
+    /// Starts the next server, and waits until the fence lets it in.
     fn server(&mut self) -> Result<Server> {
-        // Every second server is slow, so that much is in flight when somebody is killed; a slow medium does that better.
+        // Every second server is slow, so that much is in flight when a process is killed; a slow medium does
+        // that better.
         let slow = self.rng.bool() && !self.medium.is_slow();
         let before = if slow { "delay:2ms:" } else { "" };
         let (queues, pages) = (self.rng.u32(1..=4), 1 << self.rng.u32(..5));
@@ -109,7 +110,8 @@ impl Referee {
         server.strike()?;
         self.journal.killed();
         if holds {
-            // What comes from now on is the next server's, which may be let in only when the held ones have ended.
+            // Requests from now on are the next server's, and it may be let in only when the held ones have
+            // ended.
             self.medium.no_delays()?;
             let medium = self.medium.clone();
             self.releasing = Some(std::thread::spawn(move || {
@@ -121,7 +123,7 @@ impl Referee {
         Ok(())
     }
 
-    /// A killed server is gone when the next one is there.
+    /// Waits until the killed servers are gone.
     fn reap(&mut self) -> Result<()> {
         if let Some(thread) = self.releasing.take() {
             match thread.join() {
@@ -135,7 +137,7 @@ impl Referee {
         Ok(())
     }
 
-    /// All cycles, until something fails here or elsewhere.
+    /// Runs all cycles, until something fails here or elsewhere.
     pub fn run(
         &mut self,
         cycles: u32,
@@ -163,7 +165,7 @@ impl Referee {
         self.medium.no_delays()?;
         self.watch(&mut load, 300).context("at the end")?;
         load.stop().context("the workload's end")?;
-        // Once more from a fresh process, which reads all and checks it, when nothing can land any more.
+        // A fresh process reads all once more and checks it, when nothing can land any more.
         self.medium.settle()?;
         let last = self.load().context("the last check")?;
         last.stop().context("the last check")?;
@@ -187,13 +189,13 @@ impl Referee {
             1..=4 => {
                 self.part.back += 1;
                 self.kill(server)?;
-                // Now and then it stays away while requests pile up.
+                // Now and then the server stays away while requests pile up.
                 std::thread::sleep(Duration::from_millis(self.rng.u64(..20)));
                 server = self.server().context("back killed")?;
                 self.reap()?;
             }
-            // NBD has no fence between two connections: what a dead client had in flight may come over what the next one
-            // wrote (decision 6). So its server is killed with it.
+            // NBD has no fence between two connections: a dead client's writes in flight may overwrite those
+            // of the next client (decision 6). So its server is killed with it.
             5..=7 if self.stage.export != Export::Nbd => {
                 self.part.front += 1;
                 load.kill()?;
@@ -216,19 +218,21 @@ impl Referee {
         Ok((server, load))
     }
 
-    /// An orderly stop loses nothing that was answered before it, with a cache neither.
+    /// Stops the server in order: completed writes are not lost then, not even those in a cache.
     fn stop(&mut self, server: Server) -> Result<()> {
         let floor = self.journal.floor();
-        let answered: Vec<Answered> = (0..SECTORS).map(|s| self.journal.answered(s)).collect();
+        let completed: Vec<CompletedWrite> = (0..SECTORS)
+            .map(|s| self.journal.completed_write(s))
+            .collect();
         server.stop()?;
-        for answer in answered.iter().filter(|a| a.is_since(floor)) {
-            self.journal.kept(answer.sector, answer.number);
+        for write in completed.iter().filter(|a| a.is_since(floor)) {
+            self.journal.stable(write.sector, write.number);
         }
         self.journal.killed();
         Ok(())
     }
 
-    /// Nothing waits for the medium any more.
+    /// Ends all delays, so that no request waits for the medium.
     pub fn heal(&mut self) -> Result<()> {
         self.medium.no_delays()?;
         self.medium.release()?;

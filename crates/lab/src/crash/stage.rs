@@ -1,4 +1,4 @@
-//! What is served, and how: one export of one volume, whose files may be on a slow medium.
+//! One export of one volume, and its server; the volume's files may be on a slow medium.
 
 use crate::child::{self, Server};
 use anyhow::{Context, Result, bail};
@@ -8,18 +8,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-/// How the workload reaches the disk.
+/// The way by which the workload reaches the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Export {
-    /// Over local rings: the front end sends again what was in flight.
+    /// Local rings: the front end sends again the requests that were in flight.
     Rings,
-    /// As a guest with in-flight tracking: the next server does again what was in flight.
+    /// A guest's queues with in-flight tracking: the next server does the requests in flight again.
     VhostUser,
-    /// Over NBD: the client connects again and doesn't know what became of what was in flight.
+    /// NBD: the client connects again and doesn't know which requests in flight were done.
     Nbd,
 }
 
-/// What stores the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Volume {
     /// A file, through the kernel's page cache.
@@ -33,7 +32,6 @@ pub enum Volume {
 }
 
 impl Export {
-    /// All of them.
     pub const ALL: [Export; 3] = [Export::Rings, Export::VhostUser, Export::Nbd];
 
     fn name(self) -> &'static str {
@@ -46,7 +44,6 @@ impl Export {
 }
 
 impl Volume {
-    /// All of them.
     pub const ALL: [Volume; 4] = [Volume::File, Volume::Direct, Volume::Cache, Volume::Raid5];
 
     fn name(self) -> &'static str {
@@ -58,7 +55,7 @@ impl Volume {
         }
     }
 
-    /// Whether answered writes outlive the server's process without a flush.
+    /// True if completed writes outlive the server's process without a flush.
     pub fn keeps(self) -> bool {
         self != Volume::Cache
     }
@@ -94,16 +91,16 @@ impl FromStr for Volume {
     }
 }
 
-/// Bytes of an array's member: half of the disk, and place for what belongs to the array.
+/// Bytes of an array's member: half of the disk, and room for the array's metadata.
 const MEMBER: u64 = 12 << 20;
 
 /// One disk and the files behind it.
 pub(super) struct Stage {
     pub export: Export,
     pub volume: Volume,
-    /// Sockets and the journal.
+    /// Folder of the sockets and the journal.
     pub dir: PathBuf,
-    /// Where the files are.
+    /// Folder of the disk's files.
     files: PathBuf,
     sectors: u64,
 }
@@ -164,7 +161,7 @@ impl Stage {
     }
 
     fn spec(&self) -> String {
-        // Sectors of 512 bytes, so that all volumes take the same requests.
+        // The disk has sectors of 512 bytes, so that all volumes take the same requests.
         let paths = self.paths();
         let direct = |p: &String| format!("file:{p},direct,sector=512");
         match self.volume {
@@ -182,7 +179,8 @@ impl Stage {
         self.dir.join("socket").display().to_string()
     }
 
-    /// Starts a server; `before` is a decorator before the volume.
+    /// Starts a server. `before` is the specification of a decorator, put before that of the
+    /// volume.
     pub fn serve(&self, before: &str, queues: u32, ring_pages: u32) -> Result<Server> {
         let socket = format!("unix:{}", self.socket());
         let disk = format!("a={before}{}", self.spec());

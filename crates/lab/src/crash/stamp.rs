@@ -1,11 +1,11 @@
-//! Sectors that tell which write they come from.
+//! The contents of sectors, which tell the write that they come from.
 
 use pvblk_block::Buffer;
 
 const SECTOR: usize = 512;
 
 fn word(sector: u64, number: u32, index: usize) -> u64 {
-    // splitmix64 of all three.
+    // The output function of splitmix64 mixes the sector, the number and the index of the word.
     let mut z = (sector << 32 | u64::from(number))
         .wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -13,7 +13,7 @@ fn word(sector: u64, number: u32, index: usize) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The bytes of `sector` as write `number` makes them.
+/// The bytes that write `number` puts into `sector`.
 pub fn make(sector: u64, number: u32) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
     bytes[..8].copy_from_slice(&u64::from(number).to_le_bytes());
@@ -23,7 +23,8 @@ pub fn make(sector: u64, number: u32) -> [u8; SECTOR] {
     bytes
 }
 
-/// The write that `bytes` of `sector` come from, 0 if none has been there; `None` if they are torn or another sector's.
+/// The number of the write that `bytes` of `sector` come from, 0 if there was none; `None` if the bytes are
+/// torn or another sector's.
 pub fn read(sector: u64, bytes: &[u8; SECTOR]) -> Option<u32> {
     if bytes.iter().all(|&b| b == 0) {
         return Some(0);
@@ -33,14 +34,14 @@ pub fn read(sector: u64, bytes: &[u8; SECTOR]) -> Option<u32> {
     (*bytes == make(sector, number)).then_some(number)
 }
 
-/// Fills `buffer` as write `number` to the sectors from `sector` on.
+/// Fills `buffer` with the bytes of write `number` to the sectors from `sector` on.
 pub fn fill(buffer: &Buffer, sector: u64, number: u32) {
     for i in 0..buffer.len() / SECTOR {
         buffer.write(i * SECTOR, &make(sector + i as u64, number));
     }
 }
 
-/// What each sector of `buffer` holds, as [`read`].
+/// For each sector of `buffer`, the number of its write, as [`read`] returns it.
 pub fn look(buffer: &Buffer, sector: u64) -> impl Iterator<Item = (u64, Option<u32>)> {
     (0..buffer.len() / SECTOR).map(move |i| {
         let mut bytes = [0; SECTOR];

@@ -1,4 +1,5 @@
-//! The kernel's md in user-mode Linux: `tests/vm/scripts/md-speed.sh`, which tells what is written into the two files.
+//! The kernel's md in user-mode Linux: drives `tests/vm/scripts/md-speed.sh`, whose head describes the
+//! contents of the two files.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -8,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An order and an answer: a page, which the guest writes at once.
+/// Bytes of an order and of an answer: a page, which the guest writes at once.
 const PAGE: usize = 4096;
 /// The script's status if this machine can't run guests.
 const CANNOT: i32 = 125;
-/// For the first start, which fetches packages and makes the guest.
+/// Limit for the first start, which fetches packages and makes the guest.
 const START: Duration = Duration::from_secs(600);
-/// For what takes a moment, on a busy machine.
+/// Limit for an order that takes a moment, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What fio counted of a sample, and what the sample cost this machine.
+/// fio's counts of a sample, and its cost on this machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Writes a second, by the guest's clock.
@@ -27,16 +28,16 @@ pub struct Cost {
     pub cpus: f64,
 }
 
-/// What the guest says.
+/// An answer of the guest.
 #[derive(Clone, Debug, PartialEq)]
 enum Answer {
     Begun,
-    /// KiB, milliseconds, writes a second or what a check found.
+    /// KiB, milliseconds and writes a second; or the result of a check.
     Done([f64; 3]),
     Failed(String),
 }
 
-/// The answer to this order, if it is there and complete.
+/// The answer to order number `order`, if the page has it and it is complete.
 fn parse(page: &[u8], order: u64) -> Result<Option<Answer>> {
     let text = String::from_utf8_lossy(page);
     let line = text.lines().next().unwrap_or("");
@@ -69,7 +70,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts it on one CPU, with an array, for at most so long. `uml` is `tests/vm/uml.sh`; files go into `folder`, which must be empty.
+    /// Starts the guest on one CPU, with an array, for at most `limit`. `uml` is `tests/vm/uml.sh`; files go
+    /// into `folder`, which must be empty.
     pub fn start(uml: &Path, cpu: usize, folder: &Path, limit: Duration) -> Result<Guest> {
         ensure!(
             uml.is_file(),
@@ -115,7 +117,7 @@ impl Guest {
             answers,
             order: 0,
         };
-        // It takes orders when it is there.
+        // The guest takes orders from here on.
         guest.give("set safe_mode_delay 0")?;
         guest.done(START)?;
         Ok(guest)
@@ -127,7 +129,8 @@ impl Guest {
         self.done(PATIENCE).map(drop)
     }
 
-    /// One run of fio in the guest, on `md0` or on `ram4`, of so many seconds and with blocks of so many bytes.
+    /// One run of fio in the guest, on `md0` or on `ram4`, for `seconds` seconds with blocks of `block`
+    /// bytes.
     pub fn sample(&mut self, device: &str, fio: &str, block: u64, seconds: f64) -> Result<Cost> {
         let runtime = (seconds * 1e3).ceil();
         self.give(&format!(
@@ -139,7 +142,7 @@ impl Guest {
             "the guest can't: {begun:?}: {}",
             self.last_words()
         );
-        // The middle of the run: neither its start nor its end.
+        // The middle of the run is measured, neither its start nor its end.
         let wait = |share: f64| std::thread::sleep(Duration::from_secs_f64(seconds * share));
         wait(0.15);
         let processes = descendants(self.child.id())?;
@@ -154,13 +157,13 @@ impl Guest {
         })
     }
 
-    /// Sectors whose parity isn't right, by md's check of all of the array.
+    /// The number of sectors with wrong parity that md's check of the whole array finds.
     pub fn check(&mut self) -> Result<u64> {
         self.give("check")?;
         Ok(self.done(PATIENCE)?[2] as u64)
     }
 
-    /// Ends it; returns what it left about itself.
+    /// Ends the guest; returns its description of itself.
     pub fn quit(mut self) -> Result<String> {
         self.give("quit")?;
         self.done(PATIENCE)?;
@@ -179,7 +182,7 @@ impl Guest {
         Ok(())
     }
 
-    /// The last answer to this order, which isn't `Begun`.
+    /// The last answer to the current order, after `Begun`.
     fn done(&mut self, limit: Duration) -> Result<[f64; 3]> {
         let deadline = Instant::now() + limit;
         loop {
@@ -230,7 +233,7 @@ impl Drop for Guest {
     }
 }
 
-/// What fio says in KiB and in writes must be the same: else its fields aren't those that the script takes them for.
+/// Checks that fio's figures in KiB and in writes agree: otherwise the script has taken the wrong fields.
 fn agree(kib: f64, milliseconds: f64, rate: f64, block: u64) -> Result<()> {
     let writes = kib * 1024.0 / block as f64;
     let of_rate = rate * milliseconds / 1e3;
@@ -241,14 +244,14 @@ fn agree(kib: f64, milliseconds: f64, rate: f64, block: u64) -> Result<()> {
     Ok(())
 }
 
-/// A process and all that come from it.
+/// A process and all its descendants.
 fn descendants(root: u32) -> Result<Vec<u32>> {
     let mut parents = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|n| n.parse().ok()) else {
             continue;
         };
-        // Those that end meanwhile have none.
+        // Processes that end meanwhile have no file.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let parent = stat.rsplit_once(')').and_then(|(_, rest)| {
             let mut fields = rest.split_whitespace();
@@ -267,7 +270,7 @@ fn descendants(root: u32) -> Result<Vec<u32>> {
     Ok(tree)
 }
 
-/// Nanoseconds that all threads of these processes ran.
+/// Nanoseconds that all threads of `processes` ran.
 fn run_ns(processes: &[u32]) -> f64 {
     let mut sum = 0.0;
     for pid in processes {

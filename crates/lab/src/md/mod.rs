@@ -1,8 +1,9 @@
 //! `pvblk-lab md`: our RAID-5 against the kernel's md in user-mode Linux, members in memory on both sides.
 //!
-//! Four members, chunks of 64 KiB, no log. Each takes one CPU, the same one, in turns: the guest sleeps while we write. md has its load from
-//! fio in the guest, we have ours from the lab's loop; both keep so many writes in flight, over the same 96 MiB. What md copies into its
-//! stripe cache, so do we; with `skip_copy` md doesn't, nor do we with stable buffers.
+//! Four members, chunks of 64 KiB, no log. Both arrays use the same CPU, in turns: the guest sleeps while
+//! ours is measured. md gets its load from fio in the guest, ours from the lab's loop; both keep the same
+//! number of writes in flight, over the same 96 MiB. Our array copies data into its stripe cache where md
+//! does; with `skip_copy` md doesn't copy, nor does ours with stable buffers.
 
 mod guest;
 mod report;
@@ -21,14 +22,13 @@ use std::time::Duration;
 
 /// Sectors of an array that are written: 96 MiB.
 const SPAN: u64 = 96 << 11;
-/// How fio has a depth in flight with the fewest system calls, which are dear in this guest.
+/// fio's options that keep a depth in flight with the fewest system calls, which are dear in this
+/// guest.
 pub const FIO: &str = "--ioengine=io_uring --fixedbufs --registerfiles --iodepth=DEPTH --iodepth_batch_submit=DEPTH \
      --iodepth_batch_complete_min=1 --iodepth_batch_complete_max=DEPTH";
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct MdOptions {
-    /// Rounds.
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: f64,
@@ -42,18 +42,18 @@ pub struct MdOptions {
     pub fio: String,
     /// md's stripe heads.
     pub md_stripes: usize,
-    /// Ours.
+    /// Stripe heads of our array.
     pub stripes: usize,
 }
 
 /// A kind of writes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Kind {
-    /// For people.
+    /// Name in tables.
     pub name: &'static str,
-    /// Bytes.
+    /// Bytes of a write.
     pub block: u64,
-    /// Anywhere.
+    /// Writes go to random places instead of in order.
     pub random: bool,
 }
 
@@ -72,29 +72,29 @@ const KINDS: [Kind; 4] = [
     kind("192 KiB", 192 << 10, false),
 ];
 
-/// Who writes.
+/// A writer that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Who {
-    /// The kernel's.
+    /// The kernel's md.
     Md,
-    /// Once more: the control.
+    /// The kernel's md once more, as the control.
     MdAgain,
-    /// Where it doesn't copy what it can write as it is.
+    /// The kernel's md with `skip_copy`, which doesn't copy whole pages.
     MdSkipCopy,
-    /// A ram disk of the guest and no array: what the guest itself costs.
+    /// A ram disk of the guest without an array: the cost of the guest itself.
     RamDisk,
-    /// Ours, as md writes.
+    /// Our array with direct writes, as md has.
     Direct,
-    /// Ours, by the stripe queue.
+    /// Our array with the stripe queue.
     Queue,
-    /// As md writes, without a copy.
+    /// Our array with direct writes, without a copy.
     DirectStable,
-    /// By the stripe queue, without a copy.
+    /// Our array with the stripe queue, without a copy.
     QueueStable,
 }
 
-/// Neighbours make pairs.
+/// Order of the writers in a round; neighbours make pairs.
 const ROUND: [Who; 8] = [
     Who::Direct,
     Who::Md,
@@ -109,22 +109,20 @@ const ROUND: [Who; 8] = [
 /// One writer's samples, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Samples {
-    /// Who.
     pub who: Who,
     /// Writes a second.
     pub rate: Vec<f64>,
-    /// Microseconds of CPU of each write: of all of the guest's processes, or of the thread that is ours.
+    /// CPU time of each write in microseconds: of all processes of the guest, or of our thread.
     pub cpu_us: Vec<f64>,
 }
 
 /// All samples of one kind and depth.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
-    /// What is written.
     pub kind: Kind,
     /// Requests in flight.
     pub depth: usize,
-    /// By whom.
+    /// One entry for each writer.
     pub samples: Vec<Samples>,
 }
 
@@ -141,19 +139,18 @@ impl Cell {
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct MdResult {
-    /// Where.
     pub machine: Machine,
     /// The CPU that both take in turns.
     pub cpu: usize,
-    /// What the guest left about its kernel, its array and its fio.
+    /// The guest's description of its kernel, its array and its fio.
     pub guest: String,
-    /// fio's options.
+    /// fio's options in the guest.
     pub fio: String,
-    /// md's stripe heads and ours.
+    /// Stripe heads of md and of our array.
     pub stripes: [usize; 2],
     /// Sectors whose parity md's check found wrong at the end; they should be none.
     pub mismatches: u64,
-    /// All samples.
+    /// One entry for each kind and depth.
     pub cells: Vec<Cell>,
 }
 
@@ -172,7 +169,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Writes all that is written to later at least once.
+    /// Writes all blocks that are measured later at least once.
     fn fill(&mut self, who: Who) -> Result<()> {
         let rows = kind("192 KiB", 192 << 10, false);
         let mut seconds = 0.25;
@@ -275,7 +272,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
     let cpus = pvblk_sys::cpu::allowed();
     let cpu = *cpus.last().unwrap_or(&0);
     progress("starting the guest");
-    // A sample of md takes some seconds more than fio writes.
+    // A sample of md takes some seconds more than fio's writes.
     let samples = (options.runs * cells.len() * ROUND.len()) as f64;
     let limit = Duration::from_secs_f64(300.0 + samples * (options.seconds + 10.0));
     let mut pair = Pair {
@@ -287,7 +284,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
     };
     let heads = options.md_stripes.to_string();
     pair.guest.set("stripe_cache_size", &heads)?;
-    // What is written first gets its memory, and is not counted.
+    // The first write to a block allocates its memory, and is not counted.
     for who in [Who::Direct, Who::Md, Who::RamDisk] {
         pair.fill(who)?;
     }
@@ -295,7 +292,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
         for cell in &mut cells {
             let name = Cell::name(&cell.kind, cell.depth);
             progress(&format!("round {} of {}: {name}", round + 1, options.runs));
-            // Each second round the other way about.
+            // Every second round runs in reverse order.
             let mut order: Vec<usize> = (0..ROUND.len()).collect();
             if round % 2 == 1 {
                 order.reverse();

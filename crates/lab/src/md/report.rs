@@ -5,9 +5,9 @@ use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
 use crate::verdict::{Check, table};
 
-/// Ours to md's, asked of 4 KiB random writes at this depth.
+/// Least expected ratio of our rate to md's, for 4 KiB random writes at this depth.
 const RANDOM: (usize, f64) = (32, 5.0);
-/// And of 128 KiB writes at each.
+/// Least expected ratio for 128 KiB writes at each depth.
 const LARGE: f64 = 3.0;
 
 fn show(ratio: Option<PairRatio>) -> String {
@@ -31,7 +31,7 @@ impl Cell {
         show(self.ratio(ours, md))
     }
 
-    /// How many times our CPU time md's is.
+    /// Median ratio of md's CPU time for a write to ours.
     fn cpu_ratio(&self, ours: Who, md: Who) -> String {
         let of = |who| self.of(who).map_or(&[][..], |s| &s.cpu_us);
         show(PairRatio::of(of(md), of(ours), Confidence::default()).ok())
@@ -59,7 +59,6 @@ impl Cell {
 }
 
 impl MdResult {
-    /// For people.
     pub fn table(&self) -> String {
         let mut rates = table(&[
             "writes",
@@ -139,7 +138,7 @@ impl MdResult {
         )
     }
 
-    /// What the issue asks.
+    /// Expectations of the experiment.
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = vec![Check {
             expected: "md kept parity right".to_owned(),

@@ -1,5 +1,5 @@
-//! Modelled disks in virtual time, one for each queue, so one for each process: what seed 002's sixteen disks behind a controller cost,
-//! roughly.
+//! Modelled disks in virtual time, one for each queue, and so one for each process. Their cost is about that
+//! of the sixteen disks behind a controller of the historical measurement (seed 002).
 //!
 //! A request gets its tag 2 us after it arrived, is inserted 1 us later, and issued 1 us after that, or when the disk is free: it serves one
 //! request at a time, in order. A disk that merges pays for each segment, one that doesn't care pays for none. All of it is known
@@ -21,25 +21,27 @@ const GET: Duration = Duration::from_micros(2);
 const INSERT: Duration = Duration::from_micros(1);
 const ISSUE: Duration = Duration::from_micros(1);
 
-/// What a request costs.
+/// Cost of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Of each request.
+    /// Time of each request.
     pub request: Duration,
-    /// Of its data.
+    /// Rate at which data is transferred.
     pub bytes_per_second: f64,
-    /// Of each segment: of those that touch, the disk makes one.
+    /// Time of each segment; segments that touch count as one.
     pub segment: Duration,
 }
 
 impl Cost {
-    /// 1 ms and 40 MB/s, whatever the segments: the seed's controller "doesn't care about pfn ordering in any way".
+    /// A disk of 1 ms and 40 MB/s that doesn't mind segments: the seed's controller "doesn't care about pfn
+    /// ordering in any way".
     pub const PLAIN: Cost = Cost {
         request: Duration::from_millis(1),
         bytes_per_second: 40e6,
         segment: Duration::ZERO,
     };
-    /// A disk without a seek to do, that is told one segment after the other: 200 us, 200 MB/s, 12 us for each segment.
+    /// A disk that needn't seek and is told one segment after the other: 200 us, 200 MB/s, 12 us for each
+    /// segment.
     pub const MERGING: Cost = Cost {
         request: Duration::from_micros(200),
         bytes_per_second: 200e6,
@@ -55,17 +57,19 @@ impl Cost {
     }
 }
 
-/// The events' clock: the virtual one, but for what is recorded before it happens.
+/// The clock of the disks' events: virtual time, but for events that are recorded before they
+/// happen.
 #[derive(Debug)]
 pub struct EventClock {
     clock: Arc<ManualClock>,
     begin: Instant,
-    /// Nanoseconds since the begin, instead of the clock's; [`u64::MAX`]: the clock's.
+    /// Time of the next event in nanoseconds since the begin; [`u64::MAX`]: the virtual clock's
+    /// time.
     instead: AtomicU64,
 }
 
 impl EventClock {
-    /// It begins now.
+    /// An events' clock that begins now.
     pub fn new(clock: &Arc<ManualClock>) -> EventClock {
         EventClock {
             clock: Arc::clone(clock),
@@ -93,19 +97,19 @@ impl EventClock {
     }
 }
 
-/// See the module's documentation. Data isn't touched.
+/// Disks as the head of this module describes them. They don't touch data.
 pub struct Disks {
     cost: Cost,
     clock: Arc<ManualClock>,
     events_clock: Arc<EventClock>,
     capacity_sectors: u64,
-    /// When the next request of each queue ends.
+    /// The time at which the next request of each queue ends.
     due: Arc<Mutex<Vec<Option<Instant>>>>,
     events: EventHub,
 }
 
 impl Disks {
-    /// Disks of so many sectors (512 B); each queue has its own part of them.
+    /// Disks for `capacity_sectors` sectors (512 B) in all; each queue has its own part of them.
     pub fn new(cost: Cost, capacity_sectors: u64, clock: &Arc<ManualClock>) -> Disks {
         Disks {
             cost,
@@ -117,12 +121,12 @@ impl Disks {
         }
     }
 
-    /// The clock of its events.
+    /// The clock of the disks' events.
     pub fn events_clock(&self) -> Arc<EventClock> {
         Arc::clone(&self.events_clock)
     }
 
-    /// When any request ends next, whoever polls for it.
+    /// The time at which the next request of any queue ends.
     pub fn next_due(&self) -> Option<Instant> {
         self.due.lock().iter().flatten().min().copied()
     }
@@ -172,7 +176,7 @@ struct DiskQueue {
     due: Arc<Mutex<Vec<Option<Instant>>>>,
     number: usize,
     busy_until: Instant,
-    /// With the time when each is done, in order.
+    /// Requests with the time at which each is done, in order of time.
     waiting: VecDeque<(Instant, Box<Request>)>,
     tracer: Tracer,
 }

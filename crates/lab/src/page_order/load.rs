@@ -1,4 +1,5 @@
-//! iozone's shape in virtual time: processes that read records of 64 KiB, each from a disk of its own, and a cache that is too small.
+//! iozone's load in virtual time: processes that read records of 64 KiB, each from a disk of its own, and a
+//! cache that is too small.
 
 use super::Cell;
 use super::disks::{Cost, Disks};
@@ -20,42 +21,42 @@ use std::time::{Duration, Instant};
 /// Bytes of a record.
 pub const RECORD: usize = 64 << 10;
 const RECORD_SECTORS: u64 = RECORD as u64 / SECTOR;
-/// What a process does with each record.
+/// Time that a process spends on each record.
 pub const THINK: Duration = Duration::from_micros(40);
 /// Sectors of each process' disk.
 const DISK: u64 = 1 << 21;
-/// One process begins after the other.
+/// Time between the begin of one process and of the next.
 const STAGGER: Duration = Duration::from_micros(700);
-/// Before what is counted.
+/// Time that runs before counting begins.
 pub const RAMP: Duration = Duration::from_millis(300);
-/// Most rounds without an end: more is a hang.
+/// Most rounds of a run; a run with more hangs.
 const MOST_ROUNDS: u64 = 50_000_000;
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Read by all processes together, KiB a second of virtual time.
+    /// KiB of all processes together that were read in a second of virtual time.
     pub kib_per_second: f64,
     /// CPU time of cache, model and driver, in nanoseconds for each KiB.
     pub cpu_ns_per_kib: f64,
-    /// The cache's, of the counted time.
+    /// The cache's counters, of the counted time.
     pub counters: Counters,
-    /// Hops at the disks, if they were asked for.
+    /// Hops at the disks; `None` if no trace was wanted.
     pub hops: Option<Report>,
 }
 
 struct Process {
     queue: Queue,
     request: Option<Box<Request>>,
-    /// It is busy until then.
+    /// The process is busy until this time.
     thinks: Option<Instant>,
     begin: u64,
     at: u64,
     sectors: u64,
     random: Option<fastrand::Rng>,
-    /// Sectors to read before it ends.
+    /// Sectors that the process reads before it ends.
     left: u64,
-    /// Records read.
+    /// Number of records read.
     records: u64,
     done: Vec<Completion>,
 }
@@ -89,7 +90,7 @@ impl Process {
         })
     }
 
-    /// One step: whether it moved, and until when it waits.
+    /// One step: returns whether the process did something, and the time until which it waits.
     fn step(&mut self, clock: &ManualClock) -> Result<(bool, Option<Instant>)> {
         if let Some(until) = self.thinks {
             if clock.now() < until {
@@ -128,7 +129,7 @@ impl Process {
     }
 }
 
-/// Everything that moves.
+/// The processes, their cache and its disks.
 struct World<P: pvblk_cache::Policy> {
     clock: Arc<ManualClock>,
     disks: Arc<Disks>,
@@ -170,7 +171,7 @@ impl<P: pvblk_cache::Policy> World<P> {
         })
     }
 
-    /// Steps all until a time, or until all have read what they are to.
+    /// Steps all processes until a time, or until all have read what they are to read.
     fn drive(&mut self, processes: &mut [Process], end: Option<Instant>) -> Result<()> {
         let count = processes.len();
         for round in 0..MOST_ROUNDS {
@@ -181,7 +182,7 @@ impl<P: pvblk_cache::Policy> World<P> {
                 return Ok(());
             }
             let (mut moved, mut until) = (false, end);
-            // Nobody is always the first.
+            // The first process changes from round to round.
             for n in 0..count {
                 let process = &mut processes[(n + round as usize) % count];
                 let (has, at) = process.step(&self.clock)?;
@@ -212,7 +213,7 @@ impl<P: pvblk_cache::Policy> World<P> {
         bail!("no end: {unfinished}")
     }
 
-    /// One process reads a part of the last disk, once.
+    /// One process reads a part of the last disk once.
     fn read_all(&mut self, begin: u64, sectors: u64) -> Result<()> {
         let tracing = Tracing::off();
         let place = (DISK * 65 + begin, sectors);
@@ -222,7 +223,7 @@ impl<P: pvblk_cache::Policy> World<P> {
     }
 }
 
-/// Runs one cell. The defaults are those of the cache that is served, not of one that imitates it.
+/// Runs one cell with the defaults of the cache that is served.
 pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
     match cell.policy {
         None => run_with(None::<Standard>, cell, seconds, traced, cost),
@@ -231,8 +232,8 @@ pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
     }
 }
 
-/// As [`run`], with a policy instead of the cell's. `active_pages` were read often before and aren't any more: what the seed's writes had left
-/// behind.
+/// Runs a cell as [`run`], with a policy instead of the cell's. `active_pages` pages were read often before
+/// and aren't any more; the historical measurement (seed 002) had such pages left from its writes.
 pub fn run_with<P: pvblk_cache::Policy>(
     policy: Option<P>,
     cell: &Cell,
@@ -247,7 +248,7 @@ pub fn run_with<P: pvblk_cache::Policy>(
                 world.read_all(0, cell.active_pages * PAGE_SECTORS)?;
             }
         }
-        // Nothing is free when it begins.
+        // No frame is free when the load begins.
         world.read_all(DISK / 2, cell.pages * PAGE_SECTORS)?;
         cache.check().map_err(anyhow::Error::msg)?;
     }
@@ -276,7 +277,7 @@ pub fn run_with<P: pvblk_cache::Policy>(
     let read = records(&processes) - read_before;
     let kib = (read * RECORD as u64 / 1024) as f64;
     let counters = counters(&world).since(&before);
-    // A queue isn't closed before its requests have ended, and time doesn't pass by itself.
+    // A queue isn't closed before its requests have ended, and virtual time doesn't pass by itself.
     processes.iter_mut().for_each(|p| p.left = 0);
     world.drive(&mut processes, None)?;
     if let Some(cache) = &world.cache {
@@ -294,7 +295,7 @@ pub fn run_with<P: pvblk_cache::Policy>(
     })
 }
 
-/// The report on the disks.
+/// The report on the hops at the disks.
 fn hops(collector: &Collector, events: &mut Vec<Event>) -> Result<Report> {
     collector.drain(events);
     ensure!(collector.drops().is_empty(), "events were dropped");

@@ -1,7 +1,8 @@
-//! `pvblk-lab page-order`: seed 002's tables. Processes that read through a page cache under memory pressure, by what the cache does then.
+//! `pvblk-lab page-order`: repeats the historical measurement of reads through a page cache under memory
+//! pressure (seed 002), by the policy of the cache.
 //!
-//! The matrix of policies is in virtual time, on modelled disks (see [`disks`]), so the same figures come out each time. Stalls come from reclaim as
-//! it happens, and from nothing else. [`real`] has what is measured on the real clock.
+//! All policies run in virtual time on modelled disks (see [`disks`]), so the same figures come out each
+//! time. Stalls come from reclaim as it happens, and from nothing else. [`real`] measures on the real clock.
 
 pub mod disks;
 pub mod load;
@@ -21,56 +22,58 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Processes, as in the seed, and 12.
+/// Numbers of processes of the historical measurement, and 12.
 pub const PROCESSES: [u32; 8] = [1, 2, 4, 8, 12, 16, 32, 64];
-/// The cell whose latencies and counters are shown: with more processes, memory doesn't do for whole requests whatever the policy.
+/// Processes of the cell whose latencies and counters are shown. With more, memory isn't enough for whole
+/// requests under any policy.
 const SHOWN: u32 = 12;
-/// Pages of a cache that is just too small for 8 processes that read in order, or 12 to 16 that read anywhere; the half of them was read often before, and
-/// isn't any more.
+/// Pages of a cache that is just too small for 8 processes that read in order, or 12 to 16 that read at
+/// random. Half of the pages were read often before, and aren't any more.
 const TOO_SMALL: [u64; 2] = [720, 264];
-/// A cache that is 64 % of the memory, as the seed's was (160 of 248,912 KiB), of a machine with 25 % more.
+/// Pages of the cache of a machine with 25 % more memory, where the cache is 64 % of the memory as in the
+/// historical measurement (160 of 248,912 KiB).
 const MORE: [u64; 2] = [1000, 368];
-/// Pages of the cache where frames' order is looked at: 256 MiB, whose lists are refilled by 15.
+/// Pages of a cache of 256 MiB, for the check of the frames' order; its lists are refilled with 15
+/// frames at a time.
 const LARGE: u64 = 65536;
 
-/// One measurement.
+/// One cell of the tables.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// How many read.
+    /// Number of reading processes.
     pub processes: u32,
-    /// Anywhere, or in order.
+    /// Reads go to random places instead of in order.
     pub random: bool,
-    /// `None`: without the cache.
+    /// Policy of the cache; `None`: there is no cache.
     pub policy: Option<Policy>,
     /// Pages of the cache.
     pub pages: u64,
-    /// Of those, pages that were read often before.
+    /// Pages of the cache that were read often before.
     pub active_pages: u64,
 }
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct PageOrderOptions {
     /// Seconds of virtual time of each cell with up to 16 processes; with more, less.
     pub seconds: f64,
-    /// Only the policies of history and the default.
+    /// Runs only the historical policies and the default.
     pub quick: bool,
-    /// Cells at a time.
+    /// Number of cells that run at a time.
     pub threads: usize,
 }
 
-/// What came of a cell.
+/// The result of a cell.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
-    /// How many read.
+    /// Number of reading processes.
     pub processes: u32,
-    /// Anywhere, or in order.
+    /// Reads went to random places instead of in order.
     pub random: bool,
-    /// `direct` without the cache.
+    /// Name of the policy; `direct` without the cache.
     pub policy: String,
     /// Pages of the cache.
     pub pages: u64,
-    /// KiB a second of all together.
+    /// KiB a second of all processes together.
     pub kib_per_second: f64,
     /// CPU time of cache, model and driver, in nanoseconds for each KiB.
     pub cpu_ns_per_kib: f64,
@@ -78,33 +81,32 @@ pub struct Sample {
     pub counters: BTreeMap<&'static str, u64>,
     /// Pages freed for each page looked at.
     pub effectiveness: Option<f64>,
-    /// Share of looks that requests took themselves.
+    /// Share of scanned pages that requests scanned themselves.
     pub direct_share: Option<f64>,
     /// Share of pages read in advance that were used.
     pub readahead_accuracy: Option<f64>,
 }
 
-/// Latencies of good and bad.
+/// Latencies by hop of a better and a worse policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Breakdown {
-    /// What was compared.
+    /// The name of the comparison.
     pub name: &'static str,
-    /// The seed's columns.
+    /// Columns of the historical measurement.
     pub columns: Vec<Column>,
-    /// Segments for each request, good and bad.
+    /// Segments for each request with the better and with the worse policy.
     pub segments: [f64; 2],
 }
 
 /// The modelled experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct PageOrderResult {
-    /// Where.
     pub machine: Machine,
-    /// Every cell, in the order of its making.
+    /// All cells, in the order in which they were made.
     pub samples: Vec<Sample>,
-    /// The seed's line: random and sequential reads by default and as in history.
+    /// Random and sequential reads by the default and by the historical policy.
     pub breakdowns: Vec<Breakdown>,
-    /// Frames in order and reversed, on disks that merge.
+    /// Frames in order and reversed, on disks that merge segments.
     pub merging: Breakdown,
 }
 
@@ -128,7 +130,7 @@ impl Sample {
 
 fn cells(options: &PageOrderOptions) -> Vec<Cell> {
     let mut cells = Vec::new();
-    // Those that take longest first.
+    // Cells that take longest come first.
     for processes in PROCESSES.into_iter().rev() {
         for random in [false, true] {
             let at = usize::from(random);

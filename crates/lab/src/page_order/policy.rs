@@ -1,28 +1,29 @@
-//! What caches did when memory was short, in kernels of 2008 to 2010 and in ours: each decision has its alternatives.
+//! Policies of page caches when memory is short: those of kernels of 2008 to 2010 and ours, with the
+//! alternatives of each decision.
 
 use pvblk_cache::{AfterFailure, Shortfall, Standard};
 
-/// The order in which frames come from a refill.
+/// The order in which a refill takes frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameOrder {
-    /// Rising, also at the cold end, and sorted within a request.
+    /// Frame numbers rise, also at the cold end, and are sorted within a request.
     Kept,
-    /// Falling at the cold end, as in Linux 2.6.25 to 2.6.30.
+    /// Frame numbers fall at the cold end, as in Linux 2.6.25 to 2.6.30.
     Reversed,
 }
 
-/// What a request does when it reclaimed pages itself and then finds no free frame all the same.
+/// The action of a request that reclaimed pages itself and then finds no free frame all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitPolicy {
-    /// If pages were reclaimed it empties the lists and tries again; else it sleeps until any I/O has ended.
+    /// If pages were reclaimed, it empties the lists and tries again; else it sleeps until any I/O has ended.
     Progress,
-    /// It sleeps, until the timeout or until congestion ends, if the device is congested; else it tries again.
+    /// If the device is congested, it sleeps until the timeout or until congestion ends; else it tries again.
     IfCongested,
-    /// It sleeps for the whole timeout, whatever was reclaimed, as in Linux 2.6.31.
+    /// It sleeps for the whole timeout, whether or not pages were reclaimed, as in Linux 2.6.31.
     FullTimeout,
 }
 
-/// How much of the cache active pages may keep from reclaim.
+/// The share of the cache that active pages may keep from reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActiveShare {
     /// This share in percent, 0 to 99: with 50 no active page is given up while there are as many inactive ones, as in Linux 2.6.31.
@@ -31,19 +32,19 @@ pub enum ActiveShare {
     Refault,
 }
 
-/// What a cache does when memory is short.
+/// A cache's decisions when memory is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Order of frames.
+    /// Order in which frames are taken.
     pub order: FrameOrder,
-    /// Waiting for memory.
+    /// Action of a request that finds no frame.
     pub wait: WaitPolicy,
-    /// Protection of active pages.
+    /// Share of the cache that active pages keep.
     pub active: ActiveShare,
 }
 
 impl Policy {
-    /// As in Linux 2.6.31.
+    /// The policy of Linux 2.6.31.
     pub const HISTORY: Policy = Policy {
         order: FrameOrder::Kept,
         wait: WaitPolicy::FullTimeout,
@@ -56,7 +57,7 @@ impl Policy {
         active: ActiveShare::Refault,
     };
 
-    /// All of them; those of one order of frames first.
+    /// All policies; those of one order of frames come first.
     pub fn all(quick: bool) -> Vec<Policy> {
         let mut all = Vec::new();
         for order in [FrameOrder::Kept, FrameOrder::Reversed] {
@@ -86,7 +87,7 @@ impl Policy {
         all
     }
 
-    /// For tables.
+    /// Name in tables.
     pub fn name(&self) -> String {
         let order = match self.order {
             FrameOrder::Kept => "kept",
@@ -109,7 +110,7 @@ impl pvblk_cache::Policy for Policy {
         self.order == FrameOrder::Kept
     }
 
-    /// As where a kernel gives up the CPU.
+    /// A kernel gives up the CPU at this point.
     fn yields_before_reclaim(&self) -> bool {
         self.wait != WaitPolicy::Progress
     }
@@ -126,7 +127,7 @@ impl pvblk_cache::Policy for Policy {
 
     fn goes_on_with(&self, short: &Shortfall) -> bool {
         match self.wait {
-            // A kernel of 2009 slept for each page of a window, too. Something else has to end, though.
+            // A kernel of 2009 slept for each page of a window, too. Other I/O has to end, though.
             WaitPolicy::FullTimeout => short.asleep && short.progress == 0 && short.is_idle,
             WaitPolicy::IfCongested => short.asleep || short.only_optional,
             WaitPolicy::Progress => Standard.goes_on_with(short),

@@ -1,4 +1,5 @@
-//! On the real clock: a cold file read in order through the cache and by the kernel, and the modelled experiment's chosen cells with threads.
+//! The experiment on the real clock: a cold file read in order through the cache and by the kernel, and
+//! chosen cells of the modelled experiment with threads.
 
 use super::TOO_SMALL;
 use super::policy::Policy;
@@ -25,21 +26,20 @@ use std::time::{Duration, Instant};
 
 const RECORD: usize = super::load::RECORD;
 const RECORD_SECTORS: u64 = RECORD as u64 / 512;
-/// Time of service of a thread's disk, for each request.
+/// Service time of each request at a thread's disk.
 const SERVICE: Duration = Duration::from_micros(2600);
-/// Sectors that each thread reads in.
+/// Sectors of a thread's part of the disk.
 const SPAN: u64 = 1 << 21;
-/// Threads of the chosen cells, reading in order and anywhere: where the cache is just too small.
+/// Threads of the chosen cells, reading in order and at random: there the cache is just too small.
 const CELLS: [(u32, bool); 2] = [(12, false), (16, true)];
-/// Of the kernel's rate, the least that is expected of the cache.
+/// Least expected rate of the cache, as a share of the kernel's.
 const LEAST: f64 = 0.9;
 
-/// What to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct RealOptions {
     /// Bytes of the file, a multiple of 64 KiB.
     pub bytes: u64,
-    /// Rounds, interleaved.
+    /// Number of interleaved rounds.
     pub runs: usize,
     /// Seconds of each sample of a cell.
     pub seconds: f64,
@@ -48,51 +48,50 @@ pub struct RealOptions {
 /// One way to read the file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Way {
-    /// For people.
+    /// Name in tables.
     pub name: String,
     /// MB/s of each round.
     pub rates: Vec<f64>,
     /// CPU time of the reading process in ns for each KiB, of each round.
     pub cpu_ns_per_kib: Vec<f64>,
-    /// The same once more, as the control.
+    /// MB/s of each round of the control, which repeats the same.
     pub again: Vec<f64>,
-    /// KiB of each read of the device, where that is known.
+    /// KiB of each read of the device; `None` where it isn't known.
     pub kib_per_read: Option<f64>,
-    /// Sleeps for memory in all rounds, where that is known.
+    /// Sleeps for memory in all rounds; `None` where it isn't known.
     pub stalls: Option<u64>,
 }
 
 /// Rates of a chosen cell, KiB a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct RealCell {
-    /// How many read.
+    /// Number of reading threads.
     pub threads: u32,
-    /// Anywhere, or in order.
+    /// Reads go to random places instead of in order.
     pub random: bool,
     /// Pages of the cache.
     pub pages: u64,
-    /// As in 2009.
+    /// Rates with the policy of Linux 2.6.31.
     pub history: Vec<f64>,
-    /// By default.
+    /// Rates with the default policy.
     pub default: Vec<f64>,
-    /// By default, once more.
+    /// Rates with the default policy once more, as the control.
     pub again: Vec<f64>,
 }
 
-/// All of it.
+/// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct RealResult {
-    /// Where.
     pub machine: Machine,
     /// Bytes of the file.
     pub bytes: u64,
-    /// The kernel first.
+    /// Ways to read the cold file; the kernel's comes first.
     pub cold: Vec<Way>,
-    /// With threads.
+    /// Chosen cells, with threads.
     pub cells: Vec<RealCell>,
 }
 
-/// The kernel's reads and ours see the same bytes: each page begins with its number.
+/// Checks that a page begins with its number, as all pages of the file do.
 fn check(record: u64, first: impl Fn(usize) -> u64) -> Result<()> {
     let pages = RECORD / 4096;
     for page in [0, pages / 2, pages - 1] {
@@ -128,7 +127,7 @@ fn make_file(path: &Path, bytes: u64) -> Result<File> {
     Ok(file)
 }
 
-/// Bytes that this process has had fetched from storage; `None` where the kernel doesn't say.
+/// Bytes that this process has fetched from storage; `None` where the kernel doesn't say.
 fn fetched() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("read_bytes: "))?;
@@ -175,7 +174,7 @@ fn kernel_pass(file: &File, bytes: u64) -> Result<Pass> {
     })
 }
 
-/// Through a new cache over the file, which is opened past the kernel's.
+/// One pass through a new cache over the file, which is opened past the kernel's page cache.
 fn our_pass(
     file: &File,
     path: &Path,
@@ -272,7 +271,7 @@ impl Way {
     }
 }
 
-/// So many records, read one after another; the caller says where.
+/// A load of `count` records, read one after another; the caller gives their places.
 fn records(count: u64) -> Load {
     Load {
         op: Op::Read,
@@ -284,7 +283,7 @@ fn records(count: u64) -> Load {
     }
 }
 
-/// KiB a second of all threads.
+/// KiB a second of all threads together.
 fn cell(threads: u32, random: bool, policy: Policy, seconds: f64) -> Result<f64> {
     let pages = TOO_SMALL[usize::from(random)];
     let sectors = SPAN * (u64::from(threads) + 1);
@@ -300,7 +299,7 @@ fn cell(threads: u32, random: bool, policy: Policy, seconds: f64) -> Result<f64>
         Policy::DEFAULT => Arc::new(PageCache::new(&config, inner)?),
         other => Arc::new(PageCache::with_policy(&config, other, inner, clock)?),
     };
-    // Half of it was read often, and everything is in use.
+    // Half of the cache was read often, and all frames are in use.
     let mut driver = Driver::open(&cache, 0, 1, RECORD)?;
     let begin = SPAN * u64::from(threads) / RECORD_SECTORS;
     let often = pages / 2 * 4096 / RECORD as u64;
@@ -352,7 +351,7 @@ fn cell(threads: u32, random: bool, policy: Policy, seconds: f64) -> Result<f64>
     })
 }
 
-/// Runs it in an empty folder on a disk.
+/// Runs the experiment in an empty folder on a disk.
 pub fn run(options: &RealOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<RealResult> {
     let cold = cold_reads(options, dir, progress)?;
     let mut cells = Vec::new();
@@ -390,7 +389,6 @@ pub fn run(options: &RealOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result
 }
 
 impl RealResult {
-    /// For people.
     pub fn table(&self) -> String {
         let mut t = table(&[
             "cold file, one process",
@@ -442,7 +440,7 @@ impl RealResult {
         text
     }
 
-    /// What issue and seed let one expect.
+    /// Expectations from the historical measurement.
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         let kernel = &self.cold[0];

@@ -6,7 +6,7 @@ use crate::verdict::{Check, table};
 use anyhow::Result;
 use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
-/// Seed 002: what a kernel lost in percent, by processes.
+/// Losses of a kernel of 2009 in percent, by number of processes (seed 002).
 const SEED: [[(u32, f64); 7]; 2] = [
     [
         (1, -4.9),
@@ -27,7 +27,7 @@ const SEED: [[(u32, f64); 7]; 2] = [
         (64, -21.0),
     ],
 ];
-/// Its latencies: by column, percent.
+/// Latencies of the historical measurement: column and percent.
 const SEED_LINE: [(&str, f64); 6] = [
     ("avg-A2G", -3.48),
     ("avg-G2I", -0.56),
@@ -69,14 +69,14 @@ impl PageOrderResult {
         sample.map_or(0.0, |s| s.kib_per_second)
     }
 
-    /// The best policy where the cache is too small.
+    /// The sample of the best policy where the cache is too small.
     fn best(&self, pattern: usize, processes: u32) -> Option<&Sample> {
         self.samples_of(pattern, processes, TOO_SMALL[pattern])
             .filter(|s| s.policy != "direct")
             .max_by(|a, b| a.kib_per_second.total_cmp(&b.kib_per_second))
     }
 
-    /// What history lost against the best policy, in percent.
+    /// Percentage by which the historical policy is slower than the best one.
     fn lost(&self, pattern: usize, processes: u32) -> f64 {
         let history = Policy::HISTORY.name();
         let best = self
@@ -88,7 +88,7 @@ impl PageOrderResult {
         )
     }
 
-    /// The same with more memory, against the default.
+    /// Percentage by which the historical policy is slower than the default, with more memory.
     fn lost_with_more(&self, pattern: usize, processes: u32) -> f64 {
         let [history, default] = [Policy::HISTORY, Policy::DEFAULT]
             .map(|p| self.rate(pattern, processes, MORE[pattern], &p.name()));
@@ -209,7 +209,6 @@ impl PageOrderResult {
         )
     }
 
-    /// For people.
     pub fn table(&self) -> String {
         let mut text = format!(
             "Processes that read records of 64 KiB, each from a modelled disk of its own (1 ms and 40 MB/s for a request), in virtual time.\n\
@@ -232,7 +231,6 @@ impl PageOrderResult {
         text
     }
 
-    /// Plots by name.
     pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
         let axis = |label, unit| Axis { label, unit };
         let mut plots = Vec::new();
@@ -259,7 +257,7 @@ impl PageOrderResult {
         Ok(plots)
     }
 
-    /// What issue and seed let one expect.
+    /// Expectations from the historical measurement.
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         let mut add = |expected: String, figure: String, holds: bool| {
@@ -278,7 +276,8 @@ impl PageOrderResult {
                 losses.map(|(n, l)| format!("{n}: {l:+.1} %")).join(", "),
                 losses.iter().any(|(_, l)| (-85.0..=-40.0).contains(l)),
             );
-            // Where it is just too small: with more processes, 25 % aren't enough for them.
+            // Losses where the cache is just too small: 25 % more memory isn't enough for more
+            // processes.
             let just = losses
                 .iter()
                 .find(|(_, l)| *l <= -20.0)

@@ -1,8 +1,10 @@
-//! `pvblk-lab queues`: seed 001's table. One queue against several, by jobs.
+//! `pvblk-lab queues`: compares one queue with several by the number of jobs, as the historical
+//! measurement of multiple queues did (seed 001).
 //!
-//! Two processes, as in `pvblk-lab rings`. On `null` the CPUs are the bound: what the front end, the rings and the back end cost. It leaves
-//! the buffers of reads as they are, as the seed's null_blk does: filling them would measure the caches, which many
-//! jobs' buffers don't fit. On the modelled device each queue is served one request at a time, so that queues are all there is to gain.
+//! Two processes take part, as in `pvblk-lab rings`. On `null` the CPUs are the limit: the cost of front end,
+//! rings and back end. The volume leaves the buffers of reads as they are, as the null_blk of that
+//! measurement does: filling them would measure the caches of the CPU, which many jobs' buffers don't fit.
+//! The modelled device serves each queue one request at a time, so that more queues give more by themselves.
 
 mod report;
 
@@ -12,47 +14,42 @@ use anyhow::Result;
 use serde::Serialize;
 use std::path::Path;
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct QueuesOptions {
     /// Queues to compare with one on `null`; 2 to 16.
     pub queues: u32,
-    /// How much slower the modelled device's clock runs.
+    /// Factor by which the modelled device's clock runs slower.
     pub slower: f64,
-    /// Rounds.
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: f64,
-    /// A few points of each table.
+    /// Measures only a few points of each table.
     pub quick: bool,
 }
 
 /// All samples of one load, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
-    /// What was done.
     pub load: Load,
-    /// On one queue.
+    /// Samples on one queue.
     pub one_queue: Vec<Sample>,
-    /// On several.
+    /// Samples on several queues.
     pub several: Vec<Sample>,
-    /// On several, once more: the control.
+    /// Samples on several queues once more: the control.
     pub several_again: Vec<Sample>,
 }
 
-/// Samples on so many queues.
+/// Samples by number of queues.
 #[derive(Clone, Debug, Serialize)]
 pub struct Scaling {
-    /// Queues.
     pub queues: u32,
-    /// Samples, in the order of the rounds.
+    /// Samples in the order of the rounds.
     pub samples: Vec<Sample>,
 }
 
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct QueuesResult {
-    /// Where.
     pub machine: Machine,
     /// Queues that were compared with one.
     pub queues: u32,
@@ -64,7 +61,7 @@ pub struct QueuesResult {
     pub scaling: Vec<Scaling>,
     /// On the modelled device that serves each queue one request at a time.
     pub serial: Vec<Scaling>,
-    /// How much slower its clock ran.
+    /// Factor by which the modelled device's clock ran slower.
     pub slower: f64,
 }
 
@@ -200,7 +197,8 @@ pub fn run(options: &QueuesOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resu
         bed: Bed::start(dir, &disks, most)?,
         progress,
     };
-    // A thread and a worker for each queue need as many CPUs: beyond that there is nothing to gain.
+    // A thread and a worker for each queue need as many CPUs: with more queues nothing can be
+    // gained.
     let cpus = machine.cpus as u32;
     let counts = [1, 2, 4, 6, 8]
         .into_iter()

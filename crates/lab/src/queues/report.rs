@@ -7,7 +7,8 @@ use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::Result;
 use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
-/// Seed 001: thousands per second by jobs, on 16 CPUs: one queue, and 16.
+/// The historical measurement (seed 001): jobs, and thousands of requests a second on one queue and
+/// on 16, with 16 CPUs.
 const SEED: [(u32, u32, u32); 6] = [
     (1, 57, 58),
     (4, 95, 201),
@@ -68,7 +69,6 @@ impl QueuesResult {
         all.into_iter().filter(|&p| self.of(p).next().is_some())
     }
 
-    /// For people.
     pub fn table(&self) -> String {
         let several = format!("{} queues k/s", self.queues);
         let mut text = format!(
@@ -133,7 +133,6 @@ impl QueuesResult {
         text
     }
 
-    /// Plots by name.
     pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
         let point = |p: &Point, samples: &[Sample]| {
             let all = rates(samples);
@@ -179,7 +178,7 @@ impl QueuesResult {
         Ok(vec![("iometer", svg)])
     }
 
-    /// What seed 001 lets one expect.
+    /// Expectations from the historical measurement (seed 001).
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         for p in self.null.iter().chain(&self.shapes) {

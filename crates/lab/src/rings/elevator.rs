@@ -1,14 +1,15 @@
-//! Merging as Linux's elevator does, which no front end of ours does (docs/decisions/0004-merge-in-the-plug.md): the size of the ring then decides the
-//! size of the requests, and seed 000's anomalies come of that.
+//! Merging as Linux's elevator does it, which no front end of ours does
+//! (docs/decisions/0004-merge-in-the-plug.md): the size of the ring then decides the size of the requests,
+//! which explains the anomalies of the historical measurement (seed 000).
 
 use pvblk_block::RequestFlags;
 use pvblk_frontend::{MergeLimits, MergePolicy, Merged};
 use std::collections::VecDeque;
 
-/// Waiting requests that a new one is compared with. Linux finds any of them by its end.
+/// Number of waiting requests that a new one is compared with. Linux finds any request by its end.
 const LOOK_BACK: usize = 256;
 
-/// A request is also merged behind the end of one that waits because the ring is full.
+/// A policy that merges a request also with one that waits because the ring is full.
 #[derive(Debug)]
 pub enum WhileWaiting {}
 
@@ -28,7 +29,7 @@ impl MergePolicy for WhileWaiting {
     }
 }
 
-/// Whether `next` is the same kind of request, begins at the other's end, and both are within the limits.
+/// True if `next` is the same kind of request, begins at the end of `before`, and both are within the limits.
 fn fits(before: &Merged, next: &Merged, limits: &MergeLimits) -> bool {
     before.owner == next.owner
         && before.first.op == next.first.op
@@ -61,7 +62,8 @@ mod tests {
         }
     }
 
-    /// First sector, sectors and requests of what waits after all of these.
+    /// First sector, sectors and number of requests of each merged request that waits after all of
+    /// these.
     fn waiting(requests: impl IntoIterator<Item = Merged>) -> Vec<(u64, u64, usize)> {
         let mut waiting = VecDeque::new();
         for request in requests {

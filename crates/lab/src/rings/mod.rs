@@ -1,11 +1,12 @@
-//! `pvblk-lab rings`: seed 000's table. One ring of 1 page against one of 8, on a modelled SSD.
+//! `pvblk-lab rings`: compares one ring of 1 page with one of 8, on a modelled SSD, as the
+//! historical measurement of ring sizes did (seed 000).
 //!
 //! Two processes: the front ends and their threads here, the server with its modelled devices there. Each variant has a
 //! device of its own; rounds are interleaved, and the 8-page ring is measured twice in each: its ratio to itself is the control.
 //! On a small machine the device's clock runs slower by a stated factor; figures are shown as those of the full speed.
 //!
-//! Sequential reads are also run with the elevator's policy (merge what waits for the ring), which no front end of
-//! ours uses: it shows where the seed's anomalies come from.
+//! Sequential reads also run with the elevator's policy (it merges requests that wait for the ring), which no
+//! front end of ours uses: it shows the cause of that measurement's anomalies.
 
 mod elevator;
 mod report;
@@ -18,40 +19,36 @@ use pvblk_frontend::{InBatch, MergePolicy};
 use serde::Serialize;
 use std::path::Path;
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct RingsOptions {
-    /// How much slower the device's clock runs.
+    /// Factor by which the device's clock runs slower.
     pub slower: f64,
-    /// Rounds.
     pub runs: usize,
     /// Seconds of each sample.
     pub seconds: f64,
-    /// A few points of each table.
+    /// Measures only a few points of each table.
     pub quick: bool,
 }
 
 /// All samples of one load, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
-    /// What was done.
     pub load: Load,
-    /// On a ring of one page.
+    /// Samples on a ring of one page.
     pub one_page: Vec<Sample>,
-    /// On a ring of eight pages.
+    /// Samples on a ring of eight pages.
     pub eight_pages: Vec<Sample>,
-    /// On another one of eight pages: the control.
+    /// Samples on another ring of eight pages: the control.
     pub eight_again: Vec<Sample>,
 }
 
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct RingsResult {
-    /// Where.
     pub machine: Machine,
     /// The modelled device, at full speed.
     pub device: String,
-    /// How much slower its clock ran.
+    /// Factor by which the device's clock ran slower.
     pub slower: f64,
     /// 4 KiB random reads and then writes, by threads.
     pub random: Vec<Point>,
@@ -59,14 +56,14 @@ pub struct RingsResult {
     pub sizes: Vec<Point>,
     /// Sequential reads, by block size, in two shapes.
     pub sequential: Vec<Point>,
-    /// The same, submitted in batches.
+    /// Sequential reads, submitted in batches.
     pub batched: Vec<Point>,
-    /// One by one again, with the elevator's policy; there is no control.
+    /// Sequential reads, submitted one by one, with the elevator's policy; there is no control.
     pub elevator: Vec<Point>,
 }
 
 const THREADS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Threads and depth of the two sequential shapes (seed 000).
+/// Threads and depth of the two sequential shapes of the historical measurement (seed 000).
 const SHAPES: [(u32, u32); 2] = [(8, 32), (32, 8)];
 
 impl RingsOptions {
@@ -157,7 +154,7 @@ fn sweep<M: MergePolicy>(
                 load.depth,
                 load.block
             ));
-            // The order turns, so that nobody is always first.
+            // The order turns, so that each front end is the first at times.
             for step in 0..3 {
                 match (run + step) % 3 {
                     0 => point.one_page.push(one.measure(load)?),

@@ -7,7 +7,8 @@ use anyhow::Result;
 use comfy_table::Table;
 use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
-/// Seed 000: 4 KiB random reads, thousands per second, by threads: 1 page, 8 pages.
+/// The historical measurement (seed 000), 4 KiB random reads: threads, and thousands of requests a
+/// second with 1 page and 8.
 const SEED: [(u32, u32, u32); 6] = [
     (1, 19, 19),
     (4, 89, 89),
@@ -22,7 +23,7 @@ impl Point {
         self.load.threads * self.load.depth
     }
 
-    /// 8 pages to 1 page, median of pairs.
+    /// Ratio of the rate with 8 pages to that with 1 page, median of pairs.
     fn gain(&self) -> f64 {
         median_ratio(&rates(&self.eight_pages), &rates(&self.one_page))
     }
@@ -37,7 +38,7 @@ impl Point {
     }
 }
 
-/// Bytes with a binary unit.
+/// A number of bytes with a binary unit.
 fn size(bytes: u32) -> String {
     match bytes {
         b if b >= 1 << 20 => format!("{} MiB", b >> 20),
@@ -151,7 +152,6 @@ impl RingsResult {
         t
     }
 
-    /// For people.
     pub fn table(&self) -> String {
         let clock = if self.slower == 1.0 {
             "at its full speed".to_owned()
@@ -195,7 +195,6 @@ impl RingsResult {
         text
     }
 
-    /// Plots by name.
     pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
         let rate = |samples: &[Sample], x: f64| {
             let all: Vec<f64> = rates(samples).iter().map(|r| r * self.slower).collect();
@@ -264,7 +263,7 @@ impl RingsResult {
         Ok(vec![("random", random), ("sequential", sequential)])
     }
 
-    /// What seed 000 lets one expect.
+    /// Expectations from the historical measurement (seed 000).
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         for p in &self.random {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const DIRECTIONS: [&str; 5] = ["read", "write", "trim", "mixed", "sync"];
 
-/// Percentiles that are kept: fio's name, ours.
+/// Percentiles that are read: fio's name and ours.
 const PERCENTILES: [(&str, &str); 4] = [
     ("50.000000", "p50_us"),
     ("99.000000", "p99_us"),

@@ -7,10 +7,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::path::Path;
 
-/// What one or more files hold: samples of named metrics, in the order of the files.
+/// Samples of named metrics from one or more files, in the order of the files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Samples {
-    /// Name and samples of each metric, in the order of appearance; a name's unit is its last word's.
+    /// Name and samples of each metric, in the order of appearance; the last word of a name is its
+    /// unit.
     pub metrics: Vec<(String, Vec<f64>)>,
     /// The machine of each file that names one.
     pub machines: Vec<Value>,
@@ -22,7 +23,7 @@ pub struct Samples {
 pub const PLAIN: &str = "value";
 
 impl Samples {
-    /// Reads these files as repetitions of one experiment.
+    /// Reads `files` as repetitions of one experiment.
     pub fn read(files: &[impl AsRef<Path>]) -> Result<Samples> {
         let mut samples = Samples::default();
         for file in files {
@@ -76,7 +77,8 @@ impl Samples {
     }
 }
 
-/// Where JSON begins, if the file isn't numbers. fio prints notes in front of its JSON now and then.
+/// The part of a text that is JSON; `None` if the text is numbers. fio prints notes in front of its
+/// JSON now and then.
 fn find_json(text: &str) -> Option<&str> {
     if text.trim_start().starts_with('[') {
         return Some(text);
@@ -105,7 +107,7 @@ fn of_document(document: &Value) -> Result<Samples> {
     Ok(samples)
 }
 
-/// The first column of each line; what follows `#` at a line's begin is a comment.
+/// The numbers of the first column; `#` at the begin of a line starts a comment.
 fn plain(text: &str) -> Result<Vec<f64>> {
     let mut values = Vec::new();
     for (line, text) in text.lines().enumerate() {
@@ -127,7 +129,7 @@ fn plain(text: &str) -> Result<Vec<f64>> {
     Ok(values)
 }
 
-/// True if two machines of results are of one kind, as far as they say.
+/// True if two machines of results are of one kind, as far as their descriptions say.
 pub fn same_machine(a: &Value, b: &Value) -> bool {
     const MEMORY: &str = "memory_mib";
     // A kernel's own share of the memory varies from boot to boot.

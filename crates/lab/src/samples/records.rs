@@ -3,7 +3,7 @@
 use super::Samples;
 use serde_json::{Map, Value};
 
-/// Names that say nothing to a reader.
+/// Names that are left out of the names of metrics.
 const SILENT: [&str; 2] = ["result", "samples"];
 
 /// All arrays of numbers. The name of one is made of the texts and whole numbers beside it (`depth 32 pvblk`),
@@ -42,7 +42,7 @@ fn walk(value: &Value, name: &str, samples: &mut Samples) {
     }
 }
 
-/// Two sets of one name in one document are two things that only their place tells apart.
+/// Adds a metric. If one document has two sets of one name, their places in it tell them apart.
 fn add(name: &str, numbers: &[f64], samples: &mut Samples) {
     let name = if name.is_empty() { super::PLAIN } else { name };
     let mut unique = name.to_owned();

@@ -19,13 +19,13 @@ const PAGE: usize = 4096;
 /// A pass over all pages takes at least this long.
 const PASS: Duration = Duration::from_secs(1);
 
-/// The monotonic clock, the same in all processes, in nanoseconds.
+/// Nanoseconds of the monotonic clock, which is the same in all processes.
 pub fn now_ns() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// The process's body.
+/// Serves commands: the main function of the process.
 pub fn serve() -> Result<()> {
     let mut memory: Vec<Buffer> = Vec::new();
     for line in std::io::stdin().lock().lines() {
@@ -60,14 +60,14 @@ fn touch(buffer: &Buffer, value: u8) {
     }
 }
 
-/// Pages written in the time.
+/// Writes to all pages for `time`; returns the number of pages written.
 fn cycle(memory: &[Buffer], time: Duration) -> u64 {
     let end = Instant::now() + time;
     let mut pages = 0;
     for pass in 0u8.. {
         let start = Instant::now();
         for buffer in memory {
-            // In pieces, so that the end is seen in time.
+            // The write goes in steps of 1 MiB, so that the end of the time is seen soon.
             for at in (0..buffer.len()).step_by(1 << 20) {
                 if Instant::now() >= end {
                     return pages;
@@ -84,7 +84,7 @@ fn cycle(memory: &[Buffer], time: Duration) -> u64 {
     pages
 }
 
-/// The process, from outside.
+/// A bystander process, as the experiment sees it.
 pub struct Bystander {
     child: Child,
     input: ChildStdin,
@@ -92,7 +92,7 @@ pub struct Bystander {
 }
 
 impl Bystander {
-    /// Starts one in a group.
+    /// Starts a bystander in a group.
     pub fn start(group: &Group) -> Result<Bystander> {
         let mut child = group
             .command(&child::this_program()?, &["bystander".into()])?
@@ -130,7 +130,6 @@ impl Bystander {
         self.answer()
     }
 
-    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

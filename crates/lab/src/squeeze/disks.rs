@@ -16,15 +16,15 @@ use std::time::Duration;
 
 /// Bytes of a request.
 const BLOCK: usize = 32 << 10;
-/// How long a disk takes to answer: as one on the network.
+/// Service time of a disk, as one on the network has.
 const SERVICE: &str = "5ms";
 
-/// What the server says of its buffers.
+/// The server's counters of its buffers.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct Pools {
     /// Pages of all pools.
     pub pool_pages: u64,
-    /// Of these in use.
+    /// Pages of the pools that are in use.
     pub in_use_pages: u64,
     /// Pages that pools took from the system.
     pub allocated_pages: u64,
@@ -34,7 +34,7 @@ pub struct Pools {
     pub squeezed_pages: u64,
 }
 
-/// As much of the answer as is needed here.
+/// The fields of the server's answer that the experiment needs.
 #[derive(Deserialize)]
 struct Report {
     total: Pools,
@@ -46,18 +46,17 @@ struct Report {
 pub struct Control(PathBuf);
 
 impl Control {
-    /// The one at this path.
     pub fn at(path: PathBuf) -> Control {
         Control(path)
     }
 
-    /// The server's figures of all disks, and its squeezes.
+    /// The server's figures of all disks, and its number of squeezes.
     pub fn pools(&self) -> Result<(Pools, u64)> {
         let report: Report = serde_json::from_str(&self.ask(r#"{"memory":"report"}"#)?)?;
         Ok((report.total, report.squeezes))
     }
 
-    /// Asks about memory.
+    /// The server's answer to a question.
     pub fn ask(&self, question: &str) -> Result<String> {
         let mut socket = UnixStream::connect(&self.0).context("connecting to the server")?;
         socket.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -80,8 +79,8 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Starts a server in the group with `count` delayed disks and these flags besides, and connects to all. Each will have
-    /// up to `pool_bytes` in flight.
+    /// Starts a server in the group with `count` delayed disks and the flags `flags`, and connects to all
+    /// disks. Each disk will have up to `pool_bytes` in flight.
     pub fn start(
         dir: &Path,
         group: &Group,
@@ -121,7 +120,8 @@ impl Disks {
         })
     }
 
-    /// As many reads of a disk as fill its pool, all in flight at once. Returns how long they took.
+    /// Submits as many reads of a disk as fill its pool, all in flight at once. Returns the time
+    /// that they took.
     pub fn burst(&mut self, disk: usize) -> Result<Duration> {
         let load = Load {
             op: Op::Read,
@@ -140,12 +140,11 @@ impl Disks {
         Ok(outcome.elapsed)
     }
 
-    /// A burst on each disk.
+    /// Submits a burst on each disk.
     pub fn fill(&mut self) -> Result<()> {
         (0..self.drivers.len()).try_for_each(|disk| self.burst(disk).map(drop))
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.drivers.len()
     }

@@ -1,18 +1,18 @@
-//! A limited control group, and a swap file, both gone at the end.
+//! A limited control group, and a swap file, both removed at the end.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Where the memory controller of version 1 is.
+/// Folder of the memory controller of version 1.
 const V1: &str = "/sys/fs/cgroup/memory";
 
 /// A group of the v1 memory controller.
 pub struct Group(PathBuf);
 
 impl Group {
-    /// A new one without a limit. Errors say what this machine lacks.
+    /// A new group without a limit. Errors say what this machine lacks.
     pub fn new(name: &str) -> Result<Group> {
         let base = Path::new(V1);
         ensure!(
@@ -25,26 +25,26 @@ impl Group {
         Ok(Group(path))
     }
 
-    /// Sets the limit in bytes; `None`: none.
+    /// Sets the limit in bytes; `None` removes it.
     pub fn limit(&self, bytes: Option<u64>) -> Result<()> {
         let text = bytes.map_or("-1".to_owned(), |b| b.to_string());
         std::fs::write(self.0.join("memory.limit_in_bytes"), text).context("setting a limit")
     }
 
-    /// Bytes charged to it.
+    /// Bytes charged to the group.
     pub fn usage(&self) -> Result<u64> {
         let text = std::fs::read_to_string(self.0.join("memory.usage_in_bytes"))?;
         text.trim().parse().context("reading the group's usage")
     }
 
-    /// Times that a process of it was killed because nothing could be freed.
+    /// Number of processes of the group that were killed because no memory could be freed.
     pub fn kills(&self) -> u64 {
         let text = std::fs::read_to_string(self.0.join("memory.oom_control")).unwrap_or_default();
         let line = text.lines().find_map(|l| l.strip_prefix("oom_kill "));
         line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// A program as a process that is in the group from its first instruction on.
+    /// A command whose process is in the group from its first instruction on.
     pub fn command(&self, program: &Path, args: &[String]) -> Result<Command> {
         let mut command = Command::new("sh");
         let procs = self.0.join("cgroup.procs");
@@ -70,11 +70,12 @@ impl Drop for Group {
     }
 }
 
-/// A swap file that is in use while this lives.
+/// A swap file that is in use until it is dropped.
 pub struct Swap(PathBuf);
 
 impl Swap {
-    /// Makes and uses one. Errors if there is swap already: its use would count as well.
+    /// Makes a swap file and uses it. Errors if there is swap already: its use would be counted,
+    /// too.
     pub fn on(dir: &Path, bytes: u64) -> Result<Swap> {
         let swaps = std::fs::read_to_string("/proc/swaps").context("reading /proc/swaps")?;
         ensure!(
@@ -83,7 +84,7 @@ impl Swap {
         );
         let path = dir.join("swap");
         let shown = path.display().to_string();
-        // Blocks and not holes: the kernel takes no file with holes.
+        // The file has blocks and no holes: the kernel takes no file with holes.
         run("fallocate", &["-l", &bytes.to_string(), &shown])?;
         let swap = Swap(path);
         run("chmod", &["600", &shown])?;

@@ -1,5 +1,6 @@
-//! `pvblk-lab squeeze`: seed 003's experiments. What is swapped with and without the squeeze, how fast it is, what it costs, and that a
-//! server survives which would be killed.
+//! `pvblk-lab squeeze`: measures how much is swapped with and without giving memory back (the squeeze), how
+//! soon the memory is back and at what cost, and shows that a server survives that would be killed otherwise.
+//! The first two repeat a historical measurement (seed 003).
 
 pub mod bystander;
 mod disks;
@@ -22,55 +23,51 @@ use swap::{Run, Sizes};
 
 const MIB: u64 = 1 << 20;
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct SqueezeOptions {
-    /// Runs of each.
+    /// Number of runs of each part.
     pub runs: usize,
-    /// Smaller and shorter.
+    /// Smaller and shorter runs.
     pub quick: bool,
-    /// Which parts.
     pub parts: Vec<Part>,
 }
 
 /// A part of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Pages swapped.
+    /// Pages swapped in and out.
     Swap,
-    /// Time to give back.
+    /// Time until the memory is back.
     Reaction,
-    /// Rates with limits 0 and 1024.
+    /// Rates with a limit of 0 and of 1024 pages.
     Overhead,
-    /// Who is killed.
+    /// Survival of the server under a hard limit without swap.
     Survival,
 }
 
-/// The same limit with nothing to swap to.
+/// One run under the limit of the swap experiment, without swap.
 #[derive(Clone, Debug, Serialize)]
 pub struct Survival {
-    /// The server listened for pressure.
+    /// True if the server listened for pressure.
     pub squeezed: bool,
-    /// The server was alive at the end.
+    /// True if the server was alive at the end.
     pub survived: bool,
     /// Processes of the group that were killed.
     pub kills: u64,
 }
 
-/// The figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct SqueezeResult {
-    /// Where.
     pub machine: Machine,
     /// Sizes of the swap experiment.
     pub sizes: Sizes,
-    /// Its runs, in the order in which they were made.
+    /// Runs of the swap experiment, in the order in which they were made.
     pub swap: Vec<Run>,
     /// Reaction times by size.
     pub reaction: Vec<Reaction>,
-    /// Rates.
+    /// Rates with the two limits.
     pub overhead: Vec<Overhead>,
-    /// Without and with the squeeze.
+    /// Runs without and with the squeeze.
     pub survival: Vec<Survival>,
 }
 
@@ -129,7 +126,7 @@ pub fn run(options: &SqueezeOptions, dir: &Path, progress: &dyn Fn(&str)) -> Res
         let floor = 64 * pvblk_sys::cpu::allowed().len();
         let shapes = [(1, floor), (1, 0), (32, floor), (32, 0)]
             .map(|(depth, floor_pages)| Shape { depth, floor_pages });
-        // Many short pairs: what else the machine does changes in seconds.
+        // Many short pairs are measured: other load of the machine changes within seconds.
         let (count, runs) = if options.quick {
             (16_384, 10)
         } else {
@@ -146,7 +143,7 @@ pub fn run(options: &SqueezeOptions, dir: &Path, progress: &dyn Fn(&str)) -> Res
     Ok(result)
 }
 
-/// The load of the swap experiment for some seconds, under the same limit and without swap.
+/// Runs the load of the swap experiment for some seconds, under the same limit and without swap.
 fn survival(dir: &Path, sizes: &Sizes, squeezed: bool) -> Result<Survival> {
     let group = group::Group::new("survival")?;
     let flags: &[String] = match squeezed {
@@ -156,7 +153,7 @@ fn survival(dir: &Path, sizes: &Sizes, squeezed: bool) -> Result<Survival> {
     let pool_bytes = sizes.pool_bytes as usize;
     let mut disks = disks::Disks::start(dir, &group, sizes.disks, pool_bytes, flags)?;
     let mut bystander = bystander::Bystander::start(&group)?;
-    // The kernel is to choose the server, as what takes the most could be either.
+    // The kernel is made to choose the server; otherwise either process may be the greatest.
     std::fs::write(
         format!("/proc/{}/oom_score_adj", disks.server.pid()),
         "1000",
@@ -198,7 +195,6 @@ impl SqueezeResult {
         self.swap.iter().filter(move |r| r.duration_ms == duration)
     }
 
-    /// For people.
     pub fn table(&self) -> Result<String> {
         let mut out = String::new();
         if !self.swap.is_empty() {
@@ -311,7 +307,6 @@ impl SqueezeResult {
         Ok(out)
     }
 
-    /// Expected shapes.
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         let mut check = |expected: &str, figure: String, holds: bool| {
@@ -345,7 +340,7 @@ impl SqueezeResult {
             check(
                 "with all pools full and at rest, the sources take no more than 0.5 % of a CPU",
                 format!("{rest:.2} %, just above the margin {near:.2} %"),
-                // As sure as CPU time in ticks of 10 ms is.
+                // The bound is as precise as CPU time in ticks of 10 ms.
                 rest.max(near) < 0.55,
             );
         }
@@ -379,7 +374,6 @@ impl SqueezeResult {
         checks
     }
 
-    /// Plots by name.
     pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
         if self.swap.is_empty() {
             return Ok(Vec::new());

@@ -1,7 +1,7 @@
-//! What it costs to keep no free pages: the seed's second experiment, on a disk in memory.
+//! The cost of keeping no free pages, on a disk in memory: the second measurement of seed 003.
 //!
-//! Server and client share one CPU: with two, a request in flight alone takes as long as the CPUs take to wake each other, twice as long in some
-//! runs as in others. So the rate is of the CPU time of both.
+//! Server and client share one CPU: with two, a request in flight alone takes as long as the CPUs take to
+//! wake each other, twice as long in some runs as in others. So the rate is that of the CPU time of both.
 
 use super::disks::{Control, Pools};
 use crate::child::Server;
@@ -17,24 +17,24 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The seed's block.
+/// Bytes of a request, as in the historical measurement.
 const BLOCK: usize = 4096;
-/// The seed's limits, and what its table says of them in MB/s: average and standard deviation.
+/// The limits in pages of the historical measurement, and average and standard deviation of its
+/// rates in MB/s.
 pub const SEED: [(usize, f64, f64); 2] = [(0, 419.4, 2.51), (1024, 417.8, 4.44)];
 
-/// A shape of load, and the pools' floor while it runs.
+/// A shape of load, and the floor of the pools while it runs.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Shape {
     /// Requests in flight.
     pub depth: u32,
-    /// The whole process's floor, in pages.
+    /// The floor of the whole process's pools, in pages.
     pub floor_pages: usize,
 }
 
 /// The samples of one shape, interleaved.
 #[derive(Clone, Debug, Serialize)]
 pub struct Overhead {
-    /// Which.
     pub shape: Shape,
     /// MB/s with a limit of 0.
     pub none: Vec<f64>,
@@ -42,17 +42,17 @@ pub struct Overhead {
     pub full: Vec<f64>,
     /// Pages moved and pages allocated with a limit of 0.
     pub none_pages: (u64, u64),
-    /// The same with a limit of 1024.
+    /// Pages moved and pages allocated with a limit of 1024.
     pub full_pages: (u64, u64),
 }
 
 impl Overhead {
-    /// Of limit 0 to limit 1024, run by run.
+    /// Ratio of the rate with limit 0 to that with limit 1024, run by run.
     pub fn ratio(&self) -> Result<PairRatio> {
         PairRatio::of(&self.none, &self.full, Confidence::default())
     }
 
-    /// Limit 0 with limit 1024 as the reference.
+    /// Compares limit 0 with limit 1024, which is the reference.
     pub fn compare(&self) -> Result<Comparison> {
         Comparison::of(&self.full, &self.none, Confidence::default())
     }
@@ -62,7 +62,7 @@ impl Overhead {
 pub fn run(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<Overhead>> {
     let cpus = pvblk_sys::cpu::allowed();
     let one = *cpus.last().context("no CPU")?;
-    // The server and all threads of this process that begin from here on inherit it.
+    // The server and all threads that this process starts from here on inherit the CPU.
     std::thread::scope(|scope| {
         let body = || -> Result<Vec<Overhead>> {
             pvblk_sys::cpu::pin(one).context("staying on one CPU")?;
@@ -97,7 +97,7 @@ fn run_here(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec
         Arc::new(NbdClient::connect(&uri, NbdClientConfig::default())?);
     let depth = shapes.iter().map(|s| s.depth).max().unwrap_or(1);
     let mut driver = Driver::open(&client, 0, depth, BLOCK)?;
-    // The disk's own pages are there before anything is timed.
+    // The disk's own pages are allocated before the measurement.
     write(&mut driver, depth, count)?;
     let mut all = Vec::new();
     for &shape in shapes {
@@ -108,14 +108,15 @@ fn run_here(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec
             none_pages: (0, 0),
             full_pages: (0, 0),
         };
-        // The seed's shape is the one where nothing is to be seen, which takes the most runs.
+        // This is the shape of the historical measurement. It shows no effect, which takes the most
+        // runs to prove.
         let runs = if shape.depth == 1 && shape.floor_pages > 0 {
             3 * runs
         } else {
             runs
         };
         for run in 0..runs {
-            // Each is the first of its pair as often as the other.
+            // Each limit is the first of its pair as often as the other.
             for limit in if run % 2 == 0 { [0, 1024] } else { [1024, 0] } {
                 let (rate, pages) = sample(&mut driver, &control, shape, limit, count)?;
                 let (rates, of) = match limit {
@@ -145,7 +146,7 @@ fn sample(
         r#"{{"set":{{"max_buffer_pages":{limit},"buffer_floor_pages":{floor}}}}}"#
     ))?;
     control.ask(r#"{"memory":"squeeze"}"#)?;
-    // The squeeze itself is over.
+    // This waits until the squeeze itself is over.
     std::thread::sleep(std::time::Duration::from_millis(50));
     let (before, _) = control.pools()?;
     let rate = write(driver, shape.depth, count)?;
@@ -154,7 +155,7 @@ fn sample(
     Ok((rate, (of(|p| p.taken_pages), of(|p| p.allocated_pages))))
 }
 
-/// MB/s, with the flush in the time.
+/// MB/s of `count` writes and a flush.
 fn write(driver: &mut Driver, depth: u32, count: u64) -> Result<f64> {
     let load = |op, count| Load {
         op,

@@ -1,4 +1,5 @@
-//! How long it takes from the allocation that brings the pressure until free pools are back with the system, seen from outside.
+//! The time from the allocation that brings the pressure until free pools are back with the system, seen from
+//! outside.
 
 use super::bystander::{Bystander, now_ns};
 use super::disks::Disks;
@@ -9,28 +10,29 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 
-/// How often the server's resident memory is looked at.
+/// Interval at which the server's resident memory is read.
 const LOOK: Duration = Duration::from_micros(100);
-/// How long a server at rest is watched.
+/// Time for which a server at rest is watched.
 const IDLE: Duration = Duration::from_secs(10);
-/// Longest wait.
+/// The longest time to wait for the memory.
 const PATIENCE_NS: u64 = 5_000_000_000;
 const MIB: u64 = 1 << 20;
 
 /// The samples of one size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Reaction {
-    /// Attached disks.
+    /// Number of attached disks.
     pub disks: usize,
-    /// Free bytes of their pools, about.
+    /// Free bytes of all pools, about.
     pub pool_bytes: u64,
-    /// Milliseconds from the allocation to 95 % of them returned.
+    /// Milliseconds from the allocation until 95 % of these bytes are returned.
     pub ms: Vec<f64>,
-    /// Percent of a CPU that the server takes with all of them at rest, without a limit and just above the margin.
+    /// Percentage of a CPU that the server takes with all disks at rest, without a limit and just above the
+    /// margin.
     pub idle_percent: [f64; 2],
 }
 
-/// Measures `rounds` times with pools of `pool_bytes` together.
+/// Measures `rounds` times with pools of `pool_bytes` in all.
 pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<Reaction> {
     let group = Group::new("reaction")?;
     let each = (pool_bytes / count as u64) as usize;
@@ -43,7 +45,7 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         group.limit(None)?;
         bystander.ask("drop")?;
         disks.fill()?;
-        // Busy connections have been at rest for longer than their 100 ms.
+        // Pools keep buffers of busy connections for 100 ms; this waits for longer.
         std::thread::sleep(Duration::from_millis(250));
         let (pools, _) = disks.control.pools()?;
         let free = (pools.pool_pages - pools.in_use_pages) * 4096;
@@ -53,19 +55,19 @@ pub fn run(dir: &Path, count: usize, pool_bytes: u64, rounds: usize) -> Result<R
         if round == 0 {
             idle_percent[0] = cpu_percent(pid, IDLE)?;
         }
-        // The server's margin is a part of the limit; the bystander brings what is left to just above it.
+        // The server's margin is a part of the limit; the bystander allocates memory until just above it.
         let usage = group.usage()?;
         let limit = (usage + 3 * MIB) * 32 / 31;
         let margin = (limit / 32).clamp(4 * MIB, 256 * MIB);
         group.limit(Some((usage + margin + 3 * MIB).max(limit)))?;
-        // The server asks every 100 ms whether there is a limit.
+        // The server reads the limit every 100 ms.
         std::thread::sleep(Duration::from_millis(250));
         if round == 0 {
             idle_percent[1] = cpu_percent(pid, IDLE)?;
         }
         let resident_before = resident(pid).context("the server is gone")?;
         let until = resident_before.saturating_sub(free * 95 / 100);
-        // Crosses the mark within its first megabytes; the clock starts before.
+        // The allocation crosses the mark within its first megabytes; the clock starts before.
         bystander.tell("grow 4")?;
         let asked = now_ns();
         let end = loop {

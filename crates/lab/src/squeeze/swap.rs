@@ -1,4 +1,5 @@
-//! The seed's first experiment: what is swapped while disks work and somebody else needs memory.
+//! Pages swapped while disks work and another process needs memory: the first measurement of seed
+//! 003.
 
 use super::bystander::Bystander;
 use super::disks::Disks;
@@ -10,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The seed's table (pages swapped in, out): without the squeeze, and with it by its duration in ms.
+/// Pages swapped in and out of the historical measurement: without the squeeze, and with it by its
+/// duration in ms.
 pub const SEED: [(Option<u64>, u64, u64); 4] = [
     (None, 76_672, 185_799),
     (Some(1), 852, 6_424),
@@ -18,10 +20,10 @@ pub const SEED: [(Option<u64>, u64, u64); 4] = [
     (Some(100), 203, 3_340),
 ];
 
-/// Sizes.
+/// Sizes of the experiment.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sizes {
-    /// Disks.
+    /// Number of disks.
     pub disks: usize,
     /// Bytes in flight of a disk at most, which its pool keeps.
     pub pool_bytes: u64,
@@ -29,11 +31,11 @@ pub struct Sizes {
     pub bystander_bytes: u64,
     /// The group's limit, with the server, its pools and the bystander in it.
     pub limit_bytes: u64,
-    /// Length of a run.
+    /// Length of a run in seconds.
     pub seconds: f64,
 }
 
-/// One run.
+/// Figures of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
     /// The squeeze's duration; `None`: the server doesn't listen for pressure.
@@ -42,7 +44,7 @@ pub struct Run {
     pub pswpin: u64,
     /// Pages swapped out.
     pub pswpout: u64,
-    /// Major faults of server and bystander.
+    /// Major faults of server and bystander together.
     pub major_faults: u64,
     /// Bursts a second.
     pub bursts_per_second: f64,
@@ -50,20 +52,21 @@ pub struct Run {
     pub burst_p99_ms: f64,
     /// Pages that the bystander wrote to.
     pub bystander_pages: u64,
-    /// Servers that the kernel killed before this run, which was made again: the group can run out of memory though there is swap.
+    /// Servers that the kernel killed before this run, which was made again: the group can run out of memory
+    /// although there is swap.
     pub killed: u32,
-    /// Squeezes.
+    /// Number of squeezes.
     pub squeezes: u64,
-    /// Pages that they gave back.
+    /// Pages that the squeezes gave back.
     pub squeezed_pages: u64,
-    /// Seconds since the load began, and MiB of pools.
+    /// Seconds since the load began, and MiB of all pools at that time.
     pub pools: Vec<(f64, f64)>,
 }
 
 /// Runs of one kind that may end by a kill.
 const TRIES: u32 = 5;
 
-/// One run in which the server isn't killed.
+/// Makes runs until one ends without a kill of the server.
 pub fn run_until_one_survives(
     dir: &Path,
     sizes: &Sizes,
@@ -82,7 +85,7 @@ pub fn run_until_one_survives(
     bail!("the kernel killed the server {TRIES} times")
 }
 
-/// One run of the experiment. The order of disks comes from the seed.
+/// Makes one run. The seed decides the order of the disks.
 fn run(
     dir: &Path,
     group: &Group,
@@ -98,7 +101,7 @@ fn run(
     let mut disks = Disks::start(dir, group, sizes.disks, pool_bytes, &flags)?;
     let mut bystander = Bystander::start(group)?;
     let _swap = Swap::on(dir, 2 << 30)?;
-    // The disks first: their pools are full when the bystander comes.
+    // The disks come first, so their pools are full when the bystander starts.
     disks.fill()?;
     group.limit(Some(sizes.limit_bytes))?;
     let before = swapped()?;

@@ -1,4 +1,4 @@
-//! Whether two sets of samples differ.
+//! A comparison of two sets of samples.
 
 use super::summary::{mean, variance};
 use super::{Confidence, general};
@@ -31,7 +31,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Of `samples` with `reference`; at least [`MIN_SAMPLES`] on each side.
+    /// Compares `samples` with `reference`; both need at least [`MIN_SAMPLES`].
     pub fn of(reference: &[f64], samples: &[f64], confidence: Confidence) -> Result<Comparison> {
         let (n, m) = (reference.len(), samples.len());
         ensure!(

@@ -1,4 +1,4 @@
-//! How sure a comparison is, and the quantiles that follow.
+//! Levels of confidence, and the quantiles that follow from them.
 
 use serde::{Serialize, Serializer};
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
@@ -8,14 +8,16 @@ use std::str::FromStr;
 /// Most degrees of freedom that `ministat` has a quantile for; beyond, it uses the normal distribution's.
 const MAX_TABLED: usize = 100;
 
-/// Where the table that `ministat` reads is wrong, by 0.001 to 0.003: for 99.5 % and 7 to 12 degrees of freedom.
+/// Wrong entries of the table that `ministat` reads: for 99.5 % and 7 to 12 degrees of freedom they are off
+/// by 0.001 to 0.003.
 const MISPRINTED: (usize, [f64; 6]) = (7, [4.782, 4.499, 4.296, 4.143, 4.024, 3.929]);
 
 /// A confidence level that `ministat` knows: 80, 90, 95, 98, 99 or 99.5 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Confidence {
     percent: f64,
-    /// Which quantile `ministat` takes. It is the two-sided one, but 0.999 for 99.5 %, which is stricter than it says.
+    /// Quantile that `ministat` takes: the two-sided one, but 0.999 for 99.5 %, which is stricter than it
+    /// says.
     ministat_quantile: f64,
 }
 
@@ -42,7 +44,7 @@ impl Default for Confidence {
 }
 
 impl Confidence {
-    /// The level of this many percent; `None` if it isn't one of the six.
+    /// The level of `percent` percent; `None` if it isn't one of the six.
     pub fn of_percent(percent: f64) -> Option<Confidence> {
         LEVELS.into_iter().find(|l| l.percent == percent)
     }
@@ -52,15 +54,14 @@ impl Confidence {
         LEVELS
     }
 
-    /// In percent.
     pub fn percent(self) -> f64 {
         self.percent
     }
 
-    /// How many standard errors each side of a difference extends, for this many degrees of freedom.
+    /// Number of standard errors that each side of a difference extends, for `freedom` degrees of freedom.
     ///
-    /// Rounded to three decimals, and constant beyond 100 degrees of freedom, so that every printed figure and
-    /// every verdict is the one of `ministat`, which reads them from a printed table.
+    /// It is rounded to three decimals, and constant beyond 100 degrees of freedom, so that every printed
+    /// figure and every verdict is that of `ministat`, which reads these numbers from a printed table.
     pub(super) fn ministat_factor(self, freedom: usize) -> f64 {
         let misprint = freedom
             .checked_sub(MISPRINTED.0)
@@ -76,7 +77,8 @@ impl Confidence {
         (exact * 1e3).round() / 1e3
     }
 
-    /// How many standard errors each side of a two-sided interval extends, for this many degrees of freedom.
+    /// Number of standard errors that each side of a two-sided interval extends, for `freedom` degrees of
+    /// freedom.
     pub(super) fn factor(self, freedom: usize) -> f64 {
         t_quantile(0.5 + self.percent / 200.0, freedom as f64)
     }

@@ -1,4 +1,4 @@
-//! Statistics of samples: what a set of runs looks like, whether two sets differ, and what may be claimed.
+//! Statistics of samples: summaries, comparisons, and the claims that they allow.
 //!
 //! [`Comparison`] prints what `ministat` prints for the same numbers. [`PairRatio`] and [`Claim`] are for
 //! runs that were interleaved in pairs, with an A/A control beside them.

@@ -1,4 +1,4 @@
-//! Ratios of runs that were interleaved in pairs, and what a control lets one claim of them.
+//! Ratios of runs that were interleaved in pairs, and the claims that a control allows.
 
 use super::Confidence;
 use super::summary::{mean, variance};
@@ -11,8 +11,8 @@ const MIN_PAIRS: usize = 3;
 
 /// The ratio of paired samples.
 ///
-/// Two runs of a pair share what the machine did at the time, so their ratio is steadier than either. Ratios
-/// multiply, so their mean is taken of logarithms: twice and half are equally far from one.
+/// Both runs of a pair share the state of the machine at the time, so their ratio is steadier than either
+/// rate. Ratios multiply, so their mean is taken of logarithms: twice and half are equally far from one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PairRatio {
     /// Number of pairs.
@@ -30,7 +30,8 @@ pub struct PairRatio {
 }
 
 impl PairRatio {
-    /// Of `a[i] / b[i]`: as many of each, at least three, all above 0.
+    /// The ratios `a[i] / b[i]`. Both sets have the same length, at least three, and all samples
+    /// are above 0.
     pub fn of(a: &[f64], b: &[f64], confidence: Confidence) -> Result<PairRatio> {
         ensure!(
             a.len() == b.len(),
@@ -62,8 +63,8 @@ impl PairRatio {
         })
     }
 
-    /// How far from one the ratio is at least, as a logarithm: of the median and of the mean, whichever is nearer.
-    /// 0 if they lie on different sides.
+    /// Distance of the ratio from one as a logarithm: that of the median or of the mean, whichever is nearer.
+    /// It is 0 if they lie on different sides of one.
     fn margin(&self) -> f64 {
         let (median, mean) = (self.median.ln(), self.mean.ln());
         if median * mean <= 0.0 {
@@ -72,7 +73,7 @@ impl PairRatio {
         median.abs().min(mean.abs())
     }
 
-    /// How far from one the interval reaches, as a logarithm.
+    /// Greatest distance of the interval from one, as a logarithm.
     fn reach(&self) -> f64 {
         self.low.ln().abs().max(self.high.ln().abs())
     }
@@ -87,7 +88,7 @@ impl fmt::Display for PairRatio {
     }
 }
 
-/// Why a difference isn't claimed.
+/// The reason why a difference isn't claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doubt {
@@ -97,7 +98,7 @@ pub enum Doubt {
     WithinControl,
 }
 
-/// What may be said of a ratio, given what a thing's ratio to itself was in the same runs.
+/// The claim that a ratio allows, given the A/A control of the same runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Claim {
     /// The ratio that was measured.
@@ -109,8 +110,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// A difference is claimed only if its interval doesn't hold one and the margin is greater than the reach of
-    /// the control's interval: a control that isn't around one tells of a bias, and counts in full.
+    /// Claims a difference only if its interval doesn't hold one and the margin is greater than the reach of
+    /// the control's interval. A control that isn't around one shows a bias, and counts in full.
     pub fn of(ratio: PairRatio, control: PairRatio) -> Claim {
         let doubt = if ratio.low <= 1.0 && ratio.high >= 1.0 {
             Some(Doubt::HoldsOne)
@@ -205,7 +206,7 @@ mod tests {
         let claim = Claim::of(steady, noisy);
         assert_eq!(claim.doubt, Some(Doubt::WithinControl));
         assert!(claim.to_string().starts_with("No difference proven"));
-        // Also when the control is steady, but off: that is a bias.
+        // A steady control that isn't around one shows a bias.
         let biased = ratio(&[0.96, 0.961, 0.959, 0.96]);
         assert_eq!(Claim::of(steady, biased).doubt, Some(Doubt::WithinControl));
     }
@@ -218,7 +219,7 @@ mod tests {
 
     #[test]
     fn one_outlier_does_not_make_a_margin() {
-        // The mean is pulled up by one run; the median says nothing happened.
+        // One run pulls the mean up, while the median shows no difference.
         let r = PairRatio {
             median: 0.999,
             ..ratio(&[1.2, 1.21, 1.19])

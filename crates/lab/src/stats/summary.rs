@@ -1,9 +1,9 @@
-//! What one set of samples looks like.
+//! Figures of one set of samples.
 
 use super::general;
 use serde::Serialize;
 
-/// The line above [`Summary::row`]s.
+/// The heading above the lines of [`Summary::row`].
 pub const HEADER: &str =
     "    N           Min           Max        Median           Avg        Stddev";
 
@@ -12,20 +12,17 @@ pub const HEADER: &str =
 pub struct Summary {
     /// Number of samples.
     pub n: usize,
-    /// Least.
     pub min: f64,
-    /// Greatest.
     pub max: f64,
-    /// The middle one; of an even number the greater of the two in the middle, as `ministat` has it.
+    /// The middle sample; of an even number the greater of the two in the middle, as in `ministat`.
     pub median: f64,
-    /// Arithmetic mean.
     pub avg: f64,
     /// Standard deviation of the sample, with `n - 1`; 0 for one sample.
     pub stddev: f64,
 }
 
 impl Summary {
-    /// Of these samples, in any order; `None` if there are none.
+    /// Figures of `samples`, in any order; `None` if there are none.
     pub fn of(samples: &[f64]) -> Option<Summary> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -53,13 +50,12 @@ impl Summary {
     }
 }
 
-/// Arithmetic mean.
 pub(super) fn mean(samples: &[f64]) -> f64 {
     samples.iter().sum::<f64>() / samples.len() as f64
 }
 
-/// Variance of a sample around its mean; 0 for fewer than two. In two passes: sums of squares lose all digits
-/// when the spread is small beside the mean.
+/// Variance of a sample around its mean; 0 for fewer than two. It is taken in two passes: a sum of squares
+/// loses all digits when the spread is small beside the mean.
 pub(super) fn variance(samples: &[f64], mean: f64) -> f64 {
     if samples.len() < 2 {
         return 0.0;

@@ -1,4 +1,4 @@
-//! The arrays that are measured: four members, chunks of 64 KiB, and what is counted of them.
+//! The arrays that are measured: four members, chunks of 64 KiB, and their counters.
 
 use parking_lot::RwLock;
 use pvblk_block::{
@@ -16,19 +16,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 pub const MEMBERS: usize = 4;
 /// Sectors of a chunk: 64 KiB.
 pub const CHUNK_SECTORS: u64 = 128;
-/// Sectors of the array in a row of chunks.
+/// Sectors of the array in the chunks at one offset of all members.
 pub const ROW_SECTORS: u64 = CHUNK_SECTORS * (MEMBERS as u64 - 1);
 
-/// What all members of an array were asked to read, in blocks of 4 KiB.
+/// Reads of all members of an array, in blocks of 4 KiB.
 #[derive(Default)]
 pub struct Reads {
-    /// Reads cost nothing, and bring nothing: parity is wrong from then on.
+    /// Reads are skipped: they cost nothing and return nothing, so parity is wrong from then on.
     free: AtomicBool,
     inside: AtomicU64,
     at_edges: AtomicU64,
-    /// Requests that are at members now, of any kind.
+    /// Number of requests of any kind that members have now.
     in_flight: AtomicUsize,
-    /// Rows that streams begin or end in, sorted, and where data begins on a member.
+    /// Rows of chunks in which streams begin or end, sorted, and the sector at which data begins on
+    /// a member.
     edges: RwLock<(Vec<u64>, u64)>,
 }
 
@@ -73,7 +74,7 @@ impl Decorator for Counted {
         }))
     }
     fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
-        // Only requests are measured.
+        // Only requests are counted.
         Forwards {
             refresh: None,
             extents: None,
@@ -127,17 +128,17 @@ impl DeviceQueue for CountedQueue {
     }
 }
 
-/// How writes are done.
+/// A write path, and whether its prereads are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// As md.
+    /// Direct writes, as md has.
     Direct,
-    /// By the stripe queue.
+    /// The stripe queue.
     Queue,
-    /// As md, where what is read to make parity costs nothing.
+    /// Direct writes, whose reads for parity cost nothing.
     DirectFree,
-    /// By the stripe queue, where that costs nothing.
+    /// The stripe queue, whose reads for parity cost nothing.
     QueueFree,
 }
 
@@ -154,22 +155,22 @@ impl Way {
     }
 }
 
-/// What was counted in a sample.
+/// Counters of a sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted4k {
-    /// Blocks read by members, in rows that no stream begins or ends in.
+    /// Blocks that members read, in rows of chunks that no stream begins or ends in.
     pub inside: u64,
-    /// And in those.
+    /// Blocks that members read, in rows of chunks that a stream begins or ends in.
     pub at_edges: u64,
-    /// Rounds of stripes that were written, and those of whole ones.
+    /// Rounds of stripes that were written.
     pub rounds: u64,
-    /// Those of whole stripes.
+    /// Rounds of whole stripes that were written.
     pub whole: u64,
 }
 
 /// An array over given members, whose parity is right if they are all zeros.
 pub struct Array {
-    /// To open queues.
+    /// The array's device, which opens queues.
     pub device: Arc<dyn BlockDevice>,
     raid: Arc<Raid5>,
     reads: Arc<Reads>,
@@ -178,7 +179,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// Starts it.
+    /// Starts the array.
     pub fn new(
         members: Vec<Arc<dyn BlockDevice>>,
         consistency: Consistency,
@@ -222,11 +223,12 @@ impl Array {
         })
     }
 
-    /// From now on writes go this way. `edges` are the array's sectors that streams begin or end at. Nothing may be in flight.
+    /// Begins a sample, whose writes go by `way`. `edges` are the array's sectors that streams begin or end
+    /// at. No request may be in flight.
     pub fn begin(&mut self, way: Way, edges: &[u64]) -> Result<(), Error> {
         self.raid.set_write_path(way.path());
         self.reads.free.store(way.free(), Relaxed);
-        // What the last sample left in the stripe cache goes.
+        // The stripes that the last sample left in the stripe cache are dropped.
         let stripes = self.raid.state().stripes;
         self.raid.set_stripes(8)?;
         self.raid.set_stripes(stripes)?;
@@ -237,7 +239,7 @@ impl Array {
         Ok(())
     }
 
-    /// Whether members have anything to do.
+    /// True if members have requests to do.
     pub fn is_busy(&self) -> bool {
         self.reads.in_flight.load(Relaxed) > 0
     }
@@ -252,7 +254,7 @@ impl Array {
         }
     }
 
-    /// What was counted since [`Array::begin`].
+    /// The counters since [`Array::begin`].
     pub fn counted(&self) -> Counted4k {
         let (now, then) = (self.sum(), self.before);
         Counted4k {

@@ -1,8 +1,10 @@
-//! A modelled disk with one arm, in virtual time: what seed 004's SATA disks under an I/O scheduler cost, roughly.
+//! A modelled rotational disk in virtual time. Its cost is about that of the SATA disks under an I/O
+//! scheduler of the historical measurement (seed 004).
 //!
-//! It serves one request at a time: 50 us each, 60 MB/s, and the arm's way. That is 1 ms and half a turn of 7200 a minute (4.17 ms),
-//! and up to 7 ms more with the square root of the distance; a small gap ahead is passed over if that is sooner. The next request is the
-//! nearest ahead (C-LOOK), or the oldest, if a read has waited for 50 ms or a write for 500 ms.
+//! It serves one request at a time, in 50 us at 60 MB/s, after a seek: 1 ms, half a turn at 7200 turns a
+//! minute (4.17 ms), and up to 7 ms more with the square root of the distance. A small gap ahead is passed
+//! over if that is sooner. The next request is the nearest ahead (C-LOOK), or the oldest, if a read has
+//! waited for 50 ms or a write for 500 ms.
 
 use parking_lot::Mutex;
 use pvblk_block::{
@@ -25,7 +27,7 @@ const WRITE_EXPIRES: Duration = Duration::from_millis(500);
 /// The model in words.
 pub const MODEL: &str = "modelled disk: one request at a time, 50 us + 60 MB/s; seeks 5.2 to 12.2 ms; C-LOOK, reads expire after 50 ms, writes after 500";
 
-/// What waits for the arm.
+/// A request that waits for the head.
 #[derive(Clone, Copy)]
 struct Waiting {
     queue: u64,
@@ -36,11 +38,11 @@ struct Waiting {
 
 struct Arm {
     capacity_sectors: u64,
-    /// Where it is.
+    /// Sector at which the head is.
     at: u64,
-    /// Until when it is busy, with whose request.
+    /// End of the request at work, and its queue and number.
     busy: Option<(Instant, u64, u64)>,
-    /// By sector and number.
+    /// Waiting requests by sector and number.
     waiting: BTreeMap<(u64, u64), Waiting>,
     /// Finished requests by queue.
     done: HashMap<u64, Vec<u64>>,
@@ -60,7 +62,8 @@ impl Arm {
         Duration::from_secs_f64(if ahead { seek.min(pass) } else { seek })
     }
 
-    /// Ends what is due, and begins the next, at the time that it was free for it.
+    /// Ends requests that are due, and begins the next one at the time at which the disk became
+    /// free.
     fn step(&mut self, now: Instant) {
         let mut free = None;
         if let Some((due, queue, number)) = self.busy
@@ -91,7 +94,7 @@ impl Arm {
     }
 }
 
-/// See the module's documentation.
+/// A disk as the head of this module describes it.
 pub struct Disk {
     inner: Arc<dyn BlockDevice>,
     arm: Arc<Mutex<Arm>>,
@@ -118,7 +121,7 @@ impl Disk {
 }
 
 impl Disk {
-    /// Moves the arm to the begin, so that samples begin alike.
+    /// Moves the head to the begin, so that samples begin alike.
     pub fn park(&self) {
         self.arm.lock().at = 0;
     }
@@ -151,7 +154,7 @@ impl Decorator for Disk {
         }))
     }
     fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
-        // Only requests are measured.
+        // Only requests are modelled.
         Forwards {
             refresh: None,
             extents: None,
@@ -169,9 +172,9 @@ struct DiskQueue {
     arm: Arc<Mutex<Arm>>,
     clock: Arc<ManualClock>,
     number: u64,
-    /// Requests that the arm is yet to come to.
+    /// Requests of this queue that the disk hasn't begun.
     mine: HashMap<u64, Box<Request>>,
-    /// How many are on the inner device.
+    /// Number of requests at the inner device.
     below: usize,
     batch: Vec<Box<Request>>,
 }
@@ -200,7 +203,7 @@ impl DeviceQueue for DiskQueue {
             arm.waiting.insert((request.sector, number), waiting);
             self.mine.insert(number, request);
         }
-        // All of a batch is there when the arm chooses.
+        // All requests of a batch are there when the disk chooses one.
         arm.step(now);
         drop(arm);
         self.below += self.batch.len();
@@ -252,7 +255,8 @@ mod tests {
     use pvblk_block::Queue;
     use pvblk_sys::Buffer;
 
-    /// When each read of these sectors ends, in the order that they end in, in microseconds; the arm is at one of them at first.
+    /// Queue number and end in microseconds of reads of these sectors, in the order in which they end; the
+    /// head is at `at` first.
     fn ends(at: u64, sectors: &[u64]) -> Vec<(u64, u64)> {
         let clock = Arc::new(ManualClock::default());
         let memory = pvblk_volume::open("mem:64M").expect("memory");

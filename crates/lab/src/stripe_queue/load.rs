@@ -1,4 +1,5 @@
-//! tiobench's four phases, as a page cache would submit them: each thread has a part of the array for its file, and keeps so many requests in flight.
+//! tiobench's four phases, as a page cache submits them: each thread has a part of the array for its file,
+//! and keeps a number of requests in flight.
 
 use super::array::{Array, Counted4k, ROW_SECTORS, Way};
 use crate::machine::cpu_ns;
@@ -14,32 +15,32 @@ use std::ops::Range;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Bytes that a thread has in flight where it writes: what write-back keeps of a file.
+/// Bytes that a writing thread has in flight: as many as write-back keeps of a file.
 pub const WRITE_WINDOW: u64 = 1 << 20;
-/// And where it reads in order: two windows of read-ahead.
+/// Bytes that a thread has in flight while it reads in order: two windows of read-ahead.
 pub const READ_WINDOW: u64 = 256 << 10;
-/// How often, of 256, a thread in virtual time doesn't submit before the next event, while members are busy: threads aren't in step with one
-/// another for ever.
+/// Chance, of 256, that a thread in virtual time doesn't submit before the next event while members are busy:
+/// real threads aren't in step with one another for ever.
 const LATE: u8 = 64;
-/// Random requests of all threads together, as tiobench.
+/// Random requests of all threads together, as tiobench makes them.
 const RANDOM_OPS: u64 = 4000;
 
-/// What tiobench does, one after another.
+/// Phases of tiobench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Each file from its begin to its end.
+    /// Writes of each file from its begin to its end.
     SequentialWrite,
-    /// Anywhere in the file.
+    /// Writes at random places of the file.
     RandomWrite,
-    /// Each file from its begin to its end, with read-ahead.
+    /// Reads of each file from its begin to its end, with read-ahead.
     SequentialRead,
-    /// Anywhere in the file, one at a time.
+    /// Reads at random places of the file, one at a time.
     RandomRead,
 }
 
 impl Phase {
-    /// In tiobench's order.
+    /// All phases in tiobench's order.
     pub const ALL: [Phase; 4] = [
         Phase::SequentialWrite,
         Phase::RandomWrite,
@@ -47,7 +48,7 @@ impl Phase {
         Phase::RandomRead,
     ];
 
-    /// For people.
+    /// Name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Phase::SequentialWrite => "Sequential writes",
@@ -57,7 +58,7 @@ impl Phase {
         }
     }
 
-    /// It writes.
+    /// True if the phase writes.
     pub fn writes(self) -> bool {
         matches!(self, Phase::SequentialWrite | Phase::RandomWrite)
     }
@@ -70,7 +71,6 @@ impl Phase {
 /// One cell of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cell {
-    /// What is done.
     pub phase: Phase,
     /// Bytes of a request.
     pub block: u64,
@@ -81,7 +81,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// For people.
+    /// Name in tables.
     pub fn name(&self) -> String {
         format!(
             "{}, {} KiB, {} threads",
@@ -91,10 +91,10 @@ impl Cell {
         )
     }
 
-    /// The files, in sectors of the array. They begin where a file system may let them begin: at any block of 4 KiB.
+    /// The files, in sectors of the array. They begin at any block of 4 KiB, as in a file system.
     pub fn files(&self) -> Vec<Range<u64>> {
         let each = self.bytes / self.threads as u64 / SECTOR;
-        // Apart by whole rows, so that two files' edges aren't one row's.
+        // Whole rows of chunks lie between the files, so that no row has the edges of two.
         let stride = each.next_multiple_of(ROW_SECTORS) + 2 * ROW_SECTORS;
         let begin = |i: u64| ROW_SECTORS + i * stride + 8 * (11 + 5 * i);
         (0..self.threads as u64)
@@ -102,7 +102,7 @@ impl Cell {
             .collect()
     }
 
-    /// Sectors of an array that has room for them.
+    /// Sectors of an array that has room for the files.
     pub fn room(&self) -> u64 {
         self.files().last().map_or(0, |f| f.end + 2 * ROW_SECTORS)
     }
@@ -129,21 +129,21 @@ impl Cell {
     }
 }
 
-/// What one thread does.
+/// The load of one thread.
 pub struct Job {
-    /// Where.
+    /// Sectors of the file.
     pub file: Range<u64>,
     /// [`Op::Read`] or [`Op::Write`].
     pub op: Op,
-    /// Anywhere, not in order.
+    /// Requests go to random places instead of in order.
     pub random: bool,
     /// Bytes of a request.
     pub block: u64,
     /// Requests in flight.
     pub depth: usize,
-    /// Requests in all; more than the file has: from its begin again.
+    /// Number of requests in all; after the file's end they go on at its begin.
     pub requests: u64,
-    /// Buffers stay as they are until a write ends: it needs no copy.
+    /// Buffers stay as they are until a write ends, so the array needn't copy them.
     pub stable: bool,
 }
 
@@ -165,7 +165,7 @@ impl Submitter {
         let depth = job.depth;
         let queue = Queue::open(&array.device, &QueueContext::new(depth as u32))?;
         let data = Buffer::anonymous(depth * job.block as usize).context("memory for buffers")?;
-        // A page that nobody has written to is the kernel's page of zeros, which costs nothing to read.
+        // A page that was never written is the kernel's page of zeros, which costs nothing to read.
         let mut noise = vec![0; job.block as usize];
         let mut any = fastrand::Rng::with_seed(!seed);
         for i in 0..depth {
@@ -207,7 +207,8 @@ impl Submitter {
             && (self.stop || self.ended == self.job.requests)
     }
 
-    /// Submits what may be, unless it is late, and takes what is done; true if there was anything.
+    /// Submits new requests, unless the thread is late, and takes completions; true if there were
+    /// any of either.
     fn step(&mut self, late: bool) -> Result<bool> {
         while !self.stop
             && !late
@@ -224,7 +225,7 @@ impl Submitter {
         }
         let last = self.job.op == Op::Write && self.ended == self.job.requests;
         if last && !self.flushed && !self.stop {
-            // tiobench's fsync is inside its time.
+            // The time of tiobench's writes includes its fsync.
             self.flushed = true;
             self.batch.push(Request::new(Op::Flush, 0, 0, 0));
         }
@@ -249,18 +250,20 @@ impl Submitter {
     }
 }
 
-/// What a sample showed.
+/// Figures of a sample.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sample {
     /// 10⁶ bytes a second, all threads together.
     pub mb_per_second: f64,
-    /// CPU time per time, percent. Of modelled disks: real CPU time per modelled time.
+    /// CPU time as percentage of the elapsed time. For modelled disks: real CPU time as percentage
+    /// of modelled time.
     pub cpu_percent: f64,
-    /// Blocks of 4 KiB that members read, per MiB written, outside of the rows where streams begin and end.
+    /// Blocks of 4 KiB that members read, per MiB written, outside of the rows of chunks where streams begin
+    /// and end.
     pub prereads_per_mib: f64,
-    /// The blocks read in those rows.
+    /// Blocks read in the rows where streams begin and end.
     pub prereads_at_edges: u64,
-    /// Rounds of whole stripes per rounds of stripes, percent.
+    /// Rounds of whole stripes as percentage of all rounds of stripes.
     pub whole_percent: f64,
 }
 
@@ -303,7 +306,8 @@ fn jobs(cell: &Cell) -> Vec<Job> {
     cell.files().into_iter().map(job).collect()
 }
 
-/// Runs a cell in virtual time. The seed tells which thread comes first each time, and which is late.
+/// Runs a cell in virtual time. The seed decides the order of the threads in each round, and which
+/// are late.
 pub fn in_virtual_time(
     array: &mut Array,
     clock: &ManualClock,
@@ -317,17 +321,17 @@ pub fn in_virtual_time(
     Ok(sample(bytes, run.took, run.cpu_seconds, array.counted()))
 }
 
-/// What jobs came to.
+/// The result of jobs.
 pub struct Run {
-    /// How long they took.
+    /// Time that the jobs took.
     pub took: Duration,
-    /// Of this thread.
+    /// CPU time of this thread.
     pub cpu_seconds: f64,
-    /// Requests of each.
+    /// Requests of each job.
     pub requests: Vec<u64>,
 }
 
-/// Runs jobs in virtual time until all are done, or for so long.
+/// Runs jobs in virtual time until all are done, or for `limit`.
 pub fn run_virtually(
     array: &Array,
     clock: &ManualClock,
@@ -382,7 +386,7 @@ pub fn run_virtually(
     })
 }
 
-/// Runs a cell on real threads in the machine's time.
+/// Runs a cell on real threads in real time.
 pub fn in_real_time(array: &mut Array, cell: &Cell, way: Way, seed: u64) -> Result<Sample> {
     array.begin(way, &cell.edges())?;
     let jobs = jobs(cell);
@@ -433,8 +437,8 @@ fn run_really(mut s: Submitter, poller: &Poller) -> Result<u64> {
     Ok(s.ended)
 }
 
-/// Runs each job for so long on a thread of its own, on the array that is given with it; with `cpus`, each on its CPU. Returns requests a
-/// second of each, and seconds of CPU per second, of all threads together.
+/// Runs each job for `time` on a thread of its own, on the array that is given with it; with `cpus`, each on
+/// its CPU. Returns requests a second of each job, and seconds of CPU per second, of all threads together.
 pub fn for_so_long(
     jobs: Vec<(&Array, Job)>,
     time: Duration,
@@ -454,7 +458,7 @@ pub fn for_so_long(
             })
         };
         let numbered = jobs.into_iter().enumerate();
-        // All of them, before one is waited for.
+        // All threads start before one is waited for.
         let threads: Vec<_> = numbered.map(thread).collect();
         let mut rates = Vec::new();
         let mut cpu = 0.0;
@@ -469,7 +473,7 @@ pub fn for_so_long(
     })
 }
 
-/// Polls all the time.
+/// Runs a job for `time` and polls all the while.
 fn busy(mut s: Submitter, time: Duration) -> Result<(f64, f64)> {
     let (begin, cpu) = (Instant::now(), cpu_seconds(ClockId::ThreadCPUTime));
     while begin.elapsed() < time {

@@ -1,7 +1,9 @@
-//! `pvblk-lab stripe-queue`: seed 004's four tables. `direct`, which is md's way, against the stripe queue.
+//! `pvblk-lab stripe-queue`: compares RAID-5's direct write path, which is md's, with the stripe queue, as a
+//! historical measurement did (seed 004).
 //!
-//! Members are modelled disks in virtual time (see [`disk`]), where the same figures come out each time but for CPU time, and files in the
-//! machine's time. What prereads cost at all is seen where they cost nothing.
+//! Members are modelled disks in virtual time (see [`disk`]), where the same figures come out each time
+//! except CPU time, and files in real time. The cost of reads for parity (prereads) shows beside runs whose
+//! prereads are free.
 
 pub mod array;
 pub mod disk;
@@ -22,7 +24,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Stripe heads where nothing else is said: md's and the seed's.
+/// Stripe heads by default: as many as md's, and as in the historical measurement.
 const STRIPES: usize = 256;
 const BLOCKS: [u64; 2] = [4 << 10, 128 << 10];
 const THREADS: [usize; 4] = [1, 2, 4, 8];
@@ -30,10 +32,8 @@ const SWEEP: [usize; 8] = [64, 128, 256, 512, 1024, 2048, 4096, 8192];
 /// Modelled time of each mix of readers and a writer.
 const MIX_TIME: Duration = Duration::from_secs(20);
 
-/// What to measure.
 #[derive(Clone, Debug)]
 pub struct StripeQueueOptions {
-    /// Rounds.
     pub runs: usize,
     /// Bytes of all files together.
     pub bytes: u64,
@@ -41,16 +41,17 @@ pub struct StripeQueueOptions {
     pub seconds: f64,
     /// The parts to run.
     pub parts: Vec<Part>,
-    /// Only cells whose name has this in it, such as `random writes, 4 KiB` or, in memory, `two threads, 4 KiB`; neither mixes nor sizes of the cache.
+    /// Runs only cells whose name has this in it, such as `random writes, 4 KiB` or, in memory, `two threads,
+    /// 4 KiB`; neither mixes nor sizes of the cache.
     pub cells: Option<String>,
 }
 
 /// A part of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Modelled disks: tables, reads beside a writer, sizes of the cache.
+    /// Modelled disks: tables, reads beside a writer, sizes of the stripe cache.
     Modelled,
-    /// Files.
+    /// Members that are files.
     Files,
     /// Members in memory.
     Memory,
@@ -59,58 +60,55 @@ pub enum Part {
 /// All samples of a cell, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
-    /// What was done.
     pub cell: Cell,
-    /// With a partial parity log.
+    /// The array has a partial parity log.
     pub ppl: bool,
-    /// As md.
+    /// Samples of direct writes, as md has.
     pub direct: Vec<Sample>,
-    /// By the stripe queue.
+    /// Samples of the stripe queue.
     pub queue: Vec<Sample>,
-    /// As md, once more: the control. Of files only.
+    /// Samples of direct writes once more: the control. Only for files.
     pub direct_again: Vec<Sample>,
-    /// As md, prereads free. Of modelled disks and writes only.
+    /// Samples of direct writes whose prereads are free. Only for modelled disks and writes.
     pub direct_free: Vec<Sample>,
-    /// By the stripe queue, prereads free.
+    /// Samples of the stripe queue whose prereads are free.
     pub queue_free: Vec<Sample>,
 }
 
 /// Reads beside a writer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Mix {
-    /// How is read.
+    /// The reader's access: a name in tables.
     pub reader: &'static str,
-    /// How is written.
+    /// The writer's access: a name in tables.
     pub writer: &'static str,
-    /// MB/s of the reader and of the writer, as md.
+    /// MB/s of the reader and of the writer, with direct writes.
     pub direct: Vec<[f64; 2]>,
-    /// The same by the stripe queue.
+    /// MB/s of the reader and of the writer, with the stripe queue.
     pub queue: Vec<[f64; 2]>,
 }
 
-/// Sizes of the stripe cache.
+/// Samples of one size of the stripe cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sweep {
-    /// Stripe heads.
+    /// Number of stripe heads.
     pub stripes: usize,
-    /// Where.
     pub point: Point,
 }
 
 /// The experiment's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct StripeQueueResult {
-    /// Where.
     pub machine: Machine,
     /// Bytes of all files together.
     pub bytes: u64,
-    /// Modelled disks.
+    /// Points on modelled disks.
     pub modelled: Vec<Point>,
     /// Reads beside a writer, on modelled disks.
     pub mixes: Vec<Mix>,
-    /// Sizes of the cache, on modelled disks.
+    /// Sizes of the stripe cache, on modelled disks.
     pub sweep: Vec<Sweep>,
-    /// Files.
+    /// Points on files.
     pub files: Vec<Point>,
     /// Members in memory.
     pub memory: Option<speed::Speeds>,
@@ -146,7 +144,7 @@ fn consistency(ppl: bool) -> Consistency {
     }
 }
 
-/// Sectors of a member of an array that has so many; there is room for a log, too.
+/// Sectors of a member of an array of `array_sectors` sectors, with room for a log.
 pub(crate) fn member_sectors(array_sectors: u64) -> u64 {
     (array_sectors / (MEMBERS as u64 - 1) + (8 << 11)).next_multiple_of(1 << 11)
 }
@@ -355,7 +353,7 @@ impl Experiment<'_> {
                 }
                 self.tell("files", &cell, ppl);
                 let mut point = Point::new(cell, ppl);
-                // What is written first allocates blocks, and is not counted.
+                // The first writes allocate blocks, and are not counted.
                 load::in_real_time(&mut array, &cell, Way::Direct, 0)?;
                 for run in 0..self.options.runs {
                     for step in 0..3 {

@@ -9,7 +9,8 @@ use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::Result;
 use pvblk_bench::plot::{self, Axis, Scale, Unit};
 
-/// Seed 004: by block (4 KiB, 128 KiB) and threads (1, 2, 4, 8), percent of rate, CPU % and CPU efficiency that the stripe queue gained.
+/// The historical measurement (seed 004): by block (4 KiB, 128 KiB) and threads (1, 2, 4, 8), the gain of the
+/// stripe queue in rate, CPU and CPU efficiency, in percent.
 type SeedTable = [[i32; 3]; 8];
 #[rustfmt::skip]
 const SEED: [(Phase, SeedTable); 4] = [
@@ -46,7 +47,7 @@ fn percent(ratio: f64) -> String {
 }
 
 impl Point {
-    /// What it gains: rate, CPU, efficiency.
+    /// Gain of the stripe queue in percent: rate, CPU, efficiency.
     fn gains(&self) -> [f64; 3] {
         let rate = median_ratio(&rates(&self.queue), &rates(&self.direct));
         let cpu = |s: &Sample| s.cpu_percent;
@@ -54,7 +55,7 @@ impl Point {
         [rate, cpu, rate / cpu.max(1e-9)]
     }
 
-    /// The rate where prereads are free, by whichever way is faster.
+    /// The rate where prereads are free, by the faster of both ways.
     fn bound(&self) -> Option<f64> {
         let free = [&self.direct_free, &self.queue_free].map(|s| median(&rates(s)));
         (!self.direct_free.is_empty()).then(|| free[0].max(free[1]))
@@ -69,7 +70,8 @@ impl Point {
         .ok()
     }
 
-    /// In virtual time a thing's ratio to itself is one: there is no control.
+    /// The ratio in words. There is no control in virtual time, where samples of the same are
+    /// equal.
     fn ratio(&self) -> String {
         match (self.direct_again.is_empty(), self.interval()) {
             (true, Some(r)) => format!("{:.2} ({:.2} to {:.2})", r.median, r.low, r.high),
@@ -218,7 +220,6 @@ fn speed_tables(speeds: &Speeds) -> String {
 }
 
 impl StripeQueueResult {
-    /// For people.
     pub fn table(&self) -> String {
         let mut text = format!(
             "Four members, chunks of 64 KiB, {} MiB of files; a thread has {} KiB in flight where it writes, {} KiB where it reads in order, one \
@@ -288,7 +289,6 @@ impl StripeQueueResult {
         text
     }
 
-    /// Plots by name.
     pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
         if self.sweep.is_empty() {
             return Ok(Vec::new());
@@ -331,7 +331,7 @@ impl StripeQueueResult {
         Ok(vec![("sweep", svg)])
     }
 
-    /// What issue and seed let one expect.
+    /// Expectations from the historical measurement (seed 004).
     pub fn checks(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         let mut add = |expected: String, figure: f64, holds: bool| {

@@ -1,4 +1,4 @@
-//! Members in memory: what the array itself costs, on one thread and on two.
+//! Members in memory: the cost of the array itself, on one thread and on two.
 
 use super::array::{Array, MEMBERS, Way};
 use super::load::{Job, for_so_long};
@@ -15,13 +15,13 @@ const DEPTHS: [usize; 3] = [1, 32, 128];
 /// A kind of request.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Shape {
-    /// For people.
+    /// Name in tables.
     pub name: &'static str,
-    /// Bytes.
+    /// Bytes of a request.
     pub block: u64,
-    /// Anywhere.
+    /// Requests go to random places instead of in order.
     pub random: bool,
-    /// Not a write.
+    /// Requests are reads instead of writes.
     pub read: bool,
 }
 
@@ -45,43 +45,40 @@ const SHAPES: [Shape; 5] = [
 /// Rates of one shape.
 #[derive(Clone, Debug, Serialize)]
 pub struct Speed {
-    /// Of what.
     pub shape: Shape,
     /// Requests in flight.
     pub depth: usize,
-    /// With a partial parity log.
+    /// The array has a partial parity log.
     pub ppl: bool,
-    /// Requests a second, as md.
+    /// Requests a second with direct writes, as md has.
     pub direct: Vec<f64>,
-    /// By the stripe queue.
+    /// Requests a second with the stripe queue.
     pub queue: Vec<f64>,
-    /// As md, once more: the control.
+    /// Requests a second with direct writes once more: the control.
     pub direct_again: Vec<f64>,
 }
 
-/// What two threads reach, each with its own queue of an array.
+/// Rates of two threads, each with its own queue of an array.
 #[derive(Clone, Debug, Serialize)]
 pub struct Two {
-    /// Of what.
     pub shape: Shape,
-    /// Requests in flight of each.
+    /// Requests in flight of each thread.
     pub depth: usize,
-    /// By the stripe queue.
+    /// The array has the stripe queue.
     pub by_queue: bool,
-    /// Requests a second of both, on one array.
+    /// Requests a second of both threads, on one array.
     pub shared: Vec<f64>,
-    /// Of both, each on an array of its own.
+    /// Requests a second of both threads, each on an array of its own.
     pub apart: Vec<f64>,
-    /// Of one alone.
+    /// Requests a second of one thread alone.
     pub one: Vec<f64>,
 }
 
-/// All of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Speeds {
-    /// One thread.
+    /// Rates of one thread.
     pub one: Vec<Speed>,
-    /// Two.
+    /// Rates of two threads.
     pub two: Vec<Two>,
 }
 
@@ -108,7 +105,6 @@ fn job(shape: &Shape, depth: usize, file: std::ops::Range<u64>) -> Job {
     }
 }
 
-/// Runs it.
 pub fn run(options: &StripeQueueOptions, progress: &dyn Fn(&str)) -> Result<Speeds> {
     let (runs, time) = (options.runs, Duration::from_secs_f64(options.seconds));
     let wanted = |name: &str| {
@@ -179,7 +175,7 @@ pub fn run(options: &StripeQueueOptions, progress: &dyn Fn(&str)) -> Result<Spee
                         let way = if by_queue { Way::Queue } else { Way::Direct };
                         array.begin(way, &[])?;
                     }
-                    // Halves, each of whole rows.
+                    // Each thread gets a half of whole rows of chunks.
                     let half = SPAN / 2 / super::array::ROW_SECTORS * super::array::ROW_SECTORS;
                     let jobs = || {
                         let job = |file| job(&shape, t.depth, file);

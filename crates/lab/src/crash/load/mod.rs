@@ -14,35 +14,33 @@ use std::time::Duration;
 use target::Target;
 use worker::Worker;
 
-/// What the process is told.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// The server's socket.
+    /// Path of the server's socket.
     pub socket: PathBuf,
-    /// The journal's file.
+    /// Path of the journal.
     pub journal: PathBuf,
-    /// Which requests to make.
+    /// Decides the requests.
     pub seed: u64,
-    /// How it reaches the disk.
     pub export: Export,
-    /// What the disk is.
     pub volume: Volume,
-    /// Rings to ask for.
+    /// Number of rings to ask for.
     pub queues: u32,
-    /// Pages of each.
+    /// Pages of each ring.
     pub ring_pages: usize,
 }
 
-/// How long a server may be away. Longer than any restart, shorter than the referee's patience.
+/// The longest time that a server may be away: longer than any restart, shorter than the referee's
+/// patience.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Checks the whole disk against the journal, says that it is ready, and works until SIGTERM.
+/// Checks the whole disk against the journal, prints that it is ready, and works until SIGTERM.
 pub fn run(options: &LoadOptions) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop))?;
     let journal = Arc::new(Journal::open(&options.journal, SECTORS)?);
     let target = Arc::new(Target::connect(options)?);
-    // A guest is told of a loss once, on whatever queue: with one queue it is known which flush told it.
+    // A guest is told of a loss once, on any of its queues. With one queue the flush that told it is known.
     let threads = match options.export {
         Export::VhostUser => 1,
         Export::Rings | Export::Nbd => 2,

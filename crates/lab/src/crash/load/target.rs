@@ -1,4 +1,4 @@
-//! The disk as the workload has it.
+//! The workload's connections to the disk.
 
 use super::{LoadOptions, PATIENCE};
 use crate::crash::stage::Export;
@@ -13,16 +13,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes for buffers.
+/// Bytes of memory for buffers.
 const MEMORY: u64 = 16 << 20;
-/// Longest answer of a server in its handshake; one that is being killed gives none.
+/// The longest time to wait for a server in its handshake; a server that is being killed doesn't
+/// finish it.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// A connection, or the way to get one.
+/// A connection, or the address to connect to.
 pub(super) enum Target {
     Rings(Arc<Frontend>, Keeper),
     Vhost(Arc<VhostClient>),
-    /// Each worker has connections of its own, one after another.
+    /// Path of the socket. Each worker has connections of its own, one after another.
     Nbd(PathBuf),
 }
 
@@ -57,7 +58,7 @@ impl Target {
                     patience: Some(PATIENCE),
                 };
                 let connect = || VhostClient::connect(&options.socket, &config);
-                Ok(Target::Vhost(Arc::new(patiently(connect)?)))
+                Ok(Target::Vhost(Arc::new(with_patience(connect)?)))
             }
             Export::Nbd => Ok(Target::Nbd(options.socket.clone())),
         }
@@ -74,12 +75,12 @@ impl Target {
                     export: "a".into(),
                 };
                 let connect = || NbdClient::connect(&uri, NbdClientConfig { timeout: HANDSHAKE });
-                Disk::Once(Arc::new(patiently(connect)?))
+                Disk::Once(Arc::new(with_patience(connect)?))
             }
         })
     }
 
-    /// Ends the connection; an error if it had failed.
+    /// Ends the connection; an error if the connection had failed.
     pub fn close(self) -> Result<()> {
         let why = match self {
             Target::Rings(_, keeper) => keeper.stop(),
@@ -93,10 +94,10 @@ impl Target {
     }
 }
 
-/// A device, and whether it outlives its server.
+/// A device, by whether it outlives its server.
 pub(super) enum Disk {
     Lasting(Arc<dyn BlockDevice>),
-    /// A lost connection is the device's end.
+    /// A device that ends when its connection is lost.
     Once(Arc<NbdClient>),
 }
 
@@ -108,14 +109,16 @@ impl Disk {
         }
     }
 
-    /// The connection is over, as it is for good when the server is gone.
+    /// True if the connection is over for good, as after the server's end.
     pub fn is_lost(&self) -> bool {
         matches!(self, Disk::Once(client) if client.failure().is_some())
     }
 }
 
-/// Tries again while nobody listens.
-fn patiently<T, E: Into<anyhow::Error>>(mut connect: impl FnMut() -> Result<T, E>) -> Result<T> {
+/// Calls `connect` again and again while no server listens.
+fn with_patience<T, E: Into<anyhow::Error>>(
+    mut connect: impl FnMut() -> Result<T, E>,
+) -> Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match connect() {

@@ -1,7 +1,7 @@
 //! One thread of the workload.
 
 use super::target::{Disk, Target};
-use crate::crash::journal::{Answered, Journal};
+use crate::crash::journal::{CompletedWrite, Journal};
 use crate::crash::{SECTORS, stamp};
 use anyhow::{Context, Result, bail, ensure};
 use pvblk_block::{
@@ -16,11 +16,11 @@ const DEPTH: usize = 24;
 /// Most sectors of one request.
 const MOST: u64 = 64;
 
-/// One request's place in the worker.
-struct Slot {
+/// The state of one request in flight.
+struct InFlight {
     buffer: Buffer,
     request: Option<Box<Request>>,
-    /// Of a write.
+    /// Number of a write.
     number: u32,
     sector: u64,
     sectors: u64,
@@ -28,12 +28,12 @@ struct Slot {
     floor: u32,
     /// [`Worker::told`] when it was sent.
     told: u32,
-    /// Of a flush: what was answered when it was sent.
-    covers: Vec<Answered>,
+    /// The completed writes that a flush covers: those completed when it was sent.
+    covers: Vec<CompletedWrite>,
 }
 
-impl Slot {
-    /// Its sectors have nothing in flight any more.
+impl InFlight {
+    /// Marks the request's sectors as having nothing in flight.
     fn release(&self, busy: &mut [bool], first: u64) {
         let at = (self.sector - first.min(self.sector)) as usize;
         busy[at..at + self.sectors as usize].fill(false);
@@ -46,7 +46,7 @@ fn open_queue(disk: &Disk, first: u64) -> Result<Queue> {
     Ok(Queue::open(&disk.device(), &context)?)
 }
 
-/// One thread: a queue, and a part of the disk that only it touches.
+/// One thread of the workload: a queue, and a part of the disk that only this worker writes to.
 pub(super) struct Worker {
     target: Arc<Target>,
     disk: Disk,
@@ -56,18 +56,18 @@ pub(super) struct Worker {
     sectors: u64,
     /// Sectors with a request in flight.
     busy: Vec<bool>,
-    slots: Vec<Slot>,
+    slots: Vec<InFlight>,
     free: Vec<usize>,
     rng: fastrand::Rng,
     poller: Poller,
     watches: bool,
-    /// The disk loses nothing with its server's process.
+    /// True if the disk loses nothing with its server's process.
     keeps: bool,
-    /// The floor behind which a failed flush, or a lost connection, told that unflushed writes may be lost.
+    /// The floor at which a failed flush or a lost connection last told that unflushed writes may be lost.
     told: u32,
-    /// Flushes that failed although they were sent after that one.
+    /// Number of flushes that failed although they were sent after the loss was told.
     late: usize,
-    /// The connection is over.
+    /// True if the connection is over.
     lost: bool,
 }
 
@@ -86,12 +86,12 @@ impl Worker {
         let bytes = MOST as usize * 512;
         let mut slots = Vec::new();
         for i in 0..DEPTH {
-            // Half of them where the server reaches them, half to be bounced.
+            // Half of the buffers lie where the server reaches them, half have to be bounced.
             let buffer = match &source {
                 Some(source) if i % 2 == 0 => source.allocate(bytes).context("no memory")?,
                 _ => Buffer::anonymous(bytes)?,
             };
-            slots.push(Slot {
+            slots.push(InFlight {
                 buffer,
                 request: Some(Request::new(Op::Flush, 0, 0, i as u64)),
                 number: 0,
@@ -122,7 +122,8 @@ impl Worker {
         })
     }
 
-    /// Reads all of its part. What a killed process or a lost connection had in flight is settled by what is there now.
+    /// Reads all of the worker's part. The contents that are read settle the writes that a killed process or
+    /// a lost connection had in flight.
     pub fn check_all(&mut self) -> Result<()> {
         while !self.read_all()? {
             self.connect_again()?;
@@ -146,8 +147,8 @@ impl Worker {
         Ok(!self.lost)
     }
 
-    /// A new connection, when the last one is lost. Its client can't know what became of what was in flight, and of
-    /// what no flush covers.
+    /// Makes a new connection when the last one is lost. An NBD client can't know whether the writes in
+    /// flight, and those that no flush covers, are on the disk.
     fn connect_again(&mut self) -> Result<()> {
         while self.queue.in_flight() > 0 {
             self.wait(true)?;
@@ -180,7 +181,7 @@ impl Worker {
         Ok(())
     }
 
-    /// One random request, if there is a place for it.
+    /// Adds one random request to `batch`, if a slot is free.
     fn one(&mut self, batch: &mut Vec<Box<Request>>) -> Result<()> {
         if self.free.is_empty() {
             return Ok(());
@@ -189,7 +190,8 @@ impl Worker {
         if dice < 4 {
             return self.prepare(Op::Flush, 0, 0, batch);
         }
-        // Mostly a small part, so that the same sectors come again soon; and neighbours, so that requests merge.
+        // Requests mostly go to a small part, so that the same sectors come again soon, and to neighbours, so
+        // that requests merge.
         let span = if self.rng.bool() { 512 } else { self.sectors };
         let at = self.rng.u64(..span);
         let most = if self.rng.u32(..4) == 0 { MOST } else { 8 };
@@ -222,7 +224,7 @@ impl Worker {
         (slot.floor, slot.told) = (self.journal.floor(), self.told);
         if op == Op::Flush {
             slot.covers.clear();
-            let all = (0..SECTORS).map(|s| self.journal.answered(s));
+            let all = (0..SECTORS).map(|s| self.journal.completed_write(s));
             slot.covers.extend(all);
         }
         if sectors > 0 {
@@ -243,7 +245,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes what is done, and sleeps if there is nothing. `settle`: what is read now is what is there.
+    /// Takes completions, and sleeps if there are none. `settle`: data that is read now decides which write
+    /// the sector holds.
     fn wait(&mut self, settle: bool) -> Result<()> {
         let mut done = Vec::new();
         if self.queue.poll(&mut done) == 0 {
@@ -269,18 +272,19 @@ impl Worker {
                 for s in slot.sector..slot.sector + slot.sectors {
                     journal.done(s, slot.number);
                     if fua {
-                        journal.kept(s, slot.number);
+                        journal.stable(s, slot.number);
                     }
                 }
                 if op == Op::Flush {
-                    // A failure that was on its way when this flush was sent has been taken by now: it tells of what this one covers too.
-                    let kept = slot.covers.iter().filter(|a| a.is_since(self.told));
-                    kept.for_each(|a| journal.kept(a.sector, a.number));
+                    // A failure that was on its way when this flush was sent has been taken by now. It tells
+                    // of the writes that this flush covers, too.
+                    let stable = slot.covers.iter().filter(|a| a.is_since(self.told));
+                    stable.for_each(|a| journal.stable(a.sector, a.number));
                 }
             }
             _ => self.has_failed(&request, status)?,
         }
-        // Of a write that failed nobody knows whether it is in the disk: those sectors rest until all is read again.
+        // A failed write may be on the disk or not: its sectors rest until all is read again.
         if status == Status::Ok || self.lost {
             self.slots[index].release(&mut self.busy, self.first);
         }
@@ -291,7 +295,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What was read is what may be there.
+    /// Checks that the data that was read is one of the writes that the journal allows.
     fn has_read(&mut self, request: &Request, settle: bool) -> Result<()> {
         let floor = self.slots[request.tag as usize].floor;
         for b in &request.buffers {
@@ -310,9 +314,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Only a lost connection fails requests, and only a killed server's volatile cache a flush, that of a write with FUA too:
-    /// what each thread had sent until the first of them told it. A back end that tells a guest can't see what was sent just after that from what was
-    /// sent just before, and fails both: at most what a guest has in flight.
+    /// Checks that the failure is one that is allowed. Only a lost connection fails requests, and only the
+    /// loss of a killed server's volatile cache fails a flush or a write with FUA. The loss concerns the
+    /// requests that each thread had sent before the first of them was told. A back end that tells a guest
+    /// can't distinguish the flushes sent just after that from those sent just before, and fails both: at
+    /// most as many as a guest has in flight.
     fn has_failed(&mut self, request: &Request, status: Status) -> Result<()> {
         if self.disk.is_lost() {
             self.lost = true;
@@ -345,7 +351,7 @@ impl Worker {
             self.poller.add(fd, 0, false)?;
             self.watches = true;
         }
-        // A signal doesn't wake this thread, so look now and then.
+        // A signal doesn't wake this thread, so it looks now and then.
         let tick = Duration::from_millis(100);
         let left = deadline.map(|d| d.saturating_duration_since(std::time::Instant::now()));
         let mut events = Vec::new();
