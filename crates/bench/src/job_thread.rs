@@ -2,7 +2,7 @@
 
 use super::plan::{Io, Plan};
 use super::report::JobReport;
-use super::run::{Live, RunOptions};
+use super::run::{LiveCounters, RunOptions};
 use super::spec::{JobSpec, Verify};
 use super::usage;
 use super::verify::{Checker, Expect, Written};
@@ -16,28 +16,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Longest sleep, after which a wish to stop is noticed.
+/// Longest sleep, after which a request to stop is noticed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-/// How long requests in flight may take to come back once the run is to stop.
+/// Longest time for requests in flight to come back once the run is to stop.
 const DRAIN_TIME: Duration = Duration::from_secs(30);
-/// Pieces of wrong data that are kept.
+/// Most mismatches that are kept.
 const MOST_MISMATCHES: usize = 100;
 /// Time between two samples of the rate.
 const SAMPLE: Duration = Duration::from_millis(500);
-/// errno(3) of an I/O error, and of data that make no sense.
+/// errno(3) of an I/O error, and of wrong data.
 const EIO: i32 = 5;
 const EILSEQ: i32 = 84;
 
-/// What a request in flight is for.
+/// The purpose of a request in flight.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Load,
-    /// Reading back what was written.
+    /// Reads back written data.
     Check,
     Flush,
 }
 
-struct Slot {
+struct RequestSlot {
     request: Option<Box<Request>>,
     buffer: Buffer,
     io: Io,
@@ -47,29 +47,30 @@ struct Slot {
     issued: Instant,
 }
 
-/// What comes next.
+/// The next thing to do.
 enum Next {
     Issue(Io, Purpose),
-    /// Nothing before this time, or before a completion.
+    /// Submit nothing before this time, or before a completion.
     Hold(Option<Instant>),
     End,
 }
 
-/// Rates since the last sample.
+/// Rates of the time since the last sample.
 struct Sampler {
     next: Instant,
     before: [(u64, u64); 2],
 }
 
-pub(super) struct Lane {
+pub(super) struct JobThread {
     spec: JobSpec,
     plan: Plan,
     queue: Queue,
-    /// The device completes as it takes, or by deadline: nothing to wait for on a descriptor. True until the first request shows otherwise.
+    /// True if completions don't come on a descriptor: the device completes while it takes requests, or by
+    /// deadline. True until the first request shows otherwise.
     immediate: bool,
     submitted: bool,
     source: Option<Arc<dyn BufferSource>>,
-    slots: Vec<Slot>,
+    slots: Vec<RequestSlot>,
     free: Vec<u32>,
     batch: Vec<Box<Request>>,
     batch_ids: Vec<u32>,
@@ -78,14 +79,14 @@ pub(super) struct Lane {
     events: Vec<PollEvent>,
     spin: Duration,
     stop: Arc<std::sync::atomic::AtomicBool>,
-    live: Arc<Live>,
+    counters: Arc<LiveCounters>,
     now: Instant,
-    /// When the load ends, if time ends it.
+    /// End of the load, if it has a time limit.
     deadline: Option<Instant>,
     measured_from: Instant,
     ramping: bool,
     sampler: Sampler,
-    /// Asked for already, but it has to wait.
+    /// A request that the plan has given and that has to wait.
     ahead: Option<Io>,
     due: [Instant; 2],
     flush_due: bool,
@@ -101,17 +102,17 @@ pub(super) struct Lane {
     report: JobReport,
 }
 
-impl Lane {
-    /// Opens a queue of `device` for one thread of `spec`, with all its memory.
+impl JobThread {
+    /// Opens a queue of `device` for one thread of `spec`, with all of the thread's memory.
     pub(super) fn open(
         spec: &JobSpec,
         plan: Plan,
         seed: u64,
         device: &Arc<dyn BlockDevice>,
         context: &QueueContext,
-        live: Arc<Live>,
+        counters: Arc<LiveCounters>,
         options: &RunOptions<'_>,
-    ) -> Result<Lane, Error> {
+    ) -> Result<JobThread, Error> {
         let queue = Queue::open(device, context)?;
         let poller = Poller::new().map_err(|e| Error::os("waiting for completions", e))?;
         let source = device.buffer_source();
@@ -120,7 +121,7 @@ impl Lane {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut noise = vec![0; len];
         rng.fill(&mut noise);
-        let mut slots: Vec<Slot> = Vec::new();
+        let mut slots: Vec<RequestSlot> = Vec::new();
         for id in 0..u64::from(spec.iodepth) {
             let buffer = match &source {
                 Some(s) => s.allocate(len).ok_or_else(|| {
@@ -138,9 +139,10 @@ impl Lane {
                     return Err(e);
                 }
             };
-            // Neither zeros, which devices may treat in their own way, nor untouched pages.
+            // Buffers hold neither zeros, which devices may treat in their own way, nor untouched
+            // pages.
             buffer.write(0, &noise);
-            slots.push(Slot {
+            slots.push(RequestSlot {
                 request: Some(Request::new(Op::Flush, 0, 0, id)),
                 buffer,
                 io: Io {
@@ -159,7 +161,7 @@ impl Lane {
             .filter(|v| spec.writes() && (v.after || v.only))
             .map(|_| Written::new(plan.part(), spec.unit_bytes()));
         let depth = spec.iodepth as usize;
-        let mut lane = Lane {
+        let mut thread = JobThread {
             plan,
             queue,
             immediate: true,
@@ -174,7 +176,7 @@ impl Lane {
             events: Vec::with_capacity(4),
             spin: options.spin,
             stop: Arc::clone(&options.stop),
-            live,
+            counters,
             now,
             deadline: None,
             measured_from: now,
@@ -205,11 +207,11 @@ impl Lane {
             },
             spec: spec.clone(),
         };
-        lane.look_for_fd()?;
-        Ok(lane)
+        thread.look_for_fd()?;
+        Ok(thread)
     }
 
-    /// Does the job.
+    /// Runs the job to its end.
     pub(super) fn run(mut self) -> JobReport {
         // Times of a modelled device are as exact as its user's timers.
         let _ = pvblk_sys::cpu::set_timer_slack_ns(1);
@@ -251,7 +253,7 @@ impl Lane {
         std::mem::take(&mut self.report)
     }
 
-    /// Notes what the job would have written, without writing.
+    /// Notes the writes that the job would make, without writing.
     fn replay(&mut self) {
         while let Some(io) = self.plan.next() {
             if let (true, Some(w)) = (io.write, &mut self.written) {
@@ -268,7 +270,7 @@ impl Lane {
         self.phase();
         let time = self.now.saturating_duration_since(start);
         let read = &mut self.report.read;
-        // A job that only writes has read nothing before.
+        // A job that only writes has read nothing before the check.
         read.runtime = if before == 0 {
             time
         } else {
@@ -276,7 +278,7 @@ impl Lane {
         };
     }
 
-    /// Issues until the end and waits for the last completion.
+    /// Submits requests until the end, and waits for the last completion.
     fn phase(&mut self) {
         let mut ended = false;
         let mut stopped_at = None;
@@ -335,7 +337,7 @@ impl Lane {
         }
         let busy = self.queue.in_flight() + self.batch.len() > 0;
         if self.flush_due {
-            // The flush is for all writes before it, so they have to be done.
+            // The flush is to cover all writes before it, so they have to be done.
             if busy {
                 return Next::Hold(None);
             }
@@ -374,7 +376,8 @@ impl Lane {
             }
             *due += Duration::from_secs(1) / rate;
         }
-        // Of two writes in flight to the same place either may win, and then nothing can be checked.
+        // Of two writes in flight to the same place either may win, and then nothing can be
+        // checked.
         if self.written.is_some() && io.write && self.overlaps(&io) {
             self.ahead = Some(io);
             return Next::Hold(None);
@@ -450,7 +453,7 @@ impl Lane {
         self.report.depths.record(in_flight);
     }
 
-    /// Looks whether the queue has a descriptor: some have none before their first request.
+    /// Looks for the queue's descriptor: some queues have none before their first request.
     fn look_for_fd(&mut self) -> Result<(), Error> {
         if let (true, Some(fd)) = (self.immediate, self.queue.wait_fd()) {
             let added = self.poller.add(fd.as_fd(), 0, false);
@@ -474,7 +477,7 @@ impl Lane {
                 self.fail(EIO, e.to_string());
             }
         }
-        // Such a device has done all the work by now: that is not the time of submission.
+        // Such a device has done all the work by now, which isn't the time of the submission.
         self.now = if self.immediate {
             start
         } else {
@@ -494,7 +497,7 @@ impl Lane {
         }
     }
 
-    /// Takes completions; returns how many.
+    /// Takes completions and returns their number.
     #[inline]
     fn reap(&mut self) -> usize {
         let mut done = std::mem::take(&mut self.done);
@@ -536,14 +539,14 @@ impl Lane {
         op.bytes += u64::from(io.len);
         op.clat.record(clat);
         op.lat.record(lat);
-        self.live.add(u64::from(io.len));
+        self.counters.add(u64::from(io.len));
         if !io.write && self.verify.is_some() {
             self.check(id, &io, purpose);
         }
     }
 
     fn check(&mut self, id: usize, io: &Io, purpose: Purpose) {
-        // Reads among writes say nothing: what they see depends on who came first.
+        // The result of a read among writes depends on their order, so it isn't checked.
         if purpose == Purpose::Load && self.spec.writes() {
             return;
         }
@@ -597,7 +600,7 @@ impl Lane {
         self.failed = true;
     }
 
-    /// What time brings: the end of the ramp, samples of the rate.
+    /// Ends the ramp and takes samples of the rate when their time has come.
     #[inline]
     fn tick(&mut self) {
         if self.now < self.sampler.next {
@@ -675,8 +678,8 @@ impl Lane {
     }
 }
 
-/// Returns buffers to where they are from. Not to be done while the device may still use them.
-fn give_back(source: Option<&Arc<dyn BufferSource>>, slots: &mut Vec<Slot>) {
+/// Returns buffers to their source. The device must not use them any more.
+fn give_back(source: Option<&Arc<dyn BufferSource>>, slots: &mut Vec<RequestSlot>) {
     let Some(source) = source else { return };
     for slot in slots.drain(..) {
         source.free(slot.buffer);

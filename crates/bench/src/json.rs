@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Percentiles that fio prints if it isn't told others.
+/// Percentiles that fio prints by default.
 const PERCENTILES: [f64; 17] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
     99.99,
@@ -158,7 +158,7 @@ fn op(r: &OpReport) -> Op {
     }
 }
 
-/// Shares in percent of `of`, by fio's names for the ranges.
+/// Percentages of `of`, by fio's names of the ranges.
 fn levels(names: [&str; 7], counts: [u64; 7], of: u64) -> Pairs<f64> {
     let share = |n: u64| 100.0 * n as f64 / of.max(1) as f64;
     let pairs = names.iter().zip(counts);
@@ -184,7 +184,7 @@ fn batch_levels(p: &Powers) -> Pairs<f64> {
     )
 }
 
-/// Shares of times up to each bound, from the bound before on; `last` is open.
+/// Shares of times up to each bound, from the bound before on; `last` adds an open range.
 fn buckets(latency: &Latency, from: u64, bounds: &[u64], scale: u64, last: bool) -> Pairs<f64> {
     let share = |n: u64| 100.0 * n as f64 / latency.count().max(1) as f64;
     let mut low = from;
@@ -245,7 +245,8 @@ pub(super) fn render(report: &Report) -> serde_json::Result<String> {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     serde_json::to_string_pretty(&Document {
-        // Readers look for a version such as fio-3.33; this says what really wrote it.
+        // Readers look for a version such as fio-3.33; this is the version of the program that
+        // wrote the report.
         version: concat!("pvblk-", env!("CARGO_PKG_VERSION")).into(),
         timestamp: since.as_secs(),
         timestamp_ms: since.as_millis(),

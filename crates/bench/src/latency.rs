@@ -5,10 +5,10 @@ use hdrhistogram::Histogram;
 /// Times above this many nanoseconds (an hour) count as this.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Sums of values, enough for mean and spread. Two of them add up to that of all values.
+/// Sums of values, enough for mean and spread; `merge` adds two of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moments {
-    /// How many values.
+    /// Number of values.
     pub count: u64,
     /// The least; 0 if there are none.
     pub min: f64,
@@ -33,7 +33,7 @@ impl Moments {
         self.squares += value * value;
     }
 
-    /// Adds another's values.
+    /// Adds the values of `other`.
     pub fn merge(&mut self, other: &Moments) {
         if other.count == 0 {
             return;
@@ -92,7 +92,7 @@ impl Latency {
         self.histogram.saturating_record(ns);
     }
 
-    /// Adds another's times.
+    /// Adds the times of `other`.
     pub fn merge(&mut self, other: &Latency) {
         self.moments.merge(&other.moments);
         // Both have the same bounds, so it can't fail.
@@ -105,7 +105,7 @@ impl Latency {
         self.histogram.reset();
     }
 
-    /// How many times.
+    /// Number of times.
     pub fn count(&self) -> u64 {
         self.moments.count
     }
@@ -129,12 +129,13 @@ impl Latency {
         &self.histogram
     }
 
-    /// How many times are at least `from_ns` and below `to_ns`, to the histogram's three digits. Neighbouring ranges count
-    /// each time once.
+    /// Number of times that are at least `from_ns` and below `to_ns`, to the histogram's three digits.
+    /// Neighbouring ranges count each time once.
     pub(super) fn between(&self, from_ns: u64, to_ns: u64) -> u64 {
         let range = from_ns..to_ns;
         let all = self.histogram.iter_recorded();
-        // By one value for each of the histogram's steps: a step may lie across a range's end.
+        // The iterator gives one value for each of the histogram's steps: a step may lie across a
+        // range's end.
         all.filter(|step| range.contains(&step.value_iterated_to()))
             .map(|step| step.count_since_last_iteration())
             .sum()

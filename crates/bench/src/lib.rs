@@ -1,24 +1,25 @@
 //! A load generator in the manner of fio: its job files, its meaning of the options, its JSON.
 //!
 //! ```text
-//! job file or flags ─ parse ─▶ JobSpec ─ plan ─▶ lane: a thread with a queue ─▶ Report ─▶ table, JSON
+//! job file or flags ─ parse ─▶ JobSpec ─ plan ─▶ a thread with a queue ─▶ Report ─▶ table, JSON
 //! ```
 //!
 //! Each thread of a job opens one [`pvblk_block::Queue`] of the target, keeps `iodepth` requests in flight
 //! and sleeps when there is nothing to do. Its hot path allocates nothing: requests and buffers are made once.
 //!
-//! Times are fio's: `slat` is what a submission took, `clat` goes from there to the completion, `lat` is both.
-//! A device that completes as it takes, or by deadline (`mem`, `null`, `delay` over them), is measured as fio
-//! measures a synchronous engine: there is no `slat`, and requests are taken one by one.
+//! Times are fio's: `slat` is the time of a submission, `clat` goes from there to the completion, `lat` is
+//! both. A device that completes while it takes requests, or by deadline (`mem`, `null`, `delay` over them),
+//! is measured as fio measures a synchronous engine: there is no `slat`, and requests are submitted one by
+//! one.
 //!
 //! To use it from a program: make [`JobSpec`]s ([`Jobs::from_options`] is short), call [`run`], read the [`Report`].
 //!
-//! [`plot`] draws charts of what was measured.
+//! [`plot`] draws charts of results.
 
 pub mod plot;
 
+mod job_thread;
 mod json;
-mod lane;
 mod latency;
 mod options;
 mod order;

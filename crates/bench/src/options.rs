@@ -1,4 +1,4 @@
-//! The options of a job: fio's names, what they set, and which of them mean nothing here.
+//! The options of a job by fio's names, their effects, and those that have none here.
 
 use super::sizes::{self, BlockSizes};
 use super::spec::{Amount, Distribution, JobSpec, Mix};
@@ -95,11 +95,11 @@ const IGNORED: &[&str] = &[
     "zero_buffers",
 ];
 
-/// What became of an option.
+/// The effect of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Applied {
     Set,
-    /// It means nothing here.
+    /// The option has no effect here.
     Ignored,
 }
 

@@ -1,4 +1,4 @@
-//! In which order random requests reach blocks: each once, or by a distribution.
+//! The order in which random requests reach blocks: each block once, or by a distribution.
 
 /// A permutation of `0..count` that takes no memory: a Feistel network over the next power of four, walked
 /// along its cycle until the number is inside.
@@ -27,7 +27,7 @@ impl Permutation {
         }
     }
 
-    /// Where number `i` (below the count) goes.
+    /// The place of number `i`, which is below the count.
     #[inline]
     pub(super) fn at(&self, i: u64) -> u64 {
         let mut n = i;
@@ -80,12 +80,12 @@ impl UsedMap {
         map
     }
 
-    /// Makes all unused.
+    /// Makes all numbers unused.
     pub(super) fn clear(&mut self) {
         let mut bits = self.count;
         for level in &mut self.levels {
             level.fill(0);
-            // What is beyond the end is never free.
+            // Bits beyond the end count as used.
             if !bits.is_multiple_of(64)
                 && let Some(last) = level.last_mut()
             {
@@ -182,7 +182,7 @@ impl Zipf {
         }
     }
 
-    /// The most frequent is 0.
+    /// Draws a number; the most frequent one is 0.
     pub(super) fn pick(&self, rng: &mut fastrand::Rng) -> u64 {
         loop {
             let u = self.high + rng.f64() * (self.low - self.high);
@@ -209,7 +209,8 @@ mod tests {
             seen.sort_unstable();
             assert!(seen.into_iter().eq(0..count), "{count}");
         }
-        // As large as it gets: only that it ends and stays inside.
+        // The count is the greatest possible: the test checks only that the walk ends and stays
+        // inside.
         let p = Permutation::new(1 << 53, &mut rng);
         assert!((0..1000).all(|i| p.at(i) < 1 << 53));
     }

@@ -7,18 +7,19 @@ use pvblk_block::Error;
 /// Jobs of a file or of flags.
 #[derive(Clone, Debug, Default)]
 pub struct Jobs {
-    /// One for each section but `[global]`, in order.
+    /// One entry for each section except `[global]`, in order.
     pub jobs: Vec<JobSpec>,
     /// Options of `[global]`, as they were written.
     pub global: Vec<(String, String)>,
-    /// Names of options that were read and mean nothing here, each once.
+    /// Names of options that have no effect here, each once.
     pub ignored: Vec<String>,
 }
 
 /// Reads the common subset of fio's job files; `file` is its name for messages.
 ///
-/// Sections `[global]` and `[name]`, comments after `;` or `#`, `${VARIABLE}` from the environment. An
-/// option that isn't known, or whose value isn't, is an error in one line that names file and line.
+/// There are sections `[global]` and `[name]`, comments after `;` or `#`, and `${VARIABLE}` from the
+/// environment. An option that isn't known, or whose value isn't, is an error in one line that names file and
+/// line.
 pub fn parse_jobs(text: &str, file: &str) -> Result<Jobs, Error> {
     parse_with(text, file, |name| std::env::var(name).ok())
 }
@@ -115,7 +116,7 @@ impl Jobs {
     }
 }
 
-/// Puts in the values of `${VARIABLES}`.
+/// Replaces `${VARIABLE}` by its value.
 fn expand(line: &str, variable: &impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let mut out = String::with_capacity(line.len());
     let mut rest = line;

@@ -1,4 +1,4 @@
-//! What a job asks for next: direction, place and length.
+//! The requests that a job makes: direction, place and length.
 
 use super::order::{Permutation, UsedMap, Zipf, mix};
 use super::spec::{Distribution, JobSpec, Mix};
@@ -18,16 +18,16 @@ pub(super) struct Io {
 enum Order {
     /// Next place of each direction.
     Sequential([u64; 2]),
-    /// Blocks of one length, each once.
+    /// Blocks of one length, each used once.
     Permuted {
         order: Permutation,
         next: u64,
     },
-    /// Lengths differ: units, each once.
+    /// Units that are each used once, for requests of different lengths.
     Mapped(UsedMap),
-    /// Anywhere, over and over.
+    /// Random places, over and over.
     Free,
-    /// By frequency, scattered by the permutation.
+    /// Places by frequency, scattered by the permutation.
     Zipf(Zipf, Permutation),
     Pareto(f64, Permutation),
 }
@@ -40,7 +40,7 @@ pub(super) struct Plan {
     span: u64,
     unit: u64,
     order: Order,
-    /// Bytes and requests left; `None`: no end.
+    /// Bytes and requests left; `None` if there is no limit.
     bytes_left: Option<u64>,
     ios_left: u64,
     bytes_in_all: u64,
@@ -117,7 +117,7 @@ impl Plan {
         (self.base, self.span)
     }
 
-    /// Bytes to move in all; `None` if only time ends it.
+    /// Bytes to move in all; `None` if only time ends the job.
     pub(super) fn goal_bytes(&self) -> Option<u64> {
         let by_ios = self
             .ios_left
@@ -125,7 +125,7 @@ impl Plan {
         self.bytes_left.map(|_| self.bytes_in_all.min(by_ios))
     }
 
-    /// The next request; `None` when all is asked for.
+    /// The next request; `None` when all were given.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Io> {
         if self.ios_left == 0 {
@@ -152,7 +152,7 @@ impl Plan {
         })
     }
 
-    /// What of `len` there is room for: blocks of one length come whole or not at all.
+    /// Shortens a request to the room that there is. Blocks of one length come whole or not at all.
     fn shorten(&self, len: u64, room: u64, write: bool) -> Option<u64> {
         if len <= room {
             return Some(len);

@@ -1,24 +1,25 @@
-//! What came of a run.
+//! The results of a run.
 
 use super::latency::{Latency, Moments};
 use std::time::{Duration, SystemTime};
 
-/// Reads, or writes, of a job.
+/// Results of one direction of a job: reads or writes.
 #[derive(Clone, Debug, Default)]
 pub struct OpReport {
-    /// Requests done.
+    /// Number of requests done.
     pub ios: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub bytes: u64,
     /// Requests that failed, or whose data were wrong.
     pub errors: u64,
-    /// Time measured.
+    /// Length of the measurement.
     pub runtime: Duration,
-    /// Submission: how long the device took to take the request. Empty for a device that completes as it takes.
+    /// Submission: time in which the device took the request. Empty for a device that completes while it
+    /// takes requests.
     pub slat: Latency,
-    /// Completion: from submission's end to completion.
+    /// Completion: time from the submission's end to the completion.
     pub clat: Latency,
-    /// All of it.
+    /// Total: time from the begin of the submission to the completion.
     pub lat: Latency,
     /// KiB per second, sampled twice a second.
     pub bw_kib: Moments,
@@ -64,7 +65,7 @@ fn per_second(n: u64, time: Duration) -> f64 {
     n as f64 / time.as_secs_f64()
 }
 
-/// How often each range of numbers occurred: 0, 1, 2–3, 4–7, 8–15, 16–31, 32–63, 64 and more.
+/// Number of occurrences of each range: 0, 1, 2–3, 4–7, 8–15, 16–31, 32–63, 64 and more.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Powers(pub [u64; 8]);
 
@@ -94,18 +95,18 @@ pub struct Usage {
     pub major_faults: u64,
     /// Page faults that didn't.
     pub minor_faults: u64,
-    /// Time on the clock of all the threads, in seconds.
+    /// Elapsed time of all threads, in seconds.
     pub wall_s: f64,
 }
 
-/// Data that is not what was written.
+/// A unit of wrong data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// First byte of the unit on the target.
     pub offset: u64,
-    /// What should be there.
+    /// Description of the expected data.
     pub expected: String,
-    /// What is there.
+    /// Description of the data that was read.
     pub found: String,
 }
 
@@ -123,36 +124,34 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// One thread's results, or those of several as one.
+/// Results of one thread, or the sum of several.
 #[derive(Clone, Debug, Default)]
 pub struct JobReport {
-    /// The job's name.
+    /// Name of the job.
     pub name: String,
-    /// Its group's number.
+    /// Number of its group.
     pub group: u32,
-    /// To be reported together with its group.
+    /// True if the job is reported together with its group.
     pub grouped: bool,
     /// The job's options as they were written.
     pub options: Vec<(String, String)>,
-    /// Threads in it.
+    /// Number of threads.
     pub threads: u32,
-    /// The most requests in flight that it asked for.
+    /// The most requests in flight that the job asked for.
     pub iodepth: u32,
-    /// Reads.
     pub read: OpReport,
-    /// Writes.
     pub write: OpReport,
-    /// Flushes: how long each took.
+    /// Times of flushes.
     pub flush: Latency,
-    /// What went wrong first, if anything did.
+    /// The first error.
     pub error: Option<String>,
-    /// Its number as in errno(3): 5 for I/O errors, 84 for wrong data.
+    /// Number of that error as in errno(3): 5 for I/O errors, 84 for wrong data.
     pub errno: i32,
-    /// Wrong data, the first 100 pieces.
+    /// The first 100 units of wrong data.
     pub mismatches: Vec<Mismatch>,
-    /// Pieces of wrong data in all.
+    /// Units of wrong data in all.
     pub mismatch_count: u64,
-    /// Time from its start to its end.
+    /// Time from the job's start to its end.
     pub elapsed: Duration,
     /// Requests in flight when each one was submitted.
     pub depths: Powers,
@@ -160,7 +159,6 @@ pub struct JobReport {
     pub submits: Powers,
     /// Completions in each poll that found some.
     pub completes: Powers,
-    /// CPU time.
     pub usage: Usage,
 }
 
@@ -208,27 +206,28 @@ impl JobReport {
         all
     }
 
-    /// Failed requests and pieces of wrong data.
+    /// Number of failed requests and of units with wrong data.
     pub fn errors(&self) -> u64 {
         self.read.errors + self.write.errors
     }
 }
 
-/// All results of a run.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// One for each thread, in the order of the jobs.
+    /// One entry for each thread, in the order of the jobs.
     pub threads: Vec<JobReport>,
     /// Options of the job file's `[global]` section.
     pub global: Vec<(String, String)>,
-    /// Ended early, by the caller's wish.
+    /// True if the caller ended the run early.
     pub interrupted: bool,
-    /// When it ended.
+    /// Time at which the run ended.
     pub finished: SystemTime,
 }
 
 impl Report {
-    /// The results as they are shown: a group's threads as one where `group_reporting` says so.
+    /// The results as they are shown: those of a group's threads are one entry where
+    /// `group_reporting` says so.
     pub fn entries(&self) -> Vec<JobReport> {
         let mut entries: Vec<JobReport> = Vec::new();
         for job in &self.threads {
@@ -242,7 +241,7 @@ impl Report {
         entries
     }
 
-    /// All threads as one.
+    /// The sum over all threads.
     pub fn total(&self) -> JobReport {
         let mut total = JobReport {
             name: "total".into(),
@@ -252,19 +251,18 @@ impl Report {
         total
     }
 
-    /// True if a request failed or data were wrong.
+    /// True if a request failed or data was wrong.
     pub fn failed(&self) -> bool {
         self.threads
             .iter()
             .any(|j| j.error.is_some() || j.errors() > 0 || j.mismatch_count > 0)
     }
 
-    /// The table for people.
     pub fn table(&self) -> String {
         super::table::render(self)
     }
 
-    /// The same layout as fio's `--output-format=json`, with its names and units.
+    /// JSON with the layout, names and units of fio's `--output-format=json`.
     pub fn to_json(&self) -> serde_json::Result<String> {
         super::json::render(self)
     }

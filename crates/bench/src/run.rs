@@ -1,6 +1,6 @@
 //! Runs jobs: stages, threads, progress.
 
-use super::lane::Lane;
+use super::job_thread::JobThread;
 use super::plan::{Plan, thread_seed};
 use super::report::{JobReport, Report};
 use super::spec::JobSpec;
@@ -11,31 +11,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How to run, whatever the jobs are.
+/// Options of a run that don't depend on the jobs.
 #[derive(Clone, Default)]
 pub struct RunOptions<'a> {
-    /// Set it to end the run early: nothing new is submitted, what is in flight comes back.
+    /// Setting it ends the run early: no request is submitted any more, and those in flight come
+    /// back.
     pub stop: Arc<AtomicBool>,
-    /// How long a thread polls for completions before it sleeps; zero: not at all, as fio.
+    /// Time for which a thread polls for completions before it sleeps; fio's is zero.
     pub spin: Duration,
-    /// Where the requests to each device are traced; empty: nowhere.
+    /// Hooks for the requests of each device; empty if they aren't traced.
     pub tracing: Vec<Tracing>,
     /// Called about once a second, on the caller's thread.
     pub progress: Option<&'a dyn Fn(&Progress)>,
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     /// Stage that runs, from 1.
     pub stage: usize,
-    /// Stages in all.
+    /// Number of stages.
     pub stages: usize,
-    /// Jobs' threads that still run.
+    /// Threads of jobs that still run.
     pub threads: usize,
-    /// Done share of this stage, 0 to 1, where that can be said.
+    /// Done share of this stage, 0 to 1; `None` where it isn't known.
     pub done: Option<f64>,
-    /// Time left for this stage, by the same reckoning.
+    /// Time left for this stage; `None` where it isn't known.
     pub left: Option<Duration>,
     /// Requests per second in the last second.
     pub iops: f64,
@@ -43,14 +44,14 @@ pub struct Progress {
     pub bytes_per_second: f64,
 }
 
-/// Counters of one thread that others may look at while it runs. It alone writes them.
+/// Counters of one thread, which others may read while it runs. Only that thread writes them.
 #[derive(Default)]
-pub(super) struct Live {
+pub(super) struct LiveCounters {
     ios: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl Live {
+impl LiveCounters {
     #[inline]
     pub(super) fn add(&self, bytes: u64) {
         let ios = self.ios.load(Ordering::Relaxed);
@@ -60,22 +61,23 @@ impl Live {
     }
 }
 
-/// A thread to be: its job, its stream, and where it stands.
-struct Seat<'a> {
+/// A thread that is to run: its job, its plan, its device.
+struct PlannedThread<'a> {
     spec: &'a JobSpec,
     device: &'a Arc<dyn BlockDevice>,
     plan: Plan,
     seed: u64,
     group: u32,
-    /// Its number among the threads of its stage on the same device: the queue's index.
+    /// The queue's index: the number of the thread among those of its stage on the same device.
     queue: u32,
-    live: Arc<Live>,
+    counters: Arc<LiveCounters>,
     goal: Option<u64>,
-    /// Which of the devices it is.
+    /// Index of the device.
     target: usize,
 }
 
-/// Runs `jobs` on `device`. Errors tell what can't begin; what happens later is in the report.
+/// Runs `jobs` on `device`. An error means that the run can't begin; later errors are in the
+/// report.
 pub fn run(
     jobs: &[JobSpec],
     device: &Arc<dyn BlockDevice>,
@@ -85,7 +87,7 @@ pub fn run(
     run_on(jobs, &devices, options)
 }
 
-/// Runs each of `jobs` on its own one of `devices`; several may be the same.
+/// Runs each of `jobs` on its own one of `devices`, of which several may be the same.
 pub fn run_on(
     jobs: &[JobSpec],
     devices: &[Arc<dyn BlockDevice>],
@@ -94,7 +96,7 @@ pub fn run_on(
     if jobs.is_empty() || jobs.len() != devices.len() {
         return Err(Error::config("there must be a job, and a target for each"));
     }
-    let mut stages = seats(jobs, devices)?;
+    let mut stages = plan_threads(jobs, devices)?;
     let count = stages.len();
     let mut threads = Vec::new();
     for (i, stage) in stages.drain(..).enumerate() {
@@ -111,12 +113,12 @@ pub fn run_on(
     })
 }
 
-/// All threads of all stages; checks that every job makes sense on its target before the first one starts.
-fn seats<'a>(
+/// The threads of all stages. It checks that every job fits its target before the first one starts.
+fn plan_threads<'a>(
     jobs: &'a [JobSpec],
     devices: &'a [Arc<dyn BlockDevice>],
-) -> Result<Vec<Vec<Seat<'a>>>, Error> {
-    let mut stages: Vec<Vec<Seat<'a>>> = Vec::new();
+) -> Result<Vec<Vec<PlannedThread<'a>>>, Error> {
+    let mut stages: Vec<Vec<PlannedThread<'a>>> = Vec::new();
     let (mut group, mut number) = (0, 0);
     for (i, (spec, device)) in jobs.iter().zip(devices).enumerate() {
         if i == 0 || spec.stonewall {
@@ -135,16 +137,16 @@ fn seats<'a>(
             let Some(stage) = stages.last_mut() else {
                 continue;
             };
-            let same = |s: &&Seat<'_>| Arc::ptr_eq(s.device, device);
+            let same = |s: &&PlannedThread<'_>| Arc::ptr_eq(s.device, device);
             let queue = stage.iter().filter(same).count() as u32;
             number += 1;
-            stage.push(Seat {
+            stage.push(PlannedThread {
                 spec,
                 device,
                 seed,
                 group,
                 queue,
-                live: Arc::default(),
+                counters: Arc::default(),
                 goal: plan.goal_bytes(),
                 target: i,
                 plan,
@@ -155,47 +157,47 @@ fn seats<'a>(
 }
 
 fn run_stage(
-    seats: Vec<Seat<'_>>,
+    planned_threads: Vec<PlannedThread<'_>>,
     (stage, stages): (usize, usize),
     options: &RunOptions<'_>,
 ) -> Result<Vec<JobReport>, Error> {
-    let mut watch = Watch::new(&seats, stage, stages);
-    let mut lanes = Vec::new();
-    for seat in seats {
+    let mut meter = ProgressMeter::new(&planned_threads, stage, stages);
+    let mut threads = Vec::new();
+    for planned in planned_threads {
         let context = QueueContext {
-            index: seat.queue,
-            submitter: seat.queue,
+            index: planned.queue,
+            submitter: planned.queue,
             tracing: options
                 .tracing
-                .get(seat.target)
+                .get(planned.target)
                 .cloned()
                 .unwrap_or_default(),
-            ..QueueContext::new(seat.spec.iodepth)
+            ..QueueContext::new(planned.spec.iodepth)
         };
-        let lane = Lane::open(
-            seat.spec,
-            seat.plan,
-            seat.seed,
-            seat.device,
+        let thread = JobThread::open(
+            planned.spec,
+            planned.plan,
+            planned.seed,
+            planned.device,
             &context,
-            seat.live,
+            planned.counters,
             options,
         )
-        .map_err(|e| e.context(format!("job {}", seat.spec.name)))?;
-        lanes.push((lane, seat.group));
+        .map_err(|e| e.context(format!("job {}", planned.spec.name)))?;
+        threads.push((thread, planned.group));
     }
-    let running = Mutex::new(lanes.len());
+    let running = Mutex::new(threads.len());
     let ended = Condvar::new();
-    // References, so that the threads' closures don't own what they share.
-    let (count, bell) = (&running, &ended);
+    // The threads' closures borrow what they share.
+    let (count, condition) = (&running, &ended);
     std::thread::scope(|scope| {
         let mut handles = Vec::new();
-        for (i, (lane, group)) in lanes.into_iter().enumerate() {
+        for (i, (thread, group)) in threads.into_iter().enumerate() {
             let builder = std::thread::Builder::new().name(format!("pvblk-bench-{i}"));
             let body = move || {
-                // Counts down on a panic too, or the caller would wait for ever.
-                let _end = Countdown(count, bell);
-                let mut report = lane.run();
+                // The count goes down on a panic too; otherwise the caller would wait for ever.
+                let _end = Countdown(count, condition);
+                let mut report = thread.run();
                 report.group = group;
                 report
             };
@@ -213,7 +215,7 @@ fn run_stage(
                 .timed_out()
                 && let Some(tell) = options.progress
             {
-                tell(&watch.look(*left));
+                tell(&meter.look(*left));
             }
         }
         drop(left);
@@ -238,9 +240,9 @@ impl Drop for Countdown<'_> {
     }
 }
 
-/// Looks at the counters from outside.
-struct Watch {
-    lives: Vec<Arc<Live>>,
+/// Reads the threads' counters for progress reports.
+struct ProgressMeter {
+    counters: Vec<Arc<LiveCounters>>,
     /// Bytes that all threads will move, unless time ends them.
     goal: Option<u64>,
     /// The longest runtime, ramp included.
@@ -251,14 +253,14 @@ struct Watch {
     stages: usize,
 }
 
-impl Watch {
-    fn new(seats: &[Seat<'_>], stage: usize, stages: usize) -> Watch {
+impl ProgressMeter {
+    fn new(planned: &[PlannedThread<'_>], stage: usize, stages: usize) -> ProgressMeter {
         let now = Instant::now();
-        let time = |s: &Seat<'_>| s.spec.runtime.map(|t| t + s.spec.ramp_time);
-        Watch {
-            lives: seats.iter().map(|s| Arc::clone(&s.live)).collect(),
-            goal: seats.iter().map(|s| s.goal).sum(),
-            time: seats.iter().filter_map(time).max(),
+        let time = |s: &PlannedThread<'_>| s.spec.runtime.map(|t| t + s.spec.ramp_time);
+        ProgressMeter {
+            counters: planned.iter().map(|s| Arc::clone(&s.counters)).collect(),
+            goal: planned.iter().map(|s| s.goal).sum(),
+            time: planned.iter().filter_map(time).max(),
             started: now,
             last: (now, 0, 0),
             stage,
@@ -267,9 +269,9 @@ impl Watch {
     }
 
     fn look(&mut self, threads: usize) -> Progress {
-        let sum = |f: fn(&Live) -> &AtomicU64| -> u64 {
-            let load = |l: &Arc<Live>| f(l).load(Ordering::Relaxed);
-            self.lives.iter().map(load).sum()
+        let sum = |f: fn(&LiveCounters) -> &AtomicU64| -> u64 {
+            let load = |l: &Arc<LiveCounters>| f(l).load(Ordering::Relaxed);
+            self.counters.iter().map(load).sum()
         };
         let (ios, bytes) = (sum(|l| &l.ios), sum(|l| &l.bytes));
         let now = Instant::now();
@@ -277,7 +279,7 @@ impl Watch {
         let elapsed = (now - self.started).as_secs_f64();
         let by_bytes = self.goal.map(|g| bytes as f64 / g.max(1) as f64);
         let by_time = self.time.map(|t| elapsed / t.as_secs_f64().max(1e-9));
-        // Whichever comes first ends the jobs.
+        // The jobs end at the sooner of both limits.
         let done = by_bytes.into_iter().chain(by_time).reduce(f64::max);
         let done = done.map(|d| d.clamp(0.0, 1.0));
         let left = done

@@ -1,17 +1,17 @@
-//! How long requests are: `bs`, `bsrange` and `bssplit`.
+//! Lengths of requests: `bs`, `bsrange` and `bssplit`.
 
 use super::units;
 
 /// Lengths of one direction's requests, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockSizes {
-    /// All the same.
+    /// All requests have this length.
     Fixed(u32),
-    /// Any multiple of the least, up to the most, all equally likely.
+    /// Multiples of the least length, up to the greatest, all equally likely.
     Range {
-        /// Least, in bytes.
+        /// Least length in bytes.
         min: u32,
-        /// Most, in bytes.
+        /// Greatest length in bytes.
         max: u32,
     },
     /// Lengths in bytes with their shares in percent, which add up to 100.
@@ -22,7 +22,7 @@ pub enum BlockSizes {
 const LONGEST: u64 = 1 << 30;
 
 impl BlockSizes {
-    /// The shortest, in bytes.
+    /// The shortest length in bytes.
     pub fn min(&self) -> u32 {
         match self {
             BlockSizes::Fixed(n) => *n,
@@ -31,7 +31,7 @@ impl BlockSizes {
         }
     }
 
-    /// The longest, in bytes.
+    /// The longest length in bytes.
     pub fn max(&self) -> u32 {
         match self {
             BlockSizes::Fixed(n) => *n,
@@ -40,12 +40,12 @@ impl BlockSizes {
         }
     }
 
-    /// True if all are the same.
+    /// True if all requests have the same length.
     pub fn is_fixed(&self) -> bool {
         self.min() == self.max()
     }
 
-    /// Draws one, in bytes.
+    /// Draws a length in bytes.
     #[inline]
     pub(super) fn pick(&self, rng: &mut fastrand::Rng) -> u32 {
         match self {
@@ -64,7 +64,7 @@ impl BlockSizes {
         }
     }
 
-    /// All lengths that can occur must be multiples of this.
+    /// True if all possible lengths are multiples of `unit`.
     pub(super) fn multiple_of(&self, unit: u32) -> bool {
         match self {
             BlockSizes::Fixed(n) => n.is_multiple_of(unit),
@@ -83,7 +83,8 @@ fn bytes(text: &str) -> Result<u32, String> {
     }
 }
 
-/// One value for both directions, or `READ,WRITE` (a third one, for trims, is not used). A missing part stays as it is.
+/// Reads one value for both directions, or `READ,WRITE` (a third one, for trims, is not used). A missing part
+/// stays as it is.
 pub(super) fn pair<T: Clone>(
     text: &str,
     both: &mut [T; 2],
@@ -119,7 +120,7 @@ pub(super) fn range(text: &str) -> Result<BlockSizes, String> {
     Ok(BlockSizes::Range { min, max })
 }
 
-/// `SIZE/PERCENT:SIZE/PERCENT…`; sizes without a share divide what is left.
+/// Reads `SIZE/PERCENT:SIZE/PERCENT` and so on; sizes without a percentage share the rest.
 pub(super) fn split(text: &str) -> Result<BlockSizes, String> {
     let mut parts: Vec<(u32, Option<u32>)> = Vec::new();
     for part in text.split(':') {
@@ -174,7 +175,7 @@ mod tests {
             counts[parts.iter().position(|p| p.0 == n).unwrap()] += 1;
         }
         for (part, count) in parts.iter().zip(counts) {
-            // Five standard deviations of a binomial.
+            // The bound is five standard deviations of a binomial distribution.
             let p = f64::from(part.1) / 100.0;
             let sigma = (f64::from(draws) * p * (1.0 - p)).sqrt();
             let off = (f64::from(count) - f64::from(draws) * p).abs();

@@ -1,10 +1,10 @@
-//! The report for people.
+//! The report as text.
 
 use super::latency::Latency;
 use super::report::{JobReport, OpReport, Report};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 
-/// Nanoseconds as microseconds with three digits that matter.
+/// Nanoseconds as microseconds with three significant digits.
 fn us(ns: f64) -> String {
     match ns / 1000.0 {
         t if t < 10.0 => format!("{t:.2}"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Bytes of `4k`, `1m`, `4g`, `1t`: powers of 1024, as fio reads them by default.
+/// Bytes of `4k`, `1m`, `4g` or `1t`: powers of 1024, as fio reads them by default.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let digits = lower.find(|c: char| !c.is_ascii_digit());

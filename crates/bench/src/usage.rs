@@ -1,4 +1,4 @@
-//! What a thread cost, by the kernel's account.
+//! CPU time of a thread, as the kernel counts it.
 
 use super::report::Usage;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) fn of_this_thread() -> Usage {
 }
 
 impl Usage {
-    /// What was added since `before`, over `wall` on the clock.
+    /// The difference to `before`, for an elapsed time of `wall`.
     pub(super) fn since(&self, before: &Usage, wall: Duration) -> Usage {
         Usage {
             user_s: self.user_s - before.user_s,

@@ -4,12 +4,13 @@ use super::order::mix;
 use super::report::Mismatch;
 use pvblk_block::Buffer;
 
-/// Marks a unit that was written here ("pvblkchk").
+/// Marks a unit that was written by this program ("pvblkchk").
 const MAGIC: u64 = u64::from_le_bytes(*b"pvblkchk");
-/// Bytes of the header: magic, place, seed, length, number of the write, checksums of payload and of what is before it.
+/// Bytes of the header: magic, place, seed, length, number of the write, checksum of the payload, checksum of
+/// the header.
 const HEADER: usize = 40;
 
-/// Not known what is there: a write to it failed.
+/// The contents of a unit aren't known: a write to it failed.
 const UNKNOWN: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ impl Header {
         b
     }
 
-    /// The fields, and whether their checksum is right.
+    /// The fields, and true if their checksum is right.
     fn decode(b: &[u8]) -> (Header, bool) {
         let u64_at = |at: usize| {
             let mut n = [0; 8];
@@ -64,12 +65,12 @@ fn payload(out: &mut [u8], seed: u64, offset: u64, number: u32) {
     }
 }
 
-/// What a unit should hold.
+/// The expected contents of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expect {
-    /// The write with this number, of this thread.
+    /// The write of this thread with this number.
     Number(u32),
-    /// Any write of any job with this unit, whole and in its place.
+    /// Any write of any job with units of this length, whole and in its place.
     Anything,
 }
 
@@ -107,7 +108,8 @@ impl Checker {
         }
     }
 
-    /// Checks `len` bytes of `buffer`, read at byte `offset`; tells each unit that is wrong.
+    /// Checks `len` bytes of `buffer`, which were read at byte `offset`; calls back for each wrong
+    /// unit.
     pub(super) fn check(
         &mut self,
         buffer: &Buffer,
@@ -129,7 +131,8 @@ impl Checker {
         }
     }
 
-    /// What is wrong with the unit in the scratch memory: what was expected, and what was found.
+    /// Compares the unit in the scratch memory; returns the expected and the found contents if they
+    /// differ.
     fn problem(&self, offset: u64, expect: Expect) -> Option<(String, String)> {
         let (h, whole) = Header::decode(&self.scratch);
         let differ = |expected: String, found: String| Some((expected, found));
@@ -182,7 +185,7 @@ impl Checker {
     }
 }
 
-/// Which write every unit of a job's part should hold: 4 bytes for each unit.
+/// The number of the last write of each unit of a job's part: 4 bytes for each unit.
 pub(super) struct Written {
     base: u64,
     unit: u64,
@@ -216,7 +219,7 @@ impl Written {
         self.last
     }
 
-    /// Nobody knows what is there now.
+    /// Notes that the contents of these units aren't known.
     pub(super) fn forget(&mut self, offset: u64, len: u32) {
         let range = self.range(offset, len);
         self.numbers[range].fill(UNKNOWN);
@@ -226,7 +229,8 @@ impl Written {
         Expect::Number(self.numbers[((offset - self.base) / self.unit) as usize])
     }
 
-    /// The next stretch of known units from unit `from` on, at most `most` bytes: place, length, unit after it.
+    /// The next stretch of known units from unit `from` on, at most `most` bytes: place, length, and the unit
+    /// after it.
     pub(super) fn next_known(&self, from: usize, most: u32) -> Option<(u64, u32, usize)> {
         let known = |n: &u32| !matches!(*n, 0 | UNKNOWN);
         let first = from + self.numbers.get(from..)?.iter().position(known)?;
@@ -255,7 +259,7 @@ mod tests {
         c.fill(&b, 4096, 8192, 3);
         assert_eq!(wrong(&mut c, &b, 8192, Expect::Number(3)), []);
         assert_eq!(wrong(&mut c, &b, 8192, Expect::Anything), []);
-        // Old data, data of another place, of another job.
+        // The buffer holds old data, data of another place, or data of another job.
         for (offset, number, seed, found) in [
             (8192, 4, 7, "write 3"),
             (4096, 3, 7, "those of byte 8192"),

@@ -1,4 +1,5 @@
-//! Queues that have no descriptor before their first request, as files have: who waits on them must find it all the same.
+//! Queues that have no descriptor before their first request, as files have: a thread that waits for them
+//! must find it all the same.
 
 use pvblk_bench::{self as bench, RunOptions};
 use pvblk_block::{
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Long enough on any machine; only a bug takes it.
+/// A limit that only a bug reaches.
 const NEVER: Duration = Duration::from_secs(20);
 
 /// Memory whose completions come a little later, from another thread.
@@ -34,8 +35,8 @@ impl Late {
 
 struct LateQueue {
     inner: Box<dyn DeviceQueue>,
-    bell: Option<Arc<EventFd>>,
-    rung: Arc<AtomicBool>,
+    event: Option<Arc<EventFd>>,
+    completed: Arc<AtomicBool>,
     woken: Arc<AtomicU64>,
 }
 
@@ -49,8 +50,8 @@ impl Decorator for Late {
     fn open_device_queue(&self, c: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         Ok(Box::new(LateQueue {
             inner: self.inner.open_device_queue(c)?,
-            bell: None,
-            rung: Arc::default(),
+            event: None,
+            completed: Arc::default(),
             woken: Arc::clone(&self.woken),
         }))
     }
@@ -70,27 +71,28 @@ impl Decorator for Late {
 impl DeviceQueue for LateQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
         self.inner.submit(batch);
-        let bell = self
-            .bell
+        let event = self
+            .event
             .get_or_insert_with(|| Arc::new(EventFd::new().unwrap()));
-        let (bell, rung) = (Arc::clone(bell), Arc::clone(&self.rung));
+        let (event, completed) = (Arc::clone(event), Arc::clone(&self.completed));
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(2));
-            rung.store(true, Ordering::SeqCst);
-            bell.notify();
+            completed.store(true, Ordering::SeqCst);
+            event.notify();
         });
     }
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        // As an io_uring: readable until what is done has been taken.
-        if self.rung.swap(false, Ordering::SeqCst) {
-            if let Some(bell) = &self.bell {
-                bell.drain();
+        // The descriptor stays readable until the completions have been taken, as that of an
+        // io_uring.
+        if self.completed.swap(false, Ordering::SeqCst) {
+            if let Some(event) = &self.event {
+                event.drain();
             }
             self.inner.poll(out);
         }
     }
     fn arm(&mut self) -> Readiness {
-        match self.rung.load(Ordering::SeqCst) {
+        match self.completed.load(Ordering::SeqCst) {
             true => Readiness::Ready,
             false => Readiness::Wait(None),
         }
@@ -99,7 +101,7 @@ impl DeviceQueue for LateQueue {
         self.woken.fetch_add(1, Ordering::SeqCst);
     }
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().map(|b| b.as_fd())
+        self.event.as_ref().map(|b| b.as_fd())
     }
 }
 
@@ -109,12 +111,12 @@ fn bench_waits_on_a_descriptor_that_came_late() {
     let jobs = bench::parse_jobs("[j]\nrw=randread\nsize=64k\nbs=4k\niodepth=1", "test").unwrap();
     let report = bench::run(&jobs.jobs, &device, &RunOptions::default()).unwrap();
     assert!(!report.failed());
-    // Each of the 16 reads; two may be there before it sleeps.
+    // One wake-up for each of the 16 reads; two may have completed before the thread sleeps.
     let woken = woken.load(Ordering::SeqCst);
     assert!(woken >= 14, "{woken}");
 }
 
-/// A queue of a cache over such a device, and what its user waits with.
+/// A queue of a cache over such a device, and the poller of its user.
 struct Rig {
     queue: Queue,
     poller: Poller,
@@ -149,7 +151,7 @@ impl Rig {
         }
     }
 
-    /// Whether something wakes it within a time.
+    /// True if a descriptor wakes the user within `within`.
     fn wakes(&mut self, within: Duration) -> bool {
         let mut events = Vec::new();
         self.poller.wait(&mut events, Some(within)).unwrap();
@@ -165,7 +167,7 @@ fn a_cache_waits_on_a_descriptor_that_came_late() {
     Rig::new().read(512);
 }
 
-/// What was read in advance comes when its queue has nothing to do: that wakes once, and not for ever.
+/// Data that is read in advance arrives when its queue has nothing to do: that wakes once, and not for ever.
 #[test]
 fn a_cache_at_rest_sleeps_though_its_device_has_something() {
     let mut rig = Rig::new();

@@ -5,7 +5,7 @@ use super::canvas::{Anchor, Canvas, EDGE, Frame, Heading, INK, WIDTH, check_valu
 use super::text::{LINE, TEXT, text_width, wrap};
 use anyhow::{Result, ensure};
 
-/// Pixels of the chart's height, without what is around it.
+/// Pixels of the chart's height, without heading and axes.
 const HEIGHT: i32 = 320;
 /// Most pixels of a bar's width.
 const MAX_BAR: i32 = 80;
@@ -51,7 +51,8 @@ pub fn bar_chart(
         top: heading.height() + LINE / 2,
         bottom: heading.height() + LINE / 2 + HEIGHT,
     };
-    // The labels' height depends on the groups' width, which depends on the values' labels: the widest that they get.
+    // The labels' height depends on the groups' width, which depends on the width of the values' labels: this
+    // is the widest that they get.
     let widest = WIDTH - 2 * EDGE - LINE - text_width("1000.00 MiB", TEXT);
     let room = widest / groups.len() as i32 - 10;
     let labels: Vec<Vec<String>> = groups.iter().map(|(g, _)| wrap(g, TEXT, room)).collect();
@@ -59,7 +60,7 @@ pub fn bar_chart(
 
     let mut canvas = Canvas::new(frame.bottom + rows * LINE + EDGE + 4);
     canvas.heading(&heading);
-    // Room for the values above the bars.
+    // The axis ends above the greatest value, which leaves room for the labels of bars.
     let values = canvas.values(&y, max * 1.04, &mut frame);
     let group = (frame.right - frame.left) / groups.len() as i32;
     let bar = (group * 8 / 10 / series.len() as i32).clamp(2, MAX_BAR);

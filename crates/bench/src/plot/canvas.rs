@@ -22,7 +22,7 @@ impl fmt::Display for Colour {
     }
 }
 
-/// Which part of a text is at its place.
+/// The point of a text that is at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Left,
@@ -35,7 +35,7 @@ const FAINT: Colour = Colour(222, 222, 222);
 const QUIET: Colour = Colour(95, 95, 95);
 pub const WHITE: Colour = Colour(255, 255, 255);
 
-/// Okabe and Ito's colours, without the yellow, which white drowns.
+/// Okabe and Ito's colours, without the yellow, which can't be seen on white.
 const COLOURS: [Colour; 7] = [
     Colour(0, 114, 178),
     Colour(213, 94, 0),
@@ -51,13 +51,13 @@ pub fn colour(series: usize) -> Colour {
     COLOURS[series % COLOURS.len()]
 }
 
-/// What stands above a chart.
+/// The texts above a chart.
 pub struct Heading<'a> {
     pub title: &'a str,
     pub subtitle: &'a str,
     /// Names of the series, in the order of their colours.
     pub legend: &'a [&'a str],
-    /// Series have markers, not only colours.
+    /// Series have markers in addition to colours.
     pub markers: bool,
 }
 
@@ -71,7 +71,7 @@ impl Heading<'_> {
 
     fn titles(&self) -> (Vec<String>, Vec<String>) {
         (
-            // Bold letters are wider.
+            // Bold letters are wider, so the width is that of a larger size.
             wrap(self.title, TITLE + 1, Heading::inner()),
             wrap(self.subtitle, TEXT, Heading::inner()),
         )
@@ -97,7 +97,7 @@ impl Heading<'_> {
         entries
     }
 
-    /// Pixels from the picture's top to what is below the heading.
+    /// Pixels from the picture's top to the lower end of the heading.
     pub fn height(&self) -> i32 {
         let (titles, subtitles) = self.titles();
         let rows = self.entries().last().map_or(0, |(.., row)| row + 1);
@@ -114,7 +114,7 @@ pub struct Canvas {
     svg: String,
 }
 
-/// How a text is shown.
+/// The style of a text.
 #[derive(Clone, Copy)]
 struct Style {
     /// Pixels of a letter's height.
@@ -125,7 +125,7 @@ struct Style {
 }
 
 impl Canvas {
-    /// White, of the common width and this height.
+    /// A white picture of the common width and this height.
     pub fn new(height: i32) -> Canvas {
         let mut canvas = Canvas {
             svg: format!(
@@ -137,11 +137,10 @@ impl Canvas {
     }
 
     fn element(&mut self, element: fmt::Arguments<'_>) {
-        // A string takes whatever is written to it.
+        // Writing to a string can't fail.
         let _ = writeln!(self.svg, "{element}");
     }
 
-    /// Draws the heading.
     pub fn heading(&mut self, heading: &Heading) {
         let (titles, subtitles) = heading.titles();
         let mut y = EDGE + TITLE_LINE / 2;
@@ -189,7 +188,7 @@ impl Canvas {
         self.text_coloured(text, at, anchor, INK);
     }
 
-    /// Text of a colour.
+    /// Coloured text at a place.
     pub fn text_coloured(&mut self, text: &str, at: (i32, i32), anchor: Anchor, colour: Colour) {
         let style = Style {
             size: TEXT,
@@ -222,7 +221,7 @@ impl Canvas {
         ));
     }
 
-    /// An interval: a vertical line with ends.
+    /// Draws an interval: a vertical line with ends.
     pub fn whisker(&mut self, x: i32, low: i32, high: i32, colour: Colour) {
         self.line(&[(x, low), (x, high)], colour, 1);
         for y in [low, high] {
@@ -230,7 +229,7 @@ impl Canvas {
         }
     }
 
-    /// The marker of a series; beyond the seventh, colours and markers come in other pairs.
+    /// Draws the marker of a series; beyond the seventh, colours and markers come in other pairs.
     pub fn marker(&mut self, series: usize, (x, y): (i32, i32)) {
         const R: i32 = 5;
         match (series + series / COLOURS.len()) % 7 {
@@ -270,7 +269,8 @@ impl Canvas {
         }
     }
 
-    /// The axis of values, from zero: its name, its ticks, their lines across the chart. Tells where values are.
+    /// Draws the axis of values, from zero: its name, its ticks, their lines across the chart. Returns the
+    /// places of values.
     pub fn values(&mut self, axis: &Axis, max: f64, frame: &mut Frame) -> Values {
         let ticks = axis.unit.ticks(0.0, max, 6);
         let labels = axis.unit.labels(&ticks);
@@ -297,20 +297,20 @@ impl Canvas {
         self.line(&[(x, y), (x, y + 5)], INK, 1);
     }
 
-    /// The finished picture.
+    /// The SVG text of the picture.
     pub fn finish(mut self) -> String {
         self.svg.push_str("</svg>\n");
         self.svg
     }
 }
 
-/// Points as SVG has them.
+/// Points in SVG's notation.
 fn listed(points: &[(i32, i32)]) -> String {
     let points: Vec<String> = points.iter().map(|(x, y)| format!("{x},{y}")).collect();
     points.join(" ")
 }
 
-/// A text whose letters mean nothing to XML.
+/// Replaces the characters that have a meaning in XML.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;");
     text.replace('<', "&lt;").replace('>', "&gt;")
@@ -332,14 +332,14 @@ pub struct Values {
 }
 
 impl Values {
-    /// Where a value is.
+    /// The vertical pixel of a value.
     pub fn pixel(&self, value: f64) -> i32 {
         let share = (value / self.top).clamp(0.0, 1.0);
         self.low - (share * f64::from(self.low - self.high)).round() as i32
     }
 }
 
-/// Fails unless a chart can show these values.
+/// The greatest of the values; an error if a chart can't show them.
 pub fn check_values(values: impl IntoIterator<Item = f64>) -> Result<f64> {
     let mut max = 0f64;
     for value in values {

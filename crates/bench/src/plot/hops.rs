@@ -1,4 +1,4 @@
-//! Where the time of a request goes: one stacked bar a row.
+//! Charts of the hops of a request: each row is one stacked bar.
 
 use super::canvas::{
     Anchor, Canvas, Colour, EDGE, Heading, INK, WHITE, WIDTH, check_values, colour,
@@ -14,8 +14,9 @@ const ROW: i32 = 40;
 /// Most pixels of the rows' names.
 const MAX_NAME: i32 = 240;
 
-/// A chart of rows, each one bar of segments end to end, as SVG. Segments of one name have one colour in all
-/// rows; a segment says its value if there is room, a row says its sum. A segment without a name is a gap, which is in no
+/// A chart of rows as SVG. Each row is one bar of segments end to end. Segments of one name have one colour
+/// in all rows; a segment is labelled with its value if there is room, and a row with its sum. A segment
+/// without a name is a gap, which is in no sum; a row without segments is a heading.
 /// sum; a row without segments is a heading.
 pub fn hop_chart(
     title: &str,
@@ -97,7 +98,7 @@ pub fn hop_chart(
     Ok(canvas.finish())
 }
 
-/// The colour of text that is readable on another one.
+/// The colour of text that is readable on another colour.
 fn on(Colour(r, g, b): Colour) -> Colour {
     let light = 299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b);
     if light > 125_000 { INK } else { WHITE }

@@ -1,21 +1,21 @@
-//! Lines over a number.
+//! Charts of lines over a number.
 
 use super::Axis;
 use super::canvas::{Anchor, Canvas, EDGE, Frame, Heading, INK, WIDTH, check_values, colour};
 use super::text::{LINE, TEXT, fitting, text_width};
 use anyhow::{Result, ensure};
 
-/// Pixels of the chart's height, without what is around it.
+/// Pixels of the chart's height, without heading and axes.
 const HEIGHT: i32 = 340;
 /// Pixels between the frame and the first and last points.
 const INSET: i32 = 16;
 
-/// How the horizontal axis is divided.
+/// The division of the horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Evenly.
+    /// Equal differences have equal distances.
     Linear,
-    /// Twice as much is always as far; values must be above 0.
+    /// Equal ratios have equal distances; values must be above 0.
     Log2,
 }
 
@@ -72,7 +72,7 @@ pub fn line_chart(
         Anchor::Center,
     );
 
-    // Intervals first, then lines, then markers: what matters most is on top.
+    // The order is intervals, lines, markers, so that the most important is on top.
     for (number, (_, points)) in series.iter().enumerate() {
         for (x, _, interval) in points {
             if let Some((low, high)) = interval {
@@ -115,7 +115,7 @@ impl Across {
             Scale::Log2 => v.log2(),
         };
         let (from, to) = (place(self.from), place(self.to));
-        // One place alone is in the middle.
+        // A single place is in the middle.
         let share = if to > from {
             (place(x) - from) / (to - from)
         } else {
@@ -125,7 +125,8 @@ impl Across {
     }
 }
 
-/// The axis and the labels of its ticks with their places. Where places are few, exactly those have ticks.
+/// The axis, and the labels of its ticks with their places. If there are few places, exactly those have
+/// ticks.
 fn across(x: &Axis, scale: Scale, places: &[f64], frame: &Frame) -> (Vec<(i32, String)>, Across) {
     let (from, to) = (places[0], places[places.len() - 1]);
     let across = Across {
@@ -151,7 +152,8 @@ fn across(x: &Axis, scale: Scale, places: &[f64], frame: &Frame) -> (Vec<(i32, S
         let powers: Vec<f64> = (from.log2().ceil() as i32..=to.log2().floor() as i32)
             .map(|power| 2f64.powi(power))
             .collect();
-        // Every second power, or fewer, rather than whichever fit.
+        // Ticks are at every power, or every second, third and so on, rather than at those that
+        // happen to fit.
         let room = (1..).find(|&every| {
             let some: Vec<f64> = powers.iter().copied().step_by(every).collect();
             fitting(&own(&across, &some)).len() == some.len()
@@ -161,7 +163,7 @@ fn across(x: &Axis, scale: Scale, places: &[f64], frame: &Frame) -> (Vec<(i32, S
     }
     let most = (across.right - across.left) / (text_width("00.00 MiB", TEXT) + 10);
     let mut ticks = x.unit.ticks(from, to, most.clamp(2, 10) as usize);
-    // The axis is as long as the data; ticks beyond it would make room for nothing.
+    // The axis is as long as the data; ticks beyond it would only take room.
     ticks.retain(|t| (from..=to).contains(t));
     let labels = x.unit.labels(&ticks);
     (with_labels(&ticks, labels, &across), across)

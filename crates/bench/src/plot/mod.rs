@@ -1,7 +1,8 @@
 //! Charts as SVG, for results and documents.
 //!
-//! Labels never overlap or leave the picture, whichever font the viewer has: widths are estimates on the safe side. Colours are told apart by people who see
-//! fewer of them (Okabe and Ito's), and series also by their markers. The background is white, whatever is around.
+//! Labels never overlap or leave the picture, whichever font the viewer has: widths are estimates on the safe
+//! side. Colour-blind people can tell the colours apart (they are Okabe and Ito's), and series also have
+//! markers. The background is white on any page.
 
 mod bars;
 mod canvas;
@@ -15,11 +16,11 @@ pub use hops::hop_chart;
 pub use lines::{Point, Scale, line_chart};
 pub use ticks::Unit;
 
-/// What an axis shows.
+/// An axis of a chart.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis<'a> {
-    /// Its name, without a unit.
+    /// Name of the axis, without a unit.
     pub label: &'a str,
-    /// How its ticks are labelled.
+    /// Unit of its ticks' labels.
     pub unit: Unit,
 }

@@ -1,4 +1,4 @@
-//! Text whose width is known well enough, whatever the font.
+//! Estimates of the width of text that hold for all fonts.
 
 /// Pixels of a letter's height, for ordinary text.
 pub const TEXT: i32 = 14;

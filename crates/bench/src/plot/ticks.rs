@@ -1,15 +1,15 @@
-//! Where ticks are, and what they say.
+//! Places and labels of ticks.
 
-/// What a number counts.
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Things, or things a second: k, M, G.
+    /// Number of things, or of things a second: k, M, G.
     Count,
     /// Microseconds: shown as ns, µs, ms or s.
     Microseconds,
     /// Bytes: KiB, MiB, GiB.
     Bytes,
-    /// Percent.
+    /// Percentages, shown with %.
     Percent,
     /// Plain numbers, such as ratios.
     Plain,
