@@ -1,21 +1,22 @@
-//! Every bug that a scenario has to find. Most are mistakes of the disk below, of a request on its way, or of the other side of a connection: to
-//! what is stored, a disk that ignores something is the same as an array that forgot to ask for it. Those that only the logic itself can
-//! make are `pvblk_block::planted::Plant`, and need the feature `planted`.
+//! The bugs that scenarios have to find. Most are faults of the disk below, of a request on its way, or of
+//! the other side of a connection: for the stored data a disk that ignores a flush is the same as an array
+//! that forgot to send it. Bugs that only the array's or the cache's own code can make are
+//! `pvblk_block::planted::Plant`, and need the feature `planted`.
 
 use pvblk_block::planted::Plant;
 
 macro_rules! bugs {
     ($($(#[doc = $about:literal])+ $bug:ident $name:literal)*) => {
-        /// A bug to be found.
+        /// A bug that a scenario has to find.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bug {
             $($(#[doc = $about])+ $bug,)*
-            /// A bug of the array's or the page cache's own.
+            /// A bug in the code of the array or of the page cache.
             Logic(Plant),
         }
 
         impl Bug {
-            /// Its name on the command line.
+            /// Name on the command line.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Bug::$bug => $name,)*
@@ -43,17 +44,18 @@ bugs! {
     FuaForgotten "fua-forgotten"
     /// A disk that fails doesn't say so: it loses writes and reads what was there before.
     SilentFailure "silent-failure"
-    /// A killed server's disk is free while its writes are still on their way.
+    /// A killed server's disk isn't locked while its writes are still on their way.
     LockBeforeIo "lock-before-io"
-    /// Writes that were answered are done again after the next connection.
+    /// Writes that were completed are done again after the next connection.
     ReplayAnswered "replay-answered"
-    /// After its cache was lost, the disk says that it is still the one that was there.
+    /// After its cache was lost, the disk still shows the old incarnation.
     IgnoreCacheMark "ignore-cache-mark"
     /// Flushes reach all members but one.
     FlushOneLess "flush-one-less"
     /// Flushes reach one member.
     FlushOneMember "array-flush-one-member"
-    /// Flushes don't reach the device that is being rebuilt, whose superblock says how far it is.
+    /// Flushes don't reach the device that is being recovered, whose superblock says how far
+    /// recovery is.
     PositionNotFlushed "array-position-not-flushed"
     /// Logs aren't written.
     NoLog "no-log"
@@ -61,11 +63,11 @@ bugs! {
     LogNotAwaited "log-not-awaited"
     /// Stripes are written while the bitmap is.
     IntentNotAwaited "array-intent-not-awaited"
-    /// The first superblocks stay for ever: nothing says dirty, or that a member is gone.
+    /// Superblocks never change: they neither say dirty, nor that a member has failed.
     NoMarks "no-marks"
     /// Superblocks that call a member faulty aren't written.
     NoFaulty "no-faulty"
-    /// Requests are answered before the superblocks name a kicked member.
+    /// Requests complete before the superblocks name a failed member.
     KickNotAwaited "array-kick-not-awaited"
     /// Writes begin before the superblocks say dirty.
     NoDirtyMark "array-no-dirty-mark"
@@ -73,7 +75,7 @@ bugs! {
     EventsNotRaised "array-events-not-raised"
     /// Parity isn't written now and then.
     ParityForgotten "parity-forgotten"
-    /// A write is answered when all but one of its blocks are written.
+    /// A write completes when all but one of its blocks are written.
     AnsweredEarly "array-answered-early"
     /// A flush of a page cache doesn't wait for pages that are being written back.
     FlushSkipsWriting "flush-skips-writing"
@@ -89,11 +91,11 @@ bugs! {
     ReleaseInFlight "release-in-flight"
     /// A connection forgets to give some buffers back.
     Forget "forget"
-    /// A stop is over when the first disk fails.
+    /// A stop ends when the first disk fails.
     FirstFailureEnds "first-failure-ends"
 }
 
-/// Those of an array; the others are a page cache's.
+/// Bugs of an array; the others are a page cache's.
 const ARRAY: &[Plant] = &[
     Plant::LogReusedEarly,
     Plant::WrongPartialParity,
@@ -107,7 +109,7 @@ const ARRAY: &[Plant] = &[
     Plant::HolesTooLarge,
 ];
 
-/// The bugs of the logic of arrays, or of page caches; none without the feature `planted`.
+/// The bugs in the code of arrays, or else of page caches; none without the feature `planted`.
 pub fn logic(arrays: bool) -> impl Iterator<Item = Bug> {
     let there = cfg!(feature = "planted");
     let all = Plant::ALL.iter().filter(move |_| there);

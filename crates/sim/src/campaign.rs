@@ -4,16 +4,16 @@ use crate::{Counts, Failure, Options, Scenario};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// What many seeds add up to.
+/// Sums over many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
-    /// Seeds that passed.
+    /// Number of seeds that passed.
     pub seeds: u64,
     /// Events by kind.
     pub counts: Counts,
-    /// Time that passed in the simulated worlds.
+    /// Time that passed in the simulations.
     pub simulated: Duration,
-    /// Processor time that this took.
+    /// CPU time that the simulations took.
     pub cpu: Duration,
 }
 
@@ -31,7 +31,8 @@ impl fmt::Display for Sum {
     }
 }
 
-/// Runs `seeds` seeds from `first` on, while `goes_on` (it is given how many are done) says so. Ends with the first that fails.
+/// Runs `seeds` seeds from `first` on while `goes_on` says so, which is given the number of seeds done. Ends
+/// with the first seed that fails.
 pub fn run(
     scenario: &Scenario,
     options: &Options,
@@ -64,7 +65,7 @@ pub fn find(scenario: &Scenario, options: &Options, seeds: u64) -> Option<Box<Fa
     run(scenario, options, 0, seeds, |_| true).1
 }
 
-/// Processor time of this thread; where the kernel doesn't count it, time.
+/// CPU time of this thread; elapsed time where the kernel doesn't count it.
 fn cpu_time() -> Duration {
     thread_local!(static START: Instant = Instant::now());
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();

@@ -1,77 +1,83 @@
-//! [`Checker`]: what each sector may hold, from what users were told and nothing else. It doesn't see the disk.
+//! [`Checker`]: the contents that each sector may have, according to the completions that users got and
+//! nothing else. It doesn't look at the disk.
 //!
-//! A sector has a history of versions: what was there at first, and what each write put there, in the order of submission (no two writes of
-//! one sector are in flight together). Of a version it is known when it was acknowledged, until when a read may find it, and whether a loss
-//! of the cache may bring it back. Acknowledging the next write ends it for reads; a flush that covers a later version, or a read that shows
-//! that it is gone, ends it for good; a loss makes all readable again that may come back.
+//! A sector has a history of versions: its first contents, and those of each write, in the order of
+//! submission (no two writes of one sector are in flight together). The checker knows of each version when it
+//! was acknowledged, until when a read may find it, and whether a loss of the cache may bring it back. The
+//! acknowledgement of the next write ends it for reads. A flush that covers a later version ends it for good,
+//! and so does a read that finds a later version. After a loss, all versions that may come back can be read
+//! again.
 
 use crate::stamp::{self, Bytes, FOREIGN, ZEROS};
 use std::collections::BTreeSet;
 
-/// Time of what didn't happen yet.
+/// Time of an event that hasn't happened.
 const NEVER: u64 = u64::MAX;
-/// Called so, a version is what nobody knows.
+/// The name of a version with unknown contents.
 const ANYTHING: u64 = u64::MAX;
-/// Versions of a sector from which on the useless are forgotten.
+/// A sector with as many versions forgets those that no read can find.
 const MANY: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 struct Version {
-    /// As [`stamp::name`] calls it.
+    /// The number of the write, or another name as [`stamp::name`] gives it.
     name: u64,
     acked: u64,
-    /// A read that was submitted at this time or later doesn't find it.
+    /// A read that was submitted at this time or later doesn't find this version.
     until: u64,
-    /// A loss may bring it back, or it may be there now and durable.
+    /// A loss may bring this version back, or it may be on the medium now.
     back: bool,
-    /// When users could know that a cache was lost which it may have been in; 0: none was, [`NEVER`]: not yet.
+    /// The time from which users could know of the loss of a cache that this version may have been in; 0: no
+    /// such loss, [`NEVER`]: not yet told.
     dropped: u64,
-    /// It was there, or given up, before the last loss: if it is found, it is on the medium.
+    /// The version was there, or given up, before the last loss: if a read finds it, it is on the
+    /// medium.
     survivor: bool,
 }
 
 #[derive(Clone, Debug)]
 struct Sector {
-    /// Oldest first, never empty. The last is in flight if `writing`.
+    /// Oldest first, never empty. The last one is in flight if `writing`.
     versions: Vec<Version>,
     writing: bool,
-    /// When anything of this changed last.
+    /// Time of the last change of this sector.
     changed: u64,
-    /// Since it was settled, it was written to an array that had all members.
+    /// Since all its older versions were ended, the sector was written to an array that had all
+    /// members.
     whole: bool,
 }
 
-/// A flush in flight.
+/// A flush in flight, or the time of another request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flush {
-    /// When it was submitted.
+    /// Time of the submission.
     pub since: u64,
-    /// When its user had last been told of a loss, or was opened.
+    /// Time at which its user was last told of a loss, or was opened.
     pub told: u64,
 }
 
-/// See the module's documentation.
+/// Checks reads against the history of each sector.
 #[derive(Debug)]
 pub struct Checker {
     sectors: Vec<Sector>,
     /// Sectors with more than one version that may be there after a loss.
     unsettled: BTreeSet<u64>,
     now: u64,
-    /// Reads in flight.
+    /// Number of reads in flight.
     reads: usize,
-    /// Sectors with writes in flight.
+    /// Number of sectors with writes in flight.
     writing: usize,
     last_ack: u64,
     /// Writes acknowledged before this time are flushed.
     flushed: u64,
-    /// When a front end last had a reason to fail flushes.
+    /// Time at which a front end last had a reason to fail flushes.
     suspicion: u64,
-    /// It will have one at the next connection.
+    /// A front end will have a reason to fail flushes at the next connection.
     suspect: bool,
 }
 
 impl Checker {
-    /// For so many sectors of zeros, or of what nobody knows.
+    /// A checker for `sectors` sectors, of zeros, or with unknown contents unless `known`.
     pub fn new(sectors: u64, known: bool) -> Checker {
         let sector = Sector {
             versions: vec![Version {
@@ -99,18 +105,18 @@ impl Checker {
         }
     }
 
-    /// A moment later than all before.
+    /// A time later than all before.
     pub fn now(&mut self) -> u64 {
         self.now += 1;
         self.now
     }
 
-    /// True if no write is in flight there.
+    /// True if no write to these sectors is in flight.
     pub fn is_free(&self, sector: u64, sectors: u64) -> bool {
         (sector..sector + sectors).all(|s| !self.sectors[s as usize].writing)
     }
 
-    /// Write number `id`, 0 for zeros, is submitted. `whole`: to an array that has all members.
+    /// Write number `id`, 0 for zeros, is submitted. `whole`: the array has all its members.
     pub fn write_submitted(&mut self, sector: u64, sectors: u64, id: u64, whole: bool) {
         let quiet = self.reads == 0;
         for at in sector..sector + sectors {
@@ -133,7 +139,7 @@ impl Checker {
         self.writing += sectors as usize;
     }
 
-    /// The write in flight there has completed; `durable` if it promised that.
+    /// The write in flight has completed; `durable` if it was to be stable then.
     pub fn write_acked(&mut self, sector: u64, sectors: u64, durable: bool) {
         let now = self.now();
         self.last_ack = now;
@@ -146,20 +152,20 @@ impl Checker {
                 s.versions[last].dropped = 0;
                 s.settle(last, now);
             } else if s.versions[last].dropped == 0 {
-                // One that was answered before the cache was lost may be told afterwards.
+                // A write that was completed before the cache was lost may be reported afterwards.
                 s.only_from(last, now);
             }
             self.tidy(at);
         }
     }
 
-    /// The write in flight there failed, or nobody waits for it any more: it may have happened, or not.
+    /// The write in flight failed, or its user is gone: it may have happened, or not.
     pub fn write_failed(&mut self, sector: u64, sectors: u64) {
         let now = self.now();
         (sector..sector + sectors).for_each(|at| self.ended(at, now));
     }
 
-    /// The write in flight there was acknowledged, and did nothing, as a discard may.
+    /// The write in flight was acknowledged and did nothing, as a discard may.
     pub fn write_ignored(&mut self, sector: u64, sectors: u64) {
         let now = self.now();
         for at in sector..sector + sectors {
@@ -177,13 +183,14 @@ impl Checker {
         s.changed = now;
     }
 
-    /// A read is submitted. Returns when.
+    /// A read is submitted. Returns the time.
     pub fn read_submitted(&mut self) -> u64 {
         self.reads += 1;
         self.now()
     }
 
-    /// A read that was submitted at `since` has ended, with these bytes of these sectors, or without any.
+    /// A read that was submitted at `since` has ended, with the contents of sectors in `found`, which is
+    /// empty if it failed.
     pub fn read_done(&mut self, since: u64, found: &[(u64, Bytes)]) -> Result<(), String> {
         self.reads = self.reads.saturating_sub(1);
         found.iter().try_for_each(|(sector, bytes)| {
@@ -193,7 +200,7 @@ impl Checker {
         })
     }
 
-    /// `sector` was found on the disks themselves, while nothing is in flight.
+    /// Checks the contents of `sector` on the disks themselves, while no request is in flight.
     pub fn check_raw(&self, sector: u64, bytes: &Bytes) -> Result<(), String> {
         let how = "is on the members as";
         self.check(sector, NEVER - 1, bytes, how).map(|_| ())
@@ -220,7 +227,7 @@ impl Checker {
         ))
     }
 
-    /// A read that was submitted at `since` found this.
+    /// Notes that a read that was submitted at `since` found this version.
     fn seen(&mut self, sector: u64, name: u64, since: u64) {
         let now = self.now;
         let s = &mut self.sectors[sector as usize];
@@ -250,13 +257,14 @@ impl Checker {
         self.tidy(sector);
     }
 
-    /// A flush is submitted; its user was told of a loss at `told` for the last time.
+    /// A flush is submitted, whose user was last told of a loss at `told`.
     pub fn flush_submitted(&mut self, told: u64) -> Flush {
         let since = self.now();
         Flush { since, told }
     }
 
-    /// It succeeded: all that was acknowledged before it is safe, but for what its user knew to be lost.
+    /// The flush succeeded: all that was acknowledged before it is stable, except for the writes that its
+    /// user knew to be lost.
     pub fn flush_done(&mut self, flush: Flush) {
         let now = self.now();
         self.flushed = self.flushed.max(flush.since);
@@ -274,7 +282,7 @@ impl Checker {
         });
     }
 
-    /// It failed. Only a loss that its user didn't know of when it submitted the flush excuses that.
+    /// The flush failed. The only excuse is a loss that its user didn't know of at the submission.
     pub fn flush_failed(&self, flush: Flush) -> Result<(), String> {
         if self.suspicion > flush.told {
             return Ok(());
@@ -282,7 +290,8 @@ impl Checker {
         Err("a flush failed, and nothing was lost".into())
     }
 
-    /// Nobody can tell whether the cache was lost: if writes are not flushed, flushes may fail after the next connection.
+    /// A loss of the cache can't be excluded: if writes are not flushed, flushes may fail after the next
+    /// connection.
     pub fn cache_is_doubtful(&mut self) {
         self.suspect |= self.writing > 0 || self.last_ack > self.flushed;
     }
@@ -296,17 +305,17 @@ impl Checker {
             let done = s.versions.len() - usize::from(s.writing);
             for (n, v) in s.versions.iter_mut().enumerate().filter(|(_, v)| v.back) {
                 v.until = NEVER;
-                // Whoever was told of an earlier loss knows enough.
+                // A user that was told of an earlier loss knows enough.
                 if v.dropped == 0 && !v.survivor {
                     v.dropped = NEVER;
                 }
-                // One in flight may be done after the loss.
+                // A write in flight may be done after the loss.
                 v.survivor |= n < done;
             }
         }
     }
 
-    /// A front end has another connection: from now on it knows of losses before.
+    /// A front end has another connection, by which it learns of earlier losses.
     pub fn connected(&mut self) {
         let now = self.now();
         if std::mem::take(&mut self.suspect) {
@@ -318,13 +327,14 @@ impl Checker {
         }
     }
 
-    /// There are new users. They don't know what is flushed.
+    /// The users are new ones, which don't know what is flushed.
     pub fn started(&mut self) {
         self.connected();
         self.last_ack = self.now;
     }
 
-    /// The users are dead: what is in flight is never answered. Once the disk has finished, writes are done or not.
+    /// The users are dead, and their requests never complete. Once the disk has finished, their writes are
+    /// done or not.
     pub fn abandon(&mut self) {
         let now = self.now();
         self.reads = 0;
@@ -335,25 +345,25 @@ impl Checker {
         }
     }
 
-    /// Whether a loss may leave different contents there.
+    /// True if the sector's contents after a loss aren't determined.
     pub fn is_unsettled(&self, sector: u64) -> bool {
         self.unsettled.contains(&sector)
     }
 
-    /// Whether one of these sectors is unsettled, and was written to an array that had all members.
+    /// True if one of these sectors is unsettled, and was written to an array that had all members.
     pub fn is_whole(&self, sector: u64, sectors: u64) -> bool {
         let all = self.unsettled.range(sector..sector + sectors);
         all.into_iter().any(|&s| self.sectors[s as usize].whole)
     }
 
-    /// All members are there again, or about to be, for what is unsettled.
+    /// All members are there again, or about to be, for the unsettled sectors.
     pub fn make_whole(&mut self) {
         for &s in &self.unsettled {
             self.sectors[s as usize].whole = true;
         }
     }
 
-    /// Nobody can know what a sector holds after the loss that was just told.
+    /// The sector's contents after the loss that was just told are unknown.
     pub fn anything(&mut self, sector: u64) {
         let versions = &mut self.sectors[sector as usize].versions;
         if let Some(oldest) = versions.iter_mut().find(|v| v.back) {
@@ -371,18 +381,18 @@ impl Checker {
 }
 
 impl Sector {
-    /// Whether a loss leaves the same contents whatever survives.
+    /// True if a loss leaves the same contents whatever survives.
     fn is_settled(&self) -> bool {
         self.versions.iter().filter(|v| v.back).count() < 2
     }
 
-    /// Reads from now on find nothing before version `at`.
+    /// Reads from now on find no version before `at`.
     fn only_from(&mut self, at: usize, now: u64) {
         let before = self.versions[..at].iter_mut();
         before.for_each(|v| v.until = v.until.min(now));
     }
 
-    /// Version `at` is durable: those before it can't come back.
+    /// Version `at` is stable: those before it can't come back.
     fn settle(&mut self, at: usize, now: u64) {
         self.only_from(at, now);
         self.versions[..at].iter_mut().for_each(|v| v.back = false);

@@ -12,7 +12,7 @@ fn read(c: &mut Checker, id: u64) -> Result<(), String> {
     c.read_done(since, &[(0, bytes(id, 0))])
 }
 
-/// Whether it may be there, without the knowledge that it is.
+/// True if a read may find version `id`; the checker doesn't take it as found.
 fn may(c: &Checker, id: u64) -> bool {
     c.check_raw(0, &bytes(id, 0)).is_ok()
 }
@@ -71,7 +71,8 @@ fn a_read_may_find_what_is_in_flight_or_was_while_it_was_read() {
     assert!(read(&mut c, 10).is_ok() && read(&mut c, 11).is_ok());
     c.abandon();
     assert!(read(&mut c, 11).is_ok() && read(&mut c, 10).is_err());
-    // Before a loss it was there, after it another: both may be read by one that spans it.
+    // One version was there before a loss, another after it: a read that spans the loss may find
+    // both.
     write(&mut c, 12);
     let since = c.read_submitted();
     c.cache_lost();
@@ -99,7 +100,7 @@ fn only_what_a_flush_covers_is_sure() {
     c.write_failed(0, 1);
     c.cache_lost();
     assert!(may(&c, 3) && may(&c, 4) && !c.is_whole(0, 1));
-    // A flush after the loss says nothing of writes before it.
+    // A flush after the loss doesn't cover writes before it.
     c.started();
     let told = c.now();
     let flush = c.flush_submitted(told);

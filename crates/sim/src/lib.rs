@@ -1,5 +1,6 @@
-//! One deterministic simulation of what stands between a workload and its disk. A seed runs one scenario: the code of production between users
-//! and disks of this crate, in one thread, one step at a time, in an order that is a function of the seed.
+//! One deterministic simulation of the code between a workload and its disk. A seed runs one scenario: the
+//! code of production between users and disks of this crate, in one thread, one step at a time, in an order
+//! that is a function of the seed.
 //!
 //! ```text
 //!   scenario   what runs          between            and                 what goes wrong
@@ -10,9 +11,9 @@
 //!   stop       the order of a stop                                        disks that hang or fail
 //! ```
 //!
-//! All of them share [`run`] and the campaign over it, the scheduler ([`scheduler`]), users ([`user`]) and what they ask for
-//! ([`workload`]), the disk and its fault model
-//! ([`disk`]), contents ([`stamp`]) and what contents may be found ([`checker`]). docs/decisions/0018-one-simulation.md tells more.
+//! All of them share [`run`] and the campaign over it, the scheduler ([`scheduler`]), users ([`user`]) and
+//! their requests ([`workload`]), the disk and its fault model ([`disk`]), contents of sectors ([`stamp`])
+//! and the checker of contents ([`checker`]). docs/decisions/0018-one-simulation.md tells more.
 
 pub mod bugs;
 pub mod campaign;
@@ -39,17 +40,17 @@ use std::time::Duration;
 /// A scenario that can be run.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it is, in one line.
+    /// One line that describes the scenario.
     pub about: &'static str,
-    /// The bugs that it has to find.
+    /// The bugs that the scenario has to find.
     pub bugs: fn() -> Vec<Bug>,
     run: fn(u64, &Options) -> Outcome,
 }
 
 impl Scenario {
-    /// The one with a name.
+    /// The scenario with this name.
     pub fn named(name: &str) -> Option<&'static Scenario> {
         SCENARIOS.iter().find(|s| s.name == name)
     }
@@ -60,35 +61,35 @@ impl Scenario {
     }
 }
 
-/// How to run a seed.
+/// Options of a run of a seed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// A bug to be found.
     pub bug: Option<Bug>,
-    /// Print every event to standard error.
+    /// Prints every event to standard error.
     pub verbose: bool,
 }
 
-/// What happened in a seed that went well.
+/// Counts of a seed that passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Events by kind.
+    /// Number of events by kind.
     pub counts: Counts,
-    /// Time that passed in the simulated world.
+    /// Time that was simulated.
     pub simulated: Duration,
 }
 
-/// How a seed ended.
+/// The result of a seed.
 pub type Outcome = Result<Report, Box<Failure>>;
 
-/// A seed that went wrong.
+/// A seed that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Runs it again.
+    /// The seed, which runs the same again.
     pub seed: u64,
-    /// The step in which it was seen.
+    /// The step in which the failure was seen.
     pub step: u64,
-    /// What is wrong.
+    /// Description of the failure.
     pub what: String,
     /// The last events, one line each.
     pub events: Vec<String>,
@@ -101,21 +102,20 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What a scenario is made of.
-trait World: Sized {
-    /// The world at the beginning of a seed.
+/// The state of a scenario.
+trait ScenarioState: Sized {
+    /// The state at the begin of a seed.
     fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Self, String>;
 
-    /// Everything that happens in it. An error is a finding.
+    /// Runs the scenario to its end. An error is a finding.
     fn drive(&mut self) -> Result<(), String>;
 
-    /// What happened.
     fn log(&mut self) -> &mut Log;
 }
 
-/// Runs one seed of a scenario, and catches what goes wrong in it.
-fn run<W: World>(seed: u64, options: &Options) -> Outcome {
-    // Whoever uses memory after it was given back finds no plausible data there.
+/// Runs one seed of a scenario, and returns panics as failures.
+fn run<W: ScenarioState>(seed: u64, options: &Options) -> Outcome {
+    // A use of memory after it was given back finds no plausible data there.
     pvblk_sys::poison_released_memory();
     #[cfg(feature = "planted")]
     pvblk_block::planted::plant(match options.bug {
@@ -147,26 +147,27 @@ fn run<W: World>(seed: u64, options: &Options) -> Outcome {
         }
         Err(what) => {
             let found = failure(log.step, what, log.lines());
-            // Nothing of it is in order, so nothing of it is used again, and its end must not hide the reason.
+            // The state isn't consistent, so it isn't used again, and its destructors must not hide the
+            // reason.
             std::mem::forget(world);
             Err(found)
         }
     }
 }
 
-/// Runs something. A panic in it is a finding.
+/// Runs `f`; a panic in it is a finding.
 fn caught(f: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| Err(panicked(&*payload)))
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn panicked(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
     format!("panic: {}", text.unwrap_or_default())
 }
 
-/// Ends a process without any order: its destructors run as in a panic, where they don't wait for anything.
+/// Drops a killed process: its destructors run as in a panic, where they don't wait for anything.
 fn drop_killed<T>(process: T) {
     let _ = catch_unwind(AssertUnwindSafe(move || {
         let _process = process;
@@ -174,7 +175,7 @@ fn drop_killed<T>(process: T) {
     }));
 }
 
-/// One of `choices`.
+/// A random one of `choices`.
 fn pick<T: Copy>(rng: &mut fastrand::Rng, choices: &[T]) -> T {
     choices[rng.usize(..choices.len())]
 }

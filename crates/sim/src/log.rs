@@ -1,4 +1,4 @@
-//! What happened in a seed: its last events, how often each kind happened, and how much time passed.
+//! The log of a seed: its last events, the number of events of each kind, and the simulated time.
 
 use pvblk_block::{Clock, ManualClock};
 use std::collections::VecDeque;
@@ -7,17 +7,16 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Events kept.
+/// Number of events that are kept.
 const KEPT: usize = 48;
 
-/// One event: what, and up to three numbers that its text names.
+/// One event: a text and up to four numbers for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     /// Number of the step.
     pub step: u64,
-    /// Text; each `#` stands for the next number.
+    /// The text; each `#` stands for the next number.
     pub text: &'static str,
-    /// The numbers.
     pub numbers: [u64; 4],
 }
 
@@ -35,12 +34,12 @@ impl fmt::Display for Event {
     }
 }
 
-/// How often each kind of event happened.
+/// Number of events by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts(Vec<(&'static str, u64)>);
 
 impl Counts {
-    /// Adds to a kind.
+    /// Adds `n` events of a kind.
     pub fn add(&mut self, kind: &'static str, n: u64) {
         match self.0.iter_mut().find(|(k, _)| *k == kind) {
             Some((_, sum)) => *sum += n,
@@ -48,7 +47,7 @@ impl Counts {
         }
     }
 
-    /// How often a kind happened.
+    /// Number of events of a kind.
     pub fn get(&self, kind: &str) -> u64 {
         let found = self.0.iter().find(|(k, _)| *k == kind);
         found.map_or(0, |(_, n)| *n)
@@ -68,27 +67,26 @@ impl fmt::Display for Counts {
     }
 }
 
-/// See the module's documentation.
+/// The log of a seed.
 #[derive(Debug)]
 pub struct Log {
     events: VecDeque<Event>,
-    /// Number of the step that is under way.
+    /// Number of the current step.
     pub step: u64,
-    /// Steps since anything moved.
+    /// Steps since any actor did something.
     pub still: u32,
-    /// Requests so far.
+    /// Number of requests so far.
     pub requests: u64,
-    /// Print each event to standard error.
+    /// Prints each event to standard error.
     pub verbose: bool,
-    /// Kinds of events that were counted.
+    /// Number of events by kind.
     pub counts: Counts,
-    /// The time of everything in this seed. It stands still during a step.
+    /// The clock of the whole simulation. It stands still during a step.
     pub clock: Arc<ManualClock>,
     begin: Instant,
 }
 
 impl Log {
-    /// An empty one.
     pub fn new(verbose: bool) -> Log {
         let clock = Arc::new(ManualClock::default());
         Log {
@@ -103,7 +101,8 @@ impl Log {
         }
     }
 
-    /// Time that has passed: the clock's, and a microsecond for each step, since a clock stands still while actors move.
+    /// Simulated time: the clock's, and a microsecond for each step, since the clock stands still while
+    /// actors do something.
     pub fn simulated(&self) -> Duration {
         self.elapsed() + Duration::from_micros(self.step)
     }
@@ -118,7 +117,7 @@ impl Log {
         self.counts.add(kind, n);
     }
 
-    /// Adds an event to the step under way.
+    /// Adds an event to the current step.
     #[inline]
     pub fn add<const N: usize>(&mut self, text: &'static str, numbers: [u64; N]) {
         let mut all = [0; 4];

@@ -1,4 +1,4 @@
-//! Runs many seeds of a scenario, or one again.
+//! Runs many seeds of a scenario, or one seed again.
 
 use pvblk_sim::{Bug, Options, SCENARIOS, Scenario, campaign};
 use std::process::ExitCode;
@@ -46,7 +46,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Flags, String> {
     Ok(flags)
 }
 
-/// The scenario's bug with a name.
+/// The bug of the scenario with this name.
 fn named(scenario: &Scenario, name: &str) -> Result<Bug, String> {
     let all = (scenario.bugs)();
     let names: Vec<_> = all.iter().map(|b| b.name()).collect();

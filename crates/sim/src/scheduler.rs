@@ -1,41 +1,43 @@
-//! Who moves next: one actor in each step, chosen by the dice among all of a world, each with its share. When nobody whom the dice chose has
-//! moved for a while, all are asked; when nobody moves at all, time passes; and when no time helps either, somebody waits for ever.
+//! Chooses the next actor: one in each step, at random among all actors of a scenario, by their shares. When
+//! no chosen actor has had work for a while, all are asked; when none has work, time passes; and when time
+//! doesn't help either, an actor waits for ever.
 
-use crate::World;
+use crate::ScenarioState;
 use crate::user::User;
 use crate::workload::Workload;
 use fastrand::Rng;
 
-/// Steps in which everything must come to rest.
+/// Steps in which all requests must complete.
 const MOST_STEPS: u64 = 400_000;
-/// Steps without any movement after which all are asked.
+/// Steps without work after which all actors are asked.
 const PATIENCE: u32 = 64;
 
-/// A number of actors that are alike, and the share of each.
+/// Number of actors of one kind, and the share of each.
 pub type Group = (usize, u32);
 
-/// What the scheduler has to know of a world.
-pub trait Actors: World {
-    /// All chance.
+/// The interface of a scenario to the scheduler.
+pub trait Actors: ScenarioState {
+    /// The generator of all random choices.
     fn dice(&mut self) -> &mut Rng;
 
-    /// What its users share, if it has any.
+    /// The state that its users share, if it has users.
     fn workload(&mut self) -> Option<&mut Workload> {
         None
     }
 
-    /// All who can move, in the order in which they are numbered.
+    /// The groups of actors, in the order in which actors are numbered.
     fn groups(&self) -> [Group; 5];
 
-    /// What is looked at before a step.
+    /// Checks that run before each step.
     fn look_around(&mut self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Lets an actor do one thing; false if it sleeps. `fill`: new work and new trouble may begin.
+    /// Lets an actor do one thing; false if it sleeps. `fill`: it may begin new requests and
+    /// faults.
     fn act(&mut self, actor: usize, fill: bool) -> Result<bool, String>;
 
-    /// Nobody moves: time passes until somebody will. False if nobody waits for any time.
+    /// Lets time pass until an actor has work; false if no actor waits for a time.
     fn pass_time(&mut self) -> bool {
         false
     }
@@ -45,22 +47,22 @@ pub trait Actors: World {
         &[]
     }
 
-    /// Nothing is in flight besides, and everything stands.
+    /// True if nothing is in flight besides the users' requests, and everything is connected.
     fn is_settled(&self) -> bool;
 
-    /// What is unfinished, for messages.
+    /// A description of unfinished work, for messages.
     fn unfinished(&self) -> String {
         String::new()
     }
 
-    /// Nothing is in flight, and nothing is still to be read back.
+    /// True if no request is in flight, and nothing is still to be read back.
     fn is_quiet(&mut self) -> bool {
         let w = self.workload();
         let reads = w.is_some_and(|w| w.verify.is_some_and(|v| v < w.load.sectors));
         !reads && self.users().iter().all(|u| u.in_flight() == 0) && self.is_settled()
     }
 
-    /// One step of somebody.
+    /// Takes one step of one actor.
     fn step(&mut self, fill: bool) -> Result<(), String> {
         self.log().step += 1;
         self.look_around()?;
@@ -78,7 +80,7 @@ pub trait Actors: World {
         self.wake_all(fill)
     }
 
-    /// Chooses who moves.
+    /// Chooses the next actor.
     fn choose(&mut self) -> usize {
         let groups = self.groups();
         let all: usize = groups.iter().map(|(n, share)| n * *share as usize).sum();
@@ -95,7 +97,7 @@ pub trait Actors: World {
         0
     }
 
-    /// Asks all, and more than once, since one who finds nothing arms and looks again.
+    /// Asks all actors, and more than once, since an actor without work arms and looks again.
     fn wake_all(&mut self, fill: bool) -> Result<(), String> {
         for _ in 0..3 {
             let actors: usize = self.groups().iter().map(|(n, _)| n).sum();
@@ -111,7 +113,7 @@ pub trait Actors: World {
         Err(self.stuck("everybody sleeps"))
     }
 
-    /// Steps until everything is answered.
+    /// Steps until every request has completed.
     fn rest(&mut self) -> Result<(), String> {
         for _ in 0..MOST_STEPS {
             if self.is_quiet() {
@@ -122,7 +124,7 @@ pub trait Actors: World {
         Err(self.stuck("there is no end"))
     }
 
-    /// Reads everything back, in `most` steps if that is given; false if they didn't suffice.
+    /// Reads everything back, in `most` steps if that is given; false if they weren't enough.
     fn read_back(&mut self, most: Option<u64>) -> Result<bool, String> {
         self.log().add("all is read back", []);
         self.verify(Some(0));
@@ -143,14 +145,14 @@ pub trait Actors: World {
         }
     }
 
-    /// From which sector on everything is to be read back.
+    /// Sets the sector from which on everything is to be read back.
     fn verify(&mut self, from: Option<u64>) {
         if let Some(w) = self.workload() {
             w.verify = from;
         }
     }
 
-    /// What is wrong when nothing goes on.
+    /// Describes a state in which nothing goes on.
     fn stuck(&self, what: &str) -> String {
         let in_flight: Vec<_> = self.users().iter().map(User::in_flight).collect();
         format!("{what}; in flight: {in_flight:?} {}", self.unfinished())

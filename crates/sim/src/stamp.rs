@@ -1,31 +1,32 @@
-//! Contents of sectors. Every byte follows from who wrote it and where it belongs, and the XOR of such sectors is none: torn, misplaced and
-//! wrongly calculated sectors are seen.
+//! Contents of sectors. Every byte follows from the writer and the sector, and the XOR of such contents is
+//! not such contents: torn, misplaced and wrongly computed sectors are found.
 
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = 512;
-/// What memory is filled with whose contents nobody may store or believe. No stamp has such bytes.
+/// Fills memory whose contents must be neither stored nor believed. No stamp has such bytes.
 pub const POISON: u8 = pvblk_sys::POISON;
 
 /// Contents of a sector.
 pub type Bytes = [u8; SECTOR_BYTES];
 
-/// What a sector of zeros is called.
+/// The name of a sector of zeros.
 pub const ZEROS: u64 = 0;
-/// Set in what a sector is called that no write explains; the rest tells such sectors apart.
+/// Set in the name of contents that no write explains; the other bits distinguish such contents.
 pub const FOREIGN: u64 = 1 << 63;
 const SECTOR_BITS: u32 = 24;
 const VARIANT: u64 = 1 << SECTOR_BITS;
 const ID_SHIFT: u32 = SECTOR_BITS + 1;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Not linear, so that no XOR of stamps is one.
+/// A mixing function that is not linear, so that no XOR of stamps is a stamp.
 fn mix(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     n ^ (n >> 31)
 }
 
-/// What write number `id` (from 1) puts on `sector`; `variant` if its submitter changed it on the way.
+/// The contents that write number `id` (from 1) puts on `sector`; `variant` if its submitter changed them on
+/// the way.
 pub fn make(id: u64, sector: u64, variant: bool) -> Bytes {
     let first = id << ID_SHIFT | u64::from(variant) << SECTOR_BITS | sector;
     let mut bytes = [0; SECTOR_BYTES];
@@ -51,7 +52,7 @@ fn whole(bytes: &Bytes) -> Option<u64> {
     right.then_some(first)
 }
 
-/// What the contents of `sector` are called: the number of the write, [`ZEROS`], or something with [`FOREIGN`].
+/// The name of the contents of `sector`: the number of the write, [`ZEROS`], or a number with [`FOREIGN`].
 pub fn name(bytes: &Bytes, sector: u64) -> u64 {
     if bytes.iter().all(|&b| b == 0) {
         return ZEROS;
@@ -67,7 +68,7 @@ pub fn name(bytes: &Bytes, sector: u64) -> u64 {
     }
 }
 
-/// The same for people.
+/// The name of the contents in words.
 pub fn describe(bytes: &Bytes, sector: u64) -> String {
     match name(bytes, sector) {
         ZEROS => "zeros".into(),

@@ -1,4 +1,5 @@
-//! [`User`]: a user of the device under test with a queue of its own, that submits, polls, sleeps, and checks every completion.
+//! [`User`]: a user of the device under test with a queue of its own. It submits, polls, sleeps, and checks
+//! every completion.
 
 use crate::bugs::Bug;
 use crate::checker::Flush;
@@ -12,27 +13,27 @@ use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A request in flight.
-struct Flight {
+/// A request in sent.
+struct InFlight {
     op: Op,
     fua: bool,
     sector: u64,
     sectors: u64,
     /// Number of the request.
     id: u64,
-    /// When it was submitted, and if it is a flush, when its user was told of a loss.
+    /// Time of the submission, and of the last loss that its user had been told of.
     at: Flush,
-    /// The array did without a member already when it was submitted.
+    /// The array was degraded already when the request was submitted.
     degraded: bool,
 }
 
-/// What of a user's memory belongs to a request.
-struct Place {
+/// The part of a user's memory that belongs to a request.
+struct RequestMemory {
     region: Arc<Region>,
     start: usize,
 }
 
-/// See the module's documentation.
+/// A user of the device under test.
 pub struct User {
     queue: Queue,
     sleeper: Poller,
@@ -40,21 +41,20 @@ pub struct User {
     memory: Arc<Region>,
     /// The device's memory for all requests, if it has any.
     native: Option<Buffer>,
-    /// By the low byte of the tag.
-    flights: Vec<Option<Flight>>,
+    /// Requests in flight by the low byte of their tags.
+    in_flight: Vec<Option<InFlight>>,
     free: Vec<(usize, Box<Request>)>,
     batch: Vec<Box<Request>>,
     done: Vec<Completion>,
-    /// Until when, if it sleeps.
+    /// The deadline of its sleep, if it sleeps.
     asleep: Option<Option<Instant>>,
-    /// The last poll found nothing.
+    /// The last poll found no completion.
     idle: bool,
-    /// When it was last told of a loss, or opened.
+    /// Time at which the user was last told of a loss, or opened.
     told: u64,
 }
 
 impl User {
-    /// Opens a queue.
     pub fn open(
         device: &Arc<dyn BlockDevice>,
         number: usize,
@@ -83,7 +83,7 @@ impl User {
             number: number as u64,
             memory: Arc::new(memory),
             native,
-            flights: (0..depth).map(|_| None).collect(),
+            in_flight: (0..depth).map(|_| None).collect(),
             free: requests.collect(),
             batch: Vec::new(),
             done: Vec::new(),
@@ -99,7 +99,7 @@ impl User {
         all.map(|n| User::open(device, n, w)).collect()
     }
 
-    /// Gives the device's memory back; nothing is in flight.
+    /// Gives the device's memory back; no request may be in sent.
     pub fn close(mut self, source: &dyn BufferSource) {
         self.free.clear();
         if let Some(native) = self.native.take() {
@@ -107,19 +107,20 @@ impl User {
         }
     }
 
-    /// Requests that aren't answered.
+    /// Number of requests in sent.
     pub fn in_flight(&self) -> usize {
         self.queue.in_flight()
     }
 
-    /// When it wakes by itself, if it sleeps.
+    /// The time at which the user wakes by itself, if it sleeps.
     pub fn deadline(&self) -> Option<Instant> {
         self.asleep.flatten()
     }
 
-    /// Does one thing; false if there is nothing to do. `fill`: it may begin something new.
+    /// Does one thing; false if there is nothing to do. `fill`: it may begin new requests.
     pub fn step(&mut self, w: &mut Workload, fill: bool) -> Result<bool, String> {
-        // A user that isn't eager submits only when it is awake, or only its own user could wake it.
+        // A user that isn't eager submits only when it is awake, or when only its own requests
+        // could wake it.
         let up = w.load.eager || self.asleep.is_none() || self.in_flight() == 0;
         if fill && up && !self.free.is_empty() && w.rng.u8(..4) < 2 && self.submit(w) {
             return Ok(true);
@@ -162,23 +163,23 @@ impl User {
         for Completion { request, status } in std::mem::take(&mut self.done) {
             let r = &*request;
             let slot = (r.tag & 0xff) as usize;
-            let flight = self.flights.get_mut(slot);
-            let flight = flight.and_then(|f| f.take_if(|f| f.id == r.tag >> 8));
-            let Some(flight) = flight else {
+            let sent = self.in_flight.get_mut(slot);
+            let sent = sent.and_then(|f| f.take_if(|f| f.id == r.tag >> 8));
+            let Some(sent) = sent else {
                 return Err(format!("request {} comes back twice", r.tag >> 8));
             };
-            if (r.op, r.sector, r.sectors) != (flight.op, flight.sector, flight.sectors) {
+            if (r.op, r.sector, r.sectors) != (sent.op, sent.sector, sent.sectors) {
                 return Err(format!("a request comes back as another: {r:?}"));
             }
-            told |= self.answered(w, &flight, r, status)?;
+            told |= self.answered(w, &sent, r, status)?;
             if r.op == Op::Write {
-                // The memory is the user's again: whoever still reads it finds this.
+                // The memory is the user's again: a later reader of it finds poison.
                 poison(&r.buffers);
             }
             self.free.push((slot, request));
         }
         if told {
-            // What came with the news isn't news.
+            // Completions that came with the report of the loss were made before it.
             self.told = w.checker.now();
         }
         Ok(true)
@@ -188,55 +189,55 @@ impl User {
     fn answered(
         &self,
         w: &mut Workload,
-        flight: &Flight,
+        sent: &InFlight,
         request: &Request,
         status: Status,
     ) -> Result<bool, String> {
-        let (sector, sectors) = (flight.sector, flight.sectors);
-        let place = [self.number, sectors, sector, flight.id];
+        let (sector, sectors) = (sent.sector, sent.sectors);
+        let place = [self.number, sectors, sector, sent.id];
         if status != Status::Ok {
             w.log.add("# fails: # sectors at # (#)", place);
-            match flight.op {
-                Op::Read => w.checker.read_done(flight.at.since, &[])?,
+            match sent.op {
+                Op::Read => w.checker.read_done(sent.at.since, &[])?,
                 Op::Flush => {}
                 _ => w.checker.write_failed(sector, sectors),
             }
             if w.may_fail && status == Status::IoError {
                 return Ok(false);
             }
-            if flight.op == Op::Flush && status == Status::IoError {
-                return w.checker.flush_failed(flight.at).map(|()| true);
+            if sent.op == Op::Flush && status == Status::IoError {
+                return w.checker.flush_failed(sent.at).map(|()| true);
             }
             return Err(format!(
                 "{:?} of {sectors} sectors at {sector} fails with {status:?}",
-                flight.op
+                sent.op
             ));
         }
-        match flight.op {
+        match sent.op {
             Op::Read => {
                 w.log.add("# has read # sectors at # (#)", place);
                 let found = contents(&request.buffers, sector);
-                w.checker.read_done(flight.at.since, &found)?;
+                w.checker.read_done(sent.at.since, &found)?;
             }
             Op::Flush => {
                 w.log.add("# has flushed", [self.number]);
-                w.checker.flush_done(flight.at);
+                w.checker.flush_done(sent.at);
             }
             op => {
                 w.log.add("# has written # sectors at # (#)", place);
                 if op == Op::Discard && w.array.row > 0 {
-                    w.discarded(sector, sectors, flight.degraded);
+                    w.discarded(sector, sectors, sent.degraded);
                 } else {
-                    // The member may have been rebuilt meanwhile.
-                    w.array.stale |= flight.degraded && w.array.degraded;
-                    w.checker.write_acked(sector, sectors, flight.fua);
+                    // The member may have been recovered meanwhile.
+                    w.array.stale |= sent.degraded && w.array.degraded;
+                    w.checker.write_acked(sector, sectors, sent.fua);
                 }
             }
         }
         Ok(false)
     }
 
-    /// Submits some requests; false if none can be.
+    /// Submits some requests; false if none can be made.
     fn submit(&mut self, w: &mut Workload) -> bool {
         for _ in 0..1 + w.rng.usize(..w.load.batch) {
             let Some((slot, request)) = self.free.pop() else {
@@ -322,7 +323,7 @@ impl User {
                 w.checker.write_submitted(sector, sectors, ZEROS, whole);
             }
         }
-        self.flights[slot] = Some(Flight {
+        self.in_flight[slot] = Some(InFlight {
             op,
             fua,
             sector,
@@ -334,9 +335,10 @@ impl User {
         Ok(r)
     }
 
-    /// Memory for a request: the device's or not, at a sector's boundary or not, in one piece or in many.
+    /// Chooses memory for a request: the device's or not, aligned to a sector or not, in one segment or in
+    /// many.
     fn choose_buffers(&self, w: &mut Workload, slot: usize, sectors: u64, out: &mut Vec<Buffer>) {
-        let mut place = Place {
+        let mut place = RequestMemory {
             region: Arc::clone(&self.memory),
             start: slot * w.load.slot_bytes(),
         };
@@ -369,23 +371,24 @@ impl User {
         }
     }
 
-    /// Changes the data of a write in flight: a guest may do that, and gets one or the other.
+    /// Changes the data of a write in flight: a guest may do that, and gets the old or the new
+    /// data.
     fn change_data(&mut self, w: &mut Workload) {
-        let slot = w.rng.usize(..self.flights.len());
-        let Some(flight) = &self.flights[slot] else {
+        let slot = w.rng.usize(..self.in_flight.len());
+        let Some(sent) = &self.in_flight[slot] else {
             return;
         };
-        if flight.op != Op::Write || w.rng.u32(..8) >= w.load.changing {
+        if sent.op != Op::Write || w.rng.u32(..8) >= w.load.changing {
             return;
         }
-        let at = w.rng.u64(..flight.sectors);
-        let bytes = stamp::make(flight.id, flight.sector + at, true);
+        let at = w.rng.u64(..sent.sectors);
+        let bytes = stamp::make(sent.id, sent.sector + at, true);
         let place = slot * w.load.slot_bytes() + at as usize * SECTOR_BYTES;
         self.memory.write(place, &bytes);
     }
 }
 
-/// What sectors of these buffers hold, from `sector` on.
+/// The contents of the sectors in these buffers, from `sector` on.
 pub fn contents(buffers: &[Buffer], sector: u64) -> Vec<(u64, Bytes)> {
     let mut found = Vec::new();
     let mut bytes = [0; SECTOR_BYTES];
@@ -409,7 +412,7 @@ pub fn put(buffers: &[Buffer], sector: u64, id: u64) {
     }
 }
 
-/// Fills memory with what nobody may store or believe.
+/// Fills memory with bytes that must be neither stored nor believed.
 fn poison(buffers: &[Buffer]) {
     const PAGE: [u8; 4096] = [stamp::POISON; 4096];
     for buffer in buffers {

@@ -1,4 +1,4 @@
-//! [`Workload`]: what users of a world ask for, and what they share.
+//! [`Workload`]: the requests of a scenario's users, and the state that they share.
 
 use crate::bugs::Bug;
 use crate::checker::Checker;
@@ -7,7 +7,7 @@ use crate::stamp::SECTOR_BYTES;
 use fastrand::Rng;
 use pvblk_block::Op;
 
-/// The mix of requests: shares, each relative to the sum.
+/// The mix of requests, as shares of the sum.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix {
     pub reads: u32,
@@ -19,85 +19,85 @@ pub struct Mix {
     pub zeroes: u32,
 }
 
-/// What users ask for, and how.
+/// Properties of the users' requests.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Depth of each user.
     pub depths: Vec<u32>,
     /// Sectors of the device: few, so that requests meet.
     pub sectors: u64,
-    /// Kinds of requests.
+    /// Shares of the kinds of requests.
     pub mix: Mix,
-    /// Longest request in sectors, as a rule.
+    /// Longest request in sectors, with exceptions.
     pub longest: u64,
-    /// Longest request in sectors.
+    /// Longest request in sectors, without exceptions.
     pub most: u64,
     /// Most requests that are submitted together.
     pub batch: usize,
     /// Sectors from the first on in which requests concentrate; 0: none.
     pub hot: u64,
-    /// Of 8 requests, so many follow the one before.
+    /// Number of requests, of 8, that follow the one before.
     pub sequential: u32,
-    /// Of 8 requests, so many begin and end at 4 KiB.
+    /// Number of requests, of 8, that begin and end at 4 KiB.
     pub aligned: u32,
-    /// Of 8 writes, so many change their data on the way.
+    /// Number of writes, of 8, that change their data on the way.
     pub changing: u32,
-    /// Users promise not to do that.
+    /// Users promise not to change data on the way.
     pub stable: bool,
-    /// Of 8 writes, so many become write-zeroes or discards, some of them very long.
+    /// Number of writes, of 8, that become write-zeroes or discards, some of them very long.
     pub blank: u32,
     /// Users that sleep submit now and then.
     pub eager: bool,
-    /// Of 8 requests, so many use memory that isn't the device's; `None`: it has none of its own, and memory begins at sectors' boundaries.
+    /// Number of requests, of 8, with memory that isn't the device's; `None`: the device has no memory of its
+    /// own, and memory is aligned to sectors.
     pub foreign: Option<u32>,
 }
 
-/// What users of a world share.
+/// The state that users of a scenario share.
 pub struct Workload {
-    /// All chance.
+    /// The generator of all random choices.
     pub rng: Rng,
-    /// What happened.
     pub log: Log,
-    /// What may be where.
+    /// Checks the contents that users read.
     pub checker: Checker,
-    /// What users ask for.
+    /// Properties of the users' requests.
     pub load: Load,
     /// A bug of requests on their way, or none.
     pub bug: Option<Bug>,
     /// Requests may fail.
     pub may_fail: bool,
-    /// Where the next sequential request begins.
+    /// The sector at which the next sequential request begins.
     pub next: u64,
-    /// While everything is read back: the sector to go on with.
+    /// The next sector to read back, while everything is read back.
     pub verify: Option<u64>,
-    /// What a write to an array has to know.
+    /// The state of the array, for writes to one.
     pub array: ArrayState,
 }
 
-/// The state of an array, as users see it who ask.
+/// The state of an array, as its users can ask for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ArrayState {
-    /// It does without a member.
+    /// The array is without a member.
     pub degraded: bool,
-    /// And no other device is becoming it.
+    /// The array is degraded, and no other device is becoming a member.
     pub alone: bool,
     /// A write was acknowledged that the missing member doesn't have.
     pub stale: bool,
-    /// Discards make zeros of whole rows of so many sectors only; 0: it isn't an array.
+    /// Sectors of a row of chunks: discards zero only whole rows; 0: the device isn't an array.
     pub row: u64,
     /// Its members never fail.
     pub lasts: bool,
 }
 
 impl Load {
-    /// Memory of a request: room for the longest, also off a sector's boundary.
+    /// Bytes of a request's memory: room for the longest, also if it isn't aligned to a sector.
     pub fn slot_bytes(&self) -> usize {
         (self.most as usize + usize::from(self.foreign.is_some())) * SECTOR_BYTES
     }
 }
 
 impl Workload {
-    /// What is to be done on a device of zeros, or of what nobody knows.
+    /// The workload of a device of zeros, or with unknown contents unless `known`.
     pub fn new(rng: Rng, log: Log, load: Load, known: bool, bug: Option<Bug>) -> Workload {
         Workload {
             rng,
@@ -112,7 +112,7 @@ impl Workload {
         }
     }
 
-    /// What to ask for, with FUA or not, and where; `None` if everything is read back.
+    /// Chooses operation, FUA and place of the next request; `None` if everything is read back.
     pub fn choose(&mut self) -> Option<(Op, bool, u64, u64)> {
         let end = self.load.sectors;
         if let Some(from) = self.verify {
@@ -148,7 +148,7 @@ impl Workload {
         Some((op, fua, sector, sectors))
     }
 
-    /// Where a request is.
+    /// Chooses the place of a request.
     fn place(&mut self) -> (u64, u64) {
         let (load, rng) = (&self.load, &mut self.rng);
         let end = load.sectors;
@@ -167,7 +167,7 @@ impl Workload {
         (sector, sectors)
     }
 
-    /// A write may become one without data: as long as it is, or much longer.
+    /// Turns a write into one without data now and then: as long as it is, or much longer.
     pub fn without_data(&mut self, sector: u64, sectors: u64, discards: bool) -> (Op, u64) {
         if self.load.blank == 0 || self.rng.u32(..8) >= self.load.blank {
             return (Op::Write, sectors);
@@ -182,8 +182,9 @@ impl Workload {
         }
     }
 
-    /// A discard of an array has ended. Whole rows are zeros now, if no member was missing; all else is as it was.
-    /// `degraded`: it did without one already when that was submitted.
+    /// A discard of an array has completed. Whole rows are zeros now, if no member was missing; all other
+    /// sectors are as they were. `degraded`: the array was without a member already when the discard was
+    /// submitted.
     pub fn discarded(&mut self, sector: u64, sectors: u64, degraded: bool) {
         let end = sector + sectors;
         let row = self.array.row;

@@ -4,7 +4,7 @@
 use pvblk_sim::{Counts, Options, SCENARIOS, Scenario, campaign};
 use std::time::{Duration, Instant};
 
-/// Seeds in which a planted bug is found.
+/// Seeds within which each planted bug has to be found.
 const BOUND: u64 = 1000;
 
 fn scenario(name: &str) -> &'static Scenario {
@@ -17,8 +17,8 @@ fn base(usual: u64) -> u64 {
     given.and_then(|s| s.parse().ok()).unwrap_or(usual)
 }
 
-/// Runs `seeds` seeds from `first` on, a quarter at least if they take longer than `longest`, which a slow machine may; fails with the first
-/// that does. Returns what happened, and how many seeds it was.
+/// Runs `seeds` seeds from `first` on, but at least a quarter if they take longer than `longest`, as on a
+/// slow machine; fails with the first seed that fails. Returns the counts, and the number of seeds.
 fn many(name: &str, first: u64, seeds: u64, longest: Duration) -> (Counts, u64) {
     let (start, first) = (Instant::now(), base(first));
     println!("replay with PVBLK_SEED={first}");
@@ -32,7 +32,7 @@ fn many(name: &str, first: u64, seeds: u64, longest: Duration) -> (Counts, u64) 
     (sum.counts, sum.seeds)
 }
 
-/// Every kind of event happened more often than so many times.
+/// Checks that every kind of event happened more often than given.
 fn happened(counts: &Counts, least: &[(&str, u64)]) {
     for &(kind, least) in least {
         let n = counts.get(kind);
@@ -40,7 +40,8 @@ fn happened(counts: &Counts, least: &[(&str, u64)]) {
     }
 }
 
-/// Each bug is found within the bound, and not by a panic; the seed that finds it is in order without the bug.
+/// Checks that each bug is found within the bound, and not by a panic, and that the seed that finds it passes
+/// without the bug.
 fn every_bug_of(name: &str) {
     let scenario = scenario(name);
     for bug in (scenario.bugs)() {
@@ -105,11 +106,11 @@ fn cache_nothing_flushed_is_lost_whenever_the_power_goes() {
     happened(&counts, &least);
 }
 
-/// Seeds that found something: a failed write-zeroes that took dirty pages along; wake-ups taken by one who shares a descriptor (twice); a write
-/// that failed in the middle and was forgotten; writers that waited for what nobody wrote; a frame reclaimed by one of those who waited
-/// for its page.
+/// Seeds that found bugs: a failed write-zeroes that dropped dirty pages; wake-ups taken by another thread
+/// with the same descriptor (twice); a write that failed in the middle and was forgotten; writers that waited
+/// for a write that never came; a frame reclaimed by one of the threads that waited for its page.
 #[test]
-fn cache_what_was_found_stays_mended() {
+fn cache_bugs_that_were_found_stay_fixed() {
     for seed in [328, 648, 15_425, 1709, 1915, 101_081] {
         if let Err(failure) = scenario("cache").run(seed, &Options::default()) {
             panic!("{failure}");
@@ -173,7 +174,7 @@ fn stop_every_planted_bug_is_found() {
     every_bug_of("stop");
 }
 
-/// Names are what the command line takes.
+/// The command line takes these names.
 #[test]
 fn no_two_bugs_of_a_scenario_have_one_name() {
     for scenario in SCENARIOS {

@@ -1,4 +1,4 @@
-//! What a disk holds, and what of it would survive a loss of its cache.
+//! The contents of a disk, and those that would survive a loss of its cache.
 
 use crate::stamp::Bytes;
 use fastrand::Rng;
@@ -14,31 +14,31 @@ struct Unflushed {
     bytes: Box<Bytes>,
     write: u64,
     queue: usize,
-    /// When its completion was handed over.
+    /// Time at which the write's completion was taken; `None` before.
     completed: Option<u64>,
 }
 
-/// What a loss of the cache leaves of it.
+/// The part of the cache that survives its loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survives {
     Nothing,
     Everything,
-    /// Of each sector any version.
+    /// For each sector, any of its versions.
     AnyVersions,
     WholeWrites,
 }
 
-/// Sectors with a volatile cache. A flush saves no more than it must.
+/// Sectors with a volatile cache. A flush makes no more stable than it must.
 #[derive(Debug)]
 pub struct Image {
-    /// Sparse: what was never written is zeros.
+    /// Pages that were ever written; the others are zeros.
     pages: Vec<Option<Box<[u8; PAGE_BYTES]>>>,
-    /// By sector, in the order in which they were done.
+    /// Unflushed writes of each sector, in the order in which they were done.
     cache: BTreeMap<u64, Vec<Unflushed>>,
 }
 
 impl Image {
-    /// `sectors` of zeros.
+    /// An image of `sectors` sectors of zeros.
     pub fn new(sectors: u64) -> Image {
         Image {
             pages: vec![None; sectors.div_ceil(PAGE_SECTORS) as usize],
@@ -46,7 +46,7 @@ impl Image {
         }
     }
 
-    /// What is on the medium.
+    /// The contents on the medium.
     pub fn durable(&self, sector: u64) -> Bytes {
         let mut bytes = [0; 512];
         if let Some(page) = &self.pages[(sector / PAGE_SECTORS) as usize] {
@@ -56,7 +56,7 @@ impl Image {
         bytes
     }
 
-    /// What a read finds.
+    /// The contents that a read finds.
     pub fn current(&self, sector: u64) -> Bytes {
         let newest = self.cache.get(&sector).and_then(|v| v.last());
         newest.map_or_else(|| self.durable(sector), |v| *v.bytes)
@@ -70,7 +70,7 @@ impl Image {
         page[at..at + 512].copy_from_slice(bytes);
     }
 
-    /// Write number `write` does a sector.
+    /// Write number `write` writes a sector into the cache.
     pub fn write(&mut self, sector: u64, bytes: &Bytes, queue: usize, write: u64) {
         self.cache.entry(sector).or_default().push(Unflushed {
             bytes: Box::new(*bytes),
@@ -80,7 +80,7 @@ impl Image {
         });
     }
 
-    /// The completion of a write is handed over at time `now`.
+    /// The completion of write number `write` is taken at time `now`.
     pub fn completed(&mut self, sectors: Range<u64>, write: u64, now: u64, durable: bool) {
         let mut settled = Vec::new();
         for (&sector, versions) in self.cache.range_mut(sectors) {
@@ -95,7 +95,8 @@ impl Image {
         self.settle(settled);
     }
 
-    /// Makes durable what completed before `time`; only writes of queue `only`, if it is given.
+    /// Makes writes stable that completed before `time`; only those of queue `only`, if it is
+    /// given.
     pub fn flush(&mut self, time: u64, only: Option<usize>) {
         let covered = |v: &Unflushed| {
             v.completed.is_some_and(|c| c < time) && only.is_none_or(|q| q == v.queue)
@@ -106,7 +107,7 @@ impl Image {
         self.settle(settled);
     }
 
-    /// Puts versions on the medium, by sector and place, and forgets those before them.
+    /// Puts versions on the medium, given by sector and index, and forgets those before them.
     fn settle(&mut self, all: Vec<(u64, usize)>) {
         for (sector, upto) in all {
             let Some(versions) = self.cache.get_mut(&sector) else {
@@ -122,7 +123,7 @@ impl Image {
         }
     }
 
-    /// The cache is lost. Returns how many sectors were in it.
+    /// Loses the cache. Returns the number of sectors that were in it.
     pub fn lose(&mut self, survives: Survives, rng: &mut Rng) -> u64 {
         let cache = std::mem::take(&mut self.cache);
         let salt = rng.u64(..);

@@ -1,23 +1,26 @@
-//! [`CrashDisk`]: the only disk of the simulation, with a volatile cache, that loses it, fails, and sees its users die at any step.
+//! [`CrashDisk`]: the only disk of the simulation. It has a volatile cache, loses it, fails, and has users
+//! that may die at any step.
 //!
-//! Its fault model, which is as bad as a disk may be that keeps the promises of `pvblk_block`:
-//! - **Time.** Nothing moves but in [`CrashDisk::step`], which does some or all sectors of one request in flight. Requests in flight, of all
-//!   queues, are done in any order; the sectors of one in rising or in falling order.
-//! - **Loss.** A completed write is in the cache, sector by sector (512 bytes), older versions under newer ones. A flush makes durable what
-//!   completed before it was submitted, on any queue, and nothing else; a write with FUA makes itself durable. Everything else may be lost
-//!   when the cache is. Then, as [`Survives`] says, nothing of the cache survives, or all, or of each sector any version, or
-//!   whole writes: so later writes may survive earlier ones, and a write of many sectors a part of itself.
-//! - **Tearing.** Of a write in flight when its process dies, none of the sectors that are left happen, or all, or each by a coin. A sector
-//!   is whole or not written; nothing smaller is torn.
-//! - **Death of a process** ([`Crash::Process`]). The cache stays: it is the kernel's. Sectors left may be written later and in any order,
-//!   while the disk is locked and no other process gets it.
-//! - **Errors.** From a step on, reads, writes and flushes, or everything fails, until it is told to work again; a failed write may have
-//!   happened in part. Single sectors can't be read until they are written.
-//! - **Left out.** Bits don't rot; what is written lands where it should; a durable sector stays; requests don't hang (those of
-//!   the `stop` scenario do).
-//!
-//! It watches its users too: nobody may have two writes of a sector in flight, or change memory that is being written from, or, where
-//! it expects stamps, write anything else.
+//! Its fault model is as bad as a disk may be that keeps the promises of `pvblk_block`:
+//! - **Time.** Requests are done only in [`CrashDisk::step`], which does some or all sectors of one request
+//! in flight. Requests in flight, of all queues, are done in any order; the sectors of one in rising or in
+//! falling order.
+//! - **Loss.** A completed write is in the cache, sector by sector (512 bytes), older versions under newer
+//! ones. A flush makes those writes stable that completed before it was submitted, on any queue, and no
+//! others; a write with FUA makes itself stable. All others may be lost when the cache is. Then, as
+//! [`Survives`] says, nothing of the cache survives, or all, or of each sector any version, or whole writes:
+//! so later writes may survive earlier ones, and a write of many sectors may survive in part.
+//! - **Tearing.** When a process dies, the sectors that are left of its write in flight are all written, or
+//! none, or each by a coin. A sector is written whole or not at all.
+//! - **Death of a process** ([`Crash::Process`]). The cache stays: it is the kernel's. Sectors that are left
+//! may be written later and in any order, while the disk is locked and no other process gets it.
+//! - **Errors.** From a step on, all reads, or writes and flushes, or all requests fail, until the disk is
+//! told to work again; a failed write may have happened in part. Single sectors can't be read until they are
+//! written.
+//! - **Left out.** Bits don't rot; writes go to the right sectors; a stable sector stays; requests don't hang
+//! (those of the `stop` scenario do).
+//! The disk checks its users too. They must not have two writes of a sector in flight, nor change memory that
+//! is being written from, nor write contents that are no stamps where it expects stamps.
 
 mod image;
 mod sabotage;
@@ -42,50 +45,50 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// What of a disk fails.
+/// The requests of a disk that fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fails {
     #[default]
     Nothing,
     Reads,
-    /// Writes and flushes.
+    /// Writes and flushes fail.
     Writes,
     All,
 }
 
-/// What ends the process that uses a disk.
+/// The end of the process that uses a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// It alone is killed: the cache is the kernel's, which goes on with its writes.
+    /// The process alone is killed: the cache is the kernel's, which goes on with its writes.
     Process,
-    /// It is killed with a cache that was its own.
+    /// The process is killed with a cache of its own.
     Cache(Survives),
-    /// The machine is without power.
+    /// The machine loses its power.
     Power(Survives),
 }
 
-/// How to make a disk.
+/// Properties of a disk to make.
 #[derive(Default)]
 pub struct DiskSetup {
-    /// Its number, for messages.
+    /// Number of the disk, for messages.
     pub number: usize,
-    /// Capacity in sectors, all zeros.
+    /// Capacity in sectors, which are all zeros.
     pub sectors: u64,
-    /// It can discard and write zeros; both leave zeros.
+    /// The disk can discard and write zeros; both leave zeros.
     pub zeroes: bool,
-    /// It says that it is rotational.
+    /// The disk says that it is rotational.
     pub rotational: bool,
-    /// It tells when its cache is lost.
+    /// The disk shows by its incarnation that its cache was lost.
     pub marks: bool,
-    /// It expects stamps of [`crate::stamp`], or zeros.
+    /// The disk expects stamps of [`crate::stamp`], or zeros.
     pub stamped: bool,
-    /// What it does wrong.
+    /// Faults of the disk.
     pub sabotage: Sabotage,
-    /// Where the process that uses it may die.
+    /// Counter of calls, at one of which the process that uses the disk may die.
     pub fuse: Arc<Fuse>,
 }
 
-/// See the module's documentation.
+/// A disk as the head of this module describes it.
 pub struct CrashDisk {
     state: Arc<Mutex<State>>,
     events: EventHub,
@@ -136,44 +139,44 @@ impl CrashDisk {
         }
     }
 
-    /// What a read would find.
+    /// The contents that a read would find.
     pub fn current(&self, sector: u64) -> Bytes {
         self.state.lock().image.current(sector)
     }
 
-    /// From now on it fails so.
+    /// Makes requests fail from now on.
     pub fn fail(&self, how: Fails) {
         self.state.lock().fails = how;
     }
 
-    /// Whether anything fails.
+    /// True if any requests fail.
     pub fn is_failing(&self) -> bool {
         self.state.lock().fails != Fails::Nothing
     }
 
-    /// A sector that can't be read until it is written.
+    /// Makes a sector unreadable until it is written.
     pub fn spoil(&self, sector: u64) {
         self.state.lock().bad.insert(sector);
     }
 
-    /// All sectors can be read again; false if they could before.
-    pub fn mend(&self) -> bool {
+    /// Makes all sectors readable again; false if they were.
+    pub fn repair(&self) -> bool {
         !std::mem::take(&mut self.state.lock().bad).is_empty()
     }
 
-    /// What the disk was asked that nobody may ask; told once.
+    /// The first mistake of the disk's users; returned once.
     pub fn take_trouble(&self) -> Option<String> {
         let trouble = self.state.lock().trouble.take();
         trouble.map(|what| format!("disk {}: {what}", self.number))
     }
 
-    /// Requests that are not done.
+    /// Number of requests that are not done.
     pub fn busy(&self) -> usize {
         let s = self.state.lock();
         s.queues.iter().map(DiskQueue::busy).sum()
     }
 
-    /// Sectors that are written after their requests ended.
+    /// Number of sectors that are written after their requests ended.
     pub fn late(&self) -> usize {
         self.state.lock().late.len()
     }
@@ -189,7 +192,7 @@ impl CrashDisk {
         self.state.lock().queues.len() - 1
     }
 
-    /// True if the queue's user is to be woken.
+    /// True if the queue has a wake-up for its user.
     pub fn is_notified(&self, queue: usize) -> bool {
         self.state.lock().queues[queue].notified
     }
@@ -226,7 +229,7 @@ impl CrashDisk {
         let mut work = s.queues[queue].work.swap_remove(at);
         let mut status = Status::Ok;
         if s.refuses(work.request.op) {
-            // A part of it may have happened, as was decided by the steps before.
+            // The steps before have decided which part of the write has happened.
             status = Status::IoError;
         } else if work.request.op == Op::Flush {
             s.flush(work.id, queue);
@@ -260,13 +263,14 @@ impl CrashDisk {
         true
     }
 
-    /// The process that uses it dies: its writes in flight have happened in part, and nobody is told. Returns how many sectors were in a
-    /// cache that was lost.
+    /// The process that uses the disk dies: its writes in flight have happened in part, and don't complete.
+    /// Returns the number of sectors in the cache if that was lost.
     pub fn crash(&self, crash: Crash, rng: &mut Rng) -> u64 {
         let mut guard = self.state.lock();
         let s = &mut *guard;
         let machine = matches!(crash, Crash::Power(_));
-        // The kernel's go on unless it is gone too; an acknowledged write that was only promised is lost with who promised it.
+        // The kernel's writes go on unless the machine is down too. A write that was acknowledged too early
+        // is lost with the process that had it.
         s.late.retain(|l| l.why == Why::Killed && !machine);
         for queue in 0..s.queues.len() {
             if std::mem::replace(&mut s.queues[queue].dead, true) {
@@ -275,7 +279,7 @@ impl CrashDisk {
             let work = std::mem::take(&mut s.queues[queue].work);
             for w in work.iter().filter(|w| w.request.op.is_write()) {
                 let share = [0, 1, 2, 2][rng.usize(..4)];
-                // Most media are done with it soon; some keep it for long.
+                // Most media finish such writes soon; some keep them for long.
                 let goes_on = !machine && rng.bool();
                 for &index in &w.left {
                     let happens = share == 1 || (share == 2 && rng.bool());
@@ -384,7 +388,7 @@ impl DeviceQueue for CrashQueue {
                 carried = parts.collect::<Vec<_>>().concat();
             }
             let sectors = request.sectors as u32;
-            // Last first, or first first: with several in flight at once that is order enough.
+            // The order is rising or falling; with several requests in flight that mixes enough.
             let left = match id % 2 {
                 0 => (0..sectors).rev().collect(),
                 _ => (0..sectors).collect(),

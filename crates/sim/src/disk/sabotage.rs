@@ -1,87 +1,88 @@
-//! What a disk may be told to do wrong, so that a scenario has something to find.
+//! Faults that a disk can be told to have, so that a scenario has something to find.
 
 use crate::bugs::Bug;
 use crate::stamp::Bytes;
 use fastrand::Rng;
 
-/// Answered writes that a disk keeps in order to do them again.
+/// Number of completed writes that a disk remembers in order to do them again.
 const KEPT: usize = 8;
 
-/// What becomes of a sector that is written.
+/// The fate of a sector that is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is written.
+    /// The sector is written.
     Done,
-    /// It isn't, and nobody is told.
+    /// The sector isn't written, and the write succeeds.
     Lost,
-    /// Later.
+    /// The sector is written later.
     Late,
-    /// Something else is written.
+    /// Other contents are written.
     Instead(Box<Bytes>),
 }
 
-/// Decides over a sector of a write, given all bytes of the write and where in them the sector is.
+/// Decides the fate of a sector of a write, given the sector, all bytes of the write, and the
+/// sector's offset among them.
 pub type Fates = Box<dyn FnMut(u64, &[u8], usize) -> Fate + Send>;
 
-/// Why a sector is written after its request has ended.
+/// The reason why a sector is written after its request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its process was killed, and the kernel goes on with it: no bug.
+    /// The process was killed, and the kernel goes on with the write: no bug.
     Killed,
-    /// It was acknowledged too early. Later writes of the sector come after it all the same.
+    /// The write was acknowledged too early. Later writes of the sector come after it all the same.
     Promised,
-    /// It is done again.
+    /// The write is done again.
     Again,
 }
 
 /// A sector that is written after its request has ended.
 pub struct Late {
-    /// Where.
+    /// Number of the sector.
     pub sector: u64,
-    /// What.
+    /// Bytes that it gets.
     pub bytes: Bytes,
-    /// The queue of its request.
+    /// The queue of the request.
     pub queue: usize,
-    /// Number of its request.
+    /// Number of the request.
     pub id: u64,
-    /// Why.
+    /// Cause of the delay.
     pub why: Why,
 }
 
-/// Whose writes a flush makes durable.
+/// The writes that a flush makes stable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flushes {
-    /// Everybody's.
+    /// Those of all queues.
     #[default]
     All,
-    /// Its own queue's.
+    /// Those of the flush's own queue.
     OwnQueue,
-    /// Nobody's.
+    /// None of them.
     None,
 }
 
-/// See the module's documentation. The default does nothing wrong.
+/// The faults of a disk. The default has none.
 #[derive(Default)]
 pub struct Sabotage {
-    /// What flushes do.
+    /// Writes that flushes make stable.
     pub flushes: Flushes,
-    /// FUA means nothing.
+    /// FUA has no effect.
     pub forgets_fua: bool,
-    /// Failures aren't told: writes are lost.
+    /// Failed writes succeed, and are lost.
     pub hides_failure: bool,
-    /// A killed process' writes don't keep others away.
+    /// A killed process' writes don't keep other processes away.
     pub forgets_lock: bool,
-    /// It says that its cache is the one that was there, after it was lost too.
+    /// The incarnation stays the same after the cache was lost.
     pub same_cache: bool,
-    /// Answered writes are done again when a queue is opened.
+    /// Completed writes are done again when a queue is opened.
     pub replays: bool,
-    /// Of each sector that is written.
+    /// Decides the fate of each sector that is written.
     pub fates: Option<Fates>,
     answered: Vec<Late>,
 }
 
 impl Sabotage {
-    /// What any disk does for this bug.
+    /// The faults that any disk has for this bug.
     pub fn new(bug: Option<Bug>) -> Sabotage {
         let is = |b| bug == Some(b);
         let late = match bug {
@@ -105,13 +106,13 @@ impl Sabotage {
         }
     }
 
-    /// What becomes of a sector.
+    /// The fate of a sector.
     pub fn fate(&mut self, sector: u64, write: &[u8], at: usize) -> Fate {
         let fates = self.fates.as_mut();
         fates.map_or(Fate::Done, |f| f(sector, write, at))
     }
 
-    /// A sector's write is done.
+    /// Notes that a sector has been written.
     pub fn done(&mut self, sector: u64, bytes: &Bytes, queue: usize, id: u64) {
         if !self.replays {
             return;
@@ -128,13 +129,13 @@ impl Sabotage {
         });
     }
 
-    /// What is done again, now that a queue is opened.
+    /// The writes that are done again, now that a queue is opened.
     pub fn replay(&mut self) -> impl Iterator<Item = Late> + '_ {
         self.answered.drain(..)
     }
 }
 
-/// One of `n` sectors is late.
+/// Fates by which one of `n` sectors is late.
 fn every(n: u64) -> Fates {
     let mut sectors = 0u64;
     Box::new(move |_, _, _| {
@@ -146,7 +147,7 @@ fn every(n: u64) -> Fates {
     })
 }
 
-/// One of what is late; `None` if nothing is, or the dice say so.
+/// Takes one of the late sectors; `None` if there is none, or by chance.
 pub fn take_late(late: &mut Vec<Late>, rng: &mut Rng) -> Option<Late> {
     let at = rng.usize(..late.len().max(1));
     (at < late.len()).then(|| late.swap_remove(at))

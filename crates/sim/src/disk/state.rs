@@ -1,4 +1,4 @@
-//! What a disk has in flight, and what it does with it.
+//! The requests in flight at a disk, and their work.
 
 use super::Fails;
 use super::image::Image;
@@ -11,26 +11,26 @@ use std::sync::Arc;
 
 /// A request at the disk.
 pub struct Work {
-    /// Unique, and in order of submission.
+    /// A unique number in order of submission.
     pub id: u64,
     pub request: Box<Request>,
-    /// What a write carried when it was submitted: it may not change until it is done.
+    /// The data of a write when it was submitted, which may not change until it is done.
     pub carried: Vec<u8>,
-    /// Sectors of the request that are not done yet; the last is the next.
+    /// Indices of the request's sectors that are not done yet; the last is the next.
     pub left: Vec<u32>,
 }
 
 pub struct DiskQueue {
     pub work: Vec<Work>,
-    /// Done and not handed over: number and completion.
+    /// Requests that are done and not taken: number and completion.
     pub done: Vec<(u64, Completion)>,
     pub armed: bool,
     pub wake_up: Arc<EventFd>,
-    /// It was woken, and hasn't looked yet.
+    /// The user has a wake-up that it hasn't looked at.
     pub notified: bool,
-    /// Its user died: whoever still uses it finds a disk that fails.
+    /// The user died: all later requests fail.
     pub dead: bool,
-    /// Its user closed it. What is in flight goes on.
+    /// The user closed the queue. Requests in flight go on.
     pub closed: bool,
 }
 
@@ -38,19 +38,19 @@ pub struct State {
     pub image: Image,
     pub queues: Vec<DiskQueue>,
     pub late: Vec<Late>,
-    /// Numbers requests, and tells what was before what.
+    /// The number of the last request or flush, which orders them.
     pub clock: u64,
     pub fails: Fails,
-    /// They can't be read until they are written.
+    /// Sectors that can't be read until they are written.
     pub bad: BTreeSet<u64>,
-    /// Changes when the cache is lost.
+    /// The incarnation, which changes when the cache is lost.
     pub mark: u64,
     pub trouble: Option<String>,
     pub sabotage: Sabotage,
     pub stamped: bool,
 }
 
-/// How a request ends at a disk whose user is dead.
+/// The completion of a request at a disk whose user is dead.
 pub fn lost(request: Box<Request>) -> Completion {
     let status = Status::IoError;
     Completion { request, status }
@@ -81,7 +81,8 @@ impl State {
         }
     }
 
-    /// The kernel will do the `index`-th sector of a write, though its process is dead.
+    /// Notes that the kernel will write the `index`-th sector of a write, though its process is
+    /// dead.
     pub fn goes_on(&mut self, work: &Work, queue: usize, index: u32) {
         let at = index as usize * SECTOR_BYTES;
         let mut bytes = [0; SECTOR_BYTES];
@@ -134,7 +135,7 @@ impl State {
         if self.fails != Fails::Nothing && self.sabotage.hides_failure {
             return Status::Ok;
         }
-        // A promise is kept before the next write of its sector.
+        // A late sector is written before the next write of the same sector.
         let promised = |l: &Late| l.sector == sector && l.why == Why::Promised;
         if let Some(at) = self.late.iter().position(promised) {
             let late = self.late.swap_remove(at);
@@ -162,7 +163,7 @@ impl State {
         self.trouble.get_or_insert(what);
     }
 
-    /// Nobody may have two writes to a sector in flight: which of them wins isn't said.
+    /// Checks that a sector has no two writes in flight: the order of their effects isn't defined.
     pub fn check_overlap(&mut self, new: &Request) {
         let live = self.queues.iter().filter(|q| !q.dead);
         let others = live.flat_map(|q| {
@@ -183,7 +184,7 @@ impl State {
     }
 }
 
-/// The buffer that holds byte `at` of all, and where in it.
+/// The buffer that holds byte `at` of all buffers, and the offset in it.
 fn place(buffers: &[Buffer], mut at: usize) -> (&Buffer, usize) {
     for b in buffers {
         if at < b.len() {

@@ -1,5 +1,3 @@
-//! The scenarios.
-
 mod cache;
 mod raid;
 mod rings;
@@ -8,7 +6,6 @@ mod stop;
 
 use crate::{Scenario, run};
 
-/// All of them.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "rings",

@@ -1,4 +1,5 @@
-//! Buffer pools whose memory is taken away at any step: lanes over a disk that takes its time, connections that come and go, and squeezes.
+//! Buffer pools whose memory is taken at any step: lanes over a disk that is slow, connections that come and
+//! go, and squeezes.
 //!
 //! ```text
 //!   Client ── slots with buffers ── Lane ── CrashDisk
@@ -6,8 +7,8 @@
 //!      └ Checker
 //! ```
 //!
-//! The pool, the pressure and the lanes are those of production; released memory is poisoned, so that whoever still uses it is
-//! found by what it reads, or by what it writes. docs/decisions/0014-squeeze.md says what must hold.
+//! The pool, the pressure and the lanes are those of production. Released memory is poisoned, so that a user
+//! of it is found by the data that it reads or writes. docs/decisions/0014-squeeze.md says what must hold.
 
 use crate::bugs::Bug;
 use crate::checker::Checker;
@@ -16,7 +17,7 @@ use crate::log::Log;
 use crate::scheduler::{Actors, Group};
 use crate::stamp::{self, POISON};
 use crate::user::{contents, put};
-use crate::{World, pick};
+use crate::{ScenarioState, pick};
 use fastrand::Rng;
 use parking_lot::Mutex;
 use pvblk_backend::{BufferPool, Disk, Lane, Pressure, Pulled, RequestSource, SourceEnd};
@@ -36,32 +37,31 @@ const PAGE_SECTORS: u64 = 8;
 /// Requests in flight of a connection.
 const DEPTH: u32 = 16;
 
-/// The bugs that are found.
 pub fn bugs() -> Vec<Bug> {
     vec![Bug::GiveInFlight, Bug::ReleaseInFlight, Bug::Forget]
 }
 
-/// What clients of all connections know and do.
+/// The state of the clients of all connections.
 struct Client {
     rng: Rng,
     checker: Checker,
     trouble: Option<String>,
-    /// Numbers requests.
+    /// Number of the last request.
     requests: u64,
     answered: u64,
-    /// Requests whose answers are not sent yet.
+    /// Number of requests whose responses are not sent yet.
     open: u64,
-    /// Requests that may still come.
+    /// Number of requests that may still come.
     left: u64,
-    /// Nothing new comes.
+    /// No new request comes.
     ending: bool,
-    /// First sector and number of those of writes whose client left before their answer.
+    /// First sector and number of sectors of writes whose client left before their response.
     orphans: Vec<(u64, u64)>,
     bug: Option<Bug>,
 }
 
 /// A request of a connection.
-struct Asked {
+struct ClientRequest {
     op: Op,
     sector: u64,
     sectors: u64,
@@ -73,8 +73,8 @@ struct Asked {
 struct Connection {
     client: Arc<Mutex<Client>>,
     pool: BufferPool,
-    asked: Vec<Option<Asked>>,
-    /// Buffers of answers that are not sent yet, with their tags.
+    asked: Vec<Option<ClientRequest>>,
+    /// Buffers of responses that are not sent yet, with their tags.
     unsent: VecDeque<(usize, Vec<Buffer>)>,
 }
 
@@ -110,7 +110,7 @@ impl Connection {
         if c.bug == Some(Bug::GiveInFlight) && c.rng.u8(0..8) == 0 {
             self.pool.give(&mut buffers.clone());
         }
-        self.asked[tag] = Some(Asked {
+        self.asked[tag] = Some(ClientRequest {
             op,
             sector,
             sectors,
@@ -216,14 +216,14 @@ impl Drop for Connection {
         for asked in self.asked.iter().flatten().filter(|a| !a.answered) {
             match asked.op {
                 Op::Write => c.orphans.push((asked.sector, asked.sectors)),
-                // Nobody learns what it found.
+                // The client is gone, so the contents that were read aren't checked.
                 _ => c.checker.read_done(asked.since, &[]).unwrap_or_default(),
             }
         }
     }
 }
 
-/// See the module's documentation.
+/// The state of the scenario.
 pub struct Squeezed {
     rng: Rng,
     log: Log,
@@ -235,7 +235,7 @@ pub struct Squeezed {
     lanes: Vec<Option<Lane>>,
 }
 
-impl World for Squeezed {
+impl ScenarioState for Squeezed {
     fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Squeezed, String> {
         let mut rng = Rng::with_seed(seed);
         let floor = pick(&mut rng, &[0, 4, 64]);
@@ -270,7 +270,7 @@ impl World for Squeezed {
         })
     }
 
-    /// From the first connection to the last page given back.
+    /// Runs from the first connection to the last page that is given back.
     fn drive(&mut self) -> Result<(), String> {
         let steps = self.rng.u64(100..600);
         for _ in 0..steps {
@@ -305,7 +305,7 @@ impl Actors for Squeezed {
         &mut self.rng
     }
 
-    /// Lanes, the disk, squeezes, time, and whoever changes limits and breaks connections.
+    /// Lanes, the disk, squeezes, time, and the actor that changes limits and breaks connections.
     fn groups(&self) -> [Group; 5] {
         let lanes = self.lanes.len();
         [(lanes, 45 / lanes as u32), (1, 30), (1, 15), (1, 6), (1, 4)]
@@ -382,7 +382,7 @@ impl Squeezed {
         if self.bug == Some(Bug::ReleaseInFlight)
             && let Some(buffer) = self.crash_disk.buffer_in_flight()
         {
-            // What a page holds that was released.
+            // The contents of a page that was released.
             buffer.write(0, &[POISON; PAGE_SIZE]);
         }
     }
@@ -397,7 +397,8 @@ impl Squeezed {
         if self.client.lock().orphans.is_empty() {
             return;
         }
-        // Once its writes are done, anybody may write there again. Whether they were, nobody knows.
+        // Once the writes are done, their sectors may be written again. Whether they were done
+        // isn't known.
         while self.crash_disk.step(&mut self.rng) {}
         let c = &mut *self.client.lock();
         for (sector, sectors) in c.orphans.drain(..) {

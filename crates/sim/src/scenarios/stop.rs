@@ -1,15 +1,15 @@
-//! A stop of several disks, some of which are in trouble: the same order of flushes as in production, under a clock that is a function
-//! of one seed. Every disk that can be flushed in time is, and of each other one it is said.
+//! A stop of several disks, some of which hang or fail: the same order of flushes as in production, with
+//! times that are a function of the seed. Every disk that can be flushed in time has to be flushed, and each
+//! other one reported.
 
 use crate::bugs::Bug;
 use crate::log::Log;
-use crate::{World, pick};
+use crate::{ScenarioState, pick};
 use fastrand::Rng;
 use pvblk_backend::{StopTimes, Stopping};
 use pvblk_block::Clock;
 use std::time::{Duration, Instant};
 
-/// The bugs that are found.
 pub fn bugs() -> Vec<Bug> {
     vec![Bug::FirstFailureEnds]
 }
@@ -17,35 +17,35 @@ pub fn bugs() -> Vec<Bug> {
 /// A disk with acknowledged writes that no flush covers. Times are in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct StoppedDisk {
-    /// When its last request is answered; `None`: never.
+    /// Time at which its last request completes; `None`: never.
     drained: Option<u64>,
-    /// How long its flush takes; `None`: for ever.
+    /// Length of its flush; `None`: it doesn't end.
     flush: Option<u64>,
     /// The flush ends with an error.
     fails: bool,
-    /// When the flush was begun.
+    /// Time at which the flush was begun.
     begun: Option<u64>,
-    /// Its acknowledged writes are durable.
+    /// Its acknowledged writes are stable.
     safe: bool,
-    /// What was said of it: well or not.
+    /// The report on the disk, true if it was flushed.
     told: Option<bool>,
 }
 
-/// The longest wait of a stop for something to happen, as in production.
+/// The longest wait of a stop for an event, as in production.
 const TICK: u64 = 100;
 
-/// See the module's documentation.
+/// The state of the scenario.
 pub struct Stopped {
     rng: Rng,
     log: Log,
     bug: Option<Bug>,
-    /// In milliseconds, for answers of requests and for a flush.
+    /// Time limits in milliseconds, for completions of requests and for a flush.
     patience: (u64, u64),
     disks: Vec<StoppedDisk>,
     begin: Instant,
 }
 
-impl World for Stopped {
+impl ScenarioState for Stopped {
     fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Stopped, String> {
         let mut rng = Rng::with_seed(seed);
         let (drain, flush) = (rng.u64(1_000..30_000), rng.u64(1_000..30_000));
@@ -76,7 +76,7 @@ fn disk(rng: &mut Rng, drain: u64, flush: u64) -> StoppedDisk {
         1 => rng.u64(..most),
         _ => rng.u64(..most / 20),
     };
-    // Nothing ends just when patience does: who comes first then is for nobody to say.
+    // No request or flush ends at the same time as its limit: the order of the two isn't defined.
     let clear = |at: u64, limit: u64| {
         if at.abs_diff(limit) <= 2 * TICK {
             0
@@ -145,7 +145,8 @@ impl Stopped {
             }
             let by = Duration::from_millis(self.rng.u64(1..=TICK));
             log.clock.advance(by);
-            // Slow flushes side by side wait for places, at most a second for each that is taken.
+            // Slow flushes side by side wait for a free thread, at most a second for each that is
+            // busy.
             let most = drain + flush + 1_000 * (1 + disks.len() as u64 / 64) + 2 * TICK;
             if now > most {
                 return Err(format!("the stop takes longer than {most} ms"));
@@ -153,7 +154,7 @@ impl Stopped {
         }
     }
 
-    /// What is true when the stop is over.
+    /// Checks the results of the stop.
     fn judge(&mut self) -> Result<(), String> {
         let (drain, flush) = self.patience;
         self.log.count("disks", self.disks.len() as u64);
@@ -183,7 +184,7 @@ impl Stopped {
     }
 }
 
-/// When the disk's flush ends.
+/// The time at which the disk's flush ends.
 fn ended_at(disk: &StoppedDisk) -> Option<u64> {
     Some(disk.begun? + disk.flush?)
 }

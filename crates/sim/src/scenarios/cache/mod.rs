@@ -1,4 +1,5 @@
-//! A page cache whose power is cut: the cache of production on a disk that loses its own cache and fails now and then.
+//! A page cache whose machine loses power: the cache of production on a disk that loses its own cache and
+//! fails now and then.
 //!
 //! ```text
 //!   users ── PageCache ── CrashDisk
@@ -16,7 +17,7 @@ use crate::log::Log;
 use crate::scheduler::{Actors, Group};
 use crate::user::User;
 use crate::workload::Workload;
-use crate::{World, drop_killed, pick};
+use crate::{ScenarioState, drop_killed, pick};
 use fastrand::Rng;
 use profile::CacheProfile;
 use pvblk_block::{BlockDevice, Clock, Reclaim};
@@ -24,7 +25,6 @@ use pvblk_cache::{Due, Keeper, PageCache};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The bugs that are found.
 pub fn bugs() -> Vec<Bug> {
     let all = [
         Bug::FuaForgotten,
@@ -46,7 +46,7 @@ struct CacheProcess {
     cache: Arc<PageCache>,
 }
 
-/// See the module's documentation.
+/// The state of the scenario.
 pub struct Cached {
     w: Workload,
     profile: CacheProfile,
@@ -54,7 +54,7 @@ pub struct Cached {
     process: Option<CacheProcess>,
 }
 
-impl World for Cached {
+impl ScenarioState for Cached {
     fn new(seed: u64, bug: Option<Bug>, mut log: Log) -> Result<Cached, String> {
         let mut rng = Rng::with_seed(seed);
         let profile = CacheProfile::new(&mut rng);
@@ -82,7 +82,7 @@ impl World for Cached {
     fn drive(&mut self) -> Result<(), String> {
         for _ in 0..self.profile.cycles {
             self.boot()?;
-            // Now and then nobody looks before there is work.
+            // Now and then the new cache isn't read back before there is work.
             let looks = self.w.rng.u8(..8) > 0;
             let cut = self.w.rng.u8(..8) == 0;
             let most = (looks && cut).then(|| self.w.rng.u64(..200));
@@ -115,7 +115,7 @@ impl Actors for Cached {
         Some(&mut self.w)
     }
 
-    /// Users, the disk, the keeper.
+    /// Users, the disk, the background thread.
     fn groups(&self) -> [Group; 5] {
         let keeper = self.process.as_ref().and_then(|p| p.keeper.as_ref());
         let [users, disk, keeps] = self.profile.pace;
@@ -191,7 +191,7 @@ impl Actors for Cached {
 }
 
 impl Cached {
-    /// A new cache and its users.
+    /// Makes a new cache and its users.
     fn boot(&mut self) -> Result<(), String> {
         self.w.log.add("a cache is made", []);
         self.w.checker.started();
@@ -209,7 +209,7 @@ impl Cached {
         Ok(())
     }
 
-    /// A cycle's work, and what goes wrong meanwhile.
+    /// Runs a cycle's work, and its faults.
     fn work(&mut self) -> Result<(), String> {
         let steps = self.w.rng.u64(1..=self.profile.steps);
         let fails = self.profile.fails && self.w.rng.bool();
@@ -241,7 +241,7 @@ impl Cached {
         Ok(())
     }
 
-    /// The system is short of memory.
+    /// Takes memory from the cache, as when the system is short of it.
     fn squeeze(&mut self) {
         let Some(process) = &self.process else { return };
         let bytes = process.cache.give_way();
@@ -249,7 +249,7 @@ impl Cached {
         self.w.log.count("pages given back", bytes / 4096);
     }
 
-    /// The power goes.
+    /// Cuts the power.
     fn cut(&mut self) {
         let log = &mut self.w.log;
         if let Some(process) = &self.process {

@@ -1,4 +1,4 @@
-//! What differs from seed to seed. A seed explores one corner: few kinds of requests and of trouble, but often.
+//! The differences between seeds. A seed explores one corner: few kinds of requests and of faults, but often.
 
 use crate::pick;
 use crate::workload::{Load, Mix};
@@ -6,29 +6,29 @@ use fastrand::Rng;
 use pvblk_cache::{CacheConfig, Mode};
 use std::time::Duration;
 
-/// What one seed is like.
+/// The properties of one seed.
 #[derive(Clone, Debug)]
 pub struct CacheProfile {
-    /// The cache.
+    /// Configuration of the cache.
     pub config: CacheConfig,
-    /// What users ask for.
+    /// Requests of the users.
     pub load: Load,
-    /// Background work is somebody's own, instead of whoever polls.
+    /// A background thread of its own does the background work, instead of the users that poll.
     pub kept: bool,
-    /// Power cycles.
+    /// Number of power cycles.
     pub cycles: u32,
-    /// Steps of a cycle, at most.
+    /// Most steps of a cycle.
     pub steps: u64,
     /// The disk fails for a while.
     pub fails: bool,
-    /// Memory gets short again and again.
+    /// The cache is squeezed again and again.
     pub squeezes: bool,
-    /// Shares of users, disk and keeper in the steps.
+    /// Shares of users, disk and background thread in the steps.
     pub pace: [u32; 3],
 }
 
 impl CacheProfile {
-    /// The seed's.
+    /// The properties of a seed.
     pub fn new(rng: &mut Rng) -> CacheProfile {
         let frames = pick(rng, &[16, 16, 24, 33, 64, 128]);
         let mut config = CacheConfig::new(frames * 4096);
@@ -36,7 +36,8 @@ impl CacheProfile {
             0 => Mode::WriteThrough,
             _ => Mode::WriteBack,
         };
-        // The cache had a choice of policies once. Old seeds choose everything else as they did.
+        // The cache had a choice of policies once. These draws keep all other choices of old seeds
+        // as they were.
         for choices in [2, 4, 5] {
             rng.usize(..choices);
         }
@@ -83,7 +84,8 @@ impl CacheProfile {
             },
             fails: rng.u8(..4) == 0,
             pace: [1, 2, 3].map(|_| pick(rng, &[1, 3, 9])),
-            // Of a copy: seeds that found something before there were squeezes stay what they were.
+            // This draws from a copy, so that seeds from before there were squeezes keep their
+            // other choices.
             squeezes: rng.clone().u8(..6) == 3,
         }
     }

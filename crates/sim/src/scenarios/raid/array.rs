@@ -1,6 +1,6 @@
 //! An array, its users and its members, one step at a time.
 
-use super::inspect::Raw;
+use super::inspect::RawMembers;
 use super::profile::{ArrayProfile, Losses, Policy};
 use super::sabotage::{Areas, of_member};
 use super::shape::Shape;
@@ -27,33 +27,34 @@ pub struct ArrayProcess {
     pub users: Vec<User>,
 }
 
-/// See the module's documentation.
+/// The state of the scenario.
 pub struct Array {
     pub w: Workload,
     pub profile: ArrayProfile,
     pub disks: Vec<Arc<CrashDisk>>,
-    /// Where each member's data begins.
+    /// First sector of each member's data.
     pub data_sectors: Vec<u64>,
     pub process: Option<ArrayProcess>,
-    /// Which disk is at which place.
+    /// Number of the disk in each role.
     pub by_role: Vec<usize>,
-    /// Disks that were members, and whose places others have.
+    /// Disks that were members, and whose roles others have.
     pub retired: Vec<usize>,
     /// All parity was right when the array last served.
     pub synced: bool,
-    /// The only disk that fails or stays away (but for one that fails after it until the next start), until it is rebuilt.
+    /// The only disk that fails or is missing until it is recovered, except for a second one that fails until
+    /// the next start.
     pub victim: Option<usize>,
-    /// It isn't there at this start.
+    /// The victim is missing at this start.
     pub gone: bool,
     /// A second member failed.
     pub second: Option<usize>,
     /// Another device is becoming a member.
     rebuilding: bool,
-    /// The array was stopped in order, and nobody wrote since.
+    /// The array was stopped in order, and hasn't been written since.
     pub clean: bool,
     /// A member that is slower than the others.
     lazy: usize,
-    /// Power cycles that are over.
+    /// Number of power cycles that are over.
     pub cycles: u32,
     pub bug: Option<Bug>,
 }
@@ -183,7 +184,8 @@ impl Array {
         self.profile.shape
     }
 
-    /// The keeper does something, at a later time; whether something is under way.
+    /// Lets the background thread take a turn at a later time; returns whether it has work under
+    /// way.
     fn keep(&mut self) -> bool {
         let Some(process) = &mut self.process else {
             return false;
@@ -204,7 +206,7 @@ impl Array {
             if old == disk {
                 continue;
             }
-            // It was rebuilt, or replaced.
+            // The member was recovered, or replaced.
             self.w
                 .log
                 .add("member # takes the place of #", [disk as u64, old as u64]);
@@ -218,7 +220,7 @@ impl Array {
         busy
     }
 
-    /// A cycle's work, and what goes wrong meanwhile.
+    /// Runs a cycle's work, and its faults.
     pub fn work(&mut self) -> Result<(), String> {
         let losses = self.profile.losses;
         let steps = self.w.rng.u64(1..=self.profile.steps);
@@ -245,17 +247,17 @@ impl Array {
             self.step(true)?;
             step += 1;
             if self.w.array.degraded && !before && self.w.rng.u8(..4) == 0 {
-                // The superblocks are just being told.
+                // The superblocks are just being written.
                 end = end.min(step + self.w.rng.u64(..64));
             }
         }
         Ok(())
     }
 
-    /// The system is short of memory.
+    /// Takes memory from the array, as when the system is short of it.
     fn squeeze(&mut self) {
         let Some(process) = &self.process else { return };
-        // Heads that are given up while they are in use keep what they hold.
+        // Stripe heads that are given up while they are in use keep their contents.
         if self.w.rng.u8(..4) == 0 {
             let stripes = pick(&mut self.w.rng, &[8, 9, 16, 32]);
             if process.array.set_stripes(stripes).is_ok() {
@@ -267,7 +269,7 @@ impl Array {
         self.w.log.count("pages given back", bytes / 4096);
     }
 
-    /// A spare, if there is one, is to replace a member.
+    /// Starts to replace a member by a spare, if there is one.
     fn replace(&mut self) {
         let Some(process) = &self.process else { return };
         let place = self.w.rng.usize(..self.by_role.len());
@@ -276,7 +278,7 @@ impl Array {
         }
     }
 
-    /// A member fails, unless the array has to do without one already, or needs all of them.
+    /// Lets a member fail, unless the array is without one already, or needs all of them.
     fn fail_first(&mut self) {
         let without = self.process.as_ref().and_then(|p| p.array.failed());
         if without.is_some() || !self.is_synced() {
@@ -310,9 +312,10 @@ impl Array {
         }
     }
 
-    /// Another one fails: that is the end, until the power is cut.
+    /// Lets a second member fail: the array has failed then, until the power is cut.
     fn fail_second(&mut self) {
-        // Unless the array has seen the first one fail, it is the second that it does without.
+        // If the array hasn't noticed the first failure, the second failed member is the one that
+        // it drops.
         let without = self.process.as_ref().and_then(|p| p.array.failed());
         let Some(victim) = without else { return };
         let members = self.by_role.len();
@@ -323,20 +326,20 @@ impl Array {
         self.w.log.add("member # fails too", [other as u64]);
     }
 
-    /// Whether all parity is right.
+    /// True if all parity is right.
     fn is_synced(&self) -> bool {
         let state = self.process.as_ref().map(|p| p.array.in_sync_sectors());
         state.is_some_and(|s| s.is_none())
     }
 
-    /// Looks at the members, while nothing is in flight.
+    /// Checks the members themselves, while no request is in flight.
     pub fn look(&mut self) -> Result<(), String> {
         self.w.log.add("the members are looked at", []);
         let in_sync = self
             .process
             .as_ref()
             .and_then(|p| p.array.in_sync_sectors());
-        let raw = Raw {
+        let raw = RawMembers {
             shape: self.shape(),
             disks: &self.disks,
             data_sectors: &self.data_sectors,
@@ -347,10 +350,10 @@ impl Array {
         raw.check(&self.w.checker)
     }
 
-    /// The power goes, for all or, without `power`, only the process dies.
+    /// Cuts the power; without `power` only the process dies.
     pub fn cut(&mut self) {
         if let Some(process) = &self.process {
-            // Superblocks may not have been told yet.
+            // The new superblocks may not have been written yet.
             let told = process.array.state().sync.is_none();
             self.synced = told && self.is_synced();
         }
@@ -369,8 +372,8 @@ impl Array {
             let survives = same.unwrap_or_else(|| pick(rng, &kinds));
             lost += disk.crash(Crash::Power(survives), rng);
             disk.fail(Fails::Nothing);
-            // Where parity has to be made anew, nothing can be calculated from it.
-            disk.mend();
+            // Where parity has to be computed anew, no data can be computed from it.
+            disk.repair();
         }
         self.w.log.count("cuts", 1);
         self.w.log.count("sectors in caches at cuts", lost);
@@ -381,7 +384,7 @@ impl Array {
         drop_killed(self.process.take());
     }
 
-    /// A superblock as it is on a member now.
+    /// The superblock that is on a member now.
     pub fn superblock(&self, member: usize) -> Option<Superblock> {
         let sectors = (0..8).map(|n| self.disks[member].current(SUPER_SECTOR + n));
         let bytes: Vec<u8> = sectors.flatten().collect();
@@ -447,7 +450,7 @@ impl Actors for Array {
         self.disks[disk].take_trouble().map_or(Ok(moved), Err)
     }
 
-    /// The keeper is asked at a later time.
+    /// The background thread gets a turn at a later time.
     fn pass_time(&mut self) -> bool {
         self.keep()
     }

@@ -11,19 +11,19 @@ use pvblk_block::{BlockDevice, Error, ErrorKind};
 use pvblk_raid5::{ArrayOptions, AssembleOptions, Keeper, Raid5, WritePath, assemble, prepare};
 use std::sync::Arc;
 
-/// Tries at most: each may be cut.
+/// Most tries of a start: each may be cut.
 const MOST_STARTS: u32 = 12;
-/// Turns without any movement after which whoever waits waits for ever.
+/// Turns without any movement after which a wait is taken for endless.
 const MOST_TURNS: u32 = 10_000;
 
-/// Why a start or a stop ended early.
+/// The reason why a start or a stop ended early.
 enum Stop {
     Cut,
     Refused(String),
     Wrong(String),
 }
 
-/// What moves while somebody waits.
+/// The actors that move while a start or stop waits.
 struct Turns<'a> {
     disks: &'a [Arc<CrashDisk>],
     rng: &'a mut Rng,
@@ -69,7 +69,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// What an operation that ended with this error ended of.
+    /// The reason that belongs to the error of an operation.
     fn sort(self, e: Error) -> Stop {
         match (self.wrong, self.cut) {
             (Some(why), _) => Stop::Wrong(why),
@@ -80,7 +80,7 @@ impl<'a> Turns<'a> {
 }
 
 impl Array {
-    /// Starts the array, with as many power cuts on the way as come.
+    /// Starts the array; some tries are cut on the way.
     pub fn boot(&mut self, calm: bool) -> Result<(), String> {
         self.choose_gone(calm);
         let mut force = false;
@@ -94,15 +94,15 @@ impl Array {
             match self.start(force, left) {
                 Ok(()) => return Ok(()),
                 Err(Stop::Cut) => {
-                    // It may have begun to make all parity, and have said so.
+                    // The array may have begun to compute all parity, and have said so.
                     self.synced &= self.gone;
                     self.cut();
                     self.choose_gone(calm);
                 }
                 Err(Stop::Wrong(why)) => return Err(why),
-                // A start doesn't do without a member that can't be read.
-                Err(Stop::Refused(_)) if self.disks.iter().any(|d| d.mend()) => {
-                    self.w.log.add("bad sectors are mended", []);
+                // A start needs all members to be readable, except for one that is missing.
+                Err(Stop::Refused(_)) if self.disks.iter().any(|d| d.repair()) => {
+                    self.w.log.add("bad sectors can be read again", []);
                     self.cut();
                 }
                 Err(Stop::Refused(why)) => {
@@ -125,7 +125,8 @@ impl Array {
         Err("the array doesn't start".into())
     }
 
-    /// Whether any member says that one was thrown out: not every write that says so was to happen.
+    /// True if a superblock says that a member has failed: with the planted bug not every such
+    /// superblock is written.
     fn is_called_faulty(&self) -> bool {
         use pvblk_raid5::Role;
         let all = (0..self.disks.len()).filter_map(|m| self.superblock(m));
@@ -198,7 +199,7 @@ impl Array {
                 return wrong("a member that was replaced is taken for fresh");
             }
             if self.by_role[place] != at {
-                // The last act before the power went.
+                // This is the last event before the power went.
                 log.add(
                     "member # has taken the place of #",
                     [at as u64, self.by_role[place] as u64],
@@ -240,7 +241,7 @@ impl Array {
         self.w.checker.started();
         let users = User::open_all(&device, &mut self.w).map_err(Stop::Wrong)?;
         let keeper = Keeper::new(&array).map_err(|e| Stop::Wrong(e.to_string()))?;
-        // Fast enough for a clock that hardly moves.
+        // The speed is high enough for a clock that hardly moves.
         array
             .set_speed(4000, 40_000)
             .map_err(|e| Stop::Wrong(e.to_string()))?;
@@ -279,7 +280,7 @@ impl Array {
             }
             Err(e) => match turns.sort(e) {
                 Stop::Cut => {}
-                // A stop doesn't do without a member that fails meanwhile; then the array stays dirty.
+                // A stop fails with a member that fails meanwhile; then the array stays dirty.
                 Stop::Refused(_) if self.disks.iter().any(|d| d.is_failing()) => {}
                 Stop::Wrong(why) | Stop::Refused(why) => {
                     return Err(format!("stopping fails: {why}"));
@@ -289,10 +290,12 @@ impl Array {
         Ok(())
     }
 
-    /// The array was started after a power cut without the member at `missing`. What was changing in a stripe can't be computed for it: parity
-    /// and data of the others needn't fit each other. A log saves the blocks that weren't changing themselves, and those that were while
-    /// the member was missing already: they are changed alone. Before sector `from` of the members, it is rebuilt. Returns of how many
-    /// sectors nothing is known.
+    /// Ends the versions of blocks that can't be computed after the array was started, after a power cut,
+    /// without the member at `missing`. Where a stripe was being changed, parity and data of the others
+    /// needn't fit each other. A log saves the blocks that weren't being changed themselves, and those that
+    /// were changed while the member was missing already: such a change is the only one of its stripe. Before
+    /// sector `from` of the members the missing one is recovered. Returns the number of sectors whose
+    /// contents are unknown.
     fn degrade(&mut self, missing: usize, from: u64) -> u64 {
         let (shape, log) = (self.shape(), self.profile.policy == Policy::Ppl);
         let checker = &mut self.w.checker;

@@ -1,4 +1,4 @@
-//! Looks at the members themselves, while nothing is in flight.
+//! Checks of the members themselves, while no request is in flight.
 
 use super::shape::Shape;
 use crate::checker::Checker;
@@ -6,24 +6,25 @@ use crate::disk::CrashDisk;
 use crate::stamp;
 use std::sync::Arc;
 
-/// The array's members, as they lie there.
-pub struct Raw<'a> {
-    /// Where things should be.
+/// The contents of the array's members.
+pub struct RawMembers<'a> {
+    /// Layout of the array.
     pub shape: Shape,
-    /// All there are.
+    /// Disks of all roles and spares.
     pub disks: &'a [Arc<CrashDisk>],
-    /// Where each one's data begins.
+    /// First sector of each disk's data.
     pub data_sectors: &'a [u64],
-    /// Which of them is at which place.
+    /// Number of the disk in each role.
     pub by_role: &'a [usize],
-    /// The place whose disk doesn't count.
+    /// The role whose disk doesn't count.
     pub missing: Option<usize>,
-    /// From this sector of the members on parity may be wrong.
+    /// First sector of the members from which on parity may be wrong.
     pub in_sync: u64,
 }
 
-impl Raw<'_> {
-    /// Parity is right everywhere, and what the members hold is what users were told.
+impl RawMembers<'_> {
+    /// Checks that parity is right everywhere, and that the members hold contents that the checker
+    /// allows.
     pub fn check(&self, checker: &Checker) -> Result<(), String> {
         for at in 0..self.shape.member_sectors() {
             let all: Vec<_> = self
@@ -52,7 +53,8 @@ impl Raw<'_> {
                 ));
             }
             for (member, sector) in self.shape.column(at) {
-                // With right parity a member left out gives the same as the member itself.
+                // With right parity the data computed without a member is the same as the member's
+                // own.
                 let bytes = match self.missing == Some(member) {
                     true => sum_without(Some(member)),
                     false => all[member],

@@ -1,13 +1,15 @@
-//! A RAID-5 array whose power is cut: the array of production on members that lose their caches, fail, and come back.
+//! A RAID-5 array whose machine loses power: the array of production on members that lose their caches, fail,
+//! and come back.
 //!
 //! ```text
 //!   users ── Raid5 ── CrashDisk …
 //!     │                   │
-//!     └── Checker ── Raw ─┘   what may a sector hold, and is parity right?
+//!     └── Checker ── RawMembers ─┘   what may a sector hold, and is parity right?
 //! ```
 //!
-//! The power is cut at any step, also while the array is being started or stopped; then it is started again, everything is read back, and the
-//! members themselves are looked at. docs/decisions/0009-raid5.md says what must hold.
+//! The power is cut at any step, also while the array is being started or stopped. Then the array is started
+//! again, everything is read back, and the members themselves are checked. docs/decisions/0009-raid5.md says
+//! what must hold.
 
 mod array;
 mod boot;
@@ -18,12 +20,11 @@ mod shape;
 
 pub use array::Array;
 
-use crate::World;
+use crate::ScenarioState;
 use crate::bugs::{Bug, logic};
 use crate::log::Log;
 use crate::scheduler::Actors;
 
-/// The bugs that are found.
 pub fn bugs() -> Vec<Bug> {
     let mut all = vec![
         Bug::FuaForgotten,
@@ -48,7 +49,7 @@ pub fn bugs() -> Vec<Bug> {
     all
 }
 
-impl World for Array {
+impl ScenarioState for Array {
     fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Array, String> {
         Array::new(seed, bug, log)
     }
@@ -56,7 +57,7 @@ impl World for Array {
     fn drive(&mut self) -> Result<(), String> {
         for _ in 0..self.profile.cycles {
             self.boot(false)?;
-            // Now and then nobody looks before there is work.
+            // Now and then the array isn't read back before there is work.
             let looks = self.w.rng.u8(..8) > 0;
             let cut = self.w.rng.u8(..8) == 0;
             let most = (looks && cut).then(|| self.w.rng.u64(..400));
@@ -65,7 +66,7 @@ impl World for Array {
                 match self.w.rng.u8(..8) {
                     0 => {
                         self.rest()?;
-                        // An array that ended leaves stripes as they happen to be.
+                        // A failed array leaves stripes unfinished.
                         if !self.w.may_fail {
                             self.look()?;
                         }
@@ -96,7 +97,7 @@ impl World for Array {
 }
 
 impl Array {
-    /// Reads everything back, and looks at the members.
+    /// Reads everything back, and checks the members.
     fn read_and_look(&mut self, most: Option<u64>) -> Result<bool, String> {
         let done = self.read_back(most)?;
         if done {

@@ -1,78 +1,80 @@
-//! What differs from seed to seed. A seed explores one corner: few kinds of requests and of trouble, but often.
+//! The differences between seeds. A seed explores one corner: few kinds of requests and of faults, but often.
 
 use super::shape::Shape;
 use crate::pick;
 use crate::workload::{Load, Mix};
 use fastrand::Rng;
 
-/// What makes parity right after a crash.
+/// The means by which parity is made right after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Calculating all of it.
+    /// Resync of all parity.
     Resync,
     /// A partial parity log.
     Ppl,
-    /// Calculating what a write-intent bitmap marks.
+    /// Resync of the parts that a write-intent bitmap marks.
     Bitmap,
 }
 
-/// Which trouble members make.
+/// The members that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Losses {
     None,
-    /// One fails while the array serves.
+    /// One member fails while the array serves.
     Serving,
-    /// One isn't there when the array is started.
+    /// One member is missing when the array is started.
     Starting,
-    /// As `Serving`; then a second one fails, which ends the array until the power is cut.
+    /// One member fails while the array serves; then a second one, which ends the array until the
+    /// power is cut.
     Two,
 }
 
-/// What one seed is like.
+/// The properties of one seed.
 #[derive(Clone, Debug)]
 pub struct ArrayProfile {
-    /// The array.
+    /// Layout of the array.
     pub shape: Shape,
-    /// After a crash.
+    /// Means by which parity is made right after a crash.
     pub policy: Policy,
     /// Sectors of each partial parity log's area.
     pub log_sectors: u64,
-    /// It begins with bytes that nobody knows, instead of zeros.
+    /// The disks begin with unknown contents, instead of zeros.
     pub junk: bool,
-    /// Stripe heads.
+    /// Number of stripe heads.
     pub stripes: usize,
-    /// What users ask for.
+    /// Requests of the users.
     pub load: Load,
-    /// Power cycles.
+    /// Number of power cycles.
     pub cycles: u32,
-    /// Steps of a cycle, at most.
+    /// Most steps of a cycle.
     pub steps: u64,
-    /// Trouble.
+    /// Members that fail.
     pub losses: Losses,
-    /// There is a device more, onto which the array is rebuilt.
+    /// There is a spare device, onto which the array recovers.
     pub spare: bool,
     /// Sectors for each bit of the bitmap.
     pub bitmap_chunk: u64,
-    /// Parity is made while the array serves.
+    /// Parity is computed while the array serves.
     pub later: bool,
     /// Writes go through the stripe queue.
     pub queued: bool,
-    /// What is calculated waits, so that others come in between.
+    /// Stripes wait before their data is computed, so that others come in between.
     pub lazy: bool,
-    /// Of 8 starts, so many are cut.
+    /// Number of starts, of 8, that are cut.
     pub cut_starts: u32,
     /// Shares of users and members in the steps.
     pub pace: [u32; 2],
     /// Members say that they are rotational, so that users wait for one another.
     pub rotational: bool,
-    /// Memory gets short again and again.
+    /// The array is squeezed again and again.
     pub squeezes: bool,
     /// Members write zeros by themselves.
     pub holes: bool,
 }
 
 impl ArrayProfile {
-    /// What came later has dice of its own: without it, an old seed does what it did.
+    /// Adds the properties that came later, drawn from a generator of their own: old seeds keep
+    /// their other choices.
     #[must_use]
     pub fn with_zeroes(self, seed: u64) -> ArrayProfile {
         let mut rng = Rng::with_seed(seed ^ 0x2e50);
@@ -86,7 +88,7 @@ impl ArrayProfile {
         }
     }
 
-    /// The seed's.
+    /// The properties of a seed.
     pub fn new(rng: &mut Rng) -> ArrayProfile {
         let members = rng.usize(3..=6);
         let chunk = pick(rng, &[8, 8, 16, 32]);

@@ -1,4 +1,4 @@
-//! What members do wrong that know what an array keeps on them: superblocks, logs, a bitmap, data and parity.
+//! Faults of members that know the array's areas on them: superblocks, logs, a bitmap, data and parity.
 
 use super::shape::Shape;
 use crate::bugs::Bug;
@@ -7,24 +7,24 @@ use crate::stamp::SECTOR_BYTES;
 use pvblk_raid5::{Role, SUPER_BYTES, Superblock};
 use std::ops::Range;
 
-/// Where things are on a member.
+/// The areas of a member, in sectors.
 #[derive(Clone, Debug)]
 pub struct Areas {
-    /// The member's number; from `shape.members` on, it is a spare.
+    /// Number of the member; a number from `shape.members` on is a spare's.
     pub number: usize,
-    /// The superblock.
+    /// Sectors of the superblock.
     pub mark: Range<u64>,
-    /// The bitmap.
+    /// Sectors of the bitmap.
     pub bitmap: Range<u64>,
     /// The partial parity log.
     pub log: Range<u64>,
     /// Data and parity.
     pub data: Range<u64>,
-    /// The array's.
+    /// Layout of the array.
     pub shape: Shape,
 }
 
-/// What a member does for this bug.
+/// The faults of a member for this bug.
 pub fn of_member(bug: Option<Bug>, areas: Areas) -> Sabotage {
     let mut sabotage = Sabotage::new(bug);
     let n = areas.number;
@@ -73,7 +73,7 @@ impl Areas {
     }
 }
 
-/// The superblock that a write carries.
+/// The superblock in the data of a write.
 fn superblock(write: &[u8]) -> Option<Superblock> {
     let mut whole = [0; SUPER_BYTES];
     let len = write.len().min(SUPER_BYTES);
@@ -89,7 +89,7 @@ fn calls_dirty(write: &[u8]) -> bool {
     superblock(write).is_some_and(|s| !s.is_clean())
 }
 
-/// The sector at byte `at` of a superblock with the first event number that was seen.
+/// The sector at byte `at` of a superblock, with the first event number that was seen.
 fn with_events(first: &mut Option<u64>, write: &[u8], at: usize) -> Option<Fate> {
     let mut superblock = superblock(write)?;
     superblock.events = *first.get_or_insert(superblock.events);

@@ -1,16 +1,18 @@
-//! Where data and parity lie, written a second time from md's documentation, so that the array's own idea of it is checked.
+//! Places of data and parity, written a second time from md's documentation, so that the array's own
+//! computation of them is checked.
 
 /// Sectors of a block: the unit of parity.
 pub const BLOCK_SECTORS: u64 = 8;
 
-/// An array's shape.
+/// Layout of an array.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Members.
+    /// Number of members.
     pub members: usize,
     /// Sectors of a chunk.
     pub chunk: u64,
-    /// md's number of the layout: bit 0 set, parity moves up; bit 1 set, data begins after parity.
+    /// md's number of the layout: with bit 0 set, parity moves up; with bit 1 set, data begins
+    /// after parity.
     pub layout: u32,
     /// Chunks on each member.
     pub rows: u64,
@@ -27,7 +29,7 @@ impl Shape {
         self.member_sectors() * (self.members as u64 - 1)
     }
 
-    /// The member with parity at a sector of the members.
+    /// The member with the parity of a sector of the members.
     pub fn parity(&self, member_sector: u64) -> usize {
         let turn = (member_sector / self.chunk) as usize % self.members;
         match self.layout & 1 {

@@ -1,4 +1,4 @@
-//! Event channels that the world looks into.
+//! Event channels whose state the simulation can read.
 
 use crate::fuse::{Fuse, Side};
 use pvblk_protocol::blkif::EventChannel;
@@ -8,18 +8,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Both directions of one event channel. The front end waits on a descriptor that is in an epoll set of its own, so its
-/// eventfd is a real one; the world asks for the back end's.
+/// Both directions of one event channel. The front end waits for a descriptor in an epoll set of its own, so
+/// its eventfd is a real one; the simulation reads the back end's directly.
 #[derive(Debug)]
 pub struct EventPair {
     front: EventFd,
-    /// What `front` holds, to spare system calls.
+    /// The state of `front`, kept to spare system calls.
     front_notified: AtomicBool,
     back_notified: AtomicBool,
 }
 
 impl EventPair {
-    /// Nobody is notified.
+    /// A channel without notifications.
     pub fn new() -> io::Result<Arc<EventPair>> {
         Ok(Arc::new(EventPair {
             front: EventFd::new()?,
@@ -48,11 +48,11 @@ impl EventPair {
 
 /// One end of an event channel.
 pub struct SimChannel {
-    /// Both directions.
+    /// Both directions of the channel.
     pub events: Arc<EventPair>,
-    /// Whose end it is.
+    /// The process that has this end.
     pub side: Side,
-    /// Where its owner may die.
+    /// Counter of calls, at one of which that process may die.
     pub fuse: Arc<Fuse>,
 }
 

@@ -25,17 +25,17 @@ const GRANTS: u32 = TABLE_FRAMES * GRANTS_PER_PAGE as u32;
 
 thread_local!(static POOL: RefCell<Vec<FrontMemory>> = const { RefCell::new(Vec::new()) });
 
-/// See the module's documentation.
+/// The memory of a front end.
 pub struct FrontMemory {
     file: OwnedFd,
     front: Arc<Region>,
     back: Arc<Region>,
-    /// How often the back end has each reference mapped, where it has to unmap.
+    /// The number of mappings that the back end has of each reference, where it has to unmap.
     uses: Mutex<Vec<u16>>,
 }
 
 impl FrontMemory {
-    /// Memory with an empty grant table. What data pages hold is left over from earlier.
+    /// Memory with an empty grant table. Data pages keep their old contents.
     pub fn take() -> io::Result<Arc<FrontMemory>> {
         if let Some(m) = POOL.with_borrow_mut(Vec::pop) {
             m.front.zero(0, TABLE_FRAMES as usize * PAGE_SIZE);
@@ -53,7 +53,7 @@ impl FrontMemory {
         }))
     }
 
-    /// Keeps the memory for the next front end; an error says who still has it.
+    /// Keeps the memory for the next front end; an error names the users that still have it.
     pub fn give_back(self: Arc<FrontMemory>) -> Result<(), String> {
         let held = self.uses();
         let memory = Arc::try_unwrap(self).map_err(|_| "grants or mappings outlive their users")?;
@@ -72,12 +72,12 @@ impl FrontMemory {
         Ok(())
     }
 
-    /// References that the back end has mapped.
+    /// Number of references that the back end has mapped.
     pub fn uses(&self) -> usize {
         self.uses.lock().iter().map(|&n| usize::from(n)).sum()
     }
 
-    /// The back end was killed: its mappings are gone.
+    /// Forgets all mappings: the back end was killed.
     pub fn forget_uses(&self) {
         self.uses.lock().fill(0);
     }
@@ -93,7 +93,7 @@ impl FrontMemory {
         Region::shared(self.file.as_fd(), at, pages * PAGE_SIZE, true).map_err(io::Error::other)
     }
 
-    /// Adds to a 32-bit index at `offset` of a frame, as a peer that lost its mind does.
+    /// Adds to a 32-bit index at `offset` of a frame, as a broken peer does.
     pub fn disturb(&self, frame: u32, offset: usize, by: u32) {
         let index = self.back.atomic_u32(frame as usize * PAGE_SIZE + offset);
         index.fetch_add(by, Ordering::SeqCst);
@@ -102,26 +102,26 @@ impl FrontMemory {
 
 struct Grants {
     used: Vec<bool>,
-    /// References of no frame's own.
+    /// References that don't belong to a frame.
     spare: Vec<u32>,
     live: usize,
-    /// Data frames granted, each once, where grants are kept.
+    /// True for each data frame that is granted; each is granted once, where grants are kept.
     frames: Vec<bool>,
     rng: fastrand::Rng,
 }
 
-/// Writes the grant table, and counts.
+/// Writes the grant table, and counts grants.
 pub struct SimGranter {
     memory: Arc<FrontMemory>,
     persistent: bool,
-    /// One grant in so many is refused, as if the table were full; 0: none.
+    /// One of this many grants is refused, as if the table were full; 0: none.
     refuse: AtomicU32,
     grants: Mutex<Grants>,
     fuse: Arc<Fuse>,
 }
 
 impl SimGranter {
-    /// For one connection; a killed back end's references are gone from the table.
+    /// A granter for one connection. The references of a killed back end leave the table.
     pub fn new(
         memory: &Arc<FrontMemory>,
         persistent: bool,
@@ -145,12 +145,12 @@ impl SimGranter {
         }
     }
 
-    /// True if grants stay for the life of the connection.
+    /// True if grants stay for the lifetime of the connection.
     pub fn is_persistent(&self) -> bool {
         self.persistent
     }
 
-    /// Refuses no more.
+    /// Refuses no grant any more.
     pub fn be_generous(&self) {
         self.refuse.store(0, Ordering::Relaxed);
     }
@@ -162,7 +162,7 @@ impl SimGranter {
         frames.filter_map(|f| self.add(&mut g, f, false)).collect()
     }
 
-    /// References that were granted and not ended, without the rings'.
+    /// Number of references that were granted and not ended, without the rings'.
     pub fn live_data(&self, ring_pages: usize) -> usize {
         self.grants.lock().live - ring_pages
     }
@@ -236,7 +236,7 @@ impl Granter for SimGranter {
     }
 }
 
-/// Looks references up in the table, and counts uses.
+/// Looks references up in the table, and counts mappings.
 pub struct SimMapper {
     memory: Arc<FrontMemory>,
     counted: bool,
@@ -244,7 +244,7 @@ pub struct SimMapper {
 }
 
 impl SimMapper {
-    /// With `counted`, every use must be ended before its request is answered.
+    /// With `counted`, every mapping must be ended before its request completes.
     pub fn new(memory: &Arc<FrontMemory>, counted: bool, fuse: &Arc<Fuse>) -> SimMapper {
         SimMapper {
             memory: Arc::clone(memory),

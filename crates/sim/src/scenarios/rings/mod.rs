@@ -1,4 +1,5 @@
-//! Everything between a workload and its disk: the same front end, rings, lanes and parser as in production.
+//! The whole path between a workload and its disk: the same front end, rings, lanes and parser as in
+//! production.
 //!
 //! ```text
 //!   users ── Frontend ── rings ── Lanes ── CrashDisk
@@ -6,8 +7,9 @@
 //!     └───────── Checker: what may a sector hold? ┘
 //! ```
 //!
-//! Either process dies between two steps or in the middle of a call ([`crate::fuse`]), the disk may lose its cache, rings are broken, connections
-//! are closed, and follow one another with the real handshake. docs/decisions/0006-reconnect.md says what must hold.
+//! Either process dies between two steps or in the middle of a call ([`crate::fuse`]). The disk may lose its
+//! cache, rings are broken, and connections are closed and follow one another with the real handshake.
+//! docs/decisions/0006-reconnect.md says what must hold.
 
 mod channel;
 mod memory;
@@ -22,7 +24,7 @@ use crate::log::Log;
 use crate::scheduler::{Actors, Group};
 use crate::user::User;
 use crate::workload::Workload;
-use crate::{World, panicked};
+use crate::{ScenarioState, panicked};
 use fastrand::Rng;
 use memory::{FrontMemory, SimGranter};
 use profile::RingsProfile;
@@ -33,7 +35,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The bugs that are found.
 pub fn bugs() -> Vec<Bug> {
     vec![
         Bug::AckBeforeWrite,
@@ -50,49 +51,49 @@ pub struct Front {
     device: Arc<Frontend>,
     users: Vec<User>,
     memory: Arc<FrontMemory>,
-    /// Of its connection, or of the last one.
+    /// Granter of the connection, or of the last one.
     granter: Arc<SimGranter>,
     /// Frames of that connection's rings: of all, and of each.
     ring_frames: (usize, usize),
-    /// Nothing to talk to: requests wait.
+    /// There is no connection, so requests wait.
     suspended: bool,
-    /// Segments of a request that it was promised.
+    /// Segments of a request that the back end has granted.
     segments: u16,
-    /// Memory that its users took besides.
+    /// Memory that its users took in addition.
     hoard: Vec<Buffer>,
-    /// Pages that were free when nobody had taken any.
+    /// Pages that were free before users had taken any.
     free_pages: usize,
 }
 
-/// See the module's documentation.
+/// The state of the scenario.
 pub struct Rings {
     w: Workload,
     profile: RingsProfile,
-    /// The disk survives everybody.
+    /// The disk survives both processes.
     disk: Arc<CrashDisk>,
-    /// Alive, or not.
+    /// `None` while the front end's process is dead.
     front: Option<Front>,
-    /// Alive, or not.
+    /// `None` while the server's process is dead.
     server: Option<Server>,
     /// Memory of a dead front end that lanes may still use.
     orphan: Option<Arc<FrontMemory>>,
-    /// Cuts calls.
+    /// Counter of calls, at one of which a process dies.
     fuse: Arc<Fuse>,
-    /// The fuse is doused at this step, and who was to die dies between two steps.
+    /// At this step the process dies between two steps, if it hasn't died at a call until then.
     doomed: Option<(u64, Side)>,
-    /// Both die together.
+    /// Both processes die together.
     together: bool,
-    /// Kills, ends and broken rings to come.
+    /// Kills, ends and broken rings that are still to come.
     troubles: u32,
-    /// A ring of this connection was written over.
+    /// A ring of this connection was overwritten.
     disturbed: bool,
-    /// Nobody dies any more, and nothing new is submitted.
+    /// No process dies any more, and no request is submitted.
     ending: bool,
-    /// For the memory bill.
+    /// Name on the memory bill.
     name: String,
 }
 
-impl World for Rings {
+impl ScenarioState for Rings {
     fn new(seed: u64, bug: Option<Bug>, log: Log) -> Result<Rings, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut rng = Rng::with_seed(seed);
@@ -158,7 +159,7 @@ impl Actors for Rings {
         Some(&mut self.w)
     }
 
-    /// Users, lanes, the disk, and whoever starts, stops and watches processes.
+    /// Users, lanes, the disk, and the actor that starts, stops and watches processes.
     fn groups(&self) -> [Group; 5] {
         let [users, lanes, disk] = self.profile.pace;
         [
@@ -200,13 +201,13 @@ impl Actors for Rings {
 }
 
 impl Rings {
-    /// Does something. A process that dies in it is buried; any other panic is a finding.
+    /// Calls `f`. A process that dies in it is taken away; any other panic is a finding.
     fn guarded(&mut self, f: fn(&mut Rings) -> Result<(), String>) -> Result<(), String> {
         match catch_unwind(AssertUnwindSafe(|| f(self))) {
             Ok(result) => result,
             Err(payload) => match payload.downcast::<Killed>() {
                 Ok(killed) => {
-                    self.w.log.add("somebody dies in the middle of a call", []);
+                    self.w.log.add("a process dies in the middle of a call", []);
                     self.w.log.count("kills in the middle of a call", 1);
                     self.kill(killed.0)
                 }
@@ -241,7 +242,7 @@ impl Rings {
         }
     }
 
-    /// Takes everything down, and looks at what is left over.
+    /// Takes both processes down, and checks that everything is given back.
     fn take_down(&mut self) -> Result<(), String> {
         let Some(front) = &mut self.front else {
             return Err("there is no front end".into());

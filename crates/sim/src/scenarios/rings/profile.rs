@@ -1,4 +1,4 @@
-//! What differs from seed to seed. A seed explores one corner: few kinds of requests and of trouble, but often.
+//! The differences between seeds. A seed explores one corner: few kinds of requests and of faults, but often.
 
 use crate::pick;
 use crate::workload::{Load, Mix};
@@ -7,53 +7,53 @@ use pvblk_export::xenbus::FrontWishes;
 use pvblk_protocol::blkif::RingSize;
 use pvblk_protocol::xenbus::BackendOffers;
 
-/// What one seed is like.
+/// The properties of one seed.
 #[derive(Clone, Debug)]
 pub struct RingsProfile {
-    /// What users ask for.
+    /// Requests of the users.
     pub load: Load,
-    /// Steps with new requests and trouble.
+    /// Steps with new requests and faults.
     pub steps: u64,
-    /// How many times something is killed, closed or broken.
+    /// Number of kills, ends and broken rings.
     pub troubles: u32,
-    /// Of 8 back ends that die, so many take the cache with them.
+    /// Number of back ends, of 8 that die, that take the disk's cache with them.
     pub power_loss: u32,
-    /// One step in so many may begin trouble.
+    /// One step in so many may begin a fault.
     pub trouble_one_in: u32,
     /// Shares of users, lanes and disk in the steps.
     pub pace: [u32; 3],
-    /// The first connection's queues, and the most of later ones.
+    /// Number of queues of the first connection, and the most of later ones.
     pub queues: u32,
-    /// Its rings, and the largest of later ones.
+    /// Ring size of the first connection, and the greatest of later ones.
     pub ring: RingSize,
-    /// Grants are kept, if the back end agrees.
+    /// Grants are persistent, if the back end agrees.
     pub persistent: bool,
-    /// One grant in so many is refused; 0: none.
+    /// One of this many grants is refused; 0: none.
     pub refuse: u32,
-    /// The back end has to unmap.
+    /// The back end has to unmap grants.
     pub counted: bool,
-    /// The disk tells when its cache is lost.
+    /// The disk shows by its incarnation that its cache was lost.
     pub mark_known: bool,
     /// The disk can discard.
     pub discard: bool,
 }
 
-/// What a back end offers.
+/// The offer of a back end.
 #[derive(Clone, Copy, Debug)]
 pub struct Offers {
     /// Keys of the handshake.
     pub keys: BackendOffers,
-    /// `feature-flush-cache`; without it there is `feature-barrier`.
+    /// The back end offers `feature-flush-cache`; without it, `feature-barrier`.
     pub flush: bool,
 }
 
 impl RingsProfile {
-    /// The seed's.
+    /// The properties of a seed.
     pub fn new(rng: &mut Rng) -> RingsProfile {
         let users = pick(rng, &[1, 1, 2, 2, 3]);
         let most_queues = pick(rng, &[1, 2, 4]);
         let queues = rng.u32(1..=most_queues);
-        // Two rings of four pages or four of two are what the memory has room for.
+        // The memory has room for two rings of four pages or four of two.
         let most_order = if queues <= 2 { 2 } else { 1 };
         let discard = rng.bool();
         RingsProfile {
@@ -95,7 +95,7 @@ impl RingsProfile {
         }
     }
 
-    /// What the front end asks for at its first connection, and so at most ever.
+    /// The wishes of the front end at its first connection, which later ones don't exceed.
     pub fn wishes(&self) -> FrontWishes {
         FrontWishes {
             queues: self.queues,
@@ -105,7 +105,8 @@ impl RingsProfile {
         }
     }
 
-    /// What a back end offers. `least_segments` is what an earlier one promised; now and then one can do less.
+    /// The offer of a back end. `least_segments` is the number that an earlier one granted; now and then one
+    /// offers less.
     pub fn offers(&self, rng: &mut Rng, first: bool, least_segments: u16) -> Offers {
         let segments = pick(rng, &[0, 16, 32]);
         let poor = !first && rng.u8(..8) == 0;

@@ -17,37 +17,37 @@ use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_protocol::xenbus::{Change, FrontKeys, KeyMap, QueueKeys, Store};
 use std::sync::Arc;
 
-/// What a lane's worker would do with it.
+/// The state in which a worker leaves a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
     Active,
-    /// Until the disk, a timer, or, if it wants to read, the ring wakes it.
+    /// The lane sleeps until the disk, a timer, or, if it wants to read, the ring wakes it.
     Asleep {
         timer: bool,
         reads: bool,
     },
 }
 
-/// One lane, and how it is woken.
+/// One lane and its wake-ups.
 struct ServedLane {
-    /// `None` once it is over.
+    /// `None` once the lane has ended.
     lane: Option<Lane>,
     events: Arc<EventPair>,
     disk_queue: usize,
     rest: Rest,
 }
 
-/// See the module's documentation.
+/// The back end's process.
 pub struct Server {
     disk: Disk,
     crash_disk: Arc<CrashDisk>,
     lanes: Vec<ServedLane>,
-    /// The connection is over: lanes finish what they have.
+    /// The connection has ended: lanes finish their requests.
     pub ending: bool,
 }
 
 impl Server {
-    /// A process that serves the disk to nobody yet.
+    /// A process that serves the disk and has no connection yet.
     pub fn new(crash_disk: &Arc<CrashDisk>) -> Server {
         let device: Arc<dyn BlockDevice> = Arc::clone(crash_disk) as _;
         Server {
@@ -58,12 +58,12 @@ impl Server {
         }
     }
 
-    /// Lanes, also those that are over.
+    /// Number of lanes, including those that have ended.
     pub fn lanes(&self) -> usize {
         self.lanes.len()
     }
 
-    /// Ends the connection: nothing is pulled any more.
+    /// Ends the connection: no request is pulled any more.
     pub fn stop(&mut self) {
         self.ending = !self.lanes.is_empty();
         for served in &mut self.lanes {
@@ -74,7 +74,7 @@ impl Server {
         }
     }
 
-    /// True if every lane is over. Then the connection is forgotten.
+    /// True if every lane has ended. Then the connection is forgotten.
     pub fn has_ended(&mut self) -> bool {
         let over = self.ending && self.lanes.iter().all(|b| b.lane.is_none());
         if over {
@@ -84,7 +84,7 @@ impl Server {
         over
     }
 
-    /// Forgets lanes that have nothing in flight.
+    /// Drops lanes that have no requests in flight.
     pub fn hang_up(&mut self) {
         self.lanes.clear();
         self.ending = false;
@@ -95,7 +95,8 @@ impl Server {
         self.lanes[lane].events.notify_back();
     }
 
-    /// Does what the lane's worker would do next; false if it would sleep on. An error is why the lane's ring broke.
+    /// Takes the next step of the lane's worker; false if it would sleep on. An error is the reason why the
+    /// lane's ring broke.
     pub fn step(&mut self, index: usize, spurious: bool) -> Result<bool, String> {
         let served = &mut self.lanes[index];
         let Some(lane) = &mut served.lane else {
@@ -117,7 +118,7 @@ impl Server {
             return Ok(true);
         }
         if !lane.step() {
-            // As a worker waits: for what the lane wanted after it was armed.
+            // A worker waits for what the lane wants after it was armed.
             if let Readiness::Wait(deadline) = lane.arm() {
                 served.rest = Rest::Asleep {
                     timer: deadline.is_some(),
@@ -138,7 +139,7 @@ impl Server {
     }
 }
 
-/// One end's view of both directories.
+/// One end's view of the directories of both.
 struct View<'a> {
     own: &'a mut KeyMap,
     peer: &'a KeyMap,
@@ -153,7 +154,7 @@ impl Store for View<'_> {
     }
 }
 
-/// What both ends of a handshake share, by descriptor or by port.
+/// The resources that both ends of a handshake share, by descriptor or by port.
 pub struct Wires {
     /// The front end's memory.
     pub memory: Arc<FrontMemory>,
@@ -161,15 +162,15 @@ pub struct Wires {
     pub granter: Arc<SimGranter>,
     /// The event channel of port `i + 1`.
     pub events: Vec<Arc<EventPair>>,
-    /// The back end has to unmap.
+    /// The back end has to unmap grants.
     pub counted: bool,
-    /// Who dies where.
+    /// Counter of calls, at one of which a process may die.
     pub fuse: Arc<Fuse>,
     /// Frames of all rings.
     pub ring_frames: usize,
 }
 
-/// The front end's half.
+/// The front end's half of the handshake.
 struct Resources<'a> {
     wires: &'a mut Wires,
     queues: Vec<FrontQueueParts>,
@@ -206,7 +207,7 @@ impl FrontResources for Resources<'_> {
     }
 }
 
-/// The back end's half.
+/// The back end's half of the handshake.
 struct Binding<'a> {
     server: &'a mut Server,
     wires: &'a Wires,

@@ -1,4 +1,4 @@
-//! Who dies, who comes back, and how a connection ends.
+//! Deaths and starts of processes, and ends of connections.
 
 use super::memory::{FrontMemory, SimGranter};
 use super::profile::Offers;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 const REQ_PROD: usize = 0;
 const RSP_PROD: usize = 8;
 
-/// Kinds of trouble.
+/// Kinds of faults.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     KillBack,
@@ -29,7 +29,8 @@ enum Trouble {
 }
 
 impl Rings {
-    /// One step of whoever starts, stops and watches processes; false if there was nothing to do.
+    /// One step of the actor that starts, stops and watches processes; false if there was nothing
+    /// to do.
     pub fn control(&mut self) -> Result<bool, String> {
         if let Some((step, side)) = self.doomed
             && self.w.log.step >= step
@@ -71,7 +72,7 @@ impl Rings {
             if lanes > 0 {
                 let over = self.server.as_mut().is_some_and(Server::has_ended);
                 if over {
-                    self.w.log.add("the lanes are over", []);
+                    self.w.log.add("the lanes have ended", []);
                 }
                 return Ok(over);
             }
@@ -108,7 +109,7 @@ impl Rings {
         refused
     }
 
-    /// Users of the front end's memory come and go.
+    /// Users allocate or free memory of the front end.
     fn hoard(&mut self) {
         let Some(front) = &mut self.front else { return };
         let source = front.device.buffer_source();
@@ -120,7 +121,7 @@ impl Rings {
         }
     }
 
-    /// The back end of a dead front end notices, and finishes.
+    /// The back end of a dead front end notices that, and finishes.
     fn end_orphan(&mut self) -> Result<bool, String> {
         let Some(server) = &mut self.server else {
             return Ok(false);
@@ -203,7 +204,7 @@ impl Rings {
         self.w.log.add("ring # is written over", [ring as u64]);
     }
 
-    /// A process is dead: at once, or wherever its call was cut.
+    /// Takes a dead process away: at once, or at the call at which it died.
     pub fn kill(&mut self, side: Side) -> Result<(), String> {
         self.fuse.douse();
         self.doomed = None;
@@ -269,7 +270,7 @@ impl Rings {
             return Ok(());
         };
         let memory = Arc::clone(&front.memory);
-        // Nothing that is dropped here writes to what the back end sees.
+        // No destructor that runs here writes to memory that the back end sees.
         drop(front);
         if self.server.as_ref().is_some_and(|s| s.lanes() > 0) {
             self.orphan = Some(memory);
@@ -286,7 +287,7 @@ impl Rings {
         }
     }
 
-    /// Both halves of a handshake; the wires are the new connection's.
+    /// Runs both halves of a handshake; the wires are the new connection's.
     fn connect(
         &mut self,
         memory: &Arc<FrontMemory>,
@@ -361,7 +362,8 @@ impl Rings {
         self.connect_again(&memory, offers).map(|_| ())
     }
 
-    /// Connects a suspended front end; false if that was refused, as it must be with fewer segments than promised.
+    /// Connects a suspended front end; false if it was refused, as it must be with fewer segments than
+    /// granted before.
     fn connect_again(&mut self, memory: &Arc<FrontMemory>, offers: Offers) -> Result<bool, String> {
         let (parts, wires) = self.connect(memory, offers)?;
         let Some(front) = &mut self.front else {
@@ -405,7 +407,8 @@ impl Rings {
         Ok(true)
     }
 
-    /// All memory but the connection's comes back, also after a connection as the first one was.
+    /// Checks that all memory except the connection's comes back, also after a connection like the
+    /// first one.
     pub fn check_frames(&mut self) -> Result<(), String> {
         self.suspend();
         let Some(server) = &mut self.server else {
@@ -435,7 +438,7 @@ impl Rings {
     }
 }
 
-/// Pages of the front end's memory that nobody has.
+/// Number of free pages of the front end's memory.
 fn count_free(device: &Frontend) -> usize {
     let source = device.buffer_source();
     let mut taken = Vec::new();
