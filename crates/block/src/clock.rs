@@ -1,11 +1,11 @@
-//! The time that modelled devices and deadlines live in.
+//! The time by which modelled devices and deadlines go.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Tells the time; a test's clock only moves when it is told to.
+/// A source of time; a test's clock moves only when the test moves it.
 pub trait Clock: Send + Sync {
-    /// The time now; never goes back.
+    /// The current time, which never goes back.
     fn now(&self) -> Instant;
 }
 
@@ -30,12 +30,12 @@ impl Default for ManualClock {
 }
 
 impl ManualClock {
-    /// Moves the time on by `step`.
+    /// Moves the clock forward by `step`.
     pub fn advance(&self, step: Duration) {
         *self.0.lock() += step;
     }
 
-    /// Moves the time on to `time`, unless that is past.
+    /// Moves the clock forward to `time`, unless that is past.
     pub fn advance_to(&self, time: Instant) {
         let mut now = self.0.lock();
         *now = (*now).max(time);

@@ -4,10 +4,12 @@ use crate::{
     BlockDevice, Capabilities, DeviceQueue, Error, EventHub, Forwards, Limits, QueueContext,
 };
 
-/// A device that stands on one other device and shows it as it is, but for what it changes. Implementing this is enough to be a [`BlockDevice`].
+/// A device over one other device, which it shows with some changes. Implementing this trait is enough to be
+/// a [`BlockDevice`].
 ///
-/// The limits, the capacity and the events are those of the device below unless the decorator has its own. No capability is passed on, or hidden, by default:
-/// [`Decorator::forward`] decides about each, or doesn't compile.
+/// The limits, the capacity and the events are those of the device below unless the decorator has its own. No
+/// capability is passed on, or hidden, by default: [`Decorator::forward`] decides about each, or doesn't
+/// compile.
 ///
 /// ```
 /// # use pvblk_block::*;
@@ -38,7 +40,7 @@ use crate::{
 /// }
 /// ```
 ///
-/// The same with one capability forgotten (E0063):
+/// A decorator with one capability forgotten doesn't compile (E0063):
 ///
 /// ```compile_fail
 /// # use pvblk_block::*;
@@ -67,7 +69,8 @@ use crate::{
 /// # }
 /// ```
 ///
-/// The same with all the others left to `..` (E0308: the device below has capabilities, not [`Forwards`]):
+/// A decorator that leaves all others to `..` doesn't compile (E0308: the device below has capabilities, not
+/// [`Forwards`]):
 ///
 /// ```compile_fail
 /// # use pvblk_block::*;
@@ -92,28 +95,22 @@ pub trait Decorator: Send + Sync {
     /// The device below.
     fn inner(&self) -> &dyn BlockDevice;
 
-    /// See [`BlockDevice::describe`].
     fn describe(&self) -> String;
 
-    /// See [`BlockDevice::floor`].
     fn floor(&self) -> String {
         self.describe()
     }
 
-    /// See [`BlockDevice::limits`].
     fn limits(&self) -> Limits {
         self.inner().limits()
     }
 
-    /// See [`BlockDevice::capacity_sectors`].
     fn capacity_sectors(&self) -> u64 {
         self.inner().capacity_sectors()
     }
 
-    /// See [`BlockDevice::open_device_queue`].
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error>;
 
-    /// See [`BlockDevice::events`].
     fn events(&self) -> &EventHub {
         self.inner().events()
     }
@@ -263,7 +260,7 @@ mod tests {
         }
     }
 
-    /// Passes everything on, and has a name.
+    /// A decorator that passes everything on, and has a name.
     struct Named(Arc<dyn BlockDevice>);
 
     impl Decorator for Named {

@@ -1,4 +1,4 @@
-//! The boundary between those who use blocks and those who store them.
+//! The interface between users of blocks and devices.
 
 use crate::trace::Tracing;
 use crate::{Capabilities, Completion, Error, EventHub, Limits, Queue, Request};
@@ -6,47 +6,47 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Something that stores or forwards blocks. Shared by all its users.
+/// Code that stores or forwards blocks. All users of a device share it.
 ///
-/// A device that stands on one other device implements [`crate::Decorator`] instead, and gets this trait with it. A device that stands on several
-/// makes its capabilities of [`crate::Forwards`].
+/// A device over one other device implements [`crate::Decorator`] instead, and gets this trait with it. A
+/// device over several makes its capabilities of [`crate::Forwards`].
 pub trait BlockDevice: Send + Sync {
-    /// A short description for people, as a volume spec where there is one.
+    /// A short description for messages: the volume's specification where there is one.
     fn describe(&self) -> String;
 
-    /// Its name in traces.
+    /// Name of the device's layer in traces.
     fn floor(&self) -> String {
         self.describe()
     }
 
-    /// Fixed while the device is open.
+    /// Limits of the device, which are fixed while it is open.
     fn limits(&self) -> Limits;
 
     /// Capacity in sectors (512 B); may change, with a [`crate::DeviceEvent::Resized`].
     fn capacity_sectors(&self) -> u64;
 
-    /// Opens one more queue. A queue is used by one thread at a time and shares no lock with others on its hot path.
-    /// Call [`Queue::open`] instead: its handle adds the guarantees.
+    /// Opens one more queue. A queue is used by one thread at a time and shares no lock with others on its
+    /// hot path. Users call [`Queue::open`] instead, whose handle adds the guarantees.
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error>;
 
-    /// Tells subscribers of changes.
+    /// The hub that tells subscribers of changes.
     fn events(&self) -> &EventHub;
 
-    /// The optional things that this device can do. Cheap, but not for hot paths. Users call the methods of `dyn BlockDevice` named after
-    /// the capabilities; each says what holds where a capability is missing.
+    /// The optional capabilities of the device. Cheap, but not for hot paths. Users call the methods of `dyn
+    /// BlockDevice` named after the capabilities; each has a result for a device without the capability.
     fn capabilities(&self) -> Capabilities<'_>;
 }
 
-/// What a queue is opened for.
+/// Properties of a queue to open.
 #[derive(Clone)]
 pub struct QueueContext {
-    /// Most requests that its user will have in flight: at least 1.
+    /// Most requests that the user will have in flight: at least 1.
     pub depth: u32,
-    /// Which of its user's queues this is, from 0; a hint for spreading over a device's hardware queues.
+    /// Number of the queue among its user's, from 0; a hint for spreading over a device's hardware queues.
     pub index: u32,
-    /// Who submits, for traces.
+    /// Number of the submitter, for traces.
     pub submitter: u32,
-    /// Where trace events go.
+    /// Destination of trace events.
     pub tracing: Tracing,
 }
 
@@ -61,7 +61,7 @@ impl QueueContext {
         }
     }
 
-    /// The same without tracing.
+    /// The same context without tracing.
     #[must_use]
     pub fn untraced(&self) -> QueueContext {
         QueueContext {
@@ -71,7 +71,7 @@ impl QueueContext {
     }
 }
 
-/// What a queue's user has to do before it sleeps.
+/// The permission to sleep that a queue gives its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// Don't sleep: there may be completions to poll now.
@@ -85,7 +85,8 @@ pub enum Readiness {
 /// A device accepts everything submitted, up to the context's depth, and completes every request
 /// exactly once, in any order. It may change `scratch` of a request, and must return all else as it was.
 pub trait DeviceQueue: Send {
-    /// Takes all requests of `batch`, in order. The batch is where the submitter unplugs: what belongs together comes together.
+    /// Takes all requests of `batch`, in order. A device may merge within the batch: requests that belong
+    /// together are in one batch.
     fn submit(&mut self, batch: &mut Vec<Box<Request>>);
 
     /// Appends completions to `out`, as many as there are now (or a bounded batch of them), without blocking.
@@ -94,8 +95,8 @@ pub trait DeviceQueue: Send {
     /// Asks to be woken through the descriptor; the last check before sleeping.
     fn arm(&mut self) -> Readiness;
 
-    /// The descriptor was readable: forget that, so that it isn't reported for ever. Called whether or not
-    /// anything is in flight.
+    /// Clears the descriptor, which was readable, so that it isn't reported for ever. Called whether or not
+    /// requests are in flight.
     fn woken(&mut self) {}
 
     /// Readable when there may be completions; `None` if `submit` completes everything at once or by deadline. A queue may have none before its

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::io;
 
-/// What went wrong, as far as a program has to tell.
+/// Kinds of errors that programs distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// What the user asked for makes no sense; the text says what to do.
+    /// The user asked for something that can't be; the text says what to do.
     Config,
     /// The peer broke its protocol.
     Protocol,
@@ -18,7 +18,8 @@ pub enum ErrorKind {
     Disconnected,
     /// A bound was reached.
     Exhausted,
-    /// What a disk holds, which a guest may have written, keeps it from being used; the text says what to do.
+    /// The contents of a disk, which a guest may have written, keep it from being used; the text says what to
+    /// do.
     Content,
 }
 
@@ -47,7 +48,7 @@ impl Error {
         }
     }
 
-    /// An error with its cause, which is kept and not only printed. An empty context adds nothing to it.
+    /// An error with its cause. An empty context is left out of the text.
     pub fn caused<E>(kind: ErrorKind, context: impl Into<String>, cause: E) -> Error
     where
         E: std::error::Error + Send + Sync + 'static,
@@ -55,11 +56,11 @@ impl Error {
         Error::boxed(kind, context, Box::new(cause))
     }
 
-    /// As [`Error::caused`], of a cause that is boxed already.
+    /// An error like [`Error::caused`], with a cause that is boxed already.
     pub fn boxed(kind: ErrorKind, context: impl Into<String>, cause: Box<Cause>) -> Error {
         Error {
             cause: Some(match cause.downcast::<rustix::io::Errno>() {
-                // Programs have one type to look for.
+                // Programs can look for one type.
                 Ok(errno) => Box::new(io::Error::from(*errno)),
                 Err(other) => other,
             }),
@@ -67,7 +68,7 @@ impl Error {
         }
     }
 
-    /// An error of the operating system, with what was tried.
+    /// An error of the operating system. `context` says what was tried.
     pub fn os<E>(context: impl Into<String>, cause: E) -> Error
     where
         E: std::error::Error + Send + Sync + 'static,
@@ -85,13 +86,13 @@ impl Error {
         Error::new(ErrorKind::Protocol, context)
     }
 
-    /// The same kind of error, with where it happened before it.
+    /// The same kind of error, with `place` before its context.
     #[must_use]
     pub fn context(self, place: impl Into<String>) -> Error {
         Error::caused(self.kind, place, self)
     }
 
-    /// The same error, with what to do printed after its cause.
+    /// The same error, with advice printed after its cause.
     #[must_use]
     pub fn advise(self, advice: impl Into<String>) -> Error {
         Error {
@@ -100,7 +101,6 @@ impl Error {
         }
     }
 
-    /// The stable kind.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -139,7 +139,8 @@ impl std::error::Error for Error {
     }
 }
 
-/// Any error and its causes as one line. A cause that the line holds already isn't printed again: some errors print their cause themselves.
+/// Any error and its causes as one line. A cause that the line already contains isn't printed again: some
+/// errors print their cause themselves.
 pub fn error_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
     use std::error::Error as _;
 
-    /// As most libraries have it: prints its own part only.
+    /// An error that prints only its own part, as in most libraries.
     #[derive(Debug)]
     struct Outer(io::Error);
 

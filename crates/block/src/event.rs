@@ -1,9 +1,9 @@
-//! What happens to a device while it is in use.
+//! Changes of a device while it is in use.
 
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
-/// A change that users of a device want to know.
+/// A change of a device that users want to know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
     /// The capacity changed to this many sectors (512 B).
@@ -17,11 +17,12 @@ pub enum DeviceEvent {
 
 type Callback = dyn Fn(DeviceEvent) + Send + Sync;
 
-/// Tells subscribers about events. Callbacks run on the thread that raises the event: they only mark and wake.
+/// Tells subscribers of events. Callbacks run on the thread that raises the event, so they only set flags and
+/// wake threads.
 #[derive(Default)]
 pub struct EventHub(Mutex<Vec<Weak<Callback>>>);
 
-/// Keeps a callback subscribed; dropping it ends the subscription.
+/// The subscription of a callback, which ends when this is dropped.
 pub struct Subscription(#[allow(dead_code)] Arc<Callback>);
 
 impl EventHub {
@@ -34,7 +35,7 @@ impl EventHub {
         Subscription(callback)
     }
 
-    /// Tells everybody.
+    /// Calls all subscribers.
     pub fn raise(&self, event: DeviceEvent) {
         let all: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
         for callback in all {

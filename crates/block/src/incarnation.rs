@@ -1,20 +1,23 @@
-//! What a user who comes back compares to know whether a device still holds what it held.
+//! Marks by which a user that comes back finds out whether a device still has its contents.
 
-/// Marks that change when data may have been lost since they were read last, by whatever ended the process or the machine.
+/// Two marks of a device. A mark changes when data may have been lost since it was last read, by an end of
+/// the process or the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Incarnation {
-    /// Changes when completed writes that were not flushed may be lost; `None`: not known, so they may be.
+    /// Changes when completed writes that were not flushed may be lost; `None`: not known, so they may be
+    /// lost.
     pub cache: Option<u64>,
-    /// Changes when everything is lost; `None`: it doesn't end with the process.
+    /// Changes when all contents are lost; `None`: the contents don't end with the process.
     pub contents: Option<u64>,
 }
 
 impl Incarnation {
-    /// Of a device that stands on several, any of which may come, go or be replaced without a loss: its marks change when a device is among them
-    /// that wasn't, by its marks, or one isn't any more. Devices with the same marks, such as files on one machine, count as one, so that it
-    /// doesn't matter how many there are. One whose cache isn't known makes it not known.
+    /// The marks of a device over several, any of which may be added, removed or replaced without a loss. Its
+    /// marks change when the set of the members' marks changes. Members with the same marks, such as files on
+    /// one machine, count as one, so their number doesn't matter. A member whose cache isn't known makes the
+    /// cache of the whole not known.
     ///
-    /// Contents end with the process only if those of two devices do: what one of them held can be calculated.
+    /// Contents end with the process only if those of two members do: the contents of one can be computed.
     pub fn of_members(members: impl IntoIterator<Item = Incarnation>) -> Incarnation {
         let members: Vec<Incarnation> = members.into_iter().collect();
         let caches: Option<Vec<u64>> = members.iter().map(|m| m.cache).collect();
@@ -25,7 +28,8 @@ impl Incarnation {
         }
     }
 
-    /// Of a cache of this process over the device: what it holds back goes with its own mark, or with the device's.
+    /// The marks of a cache of this process over the device: unflushed data is lost when the cache's own mark
+    /// changes, or the device's.
     #[must_use]
     pub fn under_cache(self, mark: u64) -> Incarnation {
         Incarnation {
@@ -35,7 +39,8 @@ impl Incarnation {
     }
 }
 
-/// One mark for a set of them. The same in every process and every version: it is compared with what another process said.
+/// One mark for a set of marks. It is the same in every process and every version, because it is compared
+/// with marks that another process gave.
 fn mark_of(mut marks: Vec<u64>) -> u64 {
     marks.sort_unstable();
     marks.dedup();

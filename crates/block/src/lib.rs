@@ -1,8 +1,8 @@
 //! The vocabulary of pvblk: requests, devices, queues, limits, trace hooks. No I/O happens here.
 //!
-//! Everything that stores or forwards blocks is a [`BlockDevice`]: a volume, a cache over a device,
-//! a front end over rings. What only some devices can do is among their [`Capabilities`]. Its users never talk to a device's own queue but to the [`Queue`] handle,
-//! which guarantees to the device that
+//! Everything that stores or forwards blocks is a [`BlockDevice`]: a volume, a cache over a device, a front
+//! end over rings. Optional abilities are [`Capabilities`]. Users of a device call the [`Queue`] handle,
+//! never the device's own queue. The handle guarantees to the device that
 //! - every request is valid for the device's [`Limits`] and capacity at the time of submission, and
 //! - data buffers add up to exactly the request's length,
 //!

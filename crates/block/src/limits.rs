@@ -1,4 +1,4 @@
-//! What a device can do.
+//! Limits of a device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,8 +9,8 @@ pub struct Limits {
     pub logical_sector_bytes: u32,
     /// Unit that is written without read-modify-write, in bytes: a multiple of the logical sector.
     pub physical_sector_bytes: u32,
-    /// Length in bytes for which writes are cheapest when they begin and end at multiples of it, such as a row of an array; a
-    /// multiple of the physical sector, or 0: any is as good.
+    /// Length in bytes for which writes are cheapest when they begin and end at multiples of it, such as a
+    /// stripe of an array; a multiple of the physical sector, or 0 if there is no such length.
     pub optimal_bytes: u32,
     /// Most sectors (512 B) of one read or write.
     pub max_sectors: u32,
@@ -18,10 +18,11 @@ pub struct Limits {
     pub max_segments: u32,
     /// Unit of discard in bytes; 0: the device can't discard.
     pub discard_granularity_bytes: u32,
-    /// How far the system reads ahead on it, in bytes: its largest window, which grows with the device's latency times its speed (Linux: the queue's
-    /// `read_ahead_kb`). 0: unknown.
+    /// Largest window of the system's read-ahead on the device in bytes, which grows with the device's
+    /// latency times its speed (Linux: the queue's `read_ahead_kb`). 0: unknown.
     pub readahead_bytes: u32,
-    /// True if it keeps what was read: a read whose data nobody wants makes later ones faster.
+    /// True if the device keeps data that was read, so that a read whose data isn't used makes
+    /// later ones faster.
     pub caches_reads: bool,
     /// True if WRITE_ZEROES is cheaper than writing zeros.
     pub write_zeroes: bool,
@@ -70,13 +71,13 @@ impl Capacity {
         Capacity(AtomicU64::new(sectors))
     }
 
-    /// Sectors (512 B) now.
+    /// Current capacity in sectors (512 B).
     #[inline]
     pub fn sectors(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Changes the size; returns true if it is another one.
+    /// Changes the capacity; returns true if it was another one.
     pub fn set(&self, sectors: u64) -> bool {
         self.0.swap(sectors, Ordering::AcqRel) != sectors
     }

@@ -1,13 +1,13 @@
 //! The memory bill: every pool, ring and buffer has a named owner and a cap.
 //!
-//! An owner registers a [`Gauge`] and moves it as it takes and gives back memory; dropping the gauge
-//! takes the owner off the bill. The registry is the process's, because memory is.
+//! An owner registers a [`Gauge`] and changes it as it takes and gives back memory; dropping the
+//! gauge takes the owner off the bill. There is one registry for the process.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// How memory is had from the system, which decides where the kernel counts it.
+/// The way in which memory comes from the system, which decides where the kernel counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemoryKind {
     /// Heap blocks (inside `RssAnon`).
@@ -16,20 +16,20 @@ pub enum MemoryKind {
     Anonymous,
     /// Pages shared with a peer or the kernel: guest memory, rings.
     Shared,
-    /// Shared memory of a peer that nobody has allocated yet: who touches it first pays for it. Part of what is mapped as `Shared`.
+    /// Shared memory of a peer that isn't allocated yet: the first to touch it pays for it. Part of the
+    /// memory that is mapped as `Shared`.
     Unallocated,
 }
 
 /// One owner's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLine {
-    /// Who owns it, such as `disk a: volume`.
+    /// Name of the owner, such as `disk a: volume`.
     pub owner: String,
-    /// What it is.
     pub kind: MemoryKind,
     /// Bytes in use now.
     pub live_bytes: u64,
-    /// Bytes it can't exceed.
+    /// Most bytes that the owner may hold.
     pub cap_bytes: u64,
 }
 
@@ -48,7 +48,7 @@ static REGISTRY: Mutex<Vec<Weak<Account>>> = Mutex::new(Vec::new());
 pub struct Gauge(Arc<Account>);
 
 impl Gauge {
-    /// Registers an owner with a cap in bytes, holding none.
+    /// Registers an owner with a cap in bytes, which holds none.
     pub fn new(owner: impl Into<String>, kind: MemoryKind, cap_bytes: u64) -> Gauge {
         let account = Arc::new(Account {
             owner: owner.into(),
@@ -62,7 +62,7 @@ impl Gauge {
         Gauge(account)
     }
 
-    /// Registers an owner that holds `bytes` for all its life.
+    /// Registers an owner that holds `bytes` until it is dropped.
     pub fn fixed(owner: impl Into<String>, kind: MemoryKind, bytes: u64) -> Gauge {
         let gauge = Gauge::new(owner, kind, bytes);
         gauge.add(bytes);
@@ -79,7 +79,7 @@ impl Gauge {
         self.0.live.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts `bytes` as taken if the cap allows; returns whether.
+    /// Counts `bytes` as taken if the cap allows; returns true if so.
     pub fn try_add(&self, bytes: u64) -> bool {
         let cap = self.0.cap.load(Ordering::Relaxed);
         self.0
@@ -90,17 +90,16 @@ impl Gauge {
             .is_ok()
     }
 
-    /// Sets what is in use, for owners that measure.
+    /// Sets the bytes in use, for owners that measure them.
     pub fn set(&self, bytes: u64) {
         self.0.live.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes in use.
     pub fn live_bytes(&self) -> u64 {
         self.0.live.load(Ordering::Relaxed)
     }
 
-    /// Bytes it can't exceed.
+    /// Most bytes that the owner may hold.
     pub fn cap_bytes(&self) -> u64 {
         self.0.cap.load(Ordering::Relaxed)
     }
@@ -111,7 +110,7 @@ impl Gauge {
     }
 }
 
-/// All owners' lines now, by name.
+/// The current lines of all owners, by name.
 pub fn bill() -> Vec<MemoryLine> {
     let mut lines: Vec<_> = REGISTRY
         .lock()

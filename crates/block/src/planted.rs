@@ -1,20 +1,19 @@
-//! Bugs on purpose, which the simulation has to find (crates/sim). Each is here only because no device below, no request from above and no clock
-//! could make the same mistake: those that one of them can make are the simulation's own. Without the feature `planted` every question below is
-//! a constant, and nothing of them is compiled.
+//! Planted bugs that the simulation has to find (crates/sim). A bug is here only if no device below, no
+//! request from above and no clock could make the same mistake: all others are made in the simulation.
+//! Without the feature `planted` [`has`] is a constant, and none of them is compiled.
 
 macro_rules! plants {
     ($($(#[doc = $about:literal])+ $plant:ident $name:literal)*) => {
-        /// A bug in the logic of an array or of a page cache.
+        /// A bug in the code of an array or of a page cache.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Plant {
             $($(#[doc = $about])+ $plant,)*
         }
 
         impl Plant {
-            /// All of them.
             pub const ALL: &[Plant] = &[$(Plant::$plant),*];
 
-            /// Its name on a command line.
+            /// Name on a command line.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Plant::$plant => $name,)*
@@ -32,23 +31,23 @@ macro_rules! plants {
 }
 
 plants! {
-    /// RAID-5: A log is written over though its stripes may be in the members' caches only.
+    /// RAID-5: A log is overwritten though its stripes may be in the members' caches only.
     LogReusedEarly "array-log-reused-early"
     /// RAID-5: The log has the new parity instead of the partial one.
     WrongPartialParity "array-wrong-partial-parity"
-    /// RAID-5: A head that gets a new stripe takes the old one's pages for its.
+    /// RAID-5: A stripe head that gets a new stripe keeps the old one's pages.
     StaleHead "array-stale-cache"
     /// RAID-5: A block that is written in part is taken for a whole one.
     PartialTakenForWhole "array-partial-taken-for-whole"
     /// RAID-5: The missing member's block is written together with others.
     MissingWithOthers "array-missing-with-others"
-    /// RAID-5: A write doesn't reach the device that is being rebuilt.
+    /// RAID-5: A write doesn't reach the device that is being recovered.
     IncomingForgotten "array-incoming-forgotten"
     /// RAID-5: A stripe's queue that its head holds is put on a list as well.
     QueueListedWhileHeld "array-queue-listed-while-held"
-    /// RAID-5: The memory of heads that are in use is given back to the system.
+    /// RAID-5: The memory of stripe heads in use is given back to the system.
     BusyGivenBack "array-busy-given-back"
-    /// RAID-5: Heads whose memory was given back still count as holding what they held.
+    /// RAID-5: Stripe heads whose memory was given back still count as valid.
     GivenBackIsValid "array-given-back-is-valid"
     /// RAID-5: A stripe that is zeroed in part becomes a hole.
     HolesTooLarge "array-holes-too-large"
@@ -75,19 +74,19 @@ thread_local! {
     static PLANT: std::cell::Cell<Option<Plant>> = const { std::cell::Cell::new(None) };
 }
 
-/// From now on, everything that this thread steps has this bug and no other.
+/// Plants a bug, and no other, in all code that this thread runs from now on.
 #[cfg(feature = "planted")]
 pub fn plant(bug: Option<Plant>) {
     PLANT.set(bug);
 }
 
-/// Whether this thread has the bug.
+/// True if this thread has the bug.
 #[cfg(feature = "planted")]
 pub fn has(bug: Plant) -> bool {
     PLANT.get() == Some(bug)
 }
 
-/// Whether this thread has the bug: never.
+/// True if this thread has the bug: never.
 #[cfg(not(feature = "planted"))]
 #[inline]
 pub const fn has(_: Plant) -> bool {

@@ -1,4 +1,4 @@
-//! [`Queue`]: the handle through which all requests go, where the two sides' guarantees are kept.
+//! [`Queue`]: the handle through which all requests go, which gives the guarantees to both sides.
 
 use crate::trace::Tracer;
 use crate::{
@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tags of requests that a device dropped. Empty unless there is a bug.
+/// Tags of requests that a device dropped. Empty unless the device has a bug.
 #[derive(Debug, Default)]
 pub(crate) struct LostList {
     any: AtomicBool,
@@ -30,7 +30,7 @@ impl LostList {
     }
 }
 
-/// One queue of a device. See the crate's documentation for what it guarantees.
+/// One queue of a device. The crate's documentation has its guarantees.
 pub struct Queue {
     device: Arc<dyn BlockDevice>,
     inner: Box<dyn DeviceQueue>,
@@ -60,7 +60,6 @@ impl Queue {
         }
     }
 
-    /// The device.
     pub fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.device
     }
@@ -70,7 +69,7 @@ impl Queue {
         &self.limits
     }
 
-    /// Requests submitted and not yet polled.
+    /// Number of requests that are submitted and not yet polled.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight
@@ -152,7 +151,8 @@ impl Queue {
         }
     }
 
-    /// Asks to be woken: call it when [`Queue::poll`] found nothing, and sleep only if it says so.
+    /// Asks to be woken: call it when [`Queue::poll`] found nothing, and sleep only if the result
+    /// says so.
     pub fn arm(&mut self) -> Readiness {
         if self.in_flight == 0 {
             return Readiness::Wait(None);
@@ -163,12 +163,12 @@ impl Queue {
         self.inner.arm()
     }
 
-    /// To be called when the descriptor was readable, before the next poll.
+    /// Clears the descriptor after it was readable; to be called before the next poll.
     pub fn woken(&mut self) {
         self.inner.woken();
     }
 
-    /// What to wait for between [`Queue::arm`] and the next [`Queue::poll`].
+    /// The descriptor to wait for between [`Queue::arm`] and the next [`Queue::poll`].
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wait_fd()
     }
@@ -176,7 +176,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Whoever closes a queue with requests in flight gives them up; that is no device's fault.
+        // A user that closes a queue with requests in flight gives them up; that is no fault of the
+        // device.
         self.lost.closed.store(true, Ordering::Release);
         for c in &mut self.rejected {
             c.request.in_flight = false;

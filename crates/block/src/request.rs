@@ -1,4 +1,4 @@
-//! One request and how it ends.
+//! A request and its completion.
 
 use crate::queue::LostList;
 use pvblk_sys::{Buffer, total_len};
@@ -9,39 +9,39 @@ pub const SECTOR: u64 = 512;
 /// log2 of [`SECTOR`].
 pub const SECTOR_SHIFT: u32 = 9;
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
-    /// Fill the buffers from the device.
+    /// Fills the buffers from the device.
     Read,
-    /// Store the buffers on the device.
+    /// Stores the buffers on the device.
     Write,
-    /// Put every write that completed before this request on stable storage.
+    /// Makes every write stable that completed before this request was submitted.
     Flush,
-    /// The sectors are no longer needed; they read as anything until written.
+    /// The sectors are no longer needed; reads return anything until they are written.
     Discard,
-    /// The sectors read as zeros.
+    /// Makes the sectors read as zeros.
     WriteZeroes,
 }
 
 impl Op {
-    /// True if it changes the device's contents.
+    /// True if the operation changes the device's contents.
     pub fn is_write(self) -> bool {
         matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
     }
 
-    /// True if it carries data in buffers.
+    /// True if the operation carries data in buffers.
     pub fn has_data(self) -> bool {
         matches!(self, Op::Read | Op::Write)
     }
 }
 
 bitflags::bitflags! {
-    /// Details of a request.
+    /// Options of a request.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RequestFlags: u8 {
-        /// Write, write-zeroes: on stable storage at completion (force unit access).
+        /// Write, write-zeroes: stable at completion (force unit access).
         const FUA = 1;
         /// Discard: the old data must be unreadable afterwards (BLKIF_DISCARD_SECURE).
         const SECURE = 2;
@@ -50,22 +50,23 @@ bitflags::bitflags! {
         /// Write: the submitter promises not to change the buffers before completion, so that
         /// a device which computes parity from them may skip its snapshot.
         const STABLE_BUFFERS = 8;
-        /// Write: flush first, then write (blkif FLUSH_DISKCACHE with data). Sources of requests use it;
-        /// the back end turns it into two requests, so devices never see it.
+        /// Write: flush first, then write (blkif FLUSH_DISKCACHE with data). Request sources use it; the back
+        /// end turns it into two requests, so devices never see it.
         const PREFLUSH = 16;
         /// Write or flush: all earlier writes of the device complete before, all later ones start after
         /// (blkif WRITE_BARRIER). As with `PREFLUSH`, devices never see it.
         const BARRIER = 32;
-        /// Write of one block of which a part is to stay as it is: the first `scratch & 0xffff` bytes and the last `scratch >> 16`. No other
-        /// request of the disk is under way while the block is read and written. As with `PREFLUSH`, devices never see it.
+        /// Write of one block of which a part is to stay as it is: the first `scratch & 0xffff` bytes and the
+        /// last `scratch >> 16`. No other request of the disk runs while the block is read and written. As
+        /// with `PREFLUSH`, devices never see it.
         const PARTIAL = 64;
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done.
+    /// The request succeeded.
     Ok,
     /// The device failed, or lost the request.
     IoError,
@@ -73,21 +74,20 @@ pub enum Status {
     Unsupported,
     /// No space left on the backing.
     NoSpace,
-    /// A write to a read-only device.
+    /// The device is read-only.
     ReadOnly,
-    /// Outside the device, unaligned, too long, or buffers don't match the length.
+    /// The request is outside the device, unaligned or too long, or its buffers don't match its
+    /// length.
     Invalid,
 }
 
-/// A request on its way. Submitters keep requests and use them again, so that the hot path allocates nothing.
+/// One request. Submitters keep requests and use them again, so that the hot path allocates nothing.
 ///
 /// While a device owns it (between [`crate::Queue::submit`] and [`crate::Queue::poll`]) it must not be
 /// dropped: that is a bug which panics in debug builds and completes with [`Status::IoError`] in release builds.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
     pub op: Op,
-    /// How.
     pub flags: RequestFlags,
     /// First sector (512 B).
     pub sector: u64,
@@ -97,12 +97,12 @@ pub struct Request {
     pub buffers: Vec<Buffer>,
     /// The submitter's own mark; a device must return it unchanged.
     pub tag: u64,
-    /// Devices that split or remap a request keep their own mark here; the handle's user doesn't read it.
+    /// The mark of a device that splits or remaps the request; the submitter doesn't read it.
     pub scratch: u64,
-    /// A device owns it now.
+    /// True while a device owns the request.
     pub(crate) in_flight: bool,
-    /// Where to tell if a device drops it: the queue it was last submitted to. Kept over reuse, so that
-    /// the hot path touches no shared counter.
+    /// The list of the queue that the request was last submitted to, for the case that a device drops it. It
+    /// is kept over reuse, so that the hot path touches no shared counter.
     pub(crate) lost: Option<Arc<LostList>>,
 }
 
@@ -122,7 +122,7 @@ impl Request {
         })
     }
 
-    /// A read or write of `buffers` at `sector`; their lengths make the request's.
+    /// A read or write of `buffers` at `sector`; their lengths add up to the request's.
     pub fn with_buffers(op: Op, sector: u64, buffers: Vec<Buffer>, tag: u64) -> Box<Request> {
         let sectors = total_len(&buffers) as u64 / SECTOR;
         let mut r = Request::new(op, sector, sectors, tag);
@@ -130,7 +130,7 @@ impl Request {
         r
     }
 
-    /// Sets everything but the buffers anew, for the next use.
+    /// Sets everything except the buffers, for the next use.
     #[inline]
     pub fn reset(&mut self, op: Op, flags: RequestFlags, sector: u64, sectors: u64, tag: u64) {
         self.op = op;
@@ -160,11 +160,10 @@ impl Drop for Request {
     }
 }
 
-/// A request that is done.
+/// A request that has completed.
 #[derive(Debug)]
 pub struct Completion {
     /// The request, as it was submitted.
     pub request: Box<Request>,
-    /// How it ended.
     pub status: Status,
 }

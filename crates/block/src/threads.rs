@@ -1,4 +1,4 @@
-//! [`DiskThreads`]: threads of one disk's own, for calls that its medium may hold up.
+//! [`DiskThreads`]: threads of one disk, for calls that its medium may block.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -13,18 +13,20 @@ pub type Job = Box<dyn FnOnce() + Send>;
 /// A thread without a job ends after this time.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// Threads of all disks of the process together. A disk without threads gets one beyond it, so that no disk waits for another's.
+/// Most threads of all disks of the process together. A disk without threads gets one beyond this number, so
+/// that no disk waits for another's.
 const MOST_OF_ALL: usize = 1024;
 
 static OF_ALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs jobs of one disk, side by side up to a bound, in the order in which they came. Threads start with the jobs that need them and end when
-/// they have had none for two seconds, so a disk at rest has none. A job that never returns takes a thread of this disk
-/// and nothing from others.
+/// Runs jobs of one disk, side by side up to a bound, in the order in which they came. Threads start with the
+/// jobs that need them and end after two seconds without any, so a disk at rest has none. A job that never
+/// returns takes a thread of this disk and none of others.
 ///
-/// The number of jobs that wait isn't bounded here: who adds jobs has a bound of its own (a queue's depth).
+/// The number of waiting jobs isn't bounded here: their submitters have bounds of their own (a queue's
+/// depth).
 ///
-/// Dropping it lets the jobs that wait run, and doesn't wait for them.
+/// A drop lets the waiting jobs run, and doesn't wait for them.
 pub struct DiskThreads {
     shared: Arc<Shared>,
 }
@@ -40,13 +42,14 @@ struct Shared {
 struct State {
     jobs: VecDeque<Job>,
     threads: usize,
-    /// Threads that wait for a job.
+    /// Number of threads that wait for a job.
     idle: usize,
     closed: bool,
 }
 
 impl DiskThreads {
-    /// At most `most` threads (at least 1) with this name, of which the kernel shows the first 15 bytes.
+    /// Makes no thread yet; at most `most` (at least 1) will be made, with this name, of which the kernel
+    /// shows the first 15 bytes.
     pub fn new(name: impl Into<String>, most: usize) -> DiskThreads {
         DiskThreads {
             shared: Arc::new(Shared {
@@ -58,7 +61,7 @@ impl DiskThreads {
         }
     }
 
-    /// Runs `job` on one of the threads. Gives it back if no thread can be had: the system refuses one, and there is none.
+    /// Runs `job` on one of the threads. Gives it back if there is no thread and the system refuses one.
     pub fn run(&self, job: Job) -> Result<(), Job> {
         let mut state = self.shared.state.lock();
         if state.idle > state.jobs.len() || !self.may_start(&state) {
@@ -93,13 +96,13 @@ impl DiskThreads {
         state.threads == 0 || (room && state.threads < self.shared.most)
     }
 
-    /// Jobs that run or wait.
+    /// Number of jobs that run or wait.
     pub fn busy(&self) -> usize {
         let state = self.shared.state.lock();
         state.jobs.len() + state.threads - state.idle
     }
 
-    /// Threads there are, busy or idle.
+    /// Number of threads, busy or idle.
     pub fn threads(&self) -> usize {
         self.shared.state.lock().threads
     }
@@ -117,7 +120,7 @@ fn work(shared: &Shared) {
     loop {
         if let Some(job) = state.jobs.pop_front() {
             drop(state);
-            // A job that panics has told about it, and loses nothing but itself.
+            // The panic of a job has printed its message, and affects no other job.
             let _ = catch_unwind(AssertUnwindSafe(job));
             state = shared.state.lock();
             continue;
@@ -141,7 +144,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// A bound for what hangs; nothing is expected to take as long.
+    /// A bound that only a hang reaches.
     const HANG: Duration = Duration::from_secs(60);
 
     #[test]

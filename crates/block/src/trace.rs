@@ -1,9 +1,9 @@
-//! Trace hooks: who did what, when, in which phase of a request's life.
+//! Trace hooks: events in the life of requests, with their time and submitter.
 //!
-//! The letters are blktrace's (blkparse(1)). Every floor of the stack records its own events under a
-//! device number of its own; collecting them is the `trace` crate's work. A queue owns its sink, so
-//! recording takes no lock. While nobody in the process records, a hook costs one look at [`is_on`], for a whole batch
-//! where there is one.
+//! The letters are blktrace's (blkparse(1)). Every layer of the stack records its own events under a device
+//! number of its own; the `trace` crate collects them. A queue owns its sink, so recording takes no lock.
+//! While no recording runs in the process, a hook costs one look at [`is_on`], for a whole batch where there
+//! is one.
 
 use crate::{Completion, Op, Request, RequestFlags, Status};
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Phase {
-    /// Q: the request reached this floor.
+    /// Q: the request reached this layer.
     Queue,
-    /// G: it got a tag (or a request structure).
+    /// G: the request got a tag (or a request structure).
     Get,
-    /// M: it was merged behind another request.
+    /// M: the request was merged behind another one.
     BackMerge,
-    /// F: it was merged in front of another request.
+    /// F: the request was merged in front of another one.
     FrontMerge,
-    /// I: it was inserted in a queue to wait.
+    /// I: the request was inserted in a queue to wait.
     Insert,
-    /// D: it was issued to what is below.
+    /// D: the request was issued to the layer below.
     Issue,
-    /// C: it completed.
+    /// C: the request completed.
     Complete,
-    /// A: it was remapped to another device.
+    /// A: the request was remapped to another device.
     Remap,
     /// P: the queue was plugged.
     Plug,
@@ -35,80 +35,78 @@ pub enum Phase {
     Unplug,
     /// S: the submitter waits for a tag.
     Sleep,
-    /// X: it was split.
+    /// X: the request was split.
     Split,
 }
 
-/// A floor's number in traces.
+/// A layer's device number in traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TraceDevice(pub u32);
 
-/// One event, without what is the same for all of its queue. The sink knows the time: clocks stay at the edges.
+/// One event, without the data that is the same for all events of its queue. The sink knows the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
     /// First sector (512 B).
     pub sector: u64,
-    /// For a remap, the sector on the floor above; for a split, the first one of the second part; for an unplug, how many
-    /// requests waited; else 0.
+    /// For a remap, the sector on the layer above; for a split, the first sector of the second part; for an
+    /// unplug, the number of requests that waited; else 0.
     pub other: u64,
-    /// Length in sectors (512 B); what is longer counts as the most.
+    /// Length in sectors (512 B); greater lengths count as the greatest value.
     pub sectors: u32,
-    /// Which step.
     pub phase: Phase,
-    /// The request's operation.
     pub op: Op,
-    /// Its flags.
     pub flags: RequestFlags,
-    /// For a completion, how it ended.
+    /// For a completion, its status.
     pub status: Option<Status>,
 }
 
-// Half a cache line, with its time: what is recorded goes through the caches of what is measured.
+// An event is half a cache line with its time: events go through the caches of the measured CPU.
 const _: () = assert!(size_of::<TraceEvent>() == 24);
 
-/// Where a queue's events come from.
+/// The origin of a queue's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceOrigin {
-    /// The floor.
+    /// Number of the layer.
     pub device: TraceDevice,
-    /// The floor that its requests come from, if there is one.
+    /// Number of the layer that the requests come from, if there is one.
     pub above: Option<TraceDevice>,
-    /// Which of the floor's queues.
+    /// Number of the queue in its layer.
     pub queue: u32,
-    /// Who submits.
+    /// Number of the submitter.
     pub submitter: u32,
 }
 
 /// Takes events of one queue.
 pub trait TraceSink: Send {
-    /// Now, in nanoseconds.
+    /// The current time in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// Records what happened at `time_ns`; never blocks, never allocates: what doesn't fit is counted as dropped. False if
-    /// nobody wants events any more: the sink is then dropped.
+    /// Records an event that happened at `time_ns`; never blocks, never allocates: an event that doesn't fit
+    /// is counted as dropped. False if events aren't wanted any more: the sink is then dropped.
     fn record(&mut self, time_ns: u64, event: TraceEvent) -> bool;
 }
 
 /// Makes a sink for each queue.
 pub trait TraceHub: Send + Sync {
-    /// The number of the floor of this name; the same whenever it is asked for.
+    /// The number of the layer of this name; the same number for each call.
     fn device(&self, name: &str) -> TraceDevice;
 
-    /// A sink for one queue of a floor; `None` while nobody wants events. Called with the first event.
+    /// A sink for one queue of a layer; `None` while events aren't wanted. Called with the first event.
     fn open(&self, origin: &TraceOrigin) -> Option<Box<dyn TraceSink>>;
 }
 
-/// How many record in this process. A process-wide switch, because a look at it is two instructions, and at anything
-/// that a queue would have to reach first is more.
+/// Number of recordings in this process. It is a process-wide switch, because reading it takes two
+/// instructions, and a queue would take more to reach any state of its own.
 static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
 
-/// True while anybody in this process records.
+/// True while there is a recording in this process.
 #[inline]
 pub fn is_on() -> bool {
     !cfg!(feature = "untraced") && RECORDINGS.load(Ordering::Relaxed) != 0
 }
 
-/// While one of these lives, all hooks of the process look for a hub that wants their events.
+/// While a value of this type lives, all hooks of the process look for a hub that wants their
+/// events.
 #[derive(Debug)]
 pub struct Recording(());
 
@@ -127,27 +125,28 @@ impl Drop for Recording {
     }
 }
 
-/// Whether and where a queue traces; handed down from floor to floor.
+/// The hub for a queue's events, if they are traced; handed down from layer to layer.
 #[derive(Clone, Default)]
 pub struct Tracing(Option<Branch>);
 
-/// Where in the tree of floors we are.
+/// A place in the tree of layers.
 #[derive(Clone)]
 struct Branch {
     hub: Arc<dyn TraceHub>,
-    /// In front of the names of floors: whose they are.
+    /// The disk's name, which is put in front of the names of layers.
     scope: Arc<str>,
-    /// The floor that the requests come from.
+    /// The layer that the requests come from.
     above: Option<TraceDevice>,
 }
 
 impl Tracing {
-    /// No tracing.
+    /// Requests aren't traced.
     pub fn off() -> Tracing {
         Tracing(None)
     }
 
-    /// Tracing to `hub`; `scope` is the disk's name, which goes in front of the names of its floors.
+    /// Tracing to `hub`; `scope` is the disk's name, which is put in front of the names of its
+    /// layers.
     pub fn to(hub: Arc<dyn TraceHub>, scope: &str) -> Tracing {
         Tracing(Some(Branch {
             hub,
@@ -156,7 +155,7 @@ impl Tracing {
         }))
     }
 
-    /// The same for a floor below `upper`, so that its events tell where its requests come from.
+    /// The same tracing for a layer below `upper`, so that events show where requests come from.
     #[must_use]
     pub fn below(&self, upper: &Tracer) -> Tracing {
         let mut branch = self.0.clone();
@@ -166,7 +165,7 @@ impl Tracing {
         Tracing(branch)
     }
 
-    /// A tracer for one queue of a floor.
+    /// A tracer for one queue of a layer.
     pub fn tracer(&self, floor: &str, queue: u32, submitter: u32) -> Tracer {
         Tracer(self.0.as_ref().map(|branch| {
             let name = format!("{}/{floor}", branch.scope);
@@ -187,12 +186,12 @@ impl Tracing {
 struct Tap {
     hub: Arc<dyn TraceHub>,
     origin: TraceOrigin,
-    /// From the first event that is wanted to the first that isn't.
+    /// `Some` from the first event that is wanted to the first that isn't.
     sink: Option<Box<dyn TraceSink>>,
 }
 
 impl Tap {
-    /// The sink and the time, if anybody wants events.
+    /// The sink and the time, if events are wanted.
     fn sink(&mut self) -> Option<(&mut dyn TraceSink, u64)> {
         if self.sink.is_none() {
             self.sink = self.hub.open(&self.origin);
@@ -203,7 +202,7 @@ impl Tap {
     }
 }
 
-/// One queue's trace point on one floor.
+/// The trace hooks of one queue of a layer.
 #[derive(Default)]
 pub struct Tracer(Option<Box<Tap>>);
 
@@ -224,7 +223,7 @@ impl Tracer {
         }
     }
 
-    /// Records that all these reached this floor now: Q, and before it A where they come from another one.
+    /// Records that all these reached this layer now: Q, and before it A where they come from another layer.
     #[inline]
     pub fn arrived(&mut self, batch: &[Box<Request>]) {
         if is_on() {
@@ -248,7 +247,8 @@ impl Tracer {
         }
     }
 
-    /// Records that requests are held back from now on, so that they can be merged; `first` is the first of them.
+    /// Records that requests are held back from now on, so that they can be merged; `first` is the first of
+    /// them.
     #[inline]
     pub fn plugged(&mut self, first: &Request) {
         if is_on() {
@@ -256,7 +256,8 @@ impl Tracer {
         }
     }
 
-    /// Records that what was held back goes on: so many requests, of which `first` is the first.
+    /// Records that the requests that were held back go on: `waiting` requests, of which `first` is
+    /// the first.
     #[inline]
     pub fn unplugged(&mut self, first: &Request, waiting: u64) {
         if is_on() {

@@ -1,24 +1,24 @@
 //! Model checks of stacked devices: every interleaving, up to a bound on preemptions, and every value that a weak memory may show. A lost
 //! wake-up is a deadlock, and a completion that is taken twice or not at all fails a check.
 //!
-//! The queues here do what those of the page cache and of RAID-5 do, in the same order. The negative controls break one rule each and must be
-//! found out, else the models prove nothing.
+//! The queues here take the same steps in the same order as those of the page cache and of RAID-5. The
+//! negative controls break one rule each and must be found, otherwise the models prove nothing.
 
 mod loom_model;
 
-use loom_model::{Answer, Device, Loom, LoomEvent, NoBarrier, StoreOnly, epoll};
+use loom_model::{Device, Loom, LoomEvent, NoBarrier, OwnedCompletion, StoreOnly, epoll};
 use pvblk_block::stacked::{
     CompletionQueue, LowerQueue, Neighbour, Primitives, QueueTable, SharedLowerQueue,
 };
 use pvblk_block::{BlockDevice, Completion, QueueContext, Readiness};
-// Not loom's: its counter panics again while a model that failed unwinds.
+// This isn't loom's: its counter panics again while a model that failed unwinds.
 use std::sync::Arc;
 
 /// Checks all executions with up to `preemptions` preemptions.
 fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
-    // Larger than any of these models needs; a safety net against a spinning one.
+    // The bound is greater than any of these models needs; it stops a model that spins.
     builder.max_branches = 10_000;
     builder.check(model);
 }
@@ -32,7 +32,7 @@ enum Sleep {
 }
 
 /// `posters` leave one completion each, and the owner sleeps until it has all.
-fn mail<P: Primitives<Event = LoomEvent>>(posters: u32, sleep: Sleep) {
+fn post_and_sleep<P: Primitives<Event = LoomEvent>>(posters: u32, sleep: Sleep) {
     let queue = Arc::new(CompletionQueue::<Vec<u32>, P>::new().expect("an event"));
     let threads: Vec<_> = (0..posters)
         .map(|poster| {
@@ -67,38 +67,38 @@ fn mail<P: Primitives<Event = LoomEvent>>(posters: u32, sleep: Sleep) {
 
 #[test]
 fn no_completion_is_lost_or_taken_twice() {
-    explore(4, || mail::<Loom>(1, Sleep::PrepareAndLook));
-    explore(3, || mail::<Loom>(2, Sleep::PrepareAndLook));
+    explore(4, || post_and_sleep::<Loom>(1, Sleep::PrepareAndLook));
+    explore(3, || post_and_sleep::<Loom>(2, Sleep::PrepareAndLook));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn control_without_the_full_barrier_a_wake_up_is_lost() {
-    explore(3, || mail::<NoBarrier>(1, Sleep::PrepareAndLook));
+    explore(3, || post_and_sleep::<NoBarrier>(1, Sleep::PrepareAndLook));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn control_sleeping_without_a_last_look_loses_a_wake_up() {
-    explore(3, || mail::<Loom>(1, Sleep::PrepareOnly));
+    explore(3, || post_and_sleep::<Loom>(1, Sleep::PrepareOnly));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn control_sleeping_without_preparing_loses_a_wake_up() {
-    explore(3, || mail::<Loom>(1, Sleep::LookOnly));
+    explore(3, || post_and_sleep::<Loom>(1, Sleep::LookOnly));
 }
 
-/// A queue of a stacked device: with a completion queue for requests of its user that are done, and a lower queue.
-struct Place<P: Primitives> {
-    completions: CompletionQueue<Vec<Answer>, P>,
+/// A queue of a stacked device, with a completion queue for its user's completions, and a lower queue.
+struct StackedQueue<P: Primitives> {
+    completions: CompletionQueue<Vec<OwnedCompletion>, P>,
     lower: SharedLowerQueue<P>,
     device: Arc<Device<P>>,
 }
 
-impl<P: Primitives> Neighbour<P> for Place<P> {
-    type Entries = Vec<Answer>;
-    fn completions(&self) -> &CompletionQueue<Vec<Answer>, P> {
+impl<P: Primitives> Neighbour<P> for StackedQueue<P> {
+    type Entries = Vec<OwnedCompletion>;
+    fn completions(&self) -> &CompletionQueue<Vec<OwnedCompletion>, P> {
         &self.completions
     }
     fn lower(&self) -> Option<&SharedLowerQueue<P>> {
@@ -106,13 +106,13 @@ impl<P: Primitives> Neighbour<P> for Place<P> {
     }
 }
 
-type Table<P> = Arc<QueueTable<Place<P>, P>>;
+type Table<P> = Arc<QueueTable<StackedQueue<P>, P>>;
 
-fn open<P: Primitives<Event = LoomEvent>>(table: &Table<P>) -> (usize, Arc<Place<P>>) {
+fn open<P: Primitives<Event = LoomEvent>>(table: &Table<P>) -> (usize, Arc<StackedQueue<P>>) {
     let device = Device::<P>::new();
     let shared: Arc<dyn BlockDevice> = device.clone();
     let lower = LowerQueue::open(&shared, &QueueContext::new(4)).expect("a queue");
-    let place = Arc::new(Place {
+    let place = Arc::new(StackedQueue {
         completions: CompletionQueue::new().expect("an event"),
         lower: SharedLowerQueue::new(lower),
         device,
@@ -120,10 +120,15 @@ fn open<P: Primitives<Event = LoomEvent>>(table: &Table<P>) -> (usize, Arc<Place
     (table.open(&place), place)
 }
 
-/// Ends of I/O: the core says whose requests are done. Returns those of `me`, and posts the others.
-fn step<P: Primitives>(table: &Table<P>, me: usize, ended: &mut Vec<Completion>) -> Vec<Answer> {
-    let answers: Vec<Answer> = ended.drain(..).map(|c| Answer::of(&c)).collect();
-    let (mine, others): (Vec<Answer>, Vec<Answer>) =
+/// Takes ends of I/O, for which the core says to which queue the completions belong. Returns those
+/// of `me`, and posts the others.
+fn step<P: Primitives>(
+    table: &Table<P>,
+    me: usize,
+    ended: &mut Vec<Completion>,
+) -> Vec<OwnedCompletion> {
+    let answers: Vec<OwnedCompletion> = ended.drain(..).map(|c| OwnedCompletion::of(&c)).collect();
+    let (mine, others): (Vec<OwnedCompletion>, Vec<OwnedCompletion>) =
         answers.into_iter().partition(|a| a.owner == me);
     let mut owners = others.iter().map(|a| a.owner).collect();
     table.post(&mut owners, |number, _, entries| {
@@ -132,16 +137,17 @@ fn step<P: Primitives>(table: &Table<P>, me: usize, ended: &mut Vec<Completion>)
     mine
 }
 
-/// A queue whose user waits for answers, some of which come from other queues' I/O.
+/// A queue whose user waits for completions, some of which come from other queues' I/O.
 struct Sleeper<P: Primitives> {
     table: Table<P>,
     number: usize,
-    place: Arc<Place<P>>,
-    got: Vec<Answer>,
-    /// Lower queues that were waited for, and have to be polled since their events were cleared.
-    look: Vec<Arc<Place<P>>>,
-    /// It looks after lower queues that nobody attends to.
-    adopts: bool,
+    place: Arc<StackedQueue<P>>,
+    got: Vec<OwnedCompletion>,
+    /// Lower queues that the user waited for, and that have to be polled since their events were
+    /// cleared.
+    look: Vec<Arc<StackedQueue<P>>>,
+    /// The queue polls unattended lower queues.
+    polls_unattended: bool,
 }
 
 impl<P: Primitives<Event = LoomEvent>> Sleeper<P> {
@@ -154,11 +160,11 @@ impl<P: Primitives<Event = LoomEvent>> Sleeper<P> {
             place,
             got: Vec::new(),
             look: Vec::new(),
-            adopts: true,
+            polls_unattended: true,
         }
     }
 
-    /// Polls and sleeps until its user has as many answers.
+    /// Polls and sleeps until the user has `until` completions.
     fn run(&mut self, until: usize) {
         loop {
             let handed = self.poll();
@@ -180,7 +186,7 @@ impl<P: Primitives<Event = LoomEvent>> Sleeper<P> {
         }
     }
 
-    /// True if it leaves lower queues that nobody would be woken for.
+    /// True if it leaves lower queues whose completions would wake no queue.
     fn poll(&mut self) -> bool {
         self.table.finish_wait(self.place.completions.wait());
         let (got, mut ended) = (&mut self.got, Vec::new());
@@ -189,7 +195,7 @@ impl<P: Primitives<Event = LoomEvent>> Sleeper<P> {
         for place in self.look.drain(..) {
             armed &= place.lower.poll_unattended(&mut ended);
         }
-        if ended.is_empty() && self.adopts {
+        if ended.is_empty() && self.polls_unattended {
             for place in self.table.unattended(self.number) {
                 armed &= place.lower.poll_unattended(&mut ended);
             }
@@ -199,37 +205,41 @@ impl<P: Primitives<Event = LoomEvent>> Sleeper<P> {
         !armed
     }
 
-    /// The lower queues to wait for besides its own event; `None` if it may not sleep.
-    fn arm(&mut self) -> Option<Vec<Arc<Place<P>>>> {
+    /// The lower queues to wait for besides the queue's own event; `None` if it may not sleep.
+    fn arm(&mut self) -> Option<Vec<Arc<StackedQueue<P>>>> {
         let entry = self.place.completions.wait();
         self.table.prepare_to_wait(entry);
-        let others = match self.adopts {
+        let others = match self.polls_unattended {
             true => self.table.unattended(self.number),
             false => Vec::new(),
         };
-        let is_ready = |p: &Arc<Place<P>>| p.lower.arm() == Readiness::Ready;
+        let is_ready = |p: &Arc<StackedQueue<P>>| p.lower.arm() == Readiness::Ready;
         let ready = others.iter().any(is_ready) || entry.is_pending();
         (!ready).then_some(others)
     }
 }
 
-/// How a queue stops being polled.
+/// Ways in which a queue stops being polled.
 #[derive(Clone, Copy, PartialEq)]
 enum Leave {
     InOrder,
-    /// It closes its queue.
+    /// The queue is closed.
     Closing,
-    /// It gave I/O to a lower queue that nobody attends to, and doesn't tell.
+    /// The queue gave I/O to an unattended lower queue, and doesn't say so.
     NotTellingOfOthers,
 }
 
-/// A queue begins I/O that another one waits for, gets the answer to its own request and isn't polled any more, while the device
-/// works. `background`: the I/O goes to a lower queue that has no owner.
-fn hand_over<P: Primitives<Event = LoomEvent>>(leave: Leave, background: bool, adopts: bool) {
+/// A queue begins I/O that another one waits for, gets its own completion and isn't polled any more, while
+/// the device works. `background`: the I/O goes to a lower queue that has no owner.
+fn hand_over<P: Primitives<Event = LoomEvent>>(
+    leave: Leave,
+    background: bool,
+    polls_unattended: bool,
+) {
     let table = Table::<P>::default();
     let (_, no_owner) = open(&table);
     let mut sleeper = Sleeper::new(&table);
-    sleeper.adopts = adopts;
+    sleeper.polls_unattended = polls_unattended;
     let (number, place) = open(&table);
     place.lower.attend();
     let lower = match background {
@@ -241,7 +251,9 @@ fn hand_over<P: Primitives<Event = LoomEvent>>(leave: Leave, background: bool, a
     let leaver = {
         let table = Arc::clone(&table);
         loom::thread::spawn(move || {
-            let handed = lower.lower.submit([Answer::request(waits, 7)].into_iter());
+            let handed = lower
+                .lower
+                .submit([OwnedCompletion::request(waits, 7)].into_iter());
             match leave {
                 Leave::InOrder => table.leave(number, &place.lower, background && handed),
                 Leave::Closing => table.close(number),
@@ -253,7 +265,7 @@ fn hand_over<P: Primitives<Event = LoomEvent>>(leave: Leave, background: bool, a
     sleeper.run(1);
     assert_eq!(
         sleeper.got,
-        [Answer {
+        [OwnedCompletion {
             owner: waits,
             which: 7
         }]
@@ -303,7 +315,7 @@ fn control_a_flag_that_is_only_stored_to_hides_an_earlier_wake_up() {
     explore(2, || hand_over::<StoreOnly>(Leave::InOrder, false, true));
 }
 
-/// Two sleepers wait for I/O of a lower queue without an owner, which ends one after another.
+/// Two queues sleep while I/O of a lower queue without an owner ends, one request after another.
 fn shared(answers: &'static [usize]) {
     let table = Table::<Loom>::default();
     let (_, no_owner) = open(&table);
@@ -312,7 +324,7 @@ fn shared(answers: &'static [usize]) {
     let (first, second) = (one.number, two.number);
     let requests = answers.iter().enumerate().map(|(i, &whose)| {
         let owner = if whose == 0 { first } else { second };
-        Answer::request(owner, i as u64)
+        OwnedCompletion::request(owner, i as u64)
     });
     no_owner.lower.submit(requests);
     let count = |whose| answers.iter().filter(|&&a| a == whose).count();

@@ -1,4 +1,4 @@
-//! [`BackgroundThread`]: work of a device that goes on while none of its users polls.
+//! [`BackgroundThread`]: steps the work of a device while none of its users polls.
 
 use super::wait_entry::WaitEntry;
 use crate::Clock;
@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// When there is more to do.
+/// The time of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// At once.
+    /// The next step is due at once.
     Now,
-    /// At this time, or when I/O of the device ends.
+    /// The next step is due at this time, or when I/O of the device ends.
     At(Instant),
-    /// When somebody uses the device, or I/O of it ends.
+    /// The next step is due when the device is used, or I/O of it ends.
     Never,
 }
 
 impl Due {
-    /// The earlier of two.
+    /// The earlier of the two.
     #[must_use]
     pub fn earlier(self, other: Due) -> Due {
         match (self, other) {
@@ -43,15 +43,15 @@ impl From<crate::Readiness> for Due {
     }
 }
 
-/// Work that is done in pieces. A [`BackgroundThread`] steps it; a simulation may, too.
+/// Work that is done in steps, by a [`BackgroundThread`] or by a simulation.
 pub trait Background: Send + 'static {
-    /// Does a piece.
+    /// Does a bounded part of the work.
     fn step(&mut self) -> Due;
 
     /// The last check before sleeping: asks for wake-ups, and puts descriptors into the poller, with tokens from 1. Errors if that fails.
     fn arm(&mut self, poller: &Poller) -> io::Result<Due>;
 
-    /// The thread has slept: descriptors are cleared.
+    /// Clears the descriptors after the thread has slept.
     fn woken(&mut self);
 }
 
@@ -63,7 +63,7 @@ pub struct BackgroundThread {
 }
 
 impl BackgroundThread {
-    /// Starts one, with a name of at most 15 bytes. It sleeps at `wait`, which others may wake.
+    /// Starts a thread with a name of at most 15 bytes. It sleeps at `wait`, which others may wake.
     pub fn start(
         name: &str,
         wait: &Arc<WaitEntry>,
@@ -91,7 +91,7 @@ impl BackgroundThread {
         })
     }
 
-    /// There is something to do.
+    /// Wakes the thread, because there is work.
     pub fn wake(&self) {
         self.wait.wake();
     }
@@ -118,7 +118,7 @@ fn sleep(
             poller.wait(events, timeout)
         });
         if slept.is_err() {
-            // Out of kernel memory: rather late than busy.
+            // The kernel is out of memory: the thread had better be late than busy.
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -132,7 +132,7 @@ impl Drop for BackgroundThread {
         self.stop.store(true, Ordering::Release);
         self.wait.wake();
         if let Some(thread) = self.thread.take() {
-            // A step that panicked has told about it.
+            // A step that panicked has printed its message.
             let _ = thread.join();
         }
     }

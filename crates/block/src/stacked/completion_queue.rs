@@ -5,15 +5,15 @@ use super::queue_table::Neighbour;
 use super::wait_entry::WaitEntry;
 use std::io;
 
-/// Completions for one queue's user, and I/O that is to go through its lower queue, left by other queues. `T` holds them, in vectors that
-/// keep their memory; each is put there once and taken once.
+/// Completions for one queue's user, and I/O that is to go through its lower queue, left by other queues. `T`
+/// holds them, in vectors that keep their memory; each entry is added once and taken once.
 pub struct CompletionQueue<T: Send + 'static, P: Primitives = Native> {
     entries: P::Lock<T>,
     wait: WaitEntry<P>,
 }
 
 impl<T: Default + Send + 'static, P: Primitives> CompletionQueue<T, P> {
-    /// An empty one. Errors if the process has no descriptor left.
+    /// An empty queue. Errors if the process has no descriptor left.
     pub fn new() -> io::Result<CompletionQueue<T, P>> {
         Ok(CompletionQueue {
             entries: P::Lock::new(T::default()),
@@ -21,20 +21,22 @@ impl<T: Default + Send + 'static, P: Primitives> CompletionQueue<T, P> {
         })
     }
 
-    /// Adds something, and wakes the owner.
+    /// Adds entries, and wakes the owner.
     pub fn post(&self, add: impl FnOnce(&mut T)) {
         add(&mut self.entries.lock());
         self.wait.wake();
     }
 
-    /// Adds something without waking the owner: for callers that know whether it sleeps, and signal its event themselves.
+    /// Adds entries without waking the owner: for callers that know whether it sleeps, and signal its event
+    /// themselves.
     #[inline]
     pub fn leave(&self, add: impl FnOnce(&mut T)) {
         add(&mut self.entries.lock());
         self.wait.raise();
     }
 
-    /// If there may be something, calls with all of it, for the owner to take it out. False if there is nothing.
+    /// If there may be entries, calls `take` with all of them, for the owner to take them out. False if there
+    /// are none.
     #[inline]
     pub fn collect(&self, take: impl FnOnce(&mut T)) -> bool {
         let any = self.wait.take_pending();
@@ -49,7 +51,7 @@ impl<T: Default + Send + 'static, P: Primitives> CompletionQueue<T, P> {
         self.entries.lock()
     }
 
-    /// How its owner sleeps.
+    /// The wait queue entry of the owner.
     #[inline]
     pub fn wait(&self) -> &WaitEntry<P> {
         &self.wait

@@ -1,12 +1,13 @@
-//! [`finish_within`]: the end of a queue that has something at the devices below.
+//! [`finish_within`]: the bounded wait of a queue that is closed with I/O at the devices below.
 
 use std::time::{Duration, Instant};
 
-/// A pause after a step that brought nothing.
+/// Pause after a step that made no progress.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Steps unfinished work until there is none, for `limit` at most; false if there is some left. `step` returns `None` when there is none, else
-/// whether it got anywhere. A thread that panics doesn't wait: its state makes no sense.
+/// Steps unfinished work until there is none, for `limit` at most; false if some is left. `step` returns
+/// `None` when none is left, else true if it made progress. A thread that panics doesn't wait: its state
+/// isn't consistent.
 pub fn finish_within(limit: Duration, mut step: impl FnMut() -> Option<bool>) -> bool {
     let begin = Instant::now();
     while !std::thread::panicking() {

@@ -7,15 +7,15 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// A queue of the device below. Requests beyond its depth wait in a backlog, whose length is bounded by the stripes or pages that its
-/// owner's core has.
+/// A queue of the device below. Requests beyond its depth wait in a backlog, whose length is bounded by the
+/// number of stripes or pages of its owner's core.
 pub struct LowerQueue {
     queue: Queue,
     /// Most requests at the device.
     depth: usize,
     backlog: VecDeque<Box<Request>>,
     batch: Vec<Box<Request>>,
-    /// Its owner's poller has the descriptor.
+    /// True if the owner's poller has the descriptor.
     in_poller: bool,
 }
 
@@ -44,17 +44,17 @@ impl LowerQueue {
         self.queue.limits()
     }
 
-    /// Requests that haven't come back.
+    /// Number of requests that haven't completed, including the backlog.
     pub fn in_flight(&self) -> usize {
         self.queue.in_flight() + self.backlog.len()
     }
 
-    /// Whether all have.
+    /// True if no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.in_flight() == 0
     }
 
-    /// One more request, which goes to the device with the next [`LowerQueue::submit`].
+    /// Adds a request, which goes to the device with the next [`LowerQueue::submit`].
     pub fn push(&mut self, request: Box<Request>) {
         self.backlog.push_back(request);
     }
@@ -71,7 +71,8 @@ impl LowerQueue {
         }
     }
 
-    /// Appends completions, gives the device more for them, and returns how many there were.
+    /// Appends completions, submits requests of the backlog in their place, and returns the number
+    /// of completions.
     pub fn poll(&mut self, out: &mut Vec<Completion>) -> usize {
         let count = self.queue.poll(out);
         if count > 0 {
@@ -80,12 +81,13 @@ impl LowerQueue {
         count
     }
 
-    /// The last check before sleeping.
+    /// Asks for a wake-up; the last check before sleeping.
     pub fn arm(&mut self) -> Readiness {
         self.queue.arm()
     }
 
-    /// The same, and puts the descriptor into its owner's poller once there is one: before the first request there may be none.
+    /// Asks for a wake-up as [`LowerQueue::arm`], and puts the descriptor into the owner's poller once there
+    /// is one: before the first request there may be none.
     pub fn arm_in(&mut self, poller: &Poller, token: u64) -> io::Result<Readiness> {
         let readiness = self.queue.arm();
         if readiness != Readiness::Ready
@@ -103,12 +105,12 @@ impl LowerQueue {
         if std::mem::take(&mut self.in_poller)
             && let Some(fd) = self.queue.wait_fd()
         {
-            // It can only fail for a descriptor that isn't there.
+            // Removing fails only for a descriptor that isn't there.
             let _ = poller.remove(fd);
         }
     }
 
-    /// The descriptor was readable: see [`crate::DeviceQueue::woken`].
+    /// Clears the descriptor, as [`crate::DeviceQueue::woken`].
     pub fn woken(&mut self) {
         self.queue.woken();
     }

@@ -21,7 +21,8 @@
 //! | [`BackgroundThread`] | a thread that steps a [`Background`] and sleeps in between |
 //! | [`finish_within`] | the bounded wait of a queue that is closed |
 //!
-//! A step takes the core's lock once, takes the results out, and lets go of the lock before anything is submitted, posted or woken.
+//! A step takes the core's lock once, takes the results out, and releases the lock before it submits, posts
+//! or wakes.
 //!
 //! docs/decisions/0020-stacked-devices.md has the invariants and their reasons; crates/block/tests/loom.rs checks them over all interleavings.
 

@@ -1,4 +1,4 @@
-//! The atomics, locks and events that the other parts are built on: traits, so that loom checks the code that runs.
+//! Atomics, locks and events of the other parts, as traits, so that loom checks the code that runs.
 
 use parking_lot::{Mutex, MutexGuard};
 use pvblk_sys::EventFd;
@@ -6,23 +6,24 @@ use std::io;
 use std::ops::DerefMut;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
-/// One family of primitives. [`Native`] everywhere but in model checks.
+/// A family of primitives: [`Native`] everywhere except in model checks.
 pub trait Primitives: Sized + 'static {
     /// A boolean that threads share.
     type Flag: Flag;
     /// A number that threads share.
     type Count: Count;
-    /// A wake-up that is kept until somebody takes it.
+    /// A wake-up that stays until it is taken.
     type Event: Event;
-    /// A mutex.
+    /// A mutex over a value.
     type Lock<T: Send>: Lock<T>;
-    /// Of a store before it and a load behind it on each of two threads, at least one load sees the other thread's store.
+    /// A barrier between a store and a load. When two threads each store, pass the barrier, and load the
+    /// other's word, at least one sees the other's store.
     fn full_barrier();
 }
 
 /// A boolean that threads share.
 pub trait Flag: Send + Sync {
-    /// A flag with this value.
+    /// A flag with an initial value.
     fn new(value: bool) -> Self;
     /// Loads without ordering.
     fn load_relaxed(&self) -> bool;
@@ -30,8 +31,8 @@ pub trait Flag: Send + Sync {
     fn load_acquire(&self) -> bool;
     /// Stores without ordering.
     fn store_relaxed(&self, value: bool);
-    /// Stores true. Earlier writes are visible to the thread that takes it, also if another thread has raised it again in between: so this
-    /// reads and writes in one step, and doesn't just store.
+    /// Stores true. Earlier writes are visible to the thread that takes the flag, also if another thread has
+    /// raised it again in between: so this is a read-modify-write, and not a store.
     fn raise(&self);
     /// Stores false and returns the old value; acquires.
     fn take(&self) -> bool;
@@ -39,41 +40,39 @@ pub trait Flag: Send + Sync {
 
 /// A number that threads share, without ordering.
 pub trait Count: Send + Sync {
-    /// Zero.
+    /// A count of zero.
     fn new() -> Self;
-    /// Its value.
+    /// The current value.
     fn load(&self) -> usize;
-    /// Adds.
     fn add(&self, more: usize);
-    /// Subtracts.
     fn sub(&self, less: usize);
 }
 
-/// A wake-up that is kept until somebody takes it.
+/// A wake-up that stays until it is taken.
 pub trait Event: Sized + Send + Sync {
-    /// One that isn't signalled. Errors if the process has no descriptor left.
+    /// An event that isn't signalled. Errors if the process has no descriptor left.
     fn new() -> io::Result<Self>;
-    /// Signals it: threads that wait for it wake.
+    /// Signals the event: threads that wait for it wake.
     fn notify(&self);
-    /// Forgets a signal, if there is one.
+    /// Clears a signal, if there is one.
     fn drain(&self);
 }
 
-/// A mutex.
+/// A mutex over a value.
 pub trait Lock<T>: Send + Sync {
-    /// Holds the lock while it lives.
+    /// The guard, which holds the lock until it is dropped.
     type Guard<'a>: DerefMut<Target = T>
     where
         Self: 'a;
     /// A mutex around a value.
     fn new(value: T) -> Self;
-    /// Waits for it.
+    /// Waits for the lock.
     fn lock(&self) -> Self::Guard<'_>;
-    /// `None` if somebody has it.
+    /// `None` if another thread holds the lock.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
 }
 
-/// The machine's own.
+/// The machine's own primitives.
 #[derive(Clone, Copy, Debug)]
 pub struct Native;
 

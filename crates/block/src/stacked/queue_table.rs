@@ -6,15 +6,15 @@ use super::shared_lower_queue::SharedLowerQueue;
 use super::wait_entry::WaitEntry;
 use std::sync::Arc;
 
-/// A queue as the other queues of its device see it.
+/// A queue of a stacked device, as the other queues of the device see it.
 pub trait Neighbour<P: Primitives = Native>: Send + Sync + 'static {
-    /// The things that others leave for it.
+    /// Entries that others leave for the queue.
     type Entries: Default + Send + 'static;
 
-    /// Where they leave it.
+    /// The completion queue in which others leave entries.
     fn completions(&self) -> &CompletionQueue<Self::Entries, P>;
 
-    /// Its lower queue, if others poll that while it has no request in flight.
+    /// The lower queue of this queue, if others poll it while this queue has no request in flight.
     fn lower(&self) -> Option<&SharedLowerQueue<P>> {
         None
     }
@@ -23,7 +23,7 @@ pub trait Neighbour<P: Primitives = Native>: Send + Sync + 'static {
 enum Slot<Q> {
     Free,
     Open(Arc<Q>),
-    /// Its queue is closed, and its lower queue isn't idle.
+    /// The queue is closed, and its lower queue isn't idle.
     Closed(Arc<Q>),
 }
 
@@ -39,7 +39,7 @@ impl<Q> Slot<Q> {
 /// The queues of a device, by number, and the count of those that sleep: the kernel's wait queue, whose entries are numbered.
 pub struct QueueTable<Q: Neighbour<P>, P: Primitives = Native> {
     slots: P::Lock<Vec<Slot<Q>>>,
-    /// Queues that prepared to wait through [`QueueTable::prepare_to_wait`].
+    /// Number of queues that prepared to wait through [`QueueTable::prepare_to_wait`].
     sleepers: P::Count,
 }
 
@@ -57,7 +57,7 @@ fn is_idle<P: Primitives, Q: Neighbour<P>>(queue: &Q) -> bool {
 }
 
 impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
-    /// A queue is opened: returns the lowest number that is free.
+    /// Adds a queue that is opened: returns the lowest free number.
     pub fn open(&self, queue: &Arc<Q>) -> usize {
         let mut slots = self.slots.lock();
         let all = &mut *slots;
@@ -75,7 +75,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         number
     }
 
-    /// A queue is closed. Others poll its lower queue until it is idle, and only then its number is free.
+    /// Closes a queue. The others poll its lower queue until it is idle; only then its number is free.
     pub fn close(&self, number: usize) {
         let mut slots = self.slots.lock();
         let slot = &mut slots[number];
@@ -98,7 +98,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         }
     }
 
-    /// Calls with each queue, also those that are closed and not idle.
+    /// Calls `f` with each queue, including those that are closed and not idle.
     pub fn for_each(&self, mut f: impl FnMut(usize, &Arc<Q>)) {
         let slots = self.slots.lock();
         for (number, slot) in slots.iter().enumerate() {
@@ -108,7 +108,8 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         }
     }
 
-    /// Posts to each queue whose number is listed, once, and empties the list. Things for a queue that isn't open are left.
+    /// Posts once to each queue whose number is listed, and empties the list. Entries for a queue that isn't
+    /// open are left.
     pub fn post(&self, numbers: &mut Vec<usize>, mut add: impl FnMut(usize, &Q, &mut Q::Entries)) {
         numbers.sort_unstable();
         numbers.dedup();
@@ -120,7 +121,8 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         }
     }
 
-    /// See [`WaitEntry::prepare_to_wait`]; the queue is counted as one that [`QueueTable::wake_sleepers`] wakes.
+    /// Prepares to wait as [`WaitEntry::prepare_to_wait`]; the queue is counted as one that
+    /// [`QueueTable::wake_sleepers`] wakes.
     pub fn prepare_to_wait(&self, entry: &WaitEntry<P>) {
         if !entry.is_sleeping() {
             self.sleepers.add(1);
@@ -128,7 +130,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         entry.prepare_to_wait();
     }
 
-    /// See [`WaitEntry::finish_wait`].
+    /// Ends the wait as [`WaitEntry::finish_wait`].
     #[inline]
     pub fn finish_wait(&self, entry: &WaitEntry<P>) {
         if entry.finish_wait() {
@@ -136,9 +138,11 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         }
     }
 
-    /// Wakes all that sleep, but one: there is something that they didn't wait for when they went to sleep.
+    /// Wakes all queues that sleep, except `but`: there is something to wait for that there wasn't when they
+    /// went to sleep.
     pub fn wake_sleepers(&self, but: usize) {
-        // Pairs with the one of `prepare_to_wait`: either this sees a sleeper, or the sleeper sees the news.
+        // Pairs with the barrier of `prepare_to_wait`: either this thread sees a sleeper, or the sleeper sees
+        // the change.
         P::full_barrier();
         if self.sleepers.load() == 0 {
             return;
@@ -151,9 +155,11 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         });
     }
 
-    /// A queue has no request in flight any more, so nobody polls it: the others take over what its lower queue has at the device.
+    /// To be called when a queue has no request in flight any more, so that its user doesn't poll: the others
+    /// take over the I/O of its lower queue.
     ///
-    /// `handed`: it gave I/O to another lower queue that was idle and unattended ([`SharedLowerQueue::submit`]); queues that slept then don't wait for it.
+    /// `handed`: the queue gave I/O to another lower queue that was idle and unattended
+    /// ([`SharedLowerQueue::submit`]); queues that slept then don't wait for it.
     pub fn leave(&self, number: usize, lower: &SharedLowerQueue<P>, handed: bool) {
         lower.unattend();
         if handed || !lower.is_idle() {
@@ -161,7 +167,7 @@ impl<Q: Neighbour<P>, P: Primitives> QueueTable<Q, P> {
         }
     }
 
-    /// Queues, other than `but`, whose lower queues have something in flight that nobody looks after.
+    /// Queues, other than `but`, whose lower queues have I/O in flight and are unattended.
     pub fn unattended(&self, but: usize) -> Vec<Arc<Q>> {
         let mut found = Vec::new();
         self.for_each(|number, queue| {

@@ -1,4 +1,4 @@
-//! [`SharedLowerQueue`]: a lower queue that doesn't stop when its owner does.
+//! [`SharedLowerQueue`]: a lower queue whose I/O goes on when its owner's user stops polling.
 
 use super::lower_queue::LowerQueue;
 use super::primitives::{Count, Flag, Lock, Native, Primitives};
@@ -12,8 +12,9 @@ const MOST_ROUNDS: usize = 4;
 
 /// A lower queue with I/O that no request of its owner waits for, such as reading ahead.
 ///
-/// Its owner *attends* to it while it has requests in flight, since its user polls then. At other times it is *unattended*, and every queue
-/// that sleeps waits for it too. [`super::QueueTable`] hands it over:
+/// Its owner *attends* to it while the owner has requests in flight, since its user polls then. At other
+/// times the lower queue is *unattended*, and every queue that sleeps waits for it too. [`super::QueueTable`]
+/// hands it over:
 ///
 /// ```text
 /// owner:   attended ─▶ its last request is done: unattended, barrier ─▶ does anybody sleep? ─▶ wake them
@@ -21,13 +22,13 @@ const MOST_ROUNDS: usize = 4;
 /// ```
 pub struct SharedLowerQueue<P: Primitives = Native> {
     lower: P::Lock<LowerQueue>,
-    /// Requests that haven't come back: changed under the lock, read without it.
+    /// Number of requests that haven't completed: changed under the lock, read without it.
     in_flight: P::Count,
     attended: P::Flag,
 }
 
 impl<P: Primitives> SharedLowerQueue<P> {
-    /// Unattended, over a lower queue that is idle.
+    /// An unattended queue over a lower queue that is idle.
     pub fn new(lower: LowerQueue) -> SharedLowerQueue<P> {
         SharedLowerQueue {
             lower: P::Lock::new(lower),
@@ -36,25 +37,25 @@ impl<P: Primitives> SharedLowerQueue<P> {
         }
     }
 
-    /// Requests that haven't come back.
+    /// Number of requests that haven't completed.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight.load()
     }
 
-    /// Whether all have.
+    /// True if no request is in flight.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.in_flight() == 0
     }
 
-    /// Whether its owner looks after it.
+    /// True if the owner attends to the queue.
     #[inline]
     pub fn is_attended(&self) -> bool {
         self.attended.load_relaxed()
     }
 
-    /// Its owner looks after it from now on. [`super::QueueTable::leave`] is the opposite.
+    /// Marks the queue as attended from now on. [`super::QueueTable::leave`] is the opposite.
     #[inline]
     pub fn attend(&self) {
         self.attended.store_relaxed(true);
@@ -64,7 +65,8 @@ impl<P: Primitives> SharedLowerQueue<P> {
         self.attended.store_relaxed(false);
     }
 
-    /// Gives requests to the device, in order. True if it was idle: queues that sleep don't wait for it yet.
+    /// Submits requests to the device, in order. True if the lower queue was idle: queues that sleep don't
+    /// wait for it yet.
     pub fn submit(&self, requests: impl Iterator<Item = Box<Request>>) -> bool {
         let mut lower = self.lower.lock();
         let before = lower.in_flight();
@@ -74,7 +76,7 @@ impl<P: Primitives> SharedLowerQueue<P> {
         before == 0
     }
 
-    /// Appends completions, for its owner.
+    /// Appends completions, for the owner.
     pub fn poll(&self, out: &mut Vec<Completion>) {
         if !self.is_idle() {
             let mut lower = self.lower.lock();
@@ -82,8 +84,9 @@ impl<P: Primitives> SharedLowerQueue<P> {
         }
     }
 
-    /// Appends completions, unless another thread is just doing so, and asks for a wake-up for the rest, in the name of all queues that wait for it.
-    /// False if there is more and no wake-up was asked for: then [`super::QueueTable::wake_sleepers`] must follow, once the completions are dealt with.
+    /// Appends completions, unless another thread is just doing so, and asks for a wake-up for the rest, for
+    /// all queues that wait. False if there are more completions and no wake-up was asked for: then
+    /// [`super::QueueTable::wake_sleepers`] must follow, once the completions are handled.
     pub fn poll_unattended(&self, out: &mut Vec<Completion>) -> bool {
         if self.is_idle() {
             return true;
@@ -100,22 +103,22 @@ impl<P: Primitives> SharedLowerQueue<P> {
         false
     }
 
-    /// See [`LowerQueue::arm`].
+    /// Asks for a wake-up, as [`LowerQueue::arm`].
     pub fn arm(&self) -> Readiness {
         self.lower.lock().arm()
     }
 
-    /// See [`LowerQueue::arm_in`]; for its owner.
+    /// Asks for a wake-up, as [`LowerQueue::arm_in`]; for the owner.
     pub fn arm_in(&self, poller: &Poller, token: u64) -> io::Result<Readiness> {
         self.lower.lock().arm_in(poller, token)
     }
 
-    /// See [`LowerQueue::leave_poller`]; for its owner.
+    /// Leaves the poller, as [`LowerQueue::leave_poller`]; for the owner.
     pub fn leave_poller(&self, poller: &Poller) {
         self.lower.lock().leave_poller(poller);
     }
 
-    /// See [`LowerQueue::woken`].
+    /// Clears the descriptor, as [`LowerQueue::woken`].
     pub fn woken(&self) {
         self.lower.lock().woken();
     }

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A bound for what hangs; nothing is expected to take as long.
+/// A bound that only a hang reaches.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Ends a request when a test says so.
+/// A device that ends a request when the test says so.
 #[derive(Default)]
 struct Slow {
     events: EventHub,
@@ -120,7 +120,7 @@ fn who_gives_io_to_an_idle_lower_queue_is_told_so() {
     assert_eq!(shared.in_flight(), 4);
     *slow.may_end.lock() = 3;
     let mut out = Vec::new();
-    // More is taken as long as the device says that there may be some.
+    // Completions are taken as long as the device says that there may be some.
     assert!(shared.poll_unattended(&mut out));
     assert_eq!((out.len(), shared.in_flight()), (3, 1));
     *slow.may_end.lock() = 1;
@@ -131,7 +131,7 @@ fn who_gives_io_to_an_idle_lower_queue_is_told_so() {
     shared.poll(&mut out);
 }
 
-/// A device that is always ready and has nothing: a poll gives up, and says so.
+/// A device is always ready and has no completion: a poll gives up, and says so.
 #[test]
 fn a_device_that_is_never_done_being_ready_does_not_hold_up_who_polls_it() {
     struct Liar(EventHub);
@@ -175,9 +175,9 @@ fn a_device_that_is_never_done_being_ready_does_not_hold_up_who_polls_it() {
     assert!(!shared.poll_unattended(&mut Vec::new()));
 }
 
-struct Place(CompletionQueue<Vec<u32>>, SharedLowerQueue);
+struct StackedQueue(CompletionQueue<Vec<u32>>, SharedLowerQueue);
 
-impl Neighbour for Place {
+impl Neighbour for StackedQueue {
     type Entries = Vec<u32>;
     fn completions(&self) -> &CompletionQueue<Vec<u32>> {
         &self.0
@@ -187,9 +187,9 @@ impl Neighbour for Place {
     }
 }
 
-fn place() -> (Arc<Slow>, Arc<Place>) {
+fn place() -> (Arc<Slow>, Arc<StackedQueue>) {
     let (slow, lower) = lower(4);
-    let place = Place(
+    let place = StackedQueue(
         CompletionQueue::new().unwrap(),
         SharedLowerQueue::new(lower),
     );
@@ -198,7 +198,7 @@ fn place() -> (Arc<Slow>, Arc<Place>) {
 
 #[test]
 fn a_number_is_free_when_nothing_is_left_of_its_queue() {
-    let table = QueueTable::<Place>::default();
+    let table = QueueTable::<StackedQueue>::default();
     let ((_, first), (slow, second), (_, third)) = (place(), place(), place());
     assert_eq!((table.open(&first), table.open(&second)), (0, 1));
     second.1.attend();
@@ -217,7 +217,7 @@ fn a_number_is_free_when_nothing_is_left_of_its_queue() {
 
 #[test]
 fn a_post_is_one_for_each_queue_and_wakes_those_that_sleep() {
-    let table = QueueTable::<Place>::default();
+    let table = QueueTable::<StackedQueue>::default();
     let places: Vec<_> = (0..3).map(|_| place().1).collect();
     places.iter().for_each(|p| {
         table.open(p);
@@ -249,7 +249,7 @@ fn a_post_is_one_for_each_queue_and_wakes_those_that_sleep() {
     assert!(!entry(1).event().drain(), "it is awake");
 }
 
-/// Tells a test of each step, and gets the answer from it.
+/// Reports each step to the test, and gets the result from it.
 struct Steps {
     steps: Sender<()>,
     due: Receiver<Due>,
@@ -280,7 +280,7 @@ fn a_background_thread_steps_when_it_is_due_and_when_it_is_woken() {
     dues.send(Due::At(Instant::now() + Duration::from_millis(1)))
         .unwrap();
     step();
-    // Woken while it is at work, and while it sleeps.
+    // The thread is woken while it is at work, and while it sleeps.
     thread.wake();
     dues.send(Due::Never).unwrap();
     step();
@@ -292,9 +292,9 @@ fn a_background_thread_steps_when_it_is_due_and_when_it_is_woken() {
     }
     thread.wake();
     step();
-    // It ends also when nothing is due.
+    // The thread ends also when nothing is due.
     dues.send(Due::Never).unwrap();
-    // It may have woken once more than it had to, and then waits for this.
+    // The thread may have woken once more than it had to, and then waits for this.
     drop(dues);
     drop(thread);
 }

@@ -1,4 +1,5 @@
-//! The primitives as loom has them, events that are waited for as epoll does, and a device whose medium is a thread of the model.
+//! Loom's primitives, events that are waited for as with epoll, and a device whose medium is a thread of the
+//! model.
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use loom::sync::{Mutex, MutexGuard, Notify};
@@ -30,19 +31,20 @@ macro_rules! primitives {
 }
 
 primitives!(
-    /// As they are.
+    /// The real primitives.
     Loom,
     LoomFlag,
     fence(Ordering::SeqCst)
 );
 primitives!(
-    /// Without the barrier between a store and the look at the other side's word.
+    /// Primitives without the barrier between a store and the load of the other side's word.
     NoBarrier,
     LoomFlag,
     ()
 );
 primitives!(
-    /// Flags are raised by a store, which hides the data that an earlier raise published.
+    /// Primitives whose flags are raised by a store, which hides the data that an earlier raise
+    /// published.
     StoreOnly,
     StoredFlag,
     fence(Ordering::SeqCst)
@@ -162,7 +164,8 @@ impl Event for LoomEvent {
     }
 }
 
-/// Sleeps until one of them is readable, and leaves it so. As with epoll, a notification that another thread drained in between isn't seen.
+/// Sleeps until an event is readable, and leaves it so. As with epoll, a notification that another thread
+/// drained in between isn't seen.
 pub fn epoll(events: &[&LoomEvent]) {
     let me = Arc::new(Notify::new());
     for event in events {
@@ -176,31 +179,32 @@ pub fn epoll(events: &[&LoomEvent]) {
     }
 }
 
-/// A request that is done: whose it was, and which.
+/// A completion: number of the queue, and number of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct OwnedCompletion {
     pub owner: usize,
     pub which: u64,
 }
 
-impl Answer {
+impl OwnedCompletion {
     pub fn request(owner: usize, which: u64) -> Box<Request> {
         Request::new(Op::Flush, 0, 0, (owner as u64) << 32 | which)
     }
 
-    pub fn of(completion: &Completion) -> Answer {
+    pub fn of(completion: &Completion) -> OwnedCompletion {
         let tag = completion.request.tag;
-        Answer {
+        OwnedCompletion {
             owner: (tag >> 32) as usize,
             which: tag & 0xffff_ffff,
         }
     }
 }
 
-/// A device that ends requests, in order, when the model says so, and wakes only queues that have armed, as a ring or another stacked device does.
+/// A device that ends requests, in order, when the model says so, and wakes only queues that have armed, as a
+/// ring or another stacked device does.
 pub struct Device<P: Primitives> {
     pub wait: WaitEntry<P>,
-    /// Requests that may end.
+    /// Number of requests that may end.
     may_end: P::Count,
     events: EventHub,
     weak: std::sync::Weak<Device<P>>,
@@ -216,7 +220,8 @@ impl<P: Primitives> Device<P> {
         })
     }
 
-    /// The medium has done so many more, or will have when they are submitted.
+    /// Lets the medium end `more` requests; requests that aren't submitted yet end at their
+    /// submission.
     pub fn complete(&self, more: usize) {
         self.may_end.add(more);
         self.wait.wake();
