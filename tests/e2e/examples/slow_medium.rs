@@ -1,6 +1,7 @@
 //! A slow medium by hand: `slow_medium DIR [--backing DIR] [--direct-io] [--synchronous] [--write-back] [--seed N]`.
 //!
-//! Mounts a FUSE file system on DIR, an empty folder, until SIGTERM or SIGINT. Files are made with the usual commands. `DIR/.control` says what waits, and takes commands:
+//! Mounts a FUSE file system on DIR, an empty folder, until SIGTERM or SIGINT. Files are made with the usual
+//! commands. `DIR/.control` lists the waiting requests, and takes commands:
 //!
 //! ```text
 //! echo 'set * write mix 0 2 30 50 400' >DIR/.control   of each thousand writes 30 take 50 to 400 ms, the others 0 to 2

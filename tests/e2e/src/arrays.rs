@@ -22,7 +22,7 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Empty ones.
+    /// Makes `count` empty members.
     pub fn new(count: usize) -> Result<Disks, Stop> {
         Disks::of(count, 24)
     }
@@ -64,7 +64,7 @@ pub fn raid(args: &[&str], members: &[PathBuf]) -> Result<String, Stop> {
     Ok(run(command, LIMIT)?.success()?.stdout)
 }
 
-/// What `pvblk raid detail --json` says.
+/// The output of `pvblk raid detail --json`.
 pub fn detail(members: &[PathBuf]) -> Result<Value, Stop> {
     Ok(serde_json::from_str(&raid(
         &["detail", "--json"],
@@ -108,7 +108,7 @@ pub fn wrong_from(members: &[PathBuf], starts: &[usize], bytes: usize) -> Result
         .count())
 }
 
-/// Random bytes.
+/// A buffer of random bytes.
 pub fn random(bytes: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::new();
     let mut data = vec![0; bytes];
@@ -130,7 +130,6 @@ pub fn spec(members: &[PathBuf], without: Option<usize>) -> String {
 
 /// A server of one array.
 pub struct Served {
-    /// The server.
     pub daemon: Daemon,
     dir: TempDir,
 }
@@ -179,7 +178,7 @@ impl Served {
     pub fn scribble(&self, image: &Path, rng: &mut fastrand::Rng) -> Result<(), Stop> {
         let file = OpenOptions::new().write(true).open(image)?;
         let mut client = Connection::open(&self.socket(), "r")?;
-        // Nothing tells which of two writes to the same place comes last, so each has a place of its own.
+        // The order of two writes to the same place isn't known, so each has a place of its own.
         let part = client.size_bytes / 512 / 8;
         for round in 0..24u64 {
             for n in 0..8 {
@@ -200,13 +199,13 @@ impl Served {
         check(reply.is_some_and(|r| r.error == 0), || format!("{reply:?}"))
     }
 
-    /// Whether a line of the server has these words.
+    /// True if a line of the server has these words.
     pub fn said(&self, what: &str) -> bool {
         self.daemon.lines().iter().any(|l| l.contains(what))
     }
 }
 
-/// What an array holds, with a server of our own.
+/// Copies the contents of an array to a file, with a server of pvblk.
 pub fn dump(members: &[PathBuf], without: Option<usize>, to: &Path) -> Result<(), Stop> {
     let mut served = Served::start(&spec(members, without))?;
     served.read(to)?;
@@ -219,7 +218,7 @@ pub fn sum(path: &Path) -> Result<String, Stop> {
     Ok(first_word(&said))
 }
 
-/// What comes before the first space.
+/// The text before the first space.
 fn first_word(text: &str) -> String {
     text.split_whitespace()
         .next()
@@ -227,7 +226,7 @@ fn first_word(text: &str) -> String {
         .to_owned()
 }
 
-/// What a guest left, up to the first space.
+/// The first word of a file that a guest left in `/out`.
 pub fn left(out: &Path, name: &str) -> Result<String, Stop> {
     Ok(first_word(&std::fs::read_to_string(out.join(name))?))
 }

@@ -17,7 +17,7 @@ pub type Figures = (u64, f64, f64, f64);
 /// Figures by hop.
 pub type Table = BTreeMap<String, Figures>;
 
-/// Runs btt on what `blkparse -d` wrote; it leaves files beside it.
+/// Runs btt on the output of `blkparse -d`; it leaves files beside it.
 fn btt(dump: &Path, options: &[&str]) -> Result<String, Stop> {
     let mut command = tool("btt", ["-i".as_ref(), dump.as_os_str()]);
     command.args(options);

@@ -17,11 +17,10 @@ const TRIES: usize = 2000;
 
 /// An array that is served and has no other client.
 pub struct Live<'a> {
-    /// The server.
     pub daemon: &'a Daemon,
     /// Its NBD socket.
     pub socket: &'a Path,
-    /// What is copied.
+    /// The files that are copied.
     pub members: &'a [PathBuf],
 }
 
@@ -100,7 +99,8 @@ impl Live<'_> {
     }
 }
 
-/// Does something while a server does nothing: what it began is done, and it begins nothing.
+/// Calls `work` while a server is stopped by SIGSTOP: I/O that it had begun is done, and it begins
+/// none.
 fn frozen<T>(daemon: &Daemon, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
     daemon.signal(Signal::STOP)?;
     let result = all_stopped(daemon.pid()).and_then(|()| work());
@@ -108,7 +108,7 @@ fn frozen<T>(daemon: &Daemon, work: impl FnOnce() -> Result<T, Stop>) -> Result<
     result
 }
 
-/// Waits until no thread of a process that was told to stop runs any more, the kernel's for its I/O among them.
+/// Waits until no thread of a stopped process runs any more, including the kernel's threads for its I/O.
 fn all_stopped(pid: u32) -> Result<(), Stop> {
     let begin = Instant::now();
     loop {
@@ -130,7 +130,8 @@ fn all_stopped(pid: u32) -> Result<(), Stop> {
     }
 }
 
-/// Writes sectors of even chunks, so that stripes have chunks that nobody writes. Returns how many writes were answered.
+/// Writes sectors of even chunks, so that stripes have chunks that are never written. Returns the number of
+/// completed writes.
 fn write_even_chunks(mut client: Connection, seed: u64, stop: &AtomicBool) -> Result<u64, Stop> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let chunks = client.size_bytes / CHUNK as u64;

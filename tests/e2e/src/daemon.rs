@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the command prints when its clients may come.
+/// The line that the command prints when its clients may connect.
 const READY: &str = "pvblk: ready";
 
 /// Longest time a start may take.
@@ -138,13 +138,12 @@ impl Daemon {
         lines.iter().filter(is_bad).find(|l| !is_stall(l)).cloned()
     }
 
-    /// A failure that tells what it printed.
+    /// A failure with the process' output.
     pub fn failure(&self, what: &str) -> Stop {
         let said = self.lines().join("\n  | ");
         Stop::Fail(format!("`{}` {what}:\n  | {said}", self.line))
     }
 
-    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -185,7 +184,7 @@ impl Daemon {
         self.kill()
     }
 
-    /// As [`Daemon::crash`], for one that is kept to be looked at.
+    /// Kills the process as [`Daemon::crash`]; its output can still be read.
     pub fn kill(&mut self) -> Result<(), Stop> {
         self.child.kill()?;
         self.child.wait()?;

@@ -1,4 +1,5 @@
-//! A write load that remembers what was promised to it, and checks the disk's file against that.
+//! A write load that remembers which writes completed and which were flushed, and checks the disk's
+//! file against that.
 
 use crate::nbd::{Command, Connection};
 use crate::outcome::check;
@@ -16,7 +17,7 @@ const FLUSH_EVERY: u64 = 64;
 /// Cookies of flushes; writes use their sequence number, which stays below.
 const FLUSH_BIT: u64 = 1 << 63;
 
-/// What a client knows about each block at the end.
+/// A client's knowledge of each block at the end.
 #[derive(Debug, Default)]
 pub struct Promises {
     /// Number of the last write sent to a block.
@@ -25,14 +26,14 @@ pub struct Promises {
     acknowledged: HashMap<u64, u64>,
     /// Number of the last write to a block that a completed FLUSH covers.
     durable: HashMap<u64, u64>,
-    /// Acknowledged writes.
+    /// Number of acknowledged writes.
     pub writes: u64,
-    /// Completed flushes.
+    /// Number of completed flushes.
     pub flushes: u64,
 }
 
-/// Writes until the server closes the connection. `progress` counts acknowledged writes.
-/// An error in any reply fails: the server must finish what it took, or close.
+/// Writes until the server closes the connection. `progress` counts acknowledged writes. An error
+/// in any reply fails: the server must finish the requests that it took, or close.
 pub fn write_until_closed(
     mut connection: Connection,
     progress: &AtomicU64,
@@ -40,7 +41,8 @@ pub fn write_until_closed(
     let blocks = connection.size_bytes / BLOCK as u64;
     let mut promises = Promises::default();
     let mut in_flight: HashMap<u64, u64> = HashMap::new();
-    // What was acknowledged when a flush was sent: that, and only that, is what it covers.
+    // The writes that were acknowledged when a flush was sent: the flush covers those, and no
+    // others.
     let mut flushing: HashMap<u64, HashMap<u64, u64>> = HashMap::new();
     let mut block = vec![0; BLOCK];
     let (mut sequence, mut open) = (0, true);
@@ -82,7 +84,8 @@ pub fn write_until_closed(
 }
 
 impl Promises {
-    /// Checks the disk's file: every block holds a whole write, none older than what was promised.
+    /// Checks the disk's file: every block holds a whole write, none older than the last flushed
+    /// one.
     pub fn check_file(&self, disk: &Path) -> Result<(), Stop> {
         let file = File::open(disk)?;
         let mut block = vec![0; BLOCK];

@@ -17,7 +17,6 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server of the array `r`, with a control socket.
 pub struct Managed {
-    /// The server.
     pub daemon: Daemon,
     dir: TempDir,
 }
@@ -48,7 +47,7 @@ impl Managed {
         run(command, PATIENCE)
     }
 
-    /// The same, and it must work; returns what it printed.
+    /// Runs `pvblk raid`, which must succeed; returns its output.
     pub fn raid(&self, word: &str, args: &[&str]) -> Result<String, Stop> {
         Ok(self.try_raid(word, args)?.success()?.stdout)
     }

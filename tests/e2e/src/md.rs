@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What md is to do, and with what.
+/// A guest with md, its script and its files.
 pub struct Guest {
     dir: TempDir,
     store: File,
@@ -96,7 +96,7 @@ impl Guest {
     }
 }
 
-/// What came of it.
+/// The results of the script.
 pub struct Done {
     dir: TempDir,
     member_mib: u64,

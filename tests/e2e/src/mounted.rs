@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 pub struct Undo(Vec<(&'static str, Vec<String>)>);
 
 impl Undo {
-    /// Remembers what undoes something.
+    /// Adds a command that undoes a step.
     pub fn add(&mut self, program: &'static str, args: &[&str]) {
         self.0
             .push((program, args.iter().map(|a| (*a).to_owned()).collect()));
     }
 
-    /// Undoes the last thing.
+    /// Runs the last of these commands.
     pub fn last(&mut self) -> Result<(), Stop> {
         match self.0.pop() {
             Some((program, args)) => run_ok(program, args).map(drop),
@@ -39,7 +39,7 @@ impl Drop for Undo {
 pub struct Fuse {
     child: Child,
     folder: PathBuf,
-    /// The disk.
+    /// Image file of the disk.
     pub file: PathBuf,
 }
 
@@ -81,7 +81,7 @@ impl Drop for Fuse {
     }
 }
 
-/// What a machine must have; containers often lack some of it.
+/// Checks that the machine can mount; containers often can't.
 pub fn need_machine() -> Result<(), Stop> {
     need(&[
         "nbdfuse",
@@ -131,7 +131,7 @@ pub struct Ext4 {
 }
 
 impl Ext4 {
-    /// Makes it.
+    /// Makes the disk and the file system.
     pub fn make(stage: &Stage) -> Result<Ext4, Stop> {
         let fuse = Fuse::mount(&stage.path("fuse"), &stage.uri())?;
         let file = fuse.file.display().to_string();
@@ -173,7 +173,7 @@ impl Ext4 {
         self.mount()
     }
 
-    /// Undoes everything, in order, and tells if that failed.
+    /// Undoes all steps, in reverse order; an error if that failed.
     pub fn end(mut self) -> Result<(), Stop> {
         self.undo.last()?;
         self.undo.last()?;

@@ -1,4 +1,4 @@
-//! A small NBD client that sees every reply, for tests about what a reply promises.
+//! A small NBD client that sees every reply, for tests of what replies guarantee.
 
 use crate::Stop;
 use std::io::{self, Read, Write};
@@ -24,7 +24,7 @@ pub enum Command {
     Write = 1,
     /// Make completed writes durable.
     Flush = 3,
-    /// Forget what is there.
+    /// Discard the data.
     Trim = 4,
 }
 
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// Sends a read without waiting for its answer.
+    /// Sends a read without waiting for its reply.
     pub fn send_read(&mut self, cookie: u64, offset: u64, bytes: u32) -> io::Result<()> {
         self.send_any(Command::Read, cookie, offset, bytes, &[])
     }
@@ -122,7 +122,7 @@ impl Connection {
         self.send_any(command, cookie, offset, len, &[])
     }
 
-    /// The data of a read that was answered without an error.
+    /// The data of a read whose reply has no error.
     pub fn receive_data(&mut self, len: usize) -> Result<Vec<u8>, Stop> {
         let mut data = vec![0; len];
         self.stream.read_exact(&mut data)?;

@@ -1,4 +1,4 @@
-//! How a test ends, and the runner.
+//! Outcomes of tests, and the runner.
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 /// Why a test stopped before its end.
 #[derive(Debug)]
 pub enum Stop {
-    /// This machine can't run it; the text says what is missing.
+    /// This machine can't run the test; the text names the missing program or right.
     Skip(String),
     /// The product, or the test, is wrong.
     Fail(String),
@@ -42,7 +42,7 @@ impl From<serde_json::Error> for Stop {
     }
 }
 
-/// Fails unless `condition` holds; `text` says what was expected and what came.
+/// Fails unless `condition` holds; `text` says what was expected and what was found.
 pub fn check(condition: bool, text: impl FnOnce() -> String) -> Result<(), Stop> {
     if condition {
         Ok(())
@@ -51,7 +51,7 @@ pub fn check(condition: bool, text: impl FnOnce() -> String) -> Result<(), Stop>
     }
 }
 
-/// One test of a run; what it can't do on this machine it skips.
+/// One test of a run, which is skipped where this machine can't run it.
 pub fn trial(
     name: impl Into<String>,
     test: impl FnOnce() -> Result<(), Stop> + Send + 'static,

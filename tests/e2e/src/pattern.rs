@@ -1,4 +1,4 @@
-//! Files with a pattern that tells a wrong block from a right one.
+//! Files with a pattern by which a wrong block is found.
 
 use crate::Stop;
 use std::fs::File;

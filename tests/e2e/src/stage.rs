@@ -4,7 +4,7 @@ use crate::{Daemon, Stop};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// How clients reach the disk.
+/// The way by which clients reach the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// NBD of the serving process.

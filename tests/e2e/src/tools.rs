@@ -41,12 +41,12 @@ pub fn need_fio_nbd() -> Result<(), Stop> {
     Stop::skip(format!("{:?} has no nbd engine", find("fio")))
 }
 
-/// What a program said and how it ended.
+/// Output and exit status of a program.
 #[derive(Debug)]
 pub struct Finished {
     /// The command line, for messages.
     pub line: String,
-    /// How it ended; `None` if it was killed at the deadline.
+    /// The exit status; `None` if the program was killed at the deadline.
     pub status: Option<ExitStatus>,
     /// Its standard output.
     pub stdout: String,
@@ -64,7 +64,7 @@ impl Finished {
         }
     }
 
-    /// A failure that tells what the program said.
+    /// A failure with the program's output.
     pub fn failure(&self, what: &str) -> Stop {
         let mut text = format!("`{}` {what} ({:?})", self.line, self.status);
         for (name, said) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {

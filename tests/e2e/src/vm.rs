@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Which kind of guest.
+/// Kinds of guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// QEMU in software: Debian's kernel on two CPUs, with blktrace. Disks are `/dev/vda` and so on.
@@ -43,7 +43,7 @@ pub fn named(script: &str) -> PathBuf {
     folder().join("scripts").join(script)
 }
 
-/// What starts a guest.
+/// Path of the script that starts a guest.
 pub fn starter(kind: Kind) -> PathBuf {
     folder().join(match kind {
         Kind::Qemu => "guest.sh",
@@ -56,8 +56,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm")
 }
 
-/// Runs a script as root in a guest, with these files as its disks and their paths as its arguments, and returns what it
-/// printed. What it leaves in `/out` comes back in `out`.
+/// Runs a script as root in a guest, with these files as its disks and their paths as its arguments, and
+/// returns its output. The files that it leaves in `/out` come back in `out`.
 ///
 /// The test is skipped if this machine has no such guest, and fails if the script does or takes longer than `limit`.
 pub fn script(

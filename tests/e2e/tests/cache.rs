@@ -109,7 +109,7 @@ fn copied() -> Result<(), Stop> {
     )?;
     // It is in the file, and not only in the cache.
     compare(&image, &cached.path("disk"))?;
-    // Parts of pages, over what is there and what isn't.
+    // The writes cover parts of pages, of written and of unwritten ones.
     let pieces = [(512, 512), (4096 * 7 + 1024, 8192), (20 * MIB + 3584, 1024)];
     let mut args = vec!["-f".to_owned(), "raw".into()];
     for (at, len) in pieces {
@@ -202,7 +202,7 @@ fn counted() -> Result<(), Stop> {
             .collect();
         run_ok("qemu-io", &args).map(drop)
     };
-    // qemu reads a little to find out what it is, so figures are differences.
+    // qemu reads a little to find the image's format, so figures are differences.
     io(&["read 0 1M"])?;
     let cold = cached.counters()?;
     io(&["read 0 1M", "read 0 1M"])?;

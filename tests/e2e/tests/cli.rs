@@ -1,4 +1,4 @@
-//! What a person sees who asks for help, or asks for nonsense.
+//! Output of the command for a request for help, and for wrong arguments.
 
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
@@ -49,7 +49,7 @@ fn version_is_told() -> Result<(), Stop> {
 /// One line that names the culprit, and one of these statuses.
 fn refused(args: &[&str], codes: &[i32], culprit: &str) -> Result<(), Stop> {
     let finished = finish(args)?;
-    // What was opened before the error may have been told already.
+    // Disks that were opened before the error may have been reported already.
     let told = |l: &&str| !l.trim().is_empty() && !l.starts_with("disk ");
     let errors: Vec<&str> = finished.stderr.lines().filter(told).collect();
     let text = errors.join("\n");

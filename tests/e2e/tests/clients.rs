@@ -92,7 +92,7 @@ fn abilities(route: Route) -> Result<(), Stop> {
     })
 }
 
-/// A file of an odd length goes in, also through a pipe, and comes out; what is behind it stays.
+/// A file of an odd length goes in, also through a pipe, and comes out; the data after it stays.
 fn odd_lengths(route: Route) -> Result<(), Stop> {
     need(&["nbdcopy", "qemu-io", "cmp"])?;
     const LEN: u64 = 3 * MIB + 12_345;
@@ -173,7 +173,7 @@ fn exports_are_listed() -> Result<(), Stop> {
     serve.stop()
 }
 
-/// One MiB of data in a file of holes is told as such.
+/// One MiB of data in a file of holes is reported as data, the rest as holes.
 fn holes_are_mapped() -> Result<(), Stop> {
     const DATA: u64 = 16 * MIB;
     need(&["nbdinfo"])?;

@@ -1,4 +1,4 @@
-//! `pvblk-lab compare` beside `ministat`, on the same random samples; and on what fio writes.
+//! `pvblk-lab compare` beside `ministat` on the same random samples, and on the output of fio.
 
 use fastrand::Rng;
 use pvblk_e2e::daemon::lab;
@@ -53,7 +53,7 @@ fn normal(rng: &mut Rng, n: usize, mean: f64, spread: f64) -> Vec<f64> {
 /// Both programs on two files.
 struct Bench {
     dir: TempDir,
-    /// How many differences were proven, and how many not.
+    /// Number of differences that were proven, and of those that weren't.
     verdicts: [usize; 2],
 }
 
@@ -97,7 +97,7 @@ impl Bench {
     }
 }
 
-/// Compares what both print, word by word. Numbers may differ by one in the last digit of their precision:
+/// Compares the output of both, word by word. Numbers may differ by one in the last digit of their precision:
 /// the programs add up in different orders.
 fn same(ours: &str, theirs: &str) -> Result<(), String> {
     // Ours has the metric's name, and a line to set it off.
@@ -110,7 +110,7 @@ fn same(ours: &str, theirs: &str) -> Result<(), String> {
         return Err(format!("{} lines, not {}", ours.len(), theirs.len()));
     }
     for (our, their) in ours.iter().zip(theirs) {
-        // Rows have eight significant digits, what follows them six.
+        // Rows have eight significant digits, the lines after them six.
         let digits = if their.starts_with('\t') { 6 } else { 8 };
         let (a, b) = (our.split_whitespace(), their.split_whitespace());
         let equal = a.clone().count() == b.clone().count()

@@ -50,7 +50,8 @@ fn text(name: &str) -> Result<String, Stop> {
     Ok(std::fs::read_to_string(root().join(name))?)
 }
 
-/// A trial for each page, and one for each block that isn't run, so that it is told with its reason.
+/// A trial for each page, and one for each block that isn't run, so that the list of skipped trials
+/// has it with its reason.
 fn pages() -> Vec<Trial> {
     let names = match names() {
         Ok(names) => names,

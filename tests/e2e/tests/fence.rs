@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// How long the old write is held: many times what a server needs to start.
+/// Time for which the old write is held: many times the start of a server.
 const HOLD: Duration = Duration::from_secs(5);
 /// Bytes of a write.
 const BLOCK: usize = 4096;
@@ -59,12 +59,12 @@ impl Starting {
         }
     }
 
-    /// Whether one was let in so far.
+    /// True if the next server was let in so far.
     fn is_in(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// The one that was let in; fails if nobody is by then.
+    /// The server that was let in; an error if none is let in within the limit.
     fn wait(mut self, limit: Duration) -> Result<Daemon, Stop> {
         let deadline = Instant::now() + limit;
         while !self.is_in() && Instant::now() < deadline {
@@ -103,9 +103,9 @@ fn ok(connection: &mut Connection, what: &str) -> Result<(), Stop> {
     })
 }
 
-/// Write A is held by the medium while its server is killed and the next one starts; then B is written to the same place.
-/// Whatever becomes of A, which the disk makes into so many writes to the medium, the disk reads B when B was flushed, and
-/// ever after.
+/// Write A is held by the medium while its server is killed and the next one starts; then B is written to the
+/// same place. The disk makes several writes to the medium of A; whether or not these are done, the disk
+/// reads B from the flush of B on.
 fn written_over(dir: &Path, medium: &SlowMedium, spec: &str, writes: usize) -> Result<(), Stop> {
     let local = stage::unix(&dir.join("local"));
     let nbd = dir.join("nbd");
@@ -137,7 +137,7 @@ fn written_over(dir: &Path, medium: &SlowMedium, spec: &str, writes: usize) -> R
     medium.set("*", &[Kind::Write], Rule::Now);
     first.signal(Signal::KILL)?;
     let starting = Starting::new(serve);
-    // From here on a failure is told only at the end: what is on the disk then says more.
+    // From here on a failure is reported only at the end, together with the disk's contents.
     let deadline = Instant::now() + HOLD;
     while !starting.is_in() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));

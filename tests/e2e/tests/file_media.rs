@@ -1,4 +1,4 @@
-//! File disks whose medium hangs, fails, or is used by somebody else.
+//! File disks whose medium hangs, fails, or is used by another program.
 
 use pvblk_e2e::daemon::Daemon;
 use pvblk_e2e::nbd::{Command, Connection};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// A bound for what hangs.
+/// A bound that only a hang reaches.
 const HANG: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -63,7 +63,7 @@ fn serve(folder: &Path, disks: &[String]) -> Result<(Daemon, PathBuf), Stop> {
     Ok((Daemon::start(args)?, socket))
 }
 
-/// Waits for the answer to `cookie`, the only request in flight; its error number.
+/// Waits for the reply to `cookie`, the only request in flight; returns its error number.
 fn answer(connection: &mut Connection, cookie: u64) -> Result<u32, Stop> {
     match connection.receive()? {
         Some(reply) if reply.cookie == cookie => Ok(reply.error),
@@ -306,7 +306,7 @@ fn a_cut_file_is_not_made_longer_again() -> Result<(), Stop> {
     Ok(())
 }
 
-/// Runs a program to its end: whether it was content, and what it said.
+/// Runs a program to its end: true if it succeeded, and its output.
 fn asked(program: &str, args: &[&str]) -> Result<(bool, String), Stop> {
     let said = tools::run(tools::tool(program, args), HANG)?;
     let content = said.status.is_some_and(|s| s.success());

@@ -16,7 +16,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Mixed sizes, mixed reads and writes; each job has its own range, so that each knows what it must read.
+/// Mixed sizes, mixed reads and writes; each job has its own range, so that it knows the data that it must
+/// read.
 fn verified(route: Route) -> Result<(), Stop> {
     need_fio_nbd()?;
     let seconds = if full() { 60 } else { 10 };

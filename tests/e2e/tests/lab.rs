@@ -1,4 +1,5 @@
-//! The experiments run from end to end and keep what they measured. Their figures are for `make lab`, not for a test.
+//! The experiments run from end to end and write their samples. Their figures are for `make lab`, not for a
+//! test.
 
 use pvblk_e2e::daemon::{lab, pvblk};
 use pvblk_e2e::outcome::check;
@@ -100,7 +101,8 @@ fn fio() -> Result<(), Stop> {
     sampled(&record["result"]["jobs"], &["fio", "bench"], 3)
 }
 
-/// One cell: the guest takes orders, its answers are understood, and md's parity is right afterwards.
+/// One cell: the guest takes orders, its answers can be parsed, and md's parity is right
+/// afterwards.
 fn md() -> Result<(), Stop> {
     need(&["setpriv", "taskset"])?;
     let dir = tempfile::tempdir()?;

@@ -61,7 +61,7 @@ fn sockets_are_private_and_removed() -> Result<(), Stop> {
     Ok(())
 }
 
-/// SIGTERM in the middle of writes: no error reaches a client, and what it was promised is in the file.
+/// SIGTERM in the middle of writes: no client gets an error, and flushed writes are in the file.
 fn sigterm_drains(route: Route) -> Result<(), Stop> {
     let mut stage = Stage::new(route, 64 * MIB)?;
     let connection = Connection::open(&stage.nbd_socket(), "a")?;
@@ -96,7 +96,7 @@ fn sigterm_drains(route: Route) -> Result<(), Stop> {
     promises.check_file(&stage.disk())
 }
 
-/// What an attachment printed about its negotiation: it names queues and pages on one line.
+/// Checks an attachment's line on its negotiation, which names queues and pages.
 fn negotiated(daemon: &Daemon, queues: &str, pages: &str) -> Result<(), Stop> {
     let told = daemon.lines().iter().any(|line| {
         let numbers: Vec<&str> = line
@@ -183,7 +183,7 @@ fn crashed_front_end() -> Result<(), Stop> {
             return Stop::fail("nothing is attached");
         };
         attach.crash()?;
-        // The connection ends wherever it is; only what was promised before counts.
+        // The connection ends at any point; only writes that completed before count.
         let _ = load.join();
         // A crash leaves its socket; the next one takes its place.
         let mut again = stage.attach_again(&[])?;

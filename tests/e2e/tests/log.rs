@@ -1,4 +1,4 @@
-//! The log: who doesn't read it holds up nobody, and nobody can fill it.
+//! The log: a reader that doesn't read it holds up no disk, and clients can't fill it.
 
 use pvblk_e2e::daemon::{is_stall, pvblk};
 use pvblk_e2e::nbd::{Command, Connection};
@@ -15,7 +15,7 @@ use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// For what takes a moment on an idle machine.
+/// A limit for operations that take a moment on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Connections that break the protocol.
 const BROKEN: usize = 4;
@@ -104,7 +104,8 @@ impl Stuck {
         Ok(())
     }
 
-    /// Clients of disk b send what is no request; the worker ends and tells each.
+    /// Clients of disk b send bytes that are no request; the worker ends each connection and logs
+    /// it.
     fn break_them(&mut self) -> Result<(), Stop> {
         for connection in &mut self.broken {
             connection.send_bytes(&[0x55; 28])?;
@@ -205,7 +206,7 @@ fn reconnects() -> Result<(), Stop> {
         check(connection.receive()?.is_none(), || "still served".into())?;
     }
     serve.stop()?;
-    // Eight, then 16, 32, 64, 128 and 256; and what is seldom is told, once a minute.
+    // The lines are eight, then 16, 32, 64, 128 and 256; and rare events are logged once a minute.
     let most = 8 + 5 + begin.elapsed().as_secs() as usize / 60 + 1;
     let lines = serve.lines();
     for kind in ["serves export \"a\"", "export \"a\": "] {

@@ -1,4 +1,4 @@
-//! RAID-5 arrays of pvblk as mdadm sees them, and what makes their parity right.
+//! RAID-5 arrays of pvblk as mdadm sees them, and the recomputation of their parity.
 
 use pvblk_e2e::arrays::{
     Disks, LIMIT, Served, copies, detail, dump, raid, random, scribble, spec, wrong_stripes,
@@ -164,7 +164,7 @@ fn mistakes() -> Result<(), Stop> {
     raid(&["create", "--raid-devices", "3", "--force"], &all[2..5])?;
     refused(&["detail"], &all[1..3], "name the members of one")?;
 
-    // An array that is short of a member is served only if somebody says so.
+    // An array without one of its members is served only if the specification says so.
     let serve = |spec: String, what: &str| -> Result<(), Stop> {
         let socket = disks.dir.path().join("s");
         let nbd = format!("unix:{}", socket.display());

@@ -1,4 +1,5 @@
-//! RAID-5 arrays between pvblk and the kernel's md, in a guest: each takes over what the other made, or left in the middle of work.
+//! RAID-5 arrays between pvblk and the kernel's md, in a guest: each takes over arrays that the other made,
+//! or left in the middle of work.
 
 use pvblk_e2e::arrays::{
     Disks, Served, copies, detail, dump, left, raid, spec, sum, wrong_stripes,
@@ -160,7 +161,7 @@ fn layouts() -> Result<(), Stop> {
     Ok(())
 }
 
-/// md's check found nothing. Returns what it says of it.
+/// md's check found no error. Returns md's lines on it.
 fn right(done: &Done, name: &str) -> Result<Vec<String>, Stop> {
     let found = done.word(name, "mismatches")?;
     check(found == "0", || format!("{name}: mismatch_cnt is {found}"))?;
@@ -172,7 +173,8 @@ fn right(done: &Done, name: &str) -> Result<Vec<String>, Stop> {
     Ok(told)
 }
 
-/// An array that md stopped is what md says, with all members and without any of them. What it holds is left in a file.
+/// Checks that we read the contents of an array that md stopped as md does, with all members and without any
+/// one of them. The contents are left in a file.
 fn taken_over(case: &Case, members: &[PathBuf], image: &Path, expected: &str) -> Result<(), Stop> {
     let name = &case.name;
     let is = detail(members)?;
@@ -196,7 +198,7 @@ fn taken_over(case: &Case, members: &[PathBuf], image: &Path, expected: &str) ->
     })
 }
 
-/// How many odd chunks of two images differ; nobody wrote those.
+/// Number of odd chunks that differ between two images; these were never written.
 fn changed(before: &Path, after: &Path, chunk: usize) -> Result<usize, Stop> {
     let (before, after) = (std::fs::read(before)?, std::fs::read(after)?);
     check(before.len() == after.len(), || "another size".into())?;
@@ -241,7 +243,8 @@ fn cut_by_md() -> Result<(), Stop> {
     Ok(())
 }
 
-/// We make a cut right: what nobody wrote stays, and parity fits. Leaves in a file what the array holds then.
+/// pvblk makes a cut array right: chunks that weren't written stay, and parity fits. The array's contents are
+/// left in a file.
 fn recovered(
     cut: &[PathBuf],
     without: Option<usize>,
@@ -413,7 +416,7 @@ fn md_recovered(done: &Done, round: &Round) -> Result<(), Stop> {
             || format!("{name}: mdadm says {mdadm}"),
         )?;
     }
-    // Only a kernel with dynamic debug tells this.
+    // Only a kernel with dynamic debug prints this line.
     if let Some(load) = done.kernel(name, "ppl_load: ")?.pop() {
         let entries = load.rsplit(' ').next().and_then(|n| n.parse().ok());
         let entries: usize = entries.unwrap_or(0);
@@ -436,7 +439,8 @@ fn md_recovered(done: &Done, round: &Round) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Tells what came of an array that mdadm was forced to assemble: it says that the array is clean, so that md drops the log.
+/// Checks an array that mdadm was forced to assemble: mdadm says that the array is clean, so that md drops
+/// the log.
 fn forced(done: &Done, name: &str, without: Option<usize>, before: &Path) -> Result<(), Stop> {
     let dir = tempfile::tempdir()?;
     let mut members = done.members(name, dir.path())?;
@@ -462,7 +466,7 @@ fn present(members: &[PathBuf], without: Option<usize>) -> Vec<PathBuf> {
 /// A rebuild of ours that has come to a third.
 struct Rebuild {
     disks: Disks,
-    /// What the array holds.
+    /// Image file with the array's contents.
     image: PathBuf,
     served: Managed,
 }
@@ -546,7 +550,8 @@ fn rebuilds() -> Result<(), Stop> {
     Ok(())
 }
 
-/// Cuts an array off in the middle of a rebuild and of writes. Hands the copies to md and to us, and returns the sum of what the
+/// Cuts an array off in the middle of a recovery and of writes. Hands the copies to md and to pvblk, and
+/// returns the sum of the contents that the array has when pvblk has finished.
 /// array holds when we have finished.
 fn cut_in_a_rebuild(
     guest: &mut Guest,
@@ -555,7 +560,7 @@ fn cut_in_a_rebuild(
 ) -> Result<String, Stop> {
     let mut rebuild = Rebuild::begin("ppl", rng)?;
     let members = rebuild.members();
-    // A cut leaves what superblocks say, which is behind what is done.
+    // A cut leaves the superblocks' position, which is behind the recovery itself.
     rebuild.served.until("a third on disk", |_| {
         detail(&members).is_ok_and(|d| rebuilt(&d, 1) > 3 << 20)
     })?;
@@ -564,7 +569,8 @@ fn cut_in_a_rebuild(
         socket: &rebuild.served.path("nbd"),
         members: &members,
     };
-    // Nearly stopped, so that it doesn't end meanwhile. What is rebuilt has parity, right or wrong.
+    // The recovery is nearly stopped, so that it doesn't end meanwhile. The recovered part has
+    // parity, right or wrong.
     let slow = ["--min", "100", "--max", "100"];
     rebuild.served.raid("speed", &slow)?;
     let cut = live.cuts(1, Some(3 << 20), dir, rng)?.remove(0).members;

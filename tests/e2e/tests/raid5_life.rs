@@ -118,7 +118,7 @@ fn taken() -> Result<(), Stop> {
     Ok(())
 }
 
-/// Runs `pvblk raid` on members; what it printed, and its exit status.
+/// Runs `pvblk raid` on members; returns its exit status and its output.
 fn status(args: &[&str], members: &[PathBuf]) -> Result<(Option<i32>, Finished), Stop> {
     let mut command = pvblk(["raid"])?;
     command.args(args).args(members);
@@ -453,7 +453,7 @@ fn mistakes() -> Result<(), Stop> {
     served.daemon.stop()
 }
 
-/// What a control socket answers to these bytes.
+/// The reply of a control socket to these bytes.
 fn answer(served: &Managed, question: &[u8]) -> Result<String, Stop> {
     let mut socket = UnixStream::connect(served.path("control"))?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -510,7 +510,7 @@ fn nonsense() -> Result<(), Stop> {
     served.daemon.stop()
 }
 
-/// How a member ends under load.
+/// The end of a member under load.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     /// Somebody says so.
@@ -565,7 +565,7 @@ fn loaded(fate: Fate) -> Result<(), Stop> {
     let before = sum(&back)?;
     attach.stop()?;
     served.daemon.stop()?;
-    // And what was written is there without a server's cache.
+    // The written data is there without a server's cache.
     let which = if at(&is, 1).1 == "m4" { 4 } else { 1 };
     let mut served = Managed::start(&names(&disks, &[0, which, 2, 3]))?;
     served.raid("fail", &["2"])?;

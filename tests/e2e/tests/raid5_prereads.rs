@@ -1,7 +1,8 @@
-//! What an array reads from its members to make parity, beside the kernel's md: the same writes, replayed to both.
+//! Reads of an array from its members for parity, beside the kernel's md: the same writes, replayed to both.
 //!
-//! To md, writes past the page cache are synchronous, and it doesn't delay the reads that those need; we delay all. Without that
-//! mark it reads a few per cent less than here; and it lets its cache grow from 256 stripe heads to about 300.
+//! To md, writes past the page cache are synchronous, and it doesn't delay the reads that those need; pvblk
+//! delays all. Without that mark md reads a few per cent less than here; and it lets its cache grow from 256
+//! stripe heads to about 300.
 
 use pvblk_e2e::arrays::LIMIT;
 use pvblk_e2e::daemon::example;
@@ -22,7 +23,7 @@ const DEPTH: &str = "32";
 /// Runs of md: they differ by about 2 %, ours not at all.
 const RUNS: usize = 3;
 
-/// Ours may read this many per cent of what md reads.
+/// pvblk may read this many per cent of md's reads.
 const MOST: u64 = 110;
 
 fn main() -> ExitCode {
@@ -111,7 +112,7 @@ fn md(tool: &Path, trace: &Path) -> Result<Vec<u64>, Stop> {
     Ok(reads)
 }
 
-/// What a program is linked with, and its loader: the guest's may be older.
+/// The libraries of a program, and its loader: the guest's may be older.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>, Stop> {
     let said = run_ok("ldd", [program])?.stdout;
     let paths = said.split_whitespace().filter(|w| w.starts_with('/'));

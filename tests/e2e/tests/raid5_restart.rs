@@ -1,4 +1,5 @@
-//! An array whose server is killed under an attached front end: who hears of a loss, and who doesn't.
+//! An array whose server is killed under an attached front end: flushes fail where writes may be
+//! lost, and nowhere else.
 
 use pvblk_e2e::arrays::{Disks, raid, spec};
 use pvblk_e2e::nbd::{Command, Connection};
@@ -66,7 +67,7 @@ fn killed(over: &str, without: Option<usize>, safe: bool) -> Result<(), Stop> {
     server.stop()
 }
 
-/// With libnbd's own client, which asks for what the server offers.
+/// Zeroes ranges with libnbd's own client, which uses everything that the server offers.
 fn zeroes() -> Result<(), Stop> {
     use pvblk_e2e::arrays::{Served, random};
     use pvblk_e2e::tools::{compare, need, run_ok};

@@ -1,5 +1,5 @@
-//! `pvblk latency` beside `btt` and `blkparse` on captures that the kernel's blktrace made, of a partitioned disk under a
-//! device mapper's linear device. `data/README.md` tells how.
+//! `pvblk latency` beside `btt` and `blkparse` on captures that the kernel's blktrace made, of a partitioned
+//! disk under a device mapper's linear device. `data/README.md` describes them.
 
 use pvblk_e2e::btt::{HOPS, Table, btts, btts_by_device, devices, ours, parts_add_up, same};
 use pvblk_e2e::daemon::pvblk;
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A capture of a disk and of the device above it, and what we say about it.
+/// A capture of a disk and of the device above it, and pvblk's report on it.
 struct Real {
     /// Names of captures: files are NAME.blktrace.0 and NAME.blktrace.1.
     names: [PathBuf; 2],
@@ -88,7 +88,7 @@ impl Real {
         };
         let known: Vec<&str> = HOPS.into_iter().filter(|h| *h != "M2D").collect();
         same(&ours(std::slice::from_ref(disk)), theirs(disk)?, &known)?;
-        // Its name there for what is Q2C here.
+        // btt's name there for the hop that is Q2C here.
         let mut stacked = theirs(above)?.clone();
         if let Some(figures) = stacked.remove("Q2Cdm") {
             stacked.insert("Q2C".into(), figures);
@@ -96,7 +96,7 @@ impl Real {
         same(&ours(std::slice::from_ref(above)), &stacked, &["Q2C"])
     }
 
-    /// The disk, and what is above it.
+    /// The report on the disk, and that on the device above it.
     fn split(&self) -> Result<(&[Value], &[Value]), Stop> {
         let devices = devices(&self.report);
         let at = devices
@@ -109,7 +109,7 @@ impl Real {
     }
 }
 
-/// What blkparse prints of a capture.
+/// The output of blkparse for a capture.
 #[derive(Default)]
 struct Printed {
     device: String,
@@ -158,7 +158,7 @@ fn figures() -> Result<(), Stop> {
 fn counts() -> Result<(), Stop> {
     let real = Real::stored()?;
     let printed = count(&real)?;
-    // What the capture was made for is in it.
+    // The capture has the events for which it was made.
     for action in ["Q", "G", "M", "F", "I", "D", "C", "P", "U", "A"] {
         check(printed.count(action) > 0, || format!("no {action}"))?;
     }
@@ -198,7 +198,8 @@ fn count(real: &Real) -> Result<Printed, Stop> {
                 format!("no {words:?} in {line:?}")
             })?;
         }
-        // Nothing is lost on the way through a partition. A flush completes twice: in the driver, and for who asked.
+        // No request is lost on the way through a partition. A flush completes twice: in the driver, and for
+        // its submitter.
         check(device["unfinished"] == 0, || format!("unfinished: {line}"))?;
         check(device["unmatched"] == printed.ends_of_flushes, || {
             format!(

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// What the thread that kills servers and the test tell each other.
+/// Counters and flags that the test shares with the thread that kills servers.
 #[derive(Default)]
 struct Killing {
     stop: AtomicBool,
@@ -41,7 +41,7 @@ impl Killing {
     }
 }
 
-/// Kills the server and starts it again, each time with other offers, until it is told to stop.
+/// Kills the server and starts it again, each time with other offers, until the test ends.
 fn kill_until(
     mut stage: Stage,
     killing: &Arc<Killing>,
@@ -194,7 +194,7 @@ fn never_back() -> Result<(), Stop> {
         })?;
         let killed = Instant::now();
         stage.kill_server()?;
-        // It may be answered with an error, or find the connection closed; it may not succeed.
+        // The write may fail, or find the connection closed; it may not succeed.
         let sent = connection.send(Command::Write, 2, 0, &[8; 4096]).is_ok();
         let answer = if sent { connection.receive()? } else { None };
         check(answer.is_none_or(|r| r.error != 0), || {

@@ -1,4 +1,4 @@
-//! The medium that other tests make slow does what it says.
+//! The slow medium of other tests follows its rules.
 
 use pvblk_e2e::slow_medium::{Kind, Options, Rule, SlowMedium};
 use pvblk_e2e::{Stop, run_all};

@@ -196,7 +196,7 @@ fn verified(volume: impl Fn(&Path) -> String, rings: bool) -> Result<(), Stop> {
         number(&client["total"], "squeezed_pages"),
         number(&server, "device_bytes") / PAGE,
     );
-    // What a client of rings gives back goes to the memory it shares with the server, which stays.
+    // Buffers of a client of rings lie in the memory that it shares with the server, which stays.
     check(
         number(&client, "squeezes") > times / 2 && (rings || pools > 0),
         || format!("squeezed {times} times, but it says {client:#}"),
@@ -408,7 +408,8 @@ fn others_mounts() -> Result<(), Stop> {
     serve.stop()
 }
 
-/// Full pools and a lowered limit: nobody tells the server, and it gives way.
+/// Pools are full and the group's limit is lowered without a word to the server, which gives memory
+/// back.
 fn group_at_its_limit() -> Result<(), Stop> {
     let group = Group::new()?;
     std::fs::write(

@@ -1,4 +1,5 @@
-//! An orderly stop beside a disk in trouble: every healthy disk's acknowledged writes are on its backing afterwards, and
+//! An orderly stop beside a disk that hangs or fails: every healthy disk's acknowledged writes are on its
+//! backing afterwards, and the log and the exit status name the other disks.
 //! the log and the exit status say what couldn't be done, for which disk.
 
 use pvblk_e2e::nbd::{Command, Connection};
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Far above what a stop may take by what the documentation says.
+/// A limit far above the time that the documentation allows for a stop.
 const STOP: Duration = Duration::from_secs(120);
 const BLOCK: usize = 64 << 10;
 const DATA: u8 = 0x5a;
@@ -57,7 +58,7 @@ impl Scene {
         self.dir.path().join("nbd")
     }
 
-    /// Writes to a disk without a flush, and waits for the answer.
+    /// Writes to a disk without a flush, and waits for the reply.
     fn write(&self, disk: &str) -> Result<Connection, Stop> {
         let mut connection = Connection::open(&self.nbd(), disk)?;
         connection.send(Command::Write, 1, 0, &[DATA; BLOCK])?;
@@ -76,10 +77,10 @@ impl Scene {
         })
     }
 
-    /// What the server said about `disk` as it ended.
+    /// Checks the server's last lines about `disk`.
     fn said_about(&self, disk: &str) -> Result<(), Stop> {
         let lines = self.daemon.lines();
-        // Also told is who connects to which disk.
+        // The log also has lines on connections to disks.
         let after = lines.iter().skip_while(|l| *l != "pvblk: ready");
         let after = after.filter(|l| !l.contains(" INFO "));
         check(after.clone().any(|l| names(l, disk)), || {
@@ -91,7 +92,7 @@ impl Scene {
     }
 }
 
-/// Whether a line names a disk.
+/// True if a line names a disk.
 fn names(line: &str, disk: &str) -> bool {
     line.split(|c: char| !c.is_ascii_alphanumeric())
         .any(|w| w == disk)
@@ -155,7 +156,8 @@ fn pending() -> Result<(), Stop> {
     scene.said_about("late")
 }
 
-/// A disk on a medium that answers no flush. The process may remain until the medium answers; what it says and does for the
+/// A disk on a medium that completes no flush. The process may remain until the medium completes it; the
+/// process' report, and the flushes of other disks, don't wait for that.
 /// others doesn't wait for that.
 fn hung() -> Result<(), Stop> {
     let slow = SlowMedium::new()?;

@@ -16,7 +16,7 @@ use std::process::{Child, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// For what takes a moment on an idle machine.
+/// A limit for operations that take a moment on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -75,7 +75,7 @@ impl Scene {
         let (front, back, name) = (self.control("front"), self.control("back"), self.text("t"));
         let mut command = pvblk(["trace", &front, &back, "--output", &name])?;
         let child = command.stderr(Stdio::piped()).spawn()?;
-        // Made when the servers have answered.
+        // The file is made when the servers have answered.
         wait_for(|| Ok(self.path("t.blktrace.0").exists()))?;
         Ok(child)
     }
@@ -127,7 +127,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
-/// How many lines of blkparse's have this step on this device.
+/// Number of blkparse's lines with this step on this device.
 fn count(lines: &str, device: &str, step: &str) -> usize {
     let fits = |l: &&str| {
         let words: Vec<&str> = l.split_whitespace().collect();
@@ -139,7 +139,8 @@ fn count(lines: &str, device: &str, step: &str) -> usize {
 fn verify_run() -> Result<(), Stop> {
     need_fio_nbd()?;
     need(&["blkparse", "btt"])?;
-    // On a busy machine nobody may have come by to empty the rings; that is told, and not what is tested here.
+    // On a busy machine the rings may not be emptied in time; dropped events are reported, and aren't the
+    // subject of this test.
     for _ in 0..4 {
         if verify_recorded()? {
             return Ok(());
@@ -164,7 +165,7 @@ fn verify_recorded() -> Result<bool, Stop> {
         .split_whitespace()
         .chain(jobs.split_whitespace())
         .collect();
-    // What follows the first job's name belongs to it, and what is before to all.
+    // Options after the first job's name belong to it, those before to all jobs.
     run(tool("fio", words), Duration::from_secs(180))?.success()?;
     let said = interrupt(child)?;
     if said.contains("dropped") {
@@ -434,7 +435,8 @@ fn slow() -> Result<(), Stop> {
     check(logged(&lines) == 2, || lines.join("\n"))
 }
 
-/// The control socket answers 16 at a time; one more gets its refusal, and no broken connection.
+/// The control socket serves 16 connections at a time; one more gets a refusal, and no broken
+/// connection.
 fn too_many() -> Result<(), Stop> {
     let scene = Scene::new(|_| "mem:1M".into())?;
     let ask = |question: &str| -> Result<UnixStream, Stop> {

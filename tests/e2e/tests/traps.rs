@@ -1,4 +1,4 @@
-//! Commands that would destroy somebody's data without a word.
+//! Commands that would destroy a user's data without a warning are refused.
 
 use pvblk_e2e::arrays::{Disks, LIMIT, spec, sum};
 use pvblk_e2e::daemon::pvblk;
@@ -36,7 +36,7 @@ fn refused(said: &Finished, words: &[&str]) -> Result<(), Stop> {
     })
 }
 
-/// What makes a file something, and what that is called.
+/// Makes a file that has a signature, and names what the file is then.
 struct Maker {
     program: &'static str,
     args: &'static [&'static str],
@@ -145,7 +145,7 @@ impl Maker {
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // Who doesn't read it may be gone.
+            // A program that doesn't read its input may have ended.
             let _ = stdin.write_all(self.input.as_bytes());
         }
         let status = child.wait()?;
@@ -420,7 +420,7 @@ fn replaced() -> Result<(), Stop> {
             &format!("start it with {works}"),
         ],
     )?;
-    // One of them alone could be served without, but what was written since is on the other.
+    // The array could be served with one of them alone, but that one lacks later writes.
     let half = spec(&disks.paths(0..4), None).replace("m3]", "m5]");
     let said = self::served(&half)?;
     let said = said.ok_or_else(|| Stop::Fail("a replaced member is served".into()))?;
@@ -439,7 +439,7 @@ fn replaced() -> Result<(), Stop> {
     served.read(&back)?;
     compare(&image, &back)?;
     served.daemon.stop()?;
-    // Who says that it is missing knows what he does.
+    // A user that names a member as missing wants that.
     let without = spec(&disks.paths(0..4), Some(1)).replace("m3]", "m5]");
     let said = self::served(&without)?;
     check(said.is_none(), || format!("{said:?}"))

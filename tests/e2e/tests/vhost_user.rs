@@ -95,7 +95,7 @@ const BOOT: &[u8] = &[
     0xba, 0xf4, 0x00, 0xb0, 0x10, 0xee, // mov dx, 0xf4; mov al, 16; out dx, al
     0xf4, 0xeb, 0xfd, // hlt
 ];
-/// How QEMU's debug exit tells a 16.
+/// Exit status of QEMU when its debug exit device gets a 16.
 const EXIT: i32 = 33;
 
 fn boots() -> Result<(), Stop> {
@@ -228,7 +228,7 @@ fn with_guest(
         let guest = guest
             .join()
             .unwrap_or_else(|_| Stop::fail("the guest's thread panicked"));
-        // What the guest says explains more; a skip too.
+        // The guest's output explains more; a skip too.
         let said = guest?;
         beside.map(|()| said)
     })
@@ -253,7 +253,7 @@ fn grows() -> Result<(), Stop> {
     quiet(served.daemon)
 }
 
-/// Queues that began with what the server before had left.
+/// Number of queues that did again the requests that the server before had left.
 fn redone(server: &Daemon) -> usize {
     let lines = server.lines();
     lines

@@ -55,7 +55,7 @@ impl Block {
         }
     }
 
-    /// Command lines: continued ones are one, and what goes into a file by `<<` isn't counted.
+    /// Command lines: continued lines are one, and the text of a `<<` document isn't counted.
     pub fn commands(&self) -> Vec<String> {
         let mut commands = Vec::new();
         let mut joined = String::new();
@@ -140,7 +140,7 @@ pub fn blocks(text: &str) -> Result<Vec<Block>, Stop> {
     Ok(blocks)
 }
 
-/// What a line says about the block after it.
+/// The note in a comment about the block after it.
 fn comment(line: &str, number: usize) -> Result<Note, Stop> {
     let inside = line.trim().strip_prefix("<!--");
     let Some(inside) = inside.and_then(|rest| rest.strip_suffix("-->")) else {
@@ -159,8 +159,8 @@ fn comment(line: &str, number: usize) -> Result<Note, Stop> {
     }
 }
 
-/// Whether an output is as the page has it: `…` stands for any characters of a line, and for any lines where it stands alone.
-/// Spaces at the ends of lines don't count.
+/// True if an output is that of the page: `…` stands for any characters of a line, and for any lines where it
+/// stands alone. Spaces at the ends of lines don't count.
 pub fn matches(expected: &[String], printed: &[&str]) -> bool {
     let Some((first, rest)) = expected.split_first() else {
         return printed.is_empty();

@@ -1,4 +1,5 @@
-//! The reference pages against what the command itself says: its help, and its errors, which name what it knows.
+//! Compares the reference pages with the command's help, and with its errors, which list what the command
+//! knows.
 
 use super::session::Programs;
 use crate::daemon::pvblk;
@@ -15,14 +16,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// An option: its value's name and its default, each empty where there is none.
 pub type Options = BTreeMap<String, (String, String)>;
 
-/// What `--help` says of a command without subcommands.
+/// The options and arguments in the `--help` of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Help {
     /// The line after `Usage:`.
     pub usage: String,
     /// By `--name`.
     pub options: Options,
-    /// Subcommands.
+    /// Names of the subcommands.
     pub commands: Vec<String>,
 }
 
@@ -87,7 +88,7 @@ pub fn commands(programs: &Programs) -> Result<BTreeMap<String, Help>, Stop> {
 /// A part of a page, from a heading to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
-    /// The heading.
+    /// Heading of the table.
     pub title: String,
     /// The lines below.
     pub lines: Vec<String>,
@@ -183,7 +184,7 @@ pub fn flags(pages: &[String], commands: &BTreeMap<String, Help>) -> Vec<String>
     wrong
 }
 
-/// What an error names as possible: the words after `words`, up to an example.
+/// The words that an error lists as possible: those after `words`, up to an example.
 fn possible(text: &str, words: &str) -> Option<BTreeSet<String>> {
     let (_, list) = text.split_once(words)?;
     let list = list.split(", as in").next()?.lines().next()?;

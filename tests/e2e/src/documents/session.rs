@@ -19,8 +19,8 @@ pub type Programs = BTreeMap<String, PathBuf>;
 /// Longest time for a page: a bound for hangs.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What the shell reads first. Each block writes to a file of its own, with the servers that it starts: what they say later is in no
-/// other block's output. A block ends when its servers are ready.
+/// Commands that the shell reads first. Each block writes to a file of its own, together with the servers
+/// that it starts, so their later output is in no other block's. A block ends when its servers are ready.
 const PRELUDE: &str = r#"
 unset BASH_ENV
 set -E -o pipefail
@@ -70,7 +70,7 @@ pub fn run(name: &str, blocks: &[Block], programs: &Programs) -> Result<(), Stop
         .process_group(0)
         .spawn()?;
     let status = wait(&mut child, LIMIT)?;
-    // Whatever the page left behind.
+    // Processes that the page left behind are ended.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }

@@ -1,4 +1,5 @@
-//! The control file: the medium is told what to do by what is written there, and says there how it is.
+//! The control file: the text that is written to it commands the medium, and the text that is read from it
+//! shows the state.
 //!
 //! A file is its name, or `*` for all; kinds are as in [`Kind::parse`]. Each line is one of
 //!
@@ -8,15 +9,16 @@
 //! fail FILE KINDS ERRNO
 //! ```
 //!
-//! `release` lets go on what waits, `fail` answers it with an error; both leave the rules as they are.
+//! `release` lets waiting requests go on, `fail` completes them with an error; both leave the rules as they
+//! are.
 
 use super::rules::{Kind, Rule};
 use super::schedule::Schedule;
 
-/// Its name.
+/// Name of the control file.
 pub const NAME: &str = ".control";
 
-/// Does what `text` says, up to the first line that isn't understood.
+/// Runs the commands in `text`, up to the first line that isn't understood.
 pub(super) fn obey(schedule: &Schedule, text: &str) -> Result<(), String> {
     for line in text.lines().filter(|l| !l.trim().is_empty()) {
         line_of(schedule, line).ok_or_else(|| format!("not understood: {line}"))?;
@@ -42,7 +44,7 @@ fn line_of(schedule: &Schedule, line: &str) -> Option<()> {
     Some(())
 }
 
-/// What waits: first all, then each kind and each file of which anything does.
+/// Counts of waiting requests: first of all, then of each kind and of each file that has any.
 pub(super) fn status(schedule: &Schedule, files: &[String]) -> String {
     let line = |name: &str, (held, delayed): (usize, usize)| {
         format!("{name} held {held} delayed {delayed}\n")

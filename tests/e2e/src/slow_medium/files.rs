@@ -24,7 +24,6 @@ const CONTROL: u64 = 2;
 const NO_TIME: Duration = Duration::ZERO;
 const HANDLE: FileHandle = FileHandle(0);
 
-/// One file.
 #[derive(Debug)]
 pub(super) struct Node {
     ino: u64,
@@ -101,12 +100,12 @@ impl Files {
     fn by_inode(&self, ino: INodeNo) -> Result<Arc<Node>, Errno> {
         let nodes = self.nodes();
         let found = nodes.values().find(|n| n.ino == ino.0).cloned();
-        // A file that was unlinked while it is open isn't kept.
+        // A file that was unlinked while it is open isn't found.
         found.ok_or(Errno::ENOENT)
     }
 }
 
-/// What the kernel talks to.
+/// The file system's side of the FUSE connection.
 #[derive(Debug)]
 pub(super) struct SlowFs {
     pub files: Arc<Files>,
@@ -198,7 +197,7 @@ fn error(e: io::Error) -> Errno {
 }
 
 impl SlowFs {
-    /// Treats a request to `ino` as the rules say: `done` does it and answers.
+    /// Treats a request to `ino` by its rule: `done` does the request and completes it.
     fn treat<R: Send + 'static>(
         &self,
         ino: INodeNo,

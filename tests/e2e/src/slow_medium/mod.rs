@@ -1,15 +1,17 @@
 //! A file system whose requests are slow, hang or fail, as a test wants it.
 //!
-//! It is a FUSE mount that this process serves, so it goes on when a server under test is killed. Its files are in memory
-//! or in a folder. Each request is treated as the rule for its file and kind says ([`Rule`]); a request that waits holds
-//! no thread here, so others go on. **A write's data land when it is answered, not when it arrives**: a write that is held
-//! while its process dies lands afterwards, as on a disk behind a network.
+//! It is a FUSE mount that this process serves, so it goes on when a server under test is killed. Its files
+//! are in memory or in a folder. Each request is treated by the rule for its file and kind ([`Rule`]); a
+//! request that waits holds no thread here, so others go on. **The data of a write lands when the write
+//! completes, not when it arrives**: a write that is held while its process dies lands afterwards, as on a
+//! disk behind a network.
 //!
 //! The kernel, not this file system, keeps `flock` and `fcntl` locks, as it does for most.
 //!
-//! When a [`SlowMedium`] is dropped, everything that waits is answered with an error, the connection is cut, which wakes
-//! every process that waits in the kernel for this mount, and the mount goes. A small process sees to that when this one is
-//! killed: a killed process whose own threads wait for its own mount would never end.
+//! When a [`SlowMedium`] is dropped, all waiting requests complete with an error, the connection is cut,
+//! which wakes every process that waits in the kernel for this mount, and the mount is removed. A small
+//! process does that when this one is killed: a killed process whose own threads wait for its own mount would
+//! never end.
 
 mod control;
 mod files;
@@ -35,21 +37,21 @@ use tempfile::TempDir;
 /// Limit of waits for the medium itself, far above what any of them takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How a medium is made.
+/// Options of a medium.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where the files are kept, under their names; in memory without it.
+    /// Folder of the files, under their names; `None`: they are in memory.
     pub backing: Option<PathBuf>,
     /// Every read and write goes past the page cache, also without `O_DIRECT`.
     pub direct_io: bool,
     /// With `direct_io`: several writes to a file at a time. The kernel lets only one in otherwise, with a lock on the inode.
     pub parallel_writes: bool,
-    /// `io_uring` and `aio` with `O_DIRECT` don't wait in the kernel for the answer, so writes to one file go on beside
-    /// each other, and a killed process doesn't wait for its own.
+    /// `io_uring` and `aio` with `O_DIRECT` don't wait in the kernel for the completion, so writes to one
+    /// file run side by side, and a killed process doesn't wait for its own.
     pub asynchronous: bool,
     /// The kernel keeps written data in its page cache and writes them back later.
     pub write_back: bool,
-    /// What decides about times that are drawn.
+    /// The seed of random delays.
     pub seed: u64,
 }
 
@@ -135,7 +137,7 @@ impl SlowMedium {
         Ok(self.point.join(name))
     }
 
-    /// What the medium holds of `name` at this moment, past all rules and caches.
+    /// The current contents of `name`, past all rules and caches.
     pub fn data(&self, name: &str) -> Result<File, Stop> {
         match self.files.get(name) {
             Some(node) => Ok(node.file.try_clone()?),
@@ -143,17 +145,18 @@ impl SlowMedium {
         }
     }
 
-    /// How requests to `file` (`*`: to all) of these kinds are treated from now on. What waits already goes on waiting.
+    /// Sets the rule for requests of these kinds to `file` (`*`: to all files) from now on. Waiting requests
+    /// go on waiting.
     pub fn set(&self, file: &str, kinds: &[Kind], rule: Rule) {
         self.schedule.set(file, kinds, rule);
     }
 
-    /// Lets go on what waits, and says how many requests that were.
+    /// Lets waiting requests go on, and returns their number.
     pub fn release(&self, file: &str, kinds: &[Kind]) -> usize {
         self.schedule.release(file, kinds, None)
     }
 
-    /// Answers what waits with an error number, without having done it, and says how many requests that were.
+    /// Completes waiting requests with an error number, without having done them, and returns their number.
     pub fn fail_held(&self, file: &str, kinds: &[Kind], errno: i32) -> usize {
         self.schedule.release(file, kinds, Some(errno))
     }
@@ -221,8 +224,9 @@ fn guard(point: &Path) -> std::io::Result<Child> {
 impl Drop for SlowMedium {
     fn drop(&mut self) {
         self.schedule.end();
-        // By force: the kernel answers everything that is still asked, from whomever, with an error. Detached: files that
-        // are still open keep nothing mounted. What fails here is gone already.
+        // The unmount is forced: the kernel completes all requests to the mount, from all processes, with an
+        // error. It is detached: files that are still open keep nothing mounted. A call that fails here finds
+        // no mount any more.
         let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
         let _ = rustix::mount::unmount(&self.point, flags);
         if let Some(session) = self.session.take() {

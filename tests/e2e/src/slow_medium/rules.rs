@@ -1,4 +1,4 @@
-//! What happens to which requests, and the words for it in the control file.
+//! Rules for requests, and their notation in the control file.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
+    /// All kinds of requests.
     pub const ALL: [Kind; 9] = [
         Kind::Open,
         Kind::Read,
@@ -67,9 +67,9 @@ impl Kind {
 /// A span of time, from which each request draws its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// At least.
+    /// The least delay.
     pub least: Duration,
-    /// At most.
+    /// The greatest delay.
     pub most: Duration,
 }
 
@@ -88,7 +88,7 @@ impl Span {
     }
 }
 
-/// What happens to a request. Its effect on the data comes with its answer, not before.
+/// The treatment of a request. The request takes effect on the data when it completes, not before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Done at once.
@@ -97,7 +97,7 @@ pub enum Rule {
     Delay(Span),
     /// Done after a time, and of each thousand requests so many after a longer one.
     Mix(Span, u32, Span),
-    /// Neither done nor answered until it is released.
+    /// The request is neither done nor completed until it is released.
     Hold,
     /// Answered with this error number, and not done.
     Fail(i32),
@@ -138,7 +138,7 @@ impl Rules {
     pub fn set(&mut self, file: &str, kinds: &[Kind], rule: Rule) {
         let file = (file != "*").then(|| file.to_owned());
         for &kind in kinds {
-            // What it overrules is left out, so that the list stays short.
+            // Rules that the new one overrides are removed, so that the list stays short.
             self.0
                 .retain(|e| e.kind != kind || (file.is_some() && e.file != file));
             self.0.push(Entry {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Does a request and answers it; told an error number, it answers with that and does nothing.
+/// Does a request and completes it; given an error number, completes it with that and does nothing.
 pub(super) type Job = Box<dyn FnOnce(Option<i32>) + Send>;
 
 struct Waiting {
@@ -26,7 +26,8 @@ impl Waiting {
 #[derive(Default)]
 struct State {
     rules: Rules,
-    /// By number of arrival, so that what is released together is done in that order.
+    /// Waiting requests by number of arrival, so that requests that are released together are done
+    /// in that order.
     waiting: BTreeMap<u64, Waiting>,
     arrived: u64,
     /// Requests that are being done at this moment by [`Schedule::work`].
@@ -36,7 +37,7 @@ struct State {
 }
 
 impl State {
-    /// What is to be done now, and how long until the next.
+    /// Requests that are to be done now, and the time until the next.
     fn due(&mut self) -> (Vec<Waiting>, Option<Duration>) {
         let now = Instant::now();
         let mut times: Vec<(Instant, u64)> = self
@@ -151,7 +152,8 @@ impl Schedule {
         self.state().rules.set(file, kinds, rule);
     }
 
-    /// Lets those that wait go on at once; with an error they are answered with it and not done. Says how many.
+    /// Lets waiting requests go on at once; with an error they complete with it and aren't done. Returns
+    /// their number.
     pub fn release(&self, file: &str, kinds: &[Kind], errno: Option<i32>) -> usize {
         let mut state = self.state();
         let fitting: Vec<u64> = state
@@ -177,7 +179,8 @@ impl Schedule {
         fitting.len()
     }
 
-    /// How many of these wait: until they are released, and for their time or to be done at this moment.
+    /// Numbers of waiting requests: of those that wait for a release, and of those that wait for their time
+    /// or are to be done now.
     pub fn waiting(&self, file: &str, kinds: &[Kind]) -> (usize, usize) {
         let state = self.state();
         let mut fitting = state.waiting.values().filter(|w| w.fits(file, kinds));
@@ -187,7 +190,7 @@ impl Schedule {
         (held, delayed + state.working.iter().filter(fits).count())
     }
 
-    /// No more waiting: what waits is answered with an I/O error, and so is the rest of this medium's life.
+    /// Ends all waiting: requests that wait, and all later ones, complete with an I/O error.
     pub fn end(&self) {
         let mut state = self.state();
         state.over = true;
