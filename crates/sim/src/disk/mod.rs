@@ -3,22 +3,23 @@
 //!
 //! Its fault model is as bad as a disk may be that keeps the promises of `pvblk_block`:
 //! - **Time.** Requests are done only in [`CrashDisk::step`], which does some or all sectors of one request
-//! in flight. Requests in flight, of all queues, are done in any order; the sectors of one in rising or in
-//! falling order.
+//!   in flight. Requests in flight, of all queues, are done in any order; the sectors of one in rising or in
+//!   falling order.
 //! - **Loss.** A completed write is in the cache, sector by sector (512 bytes), older versions under newer
-//! ones. A flush makes those writes stable that completed before it was submitted, on any queue, and no
-//! others; a write with FUA makes itself stable. All others may be lost when the cache is. Then, as
-//! [`Survives`] says, nothing of the cache survives, or all, or of each sector any version, or whole writes:
-//! so later writes may survive earlier ones, and a write of many sectors may survive in part.
+//!   ones. A flush makes those writes stable that completed before it was submitted, on any queue, and no
+//!   others; a write with FUA makes itself stable. All others may be lost when the cache is. Then, as
+//!   [`Survives`] says, nothing of the cache survives, or all, or of each sector any version, or whole writes:
+//!   so later writes may survive earlier ones, and a write of many sectors may survive in part.
 //! - **Tearing.** When a process dies, the sectors that are left of its write in flight are all written, or
-//! none, or each by a coin. A sector is written whole or not at all.
+//!   none, or each by a coin. A sector is written whole or not at all.
 //! - **Death of a process** ([`Crash::Process`]). The cache stays: it is the kernel's. Sectors that are left
-//! may be written later and in any order, while the disk is locked and no other process gets it.
+//!   may be written later and in any order, while the disk is locked and no other process gets it.
 //! - **Errors.** From a step on, all reads, or writes and flushes, or all requests fail, until the disk is
-//! told to work again; a failed write may have happened in part. Single sectors can't be read until they are
-//! written.
+//!   told to work again; a failed write may have happened in part. Single sectors can't be read until they are
+//!   written.
 //! - **Left out.** Bits don't rot; writes go to the right sectors; a stable sector stays; requests don't hang
-//! (those of the `stop` scenario do).
+//!   (those of the `stop` scenario do).
+//!
 //! The disk checks its users too. They must not have two writes of a sector in flight, nor change memory that
 //! is being written from, nor write contents that are no stamps where it expects stamps.
 
