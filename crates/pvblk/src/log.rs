@@ -1,7 +1,8 @@
-//! Lines for people on standard error, which never hold up a server: who reads them may stop reading.
+//! Lines on standard error, which never hold up a server, even if their reader stops reading.
 //!
-//! A command writes them itself. A server ([`detach`]) gives them to a thread; if nobody reads, a bounded number of bytes
-//! waits, further lines are dropped, and their number is told when there is a reader again.
+//! A command writes the lines itself. A server ([`detach`]) gives them to a thread. If they aren't read, a
+//! bounded number of bytes waits, further lines are dropped, and their number is printed when the reader
+//! reads again.
 
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes that wait at most; as many are with the thread.
 const MOST_WAITING: usize = 256 << 10;
-/// How long the end of the process waits for a reader.
+/// Longest wait for the reader at the end of the process.
 const LAST_LINES: Duration = Duration::from_secs(2);
-/// How long a standard error that another process made non-blocking is left alone when it is full.
+/// Time to wait when a standard error is full that another process made non-blocking.
 const RETRY: Duration = Duration::from_millis(10);
 
 static SERVER: OnceLock<Arc<Lines>> = OnceLock::new();
@@ -33,7 +34,8 @@ pub fn put(lines: &[u8]) {
     }
 }
 
-/// From now on no thread but one of its own waits for who reads standard error. Panics are told the same way.
+/// Gives all lines from now on to a thread of their own, the only one that waits for the reader of standard
+/// error. Messages of panics go the same way.
 pub fn detach() -> io::Result<()> {
     if SERVER.get().is_some() {
         return Ok(());
@@ -77,22 +79,22 @@ impl Write for Writer {
 
 /// Lines on their way to a writer that may block.
 struct Lines {
-    state: Mutex<State>,
-    /// Something waits.
+    state: Mutex<LogState>,
+    /// Signalled when there are lines to write.
     came: Condvar,
     /// Nothing waits any more.
     gone: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LogState {
     waiting: Vec<u8>,
     /// Lines that found no room since the last ones that did were taken.
     dropped: u64,
     writing: bool,
 }
 
-impl State {
+impl LogState {
     fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.dropped == 0
     }
@@ -163,7 +165,7 @@ impl Lines {
     }
 }
 
-/// Writes all of it; what can't be written any more is given up.
+/// Writes all bytes; those that can't be written any more are dropped.
 fn write(to: &mut impl Write, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match to.write(bytes) {
@@ -181,7 +183,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-    /// A reader that takes what is written only when it is asked to.
+    /// A reader that reads only when the test asks it to.
     struct Pipe(SyncSender<Vec<u8>>);
 
     impl Write for Pipe {

@@ -33,7 +33,7 @@ pub struct TraceArgs {
     /// Name of the capture; - writes all records to standard output
     #[arg(long, short, value_name = "NAME", default_value = "trace")]
     pub output: PathBuf,
-    /// How long; else until Ctrl-C
+    /// Length of the trace; by default until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<f64>,
 }
@@ -86,7 +86,8 @@ pub fn open(servers: &[String]) -> Result<Vec<Stream>> {
         .collect()
 }
 
-/// Gives what all streams tell to `take`, with the stream's place, until time is over, a signal says so, or all have ended.
+/// Gives the events of all streams to `take`, with the stream's index, until the time is over, a signal
+/// comes, or all streams have ended.
 pub fn follow(
     mut streams: Vec<Stream>,
     limit: Option<Duration>,

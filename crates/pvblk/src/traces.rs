@@ -1,4 +1,4 @@
-//! What every process with disks of its own offers: traces on its control socket, and a log of slow requests.
+//! Traces on the control socket of a process with disks, and its log of slow requests.
 
 use crate::hub::Hub;
 use crate::memory::Desk;
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 /// Most slow requests that are logged in one second.
 const MOST_SLOW_PER_SECOND: u32 = 10;
 
-/// A process's recorder. It records only while somebody listens.
+/// A process's recorder. It records only while a client listens.
 pub struct Traces {
     recorder: Recorder,
     feed: Arc<Feed>,
 }
 
-/// What runs until it is dropped.
+/// A capture or log of slow requests, which runs until it is dropped.
 #[derive(Default)]
 pub struct Running {
     _control: Option<control::Server>,
@@ -48,7 +48,7 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// Ends the capture; tells what it has.
+    /// Ends the capture; returns a line on its contents.
     pub fn finish(self) -> Result<String> {
         self.subscription.finish();
         let Ok(end) = self.thread.join() else {

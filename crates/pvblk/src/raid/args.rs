@@ -19,15 +19,16 @@ pub struct Served {
     /// Control socket of the server
     #[arg(long, value_name = "unix:PATH")]
     pub control: String,
-    /// The disk
+    /// Name of the disk
     #[arg(value_name = "DISK")]
     pub disk: String,
 }
 
-/// How members are taken that aren't served.
+/// Options for members that aren't served.
 #[derive(Args, Debug, Default)]
 pub struct Offline {
-    /// Go on without a member that the others count on; what is written from then on it doesn't have
+    /// Go on without a member that the others count on; it won't have the data that is written from
+    /// then on
     #[arg(long)]
     pub run: bool,
     /// Take stale members when there are too few others, and an array that is dirty and degraded, although data may be wrong
@@ -46,28 +47,30 @@ pub struct CreateArgs {
     /// RAID level: 5
     #[arg(long, default_value = "5", value_name = "LEVEL")]
     pub level: String,
-    /// How many members there are, as a check
+    /// Number of members, as a check
     #[arg(long, value_name = "N")]
     pub raid_devices: usize,
-    /// How many spares are named after the members
+    /// Number of spares that are named after the members
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub spare_devices: usize,
     /// Chunk size, such as 64K; a plain number is KiB, as for mdadm
     #[arg(long, default_value = "512K", value_name = "SIZE")]
     pub chunk: String,
-    /// How parity takes turns: left-symmetric, left-asymmetric, right-symmetric, right-asymmetric
+    /// Order in which members hold parity: left-symmetric, left-asymmetric, right-symmetric,
+    /// right-asymmetric
     #[arg(long, default_value = "left-symmetric")]
     pub layout: String,
-    /// What happens after a crash: ppl (partial parity log: closes the write hole), resync or bitmap
+    /// Means of recovery after a crash: ppl (partial parity log: closes the write hole), resync or
+    /// bitmap
     #[arg(long, default_value = "ppl", value_name = "POLICY")]
     pub consistency_policy: String,
-    /// How much of each member to use, such as 10G; a plain number is KiB [default: as much as the smallest has]
+    /// Size to use of each member, such as 10G; a plain number is KiB [default: as much as the smallest has]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,
     /// All parity is right already: don't calculate it. Members that hold nothing are known to be right without this
     #[arg(long)]
     pub assume_clean: bool,
-    /// Write over what members hold: another array, a file system, partitions, an image
+    /// Overwrite the contents of members: another array, a file system, partitions, an image
     #[arg(long)]
     pub force: bool,
     /// The members, in order, one of them perhaps `missing`; then the spares
@@ -87,7 +90,7 @@ pub struct DetailArgs {
     /// Members are only read, also while they are served
     #[command(flatten)]
     pub whom: Whom,
-    /// Print JSON
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
     /// Print it again each second, until Ctrl-C
@@ -124,7 +127,7 @@ pub struct ReplaceArgs {
     /// Its place, or the volume that it is
     #[arg(value_name = "PLACE|MEMBER")]
     pub member: String,
-    /// What takes its place; else a spare does
+    /// Device that takes its place; else a spare does
     #[arg(long, value_name = "MEMBER")]
     pub with: Option<String>,
     /// Also if that holds something, such as a file system or another array's data, which is lost
@@ -178,7 +181,7 @@ pub struct StripesArgs {
 pub struct WritePathArgs {
     #[command(flatten)]
     pub served: Served,
-    /// How writes go to stripes: direct, as md has it, or stripe-queue, where those that fill a stripe wait for each other
+    /// Write path: direct, as md has it, or stripe-queue, where writes that fill a stripe wait for each other
     #[arg(value_name = "PATH", value_parser = ["direct", "stripe-queue"])]
     pub path: String,
 }

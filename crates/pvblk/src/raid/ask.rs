@@ -1,4 +1,4 @@
-//! Arrays that answer: those that a server has, and those that this process runs itself.
+//! Arrays that can be asked: those of a server, and those that this process runs itself.
 
 use super::progress::Bar;
 use crate::{config, control};
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often it is looked how far something is.
+/// Interval at which progress is asked for.
 const LOOK: Duration = Duration::from_millis(100);
 /// A speed is that of as long, or twice that.
 const LATELY: Duration = Duration::from_secs(5);
-/// How long a rebuild may take to begin.
+/// Longest wait for the begin of a recovery.
 const BEGIN: Duration = Duration::from_secs(30);
 
-/// Who can be asked.
+/// An array that can be asked.
 pub enum Array {
     /// A disk of the server with this control socket.
     Served { control: PathBuf, disk: String },
@@ -34,7 +34,7 @@ impl Array {
         })
     }
 
-    /// Asks; the answer is the array as it is then.
+    /// Asks a question; the answer is the state of the array afterwards.
     pub fn ask(&self, question: &Question) -> Result<Detail> {
         match self {
             Array::Own(array) => Ok(array.answer(question)?),
@@ -46,7 +46,7 @@ impl Array {
         }
     }
 
-    /// How it is, and what only an array that serves has.
+    /// The state of the array, and the part of it that only an array that serves has.
     pub fn serving(&self) -> Result<(Detail, Serving)> {
         let detail = self.ask(&Question::Detail {})?;
         let serving = detail.serving.clone().context("the array isn't served")?;
@@ -54,7 +54,7 @@ impl Array {
     }
 }
 
-/// What was seen at a look.
+/// Progress at one time.
 #[derive(Clone)]
 struct Look {
     at: Instant,
@@ -62,7 +62,7 @@ struct Look {
     done_bytes: u64,
 }
 
-/// How fast something is, lately.
+/// Speed of a recovery, resync or check over the last seconds.
 #[derive(Default)]
 pub struct Speed {
     since: Option<Look>,
@@ -71,7 +71,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Fills in what can be told since the last looks.
+    /// Fills in the speed and the time left, from this and earlier progress.
     pub fn look(&mut self, sync: &mut SyncProgress) {
         let now = Look {
             at: Instant::now(),
@@ -95,9 +95,9 @@ impl Speed {
     }
 }
 
-/// What was under way until nothing is any more.
+/// The result of following an array until it has nothing under way.
 pub struct Followed {
-    /// What was done last, of what was seen.
+    /// The last action that was seen.
     pub action: Option<String>,
     /// The array afterwards.
     pub detail: Detail,
@@ -105,7 +105,8 @@ pub struct Followed {
     pub stopped: bool,
 }
 
-/// Shows how far an array is until nothing is under way; `stop` ends it earlier. `action`: what was begun just now.
+/// Shows the progress of an array until nothing is under way; `stop` ends that earlier. `action`: the action
+/// that was begun just now.
 pub fn follow(array: &Array, action: Option<&str>, stop: &AtomicBool) -> Result<Followed> {
     let mut bar = Bar::default();
     let mut speed = Speed::default();
@@ -144,7 +145,7 @@ pub fn follow(array: &Array, action: Option<&str>, stop: &AtomicBool) -> Result<
     }
 }
 
-/// Whether a rebuild begins by itself in a moment.
+/// True if a recovery will begin by itself in a moment.
 fn begins(detail: &Detail, serving: &Serving) -> bool {
     let any = |state| detail.members.iter().any(|m| m.state == state);
     let spare = detail.degraded && serving.trouble.is_none() && any(DeviceState::Spare);

@@ -28,7 +28,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     let chunk_bytes = kib("--chunk", &args.chunk)?;
     let options = CreateOptions {
         layout: args.layout.parse::<Layout>()?,
-        // What isn't a chunk size is told where they are checked.
+        // A chunk size that isn't valid is refused where all are checked.
         chunk_sectors: u32::try_from(chunk_bytes / 512).unwrap_or(u32::MAX),
         consistency: match args.consistency_policy.as_str() {
             "ppl" => Consistency::Ppl,

@@ -10,9 +10,9 @@ use pvblk_raid5::{AssembleOptions, assemble, sleepy};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// How long a speed is measured.
+/// Time over which a speed is measured.
 const MEASURE: Duration = Duration::from_millis(300);
-/// How often it is printed again.
+/// Interval at which the answer is printed again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub fn run(args: &DetailArgs) -> Result<()> {
@@ -201,7 +201,7 @@ fn row(member: &DetailMember, detail: &Detail, out: &mut String) {
         member.state.text(),
         member.name.as_deref().unwrap_or_default(),
     );
-    // Without a server nobody else tells.
+    // Without a server the superblocks are the only source.
     if let (Some(rebuilt), None) = (member.rebuilt_bytes, &detail.serving) {
         let (done, of) = (rebuilt / 1024, detail.member_bytes / 1024);
         line.push_str(&format!(", {done} of {of} KiB"));

@@ -1,4 +1,5 @@
-//! `pvblk raid examine`: what a member's superblock says, line for line as `mdadm --examine` prints it (times in UTC).
+//! `pvblk raid examine`: prints a member's superblock, line for line as `mdadm --examine` does (times in
+//! UTC).
 
 use super::args::ExamineArgs;
 use super::{open_to_read, text};
@@ -94,7 +95,7 @@ fn describe(sb: &Superblock, device_sectors: u64) -> String {
             ),
         ));
     }
-    // What doesn't match isn't a superblock, and doesn't come here.
+    // A superblock whose checksum doesn't match was refused before.
     let bytes = sb.encode();
     let sum = u32::from_le_bytes([bytes[216], bytes[217], bytes[218], bytes[219]]);
     lines.push(("Checksum", format!("{sum:x} - correct")));

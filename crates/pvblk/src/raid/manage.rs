@@ -100,7 +100,7 @@ pub fn write_path(args: &WritePathArgs) -> Result<()> {
     order(&args.served, &Question::WritePath { path })
 }
 
-/// The disk of a server, if that is what is meant.
+/// The disk of a server; `None` if members are named instead.
 pub fn one_disk(whom: &Whom) -> Result<Option<Array>> {
     match (&whom.control, whom.names.as_slice()) {
         (None, _) => Ok(None),
@@ -131,7 +131,7 @@ fn absolute(spec: &mut VolumeSpec) -> Result<()> {
     Ok(())
 }
 
-/// A place stays what it is.
+/// Leaves the name of a place as it is.
 fn place_or_name(text: &str) -> Result<String> {
     match text.bytes().all(|b| b.is_ascii_digit()) {
         true => Ok(text.to_owned()),

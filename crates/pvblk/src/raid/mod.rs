@@ -42,11 +42,11 @@ The format is md's, version 1.2: Linux assembles the members too, with mdadm ove
 
 #[derive(Subcommand, Debug)]
 pub enum RaidCommand {
-    /// Make an array out of members; what they hold is lost
+    /// Make an array of members; their contents are lost
     Create(CreateArgs),
-    /// Print what is written on members, as `mdadm --examine`
+    /// Print the superblocks of members, as `mdadm --examine`
     Examine(ExamineArgs),
-    /// Print how an array is, as `mdadm --detail`
+    /// Print the state of an array, as `mdadm --detail`
     Detail(DetailArgs),
     /// Give an array a spare; if a member is missing, it is rebuilt onto that
     Add(AddArgs),
@@ -56,25 +56,25 @@ pub enum RaidCommand {
     Remove(MemberArgs),
     /// Rebuild a member onto a spare while it is still there, then throw it out
     Replace(ReplaceArgs),
-    /// Compare parity with data, and count what is wrong. Exit status 1: something is
+    /// Compare parity with data, and count differences. Exit status 1: there are some
     Check(CheckArgs),
     /// The same, and make parity right
     Repair(CheckArgs),
-    /// Show how far a rebuild, resync or check is, until its end. Exit status 1: the array isn't whole, or a check found wrong parity
+    /// Show the progress of a rebuild, resync or check until its end. Exit status 1: the array isn't whole, or a check found wrong parity
     Wait(Served),
     /// End a check or repair; rebuilding and resyncing begin again
     Idle(Served),
-    /// Begin no rebuild or resync any more, and end what is under way
+    /// Begin no rebuild or resync any more, and end the one under way
     Freeze(Served),
     /// Rebuild and resync again
     Unfreeze(Served),
-    /// How fast rebuilds, resyncs and checks are
+    /// Set the speed of rebuilds, resyncs and checks
     Speed(SpeedArgs),
-    /// How many stripe heads are kept in memory
+    /// Set the number of stripe heads that are kept in memory
     Stripes(StripesArgs),
-    /// How writes go to stripes
+    /// Set the path by which writes go to stripes
     WritePath(WritePathArgs),
-    /// Make right what a crash left, and leave the array clean, without serving it
+    /// Recover from a crash and leave the array clean, without serving it
     Assemble(MembersArgs),
     /// Rebuild a missing member onto a spare, without serving the array
     Rebuild(MembersArgs),
@@ -103,7 +103,7 @@ pub fn run(command: &RaidCommand) -> Result<()> {
     }
 }
 
-/// A device, and what the user calls it.
+/// A device and its name on the command line.
 type Opened = (String, Arc<dyn BlockDevice>);
 
 /// A member's volume. Names of files need no `file:` here, since members are named by the dozen.
@@ -119,7 +119,7 @@ fn member(text: &str) -> Result<VolumeSpec, Error> {
     text.parse()
 }
 
-/// Opens a member for reading, whoever else uses it.
+/// Opens a member for reading, also while another program uses it.
 fn open_to_read(text: &str) -> Result<Arc<dyn BlockDevice>, Error> {
     let mut spec = member(text)?;
     if let VolumeSpec::File(file) = &mut spec {
@@ -130,7 +130,7 @@ fn open_to_read(text: &str) -> Result<Arc<dyn BlockDevice>, Error> {
     spec.as_member().open()
 }
 
-/// Opens members to change them; nobody else may have them then.
+/// Opens members to change them, exclusively.
 fn open_all(names: &[String]) -> Result<Vec<Opened>, Error> {
     let open = |name: &String| Ok((name.clone(), member(name)?.as_member().open()?));
     names.iter().map(open).collect()

@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Stripe heads: nobody else needs the memory now.
+/// Stripe heads: other programs don't need the memory now.
 const STRIPES: usize = 1024;
 
 /// Writes spares; nothing changes on members.
@@ -129,7 +129,7 @@ fn options(offline: &Offline) -> AssembleOptions {
     }
 }
 
-/// Lets the array work on what is asked, or on its rebuild, until its end or a signal.
+/// Runs the array until the question's work, or its recovery, has ended, or until a signal.
 fn run(
     assembly: Assembly,
     offline: &Offline,
@@ -153,7 +153,7 @@ fn run(
     )?;
     let speed = offline.speed.unwrap_or(u64::MAX);
     array.set_speed(speed, speed)?;
-    // Nothing but what is asked for.
+    // The array does only the work that was asked for.
     array.freeze(question.is_some());
     array.keep()?;
     let asked = Array::Own(Arc::clone(&array));

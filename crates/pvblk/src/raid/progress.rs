@@ -1,4 +1,4 @@
-//! How far something is: a bar on a terminal, else a line for each tenth.
+//! Progress of an array: a bar on a terminal, else a line for each tenth.
 
 use pvblk_raid5::Raid5Progress;
 use pvblk_raid5::ask::SyncProgress;
@@ -16,7 +16,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Shows it.
+    /// Shows the current progress.
     pub fn show(&mut self, sync: &SyncProgress) {
         if self.action != sync.action {
             self.action.clone_from(&sync.action);
