@@ -1,4 +1,4 @@
-//! `delay`: a modelled device over another one. What is modelled is said at [`DelaySpec`].
+//! `delay`: a modelled device over another one. [`DelaySpec`] describes the model.
 
 mod model;
 
@@ -61,7 +61,7 @@ impl Decorator for DelayVolume {
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let depth = context.depth as usize;
         Ok(Box::new(DelayQueue {
-            // One floor for both: the inner device has no handle that would tell Q and C.
+            // Both devices are one layer: the inner device has no handle that would record Q and C.
             inner: self.inner.open_device_queue(&context.untraced())?,
             model: Arc::clone(&self.model),
             clock: Arc::clone(&self.clock),
@@ -102,8 +102,8 @@ struct DelayQueue {
     tracer: Tracer,
 }
 
-/// What a decorator knows a request by while the inner device has it: a device returns the same box,
-/// its tag need not be unique, and its scratch belongs to the inner device.
+/// The key of a request while the inner device has it: a device returns the same box. The tag need
+/// not be unique, and the scratch belongs to the inner device.
 pub(crate) fn address(request: &Request) -> usize {
     std::ptr::from_ref(request).addr()
 }

@@ -1,4 +1,4 @@
-//! Which parts of a file hold data, as its filesystem says.
+//! Extents of data in a file, as its filesystem reports them.
 
 use pvblk_block::{Extent, ExtentKind, SECTOR};
 use rustix::fs::{SeekFrom, seek};

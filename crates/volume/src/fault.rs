@@ -75,7 +75,7 @@ impl Decorator for FaultVolume {
         // An odd multiplier keeps the queues' seeds apart.
         let queue = u64::from(context.index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Ok(Box::new(FaultQueue {
-            // One floor for both: the inner device has no handle that would tell Q and C.
+            // Both devices are one layer: the inner device has no handle that would record Q and C.
             inner: self.inner.open_device_queue(&context.untraced())?,
             spec: self.spec.clone(),
             random: fastrand::Rng::with_seed(self.seed ^ queue),
@@ -117,7 +117,7 @@ struct Fate {
     torn: Option<u64>,
 }
 
-/// What to do when the inner device completes a request.
+/// The faults of a request, which are made when the inner device completes it.
 struct Plan {
     stall: bool,
     /// The write that the inner device was given only the first part of.

@@ -1,19 +1,18 @@
 //! `file`: a volume on a regular file or a block device.
 
 mod blocking;
-mod lanes;
+mod completions;
 mod layout;
 mod lock;
 mod log;
-mod mailbox;
 mod queue;
 mod ring;
 mod shared;
 mod task;
+mod work_queues;
 
 use crate::extents::file_extents;
 use crate::spec::{Engine, FileSpec, VolumeSpec};
-use lanes::Lanes;
 use layout::{Layout, capacity_sectors, file_len};
 use log::ErrorLog;
 use parking_lot::Mutex;
@@ -24,12 +23,13 @@ use pvblk_block::{
 use queue::FileQueue;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use shared::Shared;
+use shared::FileShared;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use work_queues::WorkQueues;
 
 /// Bytes of zeros that write-zeroes writes at a time where the kernel can't do better.
 const ZEROS_BYTES: usize = 256 << 10;
@@ -37,34 +37,35 @@ const ZEROS_BYTES: usize = 256 << 10;
 /// Most segments of a request: the kernel's `UIO_MAXIOV`.
 const MAX_SEGMENTS: u32 = 1024;
 
-/// How long [`FileVolume::refresh`] waits for the medium.
+/// Longest wait of [`FileVolume::refresh`] for the medium.
 const REFRESH_WAITS: Duration = Duration::from_secs(2);
 
 /// A volume on a regular file or a block device. The options are those of [`FileSpec`].
 ///
 /// Durability: FLUSH is `fdatasync`, a write with FUA is one with `RWF_DSYNC`. The kernel reports a failed
-/// write-back only once and then forgets the data, and what a device lost with a failed flush nobody knows: after a failed `fdatasync`
-/// every later FLUSH of every queue fails too, until the volume is opened anew.
+/// write-back only once and then forgets the data, and the data that a device lost with a failed flush isn't
+/// known: after a failed `fdatasync` every later FLUSH of every queue fails too, until the volume is opened
+/// anew.
 ///
-/// No queue waits for the medium: what can't be done at once is done by threads of the volume's own.
+/// No queue waits for the medium: I/O that can't be done at once is done by threads of the volume's own.
 ///
-/// A read past the end of the file gives zeros. Discard punches holes and is refused (as unsupported)
-/// with [`pvblk_block::RequestFlags::SECURE`].
+/// A read past the end of the file gives zeros. Discard punches holes and is refused (as unsupported) with
+/// [`pvblk_block::RequestFlags::SECURE`].
 ///
-/// With `direct`, segments in memory that the medium wouldn't take as they are go through a buffer of the queue's,
-/// one after another.
+/// With `direct`, segments in memory that the medium wouldn't take as they are go through a buffer of the
+/// queue's, one after another.
 pub struct FileVolume {
     limits: Limits,
     engine: Engine,
     most_entries: Option<u32>,
-    /// Others are to be kept out.
+    /// The file is to be locked against other programs.
     locked: bool,
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
 }
 
 impl FileVolume {
-    /// Opens the file. Fails with one line that says what to do if it is missing, locked, read-only,
-    /// no file, or its size is not whole sectors.
+    /// Opens the file. Fails with one line that says what to do if it is missing, locked,
+    /// read-only, no file, or its size is not whole sectors.
     pub fn open(spec: &FileSpec) -> Result<FileVolume, Error> {
         let name = VolumeSpec::File(spec.clone());
         name.validate()?;
@@ -109,7 +110,7 @@ impl FileVolume {
             engine: spec.engine.unwrap_or(usual),
             most_entries: None,
             locked: spec.lock,
-            shared: Arc::new(Shared {
+            shared: Arc::new(FileShared {
                 name: name.to_string(),
                 syncs_apart: sync_file.is_some(),
                 sync_file: sync_file.unwrap_or_else(|| Arc::clone(&file)),
@@ -127,7 +128,7 @@ impl FileVolume {
                 known_bytes: AtomicU64::new(known_bytes),
                 tries: [true, layout.direct.is_some() || layout.tells_of_writes]
                     .map(AtomicBool::new),
-                lanes: Lanes::new(),
+                work_queues: WorkQueues::new(),
                 bounces: Mutex::default(),
             }),
         })
@@ -140,7 +141,7 @@ impl FileVolume {
         self
     }
 
-    /// What its queues use for direct I/O, unless io_uring turns out not to be available.
+    /// The engine that its queues use for direct I/O, unless io_uring isn't available.
     pub fn engine(&self) -> Engine {
         self.engine
     }
@@ -186,7 +187,7 @@ impl BlockDevice for FileVolume {
 }
 
 impl Refresh for FileVolume {
-    /// Waits two seconds at most; a later answer counts when it comes.
+    /// Waits two seconds at most; a size that is found later counts from then on.
     fn refresh(&self) -> Result<(), Error> {
         let (tell, told) = mpsc::sync_channel(1);
         let shared = Arc::clone(&self.shared);
@@ -199,7 +200,13 @@ impl Refresh for FileVolume {
         };
         let failed =
             |e: io::Error| Error::os(format!("{}: can't ask for its size", self.shared.name), e);
-        if self.shared.lanes.threads().run(Box::new(look)).is_err() {
+        if self
+            .shared
+            .work_queues
+            .threads()
+            .run(Box::new(look))
+            .is_err()
+        {
             return Err(failed(io::Error::other("no thread to be had")));
         }
         match told.recv_timeout(REFRESH_WAITS) {
@@ -229,8 +236,9 @@ impl LossMarks for FileVolume {
     }
 }
 
-/// The file, opened once more for `fdatasync` alone. Linux reports a failed write-back once for each open file: what the file with the data is
-/// told of by a write with FUA doesn't keep this one from being told too. `None` where that can't be done, say without /proc.
+/// The file, opened once more for `fdatasync` alone. Linux reports a failed write-back once to each open file
+/// description: a report to a write with FUA on the first one leaves the report to this one. `None` where
+/// that can't be done, for example without /proc.
 fn reopen(file: &OwnedFd, read_only: bool) -> Option<Arc<OwnedFd>> {
     let mut flags = OFlags::CLOEXEC | OFlags::RDWR;
     if read_only {

@@ -1,4 +1,4 @@
-//! Where blocks end up: volumes, and decorators over them.
+//! Volumes that store blocks, and decorators over volumes.
 //!
 //! | spec | what it is |
 //! |---|---|

@@ -17,15 +17,15 @@ use std::sync::Arc;
 
 /// A volume in a memory file, mapped once: a read or write is one copy.
 ///
-/// The file is sparse: memory is taken when a page is first written or read, and given back by discard
-/// and write-zeroes. The size is not checked against what the machine has. FLUSH and FUA succeed
-/// and mean nothing: the data lives as long as the volume.
+/// The file is sparse: memory is taken when a page is first written or read, and given back by discard and
+/// write-zeroes. The size is not checked against the memory of the machine. FLUSH and FUA succeed and have no
+/// effect: the data lives as long as the volume.
 pub struct MemVolume {
     spec: MemSpec,
     file: OwnedFd,
     region: Arc<Region>,
     events: EventHub,
-    /// Another one for each volume: what it holds goes with it.
+    /// The mark of the contents, different for each volume: the contents are lost with it.
     mark: u64,
     /// Keeps the volume on the memory bill.
     _gauge: Gauge,
@@ -141,7 +141,7 @@ impl MemQueue {
         let first_page = start.next_multiple_of(PAGE_SIZE).min(end);
         let last_page = (end - end % PAGE_SIZE).max(first_page);
         let edges = match request.op {
-            // What is not a whole page may stay as it is, unless it must become unreadable.
+            // Parts of pages may stay as they are, unless they must become unreadable.
             Op::Discard => request.flags.contains(RequestFlags::SECURE),
             _ => true,
         };

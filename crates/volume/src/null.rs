@@ -8,10 +8,10 @@ use pvblk_block::{
 };
 use std::os::fd::BorrowedFd;
 
-/// A volume without a medium: the cost of the path to it, and nothing else.
+/// A volume without a medium: it has the cost of the path to it, and nothing else.
 ///
-/// Reads fill the buffers with zeros, so that nobody sees stale memory, unless `notouch` was asked for.
-/// Writes are forgotten.
+/// Reads fill the buffers with zeros, so that stale memory isn't seen, unless `notouch` was given. Writes are
+/// dropped.
 #[derive(Debug)]
 pub struct NullVolume {
     spec: NullSpec,
@@ -108,7 +108,7 @@ impl DeviceQueue for NullQueue {
     }
 }
 
-/// What a queue that completes in `submit` answers to `arm`.
+/// The result of `arm` for a queue that completes requests in `submit`.
 pub(crate) fn ready_if(something_done: bool) -> Readiness {
     if something_done {
         Readiness::Ready

@@ -10,7 +10,7 @@ use pvblk_volume::{DelaySpec, DelayVolume, FaultSpec, FaultVolume, MemSpec, MemV
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Memory that has every capability and counts what is used.
+/// Memory that has every capability and counts the calls.
 struct Able {
     inner: MemVolume,
     refreshed: AtomicU64,

@@ -12,7 +12,7 @@ fn open(spec: &str) -> Arc<dyn BlockDevice> {
     pvblk_volume::open(spec).expect("a volume")
 }
 
-/// How 400 requests of a fixed order end.
+/// The statuses of 400 requests of a fixed order.
 fn fates(device: &Arc<dyn BlockDevice>, index: u32) -> Vec<bool> {
     let context = QueueContext {
         index,

@@ -292,7 +292,7 @@ fn direct_takes_any_multiple_of_512_in_memory() {
     }
 }
 
-/// Whatever the depth and the number of entries: every request completes once, with the right data.
+/// With any depth and number of entries every request completes once, with the right data.
 #[test]
 fn a_backlog_loses_nothing() {
     let seed = seed("a_backlog_loses_nothing");

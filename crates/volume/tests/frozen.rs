@@ -1,5 +1,5 @@
-//! A file on a filesystem that hangs: what waits there holds up nobody else. The filesystem is ext4 on a loop device, frozen by fsfreeze(8),
-//! which holds every change.
+//! A file on a filesystem that hangs: requests that wait there hold up no others. The filesystem is ext4 on a
+//! loop device, frozen by fsfreeze(8), which holds every change.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// A bound for what hangs; nothing is expected to take as long.
+/// A bound that only a hang reaches.
 const HANG: Duration = Duration::from_secs(60);
 
 /// A mounted filesystem of its own; thawed, unmounted and removed at the end.
@@ -77,7 +77,7 @@ impl Drop for Frozen {
     fn drop(&mut self) {
         self.thaw();
         for _ in 0..100 {
-            // What was held ends first.
+            // The held requests end first.
             if tool("umount", &[self.point.to_str().expect("a name")]).is_ok() {
                 return;
             }
@@ -175,7 +175,7 @@ fn a_queue_of_a_frozen_disk_is_closed_at_once() {
             drop(q);
             drop(stuck);
         });
-        // What a thread is at keeps the file, and its lock.
+        // A thread's operation keeps the file open, and its lock.
         let path = frozen.point.join("disk");
         let again = format!("file:{}", path.display());
         let error = pvblk_volume::open(&again).map(|_| ()).expect_err("locked");

@@ -11,7 +11,7 @@ use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A bound for what hangs; nothing is expected to take as long.
+/// A bound that only a hang reaches.
 const HANG: Duration = Duration::from_secs(120);
 const MEMBER_BYTES: u64 = 16 << 20;
 /// Blocks of 4 KiB that users meet in.
@@ -176,7 +176,7 @@ fn sleepers_on_a_cache_over_an_array_are_woken() {
     }
 }
 
-/// With a thread that writes dirty pages and polls lower queues that nobody attends to.
+/// The cache has a background thread, which writes dirty pages and polls unattended lower queues.
 #[test]
 fn sleepers_on_a_cache_with_a_thread_are_woken() {
     let config = CacheConfig::new(1 << 20);

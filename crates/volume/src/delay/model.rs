@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 const TICKS: u64 = 64;
 const TICKS_PER_SECOND: u64 = 1_000_000_000 * TICKS;
 
-/// The shared state of a modelled device. Each cap is one clock that tells until when it is taken.
+/// The shared state of a modelled device. Each cap is one clock: the time until which it is taken.
 pub(super) struct Model {
     epoch: Instant,
     service: u64,
@@ -21,7 +21,7 @@ pub(super) struct Model {
     serial: bool,
 }
 
-/// What one queue remembers: when its last request is due.
+/// The time at which the last request of a queue is due.
 #[derive(Default)]
 pub(super) struct QueueClock(u64);
 
@@ -41,7 +41,7 @@ impl Model {
         }
     }
 
-    /// Takes what a request of `bytes` needs, and tells when it is due.
+    /// Reserves time for a request of `bytes`, and returns the time at which it is due.
     pub(super) fn reserve(&self, now: Instant, bytes: u64, queue: &mut QueueClock) -> Instant {
         let nanos = now.saturating_duration_since(self.epoch).as_nanos() as u64;
         let now = nanos * TICKS;
@@ -62,7 +62,7 @@ impl Model {
         self.epoch + Duration::from_nanos(due.div_ceil(TICKS))
     }
 
-    /// Serves a request that may begin at `begin`; tells when that ends.
+    /// Serves a request that may begin at `begin`; returns its end.
     fn serve(&self, begin: u64) -> u64 {
         if self.channels.is_empty() {
             return begin + self.service;

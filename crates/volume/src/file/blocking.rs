@@ -1,7 +1,7 @@
 //! A request's system calls, each until its end: on the disk's threads, and on those of its users where the file's pages are the medium.
 
 use super::layout::Alignment;
-use super::shared::Shared;
+use super::shared::FileShared;
 use super::task::{Next, Step, Task, allocate_mode};
 use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
 use pvblk_sys::{Buffer, fileio};
@@ -30,7 +30,7 @@ pub(super) fn execute(
     request: &Request,
     task: &mut Task,
     bounced: bool,
-    shared: &Shared,
+    shared: &FileShared,
 ) -> Outcome {
     let durable = durable_write(request, shared) && !bounced;
     let mut bounce = None;
@@ -66,7 +66,7 @@ pub(super) fn execute(
 }
 
 /// True if the request's write is on stable storage at its end, without a step of its own for that.
-pub(super) fn durable_write(request: &Request, shared: &Shared) -> bool {
+pub(super) fn durable_write(request: &Request, shared: &FileShared) -> bool {
     request.flags.contains(RequestFlags::FUA) && shared.syncs_apart
 }
 
@@ -81,7 +81,7 @@ pub(super) fn is_aligned(buffers: &[Buffer], alignment: Alignment) -> bool {
 fn take_step(
     task: &Task,
     request: &Request,
-    shared: &Shared,
+    shared: &FileShared,
     bounce: Option<&Buffer>,
     durable: bool,
 ) -> io::Result<u64> {

@@ -1,4 +1,4 @@
-//! How requests come back from the disk's threads to the queue that sent them.
+//! Completions that the disk's threads leave for a queue until it is polled.
 
 use parking_lot::Mutex;
 use pvblk_block::Completion;
@@ -6,14 +6,14 @@ use pvblk_sys::EventFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// One queue's finished requests. Each request that is away holds a reference.
-pub(super) struct Mailbox {
-    /// A look without the lock: something is in `done`.
+/// One queue's completions. Each request at a thread holds a reference.
+pub(super) struct FileCompletions {
+    /// True if `done` has completions; read without the lock.
     any: AtomicBool,
     closed: AtomicBool,
     inner: Mutex<Inner>,
-    /// `None` if the process has no descriptor left for it; then the queue looks from time to time.
-    bell: Option<EventFd>,
+    /// `None` if the process had no descriptor left; then the queue looks from time to time.
+    event: Option<EventFd>,
 }
 
 #[derive(Default)]
@@ -21,32 +21,33 @@ struct Inner {
     done: Vec<Completion>,
     /// The queue sleeps, or is about to.
     waits: bool,
-    rung: bool,
+    notified: bool,
 }
 
-impl Mailbox {
-    pub(super) fn new() -> Mailbox {
-        Mailbox {
+impl FileCompletions {
+    pub(super) fn new() -> FileCompletions {
+        FileCompletions {
             any: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             inner: Mutex::default(),
-            bell: EventFd::new().ok(),
+            event: EventFd::new().ok(),
         }
     }
 
-    /// A thread is done with a request.
+    /// Adds the completion of a request that a thread has done.
     pub(super) fn deliver(&self, completion: Completion) {
         let mut inner = self.inner.lock();
         inner.done.push(completion);
         self.any.store(true, Ordering::Release);
         if std::mem::take(&mut inner.waits) {
-            inner.rung = true;
-            // Under the lock, so that whoever takes what is in there finds the bell rung, and clears it.
-            self.bell.iter().for_each(EventFd::notify);
+            inner.notified = true;
+            // This happens under the lock, so that the thread that takes the completions finds the event
+            // signalled, and clears it.
+            self.event.iter().for_each(EventFd::notify);
         }
     }
 
-    /// Moves what has come to `out`; returns how much.
+    /// Moves the completions to `out`; returns their number.
     #[inline]
     pub(super) fn take(&self, out: &mut Vec<Completion>) -> usize {
         if !self.any.load(Ordering::Acquire) {
@@ -57,28 +58,28 @@ impl Mailbox {
         let count = inner.done.len();
         out.append(&mut inner.done);
         inner.waits = false;
-        if std::mem::take(&mut inner.rung) {
-            self.bell.iter().for_each(|bell| _ = bell.drain());
+        if std::mem::take(&mut inner.notified) {
+            self.event.iter().for_each(|event| _ = event.drain());
         }
         count
     }
 
-    /// Asks for the bell. True if there is something to take now.
+    /// Asks for a wake-up. True if there is a completion to take now.
     pub(super) fn arm(&self) -> bool {
         let mut inner = self.inner.lock();
         inner.waits = inner.done.is_empty();
         !inner.waits
     }
 
-    pub(super) fn bell(&self) -> Option<&EventFd> {
-        self.bell.as_ref()
+    pub(super) fn event(&self) -> Option<&EventFd> {
+        self.event.as_ref()
     }
 
     pub(super) fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().map(AsFd::as_fd)
+        self.event.as_ref().map(AsFd::as_fd)
     }
 
-    /// The queue is gone: requests that no thread has begun are not begun any more.
+    /// Closes the queue: requests that no thread has begun are not begun any more.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.inner.lock().done.clear();

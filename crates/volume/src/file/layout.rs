@@ -24,14 +24,15 @@ pub(super) struct Layout {
     pub(super) physical_bytes: u32,
     /// 0 if the filesystem can't punch holes.
     pub(super) discard_bytes: u32,
-    /// What O_DIRECT asks of a segment's address and length, in bytes; `None` through the page cache.
+    /// Alignment of a segment's address and length in bytes for O_DIRECT; `None` through the page
+    /// cache.
     pub(super) direct: Option<Alignment>,
     /// The pages are the medium.
     pub(super) in_memory: bool,
     /// A write to the page cache can be tried without waiting.
     pub(super) tells_of_writes: bool,
     pub(super) non_rotational: bool,
-    /// 0: unknown.
+    /// 0 if it is unknown.
     pub(super) readahead_bytes: u32,
 }
 
@@ -267,7 +268,8 @@ fn choose_sector(spec: &FileSpec, smallest: u32, usual: u32) -> Result<u32, Erro
     Ok(chosen)
 }
 
-/// What O_DIRECT asks of (address, offset and length) in bytes, if the kernel tells; zeros if it can't be done.
+/// Alignment of address, offset and length in bytes for O_DIRECT, if the kernel reports it; zeros if O_DIRECT
+/// isn't supported.
 fn direct_alignment(file: BorrowedFd<'_>) -> Option<(u32, u32)> {
     let statx: Statx =
         rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
@@ -294,7 +296,8 @@ fn is_rotational(device: u64) -> bool {
     of_device(device, "queue/rotational").is_some_and(|text| text.trim() == "1")
 }
 
-/// What the kernel reads ahead on a device; 0 where it doesn't say, as of filesystems without one device.
+/// Bytes that the kernel reads ahead on a device; 0 where it doesn't say, as for filesystems without one
+/// device.
 fn readahead_bytes(device: u64) -> u32 {
     let text = of_device(device, "queue/read_ahead_kb");
     let kib = text.and_then(|t| t.trim().parse::<u32>().ok());

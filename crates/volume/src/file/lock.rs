@@ -1,4 +1,5 @@
-//! Keeping others out of a served file: our own lock, those of QEMU, and loop devices, which take none.
+//! Locks that keep other programs out of a served file: our own, those of QEMU, and a check for loop devices,
+//! which take none.
 //!
 //! All locks are held by the description that the data goes through, so the kernel keeps them until the last operation on it has ended,
 //! even if the process has ended before.
@@ -17,18 +18,19 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How long an opener waits for the I/O of a process that has ended.
+/// Longest wait for the I/O of a process that has ended.
 const WAITS_FOR_IO: Duration = Duration::from_secs(30);
-/// How long it waits for a holder that it can't find out about.
+/// Longest wait for an unknown holder of the lock.
 const WAITS_FOR_UNKNOWN: Duration = Duration::from_secs(2);
-/// How long it waits for one that lives: a process that was killed just now is still seen for a moment.
+/// Longest wait for a holder that lives: a process that was killed just now is still seen for a moment.
 const WAITS_FOR_LIVING: Duration = Duration::from_millis(500);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// QEMU's image locking (docs/interop of QEMU, "raw" files): a byte from here on is locked, shared, for each permission in use, …
+/// QEMU's image locking (docs/interop of QEMU, "raw" files) takes shared locks of single bytes. The bytes
+/// from here on stand for the permissions in use.
 const USED: u64 = 100;
-/// … and one from here on for each permission that others may not use.
+/// The bytes from here on stand for the permissions that others may not use.
 const NOT_SHARED: u64 = 200;
 /// Numbers of QEMU's permissions.
 const READ: u64 = 0;
@@ -41,7 +43,7 @@ enum Held {
     ByAnother,
 }
 
-/// Tells of a loop device that was set up over the file since it was opened.
+/// Warns of a loop device that was set up over the file since it was opened.
 pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
     if let Some(device) = loops::find(file, read_only) {
         tracing::error!(
@@ -51,7 +53,8 @@ pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
     }
 }
 
-/// Takes the locks, or says who has them. Waits if that is a process which has ended while I/O of it hasn't.
+/// Takes the locks, or names the holder in the error. Waits if the holder is a process that has ended while
+/// I/O of it hasn't.
 pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
     let start = Instant::now();
     let mut told = None;
@@ -67,7 +70,7 @@ pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
                 has_ended = true;
                 WAITS_FOR_IO
             }
-            // The lock may have become free since the attempt, and then nobody has it.
+            // The lock may have become free since the attempt.
             Holder::Unknown if has_ended => WAITS_FOR_IO,
             Holder::Unknown => WAITS_FOR_UNKNOWN,
         };
@@ -154,8 +157,8 @@ fn has_none(e: &io::Error) -> bool {
     )
 }
 
-/// First locks, then looks, so that of two who come at once not both get in. False if somebody else uses what we don't share,
-/// or doesn't share what we use.
+/// Locks first and looks afterwards, so that of two programs that start at once not both succeed. False if
+/// another program uses permissions that we don't share, or doesn't share those that we use.
 fn lock_bytes(file: BorrowedFd<'_>, used: &[u64]) -> io::Result<bool> {
     let not_shared = [WRITE, RESIZE];
     let ours = used.iter().map(|p| USED + p);

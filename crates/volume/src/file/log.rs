@@ -22,7 +22,7 @@ impl ErrorLog {
         }
     }
 
-    /// How many errors were not told since the last line, if it is time for another.
+    /// The number of errors that were not logged since the last line, if it is time for another.
     fn may_tell(&self, now: Instant) -> Option<u64> {
         let mut last = self.0.lock();
         if let Some((told, untold)) = last.as_mut()

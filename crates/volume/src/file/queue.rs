@@ -1,11 +1,12 @@
-//! One queue of a file volume. Nothing here waits for the medium: what would have to goes to the disk's threads.
+//! One queue of a file volume. Its methods don't wait for the medium: requests that would have to go to the
+//! disk's threads.
 
 use super::blocking::{self, Outcome, is_aligned};
-use super::lanes::{Kind, Lanes, Work};
-use super::mailbox::Mailbox;
+use super::completions::FileCompletions;
 use super::ring::{RETRY, Returned, RingEngine};
-use super::shared::Shared;
+use super::shared::FileShared;
 use super::task::{Next, Task};
+use super::work_queues::{Kind, Work, WorkQueues};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Op, Readiness, Request, RequestFlags, SECTOR, Status};
 use pvblk_sys::fileio;
@@ -17,40 +18,43 @@ use std::time::{Duration, Instant};
 /// The longest request that is copied to or from the page cache by the queue's user itself.
 const INLINE_BYTES: u64 = 1 << 20;
 
-/// Requests that have been away for so long, with none that came back, tell of a medium that hangs: then even attempts that don't wait are
-/// left to the threads, because the kernel's reading ahead may wait for a place in the medium's queue.
+/// A medium counts as hanging when no request of those at the threads has completed for this long. Then even
+/// attempts that don't wait are left to the threads, because the kernel's read-ahead may wait for a place in
+/// the medium's queue.
 const HANGS: Duration = Duration::from_millis(100);
 
-/// How long a look at the length of a file in memory counts. Elsewhere each batch with a write has its own: there it costs little.
+/// Time for which the known length of a file in memory is used. Other media are asked with each batch that
+/// has a write, which costs little there.
 const LOOK_COUNTS: Duration = Duration::from_millis(1);
 
-/// Between two looks if there was no descriptor for a bell.
-const NO_BELL: Duration = Duration::from_millis(1);
+/// Interval between two looks for completions if there was no descriptor for a wake-up.
+const WITHOUT_EVENT: Duration = Duration::from_millis(1);
 
 pub(super) struct FileQueue {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
     depth: u32,
     most_entries: Option<u32>,
-    /// io_uring is to be used, and wasn't looked for.
+    /// io_uring is to be used, and hasn't been opened yet.
     wants_ring: bool,
     ring: Option<Box<RingEngine>>,
-    /// Made at the first request that goes to a thread, so that idle disks, and cached ones, cost no descriptor.
-    mailbox: Option<Arc<Mailbox>>,
-    /// Requests at the threads.
-    away: usize,
-    /// Since when none came back.
-    away_since: Option<Instant>,
-    /// What this batch has for each of the lanes.
+    /// Made for the first request that goes to a thread, so that idle disks, and cached ones, cost no
+    /// descriptor.
+    completions: Option<Arc<FileCompletions>>,
+    /// Number of requests at the threads.
+    at_threads: usize,
+    /// The time since which no request of those has completed.
+    waiting_since: Option<Instant>,
+    /// Requests of this batch for each of the work queues.
     outgoing: [Vec<Work>; 3],
     returned: Returned,
-    /// When the length of a file in memory is looked at again.
+    /// The time at which the length of a file in memory is asked for again.
     next_look: Option<Instant>,
     tracer: Tracer,
 }
 
 impl FileQueue {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<FileShared>,
         depth: u32,
         most_entries: Option<u32>,
         wants_ring: bool,
@@ -62,9 +66,9 @@ impl FileQueue {
             most_entries,
             wants_ring,
             ring: None,
-            mailbox: None,
-            away: 0,
-            away_since: None,
+            completions: None,
+            at_threads: 0,
+            waiting_since: None,
             outgoing: Default::default(),
             returned: Returned::default(),
             next_look: None,
@@ -94,7 +98,7 @@ impl FileQueue {
         self.returned.done.push(Completion { request, status });
     }
 
-    /// Does the request now, or finds out who does.
+    /// Does the request now, or finds the work queue for it.
     fn take(&mut self, request: Box<Request>, attempts: bool) {
         let mut task = match Task::begin(&request) {
             Ok(task) => task,
@@ -130,7 +134,8 @@ impl FileQueue {
     }
 
     fn send_by_kind(&mut self, request: Box<Request>, task: Task, bounced: bool) {
-        // The kernel locks a regular file for each write through the page cache, and for each change of what is allocated.
+        // The kernel locks a regular file for each write through the page cache, and for each change of its
+        // allocation.
         let locks = match request.op {
             Op::Flush => return self.send(Kind::Sync, request, task, false),
             Op::Read => false,
@@ -145,36 +150,42 @@ impl FileQueue {
     }
 
     fn send(&mut self, kind: Kind, request: Box<Request>, task: Task, bounced: bool) {
-        let mailbox = self.mailbox.get_or_insert_with(|| Arc::new(Mailbox::new()));
+        let completions = self
+            .completions
+            .get_or_insert_with(|| Arc::new(FileCompletions::new()));
         self.outgoing[kind as usize].push(Work {
             request,
             task,
             bounced,
-            mailbox: Arc::clone(mailbox),
+            completions: Arc::clone(completions),
         });
     }
 
-    /// Hands what was sent to the threads.
+    /// Gives the batch's requests to the threads.
     fn hand_over(&mut self) {
         let count: usize = self.outgoing.iter().map(Vec::len).sum();
         if count == 0 {
             return;
         }
-        if self.away == 0 {
-            self.away_since = Some(Instant::now());
+        if self.at_threads == 0 {
+            self.waiting_since = Some(Instant::now());
         }
-        self.away += count;
+        self.at_threads += count;
         for kind in [Kind::Beside, Kind::InTurn, Kind::Sync] {
-            Lanes::push(&self.shared, kind, &mut self.outgoing[kind as usize]);
+            WorkQueues::push(&self.shared, kind, &mut self.outgoing[kind as usize]);
         }
     }
 
-    /// The medium seems to hang.
+    /// True if the medium seems to hang.
     fn hangs(&self) -> bool {
-        self.away > 0 && self.away_since.is_some_and(|since| since.elapsed() > HANGS)
+        self.at_threads > 0
+            && self
+                .waiting_since
+                .is_some_and(|since| since.elapsed() > HANGS)
     }
 
-    /// Answers those writes of the batch that would undo a cut of the file; see [`Shared::may_write`].
+    /// Completes those writes of the batch with an error that would undo a truncation of the file; see
+    /// [`FileShared::may_write`].
     fn refuse_behind_the_end(&mut self, batch: &mut Vec<Box<Request>>) {
         let shared = &self.shared;
         if shared.is_block_device || !batch.iter().any(|request| request.op.is_write()) {
@@ -216,7 +227,7 @@ impl FileQueue {
         }
     }
 
-    /// Sends on what the ring gave back.
+    /// Gives requests that the ring returned to the threads.
     #[cold]
     fn send_returned(&mut self) {
         for (request, task) in std::mem::take(&mut self.returned.slow) {
@@ -228,12 +239,14 @@ impl FileQueue {
     }
 }
 
-/// One attempt to read from the page cache that doesn't wait. `Step`: the rest needs a thread. A write isn't tried like that: the system call
+/// Attempts once to read from the page cache without waiting. With `Step` the rest needs a thread. A write
+/// isn't tried like that: the system call waits while the filesystem is frozen, before it looks at
+/// `RWF_NOWAIT`; io_uring doesn't (since Linux 6.12).
 /// waits while the filesystem is frozen, before it looks at `RWF_NOWAIT`; io_uring doesn't (since Linux 6.12).
-fn attempt(request: &Request, task: &mut Task, shared: &Shared) -> Next {
+fn attempt(request: &Request, task: &mut Task, shared: &FileShared) -> Next {
     let (file, at) = (shared.file.as_fd(), request.sector * SECTOR);
     match fileio::read_some(file, at, &request.buffers, 0, false) {
-        // At the end of the file, or of what is cached.
+        // The read came to the end of the file, or of the cached part.
         Ok(done) if (done as u64) < request.sectors * SECTOR => {
             task.done = done as u64;
             Next::Step
@@ -280,15 +293,15 @@ impl DeviceQueue for FileQueue {
             }
         }
         out.append(&mut self.returned.done);
-        if self.away > 0
-            && let Some(mailbox) = &self.mailbox
+        if self.at_threads > 0
+            && let Some(completions) = &self.completions
         {
-            let came = mailbox.take(out);
+            let came = completions.take(out);
             if came > 0 {
-                self.away -= came;
-                self.away_since = Some(Instant::now());
-            } else if self.shared.lanes.is_starved() {
-                Lanes::retry(&self.shared);
+                self.at_threads -= came;
+                self.waiting_since = Some(Instant::now());
+            } else if self.shared.work_queues.is_starved() {
+                WorkQueues::retry(&self.shared);
             }
         }
     }
@@ -298,44 +311,47 @@ impl DeviceQueue for FileQueue {
             return Readiness::Ready;
         }
         let mut until = None;
-        let mut bell = None;
-        if self.away > 0
-            && let Some(mailbox) = &self.mailbox
+        let mut event = None;
+        if self.at_threads > 0
+            && let Some(completions) = &self.completions
         {
-            if mailbox.arm() {
+            if completions.arm() {
                 return Readiness::Ready;
             }
-            bell = mailbox.bell();
-            until = match bell {
-                None => Some(Instant::now() + NO_BELL),
-                Some(_) if self.shared.lanes.is_starved() => Some(Instant::now() + RETRY),
+            event = completions.event();
+            until = match event {
+                None => Some(Instant::now() + WITHOUT_EVENT),
+                Some(_) if self.shared.work_queues.is_starved() => Some(Instant::now() + RETRY),
                 Some(_) => None,
             };
         }
         match &mut self.ring {
             None => Readiness::Wait(until),
-            Some(ring) => match ring.arm(&self.shared, bell) {
+            Some(ring) => match ring.arm(&self.shared, event) {
                 Readiness::Wait(other) => Readiness::Wait(until.into_iter().chain(other).min()),
                 Readiness::Ready => Readiness::Ready,
             },
         }
     }
 
-    /// Before the first request that isn't done at once there is none, and nothing to wait for.
+    /// There is no descriptor before the first request that isn't done at once.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.ring {
             Some(ring) => Some(ring.wait_fd()),
-            None => self.mailbox.as_ref().and_then(|mailbox| mailbox.wait_fd()),
+            None => self
+                .completions
+                .as_ref()
+                .and_then(|completions| completions.wait_fd()),
         }
     }
 }
 
 impl Drop for FileQueue {
-    /// Doesn't wait for requests that are away. A thread in a system call keeps its request and buffers until the call ends; the ring is
-    /// dropped by a thread that waits for the kernel.
+    /// Doesn't wait for requests at the threads. A thread in a system call keeps its request and buffers
+    /// until the call ends; the ring is dropped by a thread that waits for the kernel.
     fn drop(&mut self) {
-        if let Some(mailbox) = &self.mailbox {
-            mailbox.close();
+        if let Some(completions) = &self.completions {
+            completions.close();
         }
         if let Some(ring) = self.ring.take().filter(|ring| ring.in_flight() > 0) {
             let shared = Arc::clone(&self.shared);
@@ -343,8 +359,8 @@ impl Drop for FileQueue {
                 drop(ring);
                 drop(shared);
             };
-            if let Err(job) = self.shared.lanes.threads().run(Box::new(end)) {
-                // No thread to wait on: the kernel may still write to the buffers.
+            if let Err(job) = self.shared.work_queues.threads().run(Box::new(end)) {
+                // There is no thread to wait on: the kernel may still write to the buffers.
                 std::mem::forget(job);
             }
         }

@@ -1,7 +1,8 @@
-//! Direct reads and writes, and writes to the page cache, by io_uring without waiting: many in flight without a thread, a backlog for those that don't fit.
+//! Direct reads and writes, and writes to the page cache, by io_uring without waiting: many requests in
+//! flight without a thread, and a backlog for those that don't fit.
 
 use super::blocking::durable_write;
-use super::shared::Shared;
+use super::shared::FileShared;
 use super::task::{Next, Task};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Completion, Op, Readiness, Request, SECTOR};
@@ -14,28 +15,28 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most operations of one queue in the kernel; what is deeper waits here.
+/// Most operations of one queue in the kernel; more wait in the backlog.
 const MOST_ENTRIES: u32 = 256;
 
-/// When to try again what the kernel was too short of memory to take.
+/// Time after which a submission is tried again that the kernel had too little memory for.
 pub(super) const RETRY: Duration = Duration::from_millis(100);
 
 /// One queue's io_uring.
 pub(super) struct RingEngine {
     ring: Uring,
     /// Requests in the kernel; the index is the operation's token.
-    flights: Vec<Option<(Box<Request>, Task)>>,
+    in_flight: Vec<Option<(Box<Request>, Task)>>,
     free: Vec<usize>,
     /// Requests that wait for a free slot: at most the queue's depth.
     backlog: VecDeque<(Box<Request>, Task)>,
     _gauge: Gauge,
 }
 
-/// What a ring gives back.
+/// Requests that a ring returns.
 #[derive(Default)]
 pub(super) struct Returned {
     pub(super) done: Vec<Completion>,
-    /// They would have had to wait, or aren't at their end for another reason.
+    /// Requests that would have had to wait, or aren't done for another reason.
     pub(super) slow: Vec<(Box<Request>, Task)>,
 }
 
@@ -44,7 +45,7 @@ impl RingEngine {
     pub(super) fn new(
         depth: u32,
         most_entries: Option<u32>,
-        shared: &Shared,
+        shared: &FileShared,
     ) -> io::Result<RingEngine> {
         let entries = depth.clamp(1, most_entries.unwrap_or(MOST_ENTRIES));
         let ring = Uring::new(Arc::clone(&shared.file), entries)?;
@@ -52,7 +53,7 @@ impl RingEngine {
         let bytes = Uring::mapped_bytes(entries) as u64;
         Ok(RingEngine {
             ring,
-            flights: (0..room).map(|_| None).collect(),
+            in_flight: (0..room).map(|_| None).collect(),
             free: (0..room).rev().collect(),
             backlog: VecDeque::new(),
             _gauge: Gauge::fixed(
@@ -68,7 +69,7 @@ impl RingEngine {
         &mut self,
         request: Box<Request>,
         task: Task,
-        shared: &Shared,
+        shared: &FileShared,
         out: &mut Returned,
     ) {
         match self.free.pop() {
@@ -78,7 +79,7 @@ impl RingEngine {
     }
 
     /// Hands everything pushed to the kernel.
-    pub(super) fn submit(&mut self, shared: &Shared) {
+    pub(super) fn submit(&mut self, shared: &FileShared) {
         if let Err(e) = self.ring.submit() {
             shared.log_text("io_uring refuses submissions, trying again", &e);
         }
@@ -89,13 +90,13 @@ impl RingEngine {
         self.ring.in_flight()
     }
 
-    /// Takes what has ended, and starts requests that wait.
-    pub(super) fn collect(&mut self, shared: &Shared, out: &mut Returned) {
+    /// Takes operations that have ended, and starts requests that wait.
+    pub(super) fn collect(&mut self, shared: &FileShared, out: &mut Returned) {
         let mut any = false;
         while let Some(finished) = self.ring.reap() {
             any = true;
             let slot = finished.token as usize;
-            let Some((mut request, mut task)) = self.flights.get_mut(slot).and_then(Option::take)
+            let Some((mut request, mut task)) = self.in_flight.get_mut(slot).and_then(Option::take)
             else {
                 continue;
             };
@@ -124,9 +125,9 @@ impl RingEngine {
         }
     }
 
-    /// What to wait for, with the bell of those that don't come back by the ring; see [`pvblk_block::DeviceQueue::arm`].
-    pub(super) fn arm(&mut self, shared: &Shared, bell: Option<&EventFd>) -> Readiness {
-        let watched = bell.is_none_or(|bell| self.ring.watch(bell));
+    /// The way to wait, with the event of the requests at the threads; see [`pvblk_block::DeviceQueue::arm`].
+    pub(super) fn arm(&mut self, shared: &FileShared, event: Option<&EventFd>) -> Readiness {
+        let watched = event.is_none_or(|event| self.ring.watch(event));
         self.submit(shared);
         if self.ring.is_ready() {
             return Readiness::Ready;
@@ -134,7 +135,7 @@ impl RingEngine {
         if watched && self.in_flight() == 0 {
             return Readiness::Wait(None);
         }
-        // A submission that the kernel put off has no completion that would wake anybody.
+        // A submission that the kernel put off has no completion that would wake the queue.
         Readiness::Wait(Some(Instant::now() + RETRY))
     }
 
@@ -142,13 +143,13 @@ impl RingEngine {
         self.ring.as_fd()
     }
 
-    /// Pushes what the task hasn't done. The slot is taken until the result has come.
+    /// Pushes the part of the task that isn't done. The slot is taken until the result has come.
     fn issue(
         &mut self,
         slot: usize,
         mut request: Box<Request>,
         task: Task,
-        shared: &Shared,
+        shared: &FileShared,
         out: &mut Returned,
     ) {
         let offset = request.sector * SECTOR;
@@ -161,7 +162,7 @@ impl RingEngine {
         };
         let buffers = std::mem::take(&mut request.buffers);
         match self.ring.push(op, buffers, slot as u64) {
-            Ok(()) => self.flights[slot] = Some((request, task)),
+            Ok(()) => self.in_flight[slot] = Some((request, task)),
             Err(buffers) => {
                 request.buffers = buffers;
                 self.free.push(slot);

@@ -1,9 +1,9 @@
-//! What the queues of a file volume and its threads share.
+//! State that the queues of a file volume share with its threads.
 
 use super::blocking::BOUNCE_BYTES;
-use super::lanes::Lanes;
 use super::layout::{Alignment, capacity_sectors, file_len};
 use super::log::ErrorLog;
+use super::work_queues::WorkQueues;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Capacity, DeviceEvent, EventHub, Op, Request, SECTOR};
@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Most buffers for unaligned data that are kept for reuse.
 const KEPT_BOUNCES: usize = 2;
 
-/// Not touched by more than loads on the hot path. Whatever is at work on the file holds a reference, so the file stays open, and locked,
-/// until the last operation has ended.
-pub(super) struct Shared {
+/// The shared state of a file volume. The hot path only loads from it. Each operation on the file holds a
+/// reference, so the file stays open, and locked, until the last operation has ended.
+pub(super) struct FileShared {
     pub(super) name: String,
     /// The one description that all data is read and written through: it has the locks.
     pub(super) file: Arc<OwnedFd>,
     /// The one that is synced.
     pub(super) sync_file: Arc<OwnedFd>,
-    /// They are two descriptions, so that each is told of a failed write-back.
+    /// The two are separate descriptions, so that each gets its own report of a failed write-back.
     pub(super) syncs_apart: bool,
     pub(super) is_block_device: bool,
     pub(super) read_only: bool,
@@ -44,15 +44,15 @@ pub(super) struct Shared {
     pub(super) known_bytes: AtomicU64,
     /// Reads, writes without waiting can be tried.
     pub(super) tries: [AtomicBool; 2],
-    pub(super) lanes: Lanes,
+    pub(super) work_queues: WorkQueues,
     pub(super) bounces: Mutex<Vec<Bounce>>,
 }
 
 /// A buffer for data whose address O_DIRECT doesn't take, and its place on the bill.
 pub(super) type Bounce = (pvblk_sys::Buffer, Gauge);
 
-impl Shared {
-    /// Whether it is worth trying `op` without waiting.
+impl FileShared {
+    /// True if it is worth trying `op` without waiting.
     #[inline]
     pub(super) fn tries(&self, op: Op) -> bool {
         self.tries[usize::from(op != Op::Read)].load(Ordering::Relaxed)
@@ -74,8 +74,8 @@ impl Shared {
         }
     }
 
-    /// False if the write would make a file longer that somebody has cut: it is behind the capacity, or behind the file's present end while
-    /// the file is shorter than it was known to be.
+    /// False if the write would extend a file again that another program has cut: it is behind the capacity,
+    /// or behind the file's present end while the file is shorter than it was known to be.
     pub(super) fn may_write(&self, request: &Request) -> bool {
         if request.end() > self.capacity.sectors() {
             return false;
@@ -93,12 +93,12 @@ impl Shared {
         Ok(rustix::fs::statx(&*self.file, c"", flags, StatxFlags::SIZE)?.stx_size)
     }
 
-    /// As [`Shared::may_write`] of a file that has `bytes` bytes.
+    /// As [`FileShared::may_write`] of a file that has `bytes` bytes.
     pub(super) fn fits(&self, request: &Request, bytes: u64) -> bool {
         bytes >= self.known_bytes.load(Ordering::Relaxed) || request.end() * SECTOR <= bytes
     }
 
-    /// Asks for the size and tells if it is another one.
+    /// Asks for the size and raises an event if it has changed.
     pub(super) fn look(&self) -> Result<(), Errno> {
         let file = self.file.as_fd();
         let bytes = if self.is_block_device {
@@ -123,16 +123,16 @@ impl Shared {
         Ok(())
     }
 
-    /// The file was found to be shorter than it was: [`Shared::look`], on a thread that may wait.
+    /// The file was found to be shorter than it was: [`FileShared::look`], on a thread that may wait.
     #[cold]
-    pub(super) fn look_soon(self: &Arc<Shared>) {
+    pub(super) fn look_soon(self: &Arc<FileShared>) {
         let shared = Arc::clone(self);
         let look = move || {
             if let Err(e) = shared.look() {
                 shared.log_text("asking for its size", &e.into());
             }
         };
-        let _ = self.lanes.threads().run(Box::new(look));
+        let _ = self.work_queues.threads().run(Box::new(look));
     }
 
     pub(super) fn take_bounce(&self) -> io::Result<Bounce> {

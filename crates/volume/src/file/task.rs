@@ -1,6 +1,6 @@
 //! The steps of a request on a file, whichever engine takes them.
 
-use super::shared::Shared;
+use super::shared::FileShared;
 use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
 use pvblk_sys::fileio;
 use rustix::fs::FallocateFlags;
@@ -21,7 +21,7 @@ pub(super) enum Step {
     Sync,
 }
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pub(super) step: Step,
@@ -29,7 +29,7 @@ pub(super) struct Task {
     pub(super) done: u64,
 }
 
-/// What follows a step.
+/// The continuation after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Take the task's step, which may be another one now.
@@ -60,7 +60,7 @@ impl Task {
         request: &Request,
         result: io::Result<u64>,
         durable_writes: bool,
-        shared: &Shared,
+        shared: &FileShared,
     ) -> Next {
         let bytes = match result {
             Ok(bytes) => bytes,
@@ -103,14 +103,14 @@ impl Task {
 
     /// True if a short read met the end of the file. With O_DIRECT the rest of a short read can
     /// begin between two sectors; only the end of the file does that.
-    fn at_end(&self, bytes: u64, shared: &Shared) -> bool {
+    fn at_end(&self, bytes: u64, shared: &FileShared) -> bool {
         bytes == 0
             || shared
                 .direct
                 .is_some_and(|a| !self.done.is_multiple_of(a.length as u64))
     }
 
-    fn fail(&mut self, request: &Request, e: &io::Error, shared: &Shared) -> Next {
+    fn fail(&mut self, request: &Request, e: &io::Error, shared: &FileShared) -> Next {
         match Errno::from_io_error(e) {
             Some(Errno::INTR | Errno::AGAIN) => return Next::Step,
             Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV)
@@ -118,7 +118,8 @@ impl Task {
             {
                 return Next::Done(Status::Unsupported);
             }
-            // A block device that somebody else holds refuses while it has the pages in its cache.
+            // A block device that another program holds refuses while it has the pages in its
+            // cache.
             // A discard may do nothing.
             Some(Errno::BUSY) if self.step == Step::Allocate && request.op == Op::Discard => {
                 return Next::Done(Status::Ok);
@@ -152,7 +153,7 @@ impl Task {
     }
 }
 
-/// What `fallocate` has to do for a discard or write-zeroes.
+/// The mode of `fallocate` for a discard or write-zeroes.
 pub(super) fn allocate_mode(request: &Request) -> FallocateFlags {
     let keeps_space =
         request.op == Op::WriteZeroes && request.flags.contains(RequestFlags::NO_UNMAP);

@@ -1,8 +1,8 @@
-//! What waits for the disk's own threads, and in which order they take it.
+//! Requests that wait for the disk's own threads, and the order in which the threads take them.
 
 use super::blocking::{self, Outcome};
-use super::mailbox::Mailbox;
-use super::shared::Shared;
+use super::completions::FileCompletions;
+use super::shared::FileShared;
 use super::task::{Next, Task};
 use parking_lot::Mutex;
 use pvblk_block::{Completion, DiskThreads, Request, Status};
@@ -14,22 +14,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Most requests of one disk that wait for the medium side by side in system calls.
 const BESIDE: usize = 32;
 
-/// A thread does so many requests of one lane before another lane has its turn, in case there is one thread for all.
+/// Requests of one queue that a thread does before another queue has its turn, in case there is one thread
+/// for all.
 const TURN: usize = 32;
 
 /// A request on its way through a thread.
 pub(super) struct Work {
     pub(super) request: Box<Request>,
     pub(super) task: Task,
-    /// Its segments are none that O_DIRECT takes.
+    /// The request's segments can't be used with O_DIRECT.
     pub(super) bounced: bool,
-    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) completions: Arc<FileCompletions>,
 }
 
-/// Which requests a thread takes together with which.
+/// The requests that threads may do at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Any number at the same time.
+    /// Any number of them at the same time.
     Beside,
     /// One after another: the kernel locks the file for each, so more threads would only wait for each other.
     InTurn,
@@ -38,150 +39,157 @@ pub(super) enum Kind {
 }
 
 #[derive(Default)]
-struct Lane {
+struct WorkQueue {
     waiting: VecDeque<Work>,
-    /// Threads that take from it, or will.
+    /// Number of threads that take from the queue, or will.
     runners: usize,
 }
 
-/// The lanes of one disk and its threads.
-pub(super) struct Lanes {
+/// The work queues of one disk, and its threads.
+pub(super) struct WorkQueues {
     threads: DiskThreads,
-    lanes: [Mutex<Lane>; 3],
+    queues: [Mutex<WorkQueue>; 3],
     /// The system refused the first thread, and requests wait for another attempt.
     starved: AtomicBool,
 }
 
-impl Lanes {
-    pub(super) fn new() -> Lanes {
-        Lanes {
+impl WorkQueues {
+    pub(super) fn new() -> WorkQueues {
+        WorkQueues {
             // One more for `InTurn`, `Sync`, and looks at the file's size.
             threads: DiskThreads::new("pvblk-file", BESIDE + 3),
-            lanes: Default::default(),
+            queues: Default::default(),
             starved: AtomicBool::new(false),
         }
     }
 
-    /// The threads, for what isn't a request.
+    /// The threads, for calls that aren't requests.
     pub(super) fn threads(&self) -> &DiskThreads {
         &self.threads
     }
 
-    /// True if [`Lanes::push`] or [`Lanes::retry`] found no thread.
+    /// True if [`WorkQueues::push`] or [`WorkQueues::retry`] found no thread.
     pub(super) fn is_starved(&self) -> bool {
         self.starved.load(Ordering::Relaxed)
     }
 
     /// Adds all of `works`, which are then empty.
-    pub(super) fn push(shared: &Arc<Shared>, kind: Kind, works: &mut Vec<Work>) {
+    pub(super) fn push(shared: &Arc<FileShared>, kind: Kind, works: &mut Vec<Work>) {
         if works.is_empty() {
             return;
         }
         let start = {
-            let mut lane = shared.lanes.lanes[kind as usize].lock();
+            let mut queue = shared.work_queues.queues[kind as usize].lock();
             let added = works.len();
-            lane.waiting.extend(works.drain(..));
+            queue.waiting.extend(works.drain(..));
             let most = if kind == Kind::Beside { BESIDE } else { 1 };
-            let start = (most - lane.runners).min(added);
-            lane.runners += start;
+            let start = (most - queue.runners).min(added);
+            queue.runners += start;
             start
         };
-        Lanes::start(shared, kind, start);
+        WorkQueues::start(shared, kind, start);
     }
 
-    fn start(shared: &Arc<Shared>, kind: Kind, threads: usize) {
+    fn start(shared: &Arc<FileShared>, kind: Kind, threads: usize) {
         for _ in 0..threads {
             let runner = Runner {
                 shared: Arc::clone(shared),
                 kind,
                 counts: true,
             };
-            if shared.lanes.threads.run(Box::new(|| run(runner))).is_err() {
-                shared.lanes.starved.store(true, Ordering::Relaxed);
+            if shared
+                .work_queues
+                .threads
+                .run(Box::new(|| run(runner)))
+                .is_err()
+            {
+                shared.work_queues.starved.store(true, Ordering::Relaxed);
             }
         }
     }
 
     /// Looks for a thread again, after the system refused one.
     #[cold]
-    pub(super) fn retry(shared: &Arc<Shared>) {
-        shared.lanes.starved.store(false, Ordering::Relaxed);
+    pub(super) fn retry(shared: &Arc<FileShared>) {
+        shared.work_queues.starved.store(false, Ordering::Relaxed);
         for kind in [Kind::Beside, Kind::InTurn, Kind::Sync] {
             let start = {
-                let mut lane = shared.lanes.lanes[kind as usize].lock();
-                let start = lane.runners == 0 && !lane.waiting.is_empty();
-                lane.runners += usize::from(start);
+                let mut queue = shared.work_queues.queues[kind as usize].lock();
+                let start = queue.runners == 0 && !queue.waiting.is_empty();
+                queue.runners += usize::from(start);
                 usize::from(start)
             };
-            Lanes::start(shared, kind, start);
+            WorkQueues::start(shared, kind, start);
         }
     }
 }
 
-/// Counts as one of the lane's `runners` until it is dropped.
+/// Counts as one of the queue's `runners` until it is dropped.
 struct Runner {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
     kind: Kind,
     counts: bool,
 }
 
 impl Runner {
-    fn lane(&self) -> &Mutex<Lane> {
-        &self.shared.lanes.lanes[self.kind as usize]
+    fn queue(&self) -> &Mutex<WorkQueue> {
+        &self.shared.work_queues.queues[self.kind as usize]
     }
 }
 
 impl Drop for Runner {
     fn drop(&mut self) {
         if self.counts {
-            self.lane().lock().runners -= 1;
+            self.queue().lock().runners -= 1;
         }
     }
 }
 
-/// A thread's part in a lane.
+/// Takes a thread's turn at a work queue.
 fn run(mut runner: Runner) {
     for _ in 0..TURN {
-        let mut lane = runner.lane().lock();
-        let Some(work) = lane.waiting.pop_front() else {
-            // Under the lock: who adds something from now on starts another thread.
-            lane.runners -= 1;
-            drop(lane);
+        let mut queue = runner.queue().lock();
+        let Some(work) = queue.waiting.pop_front() else {
+            // This happens under the lock: a thread that adds work from now on starts another
+            // runner.
+            queue.runners -= 1;
+            drop(queue);
             runner.counts = false;
             return;
         };
         if runner.kind == Kind::Sync {
-            let others = std::mem::take(&mut lane.waiting);
-            drop(lane);
+            let others = std::mem::take(&mut queue.waiting);
+            drop(queue);
             sync(&runner.shared, work, others);
         } else {
-            drop(lane);
+            drop(queue);
             one(&runner.shared, work);
         }
     }
-    // This very thread will take it, so it isn't refused.
+    // This very thread will take the job, so it isn't refused.
     let threads = Arc::clone(&runner.shared);
-    let _ = threads.lanes.threads.run(Box::new(|| run(runner)));
+    let _ = threads.work_queues.threads.run(Box::new(|| run(runner)));
 }
 
-fn one(shared: &Arc<Shared>, mut work: Work) {
-    if work.mailbox.is_closed() {
+fn one(shared: &Arc<FileShared>, mut work: Work) {
+    if work.completions.is_closed() {
         return;
     }
     let execute = || blocking::execute(&work.request, &mut work.task, work.bounced, shared);
     match catch_unwind(AssertUnwindSafe(execute)) {
-        // A bug of ours, which the process's hook has told of: it costs this request, and the lane goes on.
+        // The panic is a bug of ours, whose message is printed: it fails this request, and the queue goes on.
         Err(_) => finish(work, Status::IoError),
         Ok(Outcome::Done(status)) => finish(work, status),
-        Ok(Outcome::Sync) => Lanes::push(shared, Kind::Sync, &mut vec![work]),
+        Ok(Outcome::Sync) => WorkQueues::push(shared, Kind::Sync, &mut vec![work]),
     }
 }
 
-/// One `fdatasync` after all of them were submitted: it covers whatever they have to. Nobody else syncs this file description, so the
-/// kernel's one report of a failed write-back comes here, before any later flush is answered.
-fn sync(shared: &Arc<Shared>, first: Work, others: VecDeque<Work>) {
+/// Does one `fdatasync` after all of these were submitted, so it covers all writes that they have to cover.
+/// This file description has no other syncs, so the kernel's one report of a failed write-back comes here,
+/// before any later flush completes.
+fn sync(shared: &Arc<FileShared>, first: Work, others: VecDeque<Work>) {
     let mut all: Vec<Work> = std::iter::once(first).chain(others).collect();
-    all.retain(|work| !work.mailbox.is_closed());
+    all.retain(|work| !work.completions.is_closed());
     if all.is_empty() {
         return;
     }
@@ -201,7 +209,7 @@ fn sync(shared: &Arc<Shared>, first: Work, others: VecDeque<Work>) {
 }
 
 fn finish(work: Work, status: Status) {
-    work.mailbox.deliver(Completion {
+    work.completions.deliver(Completion {
         request: work.request,
         status,
     });
@@ -212,13 +220,13 @@ mod tests {
     use super::*;
     use crate::file::task::Step;
     use crate::spec::FileSpec;
-    use crate::{FileVolume, file::shared::Shared};
+    use crate::{FileVolume, file::shared::FileShared};
     use pvblk_block::{Op, SECTOR};
     use pvblk_sys::Buffer;
     use std::time::{Duration, Instant};
 
     /// A write of a sector; one that is `broken` has done more than there is to do, which panics.
-    fn work(mailbox: &Arc<Mailbox>, tag: u64, broken: bool) -> Work {
+    fn work(completions: &Arc<FileCompletions>, tag: u64, broken: bool) -> Work {
         let data = Buffer::anonymous(SECTOR as usize).unwrap();
         let (step, done) = match broken {
             true => (Step::Zeros, 2 * SECTOR),
@@ -228,7 +236,7 @@ mod tests {
             request: Request::with_buffers(Op::Write, tag, vec![data], tag),
             task: Task { step, done },
             bounced: false,
-            mailbox: Arc::clone(mailbox),
+            completions: Arc::clone(completions),
         }
     }
 
@@ -240,14 +248,14 @@ mod tests {
             ..FileSpec::new(folder.path().join("disk"))
         };
         let volume = FileVolume::open(&spec).unwrap();
-        let shared: &Arc<Shared> = &volume.shared;
-        let mailbox = Arc::new(Mailbox::new());
+        let shared: &Arc<FileShared> = &volume.shared;
+        let completions = Arc::new(FileCompletions::new());
         for kind in [Kind::Beside, Kind::InTurn] {
-            let mut works = (0..9).map(|n| work(&mailbox, n, n % 3 == 1)).collect();
-            Lanes::push(shared, kind, &mut works);
+            let mut works = (0..9).map(|n| work(&completions, n, n % 3 == 1)).collect();
+            WorkQueues::push(shared, kind, &mut works);
             let (mut done, begin) = (Vec::new(), Instant::now());
             while done.len() < 9 {
-                mailbox.take(&mut done);
+                completions.take(&mut done);
                 assert!(begin.elapsed() < Duration::from_secs(60), "{done:?}");
                 std::thread::yield_now();
             }

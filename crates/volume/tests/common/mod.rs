@@ -1,4 +1,4 @@
-//! What the volume tests share: seeds, driving a queue, and an oracle of what a disk must hold.
+//! Helpers of the volume tests: seeds, driving a queue, and an oracle of a disk's contents.
 #![allow(dead_code, missing_docs)]
 
 use pvblk_block::{
@@ -67,7 +67,7 @@ pub fn write(queue: &mut Queue, sector: u64, data: &[u8]) -> Status {
     .status
 }
 
-/// Reads sectors; the buffer is dirty before, so that what isn't filled shows.
+/// Reads sectors; the buffer has other contents before, so that bytes that aren't filled show.
 pub fn read(queue: &mut Queue, sector: u64, sectors: u64) -> Vec<u8> {
     let buffer = buffer_of(&vec![0xd1; (sectors * SECTOR) as usize]);
     let done = run(
@@ -90,7 +90,7 @@ pub fn random_bytes(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What a part of a disk must hold.
+/// The expected contents of a part of a disk.
 pub struct Oracle {
     /// First sector of the part.
     pub base: u64,

@@ -1,11 +1,11 @@
-//! Who has a lock on a file, as far as /proc tells (proc_pid_fdinfo(5)).
+//! The holder of a lock on a file, as far as /proc shows it (proc_pid_fdinfo(5)).
 
 use pvblk_sys::locks;
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 
-/// Who has the lock.
+/// The holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     /// A process that lives.
@@ -31,7 +31,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A byte that nobody locks otherwise.
+/// A byte that no program locks otherwise.
 const OWN_BYTE: u64 = 1 << 62;
 
 /// Looks at all processes: slow, for a refusal.
@@ -91,8 +91,8 @@ fn flock_taker(line: &str, wanted: &str) -> Option<u32> {
     }
 }
 
-/// What the kernel's records call the file, such as `fe:00:393`: learnt from a lock of our own, because some filesystems have another
-/// device number there than in `stat`.
+/// The kernel's name of the file in its records of locks, such as `fe:00:393`. It is learnt from a lock of
+/// our own, because some filesystems have another device number there than in `stat`.
 fn name_in_records(file: BorrowedFd<'_>) -> Option<String> {
     locks::lock_shared(file, OWN_BYTE, 1).ok()?;
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));

@@ -4,7 +4,7 @@ use crate::spec::FileSpec;
 use pvblk_sys::Buffer;
 use std::sync::Arc;
 
-fn volume() -> (tempfile::TempDir, Arc<Shared>) {
+fn volume() -> (tempfile::TempDir, Arc<FileShared>) {
     let folder = tempfile::tempdir().unwrap();
     let spec = FileSpec {
         size_bytes: Some(1 << 20),
