@@ -1,4 +1,4 @@
-# Every target installs what it lacks first: on a fresh Debian 12 with cargo and rustup, as root, nothing else is needed.
+# Every target first installs the packages that it lacks: a fresh Debian 12 needs only cargo and rustup, and root.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -41,19 +41,19 @@ bench: ## Measure the rings against a bare ring, NBD and vhost-user-blk against 
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" idle
 	@scripts/instructions.sh
 
-xen-bench: ## Under Xen: our back end, the kernel's and QEMU's for one guest: rates, system calls and events of each request (20 minutes)
+xen-bench: ## Compare pvblk, the kernel's blkback and QEMU's qdisk for a guest of Xen: rates, system calls and events of each request (20 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@tests/vm/xen.sh --script tests/vm/scripts/xen-bench.sh --out "$${CARGO_TARGET_DIR:-target}/xen-bench" \
 		--add "$${CARGO_TARGET_DIR:-target}/release/pvblk" --with qdisk --memory 3072 --dom0-memory 1280 --seconds 2400
 	@cat "$${CARGO_TARGET_DIR:-target}/xen-bench/log"
 
-md: ## RAID-5 against the kernel's md in user-mode Linux, members in memory (8 minutes)
+md: ## Compare RAID-5 with the kernel's md in user-mode Linux, members in memory (8 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" md --check
 
-lab: ## The experiments on rings, queues, stripes and page caches, each expected shape with its figure, and bench against fio (25 minutes)
+lab: ## Run the experiments on rings, queues, stripes and page caches, print each expected figure, compare bench with fio (25 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" rings --check
@@ -62,25 +62,25 @@ lab: ## The experiments on rings, queues, stripes and page caches, each expected
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" page-order --quick --on modelled --check
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" fio --check
 
-crash: ## Kill servers and front ends 10000 times in the middle of writes to a slow medium, over all exports and volumes: nothing flushed may be lost (as root, 30 minutes)
+crash: ## Kill servers and front ends 10000 times in the middle of writes to a slow medium, over all exports and volumes: no flushed write may be lost (as root, 30 minutes)
 	@$(MAKE) --no-print-directory release
 	@cargo build --release --locked -p pvblk-e2e --example slow_medium
 	@scripts/crash.sh $(or $(CYCLES),10000)
 
-neighbours: ## A disk's latency while its neighbour is attacked in each of the ways of docs/security.md (as root, 10 minutes)
+neighbours: ## Measure a disk's latency while its neighbour is attacked in each of the ways of docs/security.md (as root, 10 minutes)
 	@$(MAKE) --no-print-directory release
 	@cargo build --release --locked -p pvblk-e2e --example slow_medium
 	@python3 scripts/neighbours/measure.py "$${CARGO_TARGET_DIR:-target}/release/pvblk" \
 		"$${CARGO_TARGET_DIR:-target}/release/examples/slow_medium"
 
-sim: ## 100000 seeds of the simulation: crashes at any step, unflushed data lost; 5000 of an array's, 20000 of a cache's, 100000 of squeezed pools, 100000 of stops (6 minutes)
+sim: ## Run the simulation: 100000 seeds of rings with crashes at any step, 5000 of an array, 20000 of a cache, 100000 of squeezed pools, 100000 of stops (6 minutes)
 	@cargo run --release --locked -p pvblk-sim -- --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- raid --seeds 5000
 	@cargo run --release --locked -p pvblk-sim -- cache --seeds 20000
 	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- stop --seeds 100000
 
-asan: ## The simulations of squeezed pools, caches and arrays under AddressSanitizer, 5000 seeds each (15 minutes)
+asan: ## Run the simulations of squeezed pools, caches and arrays under AddressSanitizer, 5000 seeds each (15 minutes)
 	@scripts/asan.sh 5000
 
 advisories: ## Ask the advisory database about the dependencies (needs the network)
@@ -90,7 +90,7 @@ advisories: ## Ask the advisory database about the dependencies (needs the netwo
 fmt: ## Format the sources
 	@cargo fmt --all
 
-clean: ## Remove what was built
+clean: ## Remove the results of builds
 	@cargo clean
 	@rm -rf fuzz/target fuzz/artifacts
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The crates that lend memory and take it back, and their simulations, under AddressSanitizer. usage: asan.sh test | asan.sh has | asan.sh SEEDS
-# The pinned compiler brings the sanitizer's library along, but keeps the flag for itself: hence RUSTC_BOOTSTRAP.
+# Runs the tests of crates that lend memory and take it back, and their simulations, under AddressSanitizer. Usage: asan.sh test | asan.sh has | asan.sh SEEDS
+# The pinned stable compiler has the sanitizer's library, but accepts the flag only with RUSTC_BOOTSTRAP.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +11,7 @@ if ! ls "$sysroot/lib/rustlib/$host/lib/"librustc-*_rt.asan.a >/dev/null 2>&1; t
     exit 3
 fi
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address --cfg pvblk_asan'
-# Simulations forget worlds in which a bug was found: that is no leak.
+# A simulation that found a bug leaves its state allocated: that is no leak.
 export ASAN_OPTIONS=detect_leaks=0
 args=(--target "$host" --target-dir "${CARGO_TARGET_DIR:-target}/asan" --locked)
 case ${1:-test} in

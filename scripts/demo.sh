@@ -12,7 +12,7 @@ size_mib=256
 dir=$(mktemp -d "${TMPDIR:-/tmp}/pvblk-demo.XXXXXX")
 serve='' attach=''
 
-# Ends our children, asking first.
+# Ends the started processes: SIGTERM first, then SIGKILL.
 cleanup() {
     local status=$? pid
     trap - EXIT INT TERM
@@ -25,9 +25,9 @@ cleanup() {
         kill -KILL "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
     done
-    # An interrupted demo has nothing to explain.
+    # An interrupted demo prints no explanation.
     if ((status != 0 && status < 130)) && compgen -G "$dir/*.log" >/dev/null; then
-        printf '\nWhat the processes said last:\n' >&2
+        printf '\nLast output of the processes:\n' >&2
         tail -n 15 "$dir"/*.log >&2
     fi
     rm -rf "$dir"
@@ -54,8 +54,8 @@ wait_ready() {
     die "pvblk was not ready after 20 s"
 }
 
-# What a process printed, without the line for us.
-told() { sed -e '/^pvblk: ready$/d' -e "s|$dir|DIR|g" -e 's/^/        | /' "$1"; }
+# Prints the output of a process without its line `pvblk: ready`.
+output_of() { sed -e '/^pvblk: ready$/d' -e "s|$dir|DIR|g" -e 's/^/        | /' "$1"; }
 
 for tool in fio qemu-img jq; do
     command -v "$tool" >/dev/null || die "$tool is not installed: run scripts/install-tools.sh demo as root, or install it"
@@ -73,7 +73,7 @@ show "${command[@]}"
 "${command[@]}" >"$dir/serve.log" 2>&1 &
 serve=$!
 wait_ready "$serve" "$dir/serve.log"
-told "$dir/serve.log"
+output_of "$dir/serve.log"
 
 step "An image with data and holes goes in, and is compared"
 {
@@ -93,7 +93,7 @@ show "${command[@]}"
 "${command[@]}" >"$dir/attach.log" 2>&1 &
 attach=$!
 wait_ready "$attach" "$dir/attach.log"
-told "$dir/attach.log"
+output_of "$dir/attach.log"
 rings="nbd+unix:///a?socket=$dir/rings.sock"
 
 step "The same image, read through the rings"

@@ -23,7 +23,7 @@ build=$PWD/target/fuzz
 locked=()
 if [ -f fuzz/Cargo.lock ]; then locked=(--locked); fi
 
-# Plain runs without coverage, and why.
+# Runs targets without coverage, and prints the reason.
 smoke() {
     echo "fuzz: no coverage: $1; random inputs instead"
     cargo run --quiet --release "${locked[@]}" --manifest-path fuzz/Cargo.toml --target-dir "$build" --bin smoke -- \
@@ -40,7 +40,7 @@ flags="--cfg fuzzing -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks \
 -Cllvm-args=-sanitizer-coverage-trace-compares"
 bins=()
 for target in "${targets[@]}"; do bins+=(--bin "$target"); done
-# What libFuzzer needs that others don't may be missing here; broken code fails the plain build as well.
+# The requirements of libFuzzer may be missing here; broken code fails the plain build as well.
 RUSTFLAGS=$flags cargo build --quiet --release "${locked[@]}" --manifest-path fuzz/Cargo.toml --features libfuzzer \
     --target "$triple" --target-dir "$build" "${bins[@]}" || smoke 'the build with counters failed, see above'
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs what building, tests and the demo need, and only what is missing. Safe to run again.
+# Installs the packages that the build, the tests and the demo need, and only those that are missing. It is safe to run again.
 #
 #   scripts/install-tools.sh build    compiler and make
-#   scripts/install-tools.sh demo     and the clients that the demo runs
-#   scripts/install-tools.sh test     and what the tests need (the default)
+#   scripts/install-tools.sh demo     those, and the clients that the demo runs
+#   scripts/install-tools.sh test     those, and the tools of the tests (the default)
 #
-# Without root or apt it installs nothing and says what is missing: the tests concerned are then skipped with that reason.
+# Without root or apt it installs nothing and lists the missing packages: the tests that need them are skipped with that reason.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +39,7 @@ install_packages() {
     fi
     say "installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    # One failed download must not stop what can do without; what is missing shows up as skipped.
+    # One failed download must not stop the steps that don't need it; tests that do are skipped.
     if ! { apt-get -q update && apt-get -q install -y --no-install-recommends "${missing[@]}"; } >&2; then
         say "could not install ${missing[*]}"
     fi
@@ -48,7 +48,7 @@ install_packages() {
 install_cargo_deny() {
     command -v cargo-deny >/dev/null 2>&1 && return 0
     say "building cargo-deny $CARGO_DENY_VERSION (once; some minutes)"
-    # Its own target folder: nothing of it stays in this tree. Run from here, so that the pinned toolchain builds it.
+    # The build has a target folder of its own, so it leaves no files in this tree. It runs from here, so that the pinned toolchain is used.
     cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --quiet ||
         say "could not install cargo-deny; the licence check will be skipped"
 }
@@ -73,7 +73,7 @@ mapfile -t missing < <(missing_packages "${wanted[@]}")
 if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
 if [ "${1:-test}" = test ]; then install_cargo_deny; fi
 
-# The compiler and the linker are the only ones that nothing works without.
+# Only the compiler and the linker are needed for everything.
 command -v gcc >/dev/null 2>&1 || {
     say "there is no C compiler to link with: install gcc"
     exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Instructions for each 4 KiB read over the rings, on each side, counted by callgrind: as it is, nobody recording, and
-# with the trace hooks compiled away. The difference is what the hooks cost while they are off.
+# Instructions for each 4 KiB read over the rings, on each side, counted by callgrind: with the trace hooks while no trace is
+# recorded, and with the hooks compiled away. The difference is the cost of hooks that are off.
 #
 #   scripts/instructions.sh [REQUESTS [DEPTH...]]
 set -euo pipefail

@@ -3,7 +3,7 @@
 #
 #   scripts/stacked.sh [REQUESTS [BINARY...]]
 #
-# More than one binary are compared side by side: builds of crates/volume/examples/stacked_cost.rs from other commits.
+# Several binaries are compared side by side: builds of crates/volume/examples/stacked_cost.rs from other commits.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 requests=${1:-20000}

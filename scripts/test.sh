@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that `make test` checks, after the tools are there. All steps run even if one fails;
+# The checks of `make test`, once the tools are installed. All steps run even if one fails;
 # the last line is the sum, and the status is non-zero if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ trap 'exit 143' TERM
 passed=0 failed=0 skipped=0
 failures=() skips=()
 
-# Runs a command in sight; what it prints is also kept in $logs/log. Returns its status.
+# Runs a command, and shows its output, which is also kept in $logs/log. Returns its status.
 run() {
     local name=$1 begin=$SECONDS status
     shift
@@ -30,7 +30,7 @@ run() {
 # Keeps the end of the last step's log for the summary, where a cut-off record still shows it.
 keep_log() {
     printf '\n-- %s\n' "$1" >>"$logs/failures"
-    # A failed test's own words follow `---- NAME ----`.
+    # A failed test's output follows `---- NAME ----`.
     grep -nE -A 8 '^---- |panicked at|^error(\[|:)|SUMMARY' "$logs/log" | cut -c 1-300 | head -n 60 >>"$logs/failures"
     tail -n 12 "$logs/log" >>"$logs/failures"
 }
@@ -71,7 +71,7 @@ tests() {
         failures+=("$name: $f tests")
         keep_log "$name"
     elif ((status != 0)); then
-        # It ended before its tests could: that is a failure that no line counts.
+        # The step ended before its tests did: that is a failure without a line of its own.
         fail "$name (status $status)"
     elif ((p + s == 0)); then
         fail "$name: no test ran"
@@ -87,7 +87,7 @@ else
 fi
 # The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, among the others.
 tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail-fast
-# The checkers must find the bugs that are planted for them; a build of its own, since no other may have them.
+# The checkers must find the planted bugs. This is a build of its own, since no other may have them.
 check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
 tests 'simulation, with planted bugs' cargo test -p pvblk-sim --features planted --locked --no-fail-fast
 if scripts/asan.sh has 2>/dev/null; then
@@ -96,7 +96,7 @@ else
     skip 'under AddressSanitizer: this toolchain has none'
 fi
 if [ -f fuzz/Cargo.toml ]; then
-    # Its own workspace, so that the coverage flags are only for it.
+    # The targets are a workspace of their own, so that the coverage flags are only for them.
     fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)
     check 'fuzz: format' cargo fmt --manifest-path fuzz/Cargo.toml --check
     check 'fuzz: clippy' cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
@@ -104,7 +104,7 @@ if [ -f fuzz/Cargo.toml ]; then
     tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 fi
 if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab' cargo build --release --locked -p pvblk-lab; then
-    # On its own, so that the command is built as it is shipped.
+    # The command is built on its own, as it is shipped.
     check 'release build of an example' cargo build --release --locked -p pvblk-raid5 --example raid5_prereads
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
 else
