@@ -1,10 +1,11 @@
-//! What an array reads from its members to make parity, while a trace of writes is replayed:
+//! Counts the reads of an array from its members for parity, while a trace of writes is replayed:
 //! `cargo run --release -p pvblk-raid5 --example raid5_prereads -- tests/e2e/data/ext4.trace`.
 //!
-//! The array has four members in memory, 64 MiB each, with chunks of 64 KiB. They take as long as `--disk` says
-//! (the MODEL of `delay:MODEL:`), in a time that only passes while all wait: the same figures come out each time.
+//! The array has four members in memory, 64 MiB each, with chunks of 64 KiB. Their speed is that of `--disk`
+//! (the MODEL of `delay:MODEL:`), in a time that passes only while all requests wait: the same figures come
+//! out each time.
 //!
-//! `--on SPEC` replays to any volume, by the same rules; whoever asks for that counts what is read.
+//! `--on SPEC` replays to any volume, by the same rules; its reads have to be counted elsewhere.
 //!
 //! A line of a trace is `W SECTOR SECTORS`, `F` (flush), or a comment that begins with `#`. A request follows as soon as an
 //! earlier one is done; those that can go at once go as one batch.
@@ -54,7 +55,7 @@ fn read_trace(path: &str) -> Outcome<Vec<Line>> {
         .collect()
 }
 
-/// What all members were asked to read.
+/// Reads of all members together.
 #[derive(Default)]
 struct Reads {
     sectors: AtomicU64,
@@ -176,7 +177,7 @@ fn replay(
 ) -> Outcome<()> {
     let mut queue = Queue::open(device, &QueueContext::new(depth as u32))?;
     let longest = trace.iter().map(|l| l.sectors).max().unwrap_or(0).max(1);
-    // What is written doesn't matter, and all may write the same.
+    // The written data doesn't matter, so all writes may have the same.
     let data = Buffer::anonymous((longest * SECTOR) as usize)?;
     let mut free: Vec<_> = (0..depth)
         .map(|_| Request::new(Op::Flush, 0, 0, 0))

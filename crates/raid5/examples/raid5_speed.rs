@@ -1,6 +1,6 @@
 //! Rates of an array of four members in memory, by one thread: `cargo run --release -p pvblk-raid5 --example raid5_speed`.
 //!
-//! A copy loop over as many bytes runs beside it: what it reaches is what this machine's memory can do at the moment.
+//! A copy loop over as many bytes runs beside it, and shows the speed of this machine's memory at the moment.
 
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,

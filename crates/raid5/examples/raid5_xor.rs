@@ -1,5 +1,5 @@
-//! How fast parity is calculated, against only reading the same memory: `cargo run --release --example raid5_xor`.
-//! It prints; nothing is asserted, since the numbers are the machine's.
+//! Speed of the computation of parity, beside that of only reading the same memory: `cargo run --release
+//! --example raid5_xor`. It prints the figures and asserts nothing, since they depend on the machine.
 
 use pvblk_raid5::xor_of;
 use std::hint::black_box;

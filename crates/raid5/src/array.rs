@@ -1,13 +1,14 @@
-//! The array as a device: each of its queues has queues of its own to all members, and steps the one [`Core`] with what they tell.
+//! The array as a device: each of its queues has queues of its own to all members, and steps the one [`Core`]
+//! with their completions.
 
 pub mod ask;
+mod background;
 mod extents;
-mod keeper;
 mod manage;
 mod queue;
 
 pub use super::core::Counts as WriteCounts;
-pub use keeper::Keeper;
+pub use background::BackgroundWork;
 pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, SyncAction};
 
 use super::Geometry;
@@ -36,13 +37,13 @@ const LEAST_STRIPES: usize = 8;
 /// Most sectors of a request.
 const MAX_SECTORS: u32 = 2048;
 
-/// How an array finds the devices that questions name: the grammar of the program that serves it.
+/// Finds the devices that questions name, by the grammar of the program that serves the array.
 pub trait MemberNames: Sync {
     /// Opens a device as a member. Errors are one line that says what is wrong with the name.
     fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Error>;
     /// The file or block device that a name leads to, whatever is over it: names of one file mean one device.
     fn file(&self, name: &str) -> Option<PathBuf>;
-    /// Whether two names mean the same device.
+    /// True if two names mean the same device.
     fn same_device(&self, a: &str, b: &str) -> bool {
         a == b || self.file(a).is_some_and(|file| Some(file) == self.file(b))
     }
@@ -62,14 +63,14 @@ impl MemberNames for NoNames {
     }
 }
 
-/// How to serve an array.
+/// Options for serving an array.
 #[derive(Clone, Copy)]
 pub struct ArrayOptions {
     /// Stripe heads, 8 to 32768: each has a page of 4 KiB for every member.
     pub stripes: usize,
-    /// How writes go to stripe heads.
+    /// Path by which writes go to stripe heads.
     pub path: WritePath,
-    /// For simulations: what is calculated waits until the queue is polled, so that others come in between.
+    /// For simulations: computations wait until the queue is polled, so that others come in between.
     pub lazy: bool,
     /// The devices that questions name.
     pub names: &'static dyn MemberNames,
@@ -89,7 +90,7 @@ impl Default for ArrayOptions {
 
 /// I/O, work and completions that queues leave for one another.
 #[derive(Default)]
-struct Letters {
+struct QueueEntries {
     done: Vec<Completion>,
     ios: Vec<MemberIo>,
     works: Vec<Work>,
@@ -97,20 +98,20 @@ struct Letters {
 
 /// A device of the array, as long as it is one.
 #[derive(Clone)]
-struct Device {
+struct MemberDevice {
     device: Arc<dyn BlockDevice>,
     name: String,
 }
 
-struct Shared {
+struct ArrayShared {
     name: String,
     core: Mutex<Core>,
     /// Partial writes wait for more, and nothing else is written.
     waiting: AtomicBool,
-    /// By owner.
-    queues: QueueTable<CompletionQueue<Letters>>,
-    /// By slot.
-    devices: Mutex<Vec<Option<Device>>>,
+    /// Queues by owner.
+    queues: QueueTable<CompletionQueue<QueueEntries>>,
+    /// Devices by slot.
+    devices: Mutex<Vec<Option<MemberDevice>>>,
     /// Counts changes of them.
     changes: AtomicU64,
     /// Devices without a place.
@@ -121,9 +122,9 @@ struct Shared {
     names: &'static dyn MemberNames,
 }
 
-impl Shared {
-    /// These slots have no device any more. Returns what they had, which may take its time to close.
-    fn forget(&self, gone: Vec<usize>) -> Vec<Option<Device>> {
+impl ArrayShared {
+    /// Forgets the devices of these slots. Returns them, because closing them may take time.
+    fn forget(&self, gone: Vec<usize>) -> Vec<Option<MemberDevice>> {
         if gone.is_empty() {
             return Vec::new();
         }
@@ -134,7 +135,8 @@ impl Shared {
         taken
     }
 
-    /// What starts the array as it is now, but for its options: members by place, then spares.
+    /// The specification that starts the array in its present state, without its options: members
+    /// by place, then spares.
     fn spec_text(&self) -> String {
         let core = self.core.lock();
         let devices = self.devices.lock();
@@ -156,14 +158,14 @@ impl Shared {
 
 /// A RAID-5 array that serves.
 pub struct Raid5 {
-    shared: Arc<Shared>,
-    /// Steps a keeper, if it was started.
+    shared: Arc<ArrayShared>,
+    /// The background thread, if it was started.
     thread: Mutex<Option<BackgroundThread>>,
     orders: Arc<manage::Orders>,
     /// Held while a device is added.
     adding: Mutex<()>,
     events: EventHub,
-    /// Data may be wrong: whoever started it insisted.
+    /// Data may be wrong, because the array was started by force.
     guessed: bool,
     /// Of its stripes.
     memory: Gauge,
@@ -178,7 +180,7 @@ impl Raid5 {
                 options.stripes
             )));
         }
-        let slot = |m: &Member| Device {
+        let slot = |m: &Member| MemberDevice {
             device: Arc::clone(&m.device),
             name: m.name.clone(),
         };
@@ -243,7 +245,7 @@ impl Raid5 {
         Ok(Arc::new(Raid5 {
             memory,
             guessed: assembly.guessed,
-            shared: Arc::new(Shared {
+            shared: Arc::new(ArrayShared {
                 name,
                 core: Mutex::new(core),
                 waiting: AtomicBool::new(false),
@@ -275,7 +277,7 @@ impl Raid5 {
         self.shared.core.lock().failed()
     }
 
-    /// What the user calls the member at each place; `None`: there is none, or it isn't rebuilt.
+    /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
     pub fn places(&self) -> Vec<Option<String>> {
         let core = self.shared.core.lock();
         let devices = self.shared.devices.lock();
@@ -283,12 +285,12 @@ impl Raid5 {
         core.slots_by_role().iter().map(name).collect()
     }
 
-    /// What was written, in numbers.
+    /// Counters of writes.
     pub fn counts(&self) -> WriteCounts {
         self.shared.core.lock().counts()
     }
 
-    /// From now on writes go this way; what waits goes on from where it is.
+    /// Sets the path of writes from now on; waiting writes go on from where they are.
     pub fn set_write_path(&self, path: WritePath) {
         self.shared.core.lock().set_write_path(path);
     }
@@ -406,7 +408,8 @@ impl Extents for Raid5 {
 }
 
 impl LossMarks for Raid5 {
-    /// The members' together. What one of them lost while it was missing or being rebuilt is on the others, so who is missing doesn't count.
+    /// The members' marks together. Data that a member lost while it was missing or being recovered is on the
+    /// others, so a missing member doesn't count.
     fn incarnation(&self) -> Incarnation {
         match self.guessed {
             true => Incarnation::default(),

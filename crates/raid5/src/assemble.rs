@@ -1,10 +1,12 @@
-//! Which devices are an array: chosen by their superblocks, changed by nobody.
+//! Finds the devices of an array by their superblocks, and writes nothing.
 //!
-//! The rules are md's, and one more. The newest superblock counts. A member may be one event behind it, since superblocks are
-//! written one after another and a crash can come in between; nothing is written to the array before all are. And the newest must
-//! still call it a member: one that was thrown out in that very event is one behind too, and must not come back.
+//! The rules are md's, and one more. The newest superblock counts. A member may be one event behind it, since
+//! superblocks are written one after another and a crash can come in between; data is written to the array
+//! only when all superblocks are. The additional rule: the newest superblock must still list the device as a
+//! member. A member that failed in that very event is one behind too, and must not come back.
 //!
-//! One member at a time can be on its way: rebuilt for a place without one, or to replace the one that is there.
+//! One device at a time can become a member: one that is recovered for a place without a member, or one that
+//! replaces the member there.
 
 mod choice;
 
@@ -17,30 +19,30 @@ use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A device and what its superblock says.
+/// A device with its superblock.
 pub struct Member {
-    /// The device.
     pub device: Arc<dyn BlockDevice>,
-    /// What the user calls it.
+    /// The user's name of the device.
     pub name: String,
     /// As on disk.
     pub superblock: Superblock,
 }
 
 impl Member {
-    /// Whether it has no place, now or before, and can be given one.
+    /// True if the device has no place, now or before, and can be given one.
     pub fn is_spare(&self) -> bool {
         self.superblock.role() == Role::Spare
     }
 }
 
-/// A device that is being rebuilt: it gets what a place without a member should hold, or what the member there does, to replace it.
+/// A device that is being recovered: it gets the data of a place without a member, or of the member that it
+/// replaces.
 pub struct Incoming {
     /// The place in the array that it is to have.
     pub place: usize,
     /// The device. Its superblock has [`Feature::RECOVERY_OFFSET`], and [`Feature::REPLACEMENT`] while the place has a member too.
     pub member: Member,
-    /// Sectors of its data, from the start, that hold what they should, in whole stripes.
+    /// Sectors of its data from the start that are recovered, in whole stripes.
     pub recovered_sectors: u64,
 }
 
@@ -61,18 +63,19 @@ pub struct Assembly {
     pub unsynced: Vec<Range<u64>>,
     /// The write-intent bitmap as all members have it, if the policy is that; from [`super::prepare`].
     pub bitmap: Option<WriteIntent>,
-    /// Data of it may be wrong: somebody insisted on it.
+    /// Data of the array may be wrong, because it is started by force.
     pub guessed: bool,
     /// For the user, a line each, such as `b.img is stale (events 7, newest 12)`.
     pub notes: Vec<String>,
 }
 
-/// What the user insists on.
+/// Options that the user gives for a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AssembleOptions {
     /// Take stale members when there are too few others, and start an array that is dirty and has no member to spare.
     pub force: bool,
-    /// Leave what has to be resynchronised in [`Assembly::unsynced`], but for the first stripe, instead of doing it before the array serves.
+    /// Leaves the resync to [`Assembly::unsynced`], except for the first stripe, instead of doing it before
+    /// the array serves.
     pub resync_later: bool,
 }
 
@@ -116,7 +119,7 @@ impl Assembly {
             .expect("members")
     }
 
-    /// How parity is made right after a crash.
+    /// The means by which parity is made right after a crash.
     pub fn policy(&self) -> Policy {
         self.newest().policy()
     }
@@ -156,8 +159,8 @@ pub fn read_superblock(
     Superblock::parse(&bytes).map_err(|e| Error::caused(ErrorKind::Config, name, e))
 }
 
-/// Finds the array that the devices are, whatever their order. Refuses, with one line that says what to do, devices of several arrays, and
-/// too few of one. Nothing is written.
+/// Finds the array of these devices, whatever their order. Refuses, with one line that says what to do,
+/// devices of several arrays, and too few of one. Writes nothing.
 pub fn assemble(
     devices: Vec<(String, Arc<dyn BlockDevice>)>,
     options: &AssembleOptions,

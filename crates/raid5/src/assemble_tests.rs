@@ -201,7 +201,7 @@ fn spares_and_rebuilt_members_wait() {
     );
 }
 
-/// What is being rebuilt, as `name at place: sectors`.
+/// The device that is being recovered, as `name at place: sectors`.
 fn incoming(assembly: &Assembly) -> Option<String> {
     let i = assembly.incoming.as_ref()?;
     let (name, has) = (&i.member.name, i.recovered_sectors);
@@ -215,7 +215,7 @@ fn a_member_that_is_rebuilt_is_on_its_way() {
         sb.feature_map |= Feature::RECOVERY_OFFSET.0;
         sb.recovery_offset_sectors = 645;
     });
-    // Whoever is named first: it isn't the one to believe if others are as new.
+    // The first device of the list isn't the one to believe if others are as new.
     for turn in 0..4 {
         let mut disks = disks.clone();
         disks.rotate_left(turn);
@@ -322,7 +322,8 @@ fn one_at_a_time_is_rebuilt() {
         "m4 was being rebuilt, 160 of 2048 sectors are, and is left out: m3 comes first"
     );
 
-    // As md has it when the member is gone that was being replaced: a spare too is rebuilt for its place. Who has more comes first.
+    // So md leaves an array when the member that was being replaced is gone: a spare too is recovered for its
+    // place. The device with more data comes first.
     let mut disks = rebuilding(Consistency::Ppl, 1, 160, true);
     let mut made = assembled(&disks).expect("an array");
     let (_, m5) = crate::testing::disks(1).remove(0);
@@ -343,7 +344,7 @@ fn one_at_a_time_is_rebuilt() {
     assert!(
         assembly.notes[1].contains("m5 was being rebuilt, 80 of 2048 sectors are, and is left out")
     );
-    // The place has a member, and nobody is to be replaced.
+    // The place has a member, and none is to be replaced.
     for disk in &disks {
         change(disk, |sb| {
             sb.roles[1] = Role::Active(1);
@@ -405,7 +406,7 @@ fn spares_that_cannot_be_used_are_left_out() {
     };
     let all = ("m4 m5".into(), "m4 is a spare\nm5 is a spare".into());
     assert_eq!(names(), all);
-    // What they have missed doesn't matter.
+    // The writes that they have missed don't matter.
     for disk in &disks[..4] {
         change(disk, |sb| sb.events = 100);
     }

@@ -1,9 +1,9 @@
-//! The write-intent bitmap: which parts of the members may have wrong parity after a crash.
+//! The write-intent bitmap: the parts of the members that may have wrong parity after a crash.
 //!
-//! One bit for each chunk of a member (a chunk of the bitmap, 64 MiB, not of the array). A bit is on disk before a write to
-//! its chunk starts, and is taken away lazily, at the third sweep after the last write or later. Nothing here writes: the caller is told which
-//! pages must be on all members before a write may go on ([`WriteIntent::start_write`]) and which should be written some
-//! time ([`WriteIntent::sweep`]).
+//! It has one bit for each chunk of a member (a chunk of the bitmap, 64 MiB, not of the array). A bit is on
+//! disk before a write to its chunk starts, and is cleared lazily, at the third sweep after the last write or
+//! later. This module writes nothing: it tells the caller which pages must be on all members before a write
+//! may go on ([`WriteIntent::start_write`]) and which should be written some time ([`WriteIntent::sweep`]).
 //!
 //! Format and rules: mdadm's `bitmap.h` (`bitmap_super_t` and its notes) and `documentation/bitmap.md`.
 
@@ -39,12 +39,12 @@ impl Intent {
 /// One write of a page to all members. At most one for each page at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageWrite {
-    /// Which page of the bitmap: it goes to `page * 4096` bytes after the bitmap's start.
+    /// Number of the page, which belongs `page * 4096` bytes after the bitmap's start.
     pub page: usize,
     version: u64,
 }
 
-/// What a sweep must know of the array.
+/// State of the array that a sweep depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
     /// The superblocks' event counter.
@@ -85,11 +85,12 @@ impl WriteIntent {
         bitmap
     }
 
-    /// One as read from a member: the header and everything behind it. If it isn't `current` ([`BitmapHeader::is_current`]),
-    /// nothing can be learnt from it and every bit counts as set.
+    /// The bitmap read from a member: the header and all bytes after it. If it isn't `current`
+    /// ([`BitmapHeader::is_current`]), it says nothing, and every bit counts as set.
     ///
-    /// Chunks whose bits are set have to be resynchronised if they reach to `in_sync_sectors` or beyond: that is the superblock's
-    /// `resync_offset`, and 0 if the array is or was degraded. Below, the bits are only what no sweep came to clear.
+    /// Chunks whose bits are set have to be resynchronised if they reach to `in_sync_sectors` or beyond: that
+    /// is the superblock's `resync_offset`, and 0 if the array is or was degraded. Bits below are only those
+    /// that no sweep has cleared.
     pub fn load(
         area: &[u8],
         current: bool,
@@ -186,7 +187,7 @@ impl WriteIntent {
         }
     }
 
-    /// Whether all pages of an intent are on disk.
+    /// True if all pages of an intent are on disk.
     pub fn is_durable(&self, intent: &Intent) -> bool {
         let mut pages = intent.pages.iter();
         pages.all(|&(page, version)| self.pages[page].written >= version)
@@ -219,18 +220,19 @@ impl WriteIntent {
         &self.image[page * PAGE_BYTES..(page + 1) * PAGE_BYTES]
     }
 
-    /// Whether a page has changes that aren't on disk.
+    /// True if a page has changes that aren't on disk.
     pub fn is_unwritten(&self, page: usize) -> bool {
         let page = &self.pages[page];
         page.wanted > page.written
     }
 
-    /// Takes bits away that nobody needed for two sweeps, and returns the pages to be written for it, some time. Before they
-    /// are, every member must have been flushed: a bit says that parity on stable storage may be wrong.
+    /// Clears bits that weren't used for two sweeps, and returns the pages that have to be written for it,
+    /// some time. Before they are, every member must have been flushed: a bit says that parity on stable
+    /// storage may be wrong.
     ///
-    /// While the array is degraded nothing is cleared: the member that is missing may come back, and what it missed must
-    /// be known. For the same reason the counter of the last clearing must be on disk before a bit goes; that costs one
-    /// sweep more when events have passed.
+    /// While the array is degraded no bit is cleared: the missing member may come back, and the writes that
+    /// it missed must be known. For the same reason the counter of the last clearing must be on disk before a
+    /// bit is cleared; that costs one sweep more when events have passed.
     pub fn sweep(&mut self, health: Health) -> Vec<usize> {
         if health.degraded {
             return Vec::new();
@@ -308,12 +310,12 @@ impl WriteIntent {
         }
     }
 
-    /// Whether nothing is left to resynchronise or to clear.
+    /// True if no chunk is left to resynchronise or to clear.
     pub fn is_clean(&self) -> bool {
         self.counters.iter().all(|&c| c == 0)
     }
 
-    /// What has to be resynchronised, in sectors of the members, joined where it touches.
+    /// Ranges to resynchronise, in sectors of the members; adjacent ones are joined.
     pub fn dirty_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let mut chunk = 0;
         std::iter::from_fn(move || {
@@ -326,9 +328,9 @@ impl WriteIntent {
         })
     }
 
-    /// Parity of these sectors was made right on all members. Chunks that are covered whole need nothing any more, and their bits go
-    /// in later sweeps. The first stripe counts as covered by what follows it: it is made right before an array serves
-    /// ([`super::prepare`]).
+    /// Notes that parity of these sectors was made right on all members. Chunks that are covered whole are
+    /// done, and later sweeps clear their bits. The first stripe counts as covered by the range after it: it
+    /// is made right before an array serves ([`super::prepare`]).
     pub fn resynced(&mut self, range: Range<u64>) {
         let chunk_sectors = 1u64 << self.chunk_shift;
         let first = match range.start <= STRIPE_SECTORS {

@@ -1,7 +1,7 @@
-//! I/O that waits for its end, for everything before and after serving.
+//! Blocking I/O, for everything before and after serving.
 //!
-//! Who waits, and how, is the caller's: between two looks for completions [`Idle`] is called. In production that sleeps; a
-//! simulation moves its disks on, cuts the power, or ends the operation.
+//! The caller decides how to wait: between two looks for completions [`Idle`] is called. In production that
+//! sleeps; a simulation moves its disks on, cuts the power, or ends the operation.
 
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
@@ -15,10 +15,11 @@ use std::time::Duration;
 const DEPTH: usize = 8;
 /// Most bytes of one request.
 const PIECE_BYTES: usize = 64 << 10;
-/// How long production sleeps between two looks.
+/// Sleep of production between two looks.
 const NAP: Duration = Duration::from_micros(50);
 
-/// What to do while nothing has completed: production sleeps, a simulation moves its disks. An error ends the operation.
+/// Called while no request has completed: production sleeps, a simulation moves its disks. An error ends the
+/// operation.
 pub type Idle<'a> = dyn FnMut() -> Result<(), Error> + 'a;
 
 /// Sleeps a little.
@@ -29,7 +30,7 @@ pub fn sleepy() -> impl FnMut() -> Result<(), Error> {
     }
 }
 
-/// A device, used by one who waits. Data goes through memory of its own, so any slice will do.
+/// A device with blocking I/O. Data goes through memory of its own, so callers may use any slice.
 pub struct Blocking {
     queue: Queue,
     name: String,
@@ -85,7 +86,8 @@ impl Blocking {
         self.queue.limits().logical_sector_bytes as usize
     }
 
-    /// Whether an operation was ended by its `idle`: then nothing can be done with this any more, and the device isn't to blame.
+    /// True if an operation was ended by its `idle`: then this can't be used any more, and the device isn't
+    /// to blame.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
@@ -116,7 +118,7 @@ impl Blocking {
         self.write_with(sector, from, RequestFlags::empty(), idle)
     }
 
-    /// Puts on stable storage what was written.
+    /// Flushes the device.
     pub fn flush(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
         self.usable()?;
         let mut request = self.request();
@@ -137,7 +139,7 @@ impl Blocking {
         Ok(())
     }
 
-    /// Waits for what [`Blocking::begin_read`] began.
+    /// Waits for the read that [`Blocking::begin_read`] began.
     pub fn finish_read(&mut self, to: &mut [u8], idle: &mut Idle<'_>) -> Result<(), Error> {
         let begun = self.begun.take();
         assert_eq!(
@@ -187,7 +189,7 @@ impl Blocking {
         self.free.pop().unwrap_or_else(fresh)
     }
 
-    /// Waits for all requests, and tells the first that failed.
+    /// Waits for all requests, and returns the first error.
     fn wait(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
         let mut failed = None;
         while self.queue.in_flight() > 0 {

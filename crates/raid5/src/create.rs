@@ -14,16 +14,16 @@ use pvblk_block::Error;
 
 /// The bitmap, the log, or the room for a later bitmap starts 4 KiB after the superblock.
 const AFTER_SUPER_SECTORS: u64 = 8;
-/// What mdadm gives a partial parity log: 1 MiB, for several logs in turn.
+/// Size of a partial parity log area by mdadm: 1 MiB, for several logs in turn.
 const PPL_AREA_SECTORS: u64 = 2048;
-/// What mdadm gives a bad block log.
+/// Size of a bad block log by mdadm.
 const BAD_BLOCK_SECTORS: u64 = 8;
 /// Data starts at a multiple of this: 1 MiB.
 const ALIGN_SECTORS: u64 = 2048;
 /// Seconds between sweeps of the bitmap, mdadm's default.
 const SWEEP_S: u32 = 5;
 
-/// How a new array is to survive a crash.
+/// The means by which a new array survives a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
     /// All parity is calculated again after a crash.
@@ -34,24 +34,24 @@ pub enum Consistency {
     Ppl,
 }
 
-/// What is wanted.
+/// Description of a new array.
 #[derive(Clone, Debug)]
 pub struct NewArray<'a> {
-    /// Random.
+    /// A random identifier.
     pub set_uuid: [u8; 16],
     /// As it is to be written, usually `host:name`; at most 31 bytes.
     pub name: &'a str,
     /// Seconds since 1970.
     pub created_secs: u64,
-    /// The layout.
+    /// Order in which members hold parity.
     pub layout: Layout,
-    /// Chunk size.
+    /// Sectors of a chunk.
     pub chunk_sectors: u32,
     /// Size of each member's device; the first one's decides where data starts, as in mdadm.
     pub device_sectors: &'a [u64],
     /// Sectors to use on each member, in whole chunks; `None`: as many as the smallest has.
     pub size_sectors: Option<u64>,
-    /// What happens after a crash.
+    /// Means by which the array survives a crash.
     pub consistency: Consistency,
     /// All parity is right already.
     pub clean: bool,
@@ -190,13 +190,14 @@ impl Created {
         self.geometry
     }
 
-    /// Makes an array without the member at a place. As in mdadm, its number is nobody's.
+    /// Makes an array without the member at a place. As in mdadm, no device has its number.
     pub fn leave_out(&mut self, place: usize) {
         self.common.roles[place] = Role::Spare;
     }
 
-    /// Adds a spare, a device of this size, and returns its number: [`Created::superblock`] has what is to be written to it. The superblocks of
-    /// the others may get longer by it. Fails if it is too small, or there are too many.
+    /// Adds a spare, a device of this size, and returns its number: [`Created::superblock`] gives the
+    /// superblock to write to it. The superblocks of the others may get longer by it. Fails if the device is
+    /// too small, or there are too many.
     pub fn add_spare(&mut self, device_sectors: u64) -> Result<usize, Error> {
         let sb = &mut self.common;
         let needed = sb.data_offset_sectors + sb.size_sectors;
@@ -239,7 +240,7 @@ fn table(devices: usize) -> usize {
     (bytes - FIXED_BYTES) / 2
 }
 
-/// What mdadm leaves for a bitmap: 128 KiB from 200 GiB on, 64 KiB from 8 GiB on, else 4 KiB.
+/// Size of a bitmap's area by mdadm: 128 KiB from 200 GiB on, 64 KiB from 8 GiB on, else 4 KiB.
 fn bitmap_space_sectors(device_sectors: u64) -> u64 {
     const GIB: u64 = 1 << 21;
     match device_sectors {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Log, Policy, WriteIntent};
+use crate::{LogArea, Policy, WriteIntent};
 
 fn real(bytes: &[u8; 512]) -> Superblock {
     let mut whole = [0; SUPER_BYTES];
@@ -195,7 +195,7 @@ fn whatever_is_made_is_accepted() {
             match (back.policy(), new.consistency) {
                 (Policy::Resync, Consistency::Resync) => {}
                 (Policy::Ppl(log), Consistency::Ppl) => {
-                    let expected = Log {
+                    let expected = LogArea {
                         sector: 16,
                         sectors: 2048,
                     };

@@ -1,7 +1,8 @@
-//! What a device or file holds already, by the marks that its formats have, as blkid knows them.
+//! Detects the contents of a device or file by the magic numbers of formats, as blkid does.
 //!
-//! Somebody's data is worth a question. Marks prove nothing: a format that isn't here isn't found, and what was moved or cut off may
-//! keep its mark. Where a mark is short, what stands around it has to make sense too.
+//! The check protects users' data. Magic numbers prove nothing: a format that isn't here isn't found, and
+//! data that was moved or cut off may keep its magic. Where a magic is short, the bytes around it have to
+//! make sense too.
 
 mod table;
 
@@ -24,18 +25,20 @@ const CONTAINER_BYTES: usize = 4096;
 pub struct Found {
     /// With its article, such as `an XFS file system`.
     pub what: &'static str,
-    /// A format that has a disk inside, and isn't the disk itself: whoever writes to it as to a disk destroys it.
+    /// True for a format that has a disk inside, and isn't the disk itself: a write to it as to a disk
+    /// destroys it.
     pub container: bool,
 }
 
 impl Found {
-    /// Whether it is a LUKS volume, whose plain bytes somebody may want to serve.
+    /// True for a LUKS volume, whose encrypted bytes may be served on purpose.
     pub fn is_luks(&self) -> bool {
         self.what == table::LUKS
     }
 }
 
-/// Finds what bytes are: those from the start, and those up to the end, of so many. Both may be fewer than a device has.
+/// The formats found in bytes from the start and bytes up to the end of a device of `size_bytes`. Both may be
+/// fewer than the device has.
 fn find(start: &[u8], end: &[u8], size_bytes: u64) -> Vec<Found> {
     let mut all: Vec<Found> = Vec::new();
     for magic in MAGICS {
@@ -62,7 +65,8 @@ fn find(start: &[u8], end: &[u8], size_bytes: u64) -> Vec<Found> {
     all
 }
 
-/// What a device holds, as one text, such as `an XFS file system and a GUID partition table`; `None`: nothing that is known.
+/// The formats found on a device, as one text, such as `an XFS file system and a GUID partition table`;
+/// `None` if none is found.
 pub fn on_device(
     device: &Arc<dyn BlockDevice>,
     idle: &mut Idle<'_>,
@@ -99,7 +103,8 @@ fn named(found: &[Found]) -> Option<String> {
     })
 }
 
-/// The container that a file is, if it is one. What can't be read, or isn't there, isn't one: opening it says why.
+/// The container format of a file, if it has one. A file that can't be read, or doesn't exist, has none:
+/// opening it says why.
 pub fn container_at(path: &Path) -> Option<Found> {
     let kind = std::fs::metadata(path).ok()?.file_type();
     let is_block_device = std::os::unix::fs::FileTypeExt::is_block_device(&kind);

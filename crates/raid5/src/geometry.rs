@@ -12,7 +12,7 @@ pub const STRIPE_SECTORS: u64 = 8;
 /// [`STRIPE_SECTORS`] in bytes.
 pub const STRIPE_BYTES: usize = 4096;
 
-/// How parity and data take turns on the members, with md's numbers (`md(4)`, "--layout" of `mdadm(8)`).
+/// The order in which members hold parity and data, with md's numbers (`md(4)`, "--layout" of `mdadm(8)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Layout {
@@ -38,7 +38,7 @@ const LAYOUT_NAMES: [&str; 6] = [
 ];
 
 impl Layout {
-    /// All four.
+    /// All four layouts.
     pub const ALL: [Layout; 4] = [
         Layout::LeftAsymmetric,
         Layout::RightAsymmetric,
@@ -51,7 +51,7 @@ impl Layout {
         Layout::ALL.into_iter().find(|l| l.md() == number)
     }
 
-    /// md's number.
+    /// The layout's number in md.
     pub fn md(self) -> u32 {
         self as u32
     }
@@ -96,12 +96,12 @@ pub struct Geometry {
 
 /// Where one sector of the array is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ChunkPlace {
     /// Row of chunks.
     pub row: u64,
-    /// Which data chunk of the row, from 0.
+    /// Index of the data chunk in the row, from 0.
     pub index: usize,
-    /// Which member has it.
+    /// Member with the chunk.
     pub member: usize,
     /// Where on that member, from the start of its data.
     pub member_sector: u64,
@@ -109,10 +109,10 @@ pub struct Place {
 
 /// Where one sector of the array is, in terms of stripes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
-    /// Which stripe: [`Geometry::stripe_member_sector`] says where it is.
+pub struct StripeBlock {
+    /// Number of the stripe: [`Geometry::stripe_member_sector`] gives its place.
     pub stripe: u64,
-    /// Which data block of the stripe, from 0.
+    /// Index of the data block in the stripe, from 0.
     pub index: usize,
     /// Sector inside that block, 0 to 7.
     pub offset_sectors: u64,
@@ -123,10 +123,10 @@ pub struct Slot {
 pub struct Piece {
     /// First sector on the array.
     pub array_sector: u64,
-    /// Length.
+    /// Length in sectors.
     pub sectors: u64,
     /// Where the first sector is; the others follow it on the same member.
-    pub place: Place,
+    pub place: ChunkPlace,
 }
 
 impl Geometry {
@@ -135,7 +135,7 @@ impl Geometry {
     /// Chunk sizes that an array may have: 4 KiB to 4 MiB.
     pub const CHUNK_SECTORS: std::ops::RangeInclusive<u32> = 8..=8192;
 
-    /// Checks the values. What `member_sectors` has beyond whole chunks isn't used, as md does.
+    /// Checks the values. A rest of `member_sectors` beyond whole chunks isn't used, as in md.
     pub fn new(
         members: u32,
         chunk_sectors: u32,
@@ -185,12 +185,11 @@ impl Geometry {
         self.members as usize - 1
     }
 
-    /// Chunk size.
+    /// Sectors of a chunk.
     pub fn chunk_sectors(&self) -> u64 {
         1 << self.chunk_shift
     }
 
-    /// The layout.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -205,7 +204,7 @@ impl Geometry {
         self.rows
     }
 
-    /// Data sectors of one row: what a write must cover so that nothing has to be read.
+    /// Data sectors of one row: a write that covers them needs no reads.
     pub fn row_sectors(&self) -> u64 {
         self.chunk_sectors() * self.data_members() as u64
     }
@@ -215,7 +214,7 @@ impl Geometry {
         self.rows * self.row_sectors()
     }
 
-    /// Which member has the parity of `row`.
+    /// The member with the parity of `row`.
     pub fn parity_member(&self, row: u64) -> usize {
         let turn = (row % u64::from(self.members)) as usize;
         match self.layout {
@@ -224,7 +223,7 @@ impl Geometry {
         }
     }
 
-    /// Which member has data chunk `index` of `row`.
+    /// The member with data chunk `index` of `row`.
     pub fn data_member(&self, row: u64, index: usize) -> usize {
         debug_assert!(index < self.data_members());
         let parity = self.parity_member(row);
@@ -236,7 +235,7 @@ impl Geometry {
         }
     }
 
-    /// Which data chunk of `row` is on `member`; `None` if it has the parity.
+    /// Index of the data chunk of `row` that is on `member`; `None` if the member has the parity.
     pub fn data_index(&self, row: u64, member: usize) -> Option<usize> {
         debug_assert!(member < self.members());
         let parity = self.parity_member(row);
@@ -254,13 +253,13 @@ impl Geometry {
     }
 
     /// Where a sector of the array is. It must be below [`Geometry::capacity_sectors`].
-    pub fn locate(&self, array_sector: u64) -> Place {
+    pub fn locate(&self, array_sector: u64) -> ChunkPlace {
         debug_assert!(array_sector < self.capacity_sectors());
         let chunk = array_sector >> self.chunk_shift;
         let inside = array_sector & (self.chunk_sectors() - 1);
         let data = self.data_members() as u64;
         let (row, index) = (chunk / data, (chunk % data) as usize);
-        Place {
+        ChunkPlace {
             row,
             index,
             member: self.data_member(row, index),
@@ -268,7 +267,7 @@ impl Geometry {
         }
     }
 
-    /// Which sector of the array is at `member_sector` of `member`; `None` where parity is.
+    /// The sector of the array at `member_sector` of `member`; `None` where parity is.
     pub fn array_sector(&self, member: usize, member_sector: u64) -> Option<u64> {
         debug_assert!(member_sector < self.member_sectors());
         let row = member_sector >> self.chunk_shift;
@@ -308,10 +307,10 @@ impl Geometry {
         self.member_sectors() / STRIPE_SECTORS
     }
 
-    /// Which block of which stripe holds a sector of the array.
-    pub fn slot(&self, array_sector: u64) -> Slot {
+    /// The stripe and block that hold a sector of the array.
+    pub fn slot(&self, array_sector: u64) -> StripeBlock {
         let place = self.locate(array_sector);
-        Slot {
+        StripeBlock {
             stripe: place.member_sector / STRIPE_SECTORS,
             index: place.index,
             offset_sectors: place.member_sector % STRIPE_SECTORS,
@@ -333,12 +332,12 @@ impl Geometry {
         (stripe * STRIPE_SECTORS) >> self.chunk_shift
     }
 
-    /// Which member has the parity of a stripe.
+    /// The member with the parity of a stripe.
     pub fn stripe_parity(&self, stripe: u64) -> usize {
         self.parity_member(self.stripe_row(stripe))
     }
 
-    /// Which member has data block `index` of a stripe.
+    /// The member with data block `index` of a stripe.
     pub fn stripe_data(&self, stripe: u64, index: usize) -> usize {
         self.data_member(self.stripe_row(stripe), index)
     }

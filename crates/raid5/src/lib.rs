@@ -1,19 +1,20 @@
 //! RAID-5 in the on-disk format of Linux md, version 1.2.
 //!
-//! | file | what it knows |
+//! | file | has |
 //! |---|---|
 //! | `geometry` | where a sector of the array lies on the members, and back |
 //! | `parity` | XOR of blocks |
 //! | `superblock` | the 4 KiB on each member that describe the array; `create` makes new ones |
-//! | `bitmap` | the write-intent bitmap: what has to be resynchronised after a crash |
-//! | `ppl`, `recover` | the partial parity log: how parity is repaired after a crash |
-//! | `blocking` | I/O that waits: for all of the next line |
+//! | `bitmap` | the write-intent bitmap: the chunks to resynchronise after a crash |
+//! | `ppl`, `recover` | the partial parity log, and the repair of parity after a crash |
+//! | `blocking` | blocking I/O, for all of the next line |
 //! | `new_array`, `assemble`, `repair`, `spare` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |
 //! | `core` | while serving: a state machine without I/O |
-//! | `array` | the device: queues, the thread that rebuilds, what people may ask |
+//! | `array` | the device: queues, the background thread, questions of users |
 //!
-//! The format is md's so that an array outlives this program: `mdadm` examines, assembles and repairs it. What md can do and
-//! we can't (reshape, journal, bad blocks, clusters) is refused by name, never guessed at.
+//! The format is md's so that an array outlives this program: `mdadm` examines, assembles and repairs it.
+//! Features of md that are missing here (reshape, journal, bad blocks, clusters) are refused by name, never
+//! guessed at.
 //!
 //! Numbers and offsets come from `md_p.h` of the kernel's user headers, rules from `md(4)`, `mdadm(8)`, mdadm's
 //! `bitmap.h` and `raid5-ppl.rst`; each place says which. Every unit is in the name: `_sectors` are 512 bytes.
@@ -39,8 +40,8 @@ mod testing;
 pub use self::core::WritePath;
 pub use array::ask;
 pub use array::{
-    ArrayMember, ArrayOptions, ArrayState, ArraySync, Keeper, MemberNames, MemberState, Raid5,
-    SyncAction, WriteCounts,
+    ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, MemberNames, MemberState,
+    Raid5, SyncAction, WriteCounts,
 };
 pub use assemble::{
     AssembleOptions, Assembly, Incoming, Member, assemble, read_superblock, uuid_text,
@@ -51,17 +52,19 @@ pub use bitmap::{
 };
 pub use blocking::{Blocking, Idle, sleepy};
 pub use create::{Consistency, Created, NewArray};
-pub use geometry::{Geometry, Layout, Piece, Place, STRIPE_BYTES, STRIPE_SECTORS, Slot};
+pub use geometry::{
+    ChunkPlace, Geometry, Layout, Piece, STRIPE_BYTES, STRIPE_SECTORS, StripeBlock,
+};
 pub use new_array::{CreateOptions, NewMembers, create};
 pub use parity::{xor_into, xor_of};
 pub use ppl::{
     Batch, Full, Newest, PPL_HEADER_BYTES, PPL_MAX_ENTRIES, PplEntry, PplError, PplHeader,
     find_newest, log_space_bytes, ppl_signature, single_log_sectors, tells_multiple,
 };
-pub use recover::{Plan, Repair};
+pub use recover::{Repair, RepairPlan};
 pub use repair::{Raid5Progress, prepare, write_superblocks};
 pub use spare::{add_spare, make_spare};
 pub use superblock::{
-    BadBlock, Feature, Log, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock,
+    BadBlock, Feature, LogArea, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock,
     SuperblockError,
 };

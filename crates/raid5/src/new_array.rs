@@ -1,4 +1,4 @@
-//! Making an array out of devices: what [`NewArray`] works out is written.
+//! Makes an array of devices: writes the metadata that [`NewArray`] describes.
 
 use super::assemble::{Assembly, Member, read_superblock, uuid_text};
 use super::bitmap::WriteIntent;
@@ -12,22 +12,22 @@ use pvblk_block::{BlockDevice, Error, ExtentKind};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What is wanted.
+/// Options for a new array.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
     /// As it is to be written, usually `host:name`; at most 31 bytes.
     pub name: String,
-    /// The layout.
+    /// Order in which members hold parity.
     pub layout: Layout,
-    /// Chunk size.
+    /// Sectors of a chunk.
     pub chunk_sectors: u32,
-    /// What happens after a crash.
+    /// Means by which the array survives a crash.
     pub consistency: Consistency,
     /// Sectors to use on each member; `None`: as many as there are.
     pub size_sectors: Option<u64>,
     /// All parity is right already, as it is when all members hold zeros.
     pub assume_clean: bool,
-    /// Write over what the devices hold: another array, a file system, partitions.
+    /// Overwrites contents of the devices: another array, a file system, partitions.
     pub force: bool,
     /// The array's id; those of the members follow from it.
     pub set_uuid: [u8; 16],
@@ -55,12 +55,12 @@ impl CreateOptions {
     }
 }
 
-/// The devices of a new array, each with what the user calls it.
+/// The devices of a new array, each with the user's name of it.
 #[derive(Default)]
 pub struct NewMembers {
     /// By place. One may be missing.
     pub members: Vec<Option<(String, Arc<dyn BlockDevice>)>>,
-    /// What a member that fails is to be rebuilt onto.
+    /// Spares, onto which a member that fails is recovered.
     pub spares: Vec<(String, Arc<dyn BlockDevice>)>,
 }
 
@@ -75,9 +75,9 @@ impl From<Vec<(String, Arc<dyn BlockDevice>)>> for NewMembers {
 
 /// Writes the metadata of a new array, and none of its data. The order of the devices is that of the places.
 ///
-/// The array is clean if that was to be assumed, or if all devices say that they hold nothing where data goes: parity of zeros is
-/// zeros. If not it is dirty, and [`super::prepare`] calculates all parity. With a member missing it is clean, whatever the others hold: what that
-/// one would hold is what parity says.
+/// The array is clean if that was to be assumed, or if all devices report holes where data goes: parity of
+/// zeros is zeros. Otherwise it is dirty, and [`super::prepare`] computes all parity. With a member missing
+/// it is clean, whatever the others hold: that member's data is then defined by parity.
 pub fn create(
     devices: impl Into<NewMembers>,
     options: &CreateOptions,
@@ -114,7 +114,7 @@ pub fn create(
     };
     let sb = new.build()?.superblock(0, [0; 16]);
     if new.size_sectors.is_none() {
-        // Unless told otherwise, as much as all have, spares too.
+        // By default the size is that which all devices have, spares included.
         let smallest = spares.iter().map(size).min().unwrap_or(u64::MAX);
         let room = smallest.saturating_sub(sb.data_offset_sectors);
         new.size_sectors = (room < sb.size_sectors).then_some(room);
@@ -133,7 +133,7 @@ pub fn create(
     let mut ids = fastrand::Rng::with_seed(u64::from_le_bytes(std::array::from_fn(|n| {
         options.set_uuid[n] ^ options.set_uuid[n + 8]
     })));
-    // Whoever is missing has missed all.
+    // A missing member has missed everything.
     let all = !new.clean || missing.is_some();
     let bitmap = created.bitmap().map(|h| WriteIntent::new(h.clone(), all));
     let mut written = Vec::new();
@@ -175,7 +175,8 @@ fn check_device(
             old.name(),
             uuid_text(&old.set_uuid)
         ))),
-        // No superblock, or one of nothing we know. What can't be read can't be written either, and says so then.
+        // The device has no superblock, or one of an unknown format. A device that can't be read can't be
+        // written either, and that error is returned.
         _ if options.force => Ok(()),
         _ => ask_first(name, device, idle),
     }
@@ -195,14 +196,15 @@ pub(super) fn ask_first(
     }
 }
 
-/// Whether a device says that it reads as zeros there.
+/// True if a device says that these sectors read as zeros.
 fn is_empty(device: &Arc<dyn BlockDevice>, sector: u64, sectors: u64) -> bool {
     let mut extents = Vec::new();
     let told = device.extents(sector, sectors, &mut extents);
     told.is_ok() && extents.iter().all(|e| e.kind != ExtentKind::Data)
 }
 
-/// Writes the metadata of a device. Log or bitmap first: what has a superblock is complete.
+/// Writes the metadata of a device. Log or bitmap come first: a device with a superblock is
+/// complete.
 pub(super) fn write_member(
     device: &Arc<dyn BlockDevice>,
     sb: &Superblock,

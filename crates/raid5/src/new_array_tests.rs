@@ -91,7 +91,7 @@ fn one_member_can_be_missing() {
         };
         let mut idle = sleepy();
         let made = create(incomplete(&disks, 0, 1), &options, &mut idle).expect("an array");
-        // What it would hold is what parity says, so that is right.
+        // The missing member's data is defined by parity, so parity is right.
         assert!(!made.dirty && made.failed() == Some(0));
         let found = assembled(&disks[1..]).expect("an array");
         assert!(!found.dirty && found.failed() == Some(0));

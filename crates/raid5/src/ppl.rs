@@ -1,8 +1,9 @@
 //! The partial parity log, which closes the write hole (`raid5-ppl.rst`; `struct ppl_header` in `md_p.h`).
 //!
-//! Before data and parity of a stripe are written, what parity would be *without* the blocks that change (the partial parity)
-//! goes to a log on the stripe's parity member. After a crash, parity of each logged stripe is the partial parity and whatever
-//! the changed blocks hold by then: right for every mix of old and new blocks, so blocks that nobody wrote are never lost.
+//! Before data and parity of a stripe are written, the parity *without* the blocks that change (the partial
+//! parity) goes to a log on the stripe's parity member. After a crash, the parity of each logged stripe is
+//! the XOR of the partial parity and the present contents of the changed blocks: that is right for every mix
+//! of old and new blocks, so blocks that weren't written are never lost.
 //!
 //! A log is a page with up to 148 entries and then their partial parity, in order. An entry stands for stripes that follow
 //! each other in one row and change the same data blocks, which must be neighbours: that is all that md's entries can say, so a
@@ -27,7 +28,7 @@ pub const PPL_MAX_ENTRIES: usize = 148;
 const RESERVED_BYTES: usize = 512;
 const CHECKSUM_AT: usize = 532;
 const HEADER_SECTORS: u64 = PPL_HEADER_BYTES as u64 / 512;
-/// What md takes for the partial parity of one log of several (`PPL_SPACE_SIZE`).
+/// Size that md reserves for the partial parity of one log of several (`PPL_SPACE_SIZE`).
 const SPACE_BYTES: u64 = 128 << 10;
 
 /// `struct ppl_header_entry`.
@@ -44,7 +45,7 @@ struct RawEntry {
 /// `struct ppl_header`, and the bytes to the end of its page.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Raw {
+struct RawPplHeader {
     reserved: [u8; RESERVED_BYTES],
     signature: U32,
     padding: U32,
@@ -56,9 +57,9 @@ struct Raw {
 }
 
 const _: () = {
-    assert!(size_of::<Raw>() == PPL_HEADER_BYTES);
-    assert!(std::mem::offset_of!(Raw, checksum) == CHECKSUM_AT);
-    assert!(std::mem::offset_of!(Raw, entries) == 536);
+    assert!(size_of::<RawPplHeader>() == PPL_HEADER_BYTES);
+    assert!(std::mem::offset_of!(RawPplHeader, checksum) == CHECKSUM_AT);
+    assert!(std::mem::offset_of!(RawPplHeader, entries) == 536);
 };
 
 /// Why a log, or an entry of it, can't be used. Prints as one line.
@@ -123,7 +124,7 @@ pub struct PplHeader {
     pub entries: Vec<PplEntry>,
 }
 
-/// What the headers of an array's logs are signed with: crc32c of its `set_uuid`.
+/// The signature in the headers of an array's logs: crc32c of its `set_uuid`.
 pub fn ppl_signature(set_uuid: &[u8; 16]) -> u32 {
     crc32c::crc32c(set_uuid)
 }
@@ -133,7 +134,7 @@ pub fn single_log_sectors(chunk_sectors: u64) -> u64 {
     HEADER_SECTORS + chunk_sectors.max(SPACE_BYTES / 512)
 }
 
-/// Whether md keeps several logs in an area of this size, in turn, and says so in the feature map.
+/// True if md keeps several logs in an area of this size, in turn, and says so in the feature map.
 pub fn tells_multiple(area_sectors: u64) -> bool {
     area_sectors * 512 >= 2 * (SPACE_BYTES + PPL_HEADER_BYTES as u64)
 }
@@ -148,7 +149,8 @@ pub fn log_space_bytes(area_sectors: u64) -> u64 {
 }
 
 impl PplHeader {
-    /// A header without entries: what an area has, after zeros everywhere, when the array starts or stops.
+    /// A header without entries: the contents of an area, after zeros everywhere, when the array starts or
+    /// stops.
     pub fn empty(signature: u32) -> PplHeader {
         PplHeader {
             signature,
@@ -158,7 +160,7 @@ impl PplHeader {
 
     /// Reads one and checks it.
     pub fn parse(bytes: &[u8], signature: u32) -> Result<PplHeader, PplError> {
-        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| PplError::Short)?;
+        let (raw, _) = RawPplHeader::read_from_prefix(bytes).map_err(|_| PplError::Short)?;
         let (found, counted) = (raw.checksum.get(), checksum(raw.as_bytes()));
         if found != counted {
             return Err(PplError::Checksum { found, counted });
@@ -187,7 +189,7 @@ impl PplHeader {
 
     /// The bytes, with their checksum.
     pub fn encode(&self) -> [u8; PPL_HEADER_BYTES] {
-        let mut raw = Raw::new_zeroed();
+        let mut raw = RawPplHeader::new_zeroed();
         raw.reserved = [0xff; RESERVED_BYTES];
         raw.signature.set(self.signature);
         raw.generation.set(self.generation);
@@ -354,7 +356,7 @@ impl Batch {
             .is_some_and(|(last, f, b)| stripe == last + 1 && (first, blocks) == (f, b))
     }
 
-    /// Whether there is anything to write.
+    /// True if there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.header.entries.is_empty()
     }

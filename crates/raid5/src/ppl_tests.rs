@@ -165,7 +165,7 @@ fn the_newest_of_several_logs_counts() {
     };
     assert_eq!(find(&[log(4, 0)]), Ok((0, 4)));
     assert_eq!(find(&[log(4, 2), log(5, 0), log(6, 1)]), Ok((32, 6)));
-    // md began anew at the start: what follows is older.
+    // md began anew at the start: the logs after it are older.
     assert_eq!(find(&[log(7, 2), log(5, 0), log(6, 1)]), Ok((0, 7)));
     assert_eq!(find(&[log(7, 2), log(8, 0), log(6, 1)]), Ok((24, 8)));
     let mut damaged = log(5, 0);

@@ -14,7 +14,7 @@ fn incoming_sectors(assembly: &Assembly) -> Option<u64> {
     assembly.incoming.as_ref().map(|i| i.recovered_sectors)
 }
 
-/// What was rebuilt is there, the rest isn't, whatever was being written and wherever the repair is cut off.
+/// Recovered data is there, the rest isn't, whatever was being written and wherever the repair is cut off.
 #[test]
 fn the_log_knows_what_is_rebuilt() {
     let seed = fastrand::u64(..);
@@ -168,7 +168,7 @@ fn a_whole_replacement_is_the_member() {
     spoil(&assembly, spoilt.expect("a stripe"));
     let assembly = prepared(&left, false).expect("prepared");
     assert!(wrong_stripes(&assembly).is_empty());
-    // With another one missing nobody can tell.
+    // With another member missing the data can't be known.
     let disks = rebuilding(Consistency::Ppl, 1, SECTORS, true);
     dirty(&disks);
     let error = prepared(&without(&disks, &[1, 3]), false)
@@ -181,7 +181,7 @@ fn a_whole_replacement_is_the_member() {
     prepared(&without(&disks, &[3]), false).expect("with the member");
 }
 
-/// By force: what is rebuilt isn't looked at again, so its stripes have to be right.
+/// By force: the recovered part isn't checked again, so its stripes have to be right.
 #[test]
 fn forced_starts_make_parity_right_of_what_is_rebuilt() {
     for consistency in [Consistency::Resync, Consistency::Bitmap] {
@@ -214,7 +214,7 @@ fn forced_starts_make_parity_right_of_what_is_rebuilt() {
     }
 }
 
-/// Wherever superblocks are cut off, nobody is left behind.
+/// Wherever the writing of superblocks is cut off, no device is left behind.
 #[test]
 fn a_cut_between_superblocks_leaves_none_behind() {
     for (replaces, gone) in [(true, &[][..]), (true, &[1]), (false, &[1])] {

@@ -1,4 +1,5 @@
-//! After a crash: what an entry of a partial parity log asks for. See [`super::ppl`] for the log itself.
+//! Repairs that an entry of a partial parity log asks for after a crash. See [`super::ppl`] for the log
+//! itself.
 
 use super::geometry::{Geometry, STRIPE_BYTES, STRIPE_SECTORS};
 use super::ppl::{PplEntry, PplError};
@@ -16,9 +17,9 @@ pub struct Repair {
     pub partial_parity: Option<u64>,
 }
 
-/// What an entry asks for.
+/// The repair of an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct RepairPlan {
     /// Blocks to be made right.
     pub repairs: Vec<Repair>,
     /// Blocks that stay as they are, since a member whose data changed isn't there.
@@ -26,24 +27,25 @@ pub struct Plan {
 }
 
 impl PplEntry {
-    /// Whether this is the partial parity that the entry was written with. If not, the log wasn't finished, so neither data nor parity of
-    /// the entry were begun: it is passed over.
+    /// Checks that this is the partial parity that the entry was written with. If not, the log wasn't
+    /// finished, so neither data nor parity of the entry were begun: the entry is skipped.
     pub fn check(&self, partial_parity: &[u8]) -> Result<(), PplError> {
         let right = partial_parity.len() == self.pp_bytes as usize
             && crc32c::crc32c(partial_parity) == self.checksum;
         right.then_some(()).ok_or(PplError::PartialParity)
     }
 
-    /// Works out the repairs of an entry in the log of `log_member`. `is_missing` says of a member and a sector of it that
-    /// nothing can be read there, or nothing of worth: the member is gone, or not rebuilt so far.
+    /// Plans the repairs of an entry in the log of `log_member`. `is_missing` says that a sector of a member
+    /// can't be used: the member is gone, or the sector isn't recovered.
     ///
-    /// Entries that md would never write are refused; one that reaches outside would repair what isn't broken.
+    /// Entries that md would never write are refused; one that reaches outside would repair stripes that
+    /// aren't broken.
     pub fn plan(
         &self,
         geometry: &Geometry,
         log_member: usize,
         is_missing: impl Fn(usize, u64) -> bool,
-    ) -> Result<Plan, PplError> {
+    ) -> Result<RepairPlan, PplError> {
         let shape = PplError::Shape {
             data_bytes: self.data_bytes,
             pp_bytes: self.pp_bytes,
@@ -95,7 +97,7 @@ impl PplEntry {
             });
         }
 
-        let mut plan = Plan::default();
+        let mut plan = RepairPlan::default();
         for at in (0..deep_sectors).step_by(STRIPE_SECTORS as usize) {
             let first = self.data_sector + at;
             let sectors = (0..blocks).map(|n| first + n * chunk_sectors);

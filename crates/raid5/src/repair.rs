@@ -1,17 +1,18 @@
-//! Between assembling and serving: parity is made right, logs are emptied, superblocks say how things are.
+//! Work between assembling and serving: parity is made right, logs are emptied, superblocks are written.
 //!
-//! What a dirty array needs follows from its consistency policy:
+//! The work for a dirty array follows from its consistency policy:
 //!
 //! | policy | all members there | one missing |
 //! |---|---|---|
-//! | partial parity log | what the logs name; all of it if no log names anything, since then parity may never have been made | what the logs name; blocks of the missing member that were being written are lost |
-//! | bitmap | what the bitmap marks | refused, unless forced |
-//! | resync | all of it | refused, unless forced |
+//! | partial parity log | stripes that the logs list; all, if no log lists any: parity may never have been made | stripes that the logs list; blocks of the missing member that were being written are lost |
+//! | bitmap | chunks that the bitmap marks | refused, unless forced |
+//! | resync | all stripes | refused, unless forced |
 //!
-//! What is to be calculated can be left for later ([`AssembleOptions::resync_later`]), to be done while the array serves.
+//! The resync can be left for later ([`AssembleOptions::resync_later`]), to be done while the array serves.
 //!
-//! A device that is being rebuilt counts for the part that it has: if its place has no member, blocks and logs there are its own. If it is to
-//! replace a member, both have the same before a crash only; then it begins again.
+//! A device that is being recovered counts for the part that it has: if its place has no member, blocks and
+//! logs there are its own. If it is to replace a member, the two are equal only if there was no crash; after
+//! a crash the recovery begins again.
 //!
 //! The order keeps an array that is cut off anywhere startable: repairs are flushed, then superblocks say clean, and only then are the logs
 //! emptied.
@@ -58,13 +59,16 @@ impl Raid5Progress {
     }
 }
 
-/// Makes an array ready to be served: parity right, superblocks clean, of one event, and without the member that is missing, logs empty.
+/// Makes an array ready to be served: parity right, superblocks clean, of one event, and without the missing
+/// member, logs empty.
 ///
-/// With [`AssembleOptions::resync_later`] parity that has to be calculated isn't right afterwards but for the first stripe's: see
-/// [`Assembly::unsynced`]. The superblocks say so, which they do by the sector where it begins, and zero would say that all may be wrong.
+/// With [`AssembleOptions::resync_later`] only the first stripe's parity is resynchronised: see
+/// [`Assembly::unsynced`]. The superblocks hold the sector where the rest begins, and zero would mean that
+/// all may be wrong.
 ///
-/// Fails if that can't be had, with one line; what was written until then does no harm. `progress` is told sectors of the members that are
-/// done, and of how many, while parity is calculated. Times in superblocks stay as they are.
+/// Fails with one line if that isn't possible; metadata that was written until then does no harm. While
+/// parity is computed, `progress` is called with the sectors of the members that are done, and their number
+/// in all. Times in superblocks stay as they are.
 pub fn prepare(
     assembly: &mut Assembly,
     options: &AssembleOptions,
@@ -84,8 +88,8 @@ pub fn prepare(
     let mut disks = Disks::open(assembly)?;
     assembly.unsynced.clear();
     let alike = load_bitmap(assembly, &mut disks, idle)?;
-    // The last start or stop may have been cut off between two superblocks. And a member that is missing becomes stale now: what
-    // is written from here on it doesn't have.
+    // The last start or stop may have been cut off between two superblocks. A member that is missing becomes
+    // stale now, because it lacks all later writes.
     let mut write = assembly.dirty || !alike || superblocks::differ(assembly);
     if assembly.dirty {
         begin_again(assembly, &mut disks, idle)?;
@@ -109,8 +113,8 @@ pub fn prepare(
     Ok(())
 }
 
-/// A replacement may differ from what it replaces after a crash, or from what that would hold, if it is gone. So nothing of it counts any
-/// more, and on disk that comes before anything else.
+/// Begins a replacement again: after a crash it may differ from the member that it replaces. So no part of it
+/// counts any more, and that is on disk before any other change.
 fn begin_again(
     assembly: &mut Assembly,
     disks: &mut Disks,
@@ -159,8 +163,8 @@ fn repair(
         Policy::Ppl(_) => {
             let found = log::recover(assembly, disks, idle)?;
             assembly.notes.extend(found.notes);
-            // An offset says that parity was never made behind it. Logs only name what was written. And what takes the place of a
-            // member hasn't that member's log.
+            // An offset says that parity was never made behind it. Logs list only stripes that were written.
+            // And a device that takes the place of a member doesn't have that member's log.
             let took_over = |s: &Superblock| s.has(Feature::REPLACEMENT);
             let took_over = assembly.present().any(|m| took_over(&m.superblock));
             logged = in_sync == 0 && !took_over;
@@ -187,7 +191,7 @@ fn repair(
         )));
     }
     assembly.guessed |= !logged;
-    // By force: what is rebuilt already isn't looked at again, so there parity has to be right.
+    // By force: the recovered part isn't checked again, so parity has to be right there.
     let incoming = assembly.incoming.as_ref();
     if let Some(incoming) = incoming.filter(|i| !logged && i.place == missing) {
         let rebuilt = incoming.recovered_sectors;
@@ -201,7 +205,8 @@ fn repair(
     Ok(())
 }
 
-/// Leaves ranges to be resynchronised later, and returns what is to be done at once: the first stripe, if it is among them.
+/// Leaves ranges to be resynchronised later, and returns those to be done at once: the first stripe, if it is
+/// among them.
 fn leave(assembly: &mut Assembly, mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut at_once = Vec::new();
     if let Some(first) = ranges.first_mut()
@@ -215,7 +220,7 @@ fn leave(assembly: &mut Assembly, mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>
     at_once
 }
 
-/// Whole stripes instead of sectors; what touches then becomes one.
+/// Rounds ranges of sectors to whole stripes; adjacent ones are joined.
 fn whole_stripes(ranges: Vec<Range<u64>>, member_sectors: u64) -> Vec<Range<u64>> {
     let mut whole: Vec<Range<u64>> = Vec::new();
     for range in ranges.into_iter().filter(|r| !r.is_empty()) {
@@ -230,7 +235,8 @@ fn whole_stripes(ranges: Vec<Range<u64>>, member_sectors: u64) -> Vec<Range<u64>
     whole
 }
 
-/// Whether nothing can be read at a place there: it has no member, and nothing that is rebuilt so far.
+/// True if a sector of a place can't be read: the place has no member, and no device that has recovered it so
+/// far.
 fn is_missing(assembly: &Assembly, place: usize, member_sector: u64) -> bool {
     let incoming = assembly.incoming.as_ref().filter(|i| i.place == place);
     let rebuilt = incoming.is_some_and(|i| member_sector < i.recovered_sectors);
@@ -246,7 +252,7 @@ fn load_bitmap(
     let Policy::Bitmap { .. } = assembly.policy() else {
         return Ok(true);
     };
-    // The array was degraded, or is: then its bits say nothing of what is in sync.
+    // The array was degraded, or is: then its bits don't tell which sectors are in sync.
     let in_sync = match assembly.failed() {
         None => assembly.in_sync_sectors(),
         Some(_) => 0,
@@ -264,7 +270,8 @@ fn load_bitmap(
         if let Policy::Bitmap { sector } = member.superblock.policy() {
             disks.at(at)?.read(sector, &mut area, idle)?;
         }
-        // Any will do: a bit is on all members before a write starts. What is being rebuilt missed some.
+        // Any member will do: a bit is on all members before a write starts. The device that is being
+        // recovered missed some.
         let is_member = at != At::Incoming;
         if is_member && found.is_none() && header.is_current(member.superblock.events) {
             found = Some(area.clone());

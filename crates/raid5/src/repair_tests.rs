@@ -28,7 +28,7 @@ fn a_new_array_of_anything_gets_its_parity() {
         assert!(!found.dirty && wrong_stripes(&found).is_empty());
         assert!(contents(&found) == before);
         assert_eq!(found.events(), 1);
-        // What is clean stays as it is.
+        // A clean array stays as it is.
         let same = prepared(&disks, false).expect("prepared");
         assert_eq!(same.events(), 1);
     }
@@ -121,8 +121,9 @@ fn the_bitmap_says_what_is_resynced() {
     assert!(wrong_stripes(&assembly).is_empty());
 }
 
-/// The write of a log and then of any part of its blocks, cut off. Returns what must still be there: all blocks that weren't written,
-/// in the order of `contents`, and `None` for the others. What isn't rebuilt isn't written.
+/// The write of a log and then of any part of its blocks, cut off. Returns the contents that must still be
+/// there: all blocks that weren't written, in the order of `contents`, and `None` for the others. Blocks that
+/// aren't recovered aren't written.
 pub(super) fn cut_write(disks: &[Named], rng: &mut fastrand::Rng) -> Vec<Option<Vec<u8>>> {
     let assembly = assembled(disks).expect("an array");
     let g = assembly.geometry;
@@ -209,7 +210,8 @@ pub(super) fn check(disks: &[Named], expected: &[Option<Vec<u8>>], context: &str
     }
 }
 
-/// With all members or with any one missing, and whenever the repair itself is cut off, what wasn't being written stays.
+/// With all members or with any one missing, and wherever the repair itself is cut off, blocks that weren't
+/// being written stay.
 #[test]
 fn the_log_closes_the_write_hole() {
     let seed = fastrand::u64(..);
@@ -299,10 +301,10 @@ fn a_missing_member_is_stale_from_the_start() {
     };
     let page = get(&disks[0].1, sector, 4096);
     let header = BitmapHeader::parse(&page).expect("a bitmap");
-    // What it misses is marked from here on, and it can be known from where.
+    // The writes that it misses are marked from here on, and the event from which on is known.
     assert_eq!((header.events, header.events_cleared), (2, 0));
     assert_eq!(page[256] & 1, 0, "nothing so far");
-    // It comes back, and is told.
+    // The member comes back, and the superblocks say so.
     let assembly = assembled(&disks).expect("an array");
     assert_eq!(assembly.failed(), Some(3));
     assert!(assembly.notes[0].contains("m3 is stale (events 0, newest 2)"));

@@ -10,14 +10,16 @@ use super::superblock::{Feature, Policy, Role, Superblock, SuperblockError};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::sync::Arc;
 
-/// Makes a device a spare of the array whose newest superblock is `like`: writes log or bitmap and then its superblock, on stable storage.
-/// What it held is lost. The array's other devices need no change.
+/// Makes a device a spare of the array whose newest superblock is `like`: writes log or bitmap and then its
+/// superblock, and flushes. Its contents are lost. The array's other devices need no change.
 ///
-/// `taken`: numbers of the array's devices that are at hand. `bitmap`: the header of the array's bitmap, if that is its policy.
+/// `taken`: numbers of the array's devices that are at hand. `bitmap`: the header of the array's bitmap, if
+/// that is its policy.
 ///
-/// Fails with one line, and has written nothing then unless writing failed, if the device is read-only or too small, its logical sectors
-/// don't fit, it holds something, or it is in use: as a member of this array, or by its superblock in another. `force` is for all of these but a member
-/// that is at hand. A former member and a spare of this array need none.
+/// Fails with one line, and has written nothing then unless writing failed, if the device is read-only or too
+/// small, its logical sectors don't fit, it has contents, or it is in use: as a member of this array, or by
+/// its superblock in another. `force` overrides all of these except a member that is at hand. A former member
+/// and a spare of this array need no `force`.
 pub fn make_spare(
     name: &str,
     device: &Arc<dyn BlockDevice>,
@@ -28,7 +30,8 @@ pub fn make_spare(
     idle: &mut Idle<'_>,
 ) -> Result<Member, Error> {
     check_device(name, device, like)?;
-    // What has no superblock is free. What can't be read can't be written either, and says so then.
+    // A device without a superblock is free. A device that can't be read can't be written either,
+    // and that error is returned.
     match read_superblock(name, device, idle) {
         Ok(old) => check_use(name, &old, like, taken, force)?,
         Err(_) if force => {}
@@ -60,7 +63,7 @@ pub fn make_spare(
             events: like.events,
             ..header.clone()
         };
-        // It has nothing of what the array holds.
+        // The spare has none of the array's data.
         WriteIntent::new(header, true)
     });
     write_member(device, &superblock, bits.as_ref(), idle)?;
@@ -118,7 +121,7 @@ fn check_device(name: &str, device: &Arc<dyn BlockDevice>, like: &Superblock) ->
             "{name} has {found} sectors, and a member of this array needs {needed}: take a larger one"
         )));
     }
-    // Blocks are read and written whole, and so is what comes before the data.
+    // Blocks are read and written whole, and so is the metadata before the data.
     let unit = u64::from(limits.logical_sector_bytes);
     let mut places = vec![like.data_offset_sectors];
     match like.policy() {
@@ -135,7 +138,7 @@ fn check_device(name: &str, device: &Arc<dyn BlockDevice>, like: &Superblock) ->
     Ok(())
 }
 
-/// Refuses a device that somebody may need.
+/// Refuses a device that may be in use.
 fn check_use(
     name: &str,
     old: &Superblock,
@@ -171,8 +174,9 @@ fn check_use(
     }
 }
 
-/// The first number that nobody has, counted from the last place on, as mdadm does. Numbers of devices that were thrown out are used again
-/// only when there is no other below [`NUMBERS`]: their superblocks are hundreds of events behind by then, and so known to be stale.
+/// The first free number, counted from the last place on, as in mdadm. Numbers of devices that were removed
+/// are used again only when there is no other below [`NUMBERS`]: their superblocks are hundreds of events
+/// behind by then, and so known to be stale.
 fn free_number(like: &Superblock, taken: &[u32]) -> u32 {
     let entry = |n: &u32| like.roles.get(*n as usize);
     let is_new = |n: &u32| matches!(entry(n), None | Some(Role::Spare)) && !taken.contains(n);

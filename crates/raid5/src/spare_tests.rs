@@ -1,6 +1,8 @@
 use super::*;
 use crate::testing::{Named, assembled, change, disks, get, junk, put, random_array, superblock};
-use crate::{Consistency, Log, SUPER_BYTES, find_newest, ppl_signature, sleepy, write_superblocks};
+use crate::{
+    Consistency, LogArea, SUPER_BYTES, find_newest, ppl_signature, sleepy, write_superblocks,
+};
 
 fn added(assembly: &mut Assembly, disk: &Named, force: bool) -> Result<u32, Error> {
     add_spare(assembly, &disk.0, &disk.1, force, &mut sleepy())?;
@@ -89,8 +91,8 @@ fn numbers_are_nobody_elses() {
     assert_eq!(added(&mut array, &disks[6], false).ok(), Some(8));
     let sb = superblock(&disks[6]);
     assert_eq!((sb.roles.len(), sb.role()), (9, Role::Spare));
-    // Up to what follows.
-    let log = Log {
+    // The log reaches to the next area.
+    let log = LogArea {
         sector: 9,
         sectors: 2048,
     };
@@ -175,7 +177,7 @@ fn devices_in_use_are_refused() {
     );
 }
 
-/// Who was thrown out can be rebuilt.
+/// A failed member can be recovered.
 #[test]
 fn former_members_are_taken_back() {
     let disks = disks(4);

@@ -1,7 +1,8 @@
 //! md's superblock, version 1.2: 4 KiB at 4 KiB from the start of every member (`md_p.h`, `mdp_superblock_1`).
 //!
-//! Reading is in two steps. [`Superblock::parse`] says whether this is one, as md would; [`Superblock::check`] says whether we can
-//! honour all that it promises. Fields that we don't use are kept as they were and written back.
+//! Reading is in two steps. [`Superblock::parse`] decides if the bytes are a superblock, as md would;
+//! [`Superblock::check`] decides if the array can be served by its rules. Fields that aren't used here are
+//! carried along and written back.
 
 mod error;
 mod raw;
@@ -9,7 +10,7 @@ mod raw;
 pub use error::{Feature, SuperblockError};
 
 use super::geometry::{Geometry, Layout};
-use raw::Raw;
+use raw::RawSuperblock;
 use std::ops::Range;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -23,20 +24,20 @@ pub const NO_OFFSET: u64 = u64::MAX;
 /// Bytes before the roles.
 pub(super) const FIXED_BYTES: usize = 256;
 const MAGIC: u32 = 0xa92b_4efc;
-/// `(4096 - 256) / 2`: what md reads.
+/// `(4096 - 256) / 2`: the greatest number that md reads.
 const MAX_ROLES: u32 = 1920;
 const CHECKSUM_AT: usize = 216;
 
-/// What a member is to the array (`dev_roles` in `md_p.h`).
+/// Role of a device in the array (`dev_roles` in `md_p.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The member at this place.
     Active(u16),
     /// The array's journal.
     Journal,
-    /// Thrown out.
+    /// The member has failed.
     Faulty,
-    /// None (yet).
+    /// The device has no role, or none yet.
     Spare,
     /// A number that has no meaning.
     Unknown(u16),
@@ -65,25 +66,25 @@ impl Role {
 
 /// Where a log or a bitmap is, in sectors of the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Log {
-    /// First sector.
+pub struct LogArea {
+    /// First sector of the area.
     pub sector: u64,
-    /// Length.
+    /// Length in sectors.
     pub sectors: u64,
 }
 
-/// How parity is made right after a crash (mdadm's "Consistency Policy").
+/// Means by which parity is made right after a crash (mdadm's "Consistency Policy").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// All of it is calculated again.
     Resync,
-    /// What the write-intent bitmap at this sector says. Its size follows from its own header.
+    /// The write-intent bitmap at this sector. Its size follows from its own header.
     Bitmap {
         /// First sector of the bitmap on the member.
         sector: u64,
     },
-    /// What the partial parity log in this area says.
-    Ppl(Log),
+    /// The partial parity log in this area.
+    Ppl(LogArea),
 }
 
 /// A range that a member can't read.
@@ -91,12 +92,12 @@ pub enum Policy {
 pub struct BadBlock {
     /// First sector on the member.
     pub sector: u64,
-    /// Length.
+    /// Length in sectors.
     pub sectors: u64,
 }
 
-/// All fields of a superblock, by their names in `md_p.h` with units. What md keeps only for a reshape is `reshape_*`, and is
-/// carried along.
+/// All fields of a superblock, by their names in `md_p.h` with units. Fields that md keeps only for a reshape
+/// are `reshape_*`, and are carried along.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The names of the fields are the header's; those that say less are commented.
 pub struct Superblock {
@@ -124,7 +125,7 @@ pub struct Superblock {
     pub reshape_offset: u32,
     /// Where data starts on this member.
     pub data_offset_sectors: u64,
-    /// What this member has for data, which may be more than is used.
+    /// Sectors of this member for data, of which not all may be used.
     pub data_size_sectors: u64,
     /// Sectors of this member that are rebuilt; read only with [`Feature::RECOVERY_OFFSET`].
     pub recovery_offset_sectors: u64,
@@ -132,7 +133,7 @@ pub struct Superblock {
     pub dev_number: u32,
     pub corrected_reads: u32,
     pub device_uuid: [u8; 16],
-    /// Hints (write-mostly, failfast); kept.
+    /// Hints (write-mostly, failfast); carried along.
     pub devflags: u8,
     pub bblog_shift: u8,
     pub bblog_size_sectors: u16,
@@ -145,14 +146,15 @@ pub struct Superblock {
     pub resync_offset_sectors: u64,
     /// Roles by `dev_number`; its length is `max_dev`.
     pub roles: Vec<Role>,
-    /// What follows the roles in the 4 KiB.
+    /// The bytes after the roles in the 4 KiB.
     pub(super) rest: Vec<u8>,
 }
 
 impl Superblock {
     /// Reads one, with the checks that md makes before it believes a word.
     pub fn parse(bytes: &[u8; SUPER_BYTES]) -> Result<Superblock, SuperblockError> {
-        let (raw, after) = Raw::read_from_prefix(bytes).map_err(|_| SuperblockError::Short)?;
+        let (raw, after) =
+            RawSuperblock::read_from_prefix(bytes).map_err(|_| SuperblockError::Short)?;
         if raw.magic.get() != MAGIC {
             return Err(SuperblockError::Magic(raw.magic.get()));
         }
@@ -170,7 +172,7 @@ impl Superblock {
         if raw.super_offset.get() != SUPER_SECTOR {
             return Err(SuperblockError::Place(raw.super_offset.get()));
         }
-        // md takes what it doesn't know here for a newer format, and so do we.
+        // Unknown values here mean a newer format, as in md.
         if raw.pad0.get() != 0 || raw.pad3 != [0; 32] {
             return Err(SuperblockError::Padding);
         }
@@ -187,7 +189,7 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPER_BYTES] {
         let mut bytes = [0; SUPER_BYTES];
         let max_dev = self.roles.len().min(MAX_ROLES as usize);
-        let mut raw = Raw::new_zeroed();
+        let mut raw = RawSuperblock::new_zeroed();
         raw.set(self);
         raw.magic.set(MAGIC);
         raw.major_version.set(1);
@@ -205,12 +207,12 @@ impl Superblock {
         bytes
     }
 
-    /// What md writes of the 4 KiB: fields and roles, in whole sectors.
+    /// Bytes of the 4 KiB that md writes: fields and roles, in whole sectors.
     pub fn written_bytes(&self) -> usize {
         (FIXED_BYTES + 2 * self.roles.len()).next_multiple_of(512)
     }
 
-    /// Whether a bit of the feature map is set.
+    /// True if a bit of the feature map is set.
     pub fn has(&self, feature: Feature) -> bool {
         self.feature_map & feature.0 != 0
     }
@@ -221,7 +223,7 @@ impl Superblock {
         String::from_utf8_lossy(&self.set_name[..end.unwrap_or(32)]).into_owned()
     }
 
-    /// What this member is. A number outside of the table is a spare, as md has it.
+    /// Role of this device. A number outside of the table is a spare, as in md.
     pub fn role(&self) -> Role {
         let at = usize::try_from(self.dev_number).ok();
         at.and_then(|n| self.roles.get(n))
@@ -229,12 +231,13 @@ impl Superblock {
             .unwrap_or(Role::Spare)
     }
 
-    /// Whether all parity was right when this was written.
+    /// True if all parity was right when this was written.
     pub fn is_clean(&self) -> bool {
         self.resync_offset_sectors == NO_OFFSET
     }
 
-    /// Sectors of this member that hold what they should: all, unless it is being rebuilt. Of a device without a place it says nothing.
+    /// Sectors of this member that are up to date: all, unless it is being recovered. For a device without a
+    /// place it means nothing.
     pub fn recovered_sectors(&self) -> u64 {
         match self.has(Feature::RECOVERY_OFFSET) {
             true => self.recovery_offset_sectors.min(self.size_sectors),
@@ -242,8 +245,8 @@ impl Superblock {
         }
     }
 
-    /// Gives a device a role, and makes the table longer if it ends before that device. Fails, and changes nothing, if it can't grow: what
-    /// follows the superblock on the member is in the way.
+    /// Gives a device a role, and makes the table longer if it ends before that device. Fails, and changes
+    /// nothing, if the table can't grow because of the area after the superblock on the member.
     pub fn set_role(&mut self, number: u32, role: Role) -> Result<(), SuperblockError> {
         let count = number.saturating_add(1);
         if count as usize > self.roles.len() {
@@ -258,7 +261,7 @@ impl Superblock {
         Ok(())
     }
 
-    /// Takes over a table that may be longer or shorter; what follows it in the 4 KiB stays in its place.
+    /// Takes over a table that may be longer or shorter; the bytes after it in the 4 KiB stay in place.
     pub(super) fn set_roles(&mut self, roles: Vec<Role>) {
         let (old, new) = (2 * self.roles.len(), 2 * roles.len());
         match new.checked_sub(old) {
@@ -268,7 +271,8 @@ impl Superblock {
         self.roles = roles;
     }
 
-    /// How many bytes the superblock may take on its member: up to what follows it there, and no more than 4 KiB.
+    /// Most bytes that the superblock may take on its member: up to the next area there, and no more than 4
+    /// KiB.
     pub(super) fn room_bytes(&self) -> usize {
         let policy = match self.policy() {
             Policy::Resync => None,
@@ -292,7 +296,7 @@ impl Superblock {
     pub fn policy(&self) -> Policy {
         let [a, b, c, d] = self.bitmap_or_ppl;
         if self.has(Feature::PPL) || self.has(Feature::MULTIPLE_PPLS) {
-            return Policy::Ppl(Log {
+            return Policy::Ppl(LogArea {
                 sector: relative(i64::from(i16::from_le_bytes([a, b]))),
                 sectors: u64::from(u16::from_le_bytes([c, d])),
             });
@@ -307,9 +311,9 @@ impl Superblock {
 
     /// The area for the bad block log, if there is one. It is only read if [`Feature::BAD_BLOCKS`] is set: without it, md leaves
     /// there whatever was on the disk before.
-    pub fn bad_block_log(&self) -> Option<Log> {
+    pub fn bad_block_log(&self) -> Option<LogArea> {
         let there = self.bblog_size_sectors != 0 && self.bblog_offset_sectors != 0;
-        there.then(|| Log {
+        there.then(|| LogArea {
             sector: relative(i64::from(self.bblog_offset_sectors)),
             sectors: u64::from(self.bblog_size_sectors),
         })
@@ -336,7 +340,8 @@ impl Superblock {
         }
     }
 
-    /// Whether we can honour it on a device of this size; the shape of the array if so. Everything that we can't is named.
+    /// Checks if the array can be served with a device of this size, and returns its geometry. The error
+    /// names everything that isn't supported.
     pub fn check(&self, device_sectors: u64) -> Result<Geometry, SuperblockError> {
         self.check_features()?;
         if self.level != 5 {
@@ -381,7 +386,7 @@ impl Superblock {
     }
 
     fn check_roles(&self) -> Result<(), SuperblockError> {
-        // A member and what is to replace it have the same place.
+        // A member and the device that replaces it have the same place.
         let mut taken = [0; *Geometry::MEMBERS.end() as usize];
         for role in &self.roles {
             let place = match *role {
@@ -413,9 +418,9 @@ impl Superblock {
         if self.size_sectors > self.data_size_sectors {
             return Err(SuperblockError::Places("used size", "room for data"));
         }
-        let area = |log: Log| log.sector..log.sector.saturating_add(log.sectors);
+        let area = |log: LogArea| log.sector..log.sector.saturating_add(log.sectors);
         let header = SUPER_SECTOR..SUPER_SECTOR + self.written_bytes() as u64 / 512;
-        let data = area(Log {
+        let data = area(LogArea {
             sector: self.data_offset_sectors,
             sectors: self.data_size_sectors,
         });
@@ -423,7 +428,8 @@ impl Superblock {
             vec![("superblock", header), ("data", data)];
         match self.policy() {
             Policy::Resync => {}
-            // The bitmap's own header tells its size, and at least that is there; the reader of the bitmap checks the rest.
+            // The bitmap's own header has its size, and at least one sector is there; the reader of the
+            // bitmap checks the rest.
             Policy::Bitmap { sector } => places.push(("bitmap", sector..sector.saturating_add(1))),
             Policy::Ppl(log) if log.sectors < 16 => return Err(SuperblockError::SmallPpl(log)),
             Policy::Ppl(log) => places.push(("partial parity log", area(log))),

@@ -91,7 +91,7 @@ pub fn change(disk: &Named, how: impl FnOnce(&mut Superblock)) {
     put(&disk.1, SUPER_SECTOR, &sb.encode());
 }
 
-/// What a member's data area holds.
+/// The contents of a member's data area.
 pub fn data(member: &Member, sectors: u64) -> Vec<u8> {
     let offset = member.superblock.data_offset_sectors;
     get(&member.device, offset, sectors as usize * 512)
@@ -109,7 +109,8 @@ pub fn wrong_stripes(assembly: &Assembly) -> Vec<u64> {
     wrong.map(|(n, _)| n as u64).collect()
 }
 
-/// Everything the array holds for its users, with what is missing calculated. What is rebuilt for a place counts as far as it is.
+/// All data of the array, with that of a missing member computed. A device that is recovered counts as far as
+/// it is.
 pub fn contents(assembly: &Assembly) -> Vec<Vec<u8>> {
     let g = assembly.geometry;
     let sectors = g.member_sectors();

@@ -42,7 +42,7 @@ fn all_but_the_first_stripe_is_left_for_later() {
     }
 }
 
-/// What superblocks say of the rest, and what the next start makes of it.
+/// The superblocks' record of the rest, and its use by the next start.
 #[test]
 fn the_rest_is_remembered() {
     for (consistency, while_dirty) in [
@@ -206,7 +206,7 @@ fn bits_stay_while_a_member_is_missing() {
     assert_eq!(bits(&disks[2], sector), [0b101, 0]);
     let header = BitmapHeader::parse(&get(&disks[2].1, sector, PAGE_BYTES)).expect("a bitmap");
     assert_eq!((header.events, header.events_cleared), (events + 2, 0));
-    // The next start knows them for what somebody missed.
+    // The next start knows these sectors as missed by a member.
     let assembly = prepared(&disks[..3], false).expect("degraded");
     let bitmap = assembly.bitmap.as_ref().expect("a bitmap");
     let ranges: Vec<_> = bitmap.dirty_ranges().collect();

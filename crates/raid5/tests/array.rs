@@ -21,7 +21,7 @@ struct Flaky {
     zeroes: bool,
     dead: Arc<AtomicBool>,
     reads: Arc<AtomicU64>,
-    /// What the first queue sends comes back only when this is over.
+    /// Requests of the first queue complete only when this is false.
     held: Arc<AtomicBool>,
 }
 
@@ -100,7 +100,7 @@ impl DeviceQueue for FlakyQueue {
     }
 }
 
-struct World {
+struct TestArray {
     array: Arc<Raid5>,
     geometry: Geometry,
     devices: Vec<Arc<dyn BlockDevice>>,
@@ -116,7 +116,7 @@ fn world(
     chunk: u32,
     consistency: Consistency,
     missing: Option<usize>,
-) -> World {
+) -> TestArray {
     let sectors = 8192;
     let created = NewArray {
         set_uuid: [7; 16],
@@ -174,7 +174,7 @@ fn world(
         },
     )
     .unwrap();
-    World {
+    TestArray {
         array,
         geometry,
         devices,
@@ -196,7 +196,7 @@ fn fill(buffer: &Buffer, write: u64) {
     }
 }
 
-fn run(seed: u64, world: &World, kill: Option<usize>) {
+fn run(seed: u64, world: &TestArray, kill: Option<usize>) {
     let mut rng = Rng::with_seed(seed);
     let device: Arc<dyn BlockDevice> = world.array.clone();
     let capacity = (device.capacity_sectors()).min(2048);
@@ -321,7 +321,7 @@ fn run(seed: u64, world: &World, kill: Option<usize>) {
         }
     }
     drop(queues);
-    // What the members hold, by themselves.
+    // The contents of the members themselves.
     let failed = world.array.failed();
     let mut raw: Vec<Vec<u8>> = Vec::new();
     for (i, member) in world.devices.iter().enumerate() {
@@ -446,7 +446,7 @@ fn whole_stripes_need_no_reads() {
     assert_eq!(reads, 0);
 }
 
-/// Heads at rest give their memory back and read again what they held; others keep theirs.
+/// Idle heads give their memory back and read their data again; others keep theirs.
 #[test]
 fn stripes_at_rest_give_way() {
     let world = world(4, Layout::LeftSymmetric, 64, Consistency::Resync, None);
@@ -464,7 +464,7 @@ fn stripes_at_rest_give_way() {
             .for_each(|c| assert_eq!(c.status, Status::Ok));
     };
     (0..16).for_each(|stripe| write(&mut queue, stripe % 8, true));
-    // Each write of a part needed to read, once; then the head holds what it needs.
+    // Each write of a part needed to read, once; then the head has the data that it needs.
     let before = reads();
     write(&mut queue, 3, true);
     assert_eq!(reads(), before);
@@ -549,7 +549,7 @@ fn an_orderly_end_leaves_clean_superblocks() {
     );
 }
 
-fn one(world: &World, request: Box<Request>) -> Status {
+fn one(world: &TestArray, request: Box<Request>) -> Status {
     let device: Arc<dyn BlockDevice> = world.array.clone();
     let mut queue = Queue::open(&device, &QueueContext::new(4)).unwrap();
     queue.submit(&mut vec![request]);
@@ -559,7 +559,7 @@ fn one(world: &World, request: Box<Request>) -> Status {
 }
 
 /// Parts of the array, as (sectors, whether they are data).
-fn parts(world: &World, sector: u64, sectors: u64) -> Vec<(u64, bool)> {
+fn parts(world: &TestArray, sector: u64, sectors: u64) -> Vec<(u64, bool)> {
     let mut found = Vec::new();
     world.array.extents(sector, sectors, &mut found).unwrap();
     let mut at = sector;
@@ -624,7 +624,7 @@ fn discard_and_write_zeroes_leave_holes_that_extents_tell() {
     let holes = [(row, true), (32, false), (8, true), (2 * row - 40, false)];
     assert_eq!(parts(&world, 0, 3 * row), holes);
 
-    // What a missing member holds is calculated: nobody knows whether it is zeros. And nothing is discarded.
+    // A missing member's data is computed, so it isn't known to be zeros. And no sector is discarded.
     world.dead[0].store(true, Ordering::Relaxed);
     let write = Request::with_buffers(Op::Write, 0, vec![Buffer::anonymous(4096 * 8).unwrap()], 0);
     assert_eq!(one(&world, write), Status::Ok);

@@ -6,8 +6,8 @@ use pvblk_block::{
     Queue, QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Blocking, Consistency, CreateOptions, Keeper, MemberState,
-    Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
+    ArrayOptions, AssembleOptions, BackgroundWork, Blocking, Consistency, CreateOptions,
+    MemberState, Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
 };
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -113,17 +113,17 @@ fn named(disks: &[Disk]) -> Vec<(String, Arc<dyn BlockDevice>)> {
     disks.iter().map(one).collect()
 }
 
-/// An array of members full of `0, 1, 2…` by sector, and where their data begins.
-struct World {
+/// An array of members full of `0, 1, 2…` by sector, and the first sector of their data.
+struct TestArray {
     disks: Vec<Disk>,
     array: Arc<Raid5>,
-    keeper: Option<Keeper>,
+    background: Option<BackgroundWork>,
     now: Duration,
     data: u64,
 }
 
-impl World {
-    fn new(consistency: Consistency) -> World {
+impl TestArray {
+    fn new(consistency: Consistency) -> TestArray {
         let disks: Vec<Disk> = (0..MEMBERS).map(|n| disk(&n.to_string())).collect();
         let mut options = CreateOptions::new("test:0");
         options.chunk_sectors = 16;
@@ -131,14 +131,14 @@ impl World {
         let made = create(named(&disks), &options, &mut sleepy()).unwrap();
         let data = made.newest().data_offset_sectors;
         drop(made);
-        let mut world = World {
+        let mut world = TestArray {
             array: serve(named(&disks)),
             disks,
-            keeper: None,
+            background: None,
             now: Duration::ZERO,
             data,
         };
-        world.keeper = Some(Keeper::new(&world.array).unwrap());
+        world.background = Some(BackgroundWork::new(&world.array).unwrap());
         world.settle();
         for at in (0..world.capacity()).step_by(64) {
             assert_eq!(world.write(at, 64, 1), Status::Ok);
@@ -164,8 +164,8 @@ impl World {
             if let Some(completion) = done.pop() {
                 return completion;
             }
-            if let Some(keeper) = &mut self.keeper {
-                keeper.step(self.now);
+            if let Some(background) = &mut self.background {
+                background.step(self.now);
             }
         }
         panic!("a request never ends");
@@ -180,7 +180,7 @@ impl World {
             .status
     }
 
-    /// All sectors, by their stamps; `None`: what can't be read.
+    /// All sectors, by their stamps; `None` for those that can't be read.
     fn stamps(&mut self) -> Vec<Option<u64>> {
         let mut all = Vec::new();
         for sector in (0..self.capacity()).step_by(8) {
@@ -205,21 +205,21 @@ impl World {
     fn settle(&mut self) {
         for _ in 0..1_000_000 {
             self.now += Duration::from_millis(50);
-            let Some(keeper) = &mut self.keeper else {
+            let Some(background) = &mut self.background else {
                 return;
             };
-            keeper.step(self.now);
-            if !keeper.is_busy() {
+            background.step(self.now);
+            if !background.is_busy() {
                 return;
             }
         }
         panic!("it never ends: {:?}", self.array.state().sync);
     }
 
-    /// Sectors whose parity is wrong, as a check tells.
+    /// Number of sectors whose parity is wrong, by a check.
     fn check(&mut self, action: SyncAction) -> u64 {
         self.array.sync(Some(action)).unwrap();
-        self.keeper.as_mut().unwrap().step(self.now);
+        self.background.as_mut().unwrap().step(self.now);
         self.settle();
         self.array.state().mismatch_sectors
     }
@@ -232,10 +232,10 @@ impl World {
     }
 
     fn restart(&mut self) {
-        self.keeper = None;
+        self.background = None;
         self.array.stop(&mut sleepy()).unwrap();
         self.array = serve(named(&self.disks));
-        self.keeper = Some(Keeper::new(&self.array).unwrap());
+        self.background = Some(BackgroundWork::new(&self.array).unwrap());
     }
 
     fn corrected(&self) -> u32 {
@@ -271,7 +271,7 @@ const ALL: [Consistency; 3] = [Consistency::Ppl, Consistency::Resync, Consistenc
 #[test]
 fn a_sector_that_cannot_be_read_is_calculated_and_written() {
     for consistency in ALL {
-        let mut world = World::new(consistency);
+        let mut world = TestArray::new(consistency);
         world.restart();
         let data = world.data;
         for (disk, sector) in [(0, 3), (1, 40), (2, 57), (2, 200), (3, 8)] {
@@ -279,7 +279,7 @@ fn a_sector_that_cannot_be_read_is_calculated_and_written() {
         }
         assert!(world.holds(1));
         assert_eq!(world.array.failed(), None);
-        // Parity isn't read by a reader; a check finds what is left.
+        // Parity isn't read by a reader; a check finds the rest.
         assert_eq!(world.check(SyncAction::Check), 0);
         assert!(world.disks.iter().all(|d| d.bad.lock().is_empty()));
         assert_eq!(world.corrected(), 5);
@@ -295,7 +295,7 @@ fn a_sector_that_cannot_be_read_is_calculated_and_written() {
 
 #[test]
 fn two_unreadable_blocks_of_a_stripe_fail_their_requests_only() {
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     world.restart();
     let data = world.data;
     for disk in [0, 1] {
@@ -305,7 +305,7 @@ fn two_unreadable_blocks_of_a_stripe_fail_their_requests_only() {
     assert_eq!(lost, 16);
     assert_eq!(world.array.failed(), None);
     assert_eq!(world.write(0, 8, 1), Status::IoError);
-    // What is written whole needs nothing of what was there.
+    // A stripe that is written whole needs none of its old data.
     assert_eq!(world.write(0, 48, 1), Status::Ok);
     assert!(world.holds(1));
     assert_eq!(world.check(SyncAction::Check), 0);
@@ -313,7 +313,7 @@ fn two_unreadable_blocks_of_a_stripe_fail_their_requests_only() {
 
 #[test]
 fn a_device_that_keeps_failing_to_read_is_kicked() {
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     world.restart();
     let data = world.data;
     world.disks[2].bad.lock().extend(data..data + 1024);
@@ -324,7 +324,7 @@ fn a_device_that_keeps_failing_to_read_is_kicked() {
 #[test]
 fn a_spare_is_rebuilt_and_parity_is_right() {
     for consistency in ALL {
-        let mut world = World::new(consistency);
+        let mut world = TestArray::new(consistency);
         let spare = disk("spare");
         world
             .array
@@ -339,7 +339,7 @@ fn a_spare_is_rebuilt_and_parity_is_right() {
         assert_eq!(state.members[1].name, "spare");
         assert!(world.holds(1));
         assert_eq!(world.check(SyncAction::Check), 0);
-        // What failed is stale, the spare is the member.
+        // The failed member is stale, the spare is the member.
         world.restart();
         assert_eq!(world.array.failed(), None);
         assert!(world.holds(1));
@@ -358,17 +358,17 @@ fn a_spare_is_rebuilt_and_parity_is_right() {
 #[test]
 fn a_rebuild_goes_on_after_a_restart() {
     for consistency in ALL {
-        let mut world = World::new(consistency);
+        let mut world = TestArray::new(consistency);
         let spare = disk("spare");
         let add = |array: &Raid5| array.add(&spare.name, &spare.device, false, &mut sleepy());
         add(&world.array).unwrap();
         world.array.set_speed(1, 1).unwrap();
         world.array.fail(3).unwrap();
-        let keeper = world.keeper.as_mut().unwrap();
+        let background = world.background.as_mut().unwrap();
         // 4 KiB each four seconds.
         for second in 0..200 {
             world.now = Duration::from_secs(second);
-            keeper.step(world.now);
+            background.step(world.now);
         }
         let done = world.array.state().sync.expect("a rebuild").done_sectors;
         assert!((200..=400).contains(&done), "{done}");
@@ -391,7 +391,7 @@ fn a_rebuild_goes_on_after_a_restart() {
 #[test]
 fn a_living_member_is_replaced() {
     for consistency in ALL {
-        let mut world = World::new(consistency);
+        let mut world = TestArray::new(consistency);
         assert!(world.array.replace(0).is_err(), "there is no spare");
         let spare = disk("spare");
         world
@@ -415,10 +415,10 @@ fn a_living_member_is_replaced() {
 
 #[test]
 fn wrong_parity_is_counted_and_repaired() {
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     assert_eq!(world.check(SyncAction::Check), 0);
     world.restart();
-    // Any block of a stripe: what is wrong can't be told.
+    // Any block of a stripe may be the wrong one: it can't be known which.
     world.raw(2, 80, &[0xaa; 512]);
     world.raw(3, 160, &[0xbb; 4096]);
     assert_eq!(world.check(SyncAction::Check), 16);
@@ -428,7 +428,7 @@ fn wrong_parity_is_counted_and_repaired() {
 
 #[test]
 fn stripes_come_and_go_while_it_serves() {
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     for stripes in [300, 8, 33, 4096, 17] {
         world.array.set_stripes(stripes).unwrap();
         let stamp = stripes as u64;
@@ -449,7 +449,7 @@ fn stable_buffers_may_be_in_any_pieces() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     for stamp in 2..40 {
         for row in (0..world.capacity()).step_by(48) {
             let sectors = 48.min(world.capacity() - row);
@@ -478,7 +478,7 @@ fn stable_buffers_may_be_in_any_pieces() {
 
 #[test]
 fn who_asks_twice_loses_one_member_at_most() {
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     world.array.fail(1).unwrap();
     // The first isn't done yet.
     world.array.fail(2).unwrap();
@@ -491,15 +491,15 @@ fn who_asks_twice_loses_one_member_at_most() {
 
 #[test]
 fn a_check_that_is_stopped_says_so() {
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     world.array.set_speed(1, 1).unwrap();
     world.array.sync(Some(SyncAction::Check)).unwrap();
-    let keeper = world.keeper.as_mut().unwrap();
+    let background = world.background.as_mut().unwrap();
     for second in 0..20 {
-        keeper.step(Duration::from_secs(second));
+        background.step(Duration::from_secs(second));
     }
     world.array.sync(None).unwrap();
-    keeper.step(Duration::from_secs(20));
+    background.step(Duration::from_secs(20));
     let state = world.array.state();
     assert_eq!(state.sync, None);
     let trouble = state.trouble.expect("it wasn't finished");
@@ -508,7 +508,7 @@ fn a_check_that_is_stopped_says_so() {
 
 /// Sequential writes of a block each, 64 in flight; how many blocks were read for them.
 fn stream(path: WritePath) -> u64 {
-    let mut world = World::new(Consistency::Resync);
+    let mut world = TestArray::new(Consistency::Resync);
     world.restart();
     world.array.set_write_path(path);
     let mut queue = Queue::open(&world.device(), &QueueContext::new(64)).unwrap();
@@ -550,7 +550,7 @@ fn the_stripe_queue_lets_a_stream_write_whole_stripes() {
 
 #[test]
 fn the_write_path_changes_while_requests_wait() {
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     let mut queue = Queue::open(&world.device(), &QueueContext::new(16)).unwrap();
     let mut done = Vec::new();
     for round in 0..200u64 {

@@ -1,17 +1,17 @@
-//! What an array keeps of members that are gone: nothing that grows with their number.
+//! Memory that an array keeps of members that are gone: none that grows with their number.
 
 use parking_lot::Mutex;
 use pvblk_block::memory::bill;
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, Consistency, CreateOptions, Keeper, Raid5, assemble, create,
-    prepare, sleepy,
+    ArrayOptions, AssembleOptions, BackgroundWork, Consistency, CreateOptions, Raid5, assemble,
+    create, prepare, sleepy,
 };
 use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Counts what this test's process has of the heap.
+/// Counts the heap of this test's process.
 #[global_allocator]
 static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
 
@@ -24,17 +24,17 @@ fn member(name: &str) -> (String, Arc<dyn BlockDevice>) {
     (name.into(), pvblk_volume::open(MEMBER).unwrap())
 }
 
-struct World {
+struct TestArray {
     array: Arc<Raid5>,
     /// At place 1, at first.
     member: Arc<dyn BlockDevice>,
-    keeper: Keeper,
+    background: BackgroundWork,
     queue: Queue,
     now: Duration,
 }
 
-impl World {
-    fn new(consistency: Consistency) -> World {
+impl TestArray {
+    fn new(consistency: Consistency) -> TestArray {
         let disks: Vec<_> = ["0", "1", "2"].map(member).into();
         let mut options = CreateOptions::new("test:0");
         options.chunk_sectors = 16;
@@ -46,8 +46,8 @@ impl World {
         prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).unwrap();
         let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
         let device: Arc<dyn BlockDevice> = array.clone();
-        World {
-            keeper: Keeper::new(&array).unwrap(),
+        TestArray {
+            background: BackgroundWork::new(&array).unwrap(),
             queue: Queue::open(&device, &QueueContext::new(4)).unwrap(),
             array,
             member,
@@ -59,8 +59,8 @@ impl World {
     fn settle(&mut self) {
         for _ in 0..1_000_000 {
             self.now += Duration::from_millis(50);
-            self.keeper.step(self.now);
-            if !self.keeper.is_busy() {
+            self.background.step(self.now);
+            if !self.background.is_busy() {
                 return;
             }
         }
@@ -79,7 +79,7 @@ impl World {
                 assert_eq!(completion.status, Status::Ok);
                 return buffer;
             }
-            self.keeper.step(self.now);
+            self.background.step(self.now);
         }
         panic!("a request never ends");
     }
@@ -106,7 +106,7 @@ impl World {
     }
 }
 
-/// Bytes of the heap, and of what is on the memory bill, and its lines.
+/// Bytes of the heap, bytes on the memory bill, and lines of the bill.
 fn held() -> (usize, u64, usize) {
     let bill = bill();
     let bytes = bill.iter().map(|line| line.live_bytes).sum();
@@ -118,7 +118,7 @@ fn members_that_are_replaced_leave_nothing_behind() {
     let _one = ONE.lock();
     // Of the first more than there are numbers for devices.
     for (consistency, cycles) in [(Consistency::Ppl, 280), (Consistency::Bitmap, 40)] {
-        let mut world = World::new(consistency);
+        let mut world = TestArray::new(consistency);
         world.member = pvblk_volume::open("null").unwrap();
         (0..20).for_each(|n| world.cycle(n));
         let before = held();
@@ -143,7 +143,7 @@ fn members_that_are_replaced_leave_nothing_behind() {
 #[test]
 fn who_is_at_rest_lets_go_of_a_member_that_failed() {
     let _one = ONE.lock();
-    let mut world = World::new(Consistency::Ppl);
+    let mut world = TestArray::new(Consistency::Ppl);
     world.run(Op::Write, 0, 7);
     let failed = Arc::downgrade(&world.member);
     let poller = Poller::new().unwrap();

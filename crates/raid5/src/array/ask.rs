@@ -1,7 +1,7 @@
-//! What people ask of an array while it serves, as JSON: `pvblk raid` does over a control socket.
+//! Questions in JSON to an array while it serves: `pvblk raid` asks them over a control socket.
 //!
-//! Every answer is a [`Detail`]: the array after it did what was asked. What the keeper has to do is waited for, so that a question
-//! that follows finds it done.
+//! Every answer is a [`Detail`]: the state of the array after the order was carried out. An order to the
+//! background thread is waited for, so that a later question finds it done.
 
 use super::{ArrayMember, ArrayState, MemberState, Raid5, SyncAction};
 use crate::{Assembly, Geometry, Policy, Superblock, sleepy, uuid_text};
@@ -11,19 +11,21 @@ use serde_json::Value;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a member that was thrown out may take to be closed by those who have it open and are at rest.
+/// Longest wait until idle queues have closed a member that failed.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// How long the keeper may take to do what it was told.
+/// Longest wait for the background thread to follow an order.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A question or an order. In JSON it is an object whose `raid` is its name: `{"raid": "fail", "member": "2"}`.
+/// A question or an order. In JSON it is an object whose `raid` is its name: `{"raid": "fail", "member":
+/// "2"}`.
 ///
-/// A `member` is a place, as a number, or what a device is called: as in the array's spec, or another spec of the same file.
+/// A `member` is a place, as a number, or the name of a device: as in the array's specification, or another
+/// specification of the same file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "raid", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Question {
-    /// How it is.
+    /// Asks for the state of the array.
     Detail {},
     /// Takes one more device: see [`Raid5::add`].
     Add {
@@ -35,17 +37,17 @@ pub enum Question {
     },
     /// Throws a member out: see [`Raid5::fail`].
     Fail {
-        /// Which.
+        /// The member that fails.
         member: String,
     },
     /// Gives a spare back.
     Remove {
-        /// Which.
+        /// The spare to remove.
         member: String,
     },
     /// Makes another device the member of a place: see [`Raid5::replace`].
     Replace {
-        /// Which one goes.
+        /// The member to replace.
         member: String,
         /// Volume spec of the one that comes; else a spare.
         #[serde(default)]
@@ -58,28 +60,29 @@ pub enum Question {
     Check {},
     /// Begins to make parity right.
     Repair {},
-    /// Ends what is under way. Rebuilding and resyncing begin again.
+    /// Ends the check or repair under way. Recovery and resync begin again.
     Idle {},
-    /// Whether nothing begins by itself; what is under way ends.
+    /// Sets whether recovery and resync begin by themselves; those under way end.
     Frozen {
         /// True: nothing does.
         on: bool,
     },
-    /// KiB a second of each member that rebuilds, resyncs and checks take; what isn't given stays.
+    /// Sets the KiB a second of each member that recovery, resync and checks take; a value that
+    /// isn't given stays.
     Speed {
         /// While others use the array.
         #[serde(default)]
         min_kib: Option<u64>,
-        /// At most.
+        /// The greatest speed.
         #[serde(default)]
         max_kib: Option<u64>,
     },
-    /// How many stripe heads there are: see [`Raid5::set_stripes`].
+    /// Sets the number of stripe heads: see [`Raid5::set_stripes`].
     Stripes {
-        /// So many.
+        /// The new number.
         stripes: usize,
     },
-    /// How writes go to stripes: see [`Raid5::set_write_path`].
+    /// Sets the path by which writes go to stripes: see [`Raid5::set_write_path`].
     WritePath {
         /// `direct` or `stripe-queue`.
         path: String,
@@ -89,7 +92,7 @@ pub enum Question {
 /// An array, with the words of `mdadm --detail`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Detail {
-    /// Its name.
+    /// Name of the array.
     pub name: String,
     /// Its id, as mdadm prints it.
     pub uuid: String,
@@ -99,9 +102,9 @@ pub struct Detail {
     pub updated_secs: u64,
     /// Counter of the newest superblock.
     pub events: u64,
-    /// 5.
+    /// The RAID level, always 5.
     pub level: u32,
-    /// Places.
+    /// Number of places.
     pub raid_devices: usize,
     /// Such as `left-symmetric`.
     pub layout: String,
@@ -123,9 +126,9 @@ pub struct Detail {
     pub missing: Option<usize>,
     /// Places and devices.
     pub members: Vec<DetailMember>,
-    /// What was found when the members were looked at, a line each.
+    /// Findings of the look at the members, a line each.
     pub notes: Vec<String>,
-    /// What only an array that serves has.
+    /// State that only an array that serves has.
     pub serving: Option<Serving>,
 }
 
@@ -134,11 +137,10 @@ pub struct Detail {
 pub struct DetailMember {
     /// The device's number in the superblocks.
     pub number: Option<u32>,
-    /// Its place.
+    /// Number of its place; `None` for a spare.
     pub place: Option<usize>,
-    /// What it is.
     pub state: DeviceState,
-    /// What the user calls it.
+    /// The user's name of the device.
     pub name: Option<String>,
     /// Bytes that are rebuilt, while it is being rebuilt.
     pub rebuilt_bytes: Option<u64>,
@@ -146,10 +148,9 @@ pub struct DetailMember {
     pub corrected_reads: u32,
 }
 
-/// What a device is, in mdadm's words.
+/// State of a device, in mdadm's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceState {
-    /// A member.
     #[serde(rename = "active sync")]
     Active,
     /// It becomes one.
@@ -167,7 +168,7 @@ pub enum DeviceState {
 }
 
 impl DeviceState {
-    /// mdadm's word.
+    /// The state in mdadm's words.
     pub fn text(self) -> &'static str {
         match self {
             DeviceState::Active => "active sync",
@@ -179,12 +180,12 @@ impl DeviceState {
     }
 }
 
-/// What only an array that serves has.
+/// State that only an array that serves has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Serving {
     /// Two members failed: nothing works any more.
     pub failed: bool,
-    /// What goes through all stripes.
+    /// The recovery, resync or check under way.
     pub sync: Option<SyncProgress>,
     /// Sectors of members whose parity was wrong in the last check or repair: md's `mismatch_cnt`.
     pub mismatch_sectors: u64,
@@ -194,7 +195,7 @@ pub struct Serving {
     pub stripes: usize,
     /// Those at work: md's `stripe_cache_active`.
     pub active_stripes: usize,
-    /// How writes go to stripes: `direct` or `stripe-queue`.
+    /// The write path: `direct` or `stripe-queue`.
     pub write_path: String,
     /// Nothing begins by itself.
     pub frozen: bool,
@@ -204,18 +205,18 @@ pub struct Serving {
     pub speed_max_kib: u64,
 }
 
-/// How far something is that goes through all stripes.
+/// Progress of a recovery, resync or check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SyncProgress {
     /// `resync`, `recover`, `check` or `repair`.
     pub action: String,
     /// Bytes of each member that are done.
     pub done_bytes: u64,
-    /// Of these.
+    /// Bytes in all.
     pub of_bytes: u64,
     /// Sectors of members whose parity was wrong, so far.
     pub mismatch_sectors: u64,
-    /// KiB a second of each member; for whoever asks more than once.
+    /// KiB a second of each member; known to clients that ask more than once.
     #[serde(default)]
     pub speed_kib: Option<u64>,
     /// Until its end, at this speed.
@@ -385,9 +386,11 @@ fn rebuilding(state: &ArrayState) -> Option<&ArrayMember> {
 }
 
 impl Raid5 {
-    /// Answers a question. Errors say in one line why it can't be done, or what to do first.
+    /// Answers a question. Errors say in one line why an order can't be carried out, or what to do
+    /// first.
     ///
-    /// One question at a time: what one finds must hold until it is done.
+    /// One question is answered at a time: the state that it found must hold until its order is
+    /// carried out.
     pub fn answer(&self, question: &Question) -> Result<Detail, Error> {
         match question {
             Question::Detail {} => {}
@@ -472,7 +475,7 @@ impl Raid5 {
             let other = before.failed.is_none() || name(s) != was_rebuilding;
             s.broken || (s.failed == Some(place) && other)
         })?;
-        // It may be added again at once, so it should be closed; nobody's requests wait for that.
+        // The device may be added again at once, so it should be closed; no request waits for that.
         let begin = Instant::now();
         let kept: Vec<_> = self.members().iter().map(Arc::downgrade).collect();
         let is_gone = |d: &Weak<dyn BlockDevice>| !kept.iter().any(|k| k.ptr_eq(d));
@@ -576,7 +579,7 @@ impl Raid5 {
         }
     }
 
-    /// Waits until the keeper has done something.
+    /// Waits until the background thread has reached a state.
     fn until(&self, done: impl Fn(&ArrayState) -> bool) -> Result<(), Error> {
         let begin = Instant::now();
         while !done(&self.state()) {

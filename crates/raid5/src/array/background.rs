@@ -1,8 +1,9 @@
-//! Who looks after an array while it serves: rebuilds onto spares, makes parity, and takes bits out of the bitmap.
+//! The background work of an array that serves: it recovers spares, makes parity right, and clears bits of
+//! the bitmap.
 
-use super::manage::{Orders, Wishes};
+use super::manage::{Orders};
 use super::queue::ArrayQueue;
-use super::{Device, Raid5, Shared};
+use super::{ArrayShared, MemberDevice, Raid5};
 use crate::core::Core;
 use crate::{Member, STRIPE_BYTES};
 use pvblk_block::stacked::{Background, BackgroundThread, Due, WaitEntry};
@@ -13,22 +14,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often superblocks tell how far something is, besides each sixteenth of it.
+/// Interval at which superblocks are written with the progress, besides each sixteenth of it.
 const CHECKPOINT: Duration = Duration::from_secs(10);
-/// How often the bitmap is swept: md's `daemon_sleep`.
+/// Interval at which the bitmap is swept: md's `daemon_sleep`.
 const SWEEP: Duration = Duration::from_secs(5);
-/// How often read errors are halved.
+/// Interval at which counts of read errors are halved.
 const FORGIVE: Duration = Duration::from_hours(1);
-/// How long after the last request the array counts as idle.
+/// Time after the last request from which on the array counts as idle.
 const QUIET: Duration = Duration::from_millis(300);
-/// How long it sleeps at most, and what it does in advance at most.
+/// Longest sleep, and the most that is done in advance.
 const NAP: Duration = Duration::from_millis(200);
 /// The same while something is under way.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Looks after an array: somebody calls [`Keeper::step`] again and again. [`Raid5::keep`] makes a thread of it.
-pub struct Keeper {
-    shared: Arc<Shared>,
+/// The background work of an array: [`BackgroundWork::step`] has to be called again and again. [`Raid5::keep`] starts
+/// a thread for it.
+pub struct BackgroundWork {
+    shared: Arc<ArrayShared>,
     orders: Arc<Orders>,
     queue: ArrayQueue,
     /// Stripes that may be begun.
@@ -36,7 +38,7 @@ pub struct Keeper {
     last: Duration,
     /// Requests that the array had taken, and when that last changed.
     requests: u64,
-    /// Devices that became members, as far as that was told.
+    /// Number of devices that became members, as far as it was reported.
     takeovers: u64,
     busy_at: Option<Duration>,
     checkpoint_at: Duration,
@@ -45,13 +47,13 @@ pub struct Keeper {
     forgive_at: Duration,
 }
 
-impl Keeper {
+impl BackgroundWork {
     /// One for each array. Errors if its queue can't be opened.
-    pub fn new(array: &Raid5) -> Result<Keeper, Error> {
+    pub fn new(array: &Raid5) -> Result<BackgroundWork, Error> {
         let context = QueueContext::new(64);
         let mut queue = ArrayQueue::open(&array.shared, &context, array.floor())?;
-        queue.step(|core, owner| core.set_keeper(Some(owner)));
-        Ok(Keeper {
+        queue.step(|core, owner| core.set_background_queue(Some(owner)));
+        Ok(BackgroundWork {
             queue,
             shared: Arc::clone(&array.shared),
             orders: Arc::clone(&array.orders),
@@ -67,11 +69,12 @@ impl Keeper {
         })
     }
 
-    /// Does what there is to do; `now` counts from any moment. Returns how long nothing more will be to do, unless its I/O ends.
+    /// Does the work that is due; `now` counts from any moment. Returns the time for which no more will be
+    /// due, unless I/O ends.
     pub fn step(&mut self, now: Duration) -> Duration {
         while self.queue.progress() {}
-        let wishes = self.orders.take();
-        self.follow(&wishes);
+        let orders = self.orders.take();
+        self.follow(&orders);
         let shared = Arc::clone(&self.shared);
         let (wanted, needs_spare, sync, requests, takeovers) = {
             let core = shared.core.lock();
@@ -94,7 +97,7 @@ impl Keeper {
             self.requests = requests;
             self.busy_at = Some(now);
         }
-        if !wishes.frozen {
+        if !orders.frozen {
             if let Some(place) = needs_spare {
                 self.take_spare(place);
             }
@@ -118,11 +121,11 @@ impl Keeper {
         let sync = shared.core.lock().sync_now();
         match sync {
             None => NAP,
-            Some(_) => self.go_on(now, &wishes),
+            Some(_) => self.go_on(now, &orders),
         }
     }
 
-    /// Whether something is under way, or will be.
+    /// True if work is under way, or will be.
     pub fn is_busy(&self) -> bool {
         let core = self.shared.core.lock();
         let (sync, wanted) = (core.sync_now(), core.sync_wanted());
@@ -133,7 +136,7 @@ impl Keeper {
         sync.is_some() || waits || self.queue.is_busy()
     }
 
-    /// Whether its queue has something to be polled for.
+    /// True if its queue may have completions.
     pub fn is_ready(&mut self) -> bool {
         matches!(self.queue.arm(), Readiness::Ready)
     }
@@ -146,11 +149,11 @@ impl Keeper {
     }
 
     /// More stripes, as many as the speed allows.
-    fn go_on(&mut self, now: Duration, wishes: &Wishes) -> Duration {
+    fn go_on(&mut self, now: Duration, orders: &Orders) -> Duration {
         let quiet = self.busy_at.is_none_or(|at| now > at + QUIET);
         let kib = match quiet {
-            true => wishes.speed_max_kib,
-            false => wishes.speed_min_kib.min(wishes.speed_max_kib),
+            true => orders.speed_max_kib,
+            false => orders.speed_min_kib.min(orders.speed_max_kib),
         };
         let rate = kib as f64 * 1024.0 / STRIPE_BYTES as f64;
         let passed = now.saturating_sub(self.last).as_secs_f64();
@@ -176,18 +179,18 @@ impl Keeper {
         SLICE
     }
 
-    /// What somebody asked for.
-    fn follow(&mut self, wishes: &Wishes) {
-        for &place in &wishes.fail {
+    /// Follows the orders of users.
+    fn follow(&mut self, orders: &Orders) {
+        for &place in &orders.fail {
             self.queue.step(|core, owner| core.fail_place(place, owner));
         }
-        if wishes.stop {
+        if orders.stop {
             self.queue.step(|core, _| core.stop_sync());
         }
-        if let Some(place) = wishes.replace {
+        if let Some(place) = orders.replace {
             self.take_spare(place);
         }
-        if let Some(action) = wishes.action {
+        if let Some(action) = orders.action {
             let started = self
                 .queue
                 .step(|core, owner| core.start_sync(owner, action));
@@ -209,14 +212,15 @@ impl Keeper {
         };
         let Some(spare) = spare else { return };
         let ability = spare.device.limits().into();
-        let device = Device {
+        let device = MemberDevice {
             device: Arc::clone(&spare.device),
             name: spare.name.clone(),
         };
         let superblock = spare.superblock.clone();
         let taken = self.queue.step(|core, owner| {
             let slot = core.take_in(place, superblock, ability, owner)?;
-            // While the core is locked: whoever writes to the new slot must find its device.
+            // The core is locked meanwhile: a queue that writes to the new slot must find its
+            // device.
             let mut devices = shared.devices.lock();
             let slots = devices.len().max(slot + 1);
             devices.resize(slots, None);
@@ -236,43 +240,43 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for BackgroundWork {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.queue.step(|core, _| {
                 core.stop_sync();
-                core.set_keeper(None);
+                core.set_background_queue(None);
             });
         }
     }
 }
 
-/// The work of an array's thread: a keeper's steps.
-struct KeeperWork {
-    keeper: Keeper,
+/// The work of an array's background thread.
+struct BackgroundTask {
+    background: BackgroundWork,
     begin: Instant,
     /// The poller has its queue's descriptor.
     in_poller: bool,
 }
 
-impl Background for KeeperWork {
+impl Background for BackgroundTask {
     fn step(&mut self) -> Due {
-        let nap = self.keeper.step(self.begin.elapsed());
+        let nap = self.background.step(self.begin.elapsed());
         Due::At(Instant::now() + nap)
     }
 
     fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
         if !self.in_poller
-            && let Some(fd) = self.keeper.queue.wait_fd()
+            && let Some(fd) = self.background.queue.wait_fd()
         {
             poller.add(fd, 1, false)?;
             self.in_poller = true;
         }
-        Ok(self.keeper.queue.arm().into())
+        Ok(self.background.queue.arm().into())
     }
 
     fn woken(&mut self) {
-        self.keeper.queue.woken();
+        self.background.queue.woken();
     }
 }
 
@@ -280,8 +284,8 @@ impl Raid5 {
     /// From now on a thread looks after it, until it is closed.
     pub fn keep(&self) -> Result<(), Error> {
         let os = |e| Error::os("raid5: starting a thread", e);
-        let work = KeeperWork {
-            keeper: Keeper::new(self)?,
+        let work = BackgroundTask {
+            background: BackgroundWork::new(self)?,
             begin: Instant::now(),
             in_poller: false,
         };
@@ -299,7 +303,7 @@ impl Raid5 {
     }
 }
 
-/// What a keeper does when nobody says anything else.
+/// The default speed.
 pub(super) const SPEED_MIN_KIB: u64 = 1000;
 /// The same: md's `sync_speed_min` and `sync_speed_max`.
 pub(super) const SPEED_MAX_KIB: u64 = 200_000;

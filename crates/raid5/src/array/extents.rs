@@ -1,31 +1,32 @@
-//! Which parts of an array hold data, as its members say.
+//! Extents of an array that hold data, from those of its members.
 
-use super::{Device, Raid5};
+use super::{MemberDevice, Raid5};
 use pvblk_block::{Error, Extent, ExtentKind};
 
 /// Sectors that a member is asked for at a time, unless a piece is longer.
 const ASKED_SECTORS: u64 = 8192;
 
-/// What a member has said.
-struct Told {
-    device: Device,
+/// Extents that a member has reported.
+struct ReportedExtents {
+    device: MemberDevice,
     /// Where its data begins.
     data_sectors: u64,
     /// In sectors of the device, in order.
     extents: Vec<Extent>,
-    /// The first that counts for what comes.
+    /// Index of the first extent that counts for the rest of the range.
     at: usize,
 }
 
 impl Raid5 {
-    /// Appends extents that cover the range in order. What is on no member, and so has to be calculated, counts as data.
+    /// Appends extents that cover the range in order. A block that is on no member, and so has to be
+    /// computed, counts as data.
     pub(super) fn find_extents(
         &self,
         sector: u64,
         sectors: u64,
         out: &mut Vec<Extent>,
     ) -> Result<(), Error> {
-        let mut members = self.told();
+        let mut members = self.reported();
         let first = out.len();
         let end = sector + sectors;
         for piece in self.shared.geometry.pieces(sector, sectors) {
@@ -36,7 +37,7 @@ impl Raid5 {
             };
             let from = member.data_sectors + piece.place.member_sector;
             if !member.covers(from, len) {
-                // Of what is left of the range, no member has more than this.
+                // No member has more than this of the rest of the range.
                 member.ask(from, len.max(ASKED_SECTORS.min(end - at)))?;
             }
             member.each(from, len, |extent| {
@@ -47,12 +48,12 @@ impl Raid5 {
         Ok(())
     }
 
-    /// By role.
-    fn told(&self) -> Vec<Option<Told>> {
+    /// Reported extents by role.
+    fn reported(&self) -> Vec<Option<ReportedExtents>> {
         let core = self.shared.core.lock();
         let devices = self.shared.devices.lock();
         let told = |(slot, data_sectors): (usize, u64)| {
-            Some(Told {
+            Some(ReportedExtents {
                 device: devices.get(slot)?.clone()?,
                 data_sectors,
                 extents: Vec::new(),
@@ -63,7 +64,7 @@ impl Raid5 {
     }
 }
 
-impl Told {
+impl ReportedExtents {
     fn covers(&self, from: u64, len: u64) -> bool {
         let begin = self.extents.get(self.at).map(|e| e.sector);
         let end = self.extents.last().map(|e| e.sector + e.sectors);

@@ -1,6 +1,6 @@
-//! What people see of an array that serves, and what they may ask of it.
+//! The state of an array that serves, and orders to it.
 
-use super::keeper::{SPEED_MAX_KIB, SPEED_MIN_KIB};
+use super::background::{SPEED_MAX_KIB, SPEED_MIN_KIB};
 use super::{LEAST_STRIPES, MOST_STRIPES, Raid5};
 use crate::core::{Action, WritePath};
 use crate::spare::make_spare;
@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;
 
-/// What is done to all stripes, in md's words.
+/// An action on all stripes, in md's words.
 pub use crate::core::Action as SyncAction;
 
-/// What a device is to an array.
+/// Role of a device in an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberState {
-    /// A member.
+    /// A member, whose data is up to date.
     InSync,
     /// It is being rebuilt; so many of its sectors are.
     Rebuilding(u64),
@@ -26,26 +26,24 @@ pub enum MemberState {
 /// A device of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayMember {
-    /// What the user calls it.
+    /// The user's name of the device.
     pub name: String,
     /// Its number in the superblocks.
     pub number: u32,
     /// Its place, if it has one.
     pub place: Option<usize>,
-    /// What it is.
     pub state: MemberState,
     /// Blocks that it could not read, and that were calculated and written again, ever.
     pub corrected_reads: u32,
 }
 
-/// How far something is that goes through all stripes.
+/// Progress of a recovery, resync or check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArraySync {
-    /// What is done.
     pub action: SyncAction,
     /// Sectors of each member that are done.
     pub done_sectors: u64,
-    /// Of these.
+    /// Sectors in all.
     pub of_sectors: u64,
     /// Sectors of members whose parity was wrong, so far.
     pub mismatch_sectors: u64,
@@ -64,7 +62,7 @@ pub struct ArrayState {
     pub dirty: bool,
     /// The superblock of the array, as it was last written.
     pub superblock: Superblock,
-    /// What is under way.
+    /// The recovery, resync or check under way.
     pub sync: Option<ArraySync>,
     /// Sectors of each member, from the start, whose parity is right; `None`: all.
     pub in_sync_sectors: Option<u64>,
@@ -72,11 +70,11 @@ pub struct ArrayState {
     pub mismatch_sectors: u64,
     /// Why the last rebuild or check didn't come to its end.
     pub trouble: Option<String>,
-    /// Stripe heads.
+    /// Number of stripe heads.
     pub stripes: usize,
     /// Those that have something to do.
     pub active_stripes: usize,
-    /// How writes go to them.
+    /// Path by which writes go to stripe heads.
     pub write_path: WritePath,
     /// Nothing is begun by itself.
     pub frozen: bool,
@@ -86,9 +84,9 @@ pub struct ArrayState {
     pub speed_max_kib: u64,
 }
 
-/// What the keeper is to do.
+/// Orders to the background thread.
 #[derive(Clone, Debug)]
-pub(super) struct Wishes {
+pub(super) struct Orders {
     pub fail: Vec<usize>,
     pub replace: Option<usize>,
     pub action: Option<Action>,
@@ -98,11 +96,11 @@ pub(super) struct Wishes {
     pub speed_max_kib: u64,
 }
 
-pub(super) struct Orders(Mutex<Wishes>);
+pub(super) struct Orders(Mutex<Orders>);
 
 impl Default for Orders {
     fn default() -> Orders {
-        Orders(Mutex::new(Wishes {
+        Orders(Mutex::new(Orders {
             fail: Vec::new(),
             replace: None,
             action: None,
@@ -116,13 +114,13 @@ impl Default for Orders {
 
 impl Orders {
     /// Those that are for once are gone then.
-    pub fn take(&self) -> Wishes {
-        let mut wishes = self.0.lock();
-        let taken = wishes.clone();
-        wishes.fail.clear();
-        wishes.replace = None;
-        wishes.action = None;
-        wishes.stop = false;
+    pub fn take(&self) -> Orders {
+        let mut orders = self.0.lock();
+        let taken = orders.clone();
+        orders.fail.clear();
+        orders.replace = None;
+        orders.action = None;
+        orders.stop = false;
         taken
     }
 
@@ -138,7 +136,7 @@ impl Orders {
 }
 
 impl Raid5 {
-    /// How it is.
+    /// The current state.
     pub fn state(&self) -> ArrayState {
         let core = self.shared.core.lock();
         let state = core.state();
@@ -173,7 +171,7 @@ impl Raid5 {
             state: MemberState::Spare,
             corrected_reads: 0,
         }));
-        let wishes = self.orders.0.lock().clone();
+        let orders = self.orders.0.lock().clone();
         ArrayState {
             members,
             failed: state.failed,
@@ -192,13 +190,14 @@ impl Raid5 {
             stripes: state.stripes,
             active_stripes: state.active_stripes,
             write_path: state.path,
-            frozen: wishes.frozen,
-            speed_min_kib: wishes.speed_min_kib,
-            speed_max_kib: wishes.speed_max_kib,
+            frozen: orders.frozen,
+            speed_min_kib: orders.speed_min_kib,
+            speed_max_kib: orders.speed_max_kib,
         }
     }
 
-    /// Adds a device as a spare: it becomes a member as soon as one is missing. What it holds is lost; `force`: also if it is of another array.
+    /// Adds a device as a spare, which becomes a member as soon as one is missing. Its contents are lost;
+    /// `force`: also if it belongs to another array.
     pub fn add(
         &self,
         name: &str,
@@ -270,7 +269,7 @@ impl Raid5 {
             }
             None => {}
         }
-        self.order(|wishes| wishes.fail.push(place));
+        self.order(|orders| orders.fail.push(place));
         Ok(())
     }
 
@@ -291,15 +290,15 @@ impl Raid5 {
         if !self.shared.spares.lock().iter().any(Member::is_spare) {
             return Err(Error::config("there is no spare; add one first"));
         }
-        self.order(|wishes| wishes.replace = Some(place));
+        self.order(|orders| orders.replace = Some(place));
         Ok(())
     }
 
-    /// Begins to check or to repair; `None` ends what is under way.
+    /// Begins a check or repair; `None` ends the action under way.
     pub fn sync(&self, action: Option<SyncAction>) -> Result<(), Error> {
         let state = self.state();
         match action {
-            None => self.order(|wishes| wishes.stop = true),
+            None => self.order(|orders| orders.stop = true),
             Some(action @ (Action::Check | Action::Repair)) => {
                 if let Some(sync) = state.sync {
                     return Err(Error::config(format!(
@@ -312,7 +311,7 @@ impl Raid5 {
                         "{action}: a member is missing, so there is no parity to compare"
                     )));
                 }
-                self.order(|wishes| wishes.action = Some(action));
+                self.order(|orders| orders.action = Some(action));
             }
             Some(action) => {
                 return Err(Error::config(format!(
@@ -323,11 +322,11 @@ impl Raid5 {
         Ok(())
     }
 
-    /// Whether rebuilds and resyncs are begun without being asked.
+    /// Sets whether recoveries and resyncs begin by themselves.
     pub fn freeze(&self, frozen: bool) {
-        self.order(|wishes| {
-            wishes.frozen = frozen;
-            wishes.stop |= frozen;
+        self.order(|orders| {
+            orders.frozen = frozen;
+            orders.stop |= frozen;
         });
     }
 
@@ -338,11 +337,11 @@ impl Raid5 {
                 "speeds of {min_kib} to {max_kib} KiB a second: the least is at least 1, and the most not below it"
             )));
         }
-        self.order(|wishes| (wishes.speed_min_kib, wishes.speed_max_kib) = (min_kib, max_kib));
+        self.order(|orders| (orders.speed_min_kib, orders.speed_max_kib) = (min_kib, max_kib));
         Ok(())
     }
 
-    /// How many stripe heads there are from now on: 8 to 32768. Those that are in use go when they aren't any more.
+    /// Sets the number of stripe heads, 8 to 32768. Heads in use are freed when they are not in use any more.
     pub fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
         if !(LEAST_STRIPES..=MOST_STRIPES).contains(&stripes) {
             return Err(Error::config(format!(
@@ -363,7 +362,7 @@ impl Raid5 {
         }
     }
 
-    fn order(&self, change: impl FnOnce(&mut Wishes)) {
+    fn order(&self, change: impl FnOnce(&mut Orders)) {
         change(&mut self.orders.0.lock());
         self.wake_keeper();
     }

@@ -1,6 +1,6 @@
 //! One queue of an array.
 
-use super::{Device, Letters, Shared};
+use super::{ArrayShared, MemberDevice, QueueEntries};
 use crate::STRIPE_SECTORS;
 use crate::core::{Core, MemberIo, Token, Work};
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a queue that goes away waits for what it has at the members.
+/// Longest wait of a queue that is closed for its I/O at the members.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 /// Most requests of one array queue at one member.
 const MEMBER_DEPTH: u32 = 512;
@@ -28,10 +28,10 @@ struct Part {
 }
 
 pub(super) struct ArrayQueue {
-    shared: Arc<Shared>,
+    shared: Arc<ArrayShared>,
     owner: usize,
-    completions: Arc<CompletionQueue<Letters>>,
-    /// By slot.
+    completions: Arc<CompletionQueue<QueueEntries>>,
+    /// Queues to the members, by slot.
     members: Vec<Option<LowerQueue>>,
     /// For queues at devices that come later.
     below: QueueContext,
@@ -39,7 +39,7 @@ pub(super) struct ArrayQueue {
     changes: u64,
     /// A device went, and has requests in flight.
     closing: bool,
-    /// What each request at a member is for, by its tag.
+    /// The parts of each request at a member, by its tag.
     parts: Vec<Vec<Part>>,
     free_tags: Vec<usize>,
     spare: Vec<Box<Request>>,
@@ -53,7 +53,7 @@ pub(super) struct ArrayQueue {
     others: Vec<usize>,
     /// Completions of members that were just polled.
     polled: Vec<Completion>,
-    /// What is to be calculated.
+    /// Computations to do.
     works: Vec<Work>,
     poller: Poller,
     tracer: Tracer,
@@ -61,7 +61,7 @@ pub(super) struct ArrayQueue {
 
 impl ArrayQueue {
     pub(super) fn open(
-        shared: &Arc<Shared>,
+        shared: &Arc<ArrayShared>,
         context: &QueueContext,
         floor: String,
     ) -> Result<ArrayQueue, Error> {
@@ -75,7 +75,7 @@ impl ArrayQueue {
             tracing: context.tracing.clone(),
             ..*context
         };
-        let completions: Arc<CompletionQueue<Letters>> =
+        let completions: Arc<CompletionQueue<QueueEntries>> =
             Arc::new(CompletionQueue::new().map_err(os)?);
         let poller = Poller::new().map_err(os)?;
         poller
@@ -124,7 +124,7 @@ impl ArrayQueue {
                 self.members.push(None);
             }
             if let Some(lower) = &self.members[slot] {
-                let same = |d: &Device| Arc::ptr_eq(&d.device, lower.device());
+                let same = |d: &MemberDevice| Arc::ptr_eq(&d.device, lower.device());
                 if device.as_ref().is_some_and(same) {
                     continue;
                 }
@@ -146,14 +146,15 @@ impl ArrayQueue {
         Ok(())
     }
 
-    /// Steps the core, and sends what comes of it on its way.
+    /// Steps the core, and passes its results on.
     pub(super) fn step<T>(&mut self, f: impl FnOnce(&mut Core, usize) -> T) -> T {
         let value = self.step_once(f);
         self.settle();
         value
     }
 
-    /// Does the works that aren't put off. Others' aren't: who has no request in flight isn't polled.
+    /// Does the computations that aren't delayed. Those for other queues never are: a queue without
+    /// requests in flight isn't polled.
     fn settle(&mut self) {
         let lazy =
             |q: &ArrayQueue| q.shared.lazy && q.works.iter().all(|work| work.runner == q.owner);
@@ -162,7 +163,7 @@ impl ArrayQueue {
         }
     }
 
-    /// Calculates what is to be calculated, without the core's lock, and tells it.
+    /// Does computations without the core's lock, and gives the results to the core.
     fn do_works(&mut self) {
         let mut works = std::mem::take(&mut self.works);
         works.iter_mut().for_each(Work::run);
@@ -184,11 +185,12 @@ impl ArrayQueue {
         let gone = core.take_gone();
         let waiters = core.waits_for();
         shared.waiting.store(!waiters.is_empty(), Ordering::Relaxed);
-        // While the core is locked: whoever comes next may give the slot to another device.
+        // The core is locked meanwhile: another queue may give the slot to another device.
         let gone = shared.forget(gone);
         drop(core);
         if !gone.is_empty() {
-            // Also those that are at rest: as long as one has a device open, nobody else can have it.
+            // Idle queues are woken too: as long as one has a device open, no other program can
+            // have it.
             shared.queues.for_each(|_, queue| queue.wait().notify());
             drop(gone);
         }
@@ -202,19 +204,19 @@ impl ArrayQueue {
         let works = &mut self.works;
         shared
             .queues
-            .post(&mut self.others, |other, queue, letters| {
-                letters
+            .post(&mut self.others, |other, queue, entries| {
+                entries
                     .ios
                     .extend(ios.extract_if(.., |io| io.runner == other));
                 let theirs = done.extract_if(.., |d| d.0 == other);
-                letters.done.extend(theirs.map(|d| d.1));
+                entries.done.extend(theirs.map(|d| d.1));
                 // A calculation is sooner done here if the other queue sleeps.
                 if !queue.wait().is_sleeping() {
                     let theirs = works.extract_if(.., |w| w.runner == other);
-                    letters.works.extend(theirs);
+                    entries.works.extend(theirs);
                 }
             });
-        // Also what is for a queue that is gone: only an array that is given up has that.
+        // I/O for a queue that is gone goes here too: only an array that has failed has such I/O.
         self.ios.extend(ios.drain(..).filter(|io| io.runner == me));
         self.done
             .extend(done.drain(..).filter(|d| d.0 == me).map(|d| d.1));
@@ -224,7 +226,7 @@ impl ArrayQueue {
         value
     }
 
-    /// Gives member I/O to the members; what touches goes as one request.
+    /// Gives member I/O to the members; adjacent I/O goes as one request.
     fn issue(&mut self) {
         if self.ios.is_empty() {
             return;
@@ -354,17 +356,17 @@ impl ArrayQueue {
     /// Takes the completions, I/O and work that others left for this queue.
     fn collect(&mut self) {
         let (done, ios, works) = (&mut self.done, &mut self.ios, &mut self.works);
-        let any = self.completions.collect(|letters| {
-            done.append(&mut letters.done);
-            ios.append(&mut letters.ios);
-            works.append(&mut letters.works);
+        let any = self.completions.collect(|entries| {
+            done.append(&mut entries.done);
+            ios.append(&mut entries.ios);
+            works.append(&mut entries.works);
         });
         if any {
             self.issue();
         }
     }
 
-    /// Takes what members have done, and goes on with it; false if there was nothing.
+    /// Takes completions of the members, and goes on with them; false if there were none.
     pub(super) fn progress(&mut self) -> bool {
         self.collect();
         let mut polled = std::mem::take(&mut self.polled);
@@ -398,7 +400,7 @@ impl ArrayQueue {
                 core.ended(owner, token, ok);
             }
         });
-        // What could not be given to a member has ended meanwhile.
+        // I/O that could not be given to a member has ended meanwhile.
         ended.append(&mut self.ended);
         self.ended = ended;
         true
@@ -406,7 +408,7 @@ impl ArrayQueue {
 
     /// Its user waits: writes that wait for more from it do so in vain.
     fn wait_no_longer(&mut self) {
-        // Whoever makes it so after this look tells one who sleeps.
+        // A change after this look wakes the queues that sleep.
         if self.shared.waiting.load(Ordering::Relaxed) {
             self.step(|core, owner| core.expect_nothing(owner));
         }
@@ -482,7 +484,7 @@ impl DeviceQueue for ArrayQueue {
         if self.shared.changes.load(Ordering::Acquire) != self.changes
             && let Err(e) = self.follow_devices()
         {
-            // Whoever needs the device finds out.
+            // Later I/O to the device returns the error.
             tracing::debug!("raid5: {e}");
         }
     }

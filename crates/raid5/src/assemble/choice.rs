@@ -1,4 +1,4 @@
-//! Which device has which place.
+//! Chooses the device for each place.
 
 use super::{Incoming, Member, check, places};
 use crate::geometry::{Geometry, STRIPE_SECTORS};
@@ -98,7 +98,7 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// What the newest says of a device, by its number.
+    /// The role that the newest superblock gives a device, by its number.
     fn entry(&self, number: u32) -> Option<Role> {
         let number = usize::try_from(number).ok();
         number.and_then(|n| self.newest.roles.get(n)).copied()
@@ -146,7 +146,7 @@ impl<'a> Choice<'a> {
     /// Chooses the member that is being rebuilt, when all others have their places.
     pub fn take_incoming(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
         let mut rebuilt = std::mem::take(&mut self.rebuilt);
-        // What makes the array whole comes first, then who has most.
+        // The device that makes the array complete comes first, then the one with most data.
         rebuilt.sort_by_key(|(place, member)| {
             let has = member.superblock.recovered_sectors();
             (self.members[*place].is_some(), Reverse(has))
@@ -196,7 +196,7 @@ impl<'a> Choice<'a> {
         Ok(())
     }
 
-    /// Leaves out spares that can't be used, and tells which one will be.
+    /// Leaves out spares that can't be used, and notes the one that will be.
     pub fn check_spares(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
         for spare in std::mem::take(&mut self.spares) {
             let problem = match spare.is_spare() {
@@ -265,7 +265,7 @@ fn same_policy(a: &Superblock, b: &Superblock) -> bool {
     std::mem::discriminant(&a.policy()) == std::mem::discriminant(&b.policy())
 }
 
-/// What keeps us from using a member with its bad block log.
+/// The reason why a member can't be used because of its bad block log.
 fn bad_blocks(member: &Member, idle: &mut Idle<'_>) -> Result<Option<SuperblockError>, Error> {
     let sb = &member.superblock;
     let Some(log) = sb.bad_block_log().filter(|_| sb.has(Feature::BAD_BLOCKS)) else {

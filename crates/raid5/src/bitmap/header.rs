@@ -20,7 +20,7 @@ const STATE_STALE: u32 = 2;
 /// `bitmap_super_t` as it lies on disk.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Raw {
+struct RawBitmapHeader {
     magic: U32,
     version: U32,
     uuid: [u8; 16],
@@ -39,11 +39,11 @@ struct Raw {
 
 const _: () = {
     use std::mem::{offset_of, size_of};
-    assert!(size_of::<Raw>() == BITMAP_HEADER_BYTES);
-    assert!(offset_of!(Raw, events) == 24);
-    assert!(offset_of!(Raw, state) == 48);
-    assert!(offset_of!(Raw, sectors_reserved) == 64);
-    assert!(offset_of!(Raw, pad) == 136);
+    assert!(size_of::<RawBitmapHeader>() == BITMAP_HEADER_BYTES);
+    assert!(offset_of!(RawBitmapHeader, events) == 24);
+    assert!(offset_of!(RawBitmapHeader, state) == 48);
+    assert!(offset_of!(RawBitmapHeader, sectors_reserved) == 64);
+    assert!(offset_of!(RawBitmapHeader, pad) == 136);
 };
 
 /// Why a bitmap can't be used. Prints as one line.
@@ -96,19 +96,19 @@ pub struct BitmapHeader {
     pub sync_size_sectors: u64,
     /// Flags: see [`BitmapHeader::is_current`].
     pub state: u32,
-    /// What one bit stands for.
+    /// Bytes of a member that one bit stands for.
     pub chunk_bytes: u32,
     /// Seconds between sweeps.
     pub daemon_sleep_s: u32,
-    /// For RAID-1; kept.
+    /// For RAID-1; carried along.
     pub write_behind: u32,
-    /// Space for the bitmap, if md noted it; kept.
+    /// Space for the bitmap, if md noted it; carried along.
     pub sectors_reserved: u32,
-    /// For clusters; kept.
+    /// For clusters; carried along.
     pub nodes: u32,
-    /// For clusters; kept.
+    /// For clusters; carried along.
     pub cluster_name: [u8; 64],
-    /// Kept.
+    /// Carried along unchanged.
     pub reserved: [u8; 120],
 }
 
@@ -131,9 +131,9 @@ impl BitmapHeader {
         }
     }
 
-    /// Reads one; what follows it isn't looked at.
+    /// Reads a header; later bytes aren't looked at.
     pub fn parse(bytes: &[u8]) -> Result<BitmapHeader, BitmapError> {
-        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| BitmapError::Short)?;
+        let (raw, _) = RawBitmapHeader::read_from_prefix(bytes).map_err(|_| BitmapError::Short)?;
         if raw.magic.get() != MAGIC {
             return Err(BitmapError::Magic(raw.magic.get()));
         }
@@ -160,7 +160,8 @@ impl BitmapHeader {
         if !chunk.is_power_of_two() || chunk < 512 {
             return Err(BitmapError::Chunk(chunk));
         }
-        // Room between superblock and data is counted in 31 bits of sectors; what is in memory should be much less.
+        // The room between superblock and data is counted in 31 bits of sectors; the bits in memory should be
+        // far fewer.
         const MOST_BITS: u64 = 1 << 26;
         if !(1..=MOST_BITS).contains(&header.bits()) {
             return Err(BitmapError::Size(header.sync_size_sectors, chunk));
@@ -168,9 +169,9 @@ impl BitmapHeader {
         Ok(header)
     }
 
-    /// The bytes.
+    /// The header's bytes as on disk.
     pub fn encode(&self) -> [u8; BITMAP_HEADER_BYTES] {
-        let raw = Raw {
+        let raw = RawBitmapHeader {
             magic: U32::new(MAGIC),
             version: U32::new(VERSION),
             uuid: self.uuid,
@@ -189,7 +190,7 @@ impl BitmapHeader {
         zerocopy::transmute!(raw)
     }
 
-    /// How many bits there are: the last may stand for less than a chunk.
+    /// Number of bits; the last may stand for less than a chunk.
     pub fn bits(&self) -> u64 {
         let chunk_sectors = u64::from(self.chunk_bytes / 512);
         self.sync_size_sectors.div_ceil(chunk_sectors)
@@ -201,7 +202,7 @@ impl BitmapHeader {
         bytes.next_multiple_of(PAGE_BYTES)
     }
 
-    /// Whether it is this array's bitmap and fits where it is: `room_sectors` is
+    /// Checks that the bitmap belongs to this array and fits into its room: `room_sectors` is
     /// [`Superblock::bitmap_room_sectors`](super::super::Superblock::bitmap_room_sectors).
     pub fn check(
         &self,
@@ -226,7 +227,8 @@ impl BitmapHeader {
         Ok(())
     }
 
-    /// Whether its bits can be believed with superblocks of this event counter: it is theirs, or one ahead, since it is written first.
+    /// True if its bits hold for superblocks of this event counter: it has the same, or is one ahead, since
+    /// it is written first.
     pub fn is_current(&self, superblock_events: u64) -> bool {
         let ahead = self.events.checked_sub(superblock_events);
         self.state & STATE_STALE == 0 && ahead.is_some_and(|n| n <= 1)

@@ -284,7 +284,8 @@ fn an_orderly_end_keeps_what_is_needed() {
     assert!(bitmap.header().is_current(9));
 }
 
-/// The first stripe is made right before anything else, so what follows counts for all of its chunk.
+/// The first stripe is made right before all others, so the range after it counts for all of its
+/// chunk.
 #[test]
 fn the_first_stripe_does_not_hold_its_chunk_up() {
     let big = BitmapHeader {
@@ -312,7 +313,7 @@ fn too_many_writers_have_to_wait() {
     assert!(bitmap.start_write(0, 16).is_some());
 }
 
-/// Any order of writes, sweeps, page writes and crashes against what must be on disk.
+/// Any order of writes, sweeps, page writes and crashes against the bits that must be on disk.
 #[test]
 fn no_crash_loses_a_dirty_chunk() {
     for n in 0..20 {
@@ -392,7 +393,7 @@ fn no_crash_loses_a_dirty_chunk() {
             let ready = |w: &(u64, u64, Intent)| bitmap.is_durable(&w.2);
             issued.extend(waiting.iter().filter(|w| ready(w)).map(|w| (w.0, w.1)));
             waiting.retain(|w| !bitmap.is_durable(&w.2));
-            // A crash now: what is under way, and what missed a member, is found.
+            // After a crash now, the writes under way and those that a member missed are found.
             let after = WriteIntent::load(&disk, true, 0).expect("a bitmap");
             let dirty: Vec<_> = after.dirty_ranges().collect();
             for &(sector, sectors) in &issued {

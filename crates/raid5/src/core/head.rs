@@ -1,4 +1,4 @@
-//! Stripe heads: which there are, who waits for them, and when they run.
+//! Stripe heads: their allocation, the pieces that wait for them, and the order in which they run.
 
 use super::round::Round;
 use super::tally::Tally;
@@ -17,11 +17,11 @@ const PREREAD_THRESHOLD: usize = 1;
 #[derive(Default)]
 pub(super) struct Head {
     pub stripe: u64,
-    /// Bit for each member whose page holds what the member holds, or would.
+    /// Mask of the members whose page has the data of the member, or the data that it should have.
     pub valid: u64,
     /// Bit of the member whose block couldn't be read: it is calculated and written before anything else.
     pub bad: u64,
-    /// What goes through all stripes comes by; the number of that.
+    /// Number of the recovery, resync or check that has reached the stripe.
     pub sync: Option<u64>,
     /// The queue that it holds.
     pub queue: Option<usize>,
@@ -65,16 +65,17 @@ impl Hasher for Spread {
     }
 }
 
-/// All heads.
+/// All stripe heads.
 pub(super) struct Heads {
     pub all: Vec<Head>,
     by_stripe: HashMap<u64, usize, BuildHasherDefault<Spread>>,
-    /// How many there are to be; those behind go when they are idle.
+    /// Number of heads that there should be; those beyond it are freed when they are idle.
     limit: usize,
     /// Heads behind the limit that are still in use.
     surplus: usize,
     never_used: Vec<usize>,
-    /// Idle heads by who had them last, least recently used first, with their marks; an entry whose mark is old doesn't count.
+    /// Idle heads by the submitter that had them last, least recently used first, with their marks; an entry
+    /// whose mark is old doesn't count.
     idle: Vec<VecDeque<(usize, u64)>>,
     /// The same, but last used first: those whose stripe was written whole. Nobody needs their pages to make parity, and they
     /// are in that submitter's CPU's caches still.
@@ -83,13 +84,13 @@ pub(super) struct Heads {
     idle_count: usize,
     /// Pieces that found no free head.
     waiting: Waiters,
-    /// Nothing free was found; until a quarter is free, nobody gets a new head.
+    /// No head was free; until a quarter is free, no stripe gets a new head.
     blocked: bool,
     /// To run at the next unplug.
     plugged: Vec<usize>,
     /// By the submitter whose request came first: they need reads, and others read.
     delayed: Vec<VecDeque<usize>>,
-    /// How many read. Arms don't like to go between what some read and others write.
+    /// Number of heads that read. Rotational members are slow if reads and writes alternate.
     prereading: Tally,
 }
 
@@ -134,7 +135,8 @@ impl Heads {
         head
     }
 
-    /// As `get`, but nobody has to wait because of it.
+    /// The head of a stripe as [`Heads::get`] gives it, but only if no piece has to wait because of
+    /// it.
     pub fn get_if_free(&mut self, stripe: u64, owner: usize) -> Option<usize> {
         match self.by_stripe.contains_key(&stripe) {
             true => self.get(stripe, owner),
@@ -157,7 +159,8 @@ impl Heads {
         Some(head)
     }
 
-    /// One whose pages this submitter had last and nobody needs, one that has no pages in use yet, or the least recently used.
+    /// A free head: one whose pages this submitter had last and that isn't needed, one that has no pages in
+    /// use yet, or the least recently used.
     fn take_free(&mut self, owner: usize) -> Option<usize> {
         let head = self.pop_whole(owner).or_else(|| self.never_used.pop());
         if head.is_some() {
@@ -230,12 +233,13 @@ impl Heads {
         }
     }
 
-    /// Whether a quarter of them is free.
+    /// True if a quarter of the heads is free.
     pub fn has_quarter(&self) -> bool {
         self.free() * 4 >= self.limit
     }
 
-    /// Whether few enough read for others to begin: of that queue's, where members can do several things at once.
+    /// True if few enough heads read for others to begin: heads of that queue, where members can do several
+    /// requests at once.
     pub fn may_activate(&self, owner: usize) -> bool {
         self.prereading.get(owner) < PREREAD_THRESHOLD
     }
@@ -246,24 +250,24 @@ impl Heads {
         }
     }
 
-    /// The head of a stripe may read: whoever sent it here has waited for that.
+    /// Lets the head of a stripe read: its stripe queue has waited for that.
     pub fn may_read(&mut self, stripe: u64, owner: usize) {
         if let Some(&head) = self.by_stripe.get(&stripe) {
             self.set_preread(head, owner);
         }
     }
 
-    /// How many there are.
+    /// Number of heads.
     pub fn count(&self) -> usize {
         self.limit
     }
 
-    /// How many have something to do.
+    /// Number of heads that have work.
     pub fn active(&self) -> usize {
         self.limit + self.surplus - self.free()
     }
 
-    /// Whether a head is in use, or may be.
+    /// True if a head is in use, or may be.
     pub fn is_used(&self, head: usize) -> bool {
         head < self.limit || (head < self.all.len() && self.is_linked(head))
     }
@@ -297,7 +301,7 @@ impl Heads {
         self.blocked = false;
     }
 
-    /// Heads forget what they hold, if none of them has anything to do; else nothing happens.
+    /// Makes heads forget their data, if none of them has work; otherwise does nothing.
     fn forget(&mut self, heads: std::ops::Range<usize>) -> bool {
         let heads = heads.start..heads.end.min(self.all.len());
         // One that no stripe has was never used, or forgotten before. Those behind the limit that are in use still count.
@@ -320,7 +324,7 @@ impl Heads {
         true
     }
 
-    /// Whether a stripe has this head.
+    /// True if a stripe has this head.
     fn is_linked(&self, head: usize) -> bool {
         let h = &self.all[head];
         self.by_stripe.get(&h.stripe) == Some(&head)
@@ -332,7 +336,7 @@ impl Heads {
 }
 
 impl Core {
-    /// How many heads there are from now on.
+    /// Sets the number of heads from now on.
     pub fn set_stripes(&mut self, count: usize) -> Result<(), Error> {
         self.pages.grow(count)?;
         self.heads.set_limit(count);
@@ -374,7 +378,7 @@ impl Core {
         }
     }
 
-    /// Also one that is delayed: with what came it may do without reads.
+    /// Plugs a head, even if it is delayed: with the new pieces it may need no reads.
     pub(super) fn plug(&mut self, head: usize) {
         let h = &mut self.heads.all[head];
         if !h.plugged && h.round.is_none() {
@@ -384,7 +388,7 @@ impl Core {
         }
     }
 
-    /// Runs what is plugged, and goes on until nothing more can be done without I/O or work.
+    /// Runs the plugged heads, until no more can be done without I/O or computations.
     pub fn unplug(&mut self) {
         loop {
             while !self.heads.blocked

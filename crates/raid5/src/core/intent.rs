@@ -18,13 +18,14 @@ pub(super) struct Intents {
     full: Vec<usize>,
     /// Superblocks wait for these.
     announced: Option<Intent>,
-    /// Pages to be written, and who does it.
+    /// Pages to be written, each with the queue that writes it.
     wanted: BTreeMap<usize, usize>,
     writes: HashMap<usize, (PageWrite, usize)>,
     /// Flushes that a sweep waits for.
     flushing: usize,
-    /// Who writes pages, if there is anybody who always looks: others may be done before their page is.
-    pub keeper: Option<usize>,
+    /// The background thread's queue, which is always polled. It writes pages, since other queues may
+    /// complete their requests before.
+    pub background: Option<usize>,
     /// Pages that are written though the others have them: one device is new.
     fresh: bool,
     _memory: Option<Gauge>,
@@ -51,7 +52,7 @@ impl Intents {
             wanted: BTreeMap::new(),
             writes: HashMap::new(),
             flushing: 0,
-            keeper: None,
+            background: None,
             fresh: false,
             _memory: bytes.map(|b| memory("bitmap", b)),
         })
@@ -86,9 +87,9 @@ impl Intents {
 }
 
 impl Core {
-    /// There is somebody who always looks; or not any more.
-    pub fn set_keeper(&mut self, owner: Option<usize>) {
-        self.intents.keeper = owner;
+    /// Sets or removes the queue of the background thread.
+    pub fn set_background_queue(&mut self, owner: Option<usize>) {
+        self.intents.background = owner;
     }
 
     /// The bitmap as it is now.
@@ -125,7 +126,7 @@ impl Core {
         self.geometry.stripe_member_sector(stripe)
     }
 
-    /// Writes the pages that somebody waits for.
+    /// Writes the pages that writes wait for.
     pub(super) fn start_intents(&mut self) {
         if self.broken {
             self.fail_intents();
@@ -133,7 +134,7 @@ impl Core {
         }
         let fresh = std::mem::take(&mut self.intents.fresh);
         for (page, runner) in std::mem::take(&mut self.intents.wanted) {
-            let runner = self.intents.keeper.unwrap_or(runner);
+            let runner = self.intents.background.unwrap_or(runner);
             let intents = &mut self.intents;
             let (Some(bitmap), Some(region)) = (&mut intents.bitmap, &intents.region) else {
                 return;
@@ -209,7 +210,7 @@ impl Core {
         }
     }
 
-    /// The array stopped: who waits fails with it.
+    /// Fails the writes that wait for pages: the array has failed.
     pub(super) fn fail_intents(&mut self) {
         self.intents.announced = None;
         let waiting = std::mem::take(&mut self.intents.waiting);
@@ -220,7 +221,8 @@ impl Core {
         }
     }
 
-    /// Every few seconds, as the bitmap says: bits go that nobody needs any more.
+    /// Sweeps the bitmap, as is due every few seconds: bits that aren't needed any more are
+    /// cleared.
     pub fn sweep(&mut self, runner: usize) {
         let idle = self.intents.flushing == 0 && !self.broken;
         if self.intents.bitmap.is_none() || !idle || self.slots.failed().is_some() {

@@ -46,7 +46,7 @@ pub(super) struct Logs {
     signature: u32,
     region: Arc<Region>,
     area_bytes: usize,
-    /// Room for partial parity that nobody needs at the moment.
+    /// Memory for partial parity that isn't in use.
     blocks: Vec<Box<Block>>,
     _memory: Gauge,
 }
@@ -102,7 +102,7 @@ impl Logs {
         self.blocks.pop().unwrap_or_else(fresh)
     }
 
-    /// Partial parity that nobody needs any more.
+    /// Takes back memory of partial parity.
     pub fn take_back(&mut self, block: Box<Block>) {
         self.blocks.push(block);
     }
@@ -111,8 +111,9 @@ impl Logs {
 impl Core {
     /// Starts the next unit of each log that is idle.
     ///
-    /// Not while a member is kicked that the superblocks still call one: after a power cut it is taken for fresh, and what
-    /// it had in its cache alone is made good from the log that would be written over.
+    /// No unit is started while the superblocks still list a failed member: after a power cut it would be
+    /// taken for up to date, and data that was only in its cache is recovered from the log that would be
+    /// overwritten.
     pub(super) fn start_logs(&mut self) {
         if self.meta.is_kicking() && !self.broken {
             return;

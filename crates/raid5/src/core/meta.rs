@@ -1,5 +1,5 @@
-//! The superblocks while the array serves: dirty before the first write, a kicked member named before anybody is answered,
-//! and how far a rebuild is.
+//! The superblocks while the array serves: they say dirty before the first write, name a failed member before
+//! any request completes without it, and hold the progress of a recovery.
 
 use super::{Ability, Core, Data, Incoming, Purpose, Slot};
 use crate::superblock::NO_OFFSET;
@@ -8,9 +8,9 @@ use pvblk_block::{Buffer, Error, Op, Region};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What superblocks say besides, and what may be relied on once they are on disk.
+/// Changes for the superblocks, and the state that holds once they are on disk.
 #[derive(Clone, Copy, Default)]
-struct News {
+struct SuperblockChanges {
     /// The incoming device holds all stripes before this.
     committed: Option<u64>,
     /// It is a member now, and the one before it isn't.
@@ -18,7 +18,7 @@ struct News {
 }
 
 pub(super) struct Meta {
-    /// By slot.
+    /// Superblocks by slot.
     superblocks: Vec<Option<Superblock>>,
     region: Arc<Region>,
     /// Members' logical sector.
@@ -33,18 +33,19 @@ pub(super) struct Meta {
     kicking: bool,
     /// Writes that haven't ended.
     left: usize,
-    /// The bitmap is told the next events first.
+    /// The bitmap is written with the next event number first.
     announcing: bool,
-    /// Who writes them: a queue that waits for it, since one without requests isn't stepped. And who comes next.
+    /// The queue that writes the superblocks: one whose requests wait for it, since a queue without requests
+    /// isn't stepped. And the queue that is next.
     runner: usize,
     next_runner: usize,
     /// They changed while they were being written.
     again: bool,
-    /// What is written next leaves a member out that the last ones had.
+    /// The next superblocks leave out a member that the last ones had.
     leaves_out: bool,
     /// For the next write, and of the one under way.
-    next: News,
-    flying: News,
+    next: SuperblockChanges,
+    flying: SuperblockChanges,
 }
 
 impl Meta {
@@ -86,8 +87,8 @@ impl Meta {
             next_runner: 0,
             again: false,
             leaves_out: changed,
-            next: News::default(),
-            flying: News::default(),
+            next: SuperblockChanges::default(),
+            flying: SuperblockChanges::default(),
         })
     }
 
@@ -117,10 +118,10 @@ impl Meta {
         all.map(|s| s.events).max().unwrap_or(0)
     }
 
-    /// What was to be told of the incoming device is void.
+    /// Drops changes for the incoming device.
     pub fn forget_incoming(&mut self) {
-        self.next = News::default();
-        self.flying = News::default();
+        self.next = SuperblockChanges::default();
+        self.flying = SuperblockChanges::default();
     }
 
     fn is_busy(&self) -> bool {
@@ -219,8 +220,8 @@ impl Core {
         Ok(slot)
     }
 
-    /// Superblocks are to say that the incoming device holds all stripes before this, or that it is a member now. What it holds
-    /// was flushed.
+    /// Requests superblocks that say that the incoming device holds all stripes before `stripes`, or that it
+    /// is a member now. Its data was flushed before.
     pub(super) fn commit(&mut self, stripes: u64, takes_over: bool, runner: usize) {
         self.meta.next.committed = Some(stripes);
         if takes_over {
@@ -249,15 +250,16 @@ impl Core {
         }
     }
 
-    /// Superblocks have news. The runner waits for them to be told.
+    /// Requests superblocks with the changes. The runner waits for them.
     pub(super) fn write_meta(&mut self, runner: usize) {
         self.meta.next_runner = runner;
         if self.meta.is_busy() {
             self.meta.again = true;
             return;
         }
-        // Twice: a member that is left out may have got the last change although it told an error, and who is one event
-        // behind counts as fresh. Not two events at once, or those that a power cut keeps from it would look stale.
+        // The superblocks are written twice. A member that is left out may have got the last change although
+        // it returned an error, and a device that is one event behind counts as up to date. The events are
+        // two separate ones, because otherwise the devices that a power cut keeps from them would look stale.
         self.meta.again = std::mem::take(&mut self.meta.leaves_out);
         self.meta.runner = runner;
         if self.intents.announce(self.meta.events() + 1) {
@@ -312,8 +314,9 @@ impl Core {
         }
     }
 
-    /// How far parity is right, as superblocks say it. While the array is dirty they say nothing of that, but for one with a log,
-    /// whose names aren't all then: an offset above zero says that parity behind it was never made.
+    /// The resync offset for the superblocks. While the array is dirty they hold none, except for an array
+    /// with a log: its logs don't list all stripes then, because an offset above zero says that parity behind
+    /// it was never made right.
     fn resync_offset(&self) -> u64 {
         let first = self.unsynced.first();
         let offset = first.map(|stripe| stripe * STRIPE_SECTORS);
@@ -331,12 +334,12 @@ impl Core {
         if self.meta.left > 0 {
             return;
         }
-        let news = std::mem::take(&mut self.meta.flying);
-        if let (Some(committed), Some(incoming)) = (news.committed, &mut self.slots.incoming) {
+        let changes = std::mem::take(&mut self.meta.flying);
+        if let (Some(committed), Some(incoming)) = (changes.committed, &mut self.slots.incoming) {
             incoming.committed = incoming.committed.max(committed);
         }
-        // What takes over does so when nothing is left to be told.
-        self.meta.next.takes_over |= news.takes_over;
+        // The incoming device takes over when no change is left to be written.
+        self.meta.next.takes_over |= changes.takes_over;
         if self.meta.again && !self.broken {
             self.write_meta(self.meta.next_runner);
             return;

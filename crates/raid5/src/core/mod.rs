@@ -1,8 +1,9 @@
-//! The array while it serves: told requests and ends of member I/O, it says which member I/O to start and which requests are done.
-//! It does no I/O itself and knows no threads. docs/decisions/0009-raid5.md has the rules.
+//! The array while it serves: given requests and completions of member I/O, it returns the member I/O to
+//! start and the requests that are done. It does no I/O itself and knows no threads.
+//! docs/decisions/0009-raid5.md has the rules.
 //!
-//! Each piece of work has a runner: the queue that does its I/O. It is one whose own request needs it, since a queue without
-//! requests in flight isn't stepped.
+//! Each piece of work has a runner: the queue that does its I/O. The runner is a queue whose own request
+//! needs the work, since a queue without requests in flight isn't stepped.
 
 mod head;
 mod intent;
@@ -38,7 +39,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use sync::Sync;
 
-/// Which I/O ended.
+/// Names an I/O when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Token(usize);
 
@@ -47,7 +48,7 @@ pub(super) struct Token(usize);
 pub(super) struct MemberIo {
     /// The queue that does it.
     pub runner: usize,
-    /// The device.
+    /// Slot of the device.
     pub slot: usize,
     pub op: Op,
     pub fua: bool,
@@ -57,14 +58,14 @@ pub(super) struct MemberIo {
     pub token: Token,
 }
 
-/// What an I/O reads into or writes.
+/// Memory that an I/O reads into or writes.
 #[derive(Debug)]
 pub(super) enum Data {
     /// Nothing: a flush.
     None,
     /// One piece of memory, which is the usual case.
     One(Buffer),
-    /// Several.
+    /// The buffers of several requests.
     Some(Vec<Buffer>),
     /// None, and a block of zeros is written.
     Zeros,
@@ -93,7 +94,7 @@ impl Data {
     }
 }
 
-/// What an I/O is for.
+/// The purpose of an I/O.
 #[derive(Clone, Copy, Debug)]
 enum Purpose {
     /// A piece of a request that goes to the member as it is: a read, or a flush.
@@ -125,7 +126,8 @@ struct Direct {
     skip: usize,
 }
 
-/// A request that work may read while the core holds it. In its box, since that is what goes back to its submitter.
+/// A request that computations may read while the core holds it. It stays in its box, which goes back to the
+/// submitter.
 #[allow(clippy::redundant_allocation)]
 type Shared = Arc<Box<Request>>;
 
@@ -156,14 +158,14 @@ struct Piece {
 }
 
 impl Piece {
-    /// Bytes.
+    /// Length in bytes.
     fn len(&self) -> usize {
         debug_assert!(self.offset + self.sectors <= STRIPE_SECTORS);
         (self.sectors * 512) as usize
     }
 }
 
-/// What an array is made of.
+/// The parts of an array.
 pub(super) struct Setup {
     pub geometry: Geometry,
     /// By role; `None`: missing.
@@ -183,7 +185,7 @@ pub(super) struct Setup {
     pub dirty: bool,
 }
 
-/// What was written, in numbers.
+/// Counters of writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Rounds of stripes that were written.
@@ -220,7 +222,7 @@ pub(super) struct Core {
     free_active: Vec<usize>,
     purposes: Vec<Option<Purpose>>,
     free_purposes: Vec<usize>,
-    /// Which slot an I/O is on, by token.
+    /// The slot of each I/O, by token.
     places: Vec<usize>,
     /// Lists of pieces to be used again.
     spare_pieces: Vec<Vec<work::RoundPiece>>,
@@ -321,7 +323,7 @@ impl Core {
         self.broken
     }
 
-    /// Slots that nobody needs any more, since the last time.
+    /// The slots that were freed since the last call.
     pub fn take_gone(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.slots.gone)
     }
@@ -441,7 +443,7 @@ impl Core {
         active.is_some_and(|a| a.request.flags.contains(RequestFlags::FUA))
     }
 
-    /// Straight to the members, in pieces of a chunk, but for what lies on a failed one.
+    /// Reads from the members, in pieces of a chunk; pieces on a failed member are computed.
     fn read(&mut self, id: usize) {
         let (sector, sectors) = self.range(id);
         let pieces = self.geometry.pieces(sector, sectors);
@@ -518,7 +520,7 @@ impl Core {
         }
     }
 
-    /// All members, for what was written before.
+    /// Flushes all members, for the writes that completed before.
     fn flush(&mut self, id: usize) {
         let runner = self.owner(id);
         for slot in self.slots.volatile() {
@@ -582,7 +584,7 @@ impl Core {
         };
         self.free_purposes.push(token.0);
         let slot = self.places[token.0];
-        // What can't be read may be calculated and written; whether that works is seen then.
+        // Data that can't be read may be computed and written; the write shows if the member works.
         let is_read = match purpose {
             Purpose::HeadRead { .. } => true,
             Purpose::Direct(direct) => direct.sectors > 0,
@@ -617,7 +619,7 @@ impl Core {
         self.piece_done(id);
     }
 
-    /// Fails everything that waits; what runs fails when its I/O ends.
+    /// Fails everything that waits; work under way fails when its I/O ends.
     #[cold]
     fn break_off(&mut self) {
         if self.broken {

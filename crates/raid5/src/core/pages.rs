@@ -28,9 +28,9 @@ struct Segment {
 pub(super) struct Pages {
     segments: Vec<Option<Segment>>,
     members: usize,
-    /// How many segments are there.
+    /// Number of segments.
     present: usize,
-    /// How many of those are warm.
+    /// Number of segments with memory.
     warm: usize,
     memory: Gauge,
 }
@@ -79,7 +79,7 @@ impl Pages {
         Ok(())
     }
 
-    /// How many segments there are; some may have no memory.
+    /// Number of segments; some may have no memory.
     pub fn segments(&self) -> usize {
         self.segments.len()
     }
@@ -88,7 +88,8 @@ impl Pages {
         segment * SEGMENT_HEADS..(segment + 1) * SEGMENT_HEADS
     }
 
-    /// Gives a segment's memory back to the system, unless somebody has a buffer of it, or its heads don't `forget` what they hold. Returns bytes.
+    /// Gives a segment's memory back to the system, unless a buffer of it is in use, or its heads don't
+    /// `forget` their data. Returns bytes.
     pub fn give_way(&mut self, segment: usize, forget: impl FnOnce(Range<usize>) -> bool) -> u64 {
         let Some(found) = self.segments[segment].as_mut().filter(|s| s.warm) else {
             return 0;
@@ -112,7 +113,7 @@ impl Pages {
         &self.memory
     }
 
-    /// Gives back what no head from this one on uses, as `is_used` says.
+    /// Gives back the memory of heads from this one on that aren't used, as `is_used` says.
     pub fn shrink(&mut self, heads: usize, is_used: impl Fn(usize) -> bool) {
         for at in heads.div_ceil(SEGMENT_HEADS)..self.segments.len() {
             if !Pages::heads_of(at).any(&is_used)
@@ -193,7 +194,7 @@ impl HeadPages {
             .xor_from(self.at(member), &sources, STRIPE_BYTES);
     }
 
-    /// Whether a page is all zeros.
+    /// True if a page is all zeros.
     pub fn is_zero(&self, member: usize) -> bool {
         self.region.is_zero(self.at(member), STRIPE_BYTES)
     }

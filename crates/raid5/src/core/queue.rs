@@ -21,10 +21,10 @@ const PATIENCE: u64 = 2048;
 /// Streams that are known at a time.
 const STREAMS: usize = 32;
 
-/// How writes go to stripe heads.
+/// The path by which writes go to stripe heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WritePath {
-    /// Straight, as md has it: what needs reads waits in its head.
+    /// Writes go to the heads at once, as in md: a write that needs reads waits in its head.
     #[default]
     Direct,
     /// Through the stripe queue.
@@ -65,7 +65,7 @@ enum Place {
     Lo,
     /// It would have to read, and waits.
     Delayed,
-    /// Its stripe's head has what it had.
+    /// The stripe's head has the queue's pieces.
     Held,
 }
 
@@ -102,7 +102,7 @@ struct Stream {
     used: u64,
 }
 
-/// All queues.
+/// All stripe queues.
 pub(super) struct Queues {
     pub path: WritePath,
     all: Vec<Queue>,
@@ -112,7 +112,7 @@ pub(super) struct Queues {
     lists: [List; 3],
     /// Pieces that found no free queue.
     waiting: Waiters,
-    /// None was free; until an eighth is, nobody gets a new one.
+    /// No stripe queue was free; until an eighth is, no stripe gets a new one.
     blocked: bool,
     /// No head was free; until a quarter is, no queue gets one, so that neighbours go together.
     starved: bool,
@@ -272,7 +272,7 @@ impl Queues {
         self.waiting.take()
     }
 
-    /// Whether every queue is where the rule says.
+    /// Checks that every queue is in the list where the rules want it.
     pub fn check(&self) -> Result<(), String> {
         let mut seen = vec![0; self.all.len()];
         for place in [Place::Hi, Place::Lo, Place::Delayed] {
@@ -314,12 +314,12 @@ impl Queues {
 }
 
 impl Core {
-    /// From now on writes go this way. What waits in queues goes on from there.
+    /// Sets the path of writes from now on. Writes that wait in queues go on from there.
     pub fn set_write_path(&mut self, path: WritePath) {
         self.queues.path = path;
     }
 
-    /// Whether the stripe queue is in order; what isn't.
+    /// Checks the stripe queues; an error names the first that is wrong.
     pub fn check_queues(&self) -> Result<(), String> {
         for queue in self.heads.all.iter().filter_map(|h| h.queue) {
             let q = &self.queues.all[queue];
@@ -385,7 +385,7 @@ impl Core {
         }
     }
 
-    /// What a queue has goes to its stripe's head, if there is one to be had.
+    /// Gives the pieces of a queue to its stripe's head, if a head is free.
     fn hand_over(&mut self, queue: usize) -> bool {
         let stripe = self.queues.all[queue].stripe;
         if self.queues.starved {
@@ -422,7 +422,7 @@ impl Core {
     /// Gives heads to queues; true if any got one.
     pub(super) fn run_queues(&mut self) -> bool {
         if self.broken {
-            // Also what heads have let go since.
+            // Pieces that heads have released since then fail too.
             self.fail_queues();
             return false;
         }
@@ -486,14 +486,15 @@ impl Core {
         true
     }
 
-    /// Keys of submitters whose writes wait for more to come, and who have nothing being written.
+    /// Submitters whose writes wait for more to come, while none of their writes is under way.
     fn wait_in_vain(&self) -> impl Iterator<Item = usize> + '_ {
         let queues = &self.queues;
         let waits = queues.waits.some();
         waits.filter(|key| queues.writing.get(*key) == 0)
     }
 
-    /// Those who are to say whether more is to be expected of them: their writes wait, and nothing else is written for them.
+    /// The submitters that are asked if more writes are to be expected of them: their writes wait, and none
+    /// of them is under way.
     pub fn waits_for(&self) -> Vec<usize> {
         let oldest = |key| {
             let first = |place| self.first_of(place, key);
@@ -579,7 +580,7 @@ impl Core {
         }
     }
 
-    /// The array stopped: what waits fails.
+    /// Fails the writes that wait: the array has failed.
     pub(super) fn fail_queues(&mut self) {
         for piece in self.queues.take_waiting() {
             self.fail_piece(piece.request);

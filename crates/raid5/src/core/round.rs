@@ -1,4 +1,4 @@
-//! A round of a head: what it reads, what is calculated, what it writes.
+//! A round of a stripe head: its reads, its computation, its writes.
 
 use super::pages::{Block, bits, segments};
 use super::work::{Mode, RoundPiece, Work, can_borrow};
@@ -8,7 +8,7 @@ use crate::{Policy, STRIPE_BYTES};
 use pvblk_block::Op;
 use pvblk_block::planted::{Plant, has};
 
-/// What a head does from its first read to its last write.
+/// The work of a head from its first read to its last write.
 pub(super) struct Round {
     pub mode: Mode,
     pub pieces: Vec<RoundPiece>,
@@ -18,7 +18,7 @@ pub(super) struct Round {
     missing: Option<usize>,
     /// This role's page is to be calculated from all others.
     pub compute: Option<usize>,
-    /// The role whose block alone is written, for what nobody asked for.
+    /// The role whose block alone is written, in a round that isn't for a request.
     pub target: Option<usize>,
     ios: usize,
     /// A read failed: all begins anew.
@@ -31,18 +31,18 @@ pub(super) struct Round {
     /// The stripe becomes all zeros, without data.
     hole: bool,
     pub runner: usize,
-    /// XOR of the blocks that aren't written; `None` if all are, or nobody asks.
+    /// XOR of the blocks that aren't written; `None` if all are, or if no log needs it.
     pub partial_parity: Option<Box<Block>>,
     /// It is in a log that is on disk.
     pub logged: bool,
     /// It counts as a writer in the bitmap.
     pub intends: bool,
-    /// It is for what goes through all stripes, of this number.
+    /// Number of the recovery, resync or check that the round belongs to.
     pub sync: Option<u64>,
 }
 
 impl Round {
-    /// Whether it is of writes that somebody asked for.
+    /// True if the round has writes of requests.
     pub fn writes(&self) -> bool {
         matches!(self.mode, Mode::NoParity | Mode::Modify | Mode::Reconstruct)
     }
@@ -101,7 +101,7 @@ impl Core {
         some.fold(0, |mask, i| mask | bit(self.member(stripe, i)))
     }
 
-    /// All members.
+    /// Mask of all members.
     pub(super) fn everyone(&self) -> u64 {
         u64::MAX >> (64 - self.geometry.members())
     }
@@ -116,7 +116,7 @@ impl Core {
         matches!(self.policy, Policy::Ppl(_)) && missing != Some(parity)
     }
 
-    /// Begins a round of what is to be done, if anything is.
+    /// Begins a round of the head's work, if there is any.
     pub(super) fn run_head(&mut self, head: usize) {
         if self.heads.all[head].round.is_some() {
             return;
@@ -126,7 +126,7 @@ impl Core {
             return;
         }
         let h = &self.heads.all[head];
-        // What isn't rebuilt is no good for calculating another block.
+        // A block that isn't recovered can't be used to compute another one.
         let rebuilds = |i: super::Incoming| self.slots.by_role[i.role].is_none();
         let first = h.sync.is_some() && self.slots.incoming.is_some_and(rebuilds);
         if h.bad != 0 && !first {
@@ -279,9 +279,9 @@ impl Core {
         let reconstruct = stale(!whole);
         let failed = self.index_of(stripe, missing).map(bit);
         (round.mode, round.compute) = match failed {
-            // What isn't written and can't be read must not be needed.
+            // A block that isn't written and can't be read must not be needed.
             Some(f) if stale(f) != 0 && wanted & f == 0 => (Mode::Modify, None),
-            // It is written in part, so what it holds must be known.
+            // The block is written in part, so the rest of it must be known.
             Some(f) if stale(f) != 0 && whole & f == 0 => {
                 let member = missing.unwrap_or(parity);
                 round.compute = Some(member);
@@ -364,7 +364,7 @@ impl Core {
         }
     }
 
-    /// What the round is for can't be had: two blocks of its stripe can't be read.
+    /// Fails the round: two blocks of its stripe can't be read.
     fn lose_round(&mut self, head: usize) {
         let Some(mut round) = self.take_round(head) else {
             return;
@@ -399,7 +399,8 @@ impl Core {
         let h = &self.heads.all[head];
         let (stripe, member) = (h.stripe, h.bad.trailing_zeros() as usize);
         if self.slots.missing(stripe).is_some() {
-            // It is the missing one's, which is calculated anyway; or it can't be calculated, and whoever needs it sees that.
+            // The block is the missing member's, which is computed anyway; or it can't be computed, and later
+            // requests for it find that out.
             self.heads.all[head].bad = 0;
             self.run_head(head);
             return;
@@ -499,7 +500,8 @@ impl Core {
         self.keep_list(pieces);
     }
 
-    /// An empty list for another round. A round that nobody asked for never had one: of those there are as many as stripes.
+    /// Keeps an empty list for another round. Rounds that aren't for requests have none: there are as many of
+    /// those as stripes.
     fn keep_list(&mut self, pieces: Vec<RoundPiece>) {
         debug_assert!(pieces.is_empty());
         if pieces.capacity() > 0 {
@@ -507,7 +509,7 @@ impl Core {
         }
     }
 
-    /// Which roles a round writes, as a mask.
+    /// Mask of the roles that a round writes.
     fn written(&self, stripe: u64, round: &Round) -> u64 {
         let parity = self.geometry.stripe_parity(stripe);
         let all = match round.mode {
@@ -519,8 +521,9 @@ impl Core {
         all & !round.missing.map_or(0, bit)
     }
 
-    /// Data and parity go to the members. Not while a member is kicked that the superblocks still call one: after a power
-    /// cut it would be taken for fresh, and what was written without it, or without its log, would be a hole.
+    /// Writes data and parity to the members, but not while the superblocks still list a failed member: after
+    /// a power cut it would be taken for up to date, and data written without it, or without its log, would
+    /// be lost.
     pub(super) fn write_pages(&mut self, head: usize) {
         if self.meta.is_kicking() && !self.broken {
             self.unnamed.push(head);
@@ -636,13 +639,14 @@ impl Core {
     }
 }
 
-/// Which of the data blocks that are waited for a round writes; all as masks.
+/// The data blocks, of those that wait, that a round writes; all as masks.
 fn choose(all: u64, alone: Option<usize>, logs: bool) -> u64 {
     if let Some(f) = alone
         && all & bit(f) != 0
         && !has(Plant::MissingWithOthers)
     {
-        // Alone: only parity is written then, so a crash can't mix what the missing member would hold.
+        // The block is written alone: only parity is written then, so a crash can't mix the versions of the
+        // missing member's data.
         return bit(f);
     }
     if !logs {

@@ -1,13 +1,14 @@
-//! Which device is which member, and what becomes of it when one fails.
+//! The devices of the members, and the handling of one that fails.
 //!
-//! A role is a member's place in the array, a slot is a device. A role has one slot; none if its member failed; and besides it
-//! one more, the incoming, while that is rebuilt or replaces a living member.
+//! A role is a member's place in the array, a slot is a device. A role has one slot; none if its member
+//! failed. One role may have another slot, the incoming device, while that is recovered or replaces a working
+//! member.
 
 use super::{Ability, Core, Data};
 use crate::{Policy, Superblock};
 use std::ops::Range;
 
-/// A device.
+/// A device of the array.
 pub(super) struct Slot {
     /// Where its data begins.
     pub data_sectors: u64,
@@ -60,7 +61,7 @@ pub(super) struct Slots {
     pub incoming: Option<Incoming>,
     /// `None`: gone.
     pub all: Vec<Option<Slot>>,
-    /// Slots that nobody needs any more.
+    /// Slots that aren't used any more.
     pub gone: Vec<usize>,
 }
 
@@ -117,7 +118,7 @@ impl Slots {
         self.live().filter(volatile).collect()
     }
 
-    /// Whether a device writes zeros by itself.
+    /// True if a device writes zeros by itself.
     pub fn zeroes(&self, slot: usize) -> bool {
         self.all[slot].as_ref().is_some_and(|s| s.ability.zeroes)
     }
@@ -234,7 +235,7 @@ impl Core {
         slot.read_errors <= MOST_READ_ERRORS
     }
 
-    /// Every hour: what is long ago counts less.
+    /// Halves the counts of read errors, every hour, so that old errors count less.
     pub fn forgive_read_errors(&mut self) {
         let slots = self.slots.all.iter_mut().flatten();
         slots.for_each(|slot| slot.read_errors /= 2);

@@ -1,4 +1,4 @@
-//! What people see of an array that serves.
+//! The state of an array that serves, for users.
 
 use super::sync::SyncNow;
 use super::{Core, Counts, WritePath};
@@ -30,9 +30,9 @@ pub struct State {
     pub broken: bool,
     /// Its superblocks say that it isn't stopped in order.
     pub dirty: bool,
-    /// Their counter.
+    /// Event counter of the superblocks.
     pub events: u64,
-    /// What goes through all stripes.
+    /// The recovery, resync or check under way.
     pub sync: Option<SyncNow>,
     /// Sectors of each member, from the start, whose parity is right; `None`: all.
     pub in_sync_sectors: Option<u64>,
@@ -42,21 +42,21 @@ pub struct State {
     pub trouble: Option<String>,
     /// Stripe heads, and how many of them are at work.
     pub stripes: usize,
-    /// As above.
+    /// Number of stripe heads that have work.
     pub active_stripes: usize,
     /// Requests taken, ever.
     pub requests: u64,
-    /// How writes go to stripe heads.
+    /// Path by which writes go to stripe heads.
     pub path: WritePath,
 }
 
 impl Core {
-    /// What was written, in numbers.
+    /// Counters of writes.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// For people.
+    /// The current state.
     pub fn state(&self) -> State {
         let (superblocks, dirty) = self.meta.superblocks();
         let incoming = self.slots.incoming;

@@ -1,6 +1,8 @@
-//! What goes through all stripes: rebuilding a member, making all parity, checking it. One at a time.
+//! Actions on all stripes: recovery of a member, resync of parity, and checks. One action runs at a
+//! time.
 //!
-//! It takes stripe heads like everybody, so a stripe that it handles has one round at a time: nobody's write comes in between.
+//! An action takes stripe heads as requests do, so a stripe has one round at a time: no write comes in
+//! between.
 
 use super::round::{Round, bit};
 use super::work::Mode;
@@ -11,7 +13,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 
-/// What is done to all stripes, in md's words (`sync_action`).
+/// An action on all stripes, in md's words (`sync_action`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Parity is made right where it isn't known to be.
@@ -20,7 +22,7 @@ pub enum Action {
     Recover,
     /// Parity is compared with the data.
     Check,
-    /// The same, and what is wrong is made right.
+    /// A check that makes wrong parity right.
     Repair,
 }
 
@@ -35,10 +37,9 @@ impl fmt::Display for Action {
     }
 }
 
-/// How far it is.
+/// Progress of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncNow {
-    /// What is done.
     pub action: Action,
     /// Sectors of each member that are done, of those to be done.
     pub done_sectors: u64,
@@ -66,11 +67,12 @@ pub(super) struct Sync {
     unreadable: u64,
     /// Members are flushed: how many are left, and all stripes before this were done when it began.
     flush: Option<(usize, u64)>,
-    /// Superblocks are told.
+    /// Superblocks are being written.
     telling: bool,
     ending: bool,
-    /// Superblocks say that the device is whole; now they are told that it is the member. Not at once: a power cut between two
-    /// of them must not leave it in part, and the one before it out.
+    /// Superblocks say that the device is recovered; the next ones say that it is the member. These are two
+    /// steps: a power cut between two superblocks must not leave the device incomplete, and the one before it
+    /// out.
     whole: bool,
 }
 
@@ -83,7 +85,7 @@ impl Sync {
 }
 
 impl Core {
-    /// What is under way.
+    /// The action under way.
     pub fn sync_now(&self) -> Option<SyncNow> {
         let sync = self.sync.as_ref()?;
         Some(SyncNow {
@@ -94,7 +96,7 @@ impl Core {
         })
     }
 
-    /// What there is to do without being asked.
+    /// The action that has to be done without an order.
     pub fn sync_wanted(&self) -> Option<Action> {
         if self.sync.is_some() || self.broken {
             return None;
@@ -246,7 +248,7 @@ impl Core {
                 return false;
             }
             _ => {
-                // What lies there counts, not what we think.
+                // The data on the members counts, not that in the head.
                 self.heads.all[head].valid = 0;
                 round.target = Some(parity);
                 self.everyone()
@@ -390,7 +392,7 @@ impl Core {
         }
     }
 
-    /// How many devices have become members.
+    /// Number of devices that have become members.
     pub fn takeovers(&self) -> u64 {
         self.takeovers
     }
@@ -406,13 +408,13 @@ impl Core {
             self.slots.all[old] = None;
             self.slots.gone.push(old);
         }
-        // What the old one missed is there now.
+        // The writes that the old one missed are on the new one.
         let stripes = self.geometry.stripes();
         self.intents_resynced(0..stripes);
         tracing::info!("raid5: member {} is rebuilt", incoming.role);
     }
 
-    /// Stops what is under way; what was done of it stays done.
+    /// Stops the action under way; the stripes that are done stay done.
     pub fn stop_sync(&mut self) {
         if let Some(sync) = self.sync.take_if(|s| !s.ending) {
             self.ended_early(&sync, "was stopped");
@@ -436,7 +438,8 @@ impl Core {
         self.sync.take_if(rebuilds);
     }
 
-    /// A member failed: what compares parity has none, and a rebuild of another one goes on if it can.
+    /// A member failed: a check or resync has no parity then and ends, and a recovery of another device goes
+    /// on if it can.
     pub(super) fn sync_lost_member(&mut self, _role: usize) {
         let compares = |s: &mut Sync| s.action != Action::Recover;
         if let Some(sync) = self.sync.take_if(compares) {
@@ -444,7 +447,7 @@ impl Core {
         }
     }
 
-    /// How far the incoming device is, for an end in order: everything was flushed.
+    /// Progress of the incoming device, for an orderly end: all data was flushed.
     pub fn recovered_sectors(&self) -> Option<(usize, usize, u64)> {
         let incoming = self.slots.incoming?;
         Some((incoming.slot, incoming.role, incoming.done * STRIPE_SECTORS))

@@ -1,4 +1,5 @@
-//! What is counted by submitter, where members can do several things at once; with arms, all are one.
+//! Counts by submitter, where members can do several requests at once; with rotational members all
+//! submitters count as one.
 
 /// A number for each submitter.
 pub(super) struct Tally {
@@ -15,7 +16,7 @@ impl Tally {
         }
     }
 
-    /// Which number is a submitter's.
+    /// Index of a submitter's count.
     pub fn key(&self, owner: usize) -> usize {
         match self.together {
             true => 0,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 #[derive(Default)]
 pub(super) struct Waiters {
-    /// By owner.
+    /// Waiting pieces by owner.
     all: Vec<VecDeque<Piece>>,
     len: usize,
     /// Whose turn it is, and how many pieces it has had of it.
@@ -22,8 +22,8 @@ impl Waiters {
         self.len += 1;
     }
 
-    /// The next one. A turn has so many pieces, and goes on to the end of its request, whose pieces are neighbours. Long turns suit disks: what
-    /// comes from one queue is mostly near.
+    /// The next piece. A turn has `turn` pieces, and goes on to the end of its request, whose pieces are
+    /// neighbours. Long turns suit rotational disks: the pieces of one queue are mostly near to each other.
     pub fn pop(&mut self, turn: usize) -> Option<Piece> {
         if self.len == 0 {
             return None;

@@ -1,6 +1,8 @@
-//! What is calculated from pages, and copied to and from them: done without the core's lock, by whoever steps it.
+//! Computations on pages, and copies to and from them: done without the core's lock, by the thread that steps
+//! it.
 //!
-//! The pages of a head belong to its round, and a round has one piece of work at a time, so nobody else touches them.
+//! The pages of a head belong to its round, and a round has one computation at a time, so no other thread
+//! touches them.
 
 use super::pages::{Block, HeadPages, segments};
 use super::{Piece, Shared};
@@ -16,14 +18,15 @@ pub(super) struct RoundPiece {
     pub member: usize,
 }
 
-/// How a round makes parity.
+/// The way in which a round computes parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Nothing is written.
     Read,
     /// The parity member is missing.
     NoParity,
-    /// Read-modify-write: old parity, without the old contents of what is written, with the new ones.
+    /// Read-modify-write: old parity, XOR the old and the new contents of the blocks that are
+    /// written.
     Modify,
     /// Reconstruct-write: from all data.
     Reconstruct,
@@ -58,7 +61,7 @@ pub(in super::super) struct Work {
 }
 
 impl Work {
-    /// Does it.
+    /// Does the computation.
     pub fn run(&mut self) {
         if let Some(member) = self.compute {
             self.pages.sum(member, self.all & !(1 << member));
@@ -99,7 +102,7 @@ impl Work {
         }
     }
 
-    /// The parity page becomes what is wrong with it, and then right.
+    /// Makes the parity page the difference to the right parity, and then the right parity.
     fn check(&mut self) {
         let parity = 1 << self.parity;
         self.pages.sum(self.parity, self.all);
@@ -114,7 +117,7 @@ impl Work {
             self.sum_borrowed();
             return;
         }
-        // What parity is without the blocks that are written is needed for its own sake, or before they are.
+        // The partial parity is needed for a log, or before the blocks are written.
         let modifies = self.mode == Mode::Modify;
         if modifies || self.partial_parity.is_some() {
             let rest = match modifies {
@@ -147,7 +150,8 @@ impl Work {
     }
 }
 
-/// Whether a stripe is written whole by pieces that are whole blocks each, in one buffer each that stays as it is until the end.
+/// True if a stripe is written whole by pieces that are whole blocks each, in one buffer each that stays as
+/// it is until the end.
 pub(super) fn can_borrow(pieces: &[RoundPiece], blocks: usize) -> bool {
     let stable = |p: &RoundPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
     let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);

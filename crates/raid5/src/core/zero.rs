@@ -1,8 +1,11 @@
-//! Write-zeroes and discard: writes of zeros that bring no data, some stripes at a time, however long they are.
+//! Write-zeroes and discard: writes of zeros that carry no data, some stripes at a time, however long the
+//! requests are.
 //!
-//! They take the way of every other write, with its log, bitmap and superblocks, so a power cut at any moment leaves what it leaves of a write.
-//! Only the last step differs: a stripe that is zeros on all members, its parity too, is made so by the members' own write-zeroes, which may
-//! give the space back. A discard is done for whole rows and forgotten for the rest; without one of the members nothing is discarded.
+//! They go the way of every other write, with its log, bitmap and superblocks, so a power cut at any moment
+//! has the same effects as for a write. Only the last step differs: a stripe that is zeros on all members,
+//! its parity too, is written by the members' own write-zeroes, which may give the space back. A discard is
+//! done for whole rows of chunks and ignored for the rest; without one of the members it is ignored
+//! altogether.
 
 use super::work::RoundPiece;
 use super::{Active, Core, Piece};
@@ -14,7 +17,7 @@ use std::ops::Range;
 /// Blocks of a request that wait at a time, as many as the longest write has.
 const MOST_BLOCKS: u64 = 256;
 
-/// What a member can do.
+/// The members' support for write-zeroes.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Ability {
     /// A completed write needs a flush.
@@ -33,7 +36,7 @@ impl From<Limits> for Ability {
 }
 
 impl Core {
-    /// Begins.
+    /// Begins a write-zeroes or discard.
     pub(super) fn zero(&mut self, id: usize) {
         let (sector, sectors) = self.range(id);
         let (row, end) = (self.geometry.row_sectors(), sector + sectors);
@@ -119,13 +122,13 @@ impl Core {
 }
 
 impl Active {
-    /// Whether more of it follows what is under way.
+    /// True if more stripes of the request follow those under way.
     pub fn goes_on(&self) -> bool {
         !self.zeroes.is_empty()
     }
 }
 
-/// Whether a round leaves nothing but zeros of its stripe, which may be holes.
+/// True if a round leaves only zeros in its stripe, which may be holes.
 pub(super) fn is_hole(pieces: &[RoundPiece], blocks: usize) -> bool {
     let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES || has(Plant::HolesTooLarge);
     pieces.len() == blocks && pieces.iter().all(|p| whole(p) && may_unmap(&p.request))

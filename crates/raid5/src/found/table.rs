@@ -10,11 +10,11 @@ pub(super) enum At {
     Place(fn(u64) -> Option<u64>),
 }
 
-/// A mark, and what has it.
+/// A magic number, and the format that has it.
 pub(super) struct Magic {
     pub at: At,
     pub bytes: &'static [u8],
-    /// Whether the rest makes sense, given the bytes in which the mark was found.
+    /// Checks the rest of the format, given the bytes in which the magic was found.
     pub check: fn(&[u8]) -> bool,
     pub what: &'static str,
     pub container: bool,
@@ -199,7 +199,7 @@ fn has_partitions(bytes: &[u8]) -> bool {
     let entry = |n: usize| bytes.get(446 + 16 * n..462 + 16 * n);
     let mut entries = (0..4).filter_map(entry);
     let flags_are_right = entries.clone().all(|e| e[0] & 0x7f == 0);
-    // A GUID partition table is told by its own mark.
+    // A GUID partition table is found by its own magic.
     let is_used =
         |e: &[u8]| ![0, 0xee].contains(&e[4]) && e[8..12] != [0; 4] && e[12..16] != [0; 4];
     flags_are_right && entries.any(is_used)

@@ -2,7 +2,7 @@ use super::*;
 
 const SIZE: usize = 8 << 20;
 
-/// What is found in an image of which only this is written.
+/// The formats found in an image with only these bytes written.
 fn image(at: usize, bytes: &[u8]) -> Option<String> {
     image_of(SIZE, &[(at, bytes)])
 }

@@ -4,7 +4,7 @@ use super::super::assemble::{Assembly, Member};
 use super::super::blocking::{Blocking, Idle};
 use pvblk_block::Error;
 
-/// Which device of an array.
+/// A device of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     /// The member at a place.
@@ -22,7 +22,8 @@ impl At {
         members.chain(incoming).collect()
     }
 
-    /// What has the data and the log of a place: its member, or else what is rebuilt for it.
+    /// The device with the data and the log of a place: its member, or else the device that is
+    /// recovered for it.
     pub fn home(assembly: &Assembly, place: usize) -> Option<At> {
         let incoming = assembly.incoming.as_ref().map(|i| i.place);
         match &assembly.members[place] {
@@ -94,7 +95,8 @@ impl Disks {
         }
     }
 
-    /// Where the data of a place is: on its member, or else on what is rebuilt for it, as far as it is. Must be there.
+    /// The device with the data of a place: its member, or else the device that is recovered for it. There
+    /// must be one.
     fn data(&mut self, place: usize) -> Result<(&mut Blocking, u64), Error> {
         let incoming = self.incoming.as_mut().filter(|(p, _)| *p == place);
         let disk = self.members[place].as_mut();
@@ -150,7 +152,7 @@ impl Disks {
         disk.write_cached(offset + sector, from, idle)
     }
 
-    /// Puts on stable storage what was written to any.
+    /// Flushes all devices that were written to.
     pub fn flush(&mut self, idle: &mut Idle<'_>) -> Result<(), Error> {
         let incoming = self.incoming.iter_mut().map(|(_, disk)| disk);
         let mut all = self.members.iter_mut().flatten().chain(incoming);

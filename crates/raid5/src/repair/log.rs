@@ -1,7 +1,8 @@
 //! The partial parity log after a crash.
 //!
-//! A log that can't be read is no worse than an empty one: it is on stable storage before what it names is begun, so what a cut left
-//! unfinished names nothing that was. The same goes for an entry whose partial parity doesn't match.
+//! A log that can't be read is no worse than an empty one: it is on stable storage before the writes that it
+//! lists begin, so a log that a cut left unfinished lists none that began. The same goes for an entry whose
+//! partial parity doesn't match.
 
 use super::super::assemble::Assembly;
 use super::super::blocking::Idle;
@@ -9,11 +10,11 @@ use super::super::geometry::STRIPE_BYTES;
 use super::super::parity::xor_of;
 use super::super::ppl::{PPL_HEADER_BYTES, PplHeader, find_newest, ppl_signature};
 use super::super::recover::Repair;
-use super::super::superblock::{Log, Policy};
+use super::super::superblock::{LogArea, Policy};
 use super::{At, Disks, is_missing};
 use pvblk_block::Error;
 
-/// What the logs said.
+/// Findings in the logs.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Entries that had been written whole.
@@ -104,8 +105,9 @@ fn apply(
     disks.write(repair.parity_member, repair.member_sector, &parity, idle)
 }
 
-/// Makes the logs of all members empty, of what is being rebuilt too, all of their areas: a log that md or an earlier run left further behind would look newer
-/// than one that is written later at the start.
+/// Makes the logs of all members empty, of the device that is being recovered too, in all of their areas: a
+/// log that md or an earlier run left further behind would look newer than one that is written later at the
+/// start.
 pub(in super::super) fn empty(
     assembly: &Assembly,
     disks: &mut Disks,
@@ -129,7 +131,7 @@ fn signature(assembly: &Assembly) -> u32 {
     ppl_signature(&assembly.newest().set_uuid)
 }
 
-fn log_of(assembly: &Assembly, at: At) -> Option<(Log, &str)> {
+fn log_of(assembly: &Assembly, at: At) -> Option<(LogArea, &str)> {
     let member = at.of(assembly)?;
     match member.superblock.policy() {
         Policy::Ppl(log) => Some((log, &member.name)),

@@ -7,22 +7,26 @@ use super::super::superblock::{Feature, NO_OFFSET, Policy, Role, SUPER_SECTOR, S
 use super::{At, Disks};
 use pvblk_block::Error;
 
-/// Writes the superblocks of all members that are there, and of the one that is being rebuilt: one event later, clean or dirty, of the time
-/// `now_secs` (since 1970). All of them are on stable storage when this returns, and the bitmap, if there is one, was before.
+/// Writes the superblocks of all members that are there, and of the one that is being recovered: one event
+/// later, clean or dirty, with the time `now_secs` (since 1970). All of them are on stable storage when this
+/// returns, and the bitmap, if there is one, was before.
 ///
-/// Before it says clean, all that was written is flushed. A member that can't be written to is thrown out, as long as it is the only one that is missing:
-/// then it is noted, and the others are written (again) to say so. What is being rebuilt is given up like that in any case.
+/// Before a superblock says clean, all writes are flushed. A member that can't be written to is marked as
+/// failed, as long as it is the only one that is missing: then the others are written (again) to say so. A
+/// device that is being recovered is dropped like that in any case.
 ///
-/// The superblocks call a member that isn't there faulty. When they begin to do so they end up two events ahead of it, since md takes
-/// members that are one behind. They go there one event after the other, since a cut must leave no other member two behind.
+/// The superblocks list a missing member as faulty. When they begin to do so they end up two events ahead of
+/// it, since md takes members that are one behind. They go there one event after the other, since a cut must
+/// leave no other member two behind.
 ///
-/// What is left to resynchronise ([`Assembly::unsynced`]) keeps an array that is stopped in order from being clean: the superblocks say where it
-/// begins, and the next start goes on there. In a dirty array they say so only if there is a partial parity log, which else would be all that
-/// the next start looks at; the bitmap has it itself, and without either all is resynchronised.
+/// An unfinished resync ([`Assembly::unsynced`]) keeps an array that is stopped in order from being clean:
+/// the superblocks hold the sector where it begins, and the next start goes on there. In a dirty array they
+/// do so only if there is a partial parity log, because otherwise the next start would look at the log alone.
+/// A bitmap marks these sectors itself, and without either all sectors are resynchronised.
 ///
-/// The bitmap is [`Assembly::bitmap`]. In an array that gets clean and isn't degraded only those bits stay that stand for what is to be
-/// resynchronised. Without it nobody kept track, so all bits are set, or none if the array gets clean, isn't degraded and has nothing to be
-/// resynchronised.
+/// The bitmap is [`Assembly::bitmap`]. In an array that becomes clean and isn't degraded only the bits of
+/// sectors that are to be resynchronised stay. Without it the marked sectors aren't known, so all bits are
+/// set, or none if the array becomes clean, isn't degraded and has nothing to be resynchronised.
 pub fn write_superblocks(
     assembly: &mut Assembly,
     clean: bool,
@@ -39,7 +43,7 @@ pub fn write_superblocks(
             Ok(()) => events += 1,
             Err(Failure { at, error }) => {
                 throw_out(assembly, &mut disks, at, error)?;
-                // It may have these events, although it told an error.
+                // The member may have these events, although it returned an error.
                 last = last.max(events + 2);
             }
         }
@@ -48,7 +52,7 @@ pub fn write_superblocks(
     Ok(())
 }
 
-/// Whether not all are of one event.
+/// True if the superblocks have different events.
 pub(super) fn differ(assembly: &Assembly) -> bool {
     let newest = assembly.events();
     assembly.superblocks().any(|s| s.events != newest)
@@ -177,7 +181,7 @@ pub(super) fn throw_out(
 /// The table of roles as it is to be, and whether it calls a member faulty that the one on disk didn't.
 fn roles(assembly: &Assembly) -> (Vec<Role>, bool) {
     let mut roles = assembly.newest().roles.clone();
-    // Both the member and what is to replace it have the place.
+    // Both the member and the device that replaces it have the place.
     let placed = At::all(assembly).into_iter().filter_map(|at| {
         let place = match at {
             At::Member(place) => place,
@@ -206,7 +210,7 @@ fn roles(assembly: &Assembly) -> (Vec<Role>, bool) {
     (roles, news)
 }
 
-/// Whether the superblocks on disk still count on a member that isn't there.
+/// True if the superblocks on disk still list a member that isn't there.
 pub(super) fn names_missing(assembly: &Assembly) -> bool {
     roles(assembly).1
 }
@@ -241,7 +245,7 @@ pub(super) fn bitmap_header(
     Ok(header)
 }
 
-/// What [`bitmap_header`] finds first.
+/// The first header that [`bitmap_header`] finds.
 pub(in super::super) fn any_bitmap_header(
     assembly: &Assembly,
     disks: &mut Disks,

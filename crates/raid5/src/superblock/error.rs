@@ -1,6 +1,6 @@
-//! What a superblock may ask for that can't be had.
+//! Features of a superblock that aren't supported.
 
-use super::{BadBlock, Log};
+use super::{BadBlock, LogArea};
 use pvblk_block::{Error, ErrorKind};
 use thiserror::Error as ThisError;
 
@@ -39,7 +39,7 @@ impl Feature {
     /// Every bit that has a meaning.
     pub const ALL: u32 = 0x1fff;
 
-    /// What we can't honour at all.
+    /// Features that aren't supported at all.
     pub const REFUSED: [Feature; 7] = [
         Feature::RESHAPE,
         Feature::RESHAPE_BACKWARDS,
@@ -50,7 +50,7 @@ impl Feature {
         Feature::RAID0_LAYOUT,
     ];
 
-    /// What it is, and what to do about it.
+    /// The feature in words, and what to do about it.
     fn advice(self) -> &'static str {
         match self {
             Feature::RESHAPE | Feature::RESHAPE_BACKWARDS | Feature::NEW_OFFSET => {
@@ -116,7 +116,7 @@ pub enum SuperblockError {
     #[error("{0} and {1} overlap")]
     Places(&'static str, &'static str),
     #[error("a partial parity log of {} sectors at {}: too small", .0.sectors, .0.sector)]
-    SmallPpl(Log),
+    SmallPpl(LogArea),
     #[error("bad blocks are said to be logged, but not where, or in more than 8 sectors")]
     BadBlockLog,
     #[error("the bad block log isn't empty ({} sectors at {}); have mdadm clear it, or replace the disk", .0.sectors, .0.sector)]

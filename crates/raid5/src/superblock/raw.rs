@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// `struct mdp_superblock_1` without the roles. Little-endian and without alignment, so the same on every machine.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Raw {
+pub(super) struct RawSuperblock {
     pub magic: U32,
     pub major_version: U32,
     pub feature_map: U32,
@@ -49,26 +49,26 @@ pub(super) struct Raw {
 // The offsets of `md_p.h`, at compile time.
 const _: () = {
     use std::mem::{offset_of, size_of};
-    assert!(size_of::<Raw>() == super::FIXED_BYTES);
-    assert!(offset_of!(Raw, set_uuid) == 16);
-    assert!(offset_of!(Raw, set_name) == 32);
-    assert!(offset_of!(Raw, ctime) == 64);
-    assert!(offset_of!(Raw, size) == 80);
-    assert!(offset_of!(Raw, bitmap_or_ppl) == 96);
-    assert!(offset_of!(Raw, reshape_position) == 104);
-    assert!(offset_of!(Raw, data_offset) == 128);
-    assert!(offset_of!(Raw, super_offset) == 144);
-    assert!(offset_of!(Raw, dev_number) == 160);
-    assert!(offset_of!(Raw, device_uuid) == 168);
-    assert!(offset_of!(Raw, devflags) == 184);
-    assert!(offset_of!(Raw, bblog_offset) == 188);
-    assert!(offset_of!(Raw, utime) == 192);
-    assert!(offset_of!(Raw, resync_offset) == 208);
-    assert!(offset_of!(Raw, checksum) == super::CHECKSUM_AT);
-    assert!(offset_of!(Raw, pad3) == 224);
+    assert!(size_of::<RawSuperblock>() == super::FIXED_BYTES);
+    assert!(offset_of!(RawSuperblock, set_uuid) == 16);
+    assert!(offset_of!(RawSuperblock, set_name) == 32);
+    assert!(offset_of!(RawSuperblock, ctime) == 64);
+    assert!(offset_of!(RawSuperblock, size) == 80);
+    assert!(offset_of!(RawSuperblock, bitmap_or_ppl) == 96);
+    assert!(offset_of!(RawSuperblock, reshape_position) == 104);
+    assert!(offset_of!(RawSuperblock, data_offset) == 128);
+    assert!(offset_of!(RawSuperblock, super_offset) == 144);
+    assert!(offset_of!(RawSuperblock, dev_number) == 160);
+    assert!(offset_of!(RawSuperblock, device_uuid) == 168);
+    assert!(offset_of!(RawSuperblock, devflags) == 184);
+    assert!(offset_of!(RawSuperblock, bblog_offset) == 188);
+    assert!(offset_of!(RawSuperblock, utime) == 192);
+    assert!(offset_of!(RawSuperblock, resync_offset) == 208);
+    assert!(offset_of!(RawSuperblock, checksum) == super::CHECKSUM_AT);
+    assert!(offset_of!(RawSuperblock, pad3) == 224);
 };
 
-impl Raw {
+impl RawSuperblock {
     /// The fields, without roles.
     pub fn fields(&self) -> Superblock {
         Superblock {

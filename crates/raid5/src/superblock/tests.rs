@@ -36,7 +36,7 @@ fn what_md_wrote_is_read_and_written_back() {
     assert_eq!(sb.role(), Role::Active(2));
     assert_eq!((sb.data_offset_sectors, sb.size_sectors), (4096, 45056));
     assert!(sb.is_clean() && sb.has(Feature::PPL));
-    let log = |sector, sectors| Log { sector, sectors };
+    let log = |sector, sectors| LogArea { sector, sectors };
     assert_eq!(sb.policy(), Policy::Ppl(log(16, 2048)));
     assert_eq!(sb.bad_block_log(), Some(log(2064, 8)));
 
@@ -102,7 +102,7 @@ fn what_is_no_superblock_is_refused() {
     assert_eq!(parse(|b| b[144] = 0), Err(E::Place(0)));
     assert_eq!(parse(|b| b[12] = 1), Err(E::Padding));
     assert_eq!(parse(|b| b[255] = 1), Err(E::Padding));
-    // Every byte that counts is in the checksum; what follows the roles isn't.
+    // Every byte that counts is in the checksum; the bytes after the roles aren't.
     let good = created().encode();
     for at in 0..SUPER_BYTES {
         let mut bytes = good;

@@ -14,8 +14,8 @@ use crate::{drop_killed, pick};
 use fastrand::Rng;
 use pvblk_block::Reclaim;
 use pvblk_raid5::{
-    Consistency, Keeper, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock, WriteIntent,
-    ppl_signature,
+    BackgroundWork, Consistency, Layout, NewArray, PplHeader, Raid5, SUPER_SECTOR, Superblock,
+    WriteIntent, ppl_signature,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The process that serves the array.
 pub struct ArrayProcess {
     pub array: Arc<Raid5>,
-    pub keeper: Option<Keeper>,
+    pub background: Option<BackgroundWork>,
     pub users: Vec<User>,
 }
 
@@ -192,11 +192,11 @@ impl Array {
         };
         let step = pick(&mut self.w.rng, &[1, 20, 100, 100, 3000]);
         self.w.log.clock.advance(Duration::from_millis(step));
-        let Some(keeper) = &mut process.keeper else {
+        let Some(background) = &mut process.background else {
             return false;
         };
-        keeper.step(self.w.log.elapsed());
-        let busy = keeper.is_busy();
+        background.step(self.w.log.elapsed());
+        let busy = background.is_busy();
         let state = process.array.places();
         for (place, name) in state.into_iter().enumerate() {
             let Some(disk) = name.and_then(|n| n.parse().ok()) else {
@@ -460,8 +460,8 @@ impl Actors for Array {
     }
 
     fn is_settled(&self) -> bool {
-        let keeper = self.process.as_ref().and_then(|p| p.keeper.as_ref());
-        keeper.is_none_or(|k| !k.is_busy()) && self.disks.iter().all(|d| d.busy() == 0)
+        let background = self.process.as_ref().and_then(|p| p.background.as_ref());
+        background.is_none_or(|k| !k.is_busy()) && self.disks.iter().all(|d| d.busy() == 0)
     }
 
     fn unfinished(&self) -> String {

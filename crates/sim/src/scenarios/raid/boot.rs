@@ -8,7 +8,9 @@ use crate::scheduler::Actors;
 use crate::user::User;
 use fastrand::Rng;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_raid5::{ArrayOptions, AssembleOptions, Keeper, Raid5, WritePath, assemble, prepare};
+use pvblk_raid5::{
+    ArrayOptions, AssembleOptions, BackgroundWork, Raid5, WritePath, assemble, prepare,
+};
 use std::sync::Arc;
 
 /// Most tries of a start: each may be cut.
@@ -240,14 +242,14 @@ impl Array {
         let device: Arc<dyn BlockDevice> = array.clone();
         self.w.checker.started();
         let users = User::open_all(&device, &mut self.w).map_err(Stop::Wrong)?;
-        let keeper = Keeper::new(&array).map_err(|e| Stop::Wrong(e.to_string()))?;
+        let background = BackgroundWork::new(&array).map_err(|e| Stop::Wrong(e.to_string()))?;
         // The speed is high enough for a clock that hardly moves.
         array
             .set_speed(4000, 40_000)
             .map_err(|e| Stop::Wrong(e.to_string()))?;
         self.process = Some(ArrayProcess {
             array,
-            keeper: Some(keeper),
+            background: Some(background),
             users,
         });
         if let Some(place) = without {
@@ -268,7 +270,7 @@ impl Array {
             return Err("nobody to stop".into());
         };
         process.users.clear();
-        process.keeper = None;
+        process.background = None;
         let mut turns = Turns::new(&self.disks, &mut self.w.rng, left);
         let stopped = process.array.stop(&mut || turns.turn());
         match stopped {
