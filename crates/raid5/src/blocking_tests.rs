@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Power, Powered, disks};
+use crate::testing::{Power, disks};
 
 #[test]
 fn any_range_of_any_device() {
@@ -44,7 +44,7 @@ fn any_range_of_any_device() {
 
 #[test]
 fn errors_are_told_in_one_line() {
-    let [disk] = &Powered::all(&disks(1), &Power::writes(1))[..] else {
+    let [disk] = &Power::writes(1).supply(&disks(1))[..] else {
         panic!("one");
     };
     let mut disk = Blocking::open(&disk.1).expect("a queue");

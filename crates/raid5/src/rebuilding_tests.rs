@@ -3,8 +3,8 @@
 use super::tests::{check, cut_write};
 use super::*;
 use crate::testing::{
-    Named, Power, Powered, assembled, change, contents, data, dirty, get, junk, prepared, put,
-    rebuilding, roles, spoil, superblock, without, wrong_stripes,
+    Named, Power, assembled, change, contents, data, dirty, get, junk, prepared, put, rebuilding,
+    roles, spoil, superblock, without, wrong_stripes,
 };
 use crate::{Blocking, Consistency, Role, sleepy};
 
@@ -43,7 +43,7 @@ fn the_log_knows_what_is_rebuilt() {
             0, 1, 3, 10, 30, 60, 100, 101, 102, 103, 104, 105, 110, 120, 130,
         ] {
             let power = Power::writes(writes + rng.u64(0..3));
-            let cut = prepared(&Powered::all(&disks, &power), false);
+            let cut = prepared(&power.supply(&disks), false);
             cuts += u32::from(cut.is_err() && power.left() == 0);
         }
         assert!(cuts > 1, "{context}: {cuts} cuts");
@@ -75,7 +75,7 @@ fn a_replacement_begins_again_after_a_crash() {
             let last = disks.len() - 1;
             dirty(&disks);
             let power = Power::writes(writes);
-            let cut = prepared(&Powered::all(&disks, &power), false);
+            let cut = prepared(&power.supply(&disks), false);
             let found = assembled(&disks).expect("an array");
             let has = incoming_sectors(&found);
             assert_eq!(found.failed(), gone.first().copied());
@@ -226,7 +226,7 @@ fn a_cut_between_superblocks_leaves_none_behind() {
                 }
                 let disks = without(&disks, gone);
                 let power = Power::writes(writes);
-                let mut assembly = assembled(&Powered::all(&disks, &power)).expect("an array");
+                let mut assembly = assembled(&power.supply(&disks)).expect("an array");
                 let done = write_superblocks(&mut assembly, false, 5, &mut sleepy());
                 let found = assembled(&disks).expect("an array");
                 let context = format!("{replaces} {gone:?} {lags} {writes}");
@@ -242,7 +242,9 @@ fn a_cut_between_superblocks_leaves_none_behind() {
 
 /// A disk that can be read but not written any more.
 fn worn(disk: &Named) -> Named {
-    Powered::all(std::slice::from_ref(disk), &Power::writes(1)).remove(0)
+    Power::writes(1)
+        .supply(std::slice::from_ref(disk))
+        .remove(0)
 }
 
 fn wear_out(member: &crate::Member) {

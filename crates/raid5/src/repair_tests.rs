@@ -1,6 +1,6 @@
 use super::*;
 use crate::testing::{
-    Named, Power, Powered, assembled, change, contents, data, dirty, disks, get, prepared, put,
+    Named, Power, assembled, change, contents, data, dirty, disks, get, prepared, put,
     random_array, roles, spoil, superblock, without, wrong_stripes,
 };
 use crate::{
@@ -231,7 +231,7 @@ fn the_log_closes_the_write_hole() {
             0, 1, 3, 10, 30, 100, 101, 102, 103, 104, 105, 110, 120, 130, 140, 150,
         ] {
             let power = Power::writes(writes + rng.u64(0..3));
-            let cut = prepared(&Powered::all(&left, &power), false);
+            let cut = prepared(&power.supply(&left), false);
             cuts += u32::from(cut.is_err() && power.left() == 0);
         }
         let assembly = prepared(&left, false).expect(&context);
@@ -345,7 +345,7 @@ fn a_cut_between_superblocks_makes_nobody_stale() {
                 change(&disks[n], |sb| sb.events = 9);
             }
             let power = Power::writes(writes);
-            let powered = Powered::all(&disks[..count], &power);
+            let powered = power.supply(&disks[..count]);
             let mut assembly = assembled(&powered).expect("an array");
             let done = write_superblocks(&mut assembly, false, 5, &mut sleepy());
             let found = assembled(&disks[..count]).expect("an array");
@@ -390,10 +390,10 @@ fn a_member_that_cannot_be_written_is_thrown_out() {
     let disks = disks(4);
     random_array(&disks, Consistency::Ppl, true);
     let mut mixed = disks.clone();
-    mixed[1] = Powered::all(&disks[1..2], &Power::writes(0)).remove(0);
+    mixed[1] = Power::writes(0).supply(&disks[1..2]).remove(0);
     // It can be read as long as there is power.
     let power = Power::writes(1);
-    mixed[1] = Powered::all(&disks[1..2], &power).remove(0);
+    mixed[1] = power.supply(&disks[1..2]).remove(0);
     let mut assembly = assembled(&mixed).expect("an array");
     let m1 = assembly.members[1].as_ref().expect("m1");
     let _ = Blocking::open(&m1.device).and_then(|mut d| d.write(1, &[0; 512], &mut sleepy()));
@@ -409,7 +409,7 @@ fn a_member_that_cannot_be_written_is_thrown_out() {
     assert_eq!(found.failed(), Some(1));
 
     // A second one is too much.
-    let powerless = Powered::all(&disks, &Power::writes(2));
+    let powerless = Power::writes(2).supply(&disks);
     let mut assembly = assembled(&powerless).expect("an array");
     for member in assembly.present() {
         let device = &member.device;

@@ -1,17 +1,17 @@
 //! Small arrays in memory, and disks that lose power.
 
+#[path = "../tests/support/failing.rs"]
+mod failing;
+
 use super::{
     AssembleOptions, Assembly, Blocking, Consistency, CreateOptions, Feature, Layout, Member, Role,
     STRIPE_BYTES, STRIPE_SECTORS, SUPER_SECTOR, Superblock, add_spare, assemble, create, prepare,
     sleepy, xor_into,
 };
+use failing::Failing;
 use parking_lot::Mutex;
-use pvblk_block::{
-    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, EventHub, Forwards, Op,
-    Queue, QueueContext, Readiness, Request, Status,
-};
+use pvblk_block::{BlockDevice, Error, Op, Request};
 use pvblk_volume::{MemSpec, MemVolume};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 pub type Named = (String, Arc<dyn BlockDevice>);
@@ -226,7 +226,7 @@ pub fn spoil(assembly: &Assembly, stripe: u64) {
     put(&member.device, sector, &byte);
 }
 
-/// Power for several disks: so many writes reach them, and nothing after.
+/// Power for several disks: `writes` writes reach them, and no request after those.
 pub struct Power(Mutex<u64>);
 
 impl Power {
@@ -237,97 +237,19 @@ impl Power {
     pub fn left(&self) -> u64 {
         *self.0.lock()
     }
-}
 
-/// A disk on that power.
-pub struct Powered {
-    inner: Arc<dyn BlockDevice>,
-    power: Arc<Power>,
-    events: EventHub,
-}
-
-impl Powered {
-    pub fn all(disks: &[Named], power: &Arc<Power>) -> Vec<Named> {
-        let powered = |(name, disk): &Named| {
-            let inner = Arc::clone(disk);
-            let power = Arc::clone(power);
-            let disk: Arc<dyn BlockDevice> = Arc::new(Powered {
-                inner,
-                power,
-                events: EventHub::default(),
+    /// The disks, supplied by this power.
+    pub fn supply(self: &Arc<Power>, disks: &[Named]) -> Vec<Named> {
+        let supplied = |(name, disk): &Named| {
+            let power = Arc::clone(self);
+            let fails = Arc::new(move |request: &Request| {
+                let mut left = power.0.lock();
+                let is_off = *left == 0;
+                *left -= u64::from(!is_off && request.op == Op::Write);
+                is_off
             });
-            (name.clone(), disk)
+            (name.clone(), Failing::over(disk, fails))
         };
-        disks.iter().map(powered).collect()
-    }
-}
-
-impl Decorator for Powered {
-    fn inner(&self) -> &dyn BlockDevice {
-        &*self.inner
-    }
-
-    fn describe(&self) -> String {
-        "powered".into()
-    }
-
-    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        Ok(Box::new(PoweredQueue {
-            inner: Queue::open(&self.inner, context)?,
-            power: Arc::clone(&self.power),
-            dead: Vec::new(),
-        }))
-    }
-
-    fn events(&self) -> &EventHub {
-        &self.events
-    }
-
-    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
-        Forwards {
-            refresh: None,
-            extents: None,
-            incarnation: None,
-            close: None,
-            questions: None,
-            memory: None,
-            buffers: None,
-        }
-    }
-}
-
-struct PoweredQueue {
-    inner: Queue,
-    power: Arc<Power>,
-    dead: Vec<Completion>,
-}
-
-impl DeviceQueue for PoweredQueue {
-    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        let mut left = self.power.0.lock();
-        let mut alive = Vec::new();
-        for request in batch.drain(..) {
-            if *left == 0 {
-                let status = Status::IoError;
-                self.dead.push(Completion { request, status });
-                continue;
-            }
-            *left -= u64::from(request.op == Op::Write);
-            alive.push(request);
-        }
-        self.inner.submit(&mut alive);
-    }
-
-    fn poll(&mut self, out: &mut Vec<Completion>) {
-        out.append(&mut self.dead);
-        self.inner.poll(out);
-    }
-
-    fn arm(&mut self) -> Readiness {
-        Readiness::Ready
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        disks.iter().map(supplied).collect()
     }
 }

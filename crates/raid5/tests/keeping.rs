@@ -1,16 +1,18 @@
 //! An array that is looked after: sectors that can't be read, rebuilds, replacements, checks.
 
+#[path = "support/failing.rs"]
+mod failing;
+
+use failing::Failing;
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
-    Queue, QueueContext, Readiness, Request, RequestFlags, Status,
+    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
     ArrayOptions, AssembleOptions, BackgroundWork, Blocking, Consistency, CreateOptions,
     MemberState, Raid5, SyncAction, WritePath, assemble, create, prepare, sleepy,
 };
 use std::collections::BTreeSet;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,78 +20,6 @@ const MEMBERS: usize = 4;
 const SECTORS: u64 = 16384;
 
 /// A member in memory with sectors that can't be read until they are written.
-struct Spotty {
-    inner: Arc<dyn BlockDevice>,
-    bad: Arc<Mutex<BTreeSet<u64>>>,
-}
-
-struct SpottyQueue {
-    inner: Box<dyn DeviceQueue>,
-    bad: Arc<Mutex<BTreeSet<u64>>>,
-    done: Vec<Completion>,
-}
-
-impl Decorator for Spotty {
-    fn inner(&self) -> &dyn BlockDevice {
-        &*self.inner
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        Ok(Box::new(SpottyQueue {
-            inner: self.inner.open_device_queue(context)?,
-            bad: Arc::clone(&self.bad),
-            done: Vec::new(),
-        }))
-    }
-    fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
-        Forwards {
-            refresh: None,
-            extents: None,
-            incarnation: None,
-            close: None,
-            questions: None,
-            memory: None,
-            buffers: None,
-        }
-    }
-}
-
-impl DeviceQueue for SpottyQueue {
-    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        let mut good = Vec::new();
-        for request in batch.drain(..) {
-            let mut bad = self.bad.lock();
-            let range = request.sector..request.end();
-            match request.op {
-                Op::Read if bad.range(range.clone()).next().is_some() => {
-                    let status = Status::IoError;
-                    self.done.push(Completion { request, status });
-                    continue;
-                }
-                Op::Write => bad.retain(|s| !range.contains(s)),
-                _ => {}
-            }
-            good.push(request);
-        }
-        self.inner.submit(&mut good);
-    }
-    fn poll(&mut self, out: &mut Vec<Completion>) {
-        out.append(&mut self.done);
-        self.inner.poll(out);
-    }
-    fn arm(&mut self) -> Readiness {
-        match self.done.is_empty() {
-            true => self.inner.arm(),
-            false => Readiness::Ready,
-        }
-    }
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wait_fd()
-    }
-}
-
 struct Disk {
     name: String,
     device: Arc<dyn BlockDevice>,
@@ -97,13 +27,19 @@ struct Disk {
 }
 
 fn disk(name: &str) -> Disk {
-    let bad = Arc::default();
+    let bad: Arc<Mutex<BTreeSet<u64>>> = Arc::default();
+    let sectors = Arc::clone(&bad);
+    let fails = Arc::new(move |request: &Request| {
+        let (mut bad, range) = (sectors.lock(), request.sector..request.end());
+        if request.op == Op::Write {
+            bad.retain(|s| !range.contains(s));
+        }
+        request.op == Op::Read && bad.range(range).next().is_some()
+    });
+    let memory = pvblk_volume::open(&format!("mem:{}", SECTORS * 512)).unwrap();
     Disk {
         name: name.into(),
-        device: Arc::new(Spotty {
-            inner: pvblk_volume::open(&format!("mem:{}", SECTORS * 512)).unwrap(),
-            bad: Arc::clone(&bad),
-        }),
+        device: Failing::over(&memory, fails),
         bad,
     }
 }

@@ -1,7 +1,7 @@
 //! The background work of an array that serves: it recovers spares, makes parity right, and clears bits of
 //! the bitmap.
 
-use super::manage::{Orders};
+use super::manage::{Orders, PendingOrders};
 use super::queue::ArrayQueue;
 use super::{ArrayShared, MemberDevice, Raid5};
 use crate::core::Core;
@@ -149,7 +149,7 @@ impl BackgroundWork {
     }
 
     /// More stripes, as many as the speed allows.
-    fn go_on(&mut self, now: Duration, orders: &Orders) -> Duration {
+    fn go_on(&mut self, now: Duration, orders: &PendingOrders) -> Duration {
         let quiet = self.busy_at.is_none_or(|at| now > at + QUIET);
         let kib = match quiet {
             true => orders.speed_max_kib,
@@ -180,7 +180,7 @@ impl BackgroundWork {
     }
 
     /// Follows the orders of users.
-    fn follow(&mut self, orders: &Orders) {
+    fn follow(&mut self, orders: &PendingOrders) {
         for &place in &orders.fail {
             self.queue.step(|core, owner| core.fail_place(place, owner));
         }

@@ -84,9 +84,9 @@ pub struct ArrayState {
     pub speed_max_kib: u64,
 }
 
-/// Orders to the background thread.
+/// Orders to the background thread that it hasn't taken yet, and settings.
 #[derive(Clone, Debug)]
-pub(super) struct Orders {
+pub(super) struct PendingOrders {
     pub fail: Vec<usize>,
     pub replace: Option<usize>,
     pub action: Option<Action>,
@@ -96,11 +96,11 @@ pub(super) struct Orders {
     pub speed_max_kib: u64,
 }
 
-pub(super) struct Orders(Mutex<Orders>);
+pub(super) struct Orders(Mutex<PendingOrders>);
 
 impl Default for Orders {
     fn default() -> Orders {
-        Orders(Mutex::new(Orders {
+        Orders(Mutex::new(PendingOrders {
             fail: Vec::new(),
             replace: None,
             action: None,
@@ -113,8 +113,8 @@ impl Default for Orders {
 }
 
 impl Orders {
-    /// Those that are for once are gone then.
-    pub fn take(&self) -> Orders {
+    /// Takes the orders; settings stay.
+    pub fn take(&self) -> PendingOrders {
         let mut orders = self.0.lock();
         let taken = orders.clone();
         orders.fail.clear();
@@ -362,7 +362,7 @@ impl Raid5 {
         }
     }
 
-    fn order(&self, change: impl FnOnce(&mut Orders)) {
+    fn order(&self, change: impl FnOnce(&mut PendingOrders)) {
         change(&mut self.orders.0.lock());
         self.wake_keeper();
     }
