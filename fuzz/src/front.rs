@@ -10,7 +10,7 @@ use arbitrary::{Result, Unstructured};
 use pvblk_block::{
     BlockDevice, Buffer, Op, Queue, QueueContext, Readiness, Request, RequestFlags, Status,
 };
-use pvblk_frontend::{FrontParts, FrontQueueParts, Frontend, Granter};
+use pvblk_client::rings::{FrontParts, FrontQueueParts, Frontend, Granter};
 use pvblk_protocol::blkif::FrontRing;
 use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_sys::{PAGE_SIZE, Region, create_sealed};

@@ -1,6 +1,6 @@
 //! The front end's grant table and its requests, as an honest back end reads them.
 
-use pvblk_frontend::Granter;
+use pvblk_client::rings::Granter;
 use pvblk_sys::{PAGE_SIZE, Region};
 use std::sync::{Arc, Mutex};
 

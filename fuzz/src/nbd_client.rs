@@ -6,7 +6,7 @@
 use crate::nbd_device::{SECTORS, pattern};
 use arbitrary::{Result, Unstructured};
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
-use pvblk_export::nbd::{NbdClient, NbdClientConfig};
+use pvblk_client::nbd::{NbdClient, NbdClientConfig};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -2,10 +2,10 @@
 
 use super::spec::JobSpec;
 use pvblk_block::{BlockDevice, Error};
-use pvblk_export::local::{ConnectOptions, FrontLink, LinkEvent, connect};
-use pvblk_export::nbd::{NbdClient, NbdClientConfig, NbdUri};
-use pvblk_export::vhost_user::{VhostClient, VhostClientConfig};
-use pvblk_frontend::Frontend;
+use pvblk_client::local::{ConnectOptions, FrontLink, LinkEvent, connect};
+use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri};
+use pvblk_client::rings::Frontend;
+use pvblk_client::vhost_user::{VhostClient, VhostClientConfig};
 use pvblk_sys::{EventFd, Poller};
 use pvblk_volume::VolumeSpec;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! Where disks leave the process: handshakes, and one source of requests each.
+//! Servers: where disks leave the process. Each has a handshake and a source of requests.
 
 pub mod local;
 pub mod nbd;

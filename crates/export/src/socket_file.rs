@@ -1,58 +1,18 @@
 //! A Unix socket's file: private, and nobody else's.
 
-use pvblk_block::{Error, ErrorKind};
+use pvblk_block::Error;
+use pvblk_sys::socket::unix;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::SocketFlags;
 pub use rustix::net::SocketType;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, socket_with};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-fn address(path: &Path) -> Result<SocketAddrUnix, Error> {
-    SocketAddrUnix::new(path).map_err(|_| {
-        Error::config(format!(
-            "{} can't be a socket: its path may have 107 bytes; use a shorter one",
-            path.display()
-        ))
-    })
-}
-
-fn new_socket(kind: SocketType) -> Result<OwnedFd, Error> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, kind, flags, None).map_err(|e| Error::os("making a socket", e))
-}
-
-/// Connects to a server's socket, waiting until `deadline` if its backlog is full. The socket doesn't block.
-pub fn dial(path: &Path, kind: SocketType, deadline: Instant) -> Result<OwnedFd, Error> {
-    let at = address(path)?;
-    let socket = new_socket(kind)?;
-    loop {
-        let errno = match rustix::net::connect(&socket, &at) {
-            Ok(()) => return Ok(socket),
-            Err(e) => e,
-        };
-        if errno == Errno::AGAIN && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-            continue;
-        }
-        let advice = match errno {
-            Errno::NOENT | Errno::CONNREFUSED => Some("is `pvblk serve` running there?"),
-            Errno::ACCESS => Some("it is private to its owner"),
-            Errno::PROTOTYPE => Some("it is not such a socket of pvblk's"),
-            _ => None,
-        };
-        let kind = match errno {
-            Errno::NOENT | Errno::CONNREFUSED => ErrorKind::Disconnected,
-            _ => ErrorKind::Os,
-        };
-        let failed = Error::caused(kind, format!("connecting to {}", path.display()), errno);
-        return Err(match advice {
-            Some(advice) => failed.advise(advice),
-            None => failed,
-        });
-    }
+fn listening(path: &Path) -> String {
+    format!("listening at {}", path.display())
 }
 
 /// A listening socket and the file that names it; dropping it removes the file, if it is still ours.
@@ -67,12 +27,11 @@ impl SocketFile {
     /// Listens at `path`, mode 0600. A file left by a dead server is replaced; one that somebody answers at, or that is
     /// no socket, is an error.
     pub fn bind(path: &Path, kind: SocketType) -> Result<SocketFile, Error> {
-        let os = |e: Errno| Error::os(format!("listening at {}", path.display()), e);
-        let at = address(path)?;
+        let os = |e: Errno| Error::os(listening(path), e);
+        let (socket, at) = unix(path, kind).map_err(|e| Error::os(listening(path), e))?;
         // Two servers that start together must not both find the other's fresh socket dead.
         let _guard = lock_directory(path);
-        remove_stale(path, &at, kind)?;
-        let socket = new_socket(kind)?;
+        remove_stale(path, kind)?;
         rustix::net::bind(&socket, &at).map_err(os)?;
         // Nobody can connect before `listen`, so the mode is in force in time.
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(os)?;
@@ -134,7 +93,7 @@ fn lock_directory(path: &Path) -> Option<OwnedFd> {
     None
 }
 
-fn remove_stale(path: &Path, at: &SocketAddrUnix, kind: SocketType) -> Result<(), Error> {
+fn remove_stale(path: &Path, kind: SocketType) -> Result<(), Error> {
     let Ok(stat) = rustix::fs::lstat(path) else {
         return Ok(());
     };
@@ -144,7 +103,8 @@ fn remove_stale(path: &Path, at: &SocketAddrUnix, kind: SocketType) -> Result<()
             path.display()
         )));
     }
-    match rustix::net::connect(new_socket(kind)?, at) {
+    let (probe, at) = unix(path, kind).map_err(|e| Error::os(listening(path), e))?;
+    match rustix::net::connect(&probe, &at) {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path)
             .map_err(|e| Error::os(format!("removing the stale {}", path.display()), e)),
         Err(Errno::NOENT) => Ok(()),
@@ -184,24 +144,5 @@ mod tests {
         assert!(path.exists());
         let e = bind().unwrap_err().to_string();
         assert!(e.contains("is not a socket"), "{e}");
-    }
-    #[test]
-    fn a_failed_connect_keeps_its_cause_and_says_what_to_do() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let e = dial(&path, SocketType::STREAM, Instant::now()).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::Disconnected);
-        assert_eq!(e.raw_os_error(), Some(Errno::NOENT.raw_os_error()));
-        let line = format!(
-            "connecting to {}: {}; is `pvblk serve` running there?",
-            path.display(),
-            std::io::Error::from(Errno::NOENT)
-        );
-        assert_eq!(e.to_string(), line);
-        // A disk's name before it changes neither.
-        let e = e.context("disk a");
-        assert_eq!(e.kind(), ErrorKind::Disconnected);
-        assert_eq!(e.raw_os_error(), Some(Errno::NOENT.raw_os_error()));
-        assert_eq!(e.to_string(), format!("disk a: {line}"));
     }
 }

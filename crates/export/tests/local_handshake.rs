@@ -4,9 +4,10 @@ mod local_support;
 
 use local_support::*;
 use pvblk_block::memory;
-use pvblk_export::local::{ConnectOptions, FrontLink, LinkEvent, LocalServer, connect};
-use pvblk_export::xenbus::FrontPersonality;
-use pvblk_frontend::FrontParts;
+use pvblk_client::local::{ConnectOptions, FrontLink, LinkEvent, connect};
+use pvblk_client::rings::FrontParts;
+use pvblk_client::rings::FrontPersonality;
+use pvblk_export::local::LocalServer;
 use pvblk_protocol::blkif::wire::{Entry, OP_READ, OP_WRITE, RSP_OKAY, RequestHeader, Segment};
 use pvblk_protocol::xenbus::BackendOffers;
 use pvblk_sys::PAGE_SIZE;

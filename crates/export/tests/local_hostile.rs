@@ -3,7 +3,7 @@
 mod local_support;
 
 use local_support::*;
-use pvblk_export::local::{ConnectOptions, connect};
+use pvblk_client::local::{ConnectOptions, connect};
 use pvblk_protocol::local::Frame;
 use pvblk_protocol::xenbus::Change;
 use pvblk_sys::{EventFd, PAGE_SIZE, create_sealed};

@@ -4,7 +4,8 @@
 mod local_support;
 
 use local_support::*;
-use pvblk_export::local::{ConnectOptions, LocalServer, connect};
+use pvblk_client::local::{ConnectOptions, connect};
+use pvblk_export::local::LocalServer;
 use pvblk_protocol::blkif::grant::GrantEntry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -6,7 +6,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Buffers, Completion, Op, Queue, QueueContext, Readiness, Refresh, Request,
     RequestFlags, Status,
 };
-use pvblk_export::vhost_user::{VhostClient, VhostClientConfig};
+use pvblk_client::vhost_user::{VhostClient, VhostClientConfig};
 use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -8,7 +8,7 @@ use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
-use pvblk_frontend::Frontend;
+use pvblk_client::rings::Frontend;
 use pvblk_trace::Recorder;
 use std::sync::Arc;
 

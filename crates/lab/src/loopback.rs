@@ -5,7 +5,7 @@
 
 use pvblk_backend::{Access, BlkifQueueParts, GrantError, GrantMapper};
 use pvblk_block::{BlockDevice, Buffer, Error, Region};
-use pvblk_frontend::{FrontParts, FrontQueueParts, Granter};
+use pvblk_client::rings::{FrontParts, FrontQueueParts, Granter};
 use pvblk_protocol::blkif::grant::RESERVED_GRANTS;
 use pvblk_protocol::blkif::{BackRing, EventFdChannel, FrontRing, RingSize};
 use pvblk_protocol::xenbus::DiskProperties;

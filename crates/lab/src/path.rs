@@ -10,8 +10,8 @@ use crate::driver::{Driver, Load};
 use crate::machine::Machine;
 use anyhow::{Context, Result, ensure};
 use pvblk_block::{BlockDevice, Buffer, Op, Region};
-use pvblk_export::local::{ConnectOptions, connect};
-use pvblk_frontend::Frontend;
+use pvblk_client::local::{ConnectOptions, connect};
+use pvblk_client::rings::Frontend;
 use pvblk_sys::{create_sealed, fdpass};
 use serde::Serialize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -165,7 +165,7 @@ fn is_marked(region: &Region, at: usize, block: u64) -> bool {
 pub struct Whole {
     server: Server,
     device: Arc<dyn BlockDevice>,
-    link: pvblk_export::local::FrontLink,
+    link: pvblk_client::local::FrontLink,
 }
 
 impl Whole {

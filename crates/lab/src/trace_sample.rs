@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use pvblk_backend::{BlkifSource, Disk, Lane};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Completion, Op, Queue, QueueContext, Request, RequestFlags};
-use pvblk_frontend::Frontend;
+use pvblk_client::rings::Frontend;
 use pvblk_trace::blktrace::write_capture;
 use pvblk_trace::{DEFAULT_CAPACITY, Recorder};
 use std::path::Path;

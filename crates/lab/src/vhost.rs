@@ -12,7 +12,7 @@ use crate::threads::joined;
 use crate::verdict::{self, Check};
 use anyhow::{Context, Result, bail, ensure};
 use pvblk_block::{BlockDevice, Buffer, Op};
-use pvblk_export::vhost_user::{VhostClient, VhostClientConfig};
+use pvblk_client::vhost_user::{VhostClient, VhostClientConfig};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -7,8 +7,8 @@ use pvblk_block::{
     BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
     QueueContext, Readiness, Request,
 };
+use pvblk_client::rings::Frontend;
 use pvblk_export::nbd::{Deliver, ExportInfo, ExportTable, NbdConfig, NbdServer};
-use pvblk_frontend::Frontend;
 use pvblk_lab::loopback::Loopback;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 use pvblk_backend::{BlkifSource, Disk, Lane};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Completion, Op, Queue, QueueContext, Request};
-use pvblk_frontend::Frontend;
+use pvblk_client::rings::Frontend;
 use pvblk_lab::loopback::Loopback;
 use pvblk_trace::latency::{Analyzer, Hop, Part, Paths, Samples};
 use pvblk_trace::{Device, Recorder};

@@ -6,7 +6,7 @@ use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, Status,
 };
-use pvblk_frontend::{FrontParts, Frontend};
+use pvblk_client::rings::{FrontParts, Frontend};
 use pvblk_lab::loopback::{Loopback, LoopbackMemory};
 use pvblk_protocol::blkif::wire::{self, Entry};
 use pvblk_sys::Poller;

@@ -6,7 +6,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Region, Request,
     RequestFlags, Status,
 };
-use pvblk_frontend::{Frontend, Granter};
+use pvblk_client::rings::{Frontend, Granter};
 use pvblk_lab::loopback::Loopback;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,5 @@
-//! Bytes on the wire, for both ends of each protocol: messages, keys, entries of rings, and the rules by which they are checked. Nothing
-//! here opens, waits, sends or receives.
+//! Bytes on the wire, for both ends of each protocol: messages, keys, entries of rings, and the rules by which they are checked. There is
+//! no I/O here, but for sending and receiving one message of the local protocol.
 //!
 //! | module | protocol | reference |
 //! |---|---|---|

@@ -1,8 +1,10 @@
 //! Stream sockets that read into buffers and write from them without a copy in user space.
 
 use crate::Buffer;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 /// Most parts that one call passes to the kernel.
 pub const MAX_PARTS: usize = 64;
@@ -14,6 +16,16 @@ pub enum Part<'a> {
     Bytes(&'a [u8]),
     /// A buffer from `skip` bytes on.
     Buffer(&'a Buffer, usize),
+}
+
+/// A Unix socket that doesn't block, and the address of the file at `path`, neither bound nor connected.
+pub fn unix(path: &Path, kind: SocketType) -> io::Result<(OwnedFd, SocketAddrUnix)> {
+    let at = SocketAddrUnix::new(path).map_err(|_| {
+        let why = "the path of a socket may have 107 bytes; use a shorter one";
+        io::Error::new(io::ErrorKind::InvalidInput, why)
+    })?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok((socket_with(AddressFamily::UNIX, kind, flags, None)?, at))
 }
 
 /// User id and process id of the process that connected to a Unix socket; the process id is 0 for a process of

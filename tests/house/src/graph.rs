@@ -32,7 +32,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("pvblk-block", &["pvblk-sys"]),
     ("pvblk-protocol", &["pvblk-sys", "pvblk-block"]),
     (
-        "pvblk-frontend",
+        "pvblk-client",
         &["pvblk-sys", "pvblk-block", "pvblk-protocol"],
     ),
     (
@@ -52,7 +52,6 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-sys",
             "pvblk-block",
             "pvblk-protocol",
-            "pvblk-frontend",
             "pvblk-backend",
         ],
     ),
@@ -62,7 +61,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-sys",
             "pvblk-block",
             "pvblk-protocol",
-            "pvblk-frontend",
+            "pvblk-client",
             "pvblk-backend",
             "pvblk-cache",
             "pvblk-raid5",
@@ -77,9 +76,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-sys",
             "pvblk-block",
             "pvblk-protocol",
-            "pvblk-frontend",
+            "pvblk-client",
             "pvblk-volume",
-            "pvblk-export",
         ],
     ),
     (
@@ -88,7 +86,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-sys",
             "pvblk-block",
             "pvblk-protocol",
-            "pvblk-frontend",
+            "pvblk-client",
             "pvblk-backend",
             "pvblk-cache",
             "pvblk-raid5",
@@ -104,7 +102,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-sys",
             "pvblk-block",
             "pvblk-protocol",
-            "pvblk-frontend",
+            "pvblk-client",
             "pvblk-backend",
             "pvblk-cache",
             "pvblk-raid5",
@@ -121,7 +119,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
 
 /// Pairs that must not depend on each other, even in tests: each implements one side of the rings, and must not rely
 /// on the other's code.
-const APART: &[(&str, &str)] = &[("pvblk-frontend", "pvblk-backend")];
+const APART: &[(&str, &str)] = &[("pvblk-client", "pvblk-backend")];
 
 /// Checks the graph against the table. Dev-dependencies may be others, except the pairs of [`APART`] and the command.
 pub fn check(metadata: &Metadata) -> Vec<Finding> {
@@ -207,7 +205,7 @@ mod tests {
     fn the_plan_passes() {
         let edges = [
             ("pvblk-block", "pvblk-sys", None),
-            ("pvblk-frontend", "pvblk-protocol", None),
+            ("pvblk-client", "pvblk-protocol", None),
             ("pvblk-export", "pvblk-backend", None),
             ("pvblk-lab", "pvblk-volume", None),
             ("pvblk-lab", "pvblk-bench", None),
@@ -221,8 +219,8 @@ mod tests {
     #[test]
     fn sides_stay_apart_also_in_tests() {
         for kind in [None, Some("dev"), Some("build")] {
-            assert_eq!(one("pvblk-frontend", "pvblk-backend", kind).len(), 1);
-            assert_eq!(one("pvblk-backend", "pvblk-frontend", kind).len(), 1);
+            assert_eq!(one("pvblk-client", "pvblk-backend", kind).len(), 1);
+            assert_eq!(one("pvblk-backend", "pvblk-client", kind).len(), 1);
         }
     }
 

@@ -1,12 +1,12 @@
 //! One front end's connection, on the server's side.
 
 use super::connector::{LocalConnector, LocalServerContext};
-use super::socket::{self, Received};
-use super::store::SocketStore;
 use crate::xenbus::serving::{self, Serves, Serving};
 use crate::xenbus::{BackendNegotiation, ConnectionEvent, Connector};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::local::Frame;
+use pvblk_protocol::local::SocketStore;
+use pvblk_protocol::local::socket::{self, Received};
 use pvblk_protocol::xenbus::XenbusState;
 use pvblk_protocol::xenbus::number::{quote, sentence};
 use pvblk_sys::{Closer, PeerFd};

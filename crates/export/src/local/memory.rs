@@ -2,13 +2,11 @@
 
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::blkif::grant::GRANTS_PER_PAGE;
+use pvblk_protocol::local::MAX_MEMORY;
 use pvblk_sys::{PAGE_SIZE, PeerFd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Largest memory of one front end in bytes: 64 GiB.
-pub const MAX_MEMORY: u64 = 64 << 30;
 
 /// Most bytes of address space that all front ends of a server may map: an eighth of a process's.
 const MAX_MAPPED: u64 = 16 << 40;

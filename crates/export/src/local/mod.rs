@@ -10,24 +10,10 @@
 
 mod connection;
 mod connector;
-mod front;
-mod front_memory;
-mod granter;
-mod keeper;
-mod link;
 mod mapper;
 mod memory;
 mod server;
-mod socket;
-mod store;
 
-pub use front::{ConnectOptions, connect};
-pub use granter::LocalGranter;
-pub use keeper::{Keeper, KeeperEvent};
-pub use link::{FrontLink, LinkEvent};
 pub use mapper::LocalMapper;
-pub use memory::{GuestMemory, MAX_MEMORY, MappingBudget, MappingShare};
+pub use memory::{GuestMemory, MappingBudget, MappingShare};
 pub use server::LocalServer;
-
-/// Domain number in grants of local front ends: the back end is domain 0.
-const BACKEND_DOMID: u16 = 0;

@@ -3,7 +3,6 @@
 use super::connection::Connection;
 use super::connector::{LocalConnector, LocalServerContext};
 use super::memory::MappingBudget;
-use super::socket;
 use crate::socket_file::{SocketFile, SocketType};
 use crate::xenbus::serving::StopDeadlines;
 use crate::xenbus::{ConnectionEvent, DiskHost, Inbox};
@@ -11,6 +10,7 @@ use parking_lot::Mutex;
 use pvblk_backend::{Seldom, seldom};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::local::Frame;
+use pvblk_protocol::local::socket;
 use pvblk_sys::Poller;
 use std::collections::HashMap;
 use std::os::fd::AsFd;

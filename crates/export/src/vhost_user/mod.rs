@@ -14,7 +14,6 @@
 
 mod areas;
 mod bucket;
-mod client;
 mod descriptors;
 mod host;
 pub mod inflight;
@@ -29,7 +28,6 @@ mod stream;
 pub mod unflushed;
 pub mod virtqueue;
 
-pub use client::{VhostClient, VhostClientConfig};
 pub use host::{Detach, VhostHost};
 pub use server::{Listen, VhostServer};
 pub use source::{Shared, VhostQueueParts, VhostSource};

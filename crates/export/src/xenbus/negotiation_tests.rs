@@ -2,6 +2,9 @@
 
 use super::*;
 use pvblk_block::Error;
+use pvblk_client::rings::{
+    FrontEvent, FrontPersonality, FrontResources, FrontWishes, FrontendNegotiation,
+};
 use pvblk_protocol::blkif::RingSize;
 use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_protocol::xenbus::{

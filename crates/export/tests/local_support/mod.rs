@@ -7,8 +7,8 @@ use pvblk_block::{
     BlockDevice, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub,
     Limits, QueueContext,
 };
+use pvblk_client::dial::{SocketType, dial};
 use pvblk_export::local::LocalServer;
-use pvblk_export::socket_file::{SocketType, dial};
 use pvblk_export::xenbus::{Attachment, DiskHost, Ended};
 use pvblk_protocol::blkif::RingSize;
 use pvblk_protocol::blkif::grant::{GRANT_ENTRY_SIZE, GrantEntry};

@@ -3,7 +3,7 @@
 //! which explains the anomalies of the historical measurement (seed 000).
 
 use pvblk_block::RequestFlags;
-use pvblk_frontend::{MergeLimits, MergePolicy, Merged};
+use pvblk_client::rings::{MergeLimits, MergePolicy, Merged};
 use std::collections::VecDeque;
 
 /// Number of waiting requests that a new one is compared with. Linux finds any request by its end.

@@ -15,7 +15,7 @@ use crate::bed::{Bed, Lane, Load, Pattern, Sample, Wishes, memory_bytes, modelle
 use crate::machine::Machine;
 use anyhow::Result;
 use elevator::WhileWaiting;
-use pvblk_frontend::{InBatch, MergePolicy};
+use pvblk_client::rings::{InBatch, MergePolicy};
 use serde::Serialize;
 use std::path::Path;
 

@@ -5,7 +5,7 @@ use crate::child::{self, Server};
 use crate::driver::{Driver, Load};
 use anyhow::{Context, Result, bail};
 use pvblk_block::{BlockDevice, Op};
-use pvblk_export::nbd::{NbdClient, NbdClientConfig, NbdUri};
+use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri};
 use pvblk_protocol::nbd::NbdAddr;
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};

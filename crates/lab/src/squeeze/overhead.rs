@@ -10,7 +10,7 @@ use crate::stats::{Comparison, Confidence, PairRatio};
 use crate::threads::joined;
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Op};
-use pvblk_export::nbd::{NbdClient, NbdClientConfig, NbdUri};
+use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri};
 use pvblk_protocol::nbd::NbdAddr;
 use serde::Serialize;
 use std::path::Path;

@@ -1,5 +1,8 @@
 //! The local protocol on its socket and in the front end's memory.
 //!
+//! [`socket`] and [`SocketStore`] are the only ones of this crate that do I/O: they send and receive one message at a time on a
+//! socket that an end has opened, as both ends do it.
+//!
 //! # Messages, version 1
 //!
 //! One message is one packet of at most [`MAX_FRAME`] bytes; integers are little-endian;
@@ -30,5 +33,13 @@
 //! there.
 
 mod frame;
+pub mod socket;
+mod store;
 
 pub use frame::{Frame, FrameError, MAX_FRAME, MAX_NAME, VERSION};
+pub use store::SocketStore;
+
+/// Largest memory of one front end in bytes: 64 GiB.
+pub const MAX_MEMORY: u64 = 64 << 30;
+/// Domain number in grants of local front ends: the back end is domain 0.
+pub const BACKEND_DOMID: u16 = 0;

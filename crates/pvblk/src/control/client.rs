@@ -2,7 +2,7 @@
 
 use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
-use pvblk_export::socket_file::{SocketType, dial};
+use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;

@@ -4,7 +4,7 @@ use crate::fuse::{Fuse, Side};
 use parking_lot::Mutex;
 use pvblk_backend::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::{Buffer, Region};
-use pvblk_frontend::Granter;
+use pvblk_client::rings::Granter;
 use pvblk_protocol::blkif::grant::{
     GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS,
 };

@@ -29,7 +29,7 @@ use fastrand::Rng;
 use memory::{FrontMemory, SimGranter};
 use profile::RingsProfile;
 use pvblk_block::{Buffer, memory as bill};
-use pvblk_frontend::Frontend;
+use pvblk_client::rings::Frontend;
 use server::Server;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

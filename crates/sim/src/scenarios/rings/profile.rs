@@ -3,7 +3,7 @@
 use crate::pick;
 use crate::workload::{Load, Mix};
 use fastrand::Rng;
-use pvblk_export::xenbus::FrontWishes;
+use pvblk_client::rings::FrontWishes;
 use pvblk_protocol::blkif::RingSize;
 use pvblk_protocol::xenbus::BackendOffers;
 

@@ -8,10 +8,9 @@ use crate::fuse::{Fuse, Side};
 use pvblk_backend::{BlkifQueueParts, BlkifSource, Disk, Lane, SourceEnd};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Error, ErrorKind, LossMarks, Readiness};
-use pvblk_export::xenbus::{
-    BackendNegotiation, Connector, FrontEvent, FrontResources, FrontWishes, FrontendNegotiation,
-};
-use pvblk_frontend::{FrontParts, FrontQueueParts};
+use pvblk_client::rings::{FrontEvent, FrontResources, FrontWishes, FrontendNegotiation};
+use pvblk_client::rings::{FrontParts, FrontQueueParts};
+use pvblk_export::xenbus::{BackendNegotiation, Connector};
 use pvblk_protocol::blkif::{BackRing, FrontRing, RingSize};
 use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_protocol::xenbus::{Change, FrontKeys, KeyMap, QueueKeys, Store};

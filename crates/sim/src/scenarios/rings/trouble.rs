@@ -9,7 +9,7 @@ use crate::fuse::Side;
 use crate::pick;
 use crate::user::User;
 use pvblk_block::{BlockDevice, Buffers};
-use pvblk_frontend::{FrontParts, Frontend};
+use pvblk_client::rings::{FrontParts, Frontend};
 use pvblk_sys::PAGE_SIZE;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Keeps a front end connected: follows its link, and reconnects after its server went away.
 
 use super::link::{FrontLink, LinkEvent};
+use crate::rings::Frontend;
 use parking_lot::Mutex;
 use pvblk_block::Error;
-use pvblk_frontend::Frontend;
 use pvblk_sys::{EventFd, Poller};
 use std::io;
 use std::os::fd::AsFd;

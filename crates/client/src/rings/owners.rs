@@ -7,7 +7,7 @@
 //! Invariants, under the queue's lock: whenever a submitter with work sleeps, there is a listener with work; who is not asleep
 //! looks at its completion queue before it sleeps; who is asleep is woken when completions come or the role does, once.
 
-use crate::plug::Merged;
+use super::plug::Merged;
 use pvblk_block::stacked::CompletionQueue;
 use pvblk_block::{Completion, Status};
 use std::sync::Arc;

@@ -15,7 +15,8 @@ mod reply;
 mod slot;
 mod uri;
 
-use hello::{Terms, negotiate};
+pub use hello::Terms;
+use hello::negotiate;
 use parking_lot::Mutex;
 use pvblk_block::{
     BlockDevice, Capabilities, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
@@ -114,6 +115,20 @@ impl NbdClient {
             shared: Arc::default(),
             first: Mutex::new(Some(socket)),
         })
+    }
+
+    /// A client with a connection on which everything is agreed upon already: for tests of servers. It has one queue.
+    pub fn agreed(socket: OwnedFd, terms: Terms) -> NbdClient {
+        NbdClient {
+            uri: NbdUri {
+                addr: NbdAddr::Unix("/nonexistent".into()),
+                export: "disk".into(),
+            },
+            config: NbdClientConfig::default(),
+            terms,
+            shared: Arc::default(),
+            first: Mutex::new(Some(socket)),
+        }
     }
 
     /// Why a queue failed: the first reason, if any did.

@@ -1,16 +1,16 @@
 //! The two directories of a handshake, over a socket.
 
+use super::Frame;
 use super::socket;
+use crate::xenbus::{Change, KeyMap, Store};
 use pvblk_block::Error;
-use pvblk_protocol::local::Frame;
-use pvblk_protocol::xenbus::{Change, KeyMap, Store};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Holds the peer's directory as far as it was received; sends changes of ours as messages.
 #[derive(Debug)]
-pub(super) struct SocketStore {
+pub struct SocketStore {
     pub socket: Arc<OwnedFd>,
     peer: KeyMap,
     /// End of the wait for room in the socket; `None`: don't wait.

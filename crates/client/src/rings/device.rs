@@ -1,12 +1,12 @@
 //! [`Frontend`]: the block device.
 
-use crate::connection::{Link, max_sectors};
-use crate::frames::Frames;
-use crate::hardware_queue::has_flush;
-use crate::parts::FrontParts;
-use crate::plug::{InBatch, MergePolicy};
-use crate::software_queue::SoftwareQueue;
-use crate::statistics::Statistics;
+use super::connection::{Link, max_sectors};
+use super::frames::Frames;
+use super::hardware_queue::has_flush;
+use super::parts::FrontParts;
+use super::plug::{InBatch, MergePolicy};
+use super::software_queue::SoftwareQueue;
+use super::statistics::Statistics;
 use pvblk_block::trace::Tracer;
 use pvblk_block::{
     BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,

@@ -1,12 +1,12 @@
 //! A local front end's link to its back end, after it is Connected.
 
 use super::front::{ConnectTarget, ControlSession};
-use super::socket::{self, Received};
-use crate::xenbus::{FrontEvent, FrontResources};
+use crate::rings::FrontParts;
+use crate::rings::{FrontEvent, FrontResources};
 use pvblk_block::{Error, ErrorKind};
-use pvblk_frontend::FrontParts;
 use pvblk_protocol::blkif::RingSize;
 use pvblk_protocol::local::Frame;
+use pvblk_protocol::local::socket::{self, Received};
 use pvblk_protocol::xenbus::QueueKeys;
 use pvblk_protocol::xenbus::number::sentence;
 use std::os::fd::BorrowedFd;
@@ -69,7 +69,7 @@ impl FrontLink {
     }
 
     /// Ends this connection if it hasn't ended, and makes a new one to the same disk, on the same memory, within
-    /// `timeout`, with at most as many queues and pages as the first. For [`pvblk_frontend::Frontend::reconnect`],
+    /// `timeout`, with at most as many queues and pages as the first. For [`crate::rings::Frontend::reconnect`],
     /// after its `suspend`.
     ///
     /// A live server completes the handshake only after all requests of the earlier connection have ended. Errors as

@@ -1,12 +1,12 @@
 //! What a front end is connected to: rings and memory of one connection, and how one follows another.
 
-use crate::durability::Durability;
-use crate::frames::Frames;
-use crate::hardware_queue::{HardwareQueue, QueueSetup, SharedQueue, has_flush, most_segments};
-use crate::owners::{self, Completions};
-use crate::parts::FrontParts;
-use crate::plug::{MergeLimits, MergePolicy};
-use crate::segments::GrantedMemory;
+use super::durability::Durability;
+use super::frames::Frames;
+use super::hardware_queue::{HardwareQueue, QueueSetup, SharedQueue, has_flush, most_segments};
+use super::owners::{self, Completions};
+use super::parts::FrontParts;
+use super::plug::{MergeLimits, MergePolicy};
+use super::segments::GrantedMemory;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Error, ErrorKind, Region};

@@ -1,8 +1,8 @@
 //! Sending and receiving messages, with a deadline.
 
+use super::{Frame, MAX_FRAME};
+use crate::xenbus::number::sentence;
 use pvblk_block::{Error, ErrorKind};
-use pvblk_protocol::local::{Frame, MAX_FRAME};
-use pvblk_protocol::xenbus::number::sentence;
 use pvblk_sys::{Closer, PeerFd, Poller, fdpass};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Sends one message. With a deadline it waits until the socket has room; without one, a full socket is an error.
-pub(super) fn send(
+pub fn send(
     socket: BorrowedFd<'_>,
     frame: &Frame,
     fds: &[BorrowedFd<'_>],
@@ -39,7 +39,7 @@ pub(super) fn send(
 
 /// Result of looking for a message.
 #[derive(Debug)]
-pub(super) enum Received {
+pub enum Received {
     Frame(Frame, Vec<PeerFd>),
     Nothing,
     Closed,
@@ -47,7 +47,7 @@ pub(super) enum Received {
 
 /// Takes the next message without waiting. Errors if it is malformed or has the wrong number of descriptors. Without
 /// a closer, descriptors are refused.
-pub(super) fn receive(
+pub fn receive(
     socket: BorrowedFd<'_>,
     scratch: &mut Vec<u8>,
     closer: Option<&Arc<Closer>>,
@@ -86,7 +86,7 @@ pub(super) fn receive(
 }
 
 /// Adds the reason that a peer gave before it closed to an error that only says that the peer is gone.
-pub(super) fn explain(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>, error: Error) -> Error {
+pub fn explain(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>, error: Error) -> Error {
     if error.kind() == ErrorKind::Disconnected {
         while let Ok(Received::Frame(frame, _)) = receive(socket, scratch, None) {
             if let Frame::Error(text) = frame {
@@ -98,11 +98,7 @@ pub(super) fn explain(socket: BorrowedFd<'_>, scratch: &mut Vec<u8>, error: Erro
 }
 
 /// Waits until the socket is readable (or writable). Errors at the deadline.
-pub(super) fn wait(
-    socket: BorrowedFd<'_>,
-    for_write: bool,
-    deadline: Instant,
-) -> Result<(), Error> {
+pub fn wait(socket: BorrowedFd<'_>, for_write: bool, deadline: Instant) -> Result<(), Error> {
     let os = |e| Error::os("waiting for the peer", e);
     let poller = Poller::new().map_err(os)?;
     poller.add(socket, 0, for_write).map_err(os)?;

@@ -1,7 +1,7 @@
 //! From buffers to blkif segments: pages of our memory by grant, other memory by a bounce.
 
-use crate::frames::Frames;
-use crate::parts::Granter;
+use super::frames::Frames;
+use super::parts::Granter;
 use pvblk_block::{Buffer, Request};
 use pvblk_protocol::blkif::wire::Segment;
 use pvblk_sys::{PAGE_SIZE, gather, scatter, total_len};

@@ -1,12 +1,12 @@
 //! A hardware queue: one ring, its tags, and the shadow of every request in flight.
 
-use crate::connection::Trouble;
-use crate::durability::{Coverage, Durability};
-use crate::frames::Frames;
-use crate::owners::Owners;
-use crate::plug::{MergeLimits, MergePolicy, Merged};
-use crate::segments::{GrantedMemory, copy_bounce};
-use crate::statistics::{Counting, Statistics};
+use super::connection::Trouble;
+use super::durability::{Coverage, Durability};
+use super::frames::Frames;
+use super::owners::Owners;
+use super::plug::{MergeLimits, MergePolicy, Merged};
+use super::segments::{GrantedMemory, copy_bounce};
+use super::statistics::{Counting, Statistics};
 use parking_lot::Mutex;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
@@ -475,7 +475,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
                 owner: number,
                 sector: r.sector,
                 sectors: r.sectors,
-                segments: crate::plug::count_segments(&r),
+                segments: super::plug::count_segments(&r),
                 first: r,
                 rest: Vec::new(),
             });

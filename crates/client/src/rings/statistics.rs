@@ -1,6 +1,6 @@
 //! What a hardware queue did, in the terms of `iostat -x`.
 
-use crate::plug::Merged;
+use super::plug::Merged;
 use pvblk_block::Op;
 use std::time::Instant;
 

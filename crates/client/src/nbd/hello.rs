@@ -15,14 +15,18 @@ const MAX_REPLIES: usize = 256;
 
 /// What a server said of an export, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
+pub struct Terms {
+    /// Size of the export.
     pub size_bytes: u64,
     /// Transmission flags ([`tflag`]).
     pub flags: u16,
     /// Reads are answered in chunks.
     pub structured: bool,
+    /// Bytes: requests begin and end at multiples of it.
     pub min_block: u32,
+    /// Bytes: best size of a request.
     pub preferred_block: u32,
+    /// Bytes: longest payload of a request.
     pub max_block: u32,
 }
 

@@ -1,13 +1,13 @@
 //! The grant table, as its owner writes it.
 
-use super::BACKEND_DOMID;
+use crate::rings::Granter;
 use parking_lot::Mutex;
 use pvblk_block::Region;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_frontend::Granter;
 use pvblk_protocol::blkif::grant::{
     GRANT_ENTRY_SIZE, GRANTS_PER_PAGE, GrantEntry, RESERVED_GRANTS,
 };
+use pvblk_protocol::local::BACKEND_DOMID;
 use pvblk_sys::PAGE_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -23,6 +23,7 @@ mod connection;
 mod device;
 mod durability;
 mod frames;
+mod handshake;
 mod hardware_queue;
 mod owners;
 mod parts;
@@ -32,6 +33,9 @@ mod software_queue;
 mod statistics;
 
 pub use device::Frontend;
+pub use handshake::{
+    FrontEvent, FrontPersonality, FrontResources, FrontWishes, FrontendNegotiation,
+};
 pub use parts::{FrontParts, FrontQueueParts, Granter};
 pub use plug::{InBatch, MergeLimits, MergePolicy, Merged};
 pub use statistics::Statistics;

@@ -2,13 +2,13 @@
 
 use super::front_memory::{FrontMemory, LocalResources};
 use super::link::FrontLink;
-use super::socket::{self, Received};
-use super::store::SocketStore;
-use crate::socket_file::{SocketType, dial};
-use crate::xenbus::{FrontEvent, FrontPersonality, FrontWishes, FrontendNegotiation};
+use crate::dial::{SocketType, dial};
+use crate::rings::FrontParts;
+use crate::rings::{FrontEvent, FrontPersonality, FrontWishes, FrontendNegotiation};
 use pvblk_block::{Error, ErrorKind};
-use pvblk_frontend::FrontParts;
 use pvblk_protocol::blkif::RingSize;
+use pvblk_protocol::local::SocketStore;
+use pvblk_protocol::local::socket::{self, Received};
 use pvblk_protocol::local::{Frame, MAX_NAME};
 use pvblk_protocol::xenbus::MAX_QUEUES;
 use pvblk_protocol::xenbus::number::sentence;

@@ -1,9 +1,9 @@
 //! A software queue: one submitter's way to a ring.
 
-use crate::connection::{Connection, Found, Link};
-use crate::hardware_queue::{HardwareQueue, SharedQueue, immediate};
-use crate::owners::{self, Completions};
-use crate::plug::{MergePolicy, Merged, Plug};
+use super::connection::{Connection, Found, Link};
+use super::hardware_queue::{HardwareQueue, SharedQueue, immediate};
+use super::owners::{self, Completions};
+use super::plug::{MergePolicy, Merged, Plug};
 use parking_lot::MutexGuard;
 use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Op, Readiness, Request, Status};

@@ -1,14 +1,14 @@
 //! Resources that a local front end makes for its back end: memory, rings, event channels.
 
 use super::granter::LocalGranter;
-use super::memory::MAX_MEMORY;
-use super::socket;
-use crate::xenbus::FrontResources;
+use crate::rings::FrontResources;
+use crate::rings::{FrontQueueParts, Granter};
 use pvblk_block::Error;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_frontend::{FrontQueueParts, Granter};
 use pvblk_protocol::blkif::{EventFdChannel, FrontRing, RingSize};
 use pvblk_protocol::local::Frame;
+use pvblk_protocol::local::MAX_MEMORY;
+use pvblk_protocol::local::socket;
 use pvblk_protocol::xenbus::QueueKeys;
 use pvblk_sys::{PAGE_SIZE, PeerEvent, Region, create_sealed};
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,0 +1,238 @@
+//! The client against servers' answers, byte by byte. Real servers are in the tests of `pvblk-export`.
+
+use super::*;
+use pvblk_block::{Buffer, Op, Queue, Request, Status};
+use pvblk_protocol::nbd::{self as proto, chunk, last_chunk, simple_reply, transmission_flags};
+use std::io::{Read, Write};
+use std::time::Instant;
+
+/// An export of 1 MiB.
+fn terms(structured: bool) -> Terms {
+    let limits = Limits::default();
+    let (min_block, preferred_block, max_block) = proto::block_sizes(&limits);
+    Terms {
+        size_bytes: 1 << 20,
+        flags: transmission_flags(&limits, structured),
+        structured,
+        min_block,
+        preferred_block,
+        max_block,
+    }
+}
+
+/// The chunk of a read's data.
+fn data(cookie: u64, offset: u64, len: usize, last: bool) -> Vec<u8> {
+    let mut b = last_chunk(chunk::OFFSET_DATA, cookie, 8 + len as u32).to_vec();
+    b[5] = u8::from(last);
+    b.extend(offset.to_be_bytes());
+    b.extend(vec![7; len]);
+    b
+}
+
+fn hole(cookie: u64, offset: u64, len: u32, last: bool) -> Vec<u8> {
+    let mut b = last_chunk(chunk::OFFSET_HOLE, cookie, 12).to_vec();
+    b[5] = u8::from(last);
+    b.extend(offset.to_be_bytes());
+    b.extend(len.to_be_bytes());
+    b
+}
+
+/// What comes of a read of 4 KiB at byte 4096 that is answered with `answer(cookie)`, in pieces of `piece` bytes.
+fn answered(
+    structured: bool,
+    piece: usize,
+    answer: impl Fn(u64) -> Vec<u8>,
+) -> (Status, Option<String>, Vec<u8>) {
+    let (mut server, socket) = UnixStream::pair().unwrap();
+    let client = Arc::new(NbdClient::agreed(socket.into(), terms(structured)));
+    let device: Arc<dyn BlockDevice> = Arc::clone(&client) as _;
+    let mut queue = Queue::open(&device, &QueueContext::new(16)).unwrap();
+    let buffer = Buffer::anonymous(4096).unwrap();
+    buffer.write(0, &[1; 4096]);
+    queue.submit(&mut vec![Request::with_buffers(
+        Op::Read,
+        8,
+        vec![buffer.clone()],
+        0,
+    )]);
+    let mut request = [0; 28];
+    server.read_exact(&mut request).unwrap();
+    let cookie = proto::u64_at(&request, 8);
+    let mut done = Vec::new();
+    for piece in answer(cookie).chunks(piece) {
+        // A client that found a mistake may have hung up already.
+        let _ = server.write_all(piece);
+        queue.poll(&mut done);
+        if !done.is_empty() {
+            break; // nobody reads what comes after
+        }
+    }
+    drop(server);
+    let start = Instant::now();
+    while done.is_empty() {
+        queue.poll(&mut done);
+        assert!(start.elapsed().as_secs() < 60, "the read is stuck");
+    }
+    (done[0].status, client.failure(), buffer.to_vec())
+}
+
+#[test]
+fn answers_in_any_pieces_are_put_together() {
+    for piece in [1, 7, 100, 5000] {
+        let (status, failure, got) = answered(true, piece, |c| {
+            let mut b = data(c, 6144, 2048, false);
+            b.extend(hole(c, 4096, 1024, false));
+            b.extend(data(c, 5120, 1024, false));
+            b.extend(last_chunk(chunk::NONE, c, 0));
+            b
+        });
+        assert_eq!((status, failure), (Status::Ok, None));
+        assert!(got[..1024].iter().all(|&b| b == 0) && got[1024..].iter().all(|&b| b == 7));
+        let (status, failure, got) = answered(false, piece, |c| {
+            let mut b = simple_reply(c, 0).to_vec();
+            b.extend([9; 4096]);
+            b
+        });
+        assert_eq!((status, failure), (Status::Ok, None));
+        assert!(got.iter().all(|&b| b == 9));
+        let (status, failure, _) = answered(true, piece, |c| {
+            let mut b = last_chunk(chunk::ERROR, c, 8).to_vec();
+            b.extend([0, 0, 0, 28, 0, 2, b'n', b'o']);
+            b
+        });
+        assert_eq!((status, failure), (Status::NoSpace, None));
+    }
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_ends_the_connection() {
+    type Answer = Box<dyn Fn(u64) -> Vec<u8>>;
+    let cases: Vec<(bool, &str, Answer)> = vec![
+        (true, "hung up", Box::new(|_| Vec::new())),
+        (true, "starts with 0x01010101", Box::new(|_| vec![1; 20])),
+        (
+            true,
+            "not in flight",
+            Box::new(|c| data(c + 1, 4096, 4096, true)),
+        ),
+        (
+            true,
+            "not in flight",
+            Box::new(|c| data(c + (1 << 32), 4096, 4096, true)),
+        ),
+        (
+            true,
+            "a simple reply to a read",
+            Box::new(|c| simple_reply(c, 0).to_vec()),
+        ),
+        (
+            false,
+            "was not negotiated",
+            Box::new(|c| data(c, 4096, 4096, true)),
+        ),
+        (
+            true,
+            "didn't ask for",
+            Box::new(|c| data(c, 4095, 16, true)),
+        ),
+        (
+            true,
+            "didn't ask for",
+            Box::new(|c| data(c, 8000, 4096, true)),
+        ),
+        (true, "didn't ask for", Box::new(|c| hole(c, 4096, 0, true))),
+        (
+            true,
+            "didn't ask for",
+            Box::new(|c| hole(c, u64::MAX, u32::MAX, true)),
+        ),
+        (
+            true,
+            "type 1 with 8 bytes",
+            Box::new(|c| data(c, 4096, 0, true)),
+        ),
+        (
+            true,
+            "type 1 with 4105 bytes",
+            Box::new(|c| data(c, 4096, 4097, true)),
+        ),
+        (
+            true,
+            "has already",
+            Box::new(|c| [data(c, 4096, 16, false), data(c, 4100, 16, true)].concat()),
+        ),
+        (
+            true,
+            "without all of its data",
+            Box::new(|c| data(c, 4096, 4095, true)),
+        ),
+        (
+            true,
+            "without all of its data",
+            Box::new(|c| last_chunk(0, c, 0).to_vec()),
+        ),
+        (
+            true,
+            "not the last",
+            Box::new(|c| {
+                let mut b = last_chunk(0, c, 0);
+                b[5] = 0;
+                b.to_vec()
+            }),
+        ),
+        (
+            true,
+            "type 5",
+            Box::new(|c| last_chunk(chunk::BLOCK_STATUS, c, 12).to_vec()),
+        ),
+        (
+            true,
+            "without an error",
+            Box::new(|c| {
+                let mut b = last_chunk(chunk::ERROR, c, 6).to_vec();
+                b.extend([0; 6]);
+                b
+            }),
+        ),
+    ];
+    for (structured, says, answer) in cases {
+        let (status, failure, _) = answered(structured, 4096, answer);
+        assert_eq!(status, Status::IoError, "{says}");
+        let why = failure.unwrap_or_default();
+        assert!(why.contains(says), "{says}: {why}");
+    }
+}
+
+/// Whatever bytes come, the read ends, and nothing panics.
+#[test]
+fn random_bytes_do_no_harm() {
+    let seed = std::env::var("PVBLK_SEED").map_or(0x0bad_b17e, |s| s.parse().unwrap());
+    println!("PVBLK_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    // Numbers of any size below a power of two.
+    let power = |rng: &mut fastrand::Rng, bits: u64| {
+        let below = 1 << rng.u64(..bits);
+        rng.u64(..below)
+    };
+    for _ in 0..500 {
+        let structured = rng.bool();
+        let plan: Vec<(u64, u64, u64)> = (0..4)
+            .map(|_| (rng.u64(..6), power(&mut rng, 14), power(&mut rng, 13)))
+            .collect();
+        let (status, failure, _) = answered(structured, 1 + rng.usize(..64), |c| {
+            let mut b = Vec::new();
+            for &(kind, at, len) in &plan {
+                match kind {
+                    0 => b.extend(data(c, at, len as usize, len % 2 == 0)),
+                    1 => b.extend(hole(c, at, len as u32, at % 2 == 0)),
+                    2 => b.extend(simple_reply(c, at as u32 % 3)),
+                    3 => b.extend(last_chunk(at as u16, c, len as u32)),
+                    4 => b.extend(at.to_be_bytes()),
+                    _ => b.extend(data(c, 4096, 4096, true)),
+                }
+            }
+            b
+        });
+        assert!(failure.is_some() || status != Status::Invalid || !structured);
+    }
+}
