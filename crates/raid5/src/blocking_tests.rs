@@ -52,10 +52,10 @@ fn errors_are_told_in_one_line() {
     let error = disk.write(8, &[1; 1024], &mut sleepy()).expect_err("none");
     assert_eq!(
         error.to_string(),
-        "powered: writing 2 sectors at 8: I/O error"
+        "failing: writing 2 sectors at 8: I/O error"
     );
     let error = disk.flush(&mut sleepy()).expect_err("none");
-    assert_eq!(error.to_string(), "powered: flushing: I/O error");
+    assert_eq!(error.to_string(), "failing: flushing: I/O error");
     let error = disk.read(1 << 30, &mut [0; 512], &mut sleepy());
     let error = error.expect_err("outside").to_string();
     assert!(error.contains("outside of it"), "{error}");

@@ -268,7 +268,7 @@ fn what_cannot_be_written_is_given_up() {
         assert_eq!(assembly.failed(), gone.first().copied());
         let note = assembly.notes.last().expect("a note");
         assert!(
-            note.contains("m4 is thrown out: powered: writing"),
+            note.contains("m4 is thrown out: failing: writing"),
             "{note}"
         );
         let (old, new) = (superblock(&good), superblock(&disks[0]));

@@ -399,7 +399,7 @@ fn a_member_that_cannot_be_written_is_thrown_out() {
     let _ = Blocking::open(&m1.device).and_then(|mut d| d.write(1, &[0; 512], &mut sleepy()));
     write_superblocks(&mut assembly, false, 5, &mut sleepy()).expect("written");
     assert_eq!(assembly.failed(), Some(1));
-    assert!(assembly.notes[0].contains("m1 is thrown out: powered: writing"));
+    assert!(assembly.notes[0].contains("m1 is thrown out: failing: writing"));
     for n in [0, 2, 3] {
         assert_eq!(roles(&disks[n])[1], Role::Faulty);
     }
