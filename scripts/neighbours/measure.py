@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """How long a disk's requests take while its neighbour is attacked: p50, p99 and max of 4 KiB reads, one at a time, over NBD.
 
-usage: measure.py PVBLK SLOW_MEDIUM [--seconds N] [--rounds N] [--json FILE] [ATTACK...]
+usage: measure.py PVBLK SLOW_MEDIUM [--placed] [--seconds N] [--rounds N] [--json FILE] [ATTACK...]
 
 Two servers of one worker each. "alone": nobody attacks. "elsewhere": the attack hits the other server, so that it takes the same
-CPU time on this machine. "beside": it hits this server. As root, since the slow medium is a FUSE mount.
+CPU time on this machine. "beside": it hits this server. On two CPUs the clients also wait for each other; with --placed the workers have
+a CPU of their own, and the neighbour's client goes before all else on the other CPU, so it waits for the server only. As root, since the slow medium is a FUSE mount.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import time
 import attacks
 from peers import Nbd
 
+# With --placed, CPUs of both servers' workers, and of all else. The neighbour's client has real-time priority there.
+WORKERS, OTHERS = 1, 0
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAMES = [n for n, f in vars(attacks).items() if callable(f) and getattr(f, "__module__", "") == "attacks" and n != "control"]
 # These attacks are on media: the neighbour is a file, and its requests are write, flush and read together.
@@ -57,12 +60,23 @@ class Server:
         self.log = open(f"{folder}/log", "w")
         self.process = subprocess.Popen(command, stderr=self.log, stdout=self.log)
         until(lambda: "pvblk: ready" in open(f"{folder}/log").read())
+        if options.placed:
+            self.place()
         with open(f"{folder}/pid", "w") as f:
             f.write(str(self.process.pid))
+
+    def place(self):
+        """Its worker on WORKERS, all else on OTHERS."""
+        for task in os.listdir(f"/proc/{self.process.pid}/task"):
+            with open(f"/proc/{self.process.pid}/task/{task}/comm") as f:
+                is_worker = f.read().startswith("pvblk-worker")
+            os.sched_setaffinity(int(task), {WORKERS if is_worker else OTHERS})
 
     def attack(self, name):
         environment = dict(os.environ, PVBLK=self.options.pvblk)
         command = [sys.executable, f"{HERE}/attacks.py", name, self.folder]
+        if self.options.placed:
+            command = ["taskset", "-c", str(OTHERS)] + command
         return subprocess.Popen(command, env=environment, stderr=open(f"{self.folder}/attack.log", "w"))
 
     def heal(self):
@@ -91,7 +105,9 @@ def bench(options, folder):
     """Latencies in microseconds by `pvblk bench`."""
     out = f"{folder}/bench.json"
     target = f"nbd+unix:///neighbour?socket={folder}/nbd"
-    command = [options.pvblk, "bench", "--target", target, "--rw", "randread", "--bs", "4k", "--iodepth", "1"]
+    command = ["taskset", "-c", str(OTHERS), "chrt", "-f", "1"] if options.placed else []
+    command += [options.pvblk]
+    command += ["bench", "--target", target, "--rw", "randread", "--bs", "4k", "--iodepth", "1"]
     subprocess.run(command + ["--runtime", f"{round(options.seconds * 1000)}ms", "--json", out], check=True, capture_output=True)
     latency = json.load(open(out))["jobs"][0]["read"]["clat_ns"]
     percent = latency["percentile"]
@@ -147,6 +163,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json")
+    parser.add_argument("--placed", action="store_true")
     parser.add_argument("attack", nargs="*", metavar="ATTACK", help="of " + " ".join(NAMES))
     options = parser.parse_intermixed_args()
     results = {}
