@@ -63,9 +63,9 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     }
     let g = assembly.geometry;
     println!(
-        "array {}: {} of {} members, {} MiB, {}, chunks of {} KiB, consistency policy {}",
+        "array {}: {}{} members, {} MiB, {}, chunks of {} KiB, consistency policy {}",
         raid5::uuid_text(&options.set_uuid),
-        args.name,
+        named(&args.name),
         g.members(),
         g.capacity_sectors() / 2048,
         g.layout(),
@@ -73,6 +73,14 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         policy(assembly.policy()),
     );
     Ok(())
+}
+
+/// The name with its comma; nothing for an array without one.
+fn named(name: &str) -> String {
+    match name {
+        "" => String::new(),
+        name => format!("{name}, "),
+    }
 }
 
 /// In order; one may be `missing`.
@@ -110,5 +118,17 @@ fn kib(flag: &str, text: &str) -> Result<u64> {
         Ok(bytes) if bytes.is_multiple_of(512) => Ok(bytes),
         Ok(bytes) => bail!("{flag}: {bytes} bytes are no number of sectors"),
         Err(e) => bail!("{flag}: {e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+
+    #[test]
+    fn an_array_without_a_name_leaves_no_gap() {
+        let line = |name| format!("array u: {}3 members", named(name));
+        assert_eq!(line("vm1"), "array u: vm1, 3 members");
+        assert_eq!(line(""), "array u: 3 members");
     }
 }
