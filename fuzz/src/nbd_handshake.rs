@@ -5,29 +5,14 @@
 
 use crate::nbd_device::{PatternDisk, SECTORS};
 use arbitrary::{Result, Unstructured};
+use pvblk_backend::{Disk, Disks};
+use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Limits};
-use pvblk_export::nbd::{ExportInfo, ExportTable, Handshake, Negotiated, Step};
+use pvblk_export::nbd::{Handshake, Negotiated, Step};
 use std::sync::Arc;
 
 const IHAVEOPT: &[u8; 8] = b"IHAVEOPT";
 const REPLY: [u8; 8] = 0x0003_e889_0455_65a9u64.to_be_bytes();
-
-struct Table(Arc<dyn BlockDevice>);
-
-impl ExportTable for Table {
-    fn list(&self) -> Vec<ExportInfo> {
-        let export = |name: &str| ExportInfo {
-            name: name.into(),
-            description: "a disk".into(),
-        };
-        vec![export("disk"), export("other")]
-    }
-    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
-        ["disk", "other"]
-            .contains(&name)
-            .then(|| Arc::clone(&self.0))
-    }
-}
 
 enum End {
     More,
@@ -37,7 +22,7 @@ enum End {
 }
 
 /// Feeds all bytes; returns what was sent, how it ended, and the bytes fed.
-fn feed(table: &Table, bytes: &[u8], mut piece: impl FnMut() -> usize) -> (Vec<u8>, End, usize) {
+fn feed(table: &Disks, bytes: &[u8], mut piece: impl FnMut() -> usize) -> (Vec<u8>, End, usize) {
     let mut handshake = Handshake::new(table);
     let mut sent = handshake.take_output();
     let mut fed = 0;
@@ -72,7 +57,9 @@ pub fn nbd_handshake(data: &[u8]) {
     let Ok((bytes, pieces)) = input(&mut u) else {
         return;
     };
-    let table = Table(Arc::new(PatternDisk::new(Limits::default())));
+    let device: Arc<dyn BlockDevice> = Arc::new(PatternDisk::new(Limits::default()));
+    let disk = |name: &str| Arc::new(Disk::new(name, Arc::clone(&device), Tracing::off()));
+    let table = Disks::new(vec![disk("disk"), disk("other")]);
     let (whole, end, fed) = feed(&table, &bytes, || usize::MAX);
     let mut next = pieces.iter().cycle();
     let piece = || next.next().map_or(1, |&n| usize::from(n));

@@ -1,7 +1,6 @@
 //! [`Backend`]: a fixed set of workers, and the disks they serve.
 
 use crate::budget::Budget;
-use crate::fence::Fence;
 use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::questions::Questions;
@@ -51,7 +50,6 @@ pub struct Disk {
     stall: Arc<Stall>,
     questions: Arc<Questions>,
     refreshing: AtomicBool,
-    fence: Arc<Fence>,
     users: Arc<Users>,
 }
 
@@ -76,7 +74,6 @@ impl Disk {
             stall: Arc::default(),
             questions: Arc::default(),
             refreshing: AtomicBool::new(false),
-            fence: Arc::default(),
         }
     }
 
@@ -94,7 +91,7 @@ impl Disk {
         self
     }
 
-    /// Its front ends and clients now.
+    /// Its front ends and clients now, and the fence between those who are gone and those who come.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
     }
@@ -107,11 +104,6 @@ impl Disk {
     /// Whether a lane of it is blocked in a call.
     pub fn stall(&self) -> &Arc<Stall> {
         &self.stall
-    }
-
-    /// Closed while requests of a front end that is gone are at work.
-    pub fn fence(&self) -> &Arc<Fence> {
-        &self.fence
     }
 
     /// Threads for calls to its device that may take long: extents, refresh, questions, its end.

@@ -9,7 +9,7 @@
 mod backend;
 mod blkif;
 mod budget;
-mod fence;
+mod disks;
 mod gate;
 mod grants;
 mod lane;
@@ -32,7 +32,7 @@ mod worker;
 pub use backend::{Backend, BackendOptions, Disk, SourceId};
 pub use blkif::{BlkifQueueParts, BlkifSource};
 pub use budget::{Budget, Claim, Waiter};
-pub use fence::{Closed, Fence};
+pub use disks::Disks;
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
 pub use lane::Lane;
@@ -43,11 +43,11 @@ pub use pressure::{
     SQUEEZE_DURATION, Squeezed,
 };
 pub use seldom::{Seldom, Times};
-pub use service::{DiskEnd, Key, Service};
+pub use service::{Attachment, DiskEnd, Key, Service};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
 pub use sources::{SourceState, Sources, Watch, group_limit, memory_limit};
 pub use spare::SpareRequests;
 pub use stall::Stall;
 pub use stopping::{StopTimes, Stopping, Turn};
-pub use users::{User, Users};
+pub use users::{FenceOpened, User, Users};
 pub use worker::{LaneWaker, OnEnd};

@@ -1,10 +1,13 @@
-//! [`Service`]: the disks that a process serves, the sources attached to them, and their orderly end.
+//! [`Service`]: the disks that a process serves, their front ends and clients, and their orderly end. The servers of all exports
+//! work on it, and on nothing else of their process.
 
 use crate::backend::{Backend, Disk, SourceId};
+use crate::disks::Disks;
+use crate::pressure::Pressure;
 use crate::source::{RequestSource, SourceEnd};
 use crate::stopping::{StopTimes, Stopping};
-use crate::users::User;
-use parking_lot::{Condvar, Mutex, RwLock};
+use crate::users::{FenceOpened, Place, User};
+use parking_lot::{Condvar, Mutex};
 use pvblk_block::{Completion, Error, ErrorKind, Op, Readiness, Request, Status};
 use pvblk_sys::Poller;
 use std::collections::{HashMap, HashSet};
@@ -24,12 +27,15 @@ pub struct DiskEnd {
     pub result: Result<(), Error>,
 }
 
-/// Disks in the order given, and every live source.
+/// Disks, and every live source of requests to them.
 pub struct Service {
     backend: Backend,
-    disks: RwLock<Vec<Arc<Disk>>>,
+    disks: Arc<Disks>,
+    pressure: Arc<Pressure>,
     live: Arc<Live>,
+    /// Of the next source, and of the next front end.
     next: AtomicU64,
+    next_front: AtomicU64,
 }
 
 #[derive(Default)]
@@ -51,7 +57,19 @@ struct Source {
     disk: Arc<Disk>,
     /// `None` until the back end has it.
     id: Option<SourceId>,
-    _user: Arc<User>,
+    /// Its user's; keeps the disk's fence closed if the user is gone.
+    _place: Arc<Place>,
+}
+
+/// A front end's use of a disk: its sources. Dropping it says that the front end is gone: its sources stop after what they have
+/// outstanding, and until they have, the disk's fence is closed.
+pub struct Attachment {
+    service: Arc<Service>,
+    disk: Arc<Disk>,
+    /// Set until it is dropped.
+    user: Option<User>,
+    /// Its sources, and some that have ended.
+    keys: Vec<Key>,
 }
 
 impl State {
@@ -63,32 +81,67 @@ impl State {
 }
 
 impl Service {
-    /// Serves `disks` on the workers of `backend`.
-    pub fn new(backend: Backend, disks: Vec<Arc<Disk>>) -> Service {
-        Service {
+    /// Serves `disks` on the workers of `backend`; their memory gives way to `pressure`.
+    pub fn new(backend: Backend, disks: Disks, pressure: Arc<Pressure>) -> Arc<Service> {
+        let all = disks.all();
+        all.iter().for_each(|d| pressure.add_device(d.device()));
+        Arc::new(Service {
             backend,
-            disks: RwLock::new(disks),
+            disks: Arc::new(disks),
+            pressure,
             live: Arc::default(),
             next: AtomicU64::new(1),
-        }
+            next_front: AtomicU64::new(1),
+        })
     }
 
-    /// The disks now.
-    pub fn disks(&self) -> Vec<Arc<Disk>> {
-        self.disks.read().clone()
+    /// The disks.
+    pub fn disks(&self) -> &Arc<Disks> {
+        &self.disks
     }
 
-    /// The disk of this name.
-    pub fn disk(&self, name: &str) -> Option<Arc<Disk>> {
-        let disks = self.disks.read();
-        disks.iter().find(|d| d.name() == name).map(Arc::clone)
+    /// What the buffers for its users' data give way to.
+    pub fn pressure(&self) -> &Arc<Pressure> {
+        &self.pressure
     }
 
-    /// Serves `source` of `user`, one of the disk's [`Users`](crate::Users); `ended` is called on a worker when all of it is gone. After an error it is never called.
-    pub fn attach(
+    /// Lets a front end use a disk; `None` while the disk's fence is closed: `opened` is called when it opens. Errors if the disk is
+    /// exclusive and has a user.
+    pub fn enter(
+        self: &Arc<Service>,
+        disk: &Arc<Disk>,
+        front: &str,
+        opened: &FenceOpened,
+    ) -> Result<Option<Attachment>, Error> {
+        // Front ends choose their names, and two may choose the same.
+        let number = self.next_front.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{front} (front end {number})");
+        let user = disk.users().enter(&name, opened)?;
+        Ok(user.map(|user| Attachment {
+            service: Arc::clone(self),
+            disk: Arc::clone(disk),
+            user: Some(user),
+            keys: Vec::new(),
+        }))
+    }
+
+    /// Serves the one source of a client, which ends by itself; clients of one name are one user. `ended` is called on a worker when all of
+    /// the source is gone; after an error never.
+    pub fn serve_client(
         &self,
         disk: &Arc<Disk>,
-        user: &Arc<User>,
+        name: &str,
+        source: Box<dyn RequestSource>,
+        ended: impl FnOnce(SourceEnd) + Send + 'static,
+    ) -> Result<(), Error> {
+        let place = disk.users().enter_client(name)?;
+        self.attach(disk, place, source, ended).map(drop)
+    }
+
+    fn attach(
+        &self,
+        disk: &Arc<Disk>,
+        place: Arc<Place>,
         source: Box<dyn RequestSource>,
         ended: impl FnOnce(SourceEnd) + Send + 'static,
     ) -> Result<Key, Error> {
@@ -96,7 +149,7 @@ impl Service {
         let entry = Source {
             disk: Arc::clone(disk),
             id: None,
-            _user: Arc::clone(user),
+            _place: place,
         };
         {
             let mut state = self.live.state.lock();
@@ -109,13 +162,15 @@ impl Service {
         }
         let live = Arc::clone(&self.live);
         let on_end = move |end| {
-            live.state.lock().sources.remove(&key);
+            let source = live.state.lock().sources.remove(&key);
             live.changed.notify_all();
+            // Not under the lock: the last source of a front end that is gone opens the fence.
+            drop(source);
             ended(end);
         };
         let attached = self.backend.attach(disk, source, Box::new(on_end));
         let mut state = self.live.state.lock();
-        match attached {
+        let (entry, result) = match attached {
             Ok(id) => {
                 if let Some(entry) = state.sources.get_mut(&key) {
                     entry.id = Some(id);
@@ -124,27 +179,28 @@ impl Service {
                     // A stop that came in between couldn't name it yet.
                     self.backend.detach(id);
                 }
-                Ok(key)
+                (None, Ok(key))
             }
-            Err(e) => {
-                state.sources.remove(&key);
-                Err(e)
-            }
-        }
+            Err(e) => (state.sources.remove(&key), Err(e)),
+        };
+        drop(state);
+        drop(entry);
+        result
     }
 
-    /// Stops a source after what it has outstanding.
-    pub fn detach(&self, key: Key) {
+    /// Stops sources after what they have outstanding.
+    fn detach(&self, keys: &[Key]) {
         let state = self.live.state.lock();
-        if let Some(id) = state.sources.get(&key).and_then(|s| s.id) {
-            self.backend.detach(id);
-        }
+        let sources = keys.iter().filter_map(|key| state.sources.get(key));
+        sources
+            .filter_map(|s| s.id)
+            .for_each(|id| self.backend.detach(id));
     }
 
     /// Looks at all backings again, each on a thread of its own disk. Doesn't wait: a disk whose medium hangs learns of its size when
     /// it comes back.
     pub fn refresh(&self) {
-        self.disks.read().iter().for_each(Disk::refresh);
+        self.disks.all().iter().for_each(Disk::refresh);
     }
 
     /// Takes no more sources, lets what is in flight complete, then flushes and closes each disk, side by side: a disk
@@ -160,7 +216,7 @@ impl Service {
             self.backend.detach(id);
         }
         drop(state);
-        let disks = self.disks();
+        let disks = self.disks.all();
         let mut stopping = Stopping::new(disks.len(), begin, times);
         let mut ends = Vec::new();
         loop {
@@ -191,8 +247,9 @@ impl Service {
                 self.end_disk(Arc::clone(&disks[n]), drained, times);
             }
         }
-        let ended = |name: &str| ends.iter().any(|e| e.disk == name && e.result.is_ok());
-        self.disks.write().retain(|d| !ended(d.name()));
+        for end in ends.iter().filter(|e| e.result.is_ok()) {
+            self.disks.remove(&end.disk);
+        }
         ends
     }
 
@@ -219,6 +276,54 @@ impl Service {
                 result: Err(Error::new(ErrorKind::Exhausted, why)),
             });
         }
+    }
+}
+
+impl Attachment {
+    /// The disk.
+    pub fn disk(&self) -> &Arc<Disk> {
+        &self.disk
+    }
+
+    /// Serves one more source; `ended` is called on a worker when all of it is gone, after an error never.
+    pub fn serve(
+        &mut self,
+        source: Box<dyn RequestSource>,
+        ended: impl FnOnce(SourceEnd) + Send + 'static,
+    ) -> Result<Key, Error> {
+        let Some(user) = &self.user else {
+            unreachable!("it has a user until it is dropped");
+        };
+        let place = Arc::clone(user.place());
+        let key = self.service.attach(&self.disk, place, source, ended)?;
+        let state = self.service.live.state.lock();
+        self.keys.retain(|k| state.sources.contains_key(k));
+        drop(state);
+        self.keys.push(key);
+        Ok(key)
+    }
+
+    /// Stops one source after what it has outstanding.
+    pub fn stop(&self, key: Key) {
+        self.service.detach(&[key]);
+    }
+
+    /// The front end is gone: as dropping it. True if no source is left; otherwise `ended` is called when the last one has ended and the fence
+    /// is open, as far as this front end goes.
+    pub fn leave(self, ended: impl FnOnce() + Send + 'static) -> bool {
+        match &self.user {
+            Some(user) if !user.is_idle() => user.at_end(ended),
+            _ => return true,
+        }
+        false
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // The fence closes first.
+        self.user = None;
+        self.service.detach(&self.keys);
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod support;
 
-use pvblk_backend::{Backend, BackendOptions, Disk, Service, StopTimes};
+use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Service, StopTimes};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Op, RequestFlags, Status};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn rig(disks: usize) -> Rig {
     };
     let disks = devices.iter().enumerate().map(disk).collect();
     Rig {
-        service: Arc::new(Service::new(backend, disks)),
+        service: Service::new(backend, Disks::new(disks), Arc::default()),
         devices,
     }
 }
@@ -40,9 +40,9 @@ fn rig(disks: usize) -> Rig {
 impl Rig {
     fn attach(&self, disk: usize) -> Feed {
         let (feed, source) = source(8);
-        let disk = self.service.disk(&disk.to_string()).unwrap();
-        let user = disk.users().enter("test").unwrap();
-        self.service.attach(&disk, &user, source, |_| {}).unwrap();
+        let disk = self.service.disks().find(&disk.to_string()).unwrap();
+        let served = self.service.serve_client(&disk, "test", source, |_| {});
+        served.unwrap();
         feed
     }
 
@@ -85,7 +85,7 @@ fn a_disk_whose_flush_fails_keeps_nobody_from_being_flushed() {
     assert_eq!(ends.len(), 3);
     assert!(ends[0].1.as_ref().unwrap().contains("last flush failed"));
     assert_eq!((&ends[1].1, &ends[2].1), (&None, &None));
-    let left: Vec<_> = rig.service.disks();
+    let left: Vec<_> = rig.service.disks().all();
     assert_eq!(left.len(), 1, "those that ended well have left");
     assert_eq!(left[0].name(), "0");
 }
@@ -129,9 +129,8 @@ fn a_flush_that_never_ends_is_given_up() {
     };
     let ends = rig.stop(times, || ());
     assert!(ends[0].1.as_ref().unwrap().contains("stuck"));
-    let disk = rig.service.disk("0").unwrap();
+    let disk = rig.service.disks().find("0").unwrap();
     let (_, refused) = source(1);
-    let user = disk.users().enter("test").unwrap();
-    let late = rig.service.attach(&disk, &user, refused, |_| {});
+    let late = rig.service.serve_client(&disk, "test", refused, |_| {});
     assert!(late.is_err());
 }

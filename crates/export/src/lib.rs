@@ -1,5 +1,6 @@
-//! Servers: where disks leave the process. Each has a handshake and a source of requests.
+//! Servers: where disks leave the process. Each has a handshake and a source of requests; what they have in common is the [`kit`].
 
+pub mod kit;
 pub mod local;
 pub mod nbd;
 pub mod socket_file;

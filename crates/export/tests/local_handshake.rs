@@ -8,11 +8,13 @@ use pvblk_client::local::{ConnectOptions, FrontLink, LinkEvent, connect};
 use pvblk_client::rings::FrontParts;
 use pvblk_client::rings::FrontPersonality;
 use pvblk_export::local::LocalServer;
-use pvblk_protocol::blkif::wire::{Entry, OP_READ, OP_WRITE, RSP_OKAY, RequestHeader, Segment};
+use pvblk_protocol::blkif::wire::{OP_READ, OP_WRITE, RSP_OKAY, RequestHeader, Segment};
 use pvblk_protocol::xenbus::BackendOffers;
 use pvblk_sys::PAGE_SIZE;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 fn options(queues: u32, ring_pages: usize) -> ConnectOptions {
@@ -48,14 +50,10 @@ fn the_smaller_of_wish_and_offer_is_taken() {
     assert_eq!(parts.properties.sectors, 2048);
     assert_eq!(parts.properties.max_indirect_segments, 256);
     assert!(parts.properties.persistent && parts.properties.flush);
-    let attached = f.state.attached.lock();
-    assert_eq!(attached[0].front, "test");
-    assert_eq!(attached[0].queues.len(), 2);
-    assert!(attached[0].queues.iter().all(|q| q.ring.entries() == 256));
-    assert_eq!(
-        attached[0].queues[1].name,
-        "disk a, front end test, queue 1"
-    );
+    assert_eq!(f.served(), 2);
+    let exclusive = f.service.disks().find("a").unwrap();
+    let users = format!("{:?}", exclusive.users());
+    assert!(users.contains("test (front end 1)"), "{users}");
 }
 
 #[test]
@@ -105,7 +103,7 @@ fn sixty_four_queues_of_sixteen_pages_fit_one_handshake() {
     assert_eq!(f.server.mapped_bytes(), 0);
 }
 
-/// A request and its data through the rings of both ends, with a notification each way.
+/// Requests and their data through the rings and the back end, with a notification each way.
 #[test]
 fn requests_data_and_notifications_pass_both_ways() {
     let f = Fixture::new(offers(2, 2));
@@ -113,22 +111,21 @@ fn requests_data_and_notifications_pass_both_ways() {
     let granter = Arc::clone(&parts.granter);
     let frame = granter.first_data_frame() + 3;
     let at = frame as usize * PAGE_SIZE;
-    let mut attached = f.state.attached.lock();
-    for (round, (front, back)) in parts
-        .queues
-        .iter_mut()
-        .zip(&mut attached[0].queues)
-        .enumerate()
-    {
-        for (operation, text) in [(OP_WRITE, b"to the disk"), (OP_READ, b"from a disk")] {
-            let gref = granter.grant(frame, operation == OP_WRITE).unwrap();
+    for (round, front) in parts.queues.iter_mut().enumerate() {
+        let text = format!("to the disk {round}");
+        for (operation, status) in [(OP_WRITE, RSP_OKAY), (OP_READ, RSP_OKAY), (OP_READ, -1)] {
+            // The last one is to be read into a page that is granted for reading only.
+            let read_only = operation == OP_WRITE || status != RSP_OKAY;
+            let gref = granter.grant(frame, read_only).unwrap();
+            granter.memory().write(at + 1024, &[0; 512]);
             if operation == OP_WRITE {
-                granter.memory().write(at + 1024, text);
+                granter.memory().write(at + 1024, text.as_bytes());
             }
             let header = RequestHeader {
                 operation,
                 nr_segments: 1,
                 id: 77 + round as u64,
+                sector_number: 5,
                 ..RequestHeader::default()
             };
             let segment = Segment {
@@ -138,39 +135,28 @@ fn requests_data_and_notifications_pass_both_ways() {
                 pad: 0,
             };
             front.ring.put_rw(&header, &[segment]);
-            assert!(!back.ring.arm() && front.ring.publish());
+            front.ring.publish();
             front.channel.notify();
-            back.channel.clear();
-
-            let mut entry = Entry::default();
-            assert!(back.ring.take(&mut entry).unwrap());
-            let rw = entry.rw();
-            assert_eq!(rw.header, header);
-            let seg = rw.segments[0];
-            let mapped = back.mapper.map(seg.gref, 1024, 512, operation == OP_READ);
-            let buffer = mapped.unwrap().0;
-            if operation == OP_WRITE {
-                assert_eq!(&buffer.to_vec()[..text.len()], text);
-                assert!(back.mapper.map(seg.gref, 0, 512, true).is_err());
-            } else {
-                buffer.write(0, text);
-            }
-            assert!(!front.ring.arm());
-            back.ring.respond(entry.id(), operation, RSP_OKAY);
-            assert!(back.ring.publish());
-            back.channel.notify();
-
-            front.channel.clear();
-            let response = front.ring.take().unwrap().unwrap();
-            assert_eq!((response.id, response.status), (header.id, RSP_OKAY));
-            let mut got = [0; 11];
+            let mut response = None;
+            eventually("a response", || {
+                response = front.ring.take().unwrap();
+                response.is_some()
+            });
+            let response = response.unwrap();
+            assert_eq!((response.id, response.status), (header.id, status));
+            let mut got = vec![0; text.len()];
             granter.memory().read(at + 1024, &mut got);
-            assert_eq!(&got, text);
+            let expected = if status == RSP_OKAY {
+                text.as_bytes()
+            } else {
+                &[0; 13]
+            };
+            assert_eq!(got, expected);
             granter.end(gref);
-            assert!(back.mapper.map(gref, 0, 512, false).is_err());
         }
+        // The other side tells of its responses.
+        assert!(poll_once(front.channel.fd()));
     }
-    drop(attached);
     link.close().unwrap();
 }
 
@@ -179,12 +165,12 @@ fn a_resize_reaches_every_front_end() {
     let f = Fixture::new(offers(1, 1));
     let (_a, mut one) = join(&f, &options(1, 1));
     let (_b, mut two) = join(&f, &options(1, 1));
-    f.state.device.resize(4096);
+    f.ram.resize(4096);
     for link in [&mut one, &mut two] {
         assert_eq!(wait_event(link), LinkEvent::Resized { sectors: 4096 });
     }
     // Several changes may arrive as one, but the last size always arrives.
-    (1..=100).for_each(|n| f.state.device.resize(n * 8));
+    (1..=100).for_each(|n| f.ram.resize(n * 8));
     let mut last = None;
     eventually("the last size", || {
         last = one.step().pop().or(last.take());
@@ -199,7 +185,7 @@ fn an_orderly_close_frees_everything_and_a_new_connection_works() {
         let (_parts, mut link) = join(&f, &options(2, 4));
         link.close().unwrap();
         assert!(link.has_ended() && link.step().is_empty());
-        assert_eq!((f.attached(), f.detached()), (round, round));
+        assert_eq!((f.served(), f.ended()), (2 * round, 2 * round));
         assert_eq!(f.server.mapped_bytes(), 0);
     }
 }
@@ -207,22 +193,18 @@ fn an_orderly_close_frees_everything_and_a_new_connection_works() {
 #[test]
 fn a_dead_front_end_is_detached_and_its_memory_freed_after_its_last_request() {
     let f = Fixture::new(offers(1, 1));
-    f.state
-        .hold
-        .store(true, std::sync::atomic::Ordering::Relaxed);
-    let (parts, link) = join(&f, &options(1, 1));
+    let (mut parts, link) = join(&f, &options(1, 1));
+    f.keep_a_write(&mut parts);
     let bill = || {
         let lines = memory::bill().into_iter();
         lines.filter(|l| l.owner.starts_with("disk a: ")).count()
     };
     assert!(bill() > 0);
     drop((parts, link));
-    eventually("detach", || f.detached() == 1);
     // It still drains; until the end its disk is fenced (see local_reconnect.rs).
-    f.state
-        .hold
-        .store(false, std::sync::atomic::Ordering::Relaxed);
-    f.state.release();
+    assert!(bill() > 0 && f.server.mapped_bytes() > 0);
+    f.release();
+    eventually("its end", || f.ended() == 1);
     let (_parts, mut link) = join(&f, &options(1, 1));
     link.close().unwrap();
     eventually("its memory's end", || f.server.mapped_bytes() == 0);
@@ -231,33 +213,41 @@ fn a_dead_front_end_is_detached_and_its_memory_freed_after_its_last_request() {
 #[test]
 fn a_broken_queue_closes_its_connection_with_the_reason() {
     let f = Fixture::new(offers(1, 1));
-    let (_bad, mut broken) = join(&f, &options(1, 1));
-    let ended = Arc::clone(&f.state.attached.lock()[0].ended);
-    (0..1000).for_each(|_| ended("queue 0: ring index 9 is\nwrong".into()));
-    let LinkEvent::Closing { reason } = wait_event(&mut broken) else {
-        panic!("not closing");
-    };
-    assert_eq!(reason.as_deref(), Some("queue 0: ring index 9 is wrong"));
-    broken.close().unwrap();
-    assert_eq!((f.attached(), f.detached()), (1, 1));
+    let raw = Raw::new(&f);
+    raw.prepare();
+    raw.write(&RINGS);
+    raw.until("state", "4");
+    // More requests than the ring has entries.
+    raw.memory
+        .atomic_u32(9 * PAGE_SIZE)
+        .store(1000, Ordering::Relaxed);
+    raw.kick();
+    let why = raw.refusal();
+    assert!(why.contains("queue 0: ") && !why.contains('\n'), "{why}");
+    raw.write(&[("state", "6")]);
+    raw.until("state", "6");
+    assert_eq!((f.served(), f.ended()), (1, 1));
 }
 
 #[test]
-fn a_host_that_refuses_is_heard() {
-    let f = Fixture::new(offers(1, 1));
-    f.state
-        .refuse
-        .store(true, std::sync::atomic::Ordering::Relaxed);
-    let e = connect(f.server.path(), "a", &options(1, 1)).err().unwrap();
-    assert!(e.to_string().contains("no worker is left"), "{e}");
-    assert_eq!(f.server.mapped_bytes(), 0);
+fn a_disk_without_room_refuses_a_front_end_and_keeps_none_of_its_queues() {
+    let f = Fixture::new(offers(3, 1));
+    for room in 0..3 {
+        *f.ram.room.lock() = Some(room);
+        let e = connect(f.server.path(), "a", &options(3, 1)).err().unwrap();
+        assert!(e.to_string().contains("no room for a queue"), "{e}");
+        eventually("all are gone", || f.served() == f.ended());
+        assert_eq!(f.server.mapped_bytes(), 0);
+    }
+    *f.ram.room.lock() = None;
+    join(&f, &options(3, 1)).1.close().unwrap();
 }
 
 #[test]
 fn a_device_that_goes_away_closes_its_connections() {
     let f = Fixture::new(offers(1, 1));
     let (_parts, mut link) = join(&f, &options(1, 1));
-    f.state.device.events.raise(pvblk_block::DeviceEvent::Gone);
+    f.ram.vanish();
     assert!(matches!(wait_event(&mut link), LinkEvent::Closing { .. }));
     link.close().unwrap();
 }
@@ -277,7 +267,7 @@ fn a_stopping_server_asks_its_front_ends_to_leave() {
     f.server.stop();
     front.join().unwrap();
     assert!(!path.exists());
-    assert_eq!((f.attached(), f.detached()), (1, 1));
+    assert_eq!((f.served(), f.ended()), (1, 1));
     let e = connect(&path, "a", &options(1, 1)).err().unwrap();
     assert!(e.to_string().contains("is `pvblk serve` running"), "{e}");
 }
@@ -292,7 +282,7 @@ fn a_front_end_that_does_not_answer_cannot_hold_up_a_stop() {
         matches!(seen.last(), Some(LinkEvent::Gone { .. })),
         "{seen:?}"
     );
-    assert_eq!(f.detached(), 1);
+    assert_eq!(f.ended(), 1);
 }
 
 #[test]
@@ -301,29 +291,25 @@ fn the_socket_is_private_and_only_a_dead_one_is_replaced() {
     let path = f.server.path().to_owned();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let host = || {
-        Arc::new(FakeHost {
-            state: Arc::default(),
-            offers: offers(1, 1),
-        })
-    };
-    let e = LocalServer::bind(&path, host()).err().unwrap();
+    let service = service(&Ram::new(2048));
+    let bind = |path: &Path| LocalServer::bind(path, &service, offers(1, 1));
+    let e = bind(&path).err().unwrap();
     assert!(e.to_string().contains("in use by another server"), "{e}");
     assert!(path.exists());
     // A stream socket of another server isn't ours either.
     let stream = f.dir.path().join("stream");
     let listener = std::os::unix::net::UnixListener::bind(&stream).unwrap();
-    assert!(LocalServer::bind(&stream, host()).is_err());
+    assert!(bind(&stream).is_err());
     drop(listener);
-    let second = LocalServer::bind(&stream, host()).unwrap();
+    let second = bind(&stream).unwrap();
     // A file that replaced the socket is not removed.
     std::fs::remove_file(&stream).unwrap();
     std::fs::write(&stream, "mine").unwrap();
     drop(second);
     assert!(stream.exists());
-    assert!(LocalServer::bind(&stream, host()).is_err());
+    assert!(bind(&stream).is_err());
     let long = f.dir.path().join("x".repeat(120));
-    let e = LocalServer::bind(&long, host()).err().unwrap();
+    let e = bind(&long).err().unwrap();
     assert!(e.to_string().contains("shorter"), "{e}");
 }
 
@@ -353,9 +339,9 @@ fn options_out_of_range_are_refused_before_anything_is_sent() {
 fn a_hundred_front_ends_at_once() {
     let f = Fixture::new(offers(1, 1));
     let mut all: Vec<_> = (0..100).map(|_| join(&f, &options(1, 1))).collect();
-    assert_eq!(f.attached(), 100);
+    assert_eq!(f.served(), 100);
     for (_, link) in &mut all {
         link.close().unwrap();
     }
-    assert_eq!((f.detached(), f.server.mapped_bytes()), (100, 0));
+    assert_eq!((f.ended(), f.server.mapped_bytes()), (100, 0));
 }

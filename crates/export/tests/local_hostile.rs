@@ -10,17 +10,10 @@ use pvblk_sys::{EventFd, PAGE_SIZE, create_sealed};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-const GOOD: [(&str, &str); 4] = [
-    ("ring-ref", "8"),
-    ("event-channel", "1"),
-    ("protocol", "x86_64-abi"),
-    ("state", "3"),
-];
-
 /// The server still serves others, and has no resources of the bad front ends.
 fn still_serves(f: &Fixture) {
     eventually("everything is unmapped", || {
-        f.server.mapped_bytes() == 0 && f.attached() == f.detached()
+        f.server.mapped_bytes() == 0 && f.served() == f.ended()
     });
     let options = ConnectOptions {
         queues: 2,
@@ -34,7 +27,7 @@ fn still_serves(f: &Fixture) {
 }
 
 fn spoiled(key: &str, value: Option<&str>) -> Vec<Change> {
-    let mut changes: Vec<_> = GOOD.iter().map(|(k, v)| Change::set(*k, v)).collect();
+    let mut changes: Vec<_> = RINGS.iter().map(|(k, v)| Change::set(*k, v)).collect();
     changes.push(Change {
         key: key.into(),
         value: value.map(str::to_owned),
@@ -49,11 +42,11 @@ fn the_unchanged_keys_are_accepted() {
     let f = Fixture::new(offers(2, 8));
     let raw = Raw::new(&f);
     raw.prepare();
-    raw.write(&GOOD);
+    raw.write(&RINGS);
     raw.until("state", "4");
-    assert_eq!(f.attached(), 1);
+    assert_eq!(f.served(), 1);
     drop(raw);
-    eventually("detach", || f.detached() == 1);
+    eventually("detach", || f.ended() == 1);
     still_serves(&f);
 }
 
@@ -104,7 +97,7 @@ fn a_state_that_is_not_allowed_ends_a_working_connection() {
     for state in ["2", "7", "8", "9", "", "connected", "44"] {
         let raw = Raw::new(&f);
         raw.prepare();
-        raw.write(&GOOD);
+        raw.write(&RINGS);
         raw.until("state", "4");
         raw.write(&[("state", state)]);
         assert!(raw.refusal().starts_with("state "), "{state}");
@@ -122,14 +115,14 @@ fn a_front_end_may_come_back_on_the_same_socket() {
         raw.memory();
         raw.channel(1);
         raw.grant(8, 9, false);
-        raw.write(&GOOD);
+        raw.write(&RINGS);
         raw.until("state", "4");
-        assert_eq!(f.attached(), round);
+        assert_eq!(f.served(), round);
         raw.write(&[("state", "5")]);
         raw.until("state", "5");
         raw.write(&[("state", "6")]);
         raw.until("state", "6");
-        assert_eq!(f.detached(), round);
+        assert_eq!(f.ended(), round);
         raw.write(&[("state", "1")]);
     }
     drop(raw);
@@ -170,7 +163,7 @@ fn bad_memory_is_refused() {
         r.memory();
     });
     assert!(text.contains("second time"), "{text}");
-    let text = refused(&|r| r.write(&GOOD));
+    let text = refused(&|r| r.write(&RINGS));
     assert!(text.contains("before MEMORY"), "{text}");
     still_serves(&f);
 }
@@ -196,7 +189,7 @@ fn bad_channels_are_refused() {
         r.memory();
         r.channel(1);
         r.grant(8, 9, false);
-        r.write(&GOOD);
+        r.write(&RINGS);
         r.until("state", "4");
         r.channel(2);
     });
@@ -274,7 +267,7 @@ fn a_front_end_may_die_at_every_step() {
         &|r| r.memory(),
         &|r| r.channel(1),
         &|r| r.grant(8, 9, false),
-        &|r| r.write(&GOOD),
+        &|r| r.write(&RINGS),
         &|r| r.until("state", "4"),
         &|r| r.write(&[("state", "4")]),
         &|r| r.write(&[("state", "5")]),
@@ -289,7 +282,7 @@ fn a_front_end_may_die_at_every_step() {
         drop(raw);
     }
     eventually("all detached", || {
-        f.attached() == f.detached() && f.server.mapped_bytes() == 0
+        f.served() == f.ended() && f.server.mapped_bytes() == 0
     });
     still_serves(&f);
 }

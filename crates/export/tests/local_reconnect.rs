@@ -25,36 +25,40 @@ fn options(queues: u32, ring_pages: usize, timeout_ms: u64) -> ConnectOptions {
 #[test]
 fn no_front_end_connects_while_requests_of_a_dead_one_are_in_flight() {
     let f = Fixture::new(offers(2, 8));
-    f.state.hold.store(true, Ordering::Relaxed);
-    let (parts, link) = connect(f.server.path(), "a", &options(2, 8, 60_000)).unwrap();
+    let (mut parts, link) = connect(f.server.path(), "a", &options(2, 8, 60_000)).unwrap();
+    f.keep_a_write(&mut parts);
     drop((parts, link));
-    eventually("the detach", || {
-        f.state.detaches.load(Ordering::Relaxed) == 1
-    });
+    eventually("the other queue ends", || f.ended() == 1);
     let early = connect(f.server.path(), "a", &options(2, 8, 300));
     assert!(early.is_err(), "the old requests are still at work");
-    assert_eq!(f.state.attaches.load(Ordering::Relaxed), 1);
+    assert_eq!(f.served(), 2);
     let path = f.server.path().to_owned();
     let waiting = std::thread::spawn(move || connect(&path, "a", &options(2, 8, 60_000)).is_ok());
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(f.state.attaches.load(Ordering::Relaxed), 1);
-    f.state.hold.store(false, Ordering::Relaxed);
-    f.state.release();
+    assert_eq!(f.served(), 2);
+    f.release();
     assert!(waiting.join().unwrap(), "it may connect now");
 }
 
+/// It has seen the offers, and publishes its rings after the other one is gone.
 #[test]
-fn a_fence_that_another_export_closed_counts_too() {
-    let f = Fixture::new(offers(2, 8));
-    let closed = f.state.fence.close();
-    let early = connect(f.server.path(), "a", &options(2, 8, 300));
+fn a_front_end_that_was_offered_the_disk_before_waits() {
+    let f = Fixture::new(offers(1, 1));
+    let (mut parts, link) = connect(f.server.path(), "a", &options(1, 1, 60_000)).unwrap();
+    let raw = Raw::new(&f);
+    raw.prepare();
+    raw.until("state", "2");
+    f.keep_a_write(&mut parts);
+    drop((parts, link));
+    // The server has seen that it is gone.
+    let early = connect(f.server.path(), "a", &options(1, 1, 300));
     assert!(early.is_err());
-    let path = f.server.path().to_owned();
-    let waiting = std::thread::spawn(move || connect(&path, "a", &options(2, 8, 60_000)).is_ok());
+    raw.write(&RINGS);
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(f.state.attaches.load(Ordering::Relaxed), 0);
-    drop(closed);
-    assert!(waiting.join().unwrap(), "it may connect now");
+    assert_eq!((f.served(), f.ended()), (1, 0));
+    f.release();
+    raw.until("state", "4");
+    assert_eq!(f.served(), 2);
 }
 
 #[test]
@@ -77,11 +81,8 @@ fn the_memory_is_kept_and_old_grants_end() {
     f.server.stop();
     assert!(link.reconnect(Duration::from_millis(200)).is_err());
     for (offer, queues, entries) in [((1, 2), 1, 64), ((8, 16), 3, 128)] {
-        let host = FakeHost {
-            state: Arc::clone(&f.state),
-            offers: offers(offer.0, offer.1),
-        };
-        let mut server = LocalServer::bind(&path, Arc::new(host)).unwrap();
+        let offer = offers(offer.0, offer.1);
+        let mut server = LocalServer::bind(&path, &f.service, offer).unwrap();
         let parts = link.reconnect(Duration::from_secs(60)).unwrap();
         assert!(Arc::ptr_eq(parts.granter.memory(), &memory));
         assert_eq!(parts.granter.first_data_frame(), frame);

@@ -1,6 +1,6 @@
 //! The load generator on everything that it can measure: volumes, rings in one process, our NBD server.
 
-use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, RequestSource};
+use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, Disks, Service};
 use pvblk_bench::{self as bench, Jobs, Need, Report, RunOptions, TargetSpec};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
@@ -8,7 +8,7 @@ use pvblk_block::{
     QueueContext, Readiness, Request,
 };
 use pvblk_client::rings::Frontend;
-use pvblk_export::nbd::{Deliver, ExportInfo, ExportTable, NbdConfig, NbdServer};
+use pvblk_export::nbd::{NbdConfig, NbdServer};
 use pvblk_lab::loopback::Loopback;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -129,17 +129,6 @@ fn jobs_run_over_rings() {
     }
 }
 
-struct One(Arc<dyn BlockDevice>);
-
-impl ExportTable for One {
-    fn list(&self) -> Vec<ExportInfo> {
-        Vec::new()
-    }
-    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
-        (name == "disk").then(|| Arc::clone(&self.0))
-    }
-}
-
 #[test]
 fn jobs_run_over_nbd() {
     let inner = volume("mem:8M");
@@ -148,15 +137,13 @@ fn jobs_run_over_nbd() {
         ..BackendOptions::default()
     })
     .unwrap();
-    let disk = Disk::new("disk", Arc::clone(&inner), Tracing::off());
-    let deliver: Arc<Deliver> = Arc::new(move |_: &str, source: Box<dyn RequestSource>| {
-        backend.attach(&disk, source, Box::new(|_| {})).unwrap();
-    });
+    let disk = Disk::new("disk", inner, Tracing::off());
+    let disks = Disks::new(vec![Arc::new(disk)]);
+    let service = Service::new(backend, disks, Arc::default());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nbd.sock");
     let addr = format!("unix:{}", path.display()).parse().unwrap();
-    let server =
-        NbdServer::bind(&addr, NbdConfig::default(), Arc::new(One(inner)), deliver).unwrap();
+    let server = NbdServer::bind(&addr, NbdConfig::default(), &service).unwrap();
     let uri = format!("nbd+unix:///disk?socket={}", path.display());
     let spec: TargetSpec = uri.parse().unwrap();
     let target = spec.open(&Need::default(), &Arc::default()).unwrap();

@@ -1,13 +1,15 @@
 //! `pvblk attach`: a front end on a server's rings, offered as NBD.
 
 use crate::cli::AttachArgs;
-use crate::hub::Hub;
+use crate::exports::{self, Exports};
 use crate::memory::Desk;
 use crate::shares::ClientLimits;
 use crate::traces::Traces;
 use crate::{config, daemon, log};
 use anyhow::{Result, bail};
-use pvblk_backend::{Backend, BackendOptions, Disk, FLOOR_PAGES_PER_WORKER, Pressure};
+use pvblk_backend::{
+    Backend, BackendOptions, Disk, Disks, FLOOR_PAGES_PER_WORKER, Pressure, Service,
+};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_client::local::{ConnectOptions, Keeper, KeeperEvent, connect};
 use pvblk_client::rings::Frontend;
@@ -61,30 +63,25 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let clients = ClientLimits::default();
     let disk = disk.with_memory(clients.budgets(1)());
     let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));
-    let hub = Hub::new(backend, vec![Arc::new(disk)], args.disk.clone(), pressure);
+    let service = Service::new(backend, Disks::new(vec![Arc::new(disk)]), pressure);
     let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
     let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
-    let servers = daemon::start_nbd(&hub, &nbd, args.allow_remote, clients)?;
-    for server in &servers {
-        log::line(format_args!(
-            "NBD on {}",
-            daemon::uri(&server.local_addr(), &args.disk)
-        ));
-    }
-    let watch = daemon::listen_for_pressure(hub.pressure())?;
-    let desk = Desk::new(hub.pressure(), Some(&watch), base);
-    let control = traces.start(control.as_deref(), args.slow, &hub, desk)?;
+    let servers = Exports::nbd(&service, &nbd, args.allow_remote, clients)?;
+    servers.tell(|address| exports::uri(address, &args.disk));
+    let watch = daemon::listen_for_pressure(service.pressure())?;
+    let desk = Desk::new(service.pressure(), Some(&watch), base);
+    let control = traces.start(control.as_deref(), args.slow, &service, desk)?;
     daemon::tell_sources(&watch);
     daemon::ready();
-    daemon::wait_for_stop(&mut signals, &hub, base);
+    daemon::wait_for_stop(&mut signals, &service, base);
     drop(servers);
     drop(control);
     drop(watch);
     if keeper.is_gone() {
         // The server is gone, not closing: nothing more can be flushed. Say why, rather than that.
-        daemon::abandon(&hub);
+        daemon::abandon(&service);
     } else {
-        daemon::finish(&hub)?;
+        daemon::finish(&service)?;
     }
     match keeper.stop() {
         Some(why) => bail!("{}: {why}", args.server),

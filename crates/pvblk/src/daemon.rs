@@ -1,12 +1,8 @@
 //! What every server of ours does: readiness, signals, an orderly stop.
 
-use crate::hub::Hub;
-use crate::shares::ClientLimits;
 use crate::{bill, log};
 use anyhow::{Context, Result};
-use pvblk_backend::{DiskEnd, Pressure, Seldom, Sources, StopTimes, Watch, seldom};
-use pvblk_export::nbd::{NbdConfig, NbdServer};
-use pvblk_protocol::nbd::NbdAddr;
+use pvblk_backend::{DiskEnd, Pressure, Service, Sources, StopTimes, Watch};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
@@ -44,64 +40,11 @@ pub fn ready() {
     }
 }
 
-/// Starts an NBD server on each address.
-pub fn start_nbd(
-    hub: &Arc<Hub>,
-    addresses: &[NbdAddr],
-    remote: bool,
-    clients: ClientLimits,
-) -> Result<Vec<NbdServer>> {
-    let mut servers = Vec::new();
-    let shares = clients.shares();
-    for address in addresses {
-        let deliver_hub = Arc::clone(hub);
-        let deliver = move |export: &str, source: Box<dyn pvblk_backend::RequestSource>| {
-            let Some(disk) = deliver_hub.export(export) else {
-                return; // it was there at the handshake, and disks don't go
-            };
-            let who = source.describe();
-            let told = who.clone();
-            let broken = Seldom::of(disk.name(), "broken");
-            let ended = move |end| match end {
-                pvblk_backend::SourceEnd::Closed => tracing::debug!("{told}: closed"),
-                pvblk_backend::SourceEnd::Broken(e) => seldom!(warn, broken, "{told}: {e}"),
-            };
-            // Connections of one client can't be told from those of several.
-            let user = disk.users().enter("NBD");
-            let attached = user.and_then(|user| deliver_hub.attach(&disk, &user, source, ended));
-            if let Err(e) = attached {
-                seldom!(error, Seldom::of(disk.name(), "attach"), "{who}: {e}");
-            }
-        };
-        let exports: Arc<dyn pvblk_export::nbd::ExportTable> = hub.clone();
-        let config = NbdConfig {
-            allow_remote: remote,
-            pressure: Arc::clone(hub.pressure()),
-            shares: Arc::clone(&shares),
-            ..NbdConfig::default()
-        };
-        let server = NbdServer::bind(address, config, exports, Arc::new(deliver))?;
-        servers.push(server);
-    }
-    Ok(servers)
-}
-
-/// The URI under which NBD clients reach an export.
-pub fn uri(address: &NbdAddr, export: &str) -> String {
-    match address {
-        NbdAddr::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
-        NbdAddr::Tcp { .. } => {
-            let text = address.to_string();
-            format!("nbd://{}/{export}", text.trim_start_matches("tcp:"))
-        }
-    }
-}
-
 /// Runs until a signal says stop.
-pub fn wait_for_stop(signals: &mut Signals, hub: &Hub, base: u64) {
+pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64) {
     for signal in signals.forever() {
         match signal {
-            SIGHUP => hub.refresh(),
+            SIGHUP => service.refresh(),
             SIGUSR1 => log::put(bill::render(base).as_bytes()),
             _ => {
                 let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
@@ -131,8 +74,8 @@ pub fn tell_sources(watch: &Watch) {
 }
 
 /// Lets what is in flight complete and flushes all disks, each for itself. An error tells which disks it couldn't flush; the others are safe.
-pub fn finish(hub: &Arc<Hub>) -> Result<()> {
-    let ends = hub.stop(STOP);
+pub fn finish(service: &Arc<Service>) -> Result<()> {
+    let ends = service.stop(STOP);
     let mut failed: Vec<String> = Vec::new();
     for DiskEnd { disk, result } in &ends {
         if let Err(e) = result {
@@ -142,7 +85,7 @@ pub fn finish(hub: &Arc<Hub>) -> Result<()> {
     if failed.is_empty() {
         return Ok(());
     }
-    abandon(hub);
+    abandon(service);
     let (lost, all) = (failed.len(), ends.len());
     Err(anyhow::anyhow!(
         "stopped, {lost} of {all} disks not in order: {}",
@@ -150,7 +93,7 @@ pub fn finish(hub: &Arc<Hub>) -> Result<()> {
     ))
 }
 
-/// Keeps the hub from being taken down in order: that would wait for the same device, maybe for ever.
-pub fn abandon(hub: &Arc<Hub>) {
-    std::mem::forget(Arc::clone(hub));
+/// Keeps the service from being taken down in order: that would wait for the same device, maybe for ever.
+pub fn abandon(service: &Arc<Service>) {
+    std::mem::forget(Arc::clone(service));
 }

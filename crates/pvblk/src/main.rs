@@ -8,17 +8,15 @@ mod cli;
 mod config;
 mod control;
 mod daemon;
-mod hub;
+mod exports;
 mod latency;
 mod log;
 mod memory;
 mod raid;
-mod rings;
 mod serve;
 mod shares;
 mod trace;
 mod traces;
-mod vhost;
 mod xen;
 
 use clap::Parser;

@@ -1,9 +1,9 @@
 //! Traces on the control socket of a process with disks, and its log of slow requests.
 
-use crate::hub::Hub;
 use crate::memory::Desk;
 use crate::{control, latency, log};
 use anyhow::{Context, Result, bail};
+use pvblk_backend::Service;
 use pvblk_block::trace::Tracing;
 use pvblk_trace::blktrace::{CaptureWriter, Writer};
 use pvblk_trace::latency::{Analyzer, Life};
@@ -127,13 +127,13 @@ impl Traces {
         &self,
         control: Option<&Path>,
         slow: Option<Duration>,
-        disks: &Arc<Hub>,
+        service: &Arc<Service>,
         memory: Desk,
     ) -> Result<Running> {
         let mut running = Running::default();
         if let Some(path) = control {
-            let (feed, disks) = (Arc::clone(&self.feed), Arc::clone(disks));
-            running._control = Some(control::Server::bind(path, feed, disks, memory)?);
+            let (feed, service) = (Arc::clone(&self.feed), Arc::clone(service));
+            running._control = Some(control::Server::bind(path, feed, service, memory)?);
             log::line(format_args!("control on unix:{}", path.display()));
         }
         if let Some(threshold) = slow {

@@ -1,8 +1,9 @@
 //! One front end's connection, on the server's side.
 
 use super::connector::{LocalConnector, LocalServerContext};
-use crate::xenbus::serving::{self, Serves, Serving};
-use crate::xenbus::{BackendNegotiation, ConnectionEvent, Connector};
+use crate::kit::{Event, FrontEnd, Inbox};
+use crate::xenbus::Connector;
+use crate::xenbus::serving::{Handshake, Serves, Serving};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::local::Frame;
 use pvblk_protocol::local::SocketStore;
@@ -21,31 +22,32 @@ const CLOSING_TIME: Duration = Duration::from_secs(30);
 /// Most messages of one front end that are handled before other front ends have their turn.
 const MESSAGES_PER_TURN: usize = 32;
 
-/// A front end that has named its disk.
-struct NamedFrontEnd {
-    negotiation: BackendNegotiation,
-    store: SocketStore,
-    connector: LocalConnector,
-}
-
 /// A front end's socket, with a handshake after HELLO. An error of a method ends the connection: see
 /// [`Connection::end`].
 pub(super) struct Connection {
     shared: Arc<LocalServerContext>,
+    inbox: Arc<Inbox>,
     id: u64,
     socket: Arc<OwnedFd>,
     closer: Arc<Closer>,
-    named: Option<NamedFrontEnd>,
+    /// Since it has named its disk.
+    named: Option<Handshake<SocketStore, LocalConnector>>,
     state: XenbusState,
     /// Time at which the connection is ended if its state is still the same.
     pub deadline: Option<Instant>,
 }
 
 impl Connection {
-    pub fn new(shared: Arc<LocalServerContext>, id: u64, socket: OwnedFd) -> Connection {
+    pub fn new(
+        shared: Arc<LocalServerContext>,
+        inbox: Arc<Inbox>,
+        id: u64,
+        socket: OwnedFd,
+    ) -> Connection {
         Connection {
             closer: shared.closer(""),
             shared,
+            inbox,
             id,
             socket: Arc::new(socket),
             named: None,
@@ -105,9 +107,7 @@ impl Connection {
         match (frame, fds.next(), fds.next()) {
             (Frame::Write(changes), ..) => {
                 named.store.apply(changes)?;
-                named
-                    .negotiation
-                    .peer_changed(&mut named.store, &mut named.connector)?;
+                named.peer_changed()?;
             }
             (
                 Frame::Memory {
@@ -132,54 +132,35 @@ impl Connection {
     }
 
     fn hello(&mut self, disk: String, front: &str) -> Result<(), Error> {
-        let Some(device) = self.shared.host.device(&disk) else {
+        let Some(found) = self.shared.service.disks().find(&disk) else {
             return Err(Error::config(format!(
                 "there is no disk {} here; compare the names given with --disk on both sides",
                 quote(&disk)
             )));
         };
         self.closer = self.shared.closer(&disk);
-        let names = (sentence(&disk), sentence(front));
-        let LocalServerContext { host, inbox, .. } = &*self.shared;
-        let serving = Serving::new(host, inbox, self.id, names, device);
-        let offers = serving.offers;
-        let connector = LocalConnector::new(Arc::clone(&self.shared), serving);
-        self.named = Some(NamedFrontEnd {
-            negotiation: BackendNegotiation::new(offers, true),
-            store: SocketStore::new(Arc::clone(&self.socket), None),
-            connector,
-        });
-        self.fence_opened()
-    }
-
-    /// Starts the handshake if the disk's fence is open and the handshake hasn't started.
-    pub fn fence_opened(&mut self) -> Result<(), Error> {
-        let Some(n) = &mut self.named else {
-            return Ok(());
+        let peer = sentence(front);
+        let service = &self.shared.service;
+        let front = FrontEnd::new(service, found, &self.inbox, self.id, peer.clone());
+        let serving = Serving {
+            disk: sentence(&disk),
+            peer,
+            front,
+            offers: self.shared.offers,
         };
-        let waits = n.negotiation.state() == XenbusState::Initialising;
-        if waits && n.connector.serving.may_begin() {
-            n.negotiation.start(&mut n.store)?;
-            n.negotiation.peer_changed(&mut n.store, &mut n.connector)?;
-        }
+        let connector = LocalConnector::new(Arc::clone(&self.shared), serving);
+        let store = SocketStore::new(Arc::clone(&self.socket), None);
+        let named = self.named.insert(Handshake::new(store, connector));
+        named.start()?;
         self.settle();
         Ok(())
     }
 
     /// Handles an event that another thread reported.
-    pub fn handle_event(&mut self, event: ConnectionEvent) -> Result<(), Error> {
-        if matches!(event, ConnectionEvent::FenceOpened { .. }) {
-            return self.fence_opened();
+    pub fn event(&mut self, event: Event) -> Result<(), Error> {
+        if let Some(named) = &mut self.named {
+            named.event(event)?;
         }
-        let Some(NamedFrontEnd {
-            negotiation,
-            store,
-            connector,
-        }) = &mut self.named
-        else {
-            return Ok(());
-        };
-        serving::handle_event(event, negotiation, store, connector)?;
         self.settle();
         Ok(())
     }
@@ -188,28 +169,27 @@ impl Connection {
     pub fn stop(&mut self) -> Result<(), Error> {
         if let Some(n) = &mut self.named {
             n.negotiation.set_online(false);
-            n.negotiation.close(&mut n.store, &mut n.connector)?;
+            n.close()?;
         }
         self.settle();
         Ok(())
     }
 
-    /// Closes the socket, after sending `reason` if there is one. Returns the connector if requests are still in
-    /// flight.
-    pub fn end(self, reason: Option<&str>) -> Option<LocalConnector> {
+    /// Closes the socket, after sending `reason` if there is one. Returns what has left the disk if requests of it are still at work.
+    pub fn end(self, reason: Option<&str>) -> Option<Serving> {
         if let Some(text) = reason {
             let frame = Frame::Error(sentence(text));
             // A front end that doesn't read its socket misses the reason; it is in the log.
             let _ = socket::send(self.fd(), &frame, &[], None);
         }
         let mut connector = self.named?.connector;
-        (!connector.disconnect()).then_some(connector)
+        (!connector.disconnect()).then_some(connector.serving)
     }
 
     /// Sets the deadline anew if the state has changed.
     fn settle(&mut self) {
         let Some(named) = &self.named else { return };
-        let state = named.negotiation.state();
+        let state = named.state();
         if state == self.state {
             return;
         }

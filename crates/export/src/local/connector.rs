@@ -1,24 +1,25 @@
 //! Resources of one connection on the back end's side.
 
 use super::mapper::LocalMapper;
-use super::memory::{GuestMemory, MappingBudget};
+use super::memory::GuestMemory;
+use crate::kit::MappingBudget;
+use crate::xenbus::Connector;
 use crate::xenbus::serving::{Serves, Serving};
-use crate::xenbus::{Connector, DiskHost, Inbox};
 use parking_lot::Mutex;
-use pvblk_backend::BlkifQueueParts;
+use pvblk_backend::{BlkifQueueParts, Service};
 use pvblk_block::Error;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_protocol::blkif::{BackRing, EventFdChannel};
 use pvblk_protocol::xenbus::DiskProperties;
-use pvblk_protocol::xenbus::{FrontKeys, MAX_QUEUES};
+use pvblk_protocol::xenbus::{BackendOffers, FrontKeys, MAX_QUEUES};
 use pvblk_sys::{Closer, PeerEvent, PeerFd};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Resources that all connections of a server share.
 pub(super) struct LocalServerContext {
-    pub host: Arc<dyn DiskHost>,
-    pub inbox: Arc<Inbox>,
+    pub service: Arc<Service>,
+    pub offers: BackendOffers,
     pub budget: Arc<MappingBudget>,
     /// By disk: the closer of descriptors that its front ends send.
     pub closers: Mutex<HashMap<String, Arc<Closer>>>,
@@ -56,7 +57,7 @@ impl LocalConnector {
         table_first: u32,
         table_frames: u32,
     ) -> Result<(), Error> {
-        if self.serving.is_running() || self.memory.is_some() {
+        if self.serving.front.is_at_work() || self.memory.is_some() {
             return Err(Error::protocol("the front end sent MEMORY a second time"));
         }
         self.memory = Some(GuestMemory::from_peer(file, table_first, table_frames)?);
@@ -70,7 +71,7 @@ impl LocalConnector {
         from_peer: PeerFd,
         to_peer: PeerFd,
     ) -> Result<(), Error> {
-        if self.serving.is_running() || self.channels.len() == MAX_QUEUES as usize {
+        if self.serving.front.is_at_work() || self.channels.len() == MAX_QUEUES as usize {
             return Err(Error::protocol(format!(
                 "CHANNEL {port}: there are too many event channels, or it was sent too late (after the rings were published)"
             )));
@@ -96,7 +97,7 @@ impl LocalConnector {
     ) -> Result<Vec<BlkifQueueParts>, Error> {
         let who = &self.serving;
         let mapped = front.queues.len() * (memory.len() + front.ring.bytes());
-        let owner = format!("disk {}: memory of front end {}", who.disk, who.front);
+        let owner = format!("disk {}: memory of front end {}", who.disk, who.peer);
         let gauge = Gauge::fixed(owner, MemoryKind::Shared, mapped as u64);
         let mut queues = Vec::with_capacity(front.queues.len());
         for (i, keys) in front.queues.iter().enumerate() {
@@ -114,7 +115,7 @@ impl LocalConnector {
                 Error::protocol(format!("queue {i}: a ring has 1, 2, 4, 8 or 16 pages"))
             })?;
             queues.push(BlkifQueueParts {
-                name: format!("disk {}, front end {}, queue {i}", who.disk, who.front),
+                name: format!("disk {}, front end {}, queue {i}", who.disk, who.peer),
                 ring,
                 channel: Box::new(channel),
                 mapper: Box::new(mapper),
@@ -131,12 +132,16 @@ impl Serves for LocalConnector {
     }
 
     fn name(&self) -> String {
-        let Serving { disk, front, .. } = &self.serving;
-        format!("disk {disk}, front end {front}")
+        let Serving { disk, peer, .. } = &self.serving;
+        format!("disk {disk}, front end {peer}")
     }
 }
 
 impl Connector for LocalConnector {
+    fn enter(&mut self) -> Result<bool, Error> {
+        self.serving.front.enter()
+    }
+
     fn connect(&mut self, front: &FrontKeys) -> Result<DiskProperties, Error> {
         let memory = self
             .memory
@@ -156,7 +161,7 @@ impl Connector for LocalConnector {
     fn disconnect(&mut self) -> bool {
         self.memory = None;
         self.channels.clear();
-        self.serving.detach()
+        self.serving.front.leave()
     }
 
     fn refuse(&mut self, why: &str) {

@@ -1,6 +1,7 @@
 //! Maps grant references of a local front end.
 
-use super::memory::{GuestMemory, MappingBudget, MappingShare, runs};
+use super::memory::{GuestMemory, runs};
+use crate::kit::{MappingBudget, MappingShare};
 use pvblk_backend::{Access, GrantError, GrantMapper};
 use pvblk_block::memory::Gauge;
 use pvblk_block::{Buffer, Error, ErrorKind};

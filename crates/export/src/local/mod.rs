@@ -15,5 +15,5 @@ mod memory;
 mod server;
 
 pub use mapper::LocalMapper;
-pub use memory::{GuestMemory, MappingBudget, MappingShare};
+pub use memory::GuestMemory;
 pub use server::LocalServer;

@@ -1,8 +1,8 @@
 //! The NBD client of [`pvblk_client`] against our own server.
 
 use super::testing::{MemDevice, Rig, Rng};
-use super::{Deliver, ExportInfo, ExportTable, NbdConfig, NbdServer};
-use pvblk_backend::{Backend, BackendOptions, Disk, RequestSource};
+use super::{NbdConfig, NbdServer};
+use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Service};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, SECTOR, Status,
@@ -170,17 +170,6 @@ fn a_second_connection_needs_a_server_that_can() {
     assert!(e.to_string().contains("CAN_MULTI_CONN"), "{e}");
 }
 
-struct One(Arc<MemDevice>);
-
-impl ExportTable for One {
-    fn list(&self) -> Vec<ExportInfo> {
-        Vec::new()
-    }
-    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
-        (name == "disk").then(|| Arc::clone(&self.0) as _)
-    }
-}
-
 #[test]
 fn a_real_server_serves_several_queues_that_sleep() {
     let device = MemDevice::sized(8 << 20);
@@ -190,19 +179,12 @@ fn a_real_server_serves_several_queues_that_sleep() {
     };
     let backend = Backend::start(&options).unwrap();
     let disk = Disk::new("disk", Arc::clone(&device) as _, Tracing::off());
-    let deliver: Arc<Deliver> = Arc::new(move |_: &str, source: Box<dyn RequestSource>| {
-        backend.attach(&disk, source, Box::new(|_| {})).unwrap();
-    });
-    let exports = Arc::new(One(Arc::clone(&device)));
+    let disks = Disks::new(vec![Arc::new(disk)]);
+    let service = Service::new(backend, disks, Arc::default());
     let path = std::env::temp_dir().join(format!("pvblk-nbd-{}-client", std::process::id()));
     for addr in [format!("unix:{}", path.display()), "tcp:127.0.0.1:0".into()] {
-        let server = NbdServer::bind(
-            &addr.parse().unwrap(),
-            NbdConfig::default(),
-            exports.clone(),
-            Arc::clone(&deliver),
-        )
-        .unwrap();
+        let server =
+            NbdServer::bind(&addr.parse().unwrap(), NbdConfig::default(), &service).unwrap();
         let uri = |export: &str| NbdUri {
             addr: server.local_addr(),
             export: export.into(),

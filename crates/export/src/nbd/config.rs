@@ -16,7 +16,7 @@ pub struct NbdConfig {
     pub stall_timeout: Duration,
     /// What connections to one disk share, and all together: the same for all listeners.
     pub shares: Arc<Shares>,
-    /// What the connections' buffers give way to; it also says how many free pages each keeps.
+    /// What the connections' buffers give way to; it also says how many free pages each keeps. A server has its service's.
     pub pressure: Arc<Pressure>,
     /// Negotiations at the same time. For one more, the oldest one of the client that has most of them is closed.
     pub max_handshakes: usize,

@@ -1,7 +1,7 @@
 //! Fixed newstyle negotiation as a state machine fed with bytes: no I/O, so that it can be driven alone.
 
 use super::options::{self, Refusal};
-use pvblk_backend::Disk;
+use pvblk_backend::{Disk, Disks};
 use pvblk_block::{BlockDevice, Error, SECTOR};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{
@@ -24,53 +24,8 @@ const MOST_OUTPUT: usize = 16 << 10;
 /// Bytes of an option's header.
 const OPTION_BYTES: usize = 16;
 
-/// An export as clients see it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExportInfo {
-    /// Its name: at most 4096 bytes of UTF-8.
-    pub name: String,
-    /// For people; may be empty.
-    pub description: String,
-}
-
-/// What a server has to offer.
-pub trait ExportTable: Send + Sync {
-    /// All exports, the default one first.
-    fn list(&self) -> Vec<ExportInfo>;
-    /// The device behind a name; `None` if there is no such export now.
-    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>>;
-    /// At most `most` of the list, from this place on.
-    fn page(&self, from: usize, most: usize) -> Vec<ExportInfo> {
-        self.list().into_iter().skip(from).take(most).collect()
-    }
-    /// The export of the empty name.
-    fn default_export(&self) -> Option<ExportInfo> {
-        self.page(0, 1).pop()
-    }
-    /// What the list says of a name.
-    fn find(&self, name: &str) -> Option<ExportInfo> {
-        self.list().into_iter().find(|e| e.name == name)
-    }
-    /// The disk behind a name: its memory, which clients' data count to, and its threads. `None`: there are no bounds.
-    fn disk(&self, _name: &str) -> Option<Arc<Disk>> {
-        None
-    }
-}
-
-/// Asked before a client gets an export.
-pub trait Door {
-    /// Errors with a line for the client if there is no place for it.
-    fn enter(&self, export: &str) -> Result<(), String>;
-}
-
-/// Lets everybody in.
-struct Open;
-
-impl Door for Open {
-    fn enter(&self, _export: &str) -> Result<(), String> {
-        Ok(())
-    }
-}
+/// Asked before a client gets an export; errors with a line for the client if there is no place for it.
+pub type Door<'a> = dyn Fn(&Arc<Disk>) -> Result<(), String> + 'a;
 
 /// What both sides agreed on.
 #[derive(Clone)]
@@ -118,14 +73,14 @@ enum State {
     ClientFlags,
     Options,
     /// In a list of exports: the next ones, and how many were taken from the table.
-    Listing(VecDeque<ExportInfo>, usize),
+    Listing(VecDeque<Arc<Disk>>, usize),
     Over,
 }
 
 /// One negotiation (proto.md, "Fixed newstyle negotiation").
 pub struct Handshake<'a> {
-    exports: &'a dyn ExportTable,
-    door: &'a dyn Door,
+    disks: &'a Disks,
+    door: &'a Door<'a>,
     state: State,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -140,18 +95,18 @@ pub struct Handshake<'a> {
 
 impl<'a> Handshake<'a> {
     /// A fresh one; the greeting is in its output.
-    pub fn new(exports: &'a dyn ExportTable) -> Handshake<'a> {
-        Handshake::with_door(exports, &Open)
+    pub fn new(disks: &'a Disks) -> Handshake<'a> {
+        Handshake::with_door(disks, &|_| Ok(()))
     }
 
     /// As [`Handshake::new`], with somebody who may refuse clients.
-    pub fn with_door(exports: &'a dyn ExportTable, door: &'a dyn Door) -> Handshake<'a> {
+    pub fn with_door(disks: &'a Disks, door: &'a Door<'a>) -> Handshake<'a> {
         let mut output = Vec::with_capacity(256);
         output.extend_from_slice(&NBDMAGIC.to_be_bytes());
         output.extend_from_slice(&IHAVEOPT.to_be_bytes());
         output.extend_from_slice(&(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
         Handshake {
-            exports,
+            disks,
             door,
             state: State::ClientFlags,
             input: Vec::new(),
@@ -295,26 +250,17 @@ impl<'a> Handshake<'a> {
         options::reply(&mut self.output, option, rep::ACK, &[]);
     }
 
-    /// Finds an export; the empty name stands for the first one.
-    fn find(&self, name: &str) -> Result<(ExportInfo, Arc<dyn BlockDevice>), Refusal> {
-        let known = match name {
-            "" => self.exports.default_export(),
-            _ => self.exports.find(name),
-        };
-        // A table may open names that it doesn't list.
-        let info = known.unwrap_or_else(|| ExportInfo {
-            name: name.to_owned(),
-            description: String::new(),
-        });
-        let device = self.exports.open(&info.name).ok_or(rep::ERR_UNKNOWN)?;
-        Ok((info, device))
+    /// Finds an export; the empty name stands for the default one.
+    fn find(&self, name: &str) -> Result<Arc<Disk>, Refusal> {
+        self.disks.export(name).ok_or(rep::ERR_UNKNOWN)
     }
 
-    fn negotiated(&self, export: ExportInfo, device: Arc<dyn BlockDevice>) -> Box<Negotiated> {
+    fn negotiated(&self, disk: &Disk) -> Box<Negotiated> {
+        let device = Arc::clone(disk.device());
         let flags = proto::transmission_flags(&device.limits(), self.structured);
         Box::new(Negotiated {
-            base_allocation: self.context_for.as_ref() == Some(&export.name),
-            export: export.name,
+            base_allocation: self.context_for.as_deref() == Some(disk.name()),
+            export: disk.name().to_owned(),
             device,
             transmission_flags: flags,
             structured: self.structured,
@@ -329,11 +275,11 @@ impl<'a> Handshake<'a> {
             .ok()
             .filter(|n| n.len() <= proto::MAX_STRING)
             .ok_or_else(|| Error::protocol("the export's name is not a string of the protocol"))?;
-        let (export, device) = self
+        let disk = self
             .find(name)
             .map_err(|_| Error::protocol(format!("the client asks for unknown export {name:?}")))?;
-        self.door.enter(&export.name).map_err(Error::protocol)?;
-        let n = self.negotiated(export, device);
+        (self.door)(&disk).map_err(Error::protocol)?;
+        let n = self.negotiated(&disk);
         let size = n.device.capacity_sectors().saturating_mul(SECTOR);
         self.output.extend_from_slice(&size.to_be_bytes());
         self.output
@@ -362,19 +308,18 @@ impl<'a> Handshake<'a> {
             return;
         };
         if next.is_empty() {
-            next.extend(self.exports.page(*taken, PAGE));
+            next.extend(self.disks.page(*taken, PAGE));
             *taken += next.len();
         }
-        let Some(e) = next.pop_front() else {
+        let Some(disk) = next.pop_front() else {
             self.state = State::Options;
             return self.ack(opt::LIST);
         };
-        let name = e.name.as_bytes();
+        let (name, about) = (disk.name().as_bytes(), disk.device().describe());
         if name.len() > proto::MAX_STRING {
             return;
         }
-        let text =
-            &e.description.as_bytes()[..e.description.floor_char_boundary(proto::MAX_STRING)];
+        let text = &about.as_bytes()[..about.floor_char_boundary(proto::MAX_STRING)];
         options::reply(
             &mut self.output,
             opt::LIST,
@@ -385,9 +330,9 @@ impl<'a> Handshake<'a> {
 
     fn info(&mut self, option: u32, payload: &[u8]) -> Result<Option<Box<Negotiated>>, Refusal> {
         let (name, wanted) = options::parse_info(payload)?;
-        let (export, device) = self.find(name)?;
+        let disk = self.find(name)?;
         if option == opt::GO
-            && let Err(why) = self.door.enter(&export.name)
+            && let Err(why) = (self.door)(&disk)
         {
             let why = [why.as_bytes()];
             options::reply(&mut self.output, option, rep::ERR_POLICY, &why);
@@ -396,14 +341,14 @@ impl<'a> Handshake<'a> {
         options::describe(
             &mut self.output,
             option,
-            &*device,
+            &**disk.device(),
             self.structured,
-            &export.name,
-            &export.description,
+            disk.name(),
+            &disk.device().describe(),
             &wanted,
         );
         self.ack(option);
-        Ok((option == opt::GO).then(|| self.negotiated(export, device)))
+        Ok((option == opt::GO).then(|| self.negotiated(&disk)))
     }
 
     fn contexts(&mut self, option: u32, payload: &[u8]) -> Result<(), Refusal> {
@@ -416,12 +361,12 @@ impl<'a> Handshake<'a> {
             return Err(rep::ERR_INVALID);
         }
         let (name, queries) = options::parse_contexts(payload)?;
-        let (export, _) = self.find(name)?;
+        let disk = self.find(name)?;
         let all = !set && (queries.is_empty() || queries.contains(&"base:"));
         if all || queries.contains(&BASE_ALLOCATION) {
             options::context(&mut self.output, option, set);
             if set {
-                self.context_for = Some(export.name);
+                self.context_for = Some(disk.name().to_owned());
             }
         }
         self.ack(option);

@@ -1,25 +1,17 @@
 use super::*;
 use crate::nbd::testing::MemDevice;
+use pvblk_block::trace::Tracing;
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
-struct Table;
-impl ExportTable for Table {
-    fn list(&self) -> Vec<ExportInfo> {
-        vec![
-            ExportInfo {
-                name: "disk0".into(),
-                description: "the first".into(),
-            },
-            ExportInfo {
-                name: "disk1".into(),
-                description: String::new(),
-            },
-        ]
-    }
-    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
-        matches!(name, "disk0" | "disk1").then(|| MemDevice::sized(1 << 20) as Arc<dyn BlockDevice>)
-    }
+fn disk(name: impl Into<String>, about: impl Into<String>) -> Arc<Disk> {
+    let device = MemDevice::sized(1 << 20);
+    *device.about.lock() = about.into();
+    Arc::new(Disk::new(name, device, Tracing::off()))
 }
+
+static TABLE: LazyLock<Disks> =
+    LazyLock::new(|| Disks::new(vec![disk("disk0", "the first"), disk("disk1", "")]));
 
 fn option(kind: u32, payload: &[u8]) -> Vec<u8> {
     let mut b = b"IHAVEOPT".to_vec();
@@ -62,7 +54,7 @@ fn contexts_payload(name: &str, queries: &[&str]) -> Vec<u8> {
 
 /// A negotiation past the greeting.
 fn begun(client_flags: u32) -> Handshake<'static> {
-    let mut h = Handshake::new(&Table);
+    let mut h = Handshake::new(&TABLE);
     assert_eq!(h.take_output(), b"NBDMAGICIHAVEOPT\0\x03");
     assert!(matches!(
         h.feed(&client_flags.to_be_bytes()),
@@ -291,7 +283,7 @@ fn violations_end_the_connection() {
         assert!(h.feed(bytes).is_err());
         assert!(h.feed(&option(opt::LIST, b"")).is_err());
     }
-    assert!(Handshake::new(&Table).feed(&[0, 0, 0, 4]).is_err());
+    assert!(Handshake::new(&TABLE).feed(&[0, 0, 0, 4]).is_err());
     assert!(begun(0).feed(&option(opt::LIST, b"")).is_err());
     let mut h = begun(3);
     let flood = option(opt::INFO, b"").repeat(300);
@@ -303,20 +295,9 @@ fn violations_end_the_connection() {
 /// 255 lists in 4 KiB were answered with 288 MiB, at once.
 #[test]
 fn lists_are_few_and_told_piece_by_piece() {
-    struct Many;
-    impl ExportTable for Many {
-        fn list(&self) -> Vec<ExportInfo> {
-            let export = |n| ExportInfo {
-                name: format!("disk{n}"),
-                description: "d".repeat(200),
-            };
-            (0..1000).map(export).collect()
-        }
-        fn open(&self, _: &str) -> Option<Arc<dyn BlockDevice>> {
-            None
-        }
-    }
-    let mut h = Handshake::new(&Many);
+    let many = (0..1000).map(|n| disk(format!("disk{n}"), "d".repeat(200)));
+    let many = Disks::new(many.collect());
+    let mut h = Handshake::new(&many);
     h.take_output();
     h.feed(&3u32.to_be_bytes()).unwrap();
     let mut all = Vec::new();
@@ -343,13 +324,8 @@ fn lists_are_few_and_told_piece_by_piece() {
 
 #[test]
 fn a_client_that_finds_no_place_is_told() {
-    struct Full;
-    impl Door for Full {
-        fn enter(&self, export: &str) -> Result<(), String> {
-            Err(format!("{export} is full"))
-        }
-    }
-    let mut h = Handshake::with_door(&Table, &Full);
+    let full = |disk: &Arc<Disk>| Err(format!("{} is full", disk.name()));
+    let mut h = Handshake::with_door(&TABLE, &full);
     h.feed(&3u32.to_be_bytes()).unwrap();
     h.take_output();
     let go = option(opt::GO, &info_payload("disk0", &[]));
@@ -369,7 +345,7 @@ fn bytes_may_come_one_by_one() {
     all.extend(option(opt::STRUCTURED_REPLY, b""));
     all.extend(option(opt::LIST, b""));
     all.extend(option(opt::GO, &info_payload("disk1", &[])));
-    let mut h = Handshake::new(&Table);
+    let mut h = Handshake::new(&TABLE);
     let last = all.len() - 1;
     for (i, b) in all.iter().enumerate() {
         match h.feed(&[*b]).unwrap() {

@@ -6,6 +6,7 @@ use crate::socket_file::{SocketFile, SocketType};
 use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
 use rustix::net::sockopt;
+use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -42,11 +43,13 @@ impl Listener {
     }
 
     /// The next connection, if there is one, as a blocking socket.
-    pub(super) fn accept(&self) -> std::io::Result<(Stream, Peer)> {
+    pub(super) fn accept(&self) -> std::io::Result<Option<(OwnedFd, Peer)>> {
         match self {
             Listener::Unix(file) => {
-                let none = std::io::ErrorKind::WouldBlock;
-                let s = UnixStream::from(file.accept()?.ok_or(none)?);
+                let Some(s) = file.accept()? else {
+                    return Ok(None);
+                };
+                let s = UnixStream::from(s);
                 s.set_nonblocking(false)?;
                 let peer = match pvblk_sys::socket::peer(s.as_fd()) {
                     Ok((user, process)) => Peer::Process(user, process),
@@ -54,14 +57,21 @@ impl Listener {
                 };
                 // Best effort, as all of the window.
                 let _ = sockopt::set_socket_send_buffer_size(&s, window::NARROW);
-                Ok((Stream::Unix(s), peer))
+                Ok(Some((s.into(), peer)))
             }
             Listener::Tcp(l) => {
-                let (s, from) = l.accept()?;
+                let (s, from) = match l.accept() {
+                    Ok(accepted) => accepted,
+                    // A peer that gave up meanwhile isn't our error.
+                    Err(e) if matches!(e.kind(), WouldBlock | Interrupted | ConnectionAborted) => {
+                        return Ok(None);
+                    }
+                    Err(e) => return Err(e),
+                };
                 s.set_nonblocking(false)?;
                 s.set_nodelay(true)?;
                 notice_death(&s)?;
-                Ok((Stream::Tcp(s), Peer::of(from.ip())))
+                Ok(Some((s.into(), Peer::of(from.ip()))))
             }
         }
     }
@@ -114,21 +124,6 @@ fn notice_death(s: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// An accepted connection.
-pub(super) enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl From<Stream> for OwnedFd {
-    fn from(s: Stream) -> OwnedFd {
-        match s {
-            Stream::Unix(s) => s.into(),
-            Stream::Tcp(s) => s.into(),
-        }
-    }
-}
-
 fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<Listener, Error> {
     let addrs: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
@@ -160,14 +155,13 @@ mod tests {
             panic!("not TCP");
         };
         let _client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let (stream, peer) = loop {
-            match listener.accept() {
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                accepted => break accepted.unwrap(),
+        let (s, peer) = loop {
+            match listener.accept().unwrap() {
+                None => std::thread::yield_now(),
+                Some(accepted) => break accepted,
             }
         };
         assert_eq!(peer, Peer::of("::ffff:127.0.0.1".parse().unwrap()));
-        let s = OwnedFd::from(stream);
         assert!(sockopt::socket_keepalive(&s).unwrap());
         assert_eq!(sockopt::tcp_keepidle(&s).unwrap(), KEEPALIVE_AFTER);
         assert_eq!(sockopt::tcp_keepintvl(&s).unwrap(), KEEPALIVE_AGAIN);

@@ -33,7 +33,7 @@ mod testing;
 mod window;
 
 pub use config::NbdConfig;
-pub use handshake::{Door, ExportInfo, ExportTable, Handshake, Negotiated, Step};
-pub use server::{Deliver, NbdServer};
+pub use handshake::{Door, Handshake, Negotiated, Step};
+pub use server::NbdServer;
 pub use shares::Shares;
 pub use source::NbdSource;

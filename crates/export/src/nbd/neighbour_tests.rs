@@ -1,11 +1,11 @@
 //! Two disks on one worker: clients of one of them do harm, and those of the other don't notice. With real sockets, lanes and threads.
 
 use super::*;
+use crate::nbd::Shares;
 use crate::nbd::testing::{MemDevice, pattern};
-use crate::nbd::{ExportInfo, Shares};
-use pvblk_backend::{Backend, BackendOptions, Budget, Disk, SourceEnd};
+use pvblk_backend::{Backend, BackendOptions, Budget, Disks};
+use pvblk_block::Limits;
 use pvblk_block::trace::Tracing;
-use pvblk_block::{BlockDevice, Limits};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -17,24 +17,6 @@ const STATUS: u16 = 7;
 const MIB: usize = 1 << 20;
 /// A bound for what hangs; nothing is expected to take as long.
 const HANG: Duration = Duration::from_secs(60);
-
-struct Two(Vec<Arc<Disk>>);
-
-impl ExportTable for Two {
-    fn list(&self) -> Vec<ExportInfo> {
-        let info = |d: &Arc<Disk>| ExportInfo {
-            name: d.name().into(),
-            description: String::new(),
-        };
-        self.0.iter().map(info).collect()
-    }
-    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
-        ExportTable::disk(self, name).map(|d| Arc::clone(d.device()))
-    }
-    fn disk(&self, name: &str) -> Option<Arc<Disk>> {
-        self.0.iter().find(|d| d.name() == name).cloned()
-    }
-}
 
 struct Scene {
     path: PathBuf,
@@ -59,17 +41,11 @@ fn scene(name: &str, config: NbdConfig, limits: Limits) -> Scene {
         Arc::new(disk.with_memory(memory))
     };
     let disks = vec![disk("bad", &devices[0]), disk("good", &devices[1])];
-    let exports = Arc::new(Two(disks.clone()));
+    let service = Service::new(backend, Disks::new(disks.clone()), Arc::default());
     let (tell, ends) = channel();
-    let served = Two(disks.clone());
-    let deliver = move |export: &str, source: Box<dyn RequestSource>| {
-        let disk = ExportTable::disk(&served, export).unwrap();
-        let tell = tell.clone();
-        let on_end = Box::new(move |end| drop(tell.send(end)));
-        backend.attach(&disk, source, on_end).unwrap();
-    };
+    let told = Arc::new(move |_: &str, _: &str, end| drop(tell.send(end)));
     let addr = format!("unix:{}", path.display()).parse().unwrap();
-    let server = NbdServer::bind(&addr, config, exports, Arc::new(deliver)).unwrap();
+    let server = NbdServer::telling(&addr, config, &service, told).unwrap();
     Scene {
         path,
         devices,
@@ -390,29 +366,22 @@ fn a_flood_of_negotiations_meets_only_itself() {
 #[test]
 fn threads_of_negotiations_are_counted_while_they_exist() {
     let path = std::env::temp_dir().join(format!("pvblk-nbd-{}-threads", std::process::id()));
-    let disk = Disk::new(
-        "bad",
-        MemDevice::with(MIB, Limits::default()) as _,
-        Tracing::off(),
-    );
-    let exports = Arc::new(Two(vec![Arc::new(disk)]));
     // As the end of a connection that hangs: threads stay where their negotiations are over.
-    let door = Arc::new(Mutex::new(()));
-    let shut = door.lock();
-    let (entered, passed) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-    let (in_there, gone) = (Arc::clone(&entered), Arc::clone(&passed));
-    let at_door = Arc::clone(&door);
-    let deliver = move |_: &str, _: Box<dyn RequestSource>| {
-        in_there.fetch_add(1, Ordering::AcqRel);
-        drop(at_door.lock());
-        gone.fetch_add(1, Ordering::AcqRel);
+    let device = MemDevice::with(MIB, Limits::default());
+    let shut = device.door.lock();
+    let disk = Disk::new("bad", Arc::clone(&device) as _, Tracing::off());
+    let options = BackendOptions {
+        workers: 1,
+        ..BackendOptions::default()
     };
+    let backend = Backend::start(&options).unwrap();
+    let service = Service::new(backend, Disks::new(vec![Arc::new(disk)]), Arc::default());
     let config = NbdConfig {
         max_handshakes: 2,
         ..NbdConfig::default()
     };
     let addr = format!("unix:{}", path.display()).parse().unwrap();
-    let server = NbdServer::bind(&addr, config, exports, Arc::new(deliver)).unwrap();
+    let server = NbdServer::bind(&addr, config, &service).unwrap();
     let most = 2 * THREADS_EACH;
     const CLIENTS: usize = 12;
     let clients: Vec<UnixStream> = (0..CLIENTS)
@@ -424,16 +393,20 @@ fn threads_of_negotiations_are_counted_while_they_exist() {
             s.write_all(&[&3u32.to_be_bytes()[..], &go].concat())
                 .unwrap();
             if n < most {
-                wait_until("it is served", || entered.load(Ordering::Acquire) > n);
+                wait_until("it is served", || {
+                    device.entered.load(Ordering::Acquire) > n as u64
+                });
             }
             s
         })
         .collect();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(entered.load(Ordering::Acquire), most);
+    assert_eq!(device.entered.load(Ordering::Acquire), most as u64);
     assert!(server.shared.threads.load(Ordering::Acquire) <= most);
     drop(shut);
-    wait_until("they end", || passed.load(Ordering::Acquire) >= most);
+    wait_until("they end", || {
+        device.passed.load(Ordering::Acquire) >= most as u64
+    });
     drop(clients);
     wait_until("no thread is left", || {
         server.shared.threads.load(Ordering::Acquire) == 0

@@ -1,15 +1,15 @@
 //! The listener's thread, and negotiations on short-lived threads of their own.
 
 use super::config::NbdConfig;
-use super::handshake::{Door, ExportTable, Handshake, Negotiated, Step};
-use super::listener::{Listener, Peer, Stream};
+use super::handshake::{Handshake, Negotiated, Step};
+use super::listener::{Listener, Peer};
 use super::shares::Ticket;
 use super::source::NbdSource;
+use crate::kit::{self, ControlThread, Event, Inbox, Io, Server, Stopping};
 use parking_lot::Mutex;
-use pvblk_backend::{RequestSource, Seldom, seldom};
+use pvblk_backend::{Disk, RequestSource, Seldom, Service, SourceEnd, seldom};
 use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
-use pvblk_sys::{EventFd, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::cell::Cell;
@@ -17,11 +17,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Takes a negotiated connection: the export's name and the source. Runs on the negotiation's thread.
-pub type Deliver = dyn Fn(&str, Box<dyn RequestSource>) + Send + Sync;
+/// Told how each connection ended: the disk, the connection's name, and the end. On a worker.
+type OnEnd = dyn Fn(&str, &str, SourceEnd) + Send + Sync;
 
 /// Bytes taken from a negotiating client at once.
 const PIECE: usize = 4096;
@@ -43,12 +42,12 @@ struct Connection {
     negotiating: bool,
 }
 
-/// Connections by number. Sources hold it, and nothing else of the server: `deliver` may own the workers.
+/// Connections by number. Sources hold it, and nothing else of the server, which has the workers.
 type Live = Mutex<HashMap<u64, Connection>>;
 
 struct Shared {
-    exports: Arc<dyn ExportTable>,
-    deliver: Arc<Deliver>,
+    service: Arc<Service>,
+    on_end: Arc<OnEnd>,
     config: NbdConfig,
     addr: NbdAddr,
     stopping: AtomicBool,
@@ -61,12 +60,14 @@ struct Shared {
 /// Takes its connection off the list when dropped.
 struct Guard {
     live: Arc<Live>,
+    inbox: Arc<Inbox>,
     id: u64,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         self.live.lock().remove(&self.id);
+        self.inbox.put(self.id, Event::ThreadEnded);
     }
 }
 
@@ -89,52 +90,54 @@ impl Drop for Alive {
 /// A listening NBD server. Dropping it stops it.
 pub struct NbdServer {
     shared: Arc<Shared>,
-    bell: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: ControlThread,
 }
 
 impl NbdServer {
-    /// Listens on `addr` and calls `deliver` with each connection that picked one of `exports`.
+    /// Listens on `addr` and serves the disks of `service` to clients, each connection on one lane.
     ///
     /// A Unix socket is made with mode 0600; a stale one in its place is replaced. A TCP address that
     /// other machines reach is refused unless [`NbdConfig::allow_remote`].
     pub fn bind(
         addr: &NbdAddr,
         config: NbdConfig,
-        exports: Arc<dyn ExportTable>,
-        deliver: Arc<Deliver>,
+        service: &Arc<Service>,
     ) -> Result<NbdServer, Error> {
-        let listener = Listener::bind(addr, &config)?;
-        let local = listener.local_addr()?;
-        let os = |e| Error::os(format!("serving {local}"), e);
-        let bell = Arc::new(EventFd::new().map_err(os)?);
-        let poller = Poller::new().map_err(os)?;
-        poller.add(listener.as_fd(), 0, false).map_err(os)?;
-        let _ = pvblk_sys::socket::refuse_descriptors(listener.as_fd());
-        poller.add(bell.as_fd(), 1, false).map_err(os)?;
+        NbdServer::telling(addr, config, service, Arc::new(log_end))
+    }
+
+    /// As [`NbdServer::bind`], with another one who is told of connections' ends.
+    fn telling(
+        addr: &NbdAddr,
+        mut config: NbdConfig,
+        service: &Arc<Service>,
+        on_end: Arc<OnEnd>,
+    ) -> Result<NbdServer, Error> {
+        config.pressure = Arc::clone(service.pressure());
+        let socket = Listener::bind(addr, &config)?;
+        let _ = pvblk_sys::socket::refuse_descriptors(socket.as_fd());
+        let addr = socket.local_addr()?;
+        let place = addr.to_string();
         let shared = Arc::new(Shared {
-            exports,
-            deliver,
+            service: Arc::clone(service),
+            on_end,
             config,
-            addr: local.clone(),
+            addr,
             stopping: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
             live: Arc::default(),
             threads: Arc::default(),
         });
-        let thread = {
-            let shared = Arc::clone(&shared);
-            std::thread::Builder::new()
-                .name("pvblk-nbd".into())
-                .stack_size(256 * 1024)
-                .spawn(move || accept_all(&listener, &poller, &shared))
-                .map_err(os)?
-        };
-        Ok(NbdServer {
-            shared,
-            bell,
-            thread: Some(thread),
-        })
+        let clients = Arc::clone(&shared);
+        let thread = ControlThread::start("pvblk-nbd", "NBD server", |io| {
+            let listener = kit::Listener::new(socket, place, LISTENER, io);
+            Ok(Clients {
+                listener: Some(listener.map_err(|e| Error::os("starting the NBD server", e))?),
+                shared: clients,
+                is_full: false,
+            })
+        })?;
+        Ok(NbdServer { shared, thread })
     }
 
     /// Where it listens, with the real port.
@@ -151,89 +154,89 @@ impl NbdServer {
     /// answered if the workers still run. Waits for that for at most 2 s; what takes longer is answered while its lane is
     /// detached. Stop servers before workers.
     pub fn stop(&mut self) {
-        let Some(thread) = self.thread.take() else {
+        self.thread.stop();
+    }
+}
+
+fn log_end(disk: &str, who: &str, end: SourceEnd) {
+    match end {
+        SourceEnd::Closed => tracing::debug!("{who}: closed"),
+        SourceEnd::Broken(e) => seldom!(warn, Seldom::of(disk, "broken"), "{who}: {e}"),
+    }
+}
+
+const LISTENER: u64 = 0;
+
+/// The control thread's own.
+struct Clients {
+    listener: Option<kit::Listener<Listener>>,
+    shared: Arc<Shared>,
+    /// It was told that there are too many threads.
+    is_full: bool,
+}
+
+impl Server for Clients {
+    fn ready(&mut self, _listener: u64, io: &Io) {
+        let Some(listener) = &mut self.listener else {
             return;
         };
-        self.shared.stopping.store(true, Ordering::Release);
-        self.bell.notify();
-        if thread.join().is_err() {
-            tracing::error!("the thread of {} panicked", self.shared.addr);
+        let most = self.shared.config.max_handshakes.max(1) * THREADS_EACH;
+        if self.shared.threads.load(Ordering::Acquire) >= most {
+            // Clients wait in the socket's queue meanwhile.
+            if !std::mem::replace(&mut self.is_full, true) {
+                let addr = self.shared.addr.to_string();
+                seldom!(
+                    warn,
+                    Seldom::of(&addr, "threads"),
+                    "{addr}: {most} threads of negotiations haven't ended: new clients wait"
+                );
+            }
+            return listener.pause(io, FULL);
         }
-        self.end_connections(Shutdown::Read);
-        let deadline = Instant::now() + LINGER;
-        while self.connections() > 0 && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
+        self.is_full = false;
+        if let Some((socket, peer)) = listener.accept(io, Listener::accept)
+            && start(socket, peer, &self.shared, io)
+        {
+            listener.pause(io, PACE);
+        }
+    }
+
+    fn event(&mut self, _id: u64, _event: Event, _io: &Io) {}
+
+    fn due(&self) -> Option<Instant> {
+        self.listener.as_ref()?.due()
+    }
+
+    fn passed(&mut self, _: Option<Stopping>, io: &Io) {
+        if let Some(listener) = &mut self.listener {
+            listener.passed(io);
         }
     }
 
     /// Shuts all sockets down; those that still negotiate in both directions.
-    fn end_connections(&self, how: Shutdown) {
+    fn stop(&mut self, io: &Io) -> Stopping {
+        self.listener = None;
+        self.shared.stopping.store(true, Ordering::Release);
         for c in self.shared.live.lock().values() {
             if let Some(socket) = c.socket.upgrade() {
-                let how = if c.negotiating { Shutdown::Both } else { how };
+                let how = match c.negotiating {
+                    true => Shutdown::Both,
+                    false => Shutdown::Read,
+                };
                 // It may be closed already.
                 let _ = rustix::net::shutdown(&socket, how);
             }
         }
+        let end = io.now() + LINGER;
+        Stopping { grace: end, end }
     }
-}
 
-impl Drop for NbdServer {
-    fn drop(&mut self) {
-        self.stop();
+    fn is_over(&self, _: Stopping, _: Instant) -> bool {
+        self.shared.live.lock().is_empty()
     }
-}
 
-fn accept_all(listener: &Listener, poller: &Poller, shared: &Arc<Shared>) {
-    let mut events = Vec::new();
-    while !shared.stopping.load(Ordering::Acquire) {
-        events.clear();
-        if let Err(e) = poller.wait(&mut events, None) {
-            tracing::error!("{}: waiting for connections: {e}", shared.addr);
-            return;
-        }
-        if !events.iter().any(|e| e.token == 0) {
-            continue;
-        }
-        if !has_room(shared) {
-            return;
-        }
-        match listener.accept() {
-            Ok((stream, peer)) => start(stream, peer, shared),
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(e) => {
-                // Out of descriptors, most likely: don't spin on the connection that can't be taken.
-                let addr = shared.addr.to_string();
-                seldom!(
-                    warn,
-                    Seldom::of(&addr, "accept"),
-                    "{addr}: accepting a connection: {e}"
-                );
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }
-    }
-}
-
-/// Waits until one more thread may be started; false if the server stops before. Clients wait in the socket's queue meanwhile.
-fn has_room(shared: &Shared) -> bool {
-    let most = shared.config.max_handshakes.max(1) * THREADS_EACH;
-    let mut told = false;
-    while shared.threads.load(Ordering::Acquire) >= most {
-        if shared.stopping.load(Ordering::Acquire) {
-            return false;
-        }
-        if !std::mem::replace(&mut told, true) {
-            let addr = shared.addr.to_string();
-            seldom!(
-                warn,
-                Seldom::of(&addr, "threads"),
-                "{addr}: {most} threads of negotiations haven't ended: new clients wait"
-            );
-        }
-        std::thread::sleep(FULL);
-    }
-    true
+    /// What takes longer is answered while its lane is detached.
+    fn give_up(&mut self) {}
 }
 
 /// Which negotiation has to go when there are too many: the oldest of the client that has most, so that a flood meets only itself.
@@ -248,9 +251,9 @@ fn surplus(live: &HashMap<u64, Connection>) -> Option<u64> {
         .min()
 }
 
-/// Starts a negotiation on a thread of its own.
-fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
-    let socket: Arc<OwnedFd> = Arc::new(stream.into());
+/// Starts a negotiation on a thread of its own; true if another one was let go for it.
+fn start(socket: OwnedFd, peer: Peer, shared: &Arc<Shared>, io: &Io) -> bool {
+    let socket = Arc::new(socket);
     // A kernel that can't leaves it to the watchdog.
     let _ = pvblk_sys::socket::refuse_descriptors(socket.as_fd());
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
@@ -271,6 +274,7 @@ fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
             false => None,
         }
     };
+    let crowded = cut.is_some();
     if let Some(socket) = cut {
         let (addr, most) = (shared.addr.to_string(), shared.config.max_handshakes);
         seldom!(
@@ -281,10 +285,10 @@ fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
         if let Some(socket) = socket {
             let _ = rustix::net::shutdown(&socket, Shutdown::Both);
         }
-        std::thread::sleep(PACE);
     }
     let guard = Guard {
         live: Arc::clone(&shared.live),
+        inbox: Arc::clone(&io.inbox),
         id,
     };
     let alive = Alive::new(&shared.threads);
@@ -299,16 +303,27 @@ fn start(stream: Stream, peer: Peer, shared: &Arc<Shared>) {
     if let Err(e) = spawned {
         tracing::warn!("starting an NBD negotiation: {e}");
     }
+    crowded
 }
 
 fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
     let name = format!("nbd {} connection {}", shared.addr, guard.id);
     let deadline = Instant::now() + shared.config.handshake_timeout;
-    let counter = Counter {
-        shared,
-        ticket: Cell::new(None),
+    // Counts the client in when it picks its export.
+    let place: Cell<Option<(Arc<Disk>, Ticket)>> = Cell::new(None);
+    let door = |disk: &Arc<Disk>| {
+        let shares = &shared.config.shares;
+        let ticket = shares.enter(disk.name(), &shares.of(disk));
+        let ticket = ticket.inspect_err(|why| {
+            let addr = &shared.addr;
+            let count = Seldom::of(disk.name(), "refused");
+            seldom!(warn, count, "{addr}: client refused: {why}");
+        })?;
+        place.set(Some((Arc::clone(disk), ticket)));
+        Ok(())
     };
-    let negotiated = match negotiate(&socket, &counter, deadline) {
+    let mut handshake = Handshake::with_door(shared.service.disks(), &door);
+    let negotiated = match negotiate(&socket, &mut handshake, deadline) {
         Ok(Some(n)) => n,
         Ok(None) => return tracing::debug!("{name}: closed by the client while negotiating"),
         Err(e) => {
@@ -320,7 +335,7 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
             return;
         }
     };
-    let Some(ticket) = counter.ticket.take() else {
+    let Some((disk, ticket)) = place.take() else {
         return tracing::error!("{name}: it came in without a place");
     };
     {
@@ -334,48 +349,35 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
             return;
         }
     }
-    let export = negotiated.export.clone();
+    let export = disk.name();
     seldom!(
         info,
-        Seldom::of(&export, "connected"),
+        Seldom::of(export, "connected"),
         "{name}: serves export {export:?}"
     );
     let name = format!("{name} export {export:?}");
     let config = &shared.config;
     let share = Arc::clone(&ticket.share);
     let guard = Some(Box::new((guard, ticket)) as _);
-    let source = NbdSource::with_share(&name, &export, socket, *negotiated, config, share, guard);
-    (shared.deliver)(&export, Box::new(source));
-}
-
-/// Counts a client in when it picks its export.
-struct Counter<'a> {
-    shared: &'a Shared,
-    ticket: Cell<Option<Ticket>>,
-}
-
-impl Door for Counter<'_> {
-    fn enter(&self, export: &str) -> Result<(), String> {
-        let disk = self.shared.exports.disk(export);
-        let shares = &self.shared.config.shares;
-        let share = shares.of(export, disk.as_deref());
-        let ticket = shares.enter(export, &share).inspect_err(|why| {
-            let addr = &self.shared.addr;
-            let count = Seldom::of(export, "refused");
-            seldom!(warn, count, "{addr}: client refused: {why}");
-        })?;
-        self.ticket.set(Some(ticket));
-        Ok(())
+    let source = NbdSource::with_share(&name, export, socket, *negotiated, config, share, guard);
+    let (who, of_disk) = (source.describe(), export.to_owned());
+    let (told, on_end) = (who.clone(), Arc::clone(&shared.on_end));
+    let ended = move |end| on_end(&of_disk, &told, end);
+    // Connections of one client can't be told from those of several.
+    let served = shared
+        .service
+        .serve_client(&disk, "NBD", Box::new(source), ended);
+    if let Err(e) = served {
+        seldom!(error, Seldom::of(export, "attach"), "{who}: {e}");
     }
 }
 
 /// Negotiates; `None` if the client left in order.
 fn negotiate(
     socket: &OwnedFd,
-    counter: &Counter<'_>,
+    handshake: &mut Handshake<'_>,
     deadline: Instant,
 ) -> Result<Option<Box<Negotiated>>, Error> {
-    let mut handshake = Handshake::with_door(&*counter.shared.exports, counter);
     let mut piece = [0; PIECE];
     send_all(socket, &handshake.take_output(), deadline)?;
     loop {

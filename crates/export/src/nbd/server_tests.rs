@@ -1,28 +1,12 @@
 use super::*;
-use crate::nbd::ExportInfo;
 use crate::nbd::testing::MemDevice;
-use pvblk_backend::{Backend, BackendOptions, Disk, SourceEnd};
-use pvblk_block::BlockDevice;
+use pvblk_backend::{Backend, BackendOptions, Disk, Disks};
 use pvblk_block::trace::Tracing;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
-
-struct One(Arc<MemDevice>);
-
-impl ExportTable for One {
-    fn list(&self) -> Vec<ExportInfo> {
-        vec![ExportInfo {
-            name: "disk".into(),
-            description: String::new(),
-        }]
-    }
-    fn open(&self, name: &str) -> Option<Arc<dyn BlockDevice>> {
-        (name == "disk").then(|| Arc::clone(&self.0) as _)
-    }
-}
 
 /// A server whose connections are served by a real back end; tells how each ended.
 fn serve(addr: &str, config: NbdConfig) -> (NbdServer, Arc<MemDevice>, Receiver<SourceEnd>) {
@@ -33,16 +17,14 @@ fn serve(addr: &str, config: NbdConfig) -> (NbdServer, Arc<MemDevice>, Receiver<
     };
     let backend = Backend::start(&options).unwrap();
     let disk = Disk::new("disk", Arc::clone(&device) as _, Tracing::off());
+    let disks = Disks::new(vec![Arc::new(disk)]);
+    let service = Service::new(backend, disks, Arc::default());
     let (tell, ends) = channel();
-    let deliver = move |export: &str, source: Box<dyn RequestSource>| {
-        assert_eq!(export, "disk");
-        let tell = tell.clone();
-        let on_end = Box::new(move |end| drop(tell.send(end)));
-        backend.attach(&disk, source, on_end).unwrap();
-    };
-    let exports = Arc::new(One(Arc::clone(&device)));
-    let server =
-        NbdServer::bind(&addr.parse().unwrap(), config, exports, Arc::new(deliver)).unwrap();
+    let told = Arc::new(move |disk: &str, _: &str, end| {
+        assert_eq!(disk, "disk");
+        let _ = tell.send(end);
+    });
+    let server = NbdServer::telling(&addr.parse().unwrap(), config, &service, told).unwrap();
     (server, device, ends)
 }
 

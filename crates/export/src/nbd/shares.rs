@@ -4,21 +4,21 @@ use parking_lot::Mutex;
 use pvblk_backend::{Budget, Disk};
 use pvblk_block::{DiskThreads, Job};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Connections to one disk, unless told otherwise.
 const MAX_OF_DISK: usize = 128;
 /// Connections to all disks, unless told otherwise.
 const MAX_OF_ALL: usize = 1024;
 
-/// Every disk's share, by name; one for all listeners of a process.
+/// The share of every disk with connections, by name; one for all listeners of a process.
 #[derive(Debug)]
 pub struct Shares {
     max_of_disk: usize,
     max_of_all: usize,
     of_all: AtomicUsize,
-    disks: Mutex<HashMap<String, Arc<DiskShare>>>,
+    disks: Mutex<HashMap<String, Weak<DiskShare>>>,
 }
 
 impl Default for Shares {
@@ -39,18 +39,21 @@ impl Shares {
         }
     }
 
-    /// The share of a disk of this name; what it has of `disk` counts from the first time on.
-    pub(super) fn of(&self, name: &str, disk: Option<&Disk>) -> Arc<DiskShare> {
+    /// The share of a disk: that of the connections which it has, or a new one.
+    pub(super) fn of(&self, disk: &Disk) -> Arc<DiskShare> {
         let mut disks = self.disks.lock();
-        if let Some(share) = disks.get(name) {
-            return Arc::clone(share);
+        let share = disks.get(disk.name()).and_then(Weak::upgrade);
+        // Another disk of the same name may have taken its place.
+        if let Some(share) = share.filter(|s| Arc::ptr_eq(&s.memory, disk.memory())) {
+            return share;
         }
         let share = Arc::new(DiskShare {
-            memory: disk.map_or_else(Budget::unlimited, |d| Arc::clone(d.memory())),
-            questions: disk.map(|d| Arc::new(Questions::new(d.aside()))),
+            memory: Arc::clone(disk.memory()),
+            questions: Some(Arc::new(Questions::new(disk.aside()))),
             connections: AtomicUsize::new(0),
         });
-        disks.insert(name.to_owned(), Arc::clone(&share));
+        disks.retain(|_, share| share.strong_count() > 0);
+        disks.insert(disk.name().to_owned(), Arc::downgrade(&share));
         share
     }
 

@@ -15,7 +15,6 @@
 mod areas;
 mod bucket;
 mod descriptors;
-mod host;
 pub mod inflight;
 pub mod memory;
 pub mod request;
@@ -28,6 +27,5 @@ mod stream;
 pub mod unflushed;
 pub mod virtqueue;
 
-pub use host::{Detach, VhostHost};
-pub use server::{Listen, VhostServer};
+pub use server::{Listen, VhostLimits, VhostServer};
 pub use source::{Shared, VhostQueueParts, VhostSource};

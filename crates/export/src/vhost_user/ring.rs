@@ -5,13 +5,13 @@
 //!                                                                └──a rule broken──▶ broken, until its base is asked for
 //! ```
 
-use super::host::{Detach, VhostHost};
 use super::inflight::Inflight;
-use super::memory::Regions;
+use super::memory::{GuestMemory, Regions};
 use super::shares::Seat;
 use super::source::{Shared, VhostQueueParts, VhostSource};
 use super::virtqueue::{MAX_ENTRIES, Virtqueue};
-use pvblk_backend::OnEnd;
+use crate::kit::FrontEnd;
+use pvblk_backend::Key;
 use pvblk_block::Error;
 use pvblk_protocol::vhost_user::VringAddr;
 use pvblk_protocol::virtio as config;
@@ -31,16 +31,15 @@ pub(super) enum Kick {
 
 enum Work {
     Idle,
-    Running(Detach),
-    /// With a `Detach`: when it has taken what a server before us left.
-    Ending(Option<Detach>),
+    Running(Key),
+    /// It may first take what a server before us left.
+    Ending,
     /// A rule was broken; the ring isn't served again before it was asked for its base.
     Broken,
 }
 
 /// What a ring needs of its session to start.
 pub(super) struct Surroundings<'a> {
-    pub host: &'a dyn VhostHost,
     pub disk: &'a str,
     pub name: &'a str,
     pub offer: &'a Offer,
@@ -86,12 +85,12 @@ impl Ring {
 
     /// True while a queue is at work or ending.
     pub fn is_active(&self) -> bool {
-        matches!(self.work, Work::Running(_) | Work::Ending(_))
+        matches!(self.work, Work::Running(_) | Work::Ending)
     }
 
     /// True while its queue is told to stop and hasn't.
     pub fn is_ending(&self) -> bool {
-        matches!(self.work, Work::Ending(_))
+        matches!(self.work, Work::Ending)
     }
 
     /// What only a stopped ring can be told.
@@ -149,12 +148,8 @@ impl Ring {
         self.err = err;
     }
 
-    /// Starts the ring if everything is known that it needs; `on_end` is called with the end of its queue.
-    pub fn start(
-        &mut self,
-        around: &Surroundings<'_>,
-        on_end: impl FnOnce(u64) -> OnEnd,
-    ) -> Result<(), Error> {
+    /// Starts the ring if everything is known that it needs and its front end may use the disk; with its first ring a front end enters the disk.
+    pub fn start(&mut self, around: &Surroundings<'_>, front: &mut FrontEnd) -> Result<(), Error> {
         if !matches!(self.work, Work::Idle) || around.regions.is_empty() {
             return Ok(());
         }
@@ -167,11 +162,10 @@ impl Ring {
         if !self.enabled.unwrap_or(!negotiated) {
             return Ok(());
         }
-        let owner = format!(
-            "disk {}: guest memory of a vhost-user front end",
-            around.disk
-        );
-        let memory = around.regions.map(around.seat, &owner)?;
+        if !front.enter()? {
+            return Ok(());
+        }
+        let memory = map(around.disk, around.regions, around.seat)?;
         let (table, available, used) = Place::lengths(entries);
         let part = |what: &str, at: u64, len: u64| {
             memory.user(at, len).ok_or_else(|| {
@@ -217,48 +211,24 @@ impl Ring {
             id: config::id(around.disk),
         });
         self.generation += 1;
-        let detach = around
-            .host
-            .attach(around.disk, Box::new(source), on_end(self.generation))?;
-        self.work = Work::Running(detach);
+        let key = front.serve(self.index, self.generation, Box::new(source))?;
+        self.work = Work::Running(key);
         Ok(())
     }
 
     /// Stops the ring when all its requests are answered, those included that a server before us took: the index at which it stopped says nothing of them.
-    pub fn drain(&mut self) {
-        match std::mem::replace(&mut self.work, Work::Idle) {
-            Work::Running(detach) => {
-                let left = match self.shared.stop_after_resubmission() {
-                    true => Some(detach),
-                    false => {
-                        detach();
-                        None
-                    }
-                };
-                self.work = Work::Ending(left);
+    pub fn drain(&mut self, front: &FrontEnd) {
+        if let Work::Running(key) = self.work {
+            if !self.shared.stop_after_resubmission() {
+                front.stop(key);
             }
-            other => self.work = other,
-        }
-    }
-
-    /// Stops the ring; true if its end is still to come. What a server before us left and it hasn't taken yet stays for the next one.
-    pub fn stop(&mut self) -> bool {
-        match std::mem::replace(&mut self.work, Work::Ending(None)) {
-            Work::Running(detach) | Work::Ending(Some(detach)) => {
-                detach();
-                true
-            }
-            Work::Ending(None) => true,
-            idle => {
-                self.work = idle;
-                false
-            }
+            self.work = Work::Ending;
         }
     }
 
     /// Stops the ring and forgets what started it.
-    pub fn reset(&mut self) {
-        self.drain();
+    pub fn reset(&mut self, front: &FrontEnd) {
+        self.drain(front);
         (self.kick, self.enabled) = (None, None);
     }
 
@@ -279,15 +249,16 @@ impl Ring {
     }
 
     /// Gives a ring at work other memory.
-    pub fn set_memory(&self, around: &Surroundings<'_>) -> Result<(), Error> {
+    pub fn set_memory(&self, disk: &str, regions: &Regions, seat: &Seat) -> Result<(), Error> {
         if self.is_active() {
-            let owner = format!(
-                "disk {}: guest memory of a vhost-user front end",
-                around.disk
-            );
-            self.shared
-                .set_memory(around.regions.map(around.seat, &owner)?);
+            self.shared.set_memory(map(disk, regions, seat)?);
         }
         Ok(())
     }
+}
+
+/// Maps the guest's memory, on the bill of its disk.
+fn map(disk: &str, regions: &Regions, seat: &Seat) -> Result<GuestMemory, Error> {
+    let owner = format!("disk {disk}: guest memory of a vhost-user front end");
+    regions.map(seat, &owner)
 }

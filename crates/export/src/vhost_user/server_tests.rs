@@ -1,10 +1,11 @@
 //! The control thread's turns, taken by the test, with a clock of its own: nothing here depends on how fast the machine is.
 
-use super::super::host::Detach;
 use super::*;
-use pvblk_backend::{OnEnd, RequestSource};
+use crate::kit::Control;
+use pvblk_backend::{Backend, BackendOptions, Disks};
+use pvblk_block::trace::Tracing;
 use pvblk_protocol::vhost_user::{Code, message};
-use pvblk_sys::{PeerFd, fdpass};
+use pvblk_sys::{EventFd, PeerFd, fdpass};
 use ram_support::{Ram, RamDevice};
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,20 +14,6 @@ use tempfile::TempDir;
 
 #[path = "../../tests/ram_support/mod.rs"]
 mod ram_support;
-
-struct NoQueues(Arc<dyn BlockDevice>);
-
-impl VhostHost for NoQueues {
-    fn device(&self, _: &str) -> Option<Arc<dyn BlockDevice>> {
-        Some(Arc::clone(&self.0))
-    }
-    fn queues(&self) -> u16 {
-        4
-    }
-    fn attach(&self, _: &str, _: Box<dyn RequestSource>, _: OnEnd) -> Result<Detach, Error> {
-        Err(Error::config("this test has no queues"))
-    }
-}
 
 /// Microseconds that passed since the start, and how many pass whenever somebody looks.
 #[derive(Default)]
@@ -48,7 +35,7 @@ impl Time {
 
 /// Sockets a and b, and a control thread that is the test's.
 struct Bed {
-    control: Control,
+    control: Control<Ports>,
     time: Arc<Time>,
     dir: TempDir,
 }
@@ -59,7 +46,21 @@ fn bed() -> Bed {
         disk: disk.into(),
         path: dir.path().join(disk),
     });
-    let device = Arc::new(RamDevice(Ram::new(2048)));
+    let disk = |name| {
+        let device = Arc::new(RamDevice(Ram::new(2048)));
+        Arc::new(Disk::new(name, device, Tracing::off()))
+    };
+    let disks = Disks::new(vec![disk("a"), disk("b")]);
+    let options = BackendOptions {
+        workers: 1,
+        ..BackendOptions::default()
+    };
+    let backend = Backend::start(&options).unwrap();
+    let service = Service::new(backend, disks, Arc::default());
+    let limits = VhostLimits {
+        queues: 4,
+        unallocated: None,
+    };
     let (time, start) = (Arc::new(Time::default()), Instant::now());
     let clock = {
         let time = Arc::clone(&time);
@@ -68,7 +69,8 @@ fn bed() -> Bed {
             start + Duration::from_micros(time.now.fetch_add(passed, Ordering::Relaxed) + passed)
         }
     };
-    let control = Control::new(&listens, Arc::new(NoQueues(device)), Box::new(clock)).unwrap();
+    let make = |io: &Io| Ports::new(&listens, &service, limits, io);
+    let control = Control::new(WHAT, Box::new(clock), make).unwrap();
     Bed { control, time, dir }
 }
 
@@ -85,12 +87,12 @@ impl Bed {
     }
 
     fn accepted(&self) -> u64 {
-        self.control.next_session - 1
+        self.control.server.next_session - 1
     }
 
     /// Bytes that wait for the server at the session of a socket.
     fn unread(&self, port: usize) -> u64 {
-        let connected = self.control.ports[port].session.as_ref().unwrap();
+        let connected = self.control.server.ports[port].session.as_ref().unwrap();
         rustix::io::ioctl_fionread(connected.session.fd()).unwrap()
     }
 }
@@ -208,7 +210,7 @@ fn half_a_message_ends_its_session_after_10_seconds() {
         fdpass::send(slow.as_fd(), bytes, fds).unwrap();
         (0..3).for_each(|_| bed.turn());
     };
-    let is_there = |bed: &Bed| bed.control.ports[0].session.is_some();
+    let is_there = |bed: &Bed| bed.control.server.ports[0].session.is_some();
     // The rest comes in time, and then time without a message doesn't count.
     send(&mut bed, &whole[..5], &[]);
     bed.time.pass(seconds(9));
@@ -265,16 +267,16 @@ fn fill(closer: &Arc<Closer>) -> std::net::TcpStream {
 fn a_front_end_is_not_heard_while_its_descriptors_wait_to_be_closed() {
     let mut bed = bed();
     let (mut a, mut b) = (bed.connect("a"), bed.connect("b"));
-    let peer = fill(&bed.control.ports[0].closer);
+    let peer = fill(&bed.control.server.ports[0].closer);
     ask(&mut a);
     ask(&mut b);
     bed.turn();
     assert!(!is_answered(&mut a) && is_answered(&mut b));
     bed.time.pass(Duration::from_secs(9));
     (0..3).for_each(|_| bed.turn());
-    assert!(bed.control.ports[0].session.is_some());
+    assert!(bed.control.server.ports[0].session.is_some());
     drop(peer);
-    let closer = Arc::clone(&bed.control.ports[0].closer);
+    let closer = Arc::clone(&bed.control.server.ports[0].closer);
     ram_support::eventually("all are closed", || closer.has_room());
     bed.time.pass(Duration::from_millis(5));
     (0..3).for_each(|_| bed.turn());
@@ -285,5 +287,5 @@ fn a_front_end_is_not_heard_while_its_descriptors_wait_to_be_closed() {
     bed.turn();
     bed.time.pass(Duration::from_secs(11));
     (0..3).for_each(|_| bed.turn());
-    assert!(bed.control.ports[0].session.is_none());
+    assert!(bed.control.server.ports[0].session.is_none());
 }

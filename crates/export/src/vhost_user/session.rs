@@ -2,7 +2,6 @@
 
 use super::areas::Areas;
 use super::descriptors::{self, check_descriptors};
-use super::host::VhostHost;
 use super::inflight::{self, Inflight};
 use super::memory::{MAX_BYTES, MAX_REGIONS, Regions};
 use super::ring::{Kick, Ring, Surroundings};
@@ -10,16 +9,17 @@ use super::shares::Seat;
 use super::stream::{Message, Received, Stream};
 use super::unflushed::Marks;
 use super::virtqueue::MAX_ENTRIES;
+use crate::kit::FrontEnd;
 use parking_lot::Mutex;
-use pvblk_backend::{OnEnd, Seldom, SourceEnd, seldom};
+use pvblk_backend::{Seldom, seldom};
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::{BlockDevice, Error, ErrorKind};
+use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::vhost_user as proto;
 use pvblk_protocol::vhost_user::{
     BACKEND_CONFIG_CHANGE, Code, ConfigHead, InflightArea, MAX_CONFIG, SingleRegion, VRING_NO_FD,
     VringAddr, VringState, flags, message, payload,
 };
-use pvblk_protocol::virtio::{Offer, whole_sectors};
+use pvblk_protocol::virtio::Offer;
 use pvblk_sys::{Closer, PeerEvent, PeerFd, fdpass, guarded_file, is_memory};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -30,9 +30,6 @@ use zerocopy::IntoBytes;
 const MESSAGES_PER_TURN: usize = 32;
 /// Time for them; the last one may take longer.
 const TURN: Duration = Duration::from_millis(1);
-
-/// Tells the control thread that a ring's queue is gone: ring, generation, and the reason if it ended by itself.
-pub(super) type Ended = Arc<dyn Fn(u16, u64, Option<String>) + Send + Sync>;
 
 /// How a message is answered.
 enum Answer {
@@ -57,11 +54,10 @@ pub(super) struct Session {
     /// For the log: disk and front end.
     name: String,
     disk: String,
-    host: Arc<dyn VhostHost>,
-    device: Arc<dyn BlockDevice>,
+    /// Inside while a ring is at work.
+    pub front: FrontEnd,
     offer: Offer,
     seat: Seat,
-    ended: Ended,
     stream: Stream,
     features: u64,
     protocol: u64,
@@ -80,22 +76,19 @@ pub(super) struct Session {
 impl Session {
     pub fn new(
         name: String,
-        disk: &str,
-        (host, device): (Arc<dyn VhostHost>, Arc<dyn BlockDevice>),
+        front: FrontEnd,
+        queues: u16,
         (seat, areas): (Seat, Arc<Mutex<Areas>>),
-        ended: Ended,
         (socket, closer): (OwnedFd, Arc<Closer>),
     ) -> Session {
-        let offer = Offer::new(device.limits(), host.queues());
+        let offer = Offer::new(front.device().limits(), queues);
+        let disk = front.disk().name().to_owned();
         Session {
             name,
-            disk: disk.to_owned(),
             rings: (0..offer.queues()).map(Ring::new).collect(),
-            host,
-            device,
+            front,
             offer,
             seat,
-            ended,
             stream: Stream::new(socket, closer),
             features: 0,
             protocol: 0,
@@ -105,6 +98,7 @@ impl Session {
                 MemoryKind::Unallocated,
                 MAX_BYTES,
             ),
+            disk,
             inflight: None,
             holes: 0,
             areas,
@@ -198,6 +192,12 @@ impl Session {
             .ok_or_else(|| Error::protocol(format!("ring {index}; there are {queues}")))
     }
 
+    fn drain(&mut self, index: u64) -> Result<(), Error> {
+        self.ring(index)?;
+        self.rings[index as usize].drain(&self.front);
+        Ok(())
+    }
+
     fn handle(&mut self, code: Code, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Answer, Error> {
         check_descriptors(code, fds.len())?;
         self.check_negotiated(code)?;
@@ -215,7 +215,8 @@ impl Session {
             }
             Code::SetOwner => {}
             Code::ResetOwner => {
-                self.rings.iter_mut().for_each(Ring::reset);
+                let front = &self.front;
+                self.rings.iter_mut().for_each(|r| r.reset(front));
                 return Ok(Answer::Later(After::Done));
             }
             Code::GetQueueNum => return u64_of(self.rings.len() as u64),
@@ -266,8 +267,7 @@ impl Session {
             }
             Code::GetVringBase => {
                 let told: VringState = payload(code, body)?;
-                let ring = self.ring(told.index.into())?;
-                ring.drain();
+                self.drain(told.index.into())?;
                 return Ok(Answer::Later(After::Base(told.index as u16)));
             }
             Code::SetVringKick | Code::SetVringCall | Code::SetVringErr => {
@@ -279,7 +279,7 @@ impl Session {
                 match told.num {
                     0 => {
                         ring.enabled = Some(false);
-                        ring.drain();
+                        self.drain(told.index.into())?;
                         return Ok(Answer::Later(After::Done));
                     }
                     1 => ring.enabled = Some(true),
@@ -334,7 +334,7 @@ impl Session {
         // One that it had before may be emptied for it, and isn't used any more.
         self.inflight = None;
         areas.make_room(bytes)?;
-        let marks = Marks::of(&*self.device);
+        let marks = Marks::of(&**self.front.device());
         let (inflight, area, file) = Inflight::create(queues, entries, marks)?;
         let seen = guarded_file(file.as_fd(), 0, bytes);
         let kept = file.try_clone();
@@ -354,7 +354,7 @@ impl Session {
             false => seen.unallocated.min(most),
         };
         self.check_unallocated()?;
-        let marks = Marks::of(&*self.device);
+        let marks = Marks::of(&**self.front.device());
         let inflight = Inflight::from_peer(told, file, marks)?;
         if inflight.losses().is_some() {
             seldom!(
@@ -412,7 +412,7 @@ impl Session {
 
     fn get_config(&self, body: &[u8]) -> Result<Answer, Error> {
         let (head, _) = config_head(body)?;
-        let space = self.offer.config(whole_sectors(&*self.device));
+        let space = self.offer.config(self.front.sectors());
         let range = head.offset as usize..(head.offset + head.size) as usize;
         let bytes = [head.as_bytes(), &space[range]].concat();
         Ok(Answer::Payload(bytes, None))
@@ -421,7 +421,7 @@ impl Session {
     /// Nothing in the configuration space can be written: the write cache's switch, which could be, isn't offered.
     fn set_config(&self, body: &[u8]) -> Result<Answer, Error> {
         let (head, bytes) = config_head(body)?;
-        let space = self.offer.config(whole_sectors(&*self.device));
+        let space = self.offer.config(self.front.sectors());
         let range = head.offset as usize..(head.offset + head.size) as usize;
         if bytes == &space[range] {
             return Ok(Answer::Done);
@@ -431,9 +431,9 @@ impl Session {
         ))
     }
 
-    fn around(&self) -> Surroundings<'_> {
-        Surroundings {
-            host: &*self.host,
+    /// Starts all rings that can start now. Those that can't because of the disk's fence are tried again when it opens.
+    pub fn start_rings(&mut self) -> Result<(), Error> {
+        let around = Surroundings {
             disk: &self.disk,
             name: &self.name,
             offer: &self.offer,
@@ -441,28 +441,9 @@ impl Session {
             regions: &self.regions,
             seat: &self.seat,
             inflight: self.inflight.as_ref(),
-        }
-    }
-
-    /// Starts all rings that can start now.
-    fn start_rings(&mut self) -> Result<(), Error> {
-        let mut rings = std::mem::take(&mut self.rings);
-        let mut result = Ok(());
-        for (i, ring) in (0u16..).zip(&mut rings) {
-            let ended = Arc::clone(&self.ended);
-            let on_end = move |generation| -> OnEnd {
-                Box::new(move |end| {
-                    let reason = match end {
-                        SourceEnd::Closed => None,
-                        SourceEnd::Broken(e) => Some(e.to_string()),
-                    };
-                    ended(i, generation, reason);
-                })
-            };
-            result = result.and_then(|()| ring.start(&self.around(), on_end));
-        }
-        self.rings = rings;
-        result
+        };
+        let (rings, front) = (&mut self.rings, &mut self.front);
+        rings.iter_mut().try_for_each(|r| r.start(&around, front))
     }
 
     /// Puts the guest's memory that nobody has allocated on the bill, as far as that is allowed.
@@ -482,8 +463,9 @@ impl Session {
     }
 
     fn memory_changed(&mut self) -> Result<(), Error> {
-        let around = self.around();
-        self.rings.iter().try_for_each(|r| r.set_memory(&around))?;
+        let (disk, regions, seat) = (&self.disk, &self.regions, &self.seat);
+        let mut rings = self.rings.iter();
+        rings.try_for_each(|r| r.set_memory(disk, regions, seat))?;
         self.start_rings()
     }
 
@@ -503,6 +485,9 @@ impl Session {
         ring.ended(reason.is_some());
         if let Some(reason) = reason {
             seldom!(warn, Seldom::of(&self.disk, "queue ended"), "{reason}");
+        }
+        if !self.rings.iter().any(Ring::is_active) {
+            self.front.leave();
         }
         self.settle()
     }
@@ -537,6 +522,8 @@ impl Session {
 
     /// Tells the front end that the configuration space is another.
     pub fn config_changed(&self) {
+        // It asks for the size itself; the next change is another event.
+        self.front.sectors();
         if let Some(backend) = &self.backend {
             let bytes = message(BACKEND_CONFIG_CHANGE, 0, &[]);
             if let Err(e) = fdpass::send(backend.as_fd(), &bytes, &[]) {
@@ -550,11 +537,11 @@ impl Session {
         }
     }
 
-    /// Stops all rings; true when they have stopped, so that the session can be dropped. To be asked again after each end.
+    /// Stops all rings; true when they have stopped, so that the session can be dropped. To be asked again after [`Event::Left`](crate::kit::Event::Left).
+    /// What a server before us left and they haven't taken yet stays for the next one.
     pub fn end(&mut self) -> bool {
         self.ending = true;
-        let active = self.rings.iter_mut().filter_map(|r| r.stop().then_some(()));
-        active.count() == 0
+        self.front.leave()
     }
 }
 

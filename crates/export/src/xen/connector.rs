@@ -2,7 +2,7 @@
 
 use super::hypervisor::Hypervisor;
 use super::mapper::{CutOff, XenMapper};
-use crate::local::MappingBudget;
+use crate::kit::MappingBudget;
 use crate::xenbus::Connector;
 use crate::xenbus::serving::{Serves, Serving};
 use pvblk_backend::BlkifQueueParts;
@@ -37,15 +37,15 @@ impl XenConnector {
         let os = |what: String| move |e| Error::os(format!("queue {index}: {what}"), e);
         let pages = self.hypervisor.pages(self.domid);
         let pages = pages.map_err(os("opening /dev/xen/gntdev".into()))?;
-        let name = format!("disk {}, {}, queue {index}", who.disk, who.front);
-        let owner = format!("disk {}: copies for {}, queue {index}", who.disk, who.front);
+        let name = format!("disk {}, {}, queue {index}", who.disk, who.peer);
+        let owner = format!("disk {}: copies for {}, queue {index}", who.disk, who.peer);
         let mapper = XenMapper::new(
             pages,
             persistent.then_some(&self.budget),
             &self.cut_off,
-            &who.pressure(),
+            who.front.service().pressure(),
             (&who.disk, &owner),
-            who.device.buffer_source(),
+            who.front.device().buffer_source(),
         );
         let ring = mapper.map_ring(&keys.ring_refs);
         let ring = ring.map_err(os(format!("mapping ring-ref {:?}", keys.ring_refs)))?;
@@ -71,12 +71,16 @@ impl Serves for XenConnector {
     }
 
     fn name(&self) -> String {
-        let Serving { disk, front, .. } = &self.serving;
-        format!("disk {disk}, {front}")
+        let Serving { disk, peer, .. } = &self.serving;
+        format!("disk {disk}, {peer}")
     }
 }
 
 impl Connector for XenConnector {
+    fn enter(&mut self) -> Result<bool, Error> {
+        self.serving.front.enter()
+    }
+
     fn connect(&mut self, front: &FrontKeys) -> Result<DiskProperties, Error> {
         self.cut_off = CutOff::default();
         let persistent = front.persistent && self.serving.offers.persistent;
@@ -98,7 +102,7 @@ impl Connector for XenConnector {
     fn disconnect(&mut self) -> bool {
         // The front end has left or was disconnected: its references may grant other pages from now on.
         self.cut_off.store(true, Ordering::Release);
-        self.serving.detach()
+        self.serving.front.leave()
     }
 
     fn refuse(&mut self, why: &str) {

@@ -3,8 +3,9 @@
 use super::connector::XenConnector;
 use super::node::Node;
 use super::store::NodeStore;
-use crate::xenbus::serving::{self, Serves};
-use crate::xenbus::{BackendNegotiation, ConnectionEvent};
+use crate::kit::{Event, FrontEnd};
+use crate::xenbus::Connector;
+use crate::xenbus::serving::{Handshake, Serves};
 use pvblk_block::Error;
 use pvblk_protocol::xenbus::{Store, XenbusState};
 use std::time::{Duration, Instant};
@@ -18,9 +19,7 @@ pub(super) struct GuestDisk {
     pub node: Node,
     /// Unique in this server: another device with the same number later has another id.
     pub id: u64,
-    pub negotiation: BackendNegotiation,
-    pub store: NodeStore,
-    pub connector: XenConnector,
+    handshake: Handshake<NodeStore, XenConnector>,
     /// The guest's name, if a standing order attached the disk.
     pub guest: Option<String>,
     /// The front end used an earlier server and has closed; reported once.
@@ -38,9 +37,7 @@ impl GuestDisk {
             node,
             id,
             // `online` is read in `start`.
-            negotiation: BackendNegotiation::new(connector.serving.offers, true),
-            store,
-            connector,
+            handshake: Handshake::new(store, connector),
             guest: None,
             left_over: false,
             held: false,
@@ -51,22 +48,51 @@ impl GuestDisk {
 
     /// Name in log lines.
     pub fn name(&self) -> String {
-        self.connector.name()
+        self.handshake.connector.name()
+    }
+
+    /// The disk's name, for logs.
+    pub fn disk(&self) -> &str {
+        &self.handshake.connector.serving.disk
+    }
+
+    /// Its use of the disk.
+    pub fn front(&mut self) -> &mut FrontEnd {
+        &mut self.handshake.connector.serving.front
+    }
+
+    /// True if the disk's fence is open.
+    pub fn may_enter(&self) -> bool {
+        self.handshake.connector.serving.front.may_enter()
+    }
+
+    /// True while requests of it may be at work.
+    pub fn is_at_work(&self) -> bool {
+        self.handshake.connector.serving.front.is_at_work()
+    }
+
+    /// The `disk` key of its directory.
+    pub fn disk_key(&self) -> &str {
+        &self.handshake.store.disk
+    }
+
+    /// Ends its queues; what it leaves behind if requests of them are at work.
+    pub fn end(mut self) -> Option<XenConnector> {
+        (!self.handshake.connector.disconnect()).then_some(self.handshake.connector)
     }
 
     pub fn state(&self) -> XenbusState {
-        self.negotiation.state()
+        self.handshake.state()
     }
 
     /// True while the front end has queues, or may get some.
     pub fn has_disk(&self) -> bool {
-        matches!(self.state(), XenbusState::InitWait | XenbusState::Connected)
-            || self.connector.serving.is_running()
+        matches!(self.state(), XenbusState::InitWait | XenbusState::Connected) || self.is_at_work()
     }
 
     /// Sets whether the handshake may begin; the server decides that before each step. True if this changed.
     pub fn set_held(&mut self, held: bool) -> bool {
-        self.negotiation.set_held(held);
+        self.handshake.negotiation.set_held(held);
         std::mem::replace(&mut self.held, held) != held
     }
 
@@ -78,37 +104,36 @@ impl GuestDisk {
     /// True once, after the front end of an earlier server has closed: it won't come back to this device, and gets a
     /// new device from its standing order.
     pub fn take_left_over(&mut self) -> bool {
-        let closed =
-            self.state() == XenbusState::Closed && self.store.front.as_deref() == Some("6");
+        let closed = self.state() == XenbusState::Closed
+            && self.handshake.store.front.as_deref() == Some("6");
         self.guest.is_some() && closed && std::mem::take(&mut self.left_over)
     }
 
     /// True if the directory was removed and created again since it was taken into service.
     pub fn is_replaced(&self) -> Result<bool, Error> {
         let begun = self.state() != XenbusState::Initialising;
-        Ok(self.store.own("disk")?.as_ref() != Some(&self.store.disk)
-            || begun && self.store.own("state")?.as_deref() == Some("1"))
+        let store = &self.handshake.store;
+        Ok(store.own("disk")?.as_ref() != Some(&store.disk)
+            || begun && store.own("state")?.as_deref() == Some("1"))
     }
 
     /// Begins, if the fence is open. Rings of an earlier server can't be taken over: responses have overwritten
     /// requests that it hadn't completed. So a front end that still uses such rings is asked to disconnect.
     pub fn start(&mut self) -> Result<(), Error> {
-        self.store.look()?;
-        let front = self
-            .store
-            .read("state")
-            .and_then(|s| XenbusState::parse(&s));
+        self.handshake.store.look()?;
+        let store = &self.handshake.store;
+        let front = store.read("state").and_then(|s| XenbusState::parse(&s));
         if self.is_offline()? {
             return self.close();
         }
-        let ours = self.store.own("state")?;
+        let ours = self.handshake.store.own("state")?;
         let fresh = ours.is_none_or(|s| s == "1");
         match front {
             None | Some(XenbusState::Unknown | XenbusState::Initialising) => {
-                self.negotiation.start(&mut self.store)?;
+                self.handshake.start()?;
             }
             Some(XenbusState::InitWait | XenbusState::Initialised) if fresh => {
-                self.negotiation.start(&mut self.store)?;
+                self.handshake.start()?;
             }
             Some(state) => {
                 if !matches!(state, XenbusState::Closing | XenbusState::Closed) {
@@ -118,8 +143,7 @@ impl GuestDisk {
                     );
                 }
                 self.left_over = !fresh;
-                self.negotiation
-                    .close(&mut self.store, &mut self.connector)?;
+                self.handshake.close()?;
             }
         }
         self.front_changed()
@@ -127,14 +151,8 @@ impl GuestDisk {
 
     /// Handles a change of the front end's directory.
     pub fn front_changed(&mut self) -> Result<(), Error> {
-        self.store.look()?;
-        let GuestDisk {
-            negotiation,
-            store,
-            connector,
-            ..
-        } = self;
-        negotiation.peer_changed(store, connector)?;
+        self.handshake.store.look()?;
+        self.handshake.peer_changed()?;
         self.settle();
         Ok(())
     }
@@ -146,7 +164,11 @@ impl GuestDisk {
         // both cases.
         let begun = self.state() != XenbusState::Initialising;
         let asked = self.is_offline()?
-            || begun && matches!(self.store.own("state")?.as_deref(), Some("5" | "6"));
+            || begun
+                && matches!(
+                    self.handshake.store.own("state")?.as_deref(),
+                    Some("5" | "6")
+                );
         let open = !matches!(self.state(), XenbusState::Closing | XenbusState::Closed);
         if asked && open {
             return self.close();
@@ -156,44 +178,34 @@ impl GuestDisk {
 
     /// True if the toolstack is taking the disk away.
     fn is_offline(&mut self) -> Result<bool, Error> {
-        let online = self.store.own("online")?;
+        let online = self.handshake.store.own("online")?;
         let off = online.as_ref().is_some_and(|v| v.trim() == "0");
         if online.is_some() {
-            self.negotiation.set_online(!off);
+            self.handshake.negotiation.set_online(!off);
         }
         Ok(off)
     }
 
     /// Asks the front end to disconnect.
     pub fn close(&mut self) -> Result<(), Error> {
-        self.negotiation
-            .close(&mut self.store, &mut self.connector)?;
+        self.handshake.close()?;
         self.settle();
         Ok(())
     }
 
     /// Ends the connection without waiting for the front end.
     pub fn break_off(&mut self, why: &str) -> Result<(), Error> {
-        let GuestDisk {
-            negotiation,
-            store,
-            connector,
-            ..
-        } = self;
-        negotiation.break_off(store, connector, why)?;
+        self.handshake.break_off(why)?;
         self.settle();
         Ok(())
     }
 
     /// Handles an event that another thread reported.
-    pub fn handle_event(&mut self, event: ConnectionEvent) -> Result<(), Error> {
-        let GuestDisk {
-            negotiation,
-            store,
-            connector,
-            ..
-        } = self;
-        serving::handle_event(event, negotiation, store, connector)?;
+    pub fn event(&mut self, event: Event) -> Result<(), Error> {
+        if matches!(event, Event::FenceOpen) {
+            self.handshake.store.look()?;
+        }
+        self.handshake.event(event)?;
         self.settle();
         Ok(())
     }

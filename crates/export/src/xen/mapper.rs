@@ -12,7 +12,7 @@
 //! left, the reference may grant another page. So nothing is copied from then on ([`CutOff`]).
 
 use super::hypervisor::ForeignPages;
-use crate::local::{MappingBudget, MappingShare};
+use crate::kit::{MappingBudget, MappingShare};
 use pvblk_backend::{Access, BufferPool, GrantError, GrantMapper, PageUse, Pressure};
 use pvblk_block::{Buffer, BufferSource};
 use pvblk_sys::xen::{CopyDirection, GrantCopy};

@@ -9,19 +9,16 @@ use super::standing::{LIBXL, StandingOrder, StandingOrders};
 use super::store::NodeStore;
 use super::toolstack::remove_back_end;
 use super::xenstore::{WatchEvent, Xenstore};
-use crate::local::MappingBudget;
-use crate::xenbus::serving::{Serving, StopDeadlines};
-use crate::xenbus::{ConnectionEvent, DiskHost, Inbox};
+use crate::kit::{ControlThread, Event, FrontEnd, Io, MappingBudget, Server, Stopping};
+use crate::xenbus::serving::{Serves, Serving};
 use parking_lot::Mutex;
-use pvblk_backend::{Seldom, seldom};
+use pvblk_backend::{Seldom, Service, seldom};
 use pvblk_block::{Error, ErrorKind};
-use pvblk_protocol::xenbus::XenbusState;
 use pvblk_protocol::xenbus::number::{quote, sentence};
-use pvblk_sys::Poller;
+use pvblk_protocol::xenbus::{BackendOffers, XenbusState};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest time for guests to release their disks in order when the server stops.
@@ -32,7 +29,6 @@ const STOP_TIME: Duration = Duration::from_secs(10);
 const MAX_ATTACHED: usize = 4096;
 
 const XENSTORE: u64 = 0;
-const INBOX: u64 = 1;
 
 /// Tokens of watches; the token of a front end is the two numbers of its node.
 const BACK_ENDS: &str = "back-ends";
@@ -40,29 +36,24 @@ const RELEASED: &str = "released";
 const INTRODUCED: &str = "introduced";
 
 /// Serves disks to Xen guests: each directory below `backend/pvblk` of this domain whose `disk` names one of the
-/// host's disks. Dropping the server stops it.
+/// service's disks. Dropping the server stops it.
 pub struct XenServer {
-    inbox: Arc<Inbox>,
-    thread: Option<JoinHandle<()>>,
+    thread: ControlThread,
     own: u16,
 }
 
 impl XenServer {
-    /// Starts to serve. Errors if xenstore refuses, or if standing orders need this domain to see others and it may
+    /// Starts to serve, with `offers` to each front end. Errors if xenstore refuses, or if standing orders need this domain to see others and it may
     /// not.
     pub fn start(
         mut xenstore: Xenstore,
         hypervisor: Arc<dyn Hypervisor>,
-        host: Arc<dyn DiskHost>,
+        service: &Arc<Service>,
+        offers: BackendOffers,
         orders: Vec<StandingOrder>,
     ) -> Result<XenServer, Error> {
-        let os = |e| Error::os("starting the Xen server", e);
         let own = own_domain(&mut xenstore)?;
         let base = node::back_ends(own);
-        let poller = Poller::new().map_err(os)?;
-        let inbox = Arc::new(Inbox::new().map_err(os)?);
-        poller.add(xenstore.as_fd(), XENSTORE, false).map_err(os)?;
-        poller.add(inbox.as_fd(), INBOX, false).map_err(os)?;
         xenstore.watch(&base, BACK_ENDS)?;
         xenstore.watch("@releaseDomain", RELEASED)?;
         let mut standing = StandingOrders::new(orders, own);
@@ -75,33 +66,30 @@ impl XenServer {
             xenstore.watch("@introduceDomain", INTRODUCED)?;
             xenstore.watch(LIBXL, INTRODUCED)?;
         }
-        let mut control = XenControlThread {
-            xenstore: Arc::new(Mutex::new(xenstore)),
-            hypervisor,
-            host,
-            own,
-            base,
-            poller,
-            inbox: Arc::clone(&inbox),
-            budget: MappingBudget::of_mappings(MAX_MAPPINGS),
-            attached: BTreeMap::new(),
-            next_id: 0,
-            draining: HashMap::new(),
-            standing,
-            freed: false,
-            left_over: Vec::new(),
-            stopping: None,
-            lost: false,
-        };
-        let thread = std::thread::Builder::new()
-            .name("pvblk-xen".into())
-            .spawn(move || control.run())
-            .map_err(os)?;
-        Ok(XenServer {
-            inbox,
-            thread: Some(thread),
-            own,
-        })
+        let service = Arc::clone(service);
+        let what = "Xen server";
+        let thread = ControlThread::start("pvblk-xen", what, |io| {
+            io.add(xenstore.as_fd(), XENSTORE)
+                .map_err(|e| Error::os(format!("starting the {what}"), e))?;
+            Ok(GuestDisks {
+                xenstore: Arc::new(Mutex::new(xenstore)),
+                hypervisor,
+                service,
+                offers,
+                own,
+                base,
+                budget: MappingBudget::of_mappings(MAX_MAPPINGS),
+                attached: BTreeMap::new(),
+                next_id: 0,
+                leaving: HashMap::new(),
+                standing,
+                freed: false,
+                left_over: Vec::new(),
+                stopping: false,
+                lost: false,
+            })
+        })?;
+        Ok(XenServer { thread, own })
     }
 
     /// The domain in which the server runs.
@@ -111,18 +99,7 @@ impl XenServer {
 
     /// Asks all guests to release their disks, lets requests in flight end, and returns after at most 10 seconds.
     pub fn stop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            self.inbox.put(ConnectionEvent::Stop);
-            if thread.join().is_err() {
-                tracing::error!("the Xen server's control thread panicked");
-            }
-        }
-    }
-}
-
-impl Drop for XenServer {
-    fn drop(&mut self) {
-        self.stop();
+        self.thread.stop();
     }
 }
 
@@ -135,103 +112,129 @@ pub(super) fn own_domain(xenstore: &mut Xenstore) -> Result<u16, Error> {
 }
 
 /// State of the control thread.
-struct XenControlThread {
+struct GuestDisks {
     xenstore: Arc<Mutex<Xenstore>>,
     hypervisor: Arc<dyn Hypervisor>,
-    host: Arc<dyn DiskHost>,
+    service: Arc<Service>,
+    offers: BackendOffers,
     own: u16,
     base: String,
-    poller: Poller,
-    inbox: Arc<Inbox>,
     budget: Arc<MappingBudget>,
     attached: BTreeMap<Node, GuestDisk>,
     /// Next value of [`GuestDisk::id`].
     next_id: u64,
     /// Connections whose directories are gone and whose requests in flight have to end.
-    draining: HashMap<u64, XenConnector>,
+    leaving: HashMap<u64, XenConnector>,
     standing: StandingOrders,
     /// A disk was released in this turn: other guests may wait for it.
     freed: bool,
     /// Closed devices of an earlier server, to be replaced by new ones.
     left_over: Vec<Node>,
-    stopping: Option<StopDeadlines>,
+    stopping: bool,
     /// True after the connection to xenstore failed.
     lost: bool,
 }
 
-impl XenControlThread {
-    fn run(&mut self) {
-        let mut events = Vec::new();
-        while !self.is_done() {
-            // Replies of xenstore may bring events with them, so look for events before sleeping.
-            let timeout = match !self.lost && self.xenstore.lock().has_events() {
-                true => Some(Duration::ZERO),
-                false => self.timeout(),
-            };
-            events.clear();
-            if let Err(e) = self.poller.wait(&mut events, timeout) {
-                tracing::error!("waiting for Xen guests: {e}");
-                std::thread::sleep(Duration::from_millis(500));
-            }
-            if !self.lost
-                && let Err(e) = self.look()
-            {
-                // GuestDisk guests keep their disks; no others can be attached.
-                tracing::error!(
-                    "{e}; Xen guests can't be attached or detached any more; restart the server"
-                );
-                let _ = self.poller.remove(self.xenstore.lock().as_fd());
-                self.lost = true;
-            }
-            for event in self.inbox.take() {
-                self.handle_event(event);
-            }
-            if self.stopping.is_none() && !self.lost {
-                self.carry_out();
-            }
-            self.check_deadlines();
-        }
-        for (_, connector) in self.draining.drain() {
-            leak(connector);
-        }
-        while let Some((_, a)) = self.attached.pop_first() {
-            if a.connector.serving.is_running() {
-                leak(a.connector);
-            }
+impl Server for GuestDisks {
+    fn ready(&mut self, _xenstore: u64, io: &Io) {
+        self.look(io);
+    }
+
+    fn event(&mut self, id: u64, event: Event, _io: &Io) {
+        // Others may wait for the same disk.
+        self.freed |= matches!(event, Event::FenceOpen);
+        if let Event::Left { generation } = event
+            && let Some(connector) = self.leaving.get_mut(&id)
+            && connector.serving.front.left(generation)
+        {
+            self.leaving.remove(&id);
+            self.freed = true;
+        } else if let Some(node) = self.attached.values().find(|a| a.id == id).map(|a| a.node) {
+            self.with(node, |a| a.event(event));
+            self.sweep(node);
         }
     }
 
-    fn is_done(&self) -> bool {
-        self.stopping.is_some_and(|s| {
-            let now = Instant::now();
-            // A guest that doesn't release its disk in time delays the stop only while its requests are in flight.
-            let over = |a: &GuestDisk| {
-                a.state() == XenbusState::Closed
-                    || s.grace <= now && !a.connector.serving.is_running()
-            };
-            let gone = self.attached.values().all(over) && self.draining.is_empty();
-            gone || now >= s.end
-        })
-    }
-
-    fn timeout(&self) -> Option<Duration> {
+    fn due(&self) -> Option<Instant> {
         let deadlines = self.attached.values().filter_map(|a| a.deadline);
-        let stop = self.stopping.map(|s| match Instant::now() < s.grace {
-            true => s.grace,
-            false => s.end,
-        });
         let more = self.freed || !self.left_over.is_empty();
-        let due = match self.stopping.is_some() || self.lost {
-            true => None,
-            false if more => Some(Instant::now()),
-            false => self.standing.deadline(),
+        let due = if self.lost {
+            None
+        } else if self.xenstore.lock().has_events() || more && !self.stopping {
+            // Replies of xenstore bring events with them, which the poller doesn't see.
+            Some(Instant::now())
+        } else {
+            self.standing.deadline().filter(|_| !self.stopping)
         };
-        let first = deadlines.chain(stop).chain(due).min()?;
-        Some(first.saturating_duration_since(Instant::now()))
+        deadlines.chain(due).min()
+    }
+
+    fn passed(&mut self, stopping: Option<Stopping>, io: &Io) {
+        if self.xenstore.lock().has_events() {
+            self.look(io);
+        }
+        if !self.stopping && !self.lost {
+            self.carry_out();
+        }
+        let now = io.now();
+        self.attached.values_mut().for_each(|a| a.late(now));
+        if stopping.is_some_and(|s| s.grace <= now) {
+            for node in self.attached.keys().copied().collect::<Vec<_>>() {
+                self.with(node, |a| match a.front().is_inside() {
+                    true => a.break_off("the server stops"),
+                    false => Ok(()),
+                });
+            }
+        }
+    }
+
+    fn stop(&mut self, io: &Io) -> Stopping {
+        self.stopping = true;
+        for node in self.attached.keys().copied().collect::<Vec<_>>() {
+            self.with(node, GuestDisk::close);
+        }
+        let now = io.now();
+        Stopping {
+            grace: now + STOP_GRACE,
+            end: now + STOP_TIME,
+        }
+    }
+
+    fn is_over(&self, stopping: Stopping, now: Instant) -> bool {
+        // A guest that doesn't release its disk in time delays the stop only while its requests are in flight.
+        let over = |a: &GuestDisk| {
+            a.state() == XenbusState::Closed || stopping.grace <= now && !a.is_at_work()
+        };
+        self.attached.values().all(over) && self.leaving.is_empty()
+    }
+
+    fn give_up(&mut self) {
+        let attached = self.attached.values().filter(|a| a.is_at_work());
+        let leaving = self.leaving.values().map(Serves::name);
+        for name in attached.map(GuestDisk::name).chain(leaving) {
+            tracing::error!("{name}: requests are still in flight; its pages stay mapped");
+        }
+    }
+}
+
+impl GuestDisks {
+    /// Handles what xenstore tells.
+    fn look(&mut self, io: &Io) {
+        if self.lost {
+            return;
+        }
+        if let Err(e) = self.watched(io) {
+            // Attached guests keep their disks; no others can be attached.
+            tracing::error!(
+                "{e}; Xen guests can't be attached or detached any more; restart the server"
+            );
+            let _ = io.remove(self.xenstore.lock().as_fd());
+            self.lost = true;
+        }
     }
 
     /// Handles events of xenstore. A guest that writes without end is handled once in each turn.
-    fn look(&mut self) -> Result<(), Error> {
+    fn watched(&mut self, io: &Io) -> Result<(), Error> {
         let events = {
             let mut xenstore = self.xenstore.lock();
             xenstore.pump()?;
@@ -274,7 +277,7 @@ impl XenControlThread {
             seen.unwrap_or_else(|e| tracing::warn!("{e}"));
         }
         for node in ours {
-            self.own_changed(node);
+            self.own_changed(node, io);
         }
         for node in fronts {
             self.with(node, GuestDisk::front_changed);
@@ -309,7 +312,7 @@ impl XenControlThread {
     }
 
     /// Handles a change of our directory of a device: it appeared, was removed, or the toolstack asks for something.
-    fn own_changed(&mut self, node: Node) {
+    fn own_changed(&mut self, node: Node, io: &Io) {
         let directory = node.back_end(self.own);
         let there = self.xenstore.lock().read(&format!("{directory}/frontend"));
         let replaced = self.attached.get(&node).map(GuestDisk::is_replaced);
@@ -318,8 +321,8 @@ impl XenControlThread {
         }
         match (there, self.attached.contains_key(&node)) {
             (Ok(Some(_)), true) => self.with(node, GuestDisk::own_changed),
-            (Ok(Some(front)), false) if self.stopping.is_none() => {
-                if let Err(e) = self.adopt(node, &front) {
+            (Ok(Some(front)), false) if !self.stopping => {
+                if let Err(e) = self.adopt(node, &front, io) {
                     tracing::warn!("{node}: {e}");
                     self.report(&directory, &e);
                 }
@@ -348,13 +351,13 @@ impl XenControlThread {
     }
 
     /// Takes a device into service if its disk is one of this server; other disks belong to other servers.
-    fn adopt(&mut self, node: Node, front: &str) -> Result<(), Error> {
+    fn adopt(&mut self, node: Node, front: &str, io: &Io) -> Result<(), Error> {
         let directory = node.back_end(self.own);
         let read = |key: &str| self.xenstore.lock().read(&format!("{directory}/{key}"));
         let Some(disk) = read("disk")? else {
             return Ok(());
         };
-        let Some(device) = self.host.device(&disk) else {
+        let Some(found) = self.service.disks().find(&disk) else {
             tracing::debug!("{node}: disk {} is not ours", quote(&disk));
             return Ok(());
         };
@@ -371,10 +374,14 @@ impl XenControlThread {
             )));
         }
         let guest = self.standing.guest(&mut self.xenstore.lock(), node, &disk);
-        let names = (sentence(&disk), node.to_string());
         self.next_id += 1;
-        let id = self.next_id;
-        let serving = Serving::new(&self.host, &self.inbox, id, names, device);
+        let (id, peer) = (self.next_id, node.to_string());
+        let serving = Serving {
+            disk: sentence(&disk),
+            front: FrontEnd::new(&self.service, found, &io.inbox, id, peer.clone()),
+            peer,
+            offers: self.offers,
+        };
         let connector = XenConnector {
             serving,
             hypervisor: Arc::clone(&self.hypervisor),
@@ -406,16 +413,13 @@ impl XenControlThread {
         let Some(mine) = self.attached.get(&node) else {
             return false;
         };
-        let disk = &mine.connector.serving.disk;
+        let disk = mine.disk_key();
         let has_it = |a: &GuestDisk| {
             let namesake = mine.guest.is_some() && a.guest == mine.guest;
-            namesake
-                && a.node.domid != node.domid
-                && a.connector.serving.disk == *disk
-                && a.has_disk()
+            namesake && a.node.domid != node.domid && a.disk_key() == disk && a.has_disk()
         };
         let mut others = self.attached.values().filter(|a| a.node != node);
-        self.stopping.is_some() || !mine.connector.serving.may_begin() || others.any(has_it)
+        self.stopping || !mine.may_enter() || others.any(has_it)
     }
 
     /// Starts the handshake, if that is allowed.
@@ -427,7 +431,7 @@ impl XenControlThread {
         match (held, attached.set_held(held)) {
             (false, _) => self.with(node, GuestDisk::start),
             (true, true) => {
-                let count = Seldom::of(&attached.connector.serving.disk, "held");
+                let count = Seldom::of(attached.disk(), "held");
                 let name = attached.name();
                 seldom!(
                     info,
@@ -470,7 +474,7 @@ impl XenControlThread {
         let Some(guest) = attached.guest.clone() else {
             return Ok(());
         };
-        let (own, disk) = (self.own, attached.store.disk.clone());
+        let (own, disk) = (self.own, attached.disk_key().to_owned());
         let (back, front) = (node.back_end(own), node.front_end());
         let removed = self.xenstore.lock().transaction(|t| {
             let closed = t.read(&format!("{back}/disk"))?.as_ref() == Some(&disk)
@@ -490,7 +494,7 @@ impl XenControlThread {
 
     /// Handles the removal of our directory.
     fn vanished(&mut self, node: Node) {
-        let Some(mut attached) = self.attached.remove(&node) else {
+        let Some(attached) = self.attached.remove(&node) else {
             return;
         };
         tracing::info!("{}: detached", attached.name());
@@ -499,16 +503,16 @@ impl XenControlThread {
         if let Err(e) = self.xenstore.lock().unwatch(&path, &token(node)) {
             tracing::warn!("{e}");
         }
-        use crate::xenbus::Connector;
-        if !attached.connector.disconnect() {
-            self.draining.insert(attached.id, attached.connector);
+        let id = attached.id;
+        if let Some(connector) = attached.end() {
+            self.leaving.insert(id, connector);
         }
     }
 
     /// Removes our directory if the guest is gone and its queues have ended or never began: no toolstack knows our
     /// kind.
     fn sweep(&mut self, node: Node) {
-        let idle = |a: &GuestDisk| !a.connector.serving.is_running();
+        let idle = |a: &GuestDisk| !a.is_at_work();
         if !self.attached.get(&node).is_some_and(idle) {
             return;
         }
@@ -536,62 +540,12 @@ impl XenControlThread {
         attached.set_held(held);
         let had = attached.has_disk();
         if let Err(e) = step(attached) {
-            let count = Seldom::of(&attached.connector.serving.disk, "step");
+            let count = Seldom::of(attached.disk(), "step");
             seldom!(warn, count, "{}: {e}", attached.name());
         }
         self.freed |= had && !attached.has_disk();
         if attached.take_left_over() {
             self.left_over.push(node);
-        }
-    }
-
-    fn handle_event(&mut self, event: ConnectionEvent) {
-        let (id, generation) = match event {
-            ConnectionEvent::Stop => return self.stop(),
-            ConnectionEvent::Drained { id, generation } => (id, Some(generation)),
-            ConnectionEvent::FenceOpened { .. } => {
-                self.freed = true;
-                return;
-            }
-            ConnectionEvent::Ended { id, .. }
-            | ConnectionEvent::Resized { id }
-            | ConnectionEvent::DeviceGone { id } => (id, None),
-        };
-        if let Some(generation) = generation
-            && let Some(connector) = self.draining.get_mut(&id)
-            && connector.serving.drained(generation)
-        {
-            self.draining.remove(&id);
-            self.freed = true;
-        } else if let Some(node) = self.attached.values().find(|a| a.id == id).map(|a| a.node) {
-            self.with(node, |a| a.handle_event(event));
-            self.sweep(node);
-        }
-    }
-
-    fn stop(&mut self) {
-        let now = Instant::now();
-        self.stopping = Some(StopDeadlines {
-            grace: now + STOP_GRACE,
-            end: now + STOP_TIME,
-        });
-        for node in self.attached.keys().copied().collect::<Vec<_>>() {
-            self.with(node, GuestDisk::close);
-        }
-    }
-
-    fn check_deadlines(&mut self) {
-        let now = Instant::now();
-        self.attached.values_mut().for_each(|a| a.late(now));
-        if self.stopping.is_some_and(|s| s.grace <= now) {
-            for node in self.attached.keys().copied().collect::<Vec<_>>() {
-                self.with(node, |a| {
-                    match a.connector.serving.is_detaching() || !a.connector.serving.is_running() {
-                        true => Ok(()),
-                        false => a.break_off("the server stops"),
-                    }
-                });
-            }
         }
     }
 }
@@ -603,15 +557,4 @@ fn token(node: Node) -> String {
 fn parse_token(token: &str) -> Option<Node> {
     let (domid, devid) = token.split_once('/')?;
     Node::parse(domid, devid)
-}
-
-/// Leaks the connector: requests in flight may still write to the guest's pages, so freeing them isn't safe.
-fn leak(connector: XenConnector) {
-    let serving = &connector.serving;
-    tracing::error!(
-        "disk {}, {}: requests are still in flight; its pages stay mapped",
-        serving.disk,
-        serving.front
-    );
-    std::mem::forget(connector);
 }

@@ -9,6 +9,12 @@ use pvblk_protocol::xenbus::{
 
 /// Resources of a handshake: rings, event channels, the disk's queues.
 pub trait Connector {
+    /// Lets the front end use the disk, before [`Connector::connect`]. False while it may not: the owner calls
+    /// [`BackendNegotiation::peer_changed`] when that has changed.
+    fn enter(&mut self) -> Result<bool, Error> {
+        Ok(true)
+    }
+
     /// Maps the rings, binds the event channels, starts the queues, and returns the disk.
     ///
     /// The front end chose references and ports: an error refuses this connection. After an error no queue is
@@ -226,8 +232,12 @@ impl BackendNegotiation {
         store: &mut dyn Store,
         connector: &mut dyn Connector,
     ) -> Result<(), Error> {
-        let result = parse_front_keys(&|key| store.read(key), &self.offers)
-            .and_then(|keys| Ok((connector.connect(&keys)?, keys.persistent)));
+        let result = match connector.enter() {
+            Ok(false) => return Ok(()),
+            Ok(true) => parse_front_keys(&|key| store.read(key), &self.offers)
+                .and_then(|keys| Ok((connector.connect(&keys)?, keys.persistent))),
+            Err(e) => Err(e),
+        };
         let (mut disk, front_persistent) = match result {
             Ok(r) => r,
             Err(e) => return self.break_off(store, connector, &e.to_string()),

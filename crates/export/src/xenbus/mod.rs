@@ -9,13 +9,9 @@
 //! refusal names the key. A refusal ends this connection only.
 
 mod backend;
-mod host;
-mod inbox;
 pub(crate) mod serving;
 
 #[cfg(test)]
 mod negotiation_tests;
 
 pub use backend::{BackendNegotiation, Connector};
-pub use host::{Attachment, DiskHost, Ended, attach_queues};
-pub(crate) use inbox::{ConnectionEvent, Inbox};

@@ -1,170 +1,103 @@
-//! A host that only stores attached connections, and a front end that can send any bytes.
-#![allow(dead_code, reason = "every test file uses another part of it")]
+//! Disks in memory behind a real back end, and a front end that can send any bytes.
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "every test file uses another part of it"
+)]
 
 use parking_lot::Mutex;
-use pvblk_backend::{BlkifQueueParts, Fence, Pressure};
-use pvblk_block::{
-    BlockDevice, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub,
-    Limits, QueueContext,
-};
+use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Pressure, Service};
+use pvblk_block::trace::Tracing;
 use pvblk_client::dial::{SocketType, dial};
+use pvblk_client::rings::FrontParts;
 use pvblk_export::local::LocalServer;
-use pvblk_export::xenbus::{Attachment, DiskHost, Ended};
 use pvblk_protocol::blkif::RingSize;
 use pvblk_protocol::blkif::grant::{GRANT_ENTRY_SIZE, GrantEntry};
+use pvblk_protocol::blkif::wire::{OP_WRITE, RequestHeader, Segment};
 use pvblk_protocol::local::Frame;
 use pvblk_protocol::xenbus::{BackendOffers, Change};
 use pvblk_sys::{EventFd, PAGE_SIZE, Poller, Region, create_sealed, fdpass};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A disk of changing size without data.
-#[derive(Default)]
-pub struct FakeDevice {
-    pub capacity: Capacity,
-    pub events: EventHub,
-}
+#[path = "../ram_support/mod.rs"]
+mod ram_support;
 
-impl FakeDevice {
-    pub fn resize(&self, sectors: u64) {
-        self.capacity.set(sectors);
-        self.events.raise(DeviceEvent::Resized { sectors });
-    }
-}
+pub use ram_support::*;
 
-impl BlockDevice for FakeDevice {
-    fn describe(&self) -> String {
-        "fake".into()
-    }
-    fn limits(&self) -> Limits {
-        Limits {
-            volatile_cache: true,
-            ..Limits::default()
-        }
-    }
-    fn capacity_sectors(&self) -> u64 {
-        self.capacity.sectors()
-    }
-    fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        Err(Error::new(ErrorKind::Unsupported, "never read"))
-    }
-    fn events(&self) -> &EventHub {
-        &self.events
-    }
-    fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities::none()
-    }
-}
-
-/// One attached connection.
-pub struct AttachedConnection {
-    pub front: String,
-    pub queues: Vec<BlkifQueueParts>,
-    pub ended: Ended,
-}
-
-type OnDetached = Box<dyn FnOnce() + Send>;
-
-#[derive(Default)]
-pub struct HostState {
-    pub device: Arc<FakeDevice>,
-    pub attached: Mutex<Vec<AttachedConnection>>,
-    pub attaches: AtomicUsize,
-    pub detaches: AtomicUsize,
-    /// If set, keep `done` until [`HostState::release`].
-    pub hold: AtomicBool,
-    pub refuse: AtomicBool,
-    pub fence: Arc<Fence>,
-    held: Mutex<Vec<OnDetached>>,
-}
-
-impl HostState {
-    pub fn release(&self) {
-        let held: Vec<OnDetached> = self.held.lock().drain(..).collect();
-        held.into_iter().for_each(|done| done());
-    }
-}
-
-pub struct FakeHost {
-    pub state: Arc<HostState>,
-    pub offers: BackendOffers,
-}
-
-impl DiskHost for FakeHost {
-    fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
-        (disk == "a").then(|| Arc::clone(&self.state.device) as _)
-    }
-    fn fence(&self, _: &str) -> Option<Arc<Fence>> {
-        Some(Arc::clone(&self.state.fence))
-    }
-    fn offers(&self) -> BackendOffers {
-        self.offers
-    }
-    fn pressure(&self) -> Arc<Pressure> {
-        Arc::new(Pressure::new(0))
-    }
-    fn attach(
-        &self,
-        _disk: &str,
-        front: &str,
-        queues: Vec<BlkifQueueParts>,
-        ended: Ended,
-    ) -> Result<Box<dyn Attachment>, Error> {
-        if self.state.refuse.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Exhausted, "no worker is left"));
-        }
-        self.state.attached.lock().push(AttachedConnection {
-            front: front.into(),
-            queues,
-            ended,
-        });
-        self.state.attaches.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(FakeAttachment(Arc::clone(&self.state))))
-    }
-}
-
-struct FakeAttachment(Arc<HostState>);
-
-impl Attachment for FakeAttachment {
-    fn detach(&mut self, done: OnDetached) {
-        self.0.detaches.fetch_add(1, Ordering::Relaxed);
-        self.0.attached.lock().clear();
-        if self.0.hold.load(Ordering::Relaxed) {
-            self.0.held.lock().push(done);
-        } else {
-            // From another thread, as workers do.
-            std::thread::spawn(done);
-        }
-    }
-}
-
+/// A server of disk a, of 2048 sectors.
 pub struct Fixture {
     pub dir: tempfile::TempDir,
     pub server: LocalServer,
-    pub state: Arc<HostState>,
+    pub ram: Arc<Ram>,
+    pub service: Arc<Service>,
+}
+
+/// A service of disk a.
+pub fn service(ram: &Arc<Ram>) -> Arc<Service> {
+    let device = Arc::new(RamDevice(Arc::clone(ram)));
+    let disk = Arc::new(Disk::new("a", device, Tracing::off()));
+    let options = BackendOptions {
+        workers: 1,
+        ..BackendOptions::default()
+    };
+    let backend = Backend::start(&options).unwrap();
+    Service::new(backend, Disks::new(vec![disk]), Arc::new(Pressure::new(0)))
 }
 
 impl Fixture {
     pub fn new(offers: BackendOffers) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
-        let state = Arc::new(HostState::default());
-        state.device.capacity.set(2048);
-        let host = FakeHost {
-            state: Arc::clone(&state),
-            offers,
+        let ram = Ram::new(2048);
+        let service = service(&ram);
+        let server = LocalServer::bind(&dir.path().join("s"), &service, offers).unwrap();
+        Fixture {
+            dir,
+            server,
+            ram,
+            service,
+        }
+    }
+
+    /// Queues of front ends that were served so far.
+    pub fn served(&self) -> usize {
+        self.ram.opened.load(Ordering::Acquire)
+    }
+
+    /// Those of them that have ended.
+    pub fn ended(&self) -> usize {
+        self.ram.closed.load(Ordering::Acquire)
+    }
+
+    /// Has a front end write to the disk, with the write kept at the device.
+    pub fn keep_a_write(&self, parts: &mut FrontParts) {
+        let granter = &parts.granter;
+        self.ram.hold.store(true, Ordering::Release);
+        let header = RequestHeader {
+            operation: OP_WRITE,
+            nr_segments: 1,
+            ..RequestHeader::default()
         };
-        let server = LocalServer::bind(&dir.path().join("s"), Arc::new(host)).unwrap();
-        Fixture { dir, server, state }
+        let segment = Segment {
+            gref: granter.grant(granter.first_data_frame(), true).unwrap(),
+            first_sect: 0,
+            last_sect: 7,
+            pad: 0,
+        };
+        let queue = &mut parts.queues[0];
+        queue.ring.put_rw(&header, &[segment]);
+        queue.ring.publish();
+        queue.channel.notify();
+        eventually("the write is at the device", || {
+            self.ram.held.load(Ordering::Acquire) == 1
+        });
     }
 
-    pub fn attached(&self) -> usize {
-        self.state.attaches.load(Ordering::Relaxed)
-    }
-
-    pub fn detached(&self) -> usize {
-        self.state.detaches.load(Ordering::Relaxed)
+    /// The device completes what it has.
+    pub fn release(&self) {
+        self.ram.hold.store(false, Ordering::Release);
     }
 }
 
@@ -176,13 +109,13 @@ pub fn offers(queues: u32, pages: usize) -> BackendOffers {
     }
 }
 
-/// Waits for another thread's action, at most a minute.
-pub fn eventually(what: &str, mut f: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !f() {
-        assert!(Instant::now() < end, "{what} didn't happen");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+/// True if the descriptor is readable.
+pub fn poll_once(fd: BorrowedFd<'_>) -> bool {
+    let poller = Poller::new().unwrap();
+    poller.add(fd, 0, false).unwrap();
+    let mut events = Vec::new();
+    poller.wait(&mut events, Some(WAIT)).unwrap();
+    !events.is_empty()
 }
 
 /// A front end that sends any message in any order.
@@ -190,9 +123,19 @@ pub struct Raw {
     pub socket: OwnedFd,
     pub file: OwnedFd,
     pub memory: Region,
+    /// By which it notifies the server, and is notified.
+    events: Mutex<Vec<[EventFd; 2]>>,
 }
 
 pub const RAW_FRAMES: u32 = 64;
+
+/// Keys of one ring, in what [`Raw::prepare`] granted.
+pub const RINGS: [(&str, &str); 4] = [
+    ("ring-ref", "8"),
+    ("event-channel", "1"),
+    ("protocol", "x86_64-abi"),
+    ("state", "3"),
+];
 
 impl Raw {
     /// Connects to the socket and sends nothing. The memory has the grant table in frame 0.
@@ -205,6 +148,7 @@ impl Raw {
             socket: dial(f.server.path(), SocketType::SEQPACKET, end).unwrap(),
             file,
             memory,
+            events: Mutex::default(),
         }
     }
 
@@ -242,8 +186,17 @@ impl Raw {
     }
 
     pub fn channel(&self, port: u32) {
-        let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        let [a, b] = [(); 2].map(|()| EventFd::new().unwrap());
         self.frame(&Frame::Channel { port }, &[a.as_fd(), b.as_fd()]);
+        self.events.lock().push([a, b]);
+    }
+
+    /// Notifies the server over all channels.
+    pub fn kick(&self) {
+        self.events
+            .lock()
+            .iter()
+            .for_each(|[to_server, _]| to_server.notify());
     }
 
     pub fn write(&self, keys: &[(&str, &str)]) {

@@ -3,8 +3,8 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Capabilities, Capacity, Completion, DeviceEvent, DeviceQueue, Error, EventHub,
-    Incarnation, Limits, LossMarks, Op, QueueContext, Readiness, Request, Status,
+    BlockDevice, Capabilities, Capacity, Completion, DeviceEvent, DeviceQueue, Error, ErrorKind,
+    EventHub, Incarnation, Limits, LossMarks, Op, QueueContext, Readiness, Request, Status,
 };
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -24,6 +24,11 @@ pub struct Ram {
     /// Requests stay at the device.
     pub hold: AtomicBool,
     pub held: AtomicUsize,
+    /// Queues that were opened, and closed.
+    pub opened: AtomicUsize,
+    pub closed: AtomicUsize,
+    /// Queues that may still be opened, if there is a bound.
+    pub room: Mutex<Option<usize>>,
     pub flushes: AtomicUsize,
     /// The mark of its cache.
     pub cache: AtomicU64,
@@ -45,6 +50,11 @@ impl Ram {
     pub fn resize(&self, sectors: u64) {
         self.capacity.set(sectors);
         self.events.raise(DeviceEvent::Resized { sectors });
+    }
+
+    /// The device is gone.
+    pub fn vanish(&self) {
+        self.events.raise(DeviceEvent::Gone);
     }
 
     fn run(&self, request: &Request) {
@@ -83,6 +93,11 @@ impl BlockDevice for RamDevice {
         self.0.capacity.sectors()
     }
     fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        if let Some(room) = &mut *self.0.room.lock() {
+            let none = || Error::new(ErrorKind::Exhausted, "no room for a queue");
+            *room = room.checked_sub(1).ok_or_else(none)?;
+        }
+        self.0.opened.fetch_add(1, Ordering::AcqRel);
         Ok(Box::new(RamQueue {
             ram: Arc::clone(&self.0),
             kept: Vec::new(),
@@ -111,6 +126,12 @@ impl LossMarks for RamDevice {
 struct RamQueue {
     ram: Arc<Ram>,
     kept: Vec<Box<Request>>,
+}
+
+impl Drop for RamQueue {
+    fn drop(&mut self) {
+        self.ram.closed.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 impl DeviceQueue for RamQueue {

@@ -1,10 +1,9 @@
 //! Disks in memory behind a real back end, and a front end that can send anything.
 #![allow(dead_code, reason = "every test file uses another part of it")]
 
-use pvblk_backend::{Backend, BackendOptions, Disk, OnEnd, RequestSource};
+use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Service};
 use pvblk_block::trace::Tracing;
-use pvblk_block::{BlockDevice, Error};
-use pvblk_export::vhost_user::{Detach, Listen, VhostHost, VhostServer};
+use pvblk_export::vhost_user::{Listen, VhostLimits, VhostServer};
 use pvblk_protocol::vhost_user::{
     Code, Header, MemoryRegion, SingleRegion, VringAddr, VringState, features, flags, message,
 };
@@ -24,46 +23,13 @@ mod ram_support;
 
 pub use ram_support::*;
 
-struct Host {
-    backend: Arc<Backend>,
-    disks: Vec<(String, Disk)>,
-    most_unallocated: Option<u64>,
-}
-
-impl VhostHost for Host {
-    fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
-        let (_, disk) = self.disks.iter().find(|(n, _)| n == disk)?;
-        Some(Arc::clone(disk.device()))
-    }
-    fn queues(&self) -> u16 {
-        4
-    }
-    fn most_unallocated(&self) -> Option<u64> {
-        self.most_unallocated
-    }
-    fn attach(
-        &self,
-        disk: &str,
-        source: Box<dyn RequestSource>,
-        on_end: OnEnd,
-    ) -> Result<Detach, Error> {
-        let (_, disk) = self
-            .disks
-            .iter()
-            .find(|(n, _)| n == disk)
-            .expect("checked by the server");
-        let id = self.backend.attach(disk, source, on_end)?;
-        let backend = Arc::clone(&self.backend);
-        Ok(Box::new(move || backend.detach(id)))
-    }
-}
-
 /// Two disks, a and b, of 2048 sectors, and their server.
 pub struct Bed {
     pub server: VhostServer,
     pub a: Arc<Ram>,
     pub b: Arc<Ram>,
-    host: Arc<Host>,
+    service: Arc<Service>,
+    limits: VhostLimits,
     listens: Vec<Listen>,
     dir: TempDir,
 }
@@ -87,29 +53,32 @@ impl Bed {
         let (a, b) = (Ram::new(2048), Ram::new(2048));
         let disk = |name: &str, ram: &Arc<Ram>| {
             let device = Arc::new(RamDevice(Arc::clone(ram)));
-            (name.to_owned(), Disk::new(name, device, Tracing::off()))
+            Arc::new(Disk::new(name, device, Tracing::off()))
         };
         let options = BackendOptions {
             workers,
             ..BackendOptions::default()
         };
-        let host = Arc::new(Host {
-            backend: Arc::new(Backend::start(&options).unwrap()),
-            disks: vec![disk("a", &a), disk("b", &b)],
-            most_unallocated,
-        });
+        let backend = Backend::start(&options).unwrap();
+        let disks = Disks::new(vec![disk("a", &a), disk("b", &b)]);
+        let service = Service::new(backend, disks, Arc::default());
+        let limits = VhostLimits {
+            queues: 4,
+            unallocated: most_unallocated,
+        };
         let listens: Vec<Listen> = ["a", "b"]
             .map(|disk| Listen {
                 disk: disk.into(),
                 path: dir.path().join(disk),
             })
             .into();
-        let server = VhostServer::bind(&listens, host.clone()).unwrap();
+        let server = VhostServer::bind(&listens, &service, limits).unwrap();
         Bed {
             server,
             a,
             b,
-            host,
+            service,
+            limits,
             listens,
             dir,
         }
@@ -118,7 +87,7 @@ impl Bed {
     /// Another server of the same disks.
     pub fn restart(&mut self) {
         self.server.stop();
-        self.server = VhostServer::bind(&self.listens, self.host.clone()).unwrap();
+        self.server = VhostServer::bind(&self.listens, &self.service, self.limits).unwrap();
     }
 
     pub fn path(&self, disk: &str) -> std::path::PathBuf {

@@ -16,64 +16,17 @@ pub use guest::{Guest, SMALL, Wishes, whole};
 pub use hypervisor::{FakeXen, Handle};
 pub use ram_support::*;
 
-use pvblk_backend::{Backend, BackendOptions, BlkifQueueParts, Disk, Fence, Pressure};
+use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Pressure, Service};
+use pvblk_block::Error;
 use pvblk_block::trace::Tracing;
-use pvblk_block::{BlockDevice, Error};
 use pvblk_export::xen::toolstack::Toolstack;
 use pvblk_export::xen::{StandingOrder, XenServer};
-use pvblk_export::xenbus::{Attachment, DiskHost, Ended, attach_queues};
 use pvblk_protocol::xenbus::BackendOffers;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Sectors of each disk: 16 MiB.
 pub const SECTORS: u64 = 32768;
-
-/// A host like the command's own: every queue is a lane of a real back end.
-struct Host {
-    backend: Arc<Backend>,
-    disks: Vec<Disk>,
-    pressure: Arc<Pressure>,
-}
-
-impl Host {
-    fn disk(&self, name: &str) -> Option<&Disk> {
-        self.disks.iter().find(|d| d.name() == name)
-    }
-}
-
-impl DiskHost for Host {
-    fn device(&self, disk: &str) -> Option<Arc<dyn BlockDevice>> {
-        Some(Arc::clone(self.disk(disk)?.device()))
-    }
-
-    fn fence(&self, disk: &str) -> Option<Arc<Fence>> {
-        Some(Arc::clone(self.disk(disk)?.fence()))
-    }
-
-    fn offers(&self) -> BackendOffers {
-        BackendOffers::default()
-    }
-
-    fn pressure(&self) -> Arc<Pressure> {
-        Arc::clone(&self.pressure)
-    }
-
-    fn attach(
-        &self,
-        disk: &str,
-        _front: &str,
-        queues: Vec<BlkifQueueParts>,
-        ended: Ended,
-    ) -> Result<Box<dyn Attachment>, Error> {
-        let disk = self.disk(disk).expect("asked for before");
-        attach_queues(queues, &ended, |source, on_end| {
-            let id = self.backend.attach(disk, source, on_end)?;
-            let backend = Arc::clone(&self.backend);
-            Ok(Box::new(move || backend.detach(id)))
-        })
-    }
-}
 
 /// A domain 0 with xenstore and a hypervisor. Tests start and stop servers in it.
 pub struct Bed {
@@ -119,20 +72,19 @@ impl Bed {
     pub fn try_serve(&self, disks: &[(&str, &Arc<Ram>)]) -> Result<XenServer, Error> {
         let disk = |(name, ram): &(&str, &Arc<Ram>)| {
             let device = Arc::new(RamDevice(Arc::clone(ram)));
-            Disk::new(*name, device, Tracing::off())
+            Arc::new(Disk::new(*name, device, Tracing::off()))
         };
         let options = BackendOptions {
             workers: 2,
             ..BackendOptions::default()
         };
-        let host = Host {
-            backend: Arc::new(Backend::start(&options).unwrap()),
-            disks: disks.iter().map(disk).collect(),
-            pressure: Arc::new(Pressure::new(0)),
-        };
+        let backend = Backend::start(&options).unwrap();
+        let disks = Disks::new(disks.iter().map(disk).collect());
+        let service = Service::new(backend, disks, Arc::new(Pressure::new(0)));
         let hypervisor = Arc::new(Handle(Arc::clone(&self.xen)));
         let orders = self.orders.clone();
-        XenServer::start(self.daemon.client(), hypervisor, Arc::new(host), orders)
+        let offers = BackendOffers::default();
+        XenServer::start(self.daemon.client(), hypervisor, &service, offers, orders)
     }
 
     pub fn start(&mut self) {

@@ -1,7 +1,7 @@
 //! What a disk offers to a guest: feature bits and the configuration space (VIRTIO 1.2, 5.2.3 and 5.2.4).
 
 use crate::vhost_user::{F_PROTOCOL_FEATURES, MAX_CONFIG};
-use pvblk_block::{BlockDevice, Limits, SECTOR};
+use pvblk_block::{Limits, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
     VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
@@ -130,13 +130,6 @@ impl Offer {
         }
         space
     }
-}
-
-/// A device's size in whole logical sectors, in 512-byte sectors.
-pub fn whole_sectors(device: &dyn BlockDevice) -> u64 {
-    let unit = device.limits().sectors_per_block().max(1);
-    let sectors = device.capacity_sectors();
-    sectors - sectors % unit
 }
 
 /// The disk's name as GET_ID tells it: cut off or filled with zeros.

@@ -4,7 +4,7 @@
 mod config;
 mod driver;
 
-pub use config::{ALWAYS, ID, MAX_SEGMENTS, Offer, Offered, has, id, whole_sectors};
+pub use config::{ALWAYS, ID, MAX_SEGMENTS, Offer, Offered, has, id};
 pub use driver::{Driver, MOST_PIECES, flags};
 
 use pvblk_sys::Region;

@@ -18,7 +18,7 @@ mod client;
 mod server;
 
 pub use client::{Stream, ask, ask_memory};
-pub use server::{Asked, Server};
+pub use server::Server;
 
 /// Asks for a trace.
 const TRACE: &str = "trace";

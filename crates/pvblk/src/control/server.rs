@@ -3,7 +3,7 @@
 use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use crate::memory::Desk;
 use anyhow::{Context, Result};
-use pvblk_backend::{Seldom, seldom};
+use pvblk_backend::{Seldom, Service, seldom};
 use pvblk_block::Error;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_sys::{EventFd, Poller};
@@ -27,15 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a quiet trace looks whether anybody is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Who answers questions to disks.
-pub trait Asked: Send + Sync {
-    /// Answers a question to a disk; both texts are JSON. May take its time, but not for ever. Errors say in one line what to do.
-    fn ask(&self, disk: &str, question: &str) -> Result<String, Error>;
-}
-
 struct Shared {
     feed: Arc<Feed>,
-    disks: Arc<dyn Asked>,
+    service: Arc<Service>,
     /// Never waits for a question to a disk.
     memory: Desk,
     stopping: AtomicBool,
@@ -46,11 +40,26 @@ struct Shared {
 }
 
 impl Shared {
+    /// Answers a question to a disk; both texts are JSON. May take its time, but not for ever. Errors say in one line what to do.
     fn ask(&self, disk: &str, question: &str) -> Result<String, Error> {
-        match self.stopping.load(Ordering::Acquire) {
-            false => self.disks.ask(disk, question),
-            true => Err(Error::config("the server is stopping")),
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(Error::config("the server is stopping"));
         }
+        let disks = self.service.disks();
+        let Some(found) = disks.find(disk) else {
+            let all = disks.all();
+            let names: Vec<&str> = all.iter().map(|d| d.name()).collect();
+            return Err(Error::config(format!(
+                "no disk named {disk}; there are {}",
+                names.join(", ")
+            )));
+        };
+        found.ask(question).unwrap_or_else(|| {
+            Err(Error::config(format!(
+                "disk {disk} is {}: it knows no such questions; an array answers where it is served",
+                found.device().describe()
+            )))
+        })
     }
 }
 
@@ -66,13 +75,13 @@ impl Server {
     pub fn bind(
         path: &Path,
         feed: Arc<Feed>,
-        disks: Arc<dyn Asked>,
+        service: Arc<Service>,
         memory: Desk,
     ) -> Result<Server> {
         let file = SocketFile::bind(path, SocketType::STREAM)?;
         let shared = Arc::new(Shared {
             feed,
-            disks,
+            service,
             memory,
             stopping: AtomicBool::new(false),
             live: AtomicUsize::new(0),

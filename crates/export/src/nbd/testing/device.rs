@@ -56,6 +56,13 @@ pub struct MemDevice {
     pub hold: Arc<AtomicBool>,
     /// Questions about extents aren't answered.
     pub hang_extents: AtomicBool,
+    /// Held by a test while no queue is to be opened.
+    pub door: Mutex<()>,
+    /// Attempts to open a queue, and those that passed the door.
+    pub entered: AtomicU64,
+    pub passed: AtomicU64,
+    /// What it says of itself.
+    pub about: Mutex<String>,
     /// What reached the device.
     pub log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
     events: EventHub,
@@ -74,6 +81,10 @@ impl MemDevice {
             fail_at: Arc::new(AtomicU64::new(u64::MAX)),
             hold: Arc::default(),
             hang_extents: AtomicBool::new(false),
+            door: Mutex::default(),
+            entered: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
+            about: Mutex::new("memory for tests".into()),
             log: Arc::default(),
             events: EventHub::default(),
         })
@@ -82,7 +93,7 @@ impl MemDevice {
 
 impl BlockDevice for MemDevice {
     fn describe(&self) -> String {
-        "memory for tests".into()
+        self.about.lock().clone()
     }
     fn limits(&self) -> Limits {
         self.limits
@@ -91,6 +102,9 @@ impl BlockDevice for MemDevice {
         self.sectors.load(Ordering::Relaxed)
     }
     fn open_device_queue(&self, c: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        self.entered.fetch_add(1, Ordering::AcqRel);
+        drop(self.door.lock());
+        self.passed.fetch_add(1, Ordering::AcqRel);
         Ok(Box::new(MemQueue {
             data: Arc::clone(&self.data),
             fail_at: Arc::clone(&self.fail_at),
