@@ -78,7 +78,7 @@ fn parts_of_blocks_are_written_and_the_rest_stays() {
             let r = rig.call(STATUS, 0, 5, 1, &[]);
             assert_eq!((r.error, &r.data[4..8]), (0, &[0, 0, 0, 1][..]));
         }
-        assert_eq!(rig.source.pool.used_pages(), 0);
+        assert_eq!(rig.source.memory.pool().used_pages(), 0);
     }
 }
 
@@ -89,7 +89,7 @@ fn a_write_that_is_too_long_is_dropped_and_answered() {
     for len in [(32 << 20) + 1, 100 << 20] {
         let payload = vec![7; len as usize];
         assert_eq!(rig.call(WRITE, 0, 0, len, &payload).error, err::EINVAL);
-        assert!(rig.source.inbox.capacity() <= 128 << 10);
+        assert!(rig.source.incoming.inbox().capacity() <= 128 << 10);
     }
     assert_eq!(rig.call(READ, 0, 0, 512, &[]).data, [0; 512]);
     assert!(device.log.lock().len() == 1);
@@ -186,8 +186,8 @@ fn what_is_cached_is_read_piece_by_piece_into_bounded_memory() {
     assert_eq!(rig.call(CACHE, 0, 3, (60 << 20) + 1, &[]).error, 0);
     let read: u64 = rig.pulled.iter().map(|(_, n)| n * 512).sum();
     assert_eq!(read, (60 << 20) + 512);
-    assert!(rig.source.pool.counters().peak_pages <= 64);
-    assert_eq!(rig.source.pool.used_pages(), 0);
+    assert!(rig.source.memory.pool().counters().peak_pages <= 64);
+    assert_eq!(rig.source.memory.pool().used_pages(), 0);
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn who_holds_memory_and_does_not_go_on_is_let_go_and_nobody_else() {
     for rig in [&idle, &header, &slow] {
         assert!(rig.end.is_none(), "{:?}", rig.end);
     }
-    assert_eq!(deaf.source.pool.used_pages(), 0);
+    assert_eq!(deaf.source.memory.pool().used_pages(), 0);
     let rest = [&bytes[20..], &[7; 4096]].concat();
     header.send(&rest);
     assert_eq!(header.reply().error, 0);

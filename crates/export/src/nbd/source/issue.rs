@@ -1,87 +1,110 @@
-//! From the client's requests to the device's: whole, in parts, or with a flush behind.
+//! From the client's requests to the device's: whole, in parts, step by step, or with a flush behind.
+//!
+//! One pull takes a bounded number of bytes. One request at a time is *cut* into parts, and later ones wait for that; *walks* (requests of one length whose
+//! data aren't the client's) go on beside others.
 
-use super::{Expect, NbdSource};
-use crate::nbd::slots::{Cut, Edges, Walk};
-use pvblk_block::{Op, Request, RequestFlags, SECTOR};
-use pvblk_protocol::nbd::{Command, NbdRequest, cflag, err};
+use super::commands::zeros;
+use crate::nbd::slots::{Cut, PartSize, Slots, Walk};
+use pvblk_backend::SpareRequests;
+use pvblk_block::{Limits, Op, Request, RequestFlags, SECTOR, Status};
+use std::collections::VecDeque;
 
-impl NbdSource {
-    pub(super) fn run(
-        &mut self,
-        r: &NbdRequest,
-        mut edges: Edges,
-        target: usize,
-        out: &mut Vec<Box<Request>>,
-    ) {
-        let mut r = *r;
-        let op = match r.command {
-            Command::Read => Op::Read,
-            Command::Write => Op::Write,
-            Command::Flush => Op::Flush,
-            Command::Trim => Op::Discard,
-            Command::WriteZeroes => Op::WriteZeroes,
-            Command::Cache => Op::Read,
-            Command::BlockStatus => return self.block_status(&r),
-            // `check` lets nothing else through.
-            Command::Disconnect | Command::Unknown(_) => {
-                return self.outbox.error(r.cookie, err::EINVAL);
-            }
-        };
-        if op == Op::Discard && !edges.is_none() {
-            // Blocks that it has only a part of stay as they are.
-            let Some(inside) = self.whole_blocks(&r) else {
-                return self.outbox.done(r.cookie);
-            };
-            (r, edges) = (inside, Edges::default());
+/// Bytes of requests that one pull takes: a worker's other lanes wait for it.
+const PULLED_AT_ONCE: u64 = 256 << 10;
+
+/// Parts of one walk that are at the device at the same time, where they are written.
+const WRITES: u32 = 4;
+
+/// Makes the device's requests. See the module's documentation.
+pub(super) struct Issuer {
+    limits: Limits,
+    part: PartSize,
+    /// Most requests at the device.
+    depth: u32,
+    /// Requests at the device.
+    in_flight: u32,
+    spare: SpareRequests,
+    cut: Option<Cut>,
+    walks: VecDeque<Walk>,
+    /// Slots whose flush is due.
+    flushes: Vec<u32>,
+    /// Slots that will need one, those included.
+    flushes_later: usize,
+    /// Bytes that this pull may still take.
+    left: u64,
+    /// This pull has a request for a part of a block.
+    partial: bool,
+}
+
+impl Issuer {
+    pub(super) fn new(limits: Limits, depth: u32) -> Issuer {
+        Issuer {
+            limits,
+            part: PartSize::of(&limits),
+            depth,
+            in_flight: 0,
+            spare: SpareRequests::default(),
+            cut: None,
+            walks: VecDeque::new(),
+            flushes: Vec::new(),
+            flushes_later: 0,
+            left: 0,
+            partial: false,
         }
-        let index = self.slots.insert(&r, edges, op, &mut self.scratch);
-        let slot = self.slots.get_mut(index);
-        let fua = r.flags & cflag::FUA != 0;
-        if op == Op::WriteZeroes {
-            self.write_zeroes(index, &r);
-            if !self.walks.is_empty() && self.walks.back() == Some(&Walk::new(index)) {
-                return self.issue_steps(target, out);
-            }
-            return self.issue(index, target, out);
-        }
-        if r.command == Command::Cache {
-            self.walks.push_back(Walk::new(index));
-            return self.issue_steps(target, out);
-        }
-        if op == Op::Write {
-            slot.flags.set(RequestFlags::FUA, fua);
-            // The client can't reach the buffers any more.
-            slot.flags |= RequestFlags::STABLE_BUFFERS;
-            slot.look();
-            self.expect = Expect::Payload {
-                slot: index,
-                filled: 0,
-            };
-            return;
-        }
-        if op == Op::Discard && fua {
-            slot.then_flush = true;
-            self.flushes_later += 1;
-        }
-        self.issue(index, target, out);
     }
 
-    /// What a trim has of whole blocks.
-    fn whole_blocks(&self, r: &NbdRequest) -> Option<NbdRequest> {
-        let block = u64::from(self.limits.logical_sector_bytes);
-        let offset = r.offset.next_multiple_of(block);
-        let end = (r.offset + u64::from(r.len)) / block * block;
-        let len = end.checked_sub(offset).filter(|&n| n > 0)?;
-        Some(NbdRequest {
-            offset,
-            len: len as u32,
-            ..*r
-        })
+    #[inline]
+    pub(super) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Requests that may still go to the device.
+    #[inline]
+    pub(super) fn room(&self) -> u32 {
+        self.depth - self.in_flight
+    }
+
+    /// Begins a pull.
+    #[inline]
+    pub(super) fn begin(&mut self) {
+        self.left = PULLED_AT_ONCE;
+        self.partial = false;
+    }
+
+    /// False once this pull has taken its bytes.
+    #[inline]
+    pub(super) fn may_take_more(&self) -> bool {
+        self.left > 0
+    }
+
+    /// True if this pull has a request for a part of a block, which needs an order.
+    #[inline]
+    pub(super) fn is_ordered(&self) -> bool {
+        self.partial
+    }
+
+    /// True while a request is being cut: later ones wait.
+    #[inline]
+    pub(super) fn is_cutting(&self) -> bool {
+        self.cut.is_some()
+    }
+
+    /// True if a request could be made now.
+    #[inline]
+    pub(super) fn has_work(&self, slots: &Slots) -> bool {
+        self.cut.is_some()
+            || !self.flushes.is_empty()
+            || self.walks.iter().any(|w| may_step(slots, w))
+    }
+
+    /// True if nothing will follow from the requests that there are.
+    pub(super) fn is_over(&self) -> bool {
+        self.cut.is_none() && self.walks.is_empty() && self.flushes_later == 0
     }
 
     /// One more request for the device.
     #[inline]
-    pub(super) fn emit(&mut self, request: Box<Request>, out: &mut Vec<Box<Request>>) {
+    fn emit(&mut self, request: Box<Request>, out: &mut Vec<Box<Request>>) {
         if request.op.has_data() {
             self.left = self.left.saturating_sub(request.sectors * SECTOR);
         }
@@ -89,20 +112,27 @@ impl NbdSource {
         out.push(request);
     }
 
-    pub(super) fn request(&mut self) -> Box<Request> {
+    #[inline]
+    fn request(&mut self) -> Box<Request> {
         self.in_flight += 1;
         self.spare.take()
     }
 
     /// Makes a slot's requests for the device, at least one, until `out` has `target`.
-    pub(super) fn issue(&mut self, index: u32, target: usize, out: &mut Vec<Box<Request>>) {
-        let slot = self.slots.get(index);
+    pub(super) fn issue(
+        &mut self,
+        slots: &mut Slots,
+        index: u32,
+        target: usize,
+        out: &mut Vec<Box<Request>>,
+    ) {
+        let slot = slots.get(index);
         if slot.op.has_data() && !self.part.fits(slot) {
             self.cut = Some(Cut::new(index));
-            return self.issue_parts(target, out);
+            return self.issue_parts(slots, target, out);
         }
         let mut request = self.request();
-        let slot = self.slots.get_mut(index);
+        let slot = slots.get_mut(index);
         let (sector, sectors) = match slot.op {
             Op::Flush => (0, 0),
             _ => (slot.first_sector(), slot.whole_len() / SECTOR),
@@ -116,28 +146,122 @@ impl NbdSource {
     }
 
     /// Cuts the current request further up, until `out` has `target`.
-    pub(super) fn issue_parts(&mut self, target: usize, out: &mut Vec<Box<Request>>) {
+    pub(super) fn issue_parts(
+        &mut self,
+        slots: &mut Slots,
+        target: usize,
+        out: &mut Vec<Box<Request>>,
+    ) {
         while let Some(mut cut) = self.cut
             && out.len() < target
             && self.left > 0
         {
             let mut request = self.request();
-            let last = cut.next(self.slots.get_mut(cut.slot), &self.part, &mut request);
+            let last = cut.next(slots.get_mut(cut.slot), &self.part, &mut request);
             self.cut = if last { None } else { Some(cut) };
             self.emit(request, out);
         }
     }
 
     /// Flushes that are due, until `out` has `target`.
-    pub(super) fn issue_flushes(&mut self, target: usize, out: &mut Vec<Box<Request>>) {
+    pub(super) fn issue_flushes(
+        &mut self,
+        slots: &mut Slots,
+        target: usize,
+        out: &mut Vec<Box<Request>>,
+    ) {
         while out.len() < target
             && let Some(index) = self.flushes.pop()
         {
             let mut request = self.request();
             request.reset(Op::Flush, RequestFlags::empty(), 0, 0, u64::from(index));
-            self.slots.get_mut(index).pending = 1;
+            slots.get_mut(index).pending = 1;
             self.flushes_later -= 1;
             out.push(request);
         }
+    }
+
+    /// Makes the slot's requests step by step from now on.
+    pub(super) fn walk(&mut self, index: u32) {
+        self.walks.push_back(Walk::new(index));
+    }
+
+    /// Makes steps of walks, until `out` has `target`. Returns a slot of which nothing is left since it has failed, or since `dead` says that nobody
+    /// waits for it; call it again then.
+    pub(super) fn issue_steps(
+        &mut self,
+        slots: &mut Slots,
+        dead: bool,
+        target: usize,
+        out: &mut Vec<Box<Request>>,
+    ) -> Option<u32> {
+        for _ in 0..self.walks.len() {
+            let mut walk = self.walks.pop_front()?;
+            if slots.get(walk.slot).status != Status::Ok || dead {
+                let slot = slots.get_mut(walk.slot);
+                slot.issued = true;
+                if slot.pending > 0 {
+                    continue;
+                }
+                if std::mem::take(&mut slot.then_flush) {
+                    self.flushes_later -= 1;
+                }
+                return Some(walk.slot);
+            }
+            let mut last = false;
+            while !last && may_step(slots, &walk) && out.len() < target && self.left > 0 {
+                let mut request = self.request();
+                let zeros = (!self.limits.write_zeroes).then(zeros).flatten();
+                let slot = slots.get_mut(walk.slot);
+                last = walk.next(slot, &self.part, zeros, &mut request);
+                self.emit(request, out);
+            }
+            if !last {
+                self.walks.push_back(walk);
+            }
+        }
+        None
+    }
+
+    /// A flush follows the slot's requests.
+    pub(super) fn flush_later(&mut self, slots: &mut Slots, index: u32) {
+        slots.get_mut(index).then_flush = true;
+        self.flushes_later += 1;
+    }
+
+    /// A request came back from the device.
+    #[inline]
+    pub(super) fn ended(&mut self, request: Box<Request>) {
+        self.in_flight -= 1;
+        self.spare.keep(request);
+    }
+
+    /// All requests of a slot have ended. True if its flush is due now; else nothing of it is left.
+    #[inline]
+    pub(super) fn flush_follows(&mut self, slots: &mut Slots, index: u32, dead: bool) -> bool {
+        let slot = slots.get_mut(index);
+        if !std::mem::take(&mut slot.then_flush) {
+            return false;
+        }
+        let follows = slot.status == Status::Ok && !dead;
+        match follows {
+            true => self.flushes.push(index),
+            false => self.flushes_later -= 1,
+        }
+        follows
+    }
+
+    /// Gives back memory of requests that aren't used.
+    pub(super) fn release(&mut self) {
+        self.spare.release();
+    }
+}
+
+fn may_step(slots: &Slots, walk: &Walk) -> bool {
+    let slot = slots.get(walk.slot);
+    match slot.op {
+        // All of it goes to the same memory.
+        Op::Read => slot.pending == 0,
+        _ => slot.pending < WRITES,
     }
 }

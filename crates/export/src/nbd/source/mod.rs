@@ -5,34 +5,32 @@
 //! device, or to the pool, never to two of them. Nothing is read from the socket while slots, memory or
 //! unsent replies are at their bound: the client waits in its own socket.
 
+mod commands;
+mod incoming;
 mod intake;
 mod issue;
+mod memory;
 mod stall;
 mod status;
-mod walk;
 
 use super::check::Terms;
 use super::config::NbdConfig;
 use super::handshake::Negotiated;
-use super::receive::Inbox;
 use super::reply::{Outbox, Sent};
 use super::shares::DiskShare;
-use super::slots::{Cut, PartSize, Slots, Walk};
+use super::slots::Slots;
 use super::window::Window;
-use pvblk_backend::{
-    BufferPool, LaneWaker, Pulled, RequestSource, SourceEnd, SpareRequests, Waiter,
-};
-use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::{
-    BlockDevice, Buffer, Completion, Error, ErrorKind, Job, Limits, Readiness, Request, Status,
-};
+use incoming::Incoming;
+use issue::Issuer;
+use memory::Memory;
+use pvblk_backend::{BufferPool, LaneWaker, Pulled, RequestSource, SourceEnd};
+use pvblk_block::{BlockDevice, Completion, Error, ErrorKind, Limits, Readiness, Request, Status};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::Command;
 use rustix::net::AddressFamily;
-use stall::Stall;
+use stall::{Awaited, Patience};
 use status::Statuses;
 use std::any::Any;
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -41,25 +39,6 @@ use std::time::{Duration, Instant};
 /// An idle connection gives back what it may not keep after this time; a busy one what it doesn't need, as often.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Bytes of requests that one pull takes: a worker's other lanes wait for it.
-const PULLED_AT_ONCE: u64 = 256 << 10;
-
-/// What the next bytes from the client are.
-enum Expect {
-    Header,
-    /// The payload of the write in `slot`, of which `filled` bytes are here.
-    Payload {
-        slot: u32,
-        filled: usize,
-    },
-    /// The payload of a refused write: `left` bytes to drop, then this reply.
-    Refused {
-        left: usize,
-        cookie: u64,
-        error: u32,
-    },
-}
-
 /// See the module's documentation.
 pub struct NbdSource {
     name: String,
@@ -67,33 +46,16 @@ pub struct NbdSource {
     device: Arc<dyn BlockDevice>,
     limits: Limits,
     terms: Terms,
-    depth: u32,
-    inbox: Inbox,
-    expect: Expect,
+    incoming: Incoming,
     slots: Slots,
+    issuer: Issuer,
     outbox: Outbox,
-    pool: BufferPool,
-    scratch: Vec<Buffer>,
-    spare: SpareRequests,
-    cut: Option<Cut>,
-    /// Requests that are made step by step, besides `cut`.
-    walks: VecDeque<Walk>,
-    part: PartSize,
-    /// Bytes that this pull may still take.
-    left: u64,
-    /// This pull has a request for a part of a block.
-    partial: bool,
-    /// The last receive took all it may at a time.
-    more_received: bool,
+    memory: Memory,
+    statuses: Statuses,
+    patience: Patience,
+    rest: Rest,
     /// A block status was answered in this pull.
     described: bool,
-    statuses: Statuses,
-    /// Slots whose flush is due.
-    flushes: Vec<u32>,
-    /// Slots that will need one.
-    flushes_later: usize,
-    /// Requests at the device.
-    in_flight: u32,
     /// A bound is reached: nothing is taken from the inbox or the socket until something is freed.
     held_up: bool,
     /// The socket took all it could; the next try is after [`RequestSource::woken`].
@@ -102,24 +64,48 @@ pub struct NbdSource {
     leaving: bool,
     /// The socket is of no use any more.
     dead: bool,
-    /// Something happened since the last `arm`.
-    busy: bool,
-    /// Bytes received.
-    received: u64,
-    unread: Stall,
-    unsent: Stall,
-    stall_timeout: Duration,
-    /// When to look whether the client is stalled.
-    let_go_at: Option<Instant>,
-    share: Arc<DiskShare>,
-    waker: Option<LaneWaker>,
-    /// How it waits for the disk's memory, once it is with a worker.
-    waiter: Option<Arc<Waiter>>,
-    /// It waits for that now.
-    short: bool,
-    trim_at: Option<Instant>,
-    inbox_gauge: Gauge,
     _guard: Option<Box<dyn Any + Send>>,
+}
+
+/// When an idle connection gives back what it doesn't need.
+struct Rest {
+    /// Something happened since the last look.
+    busy: bool,
+    at: Option<Instant>,
+}
+
+/// What is to be given back now.
+enum Due {
+    Nothing,
+    /// Some of what wasn't needed lately.
+    Some,
+    All,
+}
+
+impl Rest {
+    /// Something happens.
+    #[inline]
+    fn disturb(&mut self, busy: bool) {
+        self.busy |= busy;
+    }
+
+    /// To be called before each sleep; `idle`: nothing is held for the client.
+    fn look(&mut self, idle: bool) -> Due {
+        if !self.busy && self.at.is_none() {
+            return Due::Nothing;
+        }
+        let now = Instant::now();
+        let due = self.at.is_some_and(|at| now >= at);
+        if due && idle && !self.busy {
+            self.at = None;
+            return Due::All;
+        }
+        if due || self.at.is_none() {
+            self.at = Some(now + IDLE);
+            self.busy = false;
+        }
+        if due { Due::Some } else { Due::Nothing }
+    }
 }
 
 impl NbdSource {
@@ -161,8 +147,7 @@ impl NbdSource {
             &format!("{name}: data"),
             device.buffer_source(),
             config.bounded_in_flight() / pvblk_sys::PAGE_SIZE,
-        )
-        .with_budget(&share.memory);
+        );
         let domain = rustix::net::sockopt::socket_domain(&socket);
         let window = (domain == Ok(AddressFamily::UNIX)).then(Window::default);
         NbdSource {
@@ -170,42 +155,23 @@ impl NbdSource {
             socket,
             limits,
             terms,
-            depth,
-            inbox: Inbox::new(negotiated.leftover),
-            expect: Expect::Header,
+            incoming: Incoming::new(name, negotiated.leftover),
             slots: Slots::new(2 * depth as usize),
+            issuer: Issuer::new(limits, depth),
             outbox: Outbox::new(negotiated.structured, window),
-            pool,
-            scratch: Vec::new(),
-            spare: SpareRequests::default(),
-            cut: None,
-            walks: VecDeque::new(),
-            part: PartSize::of(&limits),
-            left: 0,
-            partial: false,
-            more_received: false,
+            memory: Memory::new(pool, share),
+            statuses: Statuses::new(Arc::clone(&device)),
+            patience: Patience::new(config.stall_timeout),
+            rest: Rest {
+                busy: true,
+                at: None,
+            },
+            device,
             described: false,
-            statuses: Statuses::default(),
-            flushes: Vec::new(),
-            flushes_later: 0,
-            in_flight: 0,
             held_up: false,
             full: false,
             leaving: false,
             dead: false,
-            busy: true,
-            received: 0,
-            unread: Stall::default(),
-            unsent: Stall::default(),
-            stall_timeout: config.stall_timeout,
-            let_go_at: None,
-            share,
-            waker: None,
-            waiter: None,
-            short: false,
-            trim_at: None,
-            inbox_gauge: Gauge::new(format!("{name}: inbox"), MemoryKind::Heap, 128 << 10),
-            device,
             _guard: guard,
         }
     }
@@ -230,22 +196,27 @@ impl NbdSource {
 
     /// True if a request could be yielded without reading from the socket.
     fn has_work(&self) -> bool {
-        self.in_flight < self.depth
-            && (self.cut.is_some()
-                || self.more_received
-                || (self.short && self.waiter.is_none())
-                || self.has_steps()
-                || !self.flushes.is_empty()
-                || (!self.held_up && !self.leaving && self.has_input()))
+        self.issuer.room() > 0
+            && (self.issuer.has_work(&self.slots)
+                || self.incoming.has_more()
+                || self.memory.must_retry()
+                || (!self.held_up && !self.leaving && self.incoming.has_input()))
     }
 
     /// True once nothing is left to be yielded to a client that leaves.
     fn is_over(&self) -> bool {
-        self.leaving
-            && self.cut.is_none()
-            && self.walks.is_empty()
-            && self.statuses.is_empty()
-            && self.flushes_later == 0
+        self.leaving && self.issuer.is_over() && self.statuses.len() == 0
+    }
+
+    /// What the client has to do before the connection can go on.
+    fn awaited(&self) -> Awaited {
+        let replies = self.outbox.len() > 0 && self.full;
+        // While all requests are at the device nothing is read, and the client isn't to blame.
+        let payload = self.incoming.lacks_data() && self.issuer.room() > 0 && !self.leaving;
+        Awaited {
+            replies: replies.then(|| self.outbox.passed()),
+            payload: payload.then(|| self.incoming.received()),
+        }
     }
 
     /// Answers a slot of which everything is done.
@@ -259,9 +230,7 @@ impl NbdSource {
             self.outbox.data(cookie, offset, len, index);
             return;
         }
-        if !slot.buffers.is_empty() {
-            self.pool.give(&mut slot.buffers);
-        }
+        self.memory.give(&mut slot.buffers);
         self.slots.remove(index);
         self.held_up = false;
         if self.dead {
@@ -277,75 +246,38 @@ impl NbdSource {
     fn bury(&mut self) {
         self.dead = true;
         self.leaving = true;
-        let (pool, slots) = (&mut self.pool, &mut self.slots);
-        self.outbox.clear(|index| free(pool, slots, index));
+        let (memory, slots) = (&mut self.memory, &mut self.slots);
+        self.outbox.clear(|index| free(memory, slots, index));
     }
 
-    /// When to give back what isn't needed.
+    /// Gives back what isn't needed. Returns when to look again.
     fn arm_idle(&mut self) -> Option<Instant> {
-        if !self.busy && self.trim_at.is_none() {
-            return None;
-        }
-        let now = Instant::now();
-        let due = self.trim_at.is_some_and(|at| now >= at);
         let idle = self.slots.used() == 0 && self.outbox.len() == 0;
-        if due && idle && !self.busy {
-            self.trim();
-            self.trim_at = None;
-            return None;
+        match self.rest.look(idle) {
+            Due::Nothing => {}
+            Due::Some => self.memory.decay(),
+            Due::All => {
+                self.memory.rest(false);
+                self.incoming.release();
+                self.issuer.release();
+            }
         }
-        if due {
-            let job = self.pool.decay_elsewhere();
-            self.leave(job);
-        }
-        if due || self.trim_at.is_none() {
-            self.trim_at = Some(now + IDLE);
-            self.busy = false;
-        }
-        self.trim_at
-    }
-
-    /// Gives back memory that isn't needed, or all; much of it on a thread of the disk's, as others on this worker would have to wait.
-    fn give_back(&mut self, all: bool) {
-        let job = self.pool.rest_elsewhere(all);
-        self.leave(job);
-    }
-
-    /// Leaves a job to the disk's threads.
-    fn leave(&self, job: Option<Job>) {
-        let Some(job) = job else {
-            return;
-        };
-        let left = match &self.share.questions {
-            Some(disk) => disk.leave(job).err(),
-            None => Some(job),
-        };
-        if let Some(job) = left {
-            job();
-        }
-    }
-
-    fn trim(&mut self) {
-        self.give_back(false);
-        self.inbox.release();
-        self.inbox_gauge.set(self.inbox.capacity() as u64);
-        self.spare.release();
+        self.rest.at
     }
 }
 
 /// Frees a slot whose data are sent.
-fn free(pool: &mut BufferPool, slots: &mut Slots, index: u32) {
+fn free(memory: &mut Memory, slots: &mut Slots, index: u32) {
     let slot = slots.get_mut(index);
     slot.view.clear();
-    pool.give(&mut slot.buffers);
+    memory.give(&mut slot.buffers);
     slots.remove(index);
 }
 
 impl RequestSource for NbdSource {
     fn bind(&mut self, waker: LaneWaker) {
-        let woken = waker.clone();
-        self.waiter = Some(Waiter::new(move || woken.wake()));
-        self.waker = Some(waker);
+        self.memory.bind(&waker);
+        self.statuses.bind(self.memory.share(), &waker);
     }
 
     fn describe(&self) -> String {
@@ -353,56 +285,55 @@ impl RequestSource for NbdSource {
     }
 
     fn depth(&self) -> u32 {
-        self.depth
+        self.issuer.depth()
     }
 
     fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
         let before = out.len();
-        let target = before + room.min((self.depth - self.in_flight) as usize);
-        self.left = PULLED_AT_ONCE;
-        self.partial = false;
+        let target = before + room.min(self.issuer.room() as usize);
+        self.issuer.begin();
         self.take_answers();
-        self.issue_flushes(target, out);
-        self.issue_parts(target, out);
+        self.issuer.issue_flushes(&mut self.slots, target, out);
+        self.issuer.issue_parts(&mut self.slots, target, out);
         self.issue_steps(target, out);
-        if self.cut.is_none() {
+        if !self.issuer.is_cutting() {
             self.parse(target, out)?;
             // What was here already comes first; the socket's turn is next time. An end of the stream counts only after
             // all that came before it, and a full inbox has no room to receive.
-            let more = target > before && !self.held_up && !self.leaving && !self.has_input();
+            let more =
+                target > before && !self.held_up && !self.leaving && !self.incoming.has_input();
             if out.len() == before && more {
                 self.receive()?;
                 self.parse(target, out)?;
             }
         }
-        self.busy |= out.len() > before;
+        self.rest.disturb(out.len() > before);
         if self.is_over() && out.len() == before {
             return Err(SourceEnd::Closed);
         }
         Ok(Pulled {
-            ordered: self.partial,
+            ordered: self.issuer.is_ordered(),
         })
     }
 
     fn complete(&mut self, done: &mut Vec<Completion>) {
-        self.busy |= !done.is_empty();
+        self.rest.disturb(!done.is_empty());
         for Completion {
             mut request,
             status,
         } in done.drain(..)
         {
             let index = request.tag as u32;
-            self.in_flight -= 1;
             let slot = self.slots.get_mut(index);
             if slot.whole {
                 if slot.op.has_data() && request.buffers.is_empty() {
                     // The device lost the request, and the data's memory with it.
-                    self.pool.lose(slot.whole_len() as usize);
+                    self.memory.lose(slot.whole_len() as usize);
                 }
                 std::mem::swap(&mut request.buffers, &mut slot.buffers);
                 slot.whole = false;
             }
-            self.spare.keep(request);
+            self.issuer.ended(request);
             slot.pending -= 1;
             if slot.status == Status::Ok {
                 slot.status = status;
@@ -410,12 +341,8 @@ impl RequestSource for NbdSource {
             if slot.pending > 0 || !slot.issued {
                 continue;
             }
-            if std::mem::take(&mut slot.then_flush) {
-                if slot.status == Status::Ok && !self.dead {
-                    self.flushes.push(index);
-                    continue;
-                }
-                self.flushes_later -= 1;
+            if slot.then_flush && self.issuer.flush_follows(&mut self.slots, index, self.dead) {
+                continue;
             }
             self.finish(index);
         }
@@ -424,31 +351,32 @@ impl RequestSource for NbdSource {
     fn push(&mut self) -> Result<usize, SourceEnd> {
         let mut late = false;
         if self.outbox.len() == 0 || self.full {
-            self.pool.settle();
-            late = self.is_late();
+            self.memory.settle();
+            late = self.patience.is_late();
             if !late {
                 return Ok(0);
             }
         }
         // One that is late gets a last chance: a socket takes some before it says that it is writable.
-        self.busy = true;
-        let pool = &mut self.pool;
+        self.rest.disturb(true);
+        let memory = &mut self.memory;
         let held_up = &mut self.held_up;
         let before = self.outbox.passed();
         let sent = self
             .outbox
             .send(self.socket.as_fd(), &mut self.slots, |slots, index| {
-                free(pool, slots, index);
+                free(memory, slots, index);
                 *held_up = false;
             });
         match sent {
             Ok(sent) => {
-                self.pool.settle();
+                self.memory.settle();
                 self.full = sent == Sent::Full;
                 // Queued errors hold a client up, too.
-                self.held_up &= self.outbox.len() > 0 || self.short;
-                if late {
-                    self.check_stall()?;
+                self.held_up &= self.outbox.len() > 0 || self.memory.is_short();
+                if late && let Some(why) = self.patience.verdict(self.awaited()) {
+                    self.bury();
+                    return Err(self.broken(why));
                 }
                 Ok((self.outbox.passed() - before) as usize)
             }
@@ -482,8 +410,7 @@ impl RequestSource for NbdSource {
     }
 
     fn deadline(&mut self) -> Option<Instant> {
-        self.let_go_at = self.stalled_at();
-        self.let_go_at
+        self.patience.look(self.awaited())
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -513,12 +440,8 @@ impl Drop for NbdSource {
         // The pool's memory may be the device's: everything goes back.
         for slot in self.slots.iter_mut() {
             slot.view.clear();
-            self.pool.give(&mut slot.buffers);
+            self.memory.give(&mut slot.buffers);
         }
-        if self.short {
-            self.share.memory.pass_on();
-        }
-        self.give_back(true);
     }
 }
 

@@ -123,7 +123,7 @@ fn random_requests_agree_with_a_model() {
         }
         assert!(rig.nothing_more());
         assert!(*device.data.lock() == model);
-        assert_eq!(rig.source.pool.used_pages(), 0);
+        assert_eq!(rig.source.memory.pool().used_pages(), 0);
     }
 }
 

@@ -1,105 +1,103 @@
 //! Block status: asked of the device on threads of the disk's own, as a medium may take its time.
 
-use super::NbdSource;
 use crate::nbd::block_status;
-use crate::nbd::shares::Questions;
+use crate::nbd::shares::{DiskShare, Questions};
 use parking_lot::Mutex;
 use pvblk_backend::LaneWaker;
-use pvblk_block::Error;
-use pvblk_protocol::nbd::{NbdRequest, cflag, err};
+use pvblk_block::{BlockDevice, Error};
+use pvblk_protocol::nbd::{NbdRequest, cflag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Questions of one connection that wait, and answers that aren't sent yet. More hold the connection up.
-const MOST: usize = 16;
+/// The payload of an answer.
+type Described = Result<Vec<u8>, Error>;
 
-type Answer = Arc<Mutex<Option<Result<Vec<u8>, Error>>>>;
+/// Where the answer to a question will be.
+type Place = Arc<Mutex<Option<Described>>>;
 
 /// The questions of one connection. One at a time is asked.
-#[derive(Default)]
 pub(super) struct Statuses {
+    device: Arc<dyn BlockDevice>,
+    /// The disk's threads and what wakes the connection's lane; without them, questions are asked at once.
+    aside: Option<(Arc<Questions>, LaneWaker)>,
     waiting: VecDeque<NbdRequest>,
-    /// Its cookie, and where its answer will be.
-    asked: Option<(u64, Answer)>,
+    /// The cookie of the one that is asked, and the place of its answer.
+    asked: Option<(u64, Place)>,
+}
+
+/// What came of a question.
+pub(super) enum Answer {
+    /// The device's answer to the request with this cookie.
+    Described(u64, Described),
+    /// There is no thread to ask the question of the request with this cookie.
+    NoThread(u64),
 }
 
 impl Statuses {
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.asked.is_none()
+    pub(super) fn new(device: Arc<dyn BlockDevice>) -> Statuses {
+        Statuses {
+            device,
+            aside: None,
+            waiting: VecDeque::new(),
+            asked: None,
+        }
+    }
+
+    /// From now on questions are asked on the disk's threads, if it has some.
+    pub(super) fn bind(&mut self, share: &DiskShare, waker: &LaneWaker) {
+        let questions = share.questions.as_ref();
+        self.aside = questions.map(|q| (Arc::clone(q), waker.clone()));
+    }
+
+    /// Questions that are asked or wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len() + usize::from(self.asked.is_some())
+    }
+
+    /// Asks a question, or lets it wait for the one before. Returns the answer only where the device was asked at once, which took its time.
+    pub(super) fn ask(&mut self, r: &NbdRequest) -> Option<Answer> {
+        if self.aside.is_none() {
+            return Some(Answer::Described(r.cookie, describe(&*self.device, r)));
+        }
+        self.waiting.push_back(*r);
+        self.ask_next()
+    }
+
+    /// An answer, if one has come; the next question is asked. To be called again until there is none.
+    pub(super) fn take(&mut self) -> Option<Answer> {
+        if let Some((cookie, place)) = &self.asked {
+            let described = place.lock().take()?;
+            let answer = Answer::Described(*cookie, described);
+            self.asked = None;
+            return Some(answer);
+        }
+        self.ask_next()
+    }
+
+    /// Asks the next question, if none is asked. `None` also when it was asked.
+    fn ask_next(&mut self) -> Option<Answer> {
+        let (questions, waker) = self.aside.as_ref()?;
+        if self.asked.is_some() {
+            return None;
+        }
+        let r = self.waiting.pop_front()?;
+        let place = Place::default();
+        let (device, waker) = (Arc::clone(&self.device), waker.clone());
+        let theirs = Arc::clone(&place);
+        let job = move || {
+            let described = describe(&*device, &r);
+            *theirs.lock() = Some(described);
+            waker.wake();
+        };
+        if !questions.ask(Box::new(job)) {
+            return Some(Answer::NoThread(r.cookie));
+        }
+        self.asked = Some((r.cookie, place));
+        None
     }
 }
 
-impl NbdSource {
-    /// True if one more question has to wait in the socket.
-    pub(super) fn is_full_of_statuses(&self) -> bool {
-        let here = self.statuses.waiting.len() + usize::from(self.statuses.asked.is_some());
-        here + self.outbox.descriptions() >= MOST
-    }
-
-    pub(super) fn block_status(&mut self, r: &NbdRequest) {
-        if let (Some(questions), Some(waker)) = (&self.share.questions, &self.waker) {
-            let (questions, waker) = (Arc::clone(questions), waker.clone());
-            self.statuses.waiting.push_back(*r);
-            return self.ask_next(&questions, &waker);
-        }
-        self.described = true;
-        let answer = describe(&*self.device, r);
-        self.describe_to(r.cookie, answer);
-    }
-
-    /// Takes the answer, if it has come, and asks the next question.
-    pub(super) fn take_answers(&mut self) {
-        let Some((cookie, answer)) = &self.statuses.asked else {
-            return;
-        };
-        let Some(answer) = answer.lock().take() else {
-            return;
-        };
-        let cookie = *cookie;
-        self.statuses.asked = None;
-        self.busy = true;
-        self.describe_to(cookie, answer);
-        if let (Some(questions), Some(waker)) = (&self.share.questions, &self.waker) {
-            let (questions, waker) = (Arc::clone(questions), waker.clone());
-            self.ask_next(&questions, &waker);
-        }
-    }
-
-    fn ask_next(&mut self, questions: &Arc<Questions>, waker: &LaneWaker) {
-        while self.statuses.asked.is_none()
-            && let Some(r) = self.statuses.waiting.pop_front()
-        {
-            let answer = Answer::default();
-            let place = Arc::clone(&answer);
-            let (device, waker) = (Arc::clone(&self.device), waker.clone());
-            let job = move || {
-                let described = describe(&*device, &r);
-                *place.lock() = Some(described);
-                waker.wake();
-            };
-            if questions.ask(Box::new(job)) {
-                self.statuses.asked = Some((r.cookie, answer));
-            } else {
-                self.outbox.error(r.cookie, err::ENOMEM);
-            }
-        }
-    }
-
-    fn describe_to(&mut self, cookie: u64, answer: Result<Vec<u8>, Error>) {
-        if self.dead {
-            return;
-        }
-        match answer {
-            Ok(payload) => self.outbox.block_status(cookie, payload),
-            Err(e) => {
-                tracing::warn!("{}: block status: {e}", self.name);
-                self.outbox.error(cookie, err::EIO);
-            }
-        }
-    }
-}
-
-fn describe(device: &dyn pvblk_block::BlockDevice, r: &NbdRequest) -> Result<Vec<u8>, Error> {
+fn describe(device: &dyn BlockDevice, r: &NbdRequest) -> Described {
     let one = r.flags & cflag::REQ_ONE != 0;
     block_status::describe(device, r.offset, r.len, one)
 }

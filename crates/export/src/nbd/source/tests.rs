@@ -204,7 +204,7 @@ fn requests_in_flight_are_answered_after_goodbye() {
     assert_eq!(cookies, (100..106).collect::<Vec<_>>());
     rig.settle();
     assert!(matches!(rig.end, Some(SourceEnd::Closed)));
-    assert_eq!(rig.source.pool.used_pages(), 0);
+    assert_eq!(rig.source.memory.pool().used_pages(), 0);
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn many_requests_are_pipelined_within_the_depth() {
     assert!(!in_order, "the device completes out of order");
     assert_eq!(rig.in_flight_most, 16);
     assert!(rig.nothing_more());
-    assert!(rig.source.slots.used() == 0 && rig.source.pool.used_pages() == 0);
+    assert!(rig.source.slots.used() == 0 && rig.source.memory.pool().used_pages() == 0);
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn the_largest_requests_pass_a_narrow_socket() {
     for _ in 0..4 {
         assert!(rig.reply().data == data);
     }
-    assert!(rig.source.pool.free_pages() <= (64 << 20) / 4096);
+    assert!(rig.source.memory.pool().free_pages() <= (64 << 20) / 4096);
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn a_client_that_does_not_read_is_held_up_and_costs_nothing() {
     assert!(!rig.source.wants_read() && rig.source.wants_write());
     // Twice the depth, and what was at the device when that was reached.
     assert!(rig.source.slots.used() <= 8 && rig.source.outbox.len() <= 12);
-    assert!(rig.source.pool.used_pages() <= 8);
+    assert!(rig.source.memory.pool().used_pages() <= 8);
     rig.stalled = false;
     for _ in 0..400 {
         rig.reply();
@@ -377,7 +377,7 @@ fn memory_in_flight_is_bounded_by_holding_the_client_up() {
     device.hold.store(false, Ordering::Relaxed);
     for _ in 0..20 {
         assert_eq!(rig.reply().data.len(), 8 << 20);
-        assert!(rig.source.pool.used_pages() <= 8192 && rig.source.slots.used() <= 4);
+        assert!(rig.source.memory.pool().used_pages() <= 8192 && rig.source.slots.used() <= 4);
     }
 }
 
@@ -390,7 +390,7 @@ fn an_idle_connection_gives_its_memory_back_but_for_the_limit() {
     rig.call(WRITE, 0, 0, 4096, &pattern(4096, 1));
     rig.call(WRITE, 0, 0, 65536, &pattern(65536, 1));
     rig.call(READ, 0, 0, 65536, &[]);
-    assert!(rig.source.pool.free_pages() > 0);
+    assert!(rig.source.memory.pool().free_pages() > 0);
     let until = Instant::now() + Duration::from_secs(60);
     while let Readiness::Wait(Some(at)) = rig.source.arm() {
         assert!(Instant::now() < until);
@@ -398,13 +398,13 @@ fn an_idle_connection_gives_its_memory_back_but_for_the_limit() {
     }
     assert_eq!(
         (
-            rig.source.pool.free_pages() <= 4,
-            rig.source.inbox.capacity()
+            rig.source.memory.pool().free_pages() <= 4,
+            rig.source.incoming.inbox().capacity()
         ),
         (true, 0)
     );
     config.pressure.squeeze();
-    assert_eq!(rig.source.pool.free_pages(), 0);
+    assert_eq!(rig.source.memory.pool().free_pages(), 0);
     assert_eq!(
         rig.call(READ, 0, 0, 512, &[]).data,
         pattern(65536, 1)[..512]
@@ -427,7 +427,7 @@ fn a_client_that_vanishes_ends_the_source_once() {
     rig.settle();
     assert!(rig.end.is_some());
     assert!(!rig.source.wants_write());
-    assert_eq!(rig.source.pool.used_pages(), 0);
+    assert_eq!(rig.source.memory.pool().used_pages(), 0);
 }
 
 #[test]
@@ -435,6 +435,6 @@ fn first_requests_may_come_with_the_handshake() {
     let device = MemDevice::sized(MIB);
     let mut rig = Rig::plain(&device);
     let (_, bytes) = rig.encode(READ, 0, 0, 4096);
-    rig.source.inbox = Inbox::new(bytes);
+    *rig.source.incoming.inbox() = crate::nbd::receive::Inbox::new(bytes);
     assert_eq!(rig.reply().data.len(), 4096);
 }
