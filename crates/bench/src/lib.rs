@@ -41,4 +41,4 @@ pub use report::{JobReport, Mismatch, OpReport, Powers, Report, Usage};
 pub use run::{Progress, RunOptions, run, run_on};
 pub use sizes::BlockSizes;
 pub use spec::{Amount, Distribution, JobSpec, Mix, Verify};
-pub use target::{Need, RingsSpec, Target, TargetSpec};
+pub use target::{Load, open_target, scope};

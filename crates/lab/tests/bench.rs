@@ -1,7 +1,7 @@
 //! The load generator on everything that it can measure: volumes, rings in one process, our NBD server.
 
 use pvblk_backend::{Backend, BackendOptions, BlkifSource, Disk, Disks, Service};
-use pvblk_bench::{self as bench, Jobs, Need, Report, RunOptions, TargetSpec};
+use pvblk_bench::{self as bench, Jobs, Load, Report, RunOptions};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Op,
@@ -10,6 +10,7 @@ use pvblk_block::{
 use pvblk_client::rings::Frontend;
 use pvblk_export::nbd::{NbdConfig, NbdServer};
 use pvblk_lab::loopback::Loopback;
+use pvblk_volume::VolumeSpec;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -145,14 +146,18 @@ fn jobs_run_over_nbd() {
     let addr = format!("unix:{}", path.display()).parse().unwrap();
     let server = NbdServer::bind(&addr, NbdConfig::default(), &service).unwrap();
     let uri = format!("nbd+unix:///disk?socket={}", path.display());
-    let spec: TargetSpec = uri.parse().unwrap();
-    let target = spec.open(&Need::default(), &Arc::default()).unwrap();
-    check_mixed(&run(MIXED, &target.device));
+    let spec: VolumeSpec = uri.parse().unwrap();
+    let load = Load {
+        threads: 1,
+        ..Load::default()
+    };
+    let target = bench::open_target(&spec, &load, &Arc::default()).unwrap();
+    check_mixed(&run(MIXED, &target));
     target.close().unwrap();
     // A server that goes away ends the jobs with errors, and the target says why.
-    let target = spec.open(&Need::default(), &Arc::default()).unwrap();
+    let target = bench::open_target(&spec, &load, &Arc::default()).unwrap();
     drop(server);
-    let report = run("[j]\nrw=randread\nruntime=60\ntime_based", &target.device);
+    let report = run("[j]\nrw=randread\nruntime=60\ntime_based", &target);
     assert!(report.failed());
     let why = target.close().unwrap_err().to_string();
     assert!(why.contains("hung up") || why.contains("sending"), "{why}");

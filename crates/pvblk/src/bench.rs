@@ -2,10 +2,9 @@
 
 use crate::traces::Traces;
 use clap::Args;
-use pvblk_bench::{
-    self as bench, JobSpec, Jobs, Need, Progress, Report, RunOptions, Target, TargetSpec,
-};
-use pvblk_block::{Error, ErrorKind};
+use pvblk_bench::{self as bench, JobSpec, Jobs, Load, Progress, Report, RunOptions};
+use pvblk_block::{BlockDevice, Error, ErrorKind};
+use pvblk_volume::VolumeSpec;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
@@ -16,13 +15,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 pub const HELP: &str = "\
-Targets:
-  mem:1G, file:PATH, delay:210us,iops=209k:null:8G   a volume, opened by the benchmark itself
-  rings:unix:PATH,disk=NAME[,queues=N][,ring-pages=P][,memory=SIZE]
-                                                     a disk of `pvblk serve --local`, over rings
+Targets are volumes, as those of `pvblk serve --disk NAME=VOLUME`; see `pvblk serve --help` for all of them:
+  mem:1G, file:PATH, delay:210us,iops=209k:null:8G   opened by the benchmark itself
+  rings:unix:PATH,disk=NAME                          a disk of `pvblk serve --local`, over rings
   nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME an export of any NBD server
-  vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]
-                                                     a disk of any vhost-user-blk server
+  vhost-user:unix:PATH                               a disk of any vhost-user-blk server
 
 Examples:
   pvblk bench --target mem:1G --rw randread --bs 4k --iodepth 32 --numjobs 2 --runtime 10
@@ -40,7 +37,7 @@ pub struct BenchArgs {
     #[arg(value_name = "FILE.fio")]
     pub file: Option<PathBuf>,
     /// What to measure; goes before `filename=` and `uri=` of the job file
-    #[arg(long, value_name = "TARGET")]
+    #[arg(long, value_name = "VOLUME")]
     pub target: Option<String>,
     /// read, write, rw, randread, randwrite or randrw
     #[arg(long, value_name = "PATTERN")]
@@ -152,9 +149,9 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
         eprintln!("pvblk bench: these options mean nothing here and are ignored: {names}");
     }
     let stop = Arc::new(AtomicBool::new(false));
-    let mut open: HashMap<&str, Target> = HashMap::new();
+    let mut open: HashMap<&str, Arc<dyn BlockDevice>> = HashMap::new();
     // All are read before the first one is opened.
-    let mut specs: Vec<TargetSpec> = Vec::new();
+    let mut specs: Vec<VolumeSpec> = Vec::new();
     for job in &jobs.jobs {
         specs.push(target_of(job)?.parse()?);
     }
@@ -162,16 +159,19 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     for (job, spec) in jobs.jobs.iter().zip(&specs) {
         let name = target_of(job)?;
         if !open.contains_key(name) {
-            let need = Need::of(&jobs.jobs, |j| j.target.as_deref() == Some(name));
-            open.insert(name, spec.open(&need, &stop)?);
+            let load = Load::of(&jobs.jobs, |j| j.target.as_deref() == Some(name));
+            open.insert(name, bench::open_target(spec, &load, &stop)?);
         }
-        devices.extend(open.get(name).map(|t| Arc::clone(&t.device)));
+        devices.extend(open.get(name).map(Arc::clone));
     }
     handle_signals(&stop)?;
     let shows = args.progress || std::io::stderr().is_terminal();
     let show = |p: &Progress| show(p);
     let traces = Traces::of_client();
-    let tracing = specs.iter().map(|spec| traces.of(spec.scope())).collect();
+    let tracing = specs
+        .iter()
+        .map(|spec| traces.of(bench::scope(spec)))
+        .collect();
     let writing = args.trace.as_ref().map(|name| traces.write(name));
     let writing = writing
         .transpose()
@@ -197,8 +197,8 @@ fn measure(args: &BenchArgs) -> Result<bool, Error> {
     drop(devices);
     print(&report, args)?;
     let mut good = !report.failed();
-    for (_, target) in open {
-        if let Err(e) = target.close() {
+    for (_, device) in open {
+        if let Err(e) = device.close() {
             eprintln!("pvblk: {e}");
             good = false;
         }

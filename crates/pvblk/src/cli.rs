@@ -18,10 +18,17 @@ Volumes:
   cache:256M:VOLUME                     a page cache in front of another volume; ,mode=write-back|write-through|read-only,
                                         ,readahead=128k (else the kernel's for the disk), ,dirty=20 (percent before
                                         writers wait)
+  nbd://HOST:PORT/NAME, nbd+unix:///NAME?socket=PATH
+                                        an export of an NBD server; ?connections=N: at the start, and no more [default: --max-queues]
+  vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]
+                                        a disk of a vhost-user-blk server
+  rings:unix:PATH,disk=NAME[,queues=N][,ring-pages=P][,memory=SIZE]
+                                        a disk of another `pvblk serve --local`, over rings
 
 Examples:
   pvblk serve --disk vm1=file:/srv/vm1.img,size=20G --local unix:/run/pvblk.sock
   pvblk serve --disk a=mem:1G --disk b=file:b.img --nbd unix:/tmp/nbd.sock --nbd tcp:127.0.0.1:10809
+  pvblk serve --disk a=cache:256M:nbd://127.0.0.1:10809/a --local unix:/run/cached.sock
   pvblk serve --config /etc/pvblk.toml
   qemu-img convert -n -O raw image.qcow2 'nbd+unix:///a?socket=/tmp/nbd.sock'
   pvblk serve --disk vm1=file:/srv/vm1.img --vhost-user vm1=unix:/run/vm1.sock

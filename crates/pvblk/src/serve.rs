@@ -9,6 +9,7 @@ use crate::{bill, daemon, log};
 use anyhow::{Context, Result, bail};
 use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Pressure, Service};
 use pvblk_block::ErrorKind;
+use pvblk_volume::Need;
 use std::sync::Arc;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
@@ -18,8 +19,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let traces = Traces::of_server();
     let mut disks = Vec::new();
     let mut budgets = config.clients.budgets(config.disks.len());
+    // Each front end's ring, NBD connection and guest's queue takes one.
+    let need = Need {
+        queues: config.max_queues as u16,
+        ..Need::default()
+    };
     for (name, spec) in &config.disks {
-        let device = match spec.open() {
+        let device = match spec.open_for(&need) {
             // A guest can write what keeps its own disk from being served; the others' aren't to suffer from that.
             Err(e) if e.kind() == ErrorKind::Content && config.disks.len() > 1 => {
                 tracing::error!("disk {name} is not served: {e}");

@@ -9,6 +9,9 @@
 //! | `fault:FAULTS:INNER` | errors, stalls and torn writes by seed; see [`FaultSpec`] |
 //! | `cache:SIZE[,OPTION…]:INNER` | a page cache over another; see [`CacheSpec`] |
 //! | `raid5:[MEMBER][MEMBER]…[,OPTION…]` | a RAID-5 array in md's format; see [`Raid5Spec`] |
+//! | `nbd://HOST:PORT/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` | an export of an NBD server |
+//! | `vhost-user:unix:PATH[,OPTION…]` | a disk of a vhost-user-blk server; see [`VhostSpec`] |
+//! | `rings:unix:PATH,disk=NAME[,OPTION…]` | a disk of a local server over rings; see [`RingsSpec`] |
 //!
 //! [`open`] takes such a spec; [`VolumeSpec`] is its parsed form. Every volume is a
 //! [`pvblk_block::BlockDevice`] and is used through [`pvblk_block::Queue`].
@@ -29,8 +32,8 @@ pub use mem::MemVolume;
 pub use null::NullVolume;
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use spec::{
-    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, SpecNames,
-    VolumeSpec, parse_size,
+    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, Need, NullSpec, Raid5Spec,
+    RingsSpec, SpecNames, VhostSpec, VolumeSpec, parse_size,
 };
 
 use pvblk_block::{BlockDevice, Error};

@@ -1,15 +1,18 @@
 //! What a volume is made of, as plain data: parsed, printed, checked, opened.
 
 mod cache;
+mod client;
 mod parse;
 mod raid5;
 mod units;
 
 pub use cache::CacheSpec;
+pub use client::{Need, RingsSpec, VhostSpec};
 pub use raid5::{Raid5Spec, SpecNames};
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
+use pvblk_client::nbd::NbdUri;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +38,12 @@ pub enum VolumeSpec {
     Cache(CacheSpec, Box<VolumeSpec>),
     /// `raid5:[MEMBER][MEMBER]…[,OPTION…]`
     Raid5(Raid5Spec),
+    /// `nbd://HOST:PORT/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server
+    Nbd(NbdUri),
+    /// `vhost-user:unix:PATH[,OPTION…]`: a disk of a vhost-user-blk server
+    Vhost(VhostSpec),
+    /// `rings:unix:PATH,disk=NAME[,OPTION…]`: a disk of a local server
+    Rings(RingsSpec),
 }
 
 /// A volume that stores nothing: `null:SIZE[,notouch]`, 1 TiB if no size is given.
@@ -217,17 +226,26 @@ impl VolumeSpec {
             .map_or(Ok(()), |why| Err(Error::config(format!("{self}: {why}"))))
     }
 
-    /// Opens the volume and everything below it.
+    /// Opens the volume and everything below it, for a disk that is served.
     pub fn open(&self) -> Result<Arc<dyn BlockDevice>, Error> {
+        self.open_for(&Need::default())
+    }
+
+    /// Opens the volume and everything below it, for some use.
+    pub fn open_for(&self, need: &Need) -> Result<Arc<dyn BlockDevice>, Error> {
         self.validate()?;
+        let below = |inner: &VolumeSpec| inner.open_for(need);
         Ok(match self {
             VolumeSpec::Null(spec) => Arc::new(NullVolume::open(spec)?),
             VolumeSpec::Mem(spec) => Arc::new(MemVolume::open(spec)?),
             VolumeSpec::File(spec) => Arc::new(FileVolume::open(spec)?),
-            VolumeSpec::Delay(spec, inner) => Arc::new(DelayVolume::new(spec, inner.open()?)?),
-            VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, inner.open()?)?),
-            VolumeSpec::Cache(spec, inner) => spec.open(inner.open()?)?,
-            VolumeSpec::Raid5(spec) => spec.open()?,
+            VolumeSpec::Delay(spec, inner) => Arc::new(DelayVolume::new(spec, below(inner)?)?),
+            VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, below(inner)?)?),
+            VolumeSpec::Cache(spec, inner) => spec.open(below(inner)?)?,
+            VolumeSpec::Raid5(spec) => spec.open(need)?,
+            VolumeSpec::Nbd(uri) => client::open_nbd(uri, need)?,
+            VolumeSpec::Vhost(spec) => spec.open(need)?,
+            VolumeSpec::Rings(spec) => spec.open(need)?,
         })
     }
 
@@ -244,7 +262,7 @@ impl VolumeSpec {
             VolumeSpec::Delay(spec, of) => VolumeSpec::Delay(spec.clone(), inner(of)),
             VolumeSpec::Fault(spec, of) => VolumeSpec::Fault(spec.clone(), inner(of)),
             VolumeSpec::Cache(spec, of) => VolumeSpec::Cache(spec.clone(), inner(of)),
-            VolumeSpec::Null(_) | VolumeSpec::Mem(_) | VolumeSpec::Raid5(_) => self.clone(),
+            _ => self.clone(),
         }
     }
 
@@ -272,6 +290,9 @@ impl VolumeSpec {
             VolumeSpec::Fault(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Cache(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Raid5(s) => s.problem(),
+            VolumeSpec::Nbd(_) => None,
+            VolumeSpec::Vhost(s) => s.problem(),
+            VolumeSpec::Rings(s) => s.problem(),
         }
     }
 }
@@ -347,6 +368,9 @@ impl fmt::Display for VolumeSpec {
             VolumeSpec::Fault(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Cache(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Raid5(s) => s.fmt(f),
+            VolumeSpec::Nbd(uri) => uri.fmt(f),
+            VolumeSpec::Vhost(s) => s.fmt(f),
+            VolumeSpec::Rings(s) => s.fmt(f),
         }
     }
 }

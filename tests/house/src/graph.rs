@@ -43,7 +43,13 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("pvblk-raid5", &["pvblk-sys", "pvblk-block"]),
     (
         "pvblk-volume",
-        &["pvblk-sys", "pvblk-block", "pvblk-cache", "pvblk-raid5"],
+        &[
+            "pvblk-sys",
+            "pvblk-block",
+            "pvblk-client",
+            "pvblk-cache",
+            "pvblk-raid5",
+        ],
     ),
     ("pvblk-trace", &["pvblk-sys", "pvblk-block"]),
     (
@@ -70,16 +76,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     // Load and charts; no statistics, which are the lab's.
-    (
-        "pvblk-bench",
-        &[
-            "pvblk-sys",
-            "pvblk-block",
-            "pvblk-protocol",
-            "pvblk-client",
-            "pvblk-volume",
-        ],
-    ),
+    ("pvblk-bench", &["pvblk-sys", "pvblk-block", "pvblk-volume"]),
     (
         "pvblk-lab",
         &[

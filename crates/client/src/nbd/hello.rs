@@ -31,6 +31,11 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// Several connections may be used at the same time: a flush on one covers the writes of all, or there are no writes.
+    pub(super) fn takes_several(&self) -> bool {
+        self.has(tflag::CAN_MULTI_CONN) || self.has(tflag::READ_ONLY)
+    }
+
     pub(super) fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }

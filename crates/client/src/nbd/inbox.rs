@@ -28,6 +28,10 @@ impl Inbox {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
     #[inline]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..self.end]

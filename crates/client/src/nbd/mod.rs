@@ -19,11 +19,10 @@ pub use hello::Terms;
 use hello::negotiate;
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Capabilities, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
+    BlockDevice, Capabilities, Close, DeviceEvent, DeviceQueue, Error, ErrorKind, EventHub, Limits,
     QueueContext, SECTOR,
 };
 use pvblk_protocol::nbd::NbdAddr;
-use pvblk_protocol::nbd::tflag;
 use queue::NbdQueue;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -38,6 +37,9 @@ pub use uri::NbdUri;
 pub struct NbdClientConfig {
     /// How long connecting, and each step of the negotiation, may take.
     pub timeout: Duration,
+    /// Connections to make at the start, and no more later: queues take them, and give them back. So opening a queue never waits for
+    /// the server. A server without CAN_MULTI_CONN gets one. `None`: each queue connects when it is opened.
+    pub connections: Option<u16>,
 }
 
 impl Default for NbdClientConfig {
@@ -45,6 +47,7 @@ impl Default for NbdClientConfig {
     fn default() -> NbdClientConfig {
         NbdClientConfig {
             timeout: Duration::from_secs(10),
+            connections: None,
         }
     }
 }
@@ -55,9 +58,21 @@ struct Shared {
     events: EventHub,
     failure: Mutex<Option<String>>,
     connections: AtomicUsize,
+    /// Connections without a queue.
+    ready: Mutex<Vec<OwnedFd>>,
+    /// Queues give their connections back.
+    keeps: bool,
 }
 
 impl Shared {
+    fn with(ready: Vec<OwnedFd>, keeps: bool) -> Arc<Shared> {
+        Arc::new(Shared {
+            ready: Mutex::new(ready),
+            keeps,
+            ..Shared::default()
+        })
+    }
+
     fn fail(&self, why: &str) {
         self.failure.lock().get_or_insert_with(|| why.to_owned());
         self.events.raise(DeviceEvent::Gone);
@@ -79,20 +94,25 @@ pub struct NbdClient {
     config: NbdClientConfig,
     terms: Terms,
     shared: Arc<Shared>,
-    /// The first connection, until a queue takes it.
-    first: Mutex<Option<OwnedFd>>,
 }
 
 impl NbdClient {
     /// Connects and negotiates.
     pub fn connect(uri: &NbdUri, config: NbdClientConfig) -> Result<NbdClient, Error> {
         let (socket, terms) = open(uri, &config)?;
+        let mut ready = vec![socket];
+        let most = match terms.takes_several() {
+            true => config.connections.unwrap_or(1),
+            false => 1,
+        };
+        while ready.len() < usize::from(most) {
+            ready.push(open_again(uri, &config, &terms)?);
+        }
         Ok(NbdClient {
             uri: uri.clone(),
+            shared: Shared::with(ready, config.connections.is_some()),
             config,
             terms,
-            shared: Arc::default(),
-            first: Mutex::new(Some(socket)),
         })
     }
 
@@ -103,31 +123,23 @@ impl NbdClient {
         export: &str,
         config: NbdClientConfig,
     ) -> Result<NbdClient, Error> {
-        let uri = NbdUri {
-            addr: NbdAddr::Unix("/nonexistent".into()),
-            export: export.to_owned(),
-        };
+        let uri = NbdUri::new(NbdAddr::Unix("/nonexistent".into()), export);
         let (socket, terms) = greet(stream, &uri, &config)?;
         Ok(NbdClient {
             uri,
+            shared: Shared::with(vec![socket], config.connections.is_some()),
             config,
             terms,
-            shared: Arc::default(),
-            first: Mutex::new(Some(socket)),
         })
     }
 
     /// A client with a connection on which everything is agreed upon already: for tests of servers. It has one queue.
     pub fn agreed(socket: OwnedFd, terms: Terms) -> NbdClient {
         NbdClient {
-            uri: NbdUri {
-                addr: NbdAddr::Unix("/nonexistent".into()),
-                export: "disk".into(),
-            },
+            uri: NbdUri::new(NbdAddr::Unix("/nonexistent".into()), "disk"),
             config: NbdClientConfig::default(),
             terms,
-            shared: Arc::default(),
-            first: Mutex::new(Some(socket)),
+            shared: Shared::with(vec![socket], false),
         }
     }
 
@@ -140,12 +152,11 @@ impl NbdClient {
         let others = self.shared.connections.fetch_add(1, Ordering::AcqRel);
         let seat = Seat(Arc::clone(&self.shared));
         // A flush would cover only the writes of its own connection.
-        let apart = !self.terms.has(tflag::CAN_MULTI_CONN) && !self.terms.has(tflag::READ_ONLY);
-        if others > 0 && apart {
+        if others > 0 && !self.terms.takes_several() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "{}: the server doesn't offer CAN_MULTI_CONN, so a writable export has one queue only: use one thread",
+                    "{}: the server doesn't offer CAN_MULTI_CONN, so a writable export has one queue only: use one thread, or serve it to one client",
                     self.uri
                 ),
             ));
@@ -168,6 +179,17 @@ fn open(uri: &NbdUri, config: &NbdClientConfig) -> Result<(OwnedFd, Terms), Erro
             let terms = negotiate(&mut s, &uri.export).map_err(failed)?;
             Ok((s.into(), terms))
         }
+    }
+}
+
+/// One more connection to the same export.
+fn open_again(uri: &NbdUri, config: &NbdClientConfig, terms: &Terms) -> Result<OwnedFd, Error> {
+    let (socket, found) = open(uri, config)?;
+    match found == *terms {
+        true => Ok(socket),
+        false => Err(Error::protocol(format!(
+            "{uri}: the export is another one than when it was opened: open it anew"
+        ))),
     }
 }
 
@@ -211,18 +233,15 @@ impl BlockDevice for NbdClient {
 
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let seat = self.seat()?;
-        let first = self.first.lock().take();
-        let socket = match first {
-            Some(socket) => socket,
-            None => {
-                let (socket, terms) = open(&self.uri, &self.config)?;
-                if terms != self.terms {
-                    return Err(Error::protocol(format!(
-                        "{}: the export is another one than when it was opened: open it anew",
-                        self.uri
-                    )));
-                }
-                socket
+        let ready = self.shared.ready.lock().pop();
+        let socket = match (ready, self.config.connections) {
+            (Some(socket), _) => socket,
+            (None, None) => open_again(&self.uri, &self.config, &self.terms)?,
+            (None, Some(most)) => {
+                let why = format!("{}: all {most} connections are in use", self.uri);
+                return Err(
+                    Error::new(ErrorKind::Exhausted, why).advise("ask for more with connections=")
+                );
             }
         };
         let tracer = context
@@ -238,7 +257,20 @@ impl BlockDevice for NbdClient {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities::none()
+        Capabilities {
+            close: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Close for NbdClient {
+    /// Errors if the server ended first, with the reason.
+    fn close(&self) -> Result<(), Error> {
+        match self.failure() {
+            Some(why) => Err(Error::new(ErrorKind::Disconnected, why)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -92,6 +92,13 @@ impl NbdQueue {
         })
     }
 
+    /// Nothing is on the way in either direction: another queue may have the connection.
+    fn is_idle(&self) -> bool {
+        let between = matches!(self.expect, Expect::Head) && self.inbox.is_empty();
+        let free = self.slots.iter().all(|s| s.place == Place::Free);
+        !self.failed && between && free && self.outgoing.is_empty()
+    }
+
     fn start(&mut self, request: Box<Request>) {
         if self.failed {
             let status = Status::IoError;
@@ -478,6 +485,17 @@ impl DeviceQueue for NbdQueue {
 
 impl Drop for NbdQueue {
     fn drop(&mut self) {
+        if self.is_idle()
+            && let Some(socket) = self
+                .seat
+                .0
+                .keeps
+                .then(|| self.socket.try_clone().ok())
+                .flatten()
+        {
+            self.seat.0.ready.lock().push(socket);
+            return;
+        }
         // Politeness only: a command half sent would be taken for its beginning.
         if !self.failed && self.outgoing.is_empty() {
             let bye = reply::request(0, 2, 0, 0, 0);

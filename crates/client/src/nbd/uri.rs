@@ -8,13 +8,26 @@ use std::str::FromStr;
 /// The port of `nbd://HOST/…` without one.
 const DEFAULT_PORT: u16 = 10809;
 
-/// An export of a server: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`.
+/// An export of a server: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`, with `connections=N` among the queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     /// The server.
     pub addr: NbdAddr,
     /// The export's name; empty: the default one.
     pub export: String,
+    /// Connections to make at the start, 1 to 64 (`connections=N`, ours; other programs ignore it).
+    pub connections: Option<u16>,
+}
+
+impl NbdUri {
+    /// An export, with as many connections as its queues make.
+    pub fn new(addr: NbdAddr, export: impl Into<String>) -> NbdUri {
+        NbdUri {
+            addr,
+            export: export.into(),
+            connections: None,
+        }
+    }
 }
 
 impl FromStr for NbdUri {
@@ -57,7 +70,26 @@ impl FromStr for NbdUri {
             "nbds" | "nbds+unix" => return Err(bad("TLS is not supported")),
             _ => return Err(bad("it is no NBD URI")),
         };
-        Ok(NbdUri { addr, export })
+        let key = |p: &str| p.split('=').next().unwrap_or_default().to_owned();
+        let mut keys = query.split('&').filter(|p| !p.is_empty()).map(key);
+        if let Some(other) = keys.find(|k| !["socket", "connections"].contains(&k.as_str())) {
+            return Err(Error::config(format!(
+                "{text}: unknown option `{}`: use socket=PATH, connections=N",
+                other.escape_debug()
+            )));
+        }
+        let connections = query
+            .split('&')
+            .find_map(|p| p.strip_prefix("connections="));
+        let connections = connections.map(|n| match n.parse() {
+            Ok(n @ 1..=64) => Ok(n),
+            _ => Err(bad("connections= is a number from 1 to 64")),
+        });
+        Ok(NbdUri {
+            addr,
+            export,
+            connections: connections.transpose()?,
+        })
     }
 }
 
@@ -78,16 +110,38 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
+/// Replaces bytes that mean something else in a URI by %XX.
+fn encode(text: &str) -> String {
+    let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-._~/:@+,=".contains(b);
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match plain(&byte) {
+            true => out.push(char::from(byte)),
+            false => out += &format!("%{byte:02X}"),
+        }
+    }
+    out
+}
+
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let export = &self.export;
+        let export = encode(&self.export);
+        let mut sign = '?';
         match &self.addr {
-            NbdAddr::Unix(path) => write!(f, "nbd+unix:///{export}?socket={}", path.display()),
+            NbdAddr::Unix(path) => {
+                let path = encode(&path.display().to_string());
+                write!(f, "nbd+unix:///{export}?socket={path}")?;
+                sign = '&';
+            }
             tcp => write!(
                 f,
                 "nbd://{}/{export}",
                 tcp.to_string().trim_start_matches("tcp:")
-            ),
+            )?,
+        }
+        match self.connections {
+            Some(n) => write!(f, "{sign}connections={n}"),
+            None => Ok(()),
         }
     }
 }
@@ -103,13 +157,17 @@ mod tests {
             "nbd+unix:///?socket=/run/x",
             "nbd://localhost:10810/disk",
             "nbd://[::1]:5/a/b",
+            "nbd://h:5/a?connections=4",
+            "nbd+unix:///disk?socket=/run/x&connections=64",
         ] {
             assert_eq!(text.parse::<NbdUri>().unwrap().to_string(), text);
         }
         let of = |s: &str| s.parse::<NbdUri>().unwrap();
         assert_eq!(of("nbd://h").to_string(), "nbd://h:10809/");
         assert_eq!(of("nbd://[::1]/x").to_string(), "nbd://[::1]:10809/x");
-        assert_eq!(of("nbd+unix:///a%20b?socket=/x").export, "a b");
+        let spaces = of("nbd+unix:///a%20b?socket=/x%26y");
+        assert_eq!(spaces.export, "a b");
+        assert_eq!(spaces.to_string(), "nbd+unix:///a%20b?socket=/x%26y");
         for bad in [
             "",
             "disk",
@@ -119,6 +177,9 @@ mod tests {
             "nbd+unix://h/x?socket=/y",
             "nbd:///x",
             "nbd://h:99999/x",
+            "nbd://h/x?conections=4",
+            "nbd://h/x?connections=0",
+            "nbd://h/x?connections=65",
             "nbd://h/%4",
             "nbd://h/%zz",
         ] {

@@ -20,8 +20,8 @@ use memory::Memory;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{
-    BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,
-    EventHub, Limits, QueueContext, Refresh, Region,
+    BlockDevice, BufferSource, Buffers, Capabilities, Capacity, Close, DeviceEvent, DeviceQueue,
+    Error, ErrorKind, EventHub, Limits, QueueContext, Refresh, Region,
 };
 use pvblk_protocol::vhost_user::{
     Code, ConfigHead, MemoryRegion, SingleRegion, VringAddr, VringState, features,
@@ -54,6 +54,8 @@ pub struct VhostClientConfig {
     pub memory_bytes: u64,
     /// How long the server may take for each answer.
     pub timeout: Duration,
+    /// If the server has fewer rings, those are enough.
+    pub fewer: bool,
     /// How long it may be away. Meanwhile requests wait, and the next server does again what was in flight; this needs a server
     /// with in-flight tracking. `None`: a lost connection ends everything.
     pub patience: Option<Duration>,
@@ -67,6 +69,7 @@ impl Default for VhostClientConfig {
             entries: 256,
             memory_bytes: 64 << 20,
             timeout: Duration::from_secs(10),
+            fewer: false,
             patience: None,
         }
     }
@@ -131,7 +134,12 @@ impl VhostClient {
         let named = |e: Error| e.context(name.as_str());
         check(config).map_err(named)?;
         let mut front = Front::connect(path, config.timeout).map_err(named)?;
-        let terms = negotiate(&mut front, config).map_err(named)?;
+        let (terms, queues) = negotiate(&mut front, config).map_err(named)?;
+        let config = &VhostClientConfig {
+            queues,
+            fewer: false,
+            ..config.clone()
+        };
         let (file, memory, rings) = share(config, terms.has_event_index()).map_err(named)?;
         let inflight = match config.patience {
             Some(_) => Some(resume::area(&mut front, config).map_err(named)?),
@@ -197,8 +205,9 @@ fn check(config: &VhostClientConfig) -> Result<(), Error> {
     Ok(())
 }
 
-fn negotiate(front: &mut Front, config: &VhostClientConfig) -> Result<Terms, Error> {
-    let queues = config.queues;
+/// The terms, and how many rings there will be.
+fn negotiate(front: &mut Front, config: &VhostClientConfig) -> Result<(Terms, u16), Error> {
+    let mut queues = config.queues;
     let offered = front.number(Code::GetFeatures)?;
     let wanted = config::wanted(offered)?;
     let protocol = front.number(Code::GetProtocolFeatures)?;
@@ -218,21 +227,23 @@ fn negotiate(front: &mut Front, config: &VhostClientConfig) -> Result<Terms, Err
         ours |= features::INFLIGHT_SHMFD;
     }
     front.take(protocol & ours)?;
-    if protocol & features::MQ != 0 {
-        let most = front.number(Code::GetQueueNum)?;
-        if u64::from(queues) > most {
+    let most = match protocol & features::MQ {
+        0 => 1,
+        _ => front.number(Code::GetQueueNum)?,
+    };
+    if u64::from(queues) > most {
+        if !config.fewer || most == 0 {
             return Err(Error::config(format!(
                 "queues={queues}: the server has {most}"
             )));
         }
-    } else if queues > 1 {
-        return Err(Error::config(format!("queues={queues}: the server has 1")));
+        queues = most as u16;
     }
     front.tell(Code::SetOwner, &[], &[])?;
     let space = read_config(front)?;
     let terms = Terms::new(wanted, &space, config.entries)?;
     front.tell(Code::SetFeatures, &wanted.to_le_bytes(), &[])?;
-    Ok(terms)
+    Ok((terms, queues))
 }
 
 fn read_config(front: &mut Front) -> Result<[u8; CONFIG_BYTES], Error> {
@@ -355,6 +366,7 @@ impl BlockDevice for VhostClient {
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
             refresh: Some(self),
+            close: Some(self),
             buffers: Some(self),
             ..Capabilities::none()
         }
@@ -378,6 +390,16 @@ impl Refresh for VhostClient {
             self.shared.events.raise(DeviceEvent::Resized { sectors });
         }
         Ok(())
+    }
+}
+
+impl Close for VhostClient {
+    /// Errors if the server ended first, with the reason.
+    fn close(&self) -> Result<(), Error> {
+        match self.failure() {
+            Some(why) => Err(Error::new(ErrorKind::Disconnected, why)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -77,7 +77,7 @@ impl Shared {
         let mut held = self.front.lock();
         self.connections.fetch_add(1, Ordering::AcqRel);
         let mut front = Front::connect(&kept.path, kept.config.timeout)?;
-        let terms = negotiate(&mut front, &kept.config)?;
+        let (terms, _) = negotiate(&mut front, &kept.config)?;
         if terms.features != self.terms.features || terms.limits != self.terms.limits {
             return Err(Error::protocol(
                 "the next server offers another disk, or other features",

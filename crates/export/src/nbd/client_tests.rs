@@ -185,10 +185,7 @@ fn a_real_server_serves_several_queues_that_sleep() {
     for addr in [format!("unix:{}", path.display()), "tcp:127.0.0.1:0".into()] {
         let server =
             NbdServer::bind(&addr.parse().unwrap(), NbdConfig::default(), &service).unwrap();
-        let uri = |export: &str| NbdUri {
-            addr: server.local_addr(),
-            export: export.into(),
-        };
+        let uri = |export: &str| NbdUri::new(server.local_addr(), export);
         let e = NbdClient::connect(&uri("other"), NbdClientConfig::default()).err();
         assert!(e.unwrap().to_string().contains("no such export"));
         let client = NbdClient::connect(&uri("disk"), NbdClientConfig::default()).unwrap();

@@ -104,10 +104,7 @@ impl Disks {
         let depth = (pool_bytes / BLOCK).max(1) as u32;
         let mut drivers = Vec::new();
         for i in 0..count {
-            let uri = NbdUri {
-                addr: NbdAddr::Unix(nbd.clone()),
-                export: format!("d{i}"),
-            };
+            let uri = NbdUri::new(NbdAddr::Unix(nbd.clone()), format!("d{i}"));
             let client = NbdClient::connect(&uri, NbdClientConfig::default())?;
             let device: Arc<dyn BlockDevice> = Arc::new(client);
             drivers.push(Driver::open(&device, 0, depth, BLOCK)?);

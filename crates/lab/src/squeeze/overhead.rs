@@ -89,10 +89,7 @@ fn run_here(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec
         None,
     )?;
     let control = Control::at(control);
-    let uri = NbdUri {
-        addr: NbdAddr::Unix(nbd),
-        export: "a".into(),
-    };
+    let uri = NbdUri::new(NbdAddr::Unix(nbd), "a");
     let client: Arc<dyn BlockDevice> =
         Arc::new(NbdClient::connect(&uri, NbdClientConfig::default())?);
     let depth = shapes.iter().map(|s| s.depth).max().unwrap_or(1);

@@ -7,8 +7,10 @@ use super::args::{
 use super::ask::{Array, follow};
 use super::{member, offline};
 use anyhow::{Result, bail};
+use pvblk_client::nbd::NbdUri;
+use pvblk_protocol::nbd::NbdAddr;
 use pvblk_raid5::ask::Question;
-use pvblk_volume::VolumeSpec;
+use pvblk_volume::{RingsSpec, VhostSpec, VolumeSpec};
 use std::sync::atomic::AtomicBool;
 
 /// Asks a disk, and has nothing to tell if it works.
@@ -126,7 +128,15 @@ fn absolute(spec: &mut VolumeSpec) -> Result<()> {
             absolute(inner)?
         }
         VolumeSpec::Raid5(array) => array.members.iter_mut().flatten().try_for_each(absolute)?,
-        VolumeSpec::Null(_) | VolumeSpec::Mem(_) => {}
+        VolumeSpec::Vhost(VhostSpec { path, .. })
+        | VolumeSpec::Rings(RingsSpec { path, .. })
+        | VolumeSpec::Nbd(NbdUri {
+            addr: NbdAddr::Unix(path),
+            ..
+        }) => {
+            *path = std::path::absolute(&path)?;
+        }
+        VolumeSpec::Null(_) | VolumeSpec::Mem(_) | VolumeSpec::Nbd(_) => {}
     }
     Ok(())
 }

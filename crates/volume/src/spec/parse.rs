@@ -1,16 +1,29 @@
 //! The text form of specs: `KIND[:ARGS][:INNER]`.
 
+use super::client;
 use super::units::{parse_probability, parse_rate, parse_size, parse_span};
 use super::{
     CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec,
 };
 use pvblk_block::Error;
+use pvblk_client::nbd::NbdUri;
 use std::str::FromStr;
 
 /// Deepest nesting of decorators and arrays.
 const DEEPEST: usize = 16;
 
-const KINDS: [&str; 7] = ["null", "mem", "file", "delay", "fault", "cache", "raid5"];
+const KINDS: [&str; 10] = [
+    "null",
+    "mem",
+    "file",
+    "delay",
+    "fault",
+    "cache",
+    "raid5",
+    "nbd",
+    "vhost-user",
+    "rings",
+];
 
 const FILE_FLAGS: [&str; 3] = ["direct", "ro", "nolock"];
 const FILE_KEYS: [&str; 4] = ["engine", "size", "sector", "format"];
@@ -52,6 +65,13 @@ fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
             Ok(VolumeSpec::Cache(cache(args)?, inner))
         }
         ("raid5", rest) => raid5(rest.unwrap_or(""), depth).map(VolumeSpec::Raid5),
+        ("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _) => nbd(text).map(VolumeSpec::Nbd),
+        ("vhost-user", rest) => client::vhost_user(rest.unwrap_or("")).map(VolumeSpec::Vhost),
+        ("rings", rest) => client::rings(rest.unwrap_or("")).map(VolumeSpec::Rings),
+        (scheme, Some(rest)) if rest.starts_with("//") => Err(format!(
+            "unknown kind `{}`: of URIs nbd:// and nbd+unix:// are known; of a file write file:PATH",
+            scheme.escape_debug()
+        )),
         _ if text.contains('/') => file(text).map(VolumeSpec::File),
         ("", _) => Err(format!(
             "a kind is missing: {}, or a path with a `/`",
@@ -302,6 +322,12 @@ fn cache(args: &str) -> Result<CacheSpec, String> {
         spec.set(key, value)?;
     }
     Ok(spec)
+}
+
+/// The error is the URI's own reason; which URI it is stands before it.
+fn nbd(text: &str) -> Result<NbdUri, String> {
+    text.parse()
+        .map_err(|e: Error| e.to_string().replacen(&format!("{text}: "), "", 1))
 }
 
 fn raid5(text: &str, depth: usize) -> Result<Raid5Spec, String> {

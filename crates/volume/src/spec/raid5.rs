@@ -5,7 +5,7 @@ mod replaced;
 
 pub use names::SpecNames;
 
-use super::VolumeSpec;
+use super::{Need, VolumeSpec};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5 as raid5;
 use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath};
@@ -68,9 +68,13 @@ impl Raid5Spec {
 
     /// Opens the members and finds the array that they are. Nothing is written.
     pub fn assemble(&self) -> Result<Assembly, Error> {
+        self.assemble_for(&Need::default())
+    }
+
+    fn assemble_for(&self, need: &Need) -> Result<Assembly, Error> {
         let mut devices = Vec::new();
         for member in self.members.iter().flatten() {
-            devices.push((member.to_string(), member.as_member().open()?));
+            devices.push((member.to_string(), member.as_member().open_for(need)?));
         }
         if !self.force {
             let mut found = Vec::new();
@@ -94,8 +98,8 @@ impl Raid5Spec {
         Ok(assembly)
     }
 
-    pub(super) fn open(&self) -> Result<Arc<dyn BlockDevice>, Error> {
-        let mut assembly = self.assemble()?;
+    pub(super) fn open(&self, need: &Need) -> Result<Arc<dyn BlockDevice>, Error> {
+        let mut assembly = self.assemble_for(need)?;
         let mut progress = Raid5Progress::default();
         let mut tell = |done, of| {
             if let Some(text) = progress.step(done, of) {

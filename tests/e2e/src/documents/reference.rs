@@ -210,7 +210,7 @@ pub fn volumes(page: &str) -> Result<Vec<String>, Stop> {
     let mut wrong = Vec::new();
     let kinds = possible(&refusal("bogus:1M")?, "unknown kind `bogus`: use ");
     let kinds = kinds.ok_or_else(|| Stop::Fail("no kinds are named".into()))?;
-    check(kinds.len() >= 7, || format!("{kinds:?}"))?;
+    check(kinds.len() >= 10, || format!("{kinds:?}"))?;
     let sections = sections(page);
     for section in &sections {
         for kind in section.subjects().iter().filter(|k| !kinds.contains(*k)) {
@@ -222,6 +222,9 @@ pub fn volumes(page: &str) -> Result<Vec<String>, Stop> {
             "file" => "file:x,ro,bogus=1".to_owned(),
             "null" | "mem" => format!("{kind}:{MIB},bogus=1"),
             "cache" => "cache:1M,bogus=1:null".to_owned(),
+            "nbd" => "nbd://h/x?bogus=1".to_owned(),
+            "vhost-user" => "vhost-user:unix:x,bogus=1".to_owned(),
+            "rings" => "rings:unix:x,disk=a,bogus=1".to_owned(),
             "raid5" => "raid5:[null][null][null],bogus=1".to_owned(),
             decorator => format!("{decorator}:bogus=1:null"),
         };

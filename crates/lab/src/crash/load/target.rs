@@ -51,6 +51,7 @@ impl Target {
             }
             Export::VhostUser => {
                 let config = VhostClientConfig {
+                    fewer: false,
                     queues: 1,
                     entries: 16 << options.ring_pages.min(4),
                     memory_bytes: MEMORY,
@@ -70,11 +71,16 @@ impl Target {
             Target::Rings(front, _) => Disk::Lasting(front.clone()),
             Target::Vhost(client) => Disk::Lasting(client.clone()),
             Target::Nbd(socket) => {
-                let uri = NbdUri {
-                    addr: NbdAddr::Unix(socket.clone()),
-                    export: "a".into(),
+                let uri = NbdUri::new(NbdAddr::Unix(socket.clone()), "a");
+                let connect = || {
+                    NbdClient::connect(
+                        &uri,
+                        NbdClientConfig {
+                            timeout: HANDSHAKE,
+                            ..NbdClientConfig::default()
+                        },
+                    )
                 };
-                let connect = || NbdClient::connect(&uri, NbdClientConfig { timeout: HANDSHAKE });
                 Disk::Once(Arc::new(with_patience(connect)?))
             }
         })

@@ -238,6 +238,15 @@ fn printed_specs_parse_to_the_same() {
         "raid5:[file:/a][file:/b][cache:1M,mode=read-only:file:/c]",
         "raid5:[file:/a][file:/b][file:/c]",
         "delay:1ms:raid5:[missing][file:/b,direct][delay:1ms:mem:4k],stripes=512,force",
+        "nbd://localhost:10810/disk",
+        "nbd://[::1]:5/a/b?connections=4",
+        "nbd+unix:///a?socket=/run/x",
+        "vhost-user:unix:/run/v.sock",
+        "vhost-user:unix:/run/v.sock,queues=2,queue-size=64,memory=8M",
+        "rings:unix:/run/x.sock,disk=a",
+        "rings:unix:/run/x.sock,disk=a,queues=4,ring-pages=2,memory=8M",
+        "cache:1M:nbd://h:1/a",
+        "raid5:[nbd://[::1]:5/a][rings:unix:/x,disk=a][vhost-user:unix:/x,queues=1],stripes=512",
         "fault:seed=18446744073709551615,after=100,error=0.01,read-error=0,write-error=1,flush-error=0.25,stall=0.001/50ms,torn=0.5:delay:1ms:null:1T",
     ] {
         let spec = ok(text);
@@ -301,6 +310,52 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("delay:serial=1:mem:1G", "unknown option `serial`"),
         ("delay:1ms:mem:1X", "`1X` is not a size"),
         ("delay:1ms:mem:1", "multiple of 4096"),
+        (
+            "nbd://h/x?x=1",
+            "unknown option `x`: use socket=PATH, connections=N",
+        ),
+        ("nbd://h:99999/x", "the host makes no sense"),
+        ("nbd:///x", "the host makes no sense"),
+        ("nbd:x", "it is no NBD URI"),
+        ("nbd+unix:///x", "the socket's path is missing"),
+        ("nbds://h/x", "TLS is not supported"),
+        (
+            "http://h/x",
+            "unknown kind `http`: of URIs nbd:// and nbd+unix:// are known",
+        ),
+        (
+            "vhost-user:/x",
+            "a server's socket is missing, as in vhost-user:unix:",
+        ),
+        ("vhost-user:unix:", "a server's socket is missing"),
+        (
+            "vhost-user:unix:/x,disk=a",
+            "unknown option `disk=a`: use queues=N",
+        ),
+        ("vhost-user:unix:/x,queues=65", "queues must be 1 to 64"),
+        (
+            "vhost-user:unix:/x,queue-size=100",
+            "a power of two from 4 to 1024",
+        ),
+        ("rings:", "a server's socket is missing, as in rings:unix:"),
+        (
+            "rings:unix:/x",
+            "the disk's name is missing, as in rings:unix:",
+        ),
+        (
+            "rings:unix:/x,disk=a,queue=1",
+            "unknown option `queue=1`: use disk=NAME",
+        ),
+        (
+            "rings:unix:/x,disk=a,queues=x",
+            "queues `x` is not a number",
+        ),
+        ("rings:unix:/x,disk=a,memory=x", "`x` is not a size"),
+        (
+            "rings:unix:/x,disk=a,ring-pages=3",
+            "ring-pages must be 1, 2, 4, 8 or 16",
+        ),
+        ("delay:1ms:nbd:x", "it is no NBD URI"),
         ("cache:1M", "the volume to go over is missing"),
         ("cache:5q:mem:1G", "`5q` is not a size"),
         ("cache:1k:mem:1G", "from 64k to 16T"),
@@ -396,4 +451,30 @@ fn values_that_only_the_struct_form_can_hold_are_checked() {
         sector_bytes: 1024,
     };
     assert!(VolumeSpec::Mem(mem).open().is_err());
+}
+
+#[test]
+fn clients_are_volumes() {
+    let VolumeSpec::Rings(r) = ok("rings:unix:/run/x.sock,disk=a,queues=4,ring-pages=2,memory=8M")
+    else {
+        panic!("not rings");
+    };
+    assert_eq!((r.disk.as_str(), r.queues, r.ring_pages), ("a", Some(4), 2));
+    assert_eq!(r.memory_bytes, Some(8 << 20));
+    let VolumeSpec::Vhost(v) = ok("vhost-user:unix:/run/v.sock,queues=2,queue-size=64") else {
+        panic!("not vhost-user");
+    };
+    assert_eq!((v.queues, v.entries, v.memory_bytes), (Some(2), 64, None));
+    let VolumeSpec::Cache(_, inner) = ok("cache:1M:nbd://h/x?connections=2") else {
+        panic!("not a cache");
+    };
+    let VolumeSpec::Nbd(uri) = *inner else {
+        panic!("not NBD");
+    };
+    assert_eq!((uri.export.as_str(), uri.connections), ("x", Some(2)));
+    // A path that looks like a URI is a file, if it says so.
+    assert_eq!(
+        file_spec("file:http://h/x").path,
+        PathBuf::from("http://h/x")
+    );
 }
