@@ -105,7 +105,7 @@ if [ -f fuzz/Cargo.toml ]; then
 fi
 if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab' cargo build --release --locked -p pvblk-lab; then
     # The command is built on its own, as it is shipped.
-    check 'release build of an example' cargo build --release --locked -p pvblk-raid5 --example raid5_prereads
+    check 'release build of an example' cargo build --release --locked -p pvblk-volume --example raid5_prereads
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
 else
     fail 'release build, and with it the end-to-end tests'

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 fn compared() -> Result<(), Stop> {
     need(&["tar", "ldd"])?;
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/ext4.trace");
-    let tool = example("raid5_prereads", "pvblk-raid5")?;
+    let tool = example("raid5_prereads", "pvblk-volume")?;
     let mut md = md(&tool, &trace)?;
     md.sort_unstable();
     let md = md[md.len() / 2];

@@ -1,6 +1,6 @@
 //! What a hit of 4 KiB costs, beside a bare copy of as much between the same two regions, and a bare look-up in a lock-free way.
 //!
-//! `cargo run --release -p pvblk-cache --example hit_cost [PAGES]`: how many pages are read at random; default 1024 (4 MiB).
+//! `cargo run --release -p pvblk-volume --example cache_hit_cost [PAGES]`: how many pages are read at random; default 1024 (4 MiB).
 
 use pvblk_block::{BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Region, Request};
 use pvblk_cache::{CacheConfig, PageCache};

@@ -1,5 +1,5 @@
 //! Counts the reads of an array from its members for parity, while a trace of writes is replayed:
-//! `cargo run --release -p pvblk-raid5 --example raid5_prereads -- tests/e2e/data/ext4.trace`.
+//! `cargo run --release -p pvblk-volume --example raid5_prereads -- tests/e2e/data/ext4.trace`.
 //!
 //! The array has four members in memory, 64 MiB each, with chunks of 64 KiB. Their speed is that of `--disk`
 //! (the MODEL of `delay:MODEL:`), in a time that passes only while all requests wait: the same figures come

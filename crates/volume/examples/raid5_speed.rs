@@ -1,4 +1,4 @@
-//! Rates of an array of four members in memory, by one thread: `cargo run --release -p pvblk-raid5 --example raid5_speed`.
+//! Rates of an array of four members in memory, by one thread: `cargo run --release -p pvblk-volume --example raid5_speed`.
 //!
 //! A copy loop over as many bytes runs beside it, and shows the speed of this machine's memory at the moment.
 
