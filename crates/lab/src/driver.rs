@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct DriverLoad {
     /// [`Op::Read`] or [`Op::Write`].
     pub op: Op,
     /// Bytes of each request, a multiple of 512.
@@ -93,7 +93,7 @@ impl Driver {
     /// Runs `load`; `place` gives each request's block number, `check` sees each completed buffer and block number.
     pub fn run(
         &mut self,
-        load: &Load,
+        load: &DriverLoad,
         mut place: impl FnMut() -> u64,
         mut check: impl FnMut(&Buffer, u64),
     ) -> Result<Outcome, Error> {
@@ -171,7 +171,7 @@ impl Driver {
         for at in (0..buffer.len()).step_by(8) {
             buffer.write(at, word);
         }
-        let load = Load {
+        let load = DriverLoad {
             op: Op::Write,
             block: buffer.len(),
             depth: 1,

@@ -39,7 +39,7 @@ pub struct NbdOptions {
 
 /// One server's samples at one depth.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Samples {
+pub struct NbdSamples {
     /// Name of the server.
     pub server: String,
     /// Requests in flight.
@@ -59,17 +59,17 @@ pub struct NbdResult {
     /// True if client and server had a CPU each.
     pub pinned: bool,
     /// One entry for each server and depth.
-    pub samples: Vec<Samples>,
+    pub samples: Vec<NbdSamples>,
 }
 
-struct Server {
+struct NbdServer {
     child: Child,
     uri: String,
     files: Vec<PathBuf>,
 }
 
-impl Server {
-    fn start(kind: &str, dir: &Path, cpu: Option<usize>) -> Result<Server> {
+impl NbdServer {
+    fn start(kind: &str, dir: &Path, cpu: Option<usize>) -> Result<NbdServer> {
         let socket = dir.join("bench.sock");
         let _ = std::fs::remove_file(&socket);
         let at = socket.display().to_string();
@@ -113,7 +113,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("starting {kind}: is it installed?"))?;
-        let server = Server {
+        let server = NbdServer {
             child,
             uri: format!("nbd+unix:///d?socket={at}"),
             files,
@@ -132,7 +132,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for NbdServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -171,7 +171,7 @@ fn sample(
     cpus: (Option<usize>, Option<usize>),
     dir: &Path,
 ) -> Result<(f64, f64, f64)> {
-    let server = Server::start(kind, dir, cpus.1)?;
+    let server = NbdServer::start(kind, dir, cpus.1)?;
     if !kind.starts_with("null") {
         fio(
             &server.uri,
@@ -210,13 +210,13 @@ pub fn run(options: &NbdOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<
     } else {
         (Some(cpus[0]), Some(cpus[1]))
     };
-    let mut samples: Vec<Samples> = Vec::new();
+    let mut samples: Vec<NbdSamples> = Vec::new();
     for &depth in &options.depths {
         for server in SERVERS {
-            samples.push(Samples {
+            samples.push(NbdSamples {
                 server: server.to_owned(),
                 depth,
-                ..Samples::default()
+                ..NbdSamples::default()
             });
         }
     }

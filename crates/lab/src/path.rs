@@ -6,7 +6,7 @@
 
 use crate::bare;
 use crate::child::Server;
-use crate::driver::{Driver, Load};
+use crate::driver::{Driver, DriverLoad};
 use crate::machine::Machine;
 use anyhow::{Context, Result, ensure};
 use pvblk_block::{BlockDevice, Buffer, Op, Region};
@@ -36,7 +36,7 @@ pub struct PathOptions {
 
 /// All samples of one depth, in requests per second, in the order of the rounds.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Samples {
+pub struct PathSamples {
     /// Requests in flight.
     pub depth: u32,
     /// Rates of the bare ring.
@@ -58,7 +58,7 @@ pub struct PathResult {
     /// Working set in bytes.
     pub span: u64,
     /// One entry for each depth.
-    pub samples: Vec<Samples>,
+    pub samples: Vec<PathSamples>,
 }
 
 const BLOCK: usize = bare::BLOCK;
@@ -204,7 +204,7 @@ impl Whole {
         })
     }
 
-    fn sample(&self, load: &Load, rng: &mut fastrand::Rng) -> Result<f64> {
+    fn sample(&self, load: &DriverLoad, rng: &mut fastrand::Rng) -> Result<f64> {
         self.server.signal("CONT")?;
         let blocks = load.span / BLOCK as u64;
         let mut driver = Driver::open(&self.device, 0, load.depth, BLOCK)?;
@@ -212,7 +212,7 @@ impl Whole {
         let mut check = |b: &Buffer, block: u64| {
             wrong += u64::from(!is_marked(b.region(), b.offset(), block));
         };
-        let warm = Load {
+        let warm = DriverLoad {
             count: load.count / 20 + 1,
             ..*load
         };
@@ -252,7 +252,7 @@ pub fn run(options: &PathOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result
     let mut rng = fastrand::Rng::with_seed(1);
     progress("filling the disk through the rings");
     let whole = Whole::start(dir, options.span, cpus[1])?;
-    let load = |depth: u32, count: u64, sleep: bool| Load {
+    let load = |depth: u32, count: u64, sleep: bool| DriverLoad {
         op: Op::Read,
         block: BLOCK,
         depth,
@@ -274,12 +274,12 @@ pub fn run(options: &PathOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result
     whole.server.signal("STOP")?;
     let bare = Bare::start(dir, options.span, cpus[1])?;
     bare.server.signal("STOP")?;
-    let mut samples: Vec<Samples> = options
+    let mut samples: Vec<PathSamples> = options
         .depths
         .iter()
-        .map(|&depth| Samples {
+        .map(|&depth| PathSamples {
             depth,
-            ..Samples::default()
+            ..PathSamples::default()
         })
         .collect();
     for round in 0..options.runs {

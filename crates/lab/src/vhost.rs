@@ -6,7 +6,7 @@
 //! is checked in its first and last word, and spoilt before it is used again.
 
 use crate::child::{self, Server};
-use crate::driver::{Driver, Load};
+use crate::driver::{Driver, DriverLoad};
 use crate::machine::Machine;
 use crate::threads::joined;
 use crate::verdict::{self, Check};
@@ -44,7 +44,7 @@ pub struct VhostOptions {
 
 /// One server's samples of one number of queues and depth.
 #[derive(Clone, Debug, Serialize)]
-pub struct Samples {
+pub struct VhostSamples {
     /// Name of the server.
     pub server: String,
     pub queues: u16,
@@ -65,7 +65,7 @@ pub struct VhostResult {
     /// Version of the peer.
     pub peer: String,
     /// One entry for each server, number of queues, and depth.
-    pub samples: Vec<Samples>,
+    pub samples: Vec<VhostSamples>,
     /// Percentage of a CPU that our server took at rest after all samples, with every queue
     /// connected.
     pub rest_percent: f64,
@@ -108,15 +108,15 @@ impl Drop for Peer {
 }
 
 /// Servers of one number of queues, and a client for each of them.
-struct Bed {
+struct VhostBed {
     ours: Server,
     peer: Peer,
     clients: Vec<Arc<VhostClient>>,
     queues: u16,
 }
 
-impl Bed {
-    fn start(dir: &Path, queues: u16, deepest: u32, cpu: usize) -> Result<Bed> {
+impl VhostBed {
+    fn start(dir: &Path, queues: u16, deepest: u32, cpu: usize) -> Result<VhostBed> {
         let socket = |name: &str| dir.join(format!("{name}-{queues}"));
         let (null, mem, peer) = (socket("null"), socket("mem"), socket("peer"));
         let listen = |name: &str, path: &Path| format!("{name}=unix:{}", path.display());
@@ -145,7 +145,7 @@ impl Bed {
         let clients = [&null, &peer, &mem].map(connect);
         let [null, peer, mem] = clients;
         let null = null?;
-        let bed = Bed {
+        let bed = VhostBed {
             clients: vec![Arc::clone(&null), peer?, mem?, null],
             ours,
             peer: other,
@@ -229,7 +229,7 @@ fn reads(
                 scope.spawn(move || -> Result<()> {
                     pvblk_sys::cpu::pin(cpu)?;
                     let mut rng = fastrand::Rng::with_seed(number);
-                    let load = Load {
+                    let load = DriverLoad {
                         op: Op::Read,
                         block: BLOCK,
                         depth,
@@ -276,16 +276,16 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
         _ => bail!("client and server need a CPU each, and there is one"),
     };
     let peer = version()?;
-    let mut samples: Vec<Samples> = Vec::new();
+    let mut samples: Vec<VhostSamples> = Vec::new();
     let mut rest_percent = 0.0;
     let deepest = options.depths.iter().max().copied().unwrap_or(1);
     for &queues in &options.queues {
-        let bed = Bed::start(dir, queues, deepest, server)?;
+        let bed = VhostBed::start(dir, queues, deepest, server)?;
         let first = samples.len();
         for &depth in &options.depths {
             for polls in [false, true] {
                 for server in SERVERS {
-                    samples.push(Samples {
+                    samples.push(VhostSamples {
                         server: server.to_owned(),
                         queues,
                         depth,
@@ -322,14 +322,14 @@ pub fn run(options: &VhostOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
 }
 
 impl VhostResult {
-    fn of(&self, like: &Samples, server: &str) -> Option<&Samples> {
-        let shape = |s: &Samples| (s.queues, s.depth, s.polls);
+    fn of(&self, like: &VhostSamples, server: &str) -> Option<&VhostSamples> {
+        let shape = |s: &VhostSamples| (s.queues, s.depth, s.polls);
         let mut all = self.samples.iter();
         all.find(|s| s.server == server && shape(s) == shape(like))
     }
 
     /// The ratio of our null disk to a server, in words, with the control.
-    fn ratio(&self, s: &Samples, to: &str) -> Option<String> {
+    fn ratio(&self, s: &VhostSamples, to: &str) -> Option<String> {
         let (to, ours, again) = (
             self.of(s, to)?,
             self.of(s, SERVERS[0])?,

@@ -1,9 +1,9 @@
 //! Cells of the page-order experiment that once failed, in virtual time, so the figures are the same
 //! everywhere.
 
-use pvblk_lab::page_order::disks::Cost;
+use pvblk_lab::page_order::disks::ServiceCost;
 use pvblk_lab::page_order::policy::{ActiveShare, Policy, WaitPolicy};
-use pvblk_lab::page_order::{Cell, load};
+use pvblk_lab::page_order::{PageOrderCell, load};
 
 /// 64 processes read at random through 264 pages. The second parts of requests once waited behind the first
 /// parts at disks that do one request at a time, and kept pages from disks that had nothing to do: the rate
@@ -11,14 +11,14 @@ use pvblk_lab::page_order::{Cell, load};
 #[test]
 fn many_random_readers_get_the_most_out_of_few_pages() {
     let rate = |policy| {
-        let cell = Cell {
+        let cell = PageOrderCell {
             processes: 64,
             random: true,
             policy: Some(policy),
             pages: 264,
             active_pages: 132,
         };
-        load::run(&cell, 0.1, false, Cost::PLAIN)
+        load::run(&cell, 0.1, false, ServiceCost::PLAIN)
             .unwrap()
             .kib_per_second
     };
@@ -36,15 +36,15 @@ fn many_random_readers_get_the_most_out_of_few_pages() {
 #[test]
 fn the_default_decisions_are_the_served_caches() {
     for random in [false, true] {
-        let cell = Cell {
+        let cell = PageOrderCell {
             processes: 12,
             random,
             policy: Some(Policy::DEFAULT),
             pages: if random { 264 } else { 720 },
             active_pages: if random { 132 } else { 360 },
         };
-        let served = load::run(&cell, 0.1, false, Cost::PLAIN).unwrap();
-        let lab = load::run_with(cell.policy, &cell, 0.1, false, Cost::PLAIN).unwrap();
+        let served = load::run(&cell, 0.1, false, ServiceCost::PLAIN).unwrap();
+        let lab = load::run_with(cell.policy, &cell, 0.1, false, ServiceCost::PLAIN).unwrap();
         assert_eq!(served.kib_per_second, lab.kib_per_second);
         assert_eq!(served.counters.all(), lab.counters.all());
         assert!(served.counters.pgscan_kswapd + served.counters.pgscan_direct > 0);

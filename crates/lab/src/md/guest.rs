@@ -21,7 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// fio's counts of a sample, and its cost on this machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cost {
+pub struct SampleCost {
     /// Writes a second, by the guest's clock.
     pub rate: f64,
     /// CPUs that all of the guest's processes used while it wrote.
@@ -131,7 +131,13 @@ impl Guest {
 
     /// One run of fio in the guest, on `md0` or on `ram4`, for `seconds` seconds with blocks of `block`
     /// bytes.
-    pub fn sample(&mut self, device: &str, fio: &str, block: u64, seconds: f64) -> Result<Cost> {
+    pub fn sample(
+        &mut self,
+        device: &str,
+        fio: &str,
+        block: u64,
+        seconds: f64,
+    ) -> Result<SampleCost> {
         let runtime = (seconds * 1e3).ceil();
         self.give(&format!(
             "sample {device} --runtime={runtime}ms --bs={block} {fio}"
@@ -151,7 +157,7 @@ impl Guest {
         let (to, after) = (Instant::now(), run_ns(&processes));
         let [kib, milliseconds, rate] = self.done(PATIENCE)?;
         agree(kib, milliseconds, rate, block)?;
-        Ok(Cost {
+        Ok(SampleCost {
             rate,
             cpus: (after - before) / (to - from).as_nanos() as f64,
         })

@@ -13,7 +13,7 @@ use crate::stripe_queue::array::{Array, MEMBERS, Way};
 use crate::stripe_queue::load::{Job, for_so_long};
 use crate::stripe_queue::member_sectors;
 use anyhow::{Result, ensure};
-use guest::{Cost, Guest};
+use guest::{Guest, SampleCost};
 use pvblk_block::{Op, SECTOR};
 use pvblk_raid5::Consistency;
 use serde::Serialize;
@@ -108,7 +108,7 @@ const ROUND: [Who; 8] = [
 
 /// One writer's samples, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Samples {
+pub struct MdSamples {
     pub who: Who,
     /// Writes a second.
     pub rate: Vec<f64>,
@@ -118,20 +118,20 @@ pub struct Samples {
 
 /// All samples of one kind and depth.
 #[derive(Clone, Debug, Serialize)]
-pub struct Cell {
+pub struct MdCell {
     pub kind: Kind,
     /// Requests in flight.
     pub depth: usize,
     /// One entry for each writer.
-    pub samples: Vec<Samples>,
+    pub samples: Vec<MdSamples>,
 }
 
-impl Cell {
+impl MdCell {
     fn name(kind: &Kind, depth: usize) -> String {
         format!("{}, {depth} in flight", kind.name)
     }
 
-    fn of(&self, who: Who) -> Option<&Samples> {
+    fn of(&self, who: Who) -> Option<&MdSamples> {
         self.samples.iter().find(|s| s.who == who)
     }
 }
@@ -151,7 +151,7 @@ pub struct MdResult {
     /// Sectors whose parity md's check found wrong at the end; they should be none.
     pub mismatches: u64,
     /// One entry for each kind and depth.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<MdCell>,
 }
 
 struct Load {
@@ -182,7 +182,7 @@ impl Pair<'_> {
         }
     }
 
-    fn sample(&mut self, who: Who, kind: &Kind, depth: usize, seconds: f64) -> Result<Cost> {
+    fn sample(&mut self, who: Who, kind: &Kind, depth: usize, seconds: f64) -> Result<SampleCost> {
         let load = Load {
             kind: *kind,
             depth,
@@ -199,7 +199,7 @@ impl Pair<'_> {
         }
     }
 
-    fn md(&mut self, device: &str, skip_copy: bool, load: &Load) -> Result<Cost> {
+    fn md(&mut self, device: &str, skip_copy: bool, load: &Load) -> Result<SampleCost> {
         if skip_copy != self.skips_copy {
             self.guest
                 .set("skip_copy", if skip_copy { "1" } else { "0" })?;
@@ -216,7 +216,7 @@ impl Pair<'_> {
             .sample(device, &fio, load.kind.block, load.seconds)
     }
 
-    fn ours(&mut self, way: Way, stable: bool, load: &Load) -> Result<Cost> {
+    fn ours(&mut self, way: Way, stable: bool, load: &Load) -> Result<SampleCost> {
         self.array.begin(way, &[])?;
         let job = Job {
             file: 0..SPAN,
@@ -229,7 +229,7 @@ impl Pair<'_> {
         };
         let time = Duration::from_secs_f64(load.seconds);
         let (rates, cpus) = for_so_long(vec![(&self.array, job)], time, &[self.cpu])?;
-        Ok(Cost {
+        Ok(SampleCost {
             rate: rates[0],
             cpus,
         })
@@ -245,22 +245,22 @@ fn array(stripes: usize) -> Result<Array> {
 
 /// Runs the experiment, with files in `folder`, which must be empty; `progress` is told what is being measured.
 pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Result<MdResult> {
-    let mut cells: Vec<Cell> = Vec::new();
+    let mut cells: Vec<MdCell> = Vec::new();
     for kind in KINDS {
         for &depth in &options.depths {
-            let name = Cell::name(&kind, depth);
+            let name = MdCell::name(&kind, depth);
             if options
                 .cells
                 .as_ref()
                 .is_none_or(|only| name.contains(only))
             {
-                let samples = |who| Samples {
+                let samples = |who| MdSamples {
                     who,
                     rate: Vec::new(),
                     cpu_us: Vec::new(),
                 };
                 let samples = ROUND.map(samples).into();
-                cells.push(Cell {
+                cells.push(MdCell {
                     kind,
                     depth,
                     samples,
@@ -290,7 +290,7 @@ pub fn run(options: &MdOptions, folder: &Path, progress: &dyn Fn(&str)) -> Resul
     }
     for round in 0..options.runs {
         for cell in &mut cells {
-            let name = Cell::name(&cell.kind, cell.depth);
+            let name = MdCell::name(&cell.kind, cell.depth);
             progress(&format!("round {} of {}: {name}", round + 1, options.runs));
             // Every second round runs in reverse order.
             let mut order: Vec<usize> = (0..ROUND.len()).collect();

@@ -1,6 +1,6 @@
 //! Tables and expected ratios.
 
-use super::{Cell, MdResult, Who};
+use super::{MdCell, MdResult, Who};
 use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
 use crate::verdict::{Check, table};
@@ -17,7 +17,7 @@ fn show(ratio: Option<PairRatio>) -> String {
     }
 }
 
-impl Cell {
+impl MdCell {
     fn rates(&self, who: Who) -> &[f64] {
         self.of(who).map_or(&[], |s| &s.rate)
     }
@@ -152,7 +152,7 @@ impl MdResult {
                     continue;
                 };
                 checks.push(Check {
-                    expected: format!("{}, {way}: {target} x md", Cell::name(&c.kind, c.depth)),
+                    expected: format!("{}, {way}: {target} x md", MdCell::name(&c.kind, c.depth)),
                     figure: c.ratio_text(who, Who::Md),
                     holds: ratio.median >= target,
                 });

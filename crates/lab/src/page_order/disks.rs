@@ -23,7 +23,7 @@ const ISSUE: Duration = Duration::from_micros(1);
 
 /// Cost of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Cost {
+pub struct ServiceCost {
     /// Time of each request.
     pub request: Duration,
     /// Rate at which data is transferred.
@@ -32,17 +32,17 @@ pub struct Cost {
     pub segment: Duration,
 }
 
-impl Cost {
+impl ServiceCost {
     /// A disk of 1 ms and 40 MB/s that doesn't mind segments: the seed's controller "doesn't care about pfn
     /// ordering in any way".
-    pub const PLAIN: Cost = Cost {
+    pub const PLAIN: ServiceCost = ServiceCost {
         request: Duration::from_millis(1),
         bytes_per_second: 40e6,
         segment: Duration::ZERO,
     };
     /// A disk that needn't seek and is told one segment after the other: 200 us, 200 MB/s, 12 us for each
     /// segment.
-    pub const MERGING: Cost = Cost {
+    pub const MERGING: ServiceCost = ServiceCost {
         request: Duration::from_micros(200),
         bytes_per_second: 200e6,
         segment: Duration::from_micros(12),
@@ -98,8 +98,8 @@ impl EventClock {
 }
 
 /// Disks as the head of this module describes them. They don't touch data.
-pub struct Disks {
-    cost: Cost,
+pub struct ModelledDisks {
+    cost: ServiceCost,
     clock: Arc<ManualClock>,
     events_clock: Arc<EventClock>,
     capacity_sectors: u64,
@@ -108,10 +108,14 @@ pub struct Disks {
     events: EventHub,
 }
 
-impl Disks {
+impl ModelledDisks {
     /// Disks for `capacity_sectors` sectors (512 B) in all; each queue has its own part of them.
-    pub fn new(cost: Cost, capacity_sectors: u64, clock: &Arc<ManualClock>) -> Disks {
-        Disks {
+    pub fn new(
+        cost: ServiceCost,
+        capacity_sectors: u64,
+        clock: &Arc<ManualClock>,
+    ) -> ModelledDisks {
+        ModelledDisks {
             cost,
             clock: Arc::clone(clock),
             events_clock: Arc::new(EventClock::new(clock)),
@@ -132,7 +136,7 @@ impl Disks {
     }
 }
 
-impl BlockDevice for Disks {
+impl BlockDevice for ModelledDisks {
     fn describe(&self) -> String {
         "modelled disks".into()
     }
@@ -148,7 +152,7 @@ impl BlockDevice for Disks {
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let mut due = self.due.lock();
         due.push(None);
-        Ok(Box::new(DiskQueue {
+        Ok(Box::new(ModelledDiskQueue {
             cost: self.cost,
             clock: Arc::clone(&self.clock),
             events_clock: Arc::clone(&self.events_clock),
@@ -169,8 +173,8 @@ impl BlockDevice for Disks {
     }
 }
 
-struct DiskQueue {
-    cost: Cost,
+struct ModelledDiskQueue {
+    cost: ServiceCost,
     clock: Arc<ManualClock>,
     events_clock: Arc<EventClock>,
     due: Arc<Mutex<Vec<Option<Instant>>>>,
@@ -181,13 +185,13 @@ struct DiskQueue {
     tracer: Tracer,
 }
 
-impl DiskQueue {
+impl ModelledDiskQueue {
     fn tell(&self) {
         self.due.lock()[self.number] = self.waiting.front().map(|w| w.0);
     }
 }
 
-impl DeviceQueue for DiskQueue {
+impl DeviceQueue for ModelledDiskQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
         let now = self.clock.now();
         for request in batch.drain(..) {

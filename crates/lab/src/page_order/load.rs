@@ -1,8 +1,8 @@
 //! iozone's load in virtual time: processes that read records of 64 KiB, each from a disk of its own, and a
 //! cache that is too small.
 
-use super::Cell;
-use super::disks::{Cost, Disks};
+use super::PageOrderCell;
+use super::disks::{ModelledDisks, ServiceCost};
 use super::policy::Policy;
 use crate::machine::cpu_ns;
 use anyhow::{Context, Result, bail, ensure};
@@ -34,7 +34,7 @@ const MOST_ROUNDS: u64 = 50_000_000;
 
 /// The result of a run.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct CellRun {
     /// KiB of all processes together that were read in a second of virtual time.
     pub kib_per_second: f64,
     /// CPU time of cache, model and driver, in nanoseconds for each KiB.
@@ -132,7 +132,7 @@ impl Process {
 /// The processes, their cache and its disks.
 struct World<P: pvblk_cache::Policy> {
     clock: Arc<ManualClock>,
-    disks: Arc<Disks>,
+    disks: Arc<ModelledDisks>,
     cache: Option<Arc<PageCache<P>>>,
     keeper: Option<Keeper<P>>,
     device: Arc<dyn BlockDevice>,
@@ -142,9 +142,9 @@ struct World<P: pvblk_cache::Policy> {
 }
 
 impl<P: pvblk_cache::Policy> World<P> {
-    fn new(policy: Option<P>, pages: u64, cost: Cost, traced: bool) -> Result<World<P>> {
+    fn new(policy: Option<P>, pages: u64, cost: ServiceCost, traced: bool) -> Result<World<P>> {
         let clock = Arc::new(ManualClock::default());
-        let disks = Arc::new(Disks::new(cost, DISK * 66, &clock));
+        let disks = Arc::new(ModelledDisks::new(cost, DISK * 66, &clock));
         let (mut tracing, mut collector) = (Tracing::off(), None);
         if traced {
             let times = disks.events_clock();
@@ -224,7 +224,7 @@ impl<P: pvblk_cache::Policy> World<P> {
 }
 
 /// Runs one cell with the defaults of the cache that is served.
-pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
+pub fn run(cell: &PageOrderCell, seconds: f64, traced: bool, cost: ServiceCost) -> Result<CellRun> {
     match cell.policy {
         None => run_with(None::<Standard>, cell, seconds, traced, cost),
         Some(Policy::DEFAULT) => run_with(Some(Standard), cell, seconds, traced, cost),
@@ -236,11 +236,11 @@ pub fn run(cell: &Cell, seconds: f64, traced: bool, cost: Cost) -> Result<Run> {
 /// and aren't any more; the historical measurement (seed 002) had such pages left from its writes.
 pub fn run_with<P: pvblk_cache::Policy>(
     policy: Option<P>,
-    cell: &Cell,
+    cell: &PageOrderCell,
     seconds: f64,
     traced: bool,
-    cost: Cost,
-) -> Result<Run> {
+    cost: ServiceCost,
+) -> Result<CellRun> {
     let mut world = World::new(policy, cell.pages, cost, traced)?;
     if let Some(cache) = world.cache.clone() {
         for _ in 0..3 {
@@ -283,7 +283,7 @@ pub fn run_with<P: pvblk_cache::Policy>(
     if let Some(cache) = &world.cache {
         cache.check().map_err(anyhow::Error::msg)?;
     }
-    Ok(Run {
+    Ok(CellRun {
         kib_per_second: kib / seconds,
         cpu_ns_per_kib: cpu / kib.max(1.0),
         counters,

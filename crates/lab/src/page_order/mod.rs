@@ -13,8 +13,8 @@ mod report;
 use crate::machine::Machine;
 use crate::threads::joined;
 use anyhow::{Context, Result};
-use disks::Cost;
-use load::Run;
+use disks::ServiceCost;
+use load::CellRun;
 use parking_lot::Mutex;
 use policy::{FrameOrder, Policy};
 use pvblk_trace::latency::{Column, deviation};
@@ -39,7 +39,7 @@ const LARGE: u64 = 65536;
 
 /// One cell of the tables.
 #[derive(Clone, Debug)]
-pub struct Cell {
+pub struct PageOrderCell {
     /// Number of reading processes.
     pub processes: u32,
     /// Reads go to random places instead of in order.
@@ -64,7 +64,7 @@ pub struct PageOrderOptions {
 
 /// The result of a cell.
 #[derive(Clone, Debug, Serialize)]
-pub struct Sample {
+pub struct PageOrderSample {
     /// Number of reading processes.
     pub processes: u32,
     /// Reads went to random places instead of in order.
@@ -103,17 +103,17 @@ pub struct Breakdown {
 pub struct PageOrderResult {
     pub machine: Machine,
     /// All cells, in the order in which they were made.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<PageOrderSample>,
     /// Random and sequential reads by the default and by the historical policy.
     pub breakdowns: Vec<Breakdown>,
     /// Frames in order and reversed, on disks that merge segments.
     pub merging: Breakdown,
 }
 
-impl Sample {
-    fn of(cell: &Cell, run: &Run) -> Sample {
+impl PageOrderSample {
+    fn of(cell: &PageOrderCell, run: &CellRun) -> PageOrderSample {
         let c = &run.counters;
-        Sample {
+        PageOrderSample {
             processes: cell.processes,
             random: cell.random,
             policy: cell.policy.map_or("direct".into(), |p| p.name()),
@@ -128,7 +128,7 @@ impl Sample {
     }
 }
 
-fn cells(options: &PageOrderOptions) -> Vec<Cell> {
+fn cells(options: &PageOrderOptions) -> Vec<PageOrderCell> {
     let mut cells = Vec::new();
     // Cells that take longest come first.
     for processes in PROCESSES.into_iter().rev() {
@@ -145,7 +145,7 @@ fn cells(options: &PageOrderOptions) -> Vec<Cell> {
                 if pages == TOO_SMALL[at] {
                     policies.push(None);
                 }
-                cells.extend(policies.into_iter().map(|policy| Cell {
+                cells.extend(policies.into_iter().map(|policy| PageOrderCell {
                     processes,
                     random,
                     policy,
@@ -158,7 +158,12 @@ fn cells(options: &PageOrderOptions) -> Vec<Cell> {
     cells
 }
 
-fn breakdown(name: &'static str, cells: [Cell; 2], seconds: f64, cost: Cost) -> Result<Breakdown> {
+fn breakdown(
+    name: &'static str,
+    cells: [PageOrderCell; 2],
+    seconds: f64,
+    cost: ServiceCost,
+) -> Result<Breakdown> {
     let mut reports = Vec::new();
     let mut segments = [0.0; 2];
     for (cell, segments) in cells.iter().zip(&mut segments) {
@@ -196,8 +201,8 @@ pub fn run(
                 }
                 let few =
                     f64::from(16.0_f32.min(cell.processes as f32)) / f64::from(cell.processes);
-                let run = load::run(cell, options.seconds * few, false, Cost::PLAIN)?;
-                results.lock()[at] = Some(Sample::of(cell, &run));
+                let run = load::run(cell, options.seconds * few, false, ServiceCost::PLAIN)?;
+                results.lock()[at] = Some(PageOrderSample::of(cell, &run));
             }
         };
         let threads: Vec<_> = (0..options.threads.max(1))
@@ -208,7 +213,7 @@ pub fn run(
     progress("latencies");
     let pair = |random: bool| {
         let at = usize::from(random);
-        [Policy::DEFAULT, Policy::HISTORY].map(|policy| Cell {
+        [Policy::DEFAULT, Policy::HISTORY].map(|policy| PageOrderCell {
             processes: SHOWN,
             random,
             policy: Some(policy),
@@ -216,9 +221,9 @@ pub fn run(
             active_pages: TOO_SMALL[at] / 2,
         })
     };
-    let plain = |name, random| breakdown(name, pair(random), options.seconds, Cost::PLAIN);
+    let plain = |name, random| breakdown(name, pair(random), options.seconds, ServiceCost::PLAIN);
     progress("disks that merge");
-    let orders = [FrameOrder::Reversed, FrameOrder::Kept].map(|order| Cell {
+    let orders = [FrameOrder::Reversed, FrameOrder::Kept].map(|order| PageOrderCell {
         processes: 1,
         random: false,
         policy: Some(Policy {
@@ -238,7 +243,7 @@ pub fn run(
             "frames reversed and kept",
             orders,
             options.seconds,
-            Cost::MERGING,
+            ServiceCost::MERGING,
         )?,
         samples: results.into_inner().into_iter().flatten().collect(),
     })

@@ -3,7 +3,7 @@
 
 use super::TOO_SMALL;
 use super::policy::Policy;
-use crate::driver::{Driver, Load};
+use crate::driver::{Driver, DriverLoad};
 use crate::machine::{Machine, cpu_ns};
 use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
@@ -47,7 +47,7 @@ pub struct RealOptions {
 
 /// One way to read the file.
 #[derive(Clone, Debug, Serialize)]
-pub struct Way {
+pub struct ReadWay {
     /// Name in tables.
     pub name: String,
     /// MB/s of each round.
@@ -86,7 +86,7 @@ pub struct RealResult {
     /// Bytes of the file.
     pub bytes: u64,
     /// Ways to read the cold file; the kernel's comes first.
-    pub cold: Vec<Way>,
+    pub cold: Vec<ReadWay>,
     /// Chosen cells, with threads.
     pub cells: Vec<RealCell>,
 }
@@ -215,14 +215,14 @@ fn our_pass(
     Ok(pass)
 }
 
-fn cold_reads(options: &RealOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<Vec<Way>> {
+fn cold_reads(options: &RealOptions, dir: &Path, progress: &dyn Fn(&str)) -> Result<Vec<ReadWay>> {
     let (path, bytes) = (dir.join("cold"), options.bytes);
     progress("making a file");
     let file = make_file(&path, bytes)?;
     let sizes = [bytes, bytes / 4];
-    let mut ways = vec![Way::new("the kernel, read(2)".into())];
+    let mut ways = vec![ReadWay::new("the kernel, read(2)".into())];
     for size in sizes {
-        ways.push(Way::new(format!("cache of {} MiB", size >> 20)));
+        ways.push(ReadWay::new(format!("cache of {} MiB", size >> 20)));
     }
     let mut counted = [[0; 3]; 2];
     for round in 0..options.runs {
@@ -249,9 +249,9 @@ fn cold_reads(options: &RealOptions, dir: &Path, progress: &dyn Fn(&str)) -> Res
     Ok(ways)
 }
 
-impl Way {
-    fn new(name: String) -> Way {
-        Way {
+impl ReadWay {
+    fn new(name: String) -> ReadWay {
+        ReadWay {
             name,
             rates: Vec::new(),
             cpu_ns_per_kib: Vec::new(),
@@ -272,8 +272,8 @@ impl Way {
 }
 
 /// A load of `count` records, read one after another; the caller gives their places.
-fn records(count: u64) -> Load {
-    Load {
+fn records(count: u64) -> DriverLoad {
+    DriverLoad {
         op: Op::Read,
         block: RECORD,
         depth: 1,

@@ -1,7 +1,7 @@
 //! Tables and checks of `pvblk-lab page-order`.
 
 use super::policy::Policy;
-use super::{Breakdown, MORE, PROCESSES, PageOrderResult, SHOWN, Sample, TOO_SMALL};
+use super::{Breakdown, MORE, PROCESSES, PageOrderResult, PageOrderSample, SHOWN, TOO_SMALL};
 use crate::verdict::{Check, table};
 use anyhow::Result;
 use pvblk_bench::plot::{self, Axis, Scale, Unit};
@@ -53,13 +53,19 @@ impl PageOrderResult {
         pattern: usize,
         processes: u32,
         pages: u64,
-    ) -> impl Iterator<Item = &Sample> {
+    ) -> impl Iterator<Item = &PageOrderSample> {
         self.samples.iter().filter(move |s| {
             s.random == (pattern == RANDOM) && s.processes == processes && s.pages == pages
         })
     }
 
-    fn sample(&self, pattern: usize, processes: u32, pages: u64, policy: &str) -> Option<&Sample> {
+    fn sample(
+        &self,
+        pattern: usize,
+        processes: u32,
+        pages: u64,
+        policy: &str,
+    ) -> Option<&PageOrderSample> {
         self.samples_of(pattern, processes, pages)
             .find(|s| s.policy == policy)
     }
@@ -70,7 +76,7 @@ impl PageOrderResult {
     }
 
     /// The sample of the best policy where the cache is too small.
-    fn best(&self, pattern: usize, processes: u32) -> Option<&Sample> {
+    fn best(&self, pattern: usize, processes: u32) -> Option<&PageOrderSample> {
         self.samples_of(pattern, processes, TOO_SMALL[pattern])
             .filter(|s| s.policy != "direct")
             .max_by(|a, b| a.kib_per_second.total_cmp(&b.kib_per_second))
@@ -115,7 +121,7 @@ impl PageOrderResult {
             };
             let seed = SEED[pattern].iter().find(|s| s.0 == n);
             let of = |policy: &str| self.sample(pattern, n, TOO_SMALL[pattern], policy);
-            let count = |s: Option<&Sample>, name| s.map_or(0, |s| s.counters[name]);
+            let count = |s: Option<&PageOrderSample>, name| s.map_or(0, |s| s.counters[name]);
             let stalls = count(of(&history), "stalls");
             let rate = |policy: &str| of(policy).map_or(0.0, |s| s.kib_per_second);
             t.add_row([

@@ -29,7 +29,7 @@ pub struct QueuesOptions {
 
 /// All samples of one load, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Point {
+pub struct QueuesPoint {
     pub load: Load,
     /// Samples on one queue.
     pub one_queue: Vec<Sample>,
@@ -54,9 +54,9 @@ pub struct QueuesResult {
     /// Queues that were compared with one.
     pub queues: u32,
     /// On `null`: patterns by jobs.
-    pub null: Vec<Point>,
+    pub null: Vec<QueuesPoint>,
     /// On `null`: one thread with 64 requests, and 64 threads with one.
-    pub shapes: Vec<Point>,
+    pub shapes: Vec<QueuesPoint>,
     /// On `null`, 4 KiB random reads, one thread a queue.
     pub scaling: Vec<Scaling>,
     /// On the modelled device that serves each queue one request at a time.
@@ -126,13 +126,13 @@ impl Experiment<'_> {
         ));
     }
 
-    fn points(&self, loads: &[Load]) -> Result<Vec<Point>> {
+    fn points(&self, loads: &[Load]) -> Result<Vec<QueuesPoint>> {
         let one = self.connect("null", 1, loads)?;
         let several = self.connect("null", self.options.queues, loads)?;
         let again = self.connect("null", self.options.queues, loads)?;
-        let mut points: Vec<Point> = loads
+        let mut points: Vec<QueuesPoint> = loads
             .iter()
-            .map(|load| Point {
+            .map(|load| QueuesPoint {
                 load: load.clone(),
                 one_queue: Vec::new(),
                 several: Vec::new(),

@@ -1,6 +1,6 @@
 //! Tables, plots and checks of `pvblk-lab queues`.
 
-use super::{Point, QueuesResult, Scaling};
+use super::{QueuesPoint, QueuesResult, Scaling};
 use crate::bed::{Pattern, Sample, rates, typical};
 use crate::stats::{Claim, Confidence, PairRatio};
 use crate::verdict::{Check, median_ratio, ratio, table};
@@ -27,7 +27,7 @@ fn name(pattern: Pattern) -> &'static str {
     }
 }
 
-impl Point {
+impl QueuesPoint {
     fn row(&self) -> [String; 5] {
         let (one, several) = (rates(&self.one_queue), rates(&self.several));
         let times = |s: &[Sample]| {
@@ -60,7 +60,7 @@ impl Point {
 }
 
 impl QueuesResult {
-    fn of(&self, pattern: Pattern) -> impl Iterator<Item = &Point> {
+    fn of(&self, pattern: Pattern) -> impl Iterator<Item = &QueuesPoint> {
         self.null.iter().filter(move |p| p.load.pattern == pattern)
     }
 
@@ -134,7 +134,7 @@ impl QueuesResult {
     }
 
     pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
-        let point = |p: &Point, samples: &[Sample]| {
+        let point = |p: &QueuesPoint, samples: &[Sample]| {
             let all = rates(samples);
             let low = all.iter().copied().fold(f64::INFINITY, f64::min);
             let high = all.iter().copied().fold(0.0, f64::max);
@@ -193,7 +193,7 @@ impl QueuesResult {
             });
         }
         for pattern in self.patterns() {
-            let rate = |p: &Point| typical(&p.several, |s| s.iops);
+            let rate = |p: &QueuesPoint| typical(&p.several, |s| s.iops);
             let peak = self.of(pattern).map(rate).fold(0.0, f64::max);
             for p in self.of(pattern).filter(|p| p.load.threads >= 4) {
                 let share = rate(p) / peak;

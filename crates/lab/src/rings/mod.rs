@@ -32,7 +32,7 @@ pub struct RingsOptions {
 
 /// All samples of one load, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Point {
+pub struct RingsPoint {
     pub load: Load,
     /// Samples on a ring of one page.
     pub one_page: Vec<Sample>,
@@ -51,15 +51,15 @@ pub struct RingsResult {
     /// Factor by which the device's clock ran slower.
     pub slower: f64,
     /// 4 KiB random reads and then writes, by threads.
-    pub random: Vec<Point>,
+    pub random: Vec<RingsPoint>,
     /// Random reads, by block size.
-    pub sizes: Vec<Point>,
+    pub sizes: Vec<RingsPoint>,
     /// Sequential reads, by block size, in two shapes.
-    pub sequential: Vec<Point>,
+    pub sequential: Vec<RingsPoint>,
     /// Sequential reads, submitted in batches.
-    pub batched: Vec<Point>,
+    pub batched: Vec<RingsPoint>,
     /// Sequential reads, submitted one by one, with the elevator's policy; there is no control.
-    pub elevator: Vec<Point>,
+    pub elevator: Vec<RingsPoint>,
 }
 
 const THREADS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -119,7 +119,7 @@ fn sweep<M: MergePolicy>(
     loads: &[Load],
     runs: usize,
     progress: &dyn Fn(&str),
-) -> Result<Vec<Point>> {
+) -> Result<Vec<RingsPoint>> {
     let control = !M::JOINS_WAITING;
     let connect = |disk: &str, ring_pages| -> Result<Lane<M>> {
         bed.connect(
@@ -134,9 +134,9 @@ fn sweep<M: MergePolicy>(
     let one = connect("one", 1)?;
     let eight = connect("eight", 8)?;
     let again = connect("again", 8)?;
-    let mut points: Vec<Point> = loads
+    let mut points: Vec<RingsPoint> = loads
         .iter()
-        .map(|load| Point {
+        .map(|load| RingsPoint {
             load: load.clone(),
             one_page: Vec::new(),
             eight_pages: Vec::new(),

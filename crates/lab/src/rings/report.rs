@@ -1,6 +1,6 @@
 //! Tables, plots and checks of `pvblk-lab rings`.
 
-use super::{Point, RingsResult, SHAPES};
+use super::{RingsPoint, RingsResult, SHAPES};
 use crate::bed::{Pattern, SSD_IOPS, Sample, rates, typical};
 use crate::verdict::{Check, median_ratio, ratio, table};
 use anyhow::Result;
@@ -18,7 +18,7 @@ const SEED: [(u32, u32, u32); 6] = [
     (64, 132, 209),
 ];
 
-impl Point {
+impl RingsPoint {
     fn in_flight(&self) -> u32 {
         self.load.threads * self.load.depth
     }
@@ -110,7 +110,7 @@ impl RingsResult {
         t
     }
 
-    fn sequential_table(&self, points: &[Point], shape: (u32, u32)) -> Table {
+    fn sequential_table(&self, points: &[RingsPoint], shape: (u32, u32)) -> Table {
         let mut t = table(&[
             "block",
             "1p MB/s",
@@ -125,7 +125,7 @@ impl RingsResult {
             "1p in-flight",
             "8p in-flight",
         ]);
-        let mine = |p: &&Point| (p.load.threads, p.load.depth) == shape;
+        let mine = |p: &&RingsPoint| (p.load.threads, p.load.depth) == shape;
         for p in points.iter().filter(mine) {
             let both =
                 |f: fn(&Sample) -> f64| (typical(&p.one_page, f), typical(&p.eight_pages, f));
@@ -202,18 +202,18 @@ impl RingsResult {
             let high = all.iter().copied().fold(0.0, f64::max);
             (x, crate::path::median(&all), Some((low, high)))
         };
-        let reads: Vec<&Point> = self
+        let reads: Vec<&RingsPoint> = self
             .random
             .iter()
             .filter(|p| p.load.pattern == Pattern::RandomRead)
             .collect();
-        let x = |p: &Point| f64::from(p.in_flight());
+        let x = |p: &RingsPoint| f64::from(p.in_flight());
         let seed = |f: fn(&(u32, u32, u32)) -> u32| {
             SEED.iter()
                 .map(|s| (f64::from(s.0 * 4), f64::from(f(s)) * 1000.0, None))
                 .collect::<Vec<_>>()
         };
-        let ours = |f: fn(&Point) -> &Vec<Sample>| {
+        let ours = |f: fn(&RingsPoint) -> &Vec<Sample>| {
             reads.iter().map(|p| rate(f(p), x(p))).collect::<Vec<_>>()
         };
         let count = |label| Axis {
@@ -232,7 +232,7 @@ impl RingsResult {
                 ("seed 000, 8 pages", seed(|s| s.2)),
             ],
         )?;
-        let gains = |points: &[Point], shape: (u32, u32)| {
+        let gains = |points: &[RingsPoint], shape: (u32, u32)| {
             points
                 .iter()
                 .filter(|p| (p.load.threads, p.load.depth) == shape)

@@ -2,7 +2,7 @@
 
 use super::group::Group;
 use crate::child::{self, Server};
-use crate::driver::{Driver, Load};
+use crate::driver::{Driver, DriverLoad};
 use anyhow::{Context, Result, bail};
 use pvblk_block::{BlockDevice, Op};
 use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri};
@@ -36,7 +36,7 @@ pub struct Pools {
 
 /// The fields of the server's answer that the experiment needs.
 #[derive(Deserialize)]
-struct Report {
+struct ServerReport {
     total: Pools,
     squeezes: u64,
 }
@@ -52,7 +52,7 @@ impl Control {
 
     /// The server's figures of all disks, and its number of squeezes.
     pub fn pools(&self) -> Result<(Pools, u64)> {
-        let report: Report = serde_json::from_str(&self.ask(r#"{"memory":"report"}"#)?)?;
+        let report: ServerReport = serde_json::from_str(&self.ask(r#"{"memory":"report"}"#)?)?;
         Ok((report.total, report.squeezes))
     }
 
@@ -120,7 +120,7 @@ impl Disks {
     /// Submits as many reads of a disk as fill its pool, all in flight at once. Returns the time
     /// that they took.
     pub fn burst(&mut self, disk: usize) -> Result<Duration> {
-        let load = Load {
+        let load = DriverLoad {
             op: Op::Read,
             block: BLOCK,
             depth: self.depth,

@@ -13,13 +13,13 @@ use crate::machine::Machine;
 use crate::stats::{HEADER, Summary};
 use crate::verdict::{self, Check};
 use anyhow::{Context, Result};
-use overhead::{Overhead, Shape};
+use overhead::{Overhead, OverheadShape};
 use pvblk_bench::plot::{self, Axis, Scale, Unit};
 use reaction::Reaction;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
-use swap::{Run, Sizes};
+use swap::{Sizes, SwapRun};
 
 const MIB: u64 = 1 << 20;
 
@@ -62,7 +62,7 @@ pub struct SqueezeResult {
     /// Sizes of the swap experiment.
     pub sizes: Sizes,
     /// Runs of the swap experiment, in the order in which they were made.
-    pub swap: Vec<Run>,
+    pub swap: Vec<SwapRun>,
     /// Reaction times by size.
     pub reaction: Vec<Reaction>,
     /// Rates with the two limits.
@@ -125,7 +125,7 @@ pub fn run(options: &SqueezeOptions, dir: &Path, progress: &dyn Fn(&str)) -> Res
         progress("overhead");
         let floor = 64 * pvblk_sys::cpu::allowed().len();
         let shapes = [(1, floor), (1, 0), (32, floor), (32, 0)]
-            .map(|(depth, floor_pages)| Shape { depth, floor_pages });
+            .map(|(depth, floor_pages)| OverheadShape { depth, floor_pages });
         // Many short pairs are measured: other load of the machine changes within seconds.
         let (count, runs) = if options.quick {
             (16_384, 10)
@@ -191,7 +191,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl SqueezeResult {
-    fn runs(&self, duration: Option<u64>) -> impl Iterator<Item = &Run> + Clone {
+    fn runs(&self, duration: Option<u64>) -> impl Iterator<Item = &SwapRun> + Clone {
         self.swap.iter().filter(move |r| r.duration_ms == duration)
     }
 
@@ -222,7 +222,7 @@ impl SqueezeResult {
                 "killed before",
             ]);
             for (duration, seed_in, seed_out) in swap::SEED {
-                let of = |f: fn(&Run) -> f64| mean(self.runs(duration).map(f));
+                let of = |f: fn(&SwapRun) -> f64| mean(self.runs(duration).map(f));
                 let name = duration.map_or("none".into(), |ms| format!("{ms} ms"));
                 table.add_row([
                     name,
@@ -318,7 +318,7 @@ impl SqueezeResult {
             });
         };
         if !self.swap.is_empty() {
-            let of = |d, f: fn(&Run) -> u64| mean(self.runs(d).map(|r| f(r) as f64));
+            let of = |d, f: fn(&SwapRun) -> u64| mean(self.runs(d).map(|r| f(r) as f64));
             let ins = of(None, |r| r.pswpin) / of(Some(10), |r| r.pswpin).max(1.0);
             let outs = of(None, |r| r.pswpout) / of(Some(10), |r| r.pswpout).max(1.0);
             check(

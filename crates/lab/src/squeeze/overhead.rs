@@ -5,7 +5,7 @@
 
 use super::disks::{Control, Pools};
 use crate::child::Server;
-use crate::driver::{Driver, Load};
+use crate::driver::{Driver, DriverLoad};
 use crate::stats::{Comparison, Confidence, PairRatio};
 use crate::threads::joined;
 use anyhow::{Context, Result};
@@ -25,7 +25,7 @@ pub const SEED: [(usize, f64, f64); 2] = [(0, 419.4, 2.51), (1024, 417.8, 4.44)]
 
 /// A shape of load, and the floor of the pools while it runs.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Shape {
+pub struct OverheadShape {
     /// Requests in flight.
     pub depth: u32,
     /// The floor of the whole process's pools, in pages.
@@ -35,7 +35,7 @@ pub struct Shape {
 /// The samples of one shape, interleaved.
 #[derive(Clone, Debug, Serialize)]
 pub struct Overhead {
-    pub shape: Shape,
+    pub shape: OverheadShape,
     /// MB/s with a limit of 0.
     pub none: Vec<f64>,
     /// MB/s with a limit of 1024 pages.
@@ -59,7 +59,7 @@ impl Overhead {
 }
 
 /// Writes `count` blocks in order and flushes, `runs` times with each limit.
-pub fn run(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<Overhead>> {
+pub fn run(dir: &Path, shapes: &[OverheadShape], count: u64, runs: usize) -> Result<Vec<Overhead>> {
     let cpus = pvblk_sys::cpu::allowed();
     let one = *cpus.last().context("no CPU")?;
     // The server and all threads that this process starts from here on inherit the CPU.
@@ -72,7 +72,12 @@ pub fn run(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<
     })
 }
 
-fn run_here(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec<Overhead>> {
+fn run_here(
+    dir: &Path,
+    shapes: &[OverheadShape],
+    count: u64,
+    runs: usize,
+) -> Result<Vec<Overhead>> {
     let (nbd, control) = (dir.join("nbd.sock"), dir.join("ctl"));
     let bytes = count * BLOCK as u64;
     let server = Server::start(
@@ -134,7 +139,7 @@ fn run_here(dir: &Path, shapes: &[Shape], count: u64, runs: usize) -> Result<Vec
 fn sample(
     driver: &mut Driver,
     control: &Control,
-    shape: Shape,
+    shape: OverheadShape,
     limit: usize,
     count: u64,
 ) -> Result<(f64, (u64, u64))> {
@@ -154,7 +159,7 @@ fn sample(
 
 /// MB/s of `count` writes and a flush.
 fn write(driver: &mut Driver, depth: u32, count: u64) -> Result<f64> {
-    let load = |op, count| Load {
+    let load = |op, count| DriverLoad {
         op,
         block: BLOCK,
         depth,

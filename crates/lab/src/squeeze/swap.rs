@@ -37,7 +37,7 @@ pub struct Sizes {
 
 /// Figures of one run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Run {
+pub struct SwapRun {
     /// The squeeze's duration; `None`: the server doesn't listen for pressure.
     pub duration_ms: Option<u64>,
     /// Pages swapped in, by the whole machine.
@@ -73,11 +73,11 @@ pub fn run_until_one_survives(
     duration_ms: Option<u64>,
     seed: u64,
     progress: &dyn Fn(&str),
-) -> Result<Run> {
+) -> Result<SwapRun> {
     for killed in 0..TRIES {
         let group = Group::new("squeeze")?;
         match run(dir, &group, sizes, duration_ms, seed) {
-            Ok(run) => return Ok(Run { killed, ..run }),
+            Ok(run) => return Ok(SwapRun { killed, ..run }),
             Err(e) if group.kills() == 0 => return Err(e),
             Err(_) => progress("the kernel killed the server; once more"),
         }
@@ -92,7 +92,7 @@ fn run(
     sizes: &Sizes,
     duration_ms: Option<u64>,
     seed: u64,
-) -> Result<Run> {
+) -> Result<SwapRun> {
     let flags = match duration_ms {
         None => vec!["--no-pressure".to_owned()],
         Some(ms) => vec!["--buffer-squeeze-duration-ms".into(), ms.to_string()],
@@ -149,7 +149,7 @@ fn run(
     drop(bystander);
     group.limit(None)?;
     disks.server.stop()?;
-    Ok(Run {
+    Ok(SwapRun {
         duration_ms,
         pswpin: after.0 - before.0,
         pswpout: after.1 - before.1,

@@ -70,7 +70,7 @@ impl Phase {
 
 /// One cell of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Cell {
+pub struct StripeCell {
     pub phase: Phase,
     /// Bytes of a request.
     pub block: u64,
@@ -80,7 +80,7 @@ pub struct Cell {
     pub bytes: u64,
 }
 
-impl Cell {
+impl StripeCell {
     /// Name in tables.
     pub fn name(&self) -> String {
         format!(
@@ -252,7 +252,7 @@ impl Submitter {
 
 /// Figures of a sample.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Sample {
+pub struct StripeSample {
     /// 10⁶ bytes a second, all threads together.
     pub mb_per_second: f64,
     /// CPU time as percentage of the elapsed time. For modelled disks: real CPU time as percentage
@@ -271,10 +271,10 @@ fn cpu_seconds(clock: ClockId) -> f64 {
     cpu_ns(clock) / 1e9
 }
 
-fn sample(bytes: u64, took: Duration, cpu: f64, counted: Counted4k) -> Sample {
+fn sample(bytes: u64, took: Duration, cpu: f64, counted: Counted4k) -> StripeSample {
     let seconds = took.as_secs_f64();
     let mib = bytes as f64 / f64::from(1 << 20);
-    Sample {
+    StripeSample {
         mb_per_second: bytes as f64 / 1e6 / seconds,
         cpu_percent: 100.0 * cpu / seconds,
         prereads_per_mib: counted.inside as f64 / mib,
@@ -283,7 +283,7 @@ fn sample(bytes: u64, took: Duration, cpu: f64, counted: Counted4k) -> Sample {
     }
 }
 
-fn jobs(cell: &Cell) -> Vec<Job> {
+fn jobs(cell: &StripeCell) -> Vec<Job> {
     let job = |file: Range<u64>| {
         let blocks = (file.end - file.start) * SECTOR / cell.block;
         Job {
@@ -311,10 +311,10 @@ fn jobs(cell: &Cell) -> Vec<Job> {
 pub fn in_virtual_time(
     array: &mut Array,
     clock: &ManualClock,
-    cell: &Cell,
+    cell: &StripeCell,
     way: Way,
     seed: u64,
-) -> Result<Sample> {
+) -> Result<StripeSample> {
     array.begin(way, &cell.edges())?;
     let run = run_virtually(array, clock, jobs(cell), None, seed)?;
     let bytes = run.requests.iter().sum::<u64>() * cell.block;
@@ -322,7 +322,7 @@ pub fn in_virtual_time(
 }
 
 /// The result of jobs.
-pub struct Run {
+pub struct JobsRun {
     /// Time that the jobs took.
     pub took: Duration,
     /// CPU time of this thread.
@@ -338,7 +338,7 @@ pub fn run_virtually(
     jobs: Vec<Job>,
     limit: Option<Duration>,
     seed: u64,
-) -> Result<Run> {
+) -> Result<JobsRun> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let submitter = |job| Submitter::new(array, job, rng.u64(..));
     let mut all: Vec<Submitter> = jobs.into_iter().map(submitter).collect::<Result<_>>()?;
@@ -379,7 +379,7 @@ pub fn run_virtually(
         clock.advance_to(due.context("nothing will ever end")?);
     }
     let requests = counted.unwrap_or_else(|| all.iter().map(|s| s.ended).collect());
-    Ok(Run {
+    Ok(JobsRun {
         took: limit.unwrap_or_else(|| clock.now() - begin),
         cpu_seconds: cpu_seconds(ClockId::ThreadCPUTime) - cpu,
         requests,
@@ -387,7 +387,12 @@ pub fn run_virtually(
 }
 
 /// Runs a cell on real threads in real time.
-pub fn in_real_time(array: &mut Array, cell: &Cell, way: Way, seed: u64) -> Result<Sample> {
+pub fn in_real_time(
+    array: &mut Array,
+    cell: &StripeCell,
+    way: Way,
+    seed: u64,
+) -> Result<StripeSample> {
     array.begin(way, &cell.edges())?;
     let jobs = jobs(cell);
     let gate = Barrier::new(jobs.len() + 1);

@@ -15,7 +15,7 @@ use crate::machine::Machine;
 use anyhow::Result;
 use array::{Array, MEMBERS, Way};
 use disk::Disk;
-use load::{Cell, Job, Phase, READ_WINDOW, Sample, WRITE_WINDOW, run_virtually};
+use load::{Job, Phase, READ_WINDOW, StripeCell, StripeSample, WRITE_WINDOW, run_virtually};
 use pvblk_block::{BlockDevice, Op};
 use pvblk_raid5::Consistency;
 use pvblk_volume::ManualClock;
@@ -59,20 +59,20 @@ pub enum Part {
 
 /// All samples of a cell, in the order of the rounds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Point {
-    pub cell: Cell,
+pub struct StripePoint {
+    pub cell: StripeCell,
     /// The array has a partial parity log.
     pub ppl: bool,
     /// Samples of direct writes, as md has.
-    pub direct: Vec<Sample>,
+    pub direct: Vec<StripeSample>,
     /// Samples of the stripe queue.
-    pub queue: Vec<Sample>,
+    pub queue: Vec<StripeSample>,
     /// Samples of direct writes once more: the control. Only for files.
-    pub direct_again: Vec<Sample>,
+    pub direct_again: Vec<StripeSample>,
     /// Samples of direct writes whose prereads are free. Only for modelled disks and writes.
-    pub direct_free: Vec<Sample>,
+    pub direct_free: Vec<StripeSample>,
     /// Samples of the stripe queue whose prereads are free.
-    pub queue_free: Vec<Sample>,
+    pub queue_free: Vec<StripeSample>,
 }
 
 /// Reads beside a writer.
@@ -93,7 +93,7 @@ pub struct Mix {
 pub struct Sweep {
     /// Number of stripe heads.
     pub stripes: usize,
-    pub point: Point,
+    pub point: StripePoint,
 }
 
 /// The experiment's result.
@@ -103,20 +103,20 @@ pub struct StripeQueueResult {
     /// Bytes of all files together.
     pub bytes: u64,
     /// Points on modelled disks.
-    pub modelled: Vec<Point>,
+    pub modelled: Vec<StripePoint>,
     /// Reads beside a writer, on modelled disks.
     pub mixes: Vec<Mix>,
     /// Sizes of the stripe cache, on modelled disks.
     pub sweep: Vec<Sweep>,
     /// Points on files.
-    pub files: Vec<Point>,
+    pub files: Vec<StripePoint>,
     /// Members in memory.
     pub memory: Option<speed::Speeds>,
 }
 
-impl Point {
-    fn new(cell: Cell, ppl: bool) -> Point {
-        Point {
+impl StripePoint {
+    fn new(cell: StripeCell, ppl: bool) -> StripePoint {
+        StripePoint {
             cell,
             ppl,
             direct: Vec::new(),
@@ -127,7 +127,7 @@ impl Point {
         }
     }
 
-    fn samples(&mut self, way: Way) -> &mut Vec<Sample> {
+    fn samples(&mut self, way: Way) -> &mut Vec<StripeSample> {
         match way {
             Way::Direct => &mut self.direct,
             Way::Queue => &mut self.queue,
@@ -157,7 +157,7 @@ struct Modelled {
 }
 
 impl Modelled {
-    fn sample(&mut self, cell: &Cell, way: Way, seed: u64) -> Result<Sample> {
+    fn sample(&mut self, cell: &StripeCell, way: Way, seed: u64) -> Result<StripeSample> {
         self.disks.iter().for_each(|d| d.park());
         load::in_virtual_time(&mut self.array, &self.clock, cell, way, seed)
     }
@@ -169,7 +169,7 @@ struct Experiment<'a> {
 }
 
 impl Experiment<'_> {
-    fn cells(&self) -> Vec<Cell> {
+    fn cells(&self) -> Vec<StripeCell> {
         let mut cells = self.all_cells();
         if let Some(only) = &self.options.cells {
             cells.retain(|c| c.name().contains(only));
@@ -177,11 +177,11 @@ impl Experiment<'_> {
         cells
     }
 
-    fn all_cells(&self) -> Vec<Cell> {
+    fn all_cells(&self) -> Vec<StripeCell> {
         let mut cells = Vec::new();
         for phase in Phase::ALL {
             for block in BLOCKS {
-                cells.extend(THREADS.map(|threads| Cell {
+                cells.extend(THREADS.map(|threads| StripeCell {
                     phase,
                     block,
                     threads,
@@ -193,7 +193,11 @@ impl Experiment<'_> {
     }
 
     fn room(&self) -> u64 {
-        self.all_cells().iter().map(Cell::room).max().unwrap_or(0)
+        self.all_cells()
+            .iter()
+            .map(StripeCell::room)
+            .max()
+            .unwrap_or(0)
     }
 
     fn on_disks(&self, ppl: bool, stripes: usize) -> Result<Modelled> {
@@ -212,12 +216,12 @@ impl Experiment<'_> {
         })
     }
 
-    fn tell(&self, what: &str, cell: &Cell, ppl: bool) {
+    fn tell(&self, what: &str, cell: &StripeCell, ppl: bool) {
         let ppl = if ppl { ", PPL" } else { "" };
         (self.progress)(&format!("{what}: {}{ppl}", cell.name()));
     }
 
-    fn modelled(&self) -> Result<Vec<Point>> {
+    fn modelled(&self) -> Result<Vec<StripePoint>> {
         let mut points = Vec::new();
         for ppl in [false, true] {
             let mut modelled = self.on_disks(ppl, STRIPES)?;
@@ -226,7 +230,7 @@ impl Experiment<'_> {
                     continue;
                 }
                 self.tell("modelled disks", &cell, ppl);
-                let mut point = Point::new(cell, ppl);
+                let mut point = StripePoint::new(cell, ppl);
                 let ways: &[Way] = match cell.phase.writes() && !ppl {
                     true => &[Way::Direct, Way::Queue, Way::DirectFree, Way::QueueFree],
                     false => &[Way::Direct, Way::Queue],
@@ -249,14 +253,14 @@ impl Experiment<'_> {
         for stripes in SWEEP {
             let mut modelled = self.on_disks(false, stripes)?;
             for threads in [1, 4, 8] {
-                let cell = Cell {
+                let cell = StripeCell {
                     phase: Phase::SequentialWrite,
                     block: BLOCKS[0],
                     threads,
                     bytes: self.options.bytes,
                 };
                 self.tell(&format!("{stripes} stripes"), &cell, false);
-                let mut point = Point::new(cell, false);
+                let mut point = StripePoint::new(cell, false);
                 for way in [Way::Direct, Way::Queue] {
                     for run in 0..self.options.runs.min(3) {
                         let s = modelled.sample(&cell, way, run as u64)?;
@@ -336,7 +340,7 @@ impl Experiment<'_> {
         Ok(mixes)
     }
 
-    fn files(&self, dir: &Path) -> Result<Vec<Point>> {
+    fn files(&self, dir: &Path) -> Result<Vec<StripePoint>> {
         let mut points = Vec::new();
         for ppl in [false, true] {
             let bytes = member_sectors(self.room()) * 512;
@@ -352,7 +356,7 @@ impl Experiment<'_> {
                     continue;
                 }
                 self.tell("files", &cell, ppl);
-                let mut point = Point::new(cell, ppl);
+                let mut point = StripePoint::new(cell, ppl);
                 // The first writes allocate blocks, and are not counted.
                 load::in_real_time(&mut array, &cell, Way::Direct, 0)?;
                 for run in 0..self.options.runs {

@@ -1,8 +1,8 @@
 //! Tables and checks of `pvblk-lab stripe-queue`.
 
-use super::load::{Cell, Phase, READ_WINDOW, Sample, WRITE_WINDOW};
+use super::load::{Phase, READ_WINDOW, StripeCell, StripeSample, WRITE_WINDOW};
 use super::speed::Speeds;
-use super::{Mix, Point, StripeQueueResult, disk};
+use super::{Mix, StripePoint, StripeQueueResult, disk};
 use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
 use crate::verdict::{Check, median_ratio, ratio, table};
@@ -28,17 +28,17 @@ const SEED: [(Phase, SeedTable); 4] = [
     ]),
 ];
 
-fn seed(cell: &Cell) -> Option<[i32; 3]> {
+fn seed(cell: &StripeCell) -> Option<[i32; 3]> {
     let table = SEED.iter().find(|s| s.0 == cell.phase)?.1;
     let at = if cell.block > 4096 { 4 } else { 0 } + cell.threads.ilog2() as usize;
     table.get(at).copied()
 }
 
-fn rates(samples: &[Sample]) -> Vec<f64> {
+fn rates(samples: &[StripeSample]) -> Vec<f64> {
     samples.iter().map(|s| s.mb_per_second).collect()
 }
 
-fn typical(samples: &[Sample], f: fn(&Sample) -> f64) -> f64 {
+fn typical(samples: &[StripeSample], f: fn(&StripeSample) -> f64) -> f64 {
     median(&samples.iter().map(f).collect::<Vec<_>>())
 }
 
@@ -46,11 +46,11 @@ fn percent(ratio: f64) -> String {
     format!("{:+.0}", 100.0 * (ratio - 1.0))
 }
 
-impl Point {
+impl StripePoint {
     /// Gain of the stripe queue in percent: rate, CPU, efficiency.
     fn gains(&self) -> [f64; 3] {
         let rate = median_ratio(&rates(&self.queue), &rates(&self.direct));
-        let cpu = |s: &Sample| s.cpu_percent;
+        let cpu = |s: &StripeSample| s.cpu_percent;
         let cpu = typical(&self.queue, cpu) / typical(&self.direct, cpu).max(1e-9);
         [rate, cpu, rate / cpu.max(1e-9)]
     }
@@ -88,7 +88,7 @@ impl Point {
         format!("{members}{ppl}, {}", self.cell.name())
     }
 
-    fn row(&self, with_ppl: Option<&Point>) -> Vec<String> {
+    fn row(&self, with_ppl: Option<&StripePoint>) -> Vec<String> {
         let [rate, cpu, efficiency] = self.gains().map(percent);
         let seed = seed(&self.cell).map_or(String::new(), |[r, c, e]| format!("{r:+} {c:+} {e:+}"));
         let mut row = vec![
@@ -105,9 +105,9 @@ impl Point {
             ),
         ];
         if self.cell.phase.writes() {
-            let prereads = |s: &[Sample]| typical(s, |s| s.prereads_per_mib);
-            let edges = |s: &[Sample]| typical(s, |s| s.prereads_at_edges as f64);
-            let whole = |s: &[Sample]| typical(s, |s| s.whole_percent);
+            let prereads = |s: &[StripeSample]| typical(s, |s| s.prereads_per_mib);
+            let edges = |s: &[StripeSample]| typical(s, |s| s.prereads_at_edges as f64);
+            let whole = |s: &[StripeSample]| typical(s, |s| s.whole_percent);
             row.push(format!(
                 "{:.2} {:.3}",
                 prereads(&self.direct),
@@ -134,7 +134,7 @@ impl Point {
     }
 }
 
-fn tables(points: &[Point]) -> String {
+fn tables(points: &[StripePoint]) -> String {
     let mut text = String::new();
     for phase in Phase::ALL {
         let mut header = vec![
@@ -266,7 +266,7 @@ impl StripeQueueResult {
             ]);
             for s in &self.sweep {
                 let p = &s.point;
-                let prereads = |s: &[Sample]| typical(s, |s| s.prereads_per_mib);
+                let prereads = |s: &[StripeSample]| typical(s, |s| s.prereads_per_mib);
                 t.add_row([
                     s.stripes.to_string(),
                     p.cell.threads.to_string(),
@@ -298,7 +298,7 @@ impl StripeQueueResult {
             for (way, of) in [
                 (
                     "direct",
-                    (|p: &Point| &p.direct) as fn(&Point) -> &Vec<Sample>,
+                    (|p: &StripePoint| &p.direct) as fn(&StripePoint) -> &Vec<StripeSample>,
                 ),
                 ("queue", |p| &p.queue),
             ] {
