@@ -7,22 +7,22 @@ use crate::questions::Questions;
 use crate::source::RequestSource;
 use crate::stall::Stall;
 use crate::users::Users;
-use crate::worker::watchdog::{Attention, Watchdog};
-use crate::worker::{Command, End, LaneId, LaneWaker, OnEnd, Seat};
+use crate::worker::watchdog::{Watchdog, WatchdogSignal};
+use crate::worker::{Command, End, LaneId, LaneWaker, OnEnd, Worker};
 use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{BlockDevice, DiskThreads, Error, Queue, QueueContext};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How a back end runs.
+/// Options of a back end.
 #[derive(Clone, Debug)]
 pub struct BackendOptions {
-    /// Worker threads; 0: one for each CPU that the process may use.
+    /// Number of worker threads; 0: one for each CPU that the process may use.
     pub workers: usize,
     /// Longest time that a worker polls a queue before it sleeps on it.
     pub spin_max: Duration,
-    /// Keep worker `i` on the `i`-th of these CPUs (modulo their number); empty: leave it to the kernel.
+    /// CPUs to which workers are pinned in turn; empty: the kernel chooses.
     pub pin: Vec<usize>,
 }
 
@@ -37,14 +37,14 @@ impl Default for BackendOptions {
     }
 }
 
-/// A disk: a device and what its queues share.
+/// A disk: a device and the state that its queues share.
 pub struct Disk {
     name: String,
     device: Arc<dyn BlockDevice>,
     gate: Arc<Gate>,
     next_queue: AtomicU32,
     tracing: Tracing,
-    floor: &'static str,
+    layer: &'static str,
     aside: Arc<DiskThreads>,
     memory: Arc<Budget>,
     stall: Arc<Stall>,
@@ -57,8 +57,8 @@ pub struct Disk {
 const ASIDE_THREADS: usize = 2;
 
 impl Disk {
-    /// A disk of this name over a device. Traces tell the lanes' own events under the name `back`: Q when a request
-    /// was taken from its source, D when it went to the device, C when its answer went to the source.
+    /// A disk of this name over a device. The lanes' own trace events have the layer `back`: Q when a request
+    /// was taken from its source, D when it went to the device, C when its completion went to the source.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>, tracing: Tracing) -> Disk {
         let name = name.into();
         Disk {
@@ -68,7 +68,7 @@ impl Disk {
             gate: Arc::default(),
             next_queue: AtomicU32::new(0),
             tracing,
-            floor: "back",
+            layer: "back",
             aside: Arc::new(DiskThreads::new("pvblk-aside", ASIDE_THREADS)),
             memory: Budget::unlimited(),
             stall: Arc::default(),
@@ -77,31 +77,31 @@ impl Disk {
         }
     }
 
-    /// The same with a bound for the bytes that its peers may make the server hold.
+    /// The disk with a bound for the bytes that its peers may make the server hold.
     #[must_use]
     pub fn with_memory(mut self, memory: Arc<Budget>) -> Disk {
         self.memory = memory;
         self
     }
 
-    /// The same for one front end at a time.
+    /// The disk for one front end at a time.
     #[must_use]
     pub fn exclusive(mut self) -> Disk {
         self.users = Users::new(&self.name, true);
         self
     }
 
-    /// Its front ends and clients now, and the fence between those who are gone and those who come.
+    /// The present front ends and clients of the disk, and its fence.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
     }
 
-    /// The budget to which buffers with its peers' data, replies and requests count.
+    /// The budget that buffers with its peers' data, replies and requests count to.
     pub fn memory(&self) -> &Arc<Budget> {
         &self.memory
     }
 
-    /// Whether a lane of it is blocked in a call.
+    /// The disk's record of lanes that are blocked in a call.
     pub fn stall(&self) -> &Arc<Stall> {
         &self.stall
     }
@@ -111,22 +111,21 @@ impl Disk {
         &self.aside
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same under another name in traces than `back`.
+    /// The disk with another layer in traces than `back`.
     #[must_use]
-    pub fn with_floor(mut self, floor: &'static str) -> Disk {
-        self.floor = floor;
+    pub fn with_layer(mut self, layer: &'static str) -> Disk {
+        self.layer = layer;
         self
     }
 
-    /// Opens one more queue of the device, for `depth` requests in flight, and a trace point for who uses it.
+    /// Opens one more queue of the device, for `depth` requests in flight, and the trace hooks of its user.
     pub(crate) fn open_queue(&self, depth: u32) -> Result<(Queue, Tracer), Error> {
         let index = self.next_queue.fetch_add(1, Ordering::Relaxed);
-        let tracer = self.tracing.tracer(self.floor, index, index);
+        let tracer = self.tracing.tracer(self.layer, index, index);
         let context = QueueContext {
             depth,
             index,
@@ -136,12 +135,13 @@ impl Disk {
         Ok((Queue::open(&self.device, &context)?, tracer))
     }
 
-    /// A way through the disk's gate, with which all of the disk's lanes can be held back.
+    /// A pass through the disk's gate, at which all of the disk's lanes can be held back.
     pub fn pass(&self) -> Pass {
         self.gate.pass()
     }
 
-    /// Has its device look at its backing again, on a thread of its own; not if it does so already.
+    /// Lets its device look at its backing again, on a thread of its own, unless that is under way
+    /// already.
     pub fn refresh(self: &Arc<Disk>) {
         if self.refreshing.swap(true, Ordering::AcqRel) {
             return;
@@ -167,39 +167,39 @@ impl Disk {
         }
     }
 
-    /// Asks its device a question (see [`BlockDevice::ask`]), one at a time, on a thread of its own. Waits for the answer, but not for ever: an
-    /// error tells that it takes too long, while the device goes on with it.
+    /// Asks its device a question (see [`BlockDevice::ask`]), one at a time, on a thread of its own. The wait
+    /// for the answer is bounded: an error says that it takes too long, while the device goes on with it.
     pub fn ask(&self, question: &str) -> Option<Result<String, Error>> {
         self.questions.ask(&self.device, &self.aside, question)
     }
 
-    /// From now on questions are refused. False if the last one hasn't ended after `patience`.
+    /// Refuses questions from now on. False if the last one hasn't ended after `patience`.
     pub(crate) fn no_more_questions(&self, patience: Duration) -> bool {
         self.questions.close(patience)
     }
 
-    /// Its device.
     pub fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.device
     }
 }
 
-/// A lane's name and worker, to detach it.
+/// Name of a lane and its worker, to detach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SourceId {
     lane: LaneId,
     worker: usize,
 }
 
-/// Workers that serve any number of sources. Dropping it ends all sources at once, also those with
-/// requests in flight: where answers matter, detach them and wait for their `on_end` first.
+/// Workers that serve any number of sources. A drop ends all sources at once, also those with
+/// requests in flight: where completions matter, detach the sources and wait for their `on_end`
+/// first.
 pub struct Backend {
-    seats: Vec<Arc<Seat>>,
+    workers: Vec<Arc<Worker>>,
     watchdog: Option<Watchdog>,
     next_lane: AtomicU64,
 }
 
-/// How long the end of the back end waits for a worker that is blocked.
+/// Longest wait for a blocked worker at the end of the back end.
 const LAST_CALL: Duration = Duration::from_secs(5);
 
 impl Backend {
@@ -210,32 +210,32 @@ impl Backend {
             n => n,
         };
         let os = |e| Error::os("starting a worker", e);
-        let attention = Arc::new(Attention::default());
+        let signal = Arc::new(WatchdogSignal::default());
         let mut backend = Backend {
-            seats: Vec::new(),
+            workers: Vec::new(),
             watchdog: None,
             next_lane: AtomicU64::new(1),
         };
         for i in 0..count {
             let pin = (!options.pin.is_empty()).then(|| options.pin[i % options.pin.len()]);
             let name = format!("pvblk-worker-{i}");
-            let (seat, roster) =
-                Seat::new(name, options.spin_max, pin, Arc::clone(&attention)).map_err(os)?;
-            seat.start(move |_| Some(roster)).map_err(os)?;
-            backend.seats.push(seat);
+            let (worker, lanes) =
+                Worker::new(name, options.spin_max, pin, Arc::clone(&signal)).map_err(os)?;
+            worker.start(move |_| Some(lanes)).map_err(os)?;
+            backend.workers.push(worker);
         }
-        let watchdog = Watchdog::start(backend.seats.clone(), &attention);
+        let watchdog = Watchdog::start(backend.workers.clone(), &signal);
         backend.watchdog = Some(watchdog.map_err(|e| Error::os("starting the watchdog", e))?);
         Ok(backend)
     }
 
     /// Number of workers.
     pub fn workers(&self) -> usize {
-        self.seats.len()
+        self.workers.len()
     }
 
-    /// Serves `source` from `disk` on the least loaded worker. `on_end` is called once, on the worker,
-    /// when the source has ended and everything of it is freed; it must not block.
+    /// Serves `source` from `disk` on the least loaded worker. `on_end` is called once, on the worker, when
+    /// the source has ended and all of its resources are freed; it must not block.
     pub fn attach(
         &self,
         disk: &Disk,
@@ -244,40 +244,45 @@ impl Backend {
     ) -> Result<SourceId, Error> {
         let id = LaneId(self.next_lane.fetch_add(1, Ordering::Relaxed));
         let worker = self.least_loaded();
-        let mailbox = &self.seats[worker].mailbox;
+        let commands = &self.workers[worker].commands;
         source.bind(LaneWaker {
-            mailbox: Arc::clone(mailbox),
+            commands: Arc::clone(commands),
             lane: id,
         });
         let lane = Box::new(Lane::open(disk, source)?);
-        let end = End::new(on_end, &mailbox.lanes);
-        mailbox.send(Command::Attach(id, lane, end));
+        let end = End::new(on_end, &commands.lanes);
+        commands.send(Command::Attach(id, lane, end));
         Ok(SourceId { lane: id, worker })
     }
 
     fn least_loaded(&self) -> usize {
-        let load = |s: &Arc<Seat>| s.mailbox.lanes.load(Ordering::Relaxed);
-        (0..self.seats.len())
-            .min_by_key(|&i| load(&self.seats[i]))
+        let load = |s: &Arc<Worker>| s.commands.lanes.load(Ordering::Relaxed);
+        (0..self.workers.len())
+            .min_by_key(|&i| load(&self.workers[i]))
             .unwrap_or(0)
     }
 
-    /// Stops a source after what it has outstanding is answered. Its `on_end` is called with
+    /// Stops a source after its outstanding requests have completed. Its `on_end` is called with
     /// [`crate::SourceEnd::Closed`], unless it had ended already.
     pub fn detach(&self, id: SourceId) {
-        self.seats[id.worker].mailbox.send(Command::Detach(id.lane));
+        self.workers[id.worker]
+            .commands
+            .send(Command::Detach(id.lane));
     }
 }
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        for seat in &self.seats {
-            seat.mailbox.send(Command::Exit);
+        for worker in &self.workers {
+            worker.commands.send(Command::Exit);
         }
-        for seat in &self.seats {
+        for worker in &self.workers {
             // The last owner may be a callback on a worker, which can't wait for itself.
-            if !seat.is_current() && !seat.wait_over(LAST_CALL) {
-                tracing::error!("{} is blocked: what it was doing is given up", seat.name());
+            if !worker.is_current() && !worker.wait_over(LAST_CALL) {
+                tracing::error!(
+                    "{} is blocked: what it was doing is given up",
+                    worker.name()
+                );
             }
         }
     }

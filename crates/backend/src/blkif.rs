@@ -1,9 +1,10 @@
-//! One blkif queue as a request source: parse, resolve grants, answer.
+//! One blkif queue as a request source: it parses requests, resolves grants, and puts responses on
+//! the ring.
 
 use crate::grants::{Access, GrantError, GrantMapper, PageUse};
 use crate::parse::{Bad, Parsed, Parser};
-use crate::seldom;
-use crate::seldom::Seldom;
+use crate::ratelimit::RateLimit;
+use crate::ratelimited;
 use crate::source::{PullBatch, Pulled, RequestSource, SourceEnd};
 use crate::spare::SpareRequests;
 use pvblk_block::{Completion, Error, Op, Readiness, Request, Status};
@@ -14,54 +15,56 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How soon a request that the system has no memory for is tried again, where none of ours is at work that could free some.
+/// Time after which a request that the system had no memory for is tried again, where no request of ours is
+/// in flight that could free some.
 const STALL_RETRY: Duration = Duration::from_millis(2);
 
-/// What the handshake hands over for each queue.
+/// The parts of a queue that the handshake hands over.
 pub struct BlkifQueueParts {
-    /// For the log: disk, front end and queue.
+    /// Names disk, front end and queue in the log.
     pub name: String,
-    /// The ring.
+    /// The ring's back end.
     pub ring: BackRing,
-    /// Its doorbell.
+    /// The ring's event channel.
     pub channel: Box<dyn EventChannel>,
-    /// The way to the peer's pages.
+    /// Maps the peer's pages.
     pub mapper: Box<dyn GrantMapper>,
-    /// Most segments of an indirect request that we offered; 0: indirect was not offered.
+    /// Most segments that were offered for an indirect request; 0: indirect requests were not
+    /// offered.
     pub max_indirect_segments: u16,
 }
 
-/// What is remembered of a request until its answer. The ring can't serve as that memory: answers
-/// overwrite the entries of older requests that are still unfinished.
+/// The data of a request that is needed for its response. It can't be read from the ring again:
+/// responses overwrite the entries of older requests that are still unfinished.
 #[derive(Default)]
-struct Slot {
+struct BlkifSlot {
     id: u64,
     operation: u8,
-    /// Pages to release before the answer; empty where nothing follows their use.
+    /// Pages to release before the response; empty where pages need no release.
     uses: Vec<PageUse>,
 }
 
-/// A blkif queue, back end side.
+/// The back end of a blkif queue.
 pub struct BlkifSource {
     name: String,
     ring: BackRing,
     channel: Box<dyn EventChannel>,
     mapper: Box<dyn GrantMapper>,
     parser: Parser,
-    slots: Vec<Slot>,
+    slots: Vec<BlkifSlot>,
     free_slots: Vec<u32>,
     spare: SpareRequests,
     batch: PullBatch,
-    /// Copies to be made in one call.
+    /// Copies that are to be made in one call.
     copies: Vec<GrantCopy>,
-    /// A page was used that has to be released: not so where all stay mapped, as those of local front ends.
+    /// True if pages have to be released after use; those of local front ends stay mapped instead.
     releases: bool,
-    /// Taken off the ring, but its data had no room.
+    /// A request that was taken off the ring, but found no room for its data.
     stalled: Option<Box<Entry>>,
-    /// Counts bad requests for the log, of all sources of the disk once that is known.
-    complaints: Arc<Seldom>,
+    /// Limits log lines on bad requests, for all sources of the disk once that is known.
+    complaints: Arc<RateLimit>,
     unpublished: bool,
-    /// The peer's indices made no sense: the ring is not written any more.
+    /// The peer's indices were invalid: the ring is not written any more.
     broken: bool,
 }
 
@@ -75,7 +78,7 @@ impl BlkifSource {
             channel: parts.channel,
             parser: Parser::new(parts.max_indirect_segments),
             mapper: parts.mapper,
-            slots: (0..entries).map(|_| Slot::default()).collect(),
+            slots: (0..entries).map(|_| BlkifSlot::default()).collect(),
             free_slots: (0..entries).rev().collect(),
             spare: SpareRequests::default(),
             batch: PullBatch::default(),
@@ -107,7 +110,8 @@ impl BlkifSource {
         for page in self.parser.uses.drain(..) {
             self.mapper.release(page);
         }
-        // As Linux's back end answers: an indirect request is told by its inner operation.
+        // Linux' back end does the same: the response to an indirect request has its inner
+        // operation.
         let operation = match (entry.operation(), bad) {
             (wire::OP_INDIRECT, Bad::UnknownOperation(op)) => op,
             (wire::OP_INDIRECT, _) => entry.indirect().indirect_op,
@@ -118,10 +122,10 @@ impl BlkifSource {
     }
 
     fn complain(&mut self, why: &dyn std::fmt::Display) {
-        seldom!(warn, self.complaints, "{}: bad request: {why}", self.name);
+        ratelimited!(warn, self.complaints, "{}: bad request: {why}", self.name);
     }
 
-    /// True if a request has yet to be answered, which frees memory.
+    /// True if a request has no response yet: its end frees memory.
     fn has_outstanding(&self) -> bool {
         self.free_slots.len() < self.slots.len()
     }
@@ -135,7 +139,7 @@ impl BlkifSource {
         self.stalled = Some(Box::new(entry));
     }
 
-    /// Notes what is to be copied for the request with this tag.
+    /// Notes the copies for the request with this tag.
     fn note_copies(&mut self, tag: u32) {
         let copied = |page: &&PageUse| page.access == Access::Copied;
         for page in self.slots[tag as usize].uses.iter().filter(copied) {
@@ -149,7 +153,7 @@ impl BlkifSource {
         }
     }
 
-    /// Makes all copies noted; what is left of them are those that failed.
+    /// Makes all noted copies; those that failed are left in the list.
     #[cold]
     fn make_copies(&mut self, direction: CopyDirection) {
         for copies in self.copies.chunks_mut(MAX_COPIES) {
@@ -166,11 +170,12 @@ impl BlkifSource {
         self.copies = failed;
     }
 
-    /// Fetches the data of the writes among `out`; those whose data can't be had are answered and taken out.
+    /// Fetches the data of the writes among `out`; writes whose data can't be fetched fail and are taken out.
     #[cold]
     fn fetch(&mut self, out: &mut Vec<Box<Request>>) {
         self.make_copies(CopyDirection::FromGuest);
-        // Without their buffers: nobody has those when the pages are released.
+        // Their buffers are dropped first, since they must not be in use when the pages are
+        // released.
         let failed: Vec<u32> = self.copies.drain(..).map(|c| c.tag).collect();
         for tag in failed {
             let Some(at) = out.iter().position(|r| r.tag == u64::from(tag)) else {
@@ -181,7 +186,7 @@ impl BlkifSource {
         }
     }
 
-    /// Stores the data of the reads among `done`; where that can't be, it is an error.
+    /// Stores the data of the reads among `done`; a read whose data can't be stored fails.
     #[cold]
     fn store(&mut self, done: &mut [Completion]) {
         self.make_copies(CopyDirection::ToGuest);
@@ -198,7 +203,7 @@ impl BlkifSource {
     /// Ends a request that has a slot.
     #[inline]
     fn answer(&mut self, tag: u32, mut request: Box<Request>, status: i16) {
-        // Before the pages are released: nobody else has them then.
+        // This comes before the pages are released, so that no buffer of them is in use then.
         request.buffers.clear();
         let slot = &mut self.slots[tag as usize];
         for page in slot.uses.drain(..) {
@@ -219,7 +224,7 @@ impl RequestSource for BlkifSource {
     }
 
     fn served_as(&mut self, disk: &str) {
-        self.complaints = Seldom::of(disk, "bad request");
+        self.complaints = RateLimit::of(disk, "bad request");
     }
 
     fn depth(&self) -> u32 {
@@ -229,7 +234,7 @@ impl RequestSource for BlkifSource {
     fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
         let mut pulled = Pulled::default();
         let mut entry = Entry::default();
-        // Counts bad requests too: a guest that sends only those must not keep the worker here.
+        // Bad requests count too: a guest that sends only those must not keep the worker here.
         let pending = self.ring.pending().map_err(|broken| self.stop(broken))?;
         let waiting = pending as usize + usize::from(self.stalled.is_some());
         let mut end = None;
@@ -252,7 +257,8 @@ impl RequestSource for BlkifSource {
                 .parse(&entry, self.mapper.as_mut(), &mut request);
             let ordered = match parsed {
                 Ok(Parsed { operation, ordered }) => {
-                    // There is a slot for each entry, and an entry is taken only when one is unanswered less.
+                    // There is a slot for each entry, and an entry is taken only when there are fewer
+                    // unanswered ones.
                     let Some(tag) = self.free_slots.pop() else {
                         end = Some(self.stop("more requests than entries"));
                         break;
@@ -285,7 +291,7 @@ impl RequestSource for BlkifSource {
                 break;
             }
         }
-        // Those that were taken are carried out, whatever came behind them.
+        // Requests that were taken are carried out, whatever entries follow them.
         if !self.copies.is_empty() {
             self.fetch(out);
         }
@@ -333,7 +339,8 @@ impl RequestSource for BlkifSource {
 
     fn arm(&mut self) -> Readiness {
         if self.stalled.is_some() {
-            // The end of a request of ours wakes us; of the system's memory nothing tells.
+            // The end of one of our requests wakes this source; a change of the system's free
+            // memory doesn't.
             let again = (!self.has_outstanding()).then(|| Instant::now() + STALL_RETRY);
             return Readiness::Wait(again);
         }

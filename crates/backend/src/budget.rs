@@ -1,38 +1,39 @@
-//! [`Budget`]: bytes that peers may make the server hold, for one disk and for all together.
+//! [`Budget`]: bytes that peers may make the server hold, for a disk and in total.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// A bound in bytes, for one owner, under a bound for all owners.
+/// A bound in bytes for one owner, under a bound for all owners.
 ///
-/// An owner always gets its floor, so that owners who took the whole total leave room for the others to work in. So all together hold at most the total's
-/// limit and the sum of the floors.
+/// An owner always gets its floor, so that owners that took the whole total leave room for the others to work
+/// in. So all together hold at most the sum of the total's limit and of the floors.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
     floor: u64,
     used: AtomicU64,
     total: Option<Arc<Budget>>,
-    /// Those to be woken when bytes are given back.
+    /// Waiters to be woken when bytes are given back.
     waiters: Mutex<VecDeque<Arc<Waiter>>>,
-    /// As many as there are in the list; read without its lock.
+    /// Number of waiters in the list; read without its lock.
     waiting: AtomicUsize,
 }
 
-/// How many waiters are woken when bytes are given back. They come in order, so that all have their turn.
+/// Number of waiters that are woken when bytes are given back. They are woken in order, so that each has its
+/// turn.
 const WOKEN_AT_ONCE: usize = 8;
 
-/// A user of budgets who waits for bytes.
+/// A user of budgets that waits for bytes.
 pub struct Waiter {
-    /// It is in the list of its own budget, and in that of the total.
+    /// True for the lists that it is in: that of its own budget, and that of the total.
     queued: [AtomicBool; 2],
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Waiter {
-    /// `wake` is called on any thread, and must not block.
+    /// A waiter. `wake` is called on any thread, and must not block.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Arc<Waiter> {
         Arc::new(Waiter {
             queued: Default::default(),
@@ -53,7 +54,8 @@ impl Budget {
         Budget::make(limit, 0, None)
     }
 
-    /// A bound for one owner under `total`. It has its first `floor` bytes whatever the others have.
+    /// A bound for one owner under `total`. It has its first `floor` bytes whatever the others
+    /// have.
     pub fn of_owner(total: &Arc<Budget>, limit: u64, floor: u64) -> Arc<Budget> {
         Budget::make(limit, floor.min(limit), Some(Arc::clone(total)))
     }
@@ -79,7 +81,7 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be in use.
+    /// Most bytes that may be in use.
     pub fn limit(&self) -> u64 {
         self.limit
     }
@@ -93,7 +95,7 @@ impl Budget {
         claim.resize(bytes).then_some(claim)
     }
 
-    /// False if `bytes` don't fit even when nobody else has any.
+    /// False if `bytes` don't fit even if no other owner has any.
     pub fn may_hold(&self, bytes: u64) -> bool {
         let total = self.total.as_ref();
         bytes <= self.limit && total.is_none_or(|t| self.above(bytes) <= t.limit)
@@ -110,20 +112,22 @@ impl Budget {
         own.min(total)
     }
 
-    /// True if more than half of it, or of the total, is in use: then nobody should keep what it doesn't need.
+    /// True if more than half of it, or of the total, is in use: then owners should keep no memory that they
+    /// don't need.
     pub fn is_scarce(&self) -> bool {
         let half = |b: &Budget| b.used() > b.limit / 2;
         half(self) || self.total.as_deref().is_some_and(half)
     }
 
-    /// True if somebody waits for bytes of it, or of the total.
+    /// True if a waiter waits for bytes of it, or of the total.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         let any = |b: &Budget| b.waiting.load(Ordering::Relaxed) > 0;
         any(self) || self.total.as_deref().is_some_and(any)
     }
 
-    /// Has `waiter` woken when bytes are given back: to be called when they didn't fit, and followed by another attempt.
+    /// Wakes `waiter` when bytes are given back: to be called when they didn't fit, and followed by another
+    /// attempt.
     pub fn wait(&self, waiter: &Arc<Waiter>) {
         self.enlist(waiter);
         if let Some(total) = &self.total
@@ -131,7 +135,7 @@ impl Budget {
         {
             total.enlist(waiter);
         }
-        // Whoever gives back after the next attempt sees the waiter.
+        // A thread that gives bytes back after the next attempt sees the waiter.
         fence(Ordering::SeqCst);
     }
 
@@ -144,12 +148,13 @@ impl Budget {
         self.waiting.store(waiters.len(), Ordering::Relaxed);
     }
 
-    /// Which mark of a waiter is this budget's.
+    /// Index of this budget's mark in a waiter.
     fn list(&self) -> usize {
         usize::from(self.total.is_none())
     }
 
-    /// Wakes some of those who wait, because there may be room: a waiter that was woken passes on what it doesn't need.
+    /// Wakes some of the waiters, because there may be room: a waiter that was woken passes on the room that
+    /// it doesn't need.
     pub fn pass_on(&self) {
         self.wake_some();
         if let Some(total) = &self.total {
@@ -194,7 +199,8 @@ impl Budget {
             && !total.add(above)
         {
             let before = self.used.fetch_sub(bytes, Ordering::Relaxed);
-            // Others may have crossed the floor meanwhile: the total stays the sum of what is above it.
+            // Other threads may have crossed the floor meanwhile: the total stays the sum of the parts above
+            // it.
             let given_up = self.above(before) - self.above(before - bytes);
             total.used.fetch_add(above, Ordering::Relaxed);
             total.used.fetch_sub(given_up, Ordering::Relaxed);
@@ -227,17 +233,17 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Bytes that it has.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whose bytes they are.
+    /// The budget that the bytes are of.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
 
-    /// Takes or gives back the difference to `bytes`; false if they don't fit: then nothing changes.
+    /// Takes or gives back the difference to `bytes`; false if they don't fit: then nothing
+    /// changes.
     pub fn resize(&mut self, bytes: u64) -> bool {
         if bytes > self.bytes && !self.budget.add(bytes - self.bytes) {
             return false;
@@ -302,7 +308,7 @@ mod tests {
         assert!(log.lock().is_empty());
         other.resize(10);
         assert_eq!(log.lock()[..8], [0, 1, 2, 3, 4, 5, 6, 7]);
-        // The total is given back what another owner had.
+        // The total gets the bytes back that another owner had.
         log.lock().clear();
         mine.resize(10);
         assert!(!log.lock().is_empty());

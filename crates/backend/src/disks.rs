@@ -5,8 +5,8 @@ use parking_lot::RwLock;
 use pvblk_block::Error;
 use std::sync::Arc;
 
-/// Disks in the order in which they were added. Servers look a disk up when a front end or client names it, so that one that is added is
-/// found from then on, and one that is removed by nobody who comes later.
+/// Disks in the order in which they were added. Servers look a disk up when a front end or client names it: a
+/// disk that is added is found from then on, and one that is removed isn't found any more.
 #[derive(Default)]
 pub struct Disks {
     all: RwLock<Vec<Arc<Disk>>>,
@@ -47,7 +47,8 @@ impl Disks {
         self.all.read().iter().find(|d| d.name() == name).cloned()
     }
 
-    /// The disk of an NBD export. The empty name is the default disk's; if that one isn't served, nobody gets another one's data.
+    /// The disk of an NBD export. The empty name is the default disk's; if that one isn't served, the name
+    /// has no disk.
     pub fn export(&self, name: &str) -> Option<Arc<Disk>> {
         self.find(match name {
             "" => &self.default,

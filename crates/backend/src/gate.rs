@@ -5,9 +5,9 @@
 //! queue publishes how many requests it has at the device; a barrier closes the gate and waits for all
 //! of them to be zero.
 //!
-//! A queue and a barrier decide at the same time by Dekker's scheme: the queue stores its count, then
-//! looks at the gate; the barrier closes the gate, then looks at the counts; with a full fence between,
-//! at least one of them sees the other.
+//! A queue and a barrier decide at the same time by Dekker's scheme: the queue stores its count, then looks
+//! at the gate; the barrier closes the gate, then looks at the counts; with a full fence between, at least
+//! one of them sees the other's store.
 
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// The gate of one disk.
 #[derive(Debug, Default)]
 pub struct Gate {
-    /// 0: open; else the pass that closed it.
+    /// 0: open; otherwise the number of the pass that closed it.
     closed_by: AtomicU64,
     counts: Mutex<Vec<Arc<CachePadded<AtomicU32>>>>,
     next_pass: AtomicU64,
 }
 
-/// One queue's way through the gate.
+/// One queue's access to the gate.
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,

@@ -1,9 +1,9 @@
-//! How the back end reaches a peer's pages.
+//! Access of the back end to a peer's pages.
 
 use pvblk_block::Buffer;
 use pvblk_sys::xen::{CopyDirection, GrantCopy};
 
-/// Why a grant reference can't be used.
+/// Reasons why a grant reference can't be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
     /// The reference is outside the table, or its entry grants nothing.
@@ -23,34 +23,37 @@ pub enum GrantError {
     Busy(u32),
 }
 
-/// How a request's buffer relates to the page that it stands for.
+/// The relation of a request's buffer to the granted page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is the page, for as long as the connection; nothing follows.
+    /// The buffer is the page, for as long as the connection lasts; it needs no release.
     Direct,
-    /// It is the page until [`GrantMapper::release`], which must come before the request is answered.
+    /// The buffer is the page until [`GrantMapper::release`], which must come before the response.
     Mapped,
-    /// It is private memory, and data is moved by [`GrantMapper::copy`]; given back by [`GrantMapper::release`].
+    /// The buffer is private memory, and data is moved by [`GrantMapper::copy`]; [`GrantMapper::release`]
+    /// takes it back.
     Copied,
 }
 
-/// One use of a granted page by a request, if something is to follow.
+/// One use of a granted page by a request that has to be released.
 #[derive(Debug)]
 pub struct PageUse {
-    /// The reference.
+    /// The grant reference.
     pub gref: u32,
     /// First byte on the page.
     pub offset: u16,
     /// [`Access::Mapped`] or [`Access::Copied`].
     pub access: Access,
-    /// As the mapper returned it.
+    /// The buffer that the mapper returned.
     pub buffer: Buffer,
 }
 
-/// Turns grant references into buffers. One per queue, so that queues share no lock and no counter.
+/// Turns grant references into buffers. There is one for each queue, so that queues share no lock
+/// and no counter.
 pub trait GrantMapper: Send {
-    /// `len` bytes at `offset` of the granted page (`offset + len` is at most 4096, the caller's promise), and what has to follow.
-    /// The entry is read once and checked; `writable` if we will write to the page.
+    /// A buffer of `len` bytes at `offset` of the granted page (the caller guarantees that `offset + len` is
+    /// at most 4096), and the way of access. The entry is read once and checked; `writable` if the page will
+    /// be written.
     fn map(
         &mut self,
         gref: u32,
@@ -74,7 +77,8 @@ pub trait GrantMapper: Send {
         Ok(())
     }
 
-    /// Moves the data of [`Access::Copied`] buffers, many in one call; each says what came of it.
+    /// Moves the data of [`Access::Copied`] buffers, many in one call; each entry has its own
+    /// result.
     fn copy(&mut self, _direction: CopyDirection, copies: &mut [GrantCopy]) {
         debug_assert!(copies.is_empty(), "this mapper copies nothing");
     }
@@ -82,16 +86,19 @@ pub trait GrantMapper: Send {
     /// Ends one use of a page: the request that had it is over.
     fn release(&mut self, _page: PageUse) {}
 
-    /// True if so much was mapped and copied for requests lately that other queues should have their turn; it counts anew then.
+    /// True if so much was mapped and copied for requests lately that other queues should have their turn;
+    /// the count then begins again.
     fn wants_pause(&mut self) -> bool {
         false
     }
 
-    /// True if the front end has left: its references may grant other pages by now, so nothing is copied, and nobody waits for it.
+    /// True if the front end has left: its references may grant other pages by now, so no data is copied, and
+    /// the front end waits for none.
     fn is_cut_off(&self) -> bool {
         false
     }
 
-    /// Nothing has come for a while: what is kept for the next requests goes, within reason.
+    /// No request has come for a while: memory that is kept for the next requests is given back,
+    /// within reason.
     fn rest(&mut self) {}
 }

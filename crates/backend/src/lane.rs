@@ -1,4 +1,4 @@
-//! A lane: one source's way to one queue of its disk, and the order of what needs order.
+//! A lane: one source's way to one queue of its disk, and the order of requests that need an order.
 //!
 //! ```text
 //!            pull                      enter gate
@@ -9,14 +9,14 @@
 //!    └───────────────── complete, push ◀─────────────────────┘
 //! ```
 //!
-//! Invariants: a request that was pulled is either held, in an order, or at the device until its
-//! completion goes to the source (`outstanding` counts them). While anything is held or a barrier runs nothing more is
-//! pulled. A barrier runs only while this lane holds the gate closed and no lane has a request at the device. So does a write of a
-//! part of a block, which is read, changed and written.
+//! Invariants: a request that was pulled is either held, in an order, or at the device until its completion
+//! goes to the source (`outstanding` counts them). While a request is held or a barrier runs, no more are
+//! pulled. A barrier runs only while this lane holds the gate closed and no lane has a request at the device.
+//! The same is true of a write of a part of a block, which is read, changed and written.
 
 use crate::backend::Disk;
 use crate::gate::Pass;
-use crate::losses::{Seat, promises};
+use crate::lost_writes::{LostWritesQueue, promises};
 use crate::parts::{PARTS_IN_FLIGHT, Parts};
 use crate::source::{RequestSource, SourceEnd};
 use crate::stall::Stall;
@@ -31,16 +31,18 @@ use std::time::{Duration, Instant};
 pub(crate) const INTERNAL_TAG: u64 = 1 << 63;
 const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
-/// Most sectors (512 B) that a lane submits in one step: 256 KiB. A device may copy the data while it is submitted, and the worker's other lanes wait for that.
+/// Most sectors (512 B) that a lane submits in one step: 256 KiB. A device may copy the data while it is
+/// submitted, and the worker's other lanes wait for that.
 const STEP_SECTORS: u64 = 512;
-/// After so many sectors of data, 64 KiB, a lane's turn is over, and a step leaves what isn't urgent to the next one.
+/// Number of sectors of data, 64 KiB, after which a lane's turn is over; a step leaves work that isn't urgent
+/// to the next one.
 pub(crate) const TURN_SECTORS: u64 = 128;
 
-/// How often a lane that waits for other lanes' requests, or for the gate, looks again.
+/// Interval at which a lane looks again that waits for other lanes' requests, or for the gate.
 const ORDER_POLL: Duration = Duration::from_micros(100);
 
-/// Where a barrier is. Flush, write (if there is data), flush: earlier writes are durable before the
-/// barrier's, and the barrier's before any later one. Or, for a part of a block: read, write.
+/// Progress of a barrier: flush, write (if there is data), flush. Earlier writes are stable before
+/// the barrier's, and the barrier's before any later one. For a part of a block it is read, write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BarrierStage {
     Draining,
@@ -65,9 +67,10 @@ struct Partial {
     bytes: Vec<u8>,
 }
 
-/// One source's way to its disk. Step-driven: workers step lanes, and so can a simulation.
+/// One source's way to its disk. Workers step lanes, and so can a simulation.
 pub struct Lane {
-    /// Before the source: while requests are at the device, what the source owns of them must stay.
+    /// Declared before the source, so that it is dropped first: the source's memory must stay while
+    /// requests are at the device.
     queue: Queue,
     source: Box<dyn RequestSource>,
     pass: Pass,
@@ -75,46 +78,49 @@ pub struct Lane {
     batch: Vec<Box<Request>>,
     done: Vec<Completion>,
     held: VecDeque<Box<Request>>,
-    /// Long requests, which go to the device part by part.
+    /// Long requests, which go to the device in parts.
     parts: Parts,
     /// Writes that wait for their flush; the index is in the flush's tag.
     preflush: Vec<Option<Box<Request>>>,
     barrier: Option<Barrier>,
     partial: Partial,
-    /// Requests of orders at the device: completions must be looked at one by one.
+    /// Number of requests of orders at the device: while there are any, completions are looked at
+    /// one by one.
     special: usize,
     outstanding: usize,
     end: Option<SourceEnd>,
-    /// For sources whose poll is a system call: the descriptor was reported readable.
+    /// True if the source's descriptor was reported readable; used for sources whose poll is a
+    /// system call.
     may_pull: bool,
     /// Sectors of data that its last step copied, or about as many.
     work: u64,
     /// Other disks have work on the same worker.
     company: bool,
-    /// The last step ended before its answers were pushed.
+    /// The last step ended before its responses were pushed.
     owes_push: bool,
-    /// While flushes have to fail: the seat, and the index of the next request.
-    owed: Option<Box<(Seat, u16)>>,
+    /// While flushes have to fail: the record of lost writes, and the index of the next request.
+    owed: Option<Box<(LostWritesQueue, u16)>>,
     tracer: Tracer,
     stall: Arc<Stall>,
-    /// Until when a stopped lane waits for its last answers to be taken.
+    /// Time until which a stopped lane waits for its last responses to be taken.
     lingers: Option<Instant>,
 }
 
-/// How long a peer may take to read the last answers of a lane that was stopped.
+/// Longest time for a peer to read the last responses of a lane that was stopped.
 const LINGER: Duration = Duration::from_secs(2);
 
 impl Lane {
     /// A lane from `source` to a new queue of `disk`, through the disk's gate.
     pub fn open(disk: &Disk, mut source: Box<dyn RequestSource>) -> Result<Lane, Error> {
         source.served_as(disk.name());
-        // A barrier or flush of the lane's own, and parts, come on top of what the source has in flight.
+        // A barrier or flush of the lane's own, and parts, are added to the requests that the source has in
+        // flight.
         let (queue, tracer) = disk.open_queue(source.depth() + 1 + PARTS_IN_FLIGHT)?;
         let parts = Parts::new(queue.limits());
         let owed = source.seat();
         Ok(Lane {
             depth: source.depth() as usize,
-            owed: owed.map(|seat| Box::new((seat, source.position()))),
+            owed: owed.map(|queue| Box::new((queue, source.position()))),
             source,
             queue,
             pass: disk.pass(),
@@ -138,7 +144,7 @@ impl Lane {
         })
     }
 
-    /// Does what can be done now; true if anything moved.
+    /// Does the work that can be done now; true if there was any.
     #[inline]
     pub fn step(&mut self) -> bool {
         self.work = 0;
@@ -170,7 +176,7 @@ impl Lane {
             }
         }
         if self.company && self.has_worked() {
-            // Data were copied, and answers may have to be, too: that is the next step.
+            // Data was copied, and responses may have to be copied, too: that is the next step.
             self.owes_push = true;
             return true;
         }
@@ -187,13 +193,14 @@ impl Lane {
         }
     }
 
-    /// Sectors of data that its last step copied, or about as many: what the step took of the worker's time.
+    /// Sectors of data that its last step copied, or about as many: a measure of the worker's time that the
+    /// step took.
     #[inline]
     pub(crate) fn work(&self) -> u64 {
         self.work
     }
 
-    /// Tells whether other disks have work on the same worker: then steps are shorter.
+    /// Tells the lane if other disks have work on the same worker: then steps are shorter.
     #[inline]
     pub(crate) fn set_company(&mut self, company: bool) {
         if self.company != company {
@@ -213,7 +220,8 @@ impl Lane {
         !self.held.is_empty() || self.barrier.is_some() || self.parts.is_cutting()
     }
 
-    /// Pulls where nothing is held. Returns whether anything moved, and whether anything is held now.
+    /// Pulls requests unless some are held. Returns true if there was any work, and true if
+    /// requests are held now.
     #[inline]
     fn pull(&mut self) -> (bool, bool) {
         let room = self.depth - self.outstanding;
@@ -221,8 +229,8 @@ impl Lane {
             return (false, false);
         }
         let result = self.source.pull(room, &mut self.batch);
-        // Where something came, more may follow: one more look is cheaper than a sleep. Where nothing
-        // came, a level-triggered descriptor says by itself when there is more.
+        // If a request came, more may follow: one more look is cheaper than a sleep. If none came,
+        // a level-triggered descriptor reports the next one by itself.
         self.may_pull = !self.batch.is_empty() || !self.source.poll_is_syscall();
         let failed = self.owed.is_some() && self.fail_flushes();
         let traced = trace::is_on();
@@ -256,15 +264,16 @@ impl Lane {
         (true, false)
     }
 
-    /// Answers the flushes of the batch with an error, as long as they would say that lost writes are safe. True if there were any.
+    /// Fails the flushes of the batch whose success would mean that lost writes are stable. True if there
+    /// were any.
     #[cold]
     fn fail_flushes(&mut self) -> bool {
         let Some(owed) = &mut self.owed else {
             return false;
         };
-        let (seat, next) = &mut **owed;
+        let (lost, next) = &mut **owed;
         let from = std::mem::replace(next, self.source.position());
-        if !seat.fails(from) {
+        if !lost.fails(from) {
             self.owed = None;
             return false;
         }
@@ -278,7 +287,7 @@ impl Lane {
         }
         self.source.complete(&mut failed);
         match self.source.push() {
-            Ok(_) => seat.tell(),
+            Ok(_) => lost.tell(),
             Err(end) => self.end = Some(end),
         }
         true
@@ -428,7 +437,7 @@ impl Lane {
                 .as_ref()
                 .is_some_and(|b| b.stage != BarrierStage::Draining);
             if is_barrier {
-                // Nothing else of this lane is at the device.
+                // No other request of this lane is at the device.
                 let completion = self.done.swap_remove(i);
                 self.special -= 1;
                 self.barrier_step_done(completion);
@@ -451,7 +460,8 @@ impl Lane {
             if flush.status == Status::Ok {
                 let mut request = request;
                 request.flags.remove(RequestFlags::PREFLUSH);
-                // At once, not behind what is held: a barrier that came later waits for this write.
+                // The write goes at once, before held requests: a barrier that came later waits for
+                // it.
                 if self.pass.enter(1) {
                     self.batch.push(request);
                     self.issue();
@@ -517,12 +527,12 @@ impl Lane {
         self.pass.open();
     }
 
-    /// Stops pulling; what is outstanding completes.
+    /// Stops pulling; outstanding requests complete.
     pub fn stop(&mut self) {
         self.end.get_or_insert(SourceEnd::Closed);
     }
 
-    /// Why the lane is over, once it is and nothing is outstanding.
+    /// The reason why the lane has ended, once it has and no request is outstanding.
     pub fn finished(&mut self) -> Option<SourceEnd> {
         if self.outstanding > 0 || self.end.is_none() {
             return None;
@@ -540,7 +550,7 @@ impl Lane {
     pub fn arm(&mut self) -> Readiness {
         let mut device = self.queue.arm();
         if self.holds() && !self.parts.waits_for_own() {
-            // Another lane's progress opens the way, and nothing tells us of it.
+            // Another lane's progress opens the way, and doesn't wake this one.
             let soon = Readiness::Wait(Some(Instant::now() + ORDER_POLL));
             device = earlier(device, soon);
         }
@@ -556,7 +566,7 @@ impl Lane {
         earlier(device, source)
     }
 
-    /// The source's descriptor was reported.
+    /// Notes that the source's descriptor was reported.
     pub fn source_woken(&mut self) {
         self.source.woken();
         self.may_pull = true;
@@ -567,12 +577,12 @@ impl Lane {
         self.end.is_none() && self.outstanding < self.depth && self.source.wants_read()
     }
 
-    /// True if answers wait for the descriptor to be writable.
+    /// True if responses wait for the descriptor to be writable.
     pub fn wants_write(&self) -> bool {
         self.source.wants_write()
     }
 
-    /// Nothing has come for a while: what is kept for reuse goes.
+    /// Gives back memory that is kept for reuse: no request has come for a while.
     pub fn rest(&mut self) {
         self.source.rest();
         self.partial.bytes = Vec::new();
@@ -581,12 +591,12 @@ impl Lane {
         self.held.shrink_to_fit();
     }
 
-    /// The device queue's descriptor was reported.
+    /// Notes that the device queue's descriptor was reported.
     pub fn device_woken(&mut self) {
         self.queue.woken();
     }
 
-    /// Looks at the source at the next step even if that costs a system call.
+    /// Makes the next step look at the source even if that costs a system call.
     pub fn poll_source(&mut self) {
         self.may_pull = true;
     }
@@ -606,19 +616,19 @@ impl Lane {
         self.queue.wait_fd()
     }
 
-    /// Whether lanes of its disk are blocked.
+    /// The record of blocked lanes of its disk.
     pub(crate) fn stall(&self) -> &Arc<Stall> {
         &self.stall
     }
 
-    /// For the log.
+    /// Disk and queue, for the log.
     pub fn describe(&self) -> String {
         self.source.describe()
     }
 }
 
 impl Partial {
-    /// Makes the write a read of its block, and keeps what is to be written.
+    /// Makes the write a read of its block, and keeps the data to be written.
     fn begin(&mut self, mut request: Box<Request>) -> Box<Request> {
         let (first, last) = (request.scratch & 0xffff, request.scratch >> 16);
         self.stay = (first as usize, last as usize);
@@ -635,7 +645,7 @@ impl Partial {
         request
     }
 
-    /// Makes it the write again, with the bytes that stay from what was read.
+    /// Makes it the write again, with the bytes that stay from the block that was read.
     fn end(&mut self, request: &mut Request) {
         request.op = Op::Write;
         request.flags = self.flags - RequestFlags::PARTIAL;

@@ -3,8 +3,9 @@
 //! A [`Backend`] is a fixed set of worker threads. Each source becomes a lane (`lane`) on one worker:
 //! source → device queue → source. [`BlkifSource`] is the source for a blkif ring; others live in `export`.
 //!
-//! What it guarantees: a broken or hostile source ends alone; every request that was taken is answered
-//! or its source is gone; barriers and flushes hold across all queues of a disk (`gate`).
+//! It guarantees that a broken or hostile source ends alone, that every request that was taken gets its
+//! response unless its source is gone, and that barriers and flushes hold across all queues of a disk
+//! (`gate`).
 
 mod backend;
 mod blkif;
@@ -13,16 +14,15 @@ mod disks;
 mod gate;
 mod grants;
 mod lane;
-mod losses;
+mod lost_writes;
 pub mod parse;
 mod parts;
 mod pool;
 mod pressure;
 mod questions;
-mod seldom;
+mod ratelimit;
 mod service;
 mod source;
-mod sources;
 mod spare;
 mod stall;
 mod stopping;
@@ -36,18 +36,22 @@ pub use disks::Disks;
 pub use gate::Pass;
 pub use grants::{Access, GrantError, GrantMapper, PageUse};
 pub use lane::Lane;
-pub use losses::{Losses, Seat, Submitted};
+pub use lost_writes::{LostWrites, LostWritesQueue, Submitted};
 pub use pool::{BufferPool, PoolCounters};
 pub use pressure::{
     DiskMemory, FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, Pressure, PressureReport,
-    SQUEEZE_DURATION, Squeezed,
+    PressureSourceState, PressureSources, PressureWatch, SQUEEZE_DURATION, Squeezed, group_limit,
+    memory_limit,
 };
-pub use seldom::{Seldom, Times};
+pub use ratelimit::{RateLimit, Times};
 pub use service::{Attachment, DiskEnd, Key, Service};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};
-pub use sources::{SourceState, Sources, Watch, group_limit, memory_limit};
 pub use spare::SpareRequests;
 pub use stall::Stall;
 pub use stopping::{StopTimes, Stopping, Turn};
 pub use users::{FenceOpened, User, Users};
 pub use worker::{LaneWaker, OnEnd};
+
+// Names that crates/export still uses: they go when it uses those above.
+pub use lost_writes::{LostWrites as Losses, LostWritesQueue as Seat};
+pub use ratelimit::RateLimit as Seldom;

@@ -1,4 +1,4 @@
-//! From a private copy of a ring entry to a request. Every field is checked before it is used.
+//! Parses a private copy of a ring entry. Every field is checked before it is used.
 
 use crate::grants::{Access, GrantError, GrantMapper, PageUse};
 use pvblk_block::{Op, Request, RequestFlags};
@@ -7,10 +7,10 @@ use pvblk_protocol::blkif::wire::{
 };
 use zerocopy::IntoBytes;
 
-/// Which rule of blkif.h a request broke.
+/// The rule of blkif.h that a request broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Bad {
-    /// Not one of the operations that we know.
+    /// The operation is unknown.
     #[error("operation {0} is unknown")]
     UnknownOperation(u8),
     /// More than 11 segments, none where data is needed, or more than was offered for indirect requests.
@@ -32,21 +32,21 @@ pub enum Bad {
     Grant(#[from] GrantError),
 }
 
-/// A request that is good in form.
+/// A request whose form is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// What the answer has to echo: for an indirect request its inner operation.
+    /// The operation of the response: for an indirect request its inner operation.
     pub operation: u8,
     /// True if the request has `PREFLUSH` or `BARRIER`.
     pub ordered: bool,
 }
 
-/// Parses entries of one queue; holds the room for it.
+/// Parses entries of one queue, and has the memory for it.
 pub struct Parser {
     max_indirect: u16,
     /// Private copy of indirect segments.
     segments: Vec<Segment>,
-    /// Pages used by the request at hand that something is to follow for.
+    /// Pages of the request at hand that have to be released.
     pub uses: Vec<PageUse>,
 }
 
@@ -60,8 +60,8 @@ impl Parser {
         }
     }
 
-    /// Fills in `request` from `entry`. On an error its buffers are left half filled in: clear them. `uses` is the caller's to empty
-    /// before, and to release.
+    /// Fills in `request` from `entry`. After an error its buffers are incomplete: clear them. The caller
+    /// empties `uses` before, and releases its pages afterwards.
     #[inline]
     pub fn parse(
         &mut self,

@@ -9,14 +9,15 @@ const PART_TAG: u64 = INTERNAL_TAG | 1 << 61;
 /// Parts of one lane at the device at a time.
 pub const PARTS_IN_FLIGHT: u32 = 16;
 
-/// Sectors (512 B) of a part of a read or write: 256 KiB, where the device has no rows to keep whole.
+/// Sectors (512 B) of a part of a read or write: 256 KiB, where the device has no stripes to write
+/// whole.
 const DATA: u64 = 512;
-/// The longest row of a device that parts respect, in sectors: 1 MiB.
+/// The longest stripe of a device that parts respect, in sectors: 1 MiB.
 const LONGEST_ROW: u64 = 2048;
 /// Sectors of a part of a discard or write-zeroes, which carry no data: 64 MiB.
 const NO_DATA: u64 = 131_072;
 
-/// Long requests of a lane. One at a time is being *cut*; others wait for the parts that are at the device.
+/// Long requests of a lane. One at a time is being *cut*; others wait for their parts at the device.
 pub struct Parts {
     /// Parts of data end at multiples of this, in sectors.
     unit: u64,
@@ -27,7 +28,7 @@ pub struct Parts {
 
 struct Long {
     request: Box<Request>,
-    /// Sectors that were submitted.
+    /// Number of sectors that were submitted.
     begun: u64,
     at_device: u32,
     /// The first error.
@@ -77,7 +78,7 @@ impl Parts {
         self.cutting.is_some()
     }
 
-    /// True while only ends of the lane's own parts bring it forward.
+    /// True while only ends of the lane's own parts let it go on.
     pub fn waits_for_own(&self) -> bool {
         self.is_cutting() && !self.may_issue()
     }
@@ -86,7 +87,7 @@ impl Parts {
         self.in_flight < PARTS_IN_FLIGHT
     }
 
-    /// Starts to cut `request`. None is being cut.
+    /// Starts to cut `request`. No other request may be being cut.
     pub fn begin(&mut self, request: Box<Request>) {
         let index = match self.longs.iter().position(Option::is_none) {
             Some(i) => i,
@@ -153,13 +154,13 @@ impl Parts {
         part
     }
 
-    /// Which request a part's tag belongs to.
+    /// Index of the request that a part's tag belongs to.
     #[inline]
     pub fn index_of(tag: u64) -> Option<usize> {
         (tag & PART_TAG == PART_TAG).then_some((tag & !PART_TAG) as usize)
     }
 
-    /// A part has ended; returns the whole request's completion if it was the last.
+    /// Notes that a part has ended; returns the whole request's completion if it was the last.
     pub fn complete(&mut self, index: usize, status: Status) -> Option<Completion> {
         self.in_flight -= 1;
         let long = self.longs.get_mut(index)?.as_mut()?;

@@ -1,8 +1,17 @@
-//! [`Pressure`]: one for the process; when memory is short, it makes all pools give way.
+//! [`Pressure`]: one for the process; when memory is short, it makes all pools give memory back.
 
-use crate::pool::{Leaving, PoolCounters, Shared};
+mod files;
+mod limit;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod watermark;
+
+use crate::pool::{Leaving, PoolCounters, PoolShared};
+pub use limit::{group_limit, memory_limit};
 use parking_lot::Mutex;
 use pvblk_block::{BlockDevice, Clock, SystemClock};
+pub use sources::{PressureSourceState, PressureSources, PressureWatch};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -10,22 +19,24 @@ use std::time::{Duration, Instant};
 
 /// Pages that each worker may keep in its pools while there is pressure.
 pub const FLOOR_PAGES_PER_WORKER: usize = 64;
-/// Free pages that a pool keeps when there is no pressure, unless told otherwise: as Linux' back end (`max_buffer_pages`).
+/// Number of free pages that a pool keeps by default when there is no pressure: as Linux' back end
+/// (`max_buffer_pages`).
 pub const MAX_BUFFER_PAGES: usize = 1024;
-/// How long a squeeze lasts, unless told otherwise: as Linux' back end (`buffer_squeeze_duration_ms`), from seed 003.
+/// Default length of a squeeze: as that of Linux' back end (`buffer_squeeze_duration_ms`), from the
+/// historical measurement (seed 003).
 pub const SQUEEZE_DURATION: Duration = Duration::from_millis(10);
 /// Signals that come within this time of the last squeeze only prolong it.
 const MERGE: Duration = Duration::from_millis(1);
-/// How often the heap is looked through at most.
+/// Shortest interval at which the heap is trimmed.
 const TRIM: Duration = Duration::from_millis(100);
 /// Bytes of pools that are released together: more would only make the lists for it longer.
 const BATCH: u64 = 64 << 20;
 
-/// Memory pressure: who gives way, for how long, and what came of it.
+/// Memory pressure: the pools and devices that give memory back, and the counters of that.
 ///
-/// A squeeze takes all free pages of all pools at once, on the thread that calls it: workers of idle disks are not woken, and
-/// one that is held up by the shortage isn't waited for. Until its end ([`Pressure::set_duration`]) pools keep nothing but the
-/// floor. Signals that come meanwhile are merged.
+/// A squeeze takes all free pages of all pools at once, on the thread that calls it: workers of idle disks
+/// are not woken, and one that is held up by the shortage isn't waited for. Until its end
+/// ([`Pressure::set_duration`]) pools keep only the floor. Signals that come meanwhile are merged.
 pub struct Pressure {
     clock: Arc<dyn Clock>,
     epoch: Instant,
@@ -38,7 +49,7 @@ pub struct Pressure {
     floor_used: AtomicUsize,
     squeezes: AtomicU64,
     merged: AtomicU64,
-    /// Of squeezes that are over.
+    /// Total length of the squeezes that are over.
     squeezed_ns: AtomicU64,
     longest_ns: AtomicU64,
     device_bytes: AtomicU64,
@@ -50,53 +61,54 @@ pub struct Pressure {
 
 #[derive(Default)]
 struct Passes {
-    /// When the last one ended; 0: there was none.
+    /// Time at which the last pass ended; 0: there was none.
     end_ns: u64,
-    /// When the heap's free memory goes, too.
+    /// Time at which the heap's free memory is given back, too.
     trim_ns: u64,
 }
 
 #[derive(Default)]
 struct Pools {
-    live: Vec<Weak<Shared>>,
-    /// Of pools that are gone, by disk, with the time under pressure when the disk was seen first.
-    retired: BTreeMap<String, Disk>,
+    live: Vec<Weak<PoolShared>>,
+    /// Counters of pools that are gone, by disk, with the time under pressure when the disk was
+    /// seen first.
+    retired: BTreeMap<String, RetiredDisk>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Disk {
+struct RetiredDisk {
     counters: PoolCounters,
     squeezed_before_ns: u64,
 }
 
-/// What one call came to.
+/// The result of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Squeezed {
     /// Bytes that went back to the system.
     pub bytes: u64,
-    /// A squeeze was under way or just over: it is prolonged, and nothing else was done.
+    /// True if a squeeze was under way or just over: it is prolonged, and nothing else was done.
     pub merged: bool,
 }
 
-/// A disk's or all disks' figures.
+/// Figures of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskMemory {
-    /// Its pools.
+    /// Sum of its pools' counters.
     pub pools: PoolCounters,
     /// Time under squeeze since its first pool was made.
     pub squeezed: Duration,
 }
 
-/// Everything there is to tell.
+/// All figures of the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PressureReport {
-    /// By name of the disk.
+    /// Figures by name of the disk.
     pub disks: BTreeMap<String, DiskMemory>,
-    /// All of them.
+    /// Sum over all disks.
     pub total: PoolCounters,
-    /// Squeezes; merged signals are not counted.
+    /// Number of squeezes; merged signals are not counted.
     pub squeezes: u64,
-    /// Signals that only prolonged a squeeze.
+    /// Number of signals that only prolonged a squeeze.
     pub merged: u64,
     /// Time under squeeze.
     pub squeezed: Duration,
@@ -109,7 +121,7 @@ pub struct PressureReport {
 }
 
 impl Default for Pressure {
-    /// One worker's floor, Linux' limit and duration.
+    /// The floor of one worker, and Linux' limit and duration.
     fn default() -> Pressure {
         Pressure::new(FLOOR_PAGES_PER_WORKER)
     }
@@ -143,12 +155,13 @@ impl Pressure {
         }
     }
 
-    /// Never 0.
+    /// Nanoseconds since `epoch`; never 0.
     fn now_ns(&self) -> u64 {
         self.clock.now().duration_since(self.epoch).as_nanos() as u64 + 1
     }
 
-    /// Squeezes now: every pool returns all its free pages, and devices what they can. Returns when it is done.
+    /// Squeezes now: every pool gives back all its free pages, and devices give back the memory that they can
+    /// spare. Returns when it is done.
     pub fn squeeze(&self) -> Squeezed {
         let merged = Squeezed {
             bytes: 0,
@@ -168,7 +181,8 @@ impl Pressure {
         let pages = self.squeeze_pools();
         let mut device_bytes = 0;
         for device in self.devices() {
-            // It may take longer than a squeeze lasts, and pools are to keep nothing meanwhile.
+            // The squeeze may take longer than its duration, and pools are to keep nothing
+            // meanwhile.
             self.prolong();
             device_bytes += device.give_way();
         }
@@ -181,7 +195,7 @@ impl Pressure {
         let end = self.now_ns();
         self.longest_ns.fetch_max(end - start, Ordering::Relaxed);
         passes.end_ns = end;
-        // The time counts from when memory is back.
+        // The duration counts from the time when memory is back.
         self.prolong();
         Squeezed {
             bytes: pages * pvblk_sys::PAGE_SIZE as u64 + device_bytes,
@@ -189,12 +203,13 @@ impl Pressure {
         }
     }
 
-    /// Memory first, of several pools at a time as their slabs are neighbours; then their address space, which nobody waits for. Returns pages.
+    /// Gives back memory first, of several pools at a time as their slabs are neighbours; then their address
+    /// space, which isn't urgent. Returns pages.
     fn squeeze_pools(&self) -> u64 {
         let pools: Vec<_> = self.pools.lock().live.clone();
         let mut leaving = Vec::new();
         let (mut released, mut bytes) = (0, 0);
-        // A pool that goes away meanwhile gives everything back itself.
+        // A pool that goes away meanwhile gives all memory back itself.
         for pool in pools.iter().filter_map(Weak::upgrade) {
             let Some(some) = pool.begin_squeeze() else {
                 continue;
@@ -243,7 +258,7 @@ impl Pressure {
             return false;
         }
         let since = self.since_ns.load(Ordering::Relaxed);
-        // Whoever sees it first counts it.
+        // The first thread that sees the end counts it.
         if self
             .until_ns
             .compare_exchange(until, 0, Ordering::AcqRel, Ordering::Relaxed)
@@ -270,7 +285,7 @@ impl Pressure {
         self.max_buffer_pages.load(Ordering::Relaxed)
     }
 
-    /// Changes that, and gives back what is beyond.
+    /// Changes the limit, and gives back the memory beyond it.
     pub fn set_max_buffer_pages(&self, pages: usize) {
         self.max_buffer_pages.store(pages, Ordering::Relaxed);
         let pools: Vec<_> = self.pools.lock().live.clone();
@@ -279,12 +294,12 @@ impl Pressure {
         }
     }
 
-    /// How long a squeeze lasts.
+    /// Length of a squeeze.
     pub fn duration(&self) -> Duration {
         Duration::from_nanos(self.duration_ns.load(Ordering::Relaxed))
     }
 
-    /// Changes that, for the next.
+    /// Changes the length of later squeezes.
     pub fn set_duration(&self, duration: Duration) {
         self.duration_ns
             .store(duration.as_nanos() as u64, Ordering::Relaxed);
@@ -295,12 +310,12 @@ impl Pressure {
         self.floor_pages.load(Ordering::Relaxed)
     }
 
-    /// Changes that; what is kept already stays until the next squeeze.
+    /// Changes the floor; memory that is kept already stays until the next squeeze.
     pub fn set_floor_pages(&self, pages: usize) {
         self.floor_pages.store(pages, Ordering::Relaxed);
     }
 
-    /// Up to `wanted` pages of the floor.
+    /// Reserves up to `wanted` pages of the floor.
     pub(crate) fn reserve_floor(&self, wanted: usize) -> usize {
         let floor = self.floor_pages();
         let mut got = 0;
@@ -319,21 +334,21 @@ impl Pressure {
         }
     }
 
-    pub(crate) fn register(&self, pool: &Arc<Shared>) {
+    pub(crate) fn register(&self, pool: &Arc<PoolShared>) {
         let before = self.squeezed_ns();
         let mut pools = self.pools.lock();
         if !pools.retired.contains_key(pool.disk()) {
-            let disk = Disk {
+            let disk = RetiredDisk {
                 squeezed_before_ns: before,
-                ..Disk::default()
+                ..RetiredDisk::default()
             };
             pools.retired.insert(pool.disk().to_owned(), disk);
         }
         pools.live.push(Arc::downgrade(pool));
     }
 
-    /// The pool is empty and goes away; its counts stay.
-    pub(crate) fn retire(&self, pool: &Arc<Shared>) {
+    /// Removes a pool, which is empty and goes away; its counts stay.
+    pub(crate) fn retire(&self, pool: &Arc<PoolShared>) {
         let mut pools = self.pools.lock();
         let gone = Arc::downgrade(pool);
         pools.live.retain(|p| !p.ptr_eq(&gone));
@@ -346,7 +361,7 @@ impl Pressure {
         }
     }
 
-    /// A device that gives way, too, as long as it is there ([`BlockDevice::give_way`]).
+    /// Adds a device that is squeezed, too, as long as it exists ([`BlockDevice::give_way`]).
     pub fn add_device(&self, device: &Arc<dyn BlockDevice>) {
         let mut devices = self.devices.lock();
         devices.retain(|d| d.strong_count() > 0);
@@ -371,7 +386,7 @@ impl Pressure {
         (pages * pvblk_sys::PAGE_SIZE) as u64 + spare
     }
 
-    /// All figures now.
+    /// All current figures.
     pub fn report(&self) -> PressureReport {
         let squeezed_ns = self.squeezed_ns();
         let pools = self.pools.lock();
@@ -414,7 +429,3 @@ impl std::fmt::Debug for Pressure {
             .finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-#[path = "pressure_tests.rs"]
-mod tests;

@@ -6,30 +6,31 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// How long a question waits for the one before it.
+/// Longest wait of a question for the one before it.
 const TURN: Duration = Duration::from_secs(5);
-/// How long its asker waits for the answer.
+/// Longest wait for an answer.
 const ANSWER: Duration = Duration::from_secs(60);
-/// Most askers of one disk, so that a disk that hangs can't take all connections of the control socket.
+/// Most threads that ask one disk, so that a disk that hangs can't take all connections of the control
+/// socket.
 const ASKERS: usize = 4;
 
-/// The turn to ask: what one question finds must hold until what it asks for is done.
+/// The turn to ask: the state that one question finds must hold until it is answered.
 #[derive(Debug, Default)]
 pub(crate) struct Questions {
-    state: Mutex<State>,
+    state: Mutex<QuestionState>,
     free: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// One is being answered.
+struct QuestionState {
+    /// A question is being answered.
     busy: bool,
     askers: usize,
     closed: bool,
 }
 
 impl Questions {
-    /// See [`crate::Disk::ask`].
+    /// Asks a question, as [`crate::Disk::ask`].
     pub fn ask(
         self: &Arc<Questions>,
         device: &Arc<dyn BlockDevice>,
@@ -47,7 +48,7 @@ impl Questions {
         );
         let job = move || {
             let found = device.ask(&question);
-            // In this order: whoever has the answer may ask the next question.
+            // The order matters: a thread that has the answer may ask the next question.
             drop((turn, device));
             let _ = tell.send(found);
         };

@@ -1,5 +1,5 @@
-//! The log of what a peer can make happen as often as it likes: eight lines, then seldom one with a count. All of them are
-//! there at level `debug`.
+//! Log lines that a peer can cause as often as it likes are rate-limited: eight lines come out, and then few,
+//! each with a count. All of them come out at level `debug`.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -7,24 +7,26 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-/// So many lines come out as they are.
+/// Number of first lines, which all come out.
 const FIRST: u64 = 8;
-/// After them one comes out when their number has doubled, or when the last one is so long ago.
+/// After the first lines, one comes out when their number has doubled, or when the last one is at
+/// least this old.
 const QUIET: Duration = Duration::from_secs(60);
-/// Pairs of a place and a kind that are told apart; the rest share one count.
+/// Most pairs of a place and a kind that are counted separately; the rest share one count.
 const MOST: usize = 1 << 16;
 
-/// The lines of one kind about one disk, or about one listening socket.
+/// Limits the lines of one kind about one disk, or about one listening socket.
 #[derive(Debug, Default)]
-pub struct Seldom(Mutex<Told>);
+pub struct RateLimit(Mutex<Logged>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct Logged {
     times: u64,
     last: Option<Instant>,
 }
 
-/// Goes at the end of a line: nothing for the first ones, and then how often it would have come.
+/// The end of a line: empty for the first lines, and then the number of lines that there would have
+/// been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times(u64);
 
@@ -37,41 +39,41 @@ impl fmt::Display for Times {
     }
 }
 
-impl Seldom {
-    /// The count of `kind` lines about `place`, which is a disk or a socket of the configuration: the same one for all who ask in
-    /// this process, so that a peer that connects again doesn't begin anew.
-    pub fn of(place: &str, kind: &'static str) -> Arc<Seldom> {
-        static ALL: LazyLock<Mutex<Counts>> = LazyLock::new(Mutex::default);
+impl RateLimit {
+    /// The limit for `kind` lines about `place`, which is a disk or a socket of the configuration. All
+    /// callers in this process share it, so that a peer that connects again doesn't begin anew.
+    pub fn of(place: &str, kind: &'static str) -> Arc<RateLimit> {
+        static ALL: LazyLock<Mutex<RateLimits>> = LazyLock::new(Mutex::default);
         ALL.lock().of(place, kind)
     }
 
-    /// Counts one; `None` if it is not to be logged.
+    /// RateLimits one line; `None` if it is not to be logged.
     pub fn next(&self) -> Option<Times> {
         self.next_at(Instant::now())
     }
 
     fn next_at(&self, now: Instant) -> Option<Times> {
-        let mut told = self.0.lock();
-        told.times += 1;
-        let n = told.times;
-        let is_old = told.last.is_none_or(|last| now >= last + QUIET);
+        let mut logged = self.0.lock();
+        logged.times += 1;
+        let n = logged.times;
+        let is_old = logged.last.is_none_or(|last| now >= last + QUIET);
         if n > FIRST && !n.is_power_of_two() && !is_old {
             return None;
         }
-        told.last = Some(now);
+        logged.last = Some(now);
         Some(Times(n))
     }
 }
 
 #[derive(Default)]
-struct Counts {
-    of: HashMap<&'static str, HashMap<String, Arc<Seldom>>>,
+struct RateLimits {
+    of: HashMap<&'static str, HashMap<String, Arc<RateLimit>>>,
     len: usize,
-    rest: Arc<Seldom>,
+    rest: Arc<RateLimit>,
 }
 
-impl Counts {
-    fn of(&mut self, place: &str, kind: &'static str) -> Arc<Seldom> {
+impl RateLimits {
+    fn of(&mut self, place: &str, kind: &'static str) -> Arc<RateLimit> {
         let places = self.of.entry(kind).or_default();
         if let Some(found) = places.get(place) {
             return Arc::clone(found);
@@ -80,15 +82,16 @@ impl Counts {
             return Arc::clone(&self.rest);
         }
         self.len += 1;
-        let new = Arc::<Seldom>::default();
+        let new = Arc::<RateLimit>::default();
         places.insert(place.to_owned(), Arc::clone(&new));
         new
     }
 }
 
-/// Logs a line, counted by a [`Seldom`]; one too many is only for `debug`. `seldom!(warn, count, "{name}: {why}")`.
+/// Logs a line, limited by a [`RateLimit`]; lines beyond the limit come out at `debug`. `ratelimited!(warn,
+/// limit, "{name}: {why}")`.
 #[macro_export]
-macro_rules! seldom {
+macro_rules! ratelimited {
     ($level:ident, $count:expr, $($line:tt)+) => {
         match $count.next() {
             Some(times) => tracing::$level!("{}{times}", format_args!($($line)+)),
@@ -97,33 +100,39 @@ macro_rules! seldom {
     };
 }
 
+/// The former name of [`ratelimited!`], which crates/export still uses.
+#[macro_export]
+macro_rules! seldom {
+    ($($line:tt)+) => { $crate::ratelimited!($($line)+) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn eight_lines_and_then_seldom_one() {
-        let (seldom, now) = (Seldom::default(), Instant::now());
-        let told = |at| seldom.next_at(at).map(|t| t.to_string());
+        let (limit, now) = (RateLimit::default(), Instant::now());
+        let logged = |at| limit.next_at(at).map(|t| t.to_string());
         for _ in 0..8 {
-            assert_eq!(told(now).as_deref(), Some(""));
+            assert_eq!(logged(now).as_deref(), Some(""));
         }
-        let lines: Vec<String> = (8..10_000).filter_map(|_| told(now)).collect();
+        let lines: Vec<String> = (8..10_000).filter_map(|_| logged(now)).collect();
         assert_eq!(lines.len(), 10, "{lines:?}");
         assert_eq!(lines[0], " (16 times so far)");
-        // What happens seldom is logged.
+        // Rare events are logged.
         let later = now + QUIET;
-        assert_eq!(told(later).as_deref(), Some(" (10001 times so far)"));
-        assert_eq!(told(later + QUIET / 2), None);
+        assert_eq!(logged(later).as_deref(), Some(" (10001 times so far)"));
+        assert_eq!(logged(later + QUIET / 2), None);
         assert_eq!(
-            told(later + QUIET).as_deref(),
+            logged(later + QUIET).as_deref(),
             Some(" (10003 times so far)")
         );
     }
 
     #[test]
     fn disks_and_kinds_are_counted_for_themselves_in_bounded_memory() {
-        let mut counts = Counts::default();
+        let mut counts = RateLimits::default();
         let first = counts.of("a", "refused");
         assert!(Arc::ptr_eq(&first, &counts.of("a", "refused")));
         assert!(!Arc::ptr_eq(&first, &counts.of("b", "refused")));
@@ -139,7 +148,7 @@ mod tests {
 
     #[test]
     fn who_comes_again_does_not_begin_anew() {
-        let told = (0..100).filter_map(|_| Seldom::of("seldom's own", "test").next());
-        assert_eq!(told.count(), 8 + 3);
+        let logged = (0..100).filter_map(|_| RateLimit::of("rate limit's own", "test").next());
+        assert_eq!(logged.count(), 8 + 3);
     }
 }

@@ -18,12 +18,11 @@ use std::time::{Duration, Instant};
 /// A source's key in the service.
 pub type Key = u64;
 
-/// How a disk's end went.
+/// The end of a disk.
 #[derive(Debug)]
 pub struct DiskEnd {
-    /// Its name.
     pub disk: String,
-    /// `Ok`: all requests were answered, and all data is on stable storage.
+    /// `Ok`: all requests have completed, and all data is stable.
     pub result: Result<(), Error>,
 }
 
@@ -32,37 +31,37 @@ pub struct Service {
     backend: Backend,
     disks: Arc<Disks>,
     pressure: Arc<Pressure>,
-    live: Arc<Live>,
+    live: Arc<LiveSources>,
     /// Of the next source, and of the next front end.
     next: AtomicU64,
     next_front: AtomicU64,
 }
 
 #[derive(Default)]
-struct Live {
-    state: Mutex<State>,
-    /// A source ended, or a disk's end is told.
+struct LiveSources {
+    state: Mutex<ServiceState>,
+    /// Signalled when a source ended, or a disk's end is known.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ServiceState {
     sources: HashMap<Key, Source>,
     stopping: bool,
-    /// Ends of disks that nobody has taken yet.
+    /// Ends of disks that were not returned yet.
     ends: Vec<DiskEnd>,
 }
 
 struct Source {
     disk: Arc<Disk>,
-    /// `None` until the back end has it.
+    /// `None` until the back end has the source.
     id: Option<SourceId>,
     /// Its user's; keeps the disk's fence closed if the user is gone.
     _place: Arc<Place>,
 }
 
-/// A front end's use of a disk: its sources. Dropping it says that the front end is gone: its sources stop after what they have
-/// outstanding, and until they have, the disk's fence is closed.
+/// A front end's use of a disk, with its sources. A drop means that the front end is gone: its sources stop
+/// after their outstanding requests have completed, and until then the disk's fence is closed.
 pub struct Attachment {
     service: Arc<Service>,
     disk: Arc<Disk>,
@@ -72,7 +71,7 @@ pub struct Attachment {
     keys: Vec<Key>,
 }
 
-impl State {
+impl ServiceState {
     /// The disks that have sources, by address.
     fn in_use(&self) -> HashSet<*const Disk> {
         let sources = self.sources.values();
@@ -95,12 +94,11 @@ impl Service {
         })
     }
 
-    /// The disks.
     pub fn disks(&self) -> &Arc<Disks> {
         &self.disks
     }
 
-    /// What the buffers for its users' data give way to.
+    /// The pressure that the buffers for users' data give way to.
     pub fn pressure(&self) -> &Arc<Pressure> {
         &self.pressure
     }
@@ -157,7 +155,7 @@ impl Service {
                 let why = format!("disk {}: the server is stopping", disk.name());
                 return Err(Error::new(ErrorKind::Disconnected, why));
             }
-            // Before the worker knows it: it may end at once.
+            // The entry comes before the worker knows the source, which may end at once.
             state.sources.insert(key, entry);
         }
         let live = Arc::clone(&self.live);
@@ -176,7 +174,7 @@ impl Service {
                     entry.id = Some(id);
                 }
                 if state.stopping {
-                    // A stop that came in between couldn't name it yet.
+                    // A stop that came in between couldn't name the source yet.
                     self.backend.detach(id);
                 }
                 (None, Ok(key))
@@ -188,7 +186,7 @@ impl Service {
         result
     }
 
-    /// Stops sources after what they have outstanding.
+    /// Stops sources after their outstanding requests have completed.
     fn detach(&self, keys: &[Key]) {
         let state = self.live.state.lock();
         let sources = keys.iter().filter_map(|key| state.sources.get(key));
@@ -197,17 +195,18 @@ impl Service {
             .for_each(|id| self.backend.detach(id));
     }
 
-    /// Looks at all backings again, each on a thread of its own disk. Doesn't wait: a disk whose medium hangs learns of its size when
-    /// it comes back.
+    /// Looks at all backings again, each on a thread of its own disk. Doesn't wait: the new size of a disk
+    /// whose medium hangs is seen when the medium goes on.
     pub fn refresh(&self) {
         self.disks.all().iter().for_each(Disk::refresh);
     }
 
-    /// Takes no more sources, lets what is in flight complete, then flushes and closes each disk, side by side: a disk
-    /// that fails or hangs keeps nothing from the others. A disk whose requests don't end in time is flushed all the same.
+    /// Takes no more sources, lets requests in flight complete, then flushes and closes each disk, side by
+    /// side: a disk that fails or hangs doesn't affect the others. A disk whose requests don't end in time is
+    /// flushed all the same.
     ///
-    /// Returns within the sum of `times`, with an end for each disk. Disks that ended well have left the service, so that their
-    /// descriptors and locks are free even if the process can't end.
+    /// Returns within the sum of `times`, with an end for each disk. Disks that ended well have left the
+    /// service, so that their descriptors and locks are free even if the process can't end.
     pub fn stop(&self, times: StopTimes) -> Vec<DiskEnd> {
         let begin = Instant::now();
         let mut state = self.live.state.lock();
@@ -223,7 +222,7 @@ impl Service {
             let mut state = self.live.state.lock();
             for end in state.ends.drain(..) {
                 let number = disks.iter().position(|d| d.name() == end.disk);
-                // One that was given up before has its end already.
+                // A disk that was given up before has its end already.
                 if number.is_some_and(|n| stopping.ended(n)) {
                     ends.push(end);
                 }
@@ -253,7 +252,7 @@ impl Service {
         ends
     }
 
-    /// Flushes and closes `disk` on a thread of its own, and tells its end.
+    /// Flushes and closes `disk` on a thread of its own, and reports its end.
     fn end_disk(&self, disk: Arc<Disk>, drained: bool, times: StopTimes) {
         let live = Arc::clone(&self.live);
         let name = disk.name().to_owned();
@@ -264,7 +263,7 @@ impl Service {
                 disk: disk.name().to_owned(),
                 result,
             };
-            // Gone before it is told: the device's descriptors are closed with it.
+            // The disk is dropped before the report: the device's descriptors are closed with it.
             drop(disk);
             live.state.lock().ends.push(end);
             live.changed.notify_all();
@@ -280,7 +279,6 @@ impl Service {
 }
 
 impl Attachment {
-    /// The disk.
     pub fn disk(&self) -> &Arc<Disk> {
         &self.disk
     }
@@ -303,7 +301,7 @@ impl Attachment {
         Ok(key)
     }
 
-    /// Stops one source after what it has outstanding.
+    /// Stops one source after its outstanding requests have completed.
     pub fn stop(&self, key: Key) {
         self.service.detach(&[key]);
     }
@@ -335,7 +333,7 @@ fn stuck_error(what: &str, after: Duration) -> Error {
     Error::new(ErrorKind::Os, why)
 }
 
-/// The end of one disk: what was written goes to stable storage, and the device tells its backing that all is well.
+/// Ends one disk: flushes the written data, and closes the device in order.
 fn end_of(disk: &Disk, drained: bool, times: StopTimes) -> Result<(), Error> {
     let device = disk.device();
     if !disk.no_more_questions(times.flush) {

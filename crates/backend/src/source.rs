@@ -1,21 +1,22 @@
-//! What the back end serves: anything that yields requests and takes completions.
+//! Request sources: the back end serves any type that yields requests and takes completions.
 
-use crate::losses::Seat;
+use crate::lost_writes::LostWritesQueue;
 use crate::worker::LaneWaker;
 use pvblk_block::{Completion, Error, Readiness, Request};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-/// How many requests a source takes in one pull: a quarter of the most that were there lately, 8 to 32. Enough to batch, few enough that the first answers
-/// don't wait for the last: with all of them at a time both sides take turns instead of working side by side, which at 32 in flight cost
-/// half of the rate.
+/// Number of requests that a source takes in one pull: a quarter of the most that were there lately, 8 to 32.
+/// That is enough to batch, and few enough that the first responses don't wait for the last: with all of them
+/// at a time both sides take turns instead of working side by side, which at 32 in flight cost half of the
+/// rate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PullBatch {
     lately: usize,
 }
 
 impl PullBatch {
-    /// The number for this pull, with so many to be taken now.
+    /// The number for this pull, of `pending` requests that could be taken now.
     #[inline]
     pub fn next(&mut self, pending: usize) -> usize {
         self.lately = pending.max(self.lately - self.lately.div_ceil(16));
@@ -23,69 +24,70 @@ impl PullBatch {
     }
 }
 
-/// Why a source yields no more requests.
+/// The reason why a source yields no more requests.
 #[derive(Debug)]
 pub enum SourceEnd {
     /// The peer closed in order.
     Closed,
-    /// The peer broke the protocol or the transport failed: this source stops, nothing else does.
+    /// The peer broke the protocol or the transport failed: this source stops, and no other.
     Broken(Error),
 }
 
-/// What one [`RequestSource::pull`] brought, besides the requests.
+/// The result of one [`RequestSource::pull`], besides the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
     /// At least one of the requests has `PREFLUSH` or `BARRIER`.
     pub ordered: bool,
 }
 
-/// One stream of requests: a blkif ring, an NBD connection, a virtqueue. Owned by one worker at a time,
-/// which calls, in this order and as often as there is something to do: `pull`, `complete`, `push`;
-/// and before it sleeps, `arm`.
+/// One stream of requests: a blkif ring, an NBD connection, a virtqueue. One worker at a time owns it, and
+/// calls `pull`, `complete`, `push` in this order, as often as there is work; and before it sleeps, `arm`.
 ///
-/// The source bounds what it has in flight (`depth`) and makes requests that are valid in form; the
-/// [`pvblk_block::Queue`] handle checks them against the device. `tag` is the source's own. Nothing
-/// here blocks, and nothing allocates once warm.
+/// The source bounds its requests in flight (`depth`) and makes requests whose form is valid; the
+/// [`pvblk_block::Queue`] handle checks them against the device. `tag` is the source's own. No method blocks,
+/// and none allocates once warm.
 pub trait RequestSource: Send {
-    /// For the log: which disk, which queue.
+    /// Disk and queue, for the log.
     fn describe(&self) -> String;
 
-    /// Called once, before anything else: with `waker` other threads can have the source pulled from when they have
-    /// something for it that [`RequestSource::wait_fd`] doesn't tell.
+    /// Called once, before anything else: through `waker` other threads can ask for a pull when they have
+    /// something for the source that isn't seen on [`RequestSource::wait_fd`].
     fn bind(&mut self, _waker: LaneWaker) {}
 
-    /// Tells the name of the disk that it belongs to, before the first `pull`.
+    /// Passes the name of its disk, before the first `pull`.
     fn served_as(&mut self, _disk: &str) {}
 
     /// Most requests in flight at once, at least 1.
     fn depth(&self) -> u32;
 
-    /// Appends up to `room` new requests to `out`. A request that is bad in form is answered by the
-    /// source itself. After an end the worker lets requests in flight complete, then drops the source.
+    /// Appends up to `room` new requests to `out`. The source itself answers a request whose form is invalid.
+    /// After an end the worker lets requests in flight complete, then drops the source.
     fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd>;
 
-    /// Takes all of `done` and prepares their answers; keeps the requests for reuse.
+    /// Takes all of `done` and prepares their responses; keeps the requests for reuse.
     fn complete(&mut self, done: &mut Vec<Completion>);
 
-    /// Makes prepared answers visible to the peer and wakes it if it asked for that. Cheap when there are none. Returns the bytes of data that it
-    /// copied, at most 256 KiB.
+    /// Makes prepared responses visible to the peer and notifies it if it asked for that. Cheap when there
+    /// are none. Returns the bytes of data that it copied, at most 256 KiB.
     fn push(&mut self) -> Result<usize, SourceEnd>;
 
-    /// Tells whether other disks have work on the same worker now: then `pull` and `push` copy at most 64 KiB each where they can. Called when that changes.
+    /// Tells the source whether other disks have work on the same worker now: then `pull` and `push` copy at
+    /// most 64 KiB each where they can. Called when that changes.
     fn in_company(&mut self, _company: bool) {}
 
-    /// Asks the peer to wake us; the last check before the worker sleeps.
+    /// Asks the peer for a notification; the last check before the worker sleeps.
     fn arm(&mut self) -> Readiness;
 
-    /// Readable when there may be something to pull.
+    /// The descriptor that is readable when there may be requests to pull.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// False while the source would take nothing even if there was something: the worker then doesn't wait for it.
+    /// False while the source would take no request even if there was one: the worker then doesn't wait for
+    /// it.
     fn wants_read(&self) -> bool {
         true
     }
 
-    /// True if answers are stuck until the descriptor is writable.
+    /// True if responses wait until the descriptor is writable.
     fn wants_write(&self) -> bool {
         false
     }
@@ -95,24 +97,27 @@ pub trait RequestSource: Send {
         false
     }
 
-    /// When to step it at the latest, though nothing happens: its peer may be let go then. Asked before the worker sleeps, also when the source has
-    /// ended and when all of its requests are in flight.
+    /// The time of the next step at the latest, even if nothing happens: the source may then drop its peer.
+    /// Asked before the worker sleeps, also when the source has ended and when all of its requests are in
+    /// flight.
     fn deadline(&mut self) -> Option<Instant> {
         None
     }
 
-    /// The descriptor was readable: forget that, before the next `pull`.
+    /// Clears the descriptor, which was readable, before the next `pull`.
     fn woken(&mut self) {}
 
-    /// Nothing has come for 100 ms: what is kept for reuse goes.
+    /// No request has come for 100 ms: memory that is kept for reuse is given back.
     fn rest(&mut self) {}
 
-    /// Its seat, if writes of its peer may be lost; asked once, before the first pull.
-    fn seat(&mut self) -> Option<Seat> {
+    /// Its [`LostWritesQueue`], if writes of its peer may be lost; asked once, before the first
+    /// pull.
+    fn seat(&mut self) -> Option<LostWritesQueue> {
         None
     }
 
-    /// The index of the request that is pulled next, modulo 2^16; asked only of sources that have a seat.
+    /// The index of the request that is pulled next, modulo 2^16; asked only of sources with a
+    /// [`LostWritesQueue`].
     fn position(&self) -> u16 {
         0
     }

@@ -1,4 +1,5 @@
-//! [`SpareRequests`]: what keeps the hot path from allocating, and goes when there is no hot path.
+//! [`SpareRequests`]: spare requests, so that the hot path doesn't allocate; they are freed when it
+//! isn't used.
 
 use pvblk_block::{Op, Request};
 
@@ -7,31 +8,31 @@ use pvblk_block::{Op, Request};
 pub struct SpareRequests(Vec<Box<Request>>);
 
 impl SpareRequests {
-    /// One of them, or a new one; it has no buffers.
+    /// A spare request, or a new one; it has no buffers.
     #[inline]
     pub fn take(&mut self) -> Box<Request> {
         let spare = self.0.pop();
         spare.unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0))
     }
 
-    /// Keeps one without its buffers.
+    /// Keeps a request without its buffers.
     #[inline]
     pub fn keep(&mut self, mut request: Box<Request>) {
         request.buffers.clear();
         self.0.push(request);
     }
 
-    /// Gives all of them back.
+    /// Frees all spare requests.
     pub fn release(&mut self) {
         self.0 = Vec::new();
     }
 
-    /// How many there are.
+    /// Number of spare requests.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True if there are none.
+    /// True if there are no spare requests.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,25 +1,25 @@
-//! [`Stall`]: a disk one of whose lanes doesn't come back from a call.
+//! [`Stall`]: records that a lane of a disk is blocked in a call.
 
-use crate::seldom::{Seldom, Times};
+use crate::ratelimit::{RateLimit, Times};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A stall that ends sooner isn't logged: it has cost the disk's neighbours nothing, and a guest or a loaded machine can cause as
-/// many as it likes.
+/// A stall that ends sooner isn't logged: it has cost the disk's neighbours nothing, and a guest or a loaded
+/// machine can cause as many as it likes.
 const TOLD_AFTER: Duration = Duration::from_secs(1);
 
-/// Whether lanes of a disk are blocked in a call. While one is, the disk's other lanes aren't stepped: they might block at the same
-/// place, and each would take a thread.
+/// Counts the lanes of a disk that are blocked in a call. While one is, the disk's other lanes aren't
+/// stepped: they might block at the same place, and each would take a thread.
 #[derive(Debug, Default)]
 pub struct Stall {
-    /// Lanes in such a call.
+    /// Number of lanes in such a call.
     lanes: AtomicU32,
     since: Mutex<Option<Instant>>,
-    /// Ended before they were told.
+    /// Number of stalls that ended before they were logged.
     short: AtomicU64,
-    told: Seldom,
+    told: RateLimit,
 }
 
 impl Stall {
@@ -29,12 +29,12 @@ impl Stall {
         self.lanes.load(Ordering::Relaxed) > 0
     }
 
-    /// How long it has lasted.
+    /// Time since the stall began; `None` if there is none.
     pub fn lasts(&self) -> Option<Duration> {
         Some(self.since.lock().as_ref()?.elapsed())
     }
 
-    /// One more lane is blocked, until [`Blocked::end`].
+    /// Counts one more blocked lane, until [`Blocked::end`].
     pub(crate) fn begin(self: &Arc<Stall>, lane: &str, now: Instant) -> Arc<Blocked> {
         let mut since = self.since.lock();
         if self.lanes.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -61,17 +61,17 @@ pub struct Blocked {
 /// The log's line about a blocked lane.
 #[derive(Debug)]
 enum Line {
-    /// Not until the stall has lasted [`TOLD_AFTER`].
+    /// The line isn't due until the stall has lasted [`TOLD_AFTER`].
     Due,
     Written(Times),
-    /// There were too many before it.
+    /// The line is left out: there were too many before it.
     LeftOut,
-    /// The lane is back.
+    /// The lane's call has returned.
     Over,
 }
 
 impl Blocked {
-    /// Logs it once it has lasted long enough. True while that is still to be done.
+    /// Logs the line once the stall has lasted long enough. True while that is still to be done.
     pub fn is_due(&self, now: Instant) -> bool {
         let mut line = self.line.lock();
         if !matches!(*line, Line::Due) {
@@ -96,7 +96,7 @@ impl Blocked {
         false
     }
 
-    /// The lane is back.
+    /// Notes that the lane's call has returned.
     pub(crate) fn end(&self, now: Instant) {
         let stall = &self.stall;
         let mut since = stall.since.lock();

@@ -1,4 +1,4 @@
-//! Which stalls come to the log.
+//! Log lines on stalls.
 
 use super::*;
 use tracing::Level;
@@ -24,7 +24,7 @@ fn a_short_stall_is_only_for_debug() {
             assert!(blocked.is_due(now) && blocked.is_due(now + TOLD_AFTER - MS));
             blocked.end(now + TOLD_AFTER - MS);
             assert!(!stall.is_on());
-            // It isn't told late, either.
+            // The stall isn't logged later, either.
             assert!(!blocked.is_due(now + TOLD_AFTER));
             let all = log.lines(Level::TRACE);
             assert_eq!(all.len(), n);
@@ -67,7 +67,8 @@ fn stalls_without_end_do_not_fill_the_log() {
             assert!(!blocked.is_due(now + TOLD_AFTER));
             blocked.end(now + TOLD_AFTER);
         }
-        // Eight, then 16, 32, 64, 128 and 256; a test that takes a minute may see one more. Each with its end.
+        // The lines are eight, then 16, 32, 64, 128 and 256; a test that takes a minute may see one more.
+        // Each stall has a line for its end.
         let told = log.lines(Level::ERROR).len();
         assert!((13..=14).contains(&told), "{told}");
         assert_eq!(log.lines(Level::WARN).len(), 2 * told);

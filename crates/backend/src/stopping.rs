@@ -1,22 +1,23 @@
-//! [`Stopping`]: which disk is flushed when, as a process stops. It moves no data and waits for nothing, so that the simulation runs
-//! it too.
+//! [`Stopping`]: the order in which disks are flushed when a process stops. It moves no data and doesn't
+//! wait, so that the simulation runs it too.
 
 use std::time::{Duration, Instant};
 
-/// Flushes at a stop side by side. Those that take longer than [`SLOW_FLUSH`] aren't counted, so that slow disks hold up no others.
+/// Flushes that run side by side at a stop. Those that take longer than [`SLOW_FLUSH`] aren't counted, so
+/// that slow disks hold up no others.
 const FLUSHES: usize = 64;
 const SLOW_FLUSH: Duration = Duration::from_secs(1);
 
-/// How long a stop waits, for each disk by itself.
+/// Time limits of a stop, for each disk by itself.
 #[derive(Clone, Copy, Debug)]
 pub struct StopTimes {
-    /// For the disk's requests in flight, and for their answers to be taken.
+    /// Limit for the disk's requests in flight, and for the responses to be taken.
     pub drain: Duration,
-    /// For the flush that follows, and for the device's end.
+    /// Limit for the flush that follows, and for the device's end.
     pub flush: Duration,
 }
 
-/// Where a disk is on its way.
+/// Progress of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Draining,
@@ -32,17 +33,17 @@ pub struct Stopping {
     disks: Vec<Stage>,
 }
 
-/// What is to be done now.
+/// The actions that are due now.
 #[derive(Debug, Default)]
 pub struct Turn {
-    /// Disks to be flushed and closed; true if all of its requests were answered.
+    /// Disks to be flushed and closed; true if all of the disk's requests have completed.
     pub flush: Vec<(usize, bool)>,
     /// Disks whose flush took too long: they are given up.
     pub stuck: Vec<usize>,
 }
 
 impl Stopping {
-    /// For `disks` disks, from `begin` on.
+    /// A stop of `disks` disks that begins at `begin`.
     pub fn new(disks: usize, begin: Instant, times: StopTimes) -> Stopping {
         Stopping {
             times,
@@ -51,7 +52,7 @@ impl Stopping {
         }
     }
 
-    /// What is to be done at time `now`; `in_use` tells which disks have requests or sources.
+    /// The actions that are due at time `now`; `in_use` is true for disks with requests or sources.
     pub fn turn(&mut self, now: Instant, in_use: impl Fn(usize) -> bool) -> Turn {
         let quick = |s: &&Stage| match s {
             Stage::Flushing(since) => now.duration_since(*since) < SLOW_FLUSH,
@@ -80,7 +81,8 @@ impl Stopping {
         turn
     }
 
-    /// A disk's flush and its end are done, well or not; false if it was given up before.
+    /// Notes that a disk's flush and its end are done, well or not; false if it was given up
+    /// before.
     pub fn ended(&mut self, disk: usize) -> bool {
         let counts = matches!(self.disks[disk], Stage::Flushing(_));
         self.disks[disk] = Stage::Over;

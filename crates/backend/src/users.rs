@@ -1,17 +1,19 @@
-//! [`Users`]: who uses a disk, and the fence between those who are gone and those who come.
+//! [`Users`]: the front ends and clients of a disk, and its fence.
 //!
-//! A front end that comes back sends again what wasn't answered; an old write that is still at work could land on top of a newer one
-//! (docs/decisions/0006-reconnect.md). So while sources of a front end that is gone have requests at work, the disk's *fence* is closed, over
-//! all exports: no front end is let in. It is the disk's, and follows from who is there: no server opens or closes it.
+//! A front end that comes back sends again the requests that had no response; an old write that is still at
+//! work could land on top of a newer one (docs/decisions/0006-reconnect.md). So while sources of a front end
+//! that is gone have requests at work, the disk's *fence* is closed, over all exports: no front end is let
+//! in. The fence belongs to the disk, and its users alone decide its state: no server opens or closes it.
 //!
 //! ```text
 //!  enter ──▶ present ──its User is dropped──▶ gone, the fence is closed ──its last source has ended──▶ forgotten
 //! ```
 //!
-//! NBD has no name for "the same client", so its clients neither wait nor are waited for.
+//! NBD has no name for "the same client", so its clients don't wait for the fence, and don't close
+//! it.
 
-use crate::seldom;
-use crate::seldom::Seldom;
+use crate::ratelimit::RateLimit;
+use crate::ratelimited;
 use parking_lot::Mutex;
 use pvblk_block::{Error, ErrorKind};
 use std::sync::{Arc, Weak};
@@ -26,11 +28,11 @@ pub type FenceOpened = Arc<dyn Fn() + Send + Sync>;
 pub struct Users {
     disk: String,
     exclusive: bool,
-    state: Mutex<State>,
+    state: Mutex<UsersState>,
 }
 
 #[derive(Default)]
-struct State {
+struct UsersState {
     /// In the order in which they came. Clients of NBD are one.
     names: Vec<(String, usize)>,
     /// Front ends that are gone and have sources. The fence is closed while there are any.
@@ -54,7 +56,7 @@ pub(crate) struct Place {
 
 #[derive(Default)]
 struct PlaceEnd {
-    /// Counted in [`State::gone`].
+    /// Counted in [`UsersState::gone`].
     gone: bool,
     /// Called when the last source has ended and the fence is open, as far as this place goes.
     then: Option<Box<dyn FnOnce() + Send>>,
@@ -95,7 +97,7 @@ impl Users {
         self.state.lock().is_open(opened)
     }
 
-    fn place(self: &Arc<Users>, state: &mut State, name: &str) -> Result<Arc<Place>, Error> {
+    fn place(self: &Arc<Users>, state: &mut UsersState, name: &str) -> Result<Arc<Place>, Error> {
         let names = &mut state.names;
         match names.iter_mut().find(|(n, _)| n == name) {
             Some((_, count)) => *count += 1,
@@ -106,9 +108,9 @@ impl Users {
                         let why = format!("disk {disk} is exclusive, and {other} uses it");
                         return Err(Error::new(ErrorKind::Exhausted, why));
                     }
-                    seldom!(
+                    ratelimited!(
                         warn,
-                        Seldom::of(disk, "shared"),
+                        RateLimit::of(disk, "shared"),
                         "disk {disk}: {name} uses it beside {other}: a file system that isn't made for sharing loses data; --exclusive {disk} refuses a second one"
                     );
                 }
@@ -123,7 +125,7 @@ impl Users {
     }
 }
 
-impl State {
+impl UsersState {
     fn is_open(&mut self, opened: &FenceOpened) -> bool {
         if self.gone == 0 {
             return true;

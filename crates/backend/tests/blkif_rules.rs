@@ -1,4 +1,4 @@
-//! One ring entry at a time: what becomes of it, good or bad (blkif.h's rules), and what is logged.
+//! One ring entry at a time: its result, good or bad (blkif.h's rules), and its line in the log.
 
 mod support;
 
@@ -56,7 +56,7 @@ fn pull(peer: &mut Peer, put: impl FnOnce(&mut Peer)) -> (Pulled, Vec<Box<Reques
     (pulled, out)
 }
 
-/// The request must be answered at once: status and echoed operation.
+/// Checks that the request is answered at once, with this status and operation.
 #[track_caller]
 fn refused(peer: &mut Peer, put: impl FnOnce(&mut Peer), operation: u8, status: i16) {
     let (pulled, out) = pull(peer, put);
@@ -72,7 +72,7 @@ fn refused(peer: &mut Peer, put: impl FnOnce(&mut Peer), operation: u8, status: 
     assert_eq!(peer.mapped(), 0, "a reference stays mapped");
 }
 
-/// The request must come out; returns it, after it was answered.
+/// Checks that the request comes out; returns it, after its response.
 #[track_caller]
 fn accepted(peer: &mut Peer, put: impl FnOnce(&mut Peer), echo: u8) -> (Box<Request>, bool) {
     let (pulled, mut out) = pull(peer, put);
@@ -234,7 +234,7 @@ fn good_requests_come_out_as_they_were_meant() {
             RequestFlags::PREFLUSH,
             RequestFlags::BARRIER,
         );
-        // Operation, whether there is data, what must come out.
+        // The columns are operation, whether there is data, and the expected request.
         let table = [
             (OP_READ, true, Op::Read, none),
             (OP_WRITE, true, Op::Write, none),
@@ -331,7 +331,7 @@ fn a_status_of_the_device_becomes_one_of_the_protocol() {
     }
 }
 
-/// Nor by connecting again: what is logged is counted for the disk.
+/// A guest that connects again can't do it either: lines are counted for the disk.
 #[test]
 fn a_guest_cannot_fill_the_log() {
     let begin = std::time::Instant::now();

@@ -20,7 +20,7 @@ use tracing::Level;
 
 const NONE: RequestFlags = RequestFlags::empty();
 
-/// Completes everything at once, unless a door is shut: then the caller blocks there.
+/// Completes all requests at once, unless a door is shut: then the caller blocks there.
 #[derive(Clone, Default)]
 struct Doors {
     submit: Arc<Mutex<()>>,
@@ -36,7 +36,7 @@ impl Doors {
         self.panics.store(true, Ordering::Release);
     }
 
-    /// Panics once if it was told to.
+    /// Panics once if `panics` is set.
     fn passed(&self) {
         assert!(!self.panics.swap(false, Ordering::AcqRel), "planted");
     }

@@ -1,4 +1,4 @@
-//! The fence of a disk follows from who uses it: no server closes or opens it.
+//! The users of a disk alone decide the state of its fence: no server closes or opens it.
 
 mod support;
 

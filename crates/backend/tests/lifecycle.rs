@@ -1,4 +1,4 @@
-//! How sources come and go: in order, broken, and in the middle of everything.
+//! Sources come and go: in order, broken, and at any time.
 
 mod support;
 
@@ -21,7 +21,7 @@ struct Rig {
     backend: Backend,
 }
 
-/// Whether and how a source ended.
+/// The end of a source, once it has ended.
 #[derive(Clone, Default)]
 struct End(Arc<Mutex<Vec<SourceEnd>>>);
 
@@ -243,7 +243,7 @@ fn sources_come_and_go_under_load() {
     }
 }
 
-/// Stopping gives up what is at the device; it neither hangs nor panics.
+/// Stopping gives up the requests at the device; it neither hangs nor panics.
 #[test]
 fn a_back_end_stops_with_requests_in_flight() {
     for (workers, flags) in [

@@ -40,7 +40,7 @@ impl Rig {
         (feed, id.unwrap())
     }
 
-    /// Completes what is at the device until `feed` has `n` answers.
+    /// Completes the requests at the device until `feed` has `n` responses.
     fn complete_until(&self, feed: &Feed, n: usize, status: impl Fn(u64) -> Status) {
         wait("answers", || {
             while let Some(&(_, _, sector)) = self.device.held().first() {
@@ -100,7 +100,7 @@ fn many_long_requests_end_each_with_its_own_status() {
         write(&feed, &data, i * 2048, RequestFlags::empty());
     }
     wait("they are at work", || rig.device.held().len() == PARTS);
-    // It is detached in the middle; what was taken is answered.
+    // The source is detached in the middle; the requests that were taken complete.
     wait("all are taken", || feed.pulled() >= 8);
     rig.backend.detach(id);
     let bad = 3 * 2048 + STEP;

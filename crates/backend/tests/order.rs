@@ -1,5 +1,5 @@
-//! What needs an order, over a device that completes when the test says so: barriers across queues, flushes
-//! before writes.
+//! Requests that need an order, over a device that completes when the test says so: barriers across queues,
+//! flushes before writes.
 
 mod support;
 
@@ -285,8 +285,8 @@ fn random_loads_never_cross_a_barrier() {
     }
 }
 
-/// From a barrier's first flush to its last nothing else is at the device; what its queue got before it is done
-/// by then, what came after it starts later.
+/// From a barrier's first flush to its last no other request is at the device; requests that its queue got
+/// before it are done by then, those that came after it start later.
 fn check_barriers(seen: &[Seen], sent: &[Vec<(u64, bool)>]) {
     let mut began = std::collections::HashMap::new();
     let mut ended = std::collections::HashMap::new();

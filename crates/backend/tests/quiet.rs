@@ -1,4 +1,5 @@
-//! A worker with nothing to do does nothing: what was rung, hung up or spent must not wake it again and again.
+//! A worker without work does nothing: a notification, a hang-up or a passed deadline must not wake it again
+//! and again.
 
 mod support;
 
@@ -67,7 +68,8 @@ fn rig() -> (Arc<Device>, Backend, Disk) {
     (device, backend, disk)
 }
 
-/// How often `counter` moves in a while. A worker that spins moves it some hundred thousand times.
+/// Number of times that `counter` moves in a while. A worker that spins moves it some hundred
+/// thousand times.
 fn moves(counter: &AtomicU64) -> u64 {
     std::thread::sleep(Duration::from_millis(50));
     let before = counter.load(Ordering::Relaxed);
@@ -94,7 +96,7 @@ fn a_hung_up_client_with_a_request_at_a_slow_device_costs_nothing() {
     wait("the device gets it", || device.held().len() == 1);
     let n = moves(&bothered);
     assert!(n < 1000, "the lane was stepped {n} times while it waited");
-    // It gives back what it keeps for reuse, once.
+    // The source gives memory back that it keeps for reuse, once.
     wait("it rests", || rested.load(Ordering::Relaxed) == 1);
     assert_eq!(moves(&rested), 0);
     device.complete(0, Status::Ok);

@@ -46,7 +46,8 @@ impl Rig {
         feed
     }
 
-    /// Stops on another thread, and lets `meanwhile` play the devices; returns what became of the disks, by name.
+    /// Stops on another thread, and lets `meanwhile` play the devices; returns the ends of the disks, by
+    /// name.
     fn stop(&self, times: StopTimes, meanwhile: impl FnOnce()) -> Vec<(String, Option<String>)> {
         let service = Arc::clone(&self.service);
         let thread = std::thread::spawn(move || service.stop(times));

@@ -128,7 +128,8 @@ impl RequestSource for Greedy {
     }
 }
 
-/// How many requests of `lanes` greedy sources of one disk came before a neighbour's that slept.
+/// Number of requests of `lanes` greedy sources of one disk that came before a neighbour's that
+/// slept.
 fn longest_wait(lanes: usize) -> usize {
     let backend = Backend::start(&BackendOptions {
         workers: 1,

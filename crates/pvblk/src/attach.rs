@@ -59,7 +59,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     })?;
     let shared: Arc<dyn BlockDevice> = device.clone();
     let traces = Traces::of_client();
-    let disk = Disk::new(&args.disk, shared, traces.of(&args.disk)).with_floor("attach");
+    let disk = Disk::new(&args.disk, shared, traces.of(&args.disk)).with_layer("attach");
     let clients = ClientLimits::default();
     let disk = disk.with_memory(clients.budgets(1)());
     let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));

@@ -2,7 +2,7 @@
 
 use crate::{bill, log};
 use anyhow::{Context, Result};
-use pvblk_backend::{DiskEnd, Pressure, Service, Sources, StopTimes, Watch};
+use pvblk_backend::{DiskEnd, Pressure, PressureSources, PressureWatch, Service, StopTimes};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
@@ -56,12 +56,12 @@ pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64) {
 }
 
 /// Starts to listen for memory pressure.
-pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<Watch> {
-    Ok(Sources::find().watch(Arc::clone(pressure))?)
+pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<PressureWatch> {
+    Ok(PressureSources::find().watch(Arc::clone(pressure))?)
 }
 
 /// Says who tells of memory pressure and who can't, once everything else has begun.
-pub fn tell_sources(watch: &Watch) {
+pub fn tell_sources(watch: &PressureWatch) {
     for source in watch.states() {
         match &source.missing {
             None => log::line(format_args!("memory pressure: {}", source.name)),

@@ -3,7 +3,7 @@
 use crate::{bill, config, control};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use pvblk_backend::{DiskMemory, PoolCounters, Pressure, SourceState, Watch};
+use pvblk_backend::{DiskMemory, PoolCounters, Pressure, PressureSourceState, PressureWatch};
 use pvblk_block::memory::MemoryKind;
 use pvblk_block::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
@@ -149,18 +149,18 @@ struct SqueezeAnswer {
 /// Where questions about memory are answered, in the server.
 pub struct Desk {
     pressure: Arc<Pressure>,
-    sources: Vec<SourceState>,
+    sources: Vec<PressureSourceState>,
     signals: Arc<AtomicU64>,
     base: u64,
 }
 
 impl Desk {
     /// `base`: what the process had before it served anything.
-    pub fn new(pressure: &Arc<Pressure>, watch: Option<&Watch>, base: u64) -> Desk {
+    pub fn new(pressure: &Arc<Pressure>, watch: Option<&PressureWatch>, base: u64) -> Desk {
         Desk {
             pressure: Arc::clone(pressure),
             sources: watch.map_or_else(Vec::new, |w| w.states().to_vec()),
-            signals: watch.map_or_else(Arc::default, Watch::signals),
+            signals: watch.map_or_else(Arc::default, PressureWatch::signals),
             base,
         }
     }
@@ -222,7 +222,7 @@ impl Desk {
             disk: name.clone(),
             pool: pool(&memory.pools, memory.squeezed.as_secs_f64()),
         };
-        let source = |s: &SourceState| Source {
+        let source = |s: &PressureSourceState| Source {
             name: s.name.clone(),
             missing: s.missing.clone(),
         };

@@ -1,4 +1,4 @@
-//! [`Baton`]: a value that one thread holds at a time, and that another thread can take over while the holder is in a
+//! [`Lease`]: a value that one thread holds at a time, and that another thread can take over while the holder is in a
 //! call that may not return.
 
 use std::cell::UnsafeCell;
@@ -8,23 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A value with one [`Holder`]. The holder is *here* or, inside [`Holder::away`], *away*. While it is away, another
-/// thread may [seize](Baton::seize) the value, and the first holder loses it.
+/// thread may [seize](Lease::seize) the value, and the first holder loses it.
 ///
 /// One compare-exchange on `turn` decides between the holder that comes back and a thread that seizes. `turn` is even
 /// while the holder is here, odd while it is away, and never repeats. Being away costs a store and a compare-exchange
 /// on a cache line that only the holder uses.
-pub struct Baton<T> {
+pub struct Lease<T> {
     turn: AtomicU64,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: `value` is reached through the one `Holder` only; passing it to another thread takes the acquire and release of
 // `turn`, so `T: Send` is enough.
-unsafe impl<T: Send> Sync for Baton<T> {}
+unsafe impl<T: Send> Sync for Lease<T> {}
 
-/// The right to use a [`Baton`]'s value.
+/// The right to use a [`Lease`]'s value.
 pub struct Holder<T> {
-    baton: Arc<Baton<T>>,
+    lease: Arc<Lease<T>>,
     /// The even turn at which this holder is here; `None` after the value was seized.
     turn: Option<u64>,
     /// The odd turn at which this holder went away last.
@@ -33,20 +33,20 @@ pub struct Holder<T> {
     _value: PhantomData<T>,
 }
 
-impl<T> Baton<T> {
-    /// Creates a baton and its first holder.
-    pub fn new(value: T) -> (Arc<Baton<T>>, Holder<T>) {
-        let baton = Arc::new(Baton {
+impl<T> Lease<T> {
+    /// Creates a lease and its first holder.
+    pub fn new(value: T) -> (Arc<Lease<T>>, Holder<T>) {
+        let lease = Arc::new(Lease {
             turn: AtomicU64::new(0),
             value: UnsafeCell::new(value),
         });
         let holder = Holder {
-            baton: Arc::clone(&baton),
+            lease: Arc::clone(&lease),
             turn: Some(0),
             left: 0,
             _value: PhantomData,
         };
-        (baton, holder)
+        (lease, holder)
     }
 
     /// Number that changes whenever the holder goes away or comes back; odd while it is away.
@@ -55,12 +55,12 @@ impl<T> Baton<T> {
     }
 
     /// Takes the value over if the holder has been away since `turn` was read.
-    pub fn seize(self: &Arc<Baton<T>>, turn: u64) -> Option<Holder<T>> {
+    pub fn seize(self: &Arc<Lease<T>>, turn: u64) -> Option<Holder<T>> {
         if turn.is_multiple_of(2) {
             return None;
         }
         self.claim(turn).then(|| Holder {
-            baton: Arc::clone(self),
+            lease: Arc::clone(self),
             turn: Some(turn + 1),
             left: turn,
             _value: PhantomData,
@@ -87,9 +87,9 @@ impl<T> Holder<T> {
         // Set before `f`: if `f` panics, this holder can't be used any more, and the value can still be seized.
         self.turn = None;
         self.left = here + 1;
-        self.baton.turn.store(here + 1, Ordering::Release);
+        self.lease.turn.store(here + 1, Ordering::Release);
         let result = f();
-        if self.baton.claim(here + 1) {
+        if self.lease.claim(here + 1) {
             self.turn = Some(here + 2);
         }
         (result, self.turn.is_some())
@@ -99,7 +99,7 @@ impl<T> Holder<T> {
 impl<T> Holder<T> {
     /// Comes back from an [`Holder::away`] that ended with a panic. False if the value was seized: then this holder has nothing any more.
     pub fn back(&mut self) -> bool {
-        if self.turn.is_none() && self.baton.claim(self.left) {
+        if self.turn.is_none() && self.lease.claim(self.left) {
             self.turn = Some(self.left + 1);
         }
         self.turn.is_some()
@@ -115,7 +115,7 @@ impl<T> Deref for Holder<T> {
     fn deref(&self) -> &T {
         assert!(self.turn.is_some(), "{SEIZED}");
         // SAFETY: this holder is here, so no other is, and none can be made: `seize` needs an odd turn.
-        unsafe { &*self.baton.value.get() }
+        unsafe { &*self.lease.value.get() }
     }
 }
 
@@ -124,7 +124,7 @@ impl<T> DerefMut for Holder<T> {
     fn deref_mut(&mut self) -> &mut T {
         assert!(self.turn.is_some(), "{SEIZED}");
         // SAFETY: as above; `&mut self` makes the reference unique, and `away` can't be called while it lives.
-        unsafe { &mut *self.baton.value.get() }
+        unsafe { &mut *self.lease.value.get() }
     }
 }
 
@@ -134,15 +134,15 @@ mod tests {
 
     #[test]
     fn a_holder_that_is_away_can_lose_the_value_and_one_that_is_here_cannot() {
-        let (baton, mut first) = Baton::new(1);
-        assert!(baton.seize(baton.turn()).is_none());
+        let (lease, mut first) = Lease::new(1);
+        assert!(lease.seize(lease.turn()).is_none());
         assert_eq!(first.away(|| 5), (5, true));
         *first += 1;
         let mut taken = None;
         let (_, kept) = first.away(|| {
-            let turn = baton.turn();
-            taken = baton.seize(turn);
-            assert!(baton.seize(turn).is_none(), "only one gets it");
+            let turn = lease.turn();
+            taken = lease.seize(turn);
+            assert!(lease.seize(turn).is_none(), "only one gets it");
         });
         assert!(!kept);
         let mut second = taken.unwrap();
@@ -159,13 +159,13 @@ mod tests {
             let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
             assert!(caught.is_err());
         };
-        let (baton, mut first) = Baton::new(1);
+        let (lease, mut first) = Lease::new(1);
         assert!(first.back(), "it is here");
         quietly(&mut || first.away(|| panic!("planted")).0);
-        assert!(baton.turn() % 2 == 1 && first.back());
+        assert!(lease.turn() % 2 == 1 && first.back());
         *first += 1;
         quietly(&mut || first.away(|| panic!("planted")).0);
-        let mut second = baton.seize(baton.turn()).unwrap();
+        let mut second = lease.seize(lease.turn()).unwrap();
         assert!(!first.back());
         *second += 1;
         assert_eq!(second.away(|| ()), ((), true));
@@ -175,15 +175,15 @@ mod tests {
 
     #[test]
     fn of_many_threads_one_has_the_value() {
-        let (baton, mut holder) = Baton::new((0u64, 0u64));
+        let (lease, mut holder) = Lease::new((0u64, 0u64));
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|s| {
             let (lost_to, lost) = std::sync::mpsc::channel();
             for _ in 0..2 {
-                let (baton, stop, lost_to) = (Arc::clone(&baton), &stop, lost_to.clone());
+                let (lease, stop, lost_to) = (Arc::clone(&lease), &stop, lost_to.clone());
                 s.spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
-                        if let Some(mut seized) = baton.seize(baton.turn()) {
+                        if let Some(mut seized) = lease.seize(lease.turn()) {
                             seized.0 += 1;
                             seized.1 += 1;
                             lost_to.send(seized).unwrap();

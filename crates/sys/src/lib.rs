@@ -22,13 +22,13 @@
 
 pub mod alloc;
 mod asan;
-mod baton;
 mod buffer;
 pub mod cpu;
 mod eventfd;
 pub mod fdpass;
 pub mod fileio;
 mod idle;
+mod lease;
 pub mod limits;
 pub mod locks;
 pub mod loops;
@@ -44,10 +44,10 @@ pub mod uring;
 pub mod xen;
 pub mod xor;
 
-pub use baton::{Baton, Holder};
 pub use buffer::{Buffer, gather, scatter, total_len};
 pub use eventfd::EventFd;
 pub use idle::{Idle, POISON, poison_released_memory};
+pub use lease::{Holder, Lease};
 pub use memfd::{MemoryFile, check_sealed, create_sealed, guarded_file, is_memory};
 pub use peer_event::PeerEvent;
 pub use peer_fd::{Closer, PeerFd};

@@ -1,4 +1,4 @@
-//! The free list of a pool: what nobody uses, which alone can be given back.
+//! The free list of a pool: memory that isn't in use, and that alone can be given back.
 
 use pvblk_block::{Buffer, Region};
 use pvblk_sys::{Idle, PAGE_SIZE};
@@ -11,7 +11,7 @@ pub(super) const CLASSES: usize = MAX_ORDER + 1;
 const CARVED: usize = 64 << 10;
 /// Bytes of a slab.
 const SLAB: usize = 256 << 10;
-/// What a piece costs besides its pages, about: its own region, with its counters.
+/// Bytes that a piece costs besides its pages, about: its own region, with its counters.
 pub(super) const PIECE_BYTES: usize = 80;
 
 /// The class that holds `len` bytes.
@@ -25,35 +25,36 @@ pub(super) fn class_len(class: usize) -> usize {
     PAGE_SIZE << class
 }
 
-/// Free memory with something in it.
+/// Free memory with pages behind it.
 pub(super) enum Warm {
-    /// Of ours; nobody else has a buffer of it.
+    /// Private memory, of which there is no other buffer.
     Own(Idle),
-    /// The device's.
+    /// Memory of the device.
     Device(Buffer),
 }
 
 /// Pieces by class, last in first out.
 #[derive(Default)]
 pub(super) struct FreeList {
-    /// Touched, and pieces of the device.
+    /// Pieces with pages, and pieces of the device.
     hot: [Vec<Warm>; CLASSES],
-    /// Ours, without memory behind them.
+    /// Private pieces, without pages behind them.
     cold: [Vec<Idle>; CLASSES],
     /// Pages in `hot`.
     hot_pages: usize,
-    /// What came back while somebody still had a buffer of it: looked at again at the next drain.
+    /// Pieces that came back while another buffer of them was in use: checked again at the next
+    /// drain.
     claimed: Vec<Buffer>,
 }
 
 /// Pieces that left the free list to be given back.
 #[derive(Default)]
 pub(super) struct Drained {
-    /// With pages behind them.
+    /// Private pieces with pages behind them.
     pub own: Vec<Idle>,
-    /// Without.
+    /// Private pieces without pages.
     pub cold: Vec<Idle>,
-    /// The device's.
+    /// Pieces of the device.
     pub device: Vec<Buffer>,
 }
 
@@ -64,12 +65,12 @@ impl FreeList {
         self.hot_pages
     }
 
-    /// Buffers that are still somebody's.
+    /// Number of buffers that are still in use elsewhere.
     pub fn claimed(&self) -> usize {
         self.claimed.len()
     }
 
-    /// A warm piece into use.
+    /// Takes a piece with pages into use.
     #[inline]
     pub fn pop_hot(&mut self, class: usize) -> Option<Buffer> {
         let warm = self.hot[class].pop()?;
@@ -80,13 +81,13 @@ impl FreeList {
         })
     }
 
-    /// A piece of ours without pages into use, from a new slab if there is none.
+    /// Takes a private piece without pages into use, from a new slab if there is none.
     pub fn pop_cold(&mut self, class: usize) -> Option<Buffer> {
         if self.cold[class].is_empty() {
             let len = class_len(class);
             let slab = if len <= CARVED { SLAB } else { len };
             let pieces = Region::anonymous(slab).ok()?.cut(len);
-            // In reverse, so that they are taken in the order of their addresses.
+            // The order is reversed, so that pieces are taken in the order of their addresses.
             self.cold[class].extend(pieces.into_iter().rev().map(Idle::fresh));
         }
         let idle = self.cold[class].pop()?;
@@ -94,8 +95,8 @@ impl FreeList {
         Some(idle.into_buffer())
     }
 
-    /// Takes a buffer back, as it came from here or the device. Returns its pages; 0 if somebody else still has a buffer
-    /// of it, so that it is nobody's to use or to give back yet.
+    /// Takes a buffer back, as it came from here or the device. Returns its pages; 0 if another buffer of it
+    /// is still in use, so that it can neither be used nor given back yet.
     #[inline]
     pub fn push(&mut self, buffer: Buffer) -> usize {
         if !buffer.region().is_piece() {
@@ -122,21 +123,21 @@ impl FreeList {
             true => Some(buffer),
             false => Buffer::new(buffer.region(), buffer.offset(), len),
         };
-        // Always there: it was cut from a whole piece.
+        // There is always a piece: the buffer was cut from a whole one.
         self.hot[class].extend(piece.map(Warm::Device));
         self.hot_pages += 1 << class;
         1 << class
     }
 
-    /// Looks again at what was somebody's; returns the pages that became free.
+    /// Checks the pieces again that were in use elsewhere; returns the pages that became free.
     #[cold]
     pub fn retry_claimed(&mut self) -> usize {
         let claimed = std::mem::take(&mut self.claimed);
         claimed.into_iter().map(|b| self.push(b)).sum()
     }
 
-    /// Takes free pieces out, what wasn't used longest first, until at most `keep_pages` are free; and the cold ones
-    /// if nothing stays.
+    /// Takes free pieces out, least recently used first, until at most `keep_pages` are free; and the pieces
+    /// without pages if none stays.
     pub fn drain(&mut self, keep_pages: usize) -> Drained {
         let mut out = Drained::default();
         for class in (0..CLASSES).rev() {
@@ -159,7 +160,7 @@ impl FreeList {
         out
     }
 
-    /// Takes out the cold pieces too: together with drained ones they may be whole slabs.
+    /// Takes out the pieces without pages too: together with drained ones they may be whole slabs.
     pub fn drain_cold(&mut self, out: &mut Drained) {
         for pieces in &mut self.cold {
             out.cold.append(&mut std::mem::take(pieces));
@@ -182,20 +183,22 @@ impl FreeList {
 }
 
 impl Drained {
-    /// Bytes of ours with pages behind them.
+    /// Bytes of private pieces with pages behind them.
     pub fn bytes(&self) -> u64 {
         self.own.iter().map(|p| p.len() as u64).sum()
     }
 
-    /// Gives the pages of all these back to the system, in runs as long as there are whosever they are.
+    /// Gives the pages of all these back to the system, in runs that are as long as possible, whichever pool
+    /// they are of.
     pub fn release_all<'a>(all: impl Iterator<Item = &'a mut Drained>) {
         if let Err(e) = Idle::release(all.flat_map(|d| &mut d.own)) {
-            // The pages stay until they are used again, or the slab goes; nothing is lost but memory.
+            // The pages stay until they are used again, or the slab goes; only memory is lost.
             tracing::debug!("giving pages back: {e}");
         }
     }
 
-    /// What was released is without pages now; whole slabs are unmapped, where `unmap`. Leaves in `cold` what is to come back to the free list.
+    /// The released pieces are without pages now; whole slabs are unmapped, if `unmap`. Leaves in `cold` the
+    /// pieces that are to come back to the free list.
     pub fn after_release(&mut self, unmap: bool) {
         if unmap {
             self.drop_whole_slabs();

@@ -1,8 +1,8 @@
-//! Buffers for sources that bring no memory of their own, such as a socket.
+//! Buffers for sources without memory of their own, such as a socket.
 //!
-//! Invariants: a page is in use, free, or on its way back to the system, and never two of these. Only the free list gives
-//! pages back, and it takes only what is [`pvblk_sys::Idle`]: memory of which nobody has a buffer. The lock is held for moves from list to
-//! list, never while the system takes pages.
+//! Invariants: a page is in use, free, or on its way back to the system, and never two of these. Only the
+//! free list gives pages back, and it takes only memory that is [`pvblk_sys::Idle`]: of which there is no
+//! other buffer. The lock is held for moves from list to list, never while the system takes pages.
 
 mod free;
 
@@ -18,19 +18,19 @@ use std::sync::{Arc, OnceLock};
 
 /// A pool of page-granular buffers, used by one source.
 ///
-/// It starts with nothing and grows on demand: from the device's own memory where there is some (which
-/// saves a copy), else from private pages. Free buffers wait in last-in-first-out lists, one for each
-/// power of two, so that a steady load cycles through the same few cache-hot pages and allocates
-/// nothing. Free memory goes back to the system when the source says that its I/O is over, and at once, from whatever thread, when
-/// its [`Pressure`] squeezes it.
+/// It starts empty and grows on demand: from the device's own memory where there is some (which saves a
+/// copy), else from private pages. Free buffers wait in last-in-first-out lists, one for each power of two,
+/// so that a steady load cycles through the same few cache-hot pages and allocates nothing. Free memory goes
+/// back to the system when the source says that its I/O is over, and at once, from any thread, when its
+/// [`Pressure`] squeezes it.
 pub struct BufferPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
 }
 
-/// What a pool has had to do, since it was made. Sums over several pools are sums of each field.
+/// Counters of a pool since it was made. Counters of several pools are added field by field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounters {
-    /// Pages (4 KiB) that are free and have something in them.
+    /// Pages (4 KiB) that are free and have memory behind them.
     pub free_pages: u64,
     /// Pages taken and not yet given back.
     pub used_pages: u64,
@@ -44,11 +44,12 @@ pub struct PoolCounters {
     pub squeezed_pages: u64,
     /// Pages given back to the system, by squeezes or otherwise.
     pub returned_pages: u64,
-    /// Squeezes that found something.
+    /// Number of squeezes that found free pages.
     pub squeezes: u64,
     /// Times that a source had to wait because the pool was at its bound, or the system had no memory.
     pub stalls: u64,
-    /// Buffers that came back while somebody still had them; they are used again when nobody has.
+    /// Number of buffers that came back while they were in use elsewhere; they are used again when
+    /// they are not any more.
     pub claimed: u64,
 }
 
@@ -67,10 +68,10 @@ impl std::ops::AddAssign for PoolCounters {
     }
 }
 
-/// What the owner and whoever squeezes share.
-pub(crate) struct Shared {
+/// State that the owner shares with threads that squeeze the pool.
+pub(crate) struct PoolShared {
     inner: Mutex<Inner>,
-    /// As `inner.free.hot_pages()`, roughly: a squeeze passes an empty pool by.
+    /// About `inner.free.hot_pages()`: a squeeze skips an empty pool.
     free_pages: AtomicUsize,
     /// Pages of the process's floor that are reserved for this pool. Changed under the lock, read without it.
     floor_pages: AtomicUsize,
@@ -78,11 +79,12 @@ pub(crate) struct Shared {
     gauge: Gauge,
     pressure: Arc<Pressure>,
     disk: String,
-    /// Whose bytes the private pages are.
+    /// The budget that private pages count to.
     budget: OnceLock<Arc<Budget>>,
 }
 
-/// Free pages that are given back at a time where others wait for them: what the system needs some tens of microseconds for.
+/// Number of free pages that are given back at a time where other owners wait for them: the system needs some
+/// tens of microseconds for that many.
 const PAGES_AT_A_TIME: usize = 256;
 
 struct Inner {
@@ -91,7 +93,7 @@ struct Inner {
     used_pages: usize,
     /// Most pages, free and used.
     limit_pages: usize,
-    /// Least free pages since the last decay: that many were not needed.
+    /// Least number of free pages since the last decay: that many were not needed.
     low_free: usize,
     counters: PoolCounters,
     /// Bytes of private pages, free and used; `None` without a budget.
@@ -102,10 +104,10 @@ struct Inner {
     short: bool,
 }
 
-/// Pages that are on their way to the system; see [`Shared::begin`].
+/// Pages that are on their way to the system; see [`PoolShared::begin`].
 pub(crate) struct Leaving {
     drained: Drained,
-    /// Of ours, with pages behind them.
+    /// Bytes of private memory with pages behind it.
     bytes: u64,
 }
 
@@ -115,15 +117,16 @@ impl Leaving {
         self.bytes
     }
 
-    /// The system takes all of these at once.
+    /// Gives all of these to the system at once.
     pub(crate) fn release_all<'a>(all: impl Iterator<Item = &'a mut Leaving>) {
         Drained::release_all(all.map(|l| &mut l.drained));
     }
 }
 
 impl BufferPool {
-    /// An empty pool for a disk, of at most `limit_pages` (4 KiB each), on the memory bill as `owner`. `source` is
-    /// the device's ([`pvblk_block::BlockDevice::buffer_source`]). It gives way to `pressure`, whose limit it keeps.
+    /// An empty pool for a disk, of at most `limit_pages` (4 KiB each), on the memory bill as `owner`.
+    /// `source` is the device's ([`pvblk_block::BlockDevice::buffer_source`]). `pressure` squeezes the pool
+    /// and sets its limit of free pages.
     pub fn new(
         pressure: &Arc<Pressure>,
         disk: &str,
@@ -132,7 +135,7 @@ impl BufferPool {
         limit_pages: usize,
     ) -> BufferPool {
         let cap = (limit_pages * (PAGE_SIZE + PIECE_BYTES)) as u64;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolShared {
             inner: Mutex::new(Inner {
                 free: FreeList::default(),
                 used_pages: 0,
@@ -155,7 +158,7 @@ impl BufferPool {
         BufferPool { shared }
     }
 
-    /// The same, whose private pages, free and used, count to `budget`. To be called before it is used.
+    /// The pool with private pages, free and used, that count to `budget`. To be called before it is used.
     #[must_use]
     pub fn with_budget(self, budget: &Arc<Budget>) -> BufferPool {
         self.shared.inner.lock().claim = budget.take(0);
@@ -163,7 +166,7 @@ impl BufferPool {
         self
     }
 
-    /// Bytes that [`BufferPool::take`] of `len` takes of the budget, at most.
+    /// Most bytes that [`BufferPool::take`] of `len` takes of the budget.
     pub fn claimed_for(len: usize) -> u64 {
         let largest = class_len(MAX_ORDER);
         let rest = match len % largest {
@@ -173,7 +176,8 @@ impl BufferPool {
         (len / largest * largest + rest) as u64
     }
 
-    /// True if the last [`BufferPool::take`] failed because the budget has no room: others have to give back first.
+    /// True if the last [`BufferPool::take`] failed because the budget has no room: other owners have to give
+    /// back first.
     pub fn is_short_of_budget(&self) -> bool {
         self.shared.inner.lock().short
     }
@@ -188,7 +192,7 @@ impl BufferPool {
         self.shared.inner.lock().free.hot_pages()
     }
 
-    /// What it has had to do.
+    /// The pool's counters.
     pub fn counters(&self) -> PoolCounters {
         self.shared.counters()
     }
@@ -213,8 +217,8 @@ impl BufferPool {
         taken
     }
 
-    /// Takes back buffers from [`BufferPool::take`], each as it was, and leaves `buffers` empty. The
-    /// caller doesn't use them any more; where somebody else still does, they are left alone until that is over.
+    /// Takes back buffers from [`BufferPool::take`], each as it was, and leaves `buffers` empty. The caller
+    /// doesn't use them any more; buffers that are still in use elsewhere are left alone until they aren't.
     #[inline]
     pub fn give(&mut self, buffers: &mut Vec<Buffer>) {
         let mut inner = self.shared.inner.lock();
@@ -236,8 +240,8 @@ impl BufferPool {
         }
     }
 
-    /// After requests were answered. While there is pressure, what is free goes back at once, but for the pool's share of the
-    /// floor; else nothing happens.
+    /// To be called after requests have completed. While there is pressure, free memory goes back at once,
+    /// except for the pool's share of the floor; otherwise nothing happens.
     #[inline]
     pub fn settle(&mut self) {
         let shared = &self.shared;
@@ -250,12 +254,13 @@ impl BufferPool {
         }
     }
 
-    /// Gives free memory back, what wasn't used longest first, until at most `keep_pages` are free.
+    /// Gives free memory back, least recently used first, until at most `keep_pages` are free.
     pub fn trim(&mut self, keep_pages: usize) {
         self.shared.trim(keep_pages, true);
     }
 
-    /// When the source's I/O is over: keeps what [`Pressure`] allows.
+    /// To be called when the source's I/O is over: keeps as much free memory as [`Pressure`]
+    /// allows.
     pub fn rest(&mut self) {
         let keep = self.shared.pages_to_keep();
         match self.shared.pressure.keeps_none() {
@@ -267,8 +272,9 @@ impl BufferPool {
         }
     }
 
-    /// As [`BufferPool::rest`], or, where `all`, gives all free memory back. If that is much, the rest is in the job, for a thread that nobody waits
-    /// for: giving many pages back takes milliseconds.
+    /// Does the same as [`BufferPool::rest`], or, with `all`, gives all free memory back. If that is much,
+    /// the rest is in the returned job, which should run on a thread that no request waits for: giving many
+    /// pages back takes milliseconds.
     pub fn rest_elsewhere(&mut self, all: bool) -> Option<Job> {
         let keep = if all { 0 } else { self.shared.pages_to_keep() };
         self.shared.return_floor();
@@ -288,21 +294,22 @@ impl BufferPool {
         }))
     }
 
-    /// Gives back what was not needed since the last call, but keeps what [`Pressure`] allows. For a busy user,
-    /// a few times a second.
+    /// Gives back the memory that was not needed since the last call, but keeps as much as [`Pressure`]
+    /// allows. For a busy user, a few times a second.
     pub fn decay(&mut self) {
         if let Some(keep) = self.needed() {
             self.shared.trim(keep, true);
         }
     }
 
-    /// As [`BufferPool::decay`], with the rest in a job as that of [`BufferPool::rest_elsewhere`].
+    /// Does the same as [`BufferPool::decay`], with the rest in a job as that of
+    /// [`BufferPool::rest_elsewhere`].
     pub fn decay_elsewhere(&mut self) -> Option<Job> {
         let keep = self.needed()?;
         self.trim_elsewhere(keep)
     }
 
-    /// How many free pages to keep, if there are more than were needed since the last call.
+    /// Number of free pages to keep, if there are more than were needed since the last call.
     fn needed(&mut self) -> Option<usize> {
         let keep_pages = self.shared.pages_to_keep();
         let mut inner = self.shared.inner.lock();
@@ -316,7 +323,7 @@ impl BufferPool {
 }
 
 impl Inner {
-    /// A warm piece, counted as used.
+    /// Takes a piece with pages, and counts it as used.
     #[inline]
     fn pop_hot(&mut self, class: usize) -> Option<Buffer> {
         let piece = self.free.pop_hot(class)?;
@@ -331,7 +338,7 @@ impl Inner {
         self.counters.taken_pages += 1 << class;
     }
 
-    /// Pages went back to the system.
+    /// Notes that pages went back to the system.
     fn unclaim(&mut self, bytes: u64) {
         if let Some(claim) = &mut self.claim {
             claim.resize(claim.bytes().saturating_sub(bytes));
@@ -355,15 +362,15 @@ impl Inner {
     }
 }
 
-impl Shared {
-    /// Lets squeezes know, without the lock.
+impl PoolShared {
+    /// Publishes the number of free pages for squeezes, which read it without the lock.
     #[inline]
     fn note(&self, inner: &Inner) {
         self.free_pages
             .store(inner.free.hot_pages(), Ordering::Relaxed);
     }
 
-    /// Free pages that a pool at rest keeps.
+    /// Number of free pages that a pool at rest keeps.
     fn pages_to_keep(&self) -> usize {
         match self.budget.get().is_some_and(|b| b.is_scarce()) {
             true => 0,
@@ -371,8 +378,9 @@ impl Shared {
         }
     }
 
-    /// Claims the budget's bytes for pages that are about to be taken from the system: what is free here goes first. A user that
-    /// has as much as all others could still take gets no more, so that there is always some left for the others.
+    /// Claims the budget's bytes for pages that are about to be taken from the system, after giving up free
+    /// memory of this pool. A user that has as much as all others could still take gets no more, so that
+    /// there is always some left for the others.
     fn claim(&self, inner: &mut Inner, bytes: u64) -> bool {
         inner.short = false;
         let fits = |inner: &mut Inner| match &mut inner.claim {
@@ -423,7 +431,8 @@ impl Shared {
     ) -> bool {
         let mut left = len;
         let mut class = class_of(len.min(class_len(MAX_ORDER)));
-        // Several pieces of the device's memory are better than one of ours, which it has to copy.
+        // Several pieces of the device's memory are better than one private piece, which the device
+        // has to copy.
         let mut private = self.source.is_none();
         while left > 0 {
             class = class.min(class_of(left));
@@ -437,7 +446,7 @@ impl Shared {
                     out.push(cut(piece, n));
                     left -= n;
                 }
-                // Smaller pieces may still be found.
+                // There may still be smaller pieces.
                 None if class > 0 => class -= 1,
                 None if !private => {
                     private = true;
@@ -453,7 +462,8 @@ impl Shared {
         len > 0
     }
 
-    /// One more piece of `class`: from the device, or `private`ly from a cold piece or from the system.
+    /// Gets one more piece of `class`: from the device, or, if `private`, from a cold piece or from the
+    /// system.
     fn grow(&self, inner: &mut Inner, class: usize, private: bool) -> Option<Buffer> {
         let pages = 1 << class;
         if inner.used_pages + pages > inner.limit_pages {
@@ -463,7 +473,7 @@ impl Shared {
             }
         }
         if inner.used_pages + inner.free.hot_pages() + pages > inner.limit_pages {
-            // Rare: the lock is held, so that nobody takes the room.
+            // This is rare: the lock is held, so that no other thread takes the room.
             let keep = inner.limit_pages - inner.used_pages - pages;
             let mut leaving = self.drain(inner, keep, false);
             self.release(&mut leaving, false);
@@ -490,8 +500,8 @@ impl Shared {
         self.end(leaving);
     }
 
-    /// First of three steps to give pages back: takes them off the free list, all but `keep_pages`. From here on nobody can
-    /// take them into use.
+    /// First of three steps to give pages back: takes them off the free list, all but `keep_pages`. From here
+    /// on they can't be taken into use.
     pub(crate) fn begin(&self, keep_pages: usize, unmap: bool) -> Leaving {
         self.begin_locked(&mut self.inner.lock(), keep_pages, unmap)
     }
@@ -510,12 +520,12 @@ impl Shared {
         }
         inner.low_free = inner.free.hot_pages();
         let bytes = drained.bytes();
-        // Counted here: the pool may go away before the end.
+        // The pages are counted here, because the pool may go away before the end.
         inner.counters.returned_pages += bytes / PAGE_SIZE as u64;
         Leaving { drained, bytes }
     }
 
-    /// Second step, without the lock: the system takes them.
+    /// Second step, without the lock: gives the pages to the system.
     pub(crate) fn release(&self, leaving: &mut Leaving, unmap: bool) {
         self.free_device(leaving);
         Drained::release_all(std::iter::once(&mut leaving.drained));
@@ -527,7 +537,7 @@ impl Shared {
         self.gauge.sub(leaving.bytes);
     }
 
-    /// Third step: addresses that are left come back, without pages.
+    /// Third step: the remaining addresses come back to the free list, without pages.
     pub(crate) fn end(&self, leaving: Leaving) -> u64 {
         self.finish(&mut self.inner.lock(), leaving)
     }
@@ -538,7 +548,7 @@ impl Shared {
         leaving.bytes / PAGE_SIZE as u64
     }
 
-    /// Takes everything that is free, for whoever relieves the pressure, on whatever thread; `None` if nothing is.
+    /// Takes all free memory out, on any thread that relieves the pressure; `None` if there is none.
     pub(crate) fn begin_squeeze(&self) -> Option<Leaving> {
         if self.free_pages.load(Ordering::Relaxed) == 0 {
             return None;
@@ -554,7 +564,8 @@ impl Shared {
         Some(leaving)
     }
 
-    /// What [`Shared::begin_squeeze`] took has been released. Returns pages.
+    /// Ends a squeeze: the memory that [`PoolShared::begin_squeeze`] took has been released.
+    /// Returns pages.
     pub(crate) fn end_squeeze(&self, mut leaving: Leaving) -> u64 {
         self.after_release(&mut leaving, true);
         self.end(leaving)
@@ -568,8 +579,8 @@ impl Shared {
         }
     }
 
-    /// The owner's part while there is pressure: what became free goes, but for a share of the floor. Address space stays, as the
-    /// next request is near.
+    /// The owner's part while there is pressure: memory that became free goes back, except for a share of the
+    /// floor. Address space stays, as the next request is near.
     #[cold]
     fn squeeze_own(&self) {
         let mut inner = self.inner.lock();
@@ -589,19 +600,19 @@ impl Shared {
         inner.counters.squeezed_pages += pages;
     }
 
-    /// The floor's pages are for others again.
+    /// Gives the pool's share of the floor back to other pools.
     fn return_floor(&self) {
         let _inner = self.inner.lock();
         self.pressure
             .return_floor(self.floor_pages.swap(0, Ordering::Relaxed));
     }
 
-    /// Gives back what is beyond a new limit.
+    /// Gives back the memory beyond a new limit.
     pub(crate) fn keep_at_most(&self, pages: usize) {
         self.trim(pages, true);
     }
 
-    /// Free pages, as seen without the lock.
+    /// Number of free pages, read without the lock.
     pub(crate) fn free_pages_seen(&self) -> usize {
         self.free_pages.load(Ordering::Relaxed)
     }

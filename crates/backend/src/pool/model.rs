@@ -1,20 +1,21 @@
 //! Every interleaving of a pool's users, on the pool itself.
 //!
-//! Each actor is a list of steps, of which each is what happens under one hold of the pool's lock, or between two: a worker that
-//! takes, completes and gives back, a device that still has a buffer for a while, two squeezes of which each drains, releases and
-//! returns, a disconnect. All orders of all steps are run, each from the start, with released memory poisoned.
+//! Each actor is a list of steps, each of which happens under one hold of the pool's lock, or between two: a
+//! worker that takes, completes and gives back, a device that still has a buffer for a while, two squeezes of
+//! which each drains, releases and returns, a disconnect. All orders of all steps are run, each from the
+//! start, with released memory poisoned.
 
 use super::*;
 use std::collections::HashSet;
 
-/// What is there at a moment of one run.
-struct World {
+/// The state at a moment of one run.
+struct ModelState {
     pool: Option<BufferPool>,
-    /// For those who squeeze: they may come after the disconnect.
-    shared: Arc<Shared>,
-    /// Taken buffers, with what was written to each.
+    /// The pool for squeezes, which may come after the disconnect.
+    shared: Arc<PoolShared>,
+    /// Taken buffers, each with the byte that was written to it.
     in_use: Vec<Option<(Vec<Buffer>, u8)>>,
-    /// What the device still has.
+    /// Buffers that the device still has.
     at_device: Vec<Option<Buffer>>,
     leaving: Vec<Option<Leaving>>,
 }
@@ -25,9 +26,9 @@ enum Step {
     Take(usize),
     /// The request completes and the page is given back.
     Give(usize),
-    /// The device has it no longer.
+    /// The device drops its buffer.
     Forget(usize),
-    /// The page's data must still be as they were.
+    /// The page's data must be unchanged.
     Look(usize),
     Drain(usize),
     Release(usize),
@@ -35,11 +36,11 @@ enum Step {
     Disconnect,
 }
 
-impl World {
-    fn new(limit: usize) -> World {
+impl ModelState {
+    fn new(limit: usize) -> ModelState {
         let pool = BufferPool::new(&Arc::default(), "model", "model", None, limit);
         let shared = Arc::clone(&pool.shared);
-        World {
+        ModelState {
             pool: Some(pool),
             shared,
             in_use: (0..3).map(|_| None).collect(),
@@ -91,7 +92,7 @@ impl World {
                 }
             }
             Step::Disconnect => {
-                // As a source does: what is in its slots goes back first.
+                // A source does this: buffers in its slots go back first.
                 if let Some(mut pool) = self.pool.take() {
                     for (mut buffers, _) in self.in_use.iter_mut().filter_map(Option::take) {
                         pool.give(&mut buffers);
@@ -102,7 +103,7 @@ impl World {
         self.check();
     }
 
-    /// The device reads what it was given, whatever became of it elsewhere.
+    /// The device reads the data that it was given, whatever became of the buffer elsewhere.
     fn look_at_device(&self, request: usize) {
         if let Some(buffer) = &self.at_device[request] {
             let mark = 0x10 + request as u8;
@@ -110,7 +111,7 @@ impl World {
         }
     }
 
-    /// A page is in one place at most, and the counts are right.
+    /// Checks that a page is in one place at most, and that the counts are right.
     fn check(&self) {
         let mut seen = HashSet::new();
         let in_use = self.in_use.iter().flatten().flat_map(|(b, _)| b);
@@ -127,7 +128,7 @@ impl World {
     }
 }
 
-/// Runs all orders of the actors' steps; returns how many.
+/// Runs all orders of the actors' steps; returns their number.
 fn explore(limit: usize, actors: &[&[Step]]) -> u64 {
     let mut schedule = Vec::new();
     let mut count = 0;
@@ -162,14 +163,14 @@ fn descend(
 
 fn replay(limit: usize, schedule: &[Step]) {
     let run = || {
-        let mut world = World::new(limit);
+        let mut world = ModelState::new(limit);
         schedule.iter().for_each(|&step| world.step(step));
         world.at_device.clear();
         for by in 0..2 {
             world.step(Step::Return(by));
         }
         world.step(Step::Disconnect);
-        // Nothing is left of it on the bill.
+        // No bytes of the pool are left on the bill.
         world.shared.trim(0, true);
         assert_eq!(
             world.shared.gauge.live_bytes(),

@@ -189,7 +189,7 @@ fn pages_count_to_the_budget_until_the_system_has_them() {
     let (mut of_a, mut of_b, mut more) = (Vec::new(), Vec::new(), Vec::new());
     assert!(a.take(128 << 10, &mut of_a));
     assert_eq!((disk.used(), total.used()), (128 << 10, 64 << 10));
-    // Who has as much as is left gets no more, others do.
+    // An owner that has as much as is left gets no more, others do.
     assert!(!a.take(4096, &mut more) && a.is_short_of_budget());
     assert!(b.take(64 << 10, &mut of_b));
     assert!(!b.take(128 << 10, &mut more) && b.is_short_of_budget());

@@ -1,4 +1,4 @@
-//! What the kernel's files say, as text.
+//! Contents of the kernel's files, as text.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ const USUAL: &str = "/sys/fs/cgroup";
 /// The control groups of this process: for each hierarchy the mounts that show them, the best one first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Groups {
-    /// Of the v1 memory controller.
+    /// Mounts of the v1 memory controller.
     pub v1: Vec<Mount>,
-    /// Of the unified hierarchy.
+    /// Mounts of the unified hierarchy.
     pub v2: Vec<Mount>,
 }
 
@@ -34,17 +34,17 @@ impl Mount {
 }
 
 /// One line of `mountinfo`.
-struct Line<'a> {
+struct MountInfoLine<'a> {
     device: u64,
-    /// The directory of the file system that is mounted, and where.
+    /// The directory of the file system that is mounted, and the mount point.
     root: String,
     point: String,
     kind: &'a str,
     options: &'a str,
 }
 
-impl Line<'_> {
-    fn parse(line: &str) -> Option<Line<'_>> {
+impl MountInfoLine<'_> {
+    fn parse(line: &str) -> Option<MountInfoLine<'_>> {
         let (left, right) = line.split_once(" - ")?;
         let left: Vec<&str> = left.split(' ').collect();
         let right: Vec<&str> = right.split(' ').collect();
@@ -53,7 +53,7 @@ impl Line<'_> {
             return None;
         };
         let (major, minor) = device.split_once(':')?;
-        Some(Line {
+        Some(MountInfoLine {
             device: device_number(major.parse().ok()?, minor.parse().ok()?),
             root: unescaped(root),
             point: unescaped(point),
@@ -68,12 +68,13 @@ impl Line<'_> {
 /// A hierarchy can be mounted any number of times, also for others: in a container's tree, or of a part in which this process
 /// isn't. The mount where the system has it goes first, then those that show most of the groups above, then the oldest.
 pub(super) fn groups(cgroup: &str, mountinfo: &str) -> Groups {
-    let lines: Vec<Line<'_>> = mountinfo.lines().filter_map(Line::parse).collect();
-    let mounts = |of: &dyn Fn(&Line<'_>) -> bool, path: Option<&str>| {
+    let lines: Vec<MountInfoLine<'_>> =
+        mountinfo.lines().filter_map(MountInfoLine::parse).collect();
+    let mounts = |of: &dyn Fn(&MountInfoLine<'_>) -> bool, path: Option<&str>| {
         let mut found = Vec::new();
         let Some(path) = path else { return found };
         for (n, line) in lines.iter().enumerate().filter(|(_, l)| of(l)) {
-            // What is mounted later at the same place lies on top.
+            // A later mount at the same place covers this one.
             let is_covered = lines[n + 1..].iter().any(|l| l.point == line.point);
             let Some(inside) = below(path, &line.root).filter(|_| !is_covered) else {
                 continue;
@@ -89,8 +90,9 @@ pub(super) fn groups(cgroup: &str, mountinfo: &str) -> Groups {
         found
     };
     let only = |found: Vec<(bool, usize, Mount)>| found.into_iter().map(|(_, _, m)| m).collect();
-    let is_v1 = |l: &Line<'_>| l.kind == "cgroup" && l.options.split(',').any(|o| o == "memory");
-    let is_v2 = |l: &Line<'_>| l.kind == "cgroup2";
+    let is_v1 =
+        |l: &MountInfoLine<'_>| l.kind == "cgroup" && l.options.split(',').any(|o| o == "memory");
+    let is_v2 = |l: &MountInfoLine<'_>| l.kind == "cgroup2";
     Groups {
         v1: only(mounts(&is_v1, path_of(cgroup, Some("memory")))),
         v2: only(mounts(&is_v2, path_of(cgroup, None))),
@@ -102,7 +104,7 @@ fn device_number(major: u64, minor: u64) -> u64 {
     (major & 0xfff) << 8 | (major & !0xfff) << 32 | minor & 0xff | (minor & !0xff) << 12
 }
 
-/// Blanks and backslashes in paths are octal there, such as `\040`.
+/// Blanks and backslashes in these paths are octal, such as `\\040`.
 fn unescaped(text: &str) -> String {
     let mut all = String::new();
     let mut rest = text;
@@ -169,7 +171,7 @@ pub(super) fn number_of(text: &str, key: &str) -> Option<u64> {
     })
 }
 
-/// A limit, in bytes: `None` for `max`, and for v1's way to say the same.
+/// A limit in bytes: `None` for `max`, and for the number by which v1 says the same.
 pub(super) fn limit(text: &str) -> Option<u64> {
     let bytes: u64 = text.trim().parse().ok()?;
     (bytes < 1 << 60).then_some(bytes)
@@ -207,7 +209,7 @@ mod tests {
         assert!(groups("", "garbage - \n").v1.is_empty());
     }
 
-    /// Others mount the same hierarchies for themselves, later than the system does.
+    /// Other programs mount the same hierarchies for themselves, later than the system does.
     #[test]
     fn of_several_mounts_the_own_one_is_taken() {
         let cgroup = "4:memory:/a/b\n0::/a b\n";
@@ -231,10 +233,10 @@ mod tests {
         assert_eq!(v2[1], ["/srv/all/a b", "/srv/all"]);
         assert_eq!(v2[2], ["/srv/with blank"]);
         assert_eq!(v2.len(), 3);
-        // A mount where this process isn't is none, however alone it is.
+        // A mount that doesn't show this process' group isn't used, even if it is the only one.
         let stranger = more.lines().nth(1).unwrap();
         assert!(groups(cgroup, stranger).v1.is_empty());
-        // Nor is one that another one covers.
+        // A mount that another one covers isn't used either.
         let covered = format!("{MOUNTS}77 31 0:99 / {USUAL}/unified rw - tmpfs tmpfs rw\n");
         assert!(groups(cgroup, &covered).v2.is_empty());
     }

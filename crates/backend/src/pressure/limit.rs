@@ -1,9 +1,10 @@
-//! How much memory there is for this process.
+//! The amount of memory for this process.
 
 use super::files;
 use std::path::{Path, PathBuf};
 
-/// Bytes of memory that this process may have: the machine's, or the lowest limit of its control groups. `None` if nothing tells.
+/// Bytes of memory that this process may have: the machine's, or the lowest limit of its control groups.
+/// `None` if neither is known.
 pub fn memory_limit() -> Option<u64> {
     limit_in(Path::new("/proc"))
 }

@@ -1,6 +1,6 @@
-//! Where pressure is learned from: whatever this machine has.
+//! PressureSources of memory pressure on this machine.
 //!
-//! | source | what it tells | when |
+//! | source | shows | when |
 //! |---|---|---|
 //! | PSI (`/proc/pressure/memory`, v2 `memory.pressure`) | tasks waited for memory | once in a window of half a second |
 //! | v2 `memory.events` | a group came to `high` or `max` | at once |
@@ -10,13 +10,9 @@
 //! One thread waits for all of them. It looks at watermarks only while pools have free pages, so that an idle
 //! server with empty pools costs nothing.
 
-mod files;
-mod limit;
-mod mark;
+use super::{Pressure, files};
 
-use crate::pressure::Pressure;
-pub use limit::{group_limit, memory_limit};
-use mark::Mark;
+use super::watermark::Watermark;
 use pvblk_block::Error;
 use pvblk_sys::{EventFd, Poller};
 use std::fs::{File, OpenOptions};
@@ -30,58 +26,59 @@ use std::time::{Duration, Instant};
 
 /// "Some task waited 20 ms for memory in half a second", the shortest window (Documentation/accounting/psi.rst).
 const PSI_TRIGGER: &str = "some 20000 500000";
-/// How often it is looked whether there is something to give.
+/// Interval at which free memory of pools is looked for.
 const LOOK_AT_POOLS: Duration = Duration::from_millis(50);
-/// Marks whose looks are due within this time are looked at together.
+/// Watermarks whose looks are due within this time are looked at together.
 const TOGETHER: Duration = Duration::from_millis(2);
-/// Less than this isn't worth a look.
+/// Least number of free bytes that are worth a look.
 const WORTH_BYTES: u64 = 256 << 10;
 const STOP: u64 = u64::MAX;
 
-/// One source and how it is.
+/// One source and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceState {
-    /// Such as `cgroup v1 /sys/fs/cgroup/memory/a`.
+pub struct PressureSourceState {
+    /// Name such as `cgroup v1 /sys/fs/cgroup/memory/a`.
     pub name: String,
-    /// Why it isn't there, if it isn't.
+    /// The reason why the source isn't available, if it isn't.
     pub missing: Option<String>,
 }
 
 enum Wait {
-    /// Told by its file as exceptional.
+    /// The source's file has an exceptional condition on pressure.
     File(File),
-    /// As `File`, and to be read again.
+    /// The source's file has an exceptional condition on pressure, and has to be read again
+    /// afterwards.
     Reread(File),
-    Bell(EventFd, #[expect(dead_code, reason = "kept open")] File),
+    Event(EventFd, #[expect(dead_code, reason = "kept open")] File),
 }
 
-/// The sources that were found, before they are listened to.
-pub struct Sources {
+/// The sources that were found.
+pub struct PressureSources {
     waits: Vec<Wait>,
-    marks: Vec<Mark>,
-    states: Vec<SourceState>,
+    marks: Vec<Watermark>,
+    states: Vec<PressureSourceState>,
 }
 
-/// Listens until it is dropped.
-pub struct Watch {
+/// Listens to the sources until it is dropped.
+pub struct PressureWatch {
     stop: Arc<AtomicBool>,
-    bell: Arc<EventFd>,
+    event: Arc<EventFd>,
     signals: Arc<AtomicU64>,
-    states: Vec<SourceState>,
+    states: Vec<PressureSourceState>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Sources {
-    /// Opens what this machine has.
-    pub fn find() -> Sources {
+impl PressureSources {
+    /// Opens the sources of this machine.
+    pub fn find() -> PressureSources {
         let proc = Path::new("/proc");
-        // Others may mount at names that are no UTF-8.
+        // Other mounts may have names that are no UTF-8.
         let read = |name: &str| {
             let text = std::fs::read(proc.join(name)).unwrap_or_default();
             String::from_utf8_lossy(&text).into_owned()
         };
         let groups = files::groups(&read("self/cgroup"), &read("self/mountinfo"));
-        let mut found = Sources::none();
+        let mut found = PressureSources::none();
         let psi = proc.join("pressure/memory");
         let wait = psi_trigger(&psi).map(Wait::File);
         found.add(format!("PSI {}", psi.display()), wait);
@@ -102,7 +99,7 @@ impl Sources {
             }
             None => found.miss("cgroup v1 memory", NONE),
         }
-        match Mark::system(proc) {
+        match Watermark::system(proc) {
             Ok(mark) => found.add_mark("/proc/meminfo".into(), mark),
             Err(why) => found.miss("watermark of /proc/meminfo", &why),
         }
@@ -110,8 +107,8 @@ impl Sources {
     }
 
     /// No source at all.
-    pub fn none() -> Sources {
-        Sources {
+    pub fn none() -> PressureSources {
+        PressureSources {
             waits: Vec::new(),
             marks: Vec::new(),
             states: Vec::new(),
@@ -121,7 +118,7 @@ impl Sources {
     fn add_v2(&mut self, group: &Path, is_own: bool) {
         let shown = group.display();
         let pressure = group.join("memory.pressure");
-        // Of those above, what concerns this process comes from their limits.
+        // The limits of groups above show as far as they concern this process.
         if is_own || pressure.exists() {
             let wait = psi_trigger(&pressure).map(Wait::File);
             self.add(format!("PSI {}", pressure.display()), wait);
@@ -132,13 +129,13 @@ impl Sources {
         }
         let wait = File::open(&events).map_err(|e| e.to_string());
         let wait = wait.map(|mut file| {
-            // Arms it: what happened before isn't told.
+            // Reading arms the file: earlier events aren't reported.
             let _ = file.read_to_string(&mut String::new());
             Wait::Reread(file)
         });
         self.add(format!("cgroup v2 {}", events.display()), wait);
         if events.exists() {
-            match Mark::v2(group) {
+            match Watermark::v2(group) {
                 Ok(mark) => self.add_mark(format!("{shown}/memory.current"), mark),
                 Err(why) => self.miss(&format!("watermark of {shown}"), &why),
             }
@@ -147,12 +144,12 @@ impl Sources {
 
     fn add_v1(&mut self, group: &Path, is_own: bool) {
         let shown = group.display();
-        let wait = v1_bell(group);
+        let wait = v1_event(group);
         if is_own || wait.is_ok() {
             let name = format!("cgroup v1 {shown}/memory.pressure_level");
             self.add(name, wait);
         }
-        match Mark::v1(group) {
+        match Watermark::v1(group) {
             Ok(mark) => self.add_mark(format!("{shown}/memory.usage_in_bytes"), mark),
             Err(why) => self.miss(&format!("watermark of {shown}"), &why),
         }
@@ -162,7 +159,7 @@ impl Sources {
         match wait {
             Ok(wait) => {
                 self.waits.push(wait);
-                self.states.push(SourceState {
+                self.states.push(PressureSourceState {
                     name,
                     missing: None,
                 });
@@ -171,13 +168,13 @@ impl Sources {
         }
     }
 
-    fn add_mark(&mut self, file: String, mut mark: Mark) {
+    fn add_mark(&mut self, file: String, mut mark: Watermark) {
         let at = match mark.margin(Instant::now()) {
             Some(margin) => format!("{} MiB", margin >> 20),
             None => "no limit now".into(),
         };
         let name = format!("watermark of {file}, {at}");
-        self.states.push(SourceState {
+        self.states.push(PressureSourceState {
             name,
             missing: None,
         });
@@ -185,22 +182,22 @@ impl Sources {
     }
 
     fn miss(&mut self, name: &str, why: &str) {
-        self.states.push(SourceState {
+        self.states.push(PressureSourceState {
             name: name.to_owned(),
             missing: Some(why.to_owned()),
         });
     }
 
     /// Starts to listen.
-    pub fn watch(self, pressure: Arc<Pressure>) -> Result<Watch, Error> {
+    pub fn watch(self, pressure: Arc<Pressure>) -> Result<PressureWatch, Error> {
         let os = |e| Error::os("listening for memory pressure", e);
         let poller = Poller::new().map_err(os)?;
-        let bell = Arc::new(EventFd::new().map_err(os)?);
-        poller.add(bell.as_fd(), STOP, false).map_err(os)?;
+        let event = Arc::new(EventFd::new().map_err(os)?);
+        poller.add(event.as_fd(), STOP, false).map_err(os)?;
         for (token, wait) in (0..).zip(&self.waits) {
             match wait {
                 Wait::File(file) | Wait::Reread(file) => poller.add_priority(file.as_fd(), token),
-                Wait::Bell(bell, _) => poller.add(bell.as_fd(), token, false),
+                Wait::Event(event, _) => poller.add(event.as_fd(), token, false),
             }
             .map_err(os)?;
         }
@@ -224,9 +221,9 @@ impl Sources {
                 listener.run();
             })
             .map_err(os)?;
-        Ok(Watch {
+        Ok(PressureWatch {
             stop,
-            bell,
+            event,
             signals,
             states: self.states,
             thread: Some(thread),
@@ -234,22 +231,22 @@ impl Sources {
     }
 }
 
-impl Watch {
-    /// What there is, and what there isn't and why.
-    pub fn states(&self) -> &[SourceState] {
+impl PressureWatch {
+    /// All sources, available or not, with the reason.
+    pub fn states(&self) -> &[PressureSourceState] {
         &self.states
     }
 
-    /// How often a source told.
+    /// Number of signals of pressure from all sources.
     pub fn signals(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.signals)
     }
 }
 
-impl Drop for Watch {
+impl Drop for PressureWatch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        self.bell.notify();
+        self.event.notify();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -257,12 +254,12 @@ impl Drop for Watch {
 }
 
 struct Listener {
-    /// Pools have something to give, as seen at this time.
+    /// True if pools had free memory worth giving back, at this time.
     worth: bool,
     worth_at: Instant,
     poller: Poller,
     waits: Vec<Wait>,
-    marks: Vec<Mark>,
+    marks: Vec<Watermark>,
     pressure: Arc<Pressure>,
     stop: Arc<AtomicBool>,
     signals: Arc<AtomicU64>,
@@ -294,7 +291,7 @@ impl Listener {
             if told {
                 self.signals.fetch_add(1, Ordering::Relaxed);
                 let squeezed = self.pressure.squeeze();
-                self.marks.iter_mut().for_each(Mark::forget);
+                self.marks.iter_mut().for_each(Watermark::forget);
                 if squeezed.bytes > 0 {
                     tracing::debug!("memory pressure: {} KiB given back", squeezed.bytes >> 10);
                 }
@@ -302,19 +299,20 @@ impl Listener {
         }
     }
 
-    /// Whether a mark whose time has come is low. Bells that the kernel can ring for marks are hung up on the way.
+    /// True if a watermark whose time has come is low. Threshold events that the kernel has are set on the
+    /// way.
     fn look(&mut self) -> bool {
         let now = Instant::now();
         let mut is_low = false;
         for (token, mark) in (self.waits.len() as u64..).zip(&mut self.marks) {
-            // Those that are due soon save a wake-up.
+            // Looks that are due soon are made now, which saves a wake-up.
             if mark.next_look(now) > now + TOGETHER {
                 continue;
             }
             is_low |= mark.is_low(now);
-            // Not now if there is pressure: to hang one takes the kernel a while.
-            if !is_low && let Some(bell) = mark.new_bell() {
-                let _ = self.poller.add(bell.as_fd(), token, false);
+            // Setting an event takes the kernel a while, so it is left out under pressure.
+            if !is_low && let Some(event) = mark.new_threshold() {
+                let _ = self.poller.add(event.as_fd(), token, false);
             }
         }
         is_low
@@ -325,7 +323,7 @@ impl Listener {
             return None;
         }
         let now = Instant::now();
-        // Hundreds of pools take longer than a look at the marks.
+        // A look at hundreds of pools takes longer than one at the watermarks.
         if !self.worth || now.duration_since(self.worth_at) >= LOOK_AT_POOLS {
             self.worth = self.pressure.free_bytes() >= WORTH_BYTES;
             self.worth_at = now;
@@ -337,7 +335,7 @@ impl Listener {
     }
 }
 
-/// True if it told of pressure.
+/// True if the source signals pressure.
 fn heard(wait: &mut Wait) -> bool {
     match wait {
         Wait::File(_) => true,
@@ -347,11 +345,11 @@ fn heard(wait: &mut Wait) -> bool {
             let _ = std::os::unix::fs::FileExt::read_at(file, &mut text, 0);
             true
         }
-        Wait::Bell(bell, _) => bell.drain(),
+        Wait::Event(event, _) => event.drain(),
     }
 }
 
-/// A file that tells when tasks wait for memory.
+/// A PSI trigger: a file that has an exceptional condition when tasks wait for memory.
 fn psi_trigger(path: &PathBuf) -> Result<File, String> {
     let mut file = OpenOptions::new()
         .read(true)
@@ -363,13 +361,14 @@ fn psi_trigger(path: &PathBuf) -> Result<File, String> {
     Ok(file)
 }
 
-/// A bell that rings when memory of a v1 group is reclaimed (Documentation/admin-guide/cgroup-v1/memory.rst, 11).
-fn v1_bell(group: &Path) -> Result<Wait, String> {
-    let bell = EventFd::new().map_err(|e| e.to_string())?;
+/// An event that is signalled when memory of a v1 group is reclaimed
+/// (Documentation/admin-guide/cgroup-v1/memory.rst, 11).
+fn v1_event(group: &Path) -> Result<Wait, String> {
+    let event = EventFd::new().map_err(|e| e.to_string())?;
     let level = File::open(group.join("memory.pressure_level")).map_err(|e| e.to_string())?;
-    let text = format!("{} {} low", bell.number(), level.as_raw_fd());
+    let text = format!("{} {} low", event.number(), level.as_raw_fd());
     std::fs::write(group.join("cgroup.event_control"), text).map_err(|e| e.to_string())?;
-    Ok(Wait::Bell(bell, level))
+    Ok(Wait::Event(event, level))
 }
 
 #[cfg(test)]
@@ -379,7 +378,9 @@ mod tests {
     #[test]
     fn every_source_is_there_or_says_why_not() {
         let pressure = Arc::new(Pressure::default());
-        let watch = Sources::find().watch(Arc::clone(&pressure)).unwrap();
+        let watch = PressureSources::find()
+            .watch(Arc::clone(&pressure))
+            .unwrap();
         assert!(!watch.states().is_empty());
         for state in watch.states() {
             assert!(!state.name.is_empty() && state.missing.as_deref() != Some(""));
@@ -389,12 +390,12 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_squeezes() {
-        let bell = EventFd::new().unwrap();
-        let other = bell.try_clone().unwrap();
+    fn an_event_squeezes() {
+        let event = EventFd::new().unwrap();
+        let other = event.try_clone().unwrap();
         let file = File::open("/dev/null").unwrap();
-        let mut sources = Sources::none();
-        sources.waits.push(Wait::Bell(bell, file));
+        let mut sources = PressureSources::none();
+        sources.waits.push(Wait::Event(event, file));
         let pressure = Arc::new(Pressure::default());
         let watch = sources.watch(Arc::clone(&pressure)).unwrap();
         other.notify();

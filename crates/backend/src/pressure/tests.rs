@@ -22,7 +22,7 @@ impl Rig {
     }
 }
 
-/// Takes so many pages and writes to each.
+/// Takes this many pages and writes to each.
 fn take(pool: &mut BufferPool, pages: usize) -> Vec<Buffer> {
     let mut out = Vec::new();
     (0..pages).for_each(|_| assert!(pool.take(4096, &mut out)));
@@ -44,7 +44,7 @@ fn a_squeeze_takes_what_is_free_of_all_pools_and_nothing_else() {
     assert_eq!((squeezed.bytes, squeezed.merged), (350 * 4096, false));
     assert_eq!((a.free_pages(), a.used_pages(), b.free_pages()), (0, 10, 0));
     assert!(in_use.iter().all(|b| b.to_vec()[..4] == *b"data"));
-    // While it lasts, what comes back goes on.
+    // While it lasts, memory that comes back goes to the system.
     assert!(rig.pressure.is_on());
     a.give(&mut in_use);
     a.settle();
@@ -116,7 +116,7 @@ fn the_limit_changes_while_running() {
     assert_eq!(pool.free_pages(), MAX_BUFFER_PAGES);
     rig.pressure.set_max_buffer_pages(100);
     assert_eq!(pool.free_pages(), 100);
-    // At 0 it is as if there was pressure always.
+    // With a limit of 0 pools behave as under constant pressure.
     rig.pressure.set_max_buffer_pages(0);
     let mut pages = take(&mut pool, 7);
     pool.give(&mut pages);
@@ -142,7 +142,7 @@ fn devices_give_way_too_while_they_are_there() {
     );
 }
 
-/// A device that has memory to give.
+/// A device that has memory to give back.
 struct Roomy(EventHub);
 
 impl BlockDevice for Roomy {

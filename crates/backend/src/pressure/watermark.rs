@@ -1,4 +1,5 @@
-//! Watermarks: memory that is left, looked at again and again, as it tells sooner than any notification.
+//! Watermarks: memory that is left, looked at again and again, which shows pressure sooner than any
+//! notification.
 
 use super::files::{limit, number_of};
 use pvblk_sys::EventFd;
@@ -8,50 +9,52 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often one is looked at, at least and at most.
+/// Interval between two looks at a watermark, at least and at most.
 const LOOK: Duration = Duration::from_millis(4);
-/// The same, where nothing moves and the kernel tells when it does.
+/// The interval while the use of memory is still and the kernel has a threshold event.
 const LOOK_STILL: Duration = Duration::from_millis(25);
-/// What counts as moving.
+/// Bytes by which the use has to change to count as moving.
 const MOVES: u64 = 256 << 10;
-/// A bell is hung so many bytes above what is used.
-const BELL_ABOVE: u64 = 8 << 20;
+/// A threshold event is set this many bytes above the current use.
+const THRESHOLD_ABOVE: u64 = 8 << 20;
 const LOOK_FAR: Duration = Duration::from_millis(50);
-/// Bytes a millisecond that memory is taken at most: what one thread touches in large pages. What is further from pressure waits longer for its next
-/// look, as each costs some 40 us of CPU on a machine that sleeps.
+/// Greatest rate at which memory is taken, in bytes a millisecond: that of one thread that touches large
+/// pages. The further a watermark is from pressure, the later is its next look, as each look costs some 40 us
+/// of CPU on a machine that sleeps.
 const FASTEST: u64 = 4 << 20;
-/// What may be taken at that rate while pools are given back.
+/// Bytes that may be taken at that rate while pools are given back.
 const MEANWHILE: u64 = 128 << 20;
-/// How often a group is asked for its limit.
+/// Interval at which a group's limit is read.
 const ASK_LIMIT: Duration = Duration::from_millis(50);
-/// Of looks that are further apart no rate is made.
+/// Longest time between two looks from which a rate is computed.
 const SAME_RATE: Duration = Duration::from_millis(100);
-/// There is pressure if nothing would be left after this time, were memory taken as fast as since the last look: where nothing can be reclaimed
-/// the kernel kills without a warning, and giving back takes its time.
+/// There is pressure if no memory would be left after this time, were it taken as fast as since the last
+/// look: where no memory can be reclaimed the kernel kills without a warning, and giving back takes its time.
 const HORIZON: Duration = Duration::from_millis(60);
 
-/// Rates of less time than that would say nothing.
+/// Shortest time from which a rate is computed.
 const SHORTEST: Duration = Duration::from_millis(3);
 
-/// One bound and what is used of it.
-pub(super) struct Mark {
+/// One limit and the memory that is used of it.
+pub(super) struct Watermark {
     kind: Kind,
-    /// Nothing is to be seen before.
+    /// No pressure is possible before this time.
     next_look: Option<Instant>,
-    /// The last look, and the bytes that were left.
+    /// Time of the last look, and the bytes that were left.
     last: Option<(Instant, u64)>,
-    /// A group's limit, as it was then.
+    /// A group's limit, and the time at which it was read.
     limit: Option<(Instant, u64)>,
-    bell: Option<Bell>,
-    /// Where one should hang, bytes.
-    bell_at: Option<u64>,
+    threshold: Option<Threshold>,
+    /// Bytes of use at which a threshold event should be set.
+    threshold_at: Option<u64>,
     text: Vec<u8>,
 }
 
-/// Rings when a v1 group comes to use so many bytes (Documentation/admin-guide/cgroup-v1/memory.rst, 9).
-struct Bell {
+/// A v1 group's threshold event: signalled when its use reaches this many bytes
+/// (Documentation/admin-guide/cgroup-v1/memory.rst, 9).
+struct Threshold {
     at: u64,
-    bell: EventFd,
+    event: EventFd,
 }
 
 enum Kind {
@@ -62,40 +65,40 @@ enum Kind {
         stat: File,
         limits: Vec<File>,
         keys: [&'static str; 2],
-        /// Of a v1 group: where to ask for a bell.
+        /// The file of a v1 group to which threshold events are written.
         control: Option<PathBuf>,
     },
 }
 
-/// A part of the limit, but neither nothing nor more than a burst can need.
+/// The margin for a limit: a part of it, but neither nothing nor more than a burst can need.
 fn margin_of(total: u64) -> u64 {
     (total / 32).clamp(4 << 20, 256 << 20).min(total / 4)
 }
 
-impl Mark {
-    /// The machine's memory: `proc/meminfo`.
-    pub fn system(proc: &Path) -> Result<Mark, String> {
+impl Watermark {
+    /// The watermark of the machine's memory, from `/proc/meminfo`.
+    pub fn system(proc: &Path) -> Result<Watermark, String> {
         let path = proc.join("meminfo");
         let text = std::fs::read_to_string(&path).map_err(|e| e.to_string())?;
         let total = number_of(&text, "MemTotal").ok_or("it tells no MemTotal")?;
         number_of(&text, "MemAvailable").ok_or("it tells no MemAvailable")?;
         let meminfo = File::open(path).map_err(|e| e.to_string())?;
-        Ok(Mark::new(Kind::System { meminfo, total }))
+        Ok(Watermark::new(Kind::System { meminfo, total }))
     }
 
-    /// A v1 group's limit, which it may get later.
-    pub fn v1(group: &Path) -> Result<Mark, String> {
+    /// The watermark of a v1 group's limit, which may be set later.
+    pub fn v1(group: &Path) -> Result<Watermark, String> {
         let names = ["memory.usage_in_bytes", "memory.stat"];
         let limits = ["memory.limit_in_bytes"];
         let keys = ["total_inactive_file", "total_active_file"];
-        Mark::group(group, names, &limits, keys)
+        Watermark::group(group, names, &limits, keys)
     }
 
-    /// A v2 group's limits, which it may get later.
-    pub fn v2(group: &Path) -> Result<Mark, String> {
+    /// The watermark of a v2 group's limits, which may be set later.
+    pub fn v2(group: &Path) -> Result<Watermark, String> {
         let names = ["memory.current", "memory.stat"];
         let limits = ["memory.high", "memory.max"];
-        Mark::group(group, names, &limits, ["inactive_file", "active_file"])
+        Watermark::group(group, names, &limits, ["inactive_file", "active_file"])
     }
 
     fn group(
@@ -103,7 +106,7 @@ impl Mark {
         [usage, stat]: [&str; 2],
         limits: &[&str],
         keys: [&'static str; 2],
-    ) -> Result<Mark, String> {
+    ) -> Result<Watermark, String> {
         let open = |name: &str| File::open(group.join(name)).map_err(|e| format!("{name}: {e}"));
         let kind = Kind::Group {
             usage: open(usage)?,
@@ -112,17 +115,17 @@ impl Mark {
             keys,
             control: Some(group.join("cgroup.event_control")).filter(|c| c.exists()),
         };
-        Ok(Mark::new(kind))
+        Ok(Watermark::new(kind))
     }
 
-    fn new(kind: Kind) -> Mark {
-        Mark {
+    fn new(kind: Kind) -> Watermark {
+        Watermark {
             kind,
             next_look: None,
             last: None,
             limit: None,
-            bell: None,
-            bell_at: None,
+            threshold: None,
+            threshold_at: None,
             text: vec![0; 16 << 10],
         }
     }
@@ -140,12 +143,12 @@ impl Mark {
         self.limit.map(|(_, limit)| limit)
     }
 
-    /// Bytes that may be left at least without being pressure; `None`: there is no limit now.
+    /// Least number of bytes left that isn't pressure; `None`: there is no limit now.
     pub fn margin(&mut self, now: Instant) -> Option<u64> {
         self.left(now).map(|(_, margin)| margin)
     }
 
-    /// Below this many bytes left there is pressure.
+    /// Number of bytes left below which there is pressure.
     fn bound(&mut self, now: Instant, left: u64, margin: u64) -> u64 {
         let since = self.last.map(|(at, _)| now.saturating_duration_since(at));
         if since.is_some_and(|since| since < SHORTEST) {
@@ -163,19 +166,21 @@ impl Mark {
         margin.max(soon as u64)
     }
 
-    /// What is left changed by what this process gave back: the next rate is of two looks from here on.
+    /// To be called when this process gave memory back: the next rate is computed from two looks from here
+    /// on.
     pub fn forget(&mut self) {
         self.last = None;
     }
 
-    /// When it is to be looked at again.
+    /// Time of the next look.
     pub fn next_look(&self, now: Instant) -> Instant {
         self.next_look.unwrap_or(now)
     }
 
-    /// A new bell, if the kernel can ring one and the last look found that nothing moves and there is none nearby.
-    pub fn new_bell(&mut self) -> Option<&EventFd> {
-        let at = self.bell_at.take()?;
+    /// A new threshold event, if the kernel has them, the last look found that the use doesn't move, and
+    /// there is none nearby.
+    pub fn new_threshold(&mut self) -> Option<&EventFd> {
+        let at = self.threshold_at.take()?;
         let Kind::Group {
             control: Some(control),
             usage,
@@ -184,33 +189,34 @@ impl Mark {
         else {
             return None;
         };
-        // One that is closed is forgotten by the kernel.
-        self.bell = None;
-        let bell = EventFd::new().ok()?;
-        let text = format!("{} {} {at}", bell.number(), usage.as_raw_fd());
+        // The kernel forgets an event whose descriptor is closed.
+        self.threshold = None;
+        let event = EventFd::new().ok()?;
+        let text = format!("{} {} {at}", event.number(), usage.as_raw_fd());
         std::fs::write(control, text).ok()?;
-        let bell = self.bell.insert(Bell { at, bell });
-        Some(&bell.bell)
+        let threshold = self.threshold.insert(Threshold { at, event });
+        Some(&threshold.event)
     }
 
-    /// Whether a bell will ring soon after what is used begins to grow; if not, and nothing moves, one is asked for.
-    fn has_bell(&mut self, used: u64, margin_at: u64) -> bool {
-        let near = used + BELL_ABOVE / 4..=used + BELL_ABOVE * 2;
-        let is_good = |b: &Bell| b.at == margin_at || b.at < margin_at && near.contains(&b.at);
-        let has = self.bell.as_ref().is_some_and(is_good);
-        self.bell_at = (!has).then_some(margin_at.min(used + BELL_ABOVE));
+    /// True if a threshold event will come soon after the use begins to grow; if there is none and the use
+    /// doesn't move, one is asked for.
+    fn has_threshold(&mut self, used: u64, margin_at: u64) -> bool {
+        let near = used + THRESHOLD_ABOVE / 4..=used + THRESHOLD_ABOVE * 2;
+        let is_good = |b: &Threshold| b.at == margin_at || b.at < margin_at && near.contains(&b.at);
+        let has = self.threshold.as_ref().is_some_and(is_good);
+        self.threshold_at = (!has).then_some(margin_at.min(used + THRESHOLD_ABOVE));
         has
     }
 
-    /// Its bell rang: it is to be looked at now.
+    /// The threshold event came: the watermark is to be looked at now.
     pub fn rang(&mut self) {
-        if let Some(bell) = &self.bell {
-            bell.bell.drain();
+        if let Some(threshold) = &self.threshold {
+            threshold.event.drain();
         }
         self.next_look = None;
     }
 
-    /// True if less is left than the margin, or than what will soon be taken.
+    /// True if less is left than the margin, or than will soon be taken.
     pub fn is_low(&mut self, now: Instant) -> bool {
         let Some((left, margin)) = self.left(now) else {
             self.next_look = Some(now + ASK_LIMIT);
@@ -222,14 +228,14 @@ impl Mark {
             let far = Duration::from_millis((left - bound).saturating_sub(MEANWHILE) / FASTEST);
             let limit = self.limit.map_or(left, |(_, limit)| limit);
             let (used, margin_at) = (limit.saturating_sub(left), limit.saturating_sub(margin));
-            let least = match is_still && self.has_bell(used, margin_at) {
+            let least = match is_still && self.has_threshold(used, margin_at) {
                 true => LOOK_STILL,
                 false => LOOK,
             };
             self.next_look = Some(now + far.clamp(least, LOOK_FAR));
             return false;
         }
-        // What the page cache holds is as good as free; to know it is dear.
+        // Memory of the page cache is as good as free; reading its size is expensive.
         let cache = self.page_cache();
         let plenty = (left + cache) / 2 >= bound;
         self.next_look = Some(now + if plenty { LOOK_FAR } else { LOOK });
@@ -263,7 +269,7 @@ impl Mark {
     }
 }
 
-/// A small file of the kernel's, from its beginning.
+/// Reads a small file of the kernel's, from its beginning.
 fn read<'a>(file: &File, text: &'a mut [u8]) -> Option<&'a str> {
     let n = file.read_at(text, 0).ok()?;
     std::str::from_utf8(&text[..n]).ok()
@@ -283,9 +289,9 @@ mod tests {
         write("memory.high", "max\n");
         write("memory.max", "max\n");
         write("memory.stat", "anon 1\nactive_file 0\ninactive_file 0\n");
-        let mut mark = Mark::v2(&dir).unwrap();
+        let mut mark = Watermark::v2(&dir).unwrap();
         let now = Instant::now();
-        // A limit that comes later is seen a little later.
+        // A limit that is set later is seen a little later.
         assert!(mark.margin(now).is_none() && !mark.is_low(now));
         write("memory.high", &mib(1024));
         assert_eq!(mark.margin(now), Some(32 << 20));
@@ -301,12 +307,12 @@ mod tests {
         assert!(mark.is_low(now));
         write("memory.stat", "active_file 100000000\n");
         assert!(!mark.is_low(now));
-        // That look was dear: the next one waits.
+        // That look was expensive: the next one waits.
         write("memory.stat", "active_file 0\n");
         assert_eq!(mark.next_look(now), now + LOOK_FAR);
         let now = now + LOOK_FAR;
         assert!(mark.is_low(now));
-        // What is far from pressure is looked at less often.
+        // A watermark that is far from pressure is looked at less often.
         write("memory.max", &mib(510 + 32 + 128 + 60));
         mark.forget();
         let now = now + ASK_LIMIT;
@@ -324,16 +330,16 @@ mod tests {
         write("memory.current", &mib(540));
         let now = now + Duration::from_millis(1004);
         assert!(mark.is_low(now));
-        // Slower than that.
+        // The use grows more slowly than that.
         write("memory.current", &mib(541));
         assert!(!mark.is_low(now + Duration::from_millis(4)));
         std::fs::remove_dir_all(&dir).unwrap();
-        assert!(Mark::v1(&dir).is_err());
+        assert!(Watermark::v1(&dir).is_err());
     }
 
     #[test]
-    fn a_bell_is_hung_where_nothing_moves_and_again_where_it_has_moved_to() {
-        let dir = std::env::temp_dir().join(format!("pvblk-bell-{}", std::process::id()));
+    fn a_threshold_is_set_where_the_use_is_still_and_again_where_it_has_moved_to() {
+        let dir = std::env::temp_dir().join(format!("pvblk-threshold-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
         let mib = |n: u64| (n << 20).to_string();
@@ -341,18 +347,18 @@ mod tests {
         write("memory.stat", "total_active_file 0\n");
         write("memory.limit_in_bytes", &mib(640));
         write("cgroup.event_control", "");
-        let mut mark = Mark::v1(&dir).unwrap();
+        let mut mark = Watermark::v1(&dir).unwrap();
         let mut now = Instant::now();
         for used in [600, 610, 617] {
             write("memory.usage_in_bytes", &mib(used));
-            // It has moved, as far as is known; then it hasn't.
+            // The use counts as moving after `forget`; then as still.
             mark.forget();
             now += LOOK;
             assert!(!mark.is_low(now) && mark.next_look(now) - now < LOOK_STILL);
-            assert!(mark.new_bell().is_none());
+            assert!(mark.new_threshold().is_none());
             now += LOOK;
             assert!(!mark.is_low(now) && mark.next_look(now) - now < LOOK_STILL);
-            let number = mark.new_bell().expect("a bell").number();
+            let number = mark.new_threshold().expect("a threshold").number();
             let text = std::fs::read_to_string(dir.join("cgroup.event_control")).unwrap();
             let words: Vec<_> = text.split(' ').collect();
             assert_eq!(
@@ -361,7 +367,7 @@ mod tests {
             );
             now += LOOK;
             assert!(!mark.is_low(now) && mark.next_look(now) - now == LOOK_STILL);
-            assert!(mark.new_bell().is_none());
+            assert!(mark.new_threshold().is_none());
             mark.rang();
             assert_eq!(mark.next_look(now), now);
         }
@@ -370,7 +376,7 @@ mod tests {
 
     #[test]
     fn this_machine_tells_what_is_left() {
-        let mut mark = Mark::system(Path::new("/proc")).unwrap();
+        let mut mark = Watermark::system(Path::new("/proc")).unwrap();
         let now = Instant::now();
         assert!(mark.margin(now) > Some(0));
         mark.is_low(now);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Called once when a lane is over.
 pub type OnEnd = Box<dyn FnOnce(SourceEnd) + Send>;
 
-/// Names a lane for its life.
+/// Names a lane while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaneId(pub u64);
 
@@ -20,40 +20,41 @@ pub enum Command {
     Attach(LaneId, Box<Lane>, End),
     Detach(LaneId),
     Wake(LaneId),
-    /// From a thread that was replaced while it was in a call: the lane, or `None` if the lane was dropped there, or panicked.
+    /// Comes from a thread that was replaced while it was in a call: the lane, or `None` if the lane was
+    /// dropped there, or panicked.
     Back(LaneId, Option<Box<Lane>>),
     Exit,
 }
 
-/// Wakes a lane from any thread: its source has something to do that its descriptor doesn't tell.
+/// Wakes a lane from any thread, when its source has work that isn't seen on its descriptor.
 #[derive(Clone)]
 pub struct LaneWaker {
-    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) commands: Arc<CommandQueue>,
     pub(crate) lane: LaneId,
 }
 
 impl LaneWaker {
-    /// The lane pulls from its source soon, unless it is gone. Never blocks.
+    /// Makes the lane pull from its source soon, unless it has ended. Never blocks.
     pub fn wake(&self) {
-        self.mailbox.send(Command::Wake(self.lane));
+        self.commands.send(Command::Wake(self.lane));
     }
 }
 
-/// Commands for a worker, and how many lanes it has.
-pub struct Mailbox {
+/// Commands for a worker, and its number of lanes.
+pub struct CommandQueue {
     commands: Mutex<Vec<Command>>,
     pending: AtomicBool,
-    pub(super) bell: EventFd,
-    /// Lanes that are or will be here.
+    pub(super) event: EventFd,
+    /// Number of lanes that the worker has or will have.
     pub lanes: Arc<AtomicUsize>,
 }
 
-impl Mailbox {
-    pub fn new() -> std::io::Result<Mailbox> {
-        Ok(Mailbox {
+impl CommandQueue {
+    pub fn new() -> std::io::Result<CommandQueue> {
+        Ok(CommandQueue {
             commands: Mutex::default(),
             pending: AtomicBool::new(false),
-            bell: EventFd::new()?,
+            event: EventFd::new()?,
             lanes: Arc::default(),
         })
     }
@@ -61,7 +62,7 @@ impl Mailbox {
     pub fn send(&self, command: Command) {
         self.commands.lock().push(command);
         self.pending.store(true, Ordering::Release);
-        self.bell.notify();
+        self.event.notify();
     }
 
     #[inline]

@@ -1,6 +1,6 @@
-//! The end of a lane, told exactly once.
+//! The end of a lane, which is reported exactly once.
 
-use super::mailbox::OnEnd;
+use super::commands::OnEnd;
 use crate::lane::Lane;
 use crate::source::SourceEnd;
 use pvblk_block::{Error, ErrorKind};
@@ -8,15 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The callback for a lane's end, and the lane's place in the worker's count of lanes. If a bug drops it before the end was told, the drop tells the
-/// callback of the bug.
+/// The callback for a lane's end, and the lane's place in the worker's count of lanes. If a bug drops it
+/// before the end was reported, the drop reports the bug to the callback.
 pub struct End {
     on_end: Option<OnEnd>,
     lanes: Arc<AtomicUsize>,
 }
 
 impl End {
-    /// Of one more lane in `lanes`.
+    /// The end of one more lane in `lanes`.
     pub fn new(on_end: OnEnd, lanes: &Arc<AtomicUsize>) -> End {
         lanes.fetch_add(1, Ordering::Relaxed);
         End {
@@ -45,12 +45,13 @@ impl Drop for End {
     }
 }
 
-/// A panic is told by the process's hook; it stops nothing here.
+/// Calls the callback. A panic in it has printed its message, and has no other effect.
 fn tell(on_end: OnEnd, end: SourceEnd) {
     let _ = catch_unwind(AssertUnwindSafe(|| on_end(end)));
 }
 
-/// Drops a lane, its queue and its mappings, and then tells its end. If the lane panics there, that is its end.
+/// Drops a lane, its queue and its mappings, and then reports its end. If the lane panics there, that is its
+/// end.
 pub fn finish(lane: Option<Box<Lane>>, told: Option<End>, end: SourceEnd) {
     let dropped = catch_unwind(AssertUnwindSafe(|| drop(lane)));
     if let Some(on_end) = told.and_then(|mut t| t.take()) {
@@ -58,7 +59,7 @@ pub fn finish(lane: Option<Box<Lane>>, told: Option<End>, end: SourceEnd) {
     }
 }
 
-/// The end of a lane that a panic took.
+/// The end of a lane that a panic ended.
 pub fn panicked() -> SourceEnd {
     let why = "a bug: its worker panicked; see the log";
     SourceEnd::Broken(Error::new(ErrorKind::Os, why))

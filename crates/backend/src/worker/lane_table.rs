@@ -1,9 +1,10 @@
-//! A worker's lanes and what it waits for. Nothing here calls into a lane in a way that could block.
+//! A worker's lanes and the descriptors that it waits for. No method here makes a call of a lane
+//! that could block.
 
+use super::commands::{Command, CommandQueue, LaneId};
 use super::end::End;
-use super::mailbox::{Command, LaneId, Mailbox};
-use super::pace::{Courtesy, tuned};
-use super::watchdog::Attention;
+use super::pace::{YieldPolicy, next_spin};
+use super::watchdog::WatchdogSignal;
 use crate::lane::Lane;
 use crate::stall::{Blocked, Stall};
 use pvblk_sys::{PollEvent, Poller};
@@ -12,50 +13,51 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A lane that slept for so long gives back what it keeps for reuse: as long as Linux' back end keeps pages of an idle ring.
+/// Time of sleep after which a lane gives back memory that it keeps for reuse: as long as Linux' back end
+/// keeps pages of an idle ring.
 pub const REST: Duration = Duration::from_millis(100);
 
-/// How often a lane of a stalled disk is looked at.
+/// Interval at which a lane of a stalled disk is looked at.
 const STALLED: Duration = Duration::from_millis(20);
 
-/// So many rounds after several disks had work at the same time, one that has work alone still takes short steps: its neighbours may only
-/// be waiting for their clients.
+/// After several disks had work at the same time, this many rounds in which one that has work alone still
+/// takes short steps: its neighbours may only be waiting for their clients.
 pub const ROUNDS_OF_COMPANY: u32 = 1000;
 
-pub const BELL: u64 = u64::MAX;
+pub const COMMAND_EVENT: u64 = u64::MAX;
 
-/// One lane's place. Dropping it drops the lane first, and then tells its end.
-pub struct Berth {
+/// One lane and its state. A drop drops the lane first, and then reports its end.
+pub struct LaneEntry {
     pub id: LaneId,
     /// `None` while a thread is in a call of it.
     pub lane: Option<Box<Lane>>,
-    /// The thread in that call was replaced.
+    /// Set if the thread in that call was replaced.
     pub away: Option<Arc<Blocked>>,
-    /// To be told to the lane when it is back.
+    /// The lane is to be stopped when it is back.
     pub stop: bool,
     pub name: String,
     pub stall: Arc<Stall>,
-    /// `None` once it is told, or about to be.
+    /// `None` once it is reported, or about to be.
     pub end: Option<End>,
-    /// A panic in the worker's own code took it: it is to be ended.
+    /// The lane is to be ended, because of a panic in the worker's own code.
     pub lost: bool,
     pub asleep: bool,
     pub idle_since: Option<Instant>,
     pub slept_at: Instant,
-    /// It was awake since it gave back what it keeps.
+    /// The lane was awake since it gave memory back.
     pub used: bool,
     pub deadline: Option<Instant>,
     pub spin: Duration,
     pub device_fd_added: bool,
-    /// Reading and writing, as the poller knows it.
+    /// The poller's interest in the source: reading and writing.
     pub interest: (bool, bool),
 }
 
 const NOTHING: (bool, bool) = (false, false);
 
-impl Berth {
-    /// Makes the poller wait for what the lane wants of its source. One that wants nothing is taken out: a
-    /// descriptor whose peer hung up is reported for ever, whatever is waited for.
+impl LaneEntry {
+    /// Makes the poller wait for the events that the lane wants of its source. A source without such events
+    /// is taken out: a descriptor whose peer hung up is reported for ever, whatever is waited for.
     fn set_interest(&mut self, poller: &Poller, index: usize) -> std::io::Result<()> {
         let Some(lane) = &self.lane else {
             return Ok(());
@@ -80,7 +82,7 @@ impl Berth {
         Ok(())
     }
 
-    /// Takes its descriptors out of the poller.
+    /// Takes the lane's descriptors out of the poller.
     pub fn leave(&mut self, poller: &Poller) {
         let Some(lane) = &self.lane else {
             return;
@@ -101,35 +103,36 @@ impl Berth {
 }
 
 /// The lanes of a worker.
-pub struct Roster {
+pub struct LaneTable {
     pub poller: Poller,
-    pub berths: Vec<Option<Berth>>,
-    /// Some berths are [lost](Berth::lost).
+    pub entries: Vec<Option<LaneEntry>>,
+    /// Some entries are [lost](LaneEntry::lost).
     pub any_lost: bool,
-    /// Taken from the mailbox, and not yet done.
+    /// Commands that were taken from the queue, and are not yet carried out.
     pub commands: VecDeque<Command>,
-    /// Indices of the berths whose lanes are stepped.
+    /// Indices of the entries whose lanes are stepped.
     pub active: Vec<usize>,
     pub deadlines: BTreeSet<(Instant, usize)>,
-    /// When to look for lanes that are to rest.
+    /// Time at which lanes are to give memory back.
     pub rest_at: Option<Instant>,
-    /// As last read: by every lane that went to sleep, and after every wait. In a Xen domain a look at the clock is a system call.
+    /// The time as last read: by every lane that went to sleep, and after every wait. In a Xen domain a look
+    /// at the clock is a system call.
     pub now: Instant,
     pub events: Vec<PollEvent>,
     pub spin_max: Duration,
-    pub courtesy: Courtesy,
+    pub yields: YieldPolicy,
     /// Disks of which a lane copied much in this round, by the addresses of their [`Stall`]s.
     pub had_turn: Vec<usize>,
-    /// Rounds for which lanes take shorter steps, as several disks had work lately.
+    /// Number of rounds for which lanes take shorter steps, because several disks had work lately.
     pub company: u32,
     pub exiting: bool,
 }
 
-impl Roster {
-    pub fn new(mailbox: &Mailbox, spin_max: Duration) -> std::io::Result<Roster> {
-        Ok(Roster {
-            poller: poller(mailbox)?,
-            berths: Vec::new(),
+impl LaneTable {
+    pub fn new(commands: &CommandQueue, spin_max: Duration) -> std::io::Result<LaneTable> {
+        Ok(LaneTable {
+            poller: poller(commands)?,
+            entries: Vec::new(),
             any_lost: false,
             commands: VecDeque::new(),
             active: Vec::new(),
@@ -138,25 +141,25 @@ impl Roster {
             now: Instant::now(),
             events: Vec::new(),
             spin_max,
-            courtesy: Courtesy::default(),
+            yields: YieldPolicy::default(),
             had_turn: Vec::new(),
             company: 0,
             exiting: false,
         })
     }
 
-    /// Puts a lane into a free berth; gives it back with the reason if the poller doesn't take its source.
+    /// Puts a lane into a free entry; gives it back with the reason if the poller doesn't take its source.
     pub fn admit(
         &mut self,
         id: LaneId,
         lane: Box<Lane>,
         end: End,
     ) -> Result<(), (std::io::Error, Box<Lane>, End)> {
-        let index = match self.berths.iter().position(Option::is_none) {
+        let index = match self.entries.iter().position(Option::is_none) {
             Some(i) => i,
             None => {
-                self.berths.push(None);
-                self.berths.len() - 1
+                self.entries.push(None);
+                self.entries.len() - 1
             }
         };
         if let Some(fd) = lane.source_fd()
@@ -164,7 +167,7 @@ impl Roster {
         {
             return Err((e, lane, end));
         }
-        self.berths[index] = Some(Berth {
+        self.entries[index] = Some(LaneEntry {
             id,
             name: lane.describe(),
             stall: Arc::clone(lane.stall()),
@@ -187,29 +190,30 @@ impl Roster {
     }
 
     pub fn find(&self, id: LaneId) -> Option<usize> {
-        let is_it = |b: &Option<Berth>| b.as_ref().is_some_and(|b| b.id == id);
-        self.berths.iter().position(is_it)
+        let is_it = |b: &Option<LaneEntry>| b.as_ref().is_some_and(|b| b.id == id);
+        self.entries.iter().position(is_it)
     }
 
-    pub fn berth(&mut self, index: usize) -> Option<&mut Berth> {
-        self.berths.get_mut(index)?.as_mut()
+    pub fn entry(&mut self, index: usize) -> Option<&mut LaneEntry> {
+        self.entries.get_mut(index)?.as_mut()
     }
 
-    /// Waits for exactly what the lane wants; false if the poller refuses (then the lane keeps spinning).
+    /// Makes the poller wait for exactly the events that the lane wants; false if the poller refuses (then
+    /// the lane keeps spinning).
     pub fn prepare_descriptors(&mut self, index: usize) -> bool {
-        let Some(Some(berth)) = self.berths.get_mut(index) else {
+        let Some(Some(entry)) = self.entries.get_mut(index) else {
             return true;
         };
-        if berth.set_interest(&self.poller, index).is_err() {
+        if entry.set_interest(&self.poller, index).is_err() {
             return false;
         }
-        if !berth.device_fd_added
-            && let Some(fd) = berth.lane.as_ref().and_then(|l| l.device_fd())
+        if !entry.device_fd_added
+            && let Some(fd) = entry.lane.as_ref().and_then(|l| l.device_fd())
         {
             if self.poller.add(fd, device_token(index), false).is_err() {
                 return false;
             }
-            berth.device_fd_added = true;
+            entry.device_fd_added = true;
         }
         true
     }
@@ -217,13 +221,13 @@ impl Roster {
     /// Puts a lane to sleep, until its descriptors are reported or `deadline` has come.
     pub fn sleep(&mut self, index: usize, deadline: Option<Instant>) {
         let now = self.now;
-        let Some(berth) = self.berth(index) else {
+        let Some(entry) = self.entry(index) else {
             return;
         };
-        berth.asleep = true;
-        berth.slept_at = now;
-        berth.deadline = deadline;
-        let rests = berth.used;
+        entry.asleep = true;
+        entry.slept_at = now;
+        entry.deadline = deadline;
+        let rests = entry.used;
         if rests {
             self.rest_at.get_or_insert(now + REST);
         }
@@ -232,11 +236,11 @@ impl Roster {
         }
     }
 
-    /// Puts the lane of a stalled disk to sleep, deaf to its descriptors.
+    /// Puts the lane of a stalled disk to sleep, without its descriptors.
     pub fn park(&mut self, index: usize) {
         self.now = Instant::now();
-        if let Some(Some(berth)) = self.berths.get_mut(index) {
-            berth.leave(&self.poller);
+        if let Some(Some(entry)) = self.entries.get_mut(index) {
+            entry.leave(&self.poller);
         }
         self.sleep(index, Some(self.now + STALLED));
     }
@@ -248,64 +252,65 @@ impl Roster {
     }
 
     pub fn wake(&mut self, index: usize) {
-        let Some(Some(berth)) = self.berths.get_mut(index) else {
+        let Some(Some(entry)) = self.entries.get_mut(index) else {
             return;
         };
-        if let Some(at) = berth.deadline.take() {
+        if let Some(at) = entry.deadline.take() {
             self.deadlines.remove(&(at, index));
         }
-        let Some(lane) = berth.lane.as_ref().filter(|_| berth.asleep) else {
+        let Some(lane) = entry.lane.as_ref().filter(|_| entry.asleep) else {
             return;
         };
-        // A look at a socket is a system call: poll it for less time.
+        // A look at a socket is a system call, so the lane polls it for less time.
         let max = if lane.polls_by_syscall() {
             self.spin_max * 2 / 5
         } else {
             self.spin_max
         };
-        berth.asleep = false;
-        berth.used = true;
-        berth.idle_since = None;
-        berth.spin = tuned(
-            berth.spin.min(max),
-            self.now.duration_since(berth.slept_at),
+        entry.asleep = false;
+        entry.used = true;
+        entry.idle_since = None;
+        entry.spin = next_spin(
+            entry.spin.min(max),
+            self.now.duration_since(entry.slept_at),
             max,
         );
-        let disk = Arc::as_ptr(&berth.stall);
-        let first = self.active.first().and_then(|&i| self.berths[i].as_ref());
+        let disk = Arc::as_ptr(&entry.stall);
+        let first = self.active.first().and_then(|&i| self.entries[i].as_ref());
         if first.is_some_and(|other| Arc::as_ptr(&other.stall) != disk) {
             self.company = ROUNDS_OF_COMPANY;
         }
         self.active.push(index);
     }
 
-    /// After the thread before was replaced: with a new poller, since descriptors of the lane that it is in can't be taken out of the old one. All
-    /// lanes that are here are awake, so that no wake-up of the old poller is missed.
-    pub fn take_over(&mut self, poller: Poller, attention: &Attention) {
+    /// Goes on after the thread was replaced: with a new poller, since descriptors of the lane that the old
+    /// thread is in can't be taken out of the old one. All lanes that are here are woken, so that no wake-up
+    /// of the old poller is missed.
+    pub fn take_over(&mut self, poller: Poller, signal: &WatchdogSignal) {
         self.poller = poller;
         self.deadlines.clear();
         self.active.clear();
         self.events.clear();
         self.now = Instant::now();
-        for (index, berth) in self.berths.iter_mut().enumerate() {
-            let Some(berth) = berth else {
+        for (index, entry) in self.entries.iter_mut().enumerate() {
+            let Some(entry) = entry else {
                 continue;
             };
-            berth.interest = NOTHING;
-            berth.device_fd_added = false;
-            berth.deadline = None;
-            berth.asleep = false;
-            berth.idle_since = None;
-            match &mut berth.lane {
+            entry.interest = NOTHING;
+            entry.device_fd_added = false;
+            entry.deadline = None;
+            entry.asleep = false;
+            entry.idle_since = None;
+            match &mut entry.lane {
                 Some(lane) => {
                     lane.poll_source();
                     self.active.push(index);
                 }
-                None if berth.away.is_some() => {}
+                None if entry.away.is_some() => {}
                 None => {
-                    let blocked = berth.stall.begin(&berth.name, self.now);
-                    attention.watch(&blocked);
-                    berth.away = Some(blocked);
+                    let blocked = entry.stall.begin(&entry.name, self.now);
+                    signal.watch(&blocked);
+                    entry.away = Some(blocked);
                 }
             }
         }
@@ -313,9 +318,9 @@ impl Roster {
 
     /// Wakes all lanes that are here.
     pub fn wake_all(&mut self) {
-        for index in 0..self.berths.len() {
-            if let Some(Some(berth)) = self.berths.get_mut(index)
-                && let Some(lane) = &mut berth.lane
+        for index in 0..self.entries.len() {
+            if let Some(Some(entry)) = self.entries.get_mut(index)
+                && let Some(lane) = &mut entry.lane
             {
                 lane.poll_source();
                 self.wake(index);
@@ -323,8 +328,8 @@ impl Roster {
         }
     }
 
-    /// After a panic in the worker's own code, with a new poller: nothing in here is trusted but the lanes and who is to be told of their
-    /// ends. Lanes that replaced threads have come back as usual.
+    /// Goes on after a panic in the worker's own code, with a new poller: of this table only the lanes and
+    /// the callbacks for their ends are used. Lanes of replaced threads come back as usual.
     pub fn lose_all(&mut self) {
         self.active.clear();
         self.deadlines.clear();
@@ -332,45 +337,45 @@ impl Roster {
         self.rest_at = None;
         self.now = Instant::now();
         self.any_lost = true;
-        for berth in self.berths.iter_mut().flatten() {
-            berth.interest = NOTHING;
-            berth.device_fd_added = false;
-            berth.deadline = None;
-            berth.lost = berth.away.is_none();
+        for entry in self.entries.iter_mut().flatten() {
+            entry.interest = NOTHING;
+            entry.device_fd_added = false;
+            entry.deadline = None;
+            entry.lost = entry.away.is_none();
         }
     }
 
-    /// A replaced thread brought a lane back, or has dropped it.
+    /// Takes a lane back from a replaced thread; `None` if the thread has dropped it.
     pub fn lane_back(&mut self, id: LaneId, lane: Option<Box<Lane>>) {
         let Some(index) = self.find(id) else {
             return;
         };
-        let Some(berth) = &mut self.berths[index] else {
+        let Some(entry) = &mut self.entries[index] else {
             return;
         };
         self.now = Instant::now();
-        if let Some(blocked) = berth.away.take() {
+        if let Some(blocked) = entry.away.take() {
             blocked.end(self.now);
         }
         let Some(mut lane) = lane else {
-            self.berths[index] = None;
+            self.entries[index] = None;
             return;
         };
         lane.poll_source();
-        if berth.stop {
+        if entry.stop {
             lane.stop();
         }
-        berth.lane = Some(lane);
-        berth.asleep = false;
-        berth.idle_since = None;
+        entry.lane = Some(lane);
+        entry.asleep = false;
+        entry.idle_since = None;
         self.active.push(index);
     }
 }
 
-/// A poller that a worker's bell wakes.
-pub fn poller(mailbox: &Mailbox) -> std::io::Result<Poller> {
+/// A poller that the worker's commands wake.
+pub fn poller(commands: &CommandQueue) -> std::io::Result<Poller> {
     let poller = Poller::new()?;
-    poller.add(mailbox.bell.as_fd(), BELL, false)?;
+    poller.add(commands.event.as_fd(), COMMAND_EVENT, false)?;
     Ok(poller)
 }
 

@@ -1,130 +1,131 @@
 //! A worker: a thread that owns lanes and has one place to wait.
 //!
-//! A lane is *active* (stepped in turn) or *asleep* (its descriptors are in the poller, nothing else
-//! is spent on it). A lane that finds nothing to do stays active for its spin window, because a wake-up
-//! across CPUs costs far more than a polled hand-off; then it arms both ends and sleeps. The window
-//! tunes itself between nothing and the limit: it grows when sleeps turn out short, shrinks when they
-//! are long, so that an idle disk costs no CPU.
+//! A lane is *active* (stepped in turn) or *asleep* (its descriptors are in the poller, and it costs
+//! nothing). A lane that finds no work stays active for its spin window, because a wake-up across CPUs costs
+//! far more than a polled hand-off; then it arms both ends and sleeps. The window adapts between zero and the
+//! limit: it grows when sleeps turn out short, and shrinks when they are long, so that an idle disk costs no
+//! CPU.
 //!
-//! A worker is a [`Seat`], and a thread that has its [`Roster`]. While the thread is in a call of a lane, where a page fault or a hung
-//! medium can hold it up, the roster can be seized: the [watchdog](watchdog) starts a fresh thread, which goes on with all the
-//! other lanes. The thread before brings its lane back by mail when it returns, and ends.
+//! A worker is a [`Worker`], which lasts, and a thread that has its [`LaneTable`]. While the thread is in a
+//! call of a lane, where a page fault or a hung medium can hold it up, the table can be taken over: the
+//! [watchdog](watchdog) starts a fresh thread, which goes on with all the other lanes. The replaced thread
+//! sends its lane back by a command when its call returns, and ends.
 
+mod after_panic;
+mod commands;
 mod end;
-mod mailbox;
-mod mend;
+mod lane_table;
 mod pace;
-mod roster;
 pub mod watchdog;
 
 use crate::lane::{Lane, TURN_SECTORS};
 use crate::source::SourceEnd;
+pub use commands::{Command, CommandQueue, LaneId, LaneWaker, OnEnd};
 pub use end::End;
 use end::finish;
-pub use mailbox::{Command, LaneId, LaneWaker, Mailbox, OnEnd};
+use lane_table::{COMMAND_EVENT, LaneTable, REST, ROUNDS_OF_COMPANY};
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::Readiness;
-use pvblk_sys::{Baton, Holder};
-use roster::{BELL, REST, ROUNDS_OF_COMPANY, Roster};
+use pvblk_sys::{Holder, Lease};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
-use watchdog::Attention;
+use watchdog::WatchdogSignal;
 
 /// Steps of active lanes between two looks at the sleeping ones.
 const STEPS_PER_LOOK: u32 = 32;
-/// So many sectors of data (8 KiB) count as one more step.
+/// Number of sectors of data (8 KiB) that count as one more step.
 const SECTORS_PER_STEP: u64 = 16;
 /// Steps of the only active lane in one call.
 const STEPS_ALONE: u32 = 8;
-/// Idle steps between two offers of the CPU to others: about a microsecond.
+/// Idle steps between two yields of the CPU: about a microsecond.
 const STEPS_PER_YIELD: u32 = 8;
 
-/// All of a worker that outlives its thread.
-pub struct Seat {
+/// The part of a worker that outlives its threads.
+pub struct Worker {
     name: String,
     pin: Option<usize>,
-    pub mailbox: Arc<Mailbox>,
-    baton: Arc<Baton<Roster>>,
-    /// Of the thread that has the roster.
+    pub commands: Arc<CommandQueue>,
+    lease: Arc<Lease<LaneTable>>,
+    /// Thread id of the thread that has the lane table.
     tid: AtomicI32,
-    /// It waits for its lanes.
+    /// The thread waits for its lanes.
     asleep: AtomicBool,
-    attention: Arc<Attention>,
+    signal: Arc<WatchdogSignal>,
     over: Mutex<bool>,
     ended: Condvar,
 }
 
-impl Seat {
-    /// A seat, and its roster for the first thread.
+impl Worker {
+    /// A worker, and its lane table for the first thread.
     pub fn new(
         name: String,
         spin_max: Duration,
         pin: Option<usize>,
-        attention: Arc<Attention>,
-    ) -> std::io::Result<(Arc<Seat>, Holder<Roster>)> {
-        let mailbox = Arc::new(Mailbox::new()?);
-        let (baton, holder) = Baton::new(Roster::new(&mailbox, spin_max)?);
-        let seat = Seat {
+        signal: Arc<WatchdogSignal>,
+    ) -> std::io::Result<(Arc<Worker>, Holder<LaneTable>)> {
+        let commands = Arc::new(CommandQueue::new()?);
+        let (lease, holder) = Lease::new(LaneTable::new(&commands, spin_max)?);
+        let worker = Worker {
             name,
             pin,
-            mailbox,
-            baton,
+            commands,
+            lease,
             tid: AtomicI32::new(0),
             asleep: AtomicBool::new(false),
-            attention,
+            signal,
             over: Mutex::new(false),
             ended: Condvar::new(),
         };
-        Ok((Arc::new(seat), holder))
+        Ok((Arc::new(worker), holder))
     }
 
-    /// Its threads' name.
+    /// Name of its threads.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// True on the thread that has the roster.
+    /// True on the thread that has the lane table.
     pub fn is_current(&self) -> bool {
         self.tid.load(Ordering::Acquire) == tid()
     }
 
-    /// Starts a thread that has the roster `take` gives it, if there is one.
+    /// Starts a thread that gets the lane table from `take`, if there is one.
     pub fn start(
-        self: &Arc<Seat>,
-        take: impl FnOnce(&Seat) -> Option<Holder<Roster>> + Send + 'static,
+        self: &Arc<Worker>,
+        take: impl FnOnce(&Worker) -> Option<Holder<LaneTable>> + Send + 'static,
     ) -> std::io::Result<()> {
-        let seat = Arc::clone(self);
+        let worker = Arc::clone(self);
         let body = move || {
-            let Some(roster) = take(&seat) else {
+            let Some(lanes) = take(&worker) else {
                 return;
             };
-            if let Some(cpu) = seat.pin
+            if let Some(cpu) = worker.pin
                 && let Err(e) = pvblk_sys::cpu::pin(cpu)
             {
-                tracing::warn!("keeping {} on CPU {cpu}: {e}", seat.name);
+                tracing::warn!("keeping {} on CPU {cpu}: {e}", worker.name);
             }
             // Modelled and timed completions are due to the microsecond.
             let _ = pvblk_sys::cpu::set_timer_slack_ns(1000);
-            seat.tid.store(tid(), Ordering::Release);
-            let mut shift = Shift {
-                seat: &seat,
-                roster,
+            worker.tid.store(tid(), Ordering::Release);
+            let mut running = WorkerThread {
+                worker: &worker,
+                lanes,
                 out: None,
             };
             loop {
-                match catch_unwind(AssertUnwindSafe(|| shift.run())) {
+                match catch_unwind(AssertUnwindSafe(|| running.run())) {
                     Ok(Ok(())) => {
-                        *seat.over.lock() = true;
-                        seat.ended.notify_all();
+                        *worker.over.lock() = true;
+                        worker.ended.notify_all();
                         break;
                     }
                     Ok(Err(Replaced)) => break,
-                    Err(_) => match catch_unwind(AssertUnwindSafe(|| shift.mend())) {
+                    Err(_) => match catch_unwind(AssertUnwindSafe(|| running.after_panic())) {
                         Ok(Ok(())) => {}
                         Ok(Err(Replaced)) => break,
-                        Err(_) => abort(&seat.name),
+                        Err(_) => abort(&worker.name),
                     },
                 }
             }
@@ -147,7 +148,8 @@ impl Seat {
     }
 }
 
-/// A worker that can't go on would leave its peers waiting for ever. Their requests are safe with them: they come back to the next server.
+/// Ends the process after a worker can't go on: otherwise its peers would wait for ever. They keep their
+/// requests, and send them again to the next server.
 fn abort(name: &str) -> ! {
     tracing::error!("{name}: a bug that it can't go on after: the server aborts");
     // The log has a thread of its own.
@@ -159,18 +161,18 @@ fn tid() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// The thread was replaced while it was in a call: it has nothing any more.
+/// The thread was replaced while it was in a call, and has no lanes any more.
 struct Replaced;
 
-/// A thread's time with the roster.
-struct Shift<'a> {
-    seat: &'a Seat,
-    roster: Holder<Roster>,
-    /// The lane that it is in a call of.
+/// The thread that has a worker's lane table.
+struct WorkerThread<'a> {
+    worker: &'a Worker,
+    lanes: Holder<LaneTable>,
+    /// The lane that the thread is in a call of.
     out: Option<(LaneId, Box<Lane>)>,
 }
 
-/// Of one call into an active lane.
+/// The result of one call into an active lane.
 struct Stepped {
     moved: bool,
     /// Sectors of data that were copied.
@@ -178,22 +180,22 @@ struct Stepped {
     end: Option<SourceEnd>,
 }
 
-impl Shift<'_> {
+impl WorkerThread<'_> {
     /// Runs until told to exit.
     fn run(&mut self) -> Result<(), Replaced> {
         let mut steps = 0u32;
         let mut offers = 0u32;
         loop {
-            if self.seat.mailbox.is_pending() || !self.roster.commands.is_empty() {
+            if self.worker.commands.is_pending() || !self.lanes.commands.is_empty() {
                 self.take_commands()?;
             }
-            if self.roster.exiting {
-                for index in 0..self.roster.berths.len() {
+            if self.lanes.exiting {
+                for index in 0..self.lanes.entries.len() {
                     self.remove(index, SourceEnd::Closed)?;
                 }
                 return Ok(());
             }
-            if self.roster.any_lost {
+            if self.lanes.any_lost {
                 self.end_lost()?;
             }
             let (moved, work) = self.step_active()?;
@@ -202,11 +204,11 @@ impl Shift<'_> {
                 steps += (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
             }
             offers += 1;
-            if !moved && offers.is_multiple_of(STEPS_PER_YIELD) && !self.roster.active.is_empty() {
-                self.roster.courtesy.offer();
+            if !moved && offers.is_multiple_of(STEPS_PER_YIELD) && !self.lanes.active.is_empty() {
+                self.lanes.yields.offer();
             }
-            if self.roster.active.is_empty() {
-                let timeout = self.roster.next_timeout();
+            if self.lanes.active.is_empty() {
+                let timeout = self.lanes.next_timeout();
                 self.look(timeout)?;
             } else if steps >= STEPS_PER_LOOK || (!moved && steps >= STEPS_PER_LOOK / 4) {
                 steps = 0;
@@ -215,114 +217,115 @@ impl Shift<'_> {
         }
     }
 
-    /// Lanes sleep here whose descriptors are to be looked at.
+    /// True if there are lanes that sleep, whose descriptors are to be looked at.
     #[inline]
     fn has_sleepers(&self) -> bool {
-        self.roster.berths.len() > self.roster.active.len()
+        self.lanes.entries.len() > self.lanes.active.len()
     }
 
-    /// Calls a lane, if it is here. Whatever can block is done in here.
+    /// Calls a lane, if it is here. All calls that can block are made by this method.
     #[inline]
     fn call<R>(
         &mut self,
         index: usize,
         f: impl FnOnce(&mut Lane) -> R,
     ) -> Result<Option<R>, Replaced> {
-        let Some(berth) = self.roster.berth(index) else {
+        let Some(entry) = self.lanes.entry(index) else {
             return Ok(None);
         };
-        let Some(lane) = berth.lane.take() else {
+        let Some(lane) = entry.lane.take() else {
             return Ok(None);
         };
-        let (_, lane) = self.out.insert((berth.id, lane));
-        let (result, kept) = self.roster.away(|| f(lane));
+        let (_, lane) = self.out.insert((entry.id, lane));
+        let (result, kept) = self.lanes.away(|| f(lane));
         let Some((id, lane)) = self.out.take() else {
             return Ok(None);
         };
         if !kept {
-            self.seat.mailbox.send(Command::Back(id, Some(lane)));
+            self.worker.commands.send(Command::Back(id, Some(lane)));
             return Err(Replaced);
         }
-        if let Some(berth) = self.roster.berth(index) {
-            berth.lane = Some(lane);
+        if let Some(entry) = self.lanes.entry(index) {
+            entry.lane = Some(lane);
         }
         Ok(Some(result))
     }
 
     fn take_commands(&mut self) -> Result<(), Replaced> {
-        self.seat.mailbox.take(&mut self.roster.commands);
-        while let Some(command) = self.roster.commands.pop_front() {
+        self.worker.commands.take(&mut self.lanes.commands);
+        while let Some(command) = self.lanes.commands.pop_front() {
             match command {
                 Command::Attach(id, lane, end) => self.attach(id, lane, end)?,
                 Command::Detach(id) => self.reach(id, true),
                 Command::Wake(id) => self.reach(id, false),
-                Command::Back(id, lane) => self.roster.lane_back(id, lane),
-                Command::Exit => self.roster.exiting = true,
+                Command::Back(id, lane) => self.lanes.lane_back(id, lane),
+                Command::Exit => self.lanes.exiting = true,
             }
         }
         Ok(())
     }
 
     fn attach(&mut self, id: LaneId, lane: Box<Lane>, end: End) -> Result<(), Replaced> {
-        let Err((e, lane, end)) = self.roster.admit(id, lane, end) else {
+        let Err((e, lane, end)) = self.lanes.admit(id, lane, end) else {
             return Ok(());
         };
         let what = format!("{}: waiting for it", lane.describe());
         let why = SourceEnd::Broken(pvblk_block::Error::os(what, e));
-        let ((), kept) = self.roster.away(|| finish(Some(lane), Some(end), why));
+        let ((), kept) = self.lanes.away(|| finish(Some(lane), Some(end), why));
         if kept { Ok(()) } else { Err(Replaced) }
     }
 
-    /// Tells a lane to stop, or that there may be something to pull, and wakes it.
+    /// Makes a lane stop, or look at its source, and wakes it.
     fn reach(&mut self, id: LaneId, stop: bool) {
-        let Some(index) = self.roster.find(id) else {
+        let Some(index) = self.lanes.find(id) else {
             return;
         };
-        if let Some(berth) = self.roster.berth(index) {
-            berth.stop |= stop;
-            if let Some(lane) = &mut berth.lane {
+        if let Some(entry) = self.lanes.entry(index) {
+            entry.stop |= stop;
+            if let Some(lane) = &mut entry.lane {
                 match stop {
                     true => lane.stop(),
                     false => lane.poll_source(),
                 }
             }
         }
-        self.roster.wake(index);
+        self.lanes.wake(index);
     }
 
-    /// Steps each active lane, but of a disk that has copied much only those before it did; returns whether anything moved, and how many sectors of data were copied.
+    /// Steps each active lane once, but after a lane has copied much, no other of its disk; returns true if
+    /// there was any work, and the sectors of data that were copied.
     fn step_active(&mut self) -> Result<(bool, u64), Replaced> {
         let (mut moved, mut work) = (false, 0);
-        let company = self.roster.company > 0;
-        self.roster.company = self.roster.company.saturating_sub(1);
-        // Lanes have neighbours whose turn matters.
+        let company = self.lanes.company > 0;
+        self.lanes.company = self.lanes.company.saturating_sub(1);
+        // Some lanes have neighbours, whose turns should come soon.
         let shared = company || self.has_sleepers();
         let most = if shared { TURN_SECTORS } else { u64::MAX };
-        self.roster.had_turn.clear();
+        self.lanes.had_turn.clear();
         let mut first = None;
-        let (mut i, mut visits) = (0, self.roster.active.len());
-        while visits > 0 && i < self.roster.active.len() {
+        let (mut i, mut visits) = (0, self.lanes.active.len());
+        while visits > 0 && i < self.lanes.active.len() {
             visits -= 1;
-            let index = self.roster.active[i];
-            let rounds = match self.roster.active.len() {
+            let index = self.lanes.active[i];
+            let rounds = match self.lanes.active.len() {
                 1 => STEPS_ALONE,
                 _ => 1,
             };
-            let Some(berth) = self.roster.berth(index) else {
-                self.roster.active.swap_remove(i);
+            let Some(entry) = self.lanes.entry(index) else {
+                self.lanes.active.swap_remove(i);
                 continue;
             };
-            if berth.stall.is_on() {
-                self.roster.active.swap_remove(i);
-                self.roster.park(index);
+            if entry.stall.is_on() {
+                self.lanes.active.swap_remove(i);
+                self.lanes.park(index);
                 continue;
             }
-            let deaf = !berth.interest.0;
-            let disk = Arc::as_ptr(&berth.stall) as usize;
+            let deaf = !entry.interest.0;
+            let disk = Arc::as_ptr(&entry.stall) as usize;
             if *first.get_or_insert(disk) != disk {
-                self.roster.company = ROUNDS_OF_COMPANY;
+                self.lanes.company = ROUNDS_OF_COMPANY;
             }
-            if self.roster.had_turn.contains(&disk) {
+            if self.lanes.had_turn.contains(&disk) {
                 i += 1;
                 continue;
             }
@@ -336,28 +339,28 @@ impl Shift<'_> {
                 end,
             }) = stepped
             else {
-                self.roster.active.swap_remove(i);
+                self.lanes.active.swap_remove(i);
                 continue;
             };
             work += its;
             if it || (its >= TURN_SECTORS && end.is_none()) {
-                if let Some(berth) = self.roster.berth(index) {
-                    berth.idle_since = None;
+                if let Some(entry) = self.lanes.entry(index) {
+                    entry.idle_since = None;
                 }
                 moved = true;
                 if shared && its >= TURN_SECTORS {
-                    // Those of its disk's lanes that have to wait for the next round come first then.
-                    self.roster.had_turn.push(disk);
-                    self.roster.active.remove(i);
-                    self.roster.active.push(index);
+                    // The lanes of its disk that have to wait for the next round come first then.
+                    self.lanes.had_turn.push(disk);
+                    self.lanes.active.remove(i);
+                    self.lanes.active.push(index);
                 } else {
                     i += 1;
                 }
             } else if let Some(end) = end {
-                self.roster.active.swap_remove(i);
+                self.lanes.active.swap_remove(i);
                 self.remove(index, end)?;
             } else if self.try_sleep(index)? {
-                self.roster.active.swap_remove(i);
+                self.lanes.active.swap_remove(i);
             } else {
                 i += 1;
             }
@@ -366,42 +369,42 @@ impl Shift<'_> {
     }
 
     fn remove(&mut self, index: usize, end: SourceEnd) -> Result<(), Replaced> {
-        let roster = &mut *self.roster;
-        let Some(Some(berth)) = roster.berths.get_mut(index) else {
+        let lanes = &mut *self.lanes;
+        let Some(Some(entry)) = lanes.entries.get_mut(index) else {
             return Ok(());
         };
-        if berth.lane.is_none() {
-            if let (true, Some(end)) = (roster.exiting, berth.end.take()) {
+        if entry.lane.is_none() {
+            if let (true, Some(end)) = (lanes.exiting, entry.end.take()) {
                 end.forget();
             }
             return Ok(()); // a thread that was replaced has it
         }
-        berth.leave(&roster.poller);
-        if let Some(at) = berth.deadline.take() {
-            roster.deadlines.remove(&(at, index));
+        entry.leave(&lanes.poller);
+        if let Some(at) = entry.deadline.take() {
+            lanes.deadlines.remove(&(at, index));
         }
-        let (id, lane, told) = (berth.id, berth.lane.take(), berth.end.take());
-        let ((), kept) = self.roster.away(|| finish(lane, told, end));
+        let (id, lane, told) = (entry.id, entry.lane.take(), entry.end.take());
+        let ((), kept) = self.lanes.away(|| finish(lane, told, end));
         if !kept {
-            self.seat.mailbox.send(Command::Back(id, None));
+            self.worker.commands.send(Command::Back(id, None));
             return Err(Replaced);
         }
-        self.roster.berths[index] = None;
-        // Unmapping takes time, and deadlines of others go by the last look.
-        self.roster.now = Instant::now();
+        self.lanes.entries[index] = None;
+        // Unmapping takes time, and the deadlines of other lanes go by this clock.
+        self.lanes.now = Instant::now();
         Ok(())
     }
 
-    /// Puts a lane that found nothing to do to sleep, if its spin window is over and neither end is ready.
+    /// Puts a lane to sleep that found no work, if its spin window is over and neither end is ready.
     fn try_sleep(&mut self, index: usize) -> Result<bool, Replaced> {
         let now = Instant::now();
-        self.roster.now = now;
-        let Some(berth) = self.roster.berth(index) else {
+        self.lanes.now = now;
+        let Some(entry) = self.lanes.entry(index) else {
             return Ok(true);
         };
-        let since = *berth.idle_since.get_or_insert(now);
-        if now.duration_since(since) < berth.spin {
-            if let Some(lane) = &mut berth.lane
+        let since = *entry.idle_since.get_or_insert(now);
+        if now.duration_since(since) < entry.spin {
+            if let Some(lane) = &mut entry.lane
                 && lane.polls_by_syscall()
             {
                 lane.poll_source();
@@ -414,64 +417,65 @@ impl Shift<'_> {
             Some(Readiness::Wait(deadline)) => deadline,
             None => return Ok(true),
         };
-        // A timer is late by more than this: spin the rest.
+        // A timer is late by more than this, so the lane spins for the rest.
         if deadline.is_some_and(|d| d.saturating_duration_since(now) < Duration::from_micros(20)) {
             return Ok(false);
         }
-        if !self.roster.prepare_descriptors(index) {
+        if !self.lanes.prepare_descriptors(index) {
             return Ok(false);
         }
-        self.roster.sleep(index, deadline);
+        self.lanes.sleep(index, deadline);
         Ok(true)
     }
 
-    /// Lanes that slept long enough give back what they keep for reuse.
+    /// Lets lanes that slept long enough give back memory that they keep for reuse.
     fn rest(&mut self) -> Result<(), Replaced> {
-        let now = self.roster.now;
-        self.roster.rest_at = None;
-        for index in 0..self.roster.berths.len() {
-            let Some(berth) = self.roster.berth(index) else {
+        let now = self.lanes.now;
+        self.lanes.rest_at = None;
+        for index in 0..self.lanes.entries.len() {
+            let Some(entry) = self.lanes.entry(index) else {
                 continue;
             };
-            if !berth.used || !berth.asleep {
+            if !entry.used || !entry.asleep {
                 continue;
             }
-            let at = berth.slept_at + REST;
+            let at = entry.slept_at + REST;
             if at <= now {
-                berth.used = false;
+                entry.used = false;
                 self.call(index, Lane::rest)?;
                 continue;
             }
-            let other = self.roster.rest_at.unwrap_or(at);
-            self.roster.rest_at = Some(other.min(at));
+            let other = self.lanes.rest_at.unwrap_or(at);
+            self.lanes.rest_at = Some(other.min(at));
         }
         Ok(())
     }
 
-    /// Waits up to `timeout` for sleeping lanes and wakes those with something to do.
+    /// Waits up to `timeout` for sleeping lanes and wakes those with work.
     fn look(&mut self, timeout: Option<Duration>) -> Result<(), Replaced> {
-        let mut events = std::mem::take(&mut self.roster.events);
+        let mut events = std::mem::take(&mut self.lanes.events);
         events.clear();
         let sleeps = timeout != Some(Duration::ZERO);
         if sleeps {
-            self.seat.asleep.store(true, Ordering::SeqCst);
+            self.worker.asleep.store(true, Ordering::SeqCst);
         }
-        if let Err(e) = self.roster.poller.wait(&mut events, timeout) {
+        if let Err(e) = self.lanes.poller.wait(&mut events, timeout) {
             tracing::error!("waiting for events: {e}");
         }
         if sleeps {
-            self.seat.asleep.store(false, Ordering::SeqCst);
-            self.seat.attention.a_worker_woke();
+            self.worker.asleep.store(false, Ordering::SeqCst);
+            self.worker.signal.a_worker_woke();
         }
-        let due = !self.roster.deadlines.is_empty() || self.roster.rest_at.is_some();
+        let due = !self.lanes.deadlines.is_empty() || self.lanes.rest_at.is_some();
         if !events.is_empty() || due {
-            self.roster.now = Instant::now();
+            self.lanes.now = Instant::now();
         }
         for event in &events {
-            if event.token == BELL {
-                // Here, and not where commands are taken: the bell may ring after they were. What it
-                // rings for is seen anyway: `pending` is set before it rings.
-                self.seat.mailbox.bell.drain();
+            if event.token == COMMAND_EVENT {
+                // The event is cleared here, and not where commands are taken, because it may be
+                // signalled after that. Its command is seen in any case: `pending` is set before
+                // the event is signalled.
+                self.worker.commands.event.drain();
                 continue;
             }
             let index = (event.token >> 1) as usize;
@@ -480,23 +484,24 @@ impl Shift<'_> {
                 true => lane.source_woken(),
                 false => lane.device_woken(),
             })?;
-            self.roster.wake(index);
+            self.lanes.wake(index);
         }
-        self.roster.events = events;
-        if self.roster.rest_at.is_some_and(|at| at <= self.roster.now) {
+        self.lanes.events = events;
+        if self.lanes.rest_at.is_some_and(|at| at <= self.lanes.now) {
             self.rest()?;
         }
-        while let Some(&(at, index)) = self.roster.deadlines.first() {
-            if at > self.roster.now {
+        while let Some(&(at, index)) = self.lanes.deadlines.first() {
+            if at > self.lanes.now {
                 break;
             }
-            self.roster.wake(index);
+            self.lanes.wake(index);
         }
         Ok(())
     }
 }
 
-/// Steps a lane up to `rounds` times, as long as it moves, and until it has copied `most` sectors.
+/// Steps a lane up to `rounds` times, as long as there is work, and until it has copied `most`
+/// sectors.
 #[inline]
 fn steps(lane: &mut Lane, rounds: u32, deaf: bool, most: u64) -> Stepped {
     let (mut moved, mut work) = (false, 0);
@@ -508,7 +513,7 @@ fn steps(lane: &mut Lane, rounds: u32, deaf: bool, most: u64) -> Stepped {
             return Stepped { moved, work, end };
         }
         if deaf {
-            // It was full and the poller doesn't listen for it; now there may be room.
+            // The lane was full and the poller doesn't listen for it; now there may be room.
             lane.poll_source();
         }
         moved = true;

@@ -1,12 +1,12 @@
-//! How long a worker polls before it sleeps, and when it gives its CPU away.
+//! The time that a worker polls before it sleeps, and the times at which it yields its CPU.
 
 use std::time::{Duration, Instant};
 
-/// A spin window that grows from nothing starts here.
+/// The spin window with which growth from zero begins.
 const SPIN_START: Duration = Duration::from_micros(4);
 
-/// The next spin window after a sleep of `slept`.
-pub fn tuned(spin: Duration, slept: Duration, max: Duration) -> Duration {
+/// The spin window after a sleep of `slept`.
+pub fn next_spin(spin: Duration, slept: Duration, max: Duration) -> Duration {
     if slept <= max {
         (spin * 2).clamp(SPIN_START, max.max(SPIN_START)).min(max)
     } else if spin <= SPIN_START {
@@ -16,20 +16,20 @@ pub fn tuned(spin: Duration, slept: Duration, max: Duration) -> Duration {
     }
 }
 
-/// Gives the CPU away while polling: whoever we wait for may need this very one. But not to those who
-/// keep it: an offer that was taken for long is not repeated for a while.
+/// Yields the CPU while polling: the peer that a lane waits for may need this very CPU. But threads
+/// that compute keep it: if a yield took long, the next one comes only after a while.
 #[derive(Default)]
-pub struct Courtesy {
+pub struct YieldPolicy {
     not_before: Option<Instant>,
     pause: Duration,
 }
 
-/// A peer that answers takes the CPU for less than this; somebody who computes, for a whole time slice.
+/// A peer that responds takes the CPU for less than this; a thread that computes takes a whole time slice.
 const TAKEN_FOR_LONG: Duration = Duration::from_micros(500);
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-impl Courtesy {
+impl YieldPolicy {
     pub fn offer(&mut self) {
         let before = Instant::now();
         if self.not_before.is_some_and(|t| before < t) {
@@ -59,20 +59,23 @@ mod tests {
         let max = Duration::from_micros(50);
         let mut spin = Duration::ZERO;
         for _ in 0..10 {
-            spin = tuned(spin, Duration::from_micros(10), max);
+            spin = next_spin(spin, Duration::from_micros(10), max);
             assert!(spin <= max);
         }
         assert_eq!(spin, max);
         for _ in 0..10 {
-            spin = tuned(spin, Duration::from_millis(10), max);
+            spin = next_spin(spin, Duration::from_millis(10), max);
         }
         assert_eq!(spin, Duration::ZERO);
-        assert_eq!(tuned(spin, Duration::ZERO, Duration::ZERO), Duration::ZERO);
+        assert_eq!(
+            next_spin(spin, Duration::ZERO, Duration::ZERO),
+            Duration::ZERO
+        );
     }
 
     #[test]
     fn a_taken_cpu_is_not_offered_again_soon() {
-        let mut c = Courtesy::default();
+        let mut c = YieldPolicy::default();
         let start = Instant::now();
         c.learn(start, start + Duration::from_micros(20));
         assert_eq!(c.not_before, None);

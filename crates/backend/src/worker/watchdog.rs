@@ -1,10 +1,12 @@
-//! The watchdog: notices that a worker's thread is blocked in a call of a lane, and gives its other lanes to a fresh thread.
+//! The watchdog: finds that a worker's thread is blocked in a call of a lane, and gives its other lanes to a
+//! fresh thread.
 //!
-//! It looks every 25 ms while any worker is awake, and sleeps while all of them do. A thread is blocked if it has been in one call for two looks and the
-//! kernel says twice, a moment apart, that it sleeps there: a thread that runs, or waits for a CPU on a loaded machine,
-//! isn't. A thread that is replaced without need costs a thread, and nothing else. The watchdog also logs stalls that last.
+//! It looks every 25 ms while any worker is awake, and sleeps while all of them sleep. A thread is blocked if
+//! it has been in one call for two looks and the kernel says twice, a moment apart, that it sleeps there. A
+//! thread that runs, or waits for a CPU on a loaded machine, isn't blocked. A replacement without need costs
+//! a thread, and nothing else. The watchdog also logs stalls that last.
 
-use super::{Seat, roster};
+use super::{Worker, lane_table};
 use crate::stall::Blocked;
 use parking_lot::Mutex;
 use pvblk_sys::proc_status;
@@ -14,35 +16,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Interval between two looks.
 const TICK: Duration = Duration::from_millis(25);
 /// Looks at the same call before the kernel is asked.
 const PATIENT_TICKS: u32 = 2;
-/// Between the two questions to the kernel.
+/// Interval between the two questions to the kernel.
 const AGAIN: Duration = Duration::from_millis(3);
 /// Looks without a worker awake before it sleeps.
 const IDLE_TICKS: u32 = 8;
 
-/// How workers wake the watchdog, and what they leave it to log.
+/// The means by which workers wake the watchdog, and the stalls that it is to log.
 #[derive(Default)]
-pub struct Attention {
+pub struct WatchdogSignal {
     sleeps: AtomicBool,
     thread: OnceLock<Thread>,
     /// Lanes whose stall isn't logged yet.
     blocked: Mutex<Vec<Arc<Blocked>>>,
 }
 
-impl Attention {
-    /// Called by a worker that has waited, after it said that it is awake.
+impl WatchdogSignal {
+    /// To be called by a worker that has waited, after it set its flag that it is awake.
     #[inline]
     pub fn a_worker_woke(&self) {
-        // Sequentially consistent, as the worker's `asleep` and the watchdog's look at it: one of the two sees the other.
+        // The order is sequentially consistent, as for the worker's `asleep` and the watchdog's look at it:
+        // one of the two sees the other.
         if self.sleeps.load(Ordering::SeqCst) {
             self.rouse();
         }
     }
 
-    /// The watchdog logs this stall if it lasts, and doesn't sleep before.
+    /// Makes the watchdog log this stall if it lasts, and keeps it awake until then.
     #[cold]
     pub fn watch(&self, blocked: &Arc<Blocked>) {
         self.blocked.lock().push(Arc::clone(blocked));
@@ -69,23 +72,26 @@ impl Attention {
     }
 }
 
-/// The watchdog's thread; dropping it ends it.
+/// The watchdog's thread, which a drop ends.
 pub struct Watchdog {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// Watches `seats`, whose workers call `attention`.
-    pub fn start(seats: Vec<Arc<Seat>>, attention: &Arc<Attention>) -> std::io::Result<Watchdog> {
+    /// Watches `workers`, which call `signal`.
+    pub fn start(
+        workers: Vec<Arc<Worker>>,
+        signal: &Arc<WatchdogSignal>,
+    ) -> std::io::Result<Watchdog> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, attention) = (Arc::clone(&stop), Arc::clone(attention));
+        let (told, signal) = (Arc::clone(&stop), Arc::clone(signal));
         let thread = std::thread::Builder::new()
             .name("pvblk-watchdog".into())
             .stack_size(256 * 1024)
             .spawn(move || {
-                let _ = attention.thread.set(std::thread::current());
-                watch(&seats, &attention, &told);
+                let _ = signal.thread.set(std::thread::current());
+                watch(&workers, &signal, &told);
             })?;
         Ok(Watchdog {
             stop,
@@ -104,69 +110,69 @@ impl Drop for Watchdog {
     }
 }
 
-/// A call that a worker was seen in.
+/// A call in which a worker was seen.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     turn: u64,
     ticks: u32,
 }
 
-fn watch(seats: &[Arc<Seat>], attention: &Attention, stop: &AtomicBool) {
-    let mut seen = vec![Seen::default(); seats.len()];
+fn watch(workers: &[Arc<Worker>], signal: &WatchdogSignal, stop: &AtomicBool) {
+    let mut seen = vec![Seen::default(); workers.len()];
     let mut idle = 0;
     let nothing_to_do = || {
-        // In this order: a worker that falls asleep has told of its stalls.
-        let asleep = seats.iter().all(|s| s.asleep.load(Ordering::SeqCst));
-        !attention.tell_stalls() && asleep
+        // The order matters: a worker that falls asleep has added its stalls before.
+        let asleep = workers.iter().all(|s| s.asleep.load(Ordering::SeqCst));
+        !signal.tell_stalls() && asleep
     };
     while !stop.load(Ordering::Acquire) {
         idle = if nothing_to_do() { idle + 1 } else { 0 };
         if idle >= IDLE_TICKS {
-            attention.sleeps.store(true, Ordering::SeqCst);
+            signal.sleeps.store(true, Ordering::SeqCst);
             if nothing_to_do() {
                 std::thread::park();
             }
-            attention.sleeps.store(false, Ordering::SeqCst);
+            signal.sleeps.store(false, Ordering::SeqCst);
             idle = 0;
         }
         std::thread::park_timeout(TICK);
-        for (seat, seen) in seats.iter().zip(&mut seen) {
-            look(seat, seen);
+        for (worker, seen) in workers.iter().zip(&mut seen) {
+            look(worker, seen);
         }
     }
 }
 
-fn look(seat: &Arc<Seat>, seen: &mut Seen) {
-    let turn = seat.baton.turn();
+fn look(worker: &Arc<Worker>, seen: &mut Seen) {
+    let turn = worker.lease.turn();
     if turn.is_multiple_of(2) || turn != seen.turn {
         *seen = Seen { turn, ticks: 0 };
         return;
     }
     seen.ticks += 1;
-    if seen.ticks < PATIENT_TICKS || !sleeps(seat) {
+    if seen.ticks < PATIENT_TICKS || !sleeps(worker) {
         return;
     }
     std::thread::sleep(AGAIN);
-    if seat.baton.turn() != turn || !sleeps(seat) {
+    if worker.lease.turn() != turn || !sleeps(worker) {
         return;
     }
-    if let Err(e) = replace(seat, turn) {
-        tracing::error!("{} is blocked, and can't be replaced: {e}", seat.name);
+    if let Err(e) = replace(worker, turn) {
+        tracing::error!("{} is blocked, and can't be replaced: {e}", worker.name);
         seen.ticks = 0;
     }
 }
 
-/// True if the kernel says that the seat's thread sleeps.
-fn sleeps(seat: &Seat) -> bool {
-    let tid = seat.tid.load(Ordering::Acquire);
+/// True if the kernel says that the worker's thread sleeps.
+fn sleeps(worker: &Worker) -> bool {
+    let tid = worker.tid.load(Ordering::Acquire);
     matches!(proc_status::thread_state(tid), Some('S' | 'D' | 'I'))
 }
 
-fn replace(seat: &Arc<Seat>, turn: u64) -> std::io::Result<()> {
-    let poller = roster::poller(&seat.mailbox)?;
-    seat.start(move |seat| {
-        let mut roster = seat.baton.seize(turn)?;
-        roster.take_over(poller, &seat.attention);
-        Some(roster)
+fn replace(worker: &Arc<Worker>, turn: u64) -> std::io::Result<()> {
+    let poller = lane_table::poller(&worker.commands)?;
+    worker.start(move |worker| {
+        let mut lanes = worker.lease.seize(turn)?;
+        lanes.take_over(poller, &worker.signal);
+        Some(lanes)
     })
 }

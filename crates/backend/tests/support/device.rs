@@ -1,4 +1,5 @@
-//! A device that does nothing by itself: the test sees what was submitted, and completes it when it likes.
+//! A device that does nothing by itself: the test sees the submitted requests, and completes them when it
+//! likes.
 
 use parking_lot::Mutex;
 use pvblk_block::{
@@ -26,7 +27,7 @@ struct Held {
 #[derive(Default)]
 struct Queue {
     done: Mutex<Vec<Completion>>,
-    bell: Option<EventFd>,
+    event: Option<EventFd>,
 }
 
 #[derive(Default)]
@@ -49,7 +50,7 @@ impl Device {
         self.state.lock().seen.clone()
     }
 
-    /// What is at the device: queue, operation, first sector.
+    /// Requests at the device: queue, operation, first sector.
     pub fn held(&self) -> Vec<(u32, Op, u64)> {
         let state = self.state.lock();
         let all = state.held.iter();
@@ -66,8 +67,8 @@ impl Device {
         let q = Arc::clone(&state.queues[queue as usize]);
         drop(state);
         q.done.lock().push(Completion { request, status });
-        if let Some(bell) = &q.bell {
-            bell.notify();
+        if let Some(event) = &q.event {
+            event.notify();
         }
     }
 
@@ -98,7 +99,7 @@ impl BlockDevice for Device {
     fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
         let queue = Arc::new(Queue {
             done: Mutex::default(),
-            bell: Some(EventFd::new().map_err(|e| Error::os("a bell", e))?),
+            event: Some(EventFd::new().map_err(|e| Error::os("a event", e))?),
         });
         let mut state = self.state.lock();
         let index = context.index;
@@ -134,8 +135,8 @@ impl DeviceQueue for DeviceSide {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        if let Some(bell) = &self.queue.bell {
-            bell.drain();
+        if let Some(event) = &self.queue.event {
+            event.drain();
         }
         out.append(&mut self.queue.done.lock());
     }
@@ -149,13 +150,13 @@ impl DeviceQueue for DeviceSide {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.queue.bell.as_ref().map(|b| b.as_fd())
+        self.queue.event.as_ref().map(|b| b.as_fd())
     }
 }
 
 impl Drop for DeviceSide {
     fn drop(&mut self) {
-        // Whoever closes the queue gives its requests up.
+        // Closing the queue gives its requests up.
         self.state.lock().held.retain(|h| h.queue != self.index);
     }
 }

@@ -22,7 +22,7 @@ struct State {
 pub struct Feed {
     state: Arc<Mutex<State>>,
     panics: Arc<AtomicBool>,
-    bell: Arc<EventFd>,
+    event: Arc<EventFd>,
     pushes: Arc<AtomicU64>,
 }
 
@@ -38,7 +38,7 @@ pub fn source(depth: u32) -> (Feed, Box<FeedSource>) {
     let feed = Feed {
         state: Arc::default(),
         panics: Arc::default(),
-        bell: Arc::new(EventFd::new().expect("an eventfd")),
+        event: Arc::new(EventFd::new().expect("an eventfd")),
         pushes: Arc::default(),
     };
     let source = FeedSource {
@@ -58,29 +58,29 @@ impl Feed {
         self.send(request);
     }
 
-    /// A flush.
+    /// Sends a flush.
     pub fn flush(&self, tag: u64, flags: RequestFlags) {
         let mut request = Request::new(Op::Flush, 0, 0, tag);
         request.flags = flags;
         self.send(request);
     }
 
-    /// Any request.
+    /// Sends any request.
     pub fn send(&self, request: Box<Request>) {
         self.state.lock().waiting.push_back(request);
-        self.bell.notify();
+        self.event.notify();
     }
 
-    /// From now on the worker's own code panics when it asks what the source waits for.
+    /// Makes the worker's own code panic from now on when it asks what the source waits for.
     pub fn panic_in_the_worker(&self) {
         self.panics.store(true, Ordering::Release);
-        self.bell.notify();
+        self.event.notify();
     }
 
     /// Ends the source once everything sent was pulled.
     pub fn end(&self, why: SourceEnd) {
         self.state.lock().end = Some(why);
-        self.bell.notify();
+        self.event.notify();
     }
 
     /// A broken peer.
@@ -88,12 +88,12 @@ impl Feed {
         self.end(SourceEnd::Broken(Error::protocol("broken by the test")));
     }
 
-    /// Tags and statuses of what was answered, in order.
+    /// Tags and statuses of the completed requests, in order.
     pub fn answers(&self) -> Vec<(u64, Status)> {
         self.state.lock().answers.clone()
     }
 
-    /// How many were answered.
+    /// Number of completed requests.
     pub fn answered(&self) -> usize {
         self.state.lock().answers.len()
     }
@@ -108,14 +108,15 @@ impl Feed {
         self.state.lock().end.is_none()
     }
 
-    /// Waits until the back end went through this source at least twice from here on: whatever it could do
-    /// with what it has, it has done. Not for a source that is over or has all in flight that it may.
+    /// Waits until the back end has stepped this source at least twice from here on: everything that can be
+    /// done with the present requests is done. Not for a source that has ended or has as many requests in
+    /// flight as it may.
     #[track_caller]
     pub fn settle(&self) {
         let from = self.pushes.load(Ordering::Acquire);
         super::wait("the back end looks at this source", || {
             // It may be asleep.
-            self.bell.notify();
+            self.event.notify();
             self.pushes.load(Ordering::Acquire) >= from + 3
         });
     }
@@ -175,10 +176,10 @@ impl RequestSource for FeedSource {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.feed.bell.as_fd())
+        Some(self.feed.event.as_fd())
     }
 
     fn woken(&mut self) {
-        self.feed.bell.drain();
+        self.feed.event.drain();
     }
 }
