@@ -16,6 +16,11 @@ macro_rules! counters {
                 vec![$((stringify!($name), self.$name),)*]
             }
 
+            /// Adds the counters of another part of the cache.
+            pub(crate) fn add(&mut self, other: &Counters) {
+                $(self.$name += other.$name;)*
+            }
+
             /// What was counted since `earlier`; numbers of pages as they are now.
             #[must_use]
             pub fn since(&self, earlier: &Counters) -> Counters {

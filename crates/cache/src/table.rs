@@ -163,9 +163,8 @@ impl Table {
             .store(uses, Ordering::Relaxed);
     }
 
-    /// The page that a frame holds; [`u64::MAX`] if none.
-    #[cfg(test)]
-    fn page(&self, frame: u32) -> u64 {
+    /// The page that a frame has, under the core's lock; [`u64::MAX`] if none.
+    pub fn page(&self, frame: u32) -> u64 {
         self.slots[frame as usize].page.load(Ordering::Relaxed)
     }
 

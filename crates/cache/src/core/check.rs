@@ -1,123 +1,83 @@
-//! For tests and for people: what must always hold, and what is unfinished.
+//! The invariants of all machines and between them, for tests; and unfinished work, for people.
 
-use super::{Core, IoKind, NONE, State};
-use crate::lists::On;
+use super::Core;
 use crate::policy::Policy;
 
 impl<P: Policy> Core<P> {
-    /// What is unfinished, for people.
+    /// Unfinished work, for people who look for a hang.
     pub fn unfinished(&self) -> String {
-        let jobs = self.jobs.iter().filter_map(|(id, job)| {
-            let j = job.as_ref()?;
-            Some(format!(
-                "job {id} of {}: {:?}, pages {}..{}, waits for {}, {:?}{}{}",
-                j.owner,
-                j.kind,
-                j.at,
-                j.end,
-                j.pending,
-                j.need,
-                if j.is_parked { ", parked" } else { "" },
-                if j.filling.is_some() { ", fills" } else { "" },
-            ))
+        let requests = self.requests.describe();
+        let waiting = (0..self.memory.len() as u32).filter_map(|frame| {
+            let request = self.waiters.newest(frame)?;
+            let page = self.memory.page_of(frame);
+            Some(format!("request {request} waits for page {page:?}"))
         });
-        let ios = self.ios.iter().map(|(id, kind)| match kind {
-            IoKind::Read { first, frames } => format!("read {id} of {} at {first}", frames.len()),
-            IoKind::Write { first, frames } => format!("write {id} of {} at {first}", frames.len()),
-            IoKind::Pass(job) => format!("pass {id} for {job}"),
-        });
-        let chains = self.frames.iter().filter(|f| f.waits != NONE);
-        let chains = chains.map(|f| {
-            let job = self.waits[f.waits as usize].job;
-            format!("job {job} waits for page {}, {:?}", f.page, f.state)
-        });
-        let ranges = self
-            .ranges
-            .iter()
-            .map(|r| format!("range {}..{} held by {}", r.first, r.end, r.job));
-        let parked = (0..)
-            .zip(&self.owners)
-            .map(|(n, o)| format!("{n} has parked {:?}", o.parked));
-        let ios = ios.chain(chains).chain(ranges).chain(parked);
-        let dirty = format!("{} dirty, {} written", self.dirty.len(), self.writing);
-        let all: Vec<_> = jobs.chain(ios).chain([dirty]).collect();
+        let all = requests.chain(self.io.describe()).chain(waiting);
+        let all = all.chain(self.ranges.describe());
+        let mut all: Vec<_> = all.collect();
+        let counters = self.writes.counters();
+        all.push(format!(
+            "{} dirty, {} written",
+            counters.nr_dirty, counters.nr_writeback
+        ));
         all.join("; ")
     }
 
-    /// What must always hold; slow. Errors say what doesn't.
+    /// Errors if an invariant doesn't hold between two steps; slow.
     pub fn check(&self) -> Result<(), String> {
-        let mut used = 0;
+        let exists = |number| self.requests.exists(number);
+        self.requests.check()?;
+        self.ranges.check()?;
+        self.waiters.check(exists)?;
+        self.writes.check(exists)?;
+        self.memory
+            .check(self.requests.held_frames(), &self.writes)?;
+        self.check_io()?;
+        self.check_counters()
+    }
+
+    /// A frame is at the device exactly if it is being read or written, and a request that waits for a frame waits for I/O.
+    fn check_io(&self) -> Result<(), String> {
+        let (reads, writes) = self.io.frames()?;
+        if let Some(frame) = reads.iter().find(|&&f| !self.memory.is_reading(f)) {
+            return Err(format!("frame {frame} is read and nobody knows"));
+        }
+        if let Some(frame) = writes.iter().find(|&&f| !self.writes.is_writing(f)) {
+            return Err(format!("frame {frame} is written and nobody knows"));
+        }
         let (mut reading, mut writing) = (0, 0);
-        for (at, f) in self.frames.iter().enumerate() {
-            let frame = at as u32;
-            let free = self.alloc.is_free(frame);
-            if free != (f.state == State::Free) && free {
-                return Err(format!("frame {at} is free and {:?}", f.state));
-            }
-            reading += usize::from(f.state == State::Reading);
-            writing += usize::from(f.state == State::Writing);
-            let listed = !matches!(f.state, State::Free | State::Reading) && !f.orphan;
-            if (self.lists.on(frame) != On::None) != listed {
-                return Err(format!(
-                    "frame {at} is {:?} and on a list it shouldn't be on",
-                    f.state
-                ));
-            }
-            if f.state == State::Free {
-                continue;
-            }
-            used += 1;
-            let ends = matches!(f.state, State::Reading | State::Writing) || f.behind;
-            if f.waits != NONE && !ends {
-                return Err(format!("page {} is {:?}, and waited for", f.page, f.state));
-            }
-            if f.syncs != NONE && !matches!(f.state, State::Dirty | State::Writing) {
-                return Err(format!(
-                    "page {} is {:?}, and to be written",
-                    f.page, f.state
-                ));
-            }
-            let found = self.table.find_locked(f.page);
-            if f.orphan == (found == Some(frame)) {
-                return Err(format!("page {} isn't where it should be", f.page));
-            }
-            let readable = !matches!(f.state, State::Reading) && !f.orphan;
-            if self.table.is_open(frame) != readable {
-                return Err(format!(
-                    "page {} may be read in state {:?}",
-                    f.page, f.state
-                ));
-            }
-            if (self.dirty.get(&f.page) == Some(&frame)) != (f.state == State::Dirty) {
-                return Err(format!(
-                    "page {} is {:?} and not listed so",
-                    f.page, f.state
-                ));
+        for frame in 0..self.memory.len() as u32 {
+            let is_reading = self.memory.is_reading(frame);
+            reading += usize::from(is_reading);
+            writing += usize::from(self.writes.is_writing(frame));
+            if self.waiters.any(frame) && !is_reading && !self.writes.is_busy(frame) {
+                return Err(format!("frame {frame} is waited for, and nothing ends"));
             }
         }
-        let held: usize = self
-            .jobs
-            .iter()
-            .filter_map(|(_, j)| j.as_ref()?.filling.as_ref())
-            .map(|f| f.frames.len())
-            .sum();
-        let free = self.alloc.free_frames() + self.alloc.listed_frames();
-        if used + held + free != self.frames.len() {
-            return Err(format!("{used} frames in use, {held} held, {free} free"));
+        match (reading, writing) == (reads.len(), writes.len()) {
+            true => Ok(()),
+            false => Err(format!(
+                "{reading} frames are to be read and {writing} to be written, {} and {} are",
+                reads.len(),
+                writes.len()
+            )),
         }
-        let unwritten: u32 = self.epochs.values().sum();
-        if reading != self.reading {
-            return Err(format!(
-                "{reading} frames are being read, {} counted",
-                self.reading
-            ));
-        }
-        if writing != self.writing || unwritten as usize != self.dirty.len() + self.writing {
-            return Err(format!(
-                "{writing} frames are being written, {} counted, {} dirty, {unwritten} by age",
-                self.writing,
-                self.dirty.len()
-            ));
+    }
+
+    /// Each counter is one machine's.
+    fn check_counters(&self) -> Result<(), String> {
+        let all = [
+            self.memory.counters(),
+            self.writes.counters(),
+            *self.reads.counters(),
+            *self.io.counters(),
+        ];
+        let all = all.map(|counters| counters.all());
+        for (at, (name, _)) in all[0].iter().enumerate() {
+            let counting = all.iter().filter(|counters| counters[at].1 > 0).count();
+            if counting > 1 {
+                return Err(format!("{counting} machines count {name}"));
+            }
         }
         Ok(())
     }

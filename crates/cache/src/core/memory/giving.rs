@@ -3,12 +3,13 @@
 //! A block is checked, emptied and taken off the allocator in one step; its memory goes outside of the core's lock, and it comes back cold.
 //! Large pages go as a whole: a part of one is free only when the system has split it.
 
-use super::{Core, NONE, State};
+use super::{Frame, Memory};
 use crate::alloc::{FreeBlock, HUGE_ORDER};
+use crate::core::writeback::WriteBack;
 use crate::lists::On;
 use crate::policy::Policy;
 use pvblk_block::planted::{Plant, has};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks of one step that are looked at: others want the lock.
 const LOOKS: u32 = 256;
@@ -46,9 +47,9 @@ pub enum Next {
     End,
 }
 
-impl<P: Policy> Core<P> {
+impl<P: Policy> Memory<P> {
     /// Begins to look for memory that nobody needs.
-    pub fn give_way(&mut self) -> Giving {
+    pub fn begin_giving(&self, now: Instant) -> Giving {
         let huge = self.frames.len() >> HUGE_ORDER >= FEW_HUGE;
         Giving {
             orders: match huge {
@@ -58,25 +59,26 @@ impl<P: Policy> Core<P> {
             round: 0,
             at: 0,
             gone: 0,
-            ages: self.aged.is_none_or(|at| self.now >= at + AGE),
+            ages: self.aged.is_none_or(|at| now >= at + AGE),
             left: LOOKS,
         }
     }
 
     /// The next block, out of the cache and off the lists.
-    pub fn next_to_go(&mut self, pass: &mut Giving) -> Next {
+    pub fn next_to_go(&mut self, pass: &mut Giving, now: Instant, writes: &mut WriteBack) -> Next {
         while pass.left > 0 {
             pass.left -= 1;
             let order = pass.orders[pass.round];
             let (first, size) = (pass.at, 1 << order);
             if first as usize + size > self.frames.len() {
                 // What could go and didn't is in large pages with pages that have to stay.
-                if pass.round + 1 == pass.orders.len() || pass.gone > self.clean_frames() / 4 {
+                if pass.round + 1 == pass.orders.len() || pass.gone > self.clean_frames(writes) / 4
+                {
                     return Next::End;
                 }
                 (pass.round, pass.at, pass.gone) = (pass.round + 1, 0, 0);
                 if pass.ages {
-                    self.aged = Some(self.now);
+                    self.aged = Some(now);
                 }
                 continue;
             }
@@ -85,14 +87,14 @@ impl<P: Policy> Core<P> {
             if !self.alloc.is_warm(first, order) {
                 continue;
             }
-            if !block.clone().all(|f| self.may_go(f, pass.ages)) {
+            if !block.clone().all(|f| self.may_go(f, pass.ages, writes)) {
                 if pass.ages && pass.round + 1 == pass.orders.len() {
                     self.forget_uses(block);
                 }
                 continue;
             }
             for frame in block {
-                self.let_go(frame);
+                self.let_go(frame, writes);
             }
             if let Some(block) = self.alloc.take_block(first, order) {
                 pass.gone += size;
@@ -112,41 +114,31 @@ impl<P: Policy> Core<P> {
         gone
     }
 
-    pub(super) fn count_memory(&self) {
-        let bytes = self.alloc.warm_frames() * crate::config::PAGE_BYTES;
-        self.memory.set(bytes as u64);
-    }
-
-    fn clean_frames(&self) -> usize {
+    fn clean_frames(&self, writes: &WriteBack) -> usize {
         let listed = self.lists.len(On::Inactive) + self.lists.len(On::Active);
-        listed.saturating_sub(self.dirty.len() + self.writing)
+        listed.saturating_sub(writes.unwritten_frames())
     }
 
     /// Whether a frame holds nothing that somebody needs.
-    fn may_go(&self, frame: u32, ages: bool) -> bool {
-        let f = &self.frames[frame as usize];
-        match f.state {
-            State::Free => self.alloc.is_at_rest(frame),
-            State::Clean => {
-                let in_use = f.orphan || f.behind || f.waits != NONE || f.syncs != NONE;
-                !in_use
-                    && match self.lists.on(frame) {
-                        On::Inactive => self.table.uses(frame) <= 1,
-                        On::Active => ages && self.table.uses(frame) == 0,
-                        On::None => false,
-                    }
-            }
-            State::Dirty => !f.behind && has(Plant::DirtyGivenBack),
-            State::Reading | State::Writing => false,
+    fn may_go(&self, frame: u32, ages: bool, writes: &WriteBack) -> bool {
+        match self.frames[frame as usize] {
+            Frame::Free => self.alloc.is_at_rest(frame),
+            Frame::Cached if writes.is_clean(frame) => match self.lists.on(frame) {
+                On::Inactive => self.table.uses(frame) <= 1,
+                On::Active => ages && self.table.uses(frame) == 0,
+                On::None => false,
+            },
+            Frame::Cached => has(Plant::DirtyGivenBack) && writes.could_be_lost(frame),
+            Frame::Reading { .. } | Frame::Old => false,
         }
     }
 
-    fn let_go(&mut self, frame: u32) {
-        if self.frames[frame as usize].state == State::Free {
+    fn let_go(&mut self, frame: u32, writes: &mut WriteBack) {
+        if self.frames[frame as usize] == Frame::Free {
             return;
         }
-        self.evict(frame);
-        self.clear_frame(frame);
+        self.evict(frame, writes);
+        self.clear(frame);
         self.alloc.give_at_once(frame);
     }
 
@@ -170,18 +162,5 @@ impl<P: Policy> Core<P> {
     /// Blocks that may be out at a time: an eighth of the frames, and 16 MiB of large pages at most.
     pub fn most_out(&self, pass: &Giving) -> usize {
         ((self.frames.len() / 8) >> pass.orders[pass.round]).clamp(1, 8)
-    }
-
-    /// Who waits for memory may have what came back.
-    pub fn memory_came(&mut self) {
-        self.ends += 1;
-        self.wake_sleepers();
-    }
-
-    /// It is over: what is dirty is written, so that it can go, too.
-    pub fn end_of_giving(&mut self) {
-        if !self.dirty.is_empty() {
-            self.background.hurry();
-        }
     }
 }
