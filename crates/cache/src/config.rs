@@ -1,4 +1,4 @@
-//! What a cache is told when it is made.
+//! Configuration of a cache.
 
 use pvblk_block::Limits;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const MOST_READAHEAD: u32 = 64 << 20;
 /// Linux' default, in bytes.
 const USUAL_READAHEAD: u32 = 128 << 10;
 
-/// What happens to writes.
+/// The moment at which writes complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// They complete when they are in the cache; a flush writes them out.
@@ -30,7 +30,7 @@ pub enum Mode {
 pub struct CacheConfig {
     /// Bytes of all frames together: a multiple of 4096, at least 64 KiB, at most 16 TiB.
     pub size_bytes: u64,
-    /// What happens to writes.
+    /// The moment at which writes complete.
     pub mode: Mode,
     /// Longest sleep of one wait for memory.
     pub timeout: Duration,
@@ -42,7 +42,7 @@ pub struct CacheConfig {
     pub dirty_background_percent: u8,
     /// Share of the cache in percent that may be dirty before writers wait; more than the other, up to 99.
     pub dirty_percent: u8,
-    /// How old dirty pages become before they are written though there are few.
+    /// Age at which dirty pages are written though there are few.
     pub dirty_expire: Duration,
     /// Largest read or write of the cache itself in bytes, a multiple of 4096.
     pub max_io_bytes: u32,
@@ -64,7 +64,7 @@ impl CacheConfig {
         }
     }
 
-    /// What is wrong with it, in one line.
+    /// The first mistake, in one line.
     pub fn problem(&self) -> Option<String> {
         let page = PAGE_BYTES as u64;
         let text = if !(16 * page..=16 << 40).contains(&self.size_bytes)
@@ -90,7 +90,7 @@ impl CacheConfig {
         Some(text.into())
     }
 
-    /// What isn't as usual, as a volume's options have it.
+    /// The options of a volume that differ from the defaults, each with its comma.
     pub fn options(&self) -> String {
         let usual = CacheConfig::new(self.size_bytes);
         let mut text = String::new();

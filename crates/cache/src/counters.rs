@@ -21,7 +21,7 @@ macro_rules! counters {
                 $(self.$name += other.$name;)*
             }
 
-            /// What was counted since `earlier`; numbers of pages as they are now.
+            /// Counts since `earlier`; numbers of pages as they are now.
             #[must_use]
             pub fn since(&self, earlier: &Counters) -> Counters {
                 Counters {
@@ -44,7 +44,7 @@ counters! {
     nr_inactive_file,
     /// Pages on the active list.
     nr_active_file,
-    /// Dirty pages.
+    /// Dirty pages, without those being written.
     nr_dirty,
     /// Pages that are being written.
     nr_writeback,
@@ -82,7 +82,7 @@ counters! {
     pgsteal_kswapd,
     /// Pages that requests freed.
     pgsteal_direct,
-    /// Direct reclaims.
+    /// Reclaims by requests.
     allocstall,
     /// Times that background reclaim was asked for.
     pageoutrun,

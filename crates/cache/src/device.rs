@@ -1,9 +1,9 @@
 //! The cache as a device.
 
+use crate::background;
 use crate::config::{CacheConfig, Mode, PAGE_BYTES};
 use crate::core::{Core, Store};
 use crate::counters::Counters;
-use crate::keeper;
 use crate::policy::{Policy, Standard};
 use crate::queue::CacheQueue;
 use crate::shared::Shared;
@@ -135,7 +135,7 @@ impl<P: Policy> PageCache<P> {
         let resizes = inner.events().subscribe(move |event| {
             let Some(shared) = weak.upgrade() else { return };
             if let DeviceEvent::Resized { .. } = event {
-                // Whoever steps next does it.
+                // The next step follows the size.
                 shared.resized.store(true, Ordering::Relaxed);
                 shared.queues.wake_sleepers(usize::MAX);
                 shared.background_wait.wake();
@@ -154,12 +154,11 @@ impl<P: Policy> PageCache<P> {
         })
     }
 
-    /// How it was configured.
     pub fn config(&self) -> &CacheConfig {
         &self.config
     }
 
-    /// What was counted.
+    /// Counts of all queues and of the core.
     pub fn counters(&self) -> Counters {
         self.shared.counters()
     }
@@ -179,12 +178,12 @@ impl<P: Policy> PageCache<P> {
         self.shared.core.lock().free_blocks()
     }
 
-    /// Looks whether what must always hold does; slow. Errors say what doesn't.
+    /// Checks the invariants of the core; slow. Errors say which doesn't hold.
     pub fn check(&self) -> Result<(), String> {
         self.shared.core.lock().check()
     }
 
-    /// What is unfinished, for people who look for what hangs.
+    /// Unfinished work, for people who look for a hang.
     pub fn unfinished(&self) -> String {
         let mut queues = Vec::new();
         let all = &self.shared.queues;
@@ -193,14 +192,14 @@ impl<P: Policy> PageCache<P> {
         format!("{core}; queues {}", queues.join(", "))
     }
 
-    /// Whether any request or I/O is unfinished.
+    /// True if any request or I/O is unfinished.
     pub fn is_busy(&self) -> bool {
         self.shared.core.lock().is_busy()
     }
 
     /// From now on a thread writes what becomes old while nobody polls, until the cache is closed.
     pub fn keep(&self) -> Result<(), Error> {
-        *self.thread.lock() = Some(keeper::start_thread(&self.shared)?);
+        *self.thread.lock() = Some(background::start_thread(&self.shared)?);
         Ok(())
     }
 

@@ -2,10 +2,10 @@
 
 const NONE: u32 = u32::MAX;
 
-/// Which list a frame is on.
+/// The place of a frame in the lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
-    /// None.
+    /// Neither of the lists.
     None,
     /// The one that is reclaimed from.
     Inactive,
@@ -63,7 +63,7 @@ impl Lists {
         }
     }
 
-    /// Which list a frame is on.
+    /// The list that a frame is on.
     pub fn on(&self, frame: u32) -> On {
         self.links[frame as usize].on
     }
@@ -77,7 +77,7 @@ impl Lists {
         (tail != NONE).then_some(tail)
     }
 
-    /// Takes a frame off its list and puts it at the head of another, or of none.
+    /// Takes a frame off its list and puts it at the head of `on`, if that is a list.
     pub fn put(&mut self, frame: u32, on: On) {
         self.take(frame);
         if on == On::None {

@@ -1,19 +1,19 @@
-//! What a cache does when memory is short: the decisions, apart from the machinery that carries them out.
+//! Decisions of a cache that is short of memory, apart from the machines that carry them out.
 
 /// Decisions about memory. The provided methods are those of every cache that is served ([`Standard`]). The experiments override them, to show what
 /// other decisions cost (docs/decisions/0012-page-cache.md). A cache is compiled for one policy, so the standard one costs no branch.
 pub trait Policy: Clone + Send + Sync + 'static {
-    /// Whether frames that a device fills are taken in rising order and sorted within a request, so that neighbouring pages are few segments.
+    /// True if frames that a device fills are taken in rising order and sorted within a request, so that neighbouring pages are few segments.
     fn keeps_frames_in_order(&self) -> bool {
         true
     }
 
-    /// Whether a request that found no free frame ends its turn before it reclaims, and again before it tries to allocate.
+    /// True if a request that found no free frame ends its turn before it reclaims, and again before it tries to allocate.
     fn yields_before_reclaim(&self) -> bool {
         false
     }
 
-    /// What a request does that has reclaimed `progress` pages and then found no free frame all the same. `congested`: the device has many
+    /// The next step of a request that has reclaimed `progress` pages and then found no free frame all the same. `congested`: the device has many
     /// writes of the cache.
     fn after_failure(&self, progress: usize, _congested: bool) -> AfterFailure {
         match progress {
@@ -22,19 +22,19 @@ pub trait Policy: Clone + Send + Sync + 'static {
         }
     }
 
-    /// Whether a read goes on with the frames that it has, though its plan wants more and there are none.
+    /// True if a read goes on with the frames that it has, though its plan wants more and there are none.
     ///
     /// Reads of a few pages cost as much as larger ones: a sleeper waits until it has half of its plan, if anything is about to end.
     fn goes_on_with(&self, short: &Shortfall) -> bool {
         short.only_optional || short.asleep && (short.has_half || short.is_idle)
     }
 
-    /// Whether background reclaim takes free frames off the lists of the CPUs, on which they don't count as free.
+    /// True if background reclaim takes free frames off the lists of the CPUs, on which they don't count as free.
     fn background_drains_lists(&self) -> bool {
         true
     }
 
-    /// Whether the frames are divided among the reads that wait, and read-ahead windows among those who read in order.
+    /// True if the frames are divided among the reads that wait, and read-ahead windows among those who read in order.
     fn divides_frames(&self) -> bool {
         true
     }
@@ -45,7 +45,7 @@ pub trait Policy: Clone + Send + Sync + 'static {
         if refaults { 0 } else { 50 }
     }
 
-    /// Whether active pages are reclaimed where inactive ones don't do.
+    /// True if active pages are reclaimed where inactive ones aren't enough.
     fn gives_up_active(&self) -> bool {
         true
     }
@@ -62,10 +62,10 @@ pub struct Standard;
 
 impl Policy for Standard {}
 
-/// What follows a reclaim after which an allocation failed.
+/// The step after a reclaim after which an allocation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// Another reclaim.
+    /// Another reclaim, at once.
     Reclaim,
     /// A sleep until any I/O of the cache has ended, at most the configured timeout.
     SleepUntilEnd,

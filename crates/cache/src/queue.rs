@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a queue that goes away waits for what it has at the device.
+/// Longest wait of a queue that is closed for its I/O at the device.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 /// Longest read that is tried as a hit, in pages: the core does larger ones in pieces.
 const LONGEST_HIT: u64 = 1024;
@@ -330,7 +330,7 @@ impl<P: Policy> DeviceQueue for CacheQueue<P> {
         for end in &self.foreign {
             end.lower.woken();
         }
-        // Others may have waited for the same. Who has no request in flight isn't polled, so they have to look themselves.
+        // Others may have waited for the same. A queue without requests in flight isn't polled, so the others have to look themselves.
         self.look.extend(self.foreign.iter().cloned());
         if self.inside == 0 {
             // What was read in advance has come, and stays with the device until somebody asks for it: its descriptor would be readable all the time.

@@ -3,7 +3,7 @@
 /// Streams that a queue follows at once.
 pub const STREAMS: usize = 8;
 
-/// What a queue knows of a read when it is submitted.
+/// The place of a read among the streams of its queue, when it is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
     /// The stream that it belongs to, or begins.
@@ -59,16 +59,16 @@ impl Streams {
         }
     }
 
-    /// Whether `page` is the one that the current stream ended on: then it was accessed already.
+    /// True if `page` is the one that the current stream ended on: then it was accessed already.
     #[inline]
     pub fn is_on(&self, page: u64) -> bool {
         self.last[self.current].0 == page
     }
 }
 
-/// How large windows may be, so that what is read in advance is still there when it is wanted. Time is counted in pages that are read.
+/// The largest windows with which pages read in advance are still there when they are wanted. Time is counted in pages that are read.
 ///
-/// Who read in order lately shares what there is; each has a window that it uses and one on its way. Pages that are lost all the same make
+/// Queues that read in order lately share the frames; each has a window that it uses and one on its way. Pages that are lost all the same make
 /// windows smaller for all, by an eighth at a time, and they grow again by a sixteenth while none are.
 #[derive(Debug)]
 pub struct Readers {
@@ -115,7 +115,7 @@ impl Readers {
             .min(self.limit / 16)
     }
 
-    /// How many owners read in order, this one among them.
+    /// Number of owners that read in order, this one among them.
     fn readers(&mut self, owner: usize, pages: u64) -> u64 {
         let age = 1 + pages / (4 * self.frames);
         if age != self.age {
@@ -133,7 +133,7 @@ impl Readers {
     }
 }
 
-/// How large windows may be.
+/// Sizes of windows in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// Pages of the largest one; 0: none.
@@ -159,16 +159,16 @@ pub struct Window {
     start: u64,
     size: u64,
     ahead: u64,
-    /// How many pages before its first one in advance the mark is.
+    /// Pages between the mark and the first page in advance.
     early: u64,
 }
 
-/// What is to be read now.
+/// Pages to be read now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// First page.
+    /// The first page.
     pub start: u64,
-    /// First page behind.
+    /// The first page behind the last.
     pub end: u64,
     /// The page to be marked, which may be one of the window before, or [`u64::MAX`].
     pub mark: u64,
@@ -250,7 +250,7 @@ impl Window {
     }
 
     /// The marked page `page` is read; `absent` finds the first page after it that isn't there, as far as the largest window, where it is somebody else's mark.
-    /// What to read in advance.
+    /// Returns the pages to read in advance.
     pub fn marked(
         &mut self,
         page: u64,
@@ -373,7 +373,7 @@ mod tests {
             r.window(owner, pages, 0, MOST.most, 460);
         }
         assert_eq!(r.window(1, pages, 0, MOST.most, 460), 14);
-        // Who hasn't come again for a while doesn't count.
+        // An owner that hasn't come again for a while doesn't count.
         for _ in 0..4 {
             pages += 4 * 512;
             r.window(1, pages, 0, MOST.most, 460);

@@ -68,7 +68,7 @@ impl QueueEnd {
         }))
     }
 
-    /// For people who look for what hangs.
+    /// Its state, for people who look for a hang.
     pub fn describe(&self) -> String {
         let wait = self.completions.wait();
         let said = |flag: bool, text: &'static str| if flag { text } else { "" };
@@ -103,13 +103,13 @@ pub(crate) struct Shared<P = Standard> {
     old_hits: Hits,
     /// Reclaim or write-back has something to do.
     has_background_work: AtomicBool,
-    /// A [`crate::Keeper`] does that, and nobody else.
+    /// A [`crate::BackgroundWork`] does that, and no queue.
     pub kept: AtomicBool,
     /// The device has another size.
     pub resized: AtomicBool,
     pub capacity: Capacity,
     pub events: EventHub,
-    /// What its frames may have of the system's memory.
+    /// The frames' part of the system's memory, on the bill.
     pub memory: Gauge,
     /// Held while somebody gives memory back; when the next pass makes sense.
     pub giving: Mutex<Option<Instant>>,
@@ -186,7 +186,7 @@ impl<P: Policy> Shared<P> {
         handed
     }
 
-    /// Reclaim and write-back by the queue that steps the core, unless a keeper does it.
+    /// Reclaim and write-back by the queue that steps the core, unless a [`crate::BackgroundWork`] does it.
     pub fn background_work(&self, core: &mut Core<P>) {
         if !self.kept.load(Ordering::Relaxed) {
             core.background_reclaim();

@@ -1,4 +1,4 @@
-//! Which frame holds a page, for look-ups without a lock.
+//! The table from pages to frames, for look-ups without a lock.
 //!
 //! A hash table of chains, as large as there are frames. Only the core, under its lock, changes it. A look-up walks a chain while it may change
 //! under it, a bounded number of steps; what it finds is checked against the frame's word. A page that isn't found may be there all the
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 const NONE: u32 = u32::MAX;
 /// The frame holds its page's data.
 const VALID: u64 = 1;
-/// Whoever reads this page is to read ahead.
+/// The read of this page is to start the next window.
 const MARKED: u64 = 2;
 const COUNT: u64 = 256;
 /// In the count of accesses: none, and it was read in advance.
@@ -44,7 +44,7 @@ pub struct Table {
 /// A look at a frame that may be read.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// The frame.
+    /// Number of the frame.
     pub frame: u32,
     word: u64,
 }
@@ -118,7 +118,7 @@ impl Table {
         right.then_some(Look { frame, word })
     }
 
-    /// Whether what was copied since [`Table::begin`] is the page's data.
+    /// True if what was copied since [`Table::begin`] is the page's data.
     #[inline]
     pub fn end(&self, look: Look) -> bool {
         // The copy's loads come before this one.
@@ -146,7 +146,7 @@ impl Table {
             .store(AHEAD, Ordering::Relaxed);
     }
 
-    /// Whether it was read in advance and hasn't been accessed.
+    /// True if it was read in advance and hasn't been accessed.
     pub fn is_ahead(&self, frame: u32) -> bool {
         self.slots[frame as usize].uses.load(Ordering::Relaxed) == AHEAD
     }
@@ -168,12 +168,12 @@ impl Table {
         self.slots[frame as usize].page.load(Ordering::Relaxed)
     }
 
-    /// Whether a frame may be read.
+    /// True if a frame may be read.
     pub fn is_open(&self, frame: u32) -> bool {
         self.slots[frame as usize].word.load(Ordering::Relaxed) & VALID != 0
     }
 
-    /// Whether whoever reads it is to read ahead.
+    /// True if the read of its page is to start the next window.
     pub fn is_marked(&self, frame: u32) -> bool {
         self.slots[frame as usize].word.load(Ordering::Relaxed) & MARKED != 0
     }
@@ -220,7 +220,7 @@ impl Table {
         fence(Ordering::Release);
     }
 
-    /// From now on it can be read; `marked`: who does is to read ahead.
+    /// From now on it can be read; `marked`: the read is to start the next window.
     pub fn open(&self, frame: u32, marked: bool) {
         let word = &self.slots[frame as usize].word;
         let seen = word.load(Ordering::Relaxed);
@@ -229,14 +229,14 @@ impl Table {
         word.store(next, Ordering::Release);
     }
 
-    /// From now on whoever reads it is to read ahead; its data stays as it is.
+    /// From now on the read of its page is to start the next window, also if the page isn't there yet; its data stays as it is.
     pub fn mark(&self, frame: u32) {
         let word = &self.slots[frame as usize].word;
         let seen = word.load(Ordering::Relaxed);
         word.store(seen | MARKED, Ordering::Release);
     }
 
-    /// Nobody is to read ahead of it any more.
+    /// The read of its page doesn't start a window any more.
     pub fn unmark(&self, frame: u32) {
         let word = &self.slots[frame as usize].word;
         let seen = word.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What the policies do, on a clock that only moves when all wait, and what an array below gets to see.
+//! Effects of the policies, on a clock that only moves when all wait, and the writes that an array below sees.
 
 #[allow(dead_code)] // The experiment's table has more of them.
 #[path = "../../lab/src/page_order/policy.rs"]
@@ -8,7 +8,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Clock, Completion, ManualClock, Op, Queue, QueueContext, Readiness,
     Request, Status,
 };
-use pvblk_cache::{CacheConfig, Counters, Due, Keeper, Mode, PageCache, Policy, Standard};
+use pvblk_cache::{BackgroundWork, CacheConfig, Counters, Due, Mode, PageCache, Policy, Standard};
 use pvblk_raid5::{ArrayOptions, Assembly, Consistency, Layout, Member, NewArray, Raid5};
 use pvblk_volume::{DelayVolume, VolumeSpec};
 use std::sync::Arc;
@@ -81,21 +81,21 @@ impl Reader {
     }
 }
 
-/// Steps all readers and the keeper, until all have read what they are to.
+/// Steps all readers and the background, until all have read what they are to.
 fn drive<P: Policy>(
     clock: &ManualClock,
     cache: &PageCache<P>,
     readers: &mut [Reader],
-    mut keeper: Option<&mut Keeper<P>>,
+    mut background: Option<&mut BackgroundWork<P>>,
 ) {
     let mut turns = 0;
     while readers.iter().any(|r| r.left > 0 || r.request.is_none()) {
         turns += 1;
         if turns > 200_000 {
             let left: Vec<_> = readers.iter().map(|r| r.left).collect();
-            let keeper = keeper.map(|k| k.wants_reclaim());
+            let background = background.map(|k| k.wants_reclaim());
             panic!(
-                "no end: {left:?} to be read, {keeper:?} to be reclaimed, {}",
+                "no end: {left:?} to be read, {background:?} to be reclaimed, {}",
                 cache.unfinished()
             );
         }
@@ -107,8 +107,8 @@ fn drive<P: Policy>(
                 Err(at) => until = until.into_iter().chain(at).min(),
             }
         }
-        if let Some(keeper) = &mut keeper {
-            for due in [keeper.step(), keeper.arm()] {
+        if let Some(background) = &mut background {
+            for due in [background.step(), background.arm()] {
                 match due {
                     Due::Now => moved = true,
                     Due::At(at) => until = until.into_iter().chain([at]).min(),
@@ -202,15 +202,15 @@ fn squeeze(pages: u64, processes: u64, policy: impl Policy) -> (Duration, Counte
     config.lists = 1;
     let cache = cached_by(policy, &config, "delay:200us,serial:null:64G", &clock);
     let device: Arc<dyn BlockDevice> = cache.clone();
-    let mut keeper = Keeper::new(&cache);
+    let mut background = BackgroundWork::new(&cache);
     for _ in 0..3 {
         let mut warm = [Reader::new(&device, 0, 1 << 26, pages * 5)];
-        drive(&clock, &cache, &mut warm, Some(&mut keeper));
+        drive(&clock, &cache, &mut warm, Some(&mut background));
     }
     let (before, begin) = (cache.counters(), clock.now());
     let reader = |n: u64| Reader::new(&device, n as u32, n << 21, 8 * 4000);
     let mut readers: Vec<_> = (0..processes).map(reader).collect();
-    drive(&clock, &cache, &mut readers, Some(&mut keeper));
+    drive(&clock, &cache, &mut readers, Some(&mut background));
     cache.check().unwrap();
     (clock.now() - begin, cache.counters().since(&before))
 }

@@ -1,4 +1,4 @@
-//! What a hit of 4 KiB costs, beside a bare copy of as much between the same two regions, and a bare look-up in a lock-free way.
+//! Cost of a hit of 4 KiB, beside a bare copy of as much between the same two regions, and a bare look-up in a lock-free way.
 //!
 //! `cargo run --release -p pvblk-volume --example cache_hit_cost [PAGES]`: how many pages are read at random; default 1024 (4 MiB).
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 pub const HUGE_ORDER: usize = 9;
 
 /// A block of free frames that is out of all lists: nobody has a frame of it, and nobody gets one until it is given back. Only the allocator
-/// makes them, so whoever has one may do away with what is in it.
+/// makes them, so its owner may do away with its data.
 #[derive(Debug)]
 #[must_use = "its frames are lost until it is given back"]
 pub struct FreeBlock {
@@ -17,14 +17,14 @@ pub struct FreeBlock {
 }
 
 impl FreeBlock {
-    /// Its frames.
+    /// Numbers of its frames.
     pub fn frames(&self) -> Range<usize> {
         let first = self.first as usize;
         first..first + (1 << self.order)
     }
 }
 
-/// Which frames were in use since their memory was given back: at most those have memory.
+/// Frames that were in use since their memory was given back: at most those have memory.
 #[derive(Debug)]
 pub(super) struct Warm {
     frames: Vec<bool>,
@@ -74,7 +74,7 @@ impl<P: Policy> Allocator<P> {
         self.warm.count
     }
 
-    /// Whether a frame of this block may have memory.
+    /// True if a frame of this block may have memory.
     pub fn is_warm(&self, first: u32, order: usize) -> bool {
         self.warm.any(first as usize..first as usize + (1 << order))
     }

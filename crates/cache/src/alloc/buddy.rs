@@ -52,7 +52,7 @@ impl Buddy {
         buddy
     }
 
-    /// Free frames.
+    /// Number of free frames.
     pub fn free_frames(&self) -> usize {
         self.free
     }
@@ -151,7 +151,7 @@ impl Buddy {
         self.free += size;
     }
 
-    /// Whether `frame` is in a free block; slow.
+    /// True if `frame` is in a free block; slow.
     pub fn is_free(&self, frame: u32) -> bool {
         (0..=MAX_ORDER).any(|order| {
             let block = frame & !((1 << order) - 1);

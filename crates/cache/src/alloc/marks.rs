@@ -32,7 +32,7 @@ impl Watermarks {
     }
 }
 
-/// How many frames a CPU's list takes at once from a zone of `frames` frames of 4 KiB: about a quarter of a thousandth, at most 512 KiB, and one
+/// Number of frames that a CPU's list takes at once from a zone of `frames` frames of 4 KiB: about a quarter of a thousandth, at most 512 KiB, and one
 /// less than a power of two; 0 for a small zone, where it takes one.
 pub fn batch_of(frames: usize) -> usize {
     let quarter = ((frames / 1024).min(128) / 4).max(1);

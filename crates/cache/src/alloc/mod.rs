@@ -1,4 +1,4 @@
-//! The page allocator: which frames of a region are free. Pure data; what reclaim and waiting are about is elsewhere.
+//! The page allocator: which frames of a region are free. Pure data; reclaim and waiting are elsewhere.
 //!
 //! Frames come from buddy lists, through lists of their own for each CPU (or queue), that are refilled and drained in batches. A list has a
 //! hot end for what the CPU will use at once, and a cold end for what a device fills first.
@@ -14,7 +14,7 @@ pub use marks::{Watermarks, batch_of};
 use crate::policy::{Policy, Standard};
 use std::collections::VecDeque;
 
-/// Which end of a list.
+/// An end of a list of free frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// For what is used at once.
@@ -23,7 +23,7 @@ pub enum End {
     Cold,
 }
 
-/// How much must stay free.
+/// Free frames that an allocation leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {
     /// The low watermark.
@@ -72,7 +72,6 @@ impl<P: Policy> Allocator<P> {
         self.frames
     }
 
-    /// The watermarks.
     pub fn marks(&self) -> Watermarks {
         self.marks
     }
@@ -87,7 +86,7 @@ impl<P: Policy> Allocator<P> {
         self.listed
     }
 
-    /// Whether more than the reserve is free.
+    /// True if more than the reserve is free.
     pub fn is_above(&self, reserve: Reserve) -> bool {
         self.free_frames()
             > match reserve {
@@ -116,7 +115,7 @@ impl<P: Policy> Allocator<P> {
     }
 
     /// Fills an empty list, so that what is taken from `end` comes in the order of the frames; without [`Policy::keeps_frames_in_order`] against
-    /// it at the cold end: until 2009 a kernel's refill had one order, and who took from the other end got it backwards.
+    /// it at the cold end: until 2009 a kernel's refill had one order, and allocations from the other end got it backwards.
     fn refill(&mut self, list: usize, end: End) {
         let kept = self.policy.keeps_frames_in_order();
         for _ in 0..self.batch {
@@ -176,12 +175,12 @@ impl<P: Policy> Allocator<P> {
         self.buddy.give(frame);
     }
 
-    /// Whether `frame` is free and on no list.
+    /// True if `frame` is free and on no list.
     pub fn is_at_rest(&self, frame: u32) -> bool {
         self.buddy.is_free(frame)
     }
 
-    /// Whether `frame` is free or on a list; slow.
+    /// True if `frame` is free or on a list; slow.
     pub fn is_free(&self, frame: u32) -> bool {
         self.buddy.is_free(frame) || self.lists.iter().any(|l| l.contains(&frame))
     }
@@ -219,7 +218,7 @@ mod tests {
         let turned = cold(&mut Allocator::new(frames, 1, REVERSED), n);
         let falls = turned.windows(2).filter(|w| w[1] + 1 == w[0]).count();
         assert_eq!(falls, n - 2, "{turned:?}");
-        // Whoever takes hot frames sees no difference.
+        // Hot frames come in the same order.
         for order in [KEPT, REVERSED] {
             let mut a = Allocator::new(frames, 1, order);
             let hot: Vec<_> = (0..n)

@@ -7,7 +7,7 @@ use pvblk_block::{Buffer, Limits, Op, Region, Request, RequestFlags, SECTOR};
 use slab::Slab;
 use std::sync::Arc;
 
-/// How large one read or write of pages may be.
+/// The largest read or write of pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pages: u64,
@@ -25,7 +25,7 @@ impl Shape {
         }
     }
 
-    /// Whether the frame `next` may join a run of frames that has `segments` segments.
+    /// True if the frame `next` may join a run of frames that has `segments` segments.
     pub fn fits(&self, frames: &[u32], segments: usize, next: u32) -> bool {
         let joins = frames.last().is_some_and(|&l| l + 1 == next);
         (frames.len() as u64) < self.pages && (joins || segments < self.segments)
@@ -51,7 +51,7 @@ pub enum Purpose {
 /// queue takes it), under way, ended. **Events:** a read, a write or a request to pass on is started; the device has completed one, which gives back its
 /// purpose, once.
 ///
-/// **Invariants.** A tag is that of one I/O under way. What is written doesn't change until it has ended (a write to the page meanwhile gets another frame),
+/// **Invariants.** A tag is that of one I/O under way. Data that is written doesn't change until it has ended (a write to the page meanwhile gets another frame),
 /// so writes are marked `STABLE_BUFFERS`. No I/O reaches beyond the end of the device, is larger than its [`Shape`], or goes in a circle: requests and
 /// their memory are used again. I/O is bounded by frames and by requests that are passed on.
 pub struct DeviceIo {
@@ -109,7 +109,7 @@ impl DeviceIo {
         self.sectors = sectors;
     }
 
-    /// Whether nothing is under way, so nothing will end.
+    /// True if nothing is under way, so nothing will end.
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }

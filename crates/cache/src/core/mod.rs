@@ -180,7 +180,7 @@ impl<P: Policy> Core<P> {
         let first = request.sector / PAGE_SECTORS;
         let end = request.end().div_ceil(PAGE_SECTORS);
         let ongoing = Ongoing::new(owner, request, hint, kind, (first, end));
-        let number = self.requests.insert(Box::new(ongoing));
+        let number = self.requests.insert(ongoing);
         match kind {
             Kind::Flush => {
                 let flush = self.writes.begin_flush(number, owner);
@@ -283,7 +283,7 @@ impl<P: Policy> Core<P> {
         turn
     }
 
-    /// Whether a parked request may go on.
+    /// True if a parked request may go on.
     fn is_due(&self, request: &Ongoing) -> bool {
         match request.throttle {
             Some(throttle) => self.writes.is_over(throttle),
@@ -296,7 +296,7 @@ impl<P: Policy> Core<P> {
         self.memory.free_blocks().to_vec()
     }
 
-    /// Whether anything at all is unfinished.
+    /// True if anything at all is unfinished.
     pub fn is_busy(&self) -> bool {
         self.requests.len() > 0 || !self.io.is_idle()
     }
@@ -321,7 +321,7 @@ impl<P: Policy> Core<P> {
         }
     }
 
-    /// Whether background reclaim has something to do.
+    /// True if background reclaim has something to do.
     pub fn wants_reclaim(&self) -> bool {
         self.memory.wants_reclaim()
     }
@@ -336,7 +336,7 @@ impl<P: Policy> Core<P> {
         more
     }
 
-    /// Whether background write-back has something to do.
+    /// True if background write-back has something to do.
     pub fn wants_write_back(&self) -> bool {
         self.writes.wants_background(self.moment.now)
     }
@@ -356,7 +356,7 @@ impl<P: Policy> Core<P> {
         self.writes.tick(self.moment.now)
     }
 
-    /// Whether everything written is on the device, though perhaps in its cache.
+    /// True if everything written is on the device, though perhaps in its cache.
     pub fn is_clean(&self) -> bool {
         self.writes.has_nothing_unwritten()
     }

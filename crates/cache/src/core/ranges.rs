@@ -50,12 +50,12 @@ impl Ranges {
         self.held.is_empty()
     }
 
-    /// Whether a range holds the page.
+    /// True if a range holds the page.
     pub fn is_held(&self, page: u64) -> bool {
         self.held.iter().any(|r| r.has(page))
     }
 
-    /// Whether the device is at work on a range that has the page.
+    /// True if the device is at work on a range that has the page.
     pub fn is_sent(&self, page: u64) -> bool {
         self.held.iter().any(|r| r.sent && r.has(page))
     }
@@ -88,7 +88,7 @@ impl Ranges {
         }
     }
 
-    /// Whether the range was passed on to the device.
+    /// True if the range was passed on to the device.
     pub fn was_sent(&self, number: u64) -> bool {
         self.held.iter().any(|r| r.number == number && r.sent)
     }

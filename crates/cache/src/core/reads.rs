@@ -43,12 +43,12 @@ impl Filling {
         }
     }
 
-    /// Whether it has frames for half of its pages at least.
+    /// True if it has frames for half of its pages at least.
     pub fn has_half(&self) -> bool {
         2 * (self.at - self.plan.start) >= self.plan.end - self.plan.start
     }
 
-    /// Whether it has frames for all pages that were asked for.
+    /// True if it has frames for all pages that were asked for.
     pub fn has_wanted(&self) -> bool {
         self.at >= self.optional
     }
@@ -58,7 +58,7 @@ impl Filling {
         self.frames.len()
     }
 
-    /// Whether the page is read in advance.
+    /// True if the page is read in advance.
     pub fn is_ahead(&self, page: u64) -> bool {
         page >= self.optional
     }
@@ -68,7 +68,7 @@ impl Filling {
         self.plan.start..self.plan.end
     }
 
-    /// Whether the page is to be marked.
+    /// True if the page is to be marked.
     pub fn is_marked(&self, page: u64) -> bool {
         page == self.plan.mark
     }
@@ -87,7 +87,7 @@ impl Filling {
     }
 }
 
-/// What reads may use now, of memory and beside one another.
+/// Memory that reads may use now, and the number of requests that share it.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Frames for reads.
@@ -99,7 +99,7 @@ pub struct Room {
     pub requests: usize,
 }
 
-/// The read machine. It owns the windows of each queue's streams and the memory of who read in order lately; it turns a miss or a mark into a plan.
+/// The read machine. It owns the windows of each queue's streams and the sizes that windows may have; it turns a miss or a mark into a plan.
 ///
 /// **States:** a window for each of a queue's streams: none, or pages of which the last were read in advance. **Events in:** a page that a read or a part of a write
 /// wants is absent; a marked page is read; both with the room that there is. **Out:** a [`Filling`]: pages to be read for a request, which holds the frames
@@ -113,7 +113,7 @@ pub struct Reads<P> {
     /// Pages of the largest window, and from how many on windows begin early.
     most_ahead: u64,
     several: u64,
-    /// By owner.
+    /// Windows of each owner's streams.
     windows: Vec<[Window; STREAMS]>,
     readers: Readers,
     spare: Vec<Vec<u32>>,
@@ -200,14 +200,14 @@ impl<P: Policy> Reads<P> {
         }
     }
 
-    /// How many of `wanted` pages one request gets at a time. Where there isn't enough for all that wait now, they get parts, which are halves
+    /// Number of pages, of `wanted` ones, that one request gets at a time. Where there isn't enough for all that wait now, they get parts, which are halves
     /// at most: it costs less to wait a little than to read a rest.
     fn at_once(&self, wanted: u64, room: Room) -> u64 {
         let most = wanted.min(MOST_AT_ONCE).min(self.frames / 4).max(1);
         most.div_ceil((most / self.share_of_each(room)).max(1))
     }
 
-    /// Whether the `pending` pages that a read waits for are all that it may have, though it wants more: a second part behind the first one at the
+    /// True if the `pending` pages that a read waits for are all that it may have, though it wants more: a second part behind the first one at the
     /// device would keep pages from requests whose devices have nothing to do.
     pub fn has_its_share(&self, pending: u32, wanted: u64, room: Room) -> bool {
         pending > 0 && u64::from(pending) + self.at_once(wanted, room) > self.share_of_each(room)

@@ -51,8 +51,8 @@ impl Ongoing {
         hint: Hint,
         kind: Kind,
         (at, end): (u64, u64),
-    ) -> Ongoing {
-        Ongoing {
+    ) -> Box<Ongoing> {
+        Box::new(Ongoing {
             owner,
             request,
             hint,
@@ -65,10 +65,10 @@ impl Ongoing {
             throttle: None,
             filling: None,
             is_parked: false,
-        }
+        })
     }
 
-    /// Whether it goes on in a later turn of its owner.
+    /// True if it goes on in a later turn of its owner.
     pub fn is_parked(&self) -> bool {
         self.is_parked
     }
@@ -83,7 +83,7 @@ impl Ongoing {
 /// owner is woken when it is parked, because that may be in the step of another queue. Requests are bounded by the depth of the queues.
 pub struct Requests {
     all: Slab<Option<Box<Ongoing>>>,
-    /// By owner.
+    /// Parked requests of each owner.
     parked: Vec<Vec<u32>>,
     wake: Vec<usize>,
     done: Vec<(usize, Completion)>,
@@ -184,7 +184,7 @@ impl Requests {
         self.parked.len()
     }
 
-    /// Whether an owner has parked requests and isn't going to be woken.
+    /// True if an owner has parked requests and isn't going to be woken.
     pub fn sleeps(&self, owner: usize) -> bool {
         !self.parked[owner].is_empty() && !self.wake.contains(&owner)
     }
@@ -210,7 +210,7 @@ impl Requests {
             .sum()
     }
 
-    /// Whether there is a request with this number.
+    /// True if there is a request with this number.
     pub fn exists(&self, number: u32) -> bool {
         self.all.contains(number as usize)
     }
@@ -268,7 +268,7 @@ mod tests {
         };
         let request = Request::new(Op::Write, 0, 8, 0);
         let kind = Kind::Write { sync: false };
-        Box::new(Ongoing::new(owner, request, hint, kind, (0, 1)))
+        Ongoing::new(owner, request, hint, kind, (0, 1))
     }
 
     /// A write that is parked may go on because a page was read, and be done. The number is then another request's.

@@ -13,7 +13,7 @@ struct Entry {
     next: u32,
 }
 
-/// One chain of waiting requests for each frame. It owns the chains and nothing else: which I/O ends a wait is the business of whoever has the frame.
+/// One chain of waiting requests for each frame. It owns the chains and nothing else: the core knows which I/O ends a wait.
 ///
 /// **States** of a chain: empty or not. **Events:** a request is added; the chain is detached, when the I/O has ended, or moved to another frame, when
 /// the page moves there.
@@ -30,6 +30,13 @@ pub struct Waiters {
 /// The waiting requests of a frame, taken off it.
 #[must_use = "its requests would wait for ever: drain it"]
 pub struct Chain(u32);
+
+impl Chain {
+    /// True if no request waited: there is nothing to drain.
+    pub fn is_empty(&self) -> bool {
+        self.0 == NONE
+    }
+}
 
 impl Waiters {
     /// Bytes for each frame.
@@ -54,7 +61,7 @@ impl Waiters {
         *head = self.entries.insert(entry) as u32;
     }
 
-    /// Whether any request waits for `frame`.
+    /// True if any request waits for `frame`.
     pub fn any(&self, frame: u32) -> bool {
         self.heads[frame as usize] != NONE
     }

@@ -11,7 +11,7 @@ use pvblk_block::{
     BlockDevice, Buffer, Clock, Completion, ManualClock, Op, Queue, QueueContext, Readiness,
     Request, RequestFlags, SECTOR, Status,
 };
-use pvblk_cache::{CacheConfig, Counters, Due, Keeper, PAGE_SECTORS, PageCache, Standard};
+use pvblk_cache::{BackgroundWork, CacheConfig, Counters, Due, PAGE_SECTORS, PageCache, Standard};
 use pvblk_trace::latency::{Analyzer, Report};
 use pvblk_trace::{Collector, Device, Event, Recorder};
 use rustix::time::ClockId;
@@ -134,7 +134,7 @@ struct World<P: pvblk_cache::Policy> {
     clock: Arc<ManualClock>,
     disks: Arc<ModelledDisks>,
     cache: Option<Arc<PageCache<P>>>,
-    keeper: Option<Keeper<P>>,
+    background: Option<BackgroundWork<P>>,
     device: Arc<dyn BlockDevice>,
     tracing: Tracing,
     collector: Option<Collector>,
@@ -160,7 +160,7 @@ impl<P: pvblk_cache::Policy> World<P> {
         });
         let cache = cache.transpose()?;
         Ok(World {
-            keeper: cache.as_deref().map(Keeper::new),
+            background: cache.as_deref().map(BackgroundWork::new),
             device: cache.clone().map_or(below, |c| c as _),
             clock,
             disks,
@@ -189,8 +189,8 @@ impl<P: pvblk_cache::Policy> World<P> {
                 moved |= has;
                 until = until.into_iter().chain(at).min();
             }
-            if let Some(keeper) = &mut self.keeper {
-                for due in [keeper.step(), keeper.arm()] {
+            if let Some(background) = &mut self.background {
+                for due in [background.step(), background.arm()] {
                     match due {
                         Due::Now => moved = true,
                         Due::At(at) => until = until.into_iter().chain([at]).min(),

@@ -19,7 +19,7 @@ pub struct Moment {
     pub ends: u64,
 }
 
-/// How far a request is with getting a frame.
+/// The state of a request's allocation of a frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocation {
     step: Step,
@@ -50,7 +50,7 @@ impl Allocation {
         self.step = Step::Begin;
     }
 
-    /// Whether it sleeps for memory.
+    /// True if it sleeps for memory.
     pub fn is_asleep(&self) -> bool {
         matches!(self.step, Step::Sleep { .. })
     }
@@ -68,7 +68,7 @@ impl Allocation {
         }
     }
 
-    /// Whether its request may go on.
+    /// True if its request may go on.
     pub fn is_due(&self, moment: Moment, writes: &WriteBack) -> bool {
         match self.step {
             Step::Begin | Step::Reclaim | Step::Retry => true,

@@ -30,18 +30,18 @@ pub struct Giving {
     at: u32,
     /// Frames that went in this round.
     gone: usize,
-    /// Active pages that weren't used may go; in the last round, what was used counts as unused from now on.
+    /// Active pages that weren't used may go; in the last round, pages that were used count as unused from now on.
     ages: bool,
     /// Blocks that may be looked at before others get the lock.
     left: u32,
 }
 
-/// What comes next.
+/// The next step of a pass.
 #[derive(Debug)]
 pub enum Next {
     /// A block whose memory is to go.
     Block(FreeBlock),
-    /// Another step.
+    /// Another step, after others had the lock.
     More,
     /// It is over.
     End,
@@ -71,7 +71,7 @@ impl<P: Policy> Memory<P> {
             let order = pass.orders[pass.round];
             let (first, size) = (pass.at, 1 << order);
             if first as usize + size > self.frames.len() {
-                // What could go and didn't is in large pages with pages that have to stay.
+                // Pages that could go and didn't are in large pages with pages that have to stay.
                 if pass.round + 1 == pass.orders.len() || pass.gone > self.clean_frames(writes) / 4
                 {
                     return Next::End;
@@ -119,7 +119,7 @@ impl<P: Policy> Memory<P> {
         listed.saturating_sub(writes.unwritten_frames())
     }
 
-    /// Whether a frame holds nothing that somebody needs.
+    /// True if a frame holds nothing that somebody needs.
     fn may_go(&self, frame: u32, ages: bool, writes: &WriteBack) -> bool {
         match self.frames[frame as usize] {
             Frame::Free => self.alloc.is_at_rest(frame),
@@ -142,7 +142,7 @@ impl<P: Policy> Memory<P> {
         self.alloc.give_at_once(frame);
     }
 
-    /// What isn't used again goes next time: all that was used is active, and counts as unused.
+    /// Pages that aren't used again go next time: all that were used are active, and count as unused.
     fn forget_uses(&mut self, frames: std::ops::Range<u32>) {
         for frame in frames {
             if self.table.uses(frame) > 1 && self.lists.on(frame) == On::Inactive {
@@ -153,7 +153,7 @@ impl<P: Policy> Memory<P> {
         }
     }
 
-    /// Others had the lock: another turn. What is on lists of CPUs counts as well.
+    /// Others had the lock: another turn. Frames on lists of CPUs count as well.
     pub fn go_on_giving(&mut self, pass: &mut Giving) {
         pass.left = LOOKS;
         self.alloc.drain();

@@ -25,7 +25,7 @@ impl<P: Policy> Memory<P> {
         self.wants_background = true;
     }
 
-    /// Whether background reclaim has something to do.
+    /// True if background reclaim has something to do.
     pub fn wants_reclaim(&self) -> bool {
         self.wants_background
     }
@@ -100,7 +100,7 @@ impl<P: Policy> Memory<P> {
         freed
     }
 
-    /// Whether active pages may go though there aren't too many: an inactive list that doesn't do has no right to protect the other.
+    /// True if active pages may go though there aren't too many: if inactive pages aren't enough, active ones aren't protected.
     fn may_give_active(&self) -> bool {
         self.policy.gives_up_active() && self.lists.len(On::Active) > 0
     }
@@ -169,7 +169,7 @@ impl<P: Policy> Memory<P> {
         self.lists.put(frame, On::None);
     }
 
-    /// How many active pages are more than what is protected.
+    /// Number of active pages beyond those that are protected.
     fn too_active(&self) -> usize {
         let inactive = self.lists.len(On::Inactive) + self.reading;
         let active = self.lists.len(On::Active);

@@ -69,7 +69,7 @@ impl<P: Policy> Core<P> {
         }
     }
 
-    /// Whether a page is to be read.
+    /// True if a page is to be read.
     fn is_absent(&self, page: u64) -> bool {
         self.memory.find(page).is_none() && !self.ranges.is_held(page)
     }
@@ -200,6 +200,9 @@ impl<P: Policy> Core<P> {
 
     /// The requests that waited for a page go on: it is there, or can't be read.
     pub(in crate::core) fn page_is_there(&mut self, chain: Chain, frame: u32, status: Status) {
+        if chain.is_empty() {
+            return;
+        }
         let all = self.waiters.drain(chain);
         // All take their data before anyone goes on: a request that does may need memory, and reclaim this frame.
         for &(number, page) in &all {

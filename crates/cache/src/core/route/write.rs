@@ -89,7 +89,7 @@ impl<P: Policy> Core<P> {
         true
     }
 
-    /// Whether the part of `page` that is written can be written as it is.
+    /// True if the part of `page` that is written can be written as it is.
     fn is_whole(&self, write: &Ongoing, page: u64) -> bool {
         let (_, first, len) = meeting(&write.request, page);
         let bytes = (self.io.sectors_of(page) * SECTOR) as usize;
@@ -106,7 +106,7 @@ impl<P: Policy> Core<P> {
         Some(new)
     }
 
-    /// Whether one more page may become dirty. If not, the write waits; or it has failed, since nothing can be written.
+    /// True if one more page may become dirty. If not, the write waits; or it has failed, since nothing can be written.
     fn may_dirty(&mut self, page: u64, write: &mut Ongoing) -> bool {
         match self.writes.admit(page, write.throttle, self.moment.now) {
             Admission::Yes => write.throttle = None,
@@ -165,6 +165,9 @@ impl<P: Policy> Core<P> {
 
     /// Data of these requests was written, or couldn't be.
     fn synced(&mut self, chain: Chain, status: Status) {
+        if chain.is_empty() {
+            return;
+        }
         let all = self.writes.drain(chain);
         for &(number, _) in &all {
             let Some(write) = self.requests.get_mut(number) else {

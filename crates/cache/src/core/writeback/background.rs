@@ -33,7 +33,7 @@ impl WriteBack {
         self.background.hurry = true;
     }
 
-    /// Whether background write-back has something to do.
+    /// True if background write-back has something to do.
     pub fn wants_background(&self, now: Instant) -> bool {
         let many = self.dirty.len() > self.background_from;
         let oldest = self.epochs.first_key_value();
@@ -100,7 +100,7 @@ impl WriteBack {
         }
     }
 
-    /// Whether all pages of a row are dirty, from its first page on.
+    /// True if all pages of a row are dirty, from its first page on.
     fn is_row_dirty(&self, row: u64) -> bool {
         let pages = self.dirty.range(row..row + self.row_pages);
         pages.count() as u64 == self.row_pages

@@ -4,12 +4,12 @@ use super::{State, WriteBack};
 use std::collections::BTreeMap;
 
 impl WriteBack {
-    /// Whether the frame has an older version, which another frame has superseded.
+    /// True if the frame has an older version, which another frame has superseded.
     pub fn is_old(&self, frame: u32) -> bool {
         self.frames[frame as usize].old
     }
 
-    /// Whether the page is listed as dirty with this frame.
+    /// True if the page is listed as dirty with this frame.
     pub fn is_dirty_page(&self, page: u64, frame: u32) -> bool {
         self.dirty.get(&page) == Some(&frame)
     }

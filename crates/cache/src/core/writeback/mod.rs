@@ -175,7 +175,7 @@ impl WriteBack {
         }
     }
 
-    /// Whether every write waits for the device.
+    /// True if every write waits for the device.
     pub fn writes_through(&self) -> bool {
         self.writes_through
     }
@@ -192,24 +192,24 @@ impl WriteBack {
         self.frames[frame as usize].state == State::Writing
     }
 
-    /// Whether a write of the frame, or of its older version, will end, or a request waits for one.
+    /// True if a write of the frame, or of its older version, will end, or a request waits for one.
     pub fn is_busy(&self, frame: u32) -> bool {
         let f = &self.frames[frame as usize];
         f.state == State::Writing || f.behind || self.syncs.any(frame)
     }
 
-    /// Whether the frame is dirty because its last write failed.
+    /// True if the frame is dirty because its last write failed.
     pub fn has_failed(&self, frame: u32) -> bool {
         let f = &self.frames[frame as usize];
         f.state == State::Dirty && f.failed
     }
 
-    /// Whether only its data would go with the frame: it is dirty, and no request or write waits for it.
+    /// True if only its data would go with the frame: it is dirty, and no request or write waits for it.
     pub fn could_be_lost(&self, frame: u32) -> bool {
         self.is_dirty(frame) && !self.is_busy(frame)
     }
 
-    /// Whether the device has everything, though perhaps in its cache.
+    /// True if the device has everything, though perhaps in its cache.
     pub fn has_nothing_unwritten(&self) -> bool {
         self.epochs.is_empty()
     }
@@ -223,7 +223,7 @@ impl WriteBack {
         self.dirty.len() + self.writing
     }
 
-    /// Whether the device has many writes of the cache.
+    /// True if the device has many writes of the cache.
     pub fn is_congested(&self) -> bool {
         self.ios >= CONGESTED
     }

@@ -11,7 +11,7 @@ pub struct Throttle {
     errors: u64,
 }
 
-/// Whether one more page may become dirty.
+/// True if one more page may become dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Yes,
@@ -50,12 +50,12 @@ impl WriteBack {
         }
     }
 
-    /// Whether a writer that waits is to ask again.
+    /// True if a writer that waits is to ask again.
     pub fn is_over(&self, throttle: Throttle) -> bool {
         !self.is_too_dirty() || self.counters.write_errors != throttle.errors
     }
 
-    /// Whether dirty pages may be tried: the last write didn't fail just now.
+    /// True if dirty pages may be tried: the last write didn't fail just now.
     pub fn may_retry(&self, now: Instant) -> bool {
         now >= self.retry_at
     }
@@ -65,7 +65,7 @@ impl WriteBack {
         self.retry_at
     }
 
-    /// Whether no write is at the device, so only a writer that waits can begin one.
+    /// True if no write is at the device, so only a writer that waits can begin one.
     pub fn is_idle(&self) -> bool {
         self.writing == 0
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   users ── PageCache ── CrashDisk
-//!     │       keeper          │
+//!     │    background work        │
 //!     └── Checker ────────────┘   what may a sector hold?
 //! ```
 //!
@@ -21,7 +21,7 @@ use crate::{ScenarioState, drop_killed, pick};
 use fastrand::Rng;
 use profile::CacheProfile;
 use pvblk_block::{BlockDevice, Clock, Reclaim};
-use pvblk_cache::{Due, Keeper, PageCache};
+use pvblk_cache::{BackgroundWork, Due, PageCache};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ pub fn bugs() -> Vec<Bug> {
 /// The process that has the cache.
 struct CacheProcess {
     users: Vec<User>,
-    keeper: Option<Keeper>,
-    keeper_due: Due,
+    background: Option<BackgroundWork>,
+    background_due: Due,
     cache: Arc<PageCache>,
 }
 
@@ -117,9 +117,9 @@ impl Actors for Cached {
 
     /// Users, the disk, the background thread.
     fn groups(&self) -> [Group; 5] {
-        let keeper = self.process.as_ref().and_then(|p| p.keeper.as_ref());
+        let background = self.process.as_ref().and_then(|p| p.background.as_ref());
         let [users, disk, keeps] = self.profile.pace;
-        let keeps = if keeper.is_some() { keeps } else { 0 };
+        let keeps = if background.is_some() { keeps } else { 0 };
         let none = (0, 0);
         [
             (self.users().len(), users),
@@ -146,11 +146,11 @@ impl Actors for Cached {
             return process.users[actor].step(&mut self.w, fill);
         }
         if actor > users {
-            let Some(keeper) = &mut process.keeper else {
+            let Some(background) = &mut process.background else {
                 return Ok(false);
             };
-            process.keeper_due = keeper.step();
-            return Ok(process.keeper_due == Due::Now);
+            process.background_due = background.step();
+            return Ok(process.background_due == Due::Now);
         }
         let moved = self.disk.step(&mut self.w.rng);
         if moved {
@@ -164,11 +164,11 @@ impl Actors for Cached {
             return false;
         };
         let sleepers = process.users.iter().filter_map(User::deadline);
-        let keeper = match process.keeper_due {
+        let background = match process.background_due {
             Due::At(at) => Some(at),
             _ => None,
         };
-        let next = sleepers.chain(keeper).min();
+        let next = sleepers.chain(background).min();
         if let Some(at) = next {
             self.w.log.add("time passes", []);
             self.w.log.clock.advance_to(at);
@@ -202,8 +202,8 @@ impl Cached {
         let device: Arc<dyn BlockDevice> = cache.clone();
         self.process = Some(CacheProcess {
             users: User::open_all(&device, &mut self.w)?,
-            keeper: self.profile.kept.then(|| Keeper::new(&cache)),
-            keeper_due: Due::Now,
+            background: self.profile.kept.then(|| BackgroundWork::new(&cache)),
+            background_due: Due::Now,
             cache,
         });
         Ok(())

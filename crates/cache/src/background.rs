@@ -1,4 +1,4 @@
-//! Who looks after a cache while nobody polls: [`Keeper::step`], again and again. [`crate::PageCache::keep`] makes a thread of it.
+//! Background work of a cache: reclaim, and write-back of what is old, while none of its users polls.
 
 use crate::PageCache;
 use crate::core::Out;
@@ -12,24 +12,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Does a cache's background reclaim and write-back, instead of whoever polls: as `kswapd` and the flusher do on CPUs of their own. For
-/// simulation and experiments, where it is one more actor.
-pub struct Keeper<P: Policy = Standard> {
+/// The background reclaim and write-back of a cache, instead of the queues that are polled: as `kswapd` and the flusher do on CPUs of their own. For
+/// simulations and experiments, where it is one more actor: [`BackgroundWork::step`] has to be called again and again. [`crate::PageCache::keep`]
+/// starts a thread that does it.
+pub struct BackgroundWork<P: Policy = Standard> {
     shared: Arc<Shared<P>>,
     exclusive: bool,
     out: Out,
     ended: Vec<Completion>,
 }
 
-impl<P: Policy> Keeper<P> {
-    /// Takes over from those who poll, until it is dropped.
-    pub fn new(cache: &PageCache<P>) -> Keeper<P> {
+impl<P: Policy> BackgroundWork<P> {
+    /// Takes the work over from the queues, until it is dropped.
+    pub fn new(cache: &PageCache<P>) -> BackgroundWork<P> {
         cache.shared.kept.store(true, Ordering::Relaxed);
-        Keeper::of(&cache.shared, true)
+        BackgroundWork::of(&cache.shared, true)
     }
 
-    fn of(shared: &Arc<Shared<P>>, exclusive: bool) -> Keeper<P> {
-        Keeper {
+    fn of(shared: &Arc<Shared<P>>, exclusive: bool) -> BackgroundWork<P> {
+        BackgroundWork {
             shared: Arc::clone(shared),
             exclusive,
             out: Out::default(),
@@ -37,7 +38,7 @@ impl<P: Policy> Keeper<P> {
         }
     }
 
-    /// Does a piece of what there is to do, at the time of the cache's clock.
+    /// Does a part of the work, at the time of the cache's clock.
     pub fn step(&mut self) -> Due {
         let shared = &self.shared;
         let mut armed = true;
@@ -78,13 +79,13 @@ impl<P: Policy> Keeper<P> {
         }
     }
 
-    /// Whether background reclaim was asked for and isn't done.
+    /// True if background reclaim was asked for and isn't done.
     pub fn wants_reclaim(&self) -> bool {
         self.shared.core.lock().wants_reclaim()
     }
 }
 
-impl<P: Policy> Drop for Keeper<P> {
+impl<P: Policy> Drop for BackgroundWork<P> {
     fn drop(&mut self) {
         if self.exclusive {
             self.shared.kept.store(false, Ordering::Relaxed);
@@ -92,24 +93,24 @@ impl<P: Policy> Drop for Keeper<P> {
     }
 }
 
-/// The work of a cache's thread: a keeper's steps, besides those of queues that are polled.
+/// The work of a cache's thread, besides the steps of queues that are polled.
 struct Work<P: Policy> {
-    keeper: Keeper<P>,
-    /// Of the last step.
+    work: BackgroundWork<P>,
+    /// The answer of the last step.
     due: Due,
 }
 
-/// How long the thread sleeps at most while pages are dirty.
+/// Longest sleep of the thread while pages are dirty.
 const NAP: Duration = Duration::from_secs(1);
 
 impl<P: Policy> Background for Work<P> {
     fn step(&mut self) -> Due {
-        self.due = self.keeper.step();
+        self.due = self.work.step();
         self.due
     }
 
     fn arm(&mut self, poller: &Poller) -> io::Result<Due> {
-        let shared = &self.keeper.shared;
+        let shared = &self.work.shared;
         let lower = &shared.background.lower;
         let of_io = match lower.is_idle() {
             true => Due::Never,
@@ -126,7 +127,7 @@ impl<P: Policy> Background for Work<P> {
     }
 
     fn woken(&mut self) {
-        let shared = &self.keeper.shared;
+        let shared = &self.work.shared;
         shared.background_rests.store(false, Ordering::Relaxed);
         shared.background.lower.woken();
     }
@@ -135,7 +136,7 @@ impl<P: Policy> Background for Work<P> {
 /// Starts a cache's thread.
 pub(crate) fn start_thread<P: Policy>(shared: &Arc<Shared<P>>) -> Result<BackgroundThread, Error> {
     let work = Work {
-        keeper: Keeper::of(shared, false),
+        work: BackgroundWork::of(shared, false),
         due: Due::Now,
     };
     let clock = Arc::clone(&shared.clock);
