@@ -3,8 +3,10 @@
 use crate::{config, control};
 use anyhow::{Context, Result};
 use clap::Args;
+use pvblk_backend::Disk;
 use serde_json::{Map, Value};
 use std::io::Write;
+use std::sync::Arc;
 
 /// Shown under the flags.
 pub const HELP: &str = "\
@@ -29,6 +31,32 @@ pub struct CacheArgs {
     /// Drop all pages that are clean and not in use
     #[arg(long)]
     pub drop: bool,
+}
+
+/// Most disks that an error names.
+const MOST_NAMED: usize = 8;
+
+/// True if a question to a disk is one to its cache.
+pub fn is_question(question: &str) -> bool {
+    let question: Result<Map<String, Value>, _> = serde_json::from_str(question);
+    question.is_ok_and(|question| question.contains_key("cache"))
+}
+
+/// The error for a question to the cache of a disk that has none: how to add one, and which of the served disks have one.
+pub fn no_cache(disk: &Disk, served: &[Arc<Disk>]) -> String {
+    let (name, volume) = (disk.name(), disk.device().describe());
+    let mut error =
+        format!("disk {name} has no cache: serve it as {name}=cache:256M:{volume} to add one");
+    let counters = r#"{"cache":"counters"}"#;
+    let cached = served.iter().filter(|d| d.ask(counters).is_some());
+    let mut cached: Vec<&str> = cached.take(MOST_NAMED + 1).map(|d| d.name()).collect();
+    if cached.len() > MOST_NAMED {
+        cached[MOST_NAMED] = "more";
+    }
+    if !cached.is_empty() {
+        error += &format!("; disks with a cache: {}", cached.join(", "));
+    }
+    error
 }
 
 pub fn run(args: &CacheArgs) -> Result<()> {

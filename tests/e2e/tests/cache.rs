@@ -261,18 +261,22 @@ fn mistakes() -> Result<(), Stop> {
         "none of write-back, write-through, read-only",
     )?;
     serve("c=cache:1k:mem:1M", "from 64k to 16T")?;
-    // A disk that has no cache doesn't know the question.
-    let dir = tempfile::tempdir()?;
-    let (nbd, own) = (unix(&dir.path().join("n")), unix(&dir.path().join("c")));
-    let args = [
-        "serve",
-        "--disk",
-        "m=mem:1M",
-        "--nbd",
-        &nbd,
-        "--control",
-        &own,
-    ];
-    let _daemon = Daemon::start(args)?;
-    refused(&["cache", "m", "--control", &own], "m")
+    // A disk without a cache: the error says how to add one, and which disks have one.
+    let without = |disks: &[&str], said: &[&str]| -> Result<(), Stop> {
+        let dir = tempfile::tempdir()?;
+        let (nbd, own) = (unix(&dir.path().join("n")), unix(&dir.path().join("c")));
+        let mut args = vec!["serve", "--nbd", &nbd, "--control", &own];
+        disks.iter().for_each(|disk| args.extend(["--disk", disk]));
+        let _daemon = Daemon::start(args)?;
+        for more in [None, Some("--drop")] {
+            let mut asked = vec!["cache", "m", "--control", &own];
+            asked.extend(more);
+            said.iter().try_for_each(|said| refused(&asked, said))?;
+        }
+        Ok(())
+    };
+    let add = "disk m has no cache: serve it as m=cache:256M:mem:1M to add one";
+    without(&["m=mem:1M"], &[add])?;
+    let other = "c=cache:1M:mem:2M";
+    without(&["m=mem:1M", other], &[add, "disks with a cache: c"])
 }

@@ -1,6 +1,7 @@
 //! The serving side. Whoever connects is the server's own user: the socket is private.
 
 use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
+use crate::cache;
 use crate::memory::Desk;
 use anyhow::{Context, Result};
 use pvblk_backend::{Seldom, Service, seldom};
@@ -55,6 +56,9 @@ impl Shared {
             )));
         };
         found.ask(question).unwrap_or_else(|| {
+            if cache::is_question(question) {
+                return Err(Error::config(cache::no_cache(&found, &disks.all())));
+            }
             Err(Error::config(format!(
                 "disk {disk} is {}: it knows no such questions; an array answers where it is served",
                 found.device().describe()
