@@ -114,9 +114,12 @@ impl DeviceIo {
         self.under_way.is_empty()
     }
 
-    /// Swaps what was started since the last call with an empty list.
-    pub fn swap_ready(&mut self, ready: &mut Vec<Io>) {
-        std::mem::swap(&mut self.ready, ready);
+    /// Moves the I/O that was started since the last call to an empty list.
+    pub fn take_ready(&mut self, ready: &mut Vec<Io>) {
+        debug_assert!(ready.is_empty());
+        if !self.ready.is_empty() {
+            std::mem::swap(&mut self.ready, ready);
+        }
     }
 
     /// Starts a read of neighbouring pages, which the queue `runner` is to submit.

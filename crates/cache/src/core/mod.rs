@@ -157,10 +157,10 @@ impl<P: Policy> Core<P> {
         sum
     }
 
-    /// Swaps what came of the steps since the last call with the empty lists of `out`.
+    /// Moves the outcome of the steps since the last call to `out`, whose lists are empty.
     pub fn take_out(&mut self, out: &mut Out) {
-        self.io.swap_ready(&mut out.ios);
-        self.requests.swap_news(&mut out.done, &mut out.wake);
+        self.io.take_ready(&mut out.ios);
+        self.requests.take_news(&mut out.done, &mut out.wake);
     }
 
     /// The time of the calls that follow.

@@ -196,10 +196,15 @@ impl Requests {
         }
     }
 
-    /// Swaps completions and owners to be woken with empty lists.
-    pub fn swap_news(&mut self, done: &mut Vec<(usize, Completion)>, wake: &mut Vec<usize>) {
-        std::mem::swap(&mut self.done, done);
-        std::mem::swap(&mut self.wake, wake);
+    /// Moves completions and owners to be woken to empty lists.
+    pub fn take_news(&mut self, done: &mut Vec<(usize, Completion)>, wake: &mut Vec<usize>) {
+        debug_assert!(done.is_empty() && wake.is_empty());
+        if !self.done.is_empty() {
+            std::mem::swap(&mut self.done, done);
+        }
+        if !self.wake.is_empty() {
+            std::mem::swap(&mut self.wake, wake);
+        }
     }
 
     /// Frames that requests hold for reads that they have not started.
@@ -302,7 +307,7 @@ mod tests {
         }
         assert!(r.parked(1).count() == 2 && !r.sleeps(1));
         let (mut done, mut wake) = (Vec::new(), Vec::new());
-        r.swap_news(&mut done, &mut wake);
+        r.take_news(&mut done, &mut wake);
         assert!(wake == [1] && done.is_empty() && r.sleeps(1));
         for number in r.take_parked(1) {
             r.unpark(number);

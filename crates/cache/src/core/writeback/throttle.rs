@@ -29,7 +29,7 @@ impl WriteBack {
     /// Asks for a page that is to become dirty; `waiting`: the writer's wait so far.
     pub fn admit(&mut self, page: u64, waiting: Option<Throttle>, now: Instant) -> Admission {
         let Some(waiting) = waiting else {
-            if self.dirty.contains_key(&page) || !self.is_too_dirty() {
+            if !self.is_too_dirty() || self.dirty.contains_key(&page) {
                 return Admission::Yes;
             }
             return Admission::Wait(Throttle {
