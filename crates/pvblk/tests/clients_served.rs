@@ -110,6 +110,26 @@ fn write(queue: &mut Queue, sector: u64, data: &[u8]) {
     assert_eq!(run(queue, request), Status::Ok);
 }
 
+/// A client of disk `b` with two queues, as soon as there is room for them: those of clients that have left are given back when the server
+/// has noticed.
+fn two_queues(socket: &Path) -> (Arc<dyn BlockDevice>, Vec<Queue>) {
+    let begin = Instant::now();
+    let attempt = || {
+        let device = nbd(socket, "b").ok()?;
+        let open = |_| Queue::open(&device, &QueueContext::new(8)).ok();
+        let mut queues = (0..2).map(open).collect::<Option<Vec<Queue>>>()?;
+        let works = |q: &mut Queue| read(q, 0, 512).0 == Status::Ok;
+        queues.iter_mut().all(works).then_some((device, queues))
+    };
+    loop {
+        if let Some(both) = attempt() {
+            return both;
+        }
+        assert!(begin.elapsed() < HANG, "queues aren't given back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_disk_of_another_server_is_served() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,9 +142,8 @@ fn a_disk_of_another_server_is_served() {
         let served = Serve::start(&[format!("--disk=b={spec}"), listen]);
         // Twice: queues of the first clients are free again for the next.
         for turn in 0..2u8 {
-            let device = nbd(&socket, "b").unwrap();
+            let (device, mut queues) = two_queues(&socket);
             assert_eq!(device.capacity_sectors(), (16 << 20) / 512, "{spec}");
-            let mut queues: Vec<Queue> = (0..2).map(|_| queue(&device)).collect();
             for (at, queue) in (0u64..).zip(&mut queues) {
                 let data: Vec<u8> = (0..100 * 512)
                     .map(|i| (i / 512) as u8 ^ round ^ turn << 4 ^ at as u8)
