@@ -6,13 +6,12 @@ use crate::memory::Desk;
 use crate::shares::ClientLimits;
 use crate::traces::Traces;
 use crate::{config, daemon, log};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use pvblk_backend::{
     Backend, BackendOptions, Disk, Disks, FLOOR_PAGES_PER_WORKER, Pressure, Service,
 };
-use pvblk_block::{BlockDevice, Error};
-use pvblk_client::local::{ConnectOptions, Keeper, KeeperEvent, connect};
-use pvblk_client::rings::Frontend;
+use pvblk_block::{BlockDevice, Close, Error};
+use pvblk_client::local::{ConnectOptions, LocalDisk};
 use pvblk_protocol::nbd::NbdAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,9 +41,13 @@ pub fn run(args: &AttachArgs) -> Result<()> {
         memory_bytes: memory,
         ..ConnectOptions::default()
     };
-    let (parts, link) = connect(&path, &args.disk, &options)?;
-    let entries = parts.queues.first().map_or(0, |q| q.ring.entries());
-    let device = Frontend::new(parts)?;
+    let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
+    let stop = || {
+        let _ = signal_hook::low_level::raise(signal_hook::consts::SIGTERM);
+    };
+    let attached = LocalDisk::connect(&path, &args.disk, &options, patience, stop)?;
+    let device = Arc::clone(attached.front());
+    let entries = device.ring_entries();
     log::line(format_args!(
         "disk {}: {} MiB, negotiated {} queues of {} pages ({entries} requests each)",
         args.disk,
@@ -57,15 +60,12 @@ pub fn run(args: &AttachArgs) -> Result<()> {
         spin_max,
         ..BackendOptions::default()
     })?;
-    let shared: Arc<dyn BlockDevice> = device.clone();
     let traces = Traces::of_client();
-    let disk = Disk::new(&args.disk, shared, traces.of(&args.disk)).with_layer("attach");
+    let disk = Disk::new(&args.disk, device, traces.of(&args.disk)).with_layer("attach");
     let clients = ClientLimits::default();
     let disk = disk.with_memory(clients.budgets(1)());
     let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));
     let service = Service::new(backend, Disks::new(vec![Arc::new(disk)]), pressure);
-    let patience = (args.reconnect > 0).then(|| Duration::from_secs(args.reconnect));
-    let keeper = Keeper::start(link, device, patience, follow(&args.disk, patience))?;
     let servers = Exports::nbd(&service, &nbd, args.allow_remote, clients)?;
     servers.tell(|address| exports::uri(address, &args.disk));
     let watch = daemon::listen_for_pressure(service.pressure())?;
@@ -77,35 +77,11 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     drop(servers);
     drop(control);
     drop(watch);
-    if keeper.is_gone() {
+    if attached.is_gone() {
         // The server is gone, not closing: nothing more can be flushed. Say why, rather than that.
         daemon::abandon(&service);
     } else {
         daemon::finish(&service)?;
     }
-    match keeper.stop() {
-        Some(why) => bail!("{}: {why}", args.server),
-        None => Ok(()),
-    }
-}
-
-/// Tells people, and ends the command when there is nothing to serve any more.
-fn follow(disk: &str, patience: Option<Duration>) -> impl Fn(KeeperEvent) + Send + 'static {
-    let disk = disk.to_owned();
-    move |event| match event {
-        KeeperEvent::Lost { reason } => {
-            let seconds = patience.unwrap_or_default().as_secs();
-            tracing::warn!("disk {disk}: {reason}; requests wait up to {seconds} s for it");
-        }
-        KeeperEvent::Back { after } => {
-            tracing::info!(
-                "disk {disk}: connected again after {:.1} s",
-                after.as_secs_f64()
-            );
-        }
-        KeeperEvent::Closing { .. } | KeeperEvent::Ended { .. } => {
-            // Whoever waits for signals stops.
-            let _ = signal_hook::low_level::raise(signal_hook::consts::SIGTERM);
-        }
-    }
+    attached.close().with_context(|| args.server.clone())
 }

@@ -29,15 +29,15 @@ impl LocalDisk {
     ) -> Result<LocalDisk, Error> {
         let (parts, link) = connect(path, name, options)?;
         let front = Frontend::new(parts)?;
-        let told = front.describe();
+        let told = name.to_owned();
         let tell = move |event| match event {
             KeeperEvent::Lost { reason } => {
                 let seconds = patience.unwrap_or_default().as_secs();
-                tracing::warn!("{told}: {reason}; requests wait up to {seconds} s for it");
+                tracing::warn!("disk {told}: {reason}; requests wait up to {seconds} s for it");
             }
             KeeperEvent::Back { after } => {
                 let seconds = after.as_secs_f64();
-                tracing::info!("{told}: connected again after {seconds:.1} s");
+                tracing::info!("disk {told}: connected again after {seconds:.1} s");
             }
             KeeperEvent::Closing { .. } | KeeperEvent::Ended { .. } => ended(),
         };
@@ -47,6 +47,16 @@ impl LocalDisk {
             front,
             keeper: Mutex::new(Some(keeper)),
         })
+    }
+
+    /// The front end alone: closing it ends nothing.
+    pub fn front(&self) -> &Arc<Frontend> {
+        &self.front
+    }
+
+    /// True while the server is gone: requests in flight get no response, and a flush can't succeed.
+    pub fn is_gone(&self) -> bool {
+        self.keeper.lock().as_ref().is_some_and(Keeper::is_gone)
     }
 }
 
