@@ -29,6 +29,8 @@ mod front_end;
 mod inbox;
 mod listener;
 mod mappings;
+#[cfg(test)]
+mod tests;
 
 #[cfg(test)]
 pub(crate) use control::Control;
