@@ -1,6 +1,11 @@
 //! One disk, and each pair of exports that have front ends: while a request of a front end that is gone is at work, no other one begins, by
 //! whatever export either of them uses. It makes no difference whether the one that comes had been offered the disk before.
 
+#![allow(
+    clippy::duplicate_mod,
+    reason = "each support module brings its own disk in memory"
+)]
+
 mod local_support;
 mod vhost_support;
 mod xen_support;
