@@ -215,9 +215,16 @@ mod tests {
         lines.put(b"first\n");
         assert_eq!(read_until(&read, "first\n"), "first\n");
         assert!(lines.flush(PATIENCE));
-        // Nobody reads. The thread has some of them, the rest waits or is dropped.
+        // The lines aren't read. The thread takes the first one and waits for the reader; the others wait, or are dropped.
         let count = 3 * MOST_WAITING / 100;
-        (0..count).for_each(|n| lines.put(format!("{n:099}\n").as_bytes()));
+        let put = |n: usize| lines.put(format!("{n:099}\n").as_bytes());
+        put(0);
+        let begin = Instant::now();
+        while !lines.state.lock().is_empty() {
+            assert!(begin.elapsed() < PATIENCE, "the thread takes no line");
+            std::thread::yield_now();
+        }
+        (1..count).for_each(put);
         assert!(lines.state.lock().waiting.len() <= MOST_WAITING);
         assert!(!lines.flush(Duration::from_millis(10)));
         let told = read_until(&read, "for a while\n");
