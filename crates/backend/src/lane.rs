@@ -117,7 +117,7 @@ impl Lane {
         // flight.
         let (queue, tracer) = disk.open_queue(source.depth() + 1 + PARTS_IN_FLIGHT)?;
         let parts = Parts::new(queue.limits());
-        let owed = source.seat();
+        let owed = source.lost_writes();
         Ok(Lane {
             depth: source.depth() as usize,
             owed: owed.map(|queue| Box::new((queue, source.position()))),

@@ -51,7 +51,3 @@ pub use stall::Stall;
 pub use stopping::{StopTimes, Stopping, Turn};
 pub use users::{FenceOpened, User, Users};
 pub use worker::{LaneWaker, OnEnd};
-
-// Names that crates/export still uses: they go when it uses those above.
-pub use lost_writes::{LostWrites as Losses, LostWritesQueue as Seat};
-pub use ratelimit::RateLimit as Seldom;

@@ -57,7 +57,7 @@ impl LostWrites {
     }
 
     /// Adds a queue, before any request is pulled from it.
-    pub fn seat(self: &Arc<LostWrites>, submitted: Submitted) -> LostWritesQueue {
+    pub fn queue(self: &Arc<LostWrites>, submitted: Submitted) -> LostWritesQueue {
         let mut table = self.table.lock();
         let limit = submitted();
         table.queues.push(TrackedQueue { submitted, limit });
@@ -119,7 +119,7 @@ mod tests {
         });
         let queue = |i: usize| {
             let ring = Arc::clone(&rings[i]);
-            lost.seat(Box::new(move || ring.load(Ordering::Relaxed)))
+            lost.queue(Box::new(move || ring.load(Ordering::Relaxed)))
         };
         let (a, b) = (queue(0), queue(1));
         assert!(a.fails(65534) && b.fails(7));

@@ -100,12 +100,6 @@ macro_rules! ratelimited {
     };
 }
 
-/// The former name of [`ratelimited!`], which crates/export still uses.
-#[macro_export]
-macro_rules! seldom {
-    ($($line:tt)+) => { $crate::ratelimited!($($line)+) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -112,7 +112,7 @@ pub trait RequestSource: Send {
 
     /// Its [`LostWritesQueue`], if writes of its peer may be lost; asked once, before the first
     /// pull.
-    fn seat(&mut self) -> Option<LostWritesQueue> {
+    fn lost_writes(&mut self) -> Option<LostWritesQueue> {
         None
     }
 

@@ -2,7 +2,7 @@
 
 use super::inbox::{Event, Inbox};
 use pvblk_backend::{
-    Attachment, Disk, FenceOpened, Key, RequestSource, Seldom, Service, SourceEnd, seldom,
+    Attachment, Disk, FenceOpened, Key, RateLimit, RequestSource, Service, SourceEnd, ratelimited,
 };
 use pvblk_block::{BlockDevice, DeviceEvent, Error, ErrorKind, Subscription};
 use std::sync::Arc;
@@ -183,8 +183,10 @@ impl FrontEnd {
     /// Logs why the connection of this front end ends, under the name `name`.
     pub fn log_end(disk: &str, name: &str, why: &Error) {
         match why.kind() {
-            ErrorKind::Disconnected => seldom!(info, Seldom::of(disk, "ended"), "{name}: {why}"),
-            _ => seldom!(warn, Seldom::of(disk, "broken"), "{name}: {why}"),
+            ErrorKind::Disconnected => {
+                ratelimited!(info, RateLimit::of(disk, "ended"), "{name}: {why}")
+            }
+            _ => ratelimited!(warn, RateLimit::of(disk, "broken"), "{name}: {why}"),
         }
     }
 }

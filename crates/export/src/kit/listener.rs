@@ -1,7 +1,7 @@
 //! [`Listener`]: a listening socket, and the times in which nobody is accepted.
 
 use super::control::Io;
-use pvblk_backend::{Seldom, seldom};
+use pvblk_backend::{RateLimit, ratelimited};
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -47,9 +47,9 @@ impl<L: AsFd> Listener<L> {
         }
         accept(&self.socket).unwrap_or_else(|e| {
             let place = &self.place;
-            seldom!(
+            ratelimited!(
                 error,
-                Seldom::of(place, "accept"),
+                RateLimit::of(place, "accept"),
                 "accepting at {place}: {e}"
             );
             self.pause(io, NO_DESCRIPTORS);

@@ -7,7 +7,7 @@ use super::shares::Ticket;
 use super::source::NbdSource;
 use crate::kit::{self, ControlThread, Event, Inbox, Io, Server, Stopping};
 use parking_lot::Mutex;
-use pvblk_backend::{Disk, RequestSource, Seldom, Service, SourceEnd, seldom};
+use pvblk_backend::{Disk, RateLimit, RequestSource, Service, SourceEnd, ratelimited};
 use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -161,7 +161,7 @@ impl NbdServer {
 fn log_end(disk: &str, who: &str, end: SourceEnd) {
     match end {
         SourceEnd::Closed => tracing::debug!("{who}: closed"),
-        SourceEnd::Broken(e) => seldom!(warn, Seldom::of(disk, "broken"), "{who}: {e}"),
+        SourceEnd::Broken(e) => ratelimited!(warn, RateLimit::of(disk, "broken"), "{who}: {e}"),
     }
 }
 
@@ -185,9 +185,9 @@ impl Server for Clients {
             // Clients wait in the socket's queue meanwhile.
             if !std::mem::replace(&mut self.is_full, true) {
                 let addr = self.shared.addr.to_string();
-                seldom!(
+                ratelimited!(
                     warn,
-                    Seldom::of(&addr, "threads"),
+                    RateLimit::of(&addr, "threads"),
                     "{addr}: {most} threads of negotiations haven't ended: new clients wait"
                 );
             }
@@ -277,9 +277,9 @@ fn start(socket: OwnedFd, peer: Peer, shared: &Arc<Shared>, io: &Io) -> bool {
     let crowded = cut.is_some();
     if let Some(socket) = cut {
         let (addr, most) = (shared.addr.to_string(), shared.config.max_handshakes);
-        seldom!(
+        ratelimited!(
             warn,
-            Seldom::of(&addr, "refused"),
+            RateLimit::of(&addr, "refused"),
             "{addr}: more than {most} clients negotiate: the oldest one of those with most is let go"
         );
         if let Some(socket) = socket {
@@ -316,8 +316,8 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         let ticket = shares.enter(disk.name(), &shares.of(disk));
         let ticket = ticket.inspect_err(|why| {
             let addr = &shared.addr;
-            let count = Seldom::of(disk.name(), "refused");
-            seldom!(warn, count, "{addr}: client refused: {why}");
+            let count = RateLimit::of(disk.name(), "refused");
+            ratelimited!(warn, count, "{addr}: client refused: {why}");
         })?;
         place.set(Some((Arc::clone(disk), ticket)));
         Ok(())
@@ -327,9 +327,9 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         Ok(Some(n)) => n,
         Ok(None) => return tracing::debug!("{name}: closed by the client while negotiating"),
         Err(e) => {
-            seldom!(
+            ratelimited!(
                 warn,
-                Seldom::of(&shared.addr.to_string(), "negotiation"),
+                RateLimit::of(&shared.addr.to_string(), "negotiation"),
                 "{name}: {e}"
             );
             return;
@@ -350,9 +350,9 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         }
     }
     let export = disk.name();
-    seldom!(
+    ratelimited!(
         info,
-        Seldom::of(export, "connected"),
+        RateLimit::of(export, "connected"),
         "{name}: serves export {export:?}"
     );
     let name = format!("{name} export {export:?}");
@@ -368,7 +368,7 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         .service
         .serve_client(&disk, "NBD", Box::new(source), ended);
     if let Err(e) = served {
-        seldom!(error, Seldom::of(export, "attach"), "{who}: {e}");
+        ratelimited!(error, RateLimit::of(export, "attach"), "{who}: {e}");
     }
 }
 

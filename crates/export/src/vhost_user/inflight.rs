@@ -12,7 +12,7 @@
 
 use super::unflushed::{Marks, Unflushed, tail_bytes};
 use super::virtqueue::Broken;
-use pvblk_backend::Losses;
+use pvblk_backend::LostWrites;
 use pvblk_block::{Error, ErrorKind, Region};
 use pvblk_protocol::vhost_user::InflightArea;
 use pvblk_sys::{PAGE_SIZE, PeerFd, create_sealed, guarded_file};
@@ -41,7 +41,7 @@ pub struct Inflight {
     queues: u16,
     entries: u16,
     unflushed: Arc<Unflushed>,
-    losses: Option<Arc<Losses>>,
+    losses: Option<Arc<LostWrites>>,
 }
 
 impl Inflight {
@@ -116,7 +116,7 @@ impl Inflight {
     }
 
     /// Writes that a server before us answered and that may be lost.
-    pub fn losses(&self) -> Option<&Arc<Losses>> {
+    pub fn losses(&self) -> Option<&Arc<LostWrites>> {
         self.losses.as_ref()
     }
 
@@ -151,7 +151,7 @@ pub struct InflightQueue {
     unflushed: Arc<Unflushed>,
     /// The epoch of its last answered write.
     noted: u64,
-    losses: Option<Arc<Losses>>,
+    losses: Option<Arc<LostWrites>>,
 }
 
 impl InflightQueue {
@@ -255,7 +255,7 @@ impl InflightQueue {
     }
 
     /// Writes that a server before us answered and that may be lost.
-    pub fn losses(&self) -> Option<&Arc<Losses>> {
+    pub fn losses(&self) -> Option<&Arc<LostWrites>> {
         self.losses.as_ref()
     }
 

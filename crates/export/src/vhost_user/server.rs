@@ -9,7 +9,7 @@ use super::virtqueue::MAX_ENTRIES;
 use crate::kit::{ControlThread, Event, FrontEnd, Io, Listener, Server, Stopping};
 use crate::socket_file::{SocketFile, SocketType};
 use parking_lot::Mutex;
-use pvblk_backend::{Disk, Seldom, Service, seldom};
+use pvblk_backend::{Disk, RateLimit, Service, ratelimited};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Closer;
 use pvblk_sys::socket::{refuse_descriptors, take_descriptors};
@@ -282,7 +282,7 @@ impl Ports {
         self.next_session += 1;
         let disk = port.disk.name();
         let name = format!("disk {disk}, vhost-user front end {id}");
-        seldom!(info, Seldom::of(disk, "connected"), "{name}: connected");
+        ratelimited!(info, RateLimit::of(disk, "connected"), "{name}: connected");
         let user = "a virtual machine by vhost-user".to_owned();
         let front = FrontEnd::new(&self.service, Arc::clone(&port.disk), &io.inbox, id, user);
         let session = Session::new(

@@ -11,7 +11,7 @@ use super::unflushed::Marks;
 use super::virtqueue::MAX_ENTRIES;
 use crate::kit::FrontEnd;
 use parking_lot::Mutex;
-use pvblk_backend::{Seldom, seldom};
+use pvblk_backend::{RateLimit, ratelimited};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::vhost_user as proto;
@@ -169,8 +169,8 @@ impl Session {
             Answer::Done if acks => (0u64.to_le_bytes().to_vec(), None),
             Answer::Refused(why) => {
                 if !why.is_empty() {
-                    let count = Seldom::of(&self.disk, "refused");
-                    seldom!(warn, count, "{}: {code}: {why}", self.name);
+                    let count = RateLimit::of(&self.disk, "refused");
+                    ratelimited!(warn, count, "{}: {code}: {why}", self.name);
                 }
                 if !acks {
                     return Ok(());
@@ -357,9 +357,9 @@ impl Session {
         let marks = Marks::of(&**self.front.device());
         let inflight = Inflight::from_peer(told, file, marks)?;
         if inflight.losses().is_some() {
-            seldom!(
+            ratelimited!(
                 warn,
-                Seldom::of(&self.disk, "losses"),
+                RateLimit::of(&self.disk, "losses"),
                 "{}: a server before this one took writes with it that were answered and not flushed; the guest's next flush fails, so that it knows",
                 self.name
             );
@@ -484,7 +484,7 @@ impl Session {
         }
         ring.ended(reason.is_some());
         if let Some(reason) = reason {
-            seldom!(warn, Seldom::of(&self.disk, "queue ended"), "{reason}");
+            ratelimited!(warn, RateLimit::of(&self.disk, "queue ended"), "{reason}");
         }
         if !self.rings.iter().any(Ring::is_active) {
             self.front.leave();
@@ -528,9 +528,9 @@ impl Session {
             let bytes = message(BACKEND_CONFIG_CHANGE, 0, &[]);
             if let Err(e) = fdpass::send(backend.as_fd(), &bytes, &[]) {
                 let name = &self.name;
-                seldom!(
+                ratelimited!(
                     warn,
-                    Seldom::of(&self.disk, "sizes"),
+                    RateLimit::of(&self.disk, "sizes"),
                     "{name}: telling the new size: {e}"
                 );
             }

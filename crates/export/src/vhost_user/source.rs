@@ -6,7 +6,8 @@ use super::request::{self, Bad, Chain, Parsed};
 use super::virtqueue::{Broken, Descriptor, Virtqueue};
 use parking_lot::Mutex;
 use pvblk_backend::{
-    PullBatch, Pulled, RequestSource, Seat, Seldom, SourceEnd, SpareRequests, seldom,
+    LostWritesQueue, PullBatch, Pulled, RateLimit, RequestSource, SourceEnd, SpareRequests,
+    ratelimited,
 };
 use pvblk_block::{Buffer, Completion, Error, Op, Readiness, Request, Status};
 use pvblk_protocol::virtio::{ID, Offered};
@@ -117,7 +118,7 @@ pub struct VhostSource {
     spare: SpareRequests,
     batch: PullBatch,
     /// Counts bad requests for the log, of all sources of the disk once that is known.
-    complaints: Arc<Seldom>,
+    complaints: Arc<RateLimit>,
     /// Without a kick: how soon to look again.
     poll: Duration,
     unpublished: bool,
@@ -142,10 +143,10 @@ impl VhostSource {
             None => VecDeque::new(),
         };
         if !again.is_empty() {
-            let seldom = Seldom::of("vhost-user", "done again");
-            seldom!(
+            let limit = RateLimit::of("vhost-user", "done again");
+            ratelimited!(
                 info,
-                seldom,
+                limit,
                 "{}: {} requests of the last server are done again",
                 parts.name,
                 again.len()
@@ -268,7 +269,7 @@ impl VhostSource {
     #[cold]
     fn refuse(&mut self, bad: Bad) -> u32 {
         let name = &self.parts.name;
-        seldom!(warn, self.complaints, "{name}: bad request: {bad}");
+        ratelimited!(warn, self.complaints, "{name}: bad request: {bad}");
         match bad.is_unsupported() {
             true => VIRTIO_BLK_S_UNSUPP,
             false => VIRTIO_BLK_S_IOERR,
@@ -292,7 +293,7 @@ impl RequestSource for VhostSource {
     }
 
     fn served_as(&mut self, disk: &str) {
-        self.complaints = Seldom::of(disk, "bad request");
+        self.complaints = RateLimit::of(disk, "bad request");
     }
 
     fn depth(&self) -> u32 {
@@ -411,9 +412,9 @@ impl RequestSource for VhostSource {
         self.spare.release();
     }
 
-    fn seat(&mut self) -> Option<Seat> {
+    fn lost_writes(&mut self) -> Option<LostWritesQueue> {
         let losses = self.parts.inflight.as_ref()?.losses()?;
-        Some(losses.seat(self.parts.queue.submitted()))
+        Some(losses.queue(self.parts.queue.submitted()))
     }
 
     fn position(&self) -> u16 {

@@ -1,5 +1,5 @@
 //! What the in-flight area says of writes that no flush covers. By it a server that comes after us knows whether they may be lost,
-//! and makes the front end's next flush fail if so (`pvblk_backend::Losses`).
+//! and makes the front end's next flush fail if so (`pvblk_backend::LostWrites`).
 //!
 //! ```text
 //! behind all queues, u64 each      magic "pvblkvu1" · flags (1: has a contents mark) · contents mark
@@ -12,7 +12,7 @@
 //!
 //! The front end can change all of it. It harms only itself with that.
 
-use pvblk_backend::Losses;
+use pvblk_backend::LostWrites;
 use pvblk_block::{BlockDevice, Error, Region};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -136,7 +136,7 @@ impl Unflushed {
         queues: u16,
         room: usize,
         marks: Marks,
-    ) -> Result<(Unflushed, Option<Arc<Losses>>), Error> {
+    ) -> Result<(Unflushed, Option<Arc<LostWrites>>), Error> {
         let none = Unflushed {
             words: None,
             epoch: AtomicU64::new(1),
@@ -145,7 +145,7 @@ impl Unflushed {
         let words = Words { region, at, queues };
         if room < MARK || words.get(0) != MAGIC {
             // Another program made it, and doesn't say for which disk.
-            return Ok((none, marks.cache.map(|_| Losses::new(|| {}))));
+            return Ok((none, marks.cache.map(|_| LostWrites::new(|| {}))));
         }
         let made_for = (words.get(CONTENTS_FLAGS) != 0).then(|| words.get(CONTENTS));
         if made_for.is_some() && made_for != marks.contents {
@@ -164,7 +164,7 @@ impl Unflushed {
         let lost = match marks.cache {
             Some(_) if is_dirty && !is_same => {
                 let (words, cache) = (words.clone(), marks.cache);
-                Some(Losses::new(move || words.set_cache(cache, last)))
+                Some(LostWrites::new(move || words.set_cache(cache, last)))
             }
             _ => {
                 words.set_cache(marks.cache, 0);

@@ -12,7 +12,7 @@ use super::xenstore::{WatchEvent, Xenstore};
 use crate::kit::{ControlThread, Event, FrontEnd, Io, MappingBudget, Server, Stopping};
 use crate::xenbus::serving::{Serves, Serving};
 use parking_lot::Mutex;
-use pvblk_backend::{Seldom, Service, seldom};
+use pvblk_backend::{RateLimit, Service, ratelimited};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::xenbus::number::{quote, sentence};
 use pvblk_protocol::xenbus::{BackendOffers, XenbusState};
@@ -431,9 +431,9 @@ impl GuestDisks {
         match (held, attached.set_held(held)) {
             (false, _) => self.with(node, GuestDisk::start),
             (true, true) => {
-                let count = Seldom::of(attached.disk(), "held");
+                let count = RateLimit::of(attached.disk(), "held");
                 let name = attached.name();
-                seldom!(
+                ratelimited!(
                     info,
                     count,
                     "{name}: waits: another front end still has the disk, or its requests are in flight"
@@ -540,8 +540,8 @@ impl GuestDisks {
         attached.set_held(held);
         let had = attached.has_disk();
         if let Err(e) = step(attached) {
-            let count = Seldom::of(attached.disk(), "step");
-            seldom!(warn, count, "{}: {e}", attached.name());
+            let count = RateLimit::of(attached.disk(), "step");
+            ratelimited!(warn, count, "{}: {e}", attached.name());
         }
         self.freed |= had && !attached.has_disk();
         if attached.take_left_over() {

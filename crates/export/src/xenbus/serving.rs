@@ -2,7 +2,7 @@
 
 use super::{BackendNegotiation, Connector};
 use crate::kit::{Event, FrontEnd, whole_sectors};
-use pvblk_backend::{BlkifQueueParts, BlkifSource, Seldom, seldom};
+use pvblk_backend::{BlkifQueueParts, BlkifSource, RateLimit, ratelimited};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_protocol::xenbus::number::sentence;
 use pvblk_protocol::xenbus::{BackendOffers, DiskProperties, Store, XenbusState};
@@ -100,12 +100,12 @@ pub(crate) struct Serving {
 impl Serving {
     /// Implements [`Connector::refuse`]; `name` is the connector's.
     pub fn refuse(&self, name: &str, why: &str) {
-        seldom!(warn, Seldom::of(&self.disk, "refused"), "{name}: {why}");
+        ratelimited!(warn, RateLimit::of(&self.disk, "refused"), "{name}: {why}");
     }
 
     /// Logs that a connection was made.
     pub fn connected(&self, what: std::fmt::Arguments<'_>) {
-        seldom!(info, Seldom::of(&self.disk, "connected"), "{what}");
+        ratelimited!(info, RateLimit::of(&self.disk, "connected"), "{what}");
     }
 
     /// Serves the queues of a front end that has entered the disk; returns the disk as the front end is to see it. After an error those that were served

@@ -4,7 +4,7 @@ use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use crate::cache;
 use crate::memory::Desk;
 use anyhow::{Context, Result};
-use pvblk_backend::{Seldom, Service, seldom};
+use pvblk_backend::{RateLimit, Service, ratelimited};
 use pvblk_block::Error;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_sys::{EventFd, Poller};
@@ -132,9 +132,9 @@ fn accept_all(file: &SocketFile, poller: &Poller, shared: &Arc<Shared>) {
             Err(e) => {
                 // Out of descriptors, most likely: don't spin on the connection that can't be taken.
                 let path = file.path().display();
-                seldom!(
+                ratelimited!(
                     warn,
-                    Seldom::of(&path.to_string(), "accept"),
+                    RateLimit::of(&path.to_string(), "accept"),
                     "{path}: accepting: {e}"
                 );
                 std::thread::sleep(LOOK);
