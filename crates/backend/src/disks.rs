@@ -57,7 +57,7 @@ impl Disks {
     }
 
     /// Adds a disk. Errors if there is one of its name.
-    pub fn add(&self, disk: Arc<Disk>) -> Result<(), Error> {
+    pub(crate) fn add(&self, disk: Arc<Disk>) -> Result<(), Error> {
         let mut all = self.all.write();
         let name = disk.name();
         if all.iter().any(|d| d.name() == name) {
@@ -68,7 +68,7 @@ impl Disks {
     }
 
     /// Takes a disk out. Its users go on until their sources end.
-    pub fn remove(&self, name: &str) -> Option<Arc<Disk>> {
+    pub(crate) fn remove(&self, name: &str) -> Option<Arc<Disk>> {
         let mut all = self.all.write();
         let index = all.iter().position(|d| d.name() == name)?;
         Some(all.remove(index))

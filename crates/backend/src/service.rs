@@ -94,6 +94,25 @@ impl Service {
         })
     }
 
+    /// Serves one more disk: peers that name it from now on find it. Errors if there is one of its name, or if the service is stopping.
+    pub fn add(&self, disk: Arc<Disk>) -> Result<(), Error> {
+        // Under the lock, so that a stop sees it.
+        let state = self.live.state.lock();
+        if state.stopping {
+            let why = format!("disk {}: the server is stopping", disk.name());
+            return Err(Error::new(ErrorKind::Disconnected, why));
+        }
+        let device = Arc::clone(disk.device());
+        self.disks.add(disk)?;
+        self.pressure.add_device(&device);
+        Ok(())
+    }
+
+    /// Takes a disk out: nobody finds it any more. Its front ends and clients go on until they end, and a stop doesn't flush it.
+    pub fn remove(&self, name: &str) -> Option<Arc<Disk>> {
+        self.disks.remove(name)
+    }
+
     pub fn disks(&self) -> &Arc<Disks> {
         &self.disks
     }
