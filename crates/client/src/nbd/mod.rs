@@ -11,7 +11,6 @@
 mod hello;
 mod inbox;
 mod queue;
-mod reply;
 mod slot;
 mod uri;
 

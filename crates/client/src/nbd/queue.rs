@@ -3,11 +3,11 @@
 use super::Seat;
 use super::hello::Terms;
 use super::inbox::Inbox;
-use super::reply::{self, Head};
 use super::slot::{Place, Slot};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Error, Readiness, Request, Status};
-use pvblk_protocol::nbd::{Command, chunk, u32_at, u64_at};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{Command, ReplyHead, chunk, u32_at, u64_at};
 use pvblk_sys::Poller;
 use pvblk_sys::socket::{self, Part};
 use std::collections::VecDeque;
@@ -189,7 +189,7 @@ impl NbdQueue {
             match self.expect {
                 Expect::Head => {
                     let bytes = self.inbox.bytes();
-                    let Some((head, len)) = reply::head(bytes, self.terms.structured)? else {
+                    let Some((head, len)) = proto::reply_head(bytes, self.terms.structured)? else {
                         return Ok(());
                     };
                     self.inbox.skip(len);
@@ -240,9 +240,9 @@ impl NbdQueue {
         }
     }
 
-    fn head(&mut self, head: Head) -> Result<(), String> {
+    fn head(&mut self, head: ReplyHead) -> Result<(), String> {
         match head {
-            Head::Simple { cookie, error } => {
+            ReplyHead::Simple { cookie, error } => {
                 let id = self.slot_of(cookie)?;
                 let slot = &mut self.slots[id as usize];
                 let reads = slot.command == Command::Read;
@@ -269,7 +269,7 @@ impl NbdQueue {
                 }
                 self.answered(id)
             }
-            Head::Chunk {
+            ReplyHead::Chunk {
                 cookie,
                 kind,
                 last,
@@ -281,7 +281,7 @@ impl NbdQueue {
                     Command::Read => slot.len,
                     _ => 0,
                 };
-                let fixed = reply::fixed_part(kind, len, most)?;
+                let fixed = proto::chunk_fixed_part(kind, len, most)?;
                 self.expect = Expect::Fixed {
                     id,
                     kind,
@@ -334,7 +334,7 @@ impl NbdQueue {
                 }
             }
             _ => {
-                let error = reply::error_of_chunk(payload)?;
+                let error = proto::error_of_chunk(payload)?;
                 if slot.error == 0 {
                     slot.error = error;
                 }
@@ -347,7 +347,7 @@ impl NbdQueue {
     fn answered(&mut self, id: u32) -> Result<(), String> {
         let slot = &mut self.slots[id as usize];
         if slot.error != 0 {
-            let status = reply::status_of(slot.error);
+            let status = proto::status_of(slot.error);
             self.finish(id, status);
             return Ok(());
         }
@@ -498,7 +498,7 @@ impl Drop for NbdQueue {
         }
         // Politeness only: a command half sent would be taken for its beginning.
         if !self.failed && self.outgoing.is_empty() {
-            let bye = reply::request(0, 2, 0, 0, 0);
+            let bye = proto::request_header(0, 2, 0, 0, 0);
             let bye = [Part::Bytes(&bye)].into_iter();
             let _ = socket::send(self.socket.as_fd(), bye, usize::MAX);
         }

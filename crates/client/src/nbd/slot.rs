@@ -1,8 +1,8 @@
 //! A request in flight, and the command that is on the wire for it.
 
 use super::hello::Terms;
-use super::reply;
 use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
+use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{Command, REQUEST_BYTES, cflag, tflag};
 
 /// Most bytes of one command without data, so that its length fits into 32 bits and no server chokes on it.
@@ -109,7 +109,7 @@ impl Slot {
     ) {
         self.generation = self.generation.wrapping_add(1);
         let cookie = u64::from(self.generation) << 32 | u64::from(id);
-        self.head = reply::request(flags, number, cookie, offset, len);
+        self.head = proto::request_header(flags, number, cookie, offset, len);
         self.command = command;
         self.len = len;
         self.parts.clear();

@@ -1,8 +1,10 @@
 //! Constants and wire structures of the NBD protocol; pure functions, no I/O. All integers are big-endian.
 
 mod addr;
+mod replies;
 
 pub use addr::NbdAddr;
+pub use replies::{ReplyHead, chunk_fixed_part, error_of_chunk, is_error, reply_head, status_of};
 
 use pvblk_block::{Limits, Status};
 
@@ -248,6 +250,24 @@ pub fn u64_at(b: &[u8], at: usize) -> u64 {
     (u64::from(u32_at(b, at)) << 32) | u64::from(u32_at(b, at + 4))
 }
 
+/// The header of a request, as [`parse_request`] reads it.
+pub fn request_header(
+    flags: u16,
+    command: u16,
+    cookie: u64,
+    offset: u64,
+    len: u32,
+) -> [u8; REQUEST_BYTES] {
+    let mut b = [0; REQUEST_BYTES];
+    b[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+    b[4..6].copy_from_slice(&flags.to_be_bytes());
+    b[6..8].copy_from_slice(&command.to_be_bytes());
+    b[8..16].copy_from_slice(&cookie.to_be_bytes());
+    b[16..24].copy_from_slice(&offset.to_be_bytes());
+    b[24..].copy_from_slice(&len.to_be_bytes());
+    b
+}
+
 /// Parses a request header (proto.md, "Request message"); any bytes are fine but a wrong magic.
 #[inline]
 pub fn parse_request(b: &[u8; REQUEST_BYTES]) -> Result<NbdRequest, BadMagic> {
@@ -393,5 +413,12 @@ mod tests {
         };
         assert_eq!(transmission_flags(&ro, true), 0b0001_1001_1111);
         assert_eq!(block_sizes(&rw), (1, 4096, 32 << 20));
+    }
+
+    #[test]
+    fn requests_are_what_a_server_reads() {
+        let r = parse_request(&request_header(1, 6, 77, 4096, 512)).unwrap();
+        assert_eq!((r.flags, r.command), (1, Command::WriteZeroes));
+        assert_eq!((r.cookie, r.offset, r.len), (77, 4096, 512));
     }
 }

@@ -1,5 +1,5 @@
-//! Computations on pages, and copies to and from them: done without the core's lock, by the thread that steps
-//! it.
+//! Computations on pages, and copies to and from them: done without the core's lock, by the thread of the
+//! queue whose request came first, if it is awake, and else by the thread that steps.
 //!
 //! The pages of a head belong to its round, and a round has one computation at a time, so no other thread
 //! touches them.
