@@ -108,10 +108,11 @@ fn cache_nothing_flushed_is_lost_whenever_the_power_goes() {
 
 /// Seeds that found bugs: a failed write-zeroes that dropped dirty pages; wake-ups taken by another thread
 /// with the same descriptor (twice); a write that failed in the middle and was forgotten; writers that waited
-/// for a write that never came; a frame reclaimed by one of the threads that waited for its page.
+/// for a write that never came; a frame reclaimed by one of the threads that waited for its page; a copy of data
+/// that a failed write-through write left in the page's newer frame.
 #[test]
 fn cache_bugs_that_were_found_stay_fixed() {
-    for seed in [328, 648, 15_425, 1709, 1915, 101_081] {
+    for seed in [328, 648, 15_425, 1709, 1915, 101_081, 50_491] {
         if let Err(failure) = scenario("cache").run(seed, &Options::default()) {
             panic!("{failure}");
         }

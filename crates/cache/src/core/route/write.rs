@@ -101,7 +101,7 @@ impl<P: Policy> Core<P> {
         let new = self.memory.allocate_at_once(write.owner)?;
         let copies = !self.is_whole(write, page);
         self.memory.supersede(page, old, new, copies);
-        self.writes.supersede(old, new);
+        self.writes.supersede(old, new, copies);
         self.waiters.move_chain(old, new);
         Some(new)
     }
@@ -133,7 +133,7 @@ impl<P: Policy> Core<P> {
             let waiting = self.waiters.detach(frame);
             match written.outcome {
                 Outcome::Clean | Outcome::Failed => {}
-                Outcome::Old => self.old_version_ended(page, frame, written.epoch, ok),
+                Outcome::Old => self.old_version_ended(page, frame, written.epoch, status),
                 Outcome::Dropped => {
                     self.memory.drop_page(frame);
                     self.page_is_there(waiting, frame, Status::Ok);
@@ -152,15 +152,22 @@ impl<P: Policy> Core<P> {
         self.go_on_with_flushes();
     }
 
-    /// The older version of a page isn't at the device any more: the page may be written now, and requests that waited for that go on.
-    fn old_version_ended(&mut self, page: u64, old: u32, epoch: u64, ok: bool) {
+    /// The older version of a page isn't at the device any more: the page may be written now, or is dropped, and requests that waited for that go on.
+    fn old_version_ended(&mut self, page: u64, old: u32, epoch: u64, status: Status) {
         self.memory.free_old(old);
         let Some(frame) = self.memory.find(page) else {
             return;
         };
-        self.writes.old_version_ended(page, frame, epoch, ok);
+        let ok = status == Status::Ok;
+        let failed = self.writes.old_version_ended(page, frame, epoch, ok);
+        if failed.is_some() {
+            self.memory.drop_page(frame);
+        }
         let waiting = self.waiters.detach(frame);
         self.page_is_there(waiting, frame, Status::Ok);
+        if let Some(syncs) = failed {
+            self.synced(syncs, status);
+        }
     }
 
     /// Data of these requests was written, or couldn't be.
@@ -194,3 +201,7 @@ impl<P: Policy> Core<P> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "write_tests.rs"]
+mod tests;

@@ -41,6 +41,8 @@ struct Frame {
     state: State,
     /// An older version of the page is being written, from another frame.
     behind: bool,
+    /// It has a copy of data of that older version.
+    copied: bool,
     /// It is the older version: another frame has the page.
     old: bool,
     /// It could not be written.
@@ -54,6 +56,7 @@ impl Frame {
         epoch: 0,
         state: State::Clean,
         behind: false,
+        copied: false,
         old: false,
         failed: false,
         fua: false,
@@ -100,6 +103,7 @@ pub struct Written {
 ///   present number, which is raised then, and is passed on when no frame is left under that number or an older one.
 /// - Two writes of a page are never at the device together: a frame that is behind isn't written until the old version has ended.
 /// - If the old version couldn't be written, the new one takes its number, since only it has the data.
+/// - With write-through, no frame keeps data that the device has refused: a new version with a copy of such data is dropped, too.
 /// - A frame that somebody waits for is dirty or being written.
 /// - Nothing in a range that the device discards is written meanwhile.
 /// - Background writes are bounded by `DEPTH`, those for flushes by `FLUSH_DEPTH`; dirty pages by the throttle.
@@ -241,11 +245,12 @@ impl WriteBack {
         self.counters.pages_dirtied += 1;
     }
 
-    /// The page in `old`, which is being written, moves to `new`, which is clean and about to be written to.
-    pub fn supersede(&mut self, old: u32, new: u32) {
+    /// The page in `old`, which is being written, moves to `new`, which is clean and about to be written to. `copies`: with data of `old`.
+    pub fn supersede(&mut self, old: u32, new: u32, copies: bool) {
         debug_assert!(self.is_writing(old) && self.is_clean(new));
         self.frames[old as usize].old = true;
-        self.frames[new as usize].behind = true;
+        let new = &mut self.frames[new as usize];
+        (new.behind, new.copied) = (true, copies);
     }
 
     /// A request is done when `frame` has been written, which is dirty.
@@ -309,8 +314,19 @@ impl WriteBack {
     }
 
     /// The older version of a page, which became dirty under `epoch`, is not at the device any more: the page's frame isn't behind it now.
-    pub fn old_version_ended(&mut self, page: u64, frame: u32, epoch: u64, ok: bool) {
-        self.frames[frame as usize].behind = false;
+    ///
+    /// `Some`: with write-through, it has a copy of data that the device has refused. The page is to be dropped, and these requests, which wait for its write, fail, too.
+    #[must_use]
+    pub fn old_version_ended(
+        &mut self,
+        page: u64,
+        frame: u32,
+        epoch: u64,
+        ok: bool,
+    ) -> Option<Chain> {
+        let f = &mut self.frames[frame as usize];
+        f.behind = false;
+        let has_refused_data = std::mem::take(&mut f.copied) && !ok && self.writes_through;
         let is_awaited = self.syncs.any(frame);
         if has(Plant::RedirtiedIsClean) && self.is_dirty(frame) && !is_awaited {
             self.forget(page, frame);
@@ -318,7 +334,11 @@ impl WriteBack {
         let wanted = self.newest_flush();
         let f = &mut self.frames[frame as usize];
         if f.state != State::Dirty {
-            return;
+            return None;
+        }
+        if has_refused_data {
+            self.forget(page, frame);
+            return Some(self.syncs.detach(frame));
         }
         if !ok && f.epoch > epoch {
             let newer = std::mem::replace(&mut f.epoch, epoch);
@@ -328,6 +348,7 @@ impl WriteBack {
         if is_awaited || self.frames[frame as usize].epoch <= wanted {
             self.urgent.push(page);
         }
+        None
     }
 
     /// Ends a chain of requests that waited for a write.
