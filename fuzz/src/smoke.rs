@@ -27,16 +27,6 @@ pub fn seeds(name: &str) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// `PVBLK_SEED`, or a random one; printed, so that a run can be repeated.
-pub fn seed() -> u64 {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
-    seed
-}
-
 /// Runs all seeds, then `least` changed inputs and more until `time` is over. Returns how many inputs ran.
 /// An input that panics is kept: its place is printed.
 pub fn run(name: &str, target: Target, seed: u64, least: usize, time: Duration) -> usize {

@@ -5,7 +5,13 @@ use std::time::Duration;
 
 fn run(name: &str) {
     let (_, target) = TARGETS.iter().find(|(n, _)| *n == name).expect("a target");
-    let n = smoke::run(name, *target, smoke::seed(), 500, Duration::from_secs(1));
+    let n = smoke::run(
+        name,
+        *target,
+        pvblk_testing::seed(),
+        500,
+        Duration::from_secs(1),
+    );
     println!("{name}: {n} inputs");
 }
 

@@ -9,13 +9,13 @@ use pvblk_block::{
     BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
     Readiness, Request, RequestFlags, Status,
 };
+use pvblk_testing::wait;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use support::log::Log;
 use support::source::{Feed, source};
-use support::wait;
 use tracing::Level;
 
 const NONE: RequestFlags = RequestFlags::empty();

@@ -5,11 +5,11 @@ mod support;
 use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Service, StopTimes};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{RequestFlags, Status};
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::time::Duration;
 use support::device::Device;
 use support::source::source;
-use support::wait;
 
 fn disk(name: &str, device: &Arc<Device>) -> Arc<Disk> {
     Arc::new(Disk::new(name, device.clone(), Tracing::off()))

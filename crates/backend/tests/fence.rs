@@ -5,11 +5,11 @@ mod support;
 use pvblk_backend::{Attachment, Backend, BackendOptions, Disk, Disks, FenceOpened, Service};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{RequestFlags, Status};
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::device::Device;
 use support::source::{Feed, source};
-use support::wait;
 
 const NONE: RequestFlags = RequestFlags::empty();
 

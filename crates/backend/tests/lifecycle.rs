@@ -6,11 +6,11 @@ use parking_lot::Mutex;
 use pvblk_backend::{Backend, BackendOptions, Disk, OnEnd, SourceEnd, SourceId};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Op, RequestFlags, Status};
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::time::Duration;
 use support::device::Device;
 use support::source::{Feed, source};
-use support::wait;
 
 const NONE: RequestFlags = RequestFlags::empty();
 const W: Op = Op::Write;
@@ -193,7 +193,7 @@ fn no_more_is_in_flight_than_the_source_allows() {
 
 #[test]
 fn sources_come_and_go_under_load() {
-    let mut rng = support::rng();
+    let mut rng = pvblk_testing::random();
     let rig = rig(2);
     let mut live: Vec<(Feed, End, SourceId)> = Vec::new();
     let mut ended = Vec::new();

@@ -5,10 +5,10 @@ mod support;
 use pvblk_backend::{Backend, BackendOptions, Disk, SourceId};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Buffer, Op, Request, RequestFlags, Status};
+use pvblk_testing::wait;
 use std::sync::Arc;
 use support::device::{Device, Seen};
 use support::source::{Feed, source};
-use support::wait;
 
 /// Sectors that one step submits at most, and parts of one lane at the device.
 const STEP: u64 = 512;

@@ -6,11 +6,11 @@ mod support;
 use pvblk_backend::{Backend, BackendOptions, Disk};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Op, RequestFlags, Status};
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::time::Duration;
 use support::device::{Device, Seen};
 use support::source::{Feed, source};
-use support::wait;
 
 const NONE: RequestFlags = RequestFlags::empty();
 const BARRIER: RequestFlags = RequestFlags::BARRIER;
@@ -246,7 +246,7 @@ fn a_barrier_waits_for_the_write_behind_a_flush() {
 /// Random writes, flushes with data and barriers on three queues; completions in random order.
 #[test]
 fn random_loads_never_cross_a_barrier() {
-    let mut rng = support::rng();
+    let mut rng = pvblk_testing::random();
     for workers in [1, 2] {
         let rig = rig(3, workers);
         let total = 2000;

@@ -6,13 +6,13 @@ mod support;
 use pvblk_backend::{Backend, BackendOptions, Disk, Pulled, RequestSource, SourceEnd};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Completion, Op, Readiness, Request, Status};
+use pvblk_testing::wait;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use support::device::Device;
-use support::wait;
 
 /// A socket source that has one write to do, sees its client hang up, and counts how often it is bothered.
 struct HungUp {

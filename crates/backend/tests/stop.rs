@@ -5,11 +5,11 @@ mod support;
 use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Service, StopTimes};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{Op, RequestFlags, Status};
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::time::Duration;
 use support::device::Device;
 use support::source::{Feed, source};
-use support::wait;
 
 const NONE: RequestFlags = RequestFlags::empty();
 const FLUSH: (u32, Op, u64) = (0, Op::Flush, 0);

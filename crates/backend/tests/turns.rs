@@ -9,11 +9,11 @@ use pvblk_block::{
     BlockDevice, Buffer, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op,
     QueueContext, Readiness, Request, RequestFlags, Status,
 };
+use pvblk_testing::wait;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use support::source::{Feed, source};
-use support::wait;
 
 /// Completes everything in the next poll.
 #[derive(Default)]

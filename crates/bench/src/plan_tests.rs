@@ -1,15 +1,7 @@
 use super::*;
 use crate::{Amount, BlockSizes, sizes};
+use pvblk_testing::seed;
 use std::collections::HashSet;
-
-fn seed() -> u64 {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
-    seed
-}
 
 fn random(mix: Mix) -> JobSpec {
     JobSpec {

@@ -93,18 +93,13 @@ fn readers_get_their_pages_while_memory_is_given_back() {
 }
 
 fn change_hands(bytes: u64, squeezed: bool) {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok());
-    let seed: u64 = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
     let inner = pvblk_volume::open("mem:8M").unwrap();
     let cache = Arc::new(PageCache::new(&CacheConfig::new(bytes), inner).unwrap());
     let device: Arc<dyn BlockDevice> = cache.clone();
     let mut user = User::new(&device, 0);
     (0..PAGES).for_each(|page| user.write(page, 0));
     drop(user);
-    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut rng = pvblk_testing::random();
     let mut counts = vec![0; PAGES as usize];
     // How far each thread comes is the scheduler's choice, so it takes as many rounds as it needs.
     let begin = Instant::now();

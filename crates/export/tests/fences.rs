@@ -10,7 +10,7 @@ mod local_support;
 mod vhost_support;
 mod xen_support;
 
-use local_support::{Fixture, RINGS, Raw, eventually, offers};
+use local_support::{Fixture, RINGS, Raw, offers};
 use pvblk_backend::FenceOpened;
 use pvblk_client::local::{ConnectOptions, connect};
 use pvblk_export::vhost_user::{Listen, VhostLimits, VhostServer};
@@ -18,6 +18,7 @@ use pvblk_export::xen::XenServer;
 use pvblk_export::xen::toolstack::Toolstack;
 use pvblk_protocol::blkif::wire::OP_WRITE;
 use pvblk_protocol::xenbus::BackendOffers;
+use pvblk_testing::wait;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -121,7 +122,7 @@ impl Bed {
                 Box::new(move || guest.daemon.remove(&guest.node.back_end(0)))
             }
         };
-        eventually("its write is at the device", || {
+        wait("its write is at the device", || {
             self.f.ram.held.load(Ordering::Acquire) == 1
         });
         rest
@@ -198,12 +199,12 @@ fn pair(gone: Export, comes: Export, was_offered: bool) {
         true => {
             let begin = offered();
             vanish();
-            eventually("the server sees that it is gone", is_closed);
+            wait("the server sees that it is gone", is_closed);
             begin
         }
         false => {
             vanish();
-            eventually("the server sees that it is gone", is_closed);
+            wait("the server sees that it is gone", is_closed);
             Box::new(move || offered()())
         }
     };

@@ -11,6 +11,7 @@ use pvblk_export::local::LocalServer;
 use pvblk_protocol::blkif::wire::{OP_READ, OP_WRITE, RSP_OKAY, RequestHeader, Segment};
 use pvblk_protocol::xenbus::BackendOffers;
 use pvblk_sys::PAGE_SIZE;
+use pvblk_testing::wait;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ fn join(f: &Fixture, options: &ConnectOptions) -> (FrontParts, FrontLink) {
 
 fn wait_event(link: &mut FrontLink) -> LinkEvent {
     let mut seen = Vec::new();
-    eventually("an event of the link", || {
+    wait("an event of the link", || {
         seen.extend(link.step());
         !seen.is_empty()
     });
@@ -138,7 +139,7 @@ fn requests_data_and_notifications_pass_both_ways() {
             front.ring.publish();
             front.channel.notify();
             let mut response = None;
-            eventually("a response", || {
+            wait("a response", || {
                 response = front.ring.take().unwrap();
                 response.is_some()
             });
@@ -172,7 +173,7 @@ fn a_resize_reaches_every_front_end() {
     // Several changes may arrive as one, but the last size always arrives.
     (1..=100).for_each(|n| f.ram.resize(n * 8));
     let mut last = None;
-    eventually("the last size", || {
+    wait("the last size", || {
         last = one.step().pop().or(last.take());
         last == Some(LinkEvent::Resized { sectors: 800 })
     });
@@ -204,10 +205,10 @@ fn a_dead_front_end_is_detached_and_its_memory_freed_after_its_last_request() {
     // It still drains; until the end its disk is fenced (see local_reconnect.rs).
     assert!(bill() > 0 && f.server.mapped_bytes() > 0);
     f.release();
-    eventually("its end", || f.ended() == 1);
+    wait("its end", || f.ended() == 1);
     let (_parts, mut link) = join(&f, &options(1, 1));
     link.close().unwrap();
-    eventually("its memory's end", || f.server.mapped_bytes() == 0);
+    wait("its memory's end", || f.server.mapped_bytes() == 0);
 }
 
 #[test]
@@ -236,7 +237,7 @@ fn a_disk_without_room_refuses_a_front_end_and_keeps_none_of_its_queues() {
         *f.ram.room.lock() = Some(room);
         let e = connect(f.server.path(), "a", &options(3, 1)).err().unwrap();
         assert!(e.to_string().contains("no room for a queue"), "{e}");
-        eventually("all are gone", || f.served() == f.ended());
+        wait("all are gone", || f.served() == f.ended());
         assert_eq!(f.server.mapped_bytes(), 0);
     }
     *f.ram.room.lock() = None;

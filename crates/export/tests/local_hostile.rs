@@ -7,12 +7,13 @@ use pvblk_client::local::{ConnectOptions, connect};
 use pvblk_protocol::local::Frame;
 use pvblk_protocol::xenbus::Change;
 use pvblk_sys::{EventFd, PAGE_SIZE, create_sealed};
+use pvblk_testing::wait;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// The server still serves others, and has no resources of the bad front ends.
 fn still_serves(f: &Fixture) {
-    eventually("everything is unmapped", || {
+    wait("everything is unmapped", || {
         f.server.mapped_bytes() == 0 && f.served() == f.ended()
     });
     let options = ConnectOptions {
@@ -46,7 +47,7 @@ fn the_unchanged_keys_are_accepted() {
     raw.until("state", "4");
     assert_eq!(f.served(), 1);
     drop(raw);
-    eventually("detach", || f.ended() == 1);
+    wait("detach", || f.ended() == 1);
     still_serves(&f);
 }
 
@@ -281,7 +282,7 @@ fn a_front_end_may_die_at_every_step() {
         steps[..=last].iter().for_each(|step| step(&raw));
         drop(raw);
     }
-    eventually("all detached", || {
+    wait("all detached", || {
         f.served() == f.ended() && f.server.mapped_bytes() == 0
     });
     still_serves(&f);

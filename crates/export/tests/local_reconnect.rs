@@ -7,6 +7,7 @@ use local_support::*;
 use pvblk_client::local::{ConnectOptions, connect};
 use pvblk_export::local::LocalServer;
 use pvblk_protocol::blkif::grant::GrantEntry;
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,7 +29,7 @@ fn no_front_end_connects_while_requests_of_a_dead_one_are_in_flight() {
     let (mut parts, link) = connect(f.server.path(), "a", &options(2, 8, 60_000)).unwrap();
     f.keep_a_write(&mut parts);
     drop((parts, link));
-    eventually("the other queue ends", || f.ended() == 1);
+    wait("the other queue ends", || f.ended() == 1);
     let early = connect(f.server.path(), "a", &options(2, 8, 300));
     assert!(early.is_err(), "the old requests are still at work");
     assert_eq!(f.served(), 2);

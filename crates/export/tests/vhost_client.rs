@@ -8,10 +8,11 @@ use pvblk_block::{
 };
 use pvblk_client::vhost_user::{VhostClient, VhostClientConfig};
 use pvblk_sys::Poller;
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use vhost_support::{Bed, WAIT, eventually};
+use vhost_support::{Bed, WAIT};
 
 fn config(queues: u16, entries: u16) -> VhostClientConfig {
     VhostClientConfig {
@@ -188,7 +189,7 @@ fn a_server_that_goes_away_ends_everything_with_errors() {
     let buffer = Buffer::anonymous(4096).unwrap();
     let mut batch = vec![Request::with_buffers(Op::Read, 0, vec![buffer.clone()], 5)];
     user.queue.submit(&mut batch);
-    eventually("the disk has it", || {
+    wait("the disk has it", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     let Bed { server, a, .. } = bed;
@@ -200,7 +201,7 @@ fn a_server_that_goes_away_ends_everything_with_errors() {
     let done = user.collect(1);
     assert_eq!((done[0].request.tag, done[0].status), (5, Status::Ok));
     end.join().unwrap();
-    eventually("it is noticed", || client.failure().is_some());
+    wait("it is noticed", || client.failure().is_some());
     assert_eq!(user.data(Op::Read, 0, vec![buffer]), Status::IoError);
     let why = client.failure().unwrap();
     assert!(why.contains("gone"), "{why}");

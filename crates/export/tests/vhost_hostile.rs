@@ -5,6 +5,7 @@ mod vhost_support;
 use pvblk_protocol::vhost_user::{Code, InflightArea, MemoryRegion, VringAddr};
 use pvblk_protocol::virtio::{Driver, flags};
 use pvblk_sys::EventFd;
+use pvblk_testing::wait;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +14,7 @@ use std::sync::{Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
-use vhost_support::{Bed, ENTRIES, Front, GUEST, QUEUE_MEMORY, eventually};
+use vhost_support::{Bed, ENTRIES, Front, GUEST, QUEUE_MEMORY};
 use zerocopy::IntoBytes;
 
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -56,7 +57,7 @@ fn named(rule: &str) {
             .iter()
             .any(|l| l.contains("disk a") && l.contains(rule))
     };
-    eventually(&format!("no warning with {rule:?}"), found);
+    wait(&format!("a warning with {rule:?}"), found);
 }
 
 fn bed() -> Bed {
@@ -81,7 +82,7 @@ fn broken_ring(rule: &str, breaks: impl FnOnce(&mut Front)) {
     breaks(&mut guest);
     guest.kicks[0].notify();
     named(rule);
-    eventually("no error event", || guest.errs[0].drain());
+    wait("an error event", || guest.errs[0].drain());
     // Its other queue, and the connection.
     guest.write(1, 5, &[5; 512]);
     // A guest that resets its disk gets the queue back.
@@ -206,7 +207,7 @@ fn a_chain_that_is_available_twice() {
         true,
     );
     guest.submit(0, 0);
-    eventually("the request is at the device", || {
+    wait("the request is at the device", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     guest.drivers[0].make_available(0);
@@ -275,7 +276,7 @@ fn memory_that_shrinks_with_requests_in_flight() {
         driver.build(0, u32::from(queue), 0, &[(at, 65536, queue == 0)], true);
         guest.submit(queue, 0);
     }
-    eventually("both are at the device", || {
+    wait("both are at the device", || {
         bed.a.held.load(Ordering::Acquire) == 2
     });
     ftruncate(&*guest.memory, 0).unwrap();

@@ -72,7 +72,7 @@ fn a_full_call_that_waits_when_it_is_written() {
     }
     let used = |h: &mut Front| h.drivers[0].used().is_some();
     let mut done = 0;
-    vhost_support::eventually("its requests are answered", || {
+    pvblk_testing::wait("its requests are answered", || {
         done += u32::from(used(&mut hostile));
         done == 8
     });
@@ -80,7 +80,7 @@ fn a_full_call_that_waits_when_it_is_written() {
     // The worker isn't waiting in that queue's call.
     hostile.drivers[0].build(8, 4, 0, &[], true);
     hostile.submit(0, 8);
-    vhost_support::eventually("its next request is answered", || used(&mut hostile));
+    pvblk_testing::wait("its next request is answered", || used(&mut hostile));
     // The same event as error event, and a kick that can be read by two.
     let which = 1u64.to_le_bytes();
     hostile.must(Code::SetVringErr, &which, &[call.as_fd()]);
@@ -232,7 +232,7 @@ fn memory_is_mapped_once_for_all_rings() {
         front.write(queue, queue.into(), &[queue as u8; 512]);
     }
     drop(front);
-    vhost_support::eventually("it is unmapped", || mapped() < before + LEN);
+    pvblk_testing::wait("it is unmapped", || mapped() < before + LEN);
     handshake(&bed);
 }
 

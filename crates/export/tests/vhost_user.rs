@@ -5,12 +5,13 @@ mod vhost_support;
 use pvblk_protocol::vhost_user::{Code, ConfigHead, MemoryRegion, SingleRegion, features, flags};
 use pvblk_protocol::virtio::Driver;
 use pvblk_sys::{Region, fdpass};
+use pvblk_testing::wait;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use vhost_support::{Bed, ENTRIES, Front, GUEST, QUEUE_MEMORY, USER, eventually};
+use vhost_support::{Bed, ENTRIES, Front, GUEST, QUEUE_MEMORY, USER};
 use zerocopy::{FromBytes, IntoBytes};
 
 #[test]
@@ -117,7 +118,7 @@ fn front_ends_come_one_after_another() {
         false,
     );
     first.submit(0, 0);
-    eventually("the request is at the device", || {
+    wait("the request is at the device", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     drop(first);
@@ -159,7 +160,7 @@ fn a_stopped_ring_tells_where_it_stopped_and_goes_on_from_there() {
         false,
     );
     guest.submit(0, 0);
-    eventually("the request is at the device", || {
+    wait("the request is at the device", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     guest.send(Code::GetVringBase as u32, 0, &Front::state(0, 0), &[]);
@@ -275,7 +276,7 @@ fn memory_that_ends_inside_a_page() {
     assert_eq!(got, [4; 512]);
     guest.drivers[0].build(0, 0, 3, &[(last + 1, 512, true)], true);
     guest.submit(0, 0);
-    eventually("the ring is stopped", || guest.errs[0].drain());
+    wait("the ring is stopped", || guest.errs[0].drain());
 }
 
 #[test]
@@ -287,7 +288,7 @@ fn buffers_outlive_their_region() {
     guest.drivers[3].region().write(0, &[9; 512]);
     guest.drivers[0].build(0, 1, 5, &[(far, 512, false)], true);
     guest.submit(0, 0);
-    eventually("the request is at the device", || {
+    wait("the request is at the device", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     guest.must(Code::RemMemReg, guest.single(3).as_bytes(), &[]);
@@ -375,7 +376,7 @@ fn a_server_that_stops_answers_what_is_in_flight() {
     );
     bed.a.hold.store(true, Ordering::Release);
     guest.submit(0, 0);
-    eventually("the request is at the device", || {
+    wait("the request is at the device", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     let ram = std::sync::Arc::clone(&bed.a);

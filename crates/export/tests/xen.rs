@@ -6,6 +6,7 @@ use pvblk_export::xen::MAX_PERSISTENT;
 use pvblk_protocol::blkif::wire::{OP_READ, OP_WRITE, RSP_OKAY, Segment};
 use pvblk_protocol::xenbus::XenbusState;
 use pvblk_sys::PAGE_SIZE;
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use xen_support::guest::Page;
@@ -159,7 +160,7 @@ fn a_batch_needs_few_copy_calls() {
         };
         let ids: Vec<u64> = pages.iter().enumerate().map(put).collect();
         guest.kick(0);
-        eventually("all are at the device", || {
+        wait("all are at the device", || {
             bed.a.held.load(Ordering::Acquire) == entries
         });
         bed.a.hold.store(false, Ordering::Release);
@@ -279,7 +280,7 @@ fn a_page_is_copied_if_all_persistent_pages_are_in_use() {
             requests.push((guest.put(0, op, 88 * i as u64, &segments), pages, data));
         }
         guest.kick(0);
-        eventually("all are at the device", || {
+        wait("all are at the device", || {
             bed.a.held.load(Ordering::Acquire) == count
         });
         assert!(guest.memory.mapped() <= 16 + MAX_PERSISTENT);
@@ -313,7 +314,7 @@ fn copies_are_bounded_and_other_requests_wait() {
         guest.kick(0);
     }
     let held = || bed.a.held.load(Ordering::Acquire);
-    eventually("as many as fit are at the device", || held() == fit);
+    wait("as many as fit are at the device", || held() == fit);
     for _ in 0..20 {
         other.check();
         assert_eq!(held(), fit);
@@ -338,7 +339,7 @@ fn a_new_size_is_published_and_the_state_is_written_again() {
     });
     bed.a.resize(40960);
     bed.daemon.until_is(&guest.back("sectors"), "40960");
-    eventually("state is written again", || {
+    wait("state is written again", || {
         told.load(Ordering::Acquire) == 1
     });
     let listed = bed.toolstack().look(guest.node).unwrap().unwrap();
@@ -358,14 +359,14 @@ fn nothing_is_copied_to_a_guest_that_has_left() {
     guest.load(&[page], 0, &before);
     guest.put(0, OP_READ, 0, &[whole(page.gref)]);
     guest.kick(0);
-    eventually("the read is at the device", || {
+    wait("the read is at the device", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     bed.daemon.remove(&guest.node.back_end(0));
     // Attaches a new guest, so earlier changes have been handled.
     bed.still_serves(&mut other);
     bed.a.hold.store(false, Ordering::Release);
-    eventually("everything is unmapped", || guest.memory.mapped() == 0);
+    wait("everything is unmapped", || guest.memory.mapped() == 0);
     assert!(guest.store(&[page], 0, PAGE_SIZE) == before);
 }
 

@@ -6,6 +6,7 @@ mod xen_support;
 use pvblk_export::xen::node::Node;
 use pvblk_protocol::blkif::wire::OP_WRITE;
 use pvblk_protocol::xenstore::Operation;
+use pvblk_testing::wait;
 use xen_support::*;
 
 const XVDA: u32 = 51712;
@@ -38,7 +39,7 @@ fn hold(guest: &mut Guest, ram: &Ram) {
     let page = guest.page(false);
     guest.put(0, OP_WRITE, 0, &[whole(page.gref)]);
     guest.kick(0);
-    eventually("it is at the device", || {
+    wait("it is at the device", || {
         ram.held.load(std::sync::atomic::Ordering::Acquire) == 1
     });
 }

@@ -4,6 +4,7 @@
 mod xen_support;
 
 use pvblk_protocol::blkif::wire::OP_WRITE;
+use pvblk_testing::wait;
 use std::sync::atomic::Ordering;
 use xen_support::*;
 
@@ -13,7 +14,7 @@ fn lost(bed: &Bed, guest: &mut Guest) {
     let page = guest.page(false);
     guest.put(0, OP_WRITE, 0, &[whole(page.gref)]);
     guest.kick(0);
-    eventually("it is at the device", || {
+    wait("it is at the device", || {
         bed.a.held.load(Ordering::Acquire) == 1
     });
     bed.daemon.remove(&guest.node.back_end(0));

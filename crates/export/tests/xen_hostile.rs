@@ -13,6 +13,7 @@ use pvblk_protocol::blkif::wire::{
 use pvblk_protocol::xenstore::Operation;
 use pvblk_sys::PAGE_SIZE;
 use pvblk_sys::xen::CopyDirection;
+use pvblk_testing::wait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use xen_support::*;
@@ -245,7 +246,7 @@ fn a_grant_that_is_revoked_in_flight_fails_its_own_request_only() {
         .map(|p| guest.put(0, OP_READ, 0, &[whole(p.gref)]))
         .collect();
     guest.kick(0);
-    eventually("they are at the device", || {
+    wait("they are at the device", || {
         bed.a.held.load(Ordering::Acquire) == 3
     });
     guest.memory.revoke(pages[1].gref);
@@ -472,7 +473,7 @@ fn a_guest_that_notifies_without_end_wakes_the_server_once_a_sleep() {
         }
     });
     let (clears, rearms) = (&port.clears, &port.rearms);
-    eventually("the worker sleeps, with the port unmasked", || {
+    wait("the worker sleeps, with the port unmasked", || {
         clears.load(Ordering::Acquire) == rearms.load(Ordering::Acquire)
     });
     let heard = clears.load(Ordering::Acquire);
@@ -488,7 +489,7 @@ fn a_guest_that_notifies_without_end_wakes_the_server_once_a_sleep() {
         .map(|_| guest.put(0, OP_READ, 0, &[whole(page.gref)]))
         .collect();
     guest.kick(0);
-    eventually("the ring is full", || {
+    wait("the ring is full", || {
         bed.a.held.load(Ordering::Acquire) == entries as usize
     });
     let before = rearms.load(Ordering::Acquire);
@@ -573,7 +574,7 @@ fn a_front_end_may_vanish_at_every_step() {
             } else {
                 bed.daemon.remove(&guest.node.back_end(0));
             }
-            eventually("everything is unmapped", || guest.memory.mapped() == 0);
+            wait("everything is unmapped", || guest.memory.mapped() == 0);
             if last == keys.len() {
                 break;
             }
@@ -670,7 +671,7 @@ fn a_guest_that_wants_no_notification_gets_none() {
     guest.set_index(0, RSP_EVENT, 1000);
     let before = guest.queues[0].port.notifies.load(Ordering::Acquire);
     guest.kick(0);
-    eventually("the answer", || {
+    wait("the answer", || {
         guest.queues[0].ring.take().unwrap().is_some()
     });
     bed.still_serves(&mut other);

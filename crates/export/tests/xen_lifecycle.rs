@@ -8,6 +8,7 @@ use pvblk_export::xen::Xenstore;
 use pvblk_export::xen::node::Node;
 use pvblk_protocol::blkif::wire::{OP_WRITE, RSP_OKAY};
 use pvblk_protocol::xenstore::{HEAD, Head, Operation};
+use pvblk_testing::wait;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ fn load(guest: &mut Guest, ram: &Ram, count: usize) -> Vec<u64> {
     };
     let ids = (0..count).map(put).collect();
     guest.kick(0);
-    eventually("they are at the device", || {
+    wait("they are at the device", || {
         ram.held.load(Ordering::Acquire) == before + count
     });
     ids
@@ -163,7 +164,7 @@ fn a_guest_that_is_destroyed_under_load_leaves_nothing() {
         assert_eq!(guest.memory.mapped(), 0);
         bed.still_serves(&mut other);
         other.close();
-        eventually("every way to a guest is closed", || {
+        wait("every way to a guest is closed", || {
             bed.xen.open.load(Ordering::Acquire) == 0
         });
     }
@@ -210,7 +211,7 @@ fn a_directory_that_is_removed_unexpectedly_ends_its_queues() {
         other.check();
         assert!(guest.memory.mapped() > 0);
         bed.a.hold.store(false, Ordering::Release);
-        eventually("everything is unmapped", || guest.memory.mapped() == 0);
+        wait("everything is unmapped", || guest.memory.mapped() == 0);
         assert_eq!(bed.daemon.read(&guest.back("state")), None);
         bed.still_serves(&mut other);
     }
@@ -645,7 +646,7 @@ fn disks_go_on_when_xenstore_is_gone_and_the_log_says_so_once() {
         tree.write(&guest.front("state"), "4");
         tree.write(&other.front("state"), "4");
     });
-    eventually("the log tells it", || errors.load(Ordering::Acquire) > 0);
+    wait("the log tells it", || errors.load(Ordering::Acquire) > 0);
     for _ in 0..200 {
         guest.check();
         other.check();

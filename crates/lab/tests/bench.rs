@@ -16,11 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 fn jobs(text: &str) -> Jobs {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
+    let seed = pvblk_testing::seed();
     let mut jobs = bench::parse_jobs(text, "test").unwrap();
     jobs.set_all(&format!("randseed={seed}")).unwrap();
     jobs

@@ -48,15 +48,6 @@ fn wait_all(queue: &mut Queue) -> Vec<Completion> {
     out
 }
 
-fn seed() -> u64 {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
-    seed
-}
-
 /// Random batches of reads, writes, flushes and discards, never two at a time on one sector.
 fn oracle_round(loopback: Loopback, workers: usize, native: bool, rng: &mut fastrand::Rng) {
     const SECTORS: u64 = 4096;
@@ -153,7 +144,7 @@ fn oracle_round(loopback: Loopback, workers: usize, native: bool, rng: &mut fast
 
 #[test]
 fn data_survives_every_kind_of_ring() {
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     for (queues, ring_pages, indirect, persistent, flush, native) in [
         (1, 1, 256, true, true, true),
         (1, 1, 0, false, true, false),
@@ -394,7 +385,7 @@ fn an_idle_queue_can_be_silenced() {
 #[test]
 fn many_sleepers_on_one_ring_all_wake() {
     const THREADS: u64 = 24;
-    let seed = seed();
+    let seed = pvblk_testing::seed();
     let rig = rig("delay:50us:mem:4M", Loopback::default(), 2);
     let threads: Vec<_> = (0..THREADS)
         .map(|t| {

@@ -16,15 +16,6 @@ use zerocopy::IntoBytes;
 /// Offset of the entries on the pages (ring.h).
 const ENTRIES: usize = 64;
 
-fn rng() -> fastrand::Rng {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
-    fastrand::Rng::with_seed(seed)
-}
-
 /// Mappings of the same pages for the front end, the back end, and the test.
 fn pages(count: usize) -> (Region, Region, Region) {
     let fd = create_sealed("ring-test", (count * PAGE_SIZE) as u64).unwrap();
@@ -250,7 +241,7 @@ impl Model {
 
 #[test]
 fn rings_of_all_sizes_are_queues() {
-    let mut rng = rng();
+    let mut rng = pvblk_testing::random();
     for page_count in [1, 2, 4, 8, 16] {
         let mut model = Model::new(page_count);
         let entries = u64::from(model.front.entries());
@@ -273,7 +264,7 @@ fn rings_of_all_sizes_are_queues() {
 /// The same indices at the 32-bit wrap, which pages that start at zero reach only after 2^32 entries.
 #[test]
 fn indices_wrap_in_the_middle_of_everything() {
-    let mut rng = rng();
+    let mut rng = pvblk_testing::random();
     for _ in 0..200 {
         let start = 0u32.wrapping_sub(rng.u32(0..200));
         let (prod, event) = (AtomicU32::new(start), AtomicU32::new(start.wrapping_add(1)));
@@ -317,7 +308,7 @@ fn indices_wrap_in_the_middle_of_everything() {
 
 #[test]
 fn the_notification_rule_is_the_interval() {
-    let mut rng = rng();
+    let mut rng = pvblk_testing::random();
     for _ in 0..100_000 {
         let old = rng.u32(..);
         let ahead = rng.u32(0..1000);

@@ -362,15 +362,17 @@ fn run(seed: u64, world: &TestArray, kill: Option<usize>) {
 }
 
 fn seeds() -> impl Iterator<Item = u64> {
-    let first = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok());
-    let begin = first.unwrap_or_else(|| fastrand::u64(..1 << 32));
-    eprintln!("replay with PVBLK_SEED={begin}");
+    let begin = pvblk_testing::seed_or(fastrand::u64(..1 << 32));
     let count = std::env::var("PVBLK_SEEDS")
         .ok()
         .and_then(|s| s.parse().ok());
-    begin..begin + count.unwrap_or(if first.is_some() { 1 } else { 6 })
+    begin
+        ..begin
+            + count.unwrap_or(if pvblk_testing::given_seed().is_some() {
+                1
+            } else {
+                6
+            })
 }
 
 const LAYOUTS: [Layout; 4] = [

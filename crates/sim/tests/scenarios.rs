@@ -11,17 +11,10 @@ fn scenario(name: &str) -> &'static Scenario {
     Scenario::named(name).expect("a scenario")
 }
 
-/// The first seed: `PVBLK_SEED`, or `usual`.
-fn base(usual: u64) -> u64 {
-    let given = std::env::var("PVBLK_SEED").ok();
-    given.and_then(|s| s.parse().ok()).unwrap_or(usual)
-}
-
-/// Runs `seeds` seeds from `first` on, but at least a quarter if they take longer than `longest`, as on a
+/// Runs `seeds` seeds from `PVBLK_SEED`, or `first`, on, but at least a quarter if they take longer than `longest`, as on a
 /// slow machine; fails with the first seed that fails. Returns the counts, and the number of seeds.
 fn many(name: &str, first: u64, seeds: u64, longest: Duration) -> (Counts, u64) {
-    let (start, first) = (Instant::now(), base(first));
-    println!("replay with PVBLK_SEED={first}");
+    let (start, first) = (Instant::now(), pvblk_testing::seed_or(first));
     let goes_on = |done| done < seeds / 4 || start.elapsed() < longest;
     let options = Options::default();
     let (sum, failure) = campaign::run(scenario(name), &options, first, seeds, goes_on);
@@ -140,8 +133,8 @@ fn stop_every_disk_that_can_be_flushed_is_and_of_each_other_it_is_said() {
 
 #[test]
 fn a_seed_is_all_there_is() {
+    let first = pvblk_testing::seed_or(5_000_000);
     for scenario in SCENARIOS {
-        let first = base(5_000_000);
         for seed in first..first + 10 {
             let again = || scenario.run(seed, &Options::default());
             let (one, other) = (again(), again());

@@ -8,15 +8,6 @@ use pvblk_trace::latency::{Analyzer, Hop, Report, deviation};
 use pvblk_trace::{Action, Device, Event, Extra, op_name};
 use std::collections::BTreeMap;
 
-fn rng() -> Rng {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
-    Rng::with_seed(seed)
-}
-
 /// Distance in sectors between a request and its sector before the remap.
 const FAR: u64 = 1 << 40;
 
@@ -242,7 +233,7 @@ fn check(plan: &Plan, report: &Report) {
 
 #[test]
 fn planted_delays_are_found() {
-    let mut rng = rng();
+    let mut rng = pvblk_testing::random();
     for _ in 0..200 {
         let plan = plan(&mut rng);
         let mut lives = 0;
@@ -260,7 +251,7 @@ fn planted_delays_are_found() {
 
 #[test]
 fn planted_delays_are_found_through_files() {
-    let mut rng = rng();
+    let mut rng = pvblk_testing::random();
     let dir = tempfile::tempdir().unwrap();
     for n in 0..20 {
         let plan = plan(&mut rng);

@@ -99,12 +99,7 @@ fn a_batch_with_flushes_is_remapped_and_then_queued() {
 /// Any number of flushes of several submitters; those of one submitter end in the order in which they began.
 #[test]
 fn flushes_of_several_submitters_are_distinguished() {
-    let seed = std::env::var("PVBLK_SEED").ok();
-    let seed: u64 = seed
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
-    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut rng = pvblk_testing::random();
     for _ in 0..100 {
         let (mut events, mut expected) = (Vec::new(), Vec::new());
         for submitter in 0..3 {

@@ -77,7 +77,7 @@ fn backlogged(path: &Path, entries: u32) -> Arc<dyn BlockDevice> {
 
 #[test]
 fn every_op_at_every_edge() {
-    let mut rng = fastrand::Rng::with_seed(seed("every_op_at_every_edge"));
+    let mut rng = pvblk_testing::random();
     for_each_device(|name, device| {
         let mut q = queue(device, 8);
         let unit = q.limits().sectors_per_block();
@@ -171,7 +171,7 @@ fn outside_and_unaligned_is_invalid() {
 
 #[test]
 fn random_requests_against_an_oracle() {
-    let seed = seed("random_requests_against_an_oracle");
+    let seed = pvblk_testing::seed();
     for_each_device(|name, device| {
         println!("{name}");
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -189,7 +189,7 @@ fn random_requests_against_an_oracle() {
 
 #[test]
 fn two_queues_at_once() {
-    let seed = seed("two_queues_at_once");
+    let seed = pvblk_testing::seed();
     for_each_device(|name, device| {
         let half = device.capacity_sectors() / 16 * 8;
         let halves: Vec<Oracle> = std::thread::scope(|s| {
@@ -215,7 +215,7 @@ fn two_queues_at_once() {
 
 #[test]
 fn many_segments_of_one_large_request() {
-    let mut rng = fastrand::Rng::with_seed(seed("many_segments_of_one_large_request"));
+    let mut rng = pvblk_testing::random();
     for_each_device(|name, device| {
         let mut q = queue(device, 2);
         let segments = 1024.min(q.limits().max_segments as usize);

@@ -36,7 +36,7 @@ fn fates(device: &Arc<dyn BlockDevice>, index: u32) -> Vec<bool> {
 
 #[test]
 fn the_same_seed_gives_the_same_faults() {
-    let seed = seed("the_same_seed_gives_the_same_faults");
+    let seed = pvblk_testing::seed();
     let spec = format!("fault:seed={seed},error=0.2,torn=0.2:mem:1M");
     let first = fates(&open(&spec), 0);
     assert_eq!(first, fates(&open(&spec), 0));
@@ -81,7 +81,7 @@ fn each_kind_of_error() {
 
 #[test]
 fn a_torn_write_stores_a_first_part_and_fails() {
-    let seed = seed("a_torn_write_stores_a_first_part_and_fails");
+    let seed = pvblk_testing::seed();
     for (sector, unit) in [(512, 512), (4096, 4096_usize)] {
         let device = open(&format!("fault:seed={seed},torn=1:mem:1M,sector={sector}"));
         let mut q = queue(&device, 1);

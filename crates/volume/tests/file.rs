@@ -250,7 +250,7 @@ fn idle_queues_cost_no_descriptor() {
 
 #[test]
 fn direct_takes_any_multiple_of_512_in_memory() {
-    let mut rng = fastrand::Rng::with_seed(seed("direct_takes_any_multiple_of_512_in_memory"));
+    let mut rng = pvblk_testing::random();
     let folder = Folder::new();
     for engine in ["sync", "uring"] {
         let path = folder.file(engine, 8 << 20);
@@ -295,7 +295,7 @@ fn direct_takes_any_multiple_of_512_in_memory() {
 /// With any depth and number of entries every request completes once, with the right data.
 #[test]
 fn a_backlog_loses_nothing() {
-    let seed = seed("a_backlog_loses_nothing");
+    let seed = pvblk_testing::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = Folder::new();
     for round in 0..12 {
@@ -359,7 +359,7 @@ fn a_block_device() {
         println!("skipped: PVBLK_SCRATCH_DEVICE names no block device to overwrite");
         return;
     };
-    let seed = seed("a_block_device");
+    let seed = pvblk_testing::seed();
     refused(Path::new(&path), ",size=1M", "drop it");
     let all = [
         "",

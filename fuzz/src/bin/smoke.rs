@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         }
     };
     let named: Vec<String> = arguments.collect();
-    let seed = smoke::seed();
+    let seed = pvblk_testing::seed();
     let mut failed = 0;
     let mut passed = 0;
     for (name, target) in TARGETS {

@@ -34,16 +34,6 @@ pub fn full() -> bool {
     std::env::var_os("PVBLK_E2E_FULL").is_some_and(|v| v == "1")
 }
 
-/// `PVBLK_SEED`, or a random one; printed, so that a run can be repeated.
-pub fn seed() -> u64 {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("replay with PVBLK_SEED={seed}");
-    seed
-}
-
 /// Size of a disk for copies, in bytes.
 pub fn disk_bytes() -> u64 {
     if full() { 1024 * MIB } else { 256 * MIB }

@@ -5,7 +5,7 @@ use crate::daemon::pvblk;
 use crate::outcome::check;
 use crate::stage::{unix, uri};
 use crate::tools::{Finished, run, run_ok};
-use crate::{Daemon, Stop, seed};
+use crate::{Daemon, Stop};
 use serde_json::Value;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ pub fn array(files: usize, policy: &str) -> Result<(Disks, PathBuf), Stop> {
     let bytes = detail(&disks.paths(0..4))?["array_bytes"].as_u64();
     let image = disks.dir.path().join("image");
     File::create(&image)?.set_len(bytes.unwrap_or(0))?;
-    scribble(&image, &mut fastrand::Rng::with_seed(seed()))?;
+    scribble(&image, &mut pvblk_testing::random())?;
     Ok((disks, image))
 }
 

@@ -5,7 +5,7 @@ use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{compare, need, run, run_ok};
-use pvblk_e2e::{Daemon, MIB, Stop, run_all, seed};
+use pvblk_e2e::{Daemon, MIB, Stop, run_all};
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -97,7 +97,7 @@ fn done(client: &mut Connection) -> Result<(), Stop> {
 fn copied() -> Result<(), Stop> {
     need(&["nbdcopy", "qemu-io", "cmp"])?;
     let mut cached = Cached::start("2M")?;
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     let image = cached.path("image");
     let mut data = vec![0; BYTES as usize];
     rng.fill(&mut data);
@@ -130,7 +130,7 @@ fn copied() -> Result<(), Stop> {
 fn killed() -> Result<(), Stop> {
     const PAGES: u64 = 2048;
     const PAGE: usize = 4096;
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     let mut cached = Cached::start("1M")?;
     // By page: the number that was flushed last, and those that were written since.
     let mut flushed = vec![0u64; PAGES as usize];

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use pvblk_e2e::daemon::lab;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{Finished, need, run, run_ok};
-use pvblk_e2e::{Stop, full, run_all, seed};
+use pvblk_e2e::{Stop, full, run_all};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,10 +28,6 @@ fn main() -> ExitCode {
         ("results_of_other_machines_are_warned_of", other_machines),
         ("mistakes_are_one_line", mistakes),
     ])
-}
-
-fn rng() -> Rng {
-    Rng::with_seed(seed())
 }
 
 /// Roughly normal, around `mean` with the standard deviation `spread`.
@@ -137,7 +133,7 @@ fn same_word(a: &str, b: &str, digits: i32) -> bool {
 /// All degrees of freedom that have a quantile of their own, and some beyond.
 fn every_size() -> Result<(), Stop> {
     let mut bench = Bench::new()?;
-    let mut rng = rng();
+    let mut rng = pvblk_testing::random();
     for freedom in (4..=103).chain([150, 1000]) {
         let n = rng.usize(3..=freedom - 1);
         let far = freedom % 4 != 0;
@@ -154,7 +150,7 @@ fn every_size() -> Result<(), Stop> {
 /// All magnitudes, spreads from three thousandths of the mean to many times it, differences about as large as the error.
 fn random_comparisons() -> Result<(), Stop> {
     let mut bench = Bench::new()?;
-    let mut rng = rng();
+    let mut rng = pvblk_testing::random();
     for _ in 0..if full() { 3000 } else { 300 } {
         let [n, m] = [0; 2].map(|_: usize| match rng.u8(..3) {
             0 => rng.usize(3..6),

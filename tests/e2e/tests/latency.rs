@@ -4,7 +4,7 @@ use pvblk_e2e::btt::{HOPS, btts, devices, ours, parts_add_up, same};
 use pvblk_e2e::daemon::{lab, pvblk};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{Finished, need, run, run_ok};
-use pvblk_e2e::{Stop, full, run_all, seed};
+use pvblk_e2e::{Stop, full, run_all};
 use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ impl Sample {
             "--requests",
             &requests.to_string(),
             "--seed",
-            &seed().to_string(),
+            &pvblk_testing::seed().to_string(),
         ];
         let said = run(lab(args)?, Duration::from_secs(60))?.success()?;
         let count = said.stdout.split_whitespace().next();

@@ -6,7 +6,7 @@ use pvblk_e2e::arrays::{
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{compare, need, run, run_ok, tool};
-use pvblk_e2e::{Stop, run_all, seed};
+use pvblk_e2e::{Stop, run_all};
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -191,7 +191,7 @@ fn mistakes() -> Result<(), Stop> {
 
 fn killed() -> Result<(), Stop> {
     need(&["nbdcopy", "cmp"])?;
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     let disks = Disks::new(4)?;
     let members = disks.paths(0..4);
     raid(

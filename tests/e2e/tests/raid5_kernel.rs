@@ -9,7 +9,7 @@ use pvblk_e2e::managed::{Managed, names, rebuilt};
 use pvblk_e2e::md::{Done, Guest};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::need;
-use pvblk_e2e::{Stop, full, pattern, run_all, seed, vm};
+use pvblk_e2e::{Stop, full, pattern, run_all, vm};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -79,7 +79,7 @@ fn cases(rng: &mut fastrand::Rng) -> Vec<Case> {
 
 fn layouts() -> Result<(), Stop> {
     need(&["nbdcopy", "cmp", "sha256sum"])?;
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     let dir = tempfile::tempdir()?;
     let image = dir.path().join("image");
     let cases = cases(&mut rng);
@@ -287,7 +287,7 @@ struct Round {
 
 fn cut_by_us(kind: vm::Kind) -> Result<(), Stop> {
     need(&["nbdcopy", "cmp", "sha256sum"])?;
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     let disks = Disks::fast(4, 4)?;
     let members = disks.paths(0..4);
     let layout = LAYOUTS[rng.usize(0..4)];
@@ -501,7 +501,7 @@ impl Rebuild {
 
 fn rebuilds() -> Result<(), Stop> {
     need(&["nbdcopy", "cmp", "sha256sum"])?;
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     let dir = tempfile::tempdir()?;
     let mut guest = Guest::new(12)?;
     let first = rng.usize(0..3);

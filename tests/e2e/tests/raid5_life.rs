@@ -8,7 +8,7 @@ use pvblk_e2e::managed::{
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{Finished, compare, need, need_fio_nbd, run, run_ok, tool};
-use pvblk_e2e::{Daemon, Stop, full, run_all, seed};
+use pvblk_e2e::{Daemon, Stop, full, run_all};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -187,7 +187,7 @@ fn replaced() -> Result<(), Stop> {
             served.raid("stripes", &[stripes])?;
             let now = served.detail()?["serving"]["stripes"].to_string();
             check(now == stripes, || format!("{now} stripes, not {stripes}"))?;
-            scribble(&image, &mut fastrand::Rng::with_seed(seed()))?;
+            scribble(&image, &mut pvblk_testing::random())?;
             served.write(&image)?;
         }
         served.raid("speed", &["--min", "200000", "--max", "200000"])?;
@@ -310,7 +310,7 @@ fn killed() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
     let (disks, image) = array(5, "ppl")?;
     let mut served = third(&disks, &image)?;
-    scribble(&image, &mut fastrand::Rng::with_seed(seed()))?;
+    scribble(&image, &mut pvblk_testing::random())?;
     served.write(&image)?;
     served.daemon.kill()?;
     let left = [0, 2, 3, 4].map(|n| disks.path(n));

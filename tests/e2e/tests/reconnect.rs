@@ -6,7 +6,7 @@ use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::slow_medium::SlowMedium;
 use pvblk_e2e::tools::{need, run, run_ok, tool};
-use pvblk_e2e::{Daemon, MIB, Route, Stage, Stop, full, pattern, run_all, seed, stage};
+use pvblk_e2e::{Daemon, MIB, Route, Stage, Stop, full, pattern, run_all, stage};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -160,7 +160,7 @@ fn fio() -> Result<(), Stop> {
 
 /// The lab's campaign, a bounded share of it.
 fn campaign(cycles: u32, more: &[&str]) -> Result<(), Stop> {
-    let (cycles, seed) = (cycles.to_string(), seed().to_string());
+    let (cycles, seed) = (cycles.to_string(), pvblk_testing::seed().to_string());
     let mut command = lab(["crash", "--cycles", &cycles, "--seed", &seed])?;
     command.args(more);
     run(command, Duration::from_secs(900))?.success().map(drop)

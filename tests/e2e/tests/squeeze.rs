@@ -5,7 +5,7 @@ use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::unix;
 use pvblk_e2e::tools::{need, need_fio_nbd, run, run_ok, tool};
-use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, seed};
+use pvblk_e2e::{Daemon, MIB, Stop, full, run_all};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -111,7 +111,7 @@ impl Squeezer {
 /// fio writes, reads back and checks while memory is squeezed all the time.
 fn verified(volume: impl Fn(&Path) -> String, rings: bool) -> Result<(), Stop> {
     need_fio_nbd()?;
-    let seed = seed();
+    let seed = pvblk_testing::seed();
     let seconds = if full() { 120 } else { 8 };
     let dir = tempfile::tempdir()?;
     let path = |name: &str| dir.path().join(name);

@@ -4,7 +4,7 @@ use pvblk_e2e::arrays::{Disks, raid};
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{find, need, run};
-use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, seed, vm};
+use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, vm};
 use rustix::process::Signal;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -104,7 +104,7 @@ fn boots() -> Result<(), Stop> {
     let disk = served.file()?;
     disk.write_all_at(BOOT, 0)?;
     disk.write_all_at(&[0x55, 0xaa], 510)?;
-    let text = format!("from the served disk, {:x}\n", seed());
+    let text = format!("from the served disk, {:x}\n", pvblk_testing::seed());
     disk.write_all_at(text.as_bytes(), 512)?;
     // Two machines, one after the other, at the same server.
     for round in 0..2 {
@@ -275,7 +275,7 @@ fn survives() -> Result<(), Stop> {
         cpus: 2,
         ..vm::Machine::default()
     };
-    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut rng = pvblk_testing::random();
     let mut server = Some(daemon);
     let mut again = 0;
     let out = path("out");

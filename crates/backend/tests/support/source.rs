@@ -114,7 +114,7 @@ impl Feed {
     #[track_caller]
     pub fn settle(&self) {
         let from = self.pushes.load(Ordering::Acquire);
-        super::wait("the back end looks at this source", || {
+        pvblk_testing::wait("the back end looks at this source", || {
             // It may be asleep.
             self.event.notify();
             self.pushes.load(Ordering::Acquire) >= from + 3

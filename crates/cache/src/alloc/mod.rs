@@ -250,12 +250,7 @@ mod tests {
 
     #[test]
     fn random_use_loses_nothing_and_gives_nothing_twice() {
-        let seed = std::env::var("PVBLK_SEED")
-            .ok()
-            .and_then(|s| s.parse().ok());
-        let seed: u64 = seed.unwrap_or_else(|| fastrand::u64(..));
-        println!("replay with PVBLK_SEED={seed}");
-        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut rng = pvblk_testing::random();
         for _ in 0..20 {
             let frames = rng.usize(1..6000);
             let lists = rng.usize(1..5);

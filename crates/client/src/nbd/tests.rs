@@ -206,9 +206,7 @@ fn an_answer_that_makes_no_sense_ends_the_connection() {
 /// Whatever bytes come, the read ends, and nothing panics.
 #[test]
 fn random_bytes_do_no_harm() {
-    let seed = std::env::var("PVBLK_SEED").map_or(0x0bad_b17e, |s| s.parse().unwrap());
-    println!("PVBLK_SEED={seed}");
-    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut rng = fastrand::Rng::with_seed(pvblk_testing::seed_or(0x0bad_b17e));
     // Numbers of any size below a power of two.
     let power = |rng: &mut fastrand::Rng, bits: u64| {
         let below = 1 << rng.u64(..bits);

@@ -6,6 +6,7 @@ use crate::nbd::testing::{MemDevice, pattern};
 use pvblk_backend::{Backend, BackendOptions, Budget, Disks};
 use pvblk_block::Limits;
 use pvblk_block::trace::Tracing;
+use pvblk_testing::wait;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -157,14 +158,6 @@ impl Client {
     }
 }
 
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + HANG;
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn a_block_status_that_hangs_holds_up_nothing_else() {
     let scene = scene("status", NbdConfig::default(), Limits::default());
@@ -222,7 +215,7 @@ fn clients_that_read_nothing_hold_a_bounded_memory_and_go() {
         }
     }
     let memory = scene.disks[0].memory();
-    until("they take what they may", || memory.used() > 16 << 20);
+    wait("they take what they may", || memory.used() > 16 << 20);
     let mut good = scene.client("good");
     // The neighbour gets its floor: a request of the largest size.
     let data = pattern(32 * MIB, 9);
@@ -239,7 +232,7 @@ fn clients_that_read_nothing_hold_a_bounded_memory_and_go() {
             "{why}"
         );
     }
-    until("all is given back", || memory.used() == 0);
+    wait("all is given back", || memory.used() == 0);
     assert!(good.call(READ, 0, 4096, &[]) == data[..4096]);
 }
 
@@ -317,7 +310,7 @@ fn connections_are_counted_for_each_disk_and_for_all() {
     let e = scene.try_client("good").err().unwrap();
     assert!(e.contains("the server has 5 NBD connections"), "{e}");
     bad.pop();
-    until("there is a place again", || {
+    wait("there is a place again", || {
         scene.try_client("good").is_ok()
     });
 }
@@ -335,7 +328,7 @@ fn idle_negotiations_keep_nobody_out() {
     assert_eq!(good.call(READ, 0, 512, &[]).len(), 512);
     // The oldest ones went.
     assert_eq!(idle[0].read(&mut [0]).unwrap(), 0);
-    until("only so many are left", || scene.server.connections() <= 5);
+    wait("only so many are left", || scene.server.connections() <= 5);
 }
 
 #[test]
@@ -393,7 +386,7 @@ fn threads_of_negotiations_are_counted_while_they_exist() {
             s.write_all(&[&3u32.to_be_bytes()[..], &go].concat())
                 .unwrap();
             if n < most {
-                wait_until("it is served", || {
+                wait("it is served", || {
                     device.entered.load(Ordering::Acquire) > n as u64
                 });
             }
@@ -404,20 +397,11 @@ fn threads_of_negotiations_are_counted_while_they_exist() {
     assert_eq!(device.entered.load(Ordering::Acquire), most as u64);
     assert!(server.shared.threads.load(Ordering::Acquire) <= most);
     drop(shut);
-    wait_until("they end", || {
+    wait("they end", || {
         device.passed.load(Ordering::Acquire) >= most as u64
     });
     drop(clients);
-    wait_until("no thread is left", || {
+    wait("no thread is left", || {
         server.shared.threads.load(Ordering::Acquire) == 0
     });
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut f: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !f() {
-        assert!(begin.elapsed() < HANG, "never happened: {what}");
-        std::thread::yield_now();
-    }
 }

@@ -2,6 +2,7 @@ use super::*;
 use crate::nbd::testing::MemDevice;
 use pvblk_backend::{Backend, BackendOptions, Disk, Disks};
 use pvblk_block::trace::Tracing;
+use pvblk_testing::wait;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -54,14 +55,6 @@ fn read_request(cookie: u64) -> Vec<u8> {
     b
 }
 
-fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn connections_are_served_over_both_families() {
     let path = unix_path("both");
@@ -78,7 +71,7 @@ fn connections_are_served_over_both_families() {
         ends.recv_timeout(Duration::from_secs(60)).unwrap(),
         SourceEnd::Closed
     ));
-    wait_until("the connection is off the list", || unix.connections() == 0);
+    wait("the connection is off the list", || unix.connections() == 0);
     drop(unix);
     assert!(!path.exists());
 
@@ -116,7 +109,7 @@ fn stopping_answers_what_was_sent_and_closes() {
     assert_eq!(rest.len(), 10 * (16 + 4096));
     assert_eq!(negotiating.read(&mut [0; 8]).unwrap(), 0);
     assert!(UnixStream::connect(&path).is_err());
-    wait_until("the list is empty", || server.connections() == 0);
+    wait("the list is empty", || server.connections() == 0);
 }
 
 #[test]
@@ -159,7 +152,7 @@ fn surplus_clients_are_cut() {
     let newest = greeted(&path);
     assert_eq!(slow[0].read(&mut [0; 8]).unwrap(), 0);
     drop((slow, newest));
-    wait_until("they are gone", || server.connections() == 1);
+    wait("they are gone", || server.connections() == 1);
     served.write_all(&read_request(1)).unwrap();
     exact(&mut served, 16 + 4096);
 }
@@ -181,7 +174,7 @@ fn slow_clients_are_cut() {
     let (server, _device, _ends) = serve(&format!("unix:{}", path.display()), config);
     let mut slow = [(); 2].map(|()| greeted(&path));
     // A byte now and then doesn't help.
-    wait_until("it is cut", || slow[0].write_all(&[0]).is_err());
+    wait("it is cut", || slow[0].write_all(&[0]).is_err());
     assert_eq!(slow[1].read(&mut [0; 8]).unwrap(), 0);
-    wait_until("the slow ones are gone", || server.connections() == 0);
+    wait("the slow ones are gone", || server.connections() == 0);
 }

@@ -254,7 +254,7 @@ fn fill(closer: &Arc<Closer>) -> std::net::TcpStream {
     rustix::net::sockopt::set_socket_linger(&slow, Some(Duration::from_secs(600))).unwrap();
     drop(PeerFd::new(slow.into(), closer));
     // The thread may take some of them before it has the slow one.
-    ram_support::eventually("the thread closes the slow one", || {
+    pvblk_testing::wait("the thread closes the slow one", || {
         let event = EventFd::new().unwrap();
         let event = event.as_fd().try_clone_to_owned().unwrap();
         drop(PeerFd::new(event, closer));
@@ -277,7 +277,7 @@ fn a_front_end_is_not_heard_while_its_descriptors_wait_to_be_closed() {
     assert!(bed.control.server.ports[0].session.is_some());
     drop(peer);
     let closer = Arc::clone(&bed.control.server.ports[0].closer);
-    ram_support::eventually("all are closed", || closer.has_room());
+    pvblk_testing::wait("all are closed", || closer.has_room());
     bed.time.pass(Duration::from_millis(5));
     (0..3).for_each(|_| bed.turn());
     assert!(is_answered(&mut a));

@@ -161,22 +161,8 @@ fn answers_that_were_not_published_are_done_again() {
 /// By seed: kills at any moment, also between publishing and what follows it; every request is answered exactly once.
 #[test]
 fn every_request_is_answered_once_over_many_killed_servers() {
-    let seed = std::env::var("PVBLK_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok());
-    let seed: u64 = seed.unwrap_or_else(|| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        now.map_or(1, |d| d.as_nanos() as u64)
-    });
-    println!("replay with PVBLK_SEED={seed}");
-    // xorshift64*
-    let mut state = seed | 1;
-    let mut below = move |n: usize| {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
-    };
+    let mut rng = pvblk_testing::random();
+    let mut below = |n: usize| rng.usize(..n);
     let mut guest = Guest::new();
     let mut source = guest.server();
     let mut at_disk: Vec<Box<Request>> = Vec::new();

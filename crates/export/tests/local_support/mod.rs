@@ -17,6 +17,7 @@ use pvblk_protocol::blkif::wire::{OP_WRITE, RequestHeader, Segment};
 use pvblk_protocol::local::Frame;
 use pvblk_protocol::xenbus::{BackendOffers, Change};
 use pvblk_sys::{EventFd, PAGE_SIZE, Poller, Region, create_sealed, fdpass};
+use pvblk_testing::wait;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -90,7 +91,7 @@ impl Fixture {
         queue.ring.put_rw(&header, &[segment]);
         queue.ring.publish();
         queue.channel.notify();
-        eventually("the write is at the device", || {
+        wait("the write is at the device", || {
             self.ram.held.load(Ordering::Acquire) == 1
         });
     }

@@ -159,12 +159,3 @@ impl DeviceQueue for RamQueue {
         None
     }
 }
-
-/// Until `done`, or a panic that says what was waited for.
-pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WAIT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}

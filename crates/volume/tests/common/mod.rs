@@ -9,16 +9,6 @@ use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The run's seed: `PVBLK_SEED` or a random one, printed so that a failure can be replayed.
-pub fn seed(test: &str) -> u64 {
-    let seed = std::env::var("PVBLK_SEED").map_or_else(
-        |_| fastrand::u64(..),
-        |text| text.parse().expect("PVBLK_SEED is a number"),
-    );
-    println!("{test}: PVBLK_SEED={seed}");
-    seed
-}
-
 pub fn queue(device: &Arc<dyn BlockDevice>, depth: u32) -> Queue {
     Queue::open(device, &QueueContext::new(depth)).expect("queue")
 }

@@ -15,12 +15,7 @@ pub struct Rng(pub u64);
 impl Rng {
     /// The seed from `PVBLK_SEED`, or this one; prints it.
     pub fn from_env(default: u64) -> Rng {
-        let seed = std::env::var("PVBLK_SEED")
-            .ok()
-            .and_then(|s| s.parse().ok());
-        let seed = seed.unwrap_or(default);
-        println!("PVBLK_SEED={seed}");
-        Rng(seed)
+        Rng(pvblk_testing::seed_or(default))
     }
 
     pub fn below(&mut self, n: u64) -> u64 {
