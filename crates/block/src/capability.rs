@@ -44,7 +44,7 @@ impl Capabilities<'_> {
 /// The capabilities of a device over other devices: passed on from below, its own, or none. The fields are
 /// those of [`Capabilities`].
 ///
-/// There is no value of this type to write after `..`, so a literal names every capability. A new capability
+/// A literal names every capability, never `..Forwards::none()` (a rule of `tests/house`): a new capability
 /// doesn't compile until each such device has decided about it.
 pub struct Forwards<'a> {
     pub refresh: Option<&'a dyn Refresh>,
@@ -54,6 +54,22 @@ pub struct Forwards<'a> {
     pub questions: Option<&'a dyn Questions>,
     pub memory: Option<&'a dyn Reclaim>,
     pub buffers: Option<&'a dyn Buffers>,
+}
+
+impl Forwards<'_> {
+    /// All capabilities hidden: for devices of tests, examples and experiments. A device that is served
+    /// names each capability instead.
+    pub const fn none() -> Self {
+        Forwards {
+            refresh: None,
+            extents: None,
+            incarnation: None,
+            close: None,
+            questions: None,
+            memory: None,
+            buffers: None,
+        }
+    }
 }
 
 impl<'a> From<Forwards<'a>> for Capabilities<'a> {

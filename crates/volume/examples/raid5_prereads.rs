@@ -87,15 +87,7 @@ impl Decorator for Counted {
         }))
     }
     fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
-        Forwards {
-            refresh: None,
-            extents: None,
-            incarnation: None,
-            close: None,
-            questions: None,
-            memory: None,
-            buffers: None,
-        }
+        Forwards::none()
     }
 }
 

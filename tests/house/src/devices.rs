@@ -6,7 +6,7 @@ use crate::lexer::code_only;
 const IMPL: &str = "impl BlockDevice for ";
 
 /// Checks one Rust file: a struct that holds another device implements `Decorator`, or makes its capabilities of `Forwards`. Both name every capability,
-/// so that none is forgotten.
+/// so that none is forgotten; `Forwards::none()` hides all, and doesn't fill up a literal.
 pub fn check_devices(path: &str, text: &str) -> Vec<Finding> {
     let code = code_only(text);
     let mut findings = Vec::new();
@@ -26,6 +26,14 @@ pub fn check_devices(path: &str, text: &str) -> Vec<Finding> {
             let text = format!(
                 "{name} holds another device: implement `Decorator`, or make its capabilities of `Forwards`"
             );
+            findings.push(Finding::new(format!("{path}:{line}"), text));
+        }
+    }
+    for (at, _) in code.match_indices("Forwards::none()") {
+        let path_or_space = |c: char| c.is_alphanumeric() || c.is_whitespace() || "_:".contains(c);
+        if code[..at].trim_end_matches(path_or_space).ends_with("..") {
+            let line = code[..at].lines().count();
+            let text = "hides the next new capability unnoticed: name each instead of `..Forwards::none()`";
             findings.push(Finding::new(format!("{path}:{line}"), text));
         }
     }
@@ -68,5 +76,23 @@ mod tests {
         assert_eq!(found("struct Over;", "Capabilities::none()").len(), 0);
         let other = "struct Overall { inner: Arc<dyn BlockDevice> }\nstruct Over { n: u8 }";
         assert_eq!(found(other, "Capabilities::none()").len(), 0);
+    }
+
+    #[test]
+    fn no_literal_is_filled_up_with_hidden_capabilities() {
+        let found = |text: &str| check_devices("a.rs", text);
+        assert_eq!(found("fn f() -> Forwards {\n    Forwards::none()\n}\n"), []);
+        assert_eq!(found("// never `..Forwards::none()`\n"), []);
+        assert_eq!(found("let all = 0..9;\nlet none = Forwards::none();\n"), []);
+        for rest in [
+            "..Forwards::none()",
+            "..pvblk_block::Forwards::none()",
+            ".. Forwards::none()",
+        ] {
+            let text = format!("Forwards {{\n    extents: inner.extents,\n    {rest}\n}}\n");
+            let findings = found(&text);
+            assert_eq!(findings.len(), 1, "{rest}");
+            assert_eq!(findings[0].place, "a.rs:3");
+        }
     }
 }

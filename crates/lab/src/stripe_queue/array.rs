@@ -75,15 +75,7 @@ impl Decorator for Counted {
     }
     fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
         // Only requests are counted.
-        Forwards {
-            refresh: None,
-            extents: None,
-            incarnation: None,
-            close: None,
-            questions: None,
-            memory: None,
-            buffers: None,
-        }
+        Forwards::none()
     }
 }
 

@@ -155,15 +155,7 @@ impl Decorator for Disk {
     }
     fn forward<'a>(&'a self, _: Capabilities<'a>) -> Forwards<'a> {
         // Only requests are modelled.
-        Forwards {
-            refresh: None,
-            extents: None,
-            incarnation: None,
-            close: None,
-            questions: None,
-            memory: None,
-            buffers: None,
-        }
+        Forwards::none()
     }
 }
 
