@@ -7,8 +7,8 @@
 use super::pages::{Block, HeadPages, segments};
 use super::{Piece, Shared};
 use crate::STRIPE_BYTES;
-use pvblk_block::RequestFlags;
 use pvblk_block::planted::{Plant, has};
+use pvblk_block::{Request, RequestFlags};
 
 /// A piece and the request that it is of.
 pub(super) struct RoundPiece {
@@ -67,15 +67,17 @@ impl Work {
             self.pages.sum(member, self.all & !(1 << member));
         }
         match self.mode {
-            Mode::Read => self.give(),
+            Mode::Read => self.copy(HeadPages::give),
             Mode::Fix | Mode::Rebuild => {}
             Mode::Check => self.check(),
-            Mode::NoParity => self.take(),
+            // From here on the submitter's data may change.
+            Mode::NoParity => self.copy(HeadPages::take),
             Mode::Modify | Mode::Reconstruct => self.make_parity(),
         }
     }
 
-    fn give(&self) {
+    /// Copies each piece between its request and its page.
+    fn copy(&self, copy: impl Fn(&HeadPages, usize, usize, &Request, usize, usize)) {
         for RoundPiece {
             piece,
             request,
@@ -83,22 +85,14 @@ impl Work {
         } in &self.pieces
         {
             let offset = (piece.offset * 512) as usize;
-            self.pages
-                .give(*member, offset, request, piece.skip, piece.len());
-        }
-    }
-
-    /// Takes a copy of the data: from here on the submitter's may change.
-    fn take(&self) {
-        for RoundPiece {
-            piece,
-            request,
-            member,
-        } in &self.pieces
-        {
-            let offset = (piece.offset * 512) as usize;
-            self.pages
-                .take(*member, offset, request, piece.skip, piece.len());
+            copy(
+                &self.pages,
+                *member,
+                offset,
+                request,
+                piece.skip,
+                piece.len(),
+            );
         }
     }
 
@@ -128,10 +122,10 @@ impl Work {
             if let Some(partial) = &mut self.partial_parity {
                 self.pages.read(self.parity, partial);
             }
-            self.take();
+            self.copy(HeadPages::take);
             self.pages.sum(self.parity, self.touched | parity);
         } else {
-            self.take();
+            self.copy(HeadPages::take);
             self.pages.sum(self.parity, data);
         }
         if has(Plant::WrongPartialParity)
