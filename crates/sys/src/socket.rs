@@ -18,6 +18,36 @@ pub enum Part<'a> {
     Buffer(&'a Buffer, usize),
 }
 
+impl Part<'_> {
+    /// Number of bytes to send.
+    #[inline]
+    pub fn size(&self) -> usize {
+        match self {
+            Part::Bytes(b) => b.len(),
+            Part::Buffer(b, skip) => b.len() - skip,
+        }
+    }
+}
+
+/// The parts without their first `skip` bytes, and without empty ones.
+pub fn skip_bytes<'a>(
+    parts: impl Iterator<Item = Part<'a>>,
+    mut skip: usize,
+) -> impl Iterator<Item = Part<'a>> {
+    parts.filter_map(move |part| {
+        let size = part.size();
+        if skip >= size {
+            skip -= size;
+            return None;
+        }
+        let from = std::mem::take(&mut skip);
+        Some(match part {
+            Part::Bytes(b) => Part::Bytes(&b[from..]),
+            Part::Buffer(b, at) => Part::Buffer(b, at + from),
+        })
+    })
+}
+
 /// A Unix socket that doesn't block, and the address of the file at `path`, neither bound nor connected.
 pub fn unix(path: &Path, kind: SocketType) -> io::Result<(OwnedFd, SocketAddrUnix)> {
     let at = SocketAddrUnix::new(path).map_err(|_| {
@@ -193,6 +223,28 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(take_descriptors(accepted.as_fd()), can);
         assert!(crate::fdpass::send(peer.as_fd(), b"x", &[listener.as_fd()]).is_ok());
+    }
+
+    #[test]
+    fn a_send_goes_on_at_any_byte() {
+        let data = Buffer::anonymous(8).unwrap();
+        data.write(0, b"abcdefgh");
+        let parts = [
+            Part::Bytes(b"head"),
+            Part::Bytes(b""),
+            Part::Buffer(&data, 2),
+            Part::Bytes(b"end"),
+        ];
+        let all = b"headcdefghend";
+        for skip in 0..=all.len() + 1 {
+            let left: Vec<Part<'_>> = skip_bytes(parts.into_iter(), skip).collect();
+            assert!(left.iter().all(|p| p.size() > 0));
+            let bytes = left.iter().flat_map(|p| match p {
+                Part::Bytes(b) => b.to_vec(),
+                Part::Buffer(b, at) => b.to_vec()[*at..].to_vec(),
+            });
+            assert_eq!(bytes.collect::<Vec<u8>>(), all[skip.min(all.len())..]);
+        }
     }
 
     #[test]

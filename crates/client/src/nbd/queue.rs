@@ -394,34 +394,18 @@ fn command_bytes(slot: &Slot) -> usize {
 fn parts<'a>(
     outgoing: &'a VecDeque<u32>,
     slots: &'a [Slot],
-    mut skip: usize,
+    skip: usize,
 ) -> impl Iterator<Item = Part<'a>> {
-    outgoing
-        .iter()
-        .flat_map(|&id| {
-            let slot = &slots[id as usize];
-            let data = match (&slot.request, slot.command) {
-                (Some(r), Command::Write) => &r.buffers[..],
-                _ => &[],
-            };
-            let data = data.iter().map(|b| Part::Buffer(b, 0));
-            std::iter::once(Part::Bytes(&slot.head)).chain(data)
-        })
-        .filter_map(move |part| {
-            let len = match part {
-                Part::Bytes(b) => b.len(),
-                Part::Buffer(b, _) => b.len(),
-            };
-            if skip >= len {
-                skip -= len;
-                return None;
-            }
-            let from = std::mem::take(&mut skip);
-            Some(match part {
-                Part::Bytes(b) => Part::Bytes(&b[from..]),
-                Part::Buffer(b, _) => Part::Buffer(b, from),
-            })
-        })
+    let all = outgoing.iter().flat_map(|&id| {
+        let slot = &slots[id as usize];
+        let data = match (&slot.request, slot.command) {
+            (Some(r), Command::Write) => &r.buffers[..],
+            _ => &[],
+        };
+        let data = data.iter().map(|b| Part::Buffer(b, 0));
+        std::iter::once(Part::Bytes(&slot.head)).chain(data)
+    });
+    socket::skip_bytes(all, skip)
 }
 
 /// Zeroes bytes `at..end` of a request's data.

@@ -188,7 +188,7 @@ impl Outbox {
             }
             let offered = Cell::new(0);
             let counted = self.parts(slots).inspect(|p| {
-                offered.set(offered.get() + part_len(p));
+                offered.set(offered.get() + p.size());
             });
             let n = match socket::send(fd, counted, left) {
                 Ok(n) => n,
@@ -208,34 +208,19 @@ impl Outbox {
 
     /// What is left to be sent, in order.
     fn parts<'a>(&'a self, slots: &'a Slots) -> impl Iterator<Item = Part<'a>> {
-        let mut skip = self.sent;
-        self.queue
-            .iter()
-            .flat_map(|r| {
-                let (bytes, buffers): (&[u8], _) = match &r.body {
-                    Body::None => (&[], [].iter()),
-                    Body::Text(t) => (t.as_bytes(), [].iter()),
-                    Body::Bytes(b) => (b.as_slice(), [].iter()),
-                    Body::Slot(s) => (&[], slots.get(*s).data().iter()),
-                };
-                [&r.head[..r.head_len as usize], bytes]
-                    .into_iter()
-                    .filter(|b| !b.is_empty())
-                    .map(Part::Bytes)
-                    .chain(buffers.map(|b| Part::Buffer(b, 0)))
-            })
-            .filter_map(move |part| {
-                let len = part_len(&part);
-                if skip >= len {
-                    skip -= len;
-                    return None;
-                }
-                let from = std::mem::take(&mut skip);
-                Some(match part {
-                    Part::Bytes(b) => Part::Bytes(&b[from..]),
-                    Part::Buffer(b, _) => Part::Buffer(b, from),
-                })
-            })
+        let all = self.queue.iter().flat_map(|r| {
+            let (bytes, buffers): (&[u8], _) = match &r.body {
+                Body::None => (&[], [].iter()),
+                Body::Text(t) => (t.as_bytes(), [].iter()),
+                Body::Bytes(b) => (b.as_slice(), [].iter()),
+                Body::Slot(s) => (&[], slots.get(*s).data().iter()),
+            };
+            [&r.head[..r.head_len as usize], bytes]
+                .into_iter()
+                .map(Part::Bytes)
+                .chain(buffers.map(|b| Part::Buffer(b, 0)))
+        });
+        socket::skip_bytes(all, self.sent)
     }
 
     fn advance(&mut self, mut n: usize, mut freed: impl FnMut(u32)) {
@@ -260,12 +245,5 @@ impl Outbox {
         self.sent = 0;
         let all = self.queue.iter().map(|r| r.len).sum();
         self.advance(all, freed);
-    }
-}
-
-fn part_len(part: &Part<'_>) -> usize {
-    match part {
-        Part::Bytes(b) => b.len(),
-        Part::Buffer(b, skip) => b.len() - skip,
     }
 }
