@@ -145,13 +145,7 @@ fn setup(u: &mut Unstructured<'_>) -> Result<Play> {
 
 fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let mut play = setup(u)?;
-    let mut result = Ok(());
-    for _ in 0..STEPS {
-        result = play.step(u);
-        if result.is_err() {
-            break;
-        }
-    }
+    let result = (0..STEPS).try_for_each(|_| play.step(u));
     play.end();
     result
 }

@@ -117,13 +117,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         refused: false,
         tampered: false,
     };
-    let mut result = Ok(());
-    for _ in 0..200 {
-        result = play.step(u);
-        if result.is_err() {
-            break;
-        }
-    }
+    let result = (0..200).try_for_each(|_| play.step(u));
     play.end();
     result
 }

@@ -101,13 +101,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         leaving: false,
         over: false,
     };
-    let mut result = Ok(());
-    for _ in 0..300 {
-        result = play.step(u);
-        if result.is_err() {
-            break;
-        }
-    }
+    let result = (0..300).try_for_each(|_| play.step(u));
     play.end();
     result
 }

@@ -90,13 +90,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         honest: 0,
         written: 0,
     };
-    let mut result = Ok(());
-    for _ in 0..STEPS {
-        result = play.step(u);
-        if result.is_err() {
-            break;
-        }
-    }
+    let result = (0..STEPS).try_for_each(|_| play.step(u));
     // The lane lets everything complete, then drops the source.
     play.complete(play.at_device.len(), &mut Unstructured::new(&[]));
     play.push();
