@@ -1,8 +1,9 @@
 //! Disks of other servers as volumes: served, and measured, by the same specifications.
 
+mod serving;
+
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
 use pvblk_client::nbd::{NbdClient, NbdClientConfig};
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -15,19 +16,8 @@ struct Serve(Child);
 
 impl Serve {
     fn start(args: &[String]) -> Serve {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_pvblk"))
-            .arg("serve")
-            .args(["--workers", "1", "--no-pressure"])
-            .args(args)
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = |l: &std::io::Result<String>| l.as_ref().is_ok_and(|l| l == "pvblk: ready");
-        assert!(lines.any(|l| ready(&l)), "{args:?}: it didn't start");
-        std::thread::spawn(move || lines.for_each(drop));
-        Serve(child)
+        let fixed = ["--workers=1", "--no-pressure"].map(String::from);
+        Serve(serving::start(&[&fixed, args].concat()))
     }
 
     /// Asks it to stop, and returns whether it ended well.

@@ -1,11 +1,11 @@
 //! A guest whose server is killed with its writes in a cache: it must not be told that they are safe.
 
+mod serving;
 #[path = "../../export/tests/vhost_support/mod.rs"]
 mod vhost_support;
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use tempfile::TempDir;
 use vhost_support::kept::{Guest, OK};
 
@@ -46,18 +46,8 @@ impl Drop for Serve {
 }
 
 fn start(volume: &str, socket: &Path) -> Child {
-    let socket = format!("d=unix:{}", socket.display());
-    let mut child = Command::new(env!("CARGO_BIN_EXE_pvblk"))
-        .args(["serve", "--disk", volume, "--vhost-user", &socket])
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let ready = |l: &std::io::Result<String>| l.as_ref().is_ok_and(|l| l == "pvblk: ready");
-    assert!(lines.any(|l| ready(&l)), "the server didn't start");
-    std::thread::spawn(move || lines.for_each(drop));
-    child
+    let disk = format!("--disk={volume}");
+    serving::start(&[disk, format!("--vhost-user=d=unix:{}", socket.display())])
 }
 
 #[test]
