@@ -43,7 +43,7 @@ struct Bed {
     _xen_server: XenServer,
 }
 
-/// What is left to be done: to vanish, or to begin and to be served.
+/// The rest of a step: to vanish, or to begin and to be served.
 type Rest = Box<dyn FnOnce() + Send>;
 
 impl Bed {
@@ -175,14 +175,7 @@ impl Drop for Bed {
     /// No guest is left for the server to wait for.
     fn drop(&mut self) {
         self.f.release();
-        self.daemon.edit(|tree| {
-            tree.forget_hooks();
-            for domid in tree.guests() {
-                tree.remove(&format!("/local/domain/{domid}"));
-                tree.remove(&format!("/local/domain/0/backend/pvblk/{domid}"));
-            }
-        });
-        self.daemon.fire("@releaseDomain");
+        self.daemon.end_guests();
     }
 }
 

@@ -39,7 +39,7 @@ pub mod features {
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     /// Memory comes and goes region by region.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-    /// What we can.
+    /// The features of the protocol that our servers offer.
     pub const OFFERED: u64 =
         MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | CONFIGURE_MEM_SLOTS;
 }
@@ -53,7 +53,7 @@ pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
-        /// What a front end asks for.
+        /// A message's code in the requests of a front end.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum Code { $($(#[$doc])* $name = $code,)* }
@@ -77,9 +77,9 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Which features of virtio there are.
+    /// The front end asks for the features of virtio that are offered.
     GetFeatures = 1, "GET_FEATURES";
-    /// Which of them are used.
+    /// The features of virtio that the front end uses.
     SetFeatures = 2, "SET_FEATURES";
     /// A new session.
     SetOwner = 3, "SET_OWNER";
@@ -101,13 +101,13 @@ codes! {
     SetVringCall = 13, "SET_VRING_CALL";
     /// The event that tells of a broken ring.
     SetVringErr = 14, "SET_VRING_ERR";
-    /// Which features of the protocol there are.
+    /// The front end asks for the features of the protocol that are offered.
     GetProtocolFeatures = 15, "GET_PROTOCOL_FEATURES";
-    /// Which of them are used.
+    /// The features of the protocol that the front end uses.
     SetProtocolFeatures = 16, "SET_PROTOCOL_FEATURES";
-    /// How many rings there may be.
+    /// The front end asks for the most rings.
     GetQueueNum = 17, "GET_QUEUE_NUM";
-    /// Whether a ring is served.
+    /// A ring is served, or isn't.
     SetVringEnable = 18, "SET_VRING_ENABLE";
     /// The socket for our requests.
     SetBackendReqFd = 21, "SET_BACKEND_REQ_FD";
@@ -119,7 +119,7 @@ codes! {
     GetInflightFd = 31, "GET_INFLIGHT_FD";
     /// Hands that memory over.
     SetInflightFd = 32, "SET_INFLIGHT_FD";
-    /// How many memory regions there may be.
+    /// The front end asks for the most memory regions.
     GetMaxMemSlots = 36, "GET_MAX_MEM_SLOTS";
     /// One more memory region.
     AddMemReg = 37, "ADD_MEM_REG";
@@ -142,7 +142,6 @@ pub struct Header {
 /// A header that is good in form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// What.
     pub code: Code,
     /// The front end wants an answer in any case.
     pub need_reply: bool,
@@ -199,7 +198,7 @@ pub fn message(request: u32, flag: u32, payload: &[u8]) -> Vec<u8> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct VringState {
-    /// Which ring.
+    /// The ring's number.
     pub index: u32,
     /// Entries, an index, or 0 and 1.
     pub num: u32,
@@ -209,7 +208,7 @@ pub struct VringState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct VringAddr {
-    /// Which ring.
+    /// The ring's number.
     pub index: u32,
     /// Bit 0: writes are logged, for migration.
     pub flags: u32,
@@ -243,7 +242,6 @@ pub struct MemoryRegion {
 pub struct SingleRegion {
     /// Not used.
     pub padding: u64,
-    /// Which.
     pub region: MemoryRegion,
 }
 

@@ -9,10 +9,18 @@ use pvblk_protocol::blkif::index::{Consumer, Producer, SharedIndex};
 // Not loom's type: its counter panics again while a failed model unwinds.
 use std::sync::Arc;
 
-/// The index as it is on shared pages.
-struct Sound(AtomicU32);
+/// An index on shared pages. `RELEASE`: it is published after the entries before it. `BARRIER`: a store is ordered before
+/// the look at the other side's word.
+struct Word<const RELEASE: bool, const BARRIER: bool>(AtomicU32);
 
-impl SharedIndex for Sound {
+/// The index as it is.
+type Sound = Word<true, true>;
+/// Without the barrier between a store and the look at the other side's word.
+type NoBarrier = Word<true, false>;
+/// Published without an order after the entries.
+type RelaxedStore = Word<false, true>;
+
+impl<const RELEASE: bool, const BARRIER: bool> SharedIndex for Word<RELEASE, BARRIER> {
     fn load_acquire(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
@@ -20,44 +28,16 @@ impl SharedIndex for Sound {
         self.0.load(Ordering::Relaxed)
     }
     fn store_release(&self, value: u32) {
-        self.0.store(value, Ordering::Release);
+        let order = match RELEASE {
+            true => Ordering::Release,
+            false => Ordering::Relaxed,
+        };
+        self.0.store(value, order);
     }
     fn full_barrier() {
-        fence(Ordering::SeqCst);
-    }
-}
-
-/// An index without the barrier between a store and the look at the other side's word.
-struct NoBarrier(AtomicU32);
-
-impl SharedIndex for NoBarrier {
-    fn load_acquire(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
-    }
-    fn load_relaxed(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-    fn store_release(&self, value: u32) {
-        self.0.store(value, Ordering::Release);
-    }
-    fn full_barrier() {}
-}
-
-/// An index that is published without ordering it after the entries.
-struct RelaxedStore(AtomicU32);
-
-impl SharedIndex for RelaxedStore {
-    fn load_acquire(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
-    }
-    fn load_relaxed(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-    fn store_release(&self, value: u32) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-    fn full_barrier() {
-        fence(Ordering::SeqCst);
+        if BARRIER {
+            fence(Ordering::SeqCst);
+        }
     }
 }
 
@@ -65,21 +45,9 @@ trait Index: SharedIndex + Send + Sync + 'static {
     fn new(value: u32) -> Self;
 }
 
-impl Index for Sound {
-    fn new(value: u32) -> Sound {
-        Sound(AtomicU32::new(value))
-    }
-}
-
-impl Index for NoBarrier {
-    fn new(value: u32) -> NoBarrier {
-        NoBarrier(AtomicU32::new(value))
-    }
-}
-
-impl Index for RelaxedStore {
-    fn new(value: u32) -> RelaxedStore {
-        RelaxedStore(AtomicU32::new(value))
+impl<const RELEASE: bool, const BARRIER: bool> Index for Word<RELEASE, BARRIER> {
+    fn new(value: u32) -> Self {
+        Word(AtomicU32::new(value))
     }
 }
 

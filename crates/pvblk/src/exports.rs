@@ -1,4 +1,4 @@
-//! How the command's disks leave the process: a server for each way that was asked for, all over one service.
+//! The ways by which the command's disks leave the process: a server for each way that was asked for, all over one service.
 
 use crate::config::ServeConfig;
 use crate::log;

@@ -82,6 +82,15 @@ impl TestArray {
         world
     }
 
+    fn add_spare(&mut self) {
+        let spare = disk("spare");
+        let added = self
+            .array
+            .add(&spare.name, &spare.device, false, &mut sleepy());
+        added.unwrap();
+        self.disks.push(spare);
+    }
+
     fn capacity(&self) -> u64 {
         self.array.capacity_sectors().min(4096)
     }
@@ -261,12 +270,7 @@ fn a_device_that_keeps_failing_to_read_is_kicked() {
 fn a_spare_is_rebuilt_and_parity_is_right() {
     for consistency in ALL {
         let mut world = TestArray::new(consistency);
-        let spare = disk("spare");
-        world
-            .array
-            .add(&spare.name, &spare.device, false, &mut sleepy())
-            .unwrap();
-        world.disks.push(spare);
+        world.add_spare();
         assert_eq!(world.array.state().members[4].state, MemberState::Spare);
         world.array.fail(1).unwrap();
         world.settle();
@@ -329,12 +333,7 @@ fn a_living_member_is_replaced() {
     for consistency in ALL {
         let mut world = TestArray::new(consistency);
         assert!(world.array.replace(0).is_err(), "there is no spare");
-        let spare = disk("spare");
-        world
-            .array
-            .add(&spare.name, &spare.device, false, &mut sleepy())
-            .unwrap();
-        world.disks.push(spare);
+        world.add_spare();
         world.array.replace(0).unwrap();
         world.settle();
         let state = world.array.state();

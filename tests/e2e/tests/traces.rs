@@ -429,11 +429,9 @@ fn slow() -> Result<(), Stop> {
         let (_, from) = line.split_once("D2C ")?;
         let (number, unit) = from.split_once(' ')?;
         let number = number.parse::<f64>().ok()?;
-        match () {
-            () if unit.starts_with("ms") => Some(number),
-            () if unit.starts_with('s') => Some(number * 1e3),
-            () => None,
-        }
+        let in_ms = [("ms", 1.0), ("s", 1e3)];
+        let unit = in_ms.iter().find(|(name, _)| unit.starts_with(name));
+        unit.map(|(_, ms)| number * ms)
     };
     let logged = |lines: &[String]| {
         let slow = lines.iter().filter(|l| l.contains("slow: read by"));

@@ -13,7 +13,7 @@ const MAX_REPLY: usize = 64 << 10;
 /// Most replies to one option: information of a few kinds.
 const MAX_REPLIES: usize = 256;
 
-/// What a server said of an export, checked.
+/// A server's description of an export, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Size of the export.
@@ -40,7 +40,7 @@ impl Terms {
         self.flags & flag != 0
     }
 
-    /// What the export can do, in a device's terms.
+    /// The abilities of the export, in a device's terms.
     pub(super) fn limits(&self) -> Limits {
         let sector = self.min_block.max(512);
         let trim = self.has(tflag::SEND_TRIM) && !self.has(tflag::READ_ONLY);

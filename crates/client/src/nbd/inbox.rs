@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 const CAPACITY: usize = 128 << 10;
 /// Data from this size on is received straight into its buffers, and little else with it.
 const DIRECT: usize = 32 << 10;
-/// What is taken behind such data: a few headers.
+/// Bytes that are taken behind such data: a few headers.
 const NARROW: usize = 1024;
 
 /// The receive buffer of a connection.

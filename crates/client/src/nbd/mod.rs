@@ -34,7 +34,7 @@ pub use uri::NbdUri;
 /// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct NbdClientConfig {
-    /// How long connecting, and each step of the negotiation, may take.
+    /// Longest time of connecting, and of each step of the negotiation.
     pub timeout: Duration,
     /// Connections to make at the start, and no more later: queues take them, and give them back. So opening a queue never waits for
     /// the server. A server without CAN_MULTI_CONN gets one. `None`: each queue connects when it is opened.
@@ -51,7 +51,7 @@ impl Default for NbdClientConfig {
     }
 }
 
-/// What the device and its queues share.
+/// State that the device and its queues share.
 #[derive(Default)]
 struct Shared {
     events: EventHub,

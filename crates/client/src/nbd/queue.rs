@@ -19,7 +19,7 @@ const RECEIVES: usize = 8;
 /// Chunks of one read's reply. A server that needs more is playing with us.
 const MOST_PARTS: usize = 1024;
 
-/// What comes next on the stream.
+/// The kind of the next bytes on the stream.
 #[derive(Clone, Copy)]
 enum Expect {
     Head,
@@ -390,7 +390,7 @@ fn command_bytes(slot: &Slot) -> usize {
     slot.head.len() + payload
 }
 
-/// What is to be sent, in order, without the first `skip` bytes.
+/// The bytes to be sent, in order, without the first `skip` bytes.
 fn parts<'a>(
     outgoing: &'a VecDeque<u32>,
     slots: &'a [Slot],

@@ -37,7 +37,7 @@ fn hole(cookie: u64, offset: u64, len: u32, last: bool) -> Vec<u8> {
     b
 }
 
-/// What comes of a read of 4 KiB at byte 4096 that is answered with `answer(cookie)`, in pieces of `piece` bytes.
+/// The outcome of a read of 4 KiB at byte 4096 that is answered with `answer(cookie)`, in pieces of `piece` bytes.
 fn answered(
     structured: bool,
     piece: usize,
@@ -203,7 +203,7 @@ fn an_answer_that_makes_no_sense_ends_the_connection() {
     }
 }
 
-/// Whatever bytes come, the read ends, and nothing panics.
+/// With any bytes at all, the read ends, and nothing panics.
 #[test]
 fn random_bytes_do_no_harm() {
     let mut rng = fastrand::Rng::with_seed(pvblk_testing::seed_or(0x0bad_b17e));

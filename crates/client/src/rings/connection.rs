@@ -1,4 +1,4 @@
-//! What a front end is connected to: rings and memory of one connection, and how one follows another.
+//! The other side of a front end: rings and memory of one connection, and how one follows another.
 
 use super::durability::Durability;
 use super::frames::Frames;
@@ -180,7 +180,7 @@ enum Stage {
     Gone,
 }
 
-/// What a submitter finds when it looks for its ring.
+/// The state of its ring, as a submitter finds it.
 pub enum Found<M> {
     /// This connection.
     Up(Arc<Connection<M>>),
@@ -201,7 +201,7 @@ pub struct Link<M> {
     current: Mutex<Current<M>>,
     /// Changes with every change of `current`.
     epoch: AtomicU64,
-    /// How often answered writes may have been lost before a flush covered them.
+    /// Number of times that completed writes may have been lost before a flush covered them.
     losses: AtomicU64,
     pub trouble: Arc<Trouble>,
     submitters: Mutex<Vec<Weak<Completions>>>,
@@ -232,7 +232,7 @@ impl<M: MergePolicy> Link<M> {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// How often writes may have been lost before they were flushed.
+    /// Number of times that writes may have been lost before they were flushed.
     #[inline]
     pub fn losses(&self) -> u64 {
         self.losses.load(Ordering::Acquire)
@@ -351,7 +351,7 @@ impl<M: MergePolicy> Link<M> {
     }
 }
 
-/// What `next` can't do that was promised with `before`; `None` if it can take its place.
+/// The promise of `before` that `next` can't keep; `None` if it can take its place.
 fn unlike(before: &DiskProperties, next: &DiskProperties) -> Option<String> {
     let said = |what: &str, a: &dyn std::fmt::Display, b: &dyn std::fmt::Display| {
         Some(format!("{what} was {a} and is {b}"))

@@ -102,7 +102,7 @@ impl<M: MergePolicy> Frontend<M> {
         }
     }
 
-    /// What was counted since [`Frontend::count`], all rings together; nothing without it, nor after a reconnect.
+    /// The counts since [`Frontend::count`], all rings together; nothing without it, nor after a reconnect.
     pub fn statistics(&self) -> Statistics {
         let mut all = Statistics::default();
         for queue in &self.link.last().hardware {
@@ -120,7 +120,7 @@ impl<M: MergePolicy> Frontend<M> {
         }
     }
 
-    /// Whether a ring that breaks is left for [`Frontend::suspend`], or ends everything on it with errors (as at first).
+    /// With true, a ring that breaks is left for [`Frontend::suspend`]; with false, as at first, all requests on it end with errors.
     pub fn set_recovery(&self, recovers: bool) {
         let flag = &self.link.trouble.recovers;
         flag.store(recovers, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl<M: MergePolicy> Frontend<M> {
     }
 
     /// Goes on with another connection to the same disk, on the same memory: fewer rings or smaller ones will do.
-    /// Whatever waits is submitted to it by the threads that submitted it.
+    /// Requests that wait are submitted to it by the threads that submitted them.
     ///
     /// No back end may still act on requests of an earlier connection. Errors, and still waits, if the disk can do
     /// less than before, or has lost what it held.

@@ -1,4 +1,4 @@
-//! Which answered writes no completed flush covers yet.
+//! Completed writes that no completed flush covers yet.
 
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ struct Counts {
     covered: AtomicU64,
 }
 
-/// What a flush covers if it succeeds.
+/// The writes that a flush covers if it succeeds.
 pub type Coverage = Box<[u64]>;
 
 impl Durability {
@@ -35,7 +35,7 @@ impl Durability {
         self.queues[index].answered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What a flush that is issued now covers: whatever its submitter knows to be answered is counted.
+    /// The writes that a flush covers which is issued now: all those whose completion its submitter knows of.
     pub fn now(&self) -> Coverage {
         let count = |c: &CachePadded<Counts>| c.answered.load(Ordering::Relaxed);
         self.queues.iter().map(count).collect()

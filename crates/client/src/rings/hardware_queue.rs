@@ -27,7 +27,7 @@ const DRAIN_BATCH: usize = 64;
 /// `owner` of answers that nobody in particular takes: a number no submitter has.
 const NOBODY: u32 = u32::MAX;
 
-/// What a request is doing.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// On the ring.
@@ -45,11 +45,11 @@ struct Shadow {
     bounce: Option<Buffer>,
     /// References that end with the request.
     transient: Vec<u32>,
-    /// What a flush covers.
+    /// The writes that a flush covers.
     coverage: Option<Coverage>,
 }
 
-/// What a queue is made of, besides its ring.
+/// The parts of a queue, besides its ring.
 pub struct QueueSetup {
     /// Its number among the connection's queues.
     pub index: usize,
@@ -164,7 +164,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
         self.counting = Some(Box::new(Counting::new()));
     }
 
-    /// What was counted.
+    /// The counters.
     pub fn statistics(&mut self) -> Option<Statistics> {
         self.account();
         self.counting.as_ref().map(|c| c.sums())

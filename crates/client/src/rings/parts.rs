@@ -1,4 +1,4 @@
-//! What a handshake hands to the front end.
+//! Everything that a handshake gives to the front end.
 
 use pvblk_block::Region;
 use pvblk_protocol::blkif::{EventChannel, FrontRing};

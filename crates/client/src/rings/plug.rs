@@ -11,7 +11,7 @@ const LOOK_BACK: usize = 8;
 /// One or more requests for neighbouring sectors that go to the ring as one.
 #[derive(Debug)]
 pub struct Merged {
-    /// Which software queue submitted it.
+    /// Number of the software queue that submitted it.
     pub owner: u32,
     /// First sector (512 B) of all.
     pub sector: u64,
@@ -40,7 +40,7 @@ impl Merged {
     }
 }
 
-/// Whether requests are merged outside of the batch in which they were submitted.
+/// The rule by which requests are merged outside of the batch in which they were submitted.
 pub trait MergePolicy: Send + Sync + 'static {
     /// With `false` [`MergePolicy::join`] is never called.
     const JOINS_WAITING: bool;
@@ -81,7 +81,7 @@ pub fn count_segments(request: &Request) -> u32 {
         .sum()
 }
 
-/// What was submitted together, before it is issued.
+/// Requests that were submitted together, before they are issued.
 #[derive(Debug, Default)]
 pub struct Plug {
     items: Vec<Merged>,
@@ -144,7 +144,7 @@ impl Plug {
         }
     }
 
-    /// How many requests for the ring are in it.
+    /// Number of requests for the ring in it.
     pub fn len(&self) -> usize {
         self.items.len()
     }
@@ -154,7 +154,7 @@ impl Plug {
         self.items.is_empty()
     }
 
-    /// What is in it, in order.
+    /// The requests in it, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Merged> {
         self.items.iter()
     }

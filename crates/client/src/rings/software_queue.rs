@@ -19,11 +19,11 @@ pub struct SoftwareQueue<M: MergePolicy> {
     connection: Arc<Connection<M>>,
     hardware: Arc<SharedQueue<M>>,
     owner: u32,
-    /// Which of its user's queues this is.
+    /// Number of the queue among its user's.
     index: u32,
     completions: Arc<Completions>,
     plug: Plug,
-    /// What waits for the next connection, oldest first.
+    /// Requests that wait for the next connection, oldest first.
     waiting: Vec<Merged>,
     /// Losses of the link that our user was told.
     told_losses: u64,
@@ -162,7 +162,7 @@ impl<M: MergePolicy> SoftwareQueue<M> {
         self.tracer.request(Phase::Get, request);
     }
 
-    /// What was plugged goes on to the ring.
+    /// Plugged requests go on to the ring.
     #[cold]
     #[inline(never)]
     fn trace_unplug(&mut self, plugs: bool) {

@@ -1,4 +1,4 @@
-//! What a hardware queue did, in the terms of `iostat -x`.
+//! Counters of a hardware queue, in the terms of `iostat -x`.
 
 use super::plug::Merged;
 use pvblk_block::Op;
@@ -32,7 +32,7 @@ impl Statistics {
         self.seconds = self.seconds.max(other.seconds);
     }
 
-    /// What happened since `earlier`.
+    /// The counts since `earlier`.
     pub fn since(&self, earlier: &Statistics) -> Statistics {
         Statistics {
             requests: self.requests - earlier.requests,

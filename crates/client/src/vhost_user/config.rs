@@ -1,4 +1,4 @@
-//! What a server offers, as a device's limits (VIRTIO 1.2, 5.2.3 and 5.2.4).
+//! The offer of a server, as a device's limits (VIRTIO 1.2, 5.2.3 and 5.2.4).
 
 use pvblk_block::{Error, Limits, SECTOR};
 use pvblk_protocol::vhost_user::F_PROTOCOL_FEATURES;
@@ -16,7 +16,7 @@ pub(super) const CONFIG_BYTES: usize = 60;
 /// Longest segment where the server names none.
 const SEGMENT: u32 = 1 << 20;
 
-/// What was agreed on.
+/// The terms on which both sides agreed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub features: u64,
@@ -122,7 +122,7 @@ impl Terms {
         })
     }
 
-    /// Whether each side says at which index it wants to be woken.
+    /// True if each side says at which index it wants to be woken.
     pub fn has_event_index(&self) -> bool {
         has(self.features, VIRTIO_RING_F_EVENT_IDX)
     }

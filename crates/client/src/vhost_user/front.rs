@@ -39,7 +39,7 @@ impl Front {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Whether a feature of the protocol is used.
+    /// True if a feature of the protocol is used.
     pub fn has(&self, feature: u64) -> bool {
         self.taken & feature != 0
     }

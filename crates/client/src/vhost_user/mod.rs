@@ -52,11 +52,11 @@ pub struct VhostClientConfig {
     pub entries: u16,
     /// Bytes for the buffers of all queues.
     pub memory_bytes: u64,
-    /// How long the server may take for each answer.
+    /// Longest time of each answer of the server.
     pub timeout: Duration,
     /// If the server has fewer rings, those are enough.
     pub fewer: bool,
-    /// How long it may be away. Meanwhile requests wait, and the next server does again what was in flight; this needs a server
+    /// Longest absence of the server. Meanwhile requests wait, and the next server does again what was in flight; this needs a server
     /// with in-flight tracking. `None`: a lost connection ends everything.
     pub patience: Option<Duration>,
 }
@@ -82,7 +82,7 @@ struct Ring {
     call: Arc<PeerEvent>,
 }
 
-/// What the device and its queues share.
+/// State that the device and its queues share.
 struct Shared {
     name: String,
     terms: Terms,
@@ -94,7 +94,7 @@ struct Shared {
     failure: Mutex<Option<String>>,
     calls: Vec<Arc<PeerEvent>>,
     front: Mutex<Front>,
-    /// What the next server is told, if there may be one.
+    /// The state that the next server is told, if there may be one.
     kept: Option<Kept>,
     /// Servers that it was handed to after the first, or was about to be.
     connections: AtomicU32,

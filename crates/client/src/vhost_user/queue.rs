@@ -16,7 +16,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
 
-/// How often a queue that waits for memory of others looks for some.
+/// Period in which a queue that waits for memory of others looks for some.
 const NO_MEMORY: Duration = Duration::from_millis(1);
 
 /// A request that has a head.

@@ -39,7 +39,7 @@ impl Seat {
     }
 }
 
-/// What the next server is told.
+/// The state that the next server is told.
 pub(super) struct Kept {
     pub path: PathBuf,
     pub config: VhostClientConfig,

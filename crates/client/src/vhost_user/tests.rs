@@ -1,4 +1,4 @@
-//! What a server that makes no sense is answered with; real servers are in tests/vhost_client.rs.
+//! Servers that make no sense, and the client's answers to them; real servers are in tests/vhost_client.rs.
 
 use super::config::{CONFIG_BYTES, Terms, wanted};
 use super::*;
@@ -80,7 +80,7 @@ fn a_limit_of_0_or_that_is_not_offered_is_none() {
     );
 }
 
-/// What is answered to a request of that number; `None`: the connection ends.
+/// The answer to a request of that number; `None`: the connection ends.
 type Answer = Box<dyn Fn(u32) -> Option<Vec<u8>> + Send>;
 
 /// A server that answers with whatever `say` makes of a question.

@@ -1,4 +1,4 @@
-//! Who notices that the server is gone while everybody sleeps, and looks for the next one.
+//! A thread that notices that the server is gone while all queues sleep, and looks for the next one.
 
 use super::Shared;
 use super::resume::Kept;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the next server is looked for.
+/// Period in which the next server is looked for.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A thread that waits for the socket to hang up, until it is dropped.
@@ -19,7 +19,7 @@ pub(super) struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread waits for.
+/// The thread's poller, and its events, kept for reuse.
 struct Waiter {
     poller: Poller,
     events: Vec<pvblk_sys::PollEvent>,

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What time it is. Tests have one of their own.
+/// A source of the present time. Tests bring their own.
 pub(crate) type Clock = Box<dyn Fn() -> Instant + Send>;
 
-/// How long the loop rests when it can't wait for its descriptors, so that it doesn't spin.
+/// Pause of the loop when it can't wait for its descriptors, so that it doesn't spin.
 const REST: Duration = Duration::from_millis(500);
 
 const INBOX: u64 = u64::MAX;
@@ -50,7 +50,7 @@ pub(crate) struct Stopping {
     pub end: Instant,
 }
 
-/// What a server does with descriptors and time.
+/// Descriptors that the loop waits for, the inbox, and the time, as a server uses them.
 pub(crate) struct Io {
     poller: Poller,
     pub inbox: Arc<Inbox>,

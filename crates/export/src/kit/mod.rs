@@ -21,7 +21,7 @@
 //! Everything a server needs of its process is a [`Service`](pvblk_backend::Service): it finds disks there by name whenever a peer names one, so a disk
 //! that is added is served from then on. A server is added by binding it and removed by dropping its handle; neither concerns another one.
 //!
-//! What blocks on a peer or a medium has no place on a control thread: NBD's negotiations have threads of their own, and a disk's last
+//! Calls that block on a peer or a medium have no place on a control thread: NBD's negotiations have threads of their own, and a disk's last
 //! requests are waited for by an event ([`FrontEnd::leave`]).
 
 mod control;

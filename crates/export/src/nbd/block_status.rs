@@ -118,7 +118,7 @@ fn add(
     true
 }
 
-/// What of the request isn't described yet.
+/// The part of the request that isn't described yet.
 struct Room {
     /// Bytes of the first sector before the request.
     before: u64,

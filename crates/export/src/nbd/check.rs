@@ -3,7 +3,7 @@
 use pvblk_block::SECTOR;
 use pvblk_protocol::nbd::{Command, MAX_PAYLOAD, NbdRequest, cflag, err, tflag};
 
-/// What a connection negotiated and its device allows now.
+/// The terms that a connection negotiated, and the size that its device has now.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// Transmission flags that the client was told ([`tflag`]).
@@ -32,7 +32,7 @@ impl Terms {
     }
 }
 
-/// What to do with a request.
+/// The decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Execute it.

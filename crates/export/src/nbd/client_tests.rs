@@ -1,9 +1,7 @@
 //! The NBD client of [`pvblk_client`] against our own server.
 
-use super::testing::{MemDevice, Rig, Rng};
+use super::testing::{MemDevice, Rig, Rng, service_of};
 use super::{NbdConfig, NbdServer};
-use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Service};
-use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, SECTOR, Status,
 };
@@ -173,14 +171,7 @@ fn a_second_connection_needs_a_server_that_can() {
 #[test]
 fn a_real_server_serves_several_queues_that_sleep() {
     let device = MemDevice::sized(8 << 20);
-    let options = BackendOptions {
-        workers: 1,
-        ..BackendOptions::default()
-    };
-    let backend = Backend::start(&options).unwrap();
-    let disk = Disk::new("disk", Arc::clone(&device) as _, Tracing::off());
-    let disks = Disks::new(vec![Arc::new(disk)]);
-    let service = Service::new(backend, disks, Arc::default());
+    let service = service_of(&device);
     let path = std::env::temp_dir().join(format!("pvblk-nbd-{}-client", std::process::id()));
     for addr in [format!("unix:{}", path.display()), "tcp:127.0.0.1:0".into()] {
         let server =

@@ -14,13 +14,13 @@ pub struct NbdConfig {
     pub max_in_flight_bytes: usize,
     /// A client that takes none of its replies for so long, or sends nothing more of a write's data, is let go.
     pub stall_timeout: Duration,
-    /// What connections to one disk share, and all together: the same for all listeners.
+    /// Bounds that the connections to one disk share, and those to all disks: the same for all listeners.
     pub shares: Arc<Shares>,
-    /// What the connections' buffers give way to; it also says how many free pages each keeps. A server has its service's.
+    /// The pressure that the connections' buffers give way to; it also says how many free pages each keeps. A server has its service's.
     pub pressure: Arc<Pressure>,
     /// Negotiations at the same time. For one more, the oldest one of the client that has most of them is closed.
     pub max_handshakes: usize,
-    /// How long a negotiation may take.
+    /// Longest time of a negotiation.
     pub handshake_timeout: Duration,
     /// Listen on TCP addresses that other machines reach. NBD has no authentication here: only in trusted networks.
     pub allow_remote: bool,

@@ -27,7 +27,7 @@ const OPTION_BYTES: usize = 16;
 /// Asked before a client gets an export; errors with a line for the client if there is no place for it.
 pub type Door<'a> = dyn Fn(&Arc<Disk>) -> Result<(), String> + 'a;
 
-/// What both sides agreed on.
+/// The terms on which both sides agreed.
 #[derive(Clone)]
 pub struct Negotiated {
     /// The export's name; for a client that asked for the default export, that one's.

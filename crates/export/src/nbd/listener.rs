@@ -86,7 +86,7 @@ impl AsFd for Listener {
     }
 }
 
-/// Who connected, as far as it can be known.
+/// The peer of a connection, as far as it can be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
     /// A process of this machine: its user and its number.

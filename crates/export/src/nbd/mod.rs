@@ -11,7 +11,7 @@
 //! Requests may begin and end anywhere: a block that is written in part is read, changed and written while no other request of the
 //! disk, of whatever export, is under way. What was not negotiated is answered with EINVAL.
 //!
-//! What a client can make the server hold counts to the disk's [`pvblk_backend::Budget`], and a client that holds it without going
+//! Memory that a client can make the server hold counts to the disk's [`pvblk_backend::Budget`], and a client that holds it without going
 //! on is let go. One step of a connection moves a bounded number of bytes, so that others on the same worker have their turn.
 
 mod block_status;

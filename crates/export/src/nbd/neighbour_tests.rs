@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::nbd::Shares;
-use crate::nbd::testing::{MemDevice, pattern};
-use pvblk_backend::{Backend, BackendOptions, Budget, Disks};
+use crate::nbd::testing::{MemDevice, pattern, service};
+use pvblk_backend::Budget;
 use pvblk_block::Limits;
 use pvblk_block::trace::Tracing;
 use pvblk_testing::wait;
@@ -30,11 +30,6 @@ struct Scene {
 fn scene(name: &str, config: NbdConfig, limits: Limits) -> Scene {
     let path = std::env::temp_dir().join(format!("pvblk-nbd-{}-{name}", std::process::id()));
     let devices = [0, 1].map(|_| MemDevice::with(64 * MIB, limits));
-    let options = BackendOptions {
-        workers: 1,
-        ..BackendOptions::default()
-    };
-    let backend = Backend::start(&options).unwrap();
     let total = Budget::total(64 << 20);
     let disk = |name: &str, device: &Arc<MemDevice>| {
         let memory = Budget::of_owner(&total, 48 << 20, 32 << 20);
@@ -42,7 +37,7 @@ fn scene(name: &str, config: NbdConfig, limits: Limits) -> Scene {
         Arc::new(disk.with_memory(memory))
     };
     let disks = vec![disk("bad", &devices[0]), disk("good", &devices[1])];
-    let service = Service::new(backend, Disks::new(disks.clone()), Arc::default());
+    let service = service(disks.clone());
     let (tell, ends) = channel();
     let told = Arc::new(move |_: &str, _: &str, end| drop(tell.send(end)));
     let addr = format!("unix:{}", path.display()).parse().unwrap();
@@ -363,12 +358,7 @@ fn threads_of_negotiations_are_counted_while_they_exist() {
     let device = MemDevice::with(MIB, Limits::default());
     let shut = device.door.lock();
     let disk = Disk::new("bad", Arc::clone(&device) as _, Tracing::off());
-    let options = BackendOptions {
-        workers: 1,
-        ..BackendOptions::default()
-    };
-    let backend = Backend::start(&options).unwrap();
-    let service = Service::new(backend, Disks::new(vec![Arc::new(disk)]), Arc::default());
+    let service = service(vec![Arc::new(disk)]);
     let config = NbdConfig {
         max_handshakes: 2,
         ..NbdConfig::default()

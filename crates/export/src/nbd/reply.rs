@@ -50,7 +50,7 @@ pub(super) struct Outbox {
     window: Option<Window>,
 }
 
-/// How far [`Outbox::send`] came.
+/// The outcome of [`Outbox::send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     /// Everything is sent.
@@ -206,7 +206,7 @@ impl Outbox {
         Ok(Sent::All)
     }
 
-    /// What is left to be sent, in order.
+    /// The bytes that are left to be sent, in order.
     fn parts<'a>(&'a self, slots: &'a Slots) -> impl Iterator<Item = Part<'a>> {
         let all = self.queue.iter().flat_map(|r| {
             let (bytes, buffers): (&[u8], _) = match &r.body {

@@ -24,14 +24,14 @@ type OnEnd = dyn Fn(&str, &str, SourceEnd) + Send + Sync;
 
 /// Bytes taken from a negotiating client at once.
 const PIECE: usize = 4096;
-/// How long a new client waits for the place of one that negotiates: a flood of them gets at most a thousand threads a second.
+/// Time for which a new client waits for the place of one that negotiates: a flood of them gets at most a thousand threads a second.
 const PACE: Duration = Duration::from_millis(1);
 /// Threads of negotiations that exist, for each one that may negotiate: one that was let go may take a while to end, as the close of what its
 /// client sent may wait.
 const THREADS_EACH: usize = 2;
-/// How long the listener waits before it looks again whether one of too many has ended.
+/// Pause of the listener before it looks again whether one of too many has ended.
 const FULL: Duration = Duration::from_millis(20);
-/// How long [`NbdServer::stop`] waits for clients to take their last replies.
+/// Time for which [`NbdServer::stop`] waits for clients to take their last replies.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// A live connection, negotiating or served.
@@ -235,11 +235,11 @@ impl Server for Clients {
         self.shared.live.lock().is_empty()
     }
 
-    /// What takes longer is answered while its lane is detached.
+    /// Requests that take longer are answered while their lane is detached.
     fn give_up(&mut self) {}
 }
 
-/// Which negotiation has to go when there are too many: the oldest of the client that has most, so that a flood meets only itself.
+/// The negotiation that has to go when there are too many: the oldest of the client that has most, so that a flood meets only itself.
 fn surplus(live: &HashMap<u64, Connection>) -> Option<u64> {
     let negotiating = || live.iter().filter(|(_, c)| c.negotiating);
     let mut of_peer: HashMap<Peer, usize> = HashMap::new();

@@ -1,7 +1,5 @@
 use super::*;
-use crate::nbd::testing::MemDevice;
-use pvblk_backend::{Backend, BackendOptions, Disk, Disks};
-use pvblk_block::trace::Tracing;
+use crate::nbd::testing::{MemDevice, service_of};
 use pvblk_testing::wait;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,14 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 /// A server whose connections are served by a real back end; tells how each ended.
 fn serve(addr: &str, config: NbdConfig) -> (NbdServer, Arc<MemDevice>, Receiver<SourceEnd>) {
     let device = MemDevice::sized(1 << 20);
-    let options = BackendOptions {
-        workers: 1,
-        ..BackendOptions::default()
-    };
-    let backend = Backend::start(&options).unwrap();
-    let disk = Disk::new("disk", Arc::clone(&device) as _, Tracing::off());
-    let disks = Disks::new(vec![Arc::new(disk)]);
-    let service = Service::new(backend, disks, Arc::default());
+    let service = service_of(&device);
     let (tell, ends) = channel();
     let told = Arc::new(move |disk: &str, _: &str, end| {
         assert_eq!(disk, "disk");

@@ -1,4 +1,4 @@
-//! What connections share: the memory, the connections and the questions of one disk, and the connections of all disks.
+//! State that connections share: the memory, the connections and the questions of one disk, and the connections of all disks.
 
 use parking_lot::Mutex;
 use pvblk_backend::{Budget, Disk};
@@ -101,7 +101,7 @@ impl Drop for Ticket {
     }
 }
 
-/// What the connections to one disk share.
+/// State that the connections to one disk share.
 #[derive(Debug)]
 pub(super) struct DiskShare {
     pub memory: Arc<Budget>,

@@ -31,7 +31,7 @@ pub(super) struct Slot {
     pub status: Status,
 }
 
-/// What a request leaves out of its first and of its last block, in bytes. Both are 0 for most requests.
+/// Bytes that a request leaves out of its first and of its last block. Both are 0 for most requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Edges {
     pub before: u16,
@@ -101,7 +101,7 @@ impl Slot {
         }
     }
 
-    /// What the `n` bytes from byte `at` of its blocks need: how much of them one request may be, and what a write has to leave as it is.
+    /// The bytes, of `n` from byte `at` of its blocks, that one request may have, and those that a write has to leave as they are.
     fn piece(&self, at: u64, block: u64, n: u64) -> (u64, Edges) {
         let len = self.whole_len();
         let is_write = self.op.is_write();
@@ -224,7 +224,7 @@ impl Slots {
     }
 }
 
-/// How far a request has been cut up.
+/// The point up to which a request has been cut up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub slot: u32,
@@ -295,7 +295,7 @@ fn block_at(buffers: &[Buffer], mut at: usize, len: usize) -> Option<Buffer> {
     None
 }
 
-/// How large requests are cut for a device.
+/// The size of the parts into which requests are cut for a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartSize {
     /// Most bytes of one request, in whole blocks.

@@ -1,4 +1,4 @@
-//! How much a Unix socket holds for a client that doesn't read yet.
+//! The size of a Unix socket's send buffer, for a client that doesn't read yet.
 //!
 //! Small replies want a small window: a client with many requests in flight then finds the server waiting for room, and
 //! its next requests come as a batch, instead of waking the server one by one (measured: 4 KiB reads at depth 128
@@ -29,7 +29,7 @@ impl Window {
         self.average = self.average - self.average / 8 + len / 8;
     }
 
-    /// What the window should be set to, if that is a change.
+    /// The size that the window should have, if that is a change.
     #[inline]
     fn change(&mut self) -> Option<usize> {
         if !self.wide && self.average > LARGE {

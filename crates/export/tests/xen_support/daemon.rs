@@ -439,6 +439,18 @@ impl Daemon {
         Xenstore::connect_to(&self.dir.path().join("socket")).unwrap()
     }
 
+    /// Destroys all guests, so that a server waits for none.
+    pub fn end_guests(&self) {
+        self.edit(|tree| {
+            tree.forget_hooks();
+            for domid in tree.guests() {
+                tree.remove(&format!("/local/domain/{domid}"));
+                tree.remove(&format!("/local/domain/0/backend/pvblk/{domid}"));
+            }
+        });
+        self.fire("@releaseDomain");
+    }
+
     /// Changes several nodes before any client sees one of them.
     pub fn edit<T>(&self, work: impl FnOnce(&mut Tree) -> T) -> T {
         let result = work(&mut self.shared.tree.lock());

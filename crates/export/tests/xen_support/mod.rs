@@ -131,13 +131,6 @@ impl Drop for Bed {
         for ram in [&self.a, &self.b] {
             ram.hold.store(false, Ordering::Release);
         }
-        self.daemon.edit(|tree| {
-            tree.forget_hooks();
-            for domid in tree.guests() {
-                tree.remove(&format!("/local/domain/{domid}"));
-                tree.remove(&format!("/local/domain/0/backend/pvblk/{domid}"));
-            }
-        });
-        self.daemon.fire("@releaseDomain");
+        self.daemon.end_guests();
     }
 }

@@ -176,7 +176,7 @@ pub const STATE_HOLE: u32 = 1;
 /// Descriptor flag of `base:allocation`: reads as zeros.
 pub const STATE_ZERO: u32 = 2;
 
-/// What a request asks for (proto.md, "Request types").
+/// The command of a request (proto.md, "Request types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `NBD_CMD_READ`
@@ -220,7 +220,7 @@ impl From<u16> for Command {
 pub struct NbdRequest {
     /// Command flags ([`cflag`]).
     pub flags: u16,
-    /// What to do.
+    /// The command.
     pub command: Command,
     /// The client's mark, returned in the reply.
     pub cookie: u64,

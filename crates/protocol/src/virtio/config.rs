@@ -1,4 +1,4 @@
-//! What a disk offers to a guest: feature bits and the configuration space (VIRTIO 1.2, 5.2.3 and 5.2.4).
+//! The offer of a disk to a guest: feature bits and the configuration space (VIRTIO 1.2, 5.2.3 and 5.2.4).
 
 use crate::vhost_user::{F_PROTOCOL_FEATURES, MAX_CONFIG};
 use pvblk_block::{Limits, SECTOR};
@@ -36,7 +36,7 @@ pub fn has(features: u64, bit: u32) -> bool {
     features & (1 << bit) != 0
 }
 
-/// What was offered, as far as requests depend on it.
+/// The part of an offer on which requests depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
     /// VIRTIO_BLK_F_DISCARD.
@@ -45,7 +45,7 @@ pub struct Offered {
     pub write_zeroes: bool,
 }
 
-/// What depends on the device alone, fixed while it is open.
+/// The part that depends on the device alone, fixed while it is open.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     limits: Limits,
@@ -89,7 +89,7 @@ impl Offer {
         features
     }
 
-    /// What requests of a front end that took `features` may ask for.
+    /// The bounds of requests of a front end that took `features`.
     pub fn offered(&self, features: u64) -> Offered {
         Offered {
             discard: self.discard() && has(features, VIRTIO_BLK_F_DISCARD),

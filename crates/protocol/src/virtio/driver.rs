@@ -200,7 +200,7 @@ impl Driver {
         self.index(self.used_offset() + 2).load(Ordering::Acquire)
     }
 
-    /// Whether a chain was used that [`Driver::used`] hasn't told.
+    /// True if a chain was used that [`Driver::used`] hasn't returned.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.published() != self.next_used

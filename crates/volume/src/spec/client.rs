@@ -29,7 +29,7 @@ pub struct Need {
     pub at_start: bool,
     /// Bytes of the buffers of all requests in flight.
     pub buffer_bytes: u64,
-    /// How long requests wait for a server of rings that went away; `None`: they fail.
+    /// Time for which requests wait for a server of rings that went away; `None`: they fail.
     pub patience: Option<Duration>,
     /// Set when a server of rings asks to end, or is given up.
     pub ended: Arc<AtomicBool>,

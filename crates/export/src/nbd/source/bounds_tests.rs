@@ -1,4 +1,4 @@
-//! What a client can make the server hold, and for how long.
+//! Bounds of the memory that a client can make the server hold, and of the time.
 
 use super::*;
 use crate::nbd::shares::DiskShare;

@@ -1,4 +1,4 @@
-//! What each command becomes.
+//! The requests of the device that each command of the client becomes.
 
 use super::NbdSource;
 use crate::nbd::slots::{Edges, PART};

@@ -8,7 +8,7 @@ use pvblk_protocol::nbd::{NbdRequest, REQUEST_BYTES, parse_request};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// What the next bytes belong to.
+/// The kind of the next bytes.
 enum Expect {
     Header,
     /// The payload of the write in `slot`, of which `filled` bytes are here.
@@ -24,7 +24,7 @@ enum Expect {
     },
 }
 
-/// What the bytes that are here make.
+/// The next item that the received bytes make.
 pub(super) enum Next {
     /// A request's header. It stays until [`Incoming::take_header`].
     Header(NbdRequest),

@@ -17,7 +17,8 @@ const WRITES: u32 = 4;
 
 /// Makes the device's requests. See the module's documentation.
 pub(super) struct Issuer {
-    limits: Limits,
+    /// The device writes zeros without data.
+    writes_zeroes: bool,
     part: PartSize,
     /// Most requests at the device.
     depth: u32,
@@ -37,10 +38,10 @@ pub(super) struct Issuer {
 }
 
 impl Issuer {
-    pub(super) fn new(limits: Limits, depth: u32) -> Issuer {
+    pub(super) fn new(limits: &Limits, depth: u32) -> Issuer {
         Issuer {
-            limits,
-            part: PartSize::of(&limits),
+            writes_zeroes: limits.write_zeroes,
+            part: PartSize::of(limits),
             depth,
             in_flight: 0,
             spare: SpareRequests::default(),
@@ -211,7 +212,7 @@ impl Issuer {
             let mut last = false;
             while !last && may_step(slots, &walk) && out.len() < target && self.left > 0 {
                 let mut request = self.request();
-                let zeros = (!self.limits.write_zeroes).then(zeros).flatten();
+                let zeros = (!self.writes_zeroes).then(zeros).flatten();
                 let slot = slots.get_mut(walk.slot);
                 last = walk.next(slot, &self.part, zeros, &mut request);
                 self.emit(request, out);

@@ -37,7 +37,7 @@ impl Memory {
         self.waiter = Some(Waiter::new(move || waker.wake()));
     }
 
-    /// What it shares with other connections to its disk.
+    /// The share of the disk, which all of its connections have.
     pub(super) fn share(&self) -> &DiskShare {
         &self.share
     }

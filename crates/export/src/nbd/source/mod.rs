@@ -74,7 +74,7 @@ struct Rest {
     at: Option<Instant>,
 }
 
-/// What is to be given back now.
+/// Memory that is to be given back now.
 enum Due {
     Nothing,
     /// Some of what wasn't needed lately.
@@ -157,7 +157,7 @@ impl NbdSource {
             terms,
             incoming: Incoming::new(name, negotiated.leftover),
             slots: Slots::new(2 * depth as usize),
-            issuer: Issuer::new(limits, depth),
+            issuer: Issuer::new(&limits, depth),
             outbox: Outbox::new(negotiated.structured, window),
             memory: Memory::new(pool, share),
             statuses: Statuses::new(Arc::clone(&device)),
@@ -208,7 +208,7 @@ impl NbdSource {
         self.leaving && self.issuer.is_over() && self.statuses.len() == 0
     }
 
-    /// What the client has to do before the connection can go on.
+    /// The client's duties without which the connection can't go on.
     fn awaited(&self) -> Awaited {
         let replies = self.outbox.len() > 0 && self.full;
         // While all requests are at the device nothing is read, and the client isn't to blame.

@@ -33,7 +33,7 @@ pub(super) struct Awaited {
     pub payload: Option<u64>,
 }
 
-/// How long the client may stand still.
+/// The time for which the client may stand still.
 #[derive(Debug)]
 pub(super) struct Patience {
     limit: Duration,

@@ -25,7 +25,7 @@ pub(super) struct Statuses {
     asked: Option<(u64, Place)>,
 }
 
-/// What came of a question.
+/// The outcome of a question.
 pub(super) enum Answer {
     /// The device's answer to the request with this cookie.
     Described(u64, Described),

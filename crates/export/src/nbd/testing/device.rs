@@ -56,9 +56,9 @@ pub struct MemDevice {
     /// Attempts to open a queue, and those that passed the door.
     pub entered: AtomicU64,
     pub passed: AtomicU64,
-    /// What it says of itself.
+    /// Its description.
     pub about: Mutex<String>,
-    /// What reached the device.
+    /// The requests that reached the device.
     pub log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,
     events: EventHub,
 }

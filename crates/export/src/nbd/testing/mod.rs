@@ -5,7 +5,8 @@ mod device;
 use super::shares::DiskShare;
 use super::{NbdConfig, NbdSource, Negotiated};
 pub use device::{MemDevice, Rng, pattern};
-use pvblk_backend::{RequestSource, SourceEnd};
+use pvblk_backend::{Backend, BackendOptions, Disk, Disks, RequestSource, Service, SourceEnd};
+use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Completion, Queue, QueueContext, Readiness, Request};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{Command, chunk, u32_at, u64_at};
@@ -15,6 +16,22 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+
+/// A service of these disks with one worker.
+pub fn service(disks: Vec<Arc<Disk>>) -> Arc<Service> {
+    let options = BackendOptions {
+        workers: 1,
+        ..BackendOptions::default()
+    };
+    let backend = Backend::start(&options).unwrap();
+    Service::new(backend, Disks::new(disks), Arc::default())
+}
+
+/// A service of `device` under the name `disk`.
+pub fn service_of(device: &Arc<MemDevice>) -> Arc<Service> {
+    let disk = Disk::new("disk", Arc::clone(device) as _, Tracing::off());
+    service(vec![Arc::new(disk)])
+}
 
 /// One reply, as a client understands it.
 #[derive(Debug, PartialEq, Eq)]
