@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vm asan fuzz bench xen-bench md lab crash neighbours sim advisories fmt clean release
+.PHONY: help demo test test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash neighbours sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -21,6 +21,14 @@ demo: ## Build, serve a disk over rings and NBD, use it with qemu-img and fio, p
 test: ## Format, lints, licences, unit tests, a share of fuzzing, end-to-end tests; the last line is the sum
 	@scripts/install-tools.sh test
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/test.sh
+
+test-loaded: ## The same beside four busy loops: no test may depend on how fast the machine is (90 minutes)
+	@scripts/install-tools.sh test
+	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/loaded.sh scripts/test.sh
+
+test-repeat: ## Run each test program that has to do with threads or time RUNS times (50), and print a table (1 hour)
+	@scripts/install-tools.sh test
+	@scripts/repeat.sh $(or $(RUNS),50)
 
 test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, queues, file systems, servers killed 20 times (20 minutes)
 	@scripts/install-tools.sh test

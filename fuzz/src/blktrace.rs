@@ -8,7 +8,6 @@ use pvblk_trace::latency::{Analyzer, Hop};
 use pvblk_trace::{Action, Device, Event, Extra};
 use zerocopy::IntoBytes;
 
-/// The target.
 pub fn blktrace(data: &[u8]) {
     // Once as a file, once with sound headers over any fields, once as choices of a busy device.
     file(data);

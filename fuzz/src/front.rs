@@ -51,7 +51,6 @@ struct Play {
     persistent: bool,
 }
 
-/// The target.
 pub fn front(data: &[u8]) {
     let _ = play(&mut Unstructured::new(data));
 }

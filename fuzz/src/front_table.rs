@@ -63,7 +63,6 @@ pub struct Seen {
     pub id: u64,
     /// The answer's operation.
     pub echo: u8,
-    /// First sector.
     pub sector: u64,
     /// Segments: reference, first and last sector.
     pub segments: Vec<[u8; 8]>,

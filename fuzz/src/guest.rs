@@ -12,7 +12,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Data pages.
 pub const DATA_PAGES: usize = 14;
 
 /// Memory that both sides map, and the model of its contents.
@@ -24,7 +23,7 @@ pub struct Guest {
     /// The back end's mapping of the ring, to be taken by it.
     pub ring: Option<Region>,
     peer: Region,
-    /// What the memory must hold, to the byte.
+    /// The expected content of the memory.
     pub shadow: Vec<u8>,
     scratch: Vec<u8>,
 }
@@ -118,7 +117,7 @@ impl Guest {
         }
     }
 
-    /// What a reference must resolve to: an offset in the memory.
+    /// The offset in the memory to which a reference must resolve.
     pub fn resolve(&self, gref: u32, offset: usize, writable: bool) -> Option<usize> {
         if gref < RESERVED_GRANTS || gref as usize >= GRANTS_PER_PAGE {
             return None;

@@ -23,7 +23,6 @@ pub mod virtqueue;
 pub mod virtqueue_model;
 pub mod xenstore;
 
-/// A target.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.

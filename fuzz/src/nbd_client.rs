@@ -39,7 +39,6 @@ struct Play {
     tampered: bool,
 }
 
-/// The target.
 pub fn nbd_client(data: &[u8]) {
     let _ = play(&mut Unstructured::new(data));
 }
@@ -52,7 +51,7 @@ fn option(out: &mut Vec<u8>, option: u32, kind: u32, payload: &[u8]) {
     out.extend(payload);
 }
 
-/// What an honest server says until the transmission phase.
+/// The bytes of an honest server until the transmission phase.
 fn greeting(structured: bool, flags: u16, blocks: Option<[u32; 3]>) -> Vec<u8> {
     let mut out = b"NBDMAGICIHAVEOPT".to_vec();
     out.extend(3u16.to_be_bytes());

@@ -10,7 +10,7 @@ pub const SECTORS: u64 = 256;
 /// Requests that touch these sectors fail.
 pub const BAD: std::ops::Range<u64> = 200..204;
 
-/// What a sector holds.
+/// The expected content of a sector.
 pub fn pattern(sector: u64) -> [u8; 512] {
     let word = (sector + 1)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

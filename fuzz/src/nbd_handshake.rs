@@ -51,7 +51,6 @@ fn feed(table: &Disks, bytes: &[u8], mut piece: impl FnMut() -> usize) -> (Vec<u
     (sent, End::More, fed)
 }
 
-/// The target.
 pub fn nbd_handshake(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let Ok((bytes, pieces)) = input(&mut u) else {

@@ -15,7 +15,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// What a request must get.
+/// The reply that a request must get.
 #[derive(Debug)]
 struct Wanted {
     command: u16,
@@ -48,7 +48,6 @@ struct Play {
     over: bool,
 }
 
-/// The target.
 pub fn nbd_requests(data: &[u8]) {
     let _ = play(&mut Unstructured::new(data));
 }
@@ -428,7 +427,7 @@ impl Play {
     }
 }
 
-/// What is at this place of the disk.
+/// The byte at this offset of the disk.
 fn byte(at: u64) -> u8 {
     pattern(at / 512)[(at % 512) as usize]
 }

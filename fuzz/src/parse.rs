@@ -10,7 +10,6 @@ use pvblk_protocol::blkif::wire::Entry;
 use pvblk_sys::PAGE_SIZE;
 use std::sync::{Arc, Mutex};
 
-/// The target.
 pub fn parse(data: &[u8]) {
     let _ = play(&mut Unstructured::new(data));
 }

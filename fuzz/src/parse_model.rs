@@ -1,4 +1,4 @@
-//! What a ring entry means, from blkif.h's offsets and rules alone (facts 1.3, 1.6).
+//! The meaning of a ring entry, from blkif.h's offsets and rules alone (facts 1.3, 1.6).
 
 use crate::guest::Guest;
 use pvblk_block::{Op, RequestFlags};
@@ -6,13 +6,9 @@ use pvblk_block::{Op, RequestFlags};
 /// A request as it must come out.
 #[derive(Debug, PartialEq)]
 pub struct Expected {
-    /// What to do.
     pub op: Op,
-    /// How.
     pub flags: RequestFlags,
-    /// First sector.
     pub sector: u64,
-    /// Sectors.
     pub sectors: u64,
     /// Offset in the guest's memory of each sector of data.
     pub data: Vec<usize>,
@@ -20,13 +16,11 @@ pub struct Expected {
     pub grefs: Vec<u32>,
     /// The answer's id and operation.
     pub id: u64,
-    /// As above.
     pub echo: u8,
 }
 
-/// What becomes of an entry.
+/// The outcome for an entry.
 pub enum Verdict {
-    /// A request.
     Good(Expected),
     /// An answer at once.
     Bad {

@@ -8,7 +8,6 @@ use pvblk_raid5::{
     Superblock, WriteIntent, find_newest, ppl_signature,
 };
 
-/// The target.
 pub fn raid5_metadata(data: &[u8]) {
     // Each once as it is, and once with all in order that would end the reading early.
     let mut block = [0; SUPER_BYTES];
@@ -221,7 +220,7 @@ fn foreign(g: &Geometry, entry: &PplEntry) {
     assert_eq!(blocks, places.len(), "a block repaired twice");
 }
 
-/// What is made is accepted.
+/// Metadata that we make is accepted.
 fn created(u: &mut Unstructured, layout: Layout, members: usize, chunk_sectors: u32) -> Result<()> {
     let device_sectors = vec![u.int_in_range(0..=1u64 << 44)?; members];
     let consistency = [Consistency::Resync, Consistency::Bitmap, Consistency::Ppl];

@@ -26,7 +26,7 @@ struct Play {
     counted: bool,
     max_indirect: u16,
     model: Indices,
-    /// How many requests one pull takes.
+    /// Most requests that one pull takes.
     batch: PullBatch,
     expected: BTreeMap<u64, Expected>,
     at_device: Vec<Box<Request>>,
@@ -36,7 +36,6 @@ struct Play {
     written: u8,
 }
 
-/// The target.
 pub fn ring(data: &[u8]) {
     let mut u = Unstructured::new(data);
     // Ends when the bytes do.

@@ -1,4 +1,4 @@
-//! What a back end's ring must do, step by step, from ring.h's rules (facts 1.5).
+//! The expected behaviour of a back end's ring, step by step, from ring.h's rules (facts 1.5).
 
 /// Bytes of the ring's header.
 const ENTRIES_AT: usize = 64;

@@ -12,7 +12,6 @@ use pvblk_protocol::xenbus::{
 };
 use std::collections::BTreeSet;
 
-/// The target.
 pub fn store(data: &[u8]) {
     // Once as bytes on the wire, once as choices.
     frame(data);
@@ -42,7 +41,6 @@ fn check_map(map: &KeyMap) {
     assert!(map.len() <= MAX_KEYS && map.bytes() <= MAX_BYTES);
 }
 
-/// Both directories.
 #[derive(Default)]
 struct Two {
     peer: KeyMap,
@@ -58,7 +56,7 @@ impl Store for Two {
     }
 }
 
-/// What is behind a connection, and how it answers.
+/// The memory behind a connection, and its answers.
 struct Rings {
     offers: BackendOffers,
     connected: bool,

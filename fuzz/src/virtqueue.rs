@@ -14,7 +14,6 @@ use std::sync::Arc;
 
 const ID: [u8; 20] = *b"the name of the disk";
 
-/// The target.
 pub fn virtqueue(data: &[u8]) {
     let _ = play(&mut Unstructured::new(data));
 }
@@ -28,7 +27,7 @@ struct Model {
     next_used: u16,
     quiet: bool,
     unpublished: bool,
-    /// How many chains one pull takes.
+    /// Most chains that one pull takes.
     batch: PullBatch,
     /// Head, place of its status, writable bytes.
     in_flight: Vec<(u16, usize, u32)>,

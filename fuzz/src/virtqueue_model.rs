@@ -1,4 +1,4 @@
-//! What a chain of a virtqueue must become, by the text of VIRTIO 1.2, on plain bytes. Written apart from what is tested.
+//! The expected meaning of a chain of a virtqueue, by the text of VIRTIO 1.2, on plain bytes. Written apart from what is tested.
 
 use pvblk_block::{Op, RequestFlags};
 
@@ -13,20 +13,17 @@ pub const AVAILABLE: usize = 0x200;
 /// The used ring.
 pub const USED: usize = 0x300;
 
-/// What was negotiated.
+/// The features that were negotiated.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// Entries of the queue.
     pub entries: u16,
-    /// Indirect descriptors.
     pub indirect: bool,
-    /// Discard.
     pub discard: bool,
-    /// Write-zeroes.
     pub write_zeroes: bool,
 }
 
-/// How a chain ends.
+/// The outcome of a chain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The queue stops.
@@ -44,13 +41,9 @@ pub enum Verdict {
     },
     /// It goes to the disk with these runs (offset, bytes).
     Request {
-        /// What is asked for.
         op: Op,
-        /// How.
         flags: RequestFlags,
-        /// First sector.
         sector: u64,
-        /// How many.
         sectors: u64,
         /// Offsets and bytes of the data.
         runs: Vec<(usize, usize)>,

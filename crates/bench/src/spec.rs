@@ -1,14 +1,12 @@
-//! What a job is to do, as plain data.
+//! The description of a job, as plain data.
 
 use super::sizes::BlockSizes;
 use std::time::Duration;
 
-/// Which directions a job uses.
+/// The directions in which a job moves data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
-    /// Reads only.
     Read,
-    /// Writes only.
     Write,
     /// Both, by [`JobSpec::read_percent`].
     Both,
@@ -36,7 +34,7 @@ impl Amount {
 /// Where random requests go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
-    /// Everywhere alike.
+    /// Every block of the area is equally likely.
     Uniform,
     /// Zipf with this exponent, the popular blocks scattered over the target.
     Zipf(f64),
@@ -44,7 +42,7 @@ pub enum Distribution {
     Pareto(f64),
 }
 
-/// How data is checked. Every unit (the smallest block of the job) carries a header and a CRC-32C.
+/// The check of data. Every unit (the smallest block of the job) carries a header and a CRC-32C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verify {
     /// It is checked at all.
@@ -76,7 +74,6 @@ pub struct JobSpec {
     pub name: String,
     /// The target as a job file names it (`filename` or `uri`), if it does.
     pub target: Option<String>,
-    /// Directions.
     pub mix: Mix,
     /// Random places instead of one after another.
     pub random: bool,
@@ -100,7 +97,6 @@ pub struct JobSpec {
     pub io_size: Option<Amount>,
     /// Most requests of each thread.
     pub number_ios: Option<u64>,
-    /// Longest time.
     pub runtime: Option<Duration>,
     /// Go on for all of `runtime`, however much that is.
     pub time_based: bool,
@@ -116,7 +112,7 @@ pub struct JobSpec {
     pub random_map: bool,
     /// Where random requests go; all but uniform ones repeat blocks.
     pub distribution: Distribution,
-    /// How data is checked.
+    /// The check of the data that is read back.
     pub verify: Verify,
     /// A flush after this many writes.
     pub flush_every: Option<u32>,
@@ -222,12 +218,12 @@ impl JobSpec {
         each * u64::from(self.iodepth) * u64::from(self.numjobs)
     }
 
-    /// How data is checked, if it is.
+    /// The check of data, if there is one.
     pub(super) fn checked(&self) -> Option<Verify> {
         Some(self.verify).filter(|v| v.on)
     }
 
-    /// What makes no sense, whatever the target.
+    /// The first thing in the job that makes no sense, whatever the target.
     pub(super) fn problem(&self) -> Option<String> {
         let unit = self.unit_bytes();
         if self.verify.on && !self.used_sizes().all(|s| s.multiple_of(unit)) {

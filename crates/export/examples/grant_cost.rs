@@ -1,4 +1,4 @@
-//! What it takes to get at pages that were granted: mapped and unmapped one by one, mapped in bulk, or copied in one call. For a domain of
+//! The cost of access to granted pages: mapped and unmapped one by one, mapped in bulk, or copied in one call. For a domain of
 //! Xen, with its own pages; decision 15 has the figures. Prints microseconds a page, the median of 31 rounds.
 
 use pvblk_sys::xen::{CopyDirection, GrantAllocator, GrantCopy, GrantDevice};

@@ -175,7 +175,7 @@ impl Front {
         }
     }
 
-    /// What is written can be read.
+    /// Reads back the data that was written.
     fn check(&mut self, c: &mut Connection) -> Result<()> {
         let data = self.allocator.page(0, true)?;
         let mark = [self.next_id as u8; PAGE_SIZE];

@@ -151,8 +151,8 @@ fn an_area_that_changes_while_rings_are_at_work_is_refused() {
     assert!(made(&guest.front, 2, 64).is_some());
 }
 
-/// GET_VRING_BASE is answered when all requests of the ring are, those included that a server before this one took. Whoever goes on from the index
-/// without the area, as a migrated guest does, would lose them.
+/// GET_VRING_BASE is answered when all requests of the ring are, those included that a server before this one took. A guest that goes on from the index
+/// without the area, as a migrated one does, would lose them.
 #[test]
 fn a_ring_tells_its_index_when_nothing_is_in_flight_any_more() {
     const LEFT: u16 = 60;
@@ -256,7 +256,7 @@ fn a_channel_that_holds_descriptors_is_refused() {
     next_is_heard(&bed, front);
 }
 
-/// Who waits for its turn at a socket isn't read, so what it sent stays in the server's hands.
+/// A front end that waits for its turn at a socket isn't read, so descriptors that it sent would stay in the server's hands.
 #[test]
 fn who_waits_for_its_turn_can_send_no_descriptors() {
     let (probe, _peer) = UnixStream::pair().unwrap();

@@ -141,8 +141,8 @@ fn flood(
     })
 }
 
-/// The neighbour's handshakes while a front end sends `message` all the time. How much of the control thread it may use is counted by the server's own
-/// tests, with a clock of theirs.
+/// The neighbour's handshakes while a front end sends `message` all the time. The server's own tests count its part of the control thread,
+/// with a clock of theirs.
 fn beside_a_flood(what: &str, message: impl Fn(&Front) + Send + 'static) {
     let bed = Bed::with(1, None);
     let alone = slowest_handshake(&bed);

@@ -123,7 +123,6 @@ codes! {
     GetMaxMemSlots = 36, "GET_MAX_MEM_SLOTS";
     /// One more memory region.
     AddMemReg = 37, "ADD_MEM_REG";
-    /// One less.
     RemMemReg = 38, "REM_MEM_REG";
 }
 
@@ -212,11 +211,8 @@ pub struct VringAddr {
     pub index: u32,
     /// Bit 0: writes are logged, for migration.
     pub flags: u32,
-    /// Descriptor table.
     pub descriptor: u64,
-    /// Used ring.
     pub used: u64,
-    /// Available ring.
     pub available: u64,
     /// Where writes to the used ring are logged.
     pub log: u64,
@@ -228,7 +224,6 @@ pub struct VringAddr {
 pub struct MemoryRegion {
     /// Where the guest has it.
     pub guest_address: u64,
-    /// Bytes.
     pub size: u64,
     /// Where the front end has it.
     pub user_address: u64,
@@ -240,7 +235,6 @@ pub struct MemoryRegion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SingleRegion {
-    /// Not used.
     pub padding: u64,
     pub region: MemoryRegion,
 }
@@ -249,9 +243,7 @@ pub struct SingleRegion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct ConfigHead {
-    /// First byte.
     pub offset: u32,
-    /// Bytes.
     pub size: u32,
     /// 0, or 1 during a migration.
     pub flags: u32,
@@ -261,11 +253,9 @@ pub struct ConfigHead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct InflightArea {
-    /// Bytes.
     pub size: u64,
     /// Where they begin in the file.
     pub offset: u64,
-    /// Rings.
     pub queues: u16,
     /// Entries of each.
     pub queue_size: u16,

@@ -1,4 +1,4 @@
-//! What a volume is made of, as plain data: parsed, printed, checked, opened.
+//! The specification of a volume, as plain data: parsed, printed, checked, opened.
 
 mod cache;
 mod client;
@@ -90,7 +90,6 @@ impl MemSpec {
 /// commas are part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpec {
-    /// The file.
     pub path: PathBuf,
     /// Bypass the page cache (`O_DIRECT`).
     pub direct: bool,
@@ -98,7 +97,7 @@ pub struct FileSpec {
     pub read_only: bool,
     /// Take the lock that keeps a second writer out; `nolock` doesn't.
     pub lock: bool,
-    /// How I/O is done; `None`: `sync` on memory filesystems, where io_uring only adds a slow worker
+    /// The way of I/O; `None`: `sync` on memory filesystems, where io_uring only adds a slow worker
     /// thread, otherwise `uring`.
     pub engine: Option<Engine>,
     /// Make the file if there is none (sparse, readable by its owner only), or extend a shorter one to
@@ -126,7 +125,7 @@ impl FileSpec {
         }
     }
 
-    /// Refuses a container, whose bytes aren't the disk that is in it, unless they are to be served as they are. Who can only read
+    /// Refuses a container, whose bytes aren't the disk that is in it, unless they are to be served as they are. A read-only volume
     /// destroys nothing, and is warned.
     pub(crate) fn check_format(&self) -> Result<(), Error> {
         if self.raw {
@@ -154,7 +153,7 @@ impl FileSpec {
     }
 }
 
-/// How a file volume talks to the kernel.
+/// The system calls by which a file volume reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// io_uring, many requests in flight per queue.
@@ -209,7 +208,7 @@ pub struct FaultSpec {
     pub flush_error: Option<f64>,
     /// Probability that a request's completion is held back for `stall_time`.
     pub stall: f64,
-    /// How long a stalled completion is held back, up to 1 hour.
+    /// Time for which a stalled completion is held back, up to 1 hour.
     pub stall_time: Duration,
     /// Probability that only the first part of a write is stored (a random number of logical sectors,
     /// never all), and then an I/O error reported.

@@ -42,7 +42,6 @@ pub struct NbdClientConfig {
 }
 
 impl Default for NbdClientConfig {
-    /// 10 seconds.
     fn default() -> NbdClientConfig {
         NbdClientConfig {
             timeout: Duration::from_secs(10),

@@ -11,7 +11,6 @@ const MOST_WITHOUT_DATA: u64 = 1 << 30;
 /// Where a slot's command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// No request.
     Free,
     /// Waits to be sent, or is being sent.
     Waiting,

@@ -11,7 +11,6 @@ const DEFAULT_PORT: u16 = 10809;
 /// An export of a server: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`, with `connections=N` among the queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
-    /// The server.
     pub addr: NbdAddr,
     /// The export's name; empty: the default one.
     pub export: String,

@@ -182,7 +182,6 @@ enum Stage {
 
 /// The state of its ring, as a submitter finds it.
 pub enum Found<M> {
-    /// This connection.
     Up(Arc<Connection<M>>),
     /// Nothing yet: requests wait.
     Down,

@@ -141,7 +141,7 @@ impl<M: MergePolicy> Frontend<M> {
         self.link.is_up()
     }
 
-    /// The connection is over. What was in flight is kept and waits, as does all that is submitted from now on,
+    /// The connection is over. Requests in flight are kept and wait, as does all that is submitted from now on,
     /// for [`Frontend::reconnect`] or [`Frontend::disconnect`].
     pub fn suspend(&self) {
         self.link.suspend();

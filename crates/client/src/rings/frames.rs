@@ -28,7 +28,6 @@ impl Frames {
         }
     }
 
-    /// The memory.
     pub fn memory(&self) -> &Arc<Region> {
         &self.memory
     }

@@ -164,7 +164,6 @@ impl<M: MergePolicy> HardwareQueue<M> {
         self.counting = Some(Box::new(Counting::new()));
     }
 
-    /// The counters.
     pub fn statistics(&mut self) -> Option<Statistics> {
         self.account();
         self.counting.as_ref().map(|c| c.sums())

@@ -11,7 +11,7 @@
 //! queue. A batch is merged when it is unplugged (`plug`), then issued at once as far as tags go
 //! round; nothing waits for merging and nothing is merged because the ring is full, so the shape of
 //! the requests doesn't depend on the ring's size (seed 000's anomalies come from that; see
-//! docs/decisions/0004-merge-in-the-plug.md). What finds no tag waits in the hardware queue in order.
+//! docs/decisions/0004-merge-in-the-plug.md). A request that finds no tag waits in the hardware queue in order.
 //!
 //! The event channel's handler only marks: whoever polls drains the ring, a bounded batch at a time,
 //! under the hardware queue's lock, and leaves completions of other submitters in their completion queues (seed 001).

@@ -21,10 +21,9 @@ pub struct Letters {
     pub parked: Vec<Merged>,
 }
 
-/// A submitter's completion queue. Whether the submitter sleeps is known under the ring's lock, so nobody is woken through it but by a notification.
+/// A submitter's completion queue. The ring's lock tells whether the submitter sleeps, so nobody is woken through it but by a notification.
 pub type Completions = CompletionQueue<Letters>;
 
-/// A submitter.
 struct Owner {
     completions: Arc<Completions>,
     /// Ring requests, waiting or in flight.
@@ -210,7 +209,6 @@ impl Owners {
     }
 }
 
-/// Rings.
 #[inline]
 pub fn ring(bells: &mut Vec<Arc<Completions>>) {
     for completions in bells.drain(..) {

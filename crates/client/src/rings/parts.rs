@@ -19,9 +19,7 @@ pub trait Granter: Send + Sync {
 
 /// One negotiated queue.
 pub struct FrontQueueParts {
-    /// The ring.
     pub ring: FrontRing,
-    /// Its doorbell.
     pub channel: Box<dyn EventChannel>,
 }
 
@@ -29,10 +27,8 @@ pub struct FrontQueueParts {
 pub struct FrontParts {
     /// For people: where it is connected to.
     pub name: String,
-    /// As published.
     pub properties: DiskProperties,
     /// All of one ring size.
     pub queues: Vec<FrontQueueParts>,
-    /// Our memory.
     pub granter: Arc<dyn Granter>,
 }

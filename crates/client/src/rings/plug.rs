@@ -67,7 +67,6 @@ impl MergePolicy for InBatch {
 pub struct MergeLimits {
     /// Sectors (512 B).
     pub sectors: u64,
-    /// Segments.
     pub segments: u32,
 }
 

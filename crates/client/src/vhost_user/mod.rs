@@ -3,7 +3,7 @@
 //! It does what a guest's driver and its monitor do together: it shares memory with the server, puts rings into it and speaks to the server's
 //! socket. Each opened queue takes one of the rings. Buffers come from the shared memory ([`BlockDevice::buffer_source`]); others are copied.
 //!
-//! Everything the server says is checked. What makes no sense, or a lost connection, fails all queues: what is in flight and all that comes
+//! Everything the server says is checked. An answer that makes no sense, or a lost connection, fails all queues: what is in flight and all that comes
 //! later ends with an I/O error, and [`VhostClient::failure`] says why. With [`VhostClientConfig::patience`] a lost connection is
 //! made anew, as QEMU does it: the next server finds the rings, and what was in flight, where the last one left them.
 

@@ -37,7 +37,7 @@ pub(super) struct ClientQueue {
     shared: Arc<Shared>,
     /// Goes back when the queue is closed.
     ring: Option<Ring>,
-    /// By head.
+    /// The slot of each chain, by the number of its first descriptor.
     slots: Vec<Slot>,
     free: Vec<u16>,
     /// Requests that found no head, or no memory.

@@ -35,7 +35,6 @@ impl Terms {
 /// The decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Execute it.
     Run,
     /// Answer success without reaching the device: the length is 0.
     Nothing,

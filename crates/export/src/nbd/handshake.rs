@@ -32,7 +32,6 @@ pub type Door<'a> = dyn Fn(&Arc<Disk>) -> Result<(), String> + 'a;
 pub struct Negotiated {
     /// The export's name; for a client that asked for the default export, that one's.
     pub export: String,
-    /// Its device.
     pub device: Arc<dyn BlockDevice>,
     /// Transmission flags that the client was told.
     pub transmission_flags: u16,

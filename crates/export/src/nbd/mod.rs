@@ -5,11 +5,11 @@
 //! NetworkBlockDevice project); names in capitals are its names.
 //!
 //! [`NbdServer`] listens and negotiates on short-lived threads, then hands each connection over as a
-//! [`NbdSource`]. What touches bytes from a client is free of I/O and can be driven alone:
+//! [`NbdSource`]. Code that touches bytes from a client is free of I/O and can be driven alone:
 //! [`Handshake`], [`pvblk_protocol::nbd::parse_request`], [`check::check`].
 //!
 //! Requests may begin and end anywhere: a block that is written in part is read, changed and written while no other request of the
-//! disk, of whatever export, is under way. What was not negotiated is answered with EINVAL.
+//! disk, of whatever export, is under way. A command or flag that was not negotiated is answered with EINVAL.
 //!
 //! Memory that a client can make the server hold counts to the disk's [`pvblk_backend::Budget`], and a client that holds it without going
 //! on is let go. One step of a connection moves a bounded number of bytes, so that others on the same worker have their turn.

@@ -9,7 +9,6 @@ pub(super) struct Slot {
     pub command: Command,
     /// First byte, for structured replies.
     pub offset: u64,
-    /// Bytes.
     pub len: u32,
     /// Bytes of the first block before the request, and of the last one after it.
     pub edges: Edges,

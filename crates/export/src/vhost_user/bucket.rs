@@ -1,4 +1,4 @@
-//! How much a socket may use of what its neighbours need too: some at once, and then so much a second.
+//! A token bucket: a socket's share of what its neighbours need too, some at once and then so much a second.
 
 use std::time::{Duration, Instant};
 

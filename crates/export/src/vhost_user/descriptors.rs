@@ -1,4 +1,4 @@
-//! Which descriptors a message may bring.
+//! The rules for descriptors that come with a message.
 //!
 //! A session ends when its front end's socket is closed everywhere. So the server must not have a descriptor of that socket itself, nor one
 //! of anything that another descriptor can wait in: no socket that isn't connected or that has something to read. Memory files and
@@ -15,7 +15,7 @@ pub(super) fn count(has: usize, takes: usize) -> Error {
     Error::protocol(format!("it has {has} descriptors and should have {takes}"))
 }
 
-/// How many descriptors may come along; those of a memory table are counted with its regions.
+/// Checks the number of descriptors that come along; those of a memory table are counted with its regions.
 pub(super) fn check_descriptors(code: Code, has: usize) -> Result<(), Error> {
     let (least, most) = match code {
         Code::SetMemTable => return Ok(()),

@@ -140,7 +140,7 @@ impl Inflight {
     }
 }
 
-/// What one queue has in flight.
+/// The part of an in-flight area that belongs to one queue.
 pub struct InflightQueue {
     region: Arc<Region>,
     at: usize,

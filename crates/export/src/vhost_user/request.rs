@@ -14,7 +14,7 @@ pub const HEAD: usize = 16;
 /// Bytes of a discard's or write-zeroes' range: sector, sectors, flags.
 pub const RANGE: usize = 16;
 
-/// Which rule of virtio-blk a request broke. It has a status byte, so it is answered.
+/// The rule of virtio-blk that a request broke. It has a status byte, so it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Bad {
     /// Not one of the types that we know or offered.
@@ -49,7 +49,7 @@ impl Bad {
     }
 }
 
-/// What a chain asks for.
+/// The request that a chain holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
     /// The request was filled in and goes to the disk.
@@ -65,7 +65,7 @@ pub struct Chain {
     pub status: Buffer,
     /// Writable bytes, the status included.
     pub writable: u32,
-    /// What it asks for, or why it can't be done.
+    /// The request, or the reason why it can't be done.
     pub asked: Result<Parsed, Bad>,
 }
 

@@ -21,7 +21,7 @@ use pvblk_sys::PeerEvent;
 use std::sync::Arc;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-/// How the front end wakes us.
+/// The way in which the front end wakes us.
 #[derive(Debug)]
 pub(super) enum Kick {
     Event(PeerEvent),
@@ -38,7 +38,7 @@ enum Work {
     Broken,
 }
 
-/// What a ring needs of its session to start.
+/// The parts of a session that a ring needs to start.
 pub(super) struct Surroundings<'a> {
     pub disk: &'a str,
     pub name: &'a str,
@@ -93,7 +93,7 @@ impl Ring {
         matches!(self.work, Work::Ending)
     }
 
-    /// What only a stopped ring can be told.
+    /// Refuses, while the ring runs, a message that only a stopped ring can take.
     fn only_stopped(&self, what: &str) -> Result<(), Error> {
         match self.is_active() {
             true => Err(self.refuse(format!("its {what} can't change while it is at work"))),

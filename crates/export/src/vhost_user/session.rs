@@ -31,7 +31,7 @@ const MESSAGES_PER_TURN: usize = 32;
 /// Time for them; the last one may take longer.
 const TURN: Duration = Duration::from_millis(1);
 
-/// How a message is answered.
+/// The answer to a message.
 enum Answer {
     /// With this payload.
     Payload(Vec<u8>, Option<OwnedFd>),
@@ -43,7 +43,7 @@ enum Answer {
     Later(After),
 }
 
-/// What follows when rings have stopped.
+/// The step that follows when rings have stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
     Base(u16),
@@ -538,7 +538,7 @@ impl Session {
     }
 
     /// Stops all rings; true when they have stopped, so that the session can be dropped. To be asked again after [`Event::Left`](crate::kit::Event::Left).
-    /// What a server before us left and they haven't taken yet stays for the next one.
+    /// Requests that a server before us left and that the rings haven't taken yet stay for the next one.
     pub fn end(&mut self) -> bool {
         self.ending = true;
         self.front.leave()

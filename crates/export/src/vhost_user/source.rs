@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 
-/// How soon a queue without a kick is looked at again; while it stays idle, after twice the time each time, up to the second.
+/// Time after which a queue without a kick is looked at again; while it stays idle, after twice the time each time, up to the second.
 const POLL: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
-/// What the control thread and a queue at work share.
+/// State that the control thread and a queue at work share.
 #[derive(Debug, Default)]
 pub struct Shared {
     call: Mutex<Option<PeerEvent>>,
@@ -45,7 +45,7 @@ impl Shared {
         *self.call.lock() = call;
     }
 
-    /// Other memory, from the next chain on. What is in flight keeps what it has.
+    /// Other memory, from the next chain on. Requests in flight keep the memory they have.
     pub fn set_memory(&self, memory: GuestMemory) {
         *self.memory.lock() = Some(memory);
         self.memory_changed.store(true, Ordering::Release);
@@ -76,27 +76,26 @@ impl Shared {
     }
 }
 
-/// What a queue is made of.
+/// The parts of a queue that begins.
 pub struct VhostQueueParts {
     /// For the log: disk, front end and queue.
     pub name: String,
-    /// The ring.
     pub queue: Virtqueue,
     /// All of the guest's memory.
     pub memory: GuestMemory,
-    /// What the control thread may change.
+    /// The state that the control thread may change.
     pub shared: Arc<Shared>,
     /// The event that wakes us; `None`: the queue is looked at all the time.
     pub kick: Option<PeerEvent>,
     /// Where requests in flight are told.
     pub inflight: Option<InflightQueue>,
-    /// What requests may ask for.
+    /// The features that requests may use.
     pub offered: Offered,
     /// The disk's name for the guest.
     pub id: [u8; ID],
 }
 
-/// What is remembered of a request until its answer.
+/// A request that isn't answered yet.
 #[derive(Default)]
 struct Slot {
     status: Option<Buffer>,
@@ -108,7 +107,7 @@ struct Slot {
 /// A virtqueue of a virtio-blk device.
 pub struct VhostSource {
     parts: VhostQueueParts,
-    /// By head.
+    /// The slot of each chain, by the number of its first descriptor.
     slots: Vec<Slot>,
     /// Heads that were taken by a server before us and not answered.
     again: VecDeque<u16>,

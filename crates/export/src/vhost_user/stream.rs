@@ -17,7 +17,7 @@ pub(super) struct Message {
     pub fds: Vec<PeerFd>,
 }
 
-/// What came in.
+/// The outcome of a read from the socket.
 #[derive(Debug)]
 pub(super) enum Received {
     Message(Message),
@@ -110,7 +110,7 @@ impl Stream {
         self.since
     }
 
-    /// Sends an answer. Whoever doesn't read its answers is gone.
+    /// Sends an answer. A front end that doesn't read its answers counts as gone.
     pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         fdpass::send(self.fd.as_fd(), bytes, fd.as_slice())
             .map_err(|e| Error::caused(ErrorKind::Disconnected, "it doesn't take an answer", e))

@@ -1,4 +1,4 @@
-//! What the in-flight area says of writes that no flush covers. By it a server that comes after us knows whether they may be lost,
+//! The in-flight area's record of writes that no flush covers. By it a server that comes after us knows whether they may be lost,
 //! and makes the front end's next flush fail if so (`pvblk_backend::LostWrites`).
 //!
 //! ```text
@@ -18,9 +18,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// "pvblkvu1".
 const MAGIC: u64 = u64::from_le_bytes(*b"pvblkvu1");
-/// "pvblkca1".
 const CACHE_MAGIC: u64 = u64::from_le_bytes(*b"pvblkca1");
 /// Bytes of the words before the queues' epochs; areas of the first release end here.
 pub(super) const MARK: usize = 64;
@@ -38,7 +36,7 @@ pub(super) fn tail_bytes(queues: u16) -> usize {
     MARK + (8 * usize::from(queues)).next_multiple_of(64)
 }
 
-/// What a disk holds, by marks that change when something may be lost.
+/// Marks of a disk's content and of its cache; they change when something may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
     /// Changes when everything is lost; `None`: it doesn't end with the process.

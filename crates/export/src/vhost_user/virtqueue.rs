@@ -18,7 +18,7 @@ pub const MAX_ENTRIES: u32 = 32768;
 /// of small queues exceed that, and QEMU takes as many.
 pub const MAX_INDIRECT: usize = 1024;
 
-/// Which rule of the queue was broken.
+/// The rule of the queue that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// More became available than the queue holds.
@@ -68,7 +68,6 @@ pub enum Broken {
 /// A descriptor that was copied out and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Guest address.
     pub address: u64,
     /// Bytes, at least 1.
     pub len: u32,
@@ -117,7 +116,6 @@ impl Virtqueue {
         queue
     }
 
-    /// Entries.
     pub fn entries(&self) -> u16 {
         self.entries
     }
@@ -333,7 +331,7 @@ impl Raw {
     }
 }
 
-/// What holds along a chain.
+/// State of the walk along a chain.
 struct Walk {
     table: u32,
     left: u32,

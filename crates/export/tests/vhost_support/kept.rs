@@ -77,7 +77,7 @@ impl Guest {
         }
     }
 
-    /// What an area of the first release looks like: no more than its own mark behind the queues.
+    /// Makes the area look like one of the first release: no more than its own mark behind the queues.
     pub fn forget_the_cache_mark(&self) {
         let at = usize::from(QUEUES) * (16 + 16 * usize::from(ENTRIES)).next_multiple_of(64);
         let rest = self.area.size as usize - (at + 24);

@@ -43,7 +43,6 @@ pub mod opt {
     pub const EXPORT_NAME: u32 = 1;
     /// Ends the negotiation.
     pub const ABORT: u32 = 2;
-    /// Lists exports.
     pub const LIST: u32 = 3;
     /// Asks for TLS.
     pub const STARTTLS: u32 = 5;
@@ -63,9 +62,7 @@ pub mod opt {
 
 /// Option replies (proto.md, "Option reply types").
 pub mod rep {
-    /// Done.
     pub const ACK: u32 = 1;
-    /// One export.
     pub const SERVER: u32 = 2;
     /// One piece of information on an export.
     pub const INFO: u32 = 3;
@@ -97,7 +94,6 @@ pub mod info {
 
 /// Transmission flags (proto.md, "Transmission flags").
 pub mod tflag {
-    /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
     /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
@@ -129,7 +125,6 @@ pub mod cflag {
     pub const NO_HOLE: u16 = 1 << 1;
     /// One chunk of data.
     pub const DF: u16 = 1 << 2;
-    /// One extent.
     pub const REQ_ONE: u16 = 1 << 3;
     /// Fail rather than zero slowly.
     pub const FAST_ZERO: u16 = 1 << 4;
@@ -139,15 +134,12 @@ pub mod cflag {
 pub mod err {
     /// Not permitted: the export is read-only.
     pub const EPERM: u32 = 1;
-    /// Input/output error.
     pub const EIO: u32 = 5;
     /// Out of memory.
     pub const ENOMEM: u32 = 12;
-    /// Invalid argument.
     pub const EINVAL: u32 = 22;
     /// No space, or a write past the end.
     pub const ENOSPC: u32 = 28;
-    /// Not supported.
     pub const ENOTSUP: u32 = 95;
 }
 
@@ -220,11 +212,9 @@ impl From<u16> for Command {
 pub struct NbdRequest {
     /// Command flags ([`cflag`]).
     pub flags: u16,
-    /// The command.
     pub command: Command,
     /// The client's mark, returned in the reply.
     pub cookie: u64,
-    /// First byte.
     pub offset: u64,
     /// Length in bytes; for a write also the length of the payload that follows.
     pub len: u32,

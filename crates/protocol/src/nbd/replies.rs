@@ -14,14 +14,12 @@ const MAX_ERROR: u32 = 8192;
 pub enum ReplyHead {
     /// All of a reply but a read's data.
     Simple {
-        /// The request's.
         cookie: u64,
         /// [`err`], or 0.
         error: u32,
     },
     /// One chunk of a reply.
     Chunk {
-        /// The request's.
         cookie: u64,
         /// [`chunk`], or a type that nobody knows yet.
         kind: u16,

@@ -39,9 +39,7 @@ pub fn has(features: u64, bit: u32) -> bool {
 /// The part of an offer on which requests depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
-    /// VIRTIO_BLK_F_DISCARD.
     pub discard: bool,
-    /// VIRTIO_BLK_F_WRITE_ZEROES.
     pub write_zeroes: bool,
 }
 

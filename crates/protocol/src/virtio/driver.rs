@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 /// A descriptor's flags.
 pub mod flags {
-    /// Another follows.
     pub const NEXT: u16 = 1;
     /// The device writes it.
     pub const WRITE: u16 = 2;
@@ -48,7 +47,6 @@ pub struct Driver {
     /// Guest address of the region.
     guest: u64,
     entries: u16,
-    /// VIRTIO_F_EVENT_IDX.
     pub event_index: bool,
     next_available: u16,
     next_used: u16,
@@ -78,7 +76,6 @@ impl Driver {
         Driver::bytes(self.entries)
     }
 
-    /// Its entries.
     pub fn entries(&self) -> u16 {
         self.entries
     }

@@ -18,7 +18,7 @@ const VHOST_SPARE: u64 = 16 << 20;
 /// The same over rings, where a quarter of all is kept for copies, and tables and rings take some too.
 const RINGS_SPARE: u64 = 32 << 20;
 
-/// The use that is made of a volume, as far as it decides on what its client asks of a server. What a specification says goes before it.
+/// The use that is made of a volume, as far as it decides on what its client asks of a server. The text of a specification goes before it.
 #[derive(Clone, Debug)]
 pub struct Need {
     /// Queues that are open at the same time.

@@ -28,14 +28,14 @@ pub struct Raid5Spec {
     pub members: Vec<Option<VolumeSpec>>,
     /// Stripe heads that are kept in memory, 17 to 32768, as md's `stripe_cache_size`: 4 KiB for each member.
     pub stripes: u32,
-    /// How writes go to stripes: `direct` as md has it, or through the `stripe-queue`.
+    /// The way of writes to stripes: `direct` as md has it, or through the `stripe-queue`.
     pub write_path: WritePath,
     /// Start with stale members, or when dirty and degraded, although data may be wrong.
     pub force: bool,
 }
 
 impl Raid5Spec {
-    /// How many stripe heads there are unless told otherwise, as in md.
+    /// Number of stripe heads unless told otherwise, as in md.
     pub const STRIPES: u32 = 256;
 
     /// An array of these members.

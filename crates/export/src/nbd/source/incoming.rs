@@ -43,7 +43,6 @@ pub(super) struct Incoming {
     inbox: Inbox,
     gauge: Gauge,
     expect: Expect,
-    /// Bytes received.
     received: u64,
     /// The last receive took all it may at a time.
     more: bool,

@@ -83,7 +83,7 @@ enum Due {
 }
 
 impl Rest {
-    /// Something happens.
+    /// Sends an event while the source is busy, or while it is idle.
     #[inline]
     fn disturb(&mut self, busy: bool) {
         self.busy |= busy;

@@ -56,7 +56,6 @@ pub struct MemDevice {
     /// Attempts to open a queue, and those that passed the door.
     pub entered: AtomicU64,
     pub passed: AtomicU64,
-    /// Its description.
     pub about: Mutex<String>,
     /// The requests that reached the device.
     pub log: Arc<Mutex<Vec<(Op, RequestFlags)>>>,

@@ -16,7 +16,7 @@ struct Replaced {
     place: u16,
     /// Of the device that has it.
     number: u32,
-    /// Which of the named ones had it.
+    /// Index of the named member that had the slot before.
     old: usize,
     /// The array's newest superblock among those that are named.
     newest: Superblock,
