@@ -17,6 +17,7 @@ mod serve;
 mod shares;
 mod trace;
 mod traces;
+mod wanted;
 mod xen;
 
 use clap::Parser;

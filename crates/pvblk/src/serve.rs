@@ -39,7 +39,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             device.describe()
         ));
         let disk = Disk::new(name, device, traces.of(name)).with_memory(budgets());
-        disks.push(Arc::new(match config.exclusive.contains(name) {
+        disks.push(Arc::new(match config.is_exclusive(name) {
             true => disk.exclusive(),
             false => disk,
         }));
