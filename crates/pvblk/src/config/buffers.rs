@@ -74,7 +74,7 @@ pub fn squeeze_duration(ms: u64) -> Result<Duration> {
 }
 
 /// Checks a worker's floor.
-pub fn floor_pages(pages: usize) -> Result<usize> {
+fn floor_pages(pages: usize) -> Result<usize> {
     if pages > FLOOR_PAGES_PER_WORKER {
         bail!("--buffer-floor-pages {pages}: at most {FLOOR_PAGES_PER_WORKER}");
     }

@@ -64,13 +64,8 @@ fn add_flags(wanted: &mut Vec<(String, DiskWanted)>, args: &ServeArgs) -> Result
         }
         wanted.push((name.to_owned(), DiskWanted::new(volume)));
     }
-    let mut disk = |flag: &str, name: &str| {
-        let found = wanted.iter_mut().find(|(n, _)| n == name);
-        let found = found.map(|(_, disk)| disk);
-        found.with_context(|| format!("{flag}: there is no disk {name}"))
-    };
     for name in &args.exclusive {
-        disk(&format!("--exclusive {name}"), name)?.exclusive = true;
+        named(wanted, &format!("--exclusive {name}"), name)?.exclusive = true;
     }
     for arg in &args.vhost_user {
         let (name, socket) = arg.split_once('=').with_context(|| {
@@ -79,7 +74,7 @@ fn add_flags(wanted: &mut Vec<(String, DiskWanted)>, args: &ServeArgs) -> Result
             )
         })?;
         unix_path("--vhost-user NAME=", socket)?;
-        let sockets = &mut disk(&format!("--vhost-user {arg}"), name)?.vhost_user;
+        let sockets = &mut named(wanted, &format!("--vhost-user {arg}"), name)?.vhost_user;
         sockets.push(socket.to_owned());
     }
     for arg in &args.xen_attach {
@@ -88,10 +83,20 @@ fn add_flags(wanted: &mut Vec<(String, DiskWanted)>, args: &ServeArgs) -> Result
                 "--xen-attach {arg}: write DISK=GUEST or DISK=GUEST:DEVICE, such as vm1=debian:xvda"
             )
         })?;
-        let guests = &mut disk(&format!("--xen-attach {arg}"), name)?.xen_attach;
+        let guests = &mut named(wanted, &format!("--xen-attach {arg}"), name)?.xen_attach;
         guests.push(guest.to_owned());
     }
     Ok(())
+}
+
+fn named<'a>(
+    wanted: &'a mut [(String, DiskWanted)],
+    flag: &str,
+    name: &str,
+) -> Result<&'a mut DiskWanted> {
+    let found = wanted.iter_mut().find(|(n, _)| n == name);
+    let found = found.map(|(_, disk)| disk);
+    found.with_context(|| format!("{flag}: there is no disk {name}"))
 }
 
 /// A guest's disks without a device get the first free ones in the order of the flags; those of the file come first.

@@ -18,7 +18,7 @@ use pvblk_volume::VolumeSpec;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use buffers::{Buffers, buffer_pages, floor_pages, squeeze_duration};
+pub use buffers::{Buffers, buffer_pages, squeeze_duration};
 use file::File;
 
 /// Most rings of one disk.

@@ -108,7 +108,6 @@ fn order(disk: &str, text: &str) -> Result<StandingOrder> {
     })
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_false(b: &bool) -> bool {
     !*b
 }
