@@ -47,6 +47,40 @@ pub trait MemberNames: Sync {
     fn same_device(&self, a: &str, b: &str) -> bool {
         a == b || self.file(a).is_some_and(|file| Some(file) == self.file(b))
     }
+    /// The specification that starts the array; without a grammar its members in brackets.
+    fn spec(&self, parts: &SpecParts) -> String {
+        parts.list()
+    }
+}
+
+/// The present state of an array that serves, as far as a specification of it needs it.
+#[derive(Clone, Debug)]
+pub struct SpecParts {
+    pub set_uuid: [u8; 16],
+    /// Names of the members by place; `None`: there is none that is whole.
+    pub members: Vec<Option<String>>,
+    /// Names of the device that is being rebuilt and of the spares.
+    pub spares: Vec<String>,
+    /// Names of all devices by which the array is to be found: these, and those that superblocks on disk may still call members.
+    pub devices: Vec<String>,
+    /// Patterns by which it was found: see [`Raid5::found_in`].
+    pub patterns: Vec<String>,
+    /// A place has no member, and superblocks on disk may still count on one.
+    pub missing: bool,
+    pub stripes: usize,
+    pub write_path: WritePath,
+}
+
+impl SpecParts {
+    /// `raid5:[a][missing][c]`: members by place, then spares, without options.
+    pub fn list(&self) -> String {
+        let members = self.members.iter().map(|m| match m {
+            Some(name) => format!("[{name}]"),
+            None => "[missing]".into(),
+        });
+        let spares = self.spares.iter().map(|s| format!("[{s}]"));
+        format!("raid5:{}", members.chain(spares).collect::<String>())
+    }
 }
 
 /// Of a program without a grammar: names are equal or not, and no device can be added by its name.
@@ -120,6 +154,17 @@ struct ArrayShared {
     geometry: Geometry,
     lazy: bool,
     names: &'static dyn MemberNames,
+    origin: Mutex<Origin>,
+}
+
+/// The means by which the array is found the next time.
+#[derive(Default)]
+struct Origin {
+    patterns: Vec<String>,
+    /// Names of devices that superblocks on disk may call members.
+    devices: Vec<String>,
+    /// The spare that is on its way to a place.
+    taking: Option<String>,
 }
 
 impl ArrayShared {
@@ -135,24 +180,51 @@ impl ArrayShared {
         taken
     }
 
-    /// The specification that starts the array in its present state, without its options: members
-    /// by place, then spares.
-    fn spec_text(&self) -> String {
+    /// What a specification of the array in its present state is made of.
+    fn spec_parts(&self) -> SpecParts {
         let core = self.core.lock();
+        let state = core.state();
+        let lag = core.superblocks_lag();
+        let newest = core.superblocks().0.iter().flatten().next();
+        let set_uuid = newest.map_or([0; 16], |sb| sb.set_uuid);
         let devices = self.devices.lock();
-        let name = |slot: &Option<usize>| {
-            let device = devices.get((*slot)?)?.as_ref();
-            device.map(|d| format!("[{}]", d.name))
-        };
-        let members = core.slots_by_role().iter().map(name);
-        let members: String = members
-            .map(|m| m.unwrap_or_else(|| "[missing]".into()))
-            .collect();
+        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
+        let members: Vec<Option<String>> = core.slots_by_role().iter().map(name).collect();
+        let incoming = core.recovered_sectors().and_then(|i| name(&Some(i.0)));
+        let mut all: Vec<String> = devices.iter().flatten().map(|d| d.name.clone()).collect();
         drop(devices);
+        let mut spares: Vec<String> = incoming.into_iter().collect();
+        spares.extend(self.spares.lock().iter().map(|s| s.name.clone()));
+        let mut origin = self.origin.lock();
+        spares.extend(origin.taking.clone());
+        // Until here, so that a spare that becomes a member is in one of these lists.
         drop(core);
-        let spares = self.spares.lock();
-        let spares: String = spares.iter().map(|s| format!("[{}]", s.name)).collect();
-        format!("raid5:{members}{spares}")
+        spares.dedup();
+        all.extend(
+            spares
+                .iter()
+                .filter(|s| !all.contains(s))
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
+        if lag {
+            for old in origin.devices.drain(..) {
+                if !all.contains(&old) {
+                    all.push(old);
+                }
+            }
+        }
+        origin.devices.clone_from(&all);
+        SpecParts {
+            set_uuid,
+            missing: lag && state.failed.is_some(),
+            members,
+            spares,
+            devices: all,
+            patterns: origin.patterns.clone(),
+            stripes: state.stripes,
+            write_path: state.path,
+        }
     }
 }
 
@@ -242,6 +314,8 @@ impl Raid5 {
             dirty: assembly.dirty,
         })?;
         let memory = core.stripe_memory().clone();
+        let known = devices.iter().flatten().map(|d| d.name.clone());
+        let known = known.collect();
         Ok(Arc::new(Raid5 {
             memory,
             guessed: assembly.guessed,
@@ -257,12 +331,26 @@ impl Raid5 {
                 geometry: assembly.geometry,
                 lazy: options.lazy,
                 names: options.names,
+                origin: Mutex::new(Origin {
+                    devices: known,
+                    ..Origin::default()
+                }),
             }),
             thread: Mutex::new(None),
             orders: Arc::default(),
             adding: Mutex::new(()),
             events: EventHub::default(),
         }))
+    }
+
+    /// The patterns by which the array was found, in the grammar of [`ArrayOptions::names`]; its specification keeps them.
+    pub fn found_in(&self, patterns: Vec<String>) {
+        self.shared.origin.lock().patterns = patterns;
+    }
+
+    /// The specification that starts the array in its present state.
+    pub fn spec(&self) -> String {
+        self.shared.names.spec(&self.shared.spec_parts())
     }
 
     /// The devices it is made of now.

@@ -9,10 +9,14 @@
 //! replaces the member there.
 
 mod choice;
+mod select;
+
+pub use select::{Absent, Candidate, Selection, select};
 
 use super::bitmap::WriteIntent;
 use super::blocking::{Blocking, Idle};
 use super::geometry::Geometry;
+use super::identity::uuid_text;
 use super::superblock::{Feature, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
 use choice::Choice;
 use pvblk_block::{BlockDevice, Error, ErrorKind};
@@ -254,15 +258,21 @@ fn one_array(found: &[Member]) -> Result<(), Error> {
 
 /// The newest of those that say that they are members; of several, one that is whole.
 fn newest(found: &[Member]) -> Option<&Member> {
-    let members = found
-        .iter()
-        .filter(|m| matches!(m.superblock.role(), Role::Active(_)));
-    let rank = |m: &Member| {
-        let sb = &m.superblock;
-        let partly = sb.has(Feature::RECOVERY_OFFSET) || sb.has(Feature::REPLACEMENT);
-        (sb.events, !partly)
-    };
-    members.reduce(|a, b| if rank(b) > rank(a) { b } else { a })
+    let members = found.iter().filter(|m| is_member(&m.superblock));
+    members.reduce(|a, b| match rank(&b.superblock) > rank(&a.superblock) {
+        true => b,
+        false => a,
+    })
+}
+
+fn is_member(sb: &Superblock) -> bool {
+    matches!(sb.role(), Role::Active(_))
+}
+
+/// The superblock with the greatest is believed.
+fn rank(sb: &Superblock) -> (u64, bool) {
+    let partly = sb.has(Feature::RECOVERY_OFFSET) || sb.has(Feature::REPLACEMENT);
+    (sb.events, !partly)
 }
 
 fn check(member: &Member) -> Result<Geometry, Error> {
@@ -297,16 +307,6 @@ fn array_id(sb: &Superblock) -> String {
         name if name.is_empty() => uuid,
         name => format!("{name:?} ({uuid})"),
     }
-}
-
-/// As mdadm prints ids: four groups of eight digits.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let (groups, _) = uuid.as_chunks::<4>();
-    let groups: Vec<String> = groups
-        .iter()
-        .map(|g| format!("{:08x}", u32::from_be_bytes(*g)))
-        .collect();
-    groups.join(":")
 }
 
 #[cfg(test)]

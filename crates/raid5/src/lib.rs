@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `geometry` | where a sector of the array lies on the members, and back |
 //! | `parity` | XOR of blocks |
+//! | `identity` | ids and times as text |
 //! | `superblock` | the 4 KiB on each member that describe the array; `create` makes new ones |
 //! | `bitmap` | the write-intent bitmap: the chunks to resynchronise after a crash |
 //! | `ppl`, `recover` | the partial parity log, and the repair of parity after a crash |
@@ -27,6 +28,7 @@ mod core;
 mod create;
 pub mod found;
 mod geometry;
+mod identity;
 mod new_array;
 mod parity;
 mod ppl;
@@ -41,10 +43,11 @@ pub use self::core::WritePath;
 pub use array::ask;
 pub use array::{
     ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, MemberNames, MemberState,
-    Raid5, SyncAction, WriteCounts,
+    Raid5, SpecParts, SyncAction, WriteCounts,
 };
 pub use assemble::{
-    AssembleOptions, Assembly, Incoming, Member, assemble, read_superblock, uuid_text,
+    Absent, AssembleOptions, Assembly, Candidate, Incoming, Member, Selection, assemble,
+    read_superblock, select,
 };
 pub use bitmap::{
     BITMAP_HEADER_BYTES, BitmapError, BitmapHeader, Health, Intent, PAGE_BYTES, PageWrite,
@@ -55,6 +58,7 @@ pub use create::{Consistency, Created, NewArray};
 pub use geometry::{
     ChunkPlace, Geometry, Layout, Piece, STRIPE_BYTES, STRIPE_SECTORS, StripeBlock,
 };
+pub use identity::{parse_uuid, time_text, uuid_text};
 pub use new_array::{CreateOptions, NewMembers, create};
 pub use parity::{xor_into, xor_of};
 pub use ppl::{
@@ -65,6 +69,6 @@ pub use recover::{Repair, RepairPlan};
 pub use repair::{Raid5Progress, prepare, write_superblocks};
 pub use spare::{add_spare, make_spare};
 pub use superblock::{
-    BadBlock, Feature, LogArea, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_SECTOR, Superblock,
-    SuperblockError,
+    BadBlock, Feature, LogArea, NO_OFFSET, Policy, Role, SUPER_BYTES, SUPER_MAGIC, SUPER_SECTOR,
+    Superblock, SuperblockError,
 };

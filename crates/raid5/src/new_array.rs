@@ -1,10 +1,11 @@
 //! Makes an array of devices: writes the metadata that [`NewArray`] describes.
 
-use super::assemble::{Assembly, Member, read_superblock, uuid_text};
+use super::assemble::{Assembly, Member, read_superblock};
 use super::bitmap::WriteIntent;
 use super::blocking::{Blocking, Idle};
 use super::create::{Consistency, NewArray};
 use super::geometry::Layout;
+use super::identity::uuid_text;
 use super::ppl::{PPL_HEADER_BYTES, PplHeader, ppl_signature};
 use super::superblock::{Policy, SUPER_SECTOR, Superblock};
 use crate::found;

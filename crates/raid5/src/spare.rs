@@ -1,9 +1,10 @@
 //! Devices to rebuild onto: a spare has the array's metadata, and no place.
 
-use super::assemble::{Assembly, Member, read_superblock, uuid_text};
+use super::assemble::{Assembly, Member, read_superblock};
 use super::bitmap::{BitmapHeader, WriteIntent};
 use super::blocking::Idle;
 use super::geometry::STRIPE_BYTES;
+use super::identity::uuid_text;
 use super::new_array::{ask_first, write_member};
 use super::repair::{Disks, any_bitmap_header};
 use super::superblock::{Feature, Policy, Role, Superblock, SuperblockError};

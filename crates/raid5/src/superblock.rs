@@ -23,7 +23,8 @@ pub const NO_OFFSET: u64 = u64::MAX;
 
 /// Bytes before the roles.
 pub(super) const FIXED_BYTES: usize = 256;
-const MAGIC: u32 = 0xa92b_4efc;
+/// The first four bytes, little-endian.
+pub const SUPER_MAGIC: u32 = 0xa92b_4efc;
 /// `(4096 - 256) / 2`: the greatest number that md reads.
 const MAX_ROLES: u32 = 1920;
 const CHECKSUM_AT: usize = 216;
@@ -155,7 +156,7 @@ impl Superblock {
     pub fn parse(bytes: &[u8; SUPER_BYTES]) -> Result<Superblock, SuperblockError> {
         let (raw, after) =
             RawSuperblock::read_from_prefix(bytes).map_err(|_| SuperblockError::Short)?;
-        if raw.magic.get() != MAGIC {
+        if raw.magic.get() != SUPER_MAGIC {
             return Err(SuperblockError::Magic(raw.magic.get()));
         }
         if raw.major_version.get() != 1 {
@@ -191,7 +192,7 @@ impl Superblock {
         let max_dev = self.roles.len().min(MAX_ROLES as usize);
         let mut raw = RawSuperblock::new_zeroed();
         raw.set(self);
-        raw.magic.set(MAGIC);
+        raw.magic.set(SUPER_MAGIC);
         raw.major_version.set(1);
         raw.super_offset.set(SUPER_SECTOR);
         raw.max_dev.set(max_dev as u32);

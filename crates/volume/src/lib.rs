@@ -32,8 +32,9 @@ pub use mem::MemVolume;
 pub use null::NullVolume;
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use spec::{
-    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, Need, NullSpec, Raid5Spec,
-    RingsSpec, SpecNames, VhostSpec, VolumeSpec, parse_size,
+    CacheSpec, Candidates, DelaySpec, Engine, FaultSpec, FileSpec, Found, Look, MemSpec, Members,
+    Need, NullSpec, Raid5Spec, RingsSpec, SpecNames, VhostSpec, VolumeSpec, look, parse_size,
+    spec_in_folder,
 };
 
 use pvblk_block::{BlockDevice, Error};

@@ -8,7 +8,7 @@ mod units;
 
 pub use cache::CacheSpec;
 pub use client::{Need, RingsSpec, VhostSpec};
-pub use raid5::{Raid5Spec, SpecNames};
+pub use raid5::{Candidates, Found, Look, Members, Raid5Spec, SpecNames, look, spec_in_folder};
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
@@ -36,7 +36,7 @@ pub enum VolumeSpec {
     Fault(FaultSpec, Box<VolumeSpec>),
     /// `cache:SIZE[,OPTION…]:INNER`
     Cache(CacheSpec, Box<VolumeSpec>),
-    /// `raid5:[MEMBER][MEMBER]…[,OPTION…]`
+    /// `raid5:[MEMBER][MEMBER]…[,OPTION…]` or `raid5:uuid=UUID,in=PATTERN…[,OPTION…]`
     Raid5(Raid5Spec),
     /// `nbd://HOST:PORT/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server
     Nbd(NbdUri),

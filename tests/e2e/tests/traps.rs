@@ -415,23 +415,31 @@ fn replaced() -> Result<(), Stop> {
     refused(
         &said,
         &[
-            "m1 was thrown out",
-            "m3 was thrown out",
-            &format!("start it with {works}"),
+            "m1 is no member of the array any more",
+            "m3 is no member of the array any more",
+            &format!("start it with {works}; or with raid5:uuid="),
         ],
     )?;
     // The array could be served with one of them alone, but that one lacks later writes.
     let half = spec(&disks.paths(0..4), None).replace("m3]", "m5]");
     let said = self::served(&half)?;
     let said = said.ok_or_else(|| Stop::Fail("a replaced member is served".into()))?;
-    refused(&said, &["m1 was thrown out", &works])?;
+    refused(&said, &["m1 is no member", &works])?;
     // Where the device can't be found, the place is named.
     let away = tempfile::tempdir()?;
     let gone = away.path().join("gone");
     std::fs::rename(disks.path(4), &gone)?;
     let said = self::served(&half)?;
     let said = said.ok_or_else(|| Stop::Fail("a replaced member is served".into()))?;
-    refused(&said, &["m1 was thrown out", "its place, 1", "[missing]"])?;
+    refused(
+        &said,
+        &[
+            "m1 is no member",
+            "its place, 1",
+            "raid5:uuid=",
+            "[missing]",
+        ],
+    )?;
     std::fs::rename(&gone, disks.path(4))?;
 
     let mut served = Managed::start(&names(&disks, &[0, 4, 2, 5]))?;

@@ -86,6 +86,16 @@ pub struct ExamineArgs {
 }
 
 #[derive(Args, Debug)]
+pub struct ScanArgs {
+    /// Paths of files and block devices, with `*`, `?` and `[…]`; they are only read, also while they are served
+    #[arg(value_name = "PATTERN", required = true)]
+    pub patterns: Vec<String>,
+    /// Print the arrays as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
 pub struct DetailArgs {
     /// Members are only read, also while they are served
     #[command(flatten)]

@@ -3,10 +3,13 @@
 use super::args::DetailArgs;
 use super::ask::{Array, Speed};
 use super::manage::one_disk;
-use super::{open_to_read, progress, text};
+use super::{member, open_to_read, progress, text};
 use anyhow::{Context, Result};
 use pvblk_raid5::ask::{Detail, DetailMember, DeviceState, Question, Serving};
-use pvblk_raid5::{AssembleOptions, assemble, sleepy};
+use pvblk_raid5::{
+    AssembleOptions, Assembly, Member, MemberNames, Role, SpecParts, WritePath, assemble, sleepy,
+};
+use pvblk_volume::{Raid5Spec, SpecNames};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -49,7 +52,39 @@ fn look(args: &DetailArgs, array: Option<&Array>) -> Result<Detail> {
         devices.push((name.clone(), open_to_read(name)?));
     }
     let assembly = assemble(devices, &AssembleOptions::default(), &mut sleepy())?;
-    Ok(Detail::of_assembly(&assembly))
+    let mut detail = Detail::of_assembly(&assembly);
+    detail.spec = SpecNames.spec(&parts(&assembly));
+    Ok(detail)
+}
+
+/// Parts of the specification of an array that isn't served.
+fn parts(assembly: &Assembly) -> SpecParts {
+    // Names are words of the command line, where a file needs no `file:`.
+    let name = |m: &Member| member(&m.name).map_or_else(|_| m.name.clone(), |s| s.to_string());
+    let incoming = assembly.incoming.iter().map(|i| &i.member);
+    let spares = assembly.spares.iter().filter(|s| s.is_spare());
+    let others = incoming.chain(spares);
+    SpecParts {
+        set_uuid: assembly.newest().set_uuid,
+        members: assembly
+            .members
+            .iter()
+            .map(|m| m.as_ref().map(name))
+            .collect(),
+        spares: others.clone().map(name).collect(),
+        devices: assembly.present().chain(others).map(name).collect(),
+        patterns: Vec::new(),
+        missing: is_counted_on(assembly),
+        stripes: Raid5Spec::STRIPES as usize,
+        write_path: WritePath::default(),
+    }
+}
+
+/// True if a member that isn't named may come back: superblocks name a device for a place that has none here.
+fn is_counted_on(assembly: &Assembly) -> bool {
+    let incoming = assembly.incoming.as_ref().map(|i| i.place);
+    let place = assembly.failed().filter(|p| incoming != Some(*p));
+    place.is_some_and(|p| assembly.newest().roles.contains(&Role::Active(p as u16)))
 }
 
 fn print(detail: &Detail, args: &DetailArgs) -> Result<()> {
@@ -142,6 +177,7 @@ fn as_text(detail: &Detail) -> String {
         ("Name", detail.name.clone()),
         ("UUID", detail.uuid.clone()),
         ("Events", detail.events.to_string()),
+        ("Volume", detail.spec.clone()),
         blank(),
     ]);
     let mut out = String::new();

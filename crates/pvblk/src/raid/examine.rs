@@ -2,9 +2,12 @@
 //! UTC).
 
 use super::args::ExamineArgs;
-use super::{open_to_read, text};
+use super::{member, open_to_read, text};
 use anyhow::Result;
-use pvblk_raid5::{Feature, Layout, Policy, Role, Superblock, read_superblock, sleepy, uuid_text};
+use pvblk_raid5::{
+    Feature, Layout, MemberNames, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,
+};
+use pvblk_volume::{SpecNames, spec_in_folder};
 use std::fmt::Write as _;
 
 pub fn run(args: &ExamineArgs) -> Result<()> {
@@ -12,12 +15,24 @@ pub fn run(args: &ExamineArgs) -> Result<()> {
         let device = open_to_read(name)?;
         let sb = read_superblock(name, &device, &mut sleepy())?;
         print!("{name}:\n{}", describe(&sb, device.capacity_sectors()));
+        if let Some(spec) = found_by(name, &sb) {
+            println!("     Found By : {spec}");
+        }
         // It can be read, but perhaps not be used.
         if let Err(e) = sb.check(device.capacity_sectors()) {
             println!("     Note : {e}");
         }
     }
     Ok(())
+}
+
+/// The volume that the member is of, among the files of its folder. Only a RAID-5 array has one, and only members that are files are found.
+fn found_by(name: &str, sb: &Superblock) -> Option<String> {
+    if sb.level != 5 {
+        return None;
+    }
+    let file = SpecNames.file(&member(name).ok()?.to_string())?;
+    spec_in_folder(sb, &file)
 }
 
 fn describe(sb: &Superblock, device_sectors: u64) -> String {

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use pvblk_client::nbd::NbdUri;
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_raid5::ask::Question;
-use pvblk_volume::{RingsSpec, VhostSpec, VolumeSpec};
+use pvblk_volume::{Members, RingsSpec, VhostSpec, VolumeSpec};
 use std::sync::atomic::AtomicBool;
 
 /// Asks a disk, and has nothing to tell if it works.
@@ -127,7 +127,10 @@ fn absolute(spec: &mut VolumeSpec) -> Result<()> {
         VolumeSpec::Delay(_, inner) | VolumeSpec::Fault(_, inner) | VolumeSpec::Cache(_, inner) => {
             absolute(inner)?
         }
-        VolumeSpec::Raid5(array) => array.members.iter_mut().flatten().try_for_each(absolute)?,
+        VolumeSpec::Raid5(array) => match &mut array.of {
+            Members::Named(members) => members.iter_mut().flatten().try_for_each(absolute)?,
+            Members::Found(found) => found.within.iter_mut().try_for_each(absolute)?,
+        },
         VolumeSpec::Vhost(VhostSpec { path, .. })
         | VolumeSpec::Rings(RingsSpec { path, .. })
         | VolumeSpec::Nbd(NbdUri {

@@ -8,12 +8,13 @@ mod examine;
 mod manage;
 mod offline;
 mod progress;
+mod scan;
 mod text;
 
 use anyhow::Result;
 use args::{
     AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MemberArgs, MembersArgs, ReplaceArgs,
-    Served, SpeedArgs, StripesArgs, WritePathArgs,
+    ScanArgs, Served, SpeedArgs, StripesArgs, WritePathArgs,
 };
 use clap::Subcommand;
 use pvblk_block::{BlockDevice, Error};
@@ -23,8 +24,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub const HELP: &str = "\
-Members are volumes as in `pvblk serve --help`, or just names of files. An array is served by its members, and its spares:
+Members are volumes as in `pvblk serve --help`, or just names of files. An array is served by its members and its spares, or by its UUID, which
+finds them also when members were replaced:
   pvblk serve --disk r=raid5:[file:a.img][file:b.img][file:c.img] --nbd unix:/tmp/s --control unix:/tmp/ctl
+  pvblk raid scan '/srv/md/*.img'
+  pvblk serve --disk r='raid5:uuid=UUID,in=/srv/md/*.img' --nbd unix:/tmp/s --control unix:/tmp/ctl
 
 Examples:
   pvblk raid create --name vol0 --level 5 --raid-devices 3 file:a.img,size=1G file:b.img,size=1G file:c.img,size=1G
@@ -46,6 +50,8 @@ pub enum RaidCommand {
     Create(CreateArgs),
     /// Print the superblocks of members, as `mdadm --examine`
     Examine(ExamineArgs),
+    /// Find the arrays among files, and print the volume that serves each, as `mdadm --examine --scan`
+    Scan(ScanArgs),
     /// Print the state of an array, as `mdadm --detail`
     Detail(DetailArgs),
     /// Give an array a spare; if a member is missing, it is rebuilt onto that
@@ -84,6 +90,7 @@ pub fn run(command: &RaidCommand) -> Result<()> {
     match command {
         RaidCommand::Create(args) => create::run(args),
         RaidCommand::Examine(args) => examine::run(args),
+        RaidCommand::Scan(args) => scan::run(args),
         RaidCommand::Detail(args) => detail::run(args),
         RaidCommand::Add(args) => manage::add(args),
         RaidCommand::Fail(args) => manage::fail(args),

@@ -19,59 +19,12 @@ pub fn chunk(sectors: u64) -> String {
     format!("{}K", sectors / 2)
 }
 
-/// A time of a superblock (seconds since 1970 in its low 40 bits) as ctime(3) writes it, in UTC: `Sat Nov 21 20:36:22 2026`.
-pub fn time(stamp: u64) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let seconds = stamp & ((1 << 40) - 1);
-    let (days, second) = (seconds / 86400, seconds % 86400);
-    let (mut year, mut day) = (1970, days);
-    let leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    while day >= 365 + u64::from(leap(year)) {
-        day -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let lengths = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while day >= lengths[month] {
-        day -= lengths[month];
-        month += 1;
-    }
-    format!(
-        "{} {} {:>2} {:02}:{:02}:{:02} {year}",
-        DAYS[(days % 7) as usize],
-        MONTHS[month],
-        day + 1,
-        second / 3600,
-        second / 60 % 60,
-        second % 60,
-    )
-}
+/// A time of a superblock as ctime(3) writes it, in UTC.
+pub use pvblk_raid5::time_text as time;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_those_of_date() {
-        // date -u -d @N '+%a %b %e %H:%M:%S %Y'
-        for (stamp, text) in [
-            (0, "Thu Jan  1 00:00:00 1970"),
-            (951_782_400, "Tue Feb 29 00:00:00 2000"),
-            (1_709_251_199, "Thu Feb 29 23:59:59 2024"),
-            (1_735_689_599, "Tue Dec 31 23:59:59 2024"),
-            (4_107_542_399, "Sun Feb 28 23:59:59 2100"),
-            (4_107_542_400, "Mon Mar  1 00:00:00 2100"),
-        ] {
-            assert_eq!(time(stamp), text);
-            assert_eq!(time(stamp | 123_456 << 40), text, "microseconds are above");
-        }
-    }
 
     #[test]
     fn sizes_are_those_of_mdadm() {

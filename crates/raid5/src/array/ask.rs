@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum Question {
     /// Asks for the state of the array.
     Detail {},
+    /// Asks for the specification that starts the array in its present state; the answer is a [`SpecAnswer`].
+    Spec {},
     /// Takes one more device: see [`Raid5::add`].
     Add {
         /// Its volume spec.
@@ -128,8 +130,20 @@ pub struct Detail {
     pub members: Vec<DetailMember>,
     /// Findings of the look at the members, a line each.
     pub notes: Vec<String>,
+    /// The specification that starts the array in its present state.
+    #[serde(default)]
+    pub spec: String,
     /// State that only an array that serves has.
     pub serving: Option<Serving>,
+}
+
+/// The answer to [`Question::Spec`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpecAnswer {
+    /// The specification that starts the array now, and if its members are files also after a rebuild that is under way.
+    pub spec: String,
+    /// Its members by place and its spares, as a specification.
+    pub list: String,
 }
 
 /// A place, or a device without one.
@@ -336,6 +350,7 @@ impl Detail {
             missing: None,
             members: Vec::new(),
             notes: Vec::new(),
+            spec: String::new(),
             serving: None,
         }
     }
@@ -393,7 +408,7 @@ impl Raid5 {
     /// carried out.
     pub fn answer(&self, question: &Question) -> Result<Detail, Error> {
         match question {
-            Question::Detail {} => {}
+            Question::Detail {} | Question::Spec {} => {}
             Question::Add { member, force } => self.answer_add(member, *force)?,
             Question::Fail { member } => self.answer_fail(member)?,
             Question::Remove { member } => self.answer_remove(member)?,
@@ -434,14 +449,29 @@ impl Raid5 {
         };
         value.get("raid")?;
         let answer = || {
-            let detail = self.answer(&serde_json::from_value(value).map_err(wrong)?)?;
-            serde_json::to_string(&detail).map_err(wrong)
+            let question: Question = serde_json::from_value(value).map_err(wrong)?;
+            match question {
+                Question::Spec {} => serde_json::to_string(&self.spec_answer()),
+                other => serde_json::to_string(&self.answer(&other)?),
+            }
+            .map_err(wrong)
         };
         Some(answer())
     }
 
     fn detail(&self) -> Detail {
-        Detail::of_state(&self.state(), &self.shared.geometry)
+        Detail {
+            spec: self.spec(),
+            ..Detail::of_state(&self.state(), &self.shared.geometry)
+        }
+    }
+
+    fn spec_answer(&self) -> SpecAnswer {
+        let parts = self.shared.spec_parts();
+        SpecAnswer {
+            spec: self.shared.names.spec(&parts),
+            list: parts.list(),
+        }
     }
 
     fn answer_add(&self, text: &str, force: bool) -> Result<(), Error> {

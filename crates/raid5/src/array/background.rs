@@ -90,7 +90,7 @@ impl BackgroundWork {
             self.takeovers = takeovers;
             tracing::info!(
                 "raid5: the array is made of other devices now; start it with {} next time",
-                shared.spec_text()
+                shared.spec_parts().list()
             );
         }
         if requests != self.requests {
@@ -208,7 +208,9 @@ impl BackgroundWork {
             let mut spares = shared.spares.lock();
             let usable = |s: &Member| s.is_spare() && !s.device.limits().read_only;
             let at = spares.iter().rposition(usable);
-            at.map(|at| spares.remove(at))
+            let spare = at.map(|at| spares.remove(at));
+            shared.origin.lock().taking = spare.as_ref().map(|s| s.name.clone());
+            spare
         };
         let Some(spare) = spare else { return };
         let ability = spare.device.limits().into();
@@ -237,6 +239,7 @@ impl BackgroundWork {
                 self.orders.again(place);
             }
         }
+        self.shared.origin.lock().taking = None;
     }
 }
 

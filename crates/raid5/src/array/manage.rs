@@ -234,6 +234,7 @@ impl Raid5 {
             force,
             idle,
         )?;
+        self.shared.origin.lock().devices.push(name.to_owned());
         self.shared.spares.lock().push(spare);
         self.wake_keeper();
         Ok(())

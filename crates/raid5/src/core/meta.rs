@@ -112,6 +112,11 @@ impl Meta {
         (&self.superblocks, dirty)
     }
 
+    /// Those on disk may still call a device a member that isn't one any more.
+    pub fn lag(&self) -> bool {
+        self.leaves_out || self.kicking || self.again || self.is_busy()
+    }
+
     /// The event counter.
     pub fn events(&self) -> u64 {
         let all = self.superblocks.iter().flatten();
@@ -145,6 +150,11 @@ impl Core {
     /// By slot, and whether they say dirty on disk, or may.
     pub fn superblocks(&self) -> (&[Option<Superblock>], bool) {
         self.meta.superblocks()
+    }
+
+    /// True while superblocks on disk may still call a device a member that isn't one any more.
+    pub fn superblocks_lag(&self) -> bool {
+        self.meta.lag()
     }
 
     /// Before the first write.

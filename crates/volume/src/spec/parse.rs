@@ -2,12 +2,14 @@
 
 use super::client;
 use super::units::{parse_probability, parse_rate, parse_size, parse_span};
-use super::{
-    CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, Raid5Spec, VolumeSpec,
-};
+use super::{CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, VolumeSpec};
 use pvblk_block::Error;
 use pvblk_client::nbd::NbdUri;
 use std::str::FromStr;
+
+mod raid5;
+
+use raid5::raid5;
 
 /// Deepest nesting of decorators and arrays.
 const DEEPEST: usize = 16;
@@ -328,70 +330,6 @@ fn cache(args: &str) -> Result<CacheSpec, String> {
 fn nbd(text: &str) -> Result<NbdUri, String> {
     text.parse()
         .map_err(|e: Error| e.to_string().replacen(&format!("{text}: "), "", 1))
-}
-
-fn raid5(text: &str, depth: usize) -> Result<Raid5Spec, String> {
-    const EXAMPLE: &str = "as in raid5:[file:a.img][file:b.img][missing],stripes=512";
-    let mut spec = Raid5Spec::new(Vec::new());
-    let mut rest = text;
-    while let Some(inside) = rest.strip_prefix('[') {
-        let end = closing(inside).ok_or_else(|| format!("a `]` is missing, {EXAMPLE}"))?;
-        spec.members.push(match &inside[..end] {
-            "" => return Err(format!("empty brackets: a member goes there, {EXAMPLE}")),
-            "missing" => None,
-            member => Some(parse(member, depth + 1)?),
-        });
-        rest = &inside[end + 1..];
-    }
-    if spec.members.is_empty() {
-        return Err(format!("members are missing, each in brackets, {EXAMPLE}"));
-    }
-    if rest.is_empty() {
-        return Ok(spec);
-    }
-    let options = rest.strip_prefix(',').ok_or_else(|| {
-        format!(
-            "`{}` after the members: options follow a comma, {EXAMPLE}",
-            rest.escape_debug()
-        )
-    })?;
-    for (key, value) in items(options) {
-        match (key, value) {
-            ("stripes", Some(value)) => {
-                spec.stripes = value.parse().map_err(|_| {
-                    format!(
-                        "stripes `{}` is not a number from 17 to 32768",
-                        value.escape_debug()
-                    )
-                })?;
-            }
-            ("write-path", Some(value)) => {
-                spec.write_path = value.parse().map_err(|_| {
-                    format!(
-                        "write-path `{}` is not direct or stripe-queue",
-                        value.escape_debug()
-                    )
-                })?;
-            }
-            ("force", None) => spec.force = true,
-            _ => return Err(unknown(key, "stripes=N, write-path=PATH, force")),
-        }
-    }
-    Ok(spec)
-}
-
-/// Where the bracket closes that was open before `text`.
-fn closing(text: &str) -> Option<usize> {
-    let mut open = 0usize;
-    for (at, byte) in text.bytes().enumerate() {
-        match byte {
-            b'[' => open += 1,
-            b']' if open == 0 => return Some(at),
-            b']' => open -= 1,
-            _ => {}
-        }
-    }
-    None
 }
 
 #[cfg(test)]

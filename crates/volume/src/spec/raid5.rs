@@ -1,8 +1,12 @@
 //! `raid5`: an array as a volume.
 
+mod found;
+mod look;
 mod names;
 mod replaced;
 
+pub use found::{Candidates, spec_in_folder};
+pub use look::{Found, Look, look};
 pub use names::SpecNames;
 
 use super::{Need, VolumeSpec};
@@ -12,7 +16,8 @@ use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progre
 use std::fmt;
 use std::sync::Arc;
 
-/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,force]`.
+/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,force]`, or
+/// `raid5:uuid=UUID,in=PATTERN[,in=PATTERN]…[,missing]` with the same options.
 ///
 /// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
 /// the array has members. For one that isn't there write `[missing]`: then it has no place in the array until mdadm adds it again.
@@ -24,14 +29,23 @@ use std::sync::Arc;
 /// An array that wasn't stopped in order is repaired when it is opened; what a log doesn't tell is repaired while it serves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Raid5Spec {
-    /// The members; `None` is `missing`.
-    pub members: Vec<Option<VolumeSpec>>,
+    /// The devices that it is made of.
+    pub of: Members,
     /// Stripe heads that are kept in memory, 17 to 32768, as md's `stripe_cache_size`: 4 KiB for each member.
     pub stripes: u32,
     /// The way of writes to stripes: `direct` as md has it, or through the `stripe-queue`.
     pub write_path: WritePath,
     /// Start with stale members, or when dirty and degraded, although data may be wrong.
     pub force: bool,
+}
+
+/// The devices of an array.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Members {
+    /// Each by its volume; `None` is `missing`.
+    Named(Vec<Option<VolumeSpec>>),
+    /// Files that are looked at for them.
+    Found(Candidates),
 }
 
 impl Raid5Spec {
@@ -41,7 +55,7 @@ impl Raid5Spec {
     /// An array of these members.
     pub fn new(members: Vec<Option<VolumeSpec>>) -> Raid5Spec {
         Raid5Spec {
-            members,
+            of: Members::Named(members),
             stripes: Raid5Spec::STRIPES,
             write_path: WritePath::default(),
             force: false,
@@ -49,21 +63,13 @@ impl Raid5Spec {
     }
 
     pub(super) fn problem(&self) -> Option<String> {
-        let count = self.members.len();
-        let missing = self.members.iter().filter(|m| m.is_none()).count();
-        let most = *Geometry::MEMBERS.end() as usize;
-        if !(*Geometry::MEMBERS.start() as usize..=most).contains(&count) {
-            return Some(format!(
-                "an array has 3 to {most} members, and here are {count}; write `[missing]` for one that isn't there"
-            ));
-        }
-        if missing > 1 {
-            return Some("one member can be missing, no more".into());
-        }
         if !(17..=32768).contains(&self.stripes) {
             return Some("stripes must be 17 to 32768".into());
         }
-        self.members.iter().flatten().find_map(VolumeSpec::problem)
+        match &self.of {
+            Members::Named(members) => named_problem(members),
+            Members::Found(candidates) => candidates.problem(),
+        }
     }
 
     /// Opens the members and finds the array that they are. Nothing is written.
@@ -72,8 +78,19 @@ impl Raid5Spec {
     }
 
     fn assemble_for(&self, need: &Need) -> Result<Assembly, Error> {
+        match &self.of {
+            Members::Named(members) => self.assemble_named(members, need),
+            Members::Found(candidates) => candidates.assemble(self, need),
+        }
+    }
+
+    fn assemble_named(
+        &self,
+        members: &[Option<VolumeSpec>],
+        need: &Need,
+    ) -> Result<Assembly, Error> {
         let mut devices = Vec::new();
-        for member in self.members.iter().flatten() {
+        for member in members.iter().flatten() {
             devices.push((member.to_string(), member.as_member().open_for(need)?));
         }
         if !self.force {
@@ -85,11 +102,11 @@ impl Raid5Spec {
                 }
             }
             if found.len() == devices.len() {
-                replaced::refuse(self, &found)?;
+                replaced::refuse(self, members, &found)?;
             }
         }
         let assembly = raid5::assemble(devices, &self.options(), &mut raid5::sleepy())?;
-        let (named, of) = (self.members.len(), assembly.members.len());
+        let (named, of) = (members.len(), assembly.members.len());
         if named < of {
             return Err(Error::config(format!(
                 "{self}: the array has {of} members, and {named} are named; write `[missing]` for one that isn't there"
@@ -122,6 +139,15 @@ impl Raid5Spec {
             ..ArrayOptions::default()
         };
         let array = raid5::Raid5::start(assembly, &options)?;
+        if let Members::Found(candidates) = &self.of {
+            array.found_in(
+                candidates
+                    .within
+                    .iter()
+                    .map(VolumeSpec::to_string)
+                    .collect(),
+            );
+        }
         array.keep()?;
         Ok(array)
     }
@@ -134,14 +160,34 @@ impl Raid5Spec {
     }
 }
 
+fn named_problem(members: &[Option<VolumeSpec>]) -> Option<String> {
+    let count = members.len();
+    let missing = members.iter().filter(|m| m.is_none()).count();
+    let most = *Geometry::MEMBERS.end() as usize;
+    if !(*Geometry::MEMBERS.start() as usize..=most).contains(&count) {
+        return Some(format!(
+            "an array has 3 to {most} members, and here are {count}; write `[missing]` for one that isn't there"
+        ));
+    }
+    if missing > 1 {
+        return Some("one member can be missing, no more".into());
+    }
+    members.iter().flatten().find_map(VolumeSpec::problem)
+}
+
 impl fmt::Display for Raid5Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("raid5:")?;
-        for member in &self.members {
-            match member {
-                Some(member) => write!(f, "[{member}]")?,
-                None => f.write_str("[missing]")?,
+        match &self.of {
+            Members::Named(members) => {
+                for member in members {
+                    match member {
+                        Some(member) => write!(f, "[{member}]")?,
+                        None => f.write_str("[missing]")?,
+                    }
+                }
             }
+            Members::Found(candidates) => candidates.fmt(f)?,
         }
         if self.stripes != Raid5Spec::STRIPES {
             write!(f, ",stripes={}", self.stripes)?;

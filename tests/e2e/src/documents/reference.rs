@@ -225,7 +225,8 @@ pub fn volumes(page: &str) -> Result<Vec<String>, Stop> {
             "nbd" => "nbd://h/x?bogus=1".to_owned(),
             "vhost-user" => "vhost-user:unix:x,bogus=1".to_owned(),
             "rings" => "rings:unix:x,disk=a,bogus=1".to_owned(),
-            "raid5" => "raid5:[null][null][null],bogus=1".to_owned(),
+            // The form by UUID has the options of the other one, and its own.
+            "raid5" => format!("raid5:uuid={},bogus=1", "0".repeat(32)),
             decorator => format!("{decorator}:bogus=1:null"),
         };
         let said = refusal(&spec)?;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::spec::{Candidates, Members, Raid5Spec};
 use pvblk_block::ErrorKind;
 use pvblk_cache::Mode;
 use pvblk_raid5::WritePath;
@@ -99,8 +100,8 @@ fn arrays_hold_whole_specs() {
         panic!("not an array");
     };
     assert_eq!((spec.stripes, spec.force), (512, true));
-    let [Some(VolumeSpec::File(a)), None, Some(VolumeSpec::Delay(..))] = &spec.members[..] else {
-        panic!("{:?}", spec.members);
+    let [Some(VolumeSpec::File(a)), None, Some(VolumeSpec::Delay(..))] = named(&spec) else {
+        panic!("{:?}", spec.of);
     };
     assert!(a.direct);
     assert_eq!(a.path, PathBuf::from("/a,b.img"));
@@ -108,13 +109,113 @@ fn arrays_hold_whole_specs() {
     let VolumeSpec::Raid5(spec) = ok("raid5:[/x[1].img][/[[]]][mem:4k]") else {
         panic!("not an array");
     };
-    let path = |n: usize| match &spec.members[n] {
+    let path = |n: usize| match &named(&spec)[n] {
         Some(VolumeSpec::File(f)) => f.path.clone(),
         other => panic!("{other:?}"),
     };
     assert_eq!((path(0), path(1)), ("/x[1].img".into(), "/[[]]".into()));
     assert_eq!(spec.stripes, Raid5Spec::STRIPES);
     ok("fault:seed=1:raid5:[mem:1G][raid5:[mem:4k][mem:4k][mem:4k],force][missing],stripes=17");
+}
+
+fn named(spec: &Raid5Spec) -> &[Option<VolumeSpec>] {
+    match &spec.of {
+        Members::Named(members) => members,
+        found => panic!("{found:?}"),
+    }
+}
+
+#[test]
+fn arrays_are_named_by_their_uuid() {
+    let found = |text: &str| match ok(text) {
+        VolumeSpec::Raid5(Raid5Spec {
+            of: Members::Found(found),
+            ..
+        }) => found,
+        other => panic!("{other:?}"),
+    };
+    let path = |spec: &VolumeSpec| match spec {
+        VolumeSpec::File(f) => f.path.display().to_string(),
+        other => panic!("{other:?}"),
+    };
+    let id = "00112233:44556677:8899aabb:ccddeeff";
+    let one = found(&format!("raid5:uuid={id},in=/srv/md/*.img"));
+    assert_eq!(path(&one.within[0]), "/srv/md/*.img");
+    assert!(!one.missing);
+    let text = "raid5:in=/dev/sd[a-c]1,uuid=00112233-4455-6677-8899-aabbccddeeff,in=[file:/a,b/*,direct],in=file:x?,missing,stripes=512,force";
+    let many = found(text);
+    assert_eq!(many.uuid, one.uuid);
+    assert_eq!(
+        many.within.iter().map(path).collect::<Vec<_>>(),
+        ["/dev/sd[a-c]1", "/a,b/*", "x?"]
+    );
+    assert!(many.missing && matches!(&many.within[1], VolumeSpec::File(f) if f.direct));
+    assert_eq!(
+        ok(text).to_string(),
+        format!(
+            "raid5:uuid={id},in=/dev/sd[a-c]1,in=[file:/a,b/*,direct],in=x?,missing,stripes=512,force"
+        )
+    );
+    found(&format!("raid5:uuid={id},in=[delay:1ms:file:/srv/*]"));
+    ok(&format!(
+        "cache:1M:raid5:[raid5:uuid={id},in=/x/[ab]*][mem:4k][mem:4k]"
+    ));
+    for (bad, why) in [
+        (format!("raid5:uuid={id}"), "in= is missing"),
+        ("raid5:in=/srv/*".into(), "uuid= is missing"),
+        ("raid5:uuid=0011,in=/srv/*".into(), "is no UUID"),
+        (format!("raid5:uuid={id},in="), "needs a pattern"),
+        (format!("raid5:uuid={id},in=/a,b"), "unknown option `b`"),
+        (
+            format!("raid5:uuid={id},in=[mem:1M]"),
+            "candidates are files",
+        ),
+        (format!("raid5:uuid={id},in=[file:/a"), "a `]` is missing"),
+        (format!("raid5:uuid={id},in=/a[b"), "it is no pattern"),
+        (
+            format!("raid5:uuid={id},in=[file:/a,size=1M]"),
+            "`size` makes files",
+        ),
+        (
+            format!("raid5:uuid={id},in=/a,stripes=1"),
+            "stripes must be",
+        ),
+        ("raid5:a.img".into(), "members are missing"),
+        (format!("raid5:uuid={id},a.img"), "unknown option `a.img`"),
+        (format!("raid5:uuid={id},in=[ab]*"), "begins with a bracket"),
+        ("raid5:".into(), "members are missing"),
+    ] {
+        let error = bad.parse::<VolumeSpec>().expect_err(&bad).to_string();
+        assert!(
+            error.contains(why) && error.lines().count() == 1,
+            "{bad}: {error}"
+        );
+    }
+}
+
+fn candidates(rng: &mut fastrand::Rng) -> Candidates {
+    let parts = [
+        "a", ":", ",x", "[bc]", "/", "=", "*", "?", " ", "é", "file:", "in",
+    ];
+    let within = |rng: &mut fastrand::Rng| {
+        let path: String = (0..rng.usize(1..8))
+            .map(|_| parts[rng.usize(0..parts.len())])
+            .collect();
+        let file = VolumeSpec::File(FileSpec {
+            direct: rng.bool(),
+            // Three stars and more are no pattern.
+            ..FileSpec::new(path.replace("**", "*").replace("**", "*"))
+        });
+        match rng.bool() {
+            true => file,
+            false => VolumeSpec::Delay(DelaySpec::default(), Box::new(file)),
+        }
+    };
+    Candidates {
+        uuid: std::array::from_fn(|_| rng.u8(..)),
+        within: (0..rng.usize(1..4)).map(|_| within(rng)).collect(),
+        missing: rng.bool(),
+    }
 }
 
 /// A random spec whose paths hold what this form can express.
@@ -168,9 +269,16 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
         }
         _ => {
             let missing = rng.usize(0..6);
-            let members = (0..rng.usize(3..6)).map(|n| (n != missing).then(|| *inner(rng)));
+            let of = match rng.bool() {
+                true => {
+                    let all = 0..rng.usize(3..6);
+                    let members = all.map(|n| (n != missing).then(|| *inner(rng)));
+                    Members::Named(members.collect())
+                }
+                false => Members::Found(candidates(rng)),
+            };
             VolumeSpec::Raid5(Raid5Spec {
-                members: members.collect(),
+                of,
                 stripes: rng.u32(17..=32768),
                 write_path: match rng.bool() {
                     true => WritePath::Direct,

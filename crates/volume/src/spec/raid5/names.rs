@@ -1,8 +1,9 @@
 //! The devices that an array's questions name: names are specs.
 
 use super::super::VolumeSpec;
+use super::found::{leaf, spec_now};
 use pvblk_block::{BlockDevice, Error};
-use pvblk_raid5::MemberNames;
+use pvblk_raid5::{MemberNames, SpecParts};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,19 +17,14 @@ impl MemberNames for SpecNames {
     }
 
     fn file(&self, name: &str) -> Option<PathBuf> {
-        let mut spec: VolumeSpec = name.parse().ok()?;
-        loop {
-            spec = match spec {
-                VolumeSpec::Delay(_, inner)
-                | VolumeSpec::Fault(_, inner)
-                | VolumeSpec::Cache(_, inner) => *inner,
-                VolumeSpec::File(file) => {
-                    let real = std::fs::canonicalize(&file.path);
-                    return real.or_else(|_| std::path::absolute(&file.path)).ok();
-                }
-                _ => return None,
-            }
-        }
+        let spec: VolumeSpec = name.parse().ok()?;
+        let path = &leaf(&spec)?.path;
+        let real = std::fs::canonicalize(path);
+        real.or_else(|_| std::path::absolute(path)).ok()
+    }
+
+    fn spec(&self, parts: &SpecParts) -> String {
+        spec_now(parts).to_string()
     }
 }
 

@@ -1,60 +1,68 @@
 //! Members that were replaced while the array was served: the command line that started it then names a device that it doesn't count on any
-//! more, and not the one that it does.
+//! more, and not the one that does.
 
 use super::super::{FileSpec, VolumeSpec};
-use super::Raid5Spec;
+use super::found::{Candidates, leaf, with_path, without_size};
+use super::look::{Found, look};
+use super::{Members, Raid5Spec};
 use pvblk_block::Error;
-use pvblk_raid5::{Role, SUPER_BYTES, SUPER_SECTOR, Superblock};
-use std::os::unix::fs::FileExt;
+use pvblk_raid5 as raid5;
+use pvblk_raid5::{Candidate, Role, Superblock, time_text, uuid_text};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-
-/// Most files of a folder that are looked at for the device that took a place.
-const MOST_FILES: usize = 1000;
 
 /// A place that a named device had, and another one has now that isn't named.
 struct Replaced {
     place: u16,
-    /// Of the device that has it.
-    number: u32,
     /// Index of the named member that had the slot before.
     old: usize,
-    /// The array's newest superblock among those that are named.
-    newest: Superblock,
+    /// Of the device that has it, in the newest superblock of those that are named.
+    number: usize,
+    newest_events: u64,
 }
 
-/// Refuses members of which one was replaced, with the spec that starts the array, if the device that has its place can be found.
-/// `found`: what is named, in the order of the spec's members, without those that are missing.
-pub(super) fn refuse(spec: &Raid5Spec, found: &[(String, Superblock)]) -> Result<(), Error> {
+/// Refuses members of which one was replaced, with the specification that starts the array, if its members can be found.
+/// `found`: what is named, in the order of `members`, without those that are missing.
+pub(super) fn refuse(
+    spec: &Raid5Spec,
+    members: &[Option<VolumeSpec>],
+    found: &[(String, Superblock)],
+) -> Result<(), Error> {
     let all = replaced(found);
-    if all.is_empty() {
+    let Some(first) = all.first() else {
         return Ok(());
+    };
+    let text: Vec<String> = all.iter().map(|one| one.text(found)).collect();
+    let text = text.join("; ");
+    let uuid = found[first.old].1.set_uuid;
+    let folders = Beside::of(members, uuid);
+    let now = folders.as_ref().and_then(|f| f.spec(spec, members, found));
+    Err(Error::config(match (now, folders) {
+        (Some(now), Some(folders)) => format!(
+            "{text}: start it with {now}; or with {}, which finds members whatever they are replaced by",
+            folders.by_uuid()
+        ),
+        _ => format!(
+            "{text}: write raid5:uuid={},in=DIR/* with the folder of its members for DIR, or name that device instead (the server logged it when it was \
+             rebuilt), or write [missing] for {} to start without it",
+            uuid_text(&uuid),
+            found[first.old].0,
+        ),
+    }))
+}
+
+impl Replaced {
+    fn text(&self, found: &[(String, Superblock)]) -> String {
+        let (name, sb) = &found[self.old];
+        format!(
+            "{name} is no member of the array any more: it was thrown out after {} UTC (events {}, newest {}), and device number {} has its place, {}",
+            time_text(sb.utime),
+            sb.events,
+            self.newest_events,
+            self.number,
+            self.place
+        )
     }
-    let mut spec = spec.clone();
-    // Where each of them is among the spec's members.
-    let named = spec.members.iter().enumerate();
-    let at: Vec<usize> = named.filter_map(|(n, m)| m.as_ref().map(|_| n)).collect();
-    let mut text = Vec::new();
-    for one in &all {
-        let (name, sb) = &found[one.old];
-        text.push(format!(
-            "{name} was thrown out of the array (events {}, newest {}), and another device has its place, {}",
-            sb.events, one.newest.events, one.place
-        ));
-        let new = spec.members.iter().flatten().find_map(|m| search(m, one));
-        match new {
-            Some(new) => spec.members[at[one.old]] = Some(new),
-            None => {
-                text.push(format!(
-                    "name that one instead: the server logged it when it was rebuilt; or write [missing] for {name} to start without it"
-                ));
-                return Err(Error::config(text.join("; ")));
-            }
-        }
-    }
-    Err(Error::config(format!(
-        "{}: start it with {spec}",
-        text.join("; ")
-    )))
 }
 
 fn replaced(found: &[(String, Superblock)]) -> Vec<Replaced> {
@@ -88,50 +96,113 @@ fn replaced(found: &[(String, Superblock)]) -> Vec<Replaced> {
         if let (Some(number), false) = (numbers.first(), numbers.iter().any(is_named)) {
             all.push(Replaced {
                 place,
-                number: *number as u32,
+                number: *number,
                 old,
-                newest: newest.clone(),
+                newest_events: newest.events,
             });
         }
     }
     all
 }
 
-/// The device that has the place, if it is a file in the folder of a member; nothing else is opened that nobody named.
-fn search(member: &VolumeSpec, wanted: &Replaced) -> Option<VolumeSpec> {
-    let VolumeSpec::File(file) = member else {
-        return None;
-    };
-    let folder = match file.path.parent()? {
-        here if here == Path::new("") => Path::new("."),
-        folder => folder,
-    };
-    let entries = std::fs::read_dir(folder).ok()?.take(MOST_FILES).flatten();
-    let mut files: Vec<PathBuf> = entries
-        .map(|e| file.path.with_file_name(e.file_name()))
-        .collect();
-    files.sort();
-    let found = files.into_iter().find(|path| is_wanted(path, wanted))?;
-    Some(VolumeSpec::File(FileSpec {
-        path: found,
-        size_bytes: None,
-        ..file.clone()
-    }))
+/// The files in the folders of the named members that are of the array.
+struct Beside {
+    uuid: [u8; 16],
+    /// Patterns, one for each folder.
+    patterns: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+    candidates: Vec<Candidate>,
 }
 
-fn is_wanted(path: &Path, wanted: &Replaced) -> bool {
-    let is_file = std::fs::metadata(path).is_ok_and(|m| m.is_file());
-    let superblock = || {
-        let mut bytes = [0; SUPER_BYTES];
-        let file = std::fs::File::open(path).ok()?;
-        file.read_exact_at(&mut bytes, SUPER_SECTOR * 512).ok()?;
-        Superblock::parse(&bytes).ok()
-    };
-    is_file
-        && superblock().is_some_and(|sb| {
-            sb.set_uuid == wanted.newest.set_uuid
-                && sb.dev_number == wanted.number
-                && sb.role() == Role::Active(wanted.place)
-                && sb.events.saturating_add(1) >= wanted.newest.events
+impl Beside {
+    /// `None` if a member isn't a file, or a folder can't be looked at.
+    fn of(members: &[Option<VolumeSpec>], uuid: [u8; 16]) -> Option<Beside> {
+        let mut patterns: Vec<PathBuf> = Vec::new();
+        for member in members.iter().flatten() {
+            let folder = leaf(member)?.path.parent()?.to_str()?;
+            let pattern = Path::new(&glob::Pattern::escape(folder)).join("*");
+            if !patterns.contains(&pattern) {
+                patterns.push(pattern);
+            }
+        }
+        let all: Vec<&Path> = patterns.iter().map(PathBuf::as_path).collect();
+        let (mut files, mut candidates) = (Vec::new(), Vec::new());
+        for one in look(&all).ok()? {
+            if let Found::Superblock(superblock) = one.found
+                && superblock.set_uuid == uuid
+            {
+                candidates.push(Candidate {
+                    name: one.path.display().to_string(),
+                    superblock: *superblock,
+                });
+                files.push(one.path);
+            }
+        }
+        Some(Beside {
+            uuid,
+            patterns,
+            files,
+            candidates,
         })
+    }
+
+    fn by_uuid(&self) -> VolumeSpec {
+        let within = self.patterns.iter();
+        let within = within.map(|p| VolumeSpec::File(FileSpec::new(p)));
+        VolumeSpec::Raid5(Raid5Spec {
+            of: Members::Found(Candidates {
+                uuid: self.uuid,
+                within: within.collect(),
+                missing: false,
+            }),
+            ..Raid5Spec::new(Vec::new())
+        })
+    }
+
+    /// The list that starts the array, with the options of the one that doesn't. A device that is named keeps the volume that it is named by, others get that of the
+    /// member that had their place.
+    fn spec(
+        &self,
+        spec: &Raid5Spec,
+        members: &[Option<VolumeSpec>],
+        found: &[(String, Superblock)],
+    ) -> Option<VolumeSpec> {
+        let selection = raid5::select(&self.candidates, false).ok()?;
+        if !selection.absent.is_empty() {
+            return None;
+        }
+        let named: Vec<&VolumeSpec> = members.iter().flatten().collect();
+        let volume = |n: usize| {
+            let sb = &self.candidates[n].superblock;
+            let same = found
+                .iter()
+                .position(|(_, s)| s.device_uuid == sb.device_uuid);
+            if let Some(same) = same {
+                return named[same].clone();
+            }
+            let before = found.iter().position(|(_, s)| s.role() == sb.role());
+            without_size(with_path(named[before.unwrap_or(0)], &self.files[n]))
+        };
+        let role = |n: &usize| self.candidates[*n].superblock.role();
+        let places = selection.taken.iter().filter_map(|n| match role(n) {
+            Role::Active(place) => Some(place),
+            _ => None,
+        });
+        let filled: HashSet<u16> = places.collect();
+        let count = self.candidates.first()?.superblock.raid_disks as u16;
+        let mut order = selection.taken.clone();
+        order.sort_by_key(|n| match role(n) {
+            Role::Active(place) => place,
+            _ => u16::MAX,
+        });
+        let mut list: Vec<Option<VolumeSpec>> =
+            order.into_iter().map(|n| Some(volume(n))).collect();
+        list.extend((0..count).filter(|p| !filled.contains(p)).map(|_| None));
+        let spec = Raid5Spec {
+            of: Members::Named(list),
+            ..spec.clone()
+        };
+        let spec = VolumeSpec::Raid5(spec);
+        spec.validate().is_ok().then_some(spec)
+    }
 }
