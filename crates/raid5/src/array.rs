@@ -180,7 +180,7 @@ impl ArrayShared {
         taken
     }
 
-    /// What a specification of the array in its present state is made of.
+    /// Parts of the specification of the array in its present state.
     fn spec_parts(&self) -> SpecParts {
         let core = self.core.lock();
         let state = core.state();

@@ -17,13 +17,12 @@ pub struct Candidate {
 /// A place whose member no candidate is, although the newest superblock counts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absent {
-    /// The place.
     pub place: usize,
     /// The member's number in the superblocks.
     pub number: u32,
 }
 
-/// What candidates are, by their positions in the list that was given.
+/// Decision about each candidate, by its index in the list that was given.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Members, devices that are being rebuilt, and spares.

@@ -20,7 +20,6 @@ const MOST_NAMES: usize = 8;
 /// `uuid=UUID,in=PATTERN[,in=PATTERN]…[,missing]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidates {
-    /// The array's.
     pub uuid: [u8; 16],
     /// Each stands on a file whose path is a pattern: `file:/srv/*.img,direct`, `delay:1ms:file:/srv/*.img`. Its options are every candidate's.
     pub within: Vec<VolumeSpec>,

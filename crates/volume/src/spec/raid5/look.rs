@@ -36,11 +36,11 @@ pub enum FileId {
     Block(u64),
 }
 
-/// What is at a path.
+/// Contents of a path, as far as an array needs them.
 #[derive(Debug)]
 pub enum Found {
     Superblock(Box<Superblock>),
-    /// Nothing that can be a member: another kind of file, too short, or without a superblock.
+    /// No member can be there: another kind of file, too short, or without a superblock.
     Nothing,
     /// It may be a member, and can't be used: a line for the user, without the path.
     Unusable(String),
