@@ -1,6 +1,7 @@
 //! [`Backend`]: a fixed set of workers, and the disks they serve.
 
 use crate::budget::Budget;
+use crate::events::Health;
 use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::questions::Questions;
@@ -10,7 +11,9 @@ use crate::users::Users;
 use crate::worker::watchdog::{Watchdog, WatchdogSignal};
 use crate::worker::{Command, End, LaneId, LaneWaker, OnEnd, Worker};
 use pvblk_block::trace::{Tracer, Tracing};
-use pvblk_block::{BlockDevice, DiskThreads, Error, Queue, QueueContext};
+use pvblk_block::{
+    BlockDevice, DiskThreads, Error, Queue, QueueContext, Subscription, SystemClock,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -51,6 +54,8 @@ pub struct Disk {
     questions: Arc<Questions>,
     refreshing: AtomicBool,
     users: Arc<Users>,
+    health: Arc<Health>,
+    _events: Subscription,
 }
 
 /// Threads for slow calls to a disk's device, besides those that the device has itself.
@@ -61,7 +66,19 @@ impl Disk {
     /// was taken from its source, D when it went to the device, C when its completion went to the source.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>, tracing: Tracing) -> Disk {
         let name = name.into();
+        let stall = Arc::<Stall>::default();
+        let condition = device.events().condition();
+        let health = Health::new(&name, condition, &stall, Arc::new(SystemClock));
+        let health = Arc::new(health);
+        let told = Arc::downgrade(&health);
+        let events = device.events().subscribe(move |event| {
+            if let Some(health) = told.upgrade() {
+                health.device(event);
+            }
+        });
         Disk {
+            health,
+            _events: events,
             users: Users::new(&name, false),
             name,
             device,
@@ -71,7 +88,7 @@ impl Disk {
             layer: "back",
             aside: Arc::new(DiskThreads::new("pvblk-aside", ASIDE_THREADS)),
             memory: Budget::unlimited(),
-            stall: Arc::default(),
+            stall,
             questions: Arc::default(),
             refreshing: AtomicBool::new(false),
         }
@@ -104,6 +121,11 @@ impl Disk {
     /// The disk's record of lanes that are blocked in a call.
     pub fn stall(&self) -> &Arc<Stall> {
         &self.stall
+    }
+
+    /// Its last known state, and the facts that this follows from.
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     /// Threads for calls to its device that may take long: extents, refresh, questions, its end.
@@ -227,6 +249,12 @@ impl Backend {
         let watchdog = Watchdog::start(backend.workers.clone(), &signal);
         backend.watchdog = Some(watchdog.map_err(|e| Error::os("starting the watchdog", e))?);
         Ok(backend)
+    }
+
+    /// Names of the workers, each with a number that changes whenever it makes progress; `None`: it sleeps.
+    pub(crate) fn turns(&self) -> Vec<(String, Option<u64>)> {
+        let turn = |w: &Arc<Worker>| (w.name().to_owned(), w.turn());
+        self.workers.iter().map(turn).collect()
     }
 
     /// Number of workers.

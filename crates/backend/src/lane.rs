@@ -15,6 +15,7 @@
 //! The same is true of a write of a part of a block, which is read, changed and written.
 
 use crate::backend::Disk;
+use crate::events::Health;
 use crate::gate::Pass;
 use crate::lost_writes::{LostWritesQueue, promises};
 use crate::parts::{PARTS_IN_FLIGHT, Parts};
@@ -102,6 +103,7 @@ pub struct Lane {
     owed: Option<Box<(LostWritesQueue, u16)>>,
     tracer: Tracer,
     stall: Arc<Stall>,
+    health: Arc<Health>,
     /// Time until which a stopped lane waits for its last responses to be taken.
     lingers: Option<Instant>,
 }
@@ -140,6 +142,7 @@ impl Lane {
             owes_push: false,
             tracer,
             stall: Arc::clone(disk.stall()),
+            health: Arc::clone(disk.health()),
             lingers: None,
         })
     }
@@ -171,6 +174,10 @@ impl Lane {
                     self.sort_out_special();
                 }
                 self.outstanding -= self.done.len();
+                let failed = self.done.iter().any(|c| c.status != Status::Ok);
+                if failed || self.health.is_in_trouble() {
+                    self.health.ended(&self.done);
+                }
                 self.tracer.completed(&self.done);
                 self.source.complete(&mut self.done);
             }

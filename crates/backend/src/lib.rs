@@ -11,6 +11,7 @@ mod backend;
 mod blkif;
 mod budget;
 mod disks;
+pub mod events;
 mod gate;
 mod grants;
 mod lane;
@@ -19,6 +20,7 @@ pub mod parse;
 mod parts;
 mod pool;
 mod pressure;
+mod progress;
 mod questions;
 mod ratelimit;
 mod service;
@@ -43,6 +45,7 @@ pub use pressure::{
     PressureSourceState, PressureSources, PressureWatch, SQUEEZE_DURATION, Squeezed, group_limit,
     memory_limit,
 };
+pub use progress::{Progress, Pulse};
 pub use ratelimit::{RateLimit, Times};
 pub use service::{Attachment, DiskEnd, Key, Service};
 pub use source::{PullBatch, Pulled, RequestSource, SourceEnd};

@@ -7,6 +7,7 @@ mod sources;
 mod tests;
 mod watermark;
 
+use crate::events::{Event, EventLog, Kind};
 use crate::pool::{Leaving, PoolCounters, PoolShared};
 pub use limit::{group_limit, memory_limit};
 use parking_lot::Mutex;
@@ -14,7 +15,7 @@ use pvblk_block::{BlockDevice, Clock, SystemClock};
 pub use sources::{PressureSourceState, PressureSources, PressureWatch};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Pages that each worker may keep in its pools while there is pressure.
@@ -55,6 +56,7 @@ pub struct Pressure {
     device_bytes: AtomicU64,
     pools: Mutex<Pools>,
     devices: Mutex<Vec<Weak<dyn BlockDevice>>>,
+    events: OnceLock<Arc<EventLog>>,
     /// One pass over the pools at a time.
     pass: Mutex<Passes>,
 }
@@ -151,6 +153,7 @@ impl Pressure {
             device_bytes: AtomicU64::new(0),
             pools: Mutex::default(),
             devices: Mutex::default(),
+            events: OnceLock::new(),
             pass: Mutex::default(),
         }
     }
@@ -197,10 +200,21 @@ impl Pressure {
         passes.end_ns = end;
         // The duration counts from the time when memory is back.
         self.prolong();
+        let bytes = pages * pvblk_sys::PAGE_SIZE as u64 + device_bytes;
+        if let Some(log) = self.events.get() {
+            let text = format!("memory is short: {bytes} bytes were given back");
+            log.put(Event::new(Kind::MemorySqueezed, text).with("bytes", bytes));
+        }
         Squeezed {
-            bytes: pages * pvblk_sys::PAGE_SIZE as u64 + device_bytes,
+            bytes,
             merged: false,
         }
+    }
+
+    /// From now on squeezes are told to `events`.
+    pub(crate) fn tell(&self, events: &Arc<EventLog>) {
+        // A second service of a test keeps the first one's.
+        let _ = self.events.set(Arc::clone(events));
     }
 
     /// Gives back memory first, of several pools at a time as their slabs are neighbours; then their address

@@ -3,6 +3,7 @@
 
 use crate::backend::{Backend, Disk, SourceId};
 use crate::disks::Disks;
+use crate::events::EventLog;
 use crate::pressure::Pressure;
 use crate::source::{RequestSource, SourceEnd};
 use crate::stopping::{StopTimes, Stopping};
@@ -31,6 +32,7 @@ pub struct Service {
     backend: Backend,
     disks: Arc<Disks>,
     pressure: Arc<Pressure>,
+    events: Arc<EventLog>,
     live: Arc<LiveSources>,
     /// Of the next source, and of the next front end.
     next: AtomicU64,
@@ -82,9 +84,14 @@ impl ServiceState {
 impl Service {
     /// Serves `disks` on the workers of `backend`; their memory gives way to `pressure`.
     pub fn new(backend: Backend, disks: Disks, pressure: Arc<Pressure>) -> Arc<Service> {
-        let all = disks.all();
-        all.iter().for_each(|d| pressure.add_device(d.device()));
+        let events = Arc::<EventLog>::default();
+        pressure.tell(&events);
+        for disk in disks.all() {
+            pressure.add_device(disk.device());
+            disk.health().link(&events);
+        }
         Arc::new(Service {
+            events,
             backend,
             disks: Arc::new(disks),
             pressure,
@@ -102,9 +109,9 @@ impl Service {
             let why = format!("disk {}: the server is stopping", disk.name());
             return Err(Error::new(ErrorKind::Disconnected, why));
         }
-        let device = Arc::clone(disk.device());
-        self.disks.add(disk)?;
-        self.pressure.add_device(&device);
+        self.disks.add(Arc::clone(&disk))?;
+        self.pressure.add_device(disk.device());
+        disk.health().link(&self.events);
         Ok(())
     }
 
@@ -113,8 +120,25 @@ impl Service {
         self.disks.remove(name)
     }
 
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
     pub fn disks(&self) -> &Arc<Disks> {
         &self.disks
+    }
+
+    /// The last events of the process.
+    pub fn events(&self) -> &Arc<EventLog> {
+        &self.events
+    }
+
+    /// To be called once a second or so: looks for requests that are older than `limit`, and tells events that were left out.
+    pub fn look(&self, limit: Duration) {
+        for disk in self.disks.all() {
+            disk.health().oldest(None, limit);
+        }
+        self.events.tick();
     }
 
     /// The pressure that the buffers for users' data give way to.

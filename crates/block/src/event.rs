@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// A change of a device that users want to know of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
     /// The capacity changed to this many sectors (512 B).
     Resized {
@@ -13,6 +13,40 @@ pub enum DeviceEvent {
     },
     /// The device is gone; requests complete with errors.
     Gone,
+    /// A member of an array changed.
+    Member {
+        /// Its place in the array, from 0.
+        place: u32,
+        /// The user's name of the device, or an empty one.
+        name: Arc<str>,
+        change: MemberChange,
+    },
+    /// The redundancy of an array changed.
+    Condition(Condition),
+}
+
+/// A change of an array's member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberChange {
+    Failed,
+    /// A device is being made the member.
+    RebuildStarted,
+    /// The device that was rebuilt is the member.
+    RebuildFinished,
+    /// The device that was being rebuilt isn't any more, and didn't become the member.
+    RebuildStopped,
+}
+
+/// The redundancy of a device that is made of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Condition {
+    /// All members are there, or the device has none.
+    #[default]
+    Whole,
+    /// The member at this place (from 0) failed or is missing.
+    Degraded { place: u32 },
+    /// More members are gone than the device can do without: its requests fail.
+    Failed,
 }
 
 type Callback = dyn Fn(DeviceEvent) + Send + Sync;
@@ -20,7 +54,13 @@ type Callback = dyn Fn(DeviceEvent) + Send + Sync;
 /// Tells subscribers of events. Callbacks run on the thread that raises the event, so they only set flags and
 /// wake threads.
 #[derive(Default)]
-pub struct EventHub(Mutex<Vec<Weak<Callback>>>);
+pub struct EventHub(Mutex<HubState>);
+
+#[derive(Default)]
+struct HubState {
+    subscribers: Vec<Weak<Callback>>,
+    condition: Condition,
+}
 
 /// The subscription of a callback, which ends when this is dropped.
 pub struct Subscription(#[allow(dead_code)] Arc<Callback>);
@@ -29,23 +69,34 @@ impl EventHub {
     /// Calls `f` for each event until the returned handle is dropped.
     pub fn subscribe(&self, f: impl Fn(DeviceEvent) + Send + Sync + 'static) -> Subscription {
         let callback: Arc<Callback> = Arc::new(f);
-        let mut all = self.0.lock();
-        all.retain(|w| w.strong_count() > 0);
-        all.push(Arc::downgrade(&callback));
+        let mut state = self.0.lock();
+        state.subscribers.retain(|w| w.strong_count() > 0);
+        state.subscribers.push(Arc::downgrade(&callback));
         Subscription(callback)
+    }
+
+    /// The device's condition by the last [`DeviceEvent::Condition`] that was raised.
+    pub fn condition(&self) -> Condition {
+        self.0.lock().condition
     }
 
     /// Calls all subscribers.
     pub fn raise(&self, event: DeviceEvent) {
-        let all: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut state = self.0.lock();
+        if let DeviceEvent::Condition(condition) = event {
+            state.condition = condition;
+        }
+        let all = state.subscribers.iter();
+        let all: Vec<_> = all.filter_map(Weak::upgrade).collect();
+        drop(state);
         for callback in all {
-            callback(event);
+            callback(event.clone());
         }
     }
 }
 
 impl std::fmt::Debug for EventHub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "EventHub({})", self.0.lock().len())
+        write!(f, "EventHub({})", self.0.lock().subscribers.len())
     }
 }

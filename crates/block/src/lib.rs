@@ -43,7 +43,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use decorator::Decorator;
 pub use device::{BlockDevice, DeviceQueue, QueueContext, Readiness};
 pub use error::{Cause, Error, ErrorKind, error_line};
-pub use event::{DeviceEvent, EventHub, Subscription};
+pub use event::{Condition, DeviceEvent, EventHub, MemberChange, Subscription};
 pub use incarnation::Incarnation;
 pub use limits::{Capacity, Limits};
 pub use pvblk_sys::{Buffer, Region};

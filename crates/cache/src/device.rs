@@ -132,6 +132,8 @@ impl<P: Policy> PageCache<P> {
         let shared = Shared::new(&inner, core, (table, region), memory, clock)?;
         let shared = Arc::new(shared);
         let weak = Arc::downgrade(&shared);
+        let condition = DeviceEvent::Condition(inner.events().condition());
+        shared.events.raise(condition);
         let resizes = inner.events().subscribe(move |event| {
             let Some(shared) = weak.upgrade() else { return };
             if let DeviceEvent::Resized { .. } = event {

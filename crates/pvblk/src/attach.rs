@@ -1,6 +1,7 @@
 //! `pvblk attach`: a front end on a server's rings, offered as NBD.
 
 use crate::cli::AttachArgs;
+use crate::events::{self, Told};
 use crate::exports::{self, Exports};
 use crate::memory::Desk;
 use crate::shares::ClientLimits;
@@ -33,6 +34,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let control = control
         .map(|s| config::unix_path("--control", s))
         .transpose()?;
+    log::start(Some(&args.log))?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
     let options = ConnectOptions {
@@ -66,6 +68,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let disk = disk.with_memory(clients.budgets(1)());
     let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));
     let service = Service::new(backend, Disks::new(vec![Arc::new(disk)]), pressure);
+    let told = Told::start(&service, None, events::hang_after(None))?;
     let servers = Exports::nbd(&service, &nbd, args.allow_remote, clients)?;
     servers.tell(|address| exports::uri(address, &args.disk));
     let watch = daemon::listen_for_pressure(service.pressure())?;
@@ -77,6 +80,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     drop(servers);
     drop(control);
     drop(watch);
+    drop(told);
     if attached.is_gone() {
         // The server is gone, not closing: nothing more can be flushed. Say why, rather than that.
         daemon::abandon(&service);

@@ -91,6 +91,9 @@ pub enum Command {
     /// Look at a running server's memory, change its limits, squeeze it
     #[command(subcommand, after_help = crate::memory::HELP)]
     Ctl(crate::memory::CtlCommand),
+    /// What happened to the disks of a running server, and who uses them
+    #[command(after_help = crate::events::HELP)]
+    Events(crate::events::EventsArgs),
     /// What the page cache of a served disk counts
     #[command(after_help = crate::cache::HELP)]
     Cache(crate::cache::CacheArgs),
@@ -149,12 +152,20 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
-    /// Socket for `pvblk raid`, `pvblk cache`, `pvblk ctl`, `pvblk trace` and `pvblk latency --live`
+    /// Socket for `pvblk raid`, `pvblk cache`, `pvblk ctl`, `pvblk events`, `pvblk trace` and `pvblk latency --live`
     #[arg(long, value_name = "unix:PATH")]
     pub control: Option<String>,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
     #[arg(long, value_name = "TIME", value_parser = config::time)]
     pub slow: Option<Duration>,
+    /// Run PROGRAM for each event, with the arguments EVENT DISK TEXT: see `pvblk events`
+    #[arg(long, value_name = "PROGRAM")]
+    pub on_event: Option<PathBuf>,
+    /// Age from which on a request counts as hanging, such as 10s [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = config::time)]
+    pub hang_after: Option<Duration>,
+    #[command(flatten)]
+    pub log: crate::log::LogArgs,
     /// Free buffer pages (4 KiB) that each NBD connection keeps for its next requests, 0 to 16384 [default: 1024]
     #[arg(long, value_name = "PAGES")]
     pub max_buffer_pages: Option<usize>,
@@ -220,4 +231,6 @@ pub struct AttachArgs {
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
     #[arg(long, value_name = "TIME", value_parser = config::time)]
     pub slow: Option<Duration>,
+    #[command(flatten)]
+    pub log: crate::log::LogArgs,
 }

@@ -45,7 +45,7 @@ pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64) {
     for signal in signals.forever() {
         match signal {
             SIGHUP => service.refresh(),
-            SIGUSR1 => log::put(bill::render(base).as_bytes()),
+            SIGUSR1 => log::put(&bill::render(base)),
             _ => {
                 let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
                 tracing::info!("stopping");

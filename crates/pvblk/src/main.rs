@@ -8,6 +8,7 @@ mod cli;
 mod config;
 mod control;
 mod daemon;
+mod events;
 mod exports;
 mod latency;
 mod log;
@@ -30,7 +31,7 @@ static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
 fn main() -> ExitCode {
     let _last_lines = log::LastLines;
     if let Some(command) = in_the_lab(std::env::args().skip(1)) {
-        log::line(format_args!(
+        log::failure(format_args!(
             "pvblk: experiments and comparisons are in a program of their own: {command}"
         ));
         return ExitCode::from(2);
@@ -39,16 +40,17 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return usage_error(&e),
     };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("PVBLK_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| log::Writer)
-        .with_target(false)
-        .init();
+    if !matches!(
+        cli.command,
+        cli::Command::Serve(_) | cli::Command::Attach(_)
+    ) {
+        // Without flags there is nothing that could be wrong.
+        let _ = log::start(None);
+    }
     let result = match &cli.command {
         cli::Command::Serve(args) => serve::run(args),
         cli::Command::Attach(args) => attach::run(args),
+        cli::Command::Events(args) => events::run(args),
         cli::Command::Bench(args) => return bench::run(args),
         cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
@@ -63,7 +65,7 @@ fn main() -> ExitCode {
         Err(e) => match e.downcast_ref::<clap::Error>() {
             Some(usage) => usage_error(usage),
             None => {
-                log::line(format_args!("pvblk: {}", error_line(&*e)));
+                log::failure(format_args!("pvblk: {}", error_line(&*e)));
                 ExitCode::FAILURE
             }
         },
@@ -96,7 +98,7 @@ fn usage_error(e: &clap::Error) -> ExitCode {
     let message = message.split("\nFor more information").next();
     let words: Vec<&str> = message.unwrap_or_default().split_whitespace().collect();
     let line = words.join(" ");
-    log::line(format_args!(
+    log::failure(format_args!(
         "pvblk: {} (see pvblk --help)",
         line.trim_start_matches("error: ")
     ));

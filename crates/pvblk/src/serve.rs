@@ -2,6 +2,7 @@
 
 use crate::cli::ServeArgs;
 use crate::config::ServeConfig;
+use crate::events::Told;
 use crate::exports::Exports;
 use crate::memory::Desk;
 use crate::traces::Traces;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
     let mut config = ServeConfig::resolve(args)?;
+    log::start(Some(&config.log))?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
     let traces = Traces::of_server();
@@ -67,17 +69,19 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let desk = Desk::new(&pressure, watch.as_ref(), base);
     let disks = Disks::new(disks).with_default(first);
     let service = Service::new(backend, disks, pressure);
+    let told = Told::start(&service, config.on_event.take(), config.hang_after)?;
     let exports = Exports::start(&service, &config)?;
     let control = traces.start(config.control.as_deref(), config.slow, &service, desk)?;
     if let Some(watch) = &watch {
         daemon::tell_sources(watch);
     }
-    log::put(bill::render(base).as_bytes());
+    log::put(&bill::render(base));
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &service, base);
     // Peers first, then the data.
     drop(exports);
     drop(control);
     drop(watch);
+    drop(told);
     daemon::finish(&service)
 }

@@ -6,6 +6,7 @@ mod background;
 mod extents;
 mod manage;
 mod queue;
+mod told;
 
 pub use super::core::Counts as WriteCounts;
 pub use background::BackgroundWork;
@@ -21,8 +22,8 @@ use parking_lot::Mutex;
 use pvblk_block::memory::Gauge;
 use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable};
 use pvblk_block::{
-    BlockDevice, Capabilities, Close, Completion, DeviceQueue, Error, EventHub, Extent, Extents,
-    Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
+    BlockDevice, Capabilities, Close, Completion, DeviceEvent, DeviceQueue, Error, EventHub,
+    Extent, Extents, Forwards, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
 };
 use queue::ArrayQueue;
 use std::path::PathBuf;
@@ -155,6 +156,7 @@ struct ArrayShared {
     lazy: bool,
     names: &'static dyn MemberNames,
     origin: Mutex<Origin>,
+    events: EventHub,
 }
 
 /// The means by which the array is found the next time.
@@ -178,6 +180,13 @@ impl ArrayShared {
         let taken = taken.collect();
         self.changes.fetch_add(1, Ordering::AcqRel);
         taken
+    }
+
+    /// The user's name of the member at each place.
+    fn places(&self, core: &Core) -> Vec<Option<String>> {
+        let devices = self.devices.lock();
+        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
+        core.slots_by_role().iter().map(name).collect()
     }
 
     /// Parts of the specification of the array in its present state.
@@ -236,7 +245,6 @@ pub struct Raid5 {
     orders: Arc<manage::Orders>,
     /// Held while a device is added.
     adding: Mutex<()>,
-    events: EventHub,
     /// Data may be wrong, because the array was started by force.
     guessed: bool,
     /// Of its stripes.
@@ -316,6 +324,8 @@ impl Raid5 {
         let memory = core.stripe_memory().clone();
         let known = devices.iter().flatten().map(|d| d.name.clone());
         let known = known.collect();
+        let events = EventHub::default();
+        events.raise(DeviceEvent::Condition(told::condition(&core)));
         Ok(Arc::new(Raid5 {
             memory,
             guessed: assembly.guessed,
@@ -335,11 +345,11 @@ impl Raid5 {
                     devices: known,
                     ..Origin::default()
                 }),
+                events,
             }),
             thread: Mutex::new(None),
             orders: Arc::default(),
             adding: Mutex::new(()),
-            events: EventHub::default(),
         }))
     }
 
@@ -367,10 +377,7 @@ impl Raid5 {
 
     /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
     pub fn places(&self) -> Vec<Option<String>> {
-        let core = self.shared.core.lock();
-        let devices = self.shared.devices.lock();
-        let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
-        core.slots_by_role().iter().map(name).collect()
+        self.shared.places(&self.shared.core.lock())
     }
 
     /// Counters of writes.
@@ -470,7 +477,7 @@ impl BlockDevice for Raid5 {
     }
 
     fn events(&self) -> &EventHub {
-        &self.events
+        &self.shared.events
     }
 
     fn capabilities(&self) -> Capabilities<'_> {

@@ -111,7 +111,7 @@ impl Daemon {
 
     fn wait_ready(&mut self) -> Result<(), Stop> {
         let deadline = Instant::now() + START;
-        while !self.lines().iter().any(|l| l.trim() == READY) {
+        while !self.lines().iter().any(|l| is_ready(l)) {
             if let Some(status) = self.child.try_wait()? {
                 return Err(self.failure(&format!("ended before it was ready ({status})")));
             }
@@ -198,6 +198,11 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// True for the line in either form of the log.
+fn is_ready(line: &str) -> bool {
+    line.trim() == READY || line.contains(concat!(r#""message":""#, "pvblk: ready"))
 }
 
 /// True for the lines that the server's log has about a worker that is blocked, which any load of the machine can cause.

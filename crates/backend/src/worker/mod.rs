@@ -86,6 +86,11 @@ impl Worker {
         &self.name
     }
 
+    /// A number that changes whenever it steps a lane; `None` while it sleeps.
+    pub fn turn(&self) -> Option<u64> {
+        (!self.asleep.load(Ordering::Relaxed)).then(|| self.lease.turn())
+    }
+
     /// True on the thread that has the lane table.
     pub fn is_current(&self) -> bool {
         self.tid.load(Ordering::Acquire) == tid()

@@ -1,6 +1,7 @@
 //! [`Control`]: the loop of a control thread, and [`ControlThread`]: its handle.
 
 use super::inbox::{Event, Inbox};
+use pvblk_backend::Pulse;
 use pvblk_block::Error;
 use pvblk_sys::{PollEvent, Poller};
 use std::io;
@@ -100,6 +101,7 @@ pub(crate) struct Control<S> {
     stopping: Option<Stopping>,
     /// Kept for reuse.
     events: Vec<PollEvent>,
+    pulse: Arc<Pulse>,
 }
 
 impl<S: Server> Control<S> {
@@ -115,6 +117,7 @@ impl<S: Server> Control<S> {
             io,
             stopping: None,
             events: Vec::new(),
+            pulse: Pulse::new(format!("the {what}")),
         })
     }
 
@@ -147,6 +150,7 @@ impl<S: Server> Control<S> {
             tracing::error!("waiting for front ends: {e}");
             std::thread::sleep(REST);
         }
+        self.pulse.works();
         for event in events.drain(..).filter(|e| e.token != INBOX) {
             self.server.ready(event.token, &self.io);
         }
@@ -159,6 +163,7 @@ impl<S: Server> Control<S> {
             self.stopping = Some(self.server.stop(&self.io));
         }
         self.server.passed(self.stopping, &self.io);
+        self.pulse.waits();
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`FrontEnd`]: one front end's use of a disk, whatever it speaks.
 
 use super::inbox::{Event, Inbox};
+use pvblk_backend::events::{EventLog, Kind, Peer, Presence};
 use pvblk_backend::{
     Attachment, Disk, FenceOpened, Key, RateLimit, RequestSource, Service, SourceEnd, ratelimited,
 };
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 enum Use {
     /// It isn't let in, or has left.
     Outside,
-    Inside(Attachment),
+    Inside(Attachment, Presence),
     /// It has left, and requests of it are at work.
     Leaving,
 }
@@ -29,6 +30,7 @@ pub(crate) struct FrontEnd {
     id: u64,
     /// Its name for the disk's other users.
     name: String,
+    peer: Peer,
     opened: FenceOpened,
     used: Use,
     generation: u64,
@@ -45,6 +47,7 @@ impl FrontEnd {
         inbox: &Arc<Inbox>,
         id: u64,
         name: String,
+        peer: Peer,
     ) -> FrontEnd {
         let resize_noted = Arc::default();
         let events = subscribe(disk.device().as_ref(), inbox, id, Arc::clone(&resize_noted));
@@ -55,6 +58,7 @@ impl FrontEnd {
             inbox: Arc::clone(inbox),
             id,
             name,
+            peer,
             opened: Arc::new(move || told.put(id, Event::FenceOpen)),
             used: Use::Outside,
             generation: 0,
@@ -83,7 +87,7 @@ impl FrontEnd {
     /// Enters the disk, if it isn't inside yet; false if it may not now: then [`Event::FenceOpen`] follows. Errors if the disk is exclusive and used.
     pub fn enter(&mut self) -> Result<bool, Error> {
         match self.used {
-            Use::Inside(_) => Ok(true),
+            Use::Inside(..) => Ok(true),
             Use::Leaving => Ok(false),
             Use::Outside => {
                 let entered = self.service.enter(&self.disk, &self.name, &self.opened)?;
@@ -91,7 +95,9 @@ impl FrontEnd {
                     return Ok(false);
                 };
                 self.generation += 1;
-                self.used = Use::Inside(attachment);
+                let (events, disk) = (self.service.events(), self.disk.name());
+                let presence = Presence::begin(events, disk, &self.name, &self.peer);
+                self.used = Use::Inside(attachment, presence);
                 Ok(true)
             }
         }
@@ -104,7 +110,7 @@ impl FrontEnd {
         generation: u64,
         source: Box<dyn RequestSource>,
     ) -> Result<Key, Error> {
-        let Use::Inside(attachment) = &mut self.used else {
+        let Use::Inside(attachment, _) = &mut self.used else {
             return Err(Error::new(ErrorKind::Disconnected, "it has left the disk"));
         };
         let (inbox, id) = (Arc::clone(&self.inbox), self.id);
@@ -124,7 +130,7 @@ impl FrontEnd {
 
     /// Stops one queue after what it has outstanding.
     pub fn stop(&self, key: Key) {
-        if let Use::Inside(attachment) = &self.used {
+        if let Use::Inside(attachment, _) = &self.used {
             attachment.stop(key);
         }
     }
@@ -135,7 +141,7 @@ impl FrontEnd {
         match std::mem::replace(&mut self.used, Use::Leaving) {
             Use::Leaving => return false,
             Use::Outside => {}
-            Use::Inside(attachment) => {
+            Use::Inside(attachment, _left) => {
                 let (inbox, id) = (Arc::clone(&self.inbox), self.id);
                 let generation = self.generation;
                 if !attachment.leave(move || inbox.put(id, Event::Left { generation })) {
@@ -171,7 +177,7 @@ impl FrontEnd {
     }
 
     pub fn is_inside(&self) -> bool {
-        matches!(self.used, Use::Inside(_))
+        matches!(self.used, Use::Inside(..))
     }
 
     /// The device's size in whole logical sectors, in units of 512 bytes. Resizes from now on are told again.
@@ -180,13 +186,33 @@ impl FrontEnd {
         whole_sectors(self.device().as_ref())
     }
 
-    /// Logs why the connection of this front end ends, under the name `name`.
-    pub fn log_end(disk: &str, name: &str, why: &Error) {
+    /// The front end as the system knows it.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Tells that it broke its protocol, or why it isn't let in.
+    pub fn tell(&self, kind: Kind, why: &str) {
+        let events = self.service.events();
+        self.peer.tell(events, kind, Some(self.disk.name()), why);
+    }
+
+    /// Logs why the connection of a front end ends, under the name `name`, and tells of it unless it left in order. `disk`: as far
+    /// as it has named one that there is.
+    pub fn log_end(events: &EventLog, disk: Option<&str>, peer: &Peer, name: &str, why: &Error) {
+        let place = disk.unwrap_or("no disk");
         match why.kind() {
             ErrorKind::Disconnected => {
-                ratelimited!(info, RateLimit::of(disk, "ended"), "{name}: {why}")
+                ratelimited!(info, RateLimit::of(place, "ended"), "{name}: {why}")
             }
-            _ => ratelimited!(warn, RateLimit::of(disk, "broken"), "{name}: {why}"),
+            kind => {
+                ratelimited!(warn, RateLimit::of(place, "broken"), "{name}: {why}");
+                let kind = match kind {
+                    ErrorKind::Protocol => Kind::PeerBroken,
+                    _ => Kind::PeerRefused,
+                };
+                peer.tell(events, kind, disk, &why.to_string());
+            }
         }
     }
 }
@@ -202,6 +228,7 @@ fn subscribe(
         let (told, event) = match event {
             DeviceEvent::Resized { .. } => (&*noted, Event::Resized),
             DeviceEvent::Gone => (&gone, Event::DeviceGone),
+            DeviceEvent::Member { .. } | DeviceEvent::Condition(_) => return,
         };
         if !told.swap(true, Ordering::AcqRel) {
             inbox.put(id, event);

@@ -36,6 +36,11 @@ impl<L: AsFd> Listener<L> {
         })
     }
 
+    /// Path or address of the socket.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
     /// The next connection, if there is one and one may be taken; `accept` takes it.
     pub fn accept<T>(
         &mut self,

@@ -4,6 +4,7 @@ use super::connector::{LocalConnector, LocalServerContext};
 use crate::kit::{Event, FrontEnd, Inbox};
 use crate::xenbus::Connector;
 use crate::xenbus::serving::{Handshake, Serves, Serving};
+use pvblk_backend::events::Peer;
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::local::Frame;
 use pvblk_protocol::local::SocketStore;
@@ -29,6 +30,7 @@ pub(super) struct Connection {
     inbox: Arc<Inbox>,
     id: u64,
     socket: Arc<OwnedFd>,
+    peer: Peer,
     closer: Arc<Closer>,
     /// Since it has named its disk.
     named: Option<Handshake<SocketStore, LocalConnector>>,
@@ -43,13 +45,16 @@ impl Connection {
         inbox: Arc<Inbox>,
         id: u64,
         socket: OwnedFd,
+        address: &str,
     ) -> Connection {
+        let peer = Peer::of_socket("rings", socket.as_fd(), address);
         Connection {
             closer: shared.closer(""),
             shared,
             inbox,
             id,
             socket: Arc::new(socket),
+            peer,
             named: None,
             state: XenbusState::Initialising,
             deadline: Some(Instant::now() + HANDSHAKE_TIME),
@@ -68,10 +73,15 @@ impl Connection {
         }
     }
 
-    /// The disk that the front end named, or "no disk"; key of the log's counters.
-    pub fn disk(&self) -> &str {
+    /// The disk that the front end named, if there is one.
+    pub fn disk(&self) -> Option<&str> {
         let named = self.named.as_ref();
-        named.map_or("no disk", |n| &n.connector.serving.disk)
+        named.map(|n| n.connector.serving.disk.as_str())
+    }
+
+    /// The front end as the system knows it.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
     }
 
     /// True if neither end uses resources of the other any more.
@@ -141,7 +151,8 @@ impl Connection {
         self.closer = self.shared.closer(&disk);
         let peer = sentence(front);
         let service = &self.shared.service;
-        let front = FrontEnd::new(service, found, &self.inbox, self.id, peer.clone());
+        let (name, told) = (peer.clone(), self.peer.clone());
+        let front = FrontEnd::new(service, found, &self.inbox, self.id, name, told);
         let serving = Serving {
             disk: sentence(&disk),
             peer,

@@ -179,8 +179,10 @@ impl Server for LocalConnections {
 
 impl LocalConnections {
     fn accept(&mut self, io: &Io) {
-        let listener = self.listener.as_mut();
-        let Some(socket) = listener.and_then(|l| l.accept(io, SocketFile::accept)) else {
+        let Some(listener) = &mut self.listener else {
+            return;
+        };
+        let Some(socket) = listener.accept(io, SocketFile::accept) else {
             return;
         };
         if self.connections.len() + self.leaving.len() >= MAX_CONNECTIONS {
@@ -191,7 +193,7 @@ impl LocalConnections {
         let id = self.next_id;
         self.next_id += 1;
         let (shared, inbox) = (Arc::clone(&self.shared), Arc::clone(&io.inbox));
-        let connection = Connection::new(shared, inbox, id, socket);
+        let connection = Connection::new(shared, inbox, id, socket, listener.place());
         match io.add(connection.fd(), id) {
             Ok(()) => drop(self.connections.insert(id, connection)),
             Err(e) => tracing::error!("taking a local front end: {e}"),
@@ -207,7 +209,9 @@ impl LocalConnections {
             Ok(()) if self.stopping && connection.is_closed() => self.end(id, None),
             Ok(()) => {}
             Err(e) => {
-                FrontEnd::log_end(connection.disk(), &connection.name(), &e);
+                let (disk, peer) = (connection.disk(), connection.peer());
+                let events = self.shared.service.events();
+                FrontEnd::log_end(events, disk, peer, &connection.name(), &e);
                 let reason = (e.kind() != ErrorKind::Disconnected).then(|| e.to_string());
                 self.end(id, reason.as_deref());
             }

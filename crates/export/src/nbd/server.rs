@@ -7,6 +7,7 @@ use super::shares::Ticket;
 use super::source::NbdSource;
 use crate::kit::{self, ControlThread, Event, Inbox, Io, Server, Stopping};
 use parking_lot::Mutex;
+use pvblk_backend::events::{self, Kind, Presence};
 use pvblk_backend::{Disk, RateLimit, RequestSource, Service, SourceEnd, ratelimited};
 use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
@@ -14,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -308,6 +310,8 @@ fn start(socket: OwnedFd, peer: Peer, shared: &Arc<Shared>, io: &Io) -> bool {
 
 fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
     let name = format!("nbd {} connection {}", shared.addr, guard.id);
+    let peer = known(&socket, &shared.addr);
+    let events = shared.service.events();
     let deadline = Instant::now() + shared.config.handshake_timeout;
     // Counts the client in when it picks its export.
     let place: Cell<Option<(Arc<Disk>, Ticket)>> = Cell::new(None);
@@ -318,6 +322,12 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
             let addr = &shared.addr;
             let count = RateLimit::of(disk.name(), "refused");
             ratelimited!(warn, count, "{addr}: client refused: {why}");
+            peer.tell(
+                events,
+                Kind::PeerRefused,
+                Some(disk.name()),
+                &why.to_string(),
+            );
         })?;
         place.set(Some((Arc::clone(disk), ticket)));
         Ok(())
@@ -332,6 +342,7 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
                 RateLimit::of(&shared.addr.to_string(), "negotiation"),
                 "{name}: {e}"
             );
+            peer.tell(events, Kind::PeerRefused, None, &e.to_string());
             return;
         }
     };
@@ -358,17 +369,41 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
     let name = format!("{name} export {export:?}");
     let config = &shared.config;
     let share = Arc::clone(&ticket.share);
-    let guard = Some(Box::new((guard, ticket)) as _);
+    let presence = Presence::begin(events, export, &name, &peer);
+    let guard = Some(Box::new((presence, guard, ticket)) as _);
     let source = NbdSource::with_share(&name, export, socket, *negotiated, config, share, guard);
     let (who, of_disk) = (source.describe(), export.to_owned());
+    let refused = peer.clone();
     let (told, on_end) = (who.clone(), Arc::clone(&shared.on_end));
-    let ended = move |end| on_end(&of_disk, &told, end);
+    let log = Arc::clone(events);
+    let ended = move |end| {
+        if let SourceEnd::Broken(e) = &end {
+            peer.tell(&log, Kind::PeerBroken, Some(&of_disk), &e.to_string());
+        }
+        on_end(&of_disk, &told, end);
+    };
     // Connections of one client can't be told from those of several.
     let served = shared
         .service
         .serve_client(&disk, "NBD", Box::new(source), ended);
     if let Err(e) = served {
         ratelimited!(error, RateLimit::of(export, "attach"), "{who}: {e}");
+        refused.tell(events, Kind::PeerRefused, Some(export), &e.to_string());
+    }
+}
+
+/// The client as the system knows it.
+fn known(socket: &OwnedFd, addr: &NbdAddr) -> events::Peer {
+    match addr {
+        NbdAddr::Unix(path) => {
+            events::Peer::of_socket("nbd", socket.as_fd(), path.display().to_string())
+        }
+        NbdAddr::Tcp { .. } => {
+            let from = rustix::net::getpeername(socket).ok().flatten();
+            let from = from.and_then(|a| SocketAddr::try_from(a).ok());
+            // One that is gone already has no address.
+            events::Peer::at("nbd", from.map_or_else(String::new, |a| a.to_string()))
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use super::virtqueue::MAX_ENTRIES;
 use crate::kit::{ControlThread, Event, FrontEnd, Io, Listener, Server, Stopping};
 use crate::socket_file::{SocketFile, SocketType};
 use parking_lot::Mutex;
+use pvblk_backend::events::Peer;
 use pvblk_backend::{Disk, RateLimit, Service, ratelimited};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Closer;
@@ -284,7 +285,9 @@ impl Ports {
         let name = format!("disk {disk}, vhost-user front end {id}");
         ratelimited!(info, RateLimit::of(disk, "connected"), "{name}: connected");
         let user = "a virtual machine by vhost-user".to_owned();
-        let front = FrontEnd::new(&self.service, Arc::clone(&port.disk), &io.inbox, id, user);
+        let peer = Peer::of_socket("vhost-user", socket.as_fd(), listener.place());
+        let found = Arc::clone(&port.disk);
+        let front = FrontEnd::new(&self.service, found, &io.inbox, id, user, peer);
         let session = Session::new(
             name,
             front,
@@ -430,7 +433,15 @@ impl Ports {
         };
         if let Some(why) = why.filter(|_| !connected.over) {
             connected.over = true;
-            FrontEnd::log_end(port.disk.name(), connected.session.name(), &why);
+            let (disk, session) = (port.disk.name(), &connected.session);
+            let events = self.service.events();
+            FrontEnd::log_end(
+                events,
+                Some(disk),
+                session.front.peer(),
+                session.name(),
+                &why,
+            );
         }
         self.hear(index, io);
         self.finish(index, io);

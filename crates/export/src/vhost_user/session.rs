@@ -11,6 +11,7 @@ use super::unflushed::Marks;
 use super::virtqueue::MAX_ENTRIES;
 use crate::kit::FrontEnd;
 use parking_lot::Mutex;
+use pvblk_backend::events::Kind;
 use pvblk_backend::{RateLimit, ratelimited};
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::{Error, ErrorKind};
@@ -485,6 +486,7 @@ impl Session {
         ring.ended(reason.is_some());
         if let Some(reason) = reason {
             ratelimited!(warn, RateLimit::of(&self.disk, "queue ended"), "{reason}");
+            self.front.tell(Kind::PeerBroken, &reason);
         }
         if !self.rings.iter().any(Ring::is_active) {
             self.front.leave();

@@ -12,6 +12,7 @@ use super::xenstore::{WatchEvent, Xenstore};
 use crate::kit::{ControlThread, Event, FrontEnd, Io, MappingBudget, Server, Stopping};
 use crate::xenbus::serving::{Serves, Serving};
 use parking_lot::Mutex;
+use pvblk_backend::events::{Kind, Peer};
 use pvblk_backend::{RateLimit, Service, ratelimited};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_protocol::xenbus::number::{quote, sentence};
@@ -378,7 +379,14 @@ impl GuestDisks {
         let (id, peer) = (self.next_id, node.to_string());
         let serving = Serving {
             disk: sentence(&disk),
-            front: FrontEnd::new(&self.service, found, &io.inbox, id, peer.clone()),
+            front: FrontEnd::new(
+                &self.service,
+                found,
+                &io.inbox,
+                id,
+                peer.clone(),
+                Peer::at("xen", format!("domain {}", node.domid)),
+            ),
             peer,
             offers: self.offers,
         };
@@ -542,6 +550,14 @@ impl GuestDisks {
         if let Err(e) = step(attached) {
             let count = RateLimit::of(attached.disk(), "step");
             ratelimited!(warn, count, "{}: {e}", attached.name());
+            let events = self.service.events();
+            let peer = Peer::at("xen", format!("domain {}", node.domid));
+            peer.tell(
+                events,
+                Kind::PeerBroken,
+                Some(attached.disk()),
+                &e.to_string(),
+            );
         }
         self.freed |= had && !attached.has_disk();
         if attached.take_left_over() {

@@ -2,6 +2,7 @@
 
 use super::{BackendNegotiation, Connector};
 use crate::kit::{Event, FrontEnd, whole_sectors};
+use pvblk_backend::events::{HealthState, Kind};
 use pvblk_backend::{BlkifQueueParts, BlkifSource, RateLimit, ratelimited};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_protocol::xenbus::number::sentence;
@@ -101,6 +102,17 @@ impl Serving {
     /// Implements [`Connector::refuse`]; `name` is the connector's.
     pub fn refuse(&self, name: &str, why: &str) {
         ratelimited!(warn, RateLimit::of(&self.disk, "refused"), "{name}: {why}");
+        if self.front.disk().health().state() == HealthState::Failed {
+            // That was told, and is not the front end's fault.
+            return;
+        }
+        self.front.tell(
+            match self.front.is_inside() {
+                true => Kind::PeerBroken,
+                false => Kind::PeerRefused,
+            },
+            why,
+        );
     }
 
     /// Logs that a connection was made.

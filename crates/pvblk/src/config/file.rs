@@ -4,7 +4,7 @@ use crate::wanted::DiskWanted;
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Keys have the names of the flags, with `_` for `-`.
 #[derive(Debug, Default, Deserialize)]
@@ -22,6 +22,10 @@ pub struct File {
     pub allow_remote: bool,
     pub control: Option<String>,
     pub slow: Option<String>,
+    pub on_event: Option<PathBuf>,
+    pub hang_after: Option<String>,
+    pub log: Option<String>,
+    pub log_format: Option<String>,
     pub max_buffer_pages: Option<usize>,
     pub buffer_squeeze_duration_ms: Option<u64>,
     pub buffer_floor_pages: Option<usize>,

@@ -7,6 +7,8 @@ mod file;
 mod tests;
 
 use crate::cli::ServeArgs;
+use crate::events;
+use crate::log::LogArgs;
 use crate::shares::ClientLimits;
 use crate::wanted::DiskWanted;
 use anyhow::{Context, Result, anyhow, bail};
@@ -46,6 +48,9 @@ pub struct ServeConfig {
     pub allow_remote: bool,
     pub control: Option<PathBuf>,
     pub slow: Option<Duration>,
+    pub on_event: Option<PathBuf>,
+    pub hang_after: Duration,
+    pub log: LogArgs,
     pub buffers: Buffers,
     pub clients: ClientLimits,
 }
@@ -93,7 +98,14 @@ impl ServeConfig {
             spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(50))?,
             allow_remote: args.allow_remote || file.allow_remote,
             control: socket("--control", &args.control, &file.control)?,
-            slow: slow(args, &file)?,
+            slow: time_of(args.slow, "slow", &file.slow)?,
+            on_event: on_event(args, &file)?,
+            hang_after: events::hang_after(time_of(
+                args.hang_after,
+                "hang_after",
+                &file.hang_after,
+            )?),
+            log: args.log.or(file.log.as_ref(), file.log_format.as_ref()),
             buffers: Buffers::resolve(args, &file)?,
             clients: clients(args, &file)?,
         })
@@ -124,14 +136,21 @@ fn max_queues(args: &ServeArgs, file: &File, workers: usize) -> Result<u32> {
     Ok(queues)
 }
 
-fn slow(args: &ServeArgs, file: &File) -> Result<Option<Duration>> {
-    match (args.slow, &file.slow) {
+/// A time by its flag, or else by its key in the file.
+fn time_of(flag: Option<Duration>, key: &str, text: &Option<String>) -> Result<Option<Duration>> {
+    match (flag, text) {
         (None, Some(text)) => {
-            let slow = time(text).map_err(|e| anyhow!("slow = {text:?}: {e}"))?;
-            Ok(Some(slow))
+            let time = time(text).map_err(|e| anyhow!("{key} = {text:?}: {e}"))?;
+            Ok(Some(time))
         }
         (flag, _) => Ok(flag),
     }
+}
+
+fn on_event(args: &ServeArgs, file: &File) -> Result<Option<PathBuf>> {
+    let program = args.on_event.as_ref().or(file.on_event.as_ref());
+    let program = program.map(|p| events::check_program("--on-event", p));
+    program.transpose()
 }
 
 /// What NBD clients may have.

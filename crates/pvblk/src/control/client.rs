@@ -1,6 +1,6 @@
 //! The asking side.
 
-use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
+use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
@@ -32,7 +32,33 @@ pub fn ask_memory(path: &Path, question: &str) -> Result<String> {
     })
 }
 
+/// Asks the server at `path` for events; each line of the answer is one, in JSON.
+pub fn events(path: &Path, query: &str) -> Result<impl BufRead> {
+    let what = || "asking for events".into();
+    let (socket, input) = open(path, &format!("{EVENTS}{query}"), what)?;
+    // A quiet server has none.
+    socket.set_read_timeout(None)?;
+    Ok(input)
+}
+
 fn ask_line(path: &Path, line: &str, what: impl Fn() -> String) -> Result<String> {
+    let failed = || format!("{}: {}", path.display(), what());
+    let (_socket, input) = open(path, line, &what)?;
+    let mut answer = String::new();
+    let mut input = input.take(LONGEST_ANSWER);
+    input.read_line(&mut answer).with_context(failed)?;
+    if !answer.ends_with('\n') {
+        bail!("{}: the answer is cut off", path.display());
+    }
+    Ok(answer)
+}
+
+/// Asks, and reads the first line of the answer.
+fn open(
+    path: &Path,
+    line: &str,
+    what: impl Fn() -> String,
+) -> Result<(UnixStream, BufReader<UnixStream>)> {
     let name = path.display().to_string();
     if line.len() >= LONGEST_QUESTION || line.contains('\n') {
         bail!("{name}: a question is one line of less than {LONGEST_QUESTION} bytes");
@@ -40,14 +66,9 @@ fn ask_line(path: &Path, line: &str, what: impl Fn() -> String) -> Result<String
     let failed = || format!("{name}: {}", what());
     let socket = connect(path, ASK_PATIENCE).with_context(failed)?;
     writeln!(&socket, "{line}").with_context(failed)?;
-    let mut input = BufReader::new((&socket).take(LONGEST_ANSWER));
+    let mut input = BufReader::new(socket.try_clone().with_context(failed)?);
     accepted(&name, &mut input).with_context(failed)??;
-    let mut answer = String::new();
-    input.read_line(&mut answer).with_context(failed)?;
-    if !answer.ends_with('\n') {
-        bail!("{name}: the answer is cut off");
-    }
-    Ok(answer)
+    Ok((socket, input))
 }
 
 fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {

@@ -9,6 +9,10 @@
 //! < ok               then the answer, JSON in one line, and the end
 //! < error: …         or why not, in one line
 //!
+//! > events JSON      the events of the server, such as: events {"follow": true, "disk": "vm1"}
+//! < ok               then events, JSON, each in one line, and the end; with "follow" it comes when the asker shuts its side down
+//! < error: …         or why not, in one line
+//!
 //! > memory JSON      a question about the process's memory, such as: memory {"memory": "squeeze"}
 //! < ok               then the answer, JSON in one line, and the end
 //! < error: …         or why not, in one line
@@ -17,13 +21,15 @@
 mod client;
 mod server;
 
-pub use client::{Stream, ask, ask_memory};
+pub use client::{Stream, ask, ask_memory, events};
 pub use server::Server;
 
 /// Asks for a trace.
 const TRACE: &str = "trace";
 /// Asks a disk.
 const ASK: &str = "ask ";
+/// Asks for events.
+const EVENTS: &str = "events ";
 /// Asks about memory.
 const MEMORY: &str = "memory ";
 /// The answer before a trace, and before a disk's answer.

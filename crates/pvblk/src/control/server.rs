@@ -1,7 +1,8 @@
 //! The serving side. Whoever connects is the server's own user: the socket is private.
 
-use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
+use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use crate::cache;
+use crate::events::{self, EventsQuery};
 use crate::memory::Desk;
 use anyhow::{Context, Result};
 use pvblk_backend::{RateLimit, Service, ratelimited};
@@ -232,8 +233,15 @@ fn answer(socket: &UnixStream, shared: &Shared, is_full: bool) -> std::io::Resul
             Err(e) => writeln!(output, "{ERROR}starting a trace: {e}"),
         };
     }
-    // What a name in an error holds must not look like another line.
-    let one_line = |text: &str| text.replace(|c: char| c.is_control(), " ");
+    if let Some(query) = question.strip_prefix(EVENTS) {
+        return match EventsQuery::parse(query) {
+            Ok(query) => {
+                writeln!(output, "{OK}")?;
+                stream_events(socket, shared, &query)
+            }
+            Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
+        };
+    }
     let mut reply = |answer: Result<String, Error>| match answer {
         Ok(answer) => writeln!(output, "{OK}\n{}", one_line(&answer)),
         Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
@@ -244,10 +252,25 @@ fn answer(socket: &UnixStream, shared: &Shared, is_full: bool) -> std::io::Resul
     let Some((disk, json)) = question.strip_prefix(ASK).and_then(|q| q.split_once(' ')) else {
         return writeln!(
             output,
-            "{ERROR}the questions are {TRACE}, {ASK}DISK JSON, and {MEMORY}JSON"
+            "{ERROR}the questions are {TRACE}, {ASK}DISK JSON, {EVENTS}JSON, and {MEMORY}JSON"
         );
     };
     reply(shared.ask(disk, json))
+}
+
+/// A text whose names must not look like another line.
+fn one_line(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), " ")
+}
+
+fn stream_events(socket: &UnixStream, shared: &Shared, query: &EventsQuery) -> std::io::Result<()> {
+    let mut output = socket;
+    // From now on a read only asks whether the other side is shut.
+    socket.set_read_timeout(Some(Duration::from_micros(1)))?;
+    let is_over = || Ok(shared.stopping.load(Ordering::Acquire) || is_shut(socket)?);
+    events::answer(shared.service.events(), query, is_over, |event| {
+        writeln!(output, "{event}")
+    })
 }
 
 /// The first line, or what is wrong with it.

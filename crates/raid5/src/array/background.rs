@@ -3,6 +3,7 @@
 
 use super::manage::{Orders, PendingOrders};
 use super::queue::ArrayQueue;
+use super::told::Told;
 use super::{ArrayShared, MemberDevice, Raid5};
 use crate::core::Core;
 use crate::{Member, STRIPE_BYTES};
@@ -40,6 +41,7 @@ pub struct BackgroundWork {
     requests: u64,
     /// Number of devices that became members, as far as it was reported.
     takeovers: u64,
+    told: Told,
     busy_at: Option<Duration>,
     checkpoint_at: Duration,
     sixteenth: u64,
@@ -53,7 +55,12 @@ impl BackgroundWork {
         let context = QueueContext::new(64);
         let mut queue = ArrayQueue::open(&array.shared, &context, array.floor())?;
         queue.step(|core, owner| core.set_background_queue(Some(owner)));
+        let told = {
+            let core = array.shared.core.lock();
+            Told::new(&core, array.shared.places(&core))
+        };
         Ok(BackgroundWork {
+            told,
             queue,
             shared: Arc::clone(&array.shared),
             orders: Arc::clone(&array.orders),
@@ -76,9 +83,10 @@ impl BackgroundWork {
         let orders = self.orders.take();
         self.follow(&orders);
         let shared = Arc::clone(&self.shared);
-        let (wanted, needs_spare, sync, requests, takeovers) = {
+        let (told, wanted, needs_spare, sync, requests, takeovers) = {
             let core = shared.core.lock();
             (
+                self.told.look(&core, || shared.places(&core)),
                 core.sync_wanted(),
                 core.wants_spare(),
                 core.sync_now(),
@@ -86,6 +94,8 @@ impl BackgroundWork {
                 core.takeovers(),
             )
         };
+        told.into_iter()
+            .for_each(|event| shared.events.raise(event));
         if takeovers != self.takeovers {
             self.takeovers = takeovers;
             tracing::info!(

@@ -1,97 +1,39 @@
-//! Lines on standard error, which never hold up a server, even if their reader stops reading.
-//!
-//! A command writes the lines itself. A server ([`detach`]) gives them to a thread. If they aren't read, a
-//! bounded number of bytes waits, further lines are dropped, and their number is printed when the reader
-//! reads again.
+//! [`Lines`]: lines on their way to a writer that may block.
 
+use super::bound::{Bound, PER_SECOND};
 use parking_lot::{Condvar, Mutex};
-use std::fmt;
 use std::io::{self, ErrorKind, Write};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes that wait at most; as many are with the thread.
 const MOST_WAITING: usize = 256 << 10;
-/// Longest wait for the reader at the end of the process.
-const LAST_LINES: Duration = Duration::from_secs(2);
+/// Shortest interval at which the number of lines that were left out is told.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
 /// Time to wait when a standard error is full that another process made non-blocking.
 const RETRY: Duration = Duration::from_millis(10);
 
-static SERVER: OnceLock<Arc<Lines>> = OnceLock::new();
-
-/// Prints a line.
-pub fn line(text: fmt::Arguments<'_>) {
-    put(format!("{text}\n").as_bytes());
-}
-
-/// Prints whole lines.
-pub fn put(lines: &[u8]) {
-    match SERVER.get() {
-        Some(server) => server.put(lines),
-        None => {
-            let _ = io::stderr().write_all(lines);
-        }
-    }
-}
-
-/// Gives all lines from now on to a thread of their own, the only one that waits for the reader of standard
-/// error. Messages of panics go the same way.
-pub fn detach() -> io::Result<()> {
-    if SERVER.get().is_some() {
-        return Ok(());
-    }
-    let lines = Lines::start(io::stderr())?;
-    let _ = SERVER.set(lines);
-    std::panic::set_hook(Box::new(|panic| {
-        let thread = std::thread::current();
-        let name = thread.name().unwrap_or("unnamed").to_owned();
-        // Empty unless RUST_BACKTRACE asks for it.
-        let trace = std::backtrace::Backtrace::capture();
-        line(format_args!("thread '{name}' {panic}\n{trace}"));
-    }));
-    Ok(())
-}
-
-/// Waits until all that was printed is read, for a while, when it is dropped at the end of the process.
-pub struct LastLines;
-
-impl Drop for LastLines {
-    fn drop(&mut self) {
-        if let Some(server) = SERVER.get() {
-            server.flush(LAST_LINES);
-        }
-    }
-}
-
-/// Where `tracing` writes to: each event with one call.
-pub struct Writer;
-
-impl Write for Writer {
-    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        put(event);
-        Ok(event.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Lines on their way to a writer that may block.
-struct Lines {
+pub(super) struct Lines {
     state: Mutex<LogState>,
     /// Signalled when there are lines to write.
     came: Condvar,
     /// Nothing waits any more.
     gone: Condvar,
+    /// Makes a line of a text.
+    notice: fn(&str) -> Vec<u8>,
 }
 
-#[derive(Default)]
 struct LogState {
     waiting: Vec<u8>,
     /// Lines that found no room since the last ones that did were taken.
     dropped: u64,
+    bound: Bound,
+    /// Lines beyond the bound that weren't told of yet.
+    left_out: u64,
     writing: bool,
+    /// Somebody waits for the end.
+    ending: bool,
 }
 
 impl LogState {
@@ -102,11 +44,22 @@ impl LogState {
 
 impl Lines {
     /// Starts the thread, which lives as long as the process.
-    fn start(to: impl Write + Send + 'static) -> io::Result<Arc<Lines>> {
+    pub fn start(
+        to: impl Write + Send + 'static,
+        notice: fn(&str) -> Vec<u8>,
+    ) -> io::Result<Arc<Lines>> {
         let lines = Arc::new(Lines {
-            state: Mutex::default(),
+            state: Mutex::new(LogState {
+                waiting: Vec::new(),
+                dropped: 0,
+                bound: Bound::new(Instant::now()),
+                left_out: 0,
+                writing: false,
+                ending: false,
+            }),
             came: Condvar::new(),
             gone: Condvar::new(),
+            notice,
         });
         let ours = Arc::clone(&lines);
         let thread = std::thread::Builder::new().name("pvblk-log".into());
@@ -114,29 +67,56 @@ impl Lines {
         Ok(lines)
     }
 
-    fn put(&self, lines: &[u8]) {
+    /// Adds whole lines, so many.
+    pub fn put(&self, bytes: &[u8], lines: u64) {
+        self.add(&mut self.state.lock(), bytes, lines);
+    }
+
+    /// Adds a line that a peer may have caused, unless there were too many.
+    pub fn put_bounded(&self, bytes: &[u8], lines: u64) {
         let mut state = self.state.lock();
-        if state.waiting.len() + lines.len() > MOST_WAITING {
-            let count = lines.iter().filter(|&&b| b == b'\n').count();
-            state.dropped += count as u64;
+        if !state.bound.admit(bytes.len(), Instant::now()) {
+            state.left_out += lines;
+            drop(state);
+            self.came.notify_one();
             return;
         }
-        state.waiting.extend_from_slice(lines);
-        drop(state);
+        self.add(&mut state, bytes, lines);
+    }
+
+    fn add(&self, state: &mut LogState, bytes: &[u8], lines: u64) {
+        if state.waiting.len() + bytes.len() > MOST_WAITING {
+            state.dropped += lines;
+            return;
+        }
+        state.waiting.extend_from_slice(bytes);
         self.came.notify_one();
     }
 
     fn run(&self, mut to: impl Write) {
         let mut taken = Vec::new();
+        let mut told_at: Option<Instant> = None;
         loop {
             let mut state = self.state.lock();
             state.writing = false;
-            if state.is_empty() {
+            if state.is_empty() && state.left_out == 0 {
                 self.gone.notify_all();
             }
-            while state.is_empty() {
-                self.came.wait(&mut state);
-            }
+            let left_out = loop {
+                let due = told_at.map(|at| at + TOLD_AFTER);
+                let is_due = state.ending || due.is_none_or(|due| due <= Instant::now());
+                if state.left_out > 0 && is_due {
+                    told_at = Some(Instant::now());
+                    break std::mem::take(&mut state.left_out);
+                }
+                if !state.is_empty() {
+                    break 0;
+                }
+                match due.filter(|_| state.left_out > 0) {
+                    Some(due) => drop(self.came.wait_until(&mut state, due)),
+                    None => self.came.wait(&mut state),
+                }
+            };
             std::mem::swap(&mut state.waiting, &mut taken);
             let dropped = std::mem::take(&mut state.dropped);
             state.writing = true;
@@ -144,24 +124,33 @@ impl Lines {
             write(&mut to, &taken);
             if dropped > 0 {
                 let text = format!(
-                    "pvblk: {dropped} lines of the log were dropped: standard error was not read for a while\n"
+                    "{dropped} lines of the log were dropped: standard error was not read for a while"
                 );
-                write(&mut to, text.as_bytes());
+                write(&mut to, &(self.notice)(&text));
+            }
+            if left_out > 0 {
+                let kib = PER_SECOND >> 10;
+                let text = format!(
+                    "{left_out} lines of the log were left out: more than {kib} KiB a second"
+                );
+                write(&mut to, &(self.notice)(&text));
             }
             taken.clear();
         }
     }
 
     /// Waits until all is written, up to `limit`; true if it is.
-    fn flush(&self, limit: Duration) -> bool {
+    pub fn flush(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.state.lock();
-        while !state.is_empty() || state.writing {
-            if self.gone.wait_until(&mut state, deadline).timed_out() {
-                return false;
-            }
+        state.ending = true;
+        self.came.notify_one();
+        let mut written = true;
+        while written && (!state.is_empty() || state.left_out > 0 || state.writing) {
+            written = !self.gone.wait_until(&mut state, deadline).timed_out();
         }
-        true
+        state.ending = false;
+        written
     }
 }
 
@@ -180,7 +169,9 @@ fn write(to: &mut impl Write, mut bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bound::BURST;
     use super::*;
+    use std::io::ErrorKind;
     use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
     /// A reader that reads only when the test asks it to.
@@ -198,6 +189,10 @@ mod tests {
         }
     }
 
+    fn notice(text: &str) -> Vec<u8> {
+        format!("pvblk: {text}\n").into_bytes()
+    }
+
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn read_until(from: &Receiver<Vec<u8>>, end: &str) -> String {
@@ -211,13 +206,13 @@ mod tests {
     #[test]
     fn who_does_not_read_holds_up_nobody_and_is_told_what_was_dropped() {
         let (pipe, read) = sync_channel(0);
-        let lines = Lines::start(Pipe(pipe)).unwrap();
-        lines.put(b"first\n");
+        let lines = Lines::start(Pipe(pipe), notice).unwrap();
+        lines.put(b"first\n", 1);
         assert_eq!(read_until(&read, "first\n"), "first\n");
         assert!(lines.flush(PATIENCE));
         // The lines aren't read. The thread takes the first one and waits for the reader; the others wait, or are dropped.
         let count = 3 * MOST_WAITING / 100;
-        let put = |n: usize| lines.put(format!("{n:099}\n").as_bytes());
+        let put = |n: usize| lines.put(format!("{n:099}\n").as_bytes(), 1);
         put(0);
         let begin = Instant::now();
         while !lines.state.lock().is_empty() {
@@ -238,7 +233,7 @@ mod tests {
         assert!(dropped >= count - 2 * MOST_WAITING / 100 - 2, "{dropped}");
         assert!(lines.flush(PATIENCE));
         // And it goes on as before.
-        lines.put(b"again\n");
+        lines.put(b"again\n", 1);
         assert_eq!(read_until(&read, "again\n"), "again\n");
         assert!(lines.flush(PATIENCE));
     }
@@ -246,9 +241,35 @@ mod tests {
     #[test]
     fn a_reader_that_is_gone_is_no_reason_to_wait() {
         let (pipe, read) = sync_channel(0);
-        let lines = Lines::start(Pipe(pipe)).unwrap();
+        let lines = Lines::start(Pipe(pipe), notice).unwrap();
         drop(read);
-        lines.put(b"nobody\n");
+        lines.put(b"nobody\n", 1);
         assert!(lines.flush(PATIENCE));
+    }
+
+    #[test]
+    fn a_flood_is_cut_and_told_and_the_users_own_lines_are_not() {
+        let (pipe, read) = sync_channel(1 << 20);
+        let lines = Lines::start(Pipe(pipe), notice).unwrap();
+        let line = [b'x'; 99];
+        let line = [&line[..], b"\n"].concat();
+        let count = 4 * BURST / line.len();
+        for _ in 0..count {
+            // The reader keeps up, so that nothing is dropped.
+            lines.put_bounded(&line, 1);
+            if lines.state.lock().waiting.len() > MOST_WAITING / 2 {
+                assert!(lines.flush(PATIENCE));
+            }
+        }
+        lines.put(b"mine\n", 1);
+        assert!(lines.flush(PATIENCE));
+        let all: Vec<u8> = read.try_iter().flatten().collect();
+        let text = String::from_utf8(all).unwrap();
+        let whole = text.lines().filter(|l| l.starts_with('x')).count();
+        let told = text.lines().filter(|l| l.contains("left out"));
+        let left_out = told.map(|l| l.split(' ').nth(1).unwrap().parse::<usize>().unwrap());
+        assert_eq!(whole + left_out.sum::<usize>(), count);
+        assert!(whole >= BURST / line.len() && whole < count, "{whole}");
+        assert!(text.contains("mine\n"));
     }
 }
