@@ -11,7 +11,7 @@ pub(super) const PACE: Duration = Duration::from_secs(10);
 /// Most pairs of a kind and a disk that are counted for themselves; the others share one count for each kind.
 pub(super) const MOST: usize = 4096;
 
-/// How many events there may be, and the last one that was left out.
+/// The number of events that there may be, and the last one that was left out.
 #[derive(Default)]
 struct Bucket {
     /// The time at which it will be full again; `None`: it is full.

@@ -51,6 +51,8 @@ pub struct Health {
     facts: Mutex<Facts>,
     /// Requests fail, or did a short time ago: lanes report those that end well, too.
     in_trouble: AtomicBool,
+    /// As [`Facts::hanging`], to be read without the lock.
+    hangs: AtomicBool,
 }
 
 #[derive(Default)]
@@ -66,7 +68,7 @@ struct Facts {
     hanging: bool,
 }
 
-/// How the requests of a batch ended.
+/// The ends of a batch's requests.
 #[derive(Default)]
 struct Ends {
     full: bool,
@@ -112,6 +114,7 @@ impl Health {
                 ..Facts::default()
             }),
             in_trouble: AtomicBool::new(false),
+            hangs: AtomicBool::new(false),
         }
     }
 
@@ -226,6 +229,9 @@ impl Health {
 
     /// The oldest request that hasn't ended has this age; `None`: there is none, or it isn't known to be old.
     pub(crate) fn oldest(&self, age: Option<Duration>, limit: Duration) {
+        if age.is_none() && !self.stall.is_on() && !self.hangs.load(Ordering::Relaxed) {
+            return;
+        }
         let age = age.max(self.stall.lasts());
         let is_hanging = age.is_some_and(|age| age >= limit);
         let mut facts = self.facts.lock();
@@ -233,6 +239,7 @@ impl Health {
             return;
         }
         facts.hanging = is_hanging;
+        self.hangs.store(is_hanging, Ordering::Relaxed);
         match age {
             Some(age) if is_hanging => {
                 let seconds = age.as_secs();

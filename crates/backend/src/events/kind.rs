@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How much an event matters.
+/// The weight of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     Info,

@@ -62,7 +62,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// One event.
+/// Something that happened, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Its number in the [`EventLog`], from 1; 0 until it is put there.

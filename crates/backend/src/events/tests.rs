@@ -22,7 +22,7 @@ fn broken(disk: &str, n: u64) -> Event {
     Event::new(Kind::PeerBroken, format!("client {n}")).of(disk)
 }
 
-/// What a reader gets now, as `kind disk left_out`.
+/// The events that a reader gets now, as `kind disk left_out`.
 fn read(follower: &mut Follower) -> Vec<String> {
     std::iter::from_fn(|| follower.next(Duration::ZERO))
         .map(|e| {

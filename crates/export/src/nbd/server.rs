@@ -303,7 +303,8 @@ fn start(socket: OwnedFd, peer: Peer, shared: &Arc<Shared>, io: &Io) -> bool {
             negotiate_and_deliver(socket, guard, &shared);
         });
     if let Err(e) = spawned {
-        tracing::warn!("starting an NBD negotiation: {e}");
+        let limit = RateLimit::of("NBD", "no thread");
+        ratelimited!(warn, limit, "starting an NBD negotiation: {e}");
     }
     crowded
 }

@@ -5,7 +5,7 @@ use super::incoming::Next;
 use super::status::Answer;
 use crate::nbd::check::{self, Verdict};
 use crate::nbd::slots::Edges;
-use pvblk_backend::SourceEnd;
+use pvblk_backend::{RateLimit, SourceEnd, ratelimited};
 use pvblk_block::{Request, SECTOR};
 use pvblk_protocol::nbd::{Command, NbdRequest, err};
 use std::io;
@@ -135,7 +135,8 @@ impl NbdSource {
         match answer {
             Answer::Described(cookie, Ok(payload)) => self.outbox.block_status(cookie, payload),
             Answer::Described(cookie, Err(e)) => {
-                tracing::warn!("{}: block status: {e}", self.name);
+                let limit = RateLimit::of(&self.device.describe(), "block status");
+                ratelimited!(warn, limit, "{}: block status: {e}", self.name);
                 self.outbox.error(cookie, err::EIO);
             }
             Answer::NoThread(cookie) => self.outbox.error(cookie, err::ENOMEM),
