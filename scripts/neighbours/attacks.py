@@ -95,6 +95,37 @@ def long_ring_reads(folder):
         guest.wait_used(done)
 
 
+def four_jobs(folder):
+    """Four NBD connections with 256 reads of 1 MiB each."""
+    clients = [Nbd(f"{folder}/nbd", "a") for _ in range(4)]
+    for client in clients:
+        for i in range(256):
+            client.send(NBD_READ, i % 128 << 20, 1 << 20)
+    while True:
+        for client in clients:
+            assert client.simple_reply(1 << 20) == 0
+            client.send(NBD_READ, 0, 1 << 20)
+
+
+def four_ring_jobs(folder):
+    """Four rings of a guest with 256 reads of 1 MiB each."""
+    guest = Guest(f"{folder}/a.vhost", entries=1024, start=False)
+    jobs = [Job(guest, index) for index in range(4)]
+    while True:
+        for job in jobs:
+            job.again()
+        time.sleep(0.0002)
+
+
+def small_jobs(folder):
+    """Four rings of a guest with 256 reads of 4 KiB each."""
+    guest = Guest(f"{folder}/a.vhost", entries=1024, start=False)
+    jobs = [Job(guest, index, 4096) for index in range(4)]
+    while True:
+        for job in jobs:
+            job.again()
+
+
 def block_status(folder):
     """Block status of a whole file of 20,000 extents, 16 at a time."""
     client = Nbd(f"{folder}/nbd", "fragmented", contexts=True)

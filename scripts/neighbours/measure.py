@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a disk's requests take while its neighbour is attacked: p50, p99 and max of 4 KiB reads, one at a time, over NBD.
 
-usage: measure.py PVBLK SLOW_MEDIUM [--placed] [--seconds N] [--rounds N] [--json FILE] [ATTACK...]
+usage: measure.py PVBLK SLOW_MEDIUM [--placed] [--limit LIMITS] [--seconds N] [--rounds N] [--json FILE] [ATTACK...]
 
 Two servers of one worker each. "alone": nobody attacks. "elsewhere": the attack hits the other server, so that it takes the same
 CPU time on this machine. "beside": it hits this server. On two CPUs the clients also wait for each other; with --placed the workers have
@@ -55,6 +55,8 @@ class Server:
         for name, spec in disks.items():
             command += ["--disk", f"{name}={spec}"]
         command += ["--nbd", f"unix:{folder}/nbd", "--control", f"unix:{folder}/control"]
+        if options.limit:
+            command += ["--limit", f"a:{options.limit}"]
         for name in ("a", "direct"):
             command += ["--vhost-user", f"{name}=unix:{folder}/{name}.vhost"]
         self.log = open(f"{folder}/log", "w")
@@ -164,6 +166,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json")
     parser.add_argument("--placed", action="store_true")
+    parser.add_argument("--limit", help="limits of the attacked disk, such as bw=200M")
     parser.add_argument("attack", nargs="*", metavar="ATTACK", help="of " + " ".join(NAMES))
     options = parser.parse_intermixed_args()
     results = {}

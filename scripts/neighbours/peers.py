@@ -187,6 +187,44 @@ class Guest(VhostUser):
 
 
 
+class Job:
+    """A ring of `guest`, which has 1024 entries each, with 256 reads at work all the time."""
+
+    DEPTH = 256
+
+    def __init__(self, guest, index, size=1 << 20):
+        self.guest, self.base, self.done = guest, index * 0x10000, 0
+        self.kick = os.eventfd(0, os.EFD_NONBLOCK)
+        guest.ring(index, self.kick, base=self.base)
+        for slot in range(self.DEPTH):
+            at, header = self.base + slot * 4 * 16, 0x100000 + (index * self.DEPTH + slot) * 64
+            struct.pack_into("<IIQ", guest.map, header, 0, 0, slot * size // 512)
+            chain = [(header, 16, 1), (0x200000, size, 3), (header + 32, 1, 2)]
+            for i, (address, length, flags) in enumerate(chain):
+                struct.pack_into("<QIHH", guest.map, at + i * 16, address, length, flags, slot * 4 + i + 1)
+        self.offer(range(self.DEPTH))
+
+    def offer(self, slots):
+        """Makes the requests of these slots available."""
+        ring, index = self.base + 0x4000, struct.unpack_from("<H", self.guest.map, self.base + 0x4002)[0]
+        for slot in slots:
+            struct.pack_into("<H", self.guest.map, ring + 4 + 2 * (index % 1024), slot * 4)
+            index = (index + 1) & 0xFFFF
+        struct.pack_into("<H", self.guest.map, ring + 2, index)
+        os.eventfd_write(self.kick, 1)
+
+    def again(self):
+        """Offers the slots again whose requests have ended."""
+        used = struct.unpack_from("<H", self.guest.map, self.base + 0x8002)[0]
+        slots = []
+        while self.done != used:
+            entry = self.base + 0x8004 + 8 * (self.done % 1024)
+            slots.append(struct.unpack_from("<I", self.guest.map, entry)[0] // 4)
+            self.done = (self.done + 1) & 0xFFFF
+        if slots:
+            self.offer(slots)
+
+
 def fill(fd):
     """An eventfd that takes no further count."""
     os.eventfd_write(fd, 0xFFFFFFFFFFFFFFFE)

@@ -1,18 +1,20 @@
 //! [`Backend`]: a fixed set of workers, and the disks they serve.
 
 use crate::budget::Budget;
+use crate::counters::DiskCounters;
 use crate::events::Health;
 use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::questions::Questions;
 use crate::source::RequestSource;
 use crate::stall::Stall;
+use crate::throttle::{Connection, Throttle};
 use crate::users::Users;
 use crate::worker::watchdog::{Watchdog, WatchdogSignal};
 use crate::worker::{Command, End, LaneId, LaneWaker, OnEnd, Worker};
 use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{
-    BlockDevice, DiskThreads, Error, Queue, QueueContext, Subscription, SystemClock,
+    BlockDevice, DiskThreads, Error, MergeCounts, Queue, QueueContext, Subscription, SystemClock,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -54,6 +56,8 @@ pub struct Disk {
     questions: Arc<Questions>,
     refreshing: AtomicBool,
     users: Arc<Users>,
+    counters: Arc<DiskCounters>,
+    throttle: Arc<Throttle>,
     health: Arc<Health>,
     _events: Subscription,
 }
@@ -91,6 +95,8 @@ impl Disk {
             stall,
             questions: Arc::default(),
             refreshing: AtomicBool::new(false),
+            counters: Arc::default(),
+            throttle: Arc::default(),
         }
     }
 
@@ -111,6 +117,23 @@ impl Disk {
     /// The present front ends and clients of the disk, and its fence.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
+    }
+
+    /// The disk with limits that go by another clock than the system's.
+    #[must_use]
+    pub fn with_throttle(mut self, throttle: Arc<Throttle>) -> Disk {
+        self.throttle = throttle;
+        self
+    }
+
+    /// The limits of its requests.
+    pub fn throttle(&self) -> &Arc<Throttle> {
+        &self.throttle
+    }
+
+    /// Counters of its requests.
+    pub fn counters(&self) -> &Arc<DiskCounters> {
+        &self.counters
     }
 
     /// The budget that buffers with its peers' data, replies and requests count to.
@@ -144,8 +167,12 @@ impl Disk {
         self
     }
 
-    /// Opens one more queue of the device, for `depth` requests in flight, and the trace hooks of its user.
-    pub(crate) fn open_queue(&self, depth: u32) -> Result<(Queue, Tracer), Error> {
+    /// Opens one more queue of the device, for `depth` requests in flight, and the trace hooks of its user. The device counts in `merges`.
+    pub(crate) fn open_queue(
+        &self,
+        depth: u32,
+        merges: Arc<MergeCounts>,
+    ) -> Result<(Queue, Tracer), Error> {
         let index = self.next_queue.fetch_add(1, Ordering::Relaxed);
         let tracer = self.tracing.tracer(self.layer, index, index);
         let context = QueueContext {
@@ -153,6 +180,7 @@ impl Disk {
             index,
             submitter: index,
             tracing: self.tracing.below(&tracer),
+            merges,
         };
         Ok((Queue::open(&self.device, &context)?, tracer))
     }
@@ -232,6 +260,7 @@ impl Backend {
             n => n,
         };
         let os = |e| Error::os("starting a worker", e);
+        pvblk_sys::ticks::calibrate();
         let signal = Arc::new(WatchdogSignal::default());
         let mut backend = Backend {
             workers: Vec::new(),
@@ -267,6 +296,17 @@ impl Backend {
     pub fn attach(
         &self,
         disk: &Disk,
+        source: Box<dyn RequestSource>,
+        on_end: OnEnd,
+    ) -> Result<SourceId, Error> {
+        self.attach_as(disk, None, source, on_end)
+    }
+
+    /// As [`Backend::attach`], a source of `connection`; without one it is a connection of its own.
+    pub fn attach_as(
+        &self,
+        disk: &Disk,
+        connection: Option<Arc<Connection>>,
         mut source: Box<dyn RequestSource>,
         on_end: OnEnd,
     ) -> Result<SourceId, Error> {
@@ -277,7 +317,7 @@ impl Backend {
             commands: Arc::clone(commands),
             lane: id,
         });
-        let lane = Box::new(Lane::open(disk, source)?);
+        let lane = Box::new(Lane::open_as(disk, connection, source)?);
         let end = End::new(on_end, &commands.lanes);
         commands.send(Command::Attach(id, lane, end));
         Ok(SourceId { lane: id, worker })

@@ -7,6 +7,7 @@ use crate::events::EventLog;
 use crate::pressure::Pressure;
 use crate::source::{RequestSource, SourceEnd};
 use crate::stopping::{StopTimes, Stopping};
+use crate::throttle::Connection;
 use crate::users::{FenceOpened, Place, User};
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::{Completion, Error, ErrorKind, Op, Readiness, Request, Status};
@@ -69,6 +70,8 @@ pub struct Attachment {
     disk: Arc<Disk>,
     /// Set until it is dropped.
     user: Option<User>,
+    /// The connection that its sources are for limits and counters; from the first source on.
+    connection: Option<Arc<Connection>>,
     /// Its sources, and some that have ended.
     keys: Vec<Key>,
 }
@@ -162,6 +165,7 @@ impl Service {
             service: Arc::clone(self),
             disk: Arc::clone(disk),
             user: Some(user),
+            connection: None,
             keys: Vec::new(),
         }))
     }
@@ -176,13 +180,14 @@ impl Service {
         ended: impl FnOnce(SourceEnd) + Send + 'static,
     ) -> Result<(), Error> {
         let place = disk.users().enter_client(name)?;
-        self.attach(disk, place, source, ended).map(drop)
+        self.attach(disk, place, None, source, ended).map(drop)
     }
 
     fn attach(
         &self,
         disk: &Arc<Disk>,
         place: Arc<Place>,
+        connection: Option<Arc<Connection>>,
         source: Box<dyn RequestSource>,
         ended: impl FnOnce(SourceEnd) + Send + 'static,
     ) -> Result<Key, Error> {
@@ -209,7 +214,9 @@ impl Service {
             drop(source);
             ended(end);
         };
-        let attached = self.backend.attach(disk, source, Box::new(on_end));
+        let attached = self
+            .backend
+            .attach_as(disk, connection, source, Box::new(on_end));
         let mut state = self.live.state.lock();
         let (entry, result) = match attached {
             Ok(id) => {
@@ -336,7 +343,13 @@ impl Attachment {
             unreachable!("it has a user until it is dropped");
         };
         let place = Arc::clone(user.place());
-        let key = self.service.attach(&self.disk, place, source, ended)?;
+        let connection = self
+            .connection
+            .get_or_insert_with(|| Connection::new(source.connection()));
+        let connection = Some(Arc::clone(connection));
+        let key = self
+            .service
+            .attach(&self.disk, place, connection, source, ended)?;
         let state = self.service.live.state.lock();
         self.keys.retain(|k| state.sources.contains_key(k));
         drop(state);
@@ -404,7 +417,7 @@ fn end_of(disk: &Disk, drained: bool, times: StopTimes) -> Result<(), Error> {
 /// One FLUSH on a queue of its own.
 fn flush(disk: &Disk, patience: Duration) -> Result<(), Error> {
     let deadline = Instant::now() + patience;
-    let (mut queue, _) = disk.open_queue(1)?;
+    let (mut queue, _) = disk.open_queue(1, Arc::default())?;
     queue.submit(&mut vec![Request::new(Op::Flush, 0, 0, 0)]);
     let mut done: Vec<Completion> = Vec::new();
     let poller = Poller::new().map_err(|e| Error::os("waiting for the last flush", e))?;

@@ -50,6 +50,15 @@ pub trait RequestSource: Send {
     /// Disk and queue, for the log.
     fn describe(&self) -> String;
 
+    /// The connection that the source belongs to: queues of one front end have the same.
+    fn connection(&self) -> String {
+        let name = self.describe();
+        match name.rsplit_once(", queue ") {
+            Some((connection, _)) => connection.to_owned(),
+            None => name,
+        }
+    }
+
     /// Called once, before anything else: through `waker` other threads can ask for a pull when they have
     /// something for the source that isn't seen on [`RequestSource::wait_fd`].
     fn bind(&mut self, _waker: LaneWaker) {}

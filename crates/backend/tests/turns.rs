@@ -5,64 +5,13 @@ mod support;
 use parking_lot::Mutex;
 use pvblk_backend::{Backend, BackendOptions, Disk, Pulled, RequestSource, SourceEnd};
 use pvblk_block::trace::Tracing;
-use pvblk_block::{
-    BlockDevice, Buffer, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op,
-    QueueContext, Readiness, Request, RequestFlags, Status,
-};
+use pvblk_block::{Buffer, Completion, Op, Readiness, Request, RequestFlags, SECTOR};
 use pvblk_testing::wait;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use support::instantly::Instantly;
 use support::source::{Feed, source};
-
-/// Completes everything in the next poll.
-#[derive(Default)]
-struct Instantly(EventHub);
-
-#[derive(Default)]
-struct InstantQueue(Vec<Completion>);
-
-impl BlockDevice for Instantly {
-    fn describe(&self) -> String {
-        "instantly".into()
-    }
-    fn limits(&self) -> Limits {
-        Limits::default()
-    }
-    fn capacity_sectors(&self) -> u64 {
-        1 << 20
-    }
-    fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        Ok(Box::<InstantQueue>::default())
-    }
-    fn events(&self) -> &EventHub {
-        &self.0
-    }
-    fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities::none()
-    }
-}
-
-impl DeviceQueue for InstantQueue {
-    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        self.0.extend(batch.drain(..).map(|request| Completion {
-            request,
-            status: Status::Ok,
-        }));
-    }
-    fn poll(&mut self, out: &mut Vec<Completion>) {
-        out.append(&mut self.0);
-    }
-    fn arm(&mut self) -> Readiness {
-        match self.0.is_empty() {
-            true => Readiness::Wait(None),
-            false => Readiness::Ready,
-        }
-    }
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
 
 /// Counts that several greedy sources of one disk share, all on one worker's thread.
 struct Count {
@@ -128,9 +77,9 @@ impl RequestSource for Greedy {
     }
 }
 
-/// Number of requests of `lanes` greedy sources of one disk that came before a neighbour's that
+/// Number of requests of greedy sources, `lanes` of each of `disks` disks, that came before a neighbour's that
 /// slept.
-fn longest_wait(lanes: usize) -> usize {
+fn longest_wait(lanes: usize, disks: usize) -> usize {
     let backend = Backend::start(&BackendOptions {
         workers: 1,
         spin_max: Duration::ZERO,
@@ -150,15 +99,17 @@ fn longest_wait(lanes: usize) -> usize {
         longest: 0,
         company: false,
     }));
-    let greedy = disk("greedy");
-    for _ in 0..lanes {
-        let source = Greedy {
-            data: Buffer::anonymous(256 << 10).unwrap(),
-            count: Arc::clone(&count),
-        };
-        backend
-            .attach(&greedy, Box::new(source), Box::new(|_| {}))
-            .unwrap();
+    for number in 0..disks {
+        let greedy = disk(&format!("greedy {number}"));
+        for _ in 0..lanes {
+            let source = Greedy {
+                data: Buffer::anonymous(256 << 10).unwrap(),
+                count: Arc::clone(&count),
+            };
+            backend
+                .attach(&greedy, Box::new(source), Box::new(|_| {}))
+                .unwrap();
+        }
     }
     wait("all rounds", || count.lock().rounds == ROUNDS);
     wait("its answers", || feed.answered() == ROUNDS);
@@ -169,12 +120,124 @@ fn longest_wait(lanes: usize) -> usize {
 
 #[test]
 fn a_sleeping_neighbour_is_heard_after_few_long_requests() {
-    let longest = longest_wait(1);
+    let longest = longest_wait(1, 1);
     assert!(longest <= 4, "{longest} requests of 256 KiB were first");
 }
 
 #[test]
 fn many_lanes_of_a_disk_have_one_turn_together() {
-    let longest = longest_wait(32);
+    let longest = longest_wait(32, 1);
     assert!(longest <= 4, "{longest} requests of 256 KiB were first");
+}
+
+#[test]
+fn greedy_lanes_of_many_disks_leave_one_that_slept_its_turn() {
+    let longest = longest_wait(4, 8);
+    assert!(longest <= 4, "{longest} requests of 256 KiB were first");
+}
+
+/// The parts of a worker's time that disks had: sectors of data, and 8 for each request. Kept by the worker's own thread.
+#[derive(Default)]
+struct Costs {
+    now: [u64; 3],
+    /// When all had begun.
+    from: Option<[u64; 3]>,
+    /// After many turns.
+    until: Option<[u64; 3]>,
+}
+
+impl Costs {
+    fn add(&mut self, disk: usize, cost: u64) {
+        self.now[disk] += cost;
+        if self.from.is_none() && self.now.iter().all(|&n| n > 0) {
+            self.from = Some(self.now);
+        }
+        let sum = |costs: &[u64; 3]| costs.iter().sum::<u64>();
+        let turns = self.from.map(|from| (sum(&self.now) - sum(&from)) / 512);
+        if self.until.is_none() && turns.is_some_and(|t| t > 6000) {
+            self.until = Some(self.now);
+        }
+    }
+}
+
+/// Always has as many requests of this size.
+struct Steady {
+    disk: usize,
+    data: Buffer,
+    requests: usize,
+    costs: Arc<Mutex<Costs>>,
+}
+
+impl RequestSource for Steady {
+    fn describe(&self) -> String {
+        "steady".into()
+    }
+    fn depth(&self) -> u32 {
+        32
+    }
+    fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
+        let count = self.requests.min(room);
+        for _ in 0..count {
+            let buffers = vec![self.data.clone()];
+            out.push(Request::with_buffers(Op::Write, 0, buffers, 0));
+        }
+        let cost = self.data.len() as u64 / SECTOR + 8;
+        self.costs.lock().add(self.disk, count as u64 * cost);
+        Ok(Pulled::default())
+    }
+    fn complete(&mut self, done: &mut Vec<Completion>) {
+        done.clear();
+    }
+    fn push(&mut self) -> Result<usize, SourceEnd> {
+        Ok(0)
+    }
+    fn arm(&mut self) -> Readiness {
+        Readiness::Ready
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[test]
+fn disks_share_a_worker_by_requests_and_bytes() {
+    let backend = Backend::start(&BackendOptions {
+        workers: 1,
+        spin_max: Duration::ZERO,
+        pin: Vec::new(),
+    })
+    .unwrap();
+    // One that sleeps, as in most servers.
+    let disk = |name: &str| Disk::new(name, Arc::new(Instantly::default()), Tracing::off());
+    let (_feed, quiet) = source(4);
+    backend
+        .attach(&disk("quiet"), quiet, Box::new(|_| {}))
+        .unwrap();
+    let costs = Arc::<Mutex<Costs>>::default();
+    // Bytes of a request, requests in a pull, lanes.
+    let disks = [(256 << 10, 1, 1), (4096, 8, 1), (512, 1, 3)];
+    for (number, (bytes, requests, lanes)) in disks.into_iter().enumerate() {
+        let disk = disk(&format!("of {bytes}"));
+        for _ in 0..lanes {
+            let source = Steady {
+                disk: number,
+                data: Buffer::anonymous(bytes).unwrap(),
+                requests,
+                costs: Arc::clone(&costs),
+            };
+            backend
+                .attach(&disk, Box::new(source), Box::new(|_| {}))
+                .unwrap();
+        }
+    }
+    wait("many turns", || costs.lock().until.is_some());
+    let costs = costs.lock();
+    let (Some(from), Some(until)) = (costs.from, costs.until) else {
+        panic!("they have begun");
+    };
+    let had = [0, 1, 2].map(|i| (until[i] - from[i]) as f64);
+    let all: f64 = had.iter().sum();
+    for one in had {
+        assert!((0.30..0.37).contains(&(one / all)), "{had:?}");
+    }
 }

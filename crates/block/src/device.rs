@@ -1,7 +1,7 @@
 //! The interface between users of blocks and devices.
 
 use crate::trace::Tracing;
-use crate::{Capabilities, Completion, Error, EventHub, Limits, Queue, Request};
+use crate::{Capabilities, Completion, Error, EventHub, Limits, MergeCounts, Queue, Request};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,6 +48,9 @@ pub struct QueueContext {
     pub submitter: u32,
     /// Destination of trace events.
     pub tracing: Tracing,
+    /// Where the device counts requests that it merges within a batch. A device that opens queues of others for requests of its own gives those
+    /// a count of their own.
+    pub merges: Arc<MergeCounts>,
 }
 
 impl QueueContext {
@@ -58,6 +61,7 @@ impl QueueContext {
             index: 0,
             submitter: 0,
             tracing: Tracing::off(),
+            merges: Arc::default(),
         }
     }
 
@@ -66,7 +70,7 @@ impl QueueContext {
     pub fn untraced(&self) -> QueueContext {
         QueueContext {
             tracing: Tracing::off(),
-            ..*self
+            ..self.clone()
         }
     }
 }

@@ -28,12 +28,14 @@ mod event;
 mod incarnation;
 mod limits;
 pub mod memory;
+mod merges;
 pub mod planted;
 mod queue;
 mod request;
 pub mod stacked;
 mod threads;
 pub mod trace;
+pub mod units;
 
 pub use capability::{
     BufferSource, Buffers, Capabilities, Close, Extent, ExtentKind, Extents, Forwards, LossMarks,
@@ -46,6 +48,7 @@ pub use error::{Cause, Error, ErrorKind, error_line};
 pub use event::{Condition, DeviceEvent, EventHub, MemberChange, Subscription};
 pub use incarnation::Incarnation;
 pub use limits::{Capacity, Limits};
+pub use merges::MergeCounts;
 pub use pvblk_sys::{Buffer, Region};
 pub use queue::Queue;
 pub use request::{Completion, Op, Request, RequestFlags, SECTOR, SECTOR_SHIFT, Status};

@@ -99,6 +99,8 @@ pub struct Request {
     pub tag: u64,
     /// The mark of a device that splits or remaps the request; the submitter doesn't read it.
     pub scratch: u64,
+    /// Time at which a lane of the back end took the request from its source, in [`pvblk_sys::ticks`]; a device must return it unchanged.
+    pub taken: u64,
     /// True while a device owns the request.
     pub(crate) in_flight: bool,
     /// The list of the queue that the request was last submitted to, for the case that a device drops it. It
@@ -117,6 +119,7 @@ impl Request {
             buffers: Vec::new(),
             tag,
             scratch: 0,
+            taken: 0,
             in_flight: false,
             lost: None,
         })

@@ -68,6 +68,7 @@ impl<P: Policy> CacheQueue<P> {
             .tracer(floor, context.index, context.submitter);
         let below = QueueContext {
             tracing: context.tracing.below(&tracer),
+            merges: Arc::default(),
             ..context.clone()
         };
         let end = QueueEnd::open(&shared.inner, &below)?;

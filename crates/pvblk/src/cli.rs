@@ -97,6 +97,9 @@ pub enum Command {
     /// What the page cache of a served disk counts
     #[command(after_help = crate::cache::HELP)]
     Cache(crate::cache::CacheArgs),
+    /// Rates, sizes, times and errors of served disks' requests, as `iostat -x` prints them
+    #[command(after_help = crate::stat::HELP)]
+    Stat(crate::stat::StatArgs),
     /// Attach served disks to Xen guests, detach and list them
     #[command(subcommand, after_help = crate::xen::HELP)]
     Xen(crate::xen::XenCommand),
@@ -111,6 +114,10 @@ pub struct ServeArgs {
     /// is let in, with a warning]
     #[arg(long, value_name = "NAME")]
     pub exclusive: Vec<String>,
+    /// Limit the rates of disk NAME, such as `vm1:read-iops=1k,write-bw=50M,burst=20ms`: read-iops, write-iops, iops, read-bw, write-bw and bw in requests
+    /// and bytes a second, each with connection- before it for each connection; may be given several times
+    #[arg(long = "limit", value_name = "NAME:LIMITS")]
+    pub limits: Vec<String>,
     /// Socket for front ends on rings
     #[arg(long, value_name = "unix:PATH")]
     pub local: Option<String>,
@@ -152,7 +159,7 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
-    /// Socket for `pvblk raid`, `pvblk cache`, `pvblk ctl`, `pvblk events`, `pvblk trace` and `pvblk latency --live`
+    /// Socket for `pvblk stat`, `pvblk raid`, `pvblk cache`, `pvblk ctl`, `pvblk events`, `pvblk trace` and `pvblk latency --live`
     #[arg(long, value_name = "unix:PATH")]
     pub control: Option<String>,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time

@@ -16,6 +16,7 @@ mod memory;
 mod raid;
 mod serve;
 mod shares;
+mod stat;
 mod trace;
 mod traces;
 mod wanted;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         cli::Command::Raid(command) => raid::run(command),
         cli::Command::Ctl(command) => memory::run(command),
         cli::Command::Cache(args) => cache::run(args),
+        cli::Command::Stat(args) => stat::run(args),
         cli::Command::Xen(command) => xen::run(command),
     };
     match result {

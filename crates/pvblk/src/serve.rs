@@ -41,6 +41,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             device.describe()
         ));
         let disk = Disk::new(name, device, traces.of(name)).with_memory(budgets());
+        disk.throttle().set(config.limits(name));
         disks.push(Arc::new(match config.is_exclusive(name) {
             true => disk.exclusive(),
             false => disk,

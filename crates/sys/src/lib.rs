@@ -40,6 +40,7 @@ pub mod proc_status;
 mod region;
 mod sigbus;
 pub mod socket;
+pub mod ticks;
 pub mod uring;
 pub mod xen;
 pub mod xor;

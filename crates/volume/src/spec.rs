@@ -4,20 +4,19 @@ mod cache;
 mod client;
 mod parse;
 mod raid5;
-mod units;
 
 pub use cache::CacheSpec;
 pub use client::{Need, RingsSpec, VhostSpec};
 pub use raid5::{Candidates, Found, Look, Members, Raid5Spec, SpecNames, look, spec_in_folder};
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
+use pvblk_block::units::{self, Rate, Size, Span};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use pvblk_client::nbd::NbdUri;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use units::{Rate, Size, Span};
 
 /// A volume, or a decorator over one. `Display` prints the spec that parses to the same value
 /// (except for a path that itself holds a comma and a file option, or, inside of `raid5`, a bracket without its partner: only this

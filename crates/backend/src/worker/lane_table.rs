@@ -4,6 +4,7 @@
 use super::commands::{Command, CommandQueue, LaneId};
 use super::end::End;
 use super::pace::{YieldPolicy, next_spin};
+use super::shares::Shares;
 use super::watchdog::WatchdogSignal;
 use crate::lane::Lane;
 use crate::stall::{Blocked, Stall};
@@ -37,6 +38,8 @@ pub struct LaneEntry {
     pub stop: bool,
     pub name: String,
     pub stall: Arc<Stall>,
+    /// Its disk's, in [`Shares`].
+    pub share: usize,
     /// `None` once it is reported, or about to be.
     pub end: Option<End>,
     /// The lane is to be ended, because of a panic in the worker's own code.
@@ -121,8 +124,9 @@ pub struct LaneTable {
     pub events: Vec<PollEvent>,
     pub spin_max: Duration,
     pub yields: YieldPolicy,
-    /// Disks of which a lane copied much in this round, by the addresses of their [`Stall`]s.
-    pub had_turn: Vec<usize>,
+    /// Number of the first of `active` that woke up since the last round: their turns come first.
+    pub fresh: usize,
+    pub shares: Shares,
     /// Number of rounds for which lanes take shorter steps, because several disks had work lately.
     pub company: u32,
     pub exiting: bool,
@@ -142,7 +146,8 @@ impl LaneTable {
             events: Vec::new(),
             spin_max,
             yields: YieldPolicy::default(),
-            had_turn: Vec::new(),
+            fresh: 0,
+            shares: Shares::default(),
             company: 0,
             exiting: false,
         })
@@ -170,6 +175,7 @@ impl LaneTable {
         self.entries[index] = Some(LaneEntry {
             id,
             name: lane.describe(),
+            share: self.shares.enter(lane.stall()),
             stall: Arc::clone(lane.stall()),
             lane: Some(lane),
             away: None,
@@ -280,7 +286,10 @@ impl LaneTable {
         if first.is_some_and(|other| Arc::as_ptr(&other.stall) != disk) {
             self.company = ROUNDS_OF_COMPANY;
         }
-        self.active.push(index);
+        // A lane that slept has had no part of the last round.
+        let at = self.fresh.min(self.active.len());
+        self.active.insert(at, index);
+        self.fresh = at + 1;
     }
 
     /// Goes on after the thread was replaced: with a new poller, since descriptors of the lane that the old
@@ -290,6 +299,7 @@ impl LaneTable {
         self.poller = poller;
         self.deadlines.clear();
         self.active.clear();
+        self.fresh = 0;
         self.events.clear();
         self.now = Instant::now();
         for (index, entry) in self.entries.iter_mut().enumerate() {
@@ -332,6 +342,7 @@ impl LaneTable {
     /// the callbacks for their ends are used. Lanes of replaced threads come back as usual.
     pub fn lose_all(&mut self) {
         self.active.clear();
+        self.fresh = 0;
         self.deadlines.clear();
         self.events.clear();
         self.rest_at = None;

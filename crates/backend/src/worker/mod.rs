@@ -16,6 +16,7 @@ mod commands;
 mod end;
 mod lane_table;
 mod pace;
+mod shares;
 pub mod watchdog;
 
 use crate::lane::{Lane, TURN_SECTORS};
@@ -37,6 +38,9 @@ use watchdog::WatchdogSignal;
 const STEPS_PER_LOOK: u32 = 32;
 /// Number of sectors of data (8 KiB) that count as one more step.
 const SECTORS_PER_STEP: u64 = 16;
+/// Work of several lanes after which the sleeping ones are looked at: sectors of data, 256 KiB, and a measure that counts requests, too.
+const LOOK_SECTORS: u64 = 512;
+const LOOK_COST: u64 = 2048;
 /// Steps of the only active lane in one call.
 const STEPS_ALONE: u32 = 8;
 /// Idle steps between two yields of the CPU: about a microsecond.
@@ -182,6 +186,8 @@ struct Stepped {
     moved: bool,
     /// Sectors of data that were copied.
     work: u64,
+    /// The worker's time that it took: [`Lane::cost`].
+    cost: u64,
     end: Option<SourceEnd>,
 }
 
@@ -297,19 +303,22 @@ impl WorkerThread<'_> {
         self.lanes.wake(index);
     }
 
-    /// Steps each active lane once, but after a lane has copied much, no other of its disk; returns true if
-    /// there was any work, and the sectors of data that were copied.
+    /// Steps each active lane once whose disk has a share of this round left, those that woke up first; fewer if they have done so much that the
+    /// sleeping ones are to be looked at. Returns true if there was any work, and the sectors of data that were copied.
     fn step_active(&mut self) -> Result<(bool, u64), Replaced> {
-        let (mut moved, mut work) = (false, 0);
+        let (mut moved, mut work, mut cost) = (false, 0, 0);
         let company = self.lanes.company > 0;
         self.lanes.company = self.lanes.company.saturating_sub(1);
         // Some lanes have neighbours, whose turns should come soon.
         let shared = company || self.has_sleepers();
         let most = if shared { TURN_SECTORS } else { u64::MAX };
-        self.lanes.had_turn.clear();
-        let mut first = None;
+        self.lanes.fresh = 0;
+        let (mut first, mut waits) = (None, false);
         let (mut i, mut visits) = (0, self.lanes.active.len());
         while visits > 0 && i < self.lanes.active.len() {
+            if shared && (work >= LOOK_SECTORS || cost >= LOOK_COST) {
+                return Ok((moved, LOOK_SECTORS.max(work)));
+            }
             visits -= 1;
             let index = self.lanes.active[i];
             let rounds = match self.lanes.active.len() {
@@ -317,20 +326,22 @@ impl WorkerThread<'_> {
                 _ => 1,
             };
             let Some(entry) = self.lanes.entry(index) else {
-                self.lanes.active.swap_remove(i);
+                self.lanes.active.remove(i);
                 continue;
             };
             if entry.stall.is_on() {
-                self.lanes.active.swap_remove(i);
+                self.lanes.active.remove(i);
                 self.lanes.park(index);
                 continue;
             }
             let deaf = !entry.interest.0;
+            let share = entry.share;
             let disk = Arc::as_ptr(&entry.stall) as usize;
             if *first.get_or_insert(disk) != disk {
                 self.lanes.company = ROUNDS_OF_COMPANY;
             }
-            if self.lanes.had_turn.contains(&disk) {
+            if shared && !self.lanes.shares.may(share) {
+                waits = true;
                 i += 1;
                 continue;
             }
@@ -338,37 +349,38 @@ impl WorkerThread<'_> {
                 lane.set_company(company);
                 steps(lane, rounds, deaf, most)
             })?;
-            let Some(Stepped {
-                moved: it,
-                work: its,
-                end,
-            }) = stepped
-            else {
-                self.lanes.active.swap_remove(i);
+            let Some(stepped) = stepped else {
+                self.lanes.active.remove(i);
                 continue;
             };
-            work += its;
-            if it || (its >= TURN_SECTORS && end.is_none()) {
+            work += stepped.work;
+            cost += stepped.cost;
+            if stepped.moved || (stepped.work >= TURN_SECTORS && stepped.end.is_none()) {
                 if let Some(entry) = self.lanes.entry(index) {
                     entry.idle_since = None;
                 }
                 moved = true;
-                if shared && its >= TURN_SECTORS {
-                    // The lanes of its disk that have to wait for the next round come first then.
-                    self.lanes.had_turn.push(disk);
+                if shared && self.lanes.shares.charge(share, stepped.cost) {
+                    // In the next round the other lanes of its disk come first.
                     self.lanes.active.remove(i);
                     self.lanes.active.push(index);
                 } else {
                     i += 1;
                 }
-            } else if let Some(end) = end {
-                self.lanes.active.swap_remove(i);
+                continue;
+            }
+            if let Some(end) = stepped.end {
+                self.lanes.active.remove(i);
                 self.remove(index, end)?;
             } else if self.try_sleep(index)? {
-                self.lanes.active.swap_remove(i);
+                self.lanes.active.remove(i);
             } else {
                 i += 1;
             }
+        }
+        if waits && !moved {
+            self.lanes.shares.next_round();
+            moved = true;
         }
         Ok((moved, work))
     }
@@ -509,26 +521,31 @@ impl WorkerThread<'_> {
 /// sectors.
 #[inline]
 fn steps(lane: &mut Lane, rounds: u32, deaf: bool, most: u64) -> Stepped {
-    let (mut moved, mut work) = (false, 0);
+    let mut sum = Stepped {
+        moved: false,
+        work: 0,
+        cost: 0,
+        end: None,
+    };
+    lane.begin_turn();
     for _ in 0..rounds {
-        let it = lane.step();
-        work += lane.work();
-        if !it {
-            let end = if moved { None } else { lane.finished() };
-            return Stepped { moved, work, end };
+        let moved = lane.step();
+        sum.work += lane.work();
+        sum.cost += lane.cost();
+        if !moved {
+            if !sum.moved {
+                sum.end = lane.finished();
+            }
+            break;
         }
         if deaf {
             // The lane was full and the poller doesn't listen for it; now there may be room.
             lane.poll_source();
         }
-        moved = true;
-        if work >= most {
+        sum.moved = true;
+        if sum.work >= most {
             break;
         }
     }
-    Stepped {
-        moved,
-        work,
-        end: None,
-    }
+    sum
 }

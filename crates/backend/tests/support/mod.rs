@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod device;
+pub mod instantly;
 pub mod log;
 pub mod peer;
 pub mod source;

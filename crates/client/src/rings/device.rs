@@ -32,24 +32,25 @@ pub struct Frontend<M: MergePolicy = InBatch> {
     open: OpenQueue<M>,
 }
 
-type OpenQueue<M> = fn(&Arc<Link<M>>, u32, Tracer) -> std::io::Result<Box<dyn DeviceQueue>>;
+type OpenQueue<M> =
+    fn(&Arc<Link<M>>, &QueueContext, Tracer) -> std::io::Result<Box<dyn DeviceQueue>>;
 
 fn open<M: MergePolicy>(
     link: &Arc<Link<M>>,
-    index: u32,
+    context: &QueueContext,
     tracer: Tracer,
 ) -> std::io::Result<Box<dyn DeviceQueue>> {
-    Ok(Box::new(SoftwareQueue::new(link, index, tracer)?))
+    Ok(Box::new(SoftwareQueue::new(link, context, tracer)?))
 }
 
 /// As [`open`]. Not generic, so that the queues of every front end that serves are compiled in this crate, where the compiler inlines what they call;
 /// a generic function is compiled in the crate that names its type.
 fn open_in_batch(
     link: &Arc<Link<InBatch>>,
-    index: u32,
+    context: &QueueContext,
     tracer: Tracer,
 ) -> std::io::Result<Box<dyn DeviceQueue>> {
-    open(link, index, tracer)
+    open(link, context, tracer)
 }
 
 impl Frontend {
@@ -202,7 +203,7 @@ impl<M: MergePolicy> BlockDevice for Frontend<M> {
         let tracer = context
             .tracing
             .tracer(&self.floor(), context.index, context.submitter);
-        (self.open)(&self.link, context.index, tracer)
+        (self.open)(&self.link, context, tracer)
             .map_err(|e| Error::os(format!("{}: opening a queue", self.name), e))
     }
 

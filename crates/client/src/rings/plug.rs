@@ -1,8 +1,9 @@
 //! The plug: what was submitted together is merged together, once, before it is issued.
 
 use pvblk_block::trace::{Phase, Tracer};
-use pvblk_block::{Completion, Op, Request, RequestFlags, Status};
+use pvblk_block::{Completion, MergeCounts, Op, Request, RequestFlags, Status};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Requests back in the plug that a new one is compared with. A stream is found at once; a few
 /// interleaved streams are found too; random requests cost no more than this.
@@ -86,9 +87,18 @@ pub struct Plug {
     items: Vec<Merged>,
     /// Nothing before this is looked at: it came before a flush.
     floor: usize,
+    merges: Arc<MergeCounts>,
 }
 
 impl Plug {
+    /// One that counts its merges there.
+    pub fn counting(merges: &Arc<MergeCounts>) -> Plug {
+        Plug {
+            merges: Arc::clone(merges),
+            ..Plug::default()
+        }
+    }
+
     /// Adds `request`, merged with one of the last few if it touches it.
     pub fn add(
         &mut self,
@@ -115,6 +125,7 @@ impl Plug {
                 if !fits {
                     continue;
                 }
+                self.merges.add(request.op);
                 m.sectors += request.sectors;
                 m.segments += segments;
                 if start == m_end {
@@ -196,6 +207,27 @@ mod tests {
         plug.iter()
             .map(|m| (m.sector, m.sectors, 1 + m.rest.len()))
             .collect()
+    }
+
+    #[test]
+    fn merges_are_counted_by_operation() {
+        let counts = Arc::<MergeCounts>::default();
+        let mut plug = Plug::counting(&counts);
+        for (op, sector) in [
+            (Op::Read, 0),
+            (Op::Read, 8),
+            (Op::Write, 100),
+            (Op::Write, 200),
+        ] {
+            plug.add(rw(op, sector, 8), 0, &LIMITS, &mut Tracer::default());
+        }
+        assert_eq!((counts.of(Op::Read), counts.of(Op::Write)), (1, 0));
+        plug.pull();
+        // The next batch begins anew.
+        plug.add(rw(Op::Read, 16, 8), 0, &LIMITS, &mut Tracer::default());
+        plug.add(rw(Op::Write, 208, 8), 0, &LIMITS, &mut Tracer::default());
+        plug.add(rw(Op::Write, 216, 8), 0, &LIMITS, &mut Tracer::default());
+        assert_eq!((counts.of(Op::Read), counts.of(Op::Write)), (1, 1));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::owners::{self, Completions};
 use super::plug::{MergePolicy, Merged, Plug};
 use parking_lot::MutexGuard;
 use pvblk_block::trace::{self, Phase, Tracer};
-use pvblk_block::{Completion, DeviceQueue, Op, Readiness, Request, Status};
+use pvblk_block::{Completion, DeviceQueue, Op, QueueContext, Readiness, Request, Status};
 use pvblk_sys::Poller;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ const COMPLETIONS: u64 = 1;
 impl<M: MergePolicy> SoftwareQueue<M> {
     pub fn new(
         link: &Arc<Link<M>>,
-        index: u32,
+        context: &QueueContext,
         tracer: Tracer,
     ) -> std::io::Result<SoftwareQueue<M>> {
         let completions = Arc::new(Completions::new()?);
@@ -53,6 +53,7 @@ impl<M: MergePolicy> SoftwareQueue<M> {
         // Before the connection, so that a change after it is seen.
         let epoch = link.epoch();
         let connection = link.last();
+        let index = context.index;
         let hardware = ring_of(&connection, index);
         add_silently(&poller, &hardware)?;
         let owner = hardware.state.lock().owners.join(Arc::clone(&completions));
@@ -65,7 +66,7 @@ impl<M: MergePolicy> SoftwareQueue<M> {
             owner,
             index,
             completions,
-            plug: Plug::default(),
+            plug: Plug::counting(&context.merges),
             waiting: Vec::new(),
             done: Vec::new(),
             poller,

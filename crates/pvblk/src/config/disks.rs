@@ -67,6 +67,19 @@ fn add_flags(wanted: &mut Vec<(String, DiskWanted)>, args: &ServeArgs) -> Result
     for name in &args.exclusive {
         named(wanted, &format!("--exclusive {name}"), name)?.exclusive = true;
     }
+    let mut limited = Vec::new();
+    for arg in &args.limits {
+        let (name, limit) = arg.split_once(':').with_context(|| {
+            format!("--limit {arg}: write NAME:LIMITS, such as --limit a:read-iops=1k,bw=100M")
+        })?;
+        named(wanted, &format!("--limit {arg}"), name)?.limit = Some(limit.to_owned());
+        if limited.contains(&name) {
+            bail!(
+                "--limit {arg}: disk {name} has one already; write all of its limits in one, with commas"
+            );
+        }
+        limited.push(name);
+    }
     for arg in &args.vhost_user {
         let (name, socket) = arg.split_once('=').with_context(|| {
             format!(

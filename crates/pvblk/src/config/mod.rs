@@ -12,6 +12,7 @@ use crate::log::LogArgs;
 use crate::shares::ClientLimits;
 use crate::wanted::DiskWanted;
 use anyhow::{Context, Result, anyhow, bail};
+use pvblk_backend::ThrottleLimits;
 use pvblk_export::vhost_user::Listen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_protocol::blkif::RingSize;
@@ -109,6 +110,15 @@ impl ServeConfig {
             buffers: Buffers::resolve(args, &file)?,
             clients: clients(args, &file)?,
         })
+    }
+
+    /// Limits of disk `name`.
+    pub fn limits(&self, name: &str) -> ThrottleLimits {
+        let mut wanted = self.wanted.iter();
+        let disk = wanted.find(|(n, _)| n == name);
+        // They were parsed before without an error.
+        let parsed = disk.and_then(|(name, disk)| disk.parse(name).ok());
+        parsed.map(|disk| disk.limits).unwrap_or_default()
     }
 
     /// True if disk `name` is for one front end at a time.

@@ -1,6 +1,6 @@
 //! The asking side.
 
-use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, TRACE};
+use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, STAT, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
@@ -15,8 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a disk may take to answer: it may have to write to members of an array.
 const ASK_PATIENCE: Duration = Duration::from_secs(60);
-/// Longest answer of a disk in bytes.
-const LONGEST_ANSWER: u64 = 1 << 20;
+/// Longest answer in bytes: counters of 10,000 disks are some 10 MiB.
+const LONGEST_ANSWER: u64 = 64 << 20;
 
 /// Asks a disk of the server at `path`; both texts are JSON.
 pub fn ask(path: &Path, disk: &str, question: &str) -> Result<String> {
@@ -39,6 +39,15 @@ pub fn events(path: &Path, query: &str) -> Result<impl BufRead> {
     // A quiet server has none.
     socket.set_read_timeout(None)?;
     Ok(input)
+}
+
+/// Asks the server at `path` for counters of a disk, or of all; the answer is JSON.
+pub fn ask_statistics(path: &Path, disk: Option<&str>) -> Result<String> {
+    let line = match disk {
+        Some(disk) => format!("{STAT} {disk}"),
+        None => STAT.into(),
+    };
+    ask_line(path, &line, || "asking for counters".into())
 }
 
 fn ask_line(path: &Path, line: &str, what: impl Fn() -> String) -> Result<String> {

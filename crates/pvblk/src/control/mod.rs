@@ -13,6 +13,10 @@
 //! < ok               then events, JSON, each in one line, and the end; with "follow" it comes when the asker shuts its side down
 //! < error: …         or why not, in one line
 //!
+//! > stat [DISK]      counters of a disk's requests, or of all disks'
+//! < ok               then the answer, JSON in one line, and the end
+//! < error: …         or why not, in one line
+//!
 //! > memory JSON      a question about the process's memory, such as: memory {"memory": "squeeze"}
 //! < ok               then the answer, JSON in one line, and the end
 //! < error: …         or why not, in one line
@@ -21,8 +25,8 @@
 mod client;
 mod server;
 
-pub use client::{Stream, ask, ask_memory, events};
-pub use server::Server;
+pub use client::{Stream, ask, ask_memory, ask_statistics, events};
+pub use server::{Server, no_disk};
 
 /// Asks for a trace.
 const TRACE: &str = "trace";
@@ -30,6 +34,8 @@ const TRACE: &str = "trace";
 const ASK: &str = "ask ";
 /// Asks for events.
 const EVENTS: &str = "events ";
+/// Asks for counters; a disk's name may follow after a space.
+const STAT: &str = "stat";
 /// Asks about memory.
 const MEMORY: &str = "memory ";
 /// The answer before a trace, and before a disk's answer.

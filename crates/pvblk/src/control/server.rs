@@ -1,11 +1,12 @@
 //! The serving side. Whoever connects is the server's own user: the socket is private.
 
-use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, TRACE};
+use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, STAT, TRACE};
 use crate::cache;
 use crate::events::{self, EventsQuery};
 use crate::memory::Desk;
+use crate::stat;
 use anyhow::{Context, Result};
-use pvblk_backend::{RateLimit, Service, ratelimited};
+use pvblk_backend::{Disks, RateLimit, Service, ratelimited};
 use pvblk_block::Error;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_sys::{EventFd, Poller};
@@ -48,14 +49,7 @@ impl Shared {
             return Err(Error::config("the server is stopping"));
         }
         let disks = self.service.disks();
-        let Some(found) = disks.find(disk) else {
-            let all = disks.all();
-            let names: Vec<&str> = all.iter().map(|d| d.name()).collect();
-            return Err(Error::config(format!(
-                "no disk named {disk}; there are {}",
-                names.join(", ")
-            )));
-        };
+        let found = disks.find(disk).ok_or_else(|| no_disk(disks, disk))?;
         found.ask(question).unwrap_or_else(|| {
             if cache::is_question(question) {
                 return Err(Error::config(cache::no_cache(&found, &disks.all())));
@@ -66,6 +60,14 @@ impl Shared {
             )))
         })
     }
+}
+
+/// The error for a disk that isn't served.
+pub fn no_disk(disks: &Disks, name: &str) -> Error {
+    let all = disks.all();
+    let names: Vec<&str> = all.iter().map(|d| d.name()).collect();
+    let names = names.join(", ");
+    Error::config(format!("no disk named {name}; there are {names}"))
 }
 
 /// Listens until it is dropped.
@@ -249,10 +251,19 @@ fn answer(socket: &UnixStream, shared: &Shared, is_full: bool) -> std::io::Resul
     if let Some(json) = question.strip_prefix(MEMORY) {
         return reply(shared.memory.answer(json));
     }
+    if question == STAT {
+        return reply(stat::answer(shared.service.disks(), None));
+    }
+    if let Some(disk) = question
+        .strip_prefix(STAT)
+        .and_then(|q| q.strip_prefix(' '))
+    {
+        return reply(stat::answer(shared.service.disks(), Some(disk)));
+    }
     let Some((disk, json)) = question.strip_prefix(ASK).and_then(|q| q.split_once(' ')) else {
         return writeln!(
             output,
-            "{ERROR}the questions are {TRACE}, {ASK}DISK JSON, {EVENTS}JSON, and {MEMORY}JSON"
+            "{ERROR}the questions are {TRACE}, {ASK}DISK JSON, {EVENTS}JSON, {STAT} [DISK], and {MEMORY}JSON"
         );
     };
     reply(shared.ask(disk, json))

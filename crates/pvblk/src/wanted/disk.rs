@@ -2,6 +2,7 @@
 
 use crate::config::unix_path;
 use anyhow::{Context, Result, bail};
+use pvblk_backend::ThrottleLimits;
 use pvblk_export::xen::StandingOrder;
 use pvblk_export::xen::node::parse_device;
 use pvblk_volume::VolumeSpec;
@@ -34,7 +35,7 @@ pub struct DiskWanted {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub xen_attach: Vec<String>,
-    /// Limits of its rate.
+    /// Limits of its rate: [`ThrottleLimits`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
 }
@@ -45,6 +46,7 @@ pub struct ParsedDisk {
     pub spec: VolumeSpec,
     pub vhost_user: Vec<PathBuf>,
     pub xen_attach: Vec<StandingOrder>,
+    pub limits: ThrottleLimits,
 }
 
 impl DiskWanted {
@@ -71,13 +73,12 @@ impl DiskWanted {
             let order = order(name, text);
             order.with_context(|| format!("--xen-attach {name}={text}"))
         });
-        if let Some(limit) = &self.limit {
-            bail!("disk {name}: limit = {limit:?}: this version has no limits; leave it out");
-        }
+        let limits = self.limit.as_deref().unwrap_or("none").parse();
         Ok(ParsedDisk {
             spec,
             vhost_user,
             xen_attach: orders.collect::<Result<_>>()?,
+            limits: limits.with_context(|| format!("disk {name}"))?,
         })
     }
 }

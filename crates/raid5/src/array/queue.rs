@@ -73,6 +73,7 @@ impl ArrayQueue {
         let below = QueueContext {
             depth: MEMBER_DEPTH,
             tracing: context.tracing.clone(),
+            merges: Arc::default(),
             ..*context
         };
         let completions: Arc<CompletionQueue<QueueEntries>> =

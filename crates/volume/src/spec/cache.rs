@@ -1,7 +1,7 @@
 //! `cache`: a page cache over a volume.
 
 use super::parse::{size, span, unknown};
-use super::units::{Size, Span};
+use pvblk_block::units::{Size, Span};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_cache::{CacheConfig, Mode, PageCache};
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Disks of other servers as volumes: `nbd`, `vhost-user`, `rings`.
 
 use super::parse::{size, unknown};
-use super::units::Size;
+use pvblk_block::units::Size;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_client::local::{ConnectOptions, LocalDisk};
 use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri};

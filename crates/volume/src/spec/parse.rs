@@ -1,9 +1,9 @@
 //! The text form of specs: `KIND[:ARGS][:INNER]`.
 
 use super::client;
-use super::units::{parse_probability, parse_rate, parse_size, parse_span};
 use super::{CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, VolumeSpec};
 use pvblk_block::Error;
+use pvblk_block::units::{parse_probability, parse_rate, parse_size, parse_span};
 use pvblk_client::nbd::NbdUri;
 use std::str::FromStr;
 

@@ -14,23 +14,33 @@
 //! pulled. A barrier runs only while this lane holds the gate closed and no lane has a request at the device.
 //! The same is true of a write of a part of a block, which is read, changed and written.
 
+mod limited;
+mod order;
+mod parts;
+mod turn;
+
 use crate::backend::Disk;
+use crate::counters::Counting;
 use crate::events::Health;
 use crate::gate::Pass;
 use crate::lost_writes::{LostWritesQueue, promises};
-use crate::parts::{PARTS_IN_FLIGHT, Parts};
 use crate::source::{RequestSource, SourceEnd};
 use crate::stall::Stall;
+use crate::throttle::Connection;
+use limited::LaneThrottle;
+use order::{Barrier, Partial};
+use parts::{PARTS_IN_FLIGHT, Parts};
 use pvblk_block::trace::{self, Phase, Tracer};
-use pvblk_block::{Completion, Error, Op, Queue, Readiness, Request, RequestFlags, SECTOR, Status};
+use pvblk_block::{Completion, Error, Queue, Readiness, Request, SECTOR, Status};
+use pvblk_sys::ticks;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use turn::Turn;
 
 /// Tags from here on are the lane's own; a source's are below.
 pub(crate) const INTERNAL_TAG: u64 = 1 << 63;
-const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 62;
 
 /// Most sectors (512 B) that a lane submits in one step: 256 KiB. A device may copy the data while it is
 /// submitted, and the worker's other lanes wait for that.
@@ -39,34 +49,11 @@ const STEP_SECTORS: u64 = 512;
 /// to the next one.
 pub(crate) const TURN_SECTORS: u64 = 128;
 
+/// Number of requests in a batch from which on the lane saves a look at the clock.
+const ONE_LOOK: usize = 4;
+
 /// Interval at which a lane looks again that waits for other lanes' requests, or for the gate.
 const ORDER_POLL: Duration = Duration::from_micros(100);
-
-/// Progress of a barrier: flush, write (if there is data), flush. Earlier writes are stable before
-/// the barrier's, and the barrier's before any later one. For a part of a block it is read, write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BarrierStage {
-    Draining,
-    FlushBefore,
-    Writing,
-    FlushAfter,
-    ReadingBlock,
-    WritingBlock,
-}
-
-struct Barrier {
-    stage: BarrierStage,
-    request: Option<Box<Request>>,
-}
-
-/// A write of a part of a block, while the block is read.
-#[derive(Default)]
-struct Partial {
-    flags: RequestFlags,
-    /// Bytes of the block that stay as they are: at its beginning and at its end.
-    stay: (usize, usize),
-    bytes: Vec<u8>,
-}
 
 /// One source's way to its disk. Workers step lanes, and so can a simulation.
 pub struct Lane {
@@ -93,14 +80,13 @@ pub struct Lane {
     /// True if the source's descriptor was reported readable; used for sources whose poll is a
     /// system call.
     may_pull: bool,
-    /// Sectors of data that its last step copied, or about as many.
-    work: u64,
-    /// Other disks have work on the same worker.
-    company: bool,
-    /// The last step ended before its responses were pushed.
-    owes_push: bool,
+    turn: Turn,
     /// While flushes have to fail: the record of lost writes, and the index of the next request.
     owed: Option<Box<(LostWritesQueue, u16)>>,
+    counters: Counting,
+    /// Time at which requests of this lane ended in the step before, in [`ticks`]; 0 if none did, or if others were stepped since.
+    last_look: u64,
+    throttle: LaneThrottle,
     tracer: Tracer,
     stall: Arc<Stall>,
     health: Arc<Health>,
@@ -112,12 +98,24 @@ pub struct Lane {
 const LINGER: Duration = Duration::from_secs(2);
 
 impl Lane {
-    /// A lane from `source` to a new queue of `disk`, through the disk's gate.
-    pub fn open(disk: &Disk, mut source: Box<dyn RequestSource>) -> Result<Lane, Error> {
+    /// A lane from `source` to a new queue of `disk`, through the disk's gate. It is a connection of its own.
+    pub fn open(disk: &Disk, source: Box<dyn RequestSource>) -> Result<Lane, Error> {
+        Lane::open_as(disk, None, source)
+    }
+
+    /// As [`Lane::open`], for a source of `connection`.
+    pub fn open_as(
+        disk: &Disk,
+        connection: Option<Arc<Connection>>,
+        mut source: Box<dyn RequestSource>,
+    ) -> Result<Lane, Error> {
         source.served_as(disk.name());
         // A barrier or flush of the lane's own, and parts, are added to the requests that the source has in
         // flight.
-        let (queue, tracer) = disk.open_queue(source.depth() + 1 + PARTS_IN_FLIGHT)?;
+        let connection = connection.unwrap_or_else(|| Connection::new(source.connection()));
+        let counters = disk.counters().open(&connection);
+        let depth = source.depth() + 1 + PARTS_IN_FLIGHT;
+        let (queue, tracer) = disk.open_queue(depth, counters.merges())?;
         let parts = Parts::new(queue.limits());
         let owed = source.lost_writes();
         Ok(Lane {
@@ -137,9 +135,10 @@ impl Lane {
             outstanding: 0,
             end: None,
             may_pull: true,
-            work: 0,
-            company: false,
-            owes_push: false,
+            turn: Turn::default(),
+            counters,
+            throttle: LaneThrottle::new(disk.throttle(), connection),
+            last_look: 0,
             tracer,
             stall: Arc::clone(disk.stall()),
             health: Arc::clone(disk.health()),
@@ -147,20 +146,26 @@ impl Lane {
         })
     }
 
+    /// Others were stepped since its last step, or may have been.
+    #[inline]
+    pub(crate) fn begin_turn(&mut self) {
+        self.last_look = 0;
+    }
+
     /// Does the work that can be done now; true if there was any.
     #[inline]
     pub fn step(&mut self) -> bool {
-        self.work = 0;
-        if self.owes_push {
+        self.turn.begin();
+        if self.turn.takes_up_push() {
             self.push();
-            if self.has_worked() {
+            if self.turn.is_over() {
                 return true;
             }
         }
         let (mut moved, holds) = match self.holds() {
             true => (false, true),
             false if self.end.is_none() => self.pull(),
-            false => (false, false),
+            false => self.let_go(),
         };
         if holds {
             moved |= self.advance_held();
@@ -173,8 +178,7 @@ impl Lane {
                 if self.special > 0 {
                     self.sort_out_special();
                 }
-                self.outstanding -= self.done.len();
-                let failed = self.done.iter().any(|c| c.status != Status::Ok);
+                let failed = self.count_ended();
                 if failed || self.health.is_in_trouble() {
                     self.health.ended(&self.done);
                 }
@@ -182,9 +186,8 @@ impl Lane {
                 self.source.complete(&mut self.done);
             }
         }
-        if self.company && self.has_worked() {
+        if self.turn.leaves_push() {
             // Data was copied, and responses may have to be copied, too: that is the next step.
-            self.owes_push = true;
             return true;
         }
         self.push();
@@ -193,32 +196,30 @@ impl Lane {
 
     #[inline]
     fn push(&mut self) {
-        self.owes_push = false;
         match self.source.push() {
-            Ok(bytes) => self.work += bytes as u64 / SECTOR,
+            Ok(bytes) => self.turn.copied(bytes as u64 / SECTOR),
             Err(end) => _ = self.end.get_or_insert(end),
         }
     }
 
-    /// Sectors of data that its last step copied, or about as many: a measure of the worker's time that the
-    /// step took.
+    /// Sectors of data that its last step copied, or about as many.
     #[inline]
     pub(crate) fn work(&self) -> u64 {
-        self.work
+        self.turn.sectors()
+    }
+
+    /// The worker's time that the last step took, in sectors: of data, and for each request as many as its copy would cost.
+    #[inline]
+    pub(crate) fn cost(&self) -> u64 {
+        self.turn.cost()
     }
 
     /// Tells the lane if other disks have work on the same worker: then steps are shorter.
     #[inline]
     pub(crate) fn set_company(&mut self, company: bool) {
-        if self.company != company {
-            self.company = company;
+        if self.turn.set_company(company) {
             self.source.in_company(company);
         }
-    }
-
-    #[inline]
-    fn has_worked(&self) -> bool {
-        self.work >= TURN_SECTORS
     }
 
     /// True while requests that were pulled are still to be submitted.
@@ -231,9 +232,14 @@ impl Lane {
     /// requests are held now.
     #[inline]
     fn pull(&mut self) -> (bool, bool) {
+        let limited = self.throttle.is_on();
+        let goes = !limited || self.may_pull_limited();
         let room = self.depth - self.outstanding;
-        if room == 0 || !self.may_pull {
-            return (false, false);
+        if room == 0 || !self.may_pull || !goes {
+            return match limited {
+                true => self.pass_waiting(),
+                false => (false, false),
+            };
         }
         let result = self.source.pull(room, &mut self.batch);
         // If a request came, more may follow: one more look is cheaper than a sleep. If none came,
@@ -248,27 +254,73 @@ impl Lane {
             Ok(p) => p,
             Err(end) => {
                 self.end = Some(end);
+                self.count_taken();
+                self.let_go();
                 self.held.extend(self.batch.drain(..));
-                self.outstanding += self.held.len();
                 return (true, self.holds());
             }
         };
         if self.batch.is_empty() {
+            self.last_look = 0;
+            if limited {
+                let (passed, holds) = self.pass_waiting();
+                return (failed || passed, holds);
+            }
             return (failed, false);
         }
-        self.outstanding += self.batch.len();
-        let sectors: u64 = self.batch.iter().map(|r| r.sectors).sum();
-        let at_once = !pulled.ordered && sectors <= STEP_SECTORS;
+        let mut sectors = self.count_taken();
+        if limited {
+            sectors = self.limit(pulled.ordered);
+            if self.batch.is_empty() {
+                return (true, false);
+            }
+        }
+        self.submit(pulled.ordered, sectors)
+    }
+
+    /// Submits the batch, or holds it if it has to stay in order, is long, or the gate is closed. Returns as [`Lane::pull`].
+    #[inline]
+    fn submit(&mut self, ordered: bool, sectors: u64) -> (bool, bool) {
+        let at_once = !ordered && sectors <= STEP_SECTORS;
         if !at_once || !self.pass.enter(self.batch.len() as u32) {
             self.held.extend(self.batch.drain(..));
             return (true, true);
         }
-        if traced {
+        if trace::is_on() {
             self.trace_issue();
         }
-        self.work += sectors;
+        self.turn.copied(sectors);
+        self.turn.submitted(self.batch.len());
         self.queue.submit(&mut self.batch);
         (true, false)
+    }
+
+    /// Counts the batch, which was just pulled. Returns its sectors.
+    #[inline]
+    fn count_taken(&mut self) -> u64 {
+        let last = std::mem::take(&mut self.last_look);
+        // A busy lane looks once for each batch: its last requests ended just now.
+        let now = if last > 0 && self.batch.len() >= ONE_LOOK {
+            last
+        } else {
+            ticks::now()
+        };
+        self.outstanding += self.batch.len();
+        self.counters.taken(&mut self.batch, now, self.outstanding)
+    }
+
+    /// Counts requests that are done. True if one of them failed.
+    #[inline]
+    fn count_ended(&mut self) -> bool {
+        if self.done.is_empty() {
+            return false; // parts and flushes of the lane's own
+        }
+        let now = ticks::now();
+        let errors = self.counters.ended(&self.done, now);
+        self.outstanding -= self.done.len();
+        self.counters.left(now, self.outstanding);
+        self.last_look = now;
+        errors > 0
     }
 
     /// Fails the flushes of the batch whose success would mean that lost writes are stable. True if there
@@ -292,105 +344,13 @@ impl Lane {
         if failed.is_empty() {
             return false;
         }
+        self.counters.refused(&mut failed);
         self.source.complete(&mut failed);
         match self.source.push() {
             Ok(_) => lost.tell(),
             Err(end) => self.end = Some(end),
         }
         true
-    }
-
-    /// Moves held requests on, in order, as far as orders and the gate allow.
-    #[cold]
-    fn advance_held(&mut self) -> bool {
-        let mut moved = self.advance_barrier();
-        let mut room = STEP_SECTORS;
-        while self.barrier.is_none() {
-            if self.parts.is_cutting() {
-                if !self.issue_part(&mut room) {
-                    break;
-                }
-                moved = true;
-                continue;
-            }
-            let Some(first) = self.held.front() else {
-                break;
-            };
-            let flags = first.flags;
-            if flags.intersects(RequestFlags::BARRIER | RequestFlags::PARTIAL) {
-                if !self.pass.try_close() {
-                    break;
-                }
-                self.barrier = Some(Barrier {
-                    stage: BarrierStage::Draining,
-                    request: self.held.pop_front(),
-                });
-                moved |= self.advance_barrier();
-            } else if flags.contains(RequestFlags::PREFLUSH) {
-                if !self.pass.enter(1) {
-                    break;
-                }
-                let request = self.held.pop_front();
-                let index = self.park(request);
-                self.submit_special(Request::new(Op::Flush, 0, 0, INTERNAL_TAG | index));
-                moved = true;
-            } else if self.parts.is_long(first) {
-                if let Some(request) = self.held.pop_front() {
-                    self.tracer.requests(Phase::Issue, [&*request]);
-                    self.parts.begin(request);
-                }
-            } else {
-                let ordered =
-                    RequestFlags::BARRIER | RequestFlags::PREFLUSH | RequestFlags::PARTIAL;
-                let mut run = 0;
-                for request in &self.held {
-                    let cost = Parts::cost(request);
-                    let waits = request.flags.intersects(ordered) || self.parts.is_long(request);
-                    if waits || cost > room {
-                        break;
-                    }
-                    room -= cost;
-                    self.work += cost;
-                    run += 1;
-                }
-                if run == 0 {
-                    break; // in the next step
-                }
-                if !self.pass.enter(run as u32) {
-                    break;
-                }
-                self.batch.extend(self.held.drain(..run));
-                self.issue();
-                moved = true;
-            }
-        }
-        moved
-    }
-
-    /// Submits the next part of a long request, if it may be at the device now.
-    fn issue_part(&mut self, room: &mut u64) -> bool {
-        if self.parts.next_cost() > *room || !self.parts.may_issue() || !self.pass.enter(1) {
-            return false;
-        }
-        let part = self.parts.issue();
-        *room -= Parts::cost(&part);
-        self.work += Parts::cost(&part);
-        self.special += 1;
-        self.batch.push(part);
-        self.queue.submit(&mut self.batch);
-        true
-    }
-
-    fn park(&mut self, request: Option<Box<Request>>) -> u64 {
-        let index = match self.preflush.iter().position(Option::is_none) {
-            Some(i) => i,
-            None => {
-                self.preflush.push(None);
-                self.preflush.len() - 1
-            }
-        };
-        self.preflush[index] = request;
-        index as u64
     }
 
     /// Submits the batch, whose requests have entered the gate.
@@ -403,135 +363,6 @@ impl Lane {
         let of_source = |r: &&Request| r.tag & INTERNAL_TAG == 0;
         let requests = self.batch.iter().map(|r| &**r).filter(of_source);
         self.tracer.requests(Phase::Issue, requests);
-    }
-
-    /// Submits a request that the lane has already entered the gate for.
-    fn submit_special(&mut self, request: Box<Request>) {
-        self.special += 1;
-        self.batch.push(request);
-        self.issue();
-    }
-
-    /// Starts a drained barrier's first step.
-    fn advance_barrier(&mut self) -> bool {
-        let Some(barrier) = &mut self.barrier else {
-            return false;
-        };
-        if barrier.stage != BarrierStage::Draining || !self.pass.is_drained() {
-            return false;
-        }
-        self.pass.enter(1);
-        let is_partial = |r: &mut Box<Request>| r.flags.contains(RequestFlags::PARTIAL);
-        if let Some(request) = barrier.request.take_if(is_partial) {
-            barrier.stage = BarrierStage::ReadingBlock;
-            let request = self.partial.begin(request);
-            self.submit_special(request);
-            return true;
-        }
-        barrier.stage = BarrierStage::FlushBefore;
-        self.submit_special(Request::new(Op::Flush, 0, 0, BARRIER_TAG));
-        true
-    }
-
-    /// Takes the completions of orders out of `done` and starts their next step.
-    #[cold]
-    fn sort_out_special(&mut self) {
-        let mut i = 0;
-        while i < self.done.len() {
-            let tag = self.done[i].request.tag;
-            let is_barrier = self
-                .barrier
-                .as_ref()
-                .is_some_and(|b| b.stage != BarrierStage::Draining);
-            if is_barrier {
-                // No other request of this lane is at the device.
-                let completion = self.done.swap_remove(i);
-                self.special -= 1;
-                self.barrier_step_done(completion);
-                return;
-            }
-            if tag & INTERNAL_TAG == 0 {
-                i += 1;
-                continue;
-            }
-            let flush = self.done.swap_remove(i);
-            self.special -= 1;
-            if let Some(part) = Parts::index_of(tag) {
-                self.done.extend(self.parts.complete(part, flush.status));
-                continue;
-            }
-            let Some(request) = self.preflush[(tag & !INTERNAL_TAG) as usize].take() else {
-                debug_assert!(false, "a flush without its write");
-                continue;
-            };
-            if flush.status == Status::Ok {
-                let mut request = request;
-                request.flags.remove(RequestFlags::PREFLUSH);
-                // The write goes at once, before held requests: a barrier that came later waits for
-                // it.
-                if self.pass.enter(1) {
-                    self.batch.push(request);
-                    self.issue();
-                } else {
-                    self.held.push_front(request);
-                }
-            } else {
-                self.done.push(Completion {
-                    request,
-                    status: flush.status,
-                });
-            }
-        }
-    }
-
-    fn barrier_step_done(&mut self, mut completion: Completion) {
-        let Some(barrier) = &mut self.barrier else {
-            return;
-        };
-        let status = completion.status;
-        let next = match barrier.stage {
-            BarrierStage::ReadingBlock => {
-                self.partial.end(&mut completion.request);
-                if status == Status::Ok {
-                    barrier.stage = BarrierStage::WritingBlock;
-                    self.pass.enter(1);
-                    return self.submit_special(completion.request);
-                }
-                None
-            }
-            _ if status != Status::Ok => None,
-            BarrierStage::FlushBefore => match &barrier.request {
-                Some(r) if r.op == Op::Write => {
-                    barrier.stage = BarrierStage::Writing;
-                    barrier.request.take().map(|mut r| {
-                        r.flags.remove(RequestFlags::BARRIER);
-                        r
-                    })
-                }
-                _ => None,
-            },
-            BarrierStage::Writing => {
-                barrier.stage = BarrierStage::FlushAfter;
-                Some(Request::new(Op::Flush, 0, 0, BARRIER_TAG))
-            }
-            BarrierStage::Draining | BarrierStage::FlushAfter | BarrierStage::WritingBlock => None,
-        };
-        if completion.request.tag & INTERNAL_TAG == 0 {
-            barrier.request = Some(completion.request);
-        }
-        if let Some(request) = next {
-            self.pass.enter(1);
-            self.submit_special(request);
-            return;
-        }
-        if let Some(Barrier {
-            request: Some(request),
-            ..
-        }) = self.barrier.take()
-        {
-            self.done.push(Completion { request, status });
-        }
-        self.pass.open();
     }
 
     /// Stops pulling; outstanding requests complete.
@@ -561,7 +392,11 @@ impl Lane {
             let soon = Readiness::Wait(Some(Instant::now() + ORDER_POLL));
             device = earlier(device, soon);
         }
-        if self.end.is_some() || self.outstanding == self.depth {
+        if self.throttle.is_on() {
+            device = earlier(device, self.throttle.arm());
+        }
+        let deaf = self.outstanding == self.depth || self.throttle.is_paused();
+        if self.end.is_some() || deaf {
             let deadline = self.source.deadline();
             let deadline = min_deadline(deadline, self.lingers.filter(|_| self.end.is_some()));
             return earlier(device, Readiness::Wait(deadline));
@@ -581,7 +416,8 @@ impl Lane {
 
     /// True if requests can be pulled, so that the source's descriptor is of interest.
     pub fn wants_read(&self) -> bool {
-        self.end.is_none() && self.outstanding < self.depth && self.source.wants_read()
+        let takes = self.outstanding < self.depth && !self.throttle.is_paused();
+        self.end.is_none() && takes && self.source.wants_read()
     }
 
     /// True if responses wait for the descriptor to be writable.
@@ -631,39 +467,6 @@ impl Lane {
     /// Disk and queue, for the log.
     pub fn describe(&self) -> String {
         self.source.describe()
-    }
-}
-
-impl Partial {
-    /// Makes the write a read of its block, and keeps the data to be written.
-    fn begin(&mut self, mut request: Box<Request>) -> Box<Request> {
-        let (first, last) = (request.scratch & 0xffff, request.scratch >> 16);
-        self.stay = (first as usize, last as usize);
-        self.flags = request.flags;
-        self.bytes.clear();
-        for b in &request.buffers {
-            let at = self.bytes.len();
-            self.bytes.resize(at + b.len(), 0);
-            b.read(0, &mut self.bytes[at..]);
-        }
-        request.op = Op::Read;
-        request.flags = RequestFlags::empty();
-        request.scratch = 0;
-        request
-    }
-
-    /// Makes it the write again, with the bytes that stay from the block that was read.
-    fn end(&mut self, request: &mut Request) {
-        request.op = Op::Write;
-        request.flags = self.flags - RequestFlags::PARTIAL;
-        let end = self.bytes.len().saturating_sub(self.stay.1);
-        let mut at = 0;
-        for b in &request.buffers {
-            let from = self.stay.0.clamp(at, at + b.len());
-            let until = end.clamp(from, at + b.len());
-            b.write(from - at, &self.bytes[from..until]);
-            at += b.len();
-        }
     }
 }
 

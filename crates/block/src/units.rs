@@ -6,17 +6,17 @@ use std::time::Duration;
 const SUFFIXES: [(&str, u32); 5] = [("T", 4), ("G", 3), ("M", 2), ("k", 1), ("", 0)];
 
 /// Bytes: a number with `k`, `M`, `G` or `T`, powers of 1024. A fraction must give whole bytes.
-pub(super) fn parse_size(text: &str) -> Option<u64> {
+pub fn parse_size(text: &str) -> Option<u64> {
     parse_scaled(text, 1024)
 }
 
 /// A rate: a number with `k`, `M`, `G` or `T`, powers of 1000.
-pub(super) fn parse_rate(text: &str) -> Option<u64> {
+pub fn parse_rate(text: &str) -> Option<u64> {
     parse_scaled(text, 1000)
 }
 
 /// A time: a number with `ns`, `us`, `ms` or `s`, in whole nanoseconds.
-pub(super) fn parse_span(text: &str) -> Option<Duration> {
+pub fn parse_span(text: &str) -> Option<Duration> {
     // Longest suffixes first: "us" ends in "s" too.
     for (suffix, nanos) in [
         ("ns", 1),
@@ -32,7 +32,7 @@ pub(super) fn parse_span(text: &str) -> Option<Duration> {
 }
 
 /// A probability, from 0 to 1.
-pub(super) fn parse_probability(text: &str) -> Option<f64> {
+pub fn parse_probability(text: &str) -> Option<f64> {
     let p: f64 = text.parse().ok()?;
     (0.0..=1.0).contains(&p).then_some(p)
 }
@@ -65,11 +65,14 @@ fn parse_decimal(text: &str, scale: u64) -> Option<u64> {
 }
 
 /// Prints bytes as [`parse_size`] reads them.
-pub(super) struct Size(pub u64);
+#[derive(Clone, Copy, Debug)]
+pub struct Size(pub u64);
 /// Prints a rate as [`parse_rate`] reads it.
-pub(super) struct Rate(pub u64);
+#[derive(Clone, Copy, Debug)]
+pub struct Rate(pub u64);
 /// Prints a time as [`parse_span`] reads it.
-pub(super) struct Span(pub Duration);
+#[derive(Clone, Copy, Debug)]
+pub struct Span(pub Duration);
 
 fn scaled(f: &mut fmt::Formatter<'_>, value: u64, base: u64) -> fmt::Result {
     let (suffix, power) = SUFFIXES

@@ -1,0 +1,338 @@
+//! Counters of requests that are always on: for each disk, connection and operation.
+//!
+//! A lane writes its own [`LaneCounters`], and only the thread that steps the lane does, so that no write has to be atomic with its read. Readers
+//! may see a request counted whose time isn't yet. [`DiskCounters`] has those of all lanes of a disk, and the sums of lanes that have ended.
+
+mod histogram;
+
+use crate::throttle::Connection;
+use histogram::BUCKETS;
+pub use histogram::Histogram;
+use parking_lot::Mutex;
+use pvblk_block::{Completion, MergeCounts, Op, Request, SECTOR, Status};
+use pvblk_sys::ticks;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// The operations, in the order of [`Totals::operations`].
+pub const OPERATIONS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+
+/// Of one operation, on one lane.
+struct OperationCounters {
+    requests: AtomicU64,
+    sectors: AtomicU64,
+    errors: AtomicU64,
+    ticks: AtomicU64,
+    histogram: [AtomicU64; BUCKETS],
+}
+
+impl OperationCounters {
+    fn new() -> Box<OperationCounters> {
+        Box::new(OperationCounters {
+            requests: AtomicU64::new(0),
+            sectors: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
+            histogram: [const { AtomicU64::new(0) }; BUCKETS],
+        })
+    }
+}
+
+/// Adds to a counter that only this thread writes.
+#[inline]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
+/// Counters of one lane. Written by the thread that steps it.
+pub(crate) struct LaneCounters {
+    connection: Arc<Connection>,
+    /// 2 KiB each, from the operation's first request on: an idle disk has none.
+    operations: [OnceLock<Box<OperationCounters>>; 5],
+    /// Requests that were taken, by operation.
+    started: [AtomicU64; 5],
+    merges: Arc<MergeCounts>,
+    in_flight: AtomicU32,
+    /// Ticks with requests in flight, up to `busy_since`.
+    busy: AtomicU64,
+    /// When the lane got its first request in flight.
+    busy_since: AtomicU64,
+}
+
+impl LaneCounters {
+    fn new(connection: &Arc<Connection>) -> LaneCounters {
+        LaneCounters {
+            connection: Arc::clone(connection),
+            operations: [const { OnceLock::new() }; 5],
+            started: [const { AtomicU64::new(0) }; 5],
+            merges: Arc::default(),
+            in_flight: AtomicU32::new(0),
+            busy: AtomicU64::new(0),
+            busy_since: AtomicU64::new(0),
+        }
+    }
+
+    /// Where the lane's queue of the device counts merges.
+    pub(crate) fn merges(&self) -> Arc<MergeCounts> {
+        Arc::clone(&self.merges)
+    }
+
+    /// Requests were taken at `now` ([`ticks`]); `in_flight` are there with them. Returns their sectors.
+    #[inline]
+    pub(crate) fn taken(&self, batch: &mut [Box<Request>], now: u64, in_flight: usize) -> u64 {
+        if self.in_flight.load(Ordering::Relaxed) == 0 {
+            self.busy_since.store(now, Ordering::Relaxed);
+        }
+        self.in_flight.store(in_flight as u32, Ordering::Relaxed);
+        let (mut op, mut run, mut sectors) = (Op::Read, 0, 0);
+        for request in batch {
+            if request.op != op {
+                add(&self.started[op as usize], run);
+                (op, run) = (request.op, 0);
+            }
+            run += 1;
+            request.taken = now;
+            sectors += request.sectors;
+        }
+        add(&self.started[op as usize], run);
+        sectors
+    }
+
+    /// These requests ended at `now`. Returns the number of errors.
+    #[inline]
+    pub(crate) fn ended(&self, done: &[Completion], now: u64) -> u64 {
+        let (mut rest, mut failed) = (done, 0);
+        // Runs of one operation that were taken together, so that sums are written once for each.
+        while let Some(first) = rest.first() {
+            let (op, taken) = (first.request.op, first.request.taken);
+            let (mut run, mut sectors, mut errors) = (0, 0, 0);
+            for Completion { request, status } in rest {
+                if request.op != op || request.taken != taken {
+                    break;
+                }
+                run += 1;
+                sectors += request.sectors;
+                errors += u64::from(*status != Status::Ok);
+            }
+            let counters = self.operations[op as usize].get_or_init(OperationCounters::new);
+            let took = now.saturating_sub(taken);
+            let bucket = histogram::bucket(ticks::rate().to_ns(took));
+            add(&counters.histogram[bucket], run as u64);
+            add(&counters.requests, run as u64);
+            add(&counters.sectors, sectors);
+            add(&counters.ticks, took * run as u64);
+            if errors > 0 {
+                add(&counters.errors, errors);
+                failed += errors;
+            }
+            rest = &rest[run..];
+        }
+        failed
+    }
+
+    /// The lane itself refused these requests.
+    pub(crate) fn refused(&self, done: &mut [Completion]) {
+        let now = ticks::now();
+        for c in &mut *done {
+            c.request.taken = now;
+            add(&self.started[c.request.op as usize], 1);
+        }
+        self.ended(done, now);
+    }
+
+    /// Requests ended at `now`, and so many are left.
+    #[inline]
+    pub(crate) fn left(&self, now: u64, in_flight: usize) {
+        self.in_flight.store(in_flight as u32, Ordering::Relaxed);
+        if in_flight == 0 {
+            let since = self.busy_since.load(Ordering::Relaxed);
+            add(&self.busy, now.saturating_sub(since));
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        let mut busy = self.busy.load(Ordering::Relaxed);
+        if in_flight > 0 {
+            busy += ticks::now().saturating_sub(self.busy_since.load(Ordering::Relaxed));
+        }
+        let mut totals = Totals {
+            in_flight,
+            busy_ns: ticks::to_ns(busy),
+            ..Totals::default()
+        };
+        let load = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        for (op, sum) in OPERATIONS.into_iter().zip(&mut totals.operations) {
+            let started = &self.started[op as usize];
+            sum.merges = self.merges.of(op);
+            let Some(counted) = self.operations[op as usize].get() else {
+                sum.in_flight = load(started);
+                continue;
+            };
+            sum.requests = load(&counted.requests);
+            sum.bytes = load(&counted.sectors) * SECTOR;
+            sum.errors = load(&counted.errors);
+            sum.time_ns = ticks::to_ns(load(&counted.ticks));
+            sum.latency.add_counted(&counted.histogram);
+            // Read last: more may have ended since than had been started.
+            sum.in_flight = load(started).saturating_sub(sum.requests);
+        }
+        totals
+    }
+}
+
+/// Sums of one operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OperationTotals {
+    /// Requests that have ended, with or without an error.
+    pub requests: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Those that ended with an error.
+    pub errors: u64,
+    /// Those that the device merged into others: a front end that has rings of another server does.
+    pub merges: u64,
+    /// Requests that were taken and haven't ended.
+    pub in_flight: u64,
+    /// Times of these together, each from when the back end took it to when its answer was ready.
+    pub time_ns: u64,
+    /// The same times by length.
+    pub latency: Histogram,
+}
+
+/// Sums of a connection or a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// By [`OPERATIONS`].
+    pub operations: [OperationTotals; 5],
+    /// Requests that were taken and haven't ended.
+    pub in_flight: u32,
+    /// Time with requests in flight. Several lanes that are busy at once count each.
+    pub busy_ns: u64,
+}
+
+impl Totals {
+    fn add(&mut self, other: &Totals) {
+        for (sum, it) in self.operations.iter_mut().zip(&other.operations) {
+            sum.requests += it.requests;
+            sum.bytes += it.bytes;
+            sum.errors += it.errors;
+            sum.merges += it.merges;
+            sum.in_flight += it.in_flight;
+            sum.time_ns += it.time_ns;
+            sum.latency.add(&it.latency);
+        }
+        self.in_flight += other.in_flight;
+        self.busy_ns += other.busy_ns;
+    }
+
+    /// The difference to `before`, an earlier reading of the same counters; `in_flight` stays as it is.
+    #[must_use]
+    pub fn since(mut self, before: &Totals) -> Totals {
+        for (it, old) in self.operations.iter_mut().zip(&before.operations) {
+            it.requests = it.requests.saturating_sub(old.requests);
+            it.bytes = it.bytes.saturating_sub(old.bytes);
+            it.errors = it.errors.saturating_sub(old.errors);
+            it.merges = it.merges.saturating_sub(old.merges);
+            it.time_ns = it.time_ns.saturating_sub(old.time_ns);
+            it.latency.since(&old.latency);
+        }
+        self.busy_ns = self.busy_ns.saturating_sub(before.busy_ns);
+        self
+    }
+}
+
+/// Counters of a disk: of its lanes, and of lanes that have ended.
+pub struct DiskCounters {
+    since: Instant,
+    state: Mutex<Lanes>,
+}
+
+impl Default for DiskCounters {
+    fn default() -> DiskCounters {
+        DiskCounters {
+            since: Instant::now(),
+            state: Mutex::default(),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Lanes {
+    live: Vec<Arc<LaneCounters>>,
+    ended: Totals,
+}
+
+impl DiskCounters {
+    /// Counters for a lane of `connection`.
+    pub(crate) fn open(self: &Arc<DiskCounters>, connection: &Arc<Connection>) -> Counting {
+        let lane = Arc::new(LaneCounters::new(connection));
+        self.state.lock().live.push(Arc::clone(&lane));
+        Counting {
+            disk: Arc::clone(self),
+            lane,
+        }
+    }
+
+    /// For how long they have counted.
+    pub fn elapsed(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Sums over all lanes that the disk has and had.
+    pub fn totals(&self) -> Totals {
+        let state = self.state.lock();
+        let mut sum = state.ended.clone();
+        state.live.iter().for_each(|lane| sum.add(&lane.totals()));
+        sum
+    }
+
+    /// Sums of each connection that there is, with its name. Two may have the same.
+    pub fn connections(&self) -> Vec<(String, Totals)> {
+        let state = self.state.lock();
+        let mut all: Vec<(&Arc<Connection>, Totals)> = Vec::new();
+        for lane in &state.live {
+            let totals = lane.totals();
+            let known = |c: &Arc<Connection>| Arc::ptr_eq(c, &lane.connection);
+            match all.iter_mut().find(|(c, _)| known(c)) {
+                Some((_, sum)) => sum.add(&totals),
+                None => all.push((&lane.connection, totals)),
+            }
+        }
+        let named = all.into_iter();
+        named.map(|(c, t)| (c.name().to_owned(), t)).collect()
+    }
+}
+
+/// A lane's counters, which go into the disk's sums when the lane ends.
+pub(crate) struct Counting {
+    disk: Arc<DiskCounters>,
+    lane: Arc<LaneCounters>,
+}
+
+impl std::ops::Deref for Counting {
+    type Target = LaneCounters;
+
+    #[inline]
+    fn deref(&self) -> &LaneCounters {
+        &self.lane
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        if self.lane.in_flight.load(Ordering::Relaxed) > 0 {
+            // Requests that never ended.
+            self.lane.left(ticks::now(), 0);
+        }
+        let mut state = self.disk.state.lock();
+        state.live.retain(|lane| !Arc::ptr_eq(lane, &self.lane));
+        let mut totals = self.lane.totals();
+        totals.operations.iter_mut().for_each(|o| o.in_flight = 0);
+        state.ended.add(&totals);
+    }
+}
+
+#[cfg(test)]
+mod tests;
