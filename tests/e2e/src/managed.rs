@@ -24,10 +24,15 @@ pub struct Managed {
 impl Managed {
     /// Serves these members.
     pub fn start(members: &[String]) -> Result<Managed, Stop> {
+        let each: String = members.iter().map(|m| format!("[{m}]")).collect();
+        Managed::of(&format!("raid5:{each}"))
+    }
+
+    /// Serves this volume.
+    pub fn of(volume: &str) -> Result<Managed, Stop> {
         let dir = tempfile::tempdir()?;
         let path = |name: &str| unix(&dir.path().join(name));
-        let each: String = members.iter().map(|m| format!("[{m}]")).collect();
-        let disk = format!("r=raid5:{each}");
+        let disk = format!("r={volume}");
         let (nbd, control, local) = (path("nbd"), path("control"), path("local"));
         let args = ["serve", "--disk", &disk, "--nbd", &nbd, "--local", &local];
         let daemon = Daemon::start(args.iter().chain(&["--control", &control]))?;

@@ -132,7 +132,16 @@ fn layouts() -> Result<(), Stop> {
         taken_over(case, &members, &image, &done.word(name, "filled")?)?;
         // And back, half of them without a member.
         let without = rng.bool().then_some(case.lost);
-        let mut served = Served::start(&spec(&members, without))?;
+        // All files are candidates, the other arrays' too.
+        let volume = match without {
+            Some(_) => spec(&members, without),
+            None => format!(
+                "raid5:uuid={},in={}/*",
+                detail(&members)?["uuid"].as_str().unwrap_or_default(),
+                dir.path().display()
+            ),
+        };
+        let mut served = Served::start(&volume)?;
         served.scribble(&image, &mut rng)?;
         served.daemon.stop()?;
         guest.array(name, &present(&members, without))?;

@@ -11,6 +11,9 @@ pub struct Whom {
     /// Members; with --control the disk
     #[arg(value_name = "MEMBER|DISK", required = true)]
     pub names: Vec<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// An array that is served.
@@ -22,6 +25,9 @@ pub struct Served {
     /// Name of the disk
     #[arg(value_name = "DISK")]
     pub disk: String,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options for members that aren't served.
@@ -37,6 +43,9 @@ pub struct Offline {
     /// KiB a second of each member, at most
     #[arg(long, value_name = "KIB")]
     pub speed: Option<u64>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -76,6 +85,9 @@ pub struct CreateArgs {
     /// The members, in order, one of them perhaps `missing`; then the spares
     #[arg(value_name = "MEMBER", required = true)]
     pub members: Vec<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -83,6 +95,9 @@ pub struct ExamineArgs {
     /// Members; they are only read, also while they are served
     #[arg(value_name = "MEMBER", required = true)]
     pub members: Vec<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -90,7 +105,7 @@ pub struct ScanArgs {
     /// Paths of files and block devices, with `*`, `?` and `[…]`; they are only read, also while they are served
     #[arg(value_name = "PATTERN", required = true)]
     pub patterns: Vec<String>,
-    /// Print the arrays as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -100,9 +115,6 @@ pub struct DetailArgs {
     /// Members are only read, also while they are served
     #[command(flatten)]
     pub whom: Whom,
-    /// Print the answer as JSON
-    #[arg(long)]
-    pub json: bool,
     /// Print it again each second, until Ctrl-C
     #[arg(long)]
     pub watch: bool,

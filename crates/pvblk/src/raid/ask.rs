@@ -1,6 +1,7 @@
 //! Arrays that can be asked: those of a server, and those that this process runs itself.
 
 use super::progress::Bar;
+use super::report::Report;
 use crate::{config, control};
 use anyhow::{Context, Result, bail};
 use pvblk_raid5::Raid5;
@@ -153,35 +154,58 @@ fn begins(detail: &Detail, serving: &Serving) -> bool {
 }
 
 impl Followed {
-    /// Tells how it ended; an error if the array isn't as it should be.
-    pub fn judge(&self) -> Result<()> {
+    /// Tells how it ended, in a line; an error if the array isn't as it should be. `command`: the word of the command that followed it, `array`: of what.
+    pub fn tell(self, command: &'static str, array: &str, json: bool) -> Result<()> {
         let serving = self.detail.serving.as_ref().context("not served")?;
+        let trouble = self.trouble(serving);
+        let sectors = serving.mismatch_sectors;
+        let checked = matches!(self.action.as_deref(), Some("check" | "repair"));
+        let counted =
+            Some(sectors).filter(|_| checked && !serving.failed && serving.trouble.is_none());
+        let message = match (&self.action, counted) {
+            (_, Some(sectors)) => format!("mismatch_cnt: {sectors}"),
+            (Some(action), _) => format!("{array}: the {} has ended", noun(action)),
+            (None, _) => format!("{array}: nothing is under way"),
+        };
+        if trouble.is_none() || counted.is_some() || json {
+            let mut report = Report::new(command, array, message);
+            report.mismatch_sectors = counted;
+            report.with(self.detail.clone()).print(json)?;
+        }
+        match trouble {
+            Some(why) => bail!("{why}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Reason why the array isn't as it should be.
+    fn trouble(&self, serving: &Serving) -> Option<String> {
         if serving.failed {
-            bail!("two members failed: the array has stopped");
+            return Some("two members failed: the array has stopped".into());
         }
         if let Some(trouble) = &serving.trouble {
-            bail!("{trouble}");
+            return Some(trouble.clone());
         }
         if let Some(place) = self.detail.missing {
             let why = match serving.frozen {
                 true => "and the array is frozen: unfreeze it",
                 false => "and no spare: add one",
             };
-            bail!("the array is degraded: no member at place {place}, {why}");
+            return Some(format!(
+                "the array is degraded: no member at place {place}, {why}"
+            ));
         }
         let sectors = serving.mismatch_sectors;
-        match self.action.as_deref() {
-            Some("check") => {
-                println!("mismatch_cnt: {sectors}");
-                if sectors > 0 {
-                    bail!(
-                        "parity is wrong in {sectors} sectors of members: `pvblk raid repair` makes it right"
-                    );
-                }
-            }
-            Some("repair") => println!("mismatch_cnt: {sectors}"),
-            _ => {}
-        }
-        Ok(())
+        (self.action.as_deref() == Some("check") && sectors > 0).then(|| {
+            format!("parity is wrong in {sectors} sectors of members: `pvblk raid repair` makes it right")
+        })
+    }
+}
+
+/// md's word for an action as a noun.
+pub fn noun(action: &str) -> &str {
+    match action {
+        "recover" => "rebuild",
+        other => other,
     }
 }

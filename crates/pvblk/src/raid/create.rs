@@ -1,6 +1,8 @@
 //! `pvblk raid create`.
 
 use super::args::CreateArgs;
+use super::detail::detail_of;
+use super::report::Report;
 use super::{Opened, member, open_all};
 use anyhow::{Result, bail};
 use pvblk_block::Error;
@@ -62,9 +64,10 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         raid5::prepare(&mut assembly, &force, &mut tell, &mut sleepy())?;
     }
     let g = assembly.geometry;
-    println!(
+    let uuid = raid5::uuid_text(&options.set_uuid);
+    let message = format!(
         "array {}: {}{} members, {} MiB, {}, chunks of {} KiB, consistency policy {}",
-        raid5::uuid_text(&options.set_uuid),
+        uuid,
         named(&args.name),
         g.members(),
         g.capacity_sectors() / 2048,
@@ -72,7 +75,8 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         g.chunk_sectors() / 2,
         policy(assembly.policy()),
     );
-    Ok(())
+    let report = Report::new("create", &uuid, message);
+    report.with(detail_of(&assembly)).print(args.json)
 }
 
 /// The name with its comma; nothing for an array without one.

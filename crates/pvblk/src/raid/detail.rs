@@ -3,14 +3,14 @@
 use super::args::DetailArgs;
 use super::ask::{Array, Speed};
 use super::manage::one_disk;
+use super::screen::Screen;
 use super::{member, open_to_read, progress, text};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use pvblk_raid5::ask::{Detail, DetailMember, DeviceState, Question, Serving};
 use pvblk_raid5::{
     AssembleOptions, Assembly, Member, MemberNames, Role, SpecParts, WritePath, assemble, sleepy,
 };
 use pvblk_volume::{Raid5Spec, SpecNames};
-use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 /// Time over which a speed is measured.
@@ -21,6 +21,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub fn run(args: &DetailArgs) -> Result<()> {
     let array = one_disk(&args.whom)?;
     let mut speed = Speed::default();
+    // Opened when there is something to show, so that an error before is seen.
+    let mut screen = None;
     loop {
         let mut detail = look(args, array.as_ref())?;
         let sync = |detail: &mut Detail, speed: &mut Speed| {
@@ -35,11 +37,17 @@ pub fn run(args: &DetailArgs) -> Result<()> {
             detail = look(args, array.as_ref())?;
             sync(&mut detail, &mut speed);
         }
-        print(&detail, args)?;
+        let text = printed(&detail, args)?;
         if !args.watch {
+            print!("{text}");
             return Ok(());
         }
-        std::thread::sleep(AGAIN);
+        let screen = match &mut screen {
+            Some(screen) => screen,
+            none => none.insert(Screen::open()?),
+        };
+        screen.show(&text)?;
+        screen.wait(AGAIN, &text)?;
     }
 }
 
@@ -52,9 +60,15 @@ fn look(args: &DetailArgs, array: Option<&Array>) -> Result<Detail> {
         devices.push((name.clone(), open_to_read(name)?));
     }
     let assembly = assemble(devices, &AssembleOptions::default(), &mut sleepy())?;
-    let mut detail = Detail::of_assembly(&assembly);
-    detail.spec = SpecNames.spec(&parts(&assembly));
-    Ok(detail)
+    Ok(detail_of(&assembly))
+}
+
+/// The state of an array that isn't served.
+pub fn detail_of(assembly: &Assembly) -> Detail {
+    Detail {
+        spec: SpecNames.spec(&parts(assembly)),
+        ..Detail::of_assembly(assembly)
+    }
 }
 
 /// Parts of the specification of an array that isn't served.
@@ -87,21 +101,14 @@ fn is_counted_on(assembly: &Assembly) -> bool {
     place.is_some_and(|p| assembly.newest().roles.contains(&Role::Active(p as u16)))
 }
 
-fn print(detail: &Detail, args: &DetailArgs) -> Result<()> {
-    let text = match (args.json, args.watch) {
+fn printed(detail: &Detail, args: &DetailArgs) -> Result<String> {
+    Ok(match (args.whom.json, args.watch) {
         // One line for each look.
         (true, true) => format!("{}\n", serde_json::to_string(detail)?),
         (true, false) => format!("{}\n", serde_json::to_string_pretty(detail)?),
-        (false, true) if std::io::stdout().is_terminal() => {
-            format!("\x1b[H\x1b[J{}", as_text(detail))
-        }
         (false, true) => format!("{}\n", as_text(detail)),
         (false, false) => as_text(detail),
-    };
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("printing")
+    })
 }
 
 /// `clean, degraded, recovering`
@@ -210,12 +217,7 @@ fn sync_lines(serving: &Serving, lines: &mut Vec<(&str, String)>) {
             _ => "Resync Status",
         };
         let mut status = format!("{}% complete", progress::percent(sync));
-        if let Some(speed) = sync.speed_kib {
-            status.push_str(&format!(", {speed} KiB/s"));
-        }
-        if let Some(left) = sync.seconds_left {
-            status.push_str(&format!(", {} left", progress::time(left)));
-        }
+        status.push_str(&progress::pace(sync));
         lines.push((key, status));
     }
     if let Some(trouble) = &serving.trouble {

@@ -8,12 +8,18 @@ use pvblk_raid5::{
     Feature, Layout, MemberNames, Policy, Role, Superblock, read_superblock, sleepy, uuid_text,
 };
 use pvblk_volume::{SpecNames, spec_in_folder};
+use serde::Serialize;
 use std::fmt::Write as _;
 
 pub fn run(args: &ExamineArgs) -> Result<()> {
+    let mut all = Vec::new();
     for name in &args.members {
         let device = open_to_read(name)?;
         let sb = read_superblock(name, &device, &mut sleepy())?;
+        if args.json {
+            all.push(Examined::of(name, &sb, device.capacity_sectors()));
+            continue;
+        }
         print!("{name}:\n{}", describe(&sb, device.capacity_sectors()));
         if let Some(spec) = found_by(name, &sb) {
             println!("     Found By : {spec}");
@@ -23,7 +29,74 @@ pub fn run(args: &ExamineArgs) -> Result<()> {
             println!("     Note : {e}");
         }
     }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&all)?);
+    }
     Ok(())
+}
+
+/// A member's superblock.
+#[derive(Serialize)]
+struct Examined {
+    member: String,
+    array_uuid: String,
+    device_uuid: String,
+    name: String,
+    level: i32,
+    raid_devices: u32,
+    number: u32,
+    /// As `role` of mdadm's `Device Role`: `Active device 0`, `spare`.
+    role: String,
+    /// Null without a place.
+    place: Option<u16>,
+    array_state: String,
+    clean: bool,
+    events: u64,
+    created_secs: u64,
+    updated_secs: u64,
+    layout: &'static str,
+    chunk_bytes: u64,
+    member_bytes: u64,
+    data_offset_bytes: u64,
+    /// Null unless it is being rebuilt.
+    rebuilt_bytes: Option<u64>,
+    /// The volume that the member is of.
+    spec: Option<String>,
+    /// Reason why it can't be used, or null.
+    problem: Option<String>,
+}
+
+impl Examined {
+    fn of(name: &str, sb: &Superblock, device_sectors: u64) -> Examined {
+        let seconds = |stamp: u64| stamp & ((1 << 40) - 1);
+        let rebuilds = sb.has(Feature::RECOVERY_OFFSET);
+        Examined {
+            member: name.to_owned(),
+            array_uuid: uuid_text(&sb.set_uuid),
+            device_uuid: uuid_text(&sb.device_uuid),
+            name: sb.name(),
+            level: sb.level,
+            raid_devices: sb.raid_disks,
+            number: sb.dev_number,
+            role: role(sb.role()),
+            place: match sb.role() {
+                Role::Active(place) => Some(place),
+                _ => None,
+            },
+            array_state: array_state(sb),
+            clean: sb.is_clean(),
+            events: sb.events,
+            created_secs: seconds(sb.ctime),
+            updated_secs: seconds(sb.utime),
+            layout: Layout::md_name(sb.layout),
+            chunk_bytes: u64::from(sb.chunk_sectors) * 512,
+            member_bytes: sb.size_sectors.saturating_mul(512),
+            data_offset_bytes: sb.data_offset_sectors.saturating_mul(512),
+            rebuilt_bytes: rebuilds.then(|| sb.recovered_sectors().saturating_mul(512)),
+            spec: found_by(name, sb),
+            problem: sb.check(device_sectors).err().map(|e| e.to_string()),
+        }
+    }
 }
 
 /// The volume that the member is of, among the files of its folder. Only a RAID-5 array has one, and only members that are files are found.

@@ -4,28 +4,39 @@ use super::args::{
     AddArgs, CheckArgs, MemberArgs, ReplaceArgs, Served, SpeedArgs, StripesArgs, Whom,
     WritePathArgs,
 };
-use super::ask::{Array, follow};
+use super::ask::{Array, follow, noun};
+use super::report::{self, Report};
 use super::{member, offline};
 use anyhow::{Result, bail};
 use pvblk_client::nbd::NbdUri;
 use pvblk_protocol::nbd::NbdAddr;
-use pvblk_raid5::ask::Question;
+use pvblk_raid5::ask::{Detail, Question};
 use pvblk_volume::{Members, RingsSpec, VhostSpec, VolumeSpec};
 use std::sync::atomic::AtomicBool;
 
-/// Asks a disk, and has nothing to tell if it works.
-pub fn order(served: &Served, question: &Question) -> Result<()> {
-    Array::served(&served.control, &served.disk)?.ask(question)?;
-    Ok(())
+/// Asks a disk, and tells the outcome in a line; `message` makes it of the state afterwards.
+fn order(
+    served: &Served,
+    command: &'static str,
+    question: &Question,
+    message: impl FnOnce(&Detail) -> String,
+) -> Result<()> {
+    let after = Array::served(&served.control, &served.disk)?.ask(question)?;
+    let report = Report::new(command, &served.disk, message(&after));
+    report.with(after).print(served.json)
 }
 
 pub fn add(args: &AddArgs) -> Result<()> {
-    let Whom { control, names } = &args.whom;
+    let Whom {
+        control,
+        names,
+        json,
+    } = &args.whom;
     let Some(control) = control else {
         if args.spares.is_empty() {
             bail!("no device to add: name it with --spare, or the server with --control");
         }
-        return offline::add(names, &args.spares, args.force);
+        return offline::add(names, &args.spares, args.force, *json);
     };
     let (disk, new) = match names.as_slice() {
         [disk, new @ ..] if new.len() + args.spares.len() > 0 => (disk, new),
@@ -33,22 +44,33 @@ pub fn add(args: &AddArgs) -> Result<()> {
     };
     let array = Array::served(control, disk)?;
     for new in new.iter().chain(&args.spares) {
-        array.ask(&Question::Add {
-            member: to_server(new)?,
+        let member = to_server(new)?;
+        let question = Question::Add {
+            member: member.clone(),
             force: args.force,
-        })?;
+        };
+        let after = array.ask(&question)?;
+        let message = report::added(disk, &member, &after);
+        Report::new("add", disk, message).with(after).print(*json)?;
     }
     Ok(())
 }
 
 pub fn fail(args: &MemberArgs) -> Result<()> {
     let member = place_or_name(&args.member)?;
-    order(&args.served, &Question::Fail { member })
+    let Served { control, disk, .. } = &args.served;
+    let before = Array::served(control, disk)?.ask(&Question::Detail {})?;
+    order(&args.served, "fail", &Question::Fail { member }, |after| {
+        report::failed(disk, &before, after)
+    })
 }
 
 pub fn remove(args: &MemberArgs) -> Result<()> {
     let member = place_or_name(&args.member)?;
-    order(&args.served, &Question::Remove { member })
+    let message = format!("removed {member} from {}", args.served.disk);
+    order(&args.served, "remove", &Question::Remove { member }, |_| {
+        message
+    })
 }
 
 pub fn replace(args: &ReplaceArgs) -> Result<()> {
@@ -57,7 +79,9 @@ pub fn replace(args: &ReplaceArgs) -> Result<()> {
         with: args.with.as_deref().map(to_server).transpose()?,
         force: args.force,
     };
-    order(&args.served, &question)
+    order(&args.served, "replace", &question, |after| {
+        report::replaced(&args.served.disk, after)
+    })
 }
 
 /// Check or repair.
@@ -66,19 +90,49 @@ pub fn check(args: &CheckArgs, question: &Question) -> Result<()> {
         Question::Repair {} => "repair",
         _ => "check",
     };
+    let Whom { names, json, .. } = &args.whom;
     let Some(array) = one_disk(&args.whom)? else {
-        return offline::check(&args.whom.names, args.speed, question, action);
+        return offline::check(names, args.speed, question, action, *json);
     };
-    array.ask(question)?;
-    match args.wait {
-        true => follow(&array, Some(action), &AtomicBool::new(false))?.judge(),
-        false => Ok(()),
+    let after = array.ask(question)?;
+    if args.wait {
+        let followed = follow(&array, Some(action), &AtomicBool::new(false))?;
+        return followed.tell(action, &names[0], *json);
     }
+    let message = format!(
+        "{action} of {} has begun: `pvblk raid wait` follows it",
+        names[0]
+    );
+    Report::new(action, &names[0], message)
+        .with(after)
+        .print(*json)
 }
 
 pub fn wait(args: &Served) -> Result<()> {
     let array = Array::served(&args.control, &args.disk)?;
-    follow(&array, None, &AtomicBool::new(false))?.judge()
+    let followed = follow(&array, None, &AtomicBool::new(false))?;
+    followed.tell("wait", &args.disk, args.json)
+}
+
+pub fn idle(args: &Served) -> Result<()> {
+    let disk = &args.disk;
+    let before = Array::served(&args.control, disk)?.ask(&Question::Detail {})?;
+    let sync = before.serving.and_then(|s| s.sync);
+    let message = match sync.as_ref().map(|s| s.action.as_str()) {
+        None => format!("{disk}: nothing was under way"),
+        Some(action @ ("check" | "repair")) => format!("{action} of {disk} is ended"),
+        Some(action) => format!("{} of {disk} begins again", noun(action)),
+    };
+    order(args, "idle", &Question::Idle {}, |_| message)
+}
+
+pub fn freeze(args: &Served, on: bool) -> Result<()> {
+    let (command, then) = match on {
+        true => ("freeze", "is frozen: nothing is rebuilt or resynchronised"),
+        false => ("unfreeze", "isn't frozen: it is rebuilt and resynchronised"),
+    };
+    let message = format!("{} {then}", args.disk);
+    order(args, command, &Question::Frozen { on }, |_| message)
 }
 
 pub fn speed(args: &SpeedArgs) -> Result<()> {
@@ -89,17 +143,34 @@ pub fn speed(args: &SpeedArgs) -> Result<()> {
         min_kib: args.min,
         max_kib: args.max,
     };
-    order(&args.served, &question)
+    let disk = &args.served.disk;
+    order(&args.served, "speed", &question, |after| {
+        let speeds = after.serving.as_ref();
+        let (min, max) = speeds.map_or((0, 0), |s| (s.speed_min_kib, s.speed_max_kib));
+        format!("{disk}: rebuilds and checks take {min} to {max} KiB/s of each member")
+    })
 }
 
 pub fn stripes(args: &StripesArgs) -> Result<()> {
     let stripes = args.stripes;
-    order(&args.served, &Question::Stripes { stripes })
+    let message = format!("{}: {stripes} stripe heads are kept", args.served.disk);
+    order(
+        &args.served,
+        "stripes",
+        &Question::Stripes { stripes },
+        |_| message,
+    )
 }
 
 pub fn write_path(args: &WritePathArgs) -> Result<()> {
     let path = args.path.clone();
-    order(&args.served, &Question::WritePath { path })
+    let message = format!("{}: the write path is {path}", args.served.disk);
+    order(
+        &args.served,
+        "write-path",
+        &Question::WritePath { path },
+        |_| message,
+    )
 }
 
 /// The disk of a server; `None` if members are named instead.

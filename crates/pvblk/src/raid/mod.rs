@@ -8,7 +8,9 @@ mod examine;
 mod manage;
 mod offline;
 mod progress;
+mod report;
 mod scan;
+mod screen;
 mod text;
 
 use anyhow::Result;
@@ -99,9 +101,9 @@ pub fn run(command: &RaidCommand) -> Result<()> {
         RaidCommand::Check(args) => manage::check(args, &Question::Check {}),
         RaidCommand::Repair(args) => manage::check(args, &Question::Repair {}),
         RaidCommand::Wait(args) => manage::wait(args),
-        RaidCommand::Idle(args) => manage::order(args, &Question::Idle {}),
-        RaidCommand::Freeze(args) => manage::order(args, &Question::Frozen { on: true }),
-        RaidCommand::Unfreeze(args) => manage::order(args, &Question::Frozen { on: false }),
+        RaidCommand::Idle(args) => manage::idle(args),
+        RaidCommand::Freeze(args) => manage::freeze(args, true),
+        RaidCommand::Unfreeze(args) => manage::freeze(args, false),
         RaidCommand::Speed(args) => manage::speed(args),
         RaidCommand::Stripes(args) => manage::stripes(args),
         RaidCommand::WritePath(args) => manage::write_path(args),

@@ -2,8 +2,10 @@
 
 use super::args::{MembersArgs, Offline};
 use super::ask::{Array, follow};
+use super::detail::detail_of;
 use super::open_all;
 use super::progress::Bar;
+use super::report::Report;
 use anyhow::{Result, bail};
 use pvblk_block::Close;
 use pvblk_raid5 as raid5;
@@ -18,11 +20,15 @@ use std::sync::atomic::AtomicBool;
 const STRIPES: usize = 1024;
 
 /// Writes spares; nothing changes on members.
-pub fn add(members: &[String], spares: &[String], force: bool) -> Result<()> {
+pub fn add(members: &[String], spares: &[String], force: bool, json: bool) -> Result<()> {
     let options = AssembleOptions::default();
     let mut assembly = raid5::assemble(open_all(members)?, &options, &mut sleepy())?;
+    let array = uuid(&assembly);
     for (name, device) in open_all(spares)? {
         add_spare(&mut assembly, &name, &device, force, &mut sleepy())?;
+        let message = format!("added {name} to array {array} as a spare");
+        let report = Report::new("add", &array, message);
+        report.with(detail_of(&assembly)).print(json)?;
     }
     Ok(())
 }
@@ -31,11 +37,10 @@ pub fn assemble(args: &MembersArgs) -> Result<()> {
     let assembly = found(&args.members, &args.offline)?;
     let assembly = ready(assembly, &args.offline)?;
     let (there, of) = (assembly.present().count(), assembly.members.len());
-    println!(
-        "array {}: clean, {there} of {of} members",
-        raid5::uuid_text(&assembly.newest().set_uuid)
-    );
-    Ok(())
+    let array = uuid(&assembly);
+    let message = format!("array {array}: clean, {there} of {of} members");
+    let report = Report::new("assemble", &array, message);
+    report.with(detail_of(&assembly)).print(args.offline.json)
 }
 
 pub fn rebuild(args: &MembersArgs) -> Result<()> {
@@ -53,7 +58,7 @@ pub fn rebuild(args: &MembersArgs) -> Result<()> {
         ready(assembly, &args.offline)?,
         &args.offline,
         None,
-        "recover",
+        ("rebuild", "recover"),
     )
 }
 
@@ -62,10 +67,12 @@ pub fn check(
     members: &[String],
     speed: Option<u64>,
     question: &Question,
-    action: &str,
+    action: &'static str,
+    json: bool,
 ) -> Result<()> {
     let offline = Offline {
         speed,
+        json,
         // Without one it is refused anyway.
         run: true,
         ..Offline::default()
@@ -76,7 +83,16 @@ pub fn check(
             "{action}: no member is at place {place}, so there is no parity to compare: name it, or rebuild it first"
         );
     }
-    run(ready(assembly, &offline)?, &offline, Some(question), action)
+    run(
+        ready(assembly, &offline)?,
+        &offline,
+        Some(question),
+        (action, action),
+    )
+}
+
+fn uuid(assembly: &Assembly) -> String {
+    raid5::uuid_text(&assembly.newest().set_uuid)
 }
 
 /// The array that members are. Nothing is written.
@@ -129,13 +145,14 @@ fn options(offline: &Offline) -> AssembleOptions {
     }
 }
 
-/// Runs the array until the question's work, or its recovery, has ended, or until a signal.
+/// Runs the array until the question's work, or its recovery, has ended, or until a signal. The words: the command's, and md's for the work.
 fn run(
     assembly: Assembly,
     offline: &Offline,
     question: Option<&Question>,
-    action: &str,
+    (command, action): (&'static str, &str),
 ) -> Result<()> {
+    let uuid = uuid(&assembly);
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // The second one ends at once.
@@ -165,5 +182,5 @@ fn run(
     if followed.stopped {
         bail!("{action} was stopped; a rebuild goes on from there the next time");
     }
-    followed.judge()
+    followed.tell(command, &format!("array {uuid}"), offline.json)
 }

@@ -29,7 +29,7 @@ impl Bar {
         }
         let line = self.lines.step(sync.done_bytes / 512, sync.of_bytes / 512);
         if let Some(line) = line {
-            eprintln!("{}: {line}", sync.action);
+            eprintln!("{}: {line}{}", sync.action, pace(sync));
         }
     }
 
@@ -55,13 +55,15 @@ fn bar(sync: &SyncProgress) -> String {
         done >> 20,
         of >> 20,
     );
-    if let Some(speed) = sync.speed_kib {
-        text.push_str(&format!(", {speed} KiB/s"));
-    }
-    if let Some(left) = sync.seconds_left {
-        text.push_str(&format!(", {} left", time(left)));
-    }
+    text.push_str(&pace(sync));
     text
+}
+
+/// `, 120000 KiB/s, 0:05 left`, as far as it is known.
+pub fn pace(sync: &SyncProgress) -> String {
+    let speed = sync.speed_kib.map(|s| format!(", {s} KiB/s"));
+    let left = sync.seconds_left.map(|s| format!(", {} left", time(s)));
+    [speed, left].into_iter().flatten().collect()
 }
 
 /// Whole percent that are done.
