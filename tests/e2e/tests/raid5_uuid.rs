@@ -3,10 +3,12 @@
 use pvblk_e2e::arrays::{Disks, detail, raid, spec, wrong_stripes};
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::managed::{Managed, PATIENCE, array, at, name, names};
+use pvblk_e2e::mounted::Fuse;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::stage::unix;
+use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{compare, need, run, run_ok, tool};
-use pvblk_e2e::{Stop, run_all};
+use pvblk_e2e::{Daemon, Stop, run_all};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
             killed,
         ),
         ("candidates_that_cant_be_used_are_named", candidates),
+        ("a_candidate_that_hangs_is_left_out", hangs),
         ("mdadm_and_we_find_the_same_arrays", scanned),
         ("commands_say_what_they_did", told),
         ("a_watched_array_is_drawn_in_place", watched),
@@ -38,11 +41,11 @@ fn by_uuid(disks: &Disks, of: std::ops::Range<usize>) -> Result<String, Stop> {
     ))
 }
 
-/// Whether a volume can be served; `None`: it is.
+/// Error of a server that is to serve a volume; `None`: it serves it.
 fn refusal(volume: &str) -> Result<Option<String>, Stop> {
     let dir = tempfile::tempdir()?;
     let (disk, nbd) = (format!("r={volume}"), unix(&dir.path().join("nbd")));
-    match pvblk_e2e::Daemon::start(["serve", "--disk", &disk, "--nbd", &nbd]) {
+    match Daemon::start(["serve", "--disk", &disk, "--nbd", &nbd]) {
         Ok(mut served) => served.stop().map(|()| None),
         Err(Stop::Fail(said)) => Ok(Some(said)),
         Err(other) => Err(other),
@@ -217,6 +220,31 @@ fn candidates() -> Result<(), Stop> {
     check(is["missing"] == 3, || is.to_string())
 }
 
+/// A file on a file system that doesn't answer: nbdfuse, whose server is stopped.
+fn hangs() -> Result<(), Stop> {
+    need(&["nbdcopy", "cmp", "nbdfuse", "fusermount3"])?;
+    let (disks, image) = array(4, "ppl")?;
+    let wanted = by_uuid(&disks, 0..4)?;
+    let mut served = Managed::of(&wanted)?;
+    served.write(&image)?;
+    served.daemon.stop()?;
+    let dir = tempfile::tempdir()?;
+    let nbd = dir.path().join("nbd");
+    let slow = Daemon::start(["serve", "--disk", "x=mem:16M", "--nbd", &unix(&nbd)])?;
+    let fuse = Fuse::mount(&disks.dir.path().join("fuse"), &uri(&nbd, "x"))?;
+    slow.signal(Signal::STOP)?;
+    let volume = format!("{wanted},in={}", fuse.file.display());
+    let served = holds(&volume, &image);
+    slow.signal(Signal::CONT)?;
+    let mut served = served?;
+    let lines = served.daemon.lines();
+    let left = format!("{} is left out: it doesn't answer", fuse.file.display());
+    check(lines.iter().any(|l| l.contains(&left)), || {
+        format!("{left:?} isn't told: {lines:#?}")
+    })?;
+    served.daemon.stop()
+}
+
 /// mdadm's `ARRAY` lines and ours are about the same arrays.
 fn scanned() -> Result<(), Stop> {
     need(&["mdadm", "nbdcopy", "cmp"])?;
@@ -320,20 +348,33 @@ fn told() -> Result<(), Stop> {
     served.daemon.stop()
 }
 
-/// On a terminal the view has the alternate screen and gives it back at Ctrl-C; a pipe gets text.
+/// On a terminal the view has the alternate screen, fits it after a change of its size, and gives it back at Ctrl-C; a pipe gets text.
 fn watched() -> Result<(), Stop> {
-    need(&["script", "timeout"])?;
+    need(&["script", "stty"])?;
     let (disks, _) = array(4, "ppl")?;
     let served = Managed::start(&names(&disks, &[0, 1, 2, 3]))?;
-    let pvblk_path = pvblk(["raid"])?.get_program().to_owned();
+    let program = pvblk(["raid"])?.get_program().to_owned();
     let watch = format!(
-        "timeout --foreground --signal=INT 4 {} raid detail --watch --control {} r",
-        pvblk_path.display(),
+        "{} raid detail --watch --control {} r",
+        program.display(),
         unix(&served.path("control"))
     );
     let out = served.path("typescript");
+    let shell = format!(
+        r#"views() {{ grep -ac 'Raid Level' '{out}'; }}
+until_views() {{ while [ "$(views)" -lt "$1" ]; do sleep 0.1; done; }}
+(until_views 2; stty cols 40 rows 8 <&3; until_views 6; kill -INT $$) 3</dev/tty &
+exec {watch}"#,
+        out = out.display()
+    );
+    let file = served.path("watch.sh");
+    std::fs::write(&file, shell)?;
+    let script = format!("sh {}", file.display());
     run(
-        tool("script", ["-qec".as_ref(), watch.as_ref(), out.as_os_str()]),
+        tool(
+            "script",
+            ["-qefc".as_ref(), script.as_ref(), out.as_os_str()],
+        ),
         PATIENCE,
     )?;
     let drawn = std::fs::read_to_string(&out)?;
@@ -341,15 +382,22 @@ fn watched() -> Result<(), Stop> {
     check(drawn.contains(enter) && drawn.contains(leave), || {
         format!("the screen isn't taken and given back: {drawn:?}")
     })?;
-    check(drawn.find(enter) < drawn.find("\x1b[H"), || drawn.clone())?;
+    let frames: Vec<&str> = drawn.split("\x1b[H").collect();
+    check(frames[0].contains(enter) && frames.len() > 4, || {
+        format!("not drawn in place: {drawn:?}")
+    })?;
+    let last: Vec<&str> = frames[frames.len() - 2].split("\r\n").collect();
+    let longest = last
+        .iter()
+        .map(|l| l.trim_end_matches("\x1b[J").chars().count());
     check(
-        drawn.matches("\x1b[H").count() >= 2 && drawn.contains("Raid Level : raid5\x1b[K"),
-        || format!("not drawn in place: {drawn:?}"),
+        last.len() == 8 && longest.max() <= Some(39 + "\x1b[K".len()),
+        || format!("it doesn't fit 8 rows of 40: {last:?}"),
     )?;
-    let plain = tool("sh", ["-c", &watch.replace(" 4 ", " 2 ")]);
-    let plain = run(plain, PATIENCE)?.stdout;
+    let plain = format!("{watch} | head -n 60");
+    let plain = run(tool("sh", ["-c", &plain]), PATIENCE)?.stdout;
     check(
-        plain.contains("Raid Level : raid5\n") && !plain.contains('\x1b'),
+        plain.matches("Raid Level : raid5\n").count() == 2 && !plain.contains('\x1b'),
         || format!("no plain text: {plain:?}"),
     )
 }

@@ -93,7 +93,7 @@ fn frame(text: &str, (width, height): (u16, u16)) -> String {
     let rows = usize::from(height.max(1));
     for (n, line) in lines.iter().take(rows).enumerate() {
         if n > 0 {
-            out.push_str("\r\n");
+            out.push('\n');
         }
         // The last column stays empty: an erasure there would take the character with it.
         out.extend(line.chars().take(usize::from(width).saturating_sub(1)));
@@ -111,11 +111,11 @@ mod tests {
     fn a_frame_fits_the_terminal() {
         assert_eq!(
             frame("ab\ncd\n", (80, 24)),
-            "\x1b[Hab\x1b[K\r\ncd\x1b[K\x1b[J"
+            "\x1b[Hab\x1b[K\ncd\x1b[K\x1b[J"
         );
         assert_eq!(
             frame("äbc\nd\ne\n", (3, 2)),
-            "\x1b[Häb\x1b[K\r\nd\x1b[K\x1b[J"
+            "\x1b[Häb\x1b[K\nd\x1b[K\x1b[J"
         );
         assert_eq!(frame("", (0, 0)), "\x1b[H\x1b[J");
     }

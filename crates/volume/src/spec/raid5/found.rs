@@ -14,7 +14,9 @@ use std::sync::Arc;
 const MOST_PATTERNS: usize = 256;
 /// Most times that all is looked at because superblocks change meanwhile.
 const TRIES: usize = 4;
-/// Most candidates that a message names.
+/// Most candidates that the log names.
+const MOST_NOTES: usize = 32;
+/// Most candidates that an error names.
 const MOST_NAMES: usize = 8;
 
 /// `uuid=UUID,in=PATTERN[,in=PATTERN]…[,missing]`
@@ -92,6 +94,11 @@ impl Candidates {
             let left_out: Vec<String> =
                 selection.left_out.into_iter().map(|(_, why)| why).collect();
             let notes: Vec<String> = left_out.into_iter().chain(unusable).collect();
+            tracing::info!(
+                "raid5: array {uuid}: {} of {files} files are of it, and {} are used",
+                seen.len(),
+                selection.taken.len()
+            );
             match (selection.absent.as_slice(), self.missing) {
                 ([], _) | ([_], true) => {}
                 (absent, _) => {
@@ -124,8 +131,11 @@ impl Candidates {
             let mut assembly = raid5::assemble(devices, &array.options(), &mut raid5::sleepy())
                 .map_err(|e| match notes.is_empty() {
                     true => e,
-                    false => e.context(notes.join("; ")),
+                    false => e.context(listed(&notes).trim_start_matches("; ").to_owned()),
                 })?;
+            let more = notes.len().saturating_sub(MOST_NOTES);
+            let more = (more > 0).then(|| format!("{more} more candidates can't be used"));
+            let notes = notes.into_iter().take(MOST_NOTES).chain(more);
             assembly.notes.splice(0..0, notes);
             return Ok(assembly);
         }

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 const MOST_FILES: usize = 4096;
 /// Files that are looked at at a time.
 const AT_ONCE: usize = 16;
-/// Longest time for one file.
-const FILE_WAIT: Duration = Duration::from_secs(5);
+/// Longest time for one file: a disk that has to spin up answers in it.
+const FILE_WAIT: Duration = Duration::from_secs(20);
 /// Longest time for the expansion of patterns.
-const EXPAND_WAIT: Duration = Duration::from_secs(10);
+const EXPAND_WAIT: Duration = Duration::from_secs(20);
 /// Most threads whose calls were given up and haven't returned.
 const MOST_HUNG: usize = 32;
 

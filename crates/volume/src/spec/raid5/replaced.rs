@@ -115,11 +115,15 @@ struct Beside {
 }
 
 impl Beside {
-    /// `None` if a member isn't a file, or a folder can't be looked at.
+    /// `None` if a member isn't a regular file, or a folder can't be looked at. The folder of a block device has devices that nobody named.
     fn of(members: &[Option<VolumeSpec>], uuid: [u8; 16]) -> Option<Beside> {
         let mut patterns: Vec<PathBuf> = Vec::new();
         for member in members.iter().flatten() {
-            let folder = leaf(member)?.path.parent()?.to_str()?;
+            let path = &leaf(member)?.path;
+            if !std::fs::metadata(path).ok()?.is_file() {
+                return None;
+            }
+            let folder = path.parent()?.to_str()?;
             let pattern = Path::new(&glob::Pattern::escape(folder)).join("*");
             if !patterns.contains(&pattern) {
                 patterns.push(pattern);
