@@ -139,7 +139,8 @@ impl Service {
     /// To be called once a second or so: looks for requests that are older than `limit`, and tells events that were left out.
     pub fn look(&self, limit: Duration) {
         for disk in self.disks.all() {
-            disk.health().oldest(None, limit);
+            let age = disk.counters().oldest(disk.throttle().is_on());
+            disk.health().oldest(age.filter(|&age| age >= limit), limit);
         }
         self.events.tick();
     }

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     run_all(&[
         ("who_comes_leaves_and_breaks_is_told", peers),
         ("a_backing_that_fails_is_told_and_so_is_its_end", failing),
+        ("a_backing_that_hangs_is_told_and_so_is_its_end", hanging),
         ("a_backing_that_is_full_is_told_and_so_is_its_end", full),
         ("the_life_of_an_array_is_told", array),
         ("the_end_of_an_array_and_of_a_device_are_told", lost),
@@ -211,6 +212,19 @@ fn failing() -> Result<(), Stop> {
     let back = told.until_with("backing-back", Some("a"), || {
         one(&mut connection, Command::Write, 0).map(drop)
     })?;
+    check(state(&back) == "healthy", || format!("{back:#?}"))?;
+    told.end()
+}
+
+fn hanging() -> Result<(), Stop> {
+    let flags = ["--disk", "a=fault:seed=1,stall=1/8s:mem:1M"];
+    let told = Told::start(&[&flags[..], &["--hang-after", "2s"]].concat())?;
+    let mut connection = Connection::open(&told.nbd(), "a")?;
+    connection.send(Command::Write, 1, 0, &[7; 4096])?;
+    let hanging = told.until("backing-hanging", Some("a"))?;
+    check(state(&hanging) == "stalled", || format!("{hanging:#?}"))?;
+    check(connection.receive()?.is_some(), || "no reply".into())?;
+    let back = told.until("backing-back", Some("a"))?;
     check(state(&back) == "healthy", || format!("{back:#?}"))?;
     told.end()
 }

@@ -3,9 +3,11 @@
 //! A lane writes its own [`LaneCounters`], and only the thread that steps the lane does, so that no write has to be atomic with its read. Readers
 //! may see a request counted whose time isn't yet. [`DiskCounters`] has those of all lanes of a disk, and the sums of lanes that have ended.
 
+mod age;
 mod histogram;
 
 use crate::throttle::Connection;
+use age::Ages;
 use histogram::BUCKETS;
 pub use histogram::Histogram;
 use parking_lot::Mutex;
@@ -58,6 +60,7 @@ pub(crate) struct LaneCounters {
     busy: AtomicU64,
     /// When the lane got its first request in flight.
     busy_since: AtomicU64,
+    ages: Ages,
 }
 
 impl LaneCounters {
@@ -70,6 +73,7 @@ impl LaneCounters {
             in_flight: AtomicU32::new(0),
             busy: AtomicU64::new(0),
             busy_since: AtomicU64::new(0),
+            ages: Ages::default(),
         }
     }
 
@@ -83,7 +87,9 @@ impl LaneCounters {
     pub(crate) fn taken(&self, batch: &mut [Box<Request>], now: u64, in_flight: usize) -> u64 {
         if self.in_flight.load(Ordering::Relaxed) == 0 {
             self.busy_since.store(now, Ordering::Relaxed);
+            self.ages.begin(now, in_flight as u32);
         }
+        self.ages.taken(now);
         self.in_flight.store(in_flight as u32, Ordering::Relaxed);
         let (mut op, mut run, mut sectors) = (Op::Read, 0, 0);
         for request in batch {
@@ -103,6 +109,7 @@ impl LaneCounters {
     #[inline]
     pub(crate) fn ended(&self, done: &[Completion], now: u64) -> u64 {
         let (mut rest, mut failed) = (done, 0);
+        let (mark, mut old) = (self.ages.mark(), 0);
         // Runs of one operation that were taken together, so that sums are written once for each.
         while let Some(first) = rest.first() {
             let (op, taken) = (first.request.op, first.request.taken);
@@ -114,6 +121,9 @@ impl LaneCounters {
                 run += 1;
                 sectors += request.sectors;
                 errors += u64::from(*status != Status::Ok);
+            }
+            if taken < mark {
+                old += run as u32;
             }
             let counters = self.operations[op as usize].get_or_init(OperationCounters::new);
             let took = now.saturating_sub(taken);
@@ -128,6 +138,7 @@ impl LaneCounters {
             }
             rest = &rest[run..];
         }
+        self.ages.ended(old);
         failed
     }
 
@@ -145,6 +156,7 @@ impl LaneCounters {
     #[inline]
     pub(crate) fn left(&self, now: u64, in_flight: usize) {
         self.in_flight.store(in_flight as u32, Ordering::Relaxed);
+        self.ages.left(now, in_flight as u32);
         if in_flight == 0 {
             let since = self.busy_since.load(Ordering::Relaxed);
             add(&self.busy, now.saturating_sub(since));
@@ -278,6 +290,16 @@ impl DiskCounters {
     /// For how long they have counted.
     pub fn elapsed(&self) -> Duration {
         self.since.elapsed()
+    }
+
+    /// The least age that the oldest request in flight has; `None` if there is none. With `passes`, requests may wait for a limit of
+    /// their own: then a lane whose requests end is well, however long they wait.
+    pub(crate) fn oldest(&self, passes: bool) -> Option<Duration> {
+        let state = self.state.lock();
+        let now = ticks::now();
+        let ages = state.live.iter().filter_map(|l| l.ages.oldest(now, passes));
+        ages.max()
+            .map(|age| Duration::from_nanos(ticks::to_ns(age)))
     }
 
     /// Sums over all lanes that the disk has and had.
