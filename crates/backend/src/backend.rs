@@ -109,8 +109,8 @@ impl Disk {
 
     /// The disk for one front end at a time.
     #[must_use]
-    pub fn exclusive(mut self) -> Disk {
-        self.users = Users::new(&self.name, true);
+    pub fn exclusive(self) -> Disk {
+        self.users.set_exclusive(true);
         self
     }
 

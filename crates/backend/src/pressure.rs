@@ -55,10 +55,17 @@ pub struct Pressure {
     longest_ns: AtomicU64,
     device_bytes: AtomicU64,
     pools: Mutex<Pools>,
-    devices: Mutex<Vec<Weak<dyn BlockDevice>>>,
+    devices: Mutex<Devices>,
     events: OnceLock<Arc<EventLog>>,
     /// One pass over the pools at a time.
     pass: Mutex<Passes>,
+}
+
+#[derive(Default)]
+struct Devices {
+    all: Vec<Weak<dyn BlockDevice>>,
+    /// Those that are gone are taken out when there are so many: adding one costs the same however many there are.
+    most: usize,
 }
 
 #[derive(Default)]
@@ -378,13 +385,25 @@ impl Pressure {
     /// Adds a device that is squeezed, too, as long as it exists ([`BlockDevice::give_way`]).
     pub fn add_device(&self, device: &Arc<dyn BlockDevice>) {
         let mut devices = self.devices.lock();
-        devices.retain(|d| d.strong_count() > 0);
-        devices.push(Arc::downgrade(device));
+        if devices.all.len() >= devices.most {
+            devices.all.retain(|d| d.strong_count() > 0);
+            devices.most = 2 * devices.all.len() + 16;
+        }
+        devices.all.push(Arc::downgrade(device));
+    }
+
+    /// Forgets the counts of a disk that is gone and has no pool any more.
+    pub fn forget(&self, disk: &str) {
+        let mut pools = self.pools.lock();
+        let lives = |p: &Weak<PoolShared>| p.upgrade().is_some_and(|p| p.disk() == disk);
+        if !pools.live.iter().any(lives) {
+            pools.retired.remove(disk);
+        }
     }
 
     fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
         let devices = self.devices.lock();
-        devices.iter().filter_map(Weak::upgrade).collect()
+        devices.all.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Bytes that a squeeze would bring now, roughly: reads one word of each pool and device.

@@ -10,11 +10,12 @@ use crate::stopping::{StopTimes, Stopping};
 use crate::throttle::Connection;
 use crate::users::{FenceOpened, Place, User};
 use parking_lot::{Condvar, Mutex};
-use pvblk_block::{Completion, Error, ErrorKind, Op, Readiness, Request, Status};
+use pvblk_block::{Completion, DeviceEvent, Error, ErrorKind, Op, Readiness, Request, Status};
 use pvblk_sys::Poller;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 /// A source's key in the service.
@@ -51,8 +52,19 @@ struct LiveSources {
 struct ServiceState {
     sources: HashMap<Key, Source>,
     stopping: bool,
-    /// Ends of disks that were not returned yet.
-    ends: Vec<DiskEnd>,
+    /// Ends of disks that were not returned yet, with the address of each.
+    ends: Vec<(usize, DiskEnd)>,
+    /// Disks that were taken out and haven't ended.
+    retired: Vec<Retired>,
+}
+
+/// A disk that nobody finds any more, until it is flushed and closed.
+struct Retired {
+    disk: Arc<Disk>,
+    times: StopTimes,
+    /// Its last flush is under way.
+    ending: bool,
+    ended: Option<Box<dyn FnOnce(DiskEnd) + Send>>,
 }
 
 struct Source {
@@ -118,9 +130,77 @@ impl Service {
         Ok(())
     }
 
-    /// Takes a disk out: nobody finds it any more. Its front ends and clients go on until they end, and a stop doesn't flush it.
-    pub fn remove(&self, name: &str) -> Option<Arc<Disk>> {
-        self.disks.remove(name)
+    /// Takes a disk out of service: nobody finds it any more, nobody is let in, and front ends and clients that are there lose it when their
+    /// outstanding requests have completed. Its name is free on return. The device stays open and locked until then; at last it is flushed, closed and dropped on a thread of the
+    /// disk, and `ended` is told. No limit of time holds for the requests; one of `patience` holds for the flush.
+    ///
+    /// Errors if the service is stopping: the stop flushes the disk. A stop that begins later waits for the disk as for all others, and drops `ended`.
+    pub fn retire(
+        &self,
+        disk: &Arc<Disk>,
+        patience: Duration,
+        ended: impl FnOnce(DiskEnd) + Send + 'static,
+    ) -> Result<(), Error> {
+        let mut state = self.live.state.lock();
+        if state.stopping || !self.disks.remove_this(disk) {
+            let why = match state.stopping {
+                true => format!("disk {}: the server is stopping", disk.name()),
+                false => format!("there is no disk {}", disk.name()),
+            };
+            return Err(Error::new(ErrorKind::Disconnected, why));
+        }
+        // With `force` it can't fail.
+        let _ = disk.users().close(true);
+        state.retired.push(Retired {
+            disk: Arc::clone(disk),
+            times: StopTimes {
+                drain: Duration::MAX,
+                flush: patience,
+            },
+            ending: false,
+            ended: Some(Box::new(ended)),
+        });
+        let of_disk = state
+            .sources
+            .values()
+            .filter(|s| Arc::ptr_eq(&s.disk, disk));
+        of_disk
+            .filter_map(|s| s.id)
+            .for_each(|id| self.backend.detach(id));
+        drop(state);
+        disk.device().events().raise(DeviceEvent::Gone);
+        self.live.end_if_drained(disk);
+        Ok(())
+    }
+
+    /// Makes everything stable that was answered, on a thread of the disk; waits for it until `patience` is over.
+    pub fn flush(&self, disk: &Arc<Disk>, patience: Duration) -> Result<(), Error> {
+        if disk.device().limits().read_only {
+            return Ok(());
+        }
+        let (tell, told) = sync_channel(1);
+        let flushed = Arc::clone(disk);
+        let job = move || {
+            let result = flush(&flushed, patience);
+            drop(flushed);
+            let _ = tell.send(result);
+        };
+        let no_thread = |_| Error::new(ErrorKind::Exhausted, "no thread for its flush");
+        disk.aside().run(Box::new(job)).map_err(no_thread)?;
+        told.recv_timeout(patience + Duration::from_secs(1))
+            .unwrap_or_else(|_| Err(stuck_error("flush", patience)))
+    }
+
+    /// Disks that were taken out of service and haven't ended, each with the number of its sources.
+    pub fn retired(&self) -> Vec<(Arc<Disk>, usize)> {
+        let state = self.live.state.lock();
+        let sources = |disk: &Arc<Disk>| {
+            let all = state.sources.values();
+            all.filter(|s| Arc::ptr_eq(&s.disk, disk)).count()
+        };
+        let all = state.retired.iter();
+        all.map(|r| (Arc::clone(&r.disk), sources(&r.disk)))
+            .collect()
     }
 
     pub(crate) fn backend(&self) -> &Backend {
@@ -200,8 +280,11 @@ impl Service {
         };
         {
             let mut state = self.live.state.lock();
-            if state.stopping {
-                let why = format!("disk {}: the server is stopping", disk.name());
+            if state.stopping || disk.users().is_closed() {
+                let why = match state.stopping {
+                    true => format!("disk {}: the server is stopping", disk.name()),
+                    false => format!("disk {} is being removed", disk.name()),
+                };
                 return Err(Error::new(ErrorKind::Disconnected, why));
             }
             // The entry comes before the worker knows the source, which may end at once.
@@ -212,8 +295,12 @@ impl Service {
             let source = live.state.lock().sources.remove(&key);
             live.changed.notify_all();
             // Not under the lock: the last source of a front end that is gone opens the fence.
+            let disk = source.as_ref().map(|s| Arc::clone(&s.disk));
             drop(source);
             ended(end);
+            if let Some(disk) = disk {
+                live.end_if_drained(&disk);
+            }
         };
         let attached = self
             .backend
@@ -224,8 +311,8 @@ impl Service {
                 if let Some(entry) = state.sources.get_mut(&key) {
                     entry.id = Some(id);
                 }
-                if state.stopping {
-                    // A stop that came in between couldn't name the source yet.
+                if state.stopping || disk.users().is_closed() {
+                    // A stop or removal that came in between couldn't name the source yet.
                     self.backend.detach(id);
                 }
                 (None, Ok(key))
@@ -265,24 +352,35 @@ impl Service {
         for id in state.sources.values().filter_map(|s| s.id) {
             self.backend.detach(id);
         }
+        let mut disks = self.disks.all();
+        let mut begun = HashSet::new();
+        for retired in &mut state.retired {
+            if retired.ending {
+                begun.insert(disks.len());
+            }
+            disks.push(Arc::clone(&retired.disk));
+            retired.ended = None;
+        }
         drop(state);
-        let disks = self.disks.all();
         let mut stopping = Stopping::new(disks.len(), begin, times);
         let mut ends = Vec::new();
         loop {
             let mut state = self.live.state.lock();
-            for end in state.ends.drain(..) {
-                let number = disks.iter().position(|d| d.name() == end.disk);
+            for (address, end) in state.ends.drain(..) {
+                let number = disks.iter().position(|d| address_of(d) == address);
                 // A disk that was given up before has its end already.
-                if number.is_some_and(|n| stopping.ended(n)) {
-                    ends.push(end);
+                if let Some(n) = number.filter(|&n| stopping.ended(n)) {
+                    ends.push((n, end));
                 }
             }
             let in_use = state.in_use();
             let turn = stopping.turn(Instant::now(), |n| in_use.contains(&Arc::as_ptr(&disks[n])));
-            ends.extend(turn.stuck.into_iter().map(|n| DiskEnd {
-                disk: disks[n].name().to_owned(),
-                result: Err(stuck_error("flush", times.flush)),
+            ends.extend(turn.stuck.into_iter().map(|n| {
+                let end = DiskEnd {
+                    disk: disks[n].name().to_owned(),
+                    result: Err(stuck_error("flush", times.flush)),
+                };
+                (n, end)
             }));
             if stopping.is_over() {
                 break;
@@ -293,20 +391,58 @@ impl Service {
                 continue;
             }
             drop(state);
-            for (n, drained) in turn.flush {
-                self.end_disk(Arc::clone(&disks[n]), drained, times);
+            // Those whose removal had come that far report by themselves.
+            for (n, drained) in turn.flush.into_iter().filter(|(n, _)| !begun.contains(n)) {
+                self.live.end_disk(Arc::clone(&disks[n]), drained, times);
             }
         }
-        for end in ends.iter().filter(|e| e.result.is_ok()) {
-            self.disks.remove(&end.disk);
+        for (n, _) in ends.iter().filter(|(_, end)| end.result.is_ok()) {
+            self.disks.remove_this(&disks[*n]);
         }
-        ends
+        ends.into_iter().map(|(_, end)| end).collect()
+    }
+}
+
+fn address_of(disk: &Arc<Disk>) -> usize {
+    Arc::as_ptr(disk) as usize
+}
+
+impl LiveSources {
+    /// Begins the end of a disk that was taken out, if nothing of it is at work any more. A stop ends all disks itself.
+    fn end_if_drained(self: &Arc<LiveSources>, disk: &Arc<Disk>) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let mut used = state.sources.values();
+        if state.stopping || used.any(|s| Arc::ptr_eq(&s.disk, disk)) {
+            return;
+        }
+        let ours = |r: &&mut Retired| Arc::ptr_eq(&r.disk, disk) && !r.ending;
+        if let Some(retired) = state.retired.iter_mut().find(ours) {
+            // Without a thread it stays as it is, until the service stops.
+            retired.ending = self.run_end(Arc::clone(disk), true, retired.times).is_ok();
+        }
     }
 
     /// Flushes and closes `disk` on a thread of its own, and reports its end.
-    fn end_disk(&self, disk: Arc<Disk>, drained: bool, times: StopTimes) {
-        let live = Arc::clone(&self.live);
-        let name = disk.name().to_owned();
+    fn end_disk(self: &Arc<LiveSources>, disk: Arc<Disk>, drained: bool, times: StopTimes) {
+        let (name, address) = (disk.name().to_owned(), address_of(&disk));
+        if let Err(e) = self.run_end(disk, drained, times) {
+            let end = DiskEnd {
+                disk: name,
+                result: Err(e),
+            };
+            self.state.lock().ends.push((address, end));
+        }
+    }
+
+    fn run_end(
+        self: &Arc<LiveSources>,
+        disk: Arc<Disk>,
+        drained: bool,
+        times: StopTimes,
+    ) -> Result<(), Error> {
+        let live = Arc::clone(self);
+        let address = address_of(&disk);
         let aside = Arc::clone(disk.aside());
         let job = move || {
             let result = end_of(&disk, drained, times);
@@ -315,17 +451,22 @@ impl Service {
                 result,
             };
             // The disk is dropped before the report: the device's descriptors are closed with it.
+            let ours = |r: &Retired| Arc::ptr_eq(&r.disk, &disk);
+            let retired = {
+                let mut state = live.state.lock();
+                let place = state.retired.iter().position(ours);
+                place.map(|i| state.retired.swap_remove(i))
+            };
             drop(disk);
-            live.state.lock().ends.push(end);
+            let told = retired.and_then(|r| r.ended);
+            match told {
+                Some(told) => told(end),
+                None => live.state.lock().ends.push((address, end)),
+            }
             live.changed.notify_all();
         };
-        if aside.run(Box::new(job)).is_err() {
-            let why = "no thread for its last flush";
-            self.live.state.lock().ends.push(DiskEnd {
-                disk: name,
-                result: Err(Error::new(ErrorKind::Exhausted, why)),
-            });
-        }
+        let no_thread = |_| Error::new(ErrorKind::Exhausted, "no thread for its last flush");
+        aside.run(Box::new(job)).map_err(no_thread)
     }
 }
 

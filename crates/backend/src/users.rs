@@ -16,6 +16,7 @@ use crate::ratelimit::RateLimit;
 use crate::ratelimited;
 use parking_lot::Mutex;
 use pvblk_block::{Error, ErrorKind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Called when a fence opens, on any thread; it must not block. A front end that waits keeps it.
@@ -27,7 +28,7 @@ pub type FenceOpened = Arc<dyn Fn() + Send + Sync>;
 /// shared can't be seen from here, so a second one is let in with a warning, unless the disk is exclusive.
 pub struct Users {
     disk: String,
-    exclusive: bool,
+    exclusive: AtomicBool,
     state: Mutex<UsersState>,
 }
 
@@ -39,6 +40,8 @@ struct UsersState {
     gone: usize,
     /// Front ends that wait for the fence.
     waiting: Vec<Weak<dyn Fn() + Send + Sync>>,
+    /// Nobody is let in any more.
+    closed: bool,
 }
 
 /// A front end among the [`Users`] of a disk. Dropping it says that the front end is gone.
@@ -67,9 +70,44 @@ impl Users {
     pub(crate) fn new(disk: &str, exclusive: bool) -> Arc<Users> {
         Arc::new(Users {
             disk: disk.to_owned(),
-            exclusive,
+            exclusive: AtomicBool::new(exclusive),
             state: Mutex::default(),
         })
+    }
+
+    /// Whether a second user is refused.
+    pub fn is_exclusive(&self) -> bool {
+        self.exclusive.load(Ordering::Relaxed)
+    }
+
+    /// Refuses a second user from now on, or doesn't; those that are there stay.
+    pub fn set_exclusive(&self, exclusive: bool) {
+        self.exclusive.store(exclusive, Ordering::Relaxed);
+    }
+
+    /// The users that are there or have requests at work, in the order in which they came, and how many clients or queues each one has.
+    pub fn names(&self) -> Vec<(String, usize)> {
+        self.state.lock().names.clone()
+    }
+
+    /// Lets nobody in any more. Unless `force`, errors with the users if there are any, and goes on letting in.
+    pub fn close(&self, force: bool) -> Result<(), Vec<(String, usize)>> {
+        let mut state = self.state.lock();
+        if !force && !state.names.is_empty() {
+            return Err(state.names.clone());
+        }
+        state.closed = true;
+        Ok(())
+    }
+
+    /// Lets users in again.
+    pub fn reopen(&self) {
+        self.state.lock().closed = false;
+    }
+
+    /// True if nobody is let in any more.
+    pub fn is_closed(&self) -> bool {
+        self.state.lock().closed
     }
 
     /// Lets a front end in; `None` while the fence is closed: then `opened` is called when it opens, if it is still there. Warns if there is
@@ -98,13 +136,17 @@ impl Users {
     }
 
     fn place(self: &Arc<Users>, state: &mut UsersState, name: &str) -> Result<Arc<Place>, Error> {
+        if state.closed {
+            let why = format!("disk {} is being removed", self.disk);
+            return Err(Error::new(ErrorKind::Disconnected, why));
+        }
         let names = &mut state.names;
         match names.iter_mut().find(|(n, _)| n == name) {
             Some((_, count)) => *count += 1,
             None => {
                 if let Some((other, _)) = names.first() {
                     let disk = &self.disk;
-                    if self.exclusive {
+                    if self.is_exclusive() {
                         let why = format!("disk {disk} is exclusive, and {other} uses it");
                         return Err(Error::new(ErrorKind::Exhausted, why));
                     }

@@ -21,3 +21,8 @@ mod tests {
         assert_eq!(now, hard);
     }
 }
+
+/// True if the process may do whatever root may do.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
