@@ -194,6 +194,11 @@ impl ControlThread {
         })
     }
 
+    /// Has the server take a turn: there is something to do for it.
+    pub fn wake(&self) {
+        self.inbox.wake();
+    }
+
     /// Stops the server, and returns when its stop is over.
     pub fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {

@@ -50,7 +50,11 @@ impl FrontEnd {
         peer: Peer,
     ) -> FrontEnd {
         let resize_noted = Arc::default();
-        let events = subscribe(disk.device().as_ref(), inbox, id, Arc::clone(&resize_noted));
+        let events = subscribe(&disk, inbox, id, Arc::clone(&resize_noted));
+        if disk.users().is_closed() {
+            // Nobody told the subscription.
+            inbox.put(id, Event::Removed);
+        }
         let told = Arc::clone(inbox);
         FrontEnd {
             service: Arc::clone(service),
@@ -217,16 +221,14 @@ impl FrontEnd {
     }
 }
 
-fn subscribe(
-    device: &dyn BlockDevice,
-    inbox: &Arc<Inbox>,
-    id: u64,
-    noted: Arc<AtomicBool>,
-) -> Subscription {
-    let (inbox, gone) = (Arc::clone(inbox), AtomicBool::new(false));
-    device.events().subscribe(move |event| {
+fn subscribe(disk: &Disk, inbox: &Arc<Inbox>, id: u64, noted: Arc<AtomicBool>) -> Subscription {
+    let inbox = Arc::clone(inbox);
+    let (gone, removed) = (AtomicBool::new(false), AtomicBool::new(false));
+    let users = Arc::clone(disk.users());
+    disk.device().events().subscribe(move |event| {
         let (told, event) = match event {
             DeviceEvent::Resized { .. } => (&*noted, Event::Resized),
+            DeviceEvent::Gone if users.is_closed() => (&removed, Event::Removed),
             DeviceEvent::Gone => (&gone, Event::DeviceGone),
             DeviceEvent::Member { .. } | DeviceEvent::Condition(_) => return,
         };

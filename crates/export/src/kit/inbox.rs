@@ -22,6 +22,8 @@ pub(crate) enum Event {
     Resized,
     /// The device is gone.
     DeviceGone,
+    /// The disk was taken out of service: its front ends have to let go of it.
+    Removed,
     /// A thread of the server's own has ended.
     ThreadEnded,
 }
@@ -51,6 +53,11 @@ impl Inbox {
 
     pub fn put(&self, id: u64, event: Event) {
         self.state.lock().events.push((id, event));
+        self.wake.notify();
+    }
+
+    /// Has the control thread take a turn.
+    pub fn wake(&self) {
         self.wake.notify();
     }
 

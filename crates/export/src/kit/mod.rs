@@ -14,6 +14,7 @@
 //! | [`ControlThread`] | the handle of a server: ends it when dropped | any thread |
 //! | [`Control`] | the one loop: descriptors, events, times, an orderly stop | the control thread |
 //! | [`Server`] | a protocol's part; none of its methods may wait | the control thread |
+//! | [`Orders`] | what the server's owner has it do while it runs, each with an answer | given on any thread, taken on the control thread |
 //! | [`Inbox`] | events from other threads, bounded by what there is to tell | put on any thread, taken on the control thread |
 //! | [`Listener`] | a listening socket with its pauses | the control thread |
 //! | [`FrontEnd`] | a front end's use of a disk: the fence, its queues, its end | the control thread |
@@ -29,6 +30,7 @@ mod front_end;
 mod inbox;
 mod listener;
 mod mappings;
+mod orders;
 #[cfg(test)]
 mod tests;
 
@@ -39,3 +41,4 @@ pub(crate) use front_end::{FrontEnd, whole_sectors};
 pub(crate) use inbox::{Event, Inbox};
 pub(crate) use listener::Listener;
 pub use mappings::{MappingBudget, MappingShare};
+pub(crate) use orders::Orders;

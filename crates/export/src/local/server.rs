@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Most front ends of one server, including those that are ending.
@@ -29,6 +30,7 @@ const FIRST_ID: u64 = 1;
 
 /// Serves disks to local front ends at a Unix socket. Dropping it stops it.
 pub struct LocalServer {
+    live: Arc<AtomicUsize>,
     budget: Arc<MappingBudget>,
     thread: ControlThread,
     path: PathBuf,
@@ -42,15 +44,32 @@ impl LocalServer {
         service: &Arc<Service>,
         offers: BackendOffers,
     ) -> Result<LocalServer, Error> {
+        LocalServer::start(
+            SocketFile::bind(path, SocketType::SEQPACKET)?,
+            service,
+            offers,
+            MappingBudget::new(),
+        )
+    }
+
+    /// As [`LocalServer::bind`], on a socket that listens already (`SOCK_SEQPACKET`), with a budget that several servers may share.
+    pub fn start(
+        socket: SocketFile,
+        service: &Arc<Service>,
+        offers: BackendOffers,
+        budget: Arc<MappingBudget>,
+    ) -> Result<LocalServer, Error> {
+        let path = socket.path().to_owned();
         let shared = Arc::new(LocalServerContext {
             service: Arc::clone(service),
             offers,
-            budget: MappingBudget::new(),
+            budget,
             closers: Mutex::default(),
         });
         let budget = Arc::clone(&shared.budget);
         let what = "local server";
-        let socket = SocketFile::bind(path, SocketType::SEQPACKET)?;
+        let live = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&live);
         let place = path.display().to_string();
         let thread = ControlThread::start("pvblk-local", what, |io| {
             let listener = Listener::new(socket, place, LISTENER, io);
@@ -62,13 +81,20 @@ impl LocalServer {
                 next_id: FIRST_ID,
                 stopping: false,
                 scratch: Vec::new(),
+                live: counted,
             })
         })?;
         Ok(LocalServer {
+            live,
             budget,
             thread,
-            path: path.to_owned(),
+            path,
         })
+    }
+
+    /// Front ends that are connected, or have requests at work.
+    pub fn connections(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
     }
 
     /// Path of the socket.
@@ -98,6 +124,8 @@ struct LocalConnections {
     next_id: u64,
     stopping: bool,
     scratch: Vec<u8>,
+    /// Number of both, for the server's owner.
+    live: Arc<AtomicUsize>,
 }
 
 impl Server for LocalConnections {
@@ -114,7 +142,12 @@ impl Server for LocalConnections {
     }
 
     fn event(&mut self, id: u64, event: Event, _io: &Io) {
-        if let Some(connection) = self.connections.get_mut(&id) {
+        if let (Event::Removed, Some(connection)) = (&event, self.connections.get(&id)) {
+            let name = connection.name();
+            let why = "the disk was removed";
+            tracing::info!("{name}: {why}");
+            self.end(id, Some(why));
+        } else if let Some(connection) = self.connections.get_mut(&id) {
             let result = connection.event(event);
             self.judge(id, result);
         } else if let Event::Left { generation } = event
@@ -145,6 +178,8 @@ impl Server for LocalConnections {
             false => "the front end took too long",
         };
         late.into_iter().for_each(|id| self.end(id, Some(why)));
+        let live = self.connections.len() + self.leaving.len();
+        self.live.store(live, Ordering::Relaxed);
     }
 
     fn stop(&mut self, io: &Io) -> Stopping {

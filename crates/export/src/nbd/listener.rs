@@ -1,6 +1,5 @@
 //! Sockets that a server listens at: private unless the user says otherwise.
 
-use super::config::NbdConfig;
 use super::window;
 use crate::socket_file::{SocketFile, SocketType};
 use pvblk_block::Error;
@@ -19,10 +18,10 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    pub(super) fn bind(addr: &NbdAddr, config: &NbdConfig) -> Result<Listener, Error> {
+    pub(super) fn bind(addr: &NbdAddr, allow_remote: bool) -> Result<Listener, Error> {
         match addr {
             NbdAddr::Unix(path) => SocketFile::bind(path, SocketType::STREAM).map(Listener::Unix),
-            NbdAddr::Tcp { host, port } => bind_tcp(host, *port, config.allow_remote),
+            NbdAddr::Tcp { host, port } => bind_tcp(host, *port, allow_remote),
         }
     }
 
@@ -150,7 +149,7 @@ mod tests {
     #[test]
     fn a_host_that_is_gone_is_noticed() {
         let addr: NbdAddr = "tcp:127.0.0.1:0".parse().unwrap();
-        let listener = Listener::bind(&addr, &NbdConfig::default()).unwrap();
+        let listener = Listener::bind(&addr, false).unwrap();
         let NbdAddr::Tcp { port, .. } = listener.local_addr().unwrap() else {
             panic!("not TCP");
         };
@@ -171,15 +170,10 @@ mod tests {
 
     #[test]
     fn remote_addresses_need_permission() {
-        let config = NbdConfig::default();
         let any: NbdAddr = "tcp:0.0.0.0:0".parse().unwrap();
-        let e = Listener::bind(&any, &config).err().unwrap();
+        let e = Listener::bind(&any, false).err().unwrap();
         assert!(e.to_string().contains("other machines"), "{e}");
-        let remote = NbdConfig {
-            allow_remote: true,
-            ..config
-        };
-        let l = Listener::bind(&any, &remote).unwrap();
+        let l = Listener::bind(&any, true).unwrap();
         let NbdAddr::Tcp { port, .. } = l.local_addr().unwrap() else {
             panic!("not TCP");
         };

@@ -34,6 +34,6 @@ mod window;
 
 pub use config::NbdConfig;
 pub use handshake::{Door, Handshake, Negotiated, Step};
-pub use server::NbdServer;
+pub use server::{NbdServer, NbdSocket};
 pub use shares::Shares;
 pub use source::NbdSource;

@@ -89,6 +89,16 @@ impl Drop for Alive {
     }
 }
 
+/// A socket at which an NBD server can listen.
+pub struct NbdSocket(Listener);
+
+impl NbdSocket {
+    /// As for [`NbdServer::bind`].
+    pub fn bind(addr: &NbdAddr, allow_remote: bool) -> Result<NbdSocket, Error> {
+        Listener::bind(addr, allow_remote).map(NbdSocket)
+    }
+}
+
 /// A listening NBD server. Dropping it stops it.
 pub struct NbdServer {
     shared: Arc<Shared>,
@@ -108,15 +118,33 @@ impl NbdServer {
         NbdServer::telling(addr, config, service, Arc::new(log_end))
     }
 
+    /// As [`NbdServer::bind`], on a socket that listens already.
+    pub fn start(
+        socket: NbdSocket,
+        config: NbdConfig,
+        service: &Arc<Service>,
+    ) -> Result<NbdServer, Error> {
+        NbdServer::on(socket.0, config, service, Arc::new(log_end))
+    }
+
     /// As [`NbdServer::bind`], with another one who is told of connections' ends.
     fn telling(
         addr: &NbdAddr,
+        config: NbdConfig,
+        service: &Arc<Service>,
+        on_end: Arc<OnEnd>,
+    ) -> Result<NbdServer, Error> {
+        let socket = Listener::bind(addr, config.allow_remote)?;
+        NbdServer::on(socket, config, service, on_end)
+    }
+
+    fn on(
+        socket: Listener,
         mut config: NbdConfig,
         service: &Arc<Service>,
         on_end: Arc<OnEnd>,
     ) -> Result<NbdServer, Error> {
         config.pressure = Arc::clone(service.pressure());
-        let socket = Listener::bind(addr, &config)?;
         let _ = pvblk_sys::socket::refuse_descriptors(socket.as_fd());
         let addr = socket.local_addr()?;
         let place = addr.to_string();

@@ -17,6 +17,7 @@ mod bucket;
 mod descriptors;
 pub mod inflight;
 pub mod memory;
+mod ports;
 pub mod request;
 mod ring;
 mod server;

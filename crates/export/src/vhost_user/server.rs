@@ -3,10 +3,11 @@
 use super::areas::Areas;
 use super::bucket::Bucket;
 use super::inflight::area_bytes;
+use super::ports::PortTable;
 use super::session::Session;
 use super::shares::{Seat, Shares};
 use super::virtqueue::MAX_ENTRIES;
-use crate::kit::{ControlThread, Event, FrontEnd, Io, Listener, Server, Stopping};
+use crate::kit::{ControlThread, Event, FrontEnd, Io, Listener, Orders, Server, Stopping};
 use crate::socket_file::{SocketFile, SocketType};
 use parking_lot::Mutex;
 use pvblk_backend::events::Peer;
@@ -16,7 +17,7 @@ use pvblk_sys::Closer;
 use pvblk_sys::socket::{refuse_descriptors, take_descriptors};
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,8 +55,17 @@ pub struct VhostLimits {
     pub unallocated: Option<u64>,
 }
 
-/// Serves disks to vhost-user front ends, each disk at its own socket. Dropping it stops it.
-pub struct VhostServer(ControlThread);
+/// Serves disks to vhost-user front ends, each disk at its own sockets. Dropping it stops it.
+pub struct VhostServer {
+    thread: ControlThread,
+    orders: Arc<Orders<PortOrder>>,
+}
+
+/// What the owner has the server do.
+enum PortOrder {
+    Add(Arc<Disk>, SocketFile),
+    Remove { path: PathBuf, force: bool },
+}
 
 impl VhostServer {
     /// Listens at all of `listens` (mode 0600). At each socket one front end is served at a time; the next one waits until
@@ -65,16 +75,49 @@ impl VhostServer {
         service: &Arc<Service>,
         limits: VhostLimits,
     ) -> Result<VhostServer, Error> {
-        ControlThread::start("pvblk-vhost", WHAT, |io| {
-            Ports::new(listens, service, limits, io)
-        })
-        .map(VhostServer)
+        let sockets = listens.iter().map(|Listen { disk, path }| {
+            let found = service.disks().find(disk);
+            let found = found.ok_or_else(|| {
+                let place = path.display();
+                Error::config(format!("there is no disk {disk} to serve at {place}"))
+            })?;
+            Ok((found, SocketFile::bind(path, SocketType::STREAM)?))
+        });
+        VhostServer::start(sockets.collect::<Result<_, Error>>()?, service, limits)
+    }
+
+    /// Listens at these sockets, each for its disk.
+    pub fn start(
+        sockets: Vec<(Arc<Disk>, SocketFile)>,
+        service: &Arc<Service>,
+        limits: VhostLimits,
+    ) -> Result<VhostServer, Error> {
+        let orders = Arc::default();
+        let taken = Arc::clone(&orders);
+        let thread = ControlThread::start("pvblk-vhost", WHAT, |io| {
+            Ports::new(sockets, service, limits, taken, io)
+        })?;
+        Ok(VhostServer { thread, orders })
+    }
+
+    /// Listens at one more socket. A disk may have several.
+    pub fn add(&self, disk: &Arc<Disk>, socket: SocketFile) -> Result<(), Error> {
+        let order = PortOrder::Add(Arc::clone(disk), socket);
+        self.orders.give(&self.thread, order)
+    }
+
+    /// Removes the socket at `path`. A front end that is connected there keeps it, with an error, unless `force`: then it is
+    /// disconnected when its requests in flight have ended, and the path is free at once.
+    pub fn remove(&self, path: &Path, force: bool) -> Result<(), Error> {
+        let path = path.to_owned();
+        self.orders
+            .give(&self.thread, PortOrder::Remove { path, force })
     }
 
     /// Removes the sockets, lets requests in flight end, then closes the connections: guests go on with the next server. Returns after
     /// at most 10 seconds.
     pub fn stop(&mut self) {
-        self.0.stop();
+        self.thread.stop();
     }
 }
 
@@ -95,8 +138,11 @@ struct Connected {
     over: bool,
 }
 
-struct Port {
+pub(super) struct Port {
     disk: Arc<Disk>,
+    path: PathBuf,
+    /// It goes with its session.
+    removed: bool,
     listener: Option<Listener<SocketFile>>,
     seat: Seat,
     areas: Arc<Mutex<Areas>>,
@@ -113,6 +159,17 @@ struct Port {
 }
 
 impl Port {
+    /// Where it listens, unless it is being removed.
+    pub fn path(&self) -> Option<&Path> {
+        (!self.removed).then_some(&self.path)
+    }
+
+    /// Frees its path; it goes with its session.
+    fn remove(&mut self) {
+        self.removed = true;
+        self.listener = None;
+    }
+
     /// Until when the rest of a message has to be there.
     fn half_until(&self) -> Option<Instant> {
         let connected = self.session.as_ref().filter(|c| !c.over)?;
@@ -124,7 +181,13 @@ impl Port {
 struct Ports {
     service: Arc<Service>,
     queues: u16,
-    ports: Vec<Port>,
+    /// Bytes of the longest area for requests in flight.
+    longest: u64,
+    shares: Arc<Shares>,
+    orders: Arc<Orders<PortOrder>>,
+    ports: PortTable,
+    /// Ports that go at the end of this turn.
+    gone: Vec<usize>,
     /// Which port a session is at.
     sessions: HashMap<u64, usize>,
     next_session: u64,
@@ -135,6 +198,10 @@ struct Ports {
 impl Server for Ports {
     fn ready(&mut self, token: u64, io: &Io) {
         let port = (token >> 1) as usize;
+        if !self.ports.has(port) {
+            // It was removed in this turn.
+            return;
+        }
         match token & 1 {
             0 => self.accept(port, io),
             _ => self.readable(port, io),
@@ -167,6 +234,11 @@ impl Server for Ports {
                 Ok(())
             }
             Event::DeviceGone => Err(Error::new(ErrorKind::Os, "the disk is gone")),
+            Event::Removed => {
+                self.ports[index].remove();
+                let why = "the disk was removed";
+                Err(Error::new(ErrorKind::Disconnected, why))
+            }
             Event::FenceOpen | Event::ThreadEnded => Ok(()),
         };
         self.judge(index, result.map(|()| true), io);
@@ -182,10 +254,17 @@ impl Server for Ports {
         if self.resume_at.is_some_and(|at| at <= now) {
             self.resume(now, io);
         }
+        for order in self.orders.take() {
+            let (what, giver) = order.split();
+            giver.answer(self.carry_out(what, io));
+        }
+        for index in std::mem::take(&mut self.gone) {
+            self.ports.take(index);
+        }
     }
 
     fn stop(&mut self, io: &Io) -> Stopping {
-        for index in 0..self.ports.len() {
+        for index in self.ports.numbers() {
             let port = &mut self.ports[index];
             // Removes the file, so that nobody else comes.
             port.listener = None;
@@ -212,46 +291,81 @@ impl Server for Ports {
 
 impl Ports {
     fn new(
-        listens: &[Listen],
+        sockets: Vec<(Arc<Disk>, SocketFile)>,
         service: &Arc<Service>,
         limits: VhostLimits,
+        orders: Arc<Orders<PortOrder>>,
         io: &Io,
     ) -> Result<Ports, Error> {
-        let shares = Shares::new(listens.len(), limits.unallocated);
-        let longest = area_bytes(limits.queues, MAX_ENTRIES as u16);
-        let mut ports = Vec::new();
-        for (i, Listen { disk, path }) in listens.iter().enumerate() {
-            let place = path.display().to_string();
-            let found = service.disks().find(disk);
-            let found = found.ok_or_else(|| {
-                Error::config(format!("there is no disk {disk} to serve at {place}"))
-            })?;
-            let socket = SocketFile::bind(path, SocketType::STREAM)?;
-            // A front end that waits for its turn isn't read, and what it sends stays with this process: it could be another front end's own end.
-            let _ = refuse_descriptors(socket.as_fd());
-            let listener = Listener::new(socket, place, listener_token(i), io);
-            let listener = listener.map_err(|e| Error::os(format!("starting the {WHAT}"), e))?;
-            ports.push(Port {
-                disk: found,
-                listener: Some(listener),
-                closer: Closer::new(),
-                full_since: None,
-                seat: shares.seat(i),
-                areas: Arc::new(Mutex::new(Areas::new(disk, shares.seat(i), longest))),
-                time: Bucket::new(TIME, io.now()),
-                connections: Bucket::new(CONNECTIONS, io.now()),
-                heard_from: None,
-                session: None,
-            });
-        }
-        Ok(Ports {
+        let mut ports = Ports {
             service: Arc::clone(service),
             queues: limits.queues,
-            ports,
+            longest: area_bytes(limits.queues, MAX_ENTRIES as u16),
+            shares: Shares::new(sockets.len(), limits.unallocated),
+            orders,
+            ports: PortTable::default(),
+            gone: Vec::new(),
             sessions: HashMap::new(),
             next_session: 1,
             resume_at: None,
-        })
+        };
+        for (disk, socket) in sockets {
+            ports.add(disk, socket, io)?;
+        }
+        Ok(ports)
+    }
+
+    fn carry_out(&mut self, order: PortOrder, io: &Io) -> Result<(), Error> {
+        match order {
+            PortOrder::Add(disk, socket) => self.add(disk, socket, io),
+            PortOrder::Remove { path, force } => self.remove(&path, force, io),
+        }
+    }
+
+    fn add(&mut self, disk: Arc<Disk>, socket: SocketFile, io: &Io) -> Result<(), Error> {
+        let path = socket.path().to_owned();
+        // A front end that waits for its turn isn't read, and what it sends stays with this process: it could be another front end's own end.
+        let _ = refuse_descriptors(socket.as_fd());
+        let index = self.ports.next();
+        let place = path.display().to_string();
+        let listener = Listener::new(socket, place, listener_token(index), io);
+        let listener = listener.map_err(|e| Error::os(format!("starting the {WHAT}"), e))?;
+        let seat = self.shares.seat(index);
+        let areas = Areas::new(disk.name(), seat.clone(), self.longest);
+        self.ports.put(Port {
+            disk,
+            path,
+            removed: false,
+            listener: Some(listener),
+            closer: Closer::new(),
+            full_since: None,
+            seat,
+            areas: Arc::new(Mutex::new(areas)),
+            time: Bucket::new(TIME, io.now()),
+            connections: Bucket::new(CONNECTIONS, io.now()),
+            heard_from: None,
+            session: None,
+        });
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &Path, force: bool, io: &Io) -> Result<(), Error> {
+        let Some(index) = self.ports.at(path) else {
+            let why = format!("there is no vhost-user socket {}", path.display());
+            return Err(Error::config(why));
+        };
+        let port = &mut self.ports[index];
+        if !force && port.session.is_some() {
+            let why = format!("a virtual machine is connected at {}", path.display());
+            return Err(Error::new(ErrorKind::Exhausted, why));
+        }
+        port.remove();
+        let why = Error::new(ErrorKind::Disconnected, "its socket was removed");
+        match port.session {
+            Some(_) => self.judge(index, Err(why), io),
+            None => self.ports.take(index),
+        }
+        Ok(())
     }
 
     /// Waits for connections exactly while there is none.
@@ -274,6 +388,7 @@ impl Ports {
         let Some(socket) = listener.accept(io, SocketFile::accept) else {
             return self.listen(index, io);
         };
+        port.seat.renew();
         // Its own, which is read: it has descriptors from now on.
         let _ = take_descriptors(socket.as_fd());
         if let Some(pause) = port.connections.take(1.0, io.now()) {
@@ -332,7 +447,7 @@ impl Ports {
         if !self.has_room(index, io) {
             return;
         }
-        let Some(connected) = self.ports.get_mut(index).and_then(|p| p.session.as_mut()) else {
+        let Some(connected) = self.ports.get(index).and_then(|p| p.session.as_mut()) else {
             return;
         };
         let start = io.now();
@@ -347,7 +462,7 @@ impl Ports {
 
     /// False while too many descriptors that came from a socket wait to be closed: then its front end isn't heard, and is let go in the end.
     fn has_room(&mut self, index: usize, io: &Io) -> bool {
-        let Some(port) = self.ports.get_mut(index) else {
+        let Some(port) = self.ports.get(index) else {
             return false;
         };
         if port.closer.has_room() {
@@ -396,7 +511,7 @@ impl Ports {
     /// Sockets whose pause is over are heard again.
     fn resume(&mut self, now: Instant, io: &Io) {
         self.resume_at = None;
-        for index in 0..self.ports.len() {
+        for index in self.ports.numbers() {
             let port = &mut self.ports[index];
             let hears = port.heard_from.take_if(|at| *at <= now).is_some();
             let listener = port.listener.as_mut();
@@ -452,7 +567,10 @@ impl Ports {
         let port = &mut self.ports[index];
         if let Some(over) = port.session.take_if(|c| c.over && c.session.end()) {
             self.sessions.remove(&over.id);
-            self.listen(index, io);
+            match port.removed {
+                true => self.gone.push(index),
+                false => self.listen(index, io),
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use super::standing::{LIBXL, StandingOrder, StandingOrders};
 use super::store::NodeStore;
 use super::toolstack::remove_back_end;
 use super::xenstore::{WatchEvent, Xenstore};
-use crate::kit::{ControlThread, Event, FrontEnd, Io, MappingBudget, Server, Stopping};
+use crate::kit::{ControlThread, Event, FrontEnd, Io, MappingBudget, Orders, Server, Stopping};
 use crate::xenbus::serving::{Serves, Serving};
 use parking_lot::Mutex;
 use pvblk_backend::events::{Kind, Peer};
@@ -41,6 +41,13 @@ const INTRODUCED: &str = "introduced";
 pub struct XenServer {
     thread: ControlThread,
     own: u16,
+    orders: Arc<Orders<GuestOrder>>,
+}
+
+/// What the owner has the server do.
+enum GuestOrder {
+    Add(StandingOrder),
+    Remove(StandingOrder),
 }
 
 impl XenServer {
@@ -59,16 +66,12 @@ impl XenServer {
         xenstore.watch("@releaseDomain", RELEASED)?;
         let mut standing = StandingOrders::new(orders, own);
         if !standing.is_empty() {
-            standing.look(&mut xenstore).map_err(|e| {
-                let what = format!("domain {own} can't attach disks to guests by name");
-                Error::caused(ErrorKind::Config, what, e)
-                    .advise(format!("use `pvblk xen attach --back-end {own}` in dom0"))
-            })?;
-            xenstore.watch("@introduceDomain", INTRODUCED)?;
-            xenstore.watch(LIBXL, INTRODUCED)?;
+            watch_domains(&mut xenstore, &mut standing, own)?;
         }
         let service = Arc::clone(service);
         let what = "Xen server";
+        let orders = Arc::default();
+        let taken = Arc::clone(&orders);
         let thread = ControlThread::start("pvblk-xen", what, |io| {
             io.add(xenstore.as_fd(), XENSTORE)
                 .map_err(|e| Error::os(format!("starting the {what}"), e))?;
@@ -83,14 +86,30 @@ impl XenServer {
                 attached: BTreeMap::new(),
                 next_id: 0,
                 leaving: HashMap::new(),
+                watches_domains: !standing.is_empty(),
                 standing,
+                orders: taken,
                 freed: false,
                 left_over: Vec::new(),
                 stopping: false,
                 lost: false,
             })
         })?;
-        Ok(XenServer { thread, own })
+        Ok(XenServer {
+            thread,
+            own,
+            orders,
+        })
+    }
+
+    /// Takes one more standing order, which also applies to a guest that is there already. Errors if there is one like it, or if this domain may not see others.
+    pub fn add_order(&self, order: StandingOrder) -> Result<(), Error> {
+        self.orders.give(&self.thread, GuestOrder::Add(order))
+    }
+
+    /// Takes a standing order back. Guests keep the disks that they have.
+    pub fn remove_order(&self, order: StandingOrder) -> Result<(), Error> {
+        self.orders.give(&self.thread, GuestOrder::Remove(order))
     }
 
     /// The domain in which the server runs.
@@ -102,6 +121,21 @@ impl XenServer {
     pub fn stop(&mut self) {
         self.thread.stop();
     }
+}
+
+/// Looks for the domains that are there, and has xenstore tell of others.
+fn watch_domains(
+    xenstore: &mut Xenstore,
+    standing: &mut StandingOrders,
+    own: u16,
+) -> Result<(), Error> {
+    standing.look(xenstore).map_err(|e| {
+        let what = format!("domain {own} can't attach disks to guests by name");
+        Error::caused(ErrorKind::Config, what, e)
+            .advise(format!("use `pvblk xen attach --back-end {own}` in dom0"))
+    })?;
+    xenstore.watch("@introduceDomain", INTRODUCED)?;
+    xenstore.watch(LIBXL, INTRODUCED)
 }
 
 /// The number of this domain; 0 if xenstore has no key for it, as in old versions.
@@ -127,6 +161,9 @@ struct GuestDisks {
     /// Connections whose directories are gone and whose requests in flight have to end.
     leaving: HashMap<u64, XenConnector>,
     standing: StandingOrders,
+    orders: Arc<Orders<GuestOrder>>,
+    /// Xenstore tells of domains that come and go.
+    watches_domains: bool,
     /// A disk was released in this turn: other guests may wait for it.
     freed: bool,
     /// Closed devices of an earlier server, to be replaced by new ones.
@@ -144,7 +181,13 @@ impl Server for GuestDisks {
     fn event(&mut self, id: u64, event: Event, _io: &Io) {
         // Others may wait for the same disk.
         self.freed |= matches!(event, Event::FenceOpen);
-        if let Event::Left { generation } = event
+        if let Event::Removed = event {
+            let node = self.attached.values().find(|a| a.id == id).map(|a| a.node);
+            if let Some(node) = node {
+                self.with(node, |a| a.break_off("the disk was removed"));
+                self.vanished(node);
+            }
+        } else if let Event::Left { generation } = event
             && let Some(connector) = self.leaving.get_mut(&id)
             && connector.serving.front.left(generation)
         {
@@ -173,6 +216,10 @@ impl Server for GuestDisks {
     fn passed(&mut self, stopping: Option<Stopping>, io: &Io) {
         if self.xenstore.lock().has_events() {
             self.look(io);
+        }
+        for order in self.orders.take() {
+            let (what, giver) = order.split();
+            giver.answer(self.ordered(what));
         }
         if !self.stopping && !self.lost {
             self.carry_out();
@@ -448,6 +495,33 @@ impl GuestDisks {
                 );
             }
             (true, false) => {}
+        }
+    }
+
+    /// Does what the server's owner wants.
+    fn ordered(&mut self, order: GuestOrder) -> Result<(), Error> {
+        if self.stopping || self.lost {
+            let why = "the Xen server has no connection to xenstore any more, or stops";
+            return Err(Error::new(ErrorKind::Disconnected, why));
+        }
+        match order {
+            GuestOrder::Remove(order) => match self.standing.remove(&order) {
+                true => Ok(()),
+                false => Err(Error::config(format!("there is no order: {order}"))),
+            },
+            GuestOrder::Add(order) => {
+                self.standing.add(order.clone())?;
+                if self.watches_domains {
+                    return Ok(());
+                }
+                let mut xenstore = self.xenstore.lock();
+                let watched = watch_domains(&mut xenstore, &mut self.standing, self.own);
+                match watched {
+                    Ok(()) => self.watches_domains = true,
+                    Err(_) => drop(self.standing.remove(&order)),
+                }
+                watched
+            }
         }
     }
 

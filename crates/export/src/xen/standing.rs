@@ -39,7 +39,7 @@ pub struct StandingOrder {
 
 /// An order to be carried out for one domain.
 struct PendingAttach {
-    order: usize,
+    order: StandingOrder,
     domid: u16,
     /// The number of the device that this one replaces.
     device: Option<u32>,
@@ -63,6 +63,39 @@ impl StandingOrders {
             seen: BTreeMap::new(),
             due: Vec::new(),
         }
+    }
+
+    /// Adds an order, which also applies to the guest if it is there already. Errors if there is one that says the same, or names the same device.
+    pub fn add(&mut self, order: StandingOrder) -> Result<(), Error> {
+        let StandingOrder { disk, guest, .. } = &order;
+        for other in self.orders.iter().filter(|o| o.guest == *guest) {
+            if other.disk == *disk {
+                let why = format!("guest {} gets disk {disk} already", quote(guest));
+                return Err(Error::config(why));
+            }
+            if order.device.is_some() && other.device == order.device {
+                let (guest, other) = (quote(guest), &other.disk);
+                let why = format!("that device of guest {guest} is disk {other}");
+                return Err(Error::config(why));
+            }
+        }
+        let there = self.seen.iter().filter(|(_, name)| *name == guest);
+        self.due.extend(there.map(|(&domid, _)| PendingAttach {
+            order: order.clone(),
+            domid,
+            device: None,
+            not_before: None,
+        }));
+        self.orders.push(order);
+        Ok(())
+    }
+
+    /// Takes an order back; a disk that a guest has already stays attached. False if there is none.
+    pub fn remove(&mut self, order: &StandingOrder) -> bool {
+        let before = self.orders.len();
+        self.orders.retain(|o| o != order);
+        self.due.retain(|d| d.order != *order);
+        self.orders.len() < before
     }
 
     pub fn is_empty(&self) -> bool {
@@ -100,10 +133,10 @@ impl StandingOrders {
             let Some(name) = xenstore.read(&name_path(domid))? else {
                 continue;
             };
-            for (order, o) in self.orders.iter().enumerate() {
-                if o.guest == name {
+            for order in &self.orders {
+                if order.guest == name {
                     self.due.push(PendingAttach {
-                        order,
+                        order: order.clone(),
                         domid,
                         device: None,
                         not_before: None,
@@ -118,9 +151,9 @@ impl StandingOrders {
     /// Repeats an order: the directories of this device were removed and are to be created again.
     pub fn again(&mut self, node: Node, disk: &str, guest: &str) {
         let about = |o: &StandingOrder| o.disk == disk && o.guest == guest;
-        if let Some(order) = self.orders.iter().position(about) {
+        if let Some(order) = self.orders.iter().find(|o| about(o)) {
             self.due.push(PendingAttach {
-                order,
+                order: order.clone(),
                 domid: node.domid,
                 device: Some(node.devid),
                 not_before: Some(Instant::now() + PAUSE),
@@ -140,7 +173,7 @@ impl StandingOrders {
         let (later, due) = std::mem::take(&mut self.due).into_iter().partition(later);
         self.due = later;
         for due in due {
-            let StandingOrder { disk, guest, .. } = &self.orders[due.order];
+            let StandingOrder { disk, guest, .. } = &due.order;
             let who = format!("disk {disk} for guest {}", quote(guest));
             match self.attach(xenstore, &due) {
                 Ok(Some(node)) => tracing::info!("{who}: attached as {node}"),
@@ -155,7 +188,7 @@ impl StandingOrders {
 
     /// Attaches as `pvblk xen attach` does; `None` if there is nothing to do.
     fn attach(&self, xenstore: &mut Xenstore, due: &PendingAttach) -> Result<Option<Node>, Error> {
-        let (order, domid) = (&self.orders[due.order], due.domid);
+        let (order, domid) = (&due.order, due.domid);
         // Devices that other orders name for this guest.
         let named = |devid: u32| {
             let mut others = self.orders.iter().filter(|o| o.guest == order.guest);

@@ -82,6 +82,7 @@ impl<S: Store, C: Serves> Handshake<S, C> {
             Event::QueueEnded { .. }
             | Event::Left { .. }
             | Event::DeviceGone
+            | Event::Removed
             | Event::ThreadEnded => Ok(()),
         }
     }
