@@ -10,6 +10,8 @@ seconds=${DEMO_SECONDS:-4} # for each rate
 size_mib=256
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/pvblk-demo.XXXXXX")
+# No control socket at the usual place of a server of the system.
+export PVBLK_CONTROL=none
 serve='' attach=''
 
 # Ends the started processes: SIGTERM first, then SIGKILL.

@@ -168,6 +168,7 @@ impl Service {
             .filter_map(|s| s.id)
             .for_each(|id| self.backend.detach(id));
         drop(state);
+        disk.health().retire();
         disk.device().events().raise(DeviceEvent::Gone);
         self.live.end_if_drained(disk);
         Ok(())

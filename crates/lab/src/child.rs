@@ -51,6 +51,8 @@ impl Server {
     /// Starts a command that becomes a program that says `pvblk: ready`, and waits as [`Server::start`].
     pub fn spawn(mut command: Command) -> Result<Server> {
         let mut child = command
+            // Servers that run side by side would meet at the usual place.
+            .env("PVBLK_CONTROL", "none")
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

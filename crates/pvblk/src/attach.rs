@@ -1,9 +1,11 @@
 //! `pvblk attach`: a front end on a server's rings, offered as NBD.
 
 use crate::cli::AttachArgs;
+use crate::control::{Reached, Server};
 use crate::events::{self, Told};
-use crate::exports::{self, Exports};
+use crate::exports::{self, ExportLimits, Exports};
 use crate::memory::Desk;
+use crate::opener::Opener;
 use crate::shares::ClientLimits;
 use crate::traces::Traces;
 use crate::{config, daemon, log};
@@ -14,6 +16,7 @@ use pvblk_backend::{
 use pvblk_block::{BlockDevice, Close, Error};
 use pvblk_client::local::{ConnectOptions, LocalDisk};
 use pvblk_protocol::nbd::NbdAddr;
+use pvblk_protocol::xenbus::BackendOffers;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,22 +68,46 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let traces = Traces::of_client();
     let disk = Disk::new(&args.disk, device, traces.of(&args.disk)).with_layer("attach");
     let clients = ClientLimits::default();
-    let disk = disk.with_memory(clients.budgets(1)());
+    let disk = disk.with_memory(clients.budgets(1).next(0));
     let pressure = Arc::new(Pressure::new(FLOOR_PAGES_PER_WORKER * backend.workers()));
     let service = Service::new(backend, Disks::new(vec![Arc::new(disk)]), pressure);
     let told = Told::start(&service, None, events::hang_after(None))?;
-    let servers = Exports::nbd(&service, &nbd, args.allow_remote, clients)?;
+    // It has one disk, and offers it by NBD only.
+    let limits = ExportLimits {
+        offers: BackendOffers::default(),
+        queues: 1,
+        unallocated: None,
+        clients,
+        allow_remote: args.allow_remote,
+    };
+    let opener = Arc::new(Opener::new(1, args.allow_remote));
+    let servers = Exports::new(&service, &opener, &limits);
+    for address in &nbd {
+        servers.add_nbd(address)?;
+    }
     servers.tell(|address| exports::uri(address, &args.disk));
     let watch = daemon::listen_for_pressure(service.pressure())?;
     let desk = Desk::new(service.pressure(), Some(&watch), base);
-    let control = traces.start(control.as_deref(), args.slow, &service, desk)?;
+    let reached = Reached {
+        feed: Arc::clone(traces.feed()),
+        service: Arc::clone(&service),
+        memory: desk,
+        registry: None,
+    };
+    let control = match &control {
+        None => None,
+        Some(path) => {
+            let server = Server::start(opener.stream(path)?, reached)?;
+            log::line(format_args!("control on unix:{}", path.display()));
+            Some(server)
+        }
+    };
+    let slow = traces.start(args.slow)?;
     daemon::tell_sources(&watch);
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &service, base);
-    drop(servers);
-    drop(control);
-    drop(watch);
-    drop(told);
+    servers.stop();
+    drop((control, slow, watch, told));
     if attached.is_gone() {
         // The server is gone, not closing: nothing more can be flushed. Say why, rather than that.
         daemon::abandon(&service);

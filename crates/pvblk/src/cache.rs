@@ -1,6 +1,6 @@
 //! `pvblk cache`: what a served page cache counts, and dropping its clean pages.
 
-use crate::{config, control};
+use crate::control::{self, ControlArg};
 use anyhow::{Context, Result};
 use clap::Args;
 use pvblk_backend::Disk;
@@ -22,9 +22,8 @@ pub struct CacheArgs {
     /// The disk
     #[arg(value_name = "DISK")]
     pub disk: String,
-    /// Control socket of the server
-    #[arg(long, value_name = "unix:PATH")]
-    pub control: String,
+    #[command(flatten)]
+    pub control: ControlArg,
     /// As JSON
     #[arg(long)]
     pub json: bool,
@@ -60,7 +59,7 @@ pub fn no_cache(disk: &Disk, served: &[Arc<Disk>]) -> String {
 }
 
 pub fn run(args: &CacheArgs) -> Result<()> {
-    let socket = config::unix_path("--control", &args.control)?;
+    let socket = args.control.path()?;
     let word = if args.drop { "drop" } else { "counters" };
     let question = format!("{{\"cache\":\"{word}\"}}");
     let answer = control::ask(&socket, &args.disk, &question)?;

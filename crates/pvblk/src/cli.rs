@@ -85,6 +85,12 @@ pub enum Command {
     /// Where the time of requests went, hop by hop, now or from captures
     #[command(after_help = crate::latency::HELP)]
     Latency(crate::latency::LatencyArgs),
+    /// Add disks to a running server, remove, list and change them
+    #[command(subcommand, after_help = crate::disk::HELP)]
+    Disk(crate::disk::DiskCommand),
+    /// Add ways by which clients reach a running server's disks, and remove them
+    #[command(subcommand, after_help = crate::export::HELP)]
+    Export(crate::export::ExportCommand),
     /// Make RAID-5 arrays, look at them, add and replace members, check parity
     #[command(subcommand, after_help = crate::raid::HELP)]
     Raid(crate::raid::RaidCommand),
@@ -159,8 +165,9 @@ pub struct ServeArgs {
     /// Let NBD listen on addresses that other machines reach. NBD has no passwords: anybody who reaches it reads and writes the disks
     #[arg(long)]
     pub allow_remote: bool,
-    /// Socket for `pvblk stat`, `pvblk raid`, `pvblk cache`, `pvblk ctl`, `pvblk events`, `pvblk trace` and `pvblk latency --live`
-    #[arg(long, value_name = "unix:PATH")]
+    /// Socket for `pvblk disk`, `pvblk raid`, `pvblk ctl` and all other commands that ask a server; `none`: none [default: $PVBLK_CONTROL, else
+    /// unix:/run/pvblk/control.sock for root and where systemd made the directory]
+    #[arg(long, value_name = "unix:PATH|none")]
     pub control: Option<String>,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
     #[arg(long, value_name = "TIME", value_parser = config::time)]

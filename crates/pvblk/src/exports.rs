@@ -1,125 +1,326 @@
-//! The ways by which the command's disks leave the process: a server for each way that was asked for, all over one service.
+//! The ways by which the command's disks leave the process: servers for each way that was asked for, all over one service.
 
 use crate::config::ServeConfig;
 use crate::log;
+use crate::opener::Opener;
 use crate::shares::ClientLimits;
-use anyhow::{Context, Result};
+use anyhow::Result;
+use parking_lot::Mutex;
 use pvblk_backend::{Disk, Service};
+use pvblk_block::{Error, ErrorKind};
+use pvblk_export::kit::MappingBudget;
 use pvblk_export::local::LocalServer;
 use pvblk_export::nbd::{NbdConfig, NbdServer};
 use pvblk_export::vhost_user::{VhostLimits, VhostServer};
-use pvblk_export::xen::{LinuxXen, XenServer, Xenstore};
+use pvblk_export::xen::{StandingOrder, XenServer};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_protocol::xenbus::BackendOffers;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Servers, which stop one after another when this is dropped: no new peers, then those that are there.
-#[derive(Default)]
+/// Servers, which come and go at run time. They stop one after another when this is dropped: no new peers, then those that are there.
 pub struct Exports {
-    nbd: Vec<NbdServer>,
-    _local: Option<LocalServer>,
-    _vhost: Option<VhostServer>,
-    _xen: Option<XenServer>,
+    service: Arc<Service>,
+    opener: Arc<Opener>,
+    nbd: NbdConfig,
+    offers: BackendOffers,
+    limits: VhostLimits,
+    /// Of all servers for front ends on rings.
+    mapped: Arc<MappingBudget>,
+    /// Never held while something is opened or a server is stopped.
+    servers: Mutex<Servers>,
+}
+
+#[derive(Default)]
+struct Servers {
+    nbd: Vec<Listening<NbdServer>>,
+    local: Vec<Listening<LocalServer>>,
+    vhost: Option<VhostServer>,
+    xen: Option<XenServer>,
+}
+
+/// A server by the address that its user gave it.
+struct Listening<S> {
+    given: String,
+    server: S,
+}
+
+/// What an exports' server is told once.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportLimits {
+    pub offers: BackendOffers,
+    /// Most queues of a virtual machine's disk: at most 64.
+    pub queues: u16,
+    /// Bytes of guests' memory that nobody has allocated; `None`: no limit.
+    pub unallocated: Option<u64>,
+    pub clients: ClientLimits,
+    pub allow_remote: bool,
+}
+
+impl ExportLimits {
+    pub fn of(config: &ServeConfig) -> ExportLimits {
+        ExportLimits {
+            offers: BackendOffers {
+                max_queues: Some(config.max_queues),
+                max_ring: Some(config.max_ring),
+                persistent: config.persistent_grants,
+                ..BackendOffers::default()
+            },
+            // At most 64: see `config`.
+            queues: config.max_queues as u16,
+            unallocated: config.max_guest_unallocated,
+            clients: config.clients,
+            allow_remote: config.allow_remote,
+        }
+    }
 }
 
 impl Exports {
+    /// No server yet.
+    pub fn new(service: &Arc<Service>, opener: &Arc<Opener>, limits: &ExportLimits) -> Exports {
+        Exports {
+            service: Arc::clone(service),
+            opener: Arc::clone(opener),
+            nbd: NbdConfig {
+                allow_remote: limits.allow_remote,
+                shares: limits.clients.shares(),
+                ..NbdConfig::default()
+            },
+            offers: limits.offers,
+            limits: VhostLimits {
+                queues: limits.queues,
+                unallocated: limits.unallocated,
+            },
+            mapped: MappingBudget::new(),
+            servers: Mutex::default(),
+        }
+    }
+
     /// Starts all servers of `pvblk serve`, and tells where they are.
-    pub fn start(service: &Arc<Service>, config: &ServeConfig) -> Result<Exports> {
-        let offers = BackendOffers {
-            max_queues: Some(config.max_queues),
-            max_ring: Some(config.max_ring),
-            persistent: config.persistent_grants,
-            ..BackendOffers::default()
-        };
-        let local = match &config.local {
-            Some(path) => {
-                log::line(format_args!(
-                    "rings on unix:{} (up to {} queues of {} pages for each disk)",
-                    path.display(),
-                    config.max_queues,
-                    config.max_ring.pages()
-                ));
-                Some(LocalServer::bind(path, service, offers)?)
+    pub fn start(&self, config: &ServeConfig) -> Result<()> {
+        if let Some(path) = &config.local {
+            log::line(format_args!(
+                "rings on unix:{} (up to {} queues of {} pages for each disk)",
+                path.display(),
+                config.max_queues,
+                config.max_ring.pages()
+            ));
+            self.add_local(path)?;
+        }
+        for address in &config.nbd {
+            self.add_nbd(address)?;
+        }
+        self.tell(|address| {
+            let disks = self.service.disks().all();
+            if disks.is_empty() {
+                return uri(address, "");
             }
-            None => None,
-        };
-        let clients = config.clients;
-        let mut exports = Exports::nbd(service, &config.nbd, config.allow_remote, clients)?;
-        exports._local = local;
-        exports.tell(|address| {
-            let disks = service.disks().all();
             let uris = disks.iter().map(|d: &Arc<Disk>| uri(address, d.name()));
             uris.collect::<Vec<_>>().join(" ")
         });
-        if !config.vhost_user.is_empty() {
-            for l in &config.vhost_user {
-                log::line(format_args!(
-                    "disk {}: vhost-user-blk on unix:{} (up to {} queues)",
-                    l.disk,
-                    l.path.display(),
-                    config.max_queues
-                ));
-            }
-            let limits = VhostLimits {
-                // At most 64: see `config`.
-                queues: config.max_queues as u16,
-                unallocated: config.max_guest_unallocated,
-            };
-            exports._vhost = Some(VhostServer::bind(&config.vhost_user, service, limits)?);
+        let mut sockets = Vec::new();
+        for l in &config.vhost_user {
+            log::line(format_args!(
+                "disk {}: vhost-user-blk on unix:{} (up to {} queues)",
+                l.disk,
+                l.path.display(),
+                config.max_queues
+            ));
+            let disk = self.disk(&l.disk)?;
+            sockets.push((disk, self.opener.stream(&l.path)?));
+        }
+        if !sockets.is_empty() {
+            // Together: those that are there at the start share evenly.
+            let server = VhostServer::start(sockets, &self.service, self.limits)?;
+            self.servers.lock().vhost = Some(server);
         }
         if config.xen {
-            exports._xen = Some(xen(service, offers, config)?);
+            self.start_xen(config)?;
         }
-        Ok(exports)
+        Ok(())
     }
 
-    /// Starts an NBD server on each address.
-    pub fn nbd(
-        service: &Arc<Service>,
-        addresses: &[NbdAddr],
-        remote: bool,
-        clients: ClientLimits,
-    ) -> Result<Exports> {
-        let config = NbdConfig {
-            allow_remote: remote,
-            shares: clients.shares(),
-            ..NbdConfig::default()
-        };
-        let server = |address| NbdServer::bind(address, config.clone(), service);
-        let nbd = addresses.iter().map(server);
-        Ok(Exports {
-            nbd: nbd.collect::<Result<_, _>>()?,
-            ..Exports::default()
-        })
+    /// Stops all servers: no new peers, then those that are there.
+    pub fn stop(&self) {
+        let Servers {
+            nbd,
+            local,
+            vhost,
+            xen,
+        } = std::mem::take(&mut *self.servers.lock());
+        drop(nbd);
+        drop(local);
+        drop(vhost);
+        drop(xen);
     }
 
     /// Tells for each NBD server where it is.
     pub fn tell(&self, uris: impl Fn(&NbdAddr) -> String) {
-        for server in &self.nbd {
-            log::line(format_args!("NBD on {}", uris(&server.local_addr())));
+        for address in self.nbd_addresses() {
+            log::line(format_args!("NBD on {}", uris(&address)));
         }
+    }
+
+    fn disk(&self, name: &str) -> Result<Arc<Disk>, Error> {
+        let disk = self.service.disks().find(name);
+        disk.ok_or_else(|| Error::config(format!("there is no disk {name}")))
+    }
+
+    /// Where NBD clients reach all disks, with the real ports.
+    pub fn nbd_addresses(&self) -> Vec<NbdAddr> {
+        let servers = self.servers.lock();
+        let all = servers.nbd.iter().map(|s| s.server.local_addr());
+        all.collect()
+    }
+
+    /// Where front ends on rings reach all disks.
+    pub fn local_paths(&self) -> Vec<PathBuf> {
+        let servers = self.servers.lock();
+        let all = servers.local.iter().map(|s| s.server.path().to_owned());
+        all.collect()
+    }
+
+    /// Listens for NBD clients of all disks; returns where, with the real port.
+    pub fn add_nbd(&self, address: &NbdAddr) -> Result<NbdAddr, Error> {
+        let given = address.to_string();
+        self.check_free(&given)?;
+        let socket = self.opener.nbd(address)?;
+        let server = NbdServer::start(socket, self.nbd.clone(), &self.service)?;
+        let address = server.local_addr();
+        self.servers.lock().nbd.push(Listening { given, server });
+        Ok(address)
+    }
+
+    /// Removes the listener that was given this address, or has it. Clients that are connected keep it, with an error, unless `force`.
+    pub fn remove_nbd(&self, address: &NbdAddr, force: bool) -> Result<(), Error> {
+        let text = address.to_string();
+        let mut servers = self.servers.lock();
+        let is_it = |s: &Listening<NbdServer>| s.given == text || s.server.local_addr() == *address;
+        let found = servers.nbd.iter().position(is_it);
+        let index = found.ok_or_else(|| none(&format!("NBD listener {text}")))?;
+        match servers.nbd[index].server.connections() {
+            n if n > 0 && !force => Err(used(n, "NBD clients", &text)),
+            _ => {
+                let server = servers.nbd.remove(index);
+                drop(servers);
+                // It waits for its clients a while.
+                drop(server);
+                Ok(())
+            }
+        }
+    }
+
+    /// Listens for front ends on rings of all disks.
+    pub fn add_local(&self, path: &Path) -> Result<(), Error> {
+        let given = path.display().to_string();
+        self.check_free(&given)?;
+        let socket = self.opener.local(path)?;
+        let budget = Arc::clone(&self.mapped);
+        let server = LocalServer::start(socket, &self.service, self.offers, budget)?;
+        self.servers.lock().local.push(Listening { given, server });
+        Ok(())
+    }
+
+    /// Removes a socket for front ends on rings. Those that are connected keep it, with an error, unless `force`.
+    pub fn remove_local(&self, path: &Path, force: bool) -> Result<(), Error> {
+        let mut servers = self.servers.lock();
+        let found = servers.local.iter().position(|s| s.server.path() == path);
+        let text = path.display().to_string();
+        let index = found.ok_or_else(|| none(&format!("socket {text} for front ends on rings")))?;
+        match servers.local[index].server.connections() {
+            n if n > 0 && !force => Err(used(n, "front ends", &text)),
+            _ => {
+                let server = servers.local.remove(index);
+                drop(servers);
+                drop(server);
+                Ok(())
+            }
+        }
+    }
+
+    /// The same address is given once: a second server there would find the first one's socket in use, with an error that names another server.
+    fn check_free(&self, given: &str) -> Result<(), Error> {
+        let servers = self.servers.lock();
+        let nbd = servers.nbd.iter().map(|s| &s.given);
+        let mut all = nbd.chain(servers.local.iter().map(|s| &s.given));
+        match all.any(|g| g == given) {
+            true => Err(Error::config(format!(
+                "this server listens at {given} already"
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Offers a disk to virtual machines at one more socket.
+    pub fn add_vhost(&self, disk: &str, path: &Path) -> Result<(), Error> {
+        let disk = self.disk(disk)?;
+        let socket = self.opener.stream(path)?;
+        let mut servers = self.servers.lock();
+        if let Some(vhost) = &servers.vhost {
+            return vhost.add(&disk, socket);
+        }
+        let server = VhostServer::start(Vec::new(), &self.service, self.limits)?;
+        let added = server.add(&disk, socket);
+        servers.vhost = Some(server);
+        added
+    }
+
+    /// Removes a socket for virtual machines. One that is connected keeps it, with an error, unless `force`.
+    pub fn remove_vhost(&self, path: &Path, force: bool) -> Result<(), Error> {
+        match &self.servers.lock().vhost {
+            Some(vhost) => vhost.remove(path, force),
+            None => Err(none(&format!("vhost-user socket {}", path.display()))),
+        }
+    }
+
+    /// Attaches a disk to a Xen guest whenever there is one of that name.
+    pub fn add_order(&self, order: StandingOrder) -> Result<(), Error> {
+        match &self.servers.lock().xen {
+            Some(xen) => xen.add_order(order),
+            None => Err(Error::config(
+                "this server serves no Xen guests: start it with --xen",
+            )),
+        }
+    }
+
+    /// Takes that back. A guest keeps the disk that it has.
+    pub fn remove_order(&self, order: StandingOrder) -> Result<(), Error> {
+        match &self.servers.lock().xen {
+            Some(xen) => xen.remove_order(order),
+            None => Err(none(&format!("order: {order}"))),
+        }
+    }
+
+    fn start_xen(&self, config: &ServeConfig) -> Result<()> {
+        let (xenstore, hypervisor) = self.opener.xen()?;
+        let orders = config.xen_attach.clone();
+        let hypervisor = Arc::new(hypervisor);
+        let server = XenServer::start(xenstore, hypervisor, &self.service, self.offers, orders)?;
+        log::line(format_args!(
+            "Xen guests from domain {} (up to {} queues of {} pages, grants {})",
+            server.domain(),
+            config.max_queues,
+            config.max_ring.pages(),
+            match config.persistent_grants {
+                true => "persistent",
+                false => "copied",
+            }
+        ));
+        for order in &config.xen_attach {
+            log::line(format_args!("{order}, whenever there is one"));
+        }
+        self.servers.lock().xen = Some(server);
+        Ok(())
     }
 }
 
-fn xen(service: &Arc<Service>, offers: BackendOffers, config: &ServeConfig) -> Result<XenServer> {
-    let xenstore = Xenstore::connect()?;
-    let hypervisor = LinuxXen::check().context("serving Xen guests")?;
-    let orders = config.xen_attach.clone();
-    let server = XenServer::start(xenstore, Arc::new(hypervisor), service, offers, orders)?;
-    log::line(format_args!(
-        "Xen guests from domain {} (up to {} queues of {} pages, grants {})",
-        server.domain(),
-        config.max_queues,
-        config.max_ring.pages(),
-        match config.persistent_grants {
-            true => "persistent",
-            false => "copied",
-        }
-    ));
-    for order in &config.xen_attach {
-        log::line(format_args!("{order}, whenever there is one"));
-    }
-    Ok(server)
+fn none(what: &str) -> Error {
+    Error::config(format!("there is no {what}"))
+}
+
+fn used(count: usize, who: &str, place: &str) -> Error {
+    let why = format!("{count} {who} are connected at {place}: disconnect them, or use --force");
+    Error::new(ErrorKind::Exhausted, why)
 }
 
 /// The URI under which NBD clients reach an export.

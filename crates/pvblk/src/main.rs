@@ -8,11 +8,15 @@ mod cli;
 mod config;
 mod control;
 mod daemon;
+mod disk;
+mod disks;
 mod events;
+mod export;
 mod exports;
 mod latency;
 mod log;
 mod memory;
+mod opener;
 mod raid;
 mod serve;
 mod shares;
@@ -55,6 +59,8 @@ fn main() -> ExitCode {
         cli::Command::Bench(args) => return bench::run(args),
         cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
+        cli::Command::Disk(command) => disk::run(command),
+        cli::Command::Export(command) => export::run(command),
         cli::Command::Raid(command) => raid::run(command),
         cli::Command::Ctl(command) => memory::run(command),
         cli::Command::Cache(args) => cache::run(args),

@@ -1,5 +1,6 @@
 //! Memory of a running server: the bill and the pools' figures, the limits, and a squeeze by hand.
 
+use crate::control::ControlArg;
 use crate::{bill, config, control};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -28,9 +29,8 @@ pub enum CtlCommand {
 
 #[derive(Args, Debug)]
 pub struct MemoryArgs {
-    /// The server's control socket
-    #[arg(long, value_name = "unix:PATH")]
-    control: String,
+    #[command(flatten)]
+    control: ControlArg,
     /// For programs
     #[arg(long)]
     json: bool,
@@ -38,16 +38,14 @@ pub struct MemoryArgs {
 
 #[derive(Args, Debug)]
 pub struct SqueezeArgs {
-    /// The server's control socket
-    #[arg(long, value_name = "unix:PATH")]
-    control: String,
+    #[command(flatten)]
+    control: ControlArg,
 }
 
 #[derive(Args, Debug)]
 pub struct SetArgs {
-    /// The server's control socket
-    #[arg(long, value_name = "unix:PATH")]
-    control: String,
+    #[command(flatten)]
+    control: ControlArg,
     /// Free buffer pages (4 KiB) that each connection keeps, 0 to 16384
     #[arg(long, value_name = "PAGES")]
     max_buffer_pages: Option<usize>,
@@ -308,13 +306,14 @@ pub fn run(command: &CtlCommand) -> Result<()> {
     }
 }
 
-fn ask(socket: &str, question: &Question) -> Result<String> {
-    let path = config::unix_path("--control", socket)?;
-    control::ask_memory(&path, &serde_json::to_string(question)?)
+fn ask(socket: &ControlArg, question: &Question) -> Result<String> {
+    control::ask_memory(&socket.path()?, &serde_json::to_string(question)?)
 }
 
-fn parse<T: for<'a> Deserialize<'a>>(socket: &str, text: &str) -> Result<T> {
-    serde_json::from_str(text).with_context(|| format!("{socket}: the answer isn't about memory"))
+fn parse<T: for<'a> Deserialize<'a>>(socket: &ControlArg, text: &str) -> Result<T> {
+    let place = socket.path()?;
+    serde_json::from_str(text)
+        .with_context(|| format!("{}: the answer isn't about memory", place.display()))
 }
 
 fn settings_text(s: &Settings) -> String {

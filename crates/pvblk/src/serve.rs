@@ -2,15 +2,17 @@
 
 use crate::cli::ServeArgs;
 use crate::config::ServeConfig;
+use crate::control::{self, ControlSocket, Reached};
+use crate::disks::Registry;
 use crate::events::Told;
-use crate::exports::Exports;
+use crate::exports::{ExportLimits, Exports};
 use crate::memory::Desk;
+use crate::opener::Opener;
 use crate::traces::Traces;
 use crate::{bill, daemon, log};
 use anyhow::{Context, Result, bail};
-use pvblk_backend::{Backend, BackendOptions, Disk, Disks, Pressure, Service};
-use pvblk_block::ErrorKind;
-use pvblk_volume::Need;
+use pvblk_backend::{Backend, BackendOptions, Disks, Pressure, Service};
+use pvblk_block::{BlockDevice, ErrorKind};
 use std::sync::Arc;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
@@ -18,42 +20,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     log::start(Some(&config.log))?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
-    let traces = Traces::of_server();
-    let mut disks = Vec::new();
-    let mut budgets = config.clients.budgets(config.disks.len());
+    let traces = Arc::new(Traces::of_server());
     // Each front end's ring, NBD connection and guest's queue takes one.
-    let need = Need {
-        queues: config.max_queues as u16,
-        ..Need::default()
-    };
-    for (name, spec) in &config.disks {
-        let device = match spec.open_for(&need) {
-            // A guest can write what keeps its own disk from being served; the others' aren't to suffer from that.
-            Err(e) if e.kind() == ErrorKind::Content && config.disks.len() > 1 => {
-                tracing::error!("disk {name} is not served: {e}");
-                continue;
-            }
-            opened => opened.with_context(|| format!("disk {name}"))?,
-        };
-        let mib = device.capacity_sectors() / 2048;
-        log::line(format_args!(
-            "disk {name}: {}, {mib} MiB",
-            device.describe()
-        ));
-        let disk = Disk::new(name, device, traces.of(name)).with_memory(budgets());
-        disk.throttle().set(config.limits(name));
-        disks.push(Arc::new(match config.is_exclusive(name) {
-            true => disk.exclusive(),
-            false => disk,
-        }));
-    }
-    if disks.is_empty() {
-        bail!("none of the disks can be served: see the errors above");
-    }
-    let served = |name: &str| disks.iter().any(|d: &Arc<Disk>| d.name() == name);
+    let opener = Arc::new(Opener::new(config.max_queues as u16, config.allow_remote));
+    let opened = open_all(&config, &opener)?;
+    let served = |name: &str| opened.iter().any(|(n, _)| n == name);
     config.vhost_user.retain(|l| served(&l.disk));
     config.xen_attach.retain(|o| served(&o.disk));
-    let first = config.disks[0].0.clone();
     let backend = Backend::start(&BackendOptions {
         workers: config.workers,
         spin_max: config.spin_max,
@@ -68,11 +41,27 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         false => None,
     };
     let desk = Desk::new(&pressure, watch.as_ref(), base);
-    let disks = Disks::new(disks).with_default(first);
+    let first = config.disks.first().map(|(name, _)| name.clone());
+    let disks = Disks::default().with_default(first.unwrap_or_default());
     let service = Service::new(backend, disks, pressure);
     let told = Told::start(&service, config.on_event.take(), config.hang_after)?;
-    let exports = Exports::start(&service, &config)?;
-    let control = traces.start(config.control.as_deref(), config.slow, &service, desk)?;
+    let exports = Arc::new(Exports::new(&service, &opener, &ExportLimits::of(&config)));
+    let budgets = config.clients.budgets(config.disks.len());
+    let registry = Registry::new(&service, &opener, &exports, &traces, budgets);
+    for (name, device) in opened {
+        let wanted = config.wanted.iter().find(|(n, _)| *n == name);
+        let wanted = wanted.map(|(_, disk)| disk.clone()).unwrap_or_default();
+        registry.add_opened(&name, device, &wanted)?;
+    }
+    exports.start(&config)?;
+    let reached = Reached {
+        feed: Arc::clone(traces.feed()),
+        service: Arc::clone(&service),
+        memory: desk,
+        registry: Some(Arc::clone(&registry)),
+    };
+    let control = listen(&config.control, &opener, reached)?;
+    let slow = traces.start(config.slow)?;
     if let Some(watch) = &watch {
         daemon::tell_sources(watch);
     }
@@ -80,9 +69,57 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     daemon::ready();
     daemon::wait_for_stop(&mut signals, &service, base);
     // Peers first, then the data.
-    drop(exports);
-    drop(control);
-    drop(watch);
-    drop(told);
+    registry.stop();
+    exports.stop();
+    drop((control, slow, watch, told));
     daemon::finish(&service)
+}
+
+/// Opens the disks of the configuration, one after another.
+fn open_all(config: &ServeConfig, opener: &Opener) -> Result<Vec<(String, Arc<dyn BlockDevice>)>> {
+    let mut opened = Vec::new();
+    for (name, spec) in &config.disks {
+        let device = match opener.volume(spec) {
+            // A guest can write what keeps its own disk from being served; the others' aren't to suffer from that.
+            Err(e) if e.kind() == ErrorKind::Content && config.disks.len() > 1 => {
+                tracing::error!("disk {name} is not served: {e}");
+                continue;
+            }
+            opened => opened.with_context(|| format!("disk {name}"))?,
+        };
+        let mib = device.capacity_sectors() / 2048;
+        log::line(format_args!(
+            "disk {name}: {}, {mib} MiB",
+            device.describe()
+        ));
+        opened.push((name.clone(), device));
+    }
+    if opened.is_empty() && !config.disks.is_empty() {
+        bail!("none of the disks can be served: see the errors above");
+    }
+    Ok(opened)
+}
+
+/// Opens the control socket. At the usual place somebody else may be: that is told, and no reason not to serve.
+fn listen(
+    socket: &ControlSocket,
+    opener: &Opener,
+    reached: Reached,
+) -> Result<Option<control::Server>> {
+    let (path, file) = match socket {
+        ControlSocket::None => return Ok(None),
+        ControlSocket::Told(path) => (path, opener.stream(path)?),
+        ControlSocket::Usual(path) => match opener.usual_control(path) {
+            Ok(file) => (path, file),
+            Err(e) => {
+                tracing::warn!(
+                    "no control socket: {e}; give --control unix:PATH for one of its own, or --control none"
+                );
+                return Ok(None);
+            }
+        },
+    };
+    let server = control::Server::start(file, reached)?;
+    log::line(format_args!("control on unix:{}", path.display()));
+    Ok(Some(server))
 }

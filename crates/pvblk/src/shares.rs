@@ -60,8 +60,8 @@ impl ClientLimits {
         Ok(self)
     }
 
-    /// A budget for each of `disks`, under one total.
-    pub fn budgets(self, disks: usize) -> impl FnMut() -> Arc<Budget> {
+    /// Budgets for `disks` disks that there are first, and for more that come later, under one total.
+    pub fn budgets(self, disks: usize) -> DiskBudgets {
         let quarter = memory_limit().map_or(MOST_OF_ALL, |n| n / 4);
         let of_all = self
             .memory
@@ -70,15 +70,34 @@ impl ClientLimits {
             .memory_of_disk
             .unwrap_or((of_all / 4).clamp(FLOOR, MOST_OF_DISK))
             .min(of_all);
-        let share = of_all / 2 / disks.max(1) as u64;
-        let floor = share.clamp(LEAST_FLOOR, FLOOR).min(of_disk);
-        let total = Budget::total(of_all);
-        move || Budget::of_owner(&total, of_disk, floor)
+        DiskBudgets {
+            total: Budget::total(of_all),
+            of_disk,
+            first: disks.max(1),
+        }
     }
 
     /// The bounds for connections.
     pub fn shares(self) -> Arc<Shares> {
         Arc::new(Shares::new(self.connections_of_disk, self.connections))
+    }
+}
+
+/// Budgets of disks that come and go.
+#[derive(Debug)]
+pub struct DiskBudgets {
+    total: Arc<Budget>,
+    of_disk: u64,
+    /// Number of disks at the start.
+    first: usize,
+}
+
+impl DiskBudgets {
+    /// For one more disk beside `others`. The floors of those that are there stay as they are.
+    pub fn next(&self, others: usize) -> Arc<Budget> {
+        let share = self.total.limit() / 2 / self.first.max(others + 1) as u64;
+        let floor = share.clamp(LEAST_FLOOR, FLOOR).min(self.of_disk);
+        Budget::of_owner(&self.total, self.of_disk, floor)
     }
 }
 
@@ -92,10 +111,10 @@ mod tests {
             memory: Some(1 << 30),
             ..ClientLimits::default()
         };
-        let mut one = limits.check().unwrap().budgets(1);
-        assert_eq!(one().limit(), 256 << 20);
-        let mut many = limits.budgets(100);
-        let all: Vec<_> = (0..100).map(|_| many()).collect();
+        let one = limits.check().unwrap().budgets(1);
+        assert_eq!(one.next(0).limit(), 256 << 20);
+        let many = limits.budgets(100);
+        let all: Vec<_> = (0..100).map(|n| many.next(n)).collect();
         let claims: Vec<_> = all.iter().filter_map(|b| b.take(256 << 20)).collect();
         assert_eq!(claims.len(), 4);
         // The others have their floor.

@@ -1,6 +1,6 @@
 //! `pvblk stat`: counters of served disks' requests, as rates.
 
-use crate::control::no_disk;
+use crate::control::{ControlArg, no_disk};
 use crate::{config, control};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -42,9 +42,8 @@ pub struct StatArgs {
     /// A line for each connection, too
     #[arg(long)]
     pub connections: bool,
-    /// Control socket of the server
-    #[arg(long, value_name = "unix:PATH")]
-    pub control: String,
+    #[command(flatten)]
+    pub control: ControlArg,
     /// The counters themselves, since the server began to serve the disk: one JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -197,7 +196,7 @@ fn disk_and_interval(what: &[String]) -> Result<(Option<&str>, Option<Duration>)
 }
 
 pub fn run(args: &StatArgs) -> Result<()> {
-    let socket = config::unix_path("--control", &args.control)?;
+    let socket = args.control.path()?;
     let (disk, interval) = disk_and_interval(&args.what)?;
     let mut tables = match interval {
         None if args.count.is_some() => bail!("--count is for an interval: write one, such as 1s"),

@@ -1,9 +1,7 @@
 //! Traces on the control socket of a process with disks, and its log of slow requests.
 
-use crate::memory::Desk;
-use crate::{control, latency, log};
+use crate::latency;
 use anyhow::{Context, Result, bail};
-use pvblk_backend::Service;
 use pvblk_block::trace::Tracing;
 use pvblk_trace::blktrace::{CaptureWriter, Writer};
 use pvblk_trace::latency::{Analyzer, Life};
@@ -24,10 +22,9 @@ pub struct Traces {
     feed: Arc<Feed>,
 }
 
-/// A capture or log of slow requests, which runs until it is dropped.
+/// A log of slow requests, which runs until it is dropped.
 #[derive(Default)]
 pub struct Running {
-    _control: Option<control::Server>,
     slow: Option<(Arc<Subscription>, JoinHandle<()>)>,
 }
 
@@ -122,20 +119,14 @@ impl Traces {
         })
     }
 
-    /// Opens the control socket and starts to log slow requests, where these are wanted.
-    pub fn start(
-        &self,
-        control: Option<&Path>,
-        slow: Option<Duration>,
-        service: &Arc<Service>,
-        memory: Desk,
-    ) -> Result<Running> {
+    /// What clients of the control socket subscribe to.
+    pub fn feed(&self) -> &Arc<Feed> {
+        &self.feed
+    }
+
+    /// Starts to log slow requests, where that is wanted.
+    pub fn start(&self, slow: Option<Duration>) -> Result<Running> {
         let mut running = Running::default();
-        if let Some(path) = control {
-            let (feed, service) = (Arc::clone(&self.feed), Arc::clone(service));
-            running._control = Some(control::Server::bind(path, feed, service, memory)?);
-            log::line(format_args!("control on unix:{}", path.display()));
-        }
         if let Some(threshold) = slow {
             let subscription = Arc::new(self.subscribe()?);
             let ours = Arc::clone(&subscription);

@@ -62,6 +62,8 @@ fn built(path: PathBuf, how: &str) -> Result<PathBuf, Stop> {
 pub fn pvblk<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Command, Stop> {
     let mut command = Command::new(binary()?);
     command.args(args).stdin(Stdio::null());
+    // Servers that run side by side would meet at the usual place.
+    command.env("PVBLK_CONTROL", "none");
     Ok(command)
 }
 
@@ -69,6 +71,7 @@ pub fn pvblk<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Comma
 pub fn lab<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Command, Stop> {
     let mut command = Command::new(lab_binary()?);
     command.env("PVBLK_BIN", binary()?);
+    command.env("PVBLK_CONTROL", "none");
     command.args(args).stdin(Stdio::null());
     Ok(command)
 }

@@ -69,7 +69,13 @@ fn bed() -> Bed {
             start + Duration::from_micros(time.now.fetch_add(passed, Ordering::Relaxed) + passed)
         }
     };
-    let make = |io: &Io| Ports::new(&listens, &service, limits, io);
+    let sockets = listens.iter().map(|l| {
+        let disk = service.disks().find(&l.disk).unwrap();
+        let socket = SocketFile::bind(&l.path, SocketType::STREAM).unwrap();
+        (disk, socket)
+    });
+    let sockets = sockets.collect();
+    let make = |io: &Io| Ports::new(sockets, &service, limits, Arc::default(), io);
     let control = Control::new(WHAT, Box::new(clock), make).unwrap();
     Bed { control, time, dir }
 }

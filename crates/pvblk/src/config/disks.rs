@@ -23,9 +23,6 @@ pub fn resolve(args: &ServeArgs, file: &File, xen: bool) -> Result<Disks> {
     let mut wanted: Vec<(String, DiskWanted)> = Vec::new();
     wanted.extend(file.disk.iter().map(|(n, d)| (n.clone(), d.clone())));
     add_flags(&mut wanted, args)?;
-    if wanted.is_empty() {
-        bail!("no disk to serve: give at least one --disk NAME=VOLUME");
-    }
     let mut disks = Disks {
         wanted: Vec::new(),
         specs: Vec::new(),

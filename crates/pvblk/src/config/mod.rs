@@ -7,6 +7,7 @@ mod file;
 mod tests;
 
 use crate::cli::ServeArgs;
+use crate::control::ControlSocket;
 use crate::events;
 use crate::log::LogArgs;
 use crate::shares::ClientLimits;
@@ -47,7 +48,7 @@ pub struct ServeConfig {
     pub max_ring: RingSize,
     pub spin_max: Duration,
     pub allow_remote: bool,
-    pub control: Option<PathBuf>,
+    pub control: ControlSocket,
     pub slow: Option<Duration>,
     pub on_event: Option<PathBuf>,
     pub hang_after: Duration,
@@ -64,7 +65,14 @@ impl ServeConfig {
             None => File::default(),
         };
         let xen = args.xen || file.xen;
+        let control = args.control.as_ref().or(file.control.as_ref());
+        let control = ControlSocket::of_server(control.map(String::as_str))?;
         let disks = disks::resolve(args, &file, xen)?;
+        if disks.wanted.is_empty() && !control.is_told() {
+            bail!(
+                "no disk to serve: give at least one --disk NAME=VOLUME, or --control unix:PATH and add disks with `pvblk disk add`"
+            );
+        }
         let socket = |flag, of_flag: &Option<String>, of_file: &Option<String>| {
             let text = of_flag.as_ref().or(of_file.as_ref());
             text.map(|s| unix_path(flag, s)).transpose()
@@ -76,7 +84,8 @@ impl ServeConfig {
             .chain(&args.nbd)
             .map(|s| s.parse::<NbdAddr>().map_err(anyhow::Error::from))
             .collect::<Result<_>>()?;
-        if local.is_none() && nbd.is_empty() && disks.vhost_user.is_empty() && !xen {
+        let nowhere = local.is_none() && nbd.is_empty() && disks.vhost_user.is_empty() && !xen;
+        if nowhere && !control.is_told() {
             bail!(
                 "nowhere to serve: give --local unix:PATH, --nbd unix:PATH, --nbd tcp:HOST:PORT, --vhost-user NAME=unix:PATH or --xen"
             );
@@ -98,7 +107,7 @@ impl ServeConfig {
             max_ring: ring_size("--max-ring-pages", pages)?,
             spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(50))?,
             allow_remote: args.allow_remote || file.allow_remote,
-            control: socket("--control", &args.control, &file.control)?,
+            control,
             slow: time_of(args.slow, "slow", &file.slow)?,
             on_event: on_event(args, &file)?,
             hang_after: events::hang_after(time_of(
@@ -110,21 +119,6 @@ impl ServeConfig {
             buffers: Buffers::resolve(args, &file)?,
             clients: clients(args, &file)?,
         })
-    }
-
-    /// Limits of disk `name`.
-    pub fn limits(&self, name: &str) -> ThrottleLimits {
-        let mut wanted = self.wanted.iter();
-        let disk = wanted.find(|(n, _)| n == name);
-        // They were parsed before without an error.
-        let parsed = disk.and_then(|(name, disk)| disk.parse(name).ok());
-        parsed.map(|disk| disk.limits).unwrap_or_default()
-    }
-
-    /// True if disk `name` is for one front end at a time.
-    pub fn is_exclusive(&self, name: &str) -> bool {
-        let mut wanted = self.wanted.iter();
-        wanted.any(|(n, disk)| n == name && disk.exclusive)
     }
 }
 

@@ -1,9 +1,12 @@
 //! The asking side.
 
+use super::rpc::{Request, Response};
 use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, STAT, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -98,6 +101,70 @@ fn accepted(name: &str, input: &mut impl BufRead) -> std::io::Result<Result<()>>
             None => anyhow!("{name}: this is no control socket: give --control's of the server"),
         }),
     })
+}
+
+/// A connection that speaks JSON-RPC, one request after another.
+pub struct Client {
+    name: String,
+    input: BufReader<UnixStream>,
+    next: u64,
+}
+
+/// Longest response in bytes: a page of disks with all their exports.
+const LONGEST_RESPONSE: u64 = 64 << 20;
+
+impl Client {
+    /// Connects to the server at `path`; a call may take `patience`.
+    pub fn connect(path: &Path, patience: Duration) -> Result<Client> {
+        let name = path.display().to_string();
+        let socket = connect(path, patience).with_context(|| {
+            format!("{name}: connecting to the server; --control unix:PATH names another socket")
+        })?;
+        Ok(Client {
+            name,
+            input: BufReader::new(socket),
+            next: 1,
+        })
+    }
+
+    /// Calls a method.
+    pub fn call<T: DeserializeOwned>(&mut self, method: &str, params: Value) -> Result<T> {
+        let failed = || format!("{}: {method}", self.name);
+        let id = Value::from(self.next);
+        self.next += 1;
+        let request = Request {
+            jsonrpc: "2.0".into(),
+            id: Some(id.clone()),
+            method: method.to_owned(),
+            params,
+        };
+        let line = serde_json::to_string(&request).with_context(failed)?;
+        if line.len() >= LONGEST_QUESTION {
+            bail!(
+                "{}: a request has at most {LONGEST_QUESTION} bytes",
+                self.name
+            );
+        }
+        writeln!(self.input.get_ref(), "{line}").with_context(failed)?;
+        let mut text = String::new();
+        let mut bounded = (&mut self.input).take(LONGEST_RESPONSE);
+        bounded.read_line(&mut text).with_context(failed)?;
+        if text.is_empty() {
+            bail!("{}: the server ended the connection", self.name);
+        }
+        if let Some(why) = text.trim_end().strip_prefix(ERROR) {
+            bail!("{}: {why}: it is of an earlier version", self.name);
+        }
+        let response: Response = serde_json::from_str(&text).with_context(failed)?;
+        if let Some(error) = response.error {
+            bail!("{}: {}", self.name, error.message);
+        }
+        if response.id != id {
+            bail!("{}: an answer to another request", self.name);
+        }
+        let result = response.result.unwrap_or(Value::Null);
+        serde_json::from_value(result).with_context(failed)
+    }
 }
 
 /// A trace of a running server.

@@ -1,4 +1,15 @@
-//! The control socket of a running server: one line asks, and the answer follows.
+//! The control socket of a running server. Decision 26; docs/reference/control.md is for those who write clients.
+//!
+//! A client sends JSON-RPC 2.0 requests, one object in each line, and gets each response when it is done:
+//!
+//! ```text
+//! > {"jsonrpc":"2.0","id":1,"method":"disk.add","params":{"name":"a","volume":"mem:1G"}}
+//! > {"jsonrpc":"2.0","id":2,"method":"disk.list"}
+//! < {"jsonrpc":"2.0","id":2,"result":{"disks":[…],"next":null}}
+//! < {"jsonrpc":"2.0","id":1,"result":{"name":"a",…}}
+//! ```
+//!
+//! A first line that doesn't begin with `{` is a question of earlier versions, one for each connection:
 //!
 //! ```text
 //! > trace            what happens to requests from now on
@@ -23,10 +34,16 @@
 //! ```
 
 mod client;
+mod lines;
+mod methods;
+pub mod rpc;
 mod server;
+mod session;
+mod socket;
 
-pub use client::{Stream, ask, ask_memory, ask_statistics, events};
-pub use server::{Server, no_disk};
+pub use client::{Client, Stream, ask, ask_memory, ask_statistics, events};
+pub use server::{Reached, Server, no_disk};
+pub use socket::{ControlArg, ControlSocket};
 
 /// Asks for a trace.
 const TRACE: &str = "trace";

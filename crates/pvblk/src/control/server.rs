@@ -1,41 +1,57 @@
 //! The serving side. Whoever connects is the server's own user: the socket is private.
 
-use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, STAT, TRACE};
+use super::lines::Lines;
+use super::{ASK, ERROR, EVENTS, MEMORY, OK, STAT, TRACE, session};
 use crate::cache;
+use crate::disks::Registry;
 use crate::events::{self, EventsQuery};
 use crate::memory::Desk;
 use crate::stat;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use pvblk_backend::{Disks, RateLimit, Service, ratelimited};
 use pvblk_block::Error;
-use pvblk_export::socket_file::{SocketFile, SocketType};
+use pvblk_export::socket_file::SocketFile;
 use pvblk_sys::{EventFd, Poller};
 use pvblk_trace::blktrace::{CaptureWriter, Writer};
 use pvblk_trace::{Feed, Next};
 use std::io::{BufWriter, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most connections at a time.
 const MOST: usize = 16;
+/// Most disks that an error names.
+const MOST_NAMED: usize = 8;
 /// So many more are asked for their question and then refused. Yet others find the connection closed.
 const REFUSED: usize = 16;
 /// How long a question may take, and how long the asker may not read.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a quiet trace looks whether anybody is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
-struct Shared {
-    feed: Arc<Feed>,
-    service: Arc<Service>,
+/// What clients can reach.
+pub struct Reached {
+    pub feed: Arc<Feed>,
+    pub service: Arc<Service>,
     /// Never waits for a question to a disk.
-    memory: Desk,
+    pub memory: Desk,
+    /// Of a process whose disks come and go.
+    pub registry: Option<Arc<Registry>>,
+}
+
+pub(super) struct Shared {
+    pub reached: Reached,
     stopping: AtomicBool,
+    /// Sockets of clients that may ask more than once.
+    sessions: Mutex<Vec<Weak<UnixStream>>>,
+    /// Requests at work on threads of their own.
+    pub at_work: AtomicUsize,
     /// Connections that are answered.
     live: AtomicUsize,
     /// Connections that are refused once they have asked.
@@ -43,12 +59,23 @@ struct Shared {
 }
 
 impl Shared {
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Ends this client when the server stops.
+    pub fn end_at_stop(&self, socket: &Arc<UnixStream>) {
+        let mut sessions = self.sessions.lock();
+        sessions.retain(|s| s.strong_count() > 0);
+        sessions.push(Arc::downgrade(socket));
+    }
+
     /// Answers a question to a disk; both texts are JSON. May take its time, but not for ever. Errors say in one line what to do.
-    fn ask(&self, disk: &str, question: &str) -> Result<String, Error> {
-        if self.stopping.load(Ordering::Acquire) {
+    pub fn ask(&self, disk: &str, question: &str) -> Result<String, Error> {
+        if self.is_stopping() {
             return Err(Error::config("the server is stopping"));
         }
-        let disks = self.service.disks();
+        let disks = self.reached.service.disks();
         let found = disks.find(disk).ok_or_else(|| no_disk(disks, disk))?;
         found.ask(question).unwrap_or_else(|| {
             if cache::is_question(question) {
@@ -64,8 +91,11 @@ impl Shared {
 
 /// The error for a disk that isn't served.
 pub fn no_disk(disks: &Disks, name: &str) -> Error {
-    let all = disks.all();
-    let names: Vec<&str> = all.iter().map(|d| d.name()).collect();
+    let some = disks.page(0, MOST_NAMED);
+    let mut names: Vec<&str> = some.iter().map(|d| d.name()).collect();
+    if disks.len() > MOST_NAMED {
+        names.push("more");
+    }
     let names = names.join(", ");
     Error::config(format!("no disk named {name}; there are {names}"))
 }
@@ -78,19 +108,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path`.
-    pub fn bind(
-        path: &Path,
-        feed: Arc<Feed>,
-        service: Arc<Service>,
-        memory: Desk,
-    ) -> Result<Server> {
-        let file = SocketFile::bind(path, SocketType::STREAM)?;
+    /// Listens at this socket.
+    pub fn start(file: SocketFile, reached: Reached) -> Result<Server> {
         let shared = Arc::new(Shared {
-            feed,
-            service,
-            memory,
+            reached,
             stopping: AtomicBool::new(false),
+            sessions: Mutex::default(),
+            at_work: AtomicUsize::new(0),
             live: AtomicUsize::new(0),
             refused: AtomicUsize::new(0),
         });
@@ -114,6 +138,14 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
+        if let Some(registry) = &self.shared.reached.registry {
+            registry.stop();
+        }
+        let sessions = std::mem::take(&mut *self.shared.sessions.lock());
+        for socket in sessions.iter().filter_map(Weak::upgrade) {
+            // Answers on their way are still written.
+            let _ = socket.shutdown(Shutdown::Read);
+        }
         self.bell.notify();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -198,6 +230,7 @@ fn start(socket: UnixStream, shared: &Arc<Shared>) {
         let _ = refuse(&socket);
         return;
     };
+    let socket = Arc::new(socket);
     let body = move || {
         if let Err(e) = answer(&socket, &seat.shared, seat.is_refused) {
             tracing::debug!("control connection: {e}");
@@ -216,18 +249,26 @@ fn refuse(mut socket: &UnixStream) -> std::io::Result<()> {
     )
 }
 
-fn answer(socket: &UnixStream, shared: &Shared, is_full: bool) -> std::io::Result<()> {
-    let mut output = socket;
-    let question = match question(socket)? {
+fn answer(socket: &Arc<UnixStream>, shared: &Arc<Shared>, is_full: bool) -> std::io::Result<()> {
+    let mut output = &**socket;
+    let mut lines = Lines::new(socket);
+    let question = match lines.first()? {
         Ok(question) => question,
+        Err(why) if lines.is_json() => return session::refuse_line(socket, why),
         Err(why) => return writeln!(output, "{ERROR}{why}"),
     };
     if is_full {
         // After the question: a socket that is closed with something unread tells of a broken connection instead.
-        return refuse(socket);
+        return match question.starts_with('{') {
+            true => session::refuse(socket, &question, MOST),
+            false => refuse(socket),
+        };
+    }
+    if question.starts_with('{') {
+        return session::run(socket, shared, lines, question);
     }
     if question == TRACE {
-        return match shared.feed.subscribe() {
+        return match shared.reached.feed.subscribe() {
             Ok(subscription) => {
                 writeln!(output, "{OK}")?;
                 trace(socket, shared, &subscription)
@@ -249,16 +290,16 @@ fn answer(socket: &UnixStream, shared: &Shared, is_full: bool) -> std::io::Resul
         Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
     };
     if let Some(json) = question.strip_prefix(MEMORY) {
-        return reply(shared.memory.answer(json));
+        return reply(shared.reached.memory.answer(json));
     }
     if question == STAT {
-        return reply(stat::answer(shared.service.disks(), None));
+        return reply(stat::answer(shared.reached.service.disks(), None));
     }
     if let Some(disk) = question
         .strip_prefix(STAT)
         .and_then(|q| q.strip_prefix(' '))
     {
-        return reply(stat::answer(shared.service.disks(), Some(disk)));
+        return reply(stat::answer(shared.reached.service.disks(), Some(disk)));
     }
     let Some((disk, json)) = question.strip_prefix(ASK).and_then(|q| q.split_once(' ')) else {
         return writeln!(
@@ -274,45 +315,20 @@ fn one_line(text: &str) -> String {
     text.replace(|c: char| c.is_control(), " ")
 }
 
-fn stream_events(socket: &UnixStream, shared: &Shared, query: &EventsQuery) -> std::io::Result<()> {
+pub(super) fn stream_events(
+    socket: &UnixStream,
+    shared: &Shared,
+    query: &EventsQuery,
+) -> std::io::Result<()> {
     let mut output = socket;
     // From now on a read only asks whether the other side is shut.
     socket.set_read_timeout(Some(Duration::from_micros(1)))?;
-    let is_over = || Ok(shared.stopping.load(Ordering::Acquire) || is_shut(socket)?);
-    events::answer(shared.service.events(), query, is_over, |event| {
-        writeln!(output, "{event}")
-    })
+    let is_over = || Ok(shared.is_stopping() || is_shut(socket)?);
+    let events = shared.reached.service.events();
+    events::answer(events, query, is_over, |event| writeln!(output, "{event}"))
 }
 
-/// The first line, or what is wrong with it.
-fn question(mut socket: &UnixStream) -> std::io::Result<Result<String, String>> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut bytes = Vec::new();
-    let mut piece = [0; 4096];
-    loop {
-        // All of it together, however it comes in.
-        let left = deadline.saturating_duration_since(Instant::now());
-        socket.set_read_timeout(Some(left.max(Duration::from_micros(1))))?;
-        let n = match socket.read(&mut piece) {
-            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-            read => read?,
-        };
-        let end = piece[..n].iter().position(|&b| b == b'\n');
-        bytes.extend(&piece[..end.unwrap_or(n)]);
-        if bytes.len() > LONGEST_QUESTION {
-            return Ok(Err(format!(
-                "a question has at most {LONGEST_QUESTION} bytes"
-            )));
-        }
-        if n == 0 || end.is_some() {
-            break;
-        }
-    }
-    let text = String::from_utf8(bytes).map_err(|_| "the question isn't UTF-8".to_owned());
-    Ok(text.map(|t| t.trim_end().to_owned()))
-}
-
-fn trace(
+pub(super) fn trace(
     socket: &UnixStream,
     shared: &Shared,
     subscription: &pvblk_trace::Subscription,
@@ -332,7 +348,7 @@ fn trace(
         let lost = subscription.lost();
         capture.lost(lost - told)?;
         told = lost;
-        if shared.stopping.load(Ordering::Acquire) || is_shut(socket)? {
+        if shared.is_stopping() || is_shut(socket)? {
             subscription.finish();
         }
     }

@@ -10,7 +10,7 @@ pub use program::check_program;
 pub use stream::{EventsQuery, answer};
 pub use watch::hang_after;
 
-use crate::{config, control};
+use crate::control::{self, ControlArg};
 use anyhow::{Context, Result};
 use clap::Args;
 use program::OnEvent;
@@ -32,9 +32,8 @@ Examples:
 
 #[derive(Args, Debug)]
 pub struct EventsArgs {
-    /// Control socket of the server
-    #[arg(long, value_name = "unix:PATH")]
-    pub control: String,
+    #[command(flatten)]
+    pub control: ControlArg,
     /// Go on with events as they happen, until interrupted
     #[arg(long)]
     pub follow: bool,
@@ -47,7 +46,7 @@ pub struct EventsArgs {
 }
 
 pub fn run(args: &EventsArgs) -> Result<()> {
-    let socket = config::unix_path("--control", &args.control)?;
+    let socket = args.control.path()?;
     let query = EventsQuery {
         follow: args.follow,
         disk: args.disk.clone(),

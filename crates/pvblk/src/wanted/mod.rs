@@ -2,4 +2,4 @@
 
 mod disk;
 
-pub use disk::{DiskWanted, check_name};
+pub use disk::{DiskWanted, ParsedDisk, check_name};

@@ -8,6 +8,7 @@ pub fn start(args: &[String]) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_pvblk"))
         .arg("serve")
         .args(args)
+        .env("PVBLK_CONTROL", "none")
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()

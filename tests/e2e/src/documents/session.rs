@@ -62,6 +62,7 @@ pub fn run(name: &str, blocks: &[Block], programs: &Programs) -> Result<(), Stop
         .env("BASH_ENV", out.join("prelude"))
         .env("PAGE_OUT", &out)
         .env("PATH", format!("{}:{path}:/usr/sbin:/sbin", bin.display()))
+        .env("PVBLK_CONTROL", "none")
         .env("HOME", &work)
         .current_dir(&work)
         .stdin(Stdio::null())

@@ -1,0 +1,197 @@
+//! The methods of the control protocol. docs/reference/control.md has one section for each.
+
+use super::rpc::{INVALID_PARAMS, NO_METHOD, PROTOCOL, Params, RpcError};
+use super::server::Shared;
+use crate::disks::{DiskChange, Export, Refused, Registry, Why};
+use crate::stat;
+use crate::wanted::DiskWanted;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Outcome = Result<Value, RpcError>;
+type Method = fn(&Arc<Shared>, Value) -> Outcome;
+
+/// How a method is called.
+#[derive(Clone, Copy)]
+pub(super) enum Call {
+    /// Never waits.
+    Quick(Method),
+    /// May wait for a disk or a peer: on a thread of its own.
+    Slow(Method),
+    /// The connection becomes a stream of records.
+    Trace,
+    /// The connection becomes a stream of events.
+    Events,
+}
+
+const METHODS: &[(&str, Call)] = &[
+    ("pvblk.version", Call::Quick(version)),
+    ("disk.add", Call::Slow(disk_add)),
+    ("disk.remove", Call::Slow(disk_remove)),
+    ("disk.list", Call::Quick(disk_list)),
+    ("disk.show", Call::Quick(disk_show)),
+    ("disk.set", Call::Quick(disk_set)),
+    ("disk.ask", Call::Slow(disk_ask)),
+    ("export.add", Call::Slow(export_add)),
+    ("export.remove", Call::Slow(export_remove)),
+    ("memory.ask", Call::Slow(memory_ask)),
+    ("stat", Call::Slow(statistics)),
+    ("trace", Call::Trace),
+    ("events", Call::Events),
+];
+
+/// Time for a command without a word of its asker.
+const TIMEOUT_SECS: f64 = 60.0;
+/// Longest time that can be asked for.
+const MOST_SECS: f64 = 24.0 * 3600.0;
+
+pub(super) fn find(name: &str) -> Result<Call, RpcError> {
+    let found = METHODS.iter().find(|(n, _)| *n == name);
+    found.map(|(_, call)| *call).ok_or_else(|| {
+        let text = format!("there is no method {name}: see pvblk.version");
+        RpcError::new(NO_METHOD, text)
+    })
+}
+
+fn version(_: &Arc<Shared>, params: Value) -> Outcome {
+    Params::of(params)?.end()?;
+    let methods: Vec<&str> = METHODS.iter().map(|(name, _)| *name).collect();
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(json!({"version": version, "protocol": PROTOCOL, "methods": methods}))
+}
+
+fn registry(shared: &Shared) -> Result<&Arc<Registry>, RpcError> {
+    let registry = shared.reached.registry.as_ref();
+    registry.ok_or_else(|| {
+        let text = "the disks of this process don't come and go: ask a `pvblk serve`";
+        RpcError::new(NO_METHOD, text)
+    })
+}
+
+fn answer(value: &impl Serialize) -> Outcome {
+    serde_json::to_value(value).map_err(|e| RpcError::new(-32603, e.to_string()))
+}
+
+fn patience(params: &mut Params) -> Result<Duration, RpcError> {
+    let secs = params.take::<f64>("timeout_secs")?.unwrap_or(TIMEOUT_SECS);
+    match secs > 0.0 && secs <= MOST_SECS {
+        true => Ok(Duration::from_secs_f64(secs)),
+        false => Err(RpcError::new(
+            INVALID_PARAMS,
+            "params: timeout_secs: above 0, at most 86400",
+        )),
+    }
+}
+
+fn disk_add(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let name: String = params.need("name")?;
+    let patience = patience(&mut params)?;
+    let wanted: DiskWanted = params.rest()?;
+    answer(&registry(shared)?.add(&name, &wanted, patience)?)
+}
+
+fn disk_remove(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let name: String = params.need("name")?;
+    let force = params.take("force")?.unwrap_or(false);
+    let patience = patience(&mut params)?;
+    params.end()?;
+    answer(&registry(shared)?.remove(&name, force, patience)?)
+}
+
+fn disk_list(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let after: Option<String> = params.take("after")?;
+    let most = params.take("most")?.unwrap_or(usize::MAX);
+    params.end()?;
+    answer(&registry(shared)?.list(after.as_deref(), most))
+}
+
+fn disk_show(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let name: String = params.need("name")?;
+    params.end()?;
+    answer(&registry(shared)?.show(&name)?)
+}
+
+fn disk_set(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let name: String = params.need("name")?;
+    let change = DiskChange {
+        exclusive: params.take("exclusive")?,
+        limit: params.take("limit")?,
+    };
+    params.end()?;
+    answer(&registry(shared)?.set(&name, &change)?)
+}
+
+fn disk_ask(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let name: String = params.need("name")?;
+    let question: Value = params.need("question")?;
+    params.end()?;
+    let text = shared.ask(&name, &question.to_string());
+    json_of(text.map_err(|e| Refused::new(Why::Failed, e.to_string()))?)
+}
+
+fn memory_ask(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let question: Value = params.need("question")?;
+    params.end()?;
+    let text = shared.reached.memory.answer(&question.to_string());
+    json_of(text.map_err(|e| Refused::new(Why::Failed, e.to_string()))?)
+}
+
+fn statistics(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let disk: Option<String> = params.take("disk")?;
+    params.end()?;
+    let text = stat::answer(shared.reached.service.disks(), disk.as_deref());
+    json_of(text.map_err(|e| Refused::new(Why::NoDisk, e.to_string()))?)
+}
+
+fn json_of(text: String) -> Outcome {
+    serde_json::from_str(&text).or(Ok(Value::String(text)))
+}
+
+fn export_add(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let patience = patience(&mut params)?;
+    let export = export(&mut params)?;
+    params.end()?;
+    answer(&registry(shared)?.add_export(&export, patience)?)
+}
+
+fn export_remove(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let patience = patience(&mut params)?;
+    let force = params.take("force")?.unwrap_or(false);
+    let export = export(&mut params)?;
+    params.end()?;
+    answer(&registry(shared)?.remove_export(&export, force, patience)?)
+}
+
+/// One export, by exactly one of its kinds.
+fn export(params: &mut Params) -> Result<Export, RpcError> {
+    let disk: Option<String> = params.take("disk")?;
+    let kinds = ["vhost_user", "xen_attach", "nbd", "local"];
+    let mut given = Vec::new();
+    for kind in kinds {
+        if let Some(text) = params.take::<String>(kind)? {
+            given.push((kind, text));
+        }
+    }
+    match (disk, given.pop(), given.is_empty()) {
+        (Some(disk), Some(("vhost_user", socket)), true) => Ok(Export::VhostUser { disk, socket }),
+        (Some(disk), Some(("xen_attach", guest)), true) => Ok(Export::XenAttach { disk, guest }),
+        (None, Some(("nbd", address)), true) => Ok(Export::Nbd(address)),
+        (None, Some(("local", socket)), true) => Ok(Export::Local(socket)),
+        _ => Err(RpcError::new(
+            INVALID_PARAMS,
+            "params: give disk and either vhost_user or xen_attach; or nbd; or local",
+        )),
+    }
+}

@@ -1,0 +1,232 @@
+//! A client that speaks JSON-RPC: requests in lines, answered when they are done.
+
+use super::lines::Lines;
+use super::methods::{self, Call};
+use super::rpc::{INVALID_PARAMS, INVALID_REQUEST, Request, Response, RpcError};
+use super::server::{Shared, stream_events, trace};
+use crate::events::EventsQuery;
+use parking_lot::{Condvar, Mutex};
+use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Most requests of one client at work; it isn't read while there are so many.
+const MOST_OF_CLIENT: usize = 64;
+/// Most requests of all clients at work.
+const MOST_OF_ALL: usize = 512;
+/// Code of an error: too much is at work.
+const BUSY: i64 = 6;
+
+/// The client's side of all its requests.
+struct Client {
+    socket: Arc<UnixStream>,
+    /// Held while a line is written.
+    writing: Mutex<()>,
+    /// Requests at work.
+    at_work: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Client {
+    /// A client that doesn't take its answers is let go.
+    fn answer(&self, response: &Response) {
+        let _writing = self.writing.lock();
+        if (&*self.socket)
+            .write_all(response.line().as_bytes())
+            .is_err()
+        {
+            let _ = self.socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn wait_below(&self, most: usize) {
+        let mut at_work = self.at_work.lock();
+        while *at_work >= most {
+            self.ended.wait(&mut at_work);
+        }
+    }
+}
+
+/// A place among the requests at work.
+struct Place {
+    client: Arc<Client>,
+    shared: Arc<Shared>,
+}
+
+impl Place {
+    fn take(client: &Arc<Client>, shared: &Arc<Shared>) -> Option<Place> {
+        client.wait_below(MOST_OF_CLIENT);
+        *client.at_work.lock() += 1;
+        let all = shared.at_work.fetch_add(1, Ordering::AcqRel);
+        let place = Place {
+            client: Arc::clone(client),
+            shared: Arc::clone(shared),
+        };
+        (all < MOST_OF_ALL).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.at_work.fetch_sub(1, Ordering::AcqRel);
+        *self.client.at_work.lock() -= 1;
+        self.client.ended.notify_all();
+    }
+}
+
+/// Tells a client that there are too many.
+pub(super) fn refuse(mut socket: &UnixStream, line: &str, most: usize) -> std::io::Result<()> {
+    let id = Request::parse(line).ok().and_then(|r| r.id);
+    let text = format!("{most} clients are connected already: end one of them");
+    let response = Response::new(id.unwrap_or(Value::Null), Err(RpcError::new(BUSY, text)));
+    socket.write_all(response.line().as_bytes())
+}
+
+/// Tells a client what is wrong with a line, so that it has no request.
+pub(super) fn refuse_line(mut socket: &UnixStream, why: String) -> std::io::Result<()> {
+    let response = Response::new(Value::Null, Err(RpcError::new(INVALID_REQUEST, why)));
+    socket.write_all(response.line().as_bytes())
+}
+
+/// Answers until the client ends, or the server stops.
+pub(super) fn run(
+    socket: &Arc<UnixStream>,
+    shared: &Arc<Shared>,
+    mut lines: Lines,
+    first: String,
+) -> std::io::Result<()> {
+    let client = Arc::new(Client {
+        socket: Arc::clone(socket),
+        writing: Mutex::default(),
+        at_work: Mutex::default(),
+        ended: Condvar::new(),
+    });
+    shared.end_at_stop(socket);
+    let mut next = Some(Ok(first));
+    while let Some(line) = next {
+        match line {
+            Ok(line) if line.is_empty() => {}
+            Ok(line) => {
+                if let Some(stream) = handle(&client, shared, &line) {
+                    return stream;
+                }
+            }
+            Err(why) => {
+                let error = RpcError::new(INVALID_REQUEST, why);
+                client.answer(&Response::new(Value::Null, Err(error)));
+                break;
+            }
+        }
+        if shared.is_stopping() {
+            break;
+        }
+        next = lines.next()?;
+    }
+    client.wait_below(1);
+    Ok(())
+}
+
+/// Begins one request. `Some`: the connection was a stream from then on, and is over.
+fn handle(client: &Arc<Client>, shared: &Arc<Shared>, line: &str) -> Option<std::io::Result<()>> {
+    let Request {
+        id, method, params, ..
+    } = match Request::parse(line) {
+        Ok(request) => request,
+        Err(refused) => {
+            client.answer(&refused);
+            return None;
+        }
+    };
+    let answer = move |client: &Client, outcome| {
+        if let Some(id) = id {
+            client.answer(&Response::new(id, outcome));
+        }
+    };
+    match methods::find(&method) {
+        Err(e) => answer(client, Err(e)),
+        Ok(Call::Quick(call)) => answer(client, call(shared, params)),
+        Ok(Call::Slow(call)) => {
+            let Some(place) = Place::take(client, shared) else {
+                let text = format!("{MOST_OF_ALL} requests are at work: try again later");
+                answer(client, Err(RpcError::new(BUSY, text)));
+                return None;
+            };
+            let thread = std::thread::Builder::new().name("pvblk-control-2".into());
+            let body = move || {
+                let outcome = call(&place.shared, params);
+                answer(&place.client, outcome);
+            };
+            if let Err(e) = thread.stack_size(512 * 1024).spawn(body) {
+                // The request got no answer; its client mustn't wait for one.
+                tracing::warn!("starting a thread for a request: {e}");
+                let _ = client.socket.shutdown(Shutdown::Both);
+            }
+        }
+        Ok(Call::Trace) => return trace_stream(client, shared, answer),
+        Ok(Call::Events) => return event_stream(client, shared, params, answer),
+    }
+    None
+}
+
+/// Errors if something else is to be answered on the connection.
+fn is_free(client: &Client) -> Result<(), RpcError> {
+    match *client.at_work.lock() {
+        0 => Ok(()),
+        _ => {
+            let text =
+                "a stream takes the whole connection: wait for the answers to the requests before";
+            Err(RpcError::new(INVALID_REQUEST, text))
+        }
+    }
+}
+
+fn event_stream(
+    client: &Arc<Client>,
+    shared: &Arc<Shared>,
+    params: Value,
+    answer: impl FnOnce(&Client, Result<Value, RpcError>),
+) -> Option<std::io::Result<()>> {
+    let params = match params {
+        Value::Null => Value::Object(Map::new()),
+        other => other,
+    };
+    let query = EventsQuery::parse(&params.to_string());
+    let query = query.map_err(|e| RpcError::new(INVALID_PARAMS, e.to_string()));
+    match is_free(client).and(query) {
+        Err(e) => {
+            answer(client, Err(e));
+            None
+        }
+        Ok(query) => {
+            answer(client, Ok(json!({"stream": "events"})));
+            Some(stream_events(&client.socket, shared, &query))
+        }
+    }
+}
+
+fn trace_stream(
+    client: &Arc<Client>,
+    shared: &Arc<Shared>,
+    answer: impl FnOnce(&Client, Result<Value, RpcError>),
+) -> Option<std::io::Result<()>> {
+    if let Err(e) = is_free(client) {
+        answer(client, Err(e));
+        return None;
+    }
+    match shared.reached.feed.subscribe() {
+        Err(e) => {
+            answer(
+                client,
+                Err(RpcError::new(1, format!("starting a trace: {e}"))),
+            );
+            None
+        }
+        Ok(subscription) => {
+            answer(client, Ok(json!({"stream": "blktrace"})));
+            Some(trace(&client.socket, shared, &subscription))
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Disks that come.
+
+use super::{DiskShown, MOST_OPENING, Refused, Registry, Stage, State, Why};
+use crate::wanted::{DiskWanted, ParsedDisk};
+use parking_lot::MutexGuard;
+use pvblk_backend::Disk;
+use pvblk_backend::events::{Event, Kind};
+use pvblk_block::{BlockDevice, Error, ErrorKind};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+/// Threads that open have room for a deep stack of volumes.
+const STACK: usize = 1 << 20;
+
+impl Registry {
+    /// Opens a disk and serves it, with the exports that `wanted` names for it: all of it, or nothing. After `patience` an error says that it takes too
+    /// long; then the disk is closed again when it is open, and its name is free from then on.
+    pub fn add(
+        self: &Arc<Registry>,
+        name: &str,
+        wanted: &DiskWanted,
+        patience: Duration,
+    ) -> Result<DiskShown, Refused> {
+        let begin = Instant::now();
+        let parsed = wanted.parse(name).map_err(Refused::invalid)?;
+        let number = {
+            let mut state = self.state.lock();
+            if state.opening >= MOST_OPENING {
+                let text = format!(
+                    "{MOST_OPENING} disks are being opened, the most there may be: their backings may hang, see `pvblk disk list`"
+                );
+                return Err(Refused::new(Why::Busy, text));
+            }
+            let number = state.reserve(name, wanted)?;
+            state.opening += 1;
+            number
+        };
+        let (tell, told) = sync_channel(1);
+        let opening = Opening {
+            registry: Arc::clone(self),
+            name: name.to_owned(),
+            number,
+            done: false,
+        };
+        let wanted = wanted.clone();
+        let thread = std::thread::Builder::new().name("pvblk-open".into());
+        let spawned = thread
+            .stack_size(STACK)
+            .spawn(move || opening.run(&parsed, &wanted, &tell));
+        if let Err(e) = spawned {
+            // The closure is dropped, and with it the place.
+            let text = format!("disk {name}: starting a thread to open it: {e}");
+            return Err(Refused::new(Why::Failed, text));
+        }
+        let left = patience.saturating_sub(begin.elapsed());
+        let refused = match told.recv_timeout(left) {
+            Ok(Ok(())) => return self.show(name),
+            Ok(Err(refused)) => return Err(refused),
+            Err(_) => self.give_up(name, number, patience),
+        };
+        // It may have come in between.
+        told.try_recv().unwrap_or(Err(refused))?;
+        self.show(name)
+    }
+
+    fn give_up(&self, name: &str, number: u64, patience: Duration) -> Refused {
+        self.with_entry(name, number, |entry| {
+            if entry.stage == Stage::Opening {
+                entry.stage = Stage::GivenUp;
+            }
+        });
+        let text = format!(
+            "disk {name}: opening it takes longer than {} s: it is given up, and the name is free when its medium answers; see `pvblk disk list`",
+            patience.as_secs()
+        );
+        Refused::new(Why::Late, text)
+    }
+
+    /// Serves a device that is open under a name that is taken for it. Errors free the name and close the device.
+    fn install(
+        &self,
+        name: &str,
+        number: u64,
+        device: Arc<dyn BlockDevice>,
+        wanted: &DiskWanted,
+    ) -> Result<Arc<Disk>, Error> {
+        let budget = self.budgets.next(self.service.disks().len());
+        let limits = wanted.parse(name).map(|parsed| parsed.limits);
+        let limits = limits.map_err(|e| Error::boxed(ErrorKind::Config, "", e.into()))?;
+        let disk = Disk::new(name, device, self.traces.of(name)).with_memory(budget);
+        disk.throttle().set(limits);
+        let disk = Arc::new(match wanted.exclusive {
+            true => disk.exclusive(),
+            false => disk,
+        });
+        self.service.add(Arc::clone(&disk))?;
+        let ours = self.with_entry(name, number, |entry| entry.disk = Some(Arc::clone(&disk)));
+        debug_assert!(ours, "a name that is taken stays");
+        Ok(disk)
+    }
+
+    /// Serves a disk of the configuration, whose exports are started with all others.
+    pub fn add_opened(
+        &self,
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        wanted: &DiskWanted,
+    ) -> Result<(), Error> {
+        let number = self.state.lock().reserve(name, wanted);
+        let number = number.map_err(|refused| Error::config(refused.text))?;
+        let installed = self.install(name, number, device, wanted);
+        match installed {
+            Ok(_) => self.with_entry(name, number, |entry| entry.stage = Stage::Serving),
+            Err(e) => {
+                self.forget(name, number);
+                return Err(e);
+            }
+        };
+        Ok(())
+    }
+
+    /// Starts the exports of one disk; an error takes back those that were started.
+    pub(super) fn export(&self, name: &str, parsed: &ParsedDisk) -> Result<(), Error> {
+        for (done, path) in parsed.vhost_user.iter().enumerate() {
+            if let Err(e) = self.exports.add_vhost(name, path) {
+                self.unexport(&parsed.vhost_user[..done], &[]);
+                return Err(e);
+            }
+        }
+        for (done, order) in parsed.xen_attach.iter().enumerate() {
+            if let Err(e) = self.exports.add_order(order.clone()) {
+                self.unexport(&parsed.vhost_user, &parsed.xen_attach[..done]);
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A thread that opens a disk. Dropping it gives its place back.
+struct Opening {
+    registry: Arc<Registry>,
+    name: String,
+    number: u64,
+    /// The disk is served.
+    done: bool,
+}
+
+impl Opening {
+    fn run(
+        mut self,
+        parsed: &ParsedDisk,
+        wanted: &DiskWanted,
+        tell: &SyncSender<Result<(), Refused>>,
+    ) {
+        let result = self.open(parsed, wanted);
+        self.done = result.is_ok();
+        if let Err(e) = &result {
+            tracing::debug!("disk {}: not added: {e}", self.name);
+        }
+        // The name is free when its asker is told that it failed.
+        drop(self);
+        let _ = tell.send(result);
+    }
+
+    fn open(&self, parsed: &ParsedDisk, wanted: &DiskWanted) -> Result<(), Refused> {
+        let (registry, name) = (&self.registry, &self.name);
+        let why = |e: Error| Refused::new(Why::Failed, format!("disk {name}: {e}"));
+        let device = registry.opener.volume(&parsed.spec).map_err(why)?;
+        self.check_wanted()?;
+        let description = device.describe();
+        let mib = device.capacity_sectors() / 2048;
+        let disk = registry.install(name, self.number, device, wanted);
+        let disk = disk.map_err(why)?;
+        let exported = registry.export(name, parsed).map_err(why);
+        let served = exported.and_then(|()| {
+            let state = registry.state.lock();
+            self.begin(state).inspect_err(|_| {
+                registry.unexport(&parsed.vhost_user, &parsed.xen_attach);
+            })
+        });
+        if served.is_err() {
+            registry.take_back(&disk);
+        } else {
+            tracing::info!("disk {name}: added: {description}, {mib} MiB");
+            let text = format!("added: {description}, {mib} MiB");
+            let event = Event::new(Kind::DiskAdded, text).of(name);
+            registry.service.events().put(event);
+        }
+        served
+    }
+
+    /// Errors if nobody waits for the disk any more.
+    fn check_wanted(&self) -> Result<(), Refused> {
+        let state = self.registry.state.lock();
+        let entry = state.entries.get(&self.name);
+        match entry.map(|e| e.stage) {
+            Some(Stage::Opening) if !state.stopping => Ok(()),
+            Some(Stage::Opening) => Err(Refused::stopping()),
+            _ => Err(Refused::new(Why::Late, "nobody waits for it any more")),
+        }
+    }
+
+    fn begin(&self, mut state: MutexGuard<'_, State>) -> Result<(), Refused> {
+        let stopping = state.stopping;
+        match state.entries.get_mut(&self.name) {
+            Some(entry) if entry.stage == Stage::Opening && !stopping => {
+                entry.stage = Stage::Serving;
+                Ok(())
+            }
+            _ => Err(Refused::new(Why::Late, "nobody waits for it any more")),
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.registry.state.lock().opening -= 1;
+        if !self.done {
+            self.registry.forget(&self.name, self.number);
+        }
+    }
+}

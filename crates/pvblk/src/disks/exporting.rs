@@ -1,0 +1,245 @@
+//! Exports that come and go.
+
+use super::{Refused, Registry, Why};
+use crate::config::unix_path;
+use crate::exports;
+use crate::wanted::DiskWanted;
+use pvblk_block::Error;
+use pvblk_protocol::nbd::NbdAddr;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+/// A way by which clients reach disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Export {
+    /// A socket for virtual machines.
+    VhostUser { disk: String, socket: String },
+    /// A standing order for a Xen guest, `GUEST[:DEVICE]`.
+    XenAttach { disk: String, guest: String },
+    /// A listener for NBD clients of all disks.
+    Nbd(String),
+    /// A socket for front ends on rings of all disks.
+    Local(String),
+}
+
+/// An export that was added or removed, for programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportShown {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+    /// `vhost_user`, `xen_attach`, `nbd` or `local`.
+    pub kind: String,
+    /// Where it is: with the real port, if one was chosen.
+    pub place: String,
+}
+
+impl Registry {
+    /// Starts an export.
+    pub fn add_export(
+        self: &Arc<Registry>,
+        export: &Export,
+        patience: Duration,
+    ) -> Result<ExportShown, Refused> {
+        let (registry, export) = (Arc::clone(self), export.clone());
+        within(patience, "adding the export", move || match &export {
+            Export::Nbd(address) => registry.add_nbd(address),
+            Export::Local(socket) => {
+                let path = unix_path("local:", socket).map_err(Refused::invalid)?;
+                let added = registry.exports.add_local(&path);
+                added.map_err(|e| Refused::failed(&e))?;
+                Ok(export.shown(socket))
+            }
+            Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => {
+                registry.add_to_disk(disk, &export)
+            }
+        })
+    }
+
+    /// Ends an export. One that is used stays, with an error, unless `force`.
+    pub fn remove_export(
+        self: &Arc<Registry>,
+        export: &Export,
+        force: bool,
+        patience: Duration,
+    ) -> Result<ExportShown, Refused> {
+        let (registry, export) = (Arc::clone(self), export.clone());
+        within(patience, "removing the export", move || {
+            let exports = &registry.exports;
+            match &export {
+                Export::Nbd(address) => {
+                    let parsed: NbdAddr = address.parse().map_err(|e| invalid(&e))?;
+                    let removed = exports.remove_nbd(&parsed, force);
+                    removed.map_err(used_or_none)?;
+                    Ok(export.shown(address))
+                }
+                Export::Local(socket) => {
+                    let path = unix_path("local:", socket).map_err(Refused::invalid)?;
+                    let removed = exports.remove_local(&path, force);
+                    removed.map_err(used_or_none)?;
+                    Ok(export.shown(socket))
+                }
+                Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => {
+                    registry.remove_from_disk(disk, &export, force)
+                }
+            }
+        })
+    }
+
+    fn add_nbd(&self, address: &str) -> Result<ExportShown, Refused> {
+        let parsed: NbdAddr = address.parse().map_err(|e| invalid(&e))?;
+        let added = self.exports.add_nbd(&parsed);
+        let real = added.map_err(|e| Refused::failed(&e))?;
+        tracing::info!("NBD on {}", exports::uri(&real, ""));
+        Ok(Export::Nbd(String::new()).shown(&real.to_string()))
+    }
+
+    /// Starts an export of one disk, and notes that it is wanted.
+    fn add_to_disk(&self, name: &str, export: &Export) -> Result<ExportShown, Refused> {
+        let number = {
+            let mut state = self.state.lock();
+            let entry = state.serving(name)?;
+            if export.is_in(&entry.wanted) {
+                let text = format!("disk {name} has that export already");
+                return Err(Refused::new(Why::Exists, text));
+            }
+            entry.number
+        };
+        let parsed = export.alone().parse(name).map_err(Refused::invalid)?;
+        self.export(name, &parsed)
+            .map_err(|e| Refused::failed(&e))?;
+        let noted = self.with_entry(name, number, |entry| export.note(&mut entry.wanted, true));
+        if !noted {
+            self.unexport(&parsed.vhost_user, &parsed.xen_attach);
+            return Err(Refused::no_disk(name));
+        }
+        Ok(export.shown(export.place()))
+    }
+
+    fn remove_from_disk(
+        &self,
+        name: &str,
+        export: &Export,
+        force: bool,
+    ) -> Result<ExportShown, Refused> {
+        let number = {
+            let mut state = self.state.lock();
+            let entry = state.serving(name)?;
+            if !export.is_in(&entry.wanted) {
+                let text = format!("disk {name} has no such export: see `pvblk disk show {name}`");
+                return Err(Refused::new(Why::NoDisk, text));
+            }
+            entry.number
+        };
+        let parsed = export.alone().parse(name).map_err(Refused::invalid)?;
+        for path in &parsed.vhost_user {
+            let removed = self.exports.remove_vhost(path, force);
+            removed.map_err(used_or_none)?;
+        }
+        for order in parsed.xen_attach {
+            let removed = self.exports.remove_order(order);
+            removed.map_err(used_or_none)?;
+        }
+        self.with_entry(name, number, |entry| export.note(&mut entry.wanted, false));
+        Ok(export.shown(export.place()))
+    }
+}
+
+impl Export {
+    fn kind(&self) -> &'static str {
+        match self {
+            Export::VhostUser { .. } => "vhost_user",
+            Export::XenAttach { .. } => "xen_attach",
+            Export::Nbd(_) => "nbd",
+            Export::Local(_) => "local",
+        }
+    }
+
+    fn place(&self) -> &str {
+        match self {
+            Export::VhostUser { socket, .. } => socket,
+            Export::XenAttach { guest, .. } => guest,
+            Export::Nbd(place) | Export::Local(place) => place,
+        }
+    }
+
+    fn shown(&self, place: &str) -> ExportShown {
+        let disk = match self {
+            Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => Some(disk.clone()),
+            Export::Nbd(_) | Export::Local(_) => None,
+        };
+        ExportShown {
+            disk,
+            kind: self.kind().to_owned(),
+            place: place.to_owned(),
+        }
+    }
+
+    /// The list of a disk in which it stands.
+    fn list<'a>(&self, wanted: &'a mut DiskWanted) -> Option<&'a mut Vec<String>> {
+        match self {
+            Export::VhostUser { .. } => Some(&mut wanted.vhost_user),
+            Export::XenAttach { .. } => Some(&mut wanted.xen_attach),
+            Export::Nbd(_) | Export::Local(_) => None,
+        }
+    }
+
+    fn is_in(&self, wanted: &DiskWanted) -> bool {
+        let list = match self {
+            Export::VhostUser { .. } => &wanted.vhost_user,
+            _ => &wanted.xen_attach,
+        };
+        list.iter().any(|place| place == self.place())
+    }
+
+    fn note(&self, wanted: &mut DiskWanted, is_there: bool) {
+        if let Some(list) = self.list(wanted) {
+            list.retain(|place| place != self.place());
+            if is_there {
+                list.push(self.place().to_owned());
+            }
+        }
+    }
+
+    /// A disk that has nothing but this export, to be parsed.
+    fn alone(&self) -> DiskWanted {
+        let mut wanted = DiskWanted::new("null");
+        self.note(&mut wanted, true);
+        wanted
+    }
+}
+
+fn invalid(e: &Error) -> Refused {
+    Refused::new(Why::Invalid, e.to_string())
+}
+
+fn used_or_none(e: Error) -> Refused {
+    let why = match e.kind() {
+        pvblk_block::ErrorKind::Exhausted => Why::InUse,
+        _ => Why::Failed,
+    };
+    Refused::new(why, e.to_string())
+}
+
+/// Does something on a thread of its own, which may take longer than its asker waits.
+fn within<T: Send + 'static>(
+    patience: Duration,
+    what: &str,
+    job: impl FnOnce() -> Result<T, Refused> + Send + 'static,
+) -> Result<T, Refused> {
+    let (tell, told) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("pvblk-export".into());
+    let spawned = thread.spawn(move || {
+        let _ = tell.send(job());
+    });
+    if let Err(e) = spawned {
+        let text = format!("{what}: starting a thread for it: {e}");
+        return Err(Refused::new(Why::Failed, text));
+    }
+    told.recv_timeout(patience).unwrap_or_else(|_| {
+        let secs = patience.as_secs();
+        let text = format!("{what} takes longer than {secs} s: it goes on, see `pvblk disk list`");
+        Err(Refused::new(Why::Late, text))
+    })
+}

@@ -1,0 +1,214 @@
+//! [`Registry`]: the disks of a running server, which come and go one by one. Decision 26.
+//!
+//! ```text
+//!  add ──▶ opening ──opened──▶ serving ──remove──▶ removing ──▶ gone
+//!             │                   ▲                    │
+//!             │ failed            └── its flush failed ┘
+//!             ▼
+//!            gone
+//! ```
+//!
+//! The control socket and the configuration that is read again call the same functions. Each of them waits for one disk's backing at most until its deadline; slow
+//! calls run on threads of their own, so that none waits for another disk's.
+
+mod adding;
+mod exporting;
+mod refused;
+mod removing;
+mod shown;
+#[cfg(test)]
+mod tests;
+
+use crate::exports::Exports;
+use crate::opener::Opener;
+use crate::shares::DiskBudgets;
+use crate::traces::Traces;
+use crate::wanted::DiskWanted;
+pub use exporting::{Export, ExportShown};
+use parking_lot::{Condvar, Mutex};
+use pvblk_backend::events::{Event, Kind};
+use pvblk_backend::{Disk, Service};
+pub use refused::{Refused, Why};
+pub use shown::{DiskPage, DiskShown, Removed};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Most disks of a server, those that come and go included.
+pub const MOST_DISKS: usize = 65_536;
+/// Most disks that are opened side by side; those whose backing hangs are among them.
+const MOST_OPENING: usize = 256;
+
+/// The disks of a server: what is wanted of each, and how far it is.
+pub struct Registry {
+    service: Arc<Service>,
+    opener: Arc<Opener>,
+    exports: Arc<Exports>,
+    traces: Arc<Traces>,
+    budgets: DiskBudgets,
+    state: Mutex<State>,
+    /// Signalled when an entry has changed.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    entries: BTreeMap<String, Entry>,
+    /// Threads that open.
+    opening: usize,
+    /// Number of the next entry: a name may have another disk later.
+    next: u64,
+    stopping: bool,
+}
+
+/// A name that is taken.
+struct Entry {
+    number: u64,
+    stage: Stage,
+    wanted: DiskWanted,
+    /// Once it is open.
+    disk: Option<Arc<Disk>>,
+    since: Instant,
+}
+
+/// How far a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Opening,
+    /// Opening, but nobody waits for it any more: it is closed when it is open.
+    GivenUp,
+    Serving,
+    Removing,
+}
+
+/// What `set` changes.
+#[derive(Clone, Debug, Default)]
+pub struct DiskChange {
+    pub exclusive: Option<bool>,
+    /// The text of a limit; empty: none.
+    pub limit: Option<String>,
+}
+
+impl Registry {
+    pub fn new(
+        service: &Arc<Service>,
+        opener: &Arc<Opener>,
+        exports: &Arc<Exports>,
+        traces: &Arc<Traces>,
+        budgets: DiskBudgets,
+    ) -> Arc<Registry> {
+        Arc::new(Registry {
+            service: Arc::clone(service),
+            opener: Arc::clone(opener),
+            exports: Arc::clone(exports),
+            traces: Arc::clone(traces),
+            budgets,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Changes a disk while it is used.
+    pub fn set(&self, name: &str, change: &DiskChange) -> Result<DiskShown, Refused> {
+        {
+            let mut state = self.state.lock();
+            let entry = state.serving(name)?;
+            let Some(disk) = entry.disk.clone() else {
+                return Err(Refused::no_disk(name));
+            };
+            if let Some(limit) = &change.limit {
+                let wanted = DiskWanted {
+                    limit: Some(limit.clone()).filter(|l| !l.is_empty()),
+                    ..entry.wanted.clone()
+                };
+                let parsed = wanted.parse(name).map_err(Refused::invalid)?;
+                disk.throttle().set(parsed.limits);
+                entry.wanted = wanted;
+            }
+            if let Some(exclusive) = change.exclusive {
+                disk.users().set_exclusive(exclusive);
+                entry.wanted.exclusive = exclusive;
+            }
+        }
+        let shown = self.show(name)?;
+        let limit = shown.limit.as_deref().unwrap_or("none");
+        let text = format!("exclusive: {}, limit: {limit}", shown.exclusive);
+        let event = Event::new(Kind::DiskChanged, text).of(name);
+        self.service.events().put(event);
+        Ok(shown)
+    }
+
+    /// Adds and removes nothing any more: the server stops.
+    pub fn stop(&self) {
+        self.state.lock().stopping = true;
+        self.changed.notify_all();
+    }
+
+    /// Changes the entry with this number, if it is still there.
+    fn with_entry(&self, name: &str, number: u64, change: impl FnOnce(&mut Entry)) -> bool {
+        let mut state = self.state.lock();
+        let found = state.entries.get_mut(name).filter(|e| e.number == number);
+        let is_there = found.is_some();
+        if let Some(entry) = found {
+            change(entry);
+        }
+        drop(state);
+        self.changed.notify_all();
+        is_there
+    }
+
+    fn forget(&self, name: &str, number: u64) {
+        let mut state = self.state.lock();
+        if state.entries.get(name).is_some_and(|e| e.number == number) {
+            state.entries.remove(name);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// The entry of a disk that can be used.
+    fn serving(&mut self, name: &str) -> Result<&mut Entry, Refused> {
+        if self.stopping {
+            return Err(Refused::stopping());
+        }
+        match self.entries.get_mut(name) {
+            None => Err(Refused::no_disk(name)),
+            Some(entry) if entry.stage == Stage::Serving => Ok(entry),
+            Some(entry) => Err(Refused::busy(name, entry.stage)),
+        }
+    }
+
+    /// Takes a name.
+    fn reserve(&mut self, name: &str, wanted: &DiskWanted) -> Result<u64, Refused> {
+        if self.stopping {
+            return Err(Refused::stopping());
+        }
+        match self.entries.get(name).map(|e| e.stage) {
+            Some(Stage::Serving) => {
+                let text = format!(
+                    "there is a disk {name} already: choose another name, or remove that one"
+                );
+                return Err(Refused::new(Why::Exists, text));
+            }
+            Some(stage) => return Err(Refused::busy(name, stage)),
+            None => {}
+        }
+        if self.entries.len() >= MOST_DISKS {
+            let text = format!("{MOST_DISKS} disks are served, the most there may be: remove some");
+            return Err(Refused::new(Why::Busy, text));
+        }
+        let number = self.next;
+        self.next += 1;
+        let entry = Entry {
+            number,
+            stage: Stage::Opening,
+            wanted: wanted.clone(),
+            disk: None,
+            since: Instant::now(),
+        };
+        self.entries.insert(name.to_owned(), entry);
+        Ok(number)
+    }
+}

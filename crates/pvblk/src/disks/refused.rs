@@ -1,0 +1,75 @@
+//! [`Refused`]: why a command about a disk isn't carried out.
+
+use super::Stage;
+use pvblk_block::error_line;
+use std::fmt;
+
+/// Why, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// There is no disk or export of that name.
+    NoDisk,
+    /// The name is taken.
+    Exists,
+    /// Somebody uses it.
+    InUse,
+    /// It takes longer than the asker waits. It goes on.
+    Late,
+    /// Another command is at it, or there are too many.
+    Busy,
+    Stopping,
+    /// What was asked for makes no sense.
+    Invalid,
+    /// It didn't work.
+    Failed,
+}
+
+/// One line that says what is wrong and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub why: Why,
+    pub text: String,
+}
+
+impl Refused {
+    pub fn new(why: Why, text: impl Into<String>) -> Refused {
+        let text = text.into();
+        Refused { why, text }
+    }
+
+    pub fn no_disk(name: &str) -> Refused {
+        let text = format!("there is no disk {name}: see `pvblk disk list`");
+        Refused::new(Why::NoDisk, text)
+    }
+
+    pub fn stopping() -> Refused {
+        Refused::new(Why::Stopping, "the server is stopping")
+    }
+
+    pub fn invalid(e: impl AsRef<dyn std::error::Error + 'static>) -> Refused {
+        Refused::new(Why::Invalid, error_line(e.as_ref()))
+    }
+
+    pub fn failed(e: &(dyn std::error::Error + 'static)) -> Refused {
+        Refused::new(Why::Failed, error_line(e))
+    }
+
+    pub(super) fn busy(name: &str, stage: Stage) -> Refused {
+        let what = match stage {
+            Stage::Opening => "being opened",
+            Stage::GivenUp => "still being opened for a command that gave up",
+            Stage::Serving => "served",
+            Stage::Removing => "being removed",
+        };
+        let text = format!("disk {name} is {what}: wait, or see `pvblk disk list`");
+        Refused::new(Why::Busy, text)
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Refused {}

@@ -1,0 +1,219 @@
+//! Disks that go.
+
+use super::{Refused, Registry, Removed, Stage, Why};
+use pvblk_backend::events::{Event, Kind};
+use pvblk_backend::{Disk, DiskEnd};
+use pvblk_export::xen::StandingOrder;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+/// How long the last flush of a disk that was removed may take before its device is closed without: as good as for ever.
+const LAST_FLUSH: Duration = Duration::from_secs(24 * 3600);
+/// How often a removal looks whether everybody has let go of the device.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A removal that can't be undone any more.
+#[derive(Clone, Copy)]
+struct Going {
+    /// Of its entry.
+    number: u64,
+    force: bool,
+    deadline: Instant,
+    /// The time that its asker gave it.
+    patience: Duration,
+}
+
+impl Registry {
+    /// Takes a disk away, and returns when its data is stable and its backing closed.
+    ///
+    /// Without `force` it is refused while the disk is used; a disk whose last flush fails stays as it is. With `force` its users lose it, and the name is free at once;
+    /// the backing stays open and locked until its I/O has ended. After `patience` an error says what goes on.
+    pub fn remove(
+        self: &Arc<Registry>,
+        name: &str,
+        force: bool,
+        patience: Duration,
+    ) -> Result<Removed, Refused> {
+        let deadline = Instant::now() + patience;
+        let (disk, number, parsed) = {
+            let mut state = self.state.lock();
+            let entry = state.serving(name)?;
+            let Some(disk) = entry.disk.clone() else {
+                return Err(Refused::no_disk(name));
+            };
+            let closed = disk.users().close(force);
+            closed.map_err(|users| in_use(name, &users))?;
+            entry.stage = Stage::Removing;
+            entry.since = Instant::now();
+            (disk, entry.number, entry.wanted.parse(name).ok())
+        };
+        self.changed.notify_all();
+        if !force {
+            self.flush_first(name, number, &disk, deadline, patience)?;
+        }
+        if let Some(parsed) = parsed {
+            self.unexport(&parsed.vhost_user, &parsed.xen_attach);
+        }
+        let going = Going {
+            number,
+            force,
+            deadline,
+            patience,
+        };
+        self.finish(name, disk, going)
+    }
+
+    /// What can fail comes before what can't be undone.
+    fn flush_first(
+        self: &Arc<Registry>,
+        name: &str,
+        number: u64,
+        disk: &Arc<Disk>,
+        deadline: Instant,
+        patience: Duration,
+    ) -> Result<(), Refused> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let flushed = self.service.flush(disk, left);
+        if flushed.is_ok() {
+            return Ok(());
+        }
+        let is_late = Instant::now() >= deadline;
+        disk.users().reopen();
+        self.with_entry(name, number, |entry| entry.stage = Stage::Serving);
+        let why = flushed.err().map_or_else(String::new, |e| e.to_string());
+        let text = match is_late {
+            true => format!(
+                "disk {name}: its flush takes longer than {} s: it is served as before; mend its medium, or use --force",
+                patience.as_secs()
+            ),
+            false => format!(
+                "disk {name}: {why}: it is served as before; mend its medium, or use --force"
+            ),
+        };
+        Err(Refused::new(
+            if is_late { Why::Late } else { Why::Failed },
+            text,
+        ))
+    }
+
+    fn finish(
+        self: &Arc<Registry>,
+        name: &str,
+        disk: Arc<Disk>,
+        going: Going,
+    ) -> Result<Removed, Refused> {
+        let Going {
+            number,
+            force,
+            deadline,
+            patience,
+        } = going;
+        let device = Arc::downgrade(disk.device());
+        let (tell, told) = sync_channel(1);
+        let (registry, gone) = (Arc::clone(self), name.to_owned());
+        let ended = move |end: DiskEnd| {
+            registry.forget(&gone, number);
+            registry.forget_counts(&gone);
+            let text = match &end.result {
+                Ok(()) => {
+                    tracing::info!("disk {gone}: removed");
+                    "removed".to_owned()
+                }
+                Err(e) => {
+                    tracing::error!("disk {gone}: removed: {e}");
+                    format!("removed, but {e}")
+                }
+            };
+            let event = Event::new(Kind::DiskRemoved, text).of(&gone);
+            registry.service.events().put(event);
+            let _ = tell.send(end.result);
+        };
+        if let Err(e) = self.service.retire(&disk, LAST_FLUSH, ended) {
+            return Err(Refused::new(Why::Stopping, e.to_string()));
+        }
+        drop(disk);
+        if force {
+            // Another disk may take the name now.
+            self.forget(name, number);
+        }
+        let late = |what: &str| {
+            let text = format!(
+                "disk {name}: {what} longer than {} s: it goes on, see `pvblk disk list`",
+                patience.as_secs()
+            );
+            Refused::new(Why::Late, text)
+        };
+        let left = || deadline.saturating_duration_since(Instant::now());
+        match told.recv_timeout(left()) {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => {
+                let text = format!("disk {name} is removed, but {e}");
+                return Err(Refused::new(Why::Failed, text));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(late("requests in flight, or its last flush, take"));
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(Refused::stopping()),
+        }
+        // Somebody may hold it for a moment: a client that negotiates, a command that asks.
+        while device.strong_count() > 0 {
+            if left().is_zero() {
+                return Err(late("its data is stable, but its backing stays open"));
+            }
+            std::thread::sleep(LOOK.min(left()));
+        }
+        Ok(Removed {
+            name: name.to_owned(),
+            state: "gone".to_owned(),
+        })
+    }
+
+    /// A disk that wasn't announced to anybody is closed.
+    pub(super) fn take_back(self: &Arc<Registry>, disk: &Arc<Disk>) {
+        let name = disk.name().to_owned();
+        let registry = Arc::clone(self);
+        let ended = move |_| registry.forget_counts(&name);
+        // A service that stops closes it.
+        let _ = self.service.retire(disk, LAST_FLUSH, ended);
+    }
+
+    /// The counters of a disk that is gone, unless there is another of its name.
+    fn forget_counts(&self, name: &str) {
+        if self.service.disks().find(name).is_none() {
+            self.service.pressure().forget(name);
+        }
+    }
+
+    /// Ends exports of a disk that is being removed; they needn't be there.
+    pub(super) fn unexport(&self, sockets: &[PathBuf], orders: &[StandingOrder]) {
+        for path in sockets {
+            if let Err(e) = self.exports.remove_vhost(path, true) {
+                tracing::debug!("{e}");
+            }
+        }
+        for order in orders {
+            if let Err(e) = self.exports.remove_order(order.clone()) {
+                tracing::debug!("{e}");
+            }
+        }
+    }
+}
+
+fn in_use(name: &str, users: &[(String, usize)]) -> Refused {
+    const NAMED: usize = 4;
+    let one = |(user, count): &(String, usize)| match count {
+        1 => user.clone(),
+        n => format!("{user} ({n} queues or connections)"),
+    };
+    let mut all: Vec<String> = users.iter().take(NAMED).map(one).collect();
+    if users.len() > NAMED {
+        all.push(format!("{} more", users.len() - NAMED));
+    }
+    let text = format!(
+        "disk {name} is used by {}: disconnect them, or use --force",
+        all.join(", ")
+    );
+    Refused::new(Why::InUse, text)
+}

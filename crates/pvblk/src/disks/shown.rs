@@ -1,0 +1,181 @@
+//! What `pvblk disk list` and `show` tell.
+
+use super::{Entry, Refused, Registry, Stage};
+use crate::exports;
+use pvblk_backend::Disk;
+use pvblk_protocol::nbd::NbdAddr;
+use serde::{Deserialize, Serialize};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Most disks of one page.
+pub const MOST_OF_PAGE: usize = 1000;
+
+/// A disk, for programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskShown {
+    pub name: String,
+    /// `opening`, `serving` or `removing`.
+    pub state: String,
+    /// `healthy`, `degraded`, `stalled` or `failed`.
+    pub health: String,
+    /// What it stands on, as it was given.
+    pub volume: String,
+    /// 0 until it is open.
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub exclusive: bool,
+    pub limit: Option<String>,
+    /// Front ends and clients.
+    pub users: Vec<DiskUser>,
+    /// Where it can be reached.
+    pub exports: Vec<String>,
+    /// Since when it has been in this state, in seconds.
+    pub state_secs: u64,
+}
+
+/// A user of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskUser {
+    pub name: String,
+    /// Queues or connections.
+    pub count: usize,
+}
+
+/// Some disks, in the order of their names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskPage {
+    pub disks: Vec<DiskShown>,
+    /// What to give as `after` for the next page; none: this is the last one.
+    pub next: Option<String>,
+}
+
+/// A disk that is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removed {
+    pub name: String,
+    /// `gone`: its data is stable, its backing closed.
+    pub state: String,
+}
+
+/// Where all disks are offered.
+struct Places {
+    nbd: Vec<NbdAddr>,
+    local: Vec<String>,
+}
+
+impl Registry {
+    /// One disk. If its name was given to another one while its own I/O goes on, the one that is served.
+    pub fn show(&self, name: &str) -> Result<DiskShown, Refused> {
+        let places = self.places();
+        if let Some(entry) = self.state.lock().entries.get(name) {
+            return Ok(shown(name, entry, &places));
+        }
+        let retired = self.service.retired();
+        let found = retired.iter().find(|(disk, _)| disk.name() == name);
+        found
+            .map(|(disk, _)| leaving(disk))
+            .ok_or_else(|| Refused::no_disk(name))
+    }
+
+    /// Disks whose names come after `after`, at most `most` and never more than [`MOST_OF_PAGE`]. Those that were removed and still have I/O come with the first
+    /// page, after those that aren't.
+    pub fn list(&self, after: Option<&str>, most: usize) -> DiskPage {
+        let most = most.clamp(1, MOST_OF_PAGE);
+        let places = self.places();
+        let state = self.state.lock();
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = state.entries.range::<str, _>((from, Bound::Unbounded));
+        let page = rest.by_ref().take(most);
+        let mut disks: Vec<DiskShown> = page.map(|(n, e)| shown(n, e, &places)).collect();
+        let more = rest.next().is_some();
+        let next = disks.last().filter(|_| more).map(|d| d.name.clone());
+        drop(state);
+        if after.is_none() {
+            let state = self.state.lock();
+            let retired = self.service.retired();
+            let is_ours = |disk: &Arc<Disk>| {
+                let entry = state.entries.get(disk.name());
+                let ours = entry.and_then(|e| e.disk.as_ref());
+                ours.is_some_and(|d| Arc::ptr_eq(d, disk))
+            };
+            let only_retired = retired.iter().filter(|(d, _)| !is_ours(d));
+            disks.extend(only_retired.take(MOST_OF_PAGE).map(|(d, _)| leaving(d)));
+        }
+        DiskPage { disks, next }
+    }
+
+    fn places(&self) -> Places {
+        let local = self.exports.local_paths();
+        Places {
+            nbd: self.exports.nbd_addresses(),
+            local: local
+                .iter()
+                .map(|p| format!("unix:{}", p.display()))
+                .collect(),
+        }
+    }
+}
+
+fn health(disk: &Arc<Disk>) -> String {
+    disk.health().state().to_string()
+}
+
+fn users(disk: &Disk) -> Vec<DiskUser> {
+    let names = disk.users().names().into_iter();
+    names
+        .map(|(name, count)| DiskUser { name, count })
+        .collect()
+}
+
+fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
+    let wanted = &entry.wanted;
+    let device = entry.disk.as_ref().map(|d| d.device());
+    let mut exports = Vec::new();
+    if entry.stage == Stage::Serving {
+        exports.extend(places.nbd.iter().map(|a| exports::uri(a, name)));
+        exports.extend(
+            places
+                .local
+                .iter()
+                .map(|l| format!("rings:{l},disk={name}")),
+        );
+        exports.extend(wanted.vhost_user.iter().map(|s| format!("vhost-user:{s}")));
+        exports.extend(wanted.xen_attach.iter().map(|g| format!("xen:{g}")));
+    }
+    let state = match entry.stage {
+        Stage::Opening | Stage::GivenUp => "opening",
+        Stage::Serving => "serving",
+        Stage::Removing => "removing",
+    };
+    DiskShown {
+        name: name.to_owned(),
+        state: state.to_owned(),
+        health: entry.disk.as_ref().map_or_else(String::new, health),
+        volume: wanted.volume.clone(),
+        size_bytes: device.map_or(0, |d| d.capacity_sectors() * 512),
+        read_only: device.is_some_and(|d| d.limits().read_only),
+        exclusive: wanted.exclusive,
+        limit: wanted.limit.clone(),
+        users: entry.disk.as_ref().map_or_else(Vec::new, |d| users(d)),
+        exports,
+        state_secs: entry.since.elapsed().as_secs(),
+    }
+}
+
+/// A disk whose name is free already.
+fn leaving(disk: &Arc<Disk>) -> DiskShown {
+    DiskShown {
+        name: disk.name().to_owned(),
+        state: "removing".to_owned(),
+        health: health(disk),
+        volume: disk.device().describe(),
+        size_bytes: disk.device().capacity_sectors() * 512,
+        read_only: disk.device().limits().read_only,
+        exclusive: disk.users().is_exclusive(),
+        limit: None,
+        users: users(disk),
+        exports: Vec::new(),
+        state_secs: 0,
+    }
+}

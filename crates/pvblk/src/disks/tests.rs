@@ -1,0 +1,278 @@
+use super::*;
+use crate::exports::ExportLimits;
+use crate::shares::ClientLimits;
+use pvblk_backend::{Backend, BackendOptions, Disks, StopTimes};
+use pvblk_protocol::nbd::NbdAddr;
+use pvblk_protocol::xenbus::BackendOffers;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A bound that only a hang reaches.
+const HANG: Duration = Duration::from_secs(120);
+
+struct Bed {
+    registry: Arc<Registry>,
+    dir: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let options = BackendOptions {
+            workers: 1,
+            ..BackendOptions::default()
+        };
+        let backend = Backend::start(&options).unwrap();
+        let service = Service::new(backend, Disks::default(), Arc::default());
+        let clients = ClientLimits::default();
+        let limits = ExportLimits {
+            offers: BackendOffers::default(),
+            queues: 2,
+            unallocated: None,
+            clients,
+            allow_remote: false,
+        };
+        let opener = Arc::new(Opener::new(2, false));
+        let exports = Arc::new(Exports::new(&service, &opener, &limits));
+        let traces = Arc::new(Traces::of_server());
+        let budgets = clients.budgets(1);
+        Bed {
+            registry: Registry::new(&service, &opener, &exports, &traces, budgets),
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn add(&self, name: &str, volume: &str) -> Result<DiskShown, Refused> {
+        self.registry.add(name, &DiskWanted::new(volume), HANG)
+    }
+
+    fn remove(&self, name: &str, force: bool) -> Result<Removed, Refused> {
+        self.registry.remove(name, force, HANG)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let page = self.registry.list(None, usize::MAX);
+        page.disks.into_iter().map(|d| d.name).collect()
+    }
+}
+
+#[test]
+fn disks_come_and_go_and_leave_nothing_behind() {
+    let bed = Bed::new();
+    let file = format!("file:{},size=1M", bed.path("a.img").display());
+    let shown = bed.add("a", &file).unwrap();
+    assert_eq!(
+        (shown.state.as_str(), shown.size_bytes),
+        ("serving", 1 << 20)
+    );
+    let again = bed.add("a", "mem:1M").unwrap_err();
+    assert_eq!(again.why, Why::Exists, "{again}");
+    // Its file is locked as long as it is open.
+    let locked = bed.add("b", &file).unwrap_err();
+    assert_eq!(locked.why, Why::Failed, "{locked}");
+    assert_eq!(bed.names(), ["a"], "a name that failed is free");
+    let device = Arc::downgrade(bed.registry.service.disks().find("a").unwrap().device());
+    assert_eq!(bed.remove("a", false).unwrap().state, "gone");
+    assert_eq!(device.strong_count(), 0);
+    assert_eq!(bed.remove("a", false).unwrap_err().why, Why::NoDisk);
+    for _ in 0..20 {
+        bed.add("a", &file).unwrap();
+        bed.remove("a", true).unwrap();
+    }
+    assert!(bed.names().is_empty());
+    assert!(bed.registry.service.pressure().report().disks.is_empty());
+    assert_eq!(bed.registry.state.lock().opening, 0);
+}
+
+#[test]
+fn mistakes_are_told_before_anything_is_opened() {
+    let bed = Bed::new();
+    for (name, volume) in [("a b", "mem:1M"), ("a", "floppy:1M"), ("", "mem:1M")] {
+        assert_eq!(bed.add(name, volume).unwrap_err().why, Why::Invalid);
+    }
+    let lost = format!("file:{}", bed.path("none.img").display());
+    let refused = bed.add("a", &lost).unwrap_err();
+    assert!(
+        refused.why == Why::Failed && refused.text.starts_with("disk a: "),
+        "{refused}"
+    );
+    assert!(bed.names().is_empty());
+}
+
+#[test]
+fn a_disk_that_is_used_goes_by_force_only() {
+    let bed = Bed::new();
+    bed.add("a", "mem:1M").unwrap();
+    let address = NbdAddr::Unix(bed.path("nbd"));
+    bed.registry.exports.add_nbd(&address).unwrap();
+    let client = nbd_client(&bed.path("nbd"), "a");
+    let start = Instant::now();
+    while bed.registry.show("a").unwrap().users.is_empty() {
+        assert!(start.elapsed() < HANG, "the client isn't counted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let refused = bed.remove("a", false).unwrap_err();
+    assert_eq!(refused.why, Why::InUse);
+    assert!(
+        refused.text.contains("used by NBD") && refused.text.contains("--force"),
+        "{refused}"
+    );
+    let shown = bed.registry.show("a").unwrap();
+    assert_eq!((shown.state.as_str(), shown.users.len()), ("serving", 1));
+    bed.remove("a", true).unwrap();
+    // The connection is closed.
+    client.set_read_timeout(Some(HANG)).unwrap();
+    assert_eq!(
+        std::io::Read::read(&mut &client, &mut [0; 16]).unwrap_or(0),
+        0
+    );
+    assert!(bed.names().is_empty());
+    let used = bed.registry.exports.remove_nbd(&address, false);
+    assert!(used.is_ok(), "nobody is connected");
+    assert!(!bed.path("nbd").exists());
+}
+
+/// A client in its transmission phase.
+fn nbd_client(socket: &Path, export: &str) -> UnixStream {
+    use std::io::{Read, Write};
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    // Fixed new style without padding; NBD_OPT_EXPORT_NAME.
+    let mut bytes = 3u32.to_be_bytes().to_vec();
+    bytes.extend(b"IHAVEOPT");
+    bytes.extend(1u32.to_be_bytes());
+    bytes.extend((export.len() as u32).to_be_bytes());
+    bytes.extend(export.as_bytes());
+    stream.write_all(&bytes).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    stream
+}
+
+#[test]
+fn an_open_that_hangs_holds_up_its_own_command_and_frees_the_name_when_it_ends() {
+    let bed = Bed::new();
+    // A server that says nothing.
+    let path = bed.path("mute");
+    let mute = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let wanted = DiskWanted::new(format!("nbd+unix:///x?socket={}", path.display()));
+    let patience = Duration::from_millis(200);
+    let late = bed.registry.add("slow", &wanted, patience).unwrap_err();
+    assert_eq!(late.why, Why::Late, "{late}");
+    // Others come and go beside it.
+    bed.add("quick", "mem:1M").unwrap();
+    assert_eq!(bed.registry.show("slow").unwrap().state, "opening");
+    assert_eq!(bed.names(), ["quick", "slow"]);
+    let busy = bed.add("slow", "mem:1M").unwrap_err();
+    assert_eq!(busy.why, Why::Busy, "{busy}");
+    bed.remove("quick", false).unwrap();
+    // Its end: the call returns.
+    drop(mute);
+    let start = Instant::now();
+    while !bed.names().is_empty() {
+        assert!(start.elapsed() < HANG, "the name isn't freed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    bed.add("slow", "mem:1M").unwrap();
+}
+
+#[test]
+fn sockets_of_disks_come_and_go() {
+    let bed = Bed::new();
+    let socket = |name: &str| format!("unix:{}", bed.path(name).display());
+    let wanted = DiskWanted {
+        vhost_user: vec![socket("one"), socket("two")],
+        ..DiskWanted::new("mem:1M")
+    };
+    bed.registry.add("a", &wanted, HANG).unwrap();
+    assert!(bed.path("one").exists() && bed.path("two").exists());
+    let three = Export::VhostUser {
+        disk: "a".into(),
+        socket: socket("three"),
+    };
+    bed.registry.add_export(&three, HANG).unwrap();
+    let twice = bed.registry.add_export(&three, HANG).unwrap_err();
+    assert_eq!(twice.why, Why::Exists);
+    let shown = bed.registry.show("a").unwrap();
+    assert_eq!(shown.exports.len(), 3);
+    // A disk whose socket is taken isn't added, and takes none.
+    let other = DiskWanted {
+        vhost_user: vec![socket("four"), socket("one")],
+        ..DiskWanted::new("mem:1M")
+    };
+    let refused = bed.registry.add("b", &other, HANG).unwrap_err();
+    assert!(refused.text.contains("in use"), "{refused}");
+    assert!(!bed.path("four").exists() && bed.path("one").exists());
+    bed.registry.remove_export(&three, false, HANG).unwrap();
+    assert!(!bed.path("three").exists());
+    // One that is connected keeps its socket.
+    let one = Export::VhostUser {
+        disk: "a".into(),
+        socket: socket("one"),
+    };
+    let machine = UnixStream::connect(bed.path("one")).unwrap();
+    // The connection was there before the order, so the server takes it first.
+    let used = bed.registry.remove_export(&one, false, HANG).unwrap_err();
+    assert_eq!(used.why, Why::InUse, "{used}");
+    bed.registry.remove_export(&one, true, HANG).unwrap();
+    assert!(!bed.path("one").exists());
+    machine.set_read_timeout(Some(HANG)).unwrap();
+    assert_eq!(
+        std::io::Read::read(&mut &machine, &mut [0; 16]).unwrap_or(0),
+        0
+    );
+    bed.remove("a", false).unwrap();
+    assert!(!bed.path("two").exists());
+}
+
+#[test]
+fn a_server_that_stops_takes_no_disk_and_flushes_those_that_were_removed() {
+    let bed = Bed::new();
+    bed.add("a", "mem:1M").unwrap();
+    bed.registry.stop();
+    assert_eq!(bed.add("b", "mem:1M").unwrap_err().why, Why::Stopping);
+    assert_eq!(bed.remove("a", true).unwrap_err().why, Why::Stopping);
+    let times = StopTimes {
+        drain: HANG,
+        flush: HANG,
+    };
+    assert_eq!(bed.registry.service.stop(times).len(), 1);
+}
+
+#[test]
+fn ten_thousand_disks_are_listed_in_pages() {
+    let bed = Bed::new();
+    for n in 0..2500 {
+        bed.add(&format!("d{n}"), "null:1M").unwrap();
+    }
+    let (mut pages, mut after, mut all) = (0, None, Vec::new());
+    loop {
+        let page = bed.registry.list(after.as_deref(), usize::MAX);
+        pages += 1;
+        all.extend(page.disks.into_iter().map(|d| d.name));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!((pages, all.len()), (3, 2500));
+    assert!(all.is_sorted());
+}
+
+#[test]
+fn a_disk_changes_while_it_is_served() {
+    let bed = Bed::new();
+    bed.add("a", "mem:1M").unwrap();
+    let change = DiskChange {
+        exclusive: Some(true),
+        limit: None,
+    };
+    assert!(bed.registry.set("a", &change).unwrap().exclusive);
+    let disk = bed.registry.service.disks().find("a").unwrap();
+    assert!(disk.users().is_exclusive());
+    let none = bed.registry.set("b", &change).unwrap_err();
+    assert_eq!(none.why, Why::NoDisk);
+}
