@@ -75,7 +75,7 @@ impl Users {
         })
     }
 
-    /// Whether a second user is refused.
+    /// True if a second user is refused.
     pub fn is_exclusive(&self) -> bool {
         self.exclusive.load(Ordering::Relaxed)
     }

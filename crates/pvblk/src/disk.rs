@@ -20,7 +20,7 @@ Examples:
 
 Volumes are those of `pvblk serve --help`. Files are opened by the server: give paths from the root.";
 
-/// How much longer than the server a client waits.
+/// A client waits so much longer than the server.
 const MARGIN: Duration = Duration::from_secs(5);
 
 #[derive(Subcommand, Debug)]

@@ -45,7 +45,7 @@ struct Listening<S> {
     server: S,
 }
 
-/// What an exports' server is told once.
+/// Settings that all servers of a process are told once.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportLimits {
     pub offers: BackendOffers,

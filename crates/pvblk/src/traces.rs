@@ -119,7 +119,7 @@ impl Traces {
         })
     }
 
-    /// What clients of the control socket subscribe to.
+    /// The events to which clients of the control socket subscribe.
     pub fn feed(&self) -> &Arc<Feed> {
         &self.feed
     }

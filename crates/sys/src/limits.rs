@@ -12,6 +12,11 @@ pub fn raise_open_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
+/// True if the process may do whatever root may do.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -20,9 +25,4 @@ mod tests {
         let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
         assert_eq!(now, hard);
     }
-}
-
-/// True if the process may do whatever root may do.
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }

@@ -403,7 +403,7 @@ fn stop() -> Result<(), Stop> {
     Ok(())
 }
 
-/// What a process has: descriptors, threads, and kilobytes of private memory.
+/// Counts of a process: descriptors, threads, and kilobytes of private memory.
 fn counts(pid: u32) -> Result<(usize, usize, u64), Stop> {
     let count = |what: &str| -> Result<usize, Stop> {
         Ok(std::fs::read_dir(format!("/proc/{pid}/{what}"))?.count())

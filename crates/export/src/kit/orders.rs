@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Orders that wait for the control thread, each with its giver, who waits for the answer: there are no more of them than threads that wait.
 pub(crate) struct Orders<T>(Mutex<Vec<Order<T>>>);
 
-/// What is to be done, and where to tell how it went.
+/// One order, and the place where its giver waits for the answer.
 pub(crate) struct Order<T> {
     pub what: T,
     answer: SyncSender<Result<(), Error>>,

@@ -61,7 +61,7 @@ pub struct VhostServer {
     orders: Arc<Orders<PortOrder>>,
 }
 
-/// What the owner has the server do.
+/// An order of the server's owner.
 enum PortOrder {
     Add(Arc<Disk>, SocketFile),
     Remove { path: PathBuf, force: bool },

@@ -44,7 +44,7 @@ pub struct XenServer {
     orders: Arc<Orders<GuestOrder>>,
 }
 
-/// What the owner has the server do.
+/// An order of the server's owner.
 enum GuestOrder {
     Add(StandingOrder),
     Remove(StandingOrder),

@@ -13,7 +13,7 @@ use std::time::Duration;
 type Outcome = Result<Value, RpcError>;
 type Method = fn(&Arc<Shared>, Value) -> Outcome;
 
-/// How a method is called.
+/// The way in which a method is called.
 #[derive(Clone, Copy)]
 pub(super) enum Call {
     /// Never waits.

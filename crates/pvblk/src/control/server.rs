@@ -35,7 +35,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a quiet trace looks whether anybody is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What clients can reach.
+/// The things that clients can reach.
 pub struct Reached {
     pub feed: Arc<Feed>,
     pub service: Arc<Service>,

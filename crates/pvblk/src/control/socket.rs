@@ -51,7 +51,7 @@ pub enum ControlSocket {
 }
 
 impl ControlSocket {
-    /// What follows from `--control` or the file's `control`.
+    /// The socket that follows from `--control` or the file's `control`.
     pub fn of_server(told: Option<&str>) -> Result<ControlSocket> {
         let of_service = std::env::var("RUNTIME_DIRECTORY").ok();
         let is_root = pvblk_sys::limits::is_root();

@@ -42,6 +42,9 @@ impl Registry {
         export: &Export,
         patience: Duration,
     ) -> Result<ExportShown, Refused> {
+        if self.state.lock().stopping {
+            return Err(Refused::stopping());
+        }
         let (registry, export) = (Arc::clone(self), export.clone());
         within(patience, "adding the export", move || match &export {
             Export::Nbd(address) => registry.add_nbd(address),

@@ -71,7 +71,7 @@ struct Entry {
     since: Instant,
 }
 
-/// How far a disk is.
+/// The stage that a disk has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Opening,
@@ -81,7 +81,7 @@ enum Stage {
     Removing,
 }
 
-/// What `set` changes.
+/// A change by `set`.
 #[derive(Clone, Debug, Default)]
 pub struct DiskChange {
     pub exclusive: Option<bool>,

@@ -18,7 +18,7 @@ pub enum Why {
     /// Another command is at it, or there are too many.
     Busy,
     Stopping,
-    /// What was asked for makes no sense.
+    /// The request makes no sense.
     Invalid,
     /// It didn't work.
     Failed,

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// How long the last flush of a disk that was removed may take before its device is closed without: as good as for ever.
+/// The time that the last flush of a disk that was removed may take before its device is closed without: as good as for ever.
 const LAST_FLUSH: Duration = Duration::from_secs(24 * 3600);
-/// How often a removal looks whether everybody has let go of the device.
+/// Interval at which a removal looks whether everybody has let go of the device.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A removal that can't be undone any more.
@@ -65,7 +65,7 @@ impl Registry {
         self.finish(name, disk, going)
     }
 
-    /// What can fail comes before what can't be undone.
+    /// Flushes before anything is done that can't be undone.
     fn flush_first(
         self: &Arc<Registry>,
         name: &str,

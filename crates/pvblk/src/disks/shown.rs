@@ -1,4 +1,4 @@
-//! What `pvblk disk list` and `show` tell.
+//! The answers of `pvblk disk list` and `show`.
 
 use super::{Entry, Refused, Registry, Stage};
 use crate::exports;
@@ -19,7 +19,7 @@ pub struct DiskShown {
     pub state: String,
     /// `healthy`, `degraded`, `stalled` or `failed`.
     pub health: String,
-    /// What it stands on, as it was given.
+    /// The volume that it stands on, as it was given.
     pub volume: String,
     /// 0 until it is open.
     pub size_bytes: u64,
@@ -46,7 +46,7 @@ pub struct DiskUser {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskPage {
     pub disks: Vec<DiskShown>,
-    /// What to give as `after` for the next page; none: this is the last one.
+    /// The `after` of the next page; none: this is the last one.
     pub next: Option<String>,
 }
 
