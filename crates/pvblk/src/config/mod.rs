@@ -13,7 +13,6 @@ use crate::log::LogArgs;
 use crate::shares::ClientLimits;
 use crate::wanted::DiskWanted;
 use anyhow::{Context, Result, anyhow, bail};
-use pvblk_backend::ThrottleLimits;
 use pvblk_export::vhost_user::Listen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_protocol::blkif::RingSize;
