@@ -1,6 +1,6 @@
 use super::*;
 use crate::FileVolume;
-use pvblk_raid5::{CreateOptions, NewMembers, SUPER_SECTOR, create, parse_uuid, sleepy};
+use pvblk_raid5::{CreateOptions, NewMembers, Role, SUPER_SECTOR, create, parse_uuid, sleepy};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -167,7 +167,7 @@ fn stale_members_are_named_and_copies_are_refused() {
     for name in ["a", "b"] {
         files.change(name, |sb| {
             sb.events += 2;
-            sb.roles[2] = pvblk_raid5::Role::Faulty;
+            sb.roles[2] = Role::Faulty;
         });
     }
     let assembly = assembled(&files.spec(&uuid, "")).expect("degraded, as the superblocks say");
@@ -272,5 +272,59 @@ fn the_spec_that_works_is_told() {
     assert_eq!(
         spec_now(&parts).to_string(),
         "raid5:[mem:8M][missing][mem:4M]"
+    );
+}
+
+/// Each named member knows of the replacements before its own. None of them knows the last.
+#[test]
+fn a_list_of_which_every_member_was_replaced_is_refused_with_the_one_that_works() {
+    let files = files();
+    files.array(&["a", "b", "c"]);
+    for (old, new) in [("a", "x"), ("b", "y"), ("c", "z")] {
+        std::fs::copy(files.path(old), files.path(new)).expect("copied");
+    }
+    let roles = |replaced: usize| {
+        let role = |n: usize| match n {
+            n if n < replaced => Role::Faulty,
+            n if n < 3 => Role::Active(n as u16),
+            n if n < 3 + replaced => Role::Active(n as u16 - 3),
+            _ => Role::Spare,
+        };
+        (0..6).map(role).collect::<Vec<Role>>()
+    };
+    for (n, name) in ["a", "b", "c"].into_iter().enumerate() {
+        files.change(name, |sb| {
+            sb.events = 10 * (n as u64 + 1);
+            sb.roles[..6].copy_from_slice(&roles(n));
+        });
+    }
+    for (n, name) in ["x", "y", "z"].into_iter().enumerate() {
+        files.change(name, |sb| {
+            sb.events = 40;
+            sb.dev_number = 3 + n as u32;
+            sb.device_uuid = [n as u8; 16];
+            sb.roles[..6].copy_from_slice(&roles(3));
+        });
+    }
+    let list = |names: [&str; 3]| -> String {
+        let each = names.map(|n| format!("[{}]", files.name(n)));
+        format!("raid5:{}", each.concat())
+    };
+    let works = list(["x", "y", "z"]);
+    let spec = |text: &str| text.parse::<VolumeSpec>().expect("a spec");
+    for old in [["a", "b", "c"], ["c", "a", "b"], ["a", "y", "c"]] {
+        let error = refused(&spec(&list(old)));
+        assert!(
+            error.contains(&format!("start it with {works}; or with raid5:uuid=")),
+            "{error}"
+        );
+    }
+    assert!(assembled(&spec(&works)).is_ok());
+    // The last one can't be found any more.
+    std::fs::remove_file(files.path("z")).expect("removed");
+    let error = refused(&spec(&list(["a", "b", "c"])));
+    assert!(
+        error.contains("in=DIR/*") && error.contains("device number 3 has its place, 0"),
+        "{error}"
     );
 }
