@@ -222,6 +222,12 @@ impl Service {
         for disk in self.disks.all() {
             let age = disk.counters().oldest(disk.throttle().is_on());
             disk.health().oldest(age.filter(|&age| age >= limit), limit);
+            if disk.throttle().is_on() {
+                let held = disk.throttle().held_back();
+                if let Some(since) = held.since {
+                    disk.health().held_back(held.requests, since);
+                }
+            }
         }
         self.events.tick();
     }

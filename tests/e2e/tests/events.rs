@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         ("the_life_of_an_array_is_told", array),
         ("the_end_of_an_array_and_of_a_device_are_told", lost),
         ("sizes_and_squeezes_are_told", sizes),
+        ("limits_that_are_reached_are_told", limited),
         ("a_reader_follows_until_it_goes", followed),
         ("systemd_hears_of_progress", watchdog),
         ("lines_are_objects_if_asked_for", json_log),
@@ -370,6 +371,28 @@ fn sizes() -> Result<(), Stop> {
     told.until("memory-squeezed", None)?;
     let of_disk = told.events(&["--disk", "a"])?;
     check(of_disk.len() == 1, || format!("{of_disk:#?}"))?;
+    told.end()
+}
+
+fn limited() -> Result<(), Stop> {
+    let flags = [
+        "--disk",
+        "a=mem:1M",
+        "--limit",
+        "a:write-iops=5,burst=100ms",
+    ];
+    let told = Told::start(&flags)?;
+    let mut connection = Connection::open(&told.nbd(), "a")?;
+    for n in 0..32 {
+        connection.send(Command::Write, n, 0, &[7; 4096])?;
+    }
+    let reached = told.until("limit-reached", Some("a"))?;
+    let waiting = reached["fields"]["requests"].as_u64().unwrap_or(0);
+    check((1..32).contains(&waiting), || format!("{reached:#?}"))?;
+    for _ in 0..32 {
+        let reply = connection.receive()?;
+        check(reply.is_some_and(|r| r.error == 0), || format!("{reply:?}"))?;
+    }
     told.end()
 }
 

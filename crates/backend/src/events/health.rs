@@ -12,6 +12,11 @@ use std::time::{Duration, Instant};
 /// A backing is well again if requests succeed and none has failed for this time.
 pub(super) const QUIET: Duration = Duration::from_secs(5);
 
+/// Limits are told of once they have held requests back without a pause for this time,
+const LIMITED_FOR: Duration = Duration::from_secs(1);
+/// and again only after as long without that.
+const UNLIMITED_FOR: Duration = Duration::from_secs(60);
+
 /// The last known state of a disk. The first of `Failed`, `Stalled` and `Degraded` that holds, else `Healthy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HealthState {
@@ -66,6 +71,8 @@ struct Facts {
     /// The last time at which a request failed otherwise.
     failing: Option<Instant>,
     hanging: bool,
+    /// The last time at which the limits of the disk were seen to hold requests back for long.
+    limited: Option<Instant>,
 }
 
 /// The ends of a batch's requests.
@@ -248,6 +255,21 @@ impl Health {
                 self.put_with_state(&facts, event);
             }
             _ => self.put_back(&facts, "requests that hung have ended", "hanging"),
+        }
+    }
+
+    /// The disk's limits have held so many requests back without a pause since then.
+    pub(crate) fn held_back(&self, requests: u64, since: Instant) {
+        let now = self.clock.now();
+        if now.saturating_duration_since(since) < LIMITED_FOR {
+            return;
+        }
+        let mut facts = self.facts.lock();
+        let last = facts.limited.replace(now);
+        let is_news = last.is_none_or(|last| now.saturating_duration_since(last) >= UNLIMITED_FOR);
+        if is_news && !facts.retired {
+            let text = format!("its limits hold requests back, {requests} now");
+            self.put(Event::new(Kind::LimitReached, text).with("requests", requests));
         }
     }
 

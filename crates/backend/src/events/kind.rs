@@ -92,6 +92,8 @@ kinds! {
     BackingHanging = "backing-hanging", Error;
     /// Requests end well again.
     BackingBack = "backing-back", Info;
+    /// The limits of a disk have held requests back for a second without a pause.
+    LimitReached = "limit-reached", Info;
     /// A front end or client uses a disk.
     PeerAttached = "peer-attached", Info;
     /// A front end or client doesn't use a disk any more.
@@ -132,6 +134,7 @@ impl Kind {
                 | Kind::BackingFailing
                 | Kind::BackingHanging
                 | Kind::BackingBack
+                | Kind::LimitReached
         )
     }
 }

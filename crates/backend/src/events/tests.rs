@@ -281,6 +281,25 @@ fn an_array_tells_its_life_and_one_that_begins_degraded_says_so() {
 }
 
 #[test]
+fn limits_are_told_of_once_in_a_while() {
+    let mut disk = one_disk(Condition::Whole);
+    let since = disk.clock.now();
+    disk.health.held_back(5, since);
+    assert!(disk.kinds().is_empty());
+    for _ in 0..100 {
+        disk.clock.advance(Duration::from_secs(1));
+        disk.health.held_back(5, since);
+    }
+    assert_eq!(disk.kinds(), [Kind::LimitReached]);
+    assert_eq!(disk.health.state(), HealthState::Healthy);
+    disk.clock.advance(Duration::from_secs(60));
+    let since = disk.clock.now();
+    disk.clock.advance(Duration::from_secs(1));
+    disk.health.held_back(1, since);
+    assert_eq!(disk.kinds(), [Kind::LimitReached]);
+}
+
+#[test]
 fn a_presence_is_told_at_its_beginning_and_end() {
     let (events, _) = log();
     let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
