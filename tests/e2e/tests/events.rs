@@ -26,6 +26,7 @@ const ENOSPC: u32 = 28;
 fn main() -> ExitCode {
     run_all(&[
         ("who_comes_leaves_and_breaks_is_told", peers),
+        ("disks_that_come_and_go_are_told", disks),
         ("a_backing_that_fails_is_told_and_so_is_its_end", failing),
         ("a_backing_that_hangs_is_told_and_so_is_its_end", hanging),
         ("a_backing_that_is_full_is_told_and_so_is_its_end", full),
@@ -200,6 +201,25 @@ fn peers() -> Result<(), Stop> {
     check(connection.receive()?.is_none(), || "still served".into())?;
     told.until("peer-broken", Some("a"))?;
     told.until("peer-left", Some("a"))?;
+    told.end()
+}
+
+fn disks() -> Result<(), Stop> {
+    let told = Told::start(&["--disk", "a=mem:1M"])?;
+    let control = told.control();
+    let disk = |args: &[&str]| -> Result<(), Stop> {
+        let mut command = pvblk(["disk"])?;
+        command.args(args).args(["--control", &control]);
+        run(command, PATIENCE)?.success().map(drop)
+    };
+    disk(&["add", "b=mem:1M"])?;
+    told.until("disk-added", Some("b"))?;
+    disk(&["set", "b", "--exclusive", "on"])?;
+    told.until("disk-changed", Some("b"))?;
+    disk(&["remove", "b"])?;
+    told.until("disk-removed", Some("b"))?;
+    let gone = told.seen()?.iter().any(|e| e["kind"] == "disk-gone");
+    check(!gone, || "a removal isn't trouble".into())?;
     told.end()
 }
 

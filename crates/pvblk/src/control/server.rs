@@ -9,7 +9,7 @@ use crate::memory::Desk;
 use crate::stat;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use pvblk_backend::{Disks, RateLimit, Service, ratelimited};
+use pvblk_backend::{Disks, Pulse, RateLimit, Service, ratelimited};
 use pvblk_block::Error;
 use pvblk_export::socket_file::SocketFile;
 use pvblk_sys::{EventFd, Poller};
@@ -155,12 +155,15 @@ impl Drop for Server {
 
 fn accept_all(file: &SocketFile, poller: &Poller, shared: &Arc<Shared>) {
     let mut events = Vec::new();
+    let pulse = Pulse::new("the control server");
     while !shared.stopping.load(Ordering::Acquire) {
         events.clear();
+        pulse.waits();
         if let Err(e) = poller.wait(&mut events, None) {
             tracing::error!("{}: waiting for connections: {e}", file.path().display());
             break;
         }
+        pulse.works();
         match file.accept() {
             Ok(Some(fd)) => start(fd.into(), shared),
             Ok(None) => {}
@@ -176,6 +179,7 @@ fn accept_all(file: &SocketFile, poller: &Poller, shared: &Arc<Shared>) {
             }
         }
     }
+    pulse.waits();
     // Traces that run have a little time to end in order.
     for _ in 0..100 {
         if shared.live.load(Ordering::Acquire) == 0 {
