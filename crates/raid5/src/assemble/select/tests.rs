@@ -74,6 +74,12 @@ fn a_stale_member_is_left_out_by_name_and_isnt_absent() {
     all.remove(1);
     assert_eq!(chosen(&all).2, [0usize; 0]);
 
+    // One that was thrown out in the very last event doesn't come back either.
+    let mut all = candidates();
+    throw_out(&mut all, 1);
+    all[1].superblock.events = 21;
+    assert_eq!(chosen(&all).0, ["m0", "m2", "m3"]);
+
     // One event behind is what a power cut leaves; two are a member that missed something.
     let mut all = candidates();
     all[2].superblock.events = 19;
