@@ -93,6 +93,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
         service: Arc::clone(&service),
         memory: desk,
         registry: None,
+        reload: None,
     };
     let control = match &control {
         None => None,
@@ -105,7 +106,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let slow = traces.start(args.slow)?;
     daemon::tell_sources(&watch);
     daemon::ready();
-    daemon::wait_for_stop(&mut signals, &service, base);
+    daemon::wait_for_stop(&mut signals, &service, base, || {});
     servers.stop();
     drop((control, slow, watch, told));
     if attached.is_gone() {

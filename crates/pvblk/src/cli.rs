@@ -39,7 +39,7 @@ Examples:
 
 Signals:
   SIGTERM, SIGINT  stop taking requests, answer those in flight, flush, exit 0
-  SIGHUP           look at the sizes of all backings again; attached front ends see the new size
+  SIGHUP           look at the sizes of all backings again; attached front ends see the new size. Read the configuration file again
   SIGUSR1          print the memory bill again";
 
 const START: &str = "\
@@ -94,7 +94,7 @@ pub enum Command {
     /// Make RAID-5 arrays, look at them, add and replace members, check parity
     #[command(subcommand, after_help = crate::raid::HELP)]
     Raid(crate::raid::RaidCommand),
-    /// Look at a running server's memory, change its limits, squeeze it
+    /// Look at a running server's memory, change its limits, squeeze it; read its configuration again
     #[command(subcommand, after_help = crate::memory::HELP)]
     Ctl(crate::memory::CtlCommand),
     /// What happened to the disks of a running server, and who uses them
@@ -111,7 +111,7 @@ pub enum Command {
     Xen(crate::xen::XenCommand),
 }
 
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct ServeArgs {
     /// A disk: its name (also its NBD export name) and its volume; may be given several times
     #[arg(long = "disk", value_name = "NAME=VOLUME")]
@@ -150,6 +150,10 @@ pub struct ServeArgs {
     /// The same in a file; flags add to it
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
+    /// Folder that keeps what is added, changed and removed at run time, for the next start; made if there is none [default: $STATE_DIRECTORY, if the
+    /// service has one; else changes last as long as the server]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
     /// Worker threads [default: one per CPU]
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,

@@ -40,11 +40,14 @@ pub fn ready() {
     }
 }
 
-/// Runs until a signal says stop.
-pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64) {
+/// Runs until a signal says stop; `reload` is called for SIGHUP, and may not wait.
+pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64, reload: impl Fn()) {
     for signal in signals.forever() {
         match signal {
-            SIGHUP => service.refresh(),
+            SIGHUP => {
+                service.refresh();
+                reload();
+            }
             SIGUSR1 => log::put(&bill::render(base)),
             _ => {
                 let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);

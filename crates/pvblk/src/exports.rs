@@ -4,6 +4,7 @@ use crate::config::ServeConfig;
 use crate::log;
 use crate::opener::Opener;
 use crate::shares::ClientLimits;
+use crate::wanted::Listeners;
 use anyhow::Result;
 use parking_lot::Mutex;
 use pvblk_backend::{Disk, Service};
@@ -189,6 +190,19 @@ impl Exports {
         let address = server.local_addr();
         self.servers.lock().nbd.push(Listening { given, server });
         Ok(address)
+    }
+
+    /// Addresses of all disks, as they were given.
+    pub fn listeners(&self) -> Listeners {
+        let servers = self.servers.lock();
+        Listeners {
+            local: servers
+                .local
+                .iter()
+                .map(|s| format!("unix:{}", s.given))
+                .collect(),
+            nbd: servers.nbd.iter().map(|s| s.given.clone()).collect(),
+        }
     }
 
     /// Removes the listener that was given this address, or has it. Clients that are connected keep it, with an error, unless `force`.

@@ -1,6 +1,7 @@
 //! Memory of a running server: the bill and the pools' figures, the limits, and a squeeze by hand.
 
 use crate::control::ControlArg;
+use crate::wanted::command::{ReloadArgs, run as reload};
 use crate::{bill, config, control};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -15,7 +16,8 @@ pub const HELP: &str = "\
 Examples:
   pvblk ctl memory --control unix:/run/pvblk.ctl
   pvblk ctl squeeze --control unix:/run/pvblk.ctl
-  pvblk ctl set --control unix:/run/pvblk.ctl --max-buffer-pages 256 --buffer-squeeze-duration-ms 100";
+  pvblk ctl set --control unix:/run/pvblk.ctl --max-buffer-pages 256 --buffer-squeeze-duration-ms 100
+  pvblk ctl reload --control unix:/run/pvblk.ctl --dry-run";
 
 #[derive(Subcommand, Debug)]
 pub enum CtlCommand {
@@ -25,6 +27,8 @@ pub enum CtlCommand {
     Squeeze(SqueezeArgs),
     /// Change limits of the running server
     Set(SetArgs),
+    /// Read the configuration file again, print what it changes, and serve that
+    Reload(ReloadArgs),
 }
 
 #[derive(Args, Debug)]
@@ -284,6 +288,7 @@ pub fn run(command: &CtlCommand) -> Result<()> {
             print!("{}", report.text());
             Ok(())
         }
+        CtlCommand::Reload(args) => reload(args),
         CtlCommand::Squeeze(args) => {
             let text = ask(&args.control, &Question::Memory(Ask::Squeeze))?;
             let answer: SqueezeAnswer = parse(&args.control, &text)?;

@@ -1,14 +1,15 @@
 //! `pvblk serve`.
 
 use crate::cli::ServeArgs;
-use crate::config::ServeConfig;
+use crate::config::{ServeConfig, unix_path};
 use crate::control::{self, ControlSocket, Reached};
-use crate::disks::Registry;
+use crate::disks::{Registry, SharedRegistry};
 use crate::events::Told;
 use crate::exports::{ExportLimits, Exports};
 use crate::memory::Desk;
 use crate::opener::Opener;
 use crate::traces::Traces;
+use crate::wanted::{Reload, WantedState, members};
 use crate::{bill, daemon, log};
 use anyhow::{Context, Result, bail};
 use pvblk_backend::{Backend, BackendOptions, Disks, Pressure, Service};
@@ -20,10 +21,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     log::start(Some(&config.log))?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
+    let state = WantedState::open(config.configured.clone(), config.state.as_deref())?;
+    let state = Arc::new(state);
+    config.take(args, &state)?;
     let traces = Arc::new(Traces::of_server());
     // Each front end's ring, NBD connection and guest's queue takes one.
     let opener = Arc::new(Opener::new(config.max_queues as u16, config.allow_remote));
-    let opened = open_all(&config, &opener)?;
+    let opened = open_all(&config, &opener, &state)?;
     let served = |name: &str| opened.iter().any(|(n, _)| n == name);
     config.vhost_user.retain(|l| served(&l.disk));
     config.xen_attach.retain(|o| served(&o.disk));
@@ -54,11 +58,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         registry.add_opened(&name, device, &wanted)?;
     }
     exports.start(&config)?;
+    for socket in state.listeners().local.iter().skip(1) {
+        exports.add_local(&unix_path("--local", socket)?)?;
+    }
+    registry.keep_in(&state);
+    let reload = Arc::new(Reload::new(args, &state, &config));
     let reached = Reached {
         feed: Arc::clone(traces.feed()),
         service: Arc::clone(&service),
         memory: desk,
         registry: Some(Arc::clone(&registry)),
+        reload: Some(Arc::clone(&reload)),
     };
     let control = listen(&config.control, &opener, reached)?;
     let slow = traces.start(config.slow)?;
@@ -67,7 +77,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     }
     log::put(&bill::render(base));
     daemon::ready();
-    daemon::wait_for_stop(&mut signals, &service, base);
+    let server = Arc::new(SharedRegistry(Arc::clone(&registry)));
+    daemon::wait_for_stop(&mut signals, &service, base, || reload.soon(&server));
     // Peers first, then the data.
     registry.stop();
     exports.stop();
@@ -75,13 +86,21 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     daemon::finish(&service)
 }
 
-/// Opens the disks of the configuration, one after another.
-fn open_all(config: &ServeConfig, opener: &Opener) -> Result<Vec<(String, Arc<dyn BlockDevice>)>> {
+/// Opens the disks that are wanted, one after another.
+fn open_all(
+    config: &ServeConfig,
+    opener: &Opener,
+    state: &WantedState,
+) -> Result<Vec<(String, Arc<dyn BlockDevice>)>> {
     let mut opened = Vec::new();
     for (name, spec) in &config.disks {
-        let device = match opener.volume(spec) {
-            // A guest can write what keeps its own disk from being served; the others' aren't to suffer from that.
-            Err(e) if e.kind() == ErrorKind::Content && config.disks.len() > 1 => {
+        let is_configured = config.configured.disk(name).is_some();
+        let device = match members::open(opener, Some(state), name, spec) {
+            // A guest can write what keeps its own disk from being served; the others' aren't to suffer from that. Nor from a disk that was added at run
+            // time, without anybody who looks at this start.
+            Err(e)
+                if !is_configured || (e.kind() == ErrorKind::Content && config.disks.len() > 1) =>
+            {
                 tracing::error!("disk {name} is not served: {e}");
                 continue;
             }

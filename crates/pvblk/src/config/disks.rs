@@ -4,47 +4,60 @@ use super::file::File;
 use super::unix_path;
 use crate::cli::ServeArgs;
 use crate::wanted::{DiskWanted, check_name};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use pvblk_export::vhost_user::Listen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_volume::VolumeSpec;
 
-/// Disks in the order in which they are served.
-#[derive(Debug)]
+/// Disks that can be served, in their order.
+#[derive(Debug, Default)]
 pub struct Disks {
-    pub wanted: Vec<(String, DiskWanted)>,
     pub specs: Vec<(String, VolumeSpec)>,
     pub vhost_user: Vec<Listen>,
     pub xen_attach: Vec<StandingOrder>,
 }
 
+/// A disk that can't be served, and why not.
+#[derive(Debug)]
+pub struct WrongDisk {
+    pub disk: String,
+    pub why: anyhow::Error,
+}
+
 /// The file's disks, by their names, then those of flags.
-pub fn resolve(args: &ServeArgs, file: &File, xen: bool) -> Result<Disks> {
-    let mut wanted: Vec<(String, DiskWanted)> = Vec::new();
-    wanted.extend(file.disk.iter().map(|(n, d)| (n.clone(), d.clone())));
+pub fn configured(args: &ServeArgs, file: &File) -> Result<Vec<(String, DiskWanted)>> {
+    let of_file = file.disk.iter().map(|(n, d)| (n.clone(), d.clone()));
+    let mut wanted = of_file.collect();
     add_flags(&mut wanted, args)?;
-    let mut disks = Disks {
-        wanted: Vec::new(),
-        specs: Vec::new(),
-        vhost_user: Vec::new(),
-        xen_attach: Vec::new(),
-    };
-    for (name, disk) in &wanted {
+    Ok(wanted)
+}
+
+/// Checks disks, each for itself and against the others. `args`: flags that some of them are from.
+pub fn check(
+    wanted: &[(String, DiskWanted)],
+    args: &ServeArgs,
+    xen: bool,
+) -> Result<Disks, WrongDisk> {
+    let mut disks = Disks::default();
+    for (name, disk) in wanted {
+        let wrong = |why| WrongDisk {
+            disk: name.clone(),
+            why,
+        };
         if let (Some(guest), false) = (disk.xen_attach.first(), xen) {
-            bail!("--xen-attach {name}={guest}: it needs --xen, too");
+            let why = anyhow!("--xen-attach {name}={guest}: it needs --xen, too");
+            return Err(wrong(why));
         }
-        let parsed = disk.parse(name)?;
+        let parsed = disk.parse(name).map_err(wrong)?;
         disks.specs.push((name.clone(), parsed.spec));
         let listen = |path| Listen {
             disk: name.clone(),
             path,
         };
-        disks
-            .vhost_user
-            .extend(parsed.vhost_user.into_iter().map(listen));
+        let sockets = parsed.vhost_user.into_iter().map(listen);
+        disks.vhost_user.extend(sockets);
         disks.xen_attach.extend(parsed.xen_attach);
     }
-    disks.wanted = wanted;
     sort_as_given(&mut disks.xen_attach, args);
     check_guests(&disks.xen_attach)?;
     Ok(disks)
@@ -128,23 +141,31 @@ fn is_guest(text: &str, guest: &str) -> bool {
 }
 
 /// A guest gets a disk once, and one disk for each device.
-fn check_guests(orders: &[StandingOrder]) -> Result<()> {
+fn check_guests(orders: &[StandingOrder]) -> Result<(), WrongDisk> {
     for (n, order) in orders.iter().enumerate() {
         let StandingOrder {
             disk,
             guest,
             device,
         } = order;
-        for other in orders[..n].iter().filter(|o| o.guest == *guest) {
-            if other.disk == *disk {
-                bail!("--xen-attach {disk}={guest}: guest {guest} gets disk {disk} already");
-            }
-            if device.is_some() && other.device == *device {
-                bail!(
-                    "--xen-attach {disk}={guest}: that device is disk {}",
-                    other.disk
-                );
-            }
+        let same_guest = orders[..n].iter().filter(|o| o.guest == *guest);
+        for StandingOrder {
+            disk: other,
+            device: taken,
+            ..
+        } in same_guest
+        {
+            let why = if other == disk {
+                format!("guest {guest} gets disk {disk} already")
+            } else if device.is_some() && taken == device {
+                format!("that device is disk {other}")
+            } else {
+                continue;
+            };
+            return Err(WrongDisk {
+                disk: disk.clone(),
+                why: anyhow!("--xen-attach {disk}={guest}: {why}"),
+            });
         }
     }
     Ok(())

@@ -2,12 +2,12 @@
 
 use crate::wanted::DiskWanted;
 use anyhow::{Context, Result, anyhow};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Keys have the names of the flags, with `_` for `-`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
     pub local: Option<String>,
@@ -53,5 +53,19 @@ impl File {
             let line = 1 + before.matches('\n').count();
             anyhow!("{}, line {line}: {}", path.display(), e.message())
         })
+    }
+
+    /// Keys with other values in `later`, but for those that a running server takes: disks, and sockets for peers of all disks.
+    pub fn differences(&self, later: &File) -> Vec<String> {
+        let values = |file: &File| match serde_json::to_value(file) {
+            Ok(serde_json::Value::Object(values)) => values,
+            _ => serde_json::Map::new(),
+        };
+        let (now, then) = (values(self), values(later));
+        let taken = |key: &str| matches!(key, "disk" | "nbd" | "local");
+        let differs = then
+            .iter()
+            .filter(|(key, value)| !taken(key) && now.get(*key) != Some(value));
+        differs.map(|(key, _)| key.clone()).collect()
     }
 }

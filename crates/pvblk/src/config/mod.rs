@@ -9,10 +9,11 @@ mod tests;
 use crate::cli::ServeArgs;
 use crate::control::ControlSocket;
 use crate::events;
-use crate::log::LogArgs;
+use crate::log::{self, LogArgs};
 use crate::shares::ClientLimits;
-use crate::wanted::DiskWanted;
+use crate::wanted::{Configured, DiskWanted, Listeners, WantedState};
 use anyhow::{Context, Result, anyhow, bail};
+use pvblk_block::error_line;
 use pvblk_export::vhost_user::Listen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_protocol::blkif::RingSize;
@@ -22,7 +23,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use buffers::{Buffers, buffer_pages, squeeze_duration};
-use file::File;
+use disks::WrongDisk;
+pub use file::File;
 
 /// Most rings of one disk.
 pub const MAX_QUEUES: u32 = 64;
@@ -30,6 +32,8 @@ pub const MAX_QUEUES: u32 = 64;
 /// A checked configuration.
 #[derive(Debug)]
 pub struct ServeConfig {
+    /// As file and flags name them.
+    pub configured: Configured,
     /// Disks in the order in which they are served.
     pub wanted: Vec<(String, DiskWanted)>,
     /// Their volumes.
@@ -54,6 +58,9 @@ pub struct ServeConfig {
     pub log: LogArgs,
     pub buffers: Buffers,
     pub clients: ClientLimits,
+    /// Where changes at run time are kept.
+    pub state: Option<PathBuf>,
+    file: File,
 }
 
 impl ServeConfig {
@@ -66,8 +73,10 @@ impl ServeConfig {
         let xen = args.xen || file.xen;
         let control = args.control.as_ref().or(file.control.as_ref());
         let control = ControlSocket::of_server(control.map(String::as_str))?;
-        let disks = disks::resolve(args, &file, xen)?;
-        if disks.wanted.is_empty() && !control.is_told() {
+        let wanted = disks::configured(args, &file)?;
+        let disks = disks::check(&wanted, args, xen).map_err(|wrong| wrong.why)?;
+        let state = state(args);
+        if wanted.is_empty() && state.is_none() && !control.is_told() {
             bail!(
                 "no disk to serve: give at least one --disk NAME=VOLUME, or --control unix:PATH and add disks with `pvblk disk add`"
             );
@@ -77,14 +86,20 @@ impl ServeConfig {
             text.map(|s| unix_path(flag, s)).transpose()
         };
         let local = socket("--local", &args.local, &file.local)?;
-        let nbd: Vec<NbdAddr> = file
-            .nbd
-            .iter()
-            .chain(&args.nbd)
-            .map(|s| s.parse::<NbdAddr>().map_err(anyhow::Error::from))
-            .collect::<Result<_>>()?;
+        let nbd_texts = file.nbd.iter().chain(&args.nbd).cloned();
+        let listeners = Listeners {
+            local: args
+                .local
+                .as_ref()
+                .or(file.local.as_ref())
+                .cloned()
+                .into_iter()
+                .collect(),
+            nbd: nbd_texts.collect(),
+        };
+        let nbd = addresses(&listeners.nbd)?;
         let nowhere = local.is_none() && nbd.is_empty() && disks.vhost_user.is_empty() && !xen;
-        if nowhere && !control.is_told() {
+        if nowhere && state.is_none() && !control.is_told() {
             bail!(
                 "nowhere to serve: give --local unix:PATH, --nbd unix:PATH, --nbd tcp:HOST:PORT, --vhost-user NAME=unix:PATH or --xen"
             );
@@ -92,7 +107,11 @@ impl ServeConfig {
         let workers = workers(args, &file)?;
         let pages = args.max_ring_pages.or(file.max_ring_pages).unwrap_or(16);
         Ok(ServeConfig {
-            wanted: disks.wanted,
+            configured: Configured {
+                disks: wanted.clone(),
+                listeners,
+            },
+            wanted,
             disks: disks.specs,
             local,
             nbd,
@@ -117,8 +136,65 @@ impl ServeConfig {
             log: args.log.or(file.log.as_ref(), file.log_format.as_ref()),
             buffers: Buffers::resolve(args, &file)?,
             clients: clients(args, &file)?,
+            state,
+            file,
         })
     }
+
+    /// Serves what is wanted: the configuration, with changes at run time over it. A disk that was added at run time and can't be served any more is told, and
+    /// left out.
+    pub fn take(&mut self, args: &ServeArgs, state: &WantedState) -> Result<()> {
+        let mut wanted = state.disks();
+        let disks = loop {
+            match disks::check(&wanted, args, self.xen) {
+                Ok(disks) => break disks,
+                Err(WrongDisk { disk, why }) => {
+                    tracing::error!("disk {disk} is not served: {}", error_line(&*why));
+                    wanted.retain(|(name, _)| *name != disk);
+                }
+            }
+        };
+        for name in state.held_back() {
+            log::line(format_args!(
+                "disk {name} isn't served: it is configured, and was removed at run time; `pvblk ctl reload` serves it again"
+            ));
+        }
+        self.wanted = wanted;
+        self.disks = disks.specs;
+        self.vhost_user = disks.vhost_user;
+        self.xen_attach = disks.xen_attach;
+        let Listeners { local, nbd } = state.listeners();
+        let local = local.first().map(|s| unix_path("--local", s));
+        self.local = local.transpose()?;
+        self.nbd = addresses(&nbd)?;
+        Ok(())
+    }
+
+    /// Checks disks against each other, and whether they can be served.
+    pub fn check(&self, args: &ServeArgs, wanted: &[(String, DiskWanted)]) -> Result<()> {
+        let checked = disks::check(wanted, args, self.xen);
+        checked.map(drop).map_err(|wrong| wrong.why)
+    }
+
+    /// The file as it was read.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+fn addresses(texts: &[String]) -> Result<Vec<NbdAddr>> {
+    let parse = |text: &String| Ok(text.parse::<NbdAddr>()?);
+    texts.iter().map(parse).collect()
+}
+
+/// `--state`, or the folder that systemd made for the service.
+fn state(args: &ServeArgs) -> Option<PathBuf> {
+    let of_service = || {
+        let folders = std::env::var("STATE_DIRECTORY").ok()?;
+        let first = folders.split(':').next()?;
+        (!first.is_empty()).then(|| first.into())
+    };
+    args.state.clone().or_else(of_service)
 }
 
 fn workers(args: &ServeArgs, file: &File) -> Result<usize> {

@@ -2,9 +2,10 @@
 
 use super::rpc::{INVALID_PARAMS, NO_METHOD, PROTOCOL, Params, RpcError};
 use super::server::Shared;
-use crate::disks::{DiskChange, Export, Refused, Registry, Why};
+use crate::disks::{DiskChange, Export, Refused, Registry, SharedRegistry, Why};
 use crate::stat;
 use crate::wanted::DiskWanted;
+use pvblk_block::error_line;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -32,10 +33,11 @@ const METHODS: &[(&str, Call)] = &[
     ("disk.remove", Call::Slow(disk_remove)),
     ("disk.list", Call::Quick(disk_list)),
     ("disk.show", Call::Quick(disk_show)),
-    ("disk.set", Call::Quick(disk_set)),
+    ("disk.set", Call::Slow(disk_set)),
     ("disk.ask", Call::Slow(disk_ask)),
     ("export.add", Call::Slow(export_add)),
     ("export.remove", Call::Slow(export_remove)),
+    ("reload", Call::Slow(reload)),
     ("memory.ask", Call::Slow(memory_ask)),
     ("stat", Call::Slow(statistics)),
     ("trace", Call::Trace),
@@ -135,6 +137,22 @@ fn disk_ask(shared: &Arc<Shared>, params: Value) -> Outcome {
     params.end()?;
     let text = shared.ask(&name, &question.to_string());
     json_of(text.map_err(|e| Refused::new(Why::Failed, e.to_string()))?)
+}
+
+fn reload(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let mut params = Params::of(params)?;
+    let dry_run = params.take("dry_run")?.unwrap_or(false);
+    params.end()?;
+    let registry = SharedRegistry(Arc::clone(registry(shared)?));
+    let Some(reload) = &shared.reached.reload else {
+        return Err(RpcError::new(
+            NO_METHOD,
+            "this process has no configuration to read again",
+        ));
+    };
+    let difference = reload.run(&registry, dry_run);
+    let refused = |e: anyhow::Error| Refused::new(Why::Invalid, error_line(&*e));
+    answer(&difference.map_err(refused)?)
 }
 
 fn memory_ask(shared: &Arc<Shared>, params: Value) -> Outcome {

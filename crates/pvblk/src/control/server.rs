@@ -7,9 +7,10 @@ use crate::disks::Registry;
 use crate::events::{self, EventsQuery};
 use crate::memory::Desk;
 use crate::stat;
+use crate::wanted::{Reload, members};
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use pvblk_backend::{Disks, Pulse, RateLimit, Service, ratelimited};
+use pvblk_backend::{Disk, Disks, Pulse, RateLimit, Service, ratelimited};
 use pvblk_block::Error;
 use pvblk_export::socket_file::SocketFile;
 use pvblk_sys::{EventFd, Poller};
@@ -43,6 +44,8 @@ pub struct Reached {
     pub memory: Desk,
     /// Of a process whose disks come and go.
     pub registry: Option<Arc<Registry>>,
+    /// Of a process whose configuration can be read again.
+    pub reload: Option<Arc<Reload>>,
 }
 
 pub(super) struct Shared {
@@ -77,9 +80,19 @@ impl Shared {
         }
         let disks = self.reached.service.disks();
         let found = disks.find(disk).ok_or_else(|| no_disk(disks, disk))?;
+        let answer = || self.answer(&found, question);
+        match &self.reached.registry {
+            Some(registry) => members::ask(registry, &found, question, answer),
+            None => answer(),
+        }
+    }
+
+    fn answer(&self, found: &Arc<Disk>, question: &str) -> Result<String, Error> {
+        let disk = found.name();
         found.ask(question).unwrap_or_else(|| {
             if cache::is_question(question) {
-                return Err(Error::config(cache::no_cache(&found, &disks.all())));
+                let disks = self.reached.service.disks();
+                return Err(Error::config(cache::no_cache(found, &disks.all())));
             }
             Err(Error::config(format!(
                 "disk {disk} is {}: it knows no such questions; an array answers where it is served",

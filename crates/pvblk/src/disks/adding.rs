@@ -1,7 +1,7 @@
 //! Disks that come.
 
 use super::{DiskShown, MOST_OPENING, Refused, Registry, Stage, State, Why};
-use crate::wanted::{DiskWanted, ParsedDisk};
+use crate::wanted::{DiskWanted, ParsedDisk, members};
 use parking_lot::MutexGuard;
 use pvblk_backend::Disk;
 use pvblk_backend::events::{Event, Kind};
@@ -167,10 +167,35 @@ impl Opening {
     fn open(&self, parsed: &ParsedDisk, wanted: &DiskWanted) -> Result<(), Refused> {
         let (registry, name) = (&self.registry, &self.name);
         let why = |e: Error| Refused::new(Why::Failed, format!("disk {name}: {e}"));
-        let device = registry.opener.volume(&parsed.spec).map_err(why)?;
+        let state = registry.kept().map(|s| &**s);
+        let device = members::open(&registry.opener, state, name, &parsed.spec);
+        let device = device.map_err(why)?;
         self.check_wanted()?;
         let description = device.describe();
         let mib = device.capacity_sectors() / 2048;
+        // Before anybody can find it.
+        let before = registry.keep(name, Some(wanted.clone()))?;
+        let served = self.serve(device, parsed, wanted);
+        match &served {
+            Ok(()) => {
+                tracing::info!("disk {name}: added: {description}, {mib} MiB");
+                let text = format!("added: {description}, {mib} MiB");
+                let event = Event::new(Kind::DiskAdded, text).of(name);
+                registry.service.events().put(event);
+            }
+            Err(_) => registry.take_back_kept(name, before),
+        }
+        served
+    }
+
+    fn serve(
+        &self,
+        device: Arc<dyn BlockDevice>,
+        parsed: &ParsedDisk,
+        wanted: &DiskWanted,
+    ) -> Result<(), Refused> {
+        let (registry, name) = (&self.registry, &self.name);
+        let why = |e: Error| Refused::new(Why::Failed, format!("disk {name}: {e}"));
         let disk = registry.install(name, self.number, device, wanted);
         let disk = disk.map_err(why)?;
         let exported = registry.export(name, parsed).map_err(why);
@@ -182,11 +207,6 @@ impl Opening {
         });
         if served.is_err() {
             registry.take_back(&disk);
-        } else {
-            tracing::info!("disk {name}: added: {description}, {mib} MiB");
-            let text = format!("added: {description}, {mib} MiB");
-            let event = Event::new(Kind::DiskAdded, text).of(name);
-            registry.service.events().put(event);
         }
         served
     }

@@ -52,6 +52,9 @@ impl Registry {
                 let path = unix_path("local:", socket).map_err(Refused::invalid)?;
                 let added = registry.exports.add_local(&path);
                 added.map_err(|e| Refused::failed(&e))?;
+                registry.keep_export(&export, true).inspect_err(|_| {
+                    let _ = registry.exports.remove_local(&path, true);
+                })?;
                 Ok(export.shown(socket))
             }
             Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => {
@@ -73,14 +76,16 @@ impl Registry {
             match &export {
                 Export::Nbd(address) => {
                     let parsed: NbdAddr = address.parse().map_err(|e| invalid(&e))?;
-                    let removed = exports.remove_nbd(&parsed, force);
-                    removed.map_err(used_or_none)?;
+                    let removed =
+                        registry.keep_removal(&export, || exports.remove_nbd(&parsed, force));
+                    removed?;
                     Ok(export.shown(address))
                 }
                 Export::Local(socket) => {
                     let path = unix_path("local:", socket).map_err(Refused::invalid)?;
-                    let removed = exports.remove_local(&path, force);
-                    removed.map_err(used_or_none)?;
+                    let removed =
+                        registry.keep_removal(&export, || exports.remove_local(&path, force));
+                    removed?;
                     Ok(export.shown(socket))
                 }
                 Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => {
@@ -94,8 +99,27 @@ impl Registry {
         let parsed: NbdAddr = address.parse().map_err(|e| invalid(&e))?;
         let added = self.exports.add_nbd(&parsed);
         let real = added.map_err(|e| Refused::failed(&e))?;
+        let kept = self.keep_export(&Export::Nbd(parsed.to_string()), true);
+        kept.inspect_err(|_| {
+            let _ = self.exports.remove_nbd(&real, true);
+        })?;
         tracing::info!("NBD on {}", exports::uri(&real, ""));
         Ok(Export::Nbd(String::new()).shown(&real.to_string()))
+    }
+
+    /// Stores that an export isn't wanted any more, and then removes it; what can't be removed is wanted as before.
+    fn keep_removal(
+        &self,
+        export: &Export,
+        remove: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Refused> {
+        let was_wanted = self.keep_export(export, false)?;
+        remove().map_err(|e| {
+            if was_wanted && let Err(refused) = self.keep_export(export, true) {
+                tracing::error!("the next start finds no {}: {refused}", export.place());
+            }
+            used_or_none(e)
+        })
     }
 
     /// Starts an export of one disk, and notes that it is wanted.
@@ -112,6 +136,9 @@ impl Registry {
         let parsed = export.alone().parse(name).map_err(Refused::invalid)?;
         self.export(name, &parsed)
             .map_err(|e| Refused::failed(&e))?;
+        self.keep_export(export, true).inspect_err(|_| {
+            self.unexport(&parsed.vhost_user, &parsed.xen_attach);
+        })?;
         let noted = self.with_entry(name, number, |entry| export.note(&mut entry.wanted, true));
         if !noted {
             self.unexport(&parsed.vhost_user, &parsed.xen_attach);
@@ -136,14 +163,15 @@ impl Registry {
             entry.number
         };
         let parsed = export.alone().parse(name).map_err(Refused::invalid)?;
-        for path in &parsed.vhost_user {
-            let removed = self.exports.remove_vhost(path, force);
-            removed.map_err(used_or_none)?;
-        }
-        for order in parsed.xen_attach {
-            let removed = self.exports.remove_order(order);
-            removed.map_err(used_or_none)?;
-        }
+        self.keep_removal(export, || {
+            for path in &parsed.vhost_user {
+                self.exports.remove_vhost(path, force)?;
+            }
+            for order in parsed.xen_attach {
+                self.exports.remove_order(order)?;
+            }
+            Ok(())
+        })?;
         self.with_entry(name, number, |entry| export.note(&mut entry.wanted, false));
         Ok(export.shown(export.place()))
     }
@@ -159,7 +187,7 @@ impl Export {
         }
     }
 
-    fn place(&self) -> &str {
+    pub(super) fn place(&self) -> &str {
         match self {
             Export::VhostUser { socket, .. } => socket,
             Export::XenAttach { guest, .. } => guest,
@@ -188,7 +216,7 @@ impl Export {
         }
     }
 
-    fn is_in(&self, wanted: &DiskWanted) -> bool {
+    pub(super) fn is_in(&self, wanted: &DiskWanted) -> bool {
         let list = match self {
             Export::VhostUser { .. } => &wanted.vhost_user,
             _ => &wanted.xen_attach,
@@ -196,7 +224,7 @@ impl Export {
         list.iter().any(|place| place == self.place())
     }
 
-    fn note(&self, wanted: &mut DiskWanted, is_there: bool) {
+    pub(super) fn note(&self, wanted: &mut DiskWanted, is_there: bool) {
         if let Some(list) = self.list(wanted) {
             list.retain(|place| place != self.place());
             if is_there {

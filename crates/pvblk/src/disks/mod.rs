@@ -13,6 +13,7 @@
 
 mod adding;
 mod exporting;
+mod kept;
 mod refused;
 mod removing;
 mod shown;
@@ -23,15 +24,16 @@ use crate::exports::Exports;
 use crate::opener::Opener;
 use crate::shares::DiskBudgets;
 use crate::traces::Traces;
-use crate::wanted::DiskWanted;
+use crate::wanted::{DiskWanted, WantedState};
 pub use exporting::{Export, ExportShown};
+pub use kept::SharedRegistry;
 use parking_lot::{Condvar, Mutex};
 use pvblk_backend::events::{Event, Kind};
 use pvblk_backend::{Disk, Service};
 pub use refused::{Refused, Why};
 pub use shown::{DiskPage, DiskShown, Removed};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Most disks of a server, those that come and go included.
@@ -49,6 +51,10 @@ pub struct Registry {
     state: Mutex<State>,
     /// Signalled when an entry has changed.
     changed: Condvar,
+    /// Where changes are stored before they are answered.
+    kept: OnceLock<Arc<WantedState>>,
+    /// Held while a disk's settings or exports change: they are read, stored and then noted.
+    changing: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -105,31 +111,38 @@ impl Registry {
             budgets,
             state: Mutex::default(),
             changed: Condvar::new(),
+            kept: OnceLock::new(),
+            changing: Mutex::default(),
         })
     }
 
-    /// Changes a disk while it is used.
+    /// Changes a disk while it is used. Waits for the medium of the state.
     pub fn set(&self, name: &str, change: &DiskChange) -> Result<DiskShown, Refused> {
-        {
+        let _one = self.changing.lock();
+        let (number, disk, mut wanted) = {
             let mut state = self.state.lock();
             let entry = state.serving(name)?;
             let Some(disk) = entry.disk.clone() else {
                 return Err(Refused::no_disk(name));
             };
-            if let Some(limit) = &change.limit {
-                let wanted = DiskWanted {
-                    limit: Some(limit.clone()).filter(|l| !l.is_empty()),
-                    ..entry.wanted.clone()
-                };
-                let parsed = wanted.parse(name).map_err(Refused::invalid)?;
-                disk.throttle().set(parsed.limits);
-                entry.wanted = wanted;
-            }
-            if let Some(exclusive) = change.exclusive {
-                disk.users().set_exclusive(exclusive);
-                entry.wanted.exclusive = exclusive;
-            }
+            (entry.number, disk, entry.wanted.clone())
+        };
+        if let Some(limit) = &change.limit {
+            wanted.limit = Some(limit.clone()).filter(|l| !l.is_empty());
         }
+        wanted.exclusive = change.exclusive.unwrap_or(wanted.exclusive);
+        let parsed = wanted.parse(name).map_err(Refused::invalid)?;
+        let (exclusive, limit) = (wanted.exclusive, wanted.limit);
+        self.keep_settings(name, exclusive, limit.as_deref())?;
+        let noted = self.with_entry(name, number, |entry| {
+            entry.wanted.exclusive = exclusive;
+            entry.wanted.limit = limit;
+        });
+        if !noted {
+            return Err(Refused::no_disk(name));
+        }
+        disk.throttle().set(parsed.limits);
+        disk.users().set_exclusive(exclusive);
         let shown = self.show(name)?;
         let limit = shown.limit.as_deref().unwrap_or("none");
         let text = format!("exclusive: {}, limit: {limit}", shown.exclusive);

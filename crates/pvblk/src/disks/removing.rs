@@ -39,6 +39,12 @@ impl Registry {
         let deadline = Instant::now() + patience;
         let (disk, number, parsed) = {
             let mut state = self.state.lock();
+            if !state.entries.contains_key(name) && self.is_kept(name) {
+                drop(state);
+                // It could not be opened at the start, and was wanted all the same.
+                self.keep(name, None)?;
+                return Ok(Removed::gone(name));
+            }
             let entry = state.serving(name)?;
             let Some(disk) = entry.disk.clone() else {
                 return Err(Refused::no_disk(name));
@@ -52,6 +58,12 @@ impl Registry {
         self.changed.notify_all();
         if !force {
             self.flush_first(name, number, &disk, deadline, patience)?;
+        }
+        // All that can be refused is behind it, and nothing is lost yet.
+        if let Err(refused) = self.keep(name, None) {
+            disk.users().reopen();
+            self.with_entry(name, number, |entry| entry.stage = Stage::Serving);
+            return Err(refused);
         }
         if let Some(parsed) = parsed {
             self.unexport(&parsed.vhost_user, &parsed.xen_attach);
@@ -164,10 +176,7 @@ impl Registry {
             }
             std::thread::sleep(LOOK.min(left()));
         }
-        Ok(Removed {
-            name: name.to_owned(),
-            state: "gone".to_owned(),
-        })
+        Ok(Removed::gone(name))
     }
 
     /// A disk that wasn't announced to anybody is closed.

@@ -58,6 +58,15 @@ pub struct Removed {
     pub state: String,
 }
 
+impl Removed {
+    pub(super) fn gone(name: &str) -> Removed {
+        Removed {
+            name: name.to_owned(),
+            state: "gone".to_owned(),
+        }
+    }
+}
+
 /// Where all disks are offered.
 struct Places {
     nbd: Vec<NbdAddr>,

@@ -1,5 +1,21 @@
-//! What is wanted of a server: the disks that its configuration and its users name. Decision 27.
+//! What is wanted of a server: the disks and sockets that its configuration names, and what its users changed at run time. Decision 27.
 
+mod changes;
+pub mod command;
+mod difference;
 mod disk;
+pub mod members;
+mod merge;
+#[cfg(test)]
+mod model_folder;
+pub mod plan;
+mod reload;
+mod state;
+mod store;
 
+pub use changes::{Changes, Configured, Listeners};
+pub use difference::Difference;
 pub use disk::{DiskWanted, ParsedDisk, check_name};
+pub use reload::{Reload, Steps};
+pub use state::WantedState;
+pub use store::Store;
