@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash neighbours sim advisories fmt clean release
+.PHONY: help demo test test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash state-crash neighbours sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -74,6 +74,10 @@ crash: ## Kill servers and front ends 10000 times in the middle of writes to a s
 	@$(MAKE) --no-print-directory release
 	@cargo build --release --locked -p pvblk-e2e --example slow_medium
 	@scripts/crash.sh $(or $(CYCLES),10000)
+
+state-crash: ## Kill servers in the middle of commands, CYCLES times (1000): the next one has the old or the new state (3 minutes)
+	@$(MAKE) --no-print-directory release
+	@PVBLK_STATE_CYCLES=$(or $(CYCLES),1000) cargo test -p pvblk-e2e --locked --test state -- kills
 
 neighbours: ## Measure a disk's latency while its neighbour is attacked in each of the ways of docs/security.md (as root, 10 minutes)
 	@$(MAKE) --no-print-directory release

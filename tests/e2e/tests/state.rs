@@ -1,0 +1,571 @@
+//! Disks that come and go at run time, and are what they were after a restart: in order, by a reload, and by `kill -9` at any moment.
+
+use pvblk_e2e::arrays::Disks;
+use pvblk_e2e::control::Control;
+use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::managed::{array, name, names};
+use pvblk_e2e::nbd::Connection;
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::stage::unix;
+use pvblk_e2e::tools::{Finished, compare, need, run, run_ok};
+use pvblk_e2e::{Daemon, Stop, run_all};
+use pvblk_testing::random;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// For what takes a moment on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    run_all(&[
+        ("a_restart_serves_what_was_wanted", restart),
+        ("a_configuration_is_read_again", reload),
+        ("a_state_that_cannot_be_used_is_refused", refused),
+        ("members_replaced_while_serving_are_remembered", replaced),
+        (
+            "kills_in_the_middle_of_commands_leave_the_old_or_the_new",
+            kills,
+        ),
+        (
+            "kills_in_the_middle_of_replacements_lose_no_array",
+            kills_of_replacements,
+        ),
+    ])
+}
+
+/// A server with a configuration file and a state, in a folder of its own.
+struct Server {
+    daemon: Daemon,
+    dir: TempDir,
+}
+
+impl Server {
+    fn new(configuration: &str) -> Result<Server, Stop> {
+        let dir = tempfile::tempdir()?;
+        std::fs::write(dir.path().join("pvblk.toml"), configuration)?;
+        let daemon = start(dir.path())?;
+        Ok(Server { daemon, dir })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn configure(&self, text: &str) -> Result<(), Stop> {
+        Ok(std::fs::write(self.path("pvblk.toml"), text)?)
+    }
+
+    /// Starts it again, after it ended in whatever way.
+    fn again(&mut self) -> Result<(), Stop> {
+        self.daemon = start(self.dir.path())?;
+        Ok(())
+    }
+
+    fn control(&self) -> Result<Control, Stop> {
+        Control::open(&self.path("control"))
+    }
+
+    /// A command of `pvblk` to this server.
+    fn ask(&self, args: &[&str]) -> Result<Finished, Stop> {
+        let mut command = pvblk(args)?;
+        command.args(["--control", &unix(&self.path("control"))]);
+        run(command, PATIENCE)
+    }
+
+    fn done(&self, args: &[&str]) -> Result<String, Stop> {
+        Ok(self.ask(args)?.success()?.stdout)
+    }
+
+    /// Disks with their volumes and whether they are exclusive.
+    fn disks(&self) -> Result<Look, Stop> {
+        look(&mut self.control()?)
+    }
+
+    fn expect(&self, expected: &[(&str, &str, bool)]) -> Result<(), Stop> {
+        let found = self.disks()?;
+        let expected: Look = expected
+            .iter()
+            .map(|(n, v, e)| ((*n).to_owned(), ((*v).to_owned(), *e)))
+            .collect();
+        check(found == expected, || {
+            format!("{found:?}, and expected were {expected:?}")
+        })
+    }
+}
+
+type Look = BTreeMap<String, (String, bool)>;
+
+fn look(control: &mut Control) -> Result<Look, Stop> {
+    let list = control.must("disk.list", json!({}))?;
+    let mut look = Look::new();
+    for disk in list["disks"].as_array().into_iter().flatten() {
+        let text = |key: &str| disk[key].as_str().unwrap_or_default().to_owned();
+        if text("state") == "serving" {
+            let exclusive = disk["exclusive"] == true;
+            look.insert(text("name"), (text("volume"), exclusive));
+        }
+    }
+    Ok(look)
+}
+
+fn start(dir: &Path) -> Result<Daemon, Stop> {
+    let path = |name: &str| dir.join(name);
+    let (config, state) = (path("pvblk.toml"), path("state"));
+    let mut command = pvblk(["serve"])?;
+    command
+        .arg("--config")
+        .arg(config)
+        .arg("--state")
+        .arg(state);
+    command.args(["--control", &unix(&path("control"))]);
+    command.args(["--nbd", &unix(&path("nbd"))]);
+    Daemon::run(command)
+}
+
+const TWO: &str = "[disk.a]\nvolume = 'mem:1M'\n[disk.b]\nvolume = 'mem:2M'\n";
+
+fn restart() -> Result<(), Stop> {
+    let mut server = Server::new(TWO)?;
+    let file = format!("file:{},size=1M", server.path("c.img").display());
+    server.done(&["disk", "add", &format!("c={file}")])?;
+    server.done(&["disk", "remove", "a"])?;
+    server.done(&["disk", "set", "b", "--exclusive", "on"])?;
+    let expected = [("b", "mem:2M", true), ("c", file.as_str(), false)];
+    server.expect(&expected)?;
+    server.daemon.stop()?;
+    server.again()?;
+    server.expect(&expected)?;
+    let held = "disk a isn't served: it is configured, and was removed at run time";
+    let lines = server.daemon.lines();
+    check(lines.iter().any(|l| l.contains(held)), || lines.join("\n"))?;
+    // It can't be reached, and the others can.
+    check(Connection::open(&server.path("nbd"), "a").is_err(), || {
+        "a is an export".into()
+    })?;
+    drop(Connection::open(&server.path("nbd"), "c")?);
+    let dry = server.done(&["ctl", "reload", "--dry-run", "--json"])?;
+    let dry: Value = serde_json::from_str(&dry)?;
+    check(
+        dry["added"][0]["disk"] == "a" && dry["added"][0]["was_removed"] == true,
+        || dry.to_string(),
+    )?;
+    server.expect(&expected)?;
+    let said = server.done(&["ctl", "reload"])?;
+    check(said.contains("it was removed at run time"), || said.clone())?;
+    let all = [("a", "mem:1M", false), expected[0], expected[1]];
+    server.expect(&all)?;
+    server.daemon.kill()?;
+    server.again()?;
+    server.expect(&all)?;
+    server.daemon.stop()
+}
+
+fn reload() -> Result<(), Stop> {
+    let mut server = Server::new(TWO)?;
+    // A client of a disk that doesn't change isn't disturbed.
+    let mut client = Connection::open(&server.path("nbd"), "b")?;
+    let mut undisturbed = || client.read(1, 0, 4096).map(drop);
+    undisturbed()?;
+    server.configure(&format!("{TWO}colour = 1\n"))?;
+    let wrong = server.ask(&["ctl", "reload"])?;
+    check(
+        wrong.status.and_then(|s| s.code()) == Some(1)
+            && wrong.stderr.lines().count() == 1
+            && wrong.stderr.contains("pvblk.toml, line 5"),
+        || wrong.stderr.clone(),
+    )?;
+    server.expect(&[("a", "mem:1M", false), ("b", "mem:2M", false)])?;
+    let changed = "workers = 3\n[disk.b]\nvolume = 'mem:2M'\nexclusive = true\n[disk.c]\nvolume = 'null:1M'\n";
+    server.configure(changed)?;
+    let words = |text: &str| -> Vec<String> {
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        text.lines().map(words).collect()
+    };
+    let table = [
+        "added c null:1M",
+        "removed a",
+        "changed b exclusive: false -> true",
+        "unchanged: 0",
+        "needs a restart: workers",
+    ];
+    let said = words(&server.done(&["ctl", "reload", "--dry-run"])?);
+    check(said[..5] == table, || said.join("\n"))?;
+    server.expect(&[("a", "mem:1M", false), ("b", "mem:2M", false)])?;
+    server.daemon.signal(Signal::HUP)?;
+    let expected = [("b", "mem:2M", true), ("c", "null:1M", false)];
+    let begin = Instant::now();
+    while server.expect(&expected).is_err() && begin.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.expect(&expected)?;
+    undisturbed()?;
+    // The client uses it: it stays until it may go, and that is told.
+    server.configure("[disk.c]\nvolume = 'null:1M'\n")?;
+    let busy = server.ask(&["ctl", "reload"])?;
+    check(
+        busy.status.and_then(|s| s.code()) == Some(1)
+            && busy.stdout.contains("failed: disk b: remove"),
+        || format!("{busy:?}"),
+    )?;
+    undisturbed()?;
+    drop(client);
+    let begin = Instant::now();
+    while server.ask(&["ctl", "reload"])?.success().is_err() && begin.elapsed() < PATIENCE {}
+    server.expect(&[("c", "null:1M", false)])?;
+    server.daemon.stop()
+}
+
+fn refused() -> Result<(), Stop> {
+    let mut server = Server::new(TWO)?;
+    server.done(&["disk", "remove", "a"])?;
+    let refusal = |server: &Server| -> Result<String, Stop> {
+        match start(server.dir.path()) {
+            Ok(_) => Stop::fail("a second server started"),
+            Err(Stop::Fail(said)) => Ok(said),
+            Err(other) => Err(other),
+        }
+    };
+    let said = refusal(&server)?;
+    check(said.contains("another server uses it"), || said.clone())?;
+    server.daemon.kill()?;
+    let file = server.path("state").join("state.json");
+    let good = std::fs::read_to_string(&file)?;
+    for (text, expect) in [
+        (&good[..good.len() / 2], "it is damaged"),
+        (
+            &good.replace("\"version\": 1", "\"version\": 7"),
+            "it has version 7",
+        ),
+    ] {
+        std::fs::write(&file, text)?;
+        let said = refusal(&server)?;
+        check(
+            said.contains(expect) && said.contains("move it away"),
+            || said.clone(),
+        )?;
+        let left = std::fs::read_to_string(&file)?;
+        check(left == text, || "the file was written".into())?;
+    }
+    std::fs::write(&file, good)?;
+    server.again()?;
+    server.expect(&[("b", "mem:2M", false)])?;
+    server.daemon.stop()
+}
+
+/// An array of four members, its server, and the image that it holds.
+struct ArrayServer {
+    server: Server,
+    disks: Disks,
+    image: PathBuf,
+}
+
+impl ArrayServer {
+    fn new(files: usize) -> Result<ArrayServer, Stop> {
+        need(&["nbdcopy", "cmp"])?;
+        let (disks, image) = array(files, "ppl")?;
+        let members = names(&disks, &[0, 1, 2, 3]);
+        let each: String = members.iter().map(|m| format!("[file:{m}]")).collect();
+        let server = Server::new(&format!("[disk.r]\nvolume = 'raid5:{each}'\n"))?;
+        let array = ArrayServer {
+            server,
+            disks,
+            image,
+        };
+        let args = [
+            "--flush".into(),
+            array.image.display().to_string(),
+            array.uri(),
+        ];
+        run_ok("nbdcopy", &args)?;
+        Ok(array)
+    }
+
+    fn uri(&self) -> String {
+        let socket = self.server.path("nbd");
+        format!("nbd+unix:///r?socket={}", socket.display())
+    }
+
+    /// The array holds what was written to it.
+    fn verify(&self) -> Result<(), Stop> {
+        let back = self.server.path("back");
+        run_ok("nbdcopy", [&self.uri(), &back.display().to_string()])?;
+        compare(&self.image, &back)
+    }
+
+    fn detail(&self) -> Result<Value, Stop> {
+        let said = self.server.done(&["raid", "detail", "--json", "r"])?;
+        Ok(serde_json::from_str(&said)?)
+    }
+
+    /// Waits until nothing is under way.
+    fn settle(&self) -> Result<Value, Stop> {
+        let begin = Instant::now();
+        loop {
+            let detail = self.detail()?;
+            let members = detail["members"].as_array().cloned().unwrap_or_default();
+            let rebuilds = members.iter().any(|m| m["state"] == "spare rebuilding");
+            if detail["serving"]["sync"].is_null() && !rebuilds && detail["degraded"] == false {
+                return Ok(detail);
+            }
+            if begin.elapsed() > PATIENCE {
+                return Err(self.server.daemon.failure(&format!("never done: {detail}")));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Which files are its members, by place.
+    fn members(&self) -> Result<Vec<String>, Stop> {
+        let detail = self.settle()?;
+        let members = detail["members"].as_array().cloned().unwrap_or_default();
+        let active = members.iter().filter(|m| m["state"] == "active sync");
+        let name = |m: &Value| m["name"].as_str().unwrap_or_default().to_owned();
+        Ok(active.map(name).collect())
+    }
+}
+
+fn replaced() -> Result<(), Stop> {
+    let mut array = ArrayServer::new(6)?;
+    for (old, new) in [(0, 4), (2, 5)] {
+        let (old, new) = (name(&array.disks, old), name(&array.disks, new));
+        array
+            .server
+            .done(&["raid", "replace", "r", &old, "--with", &new])?;
+        array.members()?;
+    }
+    let members = array.members()?;
+    for (wanted, is) in [
+        (1, true),
+        (3, true),
+        (4, true),
+        (5, true),
+        (0, false),
+        (2, false),
+    ] {
+        let file = name(&array.disks, wanted);
+        let found = members.iter().any(|m| m.contains(&file));
+        check(found == is, || format!("{file}: {members:?}"))?;
+    }
+    array.verify()?;
+    array.server.daemon.stop()?;
+    // The devices that were replaced are thrown away; the file still names them.
+    for gone in [0, 2] {
+        std::fs::remove_file(array.disks.path(gone))?;
+    }
+    array.server.again()?;
+    array.verify()?;
+    array.server.daemon.kill()?;
+    array.server.again()?;
+    array.verify()?;
+    // A reload with the file as it was doesn't undo it.
+    let said = array.server.done(&["ctl", "reload"])?;
+    check(said.trim() == "unchanged: 1", || said.clone())?;
+    array.server.daemon.stop()
+}
+
+/// Number of kills: `PVBLK_STATE_CYCLES`, or as many as a usual test run has time for.
+fn cycles(usual: u32) -> Result<u32, Stop> {
+    match std::env::var("PVBLK_STATE_CYCLES") {
+        Ok(text) => text
+            .parse()
+            .map_err(|_| Stop::Fail(format!("PVBLK_STATE_CYCLES is {text:?}"))),
+        Err(_) => Ok(usual),
+    }
+}
+
+/// Moments of kills: from the begin of a command until a little after the answers of those before it.
+struct Moments {
+    usual: Duration,
+}
+
+impl Moments {
+    fn draw(&self, rng: &mut fastrand::Rng) -> Duration {
+        self.usual.mul_f64(1.3 * rng.f64())
+    }
+
+    fn learn(&mut self, took: Duration) {
+        self.usual = (self.usual * 3 + took) / 4;
+    }
+}
+
+const CONFIGURED: [&str; 3] = ["a", "b", "c"];
+
+fn kills() -> Result<(), Stop> {
+    let mut rng = random();
+    let text: String = CONFIGURED
+        .iter()
+        .map(|n| format!("[disk.{n}]\nvolume = 'mem:1M'\n"))
+        .collect();
+    let mut server = Server::new(&text)?;
+    let mut moments = Moments {
+        usual: Duration::from_millis(10),
+    };
+    let (mut answered, mut new_unanswered) = (0, 0);
+    let cycles = cycles(60)?;
+    for cycle in 0..cycles {
+        let mut control = server.control()?;
+        let old = look(&mut control)?;
+        let (method, params, new) = any_command(&mut rng, &old, server.dir.path());
+        let after = moments.draw(&mut rng);
+        // Some are killed as soon as they have answered.
+        let at_answer = rng.u8(..3) == 0;
+        let pid = server.daemon.pid();
+        let begin = Instant::now();
+        control.send(method, &params)?;
+        let killer = std::thread::spawn(move || {
+            if !at_answer {
+                std::thread::sleep(after);
+                let _ = kill(pid);
+            }
+        });
+        let answer = control.receive();
+        if let Ok(Some(answer)) = &answer {
+            if at_answer {
+                kill(pid)?;
+            }
+            moments.learn(begin.elapsed());
+            check(answer.get("error").is_none(), || {
+                format!("cycle {cycle}: {method} {params}: {answer}")
+            })?;
+            answered += 1;
+        }
+        let is_answered = matches!(answer, Ok(Some(_)));
+        let _ = killer.join();
+        server.daemon.kill()?;
+        server.again()?;
+        let found = server.disks()?;
+        let case = || {
+            format!(
+                "cycle {cycle}: {method} {params}, answered {is_answered}: {found:?}, after {old:?}"
+            )
+        };
+        check(found == new || (found == old && !is_answered), case)?;
+        new_unanswered += u32::from(!is_answered && found == new && old != new);
+        exports(&server, &found)?;
+    }
+    println!(
+        "({cycles} kills; {answered} commands had answered, {new_unanswered} had an effect without)"
+    );
+    server.daemon.stop()
+}
+
+fn kill(pid: u32) -> Result<(), Stop> {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    let Some(pid) = pid else {
+        return Stop::fail("no process");
+    };
+    Ok(rustix::process::kill_process(pid, Signal::KILL)?)
+}
+
+/// Every disk is an export, and no other name is one.
+fn exports(server: &Server, disks: &Look) -> Result<(), Stop> {
+    for name in ["a", "b", "c", "d", "e"] {
+        let is_there = Connection::open(&server.path("nbd"), name).is_ok();
+        check(is_there == disks.contains_key(name), || {
+            format!("export {name}: {is_there}, disks {disks:?}")
+        })?;
+    }
+    Ok(())
+}
+
+/// A command that works on these disks, and the disks after it.
+fn any_command(rng: &mut fastrand::Rng, old: &Look, dir: &Path) -> (&'static str, Value, Look) {
+    let mut new = old.clone();
+    let absent = ["a", "b", "c", "d", "e"]
+        .into_iter()
+        .filter(|n| !old.contains_key(*n));
+    let absent: BTreeSet<&str> = absent.collect();
+    let present: Vec<&String> = old.keys().collect();
+    match rng.u8(..4) {
+        0 if !present.is_empty() => {
+            let name = rng.choice(present).map_or_else(String::new, Clone::clone);
+            new.remove(&name);
+            ("disk.remove", json!({"name": name}), new)
+        }
+        1 if !present.is_empty() => {
+            let name = rng.choice(present).map_or_else(String::new, Clone::clone);
+            let exclusive = rng.bool();
+            if let Some(disk) = new.get_mut(&name) {
+                disk.1 = exclusive;
+            }
+            let params = json!({"name": name, "exclusive": exclusive});
+            ("disk.set", params, new)
+        }
+        2 if !absent.is_empty() => {
+            let name = rng.choice(absent).unwrap_or("d");
+            let volume = format!("file:{},size=1M", dir.join(name).display());
+            let exclusive = rng.bool();
+            new.insert(name.to_owned(), (volume.clone(), exclusive));
+            let params = json!({"name": name, "volume": volume, "exclusive": exclusive});
+            ("disk.add", params, new)
+        }
+        _ => {
+            // Removed disks of the configuration come back.
+            for name in CONFIGURED {
+                let configured = || ("mem:1M".to_owned(), false);
+                new.entry(name.to_owned()).or_insert_with(configured);
+            }
+            ("reload", json!({}), new)
+        }
+    }
+}
+
+fn kills_of_replacements() -> Result<(), Stop> {
+    let mut rng = random();
+    let mut array = ArrayServer::new(7)?;
+    let mut moments = Moments {
+        usual: Duration::from_millis(100),
+    };
+    // Each takes a rebuild.
+    let cycles = cycles(60)?.div_ceil(6);
+    for cycle in 0..cycles {
+        let begin = Instant::now();
+        let members = array.members()?;
+        let is_free = |n: &usize| {
+            let file = name(&array.disks, *n);
+            !members.iter().any(|m| m.contains(&file))
+        };
+        let free: Vec<usize> = (0..7).filter(is_free).collect();
+        let with = *rng.choice(&free).unwrap_or(&0);
+        let with = format!("file:{}", name(&array.disks, with));
+        let mut control = array.server.control()?;
+        let question = match rng.bool() {
+            true => {
+                json!({"raid": "replace", "member": rng.u8(..4).to_string(), "with": with, "force": true})
+            }
+            false => json!({"raid": "add", "member": with, "force": true}),
+        };
+        let params = json!({"name": "r", "question": question});
+        control.send("disk.ask", &params)?;
+        let pause = moments.draw(&mut rng);
+        std::thread::sleep(pause);
+        array.server.daemon.kill()?;
+        array.server.again().map_err(|e| match e {
+            Stop::Fail(why) => Stop::Fail(format!(
+                "cycle {cycle}: {params}, killed after {pause:?}: {why}"
+            )),
+            other => other,
+        })?;
+        array.verify()?;
+        array.settle()?;
+        moments.learn(begin.elapsed() / 2);
+        // A spare that isn't used is given back.
+        let detail = array.detail()?;
+        for member in detail["members"].as_array().into_iter().flatten() {
+            if member["state"] == "spare" {
+                let spare = member["name"].as_str().unwrap_or_default();
+                array.server.done(&["raid", "remove", "r", spare])?;
+            }
+        }
+    }
+    array.verify()?;
+    println!("({cycles} kills)");
+    array.server.daemon.stop()
+}
