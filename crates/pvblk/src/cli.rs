@@ -72,7 +72,7 @@ pub struct Cli {
 pub enum Command {
     /// Serve disks to front ends on rings and to NBD clients
     #[command(after_long_help = VOLUMES)]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Attach to a served disk over rings and offer it as NBD
     #[command(after_long_help = ATTACH)]
     Attach(AttachArgs),

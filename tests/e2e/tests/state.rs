@@ -113,6 +113,13 @@ fn look(control: &mut Control) -> Result<Look, Stop> {
     Ok(look)
 }
 
+fn is_used(control: &mut Control) -> Result<bool, Stop> {
+    let list = control.must("disk.list", json!({}))?;
+    let disks = list["disks"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut users = disks.iter().filter_map(|disk| disk["users"].as_array());
+    Ok(users.any(|users| !users.is_empty()))
+}
+
 fn start(dir: &Path) -> Result<Daemon, Stop> {
     let path = |name: &str| dir.join(name);
     let (config, state) = (path("pvblk.toml"), path("state"));
@@ -409,6 +416,11 @@ fn kills() -> Result<(), Stop> {
     let cycles = cycles(60)?;
     for cycle in 0..cycles {
         let mut control = server.control()?;
+        // Clients that looked whether their exports are there have left.
+        let begin = Instant::now();
+        while is_used(&mut control)? && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let old = look(&mut control)?;
         let (method, params, new) = any_command(&mut rng, &old, server.dir.path());
         let after = moments.draw(&mut rng);

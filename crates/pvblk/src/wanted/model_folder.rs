@@ -11,11 +11,11 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// Bytes aren't made stable before the file gets its name.
-    NoSyncOfBytes,
+    UnsyncedBytes,
     /// The name isn't made stable.
-    NoSyncOfNames,
+    UnsyncedNames,
     /// The file is written in its place.
-    NoRename,
+    WrittenInPlace,
 }
 
 /// The end of a server.
@@ -198,7 +198,7 @@ impl Folder for ModelFolder {
 
     fn sync_file(&self, name: &str) -> io::Result<()> {
         self.operation(|medium, _| {
-            if medium.mistake != Some(Mistake::NoSyncOfBytes) {
+            if medium.mistake != Some(Mistake::UnsyncedBytes) {
                 let file = medium.file(name);
                 let bytes = &mut medium.files[file];
                 bytes.stable.clone_from(&bytes.now);
@@ -209,7 +209,7 @@ impl Folder for ModelFolder {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.operation(|medium, is_cut| {
             let file = medium.file(from);
-            if medium.mistake == Some(Mistake::NoRename) {
+            if medium.mistake == Some(Mistake::WrittenInPlace) {
                 let bytes = medium.files[file].now.clone();
                 return medium.put(to, &bytes, is_cut);
             }
@@ -221,7 +221,7 @@ impl Folder for ModelFolder {
 
     fn sync_names(&self) -> io::Result<()> {
         self.operation(|medium, _| {
-            if medium.mistake != Some(Mistake::NoSyncOfNames) {
+            if medium.mistake != Some(Mistake::UnsyncedNames) {
                 medium.unstable.clear();
                 medium.stable_names = medium.names.clone();
             }

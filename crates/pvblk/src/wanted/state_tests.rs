@@ -177,9 +177,9 @@ fn the_crashes_find_every_mistake() {
         seeds.any(|seed| life(seed, mistake, early).is_err())
     };
     for mistake in [
-        Mistake::NoSyncOfBytes,
-        Mistake::NoSyncOfNames,
-        Mistake::NoRename,
+        Mistake::UnsyncedBytes,
+        Mistake::UnsyncedNames,
+        Mistake::WrittenInPlace,
     ] {
         assert!(is_found(Some(mistake), false), "{mistake:?}");
     }
