@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// One connection.
+/// One connection of a client, which waits for each response.
 pub struct Control {
     socket: BufReader<UnixStream>,
     last: u64,

@@ -326,7 +326,7 @@ impl ArrayServer {
         }
     }
 
-    /// Which files are its members, by place.
+    /// Files that are its members, by place.
     fn members(&self) -> Result<Vec<String>, Stop> {
         let detail = self.settle()?;
         let members = detail["members"].as_array().cloned().unwrap_or_default();
