@@ -57,13 +57,41 @@ pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
 /// I/O of it hasn't.
 pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
     let start = Instant::now();
+    let refusal = wait_for(
+        || attempt(spec, file),
+        || holder::find(file),
+        || start.elapsed(),
+        |holder, wait| {
+            tracing::warn!(
+                "file:{}: locked by {holder}; waiting up to {} s",
+                spec.path.display(),
+                wait.as_secs()
+            );
+        },
+    )?;
+    match refusal {
+        None => loops::refuse_any(spec, file),
+        Some((held, holder)) => Err(refuse(spec, why(spec, held, &holder))),
+    }
+}
+
+/// Attempts until the locks are taken (`None`), or were held at an attempt for which the time was over. `elapsed` is the time since the first attempt;
+/// `tell` is called when a wait begins.
+fn wait_for(
+    attempt: impl Fn() -> Result<Option<Held>, Error>,
+    look: impl Fn() -> Holder,
+    elapsed: impl Fn() -> Duration,
+    tell: impl Fn(&Holder, Duration),
+) -> Result<Option<(Held, Holder)>, Error> {
     let mut told = None;
     let mut has_ended = false;
     loop {
-        let Some(held) = attempt(spec, file)? else {
-            return loops::refuse_any(spec, file);
+        // A look at all processes may take seconds, and the lock be free after it: only the time of the attempt counts.
+        let attempted = elapsed();
+        let Some(held) = attempt()? else {
+            return Ok(None);
         };
-        let holder = holder::find(file);
+        let holder = look();
         let wait = match holder {
             Holder::Process { .. } => WAITS_FOR_LIVING,
             Holder::Ended => {
@@ -74,16 +102,12 @@ pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
             Holder::Unknown if has_ended => WAITS_FOR_IO,
             Holder::Unknown => WAITS_FOR_UNKNOWN,
         };
-        if start.elapsed() >= wait {
-            return Err(refuse(spec, why(spec, held, &holder)));
+        if attempted >= wait {
+            return Ok(Some((held, holder)));
         }
         let waits = !matches!(holder, Holder::Process { .. });
         if waits && told.replace(wait) != Some(wait) {
-            tracing::warn!(
-                "file:{}: locked by {holder}; waiting up to {} s",
-                spec.path.display(),
-                wait.as_secs()
-            );
+            tell(&holder, wait);
         }
         std::thread::sleep(PAUSE);
     }
@@ -178,4 +202,32 @@ fn lock_bytes(file: BorrowedFd<'_>, used: &[u64]) -> io::Result<bool> {
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// The end of a wait for locks that are free from the attempt with number `free` on, when each look takes `look`.
+    fn waited(free: usize, look: Duration) -> Option<(Held, Holder)> {
+        let (attempts, now) = (Cell::new(0), Cell::new(Duration::ZERO));
+        let attempt = || {
+            attempts.set(attempts.get() + 1);
+            now.set(now.get() + PAUSE);
+            Ok((attempts.get() < free).then_some(Held::ByAnotherOfOurs))
+        };
+        let slow = || {
+            now.set(now.get() + look);
+            Holder::Unknown
+        };
+        wait_for(attempt, slow, || now.get(), |_, _| {}).unwrap()
+    }
+
+    #[test]
+    fn a_slow_look_at_all_processes_refuses_nobody() {
+        assert_eq!(waited(2, WAITS_FOR_UNKNOWN * 2), None);
+        assert_eq!(waited(3, WAITS_FOR_UNKNOWN / 2), None);
+        assert!(waited(usize::MAX, WAITS_FOR_UNKNOWN * 2).is_some());
+    }
 }
