@@ -79,7 +79,13 @@ impl Managed {
 
     /// All parity is right, as the array itself finds.
     pub fn parity_is_right(&self) -> Result<(), Stop> {
-        let said = self.raid("check", &["--wait"])?;
+        let mut checked = self.try_raid("check", &["--wait"])?;
+        if checked.stderr.contains("run it again") {
+            // A member that reads badly was replaced while it was checked.
+            self.raid("wait", &[])?;
+            checked = self.try_raid("check", &["--wait"])?;
+        }
+        let said = checked.success()?.stdout;
         check(said == "mismatch_cnt: 0\n", || said)
     }
 

@@ -157,7 +157,7 @@ impl Followed {
     /// Tells how it ended, in a line; an error if the array isn't as it should be. `command`: the word of the command that followed it, `array`: of what.
     pub fn tell(self, command: &'static str, array: &str, json: bool) -> Result<()> {
         let serving = self.detail.serving.as_ref().context("not served")?;
-        let trouble = self.trouble(serving);
+        let trouble = self.trouble(serving).or_else(|| self.overtaken(command, array));
         let sectors = serving.mismatch_sectors;
         let checked = matches!(self.action.as_deref(), Some("check" | "repair"));
         let counted =
@@ -176,6 +176,16 @@ impl Followed {
             Some(why) => bail!("{why}"),
             None => Ok(()),
         }
+    }
+
+    /// Reason why the outcome of a check or repair isn't known: a rebuild, which goes first, ended it, or came after it.
+    fn overtaken(&self, command: &str, array: &str) -> Option<String> {
+        let last = self.action.as_deref()?;
+        let other = matches!(command, "check" | "repair") && last != command;
+        other.then(|| {
+            let last = noun(last);
+            format!("{array}: a {last} took the place of the {command}: run it again")
+        })
     }
 
     /// Reason why the array isn't as it should be.
