@@ -54,27 +54,29 @@ impl Registry {
             return Err(Refused::new(Why::Failed, text));
         }
         let left = patience.saturating_sub(begin.elapsed());
-        let refused = match told.recv_timeout(left) {
-            Ok(Ok(())) => return self.show(name),
-            Ok(Err(refused)) => return Err(refused),
-            Err(_) => self.give_up(name, number, patience),
+        let outcome = match told.recv_timeout(left) {
+            Ok(outcome) => outcome,
+            // It may be open just now.
+            Err(_) if self.give_up(name, number) => told
+                .try_recv()
+                .unwrap_or_else(|_| Err(late(name, patience))),
+            // Its thread has decided and is about to tell.
+            Err(_) => told.recv().unwrap_or_else(|_| Err(late(name, patience))),
         };
-        // It may have come in between.
-        told.try_recv().unwrap_or(Err(refused))?;
+        outcome?;
         self.show(name)
     }
 
-    fn give_up(&self, name: &str, number: u64, patience: Duration) -> Refused {
+    /// Waits no longer for a disk that is opened; false if it is open, or has failed, already.
+    fn give_up(&self, name: &str, number: u64) -> bool {
+        let mut given_up = false;
         self.with_entry(name, number, |entry| {
-            if entry.stage == Stage::Opening {
+            given_up = entry.stage == Stage::Opening;
+            if given_up {
                 entry.stage = Stage::GivenUp;
             }
         });
-        let text = format!(
-            "disk {name}: opening it takes longer than {} s: it is given up, and the name is free when its medium answers; see `pvblk disk list`",
-            patience.as_secs()
-        );
-        Refused::new(Why::Late, text)
+        given_up
     }
 
     /// Serves a device that is open under a name that is taken for it. Errors free the name and close the device.
@@ -136,6 +138,14 @@ impl Registry {
         }
         Ok(())
     }
+}
+
+fn late(name: &str, patience: Duration) -> Refused {
+    let text = format!(
+        "disk {name}: opening it takes longer than {} s: it is given up, and the name is free when its medium answers; see `pvblk disk list`",
+        patience.as_secs()
+    );
+    Refused::new(Why::Late, text)
 }
 
 /// A thread that opens a disk. Dropping it gives its place back.

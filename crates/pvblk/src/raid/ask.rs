@@ -157,7 +157,9 @@ impl Followed {
     /// Tells how it ended, in a line; an error if the array isn't as it should be. `command`: the word of the command that followed it, `array`: of what.
     pub fn tell(self, command: &'static str, array: &str, json: bool) -> Result<()> {
         let serving = self.detail.serving.as_ref().context("not served")?;
-        let trouble = self.trouble(serving).or_else(|| self.overtaken(command, array));
+        let trouble = self
+            .trouble(serving)
+            .or_else(|| self.overtaken(command, array));
         let sectors = serving.mismatch_sectors;
         let checked = matches!(self.action.as_deref(), Some("check" | "repair"));
         let counted =
