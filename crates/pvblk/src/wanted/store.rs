@@ -7,6 +7,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The file.
 const NAME: &str = "state.json";
@@ -151,6 +152,9 @@ impl std::fmt::Display for SaveError {
 
 impl std::error::Error for SaveError {}
 
+/// Longest wait for the lock: a server that was killed just now has it for a moment.
+const DYING: Duration = Duration::from_secs(3);
+
 impl RealFolder {
     fn open(path: &Path) -> Result<RealFolder> {
         let failed = || format!("--state {}", path.display());
@@ -162,13 +166,19 @@ impl RealFolder {
         let mut options = OpenOptions::new();
         options.create(true).write(true).truncate(false).mode(0o600);
         let lock = options.open(path.join(LOCK)).with_context(failed)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!(
-                "--state {}: another server uses it: stop that one, or give this one a folder of its own",
-                path.display()
-            ),
-            Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
+        let patience = Instant::now() + DYING;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() < patience => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(TryLockError::WouldBlock) => bail!(
+                    "--state {}: another server uses it: stop that one, or give this one a folder of its own",
+                    path.display()
+                ),
+                Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
+            }
         }
         Ok(RealFolder {
             path: path.to_owned(),
@@ -245,6 +255,19 @@ mod tests {
         let text = std::fs::read_to_string(path.join(NAME)).unwrap();
         assert!(text.contains("\"version\": 1"), "{text}");
         assert!(!path.join(NEW).exists());
+    }
+
+    #[test]
+    fn the_next_server_waits_for_one_that_is_dying() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let (dying, _) = Store::open(&path).unwrap();
+        let end = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(dying);
+        });
+        assert!(Store::open(&path).is_ok());
+        end.join().unwrap();
     }
 
     #[test]
