@@ -1,4 +1,4 @@
-//! What every server of ours does: readiness, signals, an orderly stop.
+//! Duties of every server: readiness, signals, an orderly stop.
 
 use crate::{bill, log};
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use signal_hook::iterator::Signals;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a stop waits for each disk. docs/guide/serving.md has a service unit whose `TimeoutStopSec` goes by the sum.
+/// Time that a stop waits for each disk. docs/guide/serving.md has a service unit whose `TimeoutStopSec` goes by the sum.
 pub const STOP: StopTimes = StopTimes {
     drain: Duration::from_secs(20),
     flush: Duration::from_secs(20),

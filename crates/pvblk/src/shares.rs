@@ -1,4 +1,4 @@
-//! How much of the server NBD clients may have: memory and connections, of each disk and of all.
+//! NBD clients' share of the server: memory and connections, of each disk and of all.
 
 use anyhow::{Result, bail};
 use pvblk_backend::{Budget, memory_limit};
@@ -16,7 +16,7 @@ const FLOOR: u64 = 64 << 20;
 /// The least floor.
 const LEAST_FLOOR: u64 = 1 << 20;
 
-/// What the user set; the rest is derived.
+/// The bounds that the user set; the others are derived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Bytes of all clients' data.

@@ -21,13 +21,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long requests in flight get to end when the server stops.
+/// Time for requests in flight to end when the server stops.
 const STOP_TIME: Duration = Duration::from_secs(10);
 
-/// How long a message may take to come in full. One that never does would keep its session, and the descriptors that came with its beginning.
+/// Longest time for a message to come in full. One that never does would keep its session, and the descriptors that came with its beginning.
 const HALF_TIME: Duration = Duration::from_secs(10);
 
-/// How long a front end isn't heard while too many of its descriptors wait to be closed, and after how long its session is ended for that.
+/// Pause of a front end while too many of its descriptors wait to be closed, and the time after which its session is ended for that.
 const CLOSING: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(10));
 
 /// Seconds of the control thread that one socket's front ends may use at once, and of each second.
@@ -46,7 +46,7 @@ pub struct Listen {
     pub path: PathBuf,
 }
 
-/// What front ends may have.
+/// Bounds for front ends.
 #[derive(Clone, Copy, Debug)]
 pub struct VhostLimits {
     /// Most queues of a front end, at least 1.
@@ -188,7 +188,7 @@ struct Ports {
     ports: PortTable,
     /// Ports that go at the end of this turn.
     gone: Vec<usize>,
-    /// Which port a session is at.
+    /// The port of each session, by the session's number.
     sessions: HashMap<u64, usize>,
     next_session: u64,
     /// When to look for sockets whose pause is over.

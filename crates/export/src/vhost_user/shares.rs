@@ -1,4 +1,4 @@
-//! What vhost-user front ends may take of what the process has only once, divided so that none can take the part of another.
+//! Shares of vhost-user front ends in what the process has only once, divided so that none can take the part of another.
 //!
 //! Each socket has a floor, which is there for it at any time; the rest goes to whoever comes first. The sockets that a server starts with divide half of each resource
 //! evenly. A socket that is added later gets a part of what nobody has and nobody was promised ([`LATER`]), and again whenever a front end connects to it while it
@@ -12,7 +12,6 @@ use std::sync::Arc;
 /// Address space that all front ends may have mapped, in bytes: an eighth of what a process has.
 const MAX_MAPPED: u64 = 16 << 40;
 
-/// A resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Bytes of address space.
@@ -26,7 +25,7 @@ enum Kind {
 /// A socket that is added while the server runs is promised a sixteenth of what is free then.
 const LATER: u64 = 16;
 
-/// What is there, and who has how much of it.
+/// The resources that there are, and each socket's part of them.
 #[derive(Debug)]
 pub struct Shares {
     most: [u64; 3],
@@ -50,7 +49,7 @@ struct Place {
     index: usize,
 }
 
-/// What a mapping takes; given back when it is dropped.
+/// The resources that a mapping takes; given back when it is dropped.
 #[derive(Debug)]
 pub struct Share {
     seat: Seat,
@@ -164,7 +163,7 @@ impl Seat {
         Ok(())
     }
 
-    /// What all have mapped, in bytes.
+    /// Bytes that all have mapped.
     #[cfg(test)]
     pub fn mapped(&self) -> u64 {
         self.0.all.mapped()

@@ -6,12 +6,12 @@ use anyhow::{Result, bail};
 use pvblk_backend::{FLOOR_PAGES_PER_WORKER, MAX_BUFFER_PAGES, SQUEEZE_DURATION};
 use std::time::Duration;
 
-/// How much buffer memory is kept, and when it is given back.
+/// The buffer memory that is kept, and the time when it is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
     /// Pages that each connection keeps.
     pub max_pages: usize,
-    /// How long none are kept under pressure.
+    /// Time for which none are kept under pressure.
     pub squeeze: Duration,
     /// Pages for each worker that are kept even then.
     pub floor_pages: usize,
@@ -50,7 +50,6 @@ impl Default for Buffers {
 
 /// Most pages that a connection can be told to keep: as many as it can have in flight.
 const MOST_BUFFER_PAGES: usize = 16384;
-/// Longest squeeze.
 const LONGEST_SQUEEZE: Duration = Duration::from_secs(60);
 
 /// Checks a number of pages to keep.

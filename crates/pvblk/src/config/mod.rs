@@ -1,4 +1,4 @@
-//! What to serve: flags and file, checked and put together.
+//! The configuration of a server: flags and file, checked and put together.
 
 mod buffers;
 mod disks;
@@ -36,7 +36,6 @@ pub struct ServeConfig {
     pub configured: Configured,
     /// Disks in the order in which they are served.
     pub wanted: Vec<(String, DiskWanted)>,
-    /// Their volumes.
     pub disks: Vec<(String, VolumeSpec)>,
     pub local: Option<PathBuf>,
     pub nbd: Vec<NbdAddr>,
@@ -232,7 +231,7 @@ fn on_event(args: &ServeArgs, file: &File) -> Result<Option<PathBuf>> {
     program.transpose()
 }
 
-/// What NBD clients may have.
+/// The bounds for NBD clients.
 fn clients(args: &ServeArgs, file: &File) -> Result<ClientLimits> {
     let size = |flag: &Option<String>, key: &Option<String>| {
         let text = flag.as_ref().or(key.as_ref());

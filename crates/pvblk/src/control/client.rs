@@ -13,10 +13,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a server may take to answer.
+/// Longest time for a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a disk may take to answer: it may have to write to members of an array.
+/// Longest time for a disk to answer: it may have to write to members of an array.
 const ASK_PATIENCE: Duration = Duration::from_secs(60);
 /// Longest answer in bytes: counters of 10,000 disks are some 10 MiB.
 const LONGEST_ANSWER: u64 = 64 << 20;
@@ -202,7 +202,7 @@ impl Stream {
         self.reader.take()
     }
 
-    /// Wants nothing after now. What happened before still comes, and then the end.
+    /// Wants nothing after now. Earlier events still come, and then the end.
     pub fn finish(&self) {
         // A server that is gone has ended the stream already.
         let _ = self.socket.shutdown(Shutdown::Write);

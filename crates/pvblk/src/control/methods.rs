@@ -17,7 +17,7 @@ type Method = fn(&Arc<Shared>, Value) -> Outcome;
 /// The way in which a method is called.
 #[derive(Clone, Copy)]
 pub(super) enum Call {
-    /// Never waits.
+    /// Never waits: runs on the connection's thread.
     Quick(Method),
     /// May wait for a disk or a peer: on a thread of its own.
     Slow(Method),

@@ -59,5 +59,5 @@ const MEMORY: &str = "memory ";
 const OK: &str = "ok";
 /// Longest question in bytes: one may name a new member by a path.
 const LONGEST_QUESTION: usize = 16 << 10;
-/// What an answer begins with that says why not.
+/// The beginning of an answer that refuses.
 const ERROR: &str = "error: ";

@@ -1,4 +1,4 @@
-//! The serving side. Whoever connects is the server's own user: the socket is private.
+//! The serving side. A client that can connect is the server's own user: the socket is private.
 
 use super::lines::Lines;
 use super::{ASK, ERROR, EVENTS, MEMORY, OK, STAT, TRACE, session};
@@ -31,9 +31,9 @@ const MOST: usize = 16;
 const MOST_NAMED: usize = 8;
 /// So many more are asked for their question and then refused. Yet others find the connection closed.
 const REFUSED: usize = 16;
-/// How long a question may take, and how long the asker may not read.
+/// Longest time for a question to come, and for the asker to take its answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a quiet trace looks whether anybody is still there.
+/// Period in which a quiet trace looks whether its reader is still there.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The things that clients can reach.

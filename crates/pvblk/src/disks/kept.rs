@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A registry whose disks a reload changes.
 pub struct SharedRegistry(pub Arc<Registry>);
 
-/// What was wanted before a change that may have to be taken back.
+/// The disk that was wanted before a change that may have to be taken back.
 pub(super) struct Before(Option<DiskWanted>);
 
 impl Registry {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time that the program may run for one event.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// How long the end of the server waits for the program to get the last events.
+/// Time that the end of the server gives the program for the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
 /// Longest interval at which a program that runs is looked at.
 const LOOK: Duration = Duration::from_millis(50);

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a quiet stream looks whether its reader is still there.
+/// Period in which a quiet stream looks whether its reader is still there.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// A question for events.

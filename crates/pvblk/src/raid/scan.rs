@@ -41,7 +41,7 @@ struct Device {
     events: u64,
 }
 
-/// What is known of one array.
+/// The members of one array that were found.
 struct Seen {
     uuid: [u8; 16],
     candidates: Vec<Candidate>,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What a reload changes, or has changed: the answer to `reload`.
+/// The changes that a reload makes, or has made: the answer to `reload`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// False: this is what a reload would do.

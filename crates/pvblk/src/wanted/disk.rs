@@ -16,7 +16,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskWanted {
-    /// What it stands on: a [`VolumeSpec`].
+    /// The text of its [`VolumeSpec`].
     pub volume: String,
     /// One front end or virtual machine at a time, or NBD clients only.
     #[serde(default, skip_serializing_if = "is_false")]

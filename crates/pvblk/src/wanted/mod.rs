@@ -1,4 +1,4 @@
-//! What is wanted of a server: the disks and sockets that its configuration names, and what its users changed at run time. Decision 27.
+//! The wanted state of a server: the disks and sockets that its configuration names, and what its users changed at run time. Decision 27.
 
 mod changes;
 pub mod command;

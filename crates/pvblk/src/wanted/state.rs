@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// What is wanted: the configuration, and changes at run time over it.
+/// The wanted state: the configuration, and changes at run time over it.
 ///
 /// A change is stored when the method that makes it returns. Several that come at the same time are stored together.
 pub struct WantedState {

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The file.
+/// The file in the state's folder.
 const NAME: &str = "state.json";
 /// It while it is written. One that a crash left is written over.
 const NEW: &str = "state.json.new";
@@ -22,7 +22,7 @@ const LONGEST: u64 = 256 << 20;
 
 /// The operations on files that a [`Store`] makes, in one folder. Tests have a folder that loses what isn't stable.
 pub trait Folder: Send {
-    /// For messages.
+    /// The folder's path, for messages.
     fn path(&self) -> &Path;
     /// The bytes of a file; `None`: there is none.
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
@@ -30,7 +30,7 @@ pub trait Folder: Send {
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
     /// Makes the bytes of a file stable.
     fn sync_file(&self, name: &str) -> io::Result<()>;
-    /// Gives a file another's name. Whoever reads that finds the one or the other.
+    /// Gives a file another's name. A reader of that name finds the one or the other.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Makes names stable.
     fn sync_names(&self) -> io::Result<()>;
