@@ -61,7 +61,7 @@ md: ## Compare RAID-5 with the kernel's md in user-mode Linux, members in memory
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" md --check
 
-lab: ## Run the experiments on rings, queues, stripes and page caches, print each expected figure, compare bench with fio (25 minutes)
+lab: ## Run the experiments on rings, queues, stripes and page caches, print each expected figure, compare bench with fio (more than an hour, of which rings take 45 minutes; needs a quiet machine)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@"$${CARGO_TARGET_DIR:-target}/release/pvblk-lab" rings --check
