@@ -167,6 +167,8 @@ struct Origin {
     devices: Vec<String>,
     /// The spare that is on its way to a place.
     taking: Option<String>,
+    /// `devices` may name some that no superblock on disk names any more.
+    stale: bool,
 }
 
 impl ArrayShared {
@@ -187,6 +189,18 @@ impl ArrayShared {
         let devices = self.devices.lock();
         let name = |slot: &Option<usize>| Some(devices.get((*slot)?)?.as_ref()?.name.clone());
         core.slots_by_role().iter().map(name).collect()
+    }
+
+    /// Forgets names of devices that were members, once superblocks on disk (`lag`: not yet) don't name them any more. `changed`: the members
+    /// aren't those of before.
+    fn forget_old_names(&self, changed: bool, lag: bool) {
+        let mut origin = self.origin.lock();
+        origin.stale |= changed;
+        let due = origin.stale && !lag;
+        drop(origin);
+        if due {
+            self.spec_parts();
+        }
     }
 
     /// Parts of the specification of the array in its present state.
@@ -224,6 +238,7 @@ impl ArrayShared {
             }
         }
         origin.devices.clone_from(&all);
+        origin.stale = lag;
         SpecParts {
             set_uuid,
             missing: lag && state.failed.is_some(),

@@ -83,7 +83,7 @@ impl BackgroundWork {
         let orders = self.orders.take();
         self.follow(&orders);
         let shared = Arc::clone(&self.shared);
-        let (told, wanted, needs_spare, sync, requests, takeovers) = {
+        let (told, wanted, needs_spare, sync, requests, takeovers, lag) = {
             let core = shared.core.lock();
             (
                 self.told.look(&core, || shared.places(&core)),
@@ -92,8 +92,10 @@ impl BackgroundWork {
                 core.sync_now(),
                 core.requests(),
                 core.takeovers(),
+                core.superblocks_lag(),
             )
         };
+        shared.forget_old_names(!told.is_empty() || takeovers != self.takeovers, lag);
         told.into_iter()
             .for_each(|event| shared.events.raise(event));
         if takeovers != self.takeovers {
