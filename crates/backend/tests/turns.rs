@@ -77,20 +77,29 @@ impl RequestSource for Greedy {
     }
 }
 
-/// Number of requests of greedy sources, `lanes` of each of `disks` disks, that came before a neighbour's that
-/// slept.
-fn longest_wait(lanes: usize, disks: usize) -> usize {
+fn instant_disk(name: &str) -> Disk {
+    Disk::new(name, Arc::new(Instantly::default()), Tracing::off())
+}
+
+/// A back end of one worker, with one lane that sleeps, as in most servers, and the end that wakes it.
+fn beside_a_sleeper() -> (Backend, Feed) {
     let backend = Backend::start(&BackendOptions {
         workers: 1,
         spin_max: Duration::ZERO,
         pin: Vec::new(),
     })
     .unwrap();
-    let disk = |name: &str| Disk::new(name, Arc::new(Instantly::default()), Tracing::off());
     let (feed, quiet) = source(4);
     backend
-        .attach(&disk("quiet"), quiet, Box::new(|_| {}))
+        .attach(&instant_disk("quiet"), quiet, Box::new(|_| {}))
         .unwrap();
+    (backend, feed)
+}
+
+/// Number of requests of greedy sources, `lanes` of each of `disks` disks, that came before a neighbour's that
+/// slept.
+fn longest_wait(lanes: usize, disks: usize) -> usize {
+    let (backend, feed) = beside_a_sleeper();
     let count = Arc::new(Mutex::new(Count {
         other: feed.clone(),
         asked: 0,
@@ -100,7 +109,7 @@ fn longest_wait(lanes: usize, disks: usize) -> usize {
         company: false,
     }));
     for number in 0..disks {
-        let greedy = disk(&format!("greedy {number}"));
+        let greedy = instant_disk(&format!("greedy {number}"));
         for _ in 0..lanes {
             let source = Greedy {
                 data: Buffer::anonymous(256 << 10).unwrap(),
@@ -201,23 +210,12 @@ impl RequestSource for Steady {
 
 #[test]
 fn disks_share_a_worker_by_requests_and_bytes() {
-    let backend = Backend::start(&BackendOptions {
-        workers: 1,
-        spin_max: Duration::ZERO,
-        pin: Vec::new(),
-    })
-    .unwrap();
-    // One that sleeps, as in most servers.
-    let disk = |name: &str| Disk::new(name, Arc::new(Instantly::default()), Tracing::off());
-    let (_feed, quiet) = source(4);
-    backend
-        .attach(&disk("quiet"), quiet, Box::new(|_| {}))
-        .unwrap();
+    let (backend, _feed) = beside_a_sleeper();
     let costs = Arc::<Mutex<Costs>>::default();
     // Bytes of a request, requests in a pull, lanes.
     let disks = [(256 << 10, 1, 1), (4096, 8, 1), (512, 1, 3)];
     for (number, (bytes, requests, lanes)) in disks.into_iter().enumerate() {
-        let disk = disk(&format!("of {bytes}"));
+        let disk = instant_disk(&format!("of {bytes}"));
         for _ in 0..lanes {
             let source = Steady {
                 disk: number,

@@ -97,7 +97,7 @@ pub enum Command {
     /// Look at a running server's memory, change its limits, squeeze it; read its configuration again
     #[command(subcommand, after_help = crate::memory::HELP)]
     Ctl(crate::memory::CtlCommand),
-    /// What happened to the disks of a running server, and who uses them
+    /// Print the events of a running server: trouble of its disks, and their users that come and go
     #[command(after_help = crate::events::HELP)]
     Events(crate::events::EventsArgs),
     /// What the page cache of a served disk counts

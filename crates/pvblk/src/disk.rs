@@ -165,7 +165,7 @@ fn add(args: &AddArgs) -> Result<()> {
         limit: args.limit.clone(),
         ..DiskWanted::new(volume)
     };
-    // What can be told without the server.
+    // Mistakes that show without the server.
     wanted.parse(name)?;
     let mut params = serde_json::to_value(&wanted).context("the request")?;
     params["name"] = name.into();

@@ -1,13 +1,14 @@
 //! `pvblk stat`: counters of served disks' requests, as rates.
 
-use crate::control::{ControlArg, no_disk};
-use crate::{config, control};
+use crate::config;
+use crate::control::{ASK_PATIENCE, Client, ControlArg, no_disk};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
 use pvblk_backend::{Disk, Disks, Histogram, OPERATIONS, OperationTotals, Totals};
 use pvblk_block::{Error, Op};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
@@ -89,7 +90,7 @@ struct OfDisk {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Answer {
+pub struct Answer {
     disks: Vec<OfDisk>,
 }
 
@@ -151,15 +152,14 @@ impl From<&Counted> for Totals {
 }
 
 /// The server's answer, for the disk `only`, or for all.
-pub fn answer(disks: &Disks, only: Option<&str>) -> Result<String, Error> {
+pub fn answer(disks: &Disks, only: Option<&str>) -> Result<Answer, Error> {
     let wanted = match only {
         None => disks.all(),
         Some(name) => vec![disks.find(name).ok_or_else(|| no_disk(disks, name))?],
     };
-    let answer = Answer {
+    Ok(Answer {
         disks: wanted.iter().map(|d| of_disk(d)).collect(),
-    };
-    serde_json::to_string(&answer).map_err(|e| Error::config(format!("counters as JSON: {e}")))
+    })
 }
 
 fn of_disk(disk: &Disk) -> OfDisk {
@@ -207,9 +207,8 @@ pub fn run(args: &StatArgs) -> Result<()> {
     let mut out = std::io::stdout().lock();
     while tables > 0 {
         tables -= 1;
-        let text = control::ask_statistics(&socket, disk)?;
-        let answer: Answer = serde_json::from_str(&text)
-            .with_context(|| format!("{}: the answer has no counters", socket.display()))?;
+        let mut client = Client::connect(&socket, ASK_PATIENCE)?;
+        let answer: Answer = client.call("stat", json!({ "disk": disk }))?;
         let shown = match args.json {
             true => serde_json::to_string(&answer)? + "\n",
             false => table(&answer, before.as_ref(), args.connections),

@@ -216,7 +216,7 @@ pub struct OperationTotals {
 /// Sums of a connection or a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// By [`OPERATIONS`].
+    /// One for each of [`OPERATIONS`].
     pub operations: [OperationTotals; 5],
     /// Requests that were taken and haven't ended.
     pub in_flight: u32,

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// By [`limits::KEYS`].
+/// One for each of [`limits::KEYS`].
 type Accounts = [Account; RATES];
 type LimitRates = [LimitRate; RATES];
 

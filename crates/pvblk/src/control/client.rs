@@ -1,7 +1,7 @@
 //! The asking side.
 
 use super::rpc::{Request, Response};
-use super::{ASK, ERROR, EVENTS, LONGEST_QUESTION, MEMORY, OK, STAT, TRACE};
+use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Longest time for a disk to answer: it may have to write to members of an array.
-const ASK_PATIENCE: Duration = Duration::from_secs(60);
+pub const ASK_PATIENCE: Duration = Duration::from_secs(60);
 /// Longest answer in bytes: counters of 10,000 disks are some 10 MiB.
 const LONGEST_ANSWER: u64 = 64 << 20;
 
@@ -33,24 +33,6 @@ pub fn ask_memory(path: &Path, question: &str) -> Result<String> {
     ask_line(path, &format!("{MEMORY}{question}"), || {
         "asking about memory".into()
     })
-}
-
-/// Asks the server at `path` for events; each line of the answer is one, in JSON.
-pub fn events(path: &Path, query: &str) -> Result<impl BufRead> {
-    let what = || "asking for events".into();
-    let (socket, input) = open(path, &format!("{EVENTS}{query}"), what)?;
-    // A quiet server has none.
-    socket.set_read_timeout(None)?;
-    Ok(input)
-}
-
-/// Asks the server at `path` for counters of a disk, or of all; the answer is JSON.
-pub fn ask_statistics(path: &Path, disk: Option<&str>) -> Result<String> {
-    let line = match disk {
-        Some(disk) => format!("{STAT} {disk}"),
-        None => STAT.into(),
-    };
-    ask_line(path, &line, || "asking for counters".into())
 }
 
 fn ask_line(path: &Path, line: &str, what: impl Fn() -> String) -> Result<String> {
@@ -164,6 +146,14 @@ impl Client {
         }
         let result = response.result.unwrap_or(Value::Null);
         serde_json::from_value(result).with_context(failed)
+    }
+
+    /// Calls a method whose answer is followed by lines, as long as the server has some.
+    pub fn stream(mut self, method: &str, params: Value) -> Result<impl BufRead> {
+        self.call::<Value>(method, params)?;
+        // A quiet server has none.
+        self.input.get_ref().set_read_timeout(None)?;
+        Ok(self.input)
     }
 }
 

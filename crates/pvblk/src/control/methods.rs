@@ -167,8 +167,8 @@ fn statistics(shared: &Arc<Shared>, params: Value) -> Outcome {
     let mut params = Params::of(params)?;
     let disk: Option<String> = params.take("disk")?;
     params.end()?;
-    let text = stat::answer(shared.reached.service.disks(), disk.as_deref());
-    json_of(text.map_err(|e| Refused::new(Why::NoDisk, e.to_string()))?)
+    let counters = stat::answer(shared.reached.service.disks(), disk.as_deref());
+    answer(&counters.map_err(|e| Refused::new(Why::NoDisk, e.to_string()))?)
 }
 
 fn json_of(text: String) -> Outcome {

@@ -20,14 +20,6 @@
 //! < ok               then the answer, JSON in one line, and the end
 //! < error: …         or why not, in one line
 //!
-//! > events JSON      the events of the server, such as: events {"follow": true, "disk": "vm1"}
-//! < ok               then events, JSON, each in one line, and the end; with "follow" it comes when the asker shuts its side down
-//! < error: …         or why not, in one line
-//!
-//! > stat [DISK]      counters of a disk's requests, or of all disks'
-//! < ok               then the answer, JSON in one line, and the end
-//! < error: …         or why not, in one line
-//!
 //! > memory JSON      a question about the process's memory, such as: memory {"memory": "squeeze"}
 //! < ok               then the answer, JSON in one line, and the end
 //! < error: …         or why not, in one line
@@ -41,7 +33,7 @@ mod server;
 mod session;
 mod socket;
 
-pub use client::{Client, Stream, ask, ask_memory, ask_statistics, events};
+pub use client::{ASK_PATIENCE, Client, Stream, ask, ask_memory};
 pub use server::{Reached, Server, no_disk};
 pub use socket::{ControlArg, ControlSocket};
 
@@ -49,10 +41,6 @@ pub use socket::{ControlArg, ControlSocket};
 const TRACE: &str = "trace";
 /// Asks a disk.
 const ASK: &str = "ask ";
-/// Asks for events.
-const EVENTS: &str = "events ";
-/// Asks for counters; a disk's name may follow after a space.
-const STAT: &str = "stat";
 /// Asks about memory.
 const MEMORY: &str = "memory ";
 /// The answer before a trace, and before a disk's answer.

@@ -1,12 +1,11 @@
 //! The serving side. A client that can connect is the server's own user: the socket is private.
 
 use super::lines::Lines;
-use super::{ASK, ERROR, EVENTS, MEMORY, OK, STAT, TRACE, session};
+use super::{ASK, ERROR, MEMORY, OK, TRACE, session};
 use crate::cache;
 use crate::disks::Registry;
 use crate::events::{self, EventsQuery};
 use crate::memory::Desk;
-use crate::stat;
 use crate::wanted::{Reload, members};
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
@@ -293,15 +292,6 @@ fn answer(socket: &Arc<UnixStream>, shared: &Arc<Shared>, is_full: bool) -> std:
             Err(e) => writeln!(output, "{ERROR}starting a trace: {e}"),
         };
     }
-    if let Some(query) = question.strip_prefix(EVENTS) {
-        return match EventsQuery::parse(query) {
-            Ok(query) => {
-                writeln!(output, "{OK}")?;
-                stream_events(socket, shared, &query)
-            }
-            Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
-        };
-    }
     let mut reply = |answer: Result<String, Error>| match answer {
         Ok(answer) => writeln!(output, "{OK}\n{}", one_line(&answer)),
         Err(e) => writeln!(output, "{ERROR}{}", one_line(&e.to_string())),
@@ -309,19 +299,10 @@ fn answer(socket: &Arc<UnixStream>, shared: &Arc<Shared>, is_full: bool) -> std:
     if let Some(json) = question.strip_prefix(MEMORY) {
         return reply(shared.reached.memory.answer(json));
     }
-    if question == STAT {
-        return reply(stat::answer(shared.reached.service.disks(), None));
-    }
-    if let Some(disk) = question
-        .strip_prefix(STAT)
-        .and_then(|q| q.strip_prefix(' '))
-    {
-        return reply(stat::answer(shared.reached.service.disks(), Some(disk)));
-    }
     let Some((disk, json)) = question.strip_prefix(ASK).and_then(|q| q.split_once(' ')) else {
         return writeln!(
             output,
-            "{ERROR}the questions are {TRACE}, {ASK}DISK JSON, {EVENTS}JSON, {STAT} [DISK], and {MEMORY}JSON"
+            "{ERROR}the questions are {TRACE}, {ASK}DISK JSON, and {MEMORY}JSON"
         );
     };
     reply(shared.ask(disk, json))

@@ -3,8 +3,8 @@
 use super::{DiskShown, MOST_OPENING, Refused, Registry, Stage, State, Why};
 use crate::wanted::{DiskWanted, ParsedDisk, members};
 use parking_lot::MutexGuard;
-use pvblk_backend::Disk;
 use pvblk_backend::events::{Event, Kind};
+use pvblk_backend::{Disk, ThrottleLimits};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -86,10 +86,9 @@ impl Registry {
         number: u64,
         device: Arc<dyn BlockDevice>,
         wanted: &DiskWanted,
+        limits: ThrottleLimits,
     ) -> Result<Arc<Disk>, Error> {
         let budget = self.budgets.next(self.service.disks().len());
-        let limits = wanted.parse(name).map(|parsed| parsed.limits);
-        let limits = limits.map_err(|e| Error::boxed(ErrorKind::Config, "", e.into()))?;
         let disk = Disk::new(name, device, self.traces.of(name)).with_memory(budget);
         disk.throttle().set(limits);
         let disk = Arc::new(match wanted.exclusive {
@@ -109,9 +108,11 @@ impl Registry {
         device: Arc<dyn BlockDevice>,
         wanted: &DiskWanted,
     ) -> Result<(), Error> {
+        let parsed = wanted.parse(name);
+        let parsed = parsed.map_err(|e| Error::boxed(ErrorKind::Config, "", e.into()))?;
         let number = self.state.lock().reserve(name, wanted);
         let number = number.map_err(|refused| Error::config(refused.text))?;
-        let installed = self.install(name, number, device, wanted);
+        let installed = self.install(name, number, device, wanted, parsed.limits);
         match installed {
             Ok(_) => self.with_entry(name, number, |entry| entry.stage = Stage::Serving),
             Err(e) => {
@@ -206,7 +207,7 @@ impl Opening {
     ) -> Result<(), Refused> {
         let (registry, name) = (&self.registry, &self.name);
         let why = |e: Error| Refused::new(Why::Failed, format!("disk {name}: {e}"));
-        let disk = registry.install(name, self.number, device, wanted);
+        let disk = registry.install(name, self.number, device, wanted, parsed.limits);
         let disk = disk.map_err(why)?;
         let exported = registry.export(name, parsed).map_err(why);
         let served = exported.and_then(|()| {

@@ -10,7 +10,7 @@ pub use program::check_program;
 pub use stream::{EventsQuery, answer};
 pub use watch::hang_after;
 
-use crate::control::{self, ControlArg};
+use crate::control::{ASK_PATIENCE, Client, ControlArg};
 use anyhow::{Context, Result};
 use clap::Args;
 use program::OnEvent;
@@ -53,7 +53,11 @@ pub fn run(args: &EventsArgs) -> Result<()> {
         after: None,
     };
     let mut out = std::io::stdout().lock();
-    for line in control::events(&socket, &serde_json::to_string(&query)?)?.lines() {
+    let client = Client::connect(&socket, ASK_PATIENCE)?;
+    for line in client
+        .stream("events", serde_json::to_value(&query)?)?
+        .lines()
+    {
         let line = line.with_context(|| format!("{}: reading events", socket.display()))?;
         let line = match args.json {
             true => line,

@@ -10,8 +10,7 @@ const MODULES: [&str; 10] = [
     "backend", "block", "bench", "cache", "client", "export", "raid5", "sys", "trace", "volume",
 ];
 
-/// The filter for `LEVEL` or `MODULE=LEVEL`, several with commas between. A module is a crate of ours, such as `raid5`, or a part of one, such as
-/// `export::nbd`.
+/// The filter for `LEVEL` or `MODULE=LEVEL`, several with commas between. A module is a crate of ours, or a part of one: `raid5`, `export::nbd`.
 pub(super) fn parse(text: &str) -> Result<EnvFilter, Error> {
     let directives: Result<Vec<String>, Error> = text.split(',').map(directive).collect();
     let wrong = |e| Error::config(format!("log {text}: {e}"));

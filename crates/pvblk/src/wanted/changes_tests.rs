@@ -141,7 +141,7 @@ fn sockets_are_merged() {
     assert_eq!(changes, Changes::default());
 }
 
-/// Whatever happens in whatever order: a disk that was removed isn't wanted until a reload names it or it is added again, and one that was
+/// Changes, starts and reloads in any order: a disk that was removed isn't wanted until a reload names it or it is added again, and one that was
 /// added is wanted until it is removed or the file takes it over.
 #[test]
 fn nothing_is_lost_and_nothing_comes_back_by_itself() {

@@ -85,7 +85,7 @@ impl Reload {
             return Ok(difference);
         }
         self.state.reload(config.configured)?;
-        // What was added or removed meanwhile is among them.
+        // Disks that were added or removed meanwhile are among them.
         let wanted = served(self.state.disks(), self.state.listeners());
         let steps = plan(&server.present(), &wanted);
         for (step, why) in carry_out(server, &steps) {

@@ -178,7 +178,7 @@ impl WantedState {
             ..
         } = &mut *inner;
         let is_changed = change(changes, configured);
-        // What is as it is wanted may be so by a change that is being stored.
+        // A disk that is as it is wanted may be so by a change that is being stored.
         let is_stored = !is_changed && inner.store.is_some();
         if is_stored || !inner.is_kept {
             return Ok(());
