@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# A Ceph cluster of one machine for tests: a monitor and OSDs as plain processes on 127.0.0.1, without systemd. Nothing outside of its folder
+# is touched.
+#
+#   scripts/ceph.sh start DIR [OSDS]   makes the cluster with a pool `rbd`, prints `conf=DIR/ceph.conf` when images can be made
+#   scripts/ceph.sh osd DIR N          starts OSD N again after it was killed
+#   scripts/ceph.sh mon DIR            starts the monitor again after it was killed
+#   scripts/ceph.sh stop DIR           ends all of its processes
+#   scripts/ceph.sh wipe DIR           ends them and removes the folder
+#
+# The process IDs are in DIR/run/NAME.pid. PORT is the monitor's port (13300), OSD_BYTES the size of each OSD's sparse file (2 GiB), GRACE the seconds
+# after which a silent OSD counts as down (20).
+set -euo pipefail
+
+PORT=${PORT:-13300} OSD_BYTES=${OSD_BYTES:-2147483648} GRACE=${GRACE:-20}
+action=${1:-} dir=${2:-}
+case $action in
+start | osd | mon | stop | wipe) [ -n "$dir" ] ;;
+*) false ;;
+esac || {
+    sed -n '2,12p' "$0" >&2
+    exit 2
+}
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+conf=$dir/ceph.conf
+
+fail() {
+    printf 'ceph: %s\n' "$*" >&2
+    tail -n 5 "$dir"/log/*.out "$dir"/log/*.log >&2 2>/dev/null || true
+    exit 1
+}
+
+ceph() { timeout 60 ceph -c "$conf" --connect-timeout 20 "$@"; }
+
+# Starts a daemon in a session of its own and keeps its process ID.
+daemon() {
+    local name=$1
+    shift
+    setsid "$@" </dev/null >>"$dir/log/$name.out" 2>&1 &
+    echo $! >"$dir/run/$name.pid"
+}
+
+write_conf() {
+    local address="[v2:127.0.0.1:$PORT,v1:127.0.0.1:$((PORT + 1))]"
+    cat >"$conf" <<END
+[global]
+fsid = $1
+mon_host = $address
+mon_initial_members = a
+public_addr = 127.0.0.1
+cluster_addr = 127.0.0.1
+ms_bind_ipv6 = false
+auth_cluster_required = none
+auth_service_required = none
+auth_client_required = none
+log_file = $dir/log/\$name.log
+log_to_stderr = false
+mon_cluster_log_file = $dir/log/cluster.log
+run_dir = $dir/run
+admin_socket = $dir/run/\$name.\$pid.asok
+pid_file =
+crash_dir = $dir/crash
+osd_pool_default_size = 1
+osd_pool_default_min_size = 1
+osd_pool_default_pg_autoscale_mode = off
+osd_crush_chooseleaf_type = 0
+mon_allow_pool_size_one = true
+mon_allow_pool_delete = true
+paxos_propose_interval = 0.05
+paxos_min_wait = 0.01
+osd_heartbeat_grace = $GRACE
+[mon]
+mon_data = $dir/mon
+mon_data_avail_warn = 1
+mon_data_avail_crit = 0
+[osd]
+osd_data = $dir/osd.\$id
+osd_objectstore = bluestore
+osd_memory_target = 939524096
+bluestore_block_size = $OSD_BYTES
+bluestore_fsck_on_mount = false
+[client]
+log_file =
+admin_socket =
+END
+}
+
+start_mon() { daemon mon ceph-mon -c "$conf" -i a -f; }
+start_osd() { daemon "osd.$1" ceph-osd -c "$conf" -i "$1" -f; }
+
+start() {
+    local osds=$1 id i fsid
+    [ -e "$conf" ] && fail "$conf exists: wipe it first"
+    mkdir -p "$dir"/{log,run,mon,crash}
+    fsid=$(cat /proc/sys/kernel/random/uuid)
+    write_conf "$fsid"
+    monmaptool --create --clobber --fsid "$fsid" \
+        --addv a "[v2:127.0.0.1:$PORT,v1:127.0.0.1:$((PORT + 1))]" "$dir/monmap" >/dev/null || fail "no monmap"
+    ceph-mon -c "$conf" --mkfs -i a --monmap "$dir/monmap" || fail "the monitor's store can't be made"
+    start_mon
+    ceph mon stat >/dev/null || fail "the monitor doesn't answer"
+    for ((i = 0; i < osds; i++)); do
+        id=$(cat /proc/sys/kernel/random/uuid)
+        mkdir -p "$dir/osd.$i"
+        ceph osd new "$id" "$i" >/dev/null || fail "the monitor takes no OSD"
+        ceph-osd -c "$conf" -i "$i" --mkfs --osd-uuid "$id" >>"$dir/log/osd.$i.out" 2>&1 || fail "the OSD's store can't be made"
+        start_osd "$i"
+    done
+    for ((i = 0; ; i++)); do
+        ceph osd stat -f json 2>/dev/null | grep -q "\"num_up_osds\":$osds," && break
+        ((i < 200)) || fail "the OSDs don't come up"
+        sleep 0.2
+    done
+    ceph osd pool create rbd 8 >/dev/null 2>&1 || fail "the pool can't be made"
+    timeout 120 rbd -c "$conf" pool init rbd || fail "the pool can't be used for images"
+    echo "conf=$conf"
+}
+
+stop() {
+    local file pid i
+    for file in "$dir"/run/osd.*.pid "$dir"/run/mon.pid; do
+        [ -f "$file" ] || continue
+        pid=$(cat "$file")
+        kill -CONT "$pid" 2>/dev/null || true
+        kill "$pid" 2>/dev/null || true
+        for ((i = 0; i < 50; i++)); do
+            kill -0 "$pid" 2>/dev/null || break
+            sleep 0.1
+        done
+        kill -9 "$pid" 2>/dev/null || true
+        rm -f "$file"
+    done
+}
+
+case $action in
+start) start "${3:-1}" ;;
+osd) start_osd "${3:?the number of the OSD}" ;;
+mon) start_mon ;;
+stop) stop ;;
+wipe)
+    stop
+    rm -rf "$dir"
+    ;;
+esac
