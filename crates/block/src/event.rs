@@ -13,6 +13,12 @@ pub enum DeviceEvent {
     },
     /// The device is gone; requests complete with errors.
     Gone,
+    /// Another client took the lock of the device away, and nothing is sent any more: requests fail, or wait for ever, as the device's
+    /// owner chose.
+    LockLost {
+        /// One line for people.
+        why: Arc<str>,
+    },
     /// A member of an array changed.
     Member {
         /// Its place in the array, from 0.

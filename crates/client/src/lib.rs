@@ -5,6 +5,7 @@
 //! | [`rings`] | a blkif back end, whatever brought the rings about |
 //! | [`local`] | `pvblk serve` on the same host, over rings |
 //! | [`nbd`] | an NBD server |
+//! | [`rbd`] | a Ceph cluster |
 //! | [`vhost_user`] | a vhost-user-blk server |
 //!
 //! A client trusts its server as little as a server trusts its clients: all that it says is checked.
@@ -12,5 +13,6 @@
 pub mod dial;
 pub mod local;
 pub mod nbd;
+pub mod rbd;
 pub mod rings;
 pub mod vhost_user;

@@ -11,6 +11,7 @@
 //!   system.
 //! - [`alloc::Counting`] counts the heap for the report on memory use.
 //! - [`Region::guarded`] maps a file that may shrink: a fault marks the region as lost instead of ending the process.
+//! - [`librbd`] calls Ceph's libraries, which are loaded at run time; an operation owns its buffers and its image until it is done.
 //! - [`xen`] maps and copies pages that guests granted, and handles event channels, through Linux's drivers.
 //! - [`xor`] uses the CPU's widest registers, on private memory and on regions.
 //!
@@ -29,6 +30,7 @@ pub mod fdpass;
 pub mod fileio;
 mod idle;
 mod lease;
+pub mod librbd;
 pub mod limits;
 pub mod locks;
 pub mod loops;

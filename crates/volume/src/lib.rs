@@ -10,6 +10,7 @@
 //! | `cache:SIZE[,OPTION…]:INNER` | a page cache over another; see [`CacheSpec`] |
 //! | `raid5:[MEMBER][MEMBER]…[,OPTION…]` | a RAID-5 array in md's format; see [`Raid5Spec`] |
 //! | `nbd://HOST:PORT/EXPORT`, `nbd+unix:///EXPORT?socket=PATH` | an export of an NBD server |
+//! | `rbd:POOL/IMAGE[,OPTION…]` | an image of a Ceph cluster; see [`RbdSpec`] |
 //! | `vhost-user:unix:PATH[,OPTION…]` | a disk of a vhost-user-blk server; see [`VhostSpec`] |
 //! | `rings:unix:PATH,disk=NAME[,OPTION…]` | a disk of a local server over rings; see [`RingsSpec`] |
 //!
@@ -31,6 +32,7 @@ pub use file::FileVolume;
 pub use mem::MemVolume;
 pub use null::NullVolume;
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
+pub use pvblk_client::rbd::{OnLostLock, RbdSpec};
 pub use spec::{
     CacheSpec, Candidates, DelaySpec, Engine, FaultSpec, FileSpec, Found, Look, MemSpec, Members,
     Need, NullSpec, Raid5Spec, RingsSpec, SpecNames, VhostSpec, VolumeSpec, look, parse_size,

@@ -13,6 +13,7 @@ use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::units::{self, Rate, Size, Span};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use pvblk_client::nbd::NbdUri;
+use pvblk_client::rbd::{RbdDisk, RbdSpec};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,6 +40,8 @@ pub enum VolumeSpec {
     Raid5(Raid5Spec),
     /// `nbd://HOST:PORT/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server
     Nbd(NbdUri),
+    /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][,OPTION…]`: an image of a Ceph cluster
+    Rbd(RbdSpec),
     /// `vhost-user:unix:PATH[,OPTION…]`: a disk of a vhost-user-blk server
     Vhost(VhostSpec),
     /// `rings:unix:PATH,disk=NAME[,OPTION…]`: a disk of a local server
@@ -242,6 +245,7 @@ impl VolumeSpec {
             VolumeSpec::Cache(spec, inner) => spec.open(below(inner)?)?,
             VolumeSpec::Raid5(spec) => spec.open(need)?,
             VolumeSpec::Nbd(uri) => client::open_nbd(uri, need)?,
+            VolumeSpec::Rbd(spec) => Arc::new(RbdDisk::open(spec)?),
             VolumeSpec::Vhost(spec) => spec.open(need)?,
             VolumeSpec::Rings(spec) => spec.open(need)?,
         })
@@ -289,6 +293,7 @@ impl VolumeSpec {
             VolumeSpec::Cache(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Raid5(s) => s.problem(),
             VolumeSpec::Nbd(_) => None,
+            VolumeSpec::Rbd(s) => s.problem(),
             VolumeSpec::Vhost(s) => s.problem(),
             VolumeSpec::Rings(s) => s.problem(),
         }
@@ -367,6 +372,7 @@ impl fmt::Display for VolumeSpec {
             VolumeSpec::Cache(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Raid5(s) => s.fmt(f),
             VolumeSpec::Nbd(uri) => uri.fmt(f),
+            VolumeSpec::Rbd(s) => s.fmt(f),
             VolumeSpec::Vhost(s) => s.fmt(f),
             VolumeSpec::Rings(s) => s.fmt(f),
         }

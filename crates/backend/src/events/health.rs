@@ -25,7 +25,7 @@ pub enum HealthState {
     Degraded,
     /// Requests don't end.
     Stalled,
-    /// The device is gone, or an array has lost two members.
+    /// The device is gone or its lock is lost, or an array has lost two members.
     Failed,
 }
 
@@ -63,6 +63,8 @@ pub struct Health {
 #[derive(Default)]
 struct Facts {
     gone: bool,
+    /// Another client has the disk's lock.
+    lock_lost: bool,
     /// Its owner takes it away: the end of the device is no trouble.
     retired: bool,
     condition: Condition,
@@ -158,7 +160,7 @@ impl Health {
     }
 
     fn state_of(&self, facts: &Facts) -> HealthState {
-        if facts.gone || facts.condition == Condition::Failed {
+        if facts.gone || facts.lock_lost || facts.condition == Condition::Failed {
             HealthState::Failed
         } else if facts.hanging || self.stall.is_on() {
             HealthState::Stalled
@@ -183,6 +185,7 @@ impl Health {
         let hanging = facts.hanging || self.stall.is_on();
         let all = [
             facts.gone.then_some(Kind::DiskGone),
+            facts.lock_lost.then_some(Kind::LockLost),
             condition,
             hanging.then_some(Kind::BackingHanging),
             facts.full.map(|_| Kind::BackingFull),
@@ -202,7 +205,8 @@ impl Health {
     pub(crate) fn ended(&self, done: &[Completion]) {
         let (ends, now) = (Ends::of(done), self.clock.now());
         let mut facts = self.facts.lock();
-        if facts.retired || facts.gone || facts.condition == Condition::Failed {
+        let is_told = facts.gone || facts.lock_lost || facts.condition == Condition::Failed;
+        if facts.retired || is_told {
             // That was told, and explains it.
             return;
         }
@@ -289,6 +293,11 @@ impl Health {
                 if !std::mem::replace(&mut facts.gone, true) {
                     let text = "its device is gone, and requests fail";
                     self.put_with_state(&facts, Event::new(Kind::DiskGone, text));
+                }
+            }
+            DeviceEvent::LockLost { why } => {
+                if !std::mem::replace(&mut facts.lock_lost, true) {
+                    self.put_with_state(&facts, Event::new(Kind::LockLost, why));
                 }
             }
             DeviceEvent::Condition(condition) => self.set_condition(&mut facts, condition),

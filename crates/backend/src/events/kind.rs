@@ -68,6 +68,8 @@ kinds! {
     DiskResized = "disk-resized", Info;
     /// The device of a disk is gone for good; its requests fail.
     DiskGone = "disk-gone", Error;
+    /// Another client took the lock of a disk away: nothing is sent to it any more.
+    LockLost = "lock-lost", Error;
     /// A member of an array failed and isn't used any more.
     MemberFailed = "member-failed", Error;
     /// An array began to be served without a member.

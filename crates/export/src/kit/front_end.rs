@@ -230,7 +230,9 @@ fn subscribe(disk: &Disk, inbox: &Arc<Inbox>, id: u64, noted: Arc<AtomicBool>) -
             DeviceEvent::Resized { .. } => (&*noted, Event::Resized),
             DeviceEvent::Gone if users.is_closed() => (&removed, Event::Removed),
             DeviceEvent::Gone => (&gone, Event::DeviceGone),
-            DeviceEvent::Member { .. } | DeviceEvent::Condition(_) => return,
+            DeviceEvent::LockLost { .. }
+            | DeviceEvent::Member { .. }
+            | DeviceEvent::Condition(_) => return,
         };
         if !told.swap(true, Ordering::AcqRel) {
             inbox.put(id, event);

@@ -210,6 +210,11 @@ fn absolute(spec: &mut VolumeSpec) -> Result<()> {
         }) => {
             *path = std::path::absolute(&path)?;
         }
+        VolumeSpec::Rbd(rbd) => {
+            if let Some(conf) = &mut rbd.conf {
+                *conf = std::path::absolute(&conf)?;
+            }
+        }
         VolumeSpec::Null(_) | VolumeSpec::Mem(_) | VolumeSpec::Nbd(_) => {}
     }
     Ok(())

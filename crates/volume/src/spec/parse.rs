@@ -14,7 +14,7 @@ use raid5::raid5;
 /// Deepest nesting of decorators and arrays.
 const DEEPEST: usize = 16;
 
-const KINDS: [&str; 10] = [
+const KINDS: [&str; 11] = [
     "null",
     "mem",
     "file",
@@ -23,6 +23,7 @@ const KINDS: [&str; 10] = [
     "cache",
     "raid5",
     "nbd",
+    "rbd",
     "vhost-user",
     "rings",
 ];
@@ -68,6 +69,7 @@ fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
         }
         ("raid5", rest) => raid5(rest.unwrap_or(""), depth).map(VolumeSpec::Raid5),
         ("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _) => nbd(text).map(VolumeSpec::Nbd),
+        ("rbd", rest) => rest.unwrap_or("").parse().map(VolumeSpec::Rbd),
         ("vhost-user", rest) => client::vhost_user(rest.unwrap_or("")).map(VolumeSpec::Vhost),
         ("rings", rest) => client::rings(rest.unwrap_or("")).map(VolumeSpec::Rings),
         (scheme, Some(rest)) if rest.starts_with("//") => Err(format!(
