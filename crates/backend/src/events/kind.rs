@@ -124,6 +124,7 @@ impl Kind {
         matches!(
             self,
             Kind::DiskGone
+                | Kind::LockLost
                 | Kind::MemberFailed
                 | Kind::MemberMissing
                 | Kind::RebuildStarted

@@ -229,6 +229,17 @@ fn errors_and_hanging_requests_have_a_beginning_and_an_end() {
     assert_eq!(disk.kinds(), [Kind::DiskGone]);
     assert_eq!(disk.health.state(), HealthState::Failed);
     assert_eq!(disk.events.last(), 7);
+    // A lock that is lost explains the errors that follow, too.
+    let mut disk = one_disk(Condition::Whole);
+    let why = "its lock was taken away by x";
+    for _ in 0..2 {
+        disk.health
+            .device(DeviceEvent::LockLost { why: why.into() });
+    }
+    disk.ended(Op::Write, Status::IoError);
+    assert_eq!(disk.kinds(), [Kind::LockLost]);
+    assert_eq!(disk.health.state(), HealthState::Failed);
+    assert_eq!(disk.health.reasons(), [Kind::LockLost]);
     // A disk that is taken away isn't in trouble.
     let mut disk = one_disk(Condition::Whole);
     disk.health.retire();

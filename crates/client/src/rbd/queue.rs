@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// How often a request is parked before it fails: a lock that is ours refuses no request for long.
+/// Number of times that a request is parked before it fails: a lock that is ours refuses no request for long.
 const MOST_DOUBTS: u64 = 3;
 
 const ENOSPC: i64 = 28;

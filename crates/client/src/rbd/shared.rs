@@ -33,7 +33,7 @@ pub(super) struct Live {
     pub number: u64,
 }
 
-/// What a queue may do.
+/// Permission of a queue to send requests.
 #[derive(Clone)]
 pub(super) enum Mode {
     Send(Live),
@@ -59,7 +59,7 @@ struct Held {
     owner: Option<String>,
 }
 
-/// What became of the lock.
+/// The outcome of a look at a lock in doubt.
 enum Verdict {
     Held(Held),
     Lost(String),
@@ -431,11 +431,10 @@ impl Shared {
         }
         *state = State::Lost(why.clone());
         drop(state);
+        // Before the first request fails because of it.
+        let why = format!("{why}; nothing is sent to it any more").into();
+        self.events.raise(DeviceEvent::LockLost { why });
         self.tell_queues();
-        tracing::error!("{}: {why}; nothing is sent any more", self.name);
-        self.events.raise(DeviceEvent::LockLost {
-            why: why.as_str().into(),
-        });
     }
 
     /// Looks at the size, and tells of a change. Waits for the cluster.

@@ -5,10 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// What happens to the requests of an image whose lock was taken away.
+/// Fate of the requests of an image whose lock was taken away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLostLock {
-    /// They fail.
     #[default]
     Fail,
     /// They wait until the disk ends.

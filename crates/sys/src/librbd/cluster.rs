@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::null;
 use std::sync::Arc;
 
-/// How to connect.
+/// The configuration of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
     /// The configuration file; `None`: where librados looks for it.

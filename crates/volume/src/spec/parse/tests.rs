@@ -2,6 +2,7 @@ use super::*;
 use crate::spec::{Candidates, Members, Raid5Spec};
 use pvblk_block::ErrorKind;
 use pvblk_cache::Mode;
+use pvblk_client::rbd::{OnLostLock, RbdSpec};
 use pvblk_raid5::WritePath;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -218,10 +219,30 @@ fn candidates(rng: &mut fastrand::Rng) -> Candidates {
     }
 }
 
+fn rbd(rng: &mut fastrand::Rng) -> RbdSpec {
+    let mut name = |least: usize| -> String {
+        let parts = ["a", ":", "[b]", "=", "ro", "missing", " ", "é"];
+        let of = rng.usize(least..6);
+        (0..of).map(|_| parts[rng.usize(0..parts.len())]).collect()
+    };
+    let (pool, image, namespace) = (name(1), name(1), name(0));
+    let (snapshot, conf, id) = (name(1), name(1), name(1));
+    RbdSpec {
+        namespace,
+        snapshot: rng.bool().then_some(snapshot),
+        conf: rng.bool().then(|| format!("/{conf}").into()),
+        id: rng.bool().then_some(id),
+        read_only: rng.bool(),
+        lock: rng.bool(),
+        on_lost_lock: [OnLostLock::Fail, OnLostLock::Wait][rng.usize(0..2)],
+        ..RbdSpec::new(pool, image)
+    }
+}
+
 /// A random spec whose paths hold what this form can express.
 fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
     let inner = |rng: &mut fastrand::Rng| Box::new(random(rng, depth - 1));
-    match rng.u32(0..if depth == 0 { 3 } else { 8 }) {
+    match rng.u32(0..if depth == 0 { 4 } else { 9 }) {
         0 => VolumeSpec::Null(NullSpec {
             size_bytes: rng.u64(1..1 << 30) * 512,
             touch: rng.bool(),
@@ -242,7 +263,8 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
                 ..FileSpec::new(path)
             })
         }
-        3 => VolumeSpec::Delay(
+        3 => VolumeSpec::Rbd(rbd(rng)),
+        4 => VolumeSpec::Delay(
             DelaySpec {
                 service: Duration::from_nanos(rng.u64(0..1 << 40)),
                 iops: rng.bool().then(|| rng.u64(1..1 << 29)),
@@ -251,7 +273,7 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
             },
             inner(rng),
         ),
-        4 => VolumeSpec::Fault(
+        5 => VolumeSpec::Fault(
             FaultSpec {
                 seed: rng.bool().then(|| rng.u64(..)),
                 after: rng.u64(0..3),
@@ -260,7 +282,7 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
             },
             inner(rng),
         ),
-        5 => {
+        6 => {
             let mut spec = CacheSpec::new(rng.u64(16..1 << 20) * 4096);
             spec.0.mode = [Mode::WriteBack, Mode::ReadOnly][rng.usize(0..2)];
             spec.0.lists = rng.u32(0..3);
@@ -349,6 +371,10 @@ fn printed_specs_parse_to_the_same() {
         "nbd://localhost:10810/disk",
         "nbd://[::1]:5/a/b?connections=4",
         "nbd+unix:///a?socket=/run/x",
+        "rbd:pool/image",
+        "rbd:pool/name space/im:a.ge@snap,conf=/etc/ceph/x.conf,id=me,ro,nolock,on-lost-lock=wait",
+        "cache:1M:rbd:pool/image,nolock",
+        "raid5:[rbd:p/a][rbd:p/b,id=x][rbd:p/c@s]",
         "vhost-user:unix:/run/v.sock",
         "vhost-user:unix:/run/v.sock,queues=2,queue-size=64,memory=8M",
         "rings:unix:/run/x.sock,disk=a",
@@ -444,6 +470,25 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         (
             "vhost-user:unix:/x,queue-size=100",
             "a power of two from 4 to 1024",
+        ),
+        (
+            "rbd",
+            "a pool and an image are missing, as in rbd:pool/image",
+        ),
+        ("rbd:pool", "a pool and an image are missing"),
+        ("rbd:/image", "a pool and an image are missing"),
+        ("rbd:a/b/c/d", "a pool and an image are missing"),
+        ("rbd:p/i@", "a snapshot is missing after the `@`"),
+        ("rbd:p/i@a/b", "names can't hold `/` or `@`"),
+        ("rbd:p/i@a@b", "names can't hold `/` or `@`"),
+        ("rbd:p/i,conf=", "conf= and id= need a value"),
+        (
+            "rbd:p/i,snap=x",
+            "unknown option `snap=x`: use conf=PATH, id=NAME, ro, nolock, on-lost-lock=fail|wait",
+        ),
+        (
+            "rbd:p/i,on-lost-lock=never",
+            "unknown option `on-lost-lock=never`: use conf=PATH",
         ),
         ("rings:", "a server's socket is missing, as in rings:unix:"),
         (
