@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 /// Longest time of connecting, in seconds.
 pub(super) const CONNECT_SECONDS: &str = "30";
 
-/// What counts more than the configuration file; decision 31 has the reasons.
+/// Settings that count more than those of the configuration file; decision 31 has the reasons.
 const VALUES: &[(&str, &str)] = &[
     // One cache is enough, and this one would make completed writes volatile.
     ("rbd_cache", "false"),
