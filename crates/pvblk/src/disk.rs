@@ -3,7 +3,7 @@
 use crate::config;
 use crate::control::{Client, ControlArg};
 use crate::disks::{DiskPage, DiskShown, Removed};
-use crate::wanted::DiskWanted;
+use crate::wanted::{DiskWanted, check_name};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -14,6 +14,7 @@ use std::time::Duration;
 pub const HELP: &str = "\
 Examples:
   pvblk disk add vm2=file:/srv/vm2.img,size=20G --vhost-user unix:/run/vm2.sock
+  pvblk disk add vm1          (again, after it could not be opened)
   pvblk disk list
   pvblk disk set vm2 --exclusive on
   pvblk disk remove vm2
@@ -62,8 +63,8 @@ pub struct Quick {
 
 #[derive(Args, Debug)]
 pub struct AddArgs {
-    /// Its name, which is also its NBD export's, and its volume
-    #[arg(value_name = "NAME=VOLUME")]
+    /// Its name, which is also its NBD export's, and its volume. NAME alone: open a disk that is wanted and could not be opened
+    #[arg(value_name = "NAME[=VOLUME]")]
     pub disk: String,
     /// Let one front end or virtual machine at a time use it, or NBD clients only
     #[arg(long)]
@@ -154,10 +155,9 @@ pub fn run(command: &DiskCommand) -> Result<()> {
 }
 
 fn add(args: &AddArgs) -> Result<()> {
-    let (name, volume) = args.disk.split_once('=').with_context(|| {
-        let text = &args.disk;
-        format!("{text}: write NAME=VOLUME, such as vm2=file:/srv/vm2.img")
-    })?;
+    let Some((name, volume)) = args.disk.split_once('=') else {
+        return add_again(args);
+    };
     let wanted = DiskWanted {
         exclusive: args.exclusive,
         vhost_user: args.vhost_user.clone(),
@@ -170,6 +170,25 @@ fn add(args: &AddArgs) -> Result<()> {
     let mut params = serde_json::to_value(&wanted).context("the request")?;
     params["name"] = name.into();
     params["timeout_secs"] = args.waiting.timeout.as_secs_f64().into();
+    let disk: DiskShown = args.waiting.client()?.call("disk.add", params)?;
+    show(&disk, args.waiting.json)
+}
+
+/// Opens a disk that the server knows.
+fn add_again(args: &AddArgs) -> Result<()> {
+    let name = &args.disk;
+    let is_more = args.exclusive || args.limit.is_some();
+    if is_more || !args.vhost_user.is_empty() || !args.xen_attach.is_empty() {
+        bail!(
+            "{name}: write NAME=VOLUME with these flags; NAME alone opens a disk that is wanted and could not be opened"
+        );
+    }
+    check_name(name)
+        .with_context(|| format!("{name}: write NAME=VOLUME, such as vm2=file:/srv/vm2.img"))?;
+    let params = json!({
+        "name": name,
+        "timeout_secs": args.waiting.timeout.as_secs_f64(),
+    });
     let disk: DiskShown = args.waiting.client()?.call("disk.add", params)?;
     show(&disk, args.waiting.json)
 }
@@ -231,7 +250,13 @@ fn list(args: &ListArgs) -> Result<()> {
             &disk.volume,
         ]);
     }
-    print(&format!("{table}\n"))
+    let mut text = format!("{table}\n");
+    for disk in &disks {
+        if let Some(why) = &disk.reason {
+            text += &format!("disk {} isn't open: {why}\n", disk.name);
+        }
+    }
+    print(&text)
 }
 
 fn show(disk: &DiskShown, json: bool) -> Result<()> {
@@ -258,6 +283,9 @@ fn show(disk: &DiskShown, json: bool) -> Result<()> {
     }
     if let Some(limit) = &disk.limit {
         more(&format!("limit {limit}"));
+    }
+    if let Some(why) = &disk.reason {
+        text += &format!("\n  it isn't open: {why}");
     }
     for user in &disk.users {
         text += &format!("\n  used by {} ({})", user.name, user.count);

@@ -27,7 +27,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let traces = Arc::new(Traces::of_server());
     // Each front end's ring, NBD connection and guest's queue takes one.
     let opener = Arc::new(Opener::new(config.max_queues as u16, config.allow_remote));
-    let opened = open_all(&config, &opener, &state)?;
+    let opened = open_all(&mut config, &opener, &state)?;
     let served = |name: &str| opened.iter().any(|(n, _)| n == name);
     config.vhost_user.retain(|l| served(&l.disk));
     config.xen_attach.retain(|o| served(&o.disk));
@@ -56,6 +56,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let wanted = config.wanted.iter().find(|(n, _)| *n == name);
         let wanted = wanted.map(|(_, disk)| disk.clone()).unwrap_or_default();
         registry.add_opened(&name, device, &wanted)?;
+    }
+    for (name, wanted, why) in &config.wrong {
+        registry.add_failed(name, wanted, why)?;
     }
     exports.start(&config)?;
     for socket in state.listeners().local.iter().skip(1) {
@@ -86,13 +89,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     daemon::finish(&service)
 }
 
-/// Opens the disks that are wanted, one after another.
+/// Opens the disks that are wanted, one after another. Those that can't be opened go to [`ServeConfig::wrong`].
 fn open_all(
-    config: &ServeConfig,
+    config: &mut ServeConfig,
     opener: &Opener,
     state: &WantedState,
 ) -> Result<Vec<(String, Arc<dyn BlockDevice>)>> {
-    let mut opened = Vec::new();
+    let (mut opened, mut failed) = (Vec::new(), Vec::new());
     for (name, spec) in &config.disks {
         let is_configured = config.configured.disk(name).is_some();
         let device = match members::open(opener, Some(state), name, spec) {
@@ -102,6 +105,7 @@ fn open_all(
                 if !is_configured || (e.kind() == ErrorKind::Content && config.disks.len() > 1) =>
             {
                 tracing::error!("disk {name} is not served: {e}");
+                failed.push((name.clone(), e.to_string()));
                 continue;
             }
             opened => opened.with_context(|| format!("disk {name}"))?,
@@ -115,6 +119,11 @@ fn open_all(
     }
     if opened.is_empty() && !config.disks.is_empty() {
         bail!("none of the disks can be served: see the errors above");
+    }
+    for (name, why) in failed {
+        let wanted = config.wanted.iter().find(|(n, _)| *n == name);
+        let wanted = wanted.map(|(_, disk)| disk.clone()).unwrap_or_default();
+        config.wrong.push((name, wanted, why));
     }
     Ok(opened)
 }

@@ -92,6 +92,16 @@ struct OfDisk {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     disks: Vec<OfDisk>,
+    /// Number of disks that are wanted and could not be opened: they have no counters.
+    #[serde(default)]
+    failed: usize,
+}
+
+impl Answer {
+    #[must_use]
+    pub fn with_failed(self, failed: usize) -> Answer {
+        Answer { failed, ..self }
+    }
 }
 
 fn name(op: Op) -> &'static str {
@@ -159,6 +169,7 @@ pub fn answer(disks: &Disks, only: Option<&str>) -> Result<Answer, Error> {
     };
     Ok(Answer {
         disks: wanted.iter().map(|d| of_disk(d)).collect(),
+        failed: 0,
     })
 }
 
@@ -272,7 +283,13 @@ fn table(answer: &Answer, before: Option<&Answer>, connections: bool) -> String 
             table.add_row(row(&format!("  {}", c.name), &counted, seconds));
         }
     }
-    format!("{}\n", table.trim_fmt())
+    let mut text = table.trim_fmt() + "\n";
+    match answer.failed {
+        0 => {}
+        1 => text += "one more disk isn't open: see `pvblk disk list`\n",
+        n => text += &format!("{n} more disks aren't open: see `pvblk disk list`\n"),
+    }
+    text
 }
 
 fn since(now: &Counted, before: Option<&Counted>) -> Totals {
@@ -339,6 +356,7 @@ mod tests {
 
     fn answered(elapsed_ns: u64, counted: Counted) -> Answer {
         Answer {
+            failed: 0,
             disks: vec![OfDisk {
                 disk: "a".into(),
                 elapsed_ns,

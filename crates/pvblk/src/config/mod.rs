@@ -37,6 +37,8 @@ pub struct ServeConfig {
     /// Disks in the order in which they are served.
     pub wanted: Vec<(String, DiskWanted)>,
     pub disks: Vec<(String, VolumeSpec)>,
+    /// Disks that are wanted and can't be served, each with the reason.
+    pub wrong: Vec<(String, DiskWanted, String)>,
     pub local: Option<PathBuf>,
     pub nbd: Vec<NbdAddr>,
     pub vhost_user: Vec<Listen>,
@@ -112,6 +114,7 @@ impl ServeConfig {
             },
             wanted,
             disks: disks.specs,
+            wrong: Vec::new(),
             local,
             nbd,
             vhost_user: disks.vhost_user,
@@ -141,15 +144,23 @@ impl ServeConfig {
     }
 
     /// Serves what is wanted: the configuration, with changes at run time over it. A disk that was added at run time and can't be served any more is told, and
-    /// left out.
+    /// goes to [`ServeConfig::wrong`].
     pub fn take(&mut self, args: &ServeArgs, state: &WantedState) -> Result<()> {
         let mut wanted = state.disks();
         let disks = loop {
             match disks::check(&wanted, args, self.xen) {
                 Ok(disks) => break disks,
                 Err(WrongDisk { disk, why }) => {
-                    tracing::error!("disk {disk} is not served: {}", error_line(&*why));
-                    wanted.retain(|(name, _)| *name != disk);
+                    let why = error_line(&*why);
+                    tracing::error!("disk {disk} is not served: {why}");
+                    let (wrong, right) = wanted.into_iter().partition(|(name, _)| *name == disk);
+                    wanted = right;
+                    let wrong: Vec<(String, DiskWanted)> = wrong;
+                    self.wrong.extend(
+                        wrong
+                            .into_iter()
+                            .map(|(name, disk)| (name, disk, why.clone())),
+                    );
                 }
             }
         };

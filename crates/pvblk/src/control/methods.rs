@@ -91,6 +91,9 @@ fn disk_add(shared: &Arc<Shared>, params: Value) -> Outcome {
     let mut params = Params::of(params)?;
     let name: String = params.need("name")?;
     let patience = patience(&mut params)?;
+    if params.is_empty() {
+        return answer(&registry(shared)?.add_again(&name, patience)?);
+    }
     let wanted: DiskWanted = params.rest()?;
     answer(&registry(shared)?.add(&name, &wanted, patience)?)
 }
@@ -167,8 +170,16 @@ fn statistics(shared: &Arc<Shared>, params: Value) -> Outcome {
     let mut params = Params::of(params)?;
     let disk: Option<String> = params.take("disk")?;
     params.end()?;
+    let registry = shared.reached.registry.as_ref();
+    let failure = || registry?.failure(disk.as_deref()?);
     let counters = stat::answer(shared.reached.service.disks(), disk.as_deref());
-    answer(&counters.map_err(|e| Refused::new(Why::NoDisk, e.to_string()))?)
+    let counters = counters
+        .map_err(|e| failure().unwrap_or_else(|| Refused::new(Why::NoDisk, e.to_string())))?;
+    let failed = match &disk {
+        None => registry.map_or(0, |r| r.failed()),
+        Some(_) => 0,
+    };
+    answer(&counters.with_failed(failed))
 }
 
 fn json_of(text: String) -> Outcome {

@@ -127,6 +127,11 @@ impl Response {
 pub struct Params(Map<String, Value>);
 
 impl Params {
+    /// True if none is left.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub fn of(value: Value) -> Result<Params, RpcError> {
         match value {
             Value::Object(map) => Ok(Params(map)),

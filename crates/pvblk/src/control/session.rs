@@ -6,7 +6,7 @@ use super::rpc::{INVALID_PARAMS, INVALID_REQUEST, Request, Response, RpcError};
 use super::server::{Shared, stream_events, trace};
 use crate::events::EventsQuery;
 use parking_lot::{Condvar, Mutex};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -189,11 +189,7 @@ fn event_stream(
     params: Value,
     answer: impl FnOnce(&Client, Result<Value, RpcError>),
 ) -> Option<std::io::Result<()>> {
-    let params = match params {
-        Value::Null => Value::Object(Map::new()),
-        other => other,
-    };
-    let query = EventsQuery::parse(&params.to_string());
+    let query = EventsQuery::parse(params);
     let query = query.map_err(|e| RpcError::new(INVALID_PARAMS, e.to_string()));
     match is_free(client).and(query) {
         Err(e) => {

@@ -22,6 +22,17 @@ impl ControlArg {
     pub fn path(&self) -> Result<PathBuf> {
         client_path(self.control.as_deref(), variable().as_deref())
     }
+
+    /// The same, if a server is named, or a socket is at the usual place.
+    pub fn find(&self) -> Result<Option<PathBuf>> {
+        let variable = variable();
+        if self.control.is_none() && variable.as_deref() == Some("none") {
+            return Ok(None);
+        }
+        let path = client_path(self.control.as_deref(), variable.as_deref())?;
+        let is_usual = self.control.is_none() && variable.is_none();
+        Ok((!is_usual || path.exists()).then_some(path))
+    }
 }
 
 fn variable() -> Option<String> {

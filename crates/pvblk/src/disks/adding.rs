@@ -1,5 +1,6 @@
 //! Disks that come.
 
+use super::aside::{Deadline, answer};
 use super::{DiskShown, MOST_OPENING, Refused, Registry, Stage, State, Why};
 use crate::wanted::{DiskWanted, ParsedDisk, members};
 use parking_lot::MutexGuard;
@@ -7,22 +8,43 @@ use pvblk_backend::events::{Event, Kind};
 use pvblk_backend::{Disk, ThrottleLimits};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
 
 /// Threads that open have room for a deep stack of volumes.
 const STACK: usize = 1 << 20;
 
 impl Registry {
+    /// Tries to open a disk again that is wanted and could not be opened.
+    pub fn add_again(
+        self: &Arc<Registry>,
+        name: &str,
+        patience: Duration,
+    ) -> Result<DiskShown, Refused> {
+        let wanted = {
+            let state = self.state.lock();
+            match state.entries.get(name) {
+                Some(entry) if entry.stage == Stage::Failed => entry.wanted.clone(),
+                Some(entry) => return Err(Refused::busy(name, entry)),
+                None => {
+                    let text =
+                        format!("there is no disk {name} to try again: add one by {name}=VOLUME");
+                    return Err(Refused::new(Why::NoDisk, text));
+                }
+            }
+        };
+        self.add(name, &wanted, patience)
+    }
+
     /// Opens a disk and serves it, with the exports that `wanted` names for it: all of it, or nothing. After `patience` an error says that it takes too
-    /// long; then the disk is closed again when it is open, and its name is free from then on.
+    /// long; then the disk is closed again when it is open, and its name is free from then on. A disk that is wanted and could not be opened keeps its name.
     pub fn add(
         self: &Arc<Registry>,
         name: &str,
         wanted: &DiskWanted,
         patience: Duration,
     ) -> Result<DiskShown, Refused> {
-        let begin = Instant::now();
+        let deadline = Deadline::after(patience);
         let parsed = wanted.parse(name).map_err(Refused::invalid)?;
         let number = {
             let mut state = self.state.lock();
@@ -36,12 +58,12 @@ impl Registry {
             state.opening += 1;
             number
         };
-        let (tell, told) = sync_channel(1);
+        let (tell, told) = answer();
         let opening = Opening {
             registry: Arc::clone(self),
             name: name.to_owned(),
             number,
-            done: false,
+            outcome: Err("no thread could be started to open it".into()),
         };
         let wanted = wanted.clone();
         let thread = std::thread::Builder::new().name("pvblk-open".into());
@@ -53,15 +75,14 @@ impl Registry {
             let text = format!("disk {name}: starting a thread to open it: {e}");
             return Err(Refused::new(Why::Failed, text));
         }
-        let left = patience.saturating_sub(begin.elapsed());
-        let outcome = match told.recv_timeout(left) {
+        let outcome = match told.until(&deadline) {
             Ok(outcome) => outcome,
             // It may be open just now.
-            Err(_) if self.give_up(name, number) => told
-                .try_recv()
-                .unwrap_or_else(|_| Err(late(name, patience))),
+            Err(_) if self.give_up(name, number) => {
+                told.now().unwrap_or_else(|| Err(late(name, &deadline)))
+            }
             // Its thread has decided and is about to tell.
-            Err(_) => told.recv().unwrap_or_else(|_| Err(late(name, patience))),
+            Err(_) => told.at_last().unwrap_or_else(|| Err(late(name, &deadline))),
         };
         outcome?;
         self.show(name)
@@ -123,6 +144,28 @@ impl Registry {
         Ok(())
     }
 
+    /// Notes a disk that is wanted and could not be opened at the start, and why.
+    pub fn add_failed(&self, name: &str, wanted: &DiskWanted, why: &str) -> Result<(), Refused> {
+        let number = self.state.lock().reserve(name, wanted)?;
+        self.with_entry(name, number, |entry| entry.fail(name, why));
+        Ok(())
+    }
+
+    /// Notes that the disk of an entry could not be opened. One that isn't wanted, since nothing stored that it is, is forgotten.
+    fn not_opened(&self, name: &str, number: u64, why: &str) {
+        let wanted = self.kept().and_then(|state| state.disk(name));
+        let Some(wanted) = wanted else {
+            self.forget(name, number);
+            return;
+        };
+        self.with_entry(name, number, |entry| {
+            // The reason is that of the disk that is wanted, which a command may have tried with another volume.
+            let earlier = entry.reason.take().filter(|_| entry.wanted != wanted);
+            entry.wanted = wanted;
+            entry.fail(name, earlier.as_deref().unwrap_or(why));
+        });
+    }
+
     /// Starts the exports of one disk; an error takes back those that were started.
     pub(super) fn export(&self, name: &str, parsed: &ParsedDisk) -> Result<(), Error> {
         for (done, path) in parsed.vhost_user.iter().enumerate() {
@@ -141,11 +184,16 @@ impl Registry {
     }
 }
 
-fn late(name: &str, patience: Duration) -> Refused {
+fn late(name: &str, deadline: &Deadline) -> Refused {
     let text = format!(
         "disk {name}: opening it takes longer than {} s: it is given up, and the name is free when its medium answers; see `pvblk disk list`",
-        patience.as_secs()
+        deadline.secs()
     );
+    Refused::new(Why::Late, text)
+}
+
+fn nobody_waits() -> Refused {
+    let text = "its medium answered after the deadline of the command that opened it";
     Refused::new(Why::Late, text)
 }
 
@@ -154,8 +202,8 @@ struct Opening {
     registry: Arc<Registry>,
     name: String,
     number: u64,
-    /// The disk is served.
-    done: bool,
+    /// `Ok`: the disk is served; else why not.
+    outcome: Result<(), String>,
 }
 
 impl Opening {
@@ -165,12 +213,13 @@ impl Opening {
         wanted: &DiskWanted,
         tell: &SyncSender<Result<(), Refused>>,
     ) {
+        self.outcome = Err("opening it panicked".into());
         let result = self.open(parsed, wanted);
-        self.done = result.is_ok();
+        self.outcome = result.as_ref().map_err(|e| e.text.clone()).copied();
         if let Err(e) = &result {
             tracing::debug!("disk {}: not added: {e}", self.name);
         }
-        // The name is free when its asker is told that it failed.
+        // The name is free, or the disk noted as failed, when its asker is told.
         drop(self);
         let _ = tell.send(result);
     }
@@ -229,7 +278,7 @@ impl Opening {
         match entry.map(|e| e.stage) {
             Some(Stage::Opening) if !state.stopping => Ok(()),
             Some(Stage::Opening) => Err(Refused::stopping()),
-            _ => Err(Refused::new(Why::Late, "nobody waits for it any more")),
+            _ => Err(nobody_waits()),
         }
     }
 
@@ -240,7 +289,7 @@ impl Opening {
                 entry.stage = Stage::Serving;
                 Ok(())
             }
-            _ => Err(Refused::new(Why::Late, "nobody waits for it any more")),
+            _ => Err(nobody_waits()),
         }
     }
 }
@@ -248,8 +297,8 @@ impl Opening {
 impl Drop for Opening {
     fn drop(&mut self) {
         self.registry.state.lock().opening -= 1;
-        if !self.done {
-            self.registry.forget(&self.name, self.number);
+        if let Err(why) = &self.outcome {
+            self.registry.not_opened(&self.name, self.number, why);
         }
     }
 }

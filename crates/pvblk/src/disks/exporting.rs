@@ -1,5 +1,6 @@
 //! Exports that come and go.
 
+use super::aside::within;
 use super::{Refused, Registry, Why};
 use crate::config::unix_path;
 use crate::exports;
@@ -8,7 +9,6 @@ use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 /// A way by which clients reach disks.
@@ -251,26 +251,4 @@ fn used_or_none(e: Error) -> Refused {
         _ => Why::Failed,
     };
     Refused::new(why, e.to_string())
-}
-
-/// Does something on a thread of its own, which may take longer than its asker waits.
-fn within<T: Send + 'static>(
-    patience: Duration,
-    what: &str,
-    job: impl FnOnce() -> Result<T, Refused> + Send + 'static,
-) -> Result<T, Refused> {
-    let (tell, told) = sync_channel(1);
-    let thread = std::thread::Builder::new().name("pvblk-export".into());
-    let spawned = thread.spawn(move || {
-        let _ = tell.send(job());
-    });
-    if let Err(e) = spawned {
-        let text = format!("{what}: starting a thread for it: {e}");
-        return Err(Refused::new(Why::Failed, text));
-    }
-    told.recv_timeout(patience).unwrap_or_else(|_| {
-        let secs = patience.as_secs();
-        let text = format!("{what} takes longer than {secs} s: it goes on, see `pvblk disk list`");
-        Err(Refused::new(Why::Late, text))
-    })
 }

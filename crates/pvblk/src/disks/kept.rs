@@ -1,7 +1,7 @@
 //! Changes are stored before they are answered, and a reload is carried out. Decision 27.
 
 use super::exporting::Export;
-use super::{DiskChange, Refused, Registry, Stage, Why};
+use super::{DiskChange, Entry, Refused, Registry, Stage, Why};
 use crate::wanted::plan::{self, Listener, Served, Step};
 use crate::wanted::{DiskWanted, Steps, WantedState};
 use anyhow::Result;
@@ -126,6 +126,13 @@ impl Steps for SharedRegistry {
             disks: disks.collect(),
             listeners: self.0.exports.listeners(),
         }
+    }
+
+    fn forget_failed(&self, wanted: &Served) {
+        let mut state = self.0.state.lock();
+        let is_wanted = |name: &String| wanted.disks.contains_key(name);
+        let kept = |name: &String, e: &mut Entry| e.stage != Stage::Failed || is_wanted(name);
+        state.entries.retain(kept);
     }
 
     fn carry_out(&self, step: &Step) -> Result<()> {

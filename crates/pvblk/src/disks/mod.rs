@@ -3,15 +3,16 @@
 //! ```text
 //!  add ──▶ opening ──opened──▶ serving ──remove──▶ removing ──▶ gone
 //!             │                   ▲                    │
-//!             │ failed            └── its flush failed ┘
+//!             │ not opened        └── its flush failed ┘
 //!             ▼
-//!            gone
+//!       gone, or failed if it is wanted ──add──▶ opening
 //! ```
 //!
 //! The control socket and the configuration that is read again call the same functions. Each of them waits for one disk's backing at most until its deadline; slow
 //! calls run on threads of their own, so that none waits for another disk's.
 
 mod adding;
+mod aside;
 mod exporting;
 mod kept;
 mod refused;
@@ -74,6 +75,8 @@ struct Entry {
     wanted: DiskWanted,
     /// Once it is open.
     disk: Option<Arc<Disk>>,
+    /// Why it could not be opened the last time, if it couldn't.
+    reason: Option<String>,
     since: Instant,
 }
 
@@ -85,6 +88,8 @@ enum Stage {
     GivenUp,
     Serving,
     Removing,
+    /// It is wanted and could not be opened; a command or a reload tries again.
+    Failed,
 }
 
 /// A change by `set`.
@@ -180,6 +185,17 @@ impl Registry {
     }
 }
 
+impl Entry {
+    /// Its disk could not be opened.
+    fn fail(&mut self, name: &str, why: &str) {
+        let why = why.strip_prefix(&format!("disk {name}: ")).unwrap_or(why);
+        self.stage = Stage::Failed;
+        self.reason = Some(why.to_owned());
+        self.disk = None;
+        self.since = Instant::now();
+    }
+}
+
 impl State {
     /// The entry of a disk that can be used.
     fn serving(&mut self, name: &str) -> Result<&mut Entry, Refused> {
@@ -189,8 +205,14 @@ impl State {
         match self.entries.get_mut(name) {
             None => Err(Refused::no_disk(name)),
             Some(entry) if entry.stage == Stage::Serving => Ok(entry),
-            Some(entry) => Err(Refused::busy(name, entry.stage)),
+            Some(entry) => Err(Refused::busy(name, entry)),
         }
+    }
+
+    /// The entry of a disk that is wanted and could not be opened.
+    fn failed(&self, name: &str) -> Option<&Entry> {
+        let entry = self.entries.get(name);
+        entry.filter(|e| e.stage == Stage::Failed)
     }
 
     /// Takes a name.
@@ -198,17 +220,13 @@ impl State {
         if self.stopping {
             return Err(Refused::stopping());
         }
-        match self.entries.get(name).map(|e| e.stage) {
-            Some(Stage::Serving) => {
-                let text = format!(
-                    "there is a disk {name} already: choose another name, or remove that one"
-                );
-                return Err(Refused::new(Why::Exists, text));
-            }
-            Some(stage) => return Err(Refused::busy(name, stage)),
-            None => {}
+        let failed = self.failed(name);
+        match self.entries.get(name) {
+            Some(entry) if failed.is_none() => return Err(Refused::busy(name, entry)),
+            _ => {}
         }
-        if self.entries.len() >= MOST_DISKS {
+        let reason = failed.and_then(|e| e.reason.clone());
+        if failed.is_none() && self.entries.len() >= MOST_DISKS {
             let text = format!("{MOST_DISKS} disks are served, the most there may be: remove some");
             return Err(Refused::new(Why::Busy, text));
         }
@@ -219,6 +237,7 @@ impl State {
             stage: Stage::Opening,
             wanted: wanted.clone(),
             disk: None,
+            reason,
             since: Instant::now(),
         };
         self.entries.insert(name.to_owned(), entry);

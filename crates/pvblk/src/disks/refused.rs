@@ -1,6 +1,6 @@
 //! [`Refused`]: why a command about a disk isn't carried out.
 
-use super::Stage;
+use super::{Entry, Stage};
 use pvblk_block::error_line;
 use std::fmt;
 
@@ -54,12 +54,24 @@ impl Refused {
         Refused::new(Why::Failed, error_line(e))
     }
 
-    pub(super) fn busy(name: &str, stage: Stage) -> Refused {
-        let what = match stage {
+    /// The name is taken, and what is wanted of it can't be done now.
+    pub(super) fn busy(name: &str, entry: &Entry) -> Refused {
+        let what = match entry.stage {
             Stage::Opening => "being opened",
             Stage::GivenUp => "still being opened for a command that gave up",
-            Stage::Serving => "served",
             Stage::Removing => "being removed",
+            Stage::Serving => {
+                let text = format!(
+                    "there is a disk {name} already: choose another name, or remove that one"
+                );
+                return Refused::new(Why::Exists, text);
+            }
+            Stage::Failed => {
+                let why = entry.reason.as_deref().unwrap_or("it could not be opened");
+                let text =
+                    format!("disk {name} isn't open: {why}; `pvblk disk add {name}` tries again");
+                return Refused::new(Why::Failed, text);
+            }
         };
         let text = format!("disk {name} is {what}: wait, or see `pvblk disk list`");
         Refused::new(Why::Busy, text)

@@ -1,12 +1,12 @@
 //! Disks that go.
 
+use super::aside::{Deadline, NoAnswer, answer};
 use super::{Refused, Registry, Removed, Stage, Why};
 use pvblk_backend::events::{Event, Kind};
 use pvblk_backend::{Disk, DiskEnd};
 use pvblk_export::xen::StandingOrder;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 /// The time that the last flush of a disk that was removed may take before its device is closed without: as good as for ever.
@@ -20,9 +20,7 @@ struct Going {
     /// Of its entry.
     number: u64,
     force: bool,
-    deadline: Instant,
-    /// The time that its asker gave it.
-    patience: Duration,
+    deadline: Deadline,
 }
 
 impl Registry {
@@ -36,14 +34,20 @@ impl Registry {
         force: bool,
         patience: Duration,
     ) -> Result<Removed, Refused> {
-        let deadline = Instant::now() + patience;
+        let deadline = Deadline::after(patience);
         let (disk, number, parsed) = {
             let mut state = self.state.lock();
             if !state.entries.contains_key(name) && self.is_kept(name) {
                 drop(state);
-                // It could not be opened at the start, and was wanted all the same.
+                // No attempt to open it has begun, and it is wanted all the same.
                 self.keep(name, None)?;
-                return Ok(Removed::gone(name));
+                return Ok(self.removed_unopened(name));
+            }
+            if let Some(number) = state.failed(name).map(|e| e.number) {
+                drop(state);
+                self.keep(name, None)?;
+                self.forget(name, number);
+                return Ok(self.removed_unopened(name));
             }
             let entry = state.serving(name)?;
             let Some(disk) = entry.disk.clone() else {
@@ -57,7 +61,7 @@ impl Registry {
         };
         self.changed.notify_all();
         if !force {
-            self.flush_first(name, number, &disk, deadline, patience)?;
+            self.flush_first(name, number, &disk, &deadline)?;
         }
         // All that can be refused is behind it, and nothing is lost yet.
         if let Err(refused) = self.keep(name, None) {
@@ -72,9 +76,15 @@ impl Registry {
             number,
             force,
             deadline,
-            patience,
         };
         self.finish(name, disk, going)
+    }
+
+    /// Tells that a disk isn't wanted any more which wasn't open.
+    fn removed_unopened(&self, name: &str) -> Removed {
+        let event = Event::new(Kind::DiskRemoved, "removed; it wasn't open").of(name);
+        self.service.events().put(event);
+        Removed::gone(name)
     }
 
     /// Flushes before anything is done that can't be undone.
@@ -83,22 +93,20 @@ impl Registry {
         name: &str,
         number: u64,
         disk: &Arc<Disk>,
-        deadline: Instant,
-        patience: Duration,
+        deadline: &Deadline,
     ) -> Result<(), Refused> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let flushed = self.service.flush(disk, left);
+        let flushed = self.service.flush(disk, deadline.left());
         if flushed.is_ok() {
             return Ok(());
         }
-        let is_late = Instant::now() >= deadline;
+        let is_late = deadline.is_over();
         disk.users().reopen();
         self.with_entry(name, number, |entry| entry.stage = Stage::Serving);
         let why = flushed.err().map_or_else(String::new, |e| e.to_string());
         let text = match is_late {
             true => format!(
                 "disk {name}: its flush takes longer than {} s: it is served as before; mend its medium, or use --force",
-                patience.as_secs()
+                deadline.secs()
             ),
             false => format!(
                 "disk {name}: {why}: it is served as before; mend its medium, or use --force"
@@ -120,10 +128,9 @@ impl Registry {
             number,
             force,
             deadline,
-            patience,
         } = going;
         let device = Arc::downgrade(disk.device());
-        let (tell, told) = sync_channel(1);
+        let (tell, told) = answer();
         let (registry, gone) = (Arc::clone(self), name.to_owned());
         let ended = move |end: DiskEnd| {
             registry.forget(&gone, number);
@@ -153,28 +160,27 @@ impl Registry {
         let late = |what: &str| {
             let text = format!(
                 "disk {name}: {what} longer than {} s: it goes on, see `pvblk disk list`",
-                patience.as_secs()
+                deadline.secs()
             );
             Refused::new(Why::Late, text)
         };
-        let left = || deadline.saturating_duration_since(Instant::now());
-        match told.recv_timeout(left()) {
+        match told.until(&deadline) {
             Ok(Ok(())) => {}
             Ok(Err(e)) => {
                 let text = format!("disk {name} is removed, but {e}");
                 return Err(Refused::new(Why::Failed, text));
             }
-            Err(RecvTimeoutError::Timeout) => {
+            Err(NoAnswer::Late) => {
                 return Err(late("requests in flight, or its last flush, take"));
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(Refused::stopping()),
+            Err(NoAnswer::Never) => return Err(Refused::stopping()),
         }
         // Somebody may hold it for a moment: a client that negotiates, a command that asks.
         while device.strong_count() > 0 {
-            if left().is_zero() {
+            if deadline.is_over() {
                 return Err(late("its data is stable, but its backing stays open"));
             }
-            std::thread::sleep(LOOK.min(left()));
+            std::thread::sleep(LOOK.min(deadline.left()));
         }
         Ok(Removed::gone(name))
     }

@@ -15,10 +15,13 @@ pub const MOST_OF_PAGE: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskShown {
     pub name: String,
-    /// `opening`, `serving` or `removing`.
+    /// `opening`, `serving`, `removing`, or `failed`: it is wanted and could not be opened.
     pub state: String,
     /// `healthy`, `degraded`, `stalled` or `failed`.
     pub health: String,
+    /// Why it could not be opened, if it is failed.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// The volume that it stands on, as it was given.
     pub volume: String,
     /// 0 until it is open.
@@ -114,6 +117,19 @@ impl Registry {
         DiskPage { disks, next }
     }
 
+    /// Number of disks that are wanted and could not be opened.
+    pub fn failed(&self) -> usize {
+        let state = self.state.lock();
+        let failed = state.entries.values();
+        failed.filter(|e| e.stage == Stage::Failed).count()
+    }
+
+    /// Why disk `name` isn't open, if it is wanted and could not be opened.
+    pub fn failure(&self, name: &str) -> Option<Refused> {
+        let state = self.state.lock();
+        state.failed(name).map(|entry| Refused::busy(name, entry))
+    }
+
     fn places(&self) -> Places {
         let local = self.exports.local_paths();
         Places {
@@ -156,11 +172,19 @@ fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
         Stage::Opening | Stage::GivenUp => "opening",
         Stage::Serving => "serving",
         Stage::Removing => "removing",
+        Stage::Failed => "failed",
+    };
+    let is_failed = entry.stage == Stage::Failed;
+    let health = match &entry.disk {
+        Some(disk) => health(disk),
+        None if is_failed => "failed".to_owned(),
+        None => String::new(),
     };
     DiskShown {
         name: name.to_owned(),
         state: state.to_owned(),
-        health: entry.disk.as_ref().map_or_else(String::new, health),
+        health,
+        reason: entry.reason.clone().filter(|_| is_failed),
         volume: wanted.volume.clone(),
         size_bytes: device.map_or(0, |d| d.capacity_sectors() * 512),
         read_only: device.is_some_and(|d| d.limits().read_only),
@@ -178,6 +202,7 @@ fn leaving(disk: &Arc<Disk>) -> DiskShown {
         name: disk.name().to_owned(),
         state: "removing".to_owned(),
         health: health(disk),
+        reason: None,
         volume: disk.device().describe(),
         size_bytes: disk.device().capacity_sectors() * 512,
         read_only: disk.device().limits().read_only,

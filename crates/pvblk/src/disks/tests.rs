@@ -1,6 +1,7 @@
 use super::*;
 use crate::exports::ExportLimits;
 use crate::shares::ClientLimits;
+use crate::wanted::{Configured, Steps};
 use pvblk_backend::{Backend, BackendOptions, Disks, StopTimes};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_protocol::xenbus::BackendOffers;
@@ -275,4 +276,144 @@ fn a_disk_changes_while_it_is_served() {
     assert!(disk.users().is_exclusive());
     let none = bed.registry.set("b", &change).unwrap_err();
     assert_eq!(none.why, Why::NoDisk);
+}
+
+impl Bed {
+    /// Keeps a state, without a file, in which these disks are configured.
+    fn keep(&self, disks: &[(&str, &DiskWanted)]) -> Arc<WantedState> {
+        let disks = disks.iter().map(|(n, d)| ((*n).to_owned(), (*d).clone()));
+        let configured = Configured {
+            disks: disks.collect(),
+            ..Configured::default()
+        };
+        let state = Arc::new(WantedState::open(configured, None).unwrap());
+        self.registry.keep_in(&state);
+        state
+    }
+}
+
+#[test]
+fn a_disk_that_could_not_be_opened_is_shown_and_tried_again() {
+    let bed = Bed::new();
+    let image = bed.path("a.img");
+    let wanted = DiskWanted {
+        vhost_user: vec![format!("unix:{}", bed.path("a.sock").display())],
+        ..DiskWanted::new(format!("file:{}", image.display()))
+    };
+    let state = bed.keep(&[("a", &wanted)]);
+    bed.registry
+        .add_failed("a", &wanted, "disk a: its medium is gone")
+        .unwrap();
+    let shown = bed.registry.show("a").unwrap();
+    assert_eq!(
+        (shown.state.as_str(), shown.health.as_str()),
+        ("failed", "failed")
+    );
+    assert_eq!(shown.reason.as_deref(), Some("its medium is gone"));
+    assert_eq!(
+        (bed.names(), bed.registry.failed()),
+        (vec!["a".to_owned()], 1)
+    );
+    // Nobody can use it, and the error says what to do.
+    let change = DiskChange {
+        exclusive: Some(true),
+        limit: None,
+    };
+    let refused = bed.registry.set("a", &change).unwrap_err();
+    assert!(
+        refused
+            .text
+            .contains("its medium is gone; `pvblk disk add a` tries again"),
+        "{refused}"
+    );
+    // Again, in vain: the reason is the new one.
+    let refused = bed.registry.add_again("a", HANG).unwrap_err();
+    let shown = bed.registry.show("a").unwrap();
+    assert_eq!(shown.state, "failed");
+    let reason = shown.reason.unwrap();
+    assert!(
+        refused.text.ends_with(&reason) && reason.contains("a.img"),
+        "{refused}: {reason}"
+    );
+    // Another volume that can't be opened either changes nothing of what is wanted.
+    let other = format!("file:{}", bed.path("b.img").display());
+    bed.add("a", &other).unwrap_err();
+    let shown = bed.registry.show("a").unwrap();
+    assert_eq!(
+        (shown.volume, shown.reason),
+        (wanted.volume.clone(), Some(reason))
+    );
+    assert_eq!(state.disk("a"), Some(wanted.clone()));
+    std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let shown = bed.registry.add_again("a", HANG).unwrap();
+    assert_eq!((shown.state.as_str(), shown.reason), ("serving", None));
+    assert!(bed.path("a.sock").exists() && bed.registry.failed() == 0);
+    assert_eq!(
+        bed.registry.add_again("a", HANG).unwrap_err().why,
+        Why::Exists
+    );
+    assert_eq!(
+        bed.registry.add_again("b", HANG).unwrap_err().why,
+        Why::NoDisk
+    );
+    // One that is removed isn't wanted any more, and isn't shown when it fails.
+    bed.remove("a", false).unwrap();
+    std::fs::remove_file(&image).unwrap();
+    assert!(bed.registry.add("a", &wanted, HANG).is_err() && bed.names().is_empty());
+}
+
+#[test]
+fn a_disk_that_could_not_be_opened_is_removed_or_replaced() {
+    let bed = Bed::new();
+    let wanted = DiskWanted::new(format!("file:{}", bed.path("none.img").display()));
+    let state = bed.keep(&[("a", &wanted), ("b", &wanted)]);
+    for name in ["a", "b"] {
+        bed.registry
+            .add_failed(name, &wanted, "no such file")
+            .unwrap();
+    }
+    assert_eq!(bed.remove("a", false).unwrap().state, "gone");
+    assert_eq!((state.disk("a"), bed.names()), (None, vec!["b".to_owned()]));
+    assert_eq!(bed.add("b", "mem:1M").unwrap().state, "serving");
+    assert_eq!(state.disk("b"), Some(DiskWanted::new("mem:1M")));
+    bed.remove("b", false).unwrap();
+}
+
+#[test]
+fn a_reload_tries_disks_again_that_could_not_be_opened() {
+    let bed = Bed::new();
+    let wanted = |name: &str| {
+        let path = bed.path(name).display().to_string();
+        DiskWanted::new(format!("file:{path},size=1M"))
+    };
+    // Its folder isn't there.
+    let (a, b) = (wanted("a/a.img"), wanted("b/b.img"));
+    let state = bed.keep(&[("a", &a), ("b", &b)]);
+    let server = SharedRegistry(Arc::clone(&bed.registry));
+    let carry_out = || -> Vec<bool> {
+        let wanted = crate::wanted::plan::Served {
+            disks: state.disks().into_iter().collect(),
+            listeners: state.listeners(),
+        };
+        server.forget_failed(&wanted);
+        let steps = crate::wanted::plan::plan(&server.present(), &wanted);
+        steps.iter().map(|s| server.carry_out(s).is_ok()).collect()
+    };
+    assert_eq!(carry_out(), [false, false]);
+    assert_eq!((bed.names().len(), bed.registry.failed()), (2, 2));
+    std::fs::create_dir(bed.path("a")).unwrap();
+    assert_eq!(carry_out(), [true, false]);
+    assert_eq!(bed.registry.show("a").unwrap().state, "serving");
+    // A configuration without it forgets one that isn't open.
+    let configured = Configured {
+        disks: vec![("a".into(), a)],
+        ..Configured::default()
+    };
+    state.reload(configured).unwrap();
+    assert_eq!(carry_out(), [] as [bool; 0]);
+    assert_eq!(
+        (bed.names(), bed.registry.failed()),
+        (vec!["a".to_owned()], 0)
+    );
+    bed.remove("a", false).unwrap();
 }

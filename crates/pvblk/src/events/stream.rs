@@ -4,6 +4,7 @@ use super::form::EventForm;
 use pvblk_backend::events::{EventLog, Kind, Start};
 use pvblk_block::Error;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +28,12 @@ pub struct EventsQuery {
 }
 
 impl EventsQuery {
-    /// The question in JSON.
-    pub fn parse(text: &str) -> Result<EventsQuery, Error> {
-        serde_json::from_str(text).map_err(|e| Error::config(format!("events {text}: {e}")))
+    /// The question from its JSON; null asks for all that there is.
+    pub fn parse(params: Value) -> Result<EventsQuery, Error> {
+        if params.is_null() {
+            return Ok(EventsQuery::default());
+        }
+        serde_json::from_value(params).map_err(|e| Error::config(format!("events: {e}")))
     }
 }
 
@@ -67,8 +71,9 @@ pub fn answer(
 mod tests {
     use super::*;
     use pvblk_backend::events::Event;
+    use serde_json::json;
 
-    fn kinds(log: &Arc<EventLog>, query: &str) -> Vec<String> {
+    fn kinds(log: &Arc<EventLog>, query: Value) -> Vec<String> {
         let mut lines = Vec::new();
         let query = EventsQuery::parse(query).unwrap();
         let put = |line: &str| {
@@ -87,11 +92,14 @@ mod tests {
         log.put(Event::new(Kind::DiskAdded, "served").of("b"));
         log.put(Event::new(Kind::MemorySqueezed, "short"));
         let all = ["1 disk-added", "2 disk-added", "3 memory-squeezed"];
-        assert_eq!(kinds(&log, "{}"), all);
+        assert_eq!(kinds(&log, json!({})), all);
+        assert_eq!(kinds(&log, Value::Null), all);
         // The end comes when the reader is gone.
-        assert_eq!(kinds(&log, r#"{"follow":true}"#), all);
-        assert_eq!(kinds(&log, r#"{"disk":"b"}"#), ["2 disk-added"]);
-        assert_eq!(kinds(&log, r#"{"after":2}"#), ["3 memory-squeezed"]);
-        assert!(EventsQuery::parse(r#"{"more":1}"#).is_err());
+        assert_eq!(kinds(&log, json!({"follow": true})), all);
+        assert_eq!(kinds(&log, json!({"disk": "b"})), ["2 disk-added"]);
+        assert_eq!(kinds(&log, json!({"after": 2})), ["3 memory-squeezed"]);
+        for wrong in [json!({"more": 1}), json!({"after": "2"}), json!("all")] {
+            assert!(EventsQuery::parse(wrong).is_err());
+        }
     }
 }

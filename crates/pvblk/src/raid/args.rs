@@ -1,14 +1,14 @@
 //! Flags of `pvblk raid`.
 
+use crate::control::ControlArg;
 use clap::Args;
 
 /// An array that is served, or the members of one that isn't.
 #[derive(Args, Debug)]
 pub struct Whom {
-    /// Control socket of the server; then the name of its disk comes in place of members
-    #[arg(long, value_name = "unix:PATH")]
-    pub control: Option<String>,
-    /// Members; with --control the disk
+    #[command(flatten)]
+    pub control: ControlArg,
+    /// Members; or the name of a disk that is served, which no file has, unless --control names the server
     #[arg(value_name = "MEMBER|DISK", required = true)]
     pub names: Vec<String>,
     /// Print the result as JSON
@@ -19,9 +19,8 @@ pub struct Whom {
 /// An array that is served.
 #[derive(Args, Debug)]
 pub struct Served {
-    /// Control socket of the server
-    #[arg(long, value_name = "unix:PATH")]
-    pub control: String,
+    #[command(flatten)]
+    pub control: ControlArg,
     /// Name of the disk
     #[arg(value_name = "DISK")]
     pub disk: String,
@@ -122,7 +121,7 @@ pub struct DetailArgs {
 
 #[derive(Args, Debug)]
 pub struct AddArgs {
-    /// Members of an array that isn't served; with --control the disk, and then the new member
+    /// Members of an array that isn't served; or a disk that is, and then the new member
     #[command(flatten)]
     pub whom: Whom,
     /// A device to become a spare; may be given several times

@@ -2,7 +2,7 @@
 
 use super::progress::Bar;
 use super::report::Report;
-use crate::{config, control};
+use crate::control::{self, ControlArg};
 use anyhow::{Context, Result, bail};
 use pvblk_raid5::Raid5;
 use pvblk_raid5::ask::{Detail, DeviceState, Question, Serving, SyncProgress};
@@ -21,16 +21,22 @@ const BEGIN: Duration = Duration::from_secs(30);
 /// An array that can be asked.
 pub enum Array {
     /// A disk of the server with this control socket.
-    Served { control: PathBuf, disk: String },
+    Served {
+        control: PathBuf,
+        /// The disk's name was taken for one since no file has it.
+        guessed: bool,
+        disk: String,
+    },
     /// One of our own.
     Own(Arc<Raid5>),
 }
 
 impl Array {
     /// The disk of a server.
-    pub fn served(control: &str, disk: &str) -> Result<Array> {
+    pub fn served(control: &ControlArg, disk: &str) -> Result<Array> {
         Ok(Array::Served {
-            control: config::unix_path("--control", control)?,
+            control: control.path()?,
+            guessed: false,
             disk: disk.to_owned(),
         })
     }
@@ -39,8 +45,18 @@ impl Array {
     pub fn ask(&self, question: &Question) -> Result<Detail> {
         match self {
             Array::Own(array) => Ok(array.answer(question)?),
-            Array::Served { control, disk } => {
-                let answer = control::ask(control, disk, &serde_json::to_string(question)?)?;
+            Array::Served {
+                control,
+                guessed,
+                disk,
+            } => {
+                let answer = control::ask(control, disk, &serde_json::to_string(question)?);
+                let answer = match guessed {
+                    true => answer.with_context(|| {
+                        format!("{disk}: no file has this name, so it is a disk of a server")
+                    })?,
+                    false => answer?,
+                };
                 serde_json::from_str(&answer)
                     .with_context(|| format!("{}: the answer is no array's", control.display()))
             }

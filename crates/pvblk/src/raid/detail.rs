@@ -2,7 +2,6 @@
 
 use super::args::DetailArgs;
 use super::ask::{Array, Speed};
-use super::manage::one_disk;
 use super::screen::Screen;
 use super::{member, open_to_read, progress, text};
 use anyhow::Result;
@@ -19,7 +18,7 @@ const MEASURE: Duration = Duration::from_millis(300);
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub fn run(args: &DetailArgs) -> Result<()> {
-    let array = one_disk(&args.whom)?;
+    let array = args.whom.served()?;
     let mut speed = Speed::default();
     // Opened when there is something to show, so that an error before is seen.
     let mut screen = None;

@@ -1,11 +1,11 @@
 //! Commands to arrays that are served, and `add`, `check` and `repair`, which do without a server too.
 
 use super::args::{
-    AddArgs, CheckArgs, MemberArgs, ReplaceArgs, Served, SpeedArgs, StripesArgs, Whom,
-    WritePathArgs,
+    AddArgs, CheckArgs, MemberArgs, ReplaceArgs, Served, SpeedArgs, StripesArgs, WritePathArgs,
 };
 use super::ask::{Array, follow, noun};
 use super::report::{self, Report};
+use super::whom::Target;
 use super::{member, offline};
 use anyhow::{Result, bail};
 use pvblk_client::nbd::NbdUri;
@@ -27,22 +27,30 @@ fn order(
 }
 
 pub fn add(args: &AddArgs) -> Result<()> {
-    let Whom {
-        control,
-        names,
-        json,
-    } = &args.whom;
-    let Some(control) = control else {
-        if args.spares.is_empty() {
-            bail!("no device to add: name it with --spare, or the server with --control");
+    let (names, json) = (&args.whom.names, &args.whom.json);
+    let (array, disk, new) = match args.whom.target()? {
+        Target::Members if args.spares.is_empty() => bail!(
+            "no device to add: name it with --spare; if {} is a disk that is served, name the server with --control",
+            names[0]
+        ),
+        Target::Members => return offline::add(names, &args.spares, args.force, *json),
+        Target::Served { disk, rest: [], .. } if args.spares.is_empty() => {
+            bail!("name the disk that is served, {disk}, and then the new member")
         }
-        return offline::add(names, &args.spares, args.force, *json);
+        Target::Served {
+            control,
+            guessed,
+            disk,
+            rest,
+        } => {
+            let array = Array::Served {
+                control,
+                guessed,
+                disk: disk.to_owned(),
+            };
+            (array, disk, rest)
+        }
     };
-    let (disk, new) = match names.as_slice() {
-        [disk, new @ ..] if new.len() + args.spares.len() > 0 => (disk, new),
-        _ => bail!("with --control name the disk, and then the new member"),
-    };
-    let array = Array::served(control, disk)?;
     for new in new.iter().chain(&args.spares) {
         let member = to_server(new)?;
         let question = Question::Add {
@@ -90,10 +98,16 @@ pub fn check(args: &CheckArgs, question: &Question) -> Result<()> {
         Question::Repair {} => "repair",
         _ => "check",
     };
-    let Whom { names, json, .. } = &args.whom;
-    let Some(array) = one_disk(&args.whom)? else {
+    let (names, json) = (&args.whom.names, &args.whom.json);
+    let Some(array) = args.whom.served()? else {
         return offline::check(names, args.speed, question, action, *json);
     };
+    if args.speed.is_some() {
+        bail!(
+            "--speed is for members that aren't served: see `pvblk raid speed {}`",
+            names[0]
+        );
+    }
     let after = array.ask(question)?;
     if args.wait {
         let followed = follow(&array, Some(action), &AtomicBool::new(false))?;
@@ -171,18 +185,6 @@ pub fn write_path(args: &WritePathArgs) -> Result<()> {
         &Question::WritePath { path },
         |_| message,
     )
-}
-
-/// The disk of a server; `None` if members are named instead.
-pub fn one_disk(whom: &Whom) -> Result<Option<Array>> {
-    match (&whom.control, whom.names.as_slice()) {
-        (None, _) => Ok(None),
-        (Some(control), [disk]) => Array::served(control, disk).map(Some),
-        (Some(_), names) => bail!(
-            "{}: with --control name the disk alone; the server knows its members",
-            names.join(" ")
-        ),
-    }
 }
 
 /// A member for a server, which may run in another folder.

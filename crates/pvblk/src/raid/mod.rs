@@ -12,6 +12,7 @@ mod report;
 mod scan;
 mod screen;
 mod text;
+mod whom;
 
 use anyhow::Result;
 use args::{
@@ -39,10 +40,11 @@ Examples:
   pvblk raid add a.img b.img c.img --spare file:d.img,size=1G
 
 While it is served, members are named to the server:
-  pvblk raid detail --control unix:/tmp/ctl r
-  pvblk raid add --control unix:/tmp/ctl r file:d.img,size=1G
-  pvblk raid fail --control unix:/tmp/ctl r b.img
-  pvblk raid wait --control unix:/tmp/ctl r
+  export PVBLK_CONTROL=unix:/tmp/ctl
+  pvblk raid detail r
+  pvblk raid add r file:d.img,size=1G
+  pvblk raid fail r b.img
+  pvblk raid wait r
 
 The format is md's, version 1.2: Linux assembles the members too, with mdadm over loop devices.";
 

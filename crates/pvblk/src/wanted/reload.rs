@@ -19,6 +19,8 @@ const AT_ONCE: usize = 16;
 pub trait Steps: Send + Sync {
     /// The disks and sockets that are served now.
     fn present(&self) -> Served;
+    /// Forgets disks that could not be opened and aren't wanted any more.
+    fn forget_failed(&self, wanted: &Served);
     /// Waits for its own disk only, and not for ever.
     fn carry_out(&self, step: &Step) -> Result<()>;
 }
@@ -87,6 +89,7 @@ impl Reload {
         self.state.reload(config.configured)?;
         // Disks that were added or removed meanwhile are among them.
         let wanted = served(self.state.disks(), self.state.listeners());
+        server.forget_failed(&wanted);
         let steps = plan(&server.present(), &wanted);
         for (step, why) in carry_out(server, &steps) {
             difference.add_failure(&step, why);
