@@ -1,5 +1,6 @@
 //! [`Opener`]: everything that the server opens, binds and connects.
 
+use crate::wanted::{LOCK, RealFolder};
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::nbd::NbdSocket;
@@ -7,8 +8,9 @@ use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_export::xen::{LinuxXen, Xenstore};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_volume::{Need, VolumeSpec};
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -62,6 +64,20 @@ impl Opener {
             made.map_err(|e| Error::os(format!("making {}", directory.display()), e))?;
         }
         self.stream(path)
+    }
+
+    /// The folder that keeps what is wanted, made if there is none, with its lock.
+    pub fn state(&self, path: &Path) -> Result<RealFolder> {
+        let failed = || format!("--state {}", path.display());
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e).with_context(failed),
+            _ => {}
+        }
+        let folder = File::open(path).with_context(failed)?;
+        let mut options = OpenOptions::new();
+        options.create(true).write(true).truncate(false).mode(0o600);
+        let lock = options.open(path.join(LOCK)).with_context(failed)?;
+        RealFolder::locked(path, folder, lock)
     }
 
     /// The way to Xen: its store, and its devices.

@@ -9,7 +9,7 @@ use crate::exports::{ExportLimits, Exports};
 use crate::memory::Desk;
 use crate::opener::Opener;
 use crate::traces::Traces;
-use crate::wanted::{Reload, WantedState, members};
+use crate::wanted::{Reload, WantedState, members, takeovers};
 use crate::{bill, daemon, log};
 use anyhow::{Context, Result, bail};
 use pvblk_backend::{Backend, BackendOptions, Disks, Pressure, Service};
@@ -21,12 +21,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     log::start(Some(&config.log))?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
-    let state = WantedState::open(config.configured.clone(), config.state.as_deref())?;
+    // Each front end's ring, NBD connection and guest's queue takes one queue.
+    let opener = Arc::new(Opener::new(config.max_queues as u16, config.allow_remote));
+    let folder = config.state.as_deref().map(|path| opener.state(path));
+    let state = WantedState::open(config.configured.clone(), folder.transpose()?)?;
     let state = Arc::new(state);
     config.take(args, &state)?;
     let traces = Arc::new(Traces::of_server());
-    // Each front end's ring, NBD connection and guest's queue takes one.
-    let opener = Arc::new(Opener::new(config.max_queues as u16, config.allow_remote));
     let opened = open_all(&mut config, &opener, &state)?;
     let served = |name: &str| opened.iter().any(|(n, _)| n == name);
     config.vhost_user.retain(|l| served(&l.disk));
@@ -65,6 +66,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         exports.add_local(&unix_path("--local", socket)?)?;
     }
     registry.keep_in(&state);
+    if config.state.is_some() {
+        takeovers::watch(&registry, &service)?;
+    }
     let reload = Arc::new(Reload::new(args, &state, &config));
     let reached = Reached {
         feed: Arc::clone(traces.feed()),

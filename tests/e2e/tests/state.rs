@@ -1,6 +1,6 @@
 //! Disks that come and go at run time, and are what they were after a restart: in order, by a reload, and by `kill -9` at any moment.
 
-use pvblk_e2e::arrays::Disks;
+use pvblk_e2e::arrays::{Disks, raid};
 use pvblk_e2e::control::Control;
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::managed::{array, name, names};
@@ -26,7 +26,12 @@ fn main() -> ExitCode {
         ("a_restart_serves_what_was_wanted", restart),
         ("a_configuration_is_read_again", reload),
         ("a_state_that_cannot_be_used_is_refused", refused),
+        ("a_disk_that_is_not_there_is_shown_and_tried_again", gone),
         ("members_replaced_while_serving_are_remembered", replaced),
+        (
+            "a_spare_that_takes_over_by_itself_is_remembered",
+            taken_over,
+        ),
         (
             "kills_in_the_middle_of_commands_leave_the_old_or_the_new",
             kills,
@@ -264,6 +269,43 @@ fn refused() -> Result<(), Stop> {
     server.daemon.stop()
 }
 
+fn gone() -> Result<(), Stop> {
+    let mut server = Server::new("[disk.a]\nvolume = 'mem:1M'\n")?;
+    let (here, away) = (server.path("c.img"), server.path("away.img"));
+    server.done(&["disk", "add", &format!("c=file:{},size=1M", here.display())])?;
+    server.daemon.stop()?;
+    // A folder has its name, so that `size=` can't make another file.
+    std::fs::create_dir(&away)?;
+    std::fs::rename(&here, away.join("c.img"))?;
+    std::fs::create_dir(&here)?;
+    server.again()?;
+    let list: Value = serde_json::from_str(&server.done(&["disk", "list", "--json"])?)?;
+    let shown = &list["disks"][1];
+    let reason = shown["reason"].as_str().unwrap_or_default();
+    check(
+        shown["state"] == "failed" && shown["health"] == "failed" && reason.contains("c.img"),
+        || list.to_string(),
+    )?;
+    for (args, words) in [
+        (&["disk", "list"][..], "disk c isn't open: "),
+        (&["stat"], "one more disk isn't open"),
+    ] {
+        let said = server.done(args)?;
+        check(said.contains(words), || said.clone())?;
+    }
+    // In vain; and then not.
+    let said = server.ask(&["disk", "add", "c"])?.stderr;
+    check(said.lines().count() == 1 && said.contains("c.img"), || {
+        said.clone()
+    })?;
+    std::fs::remove_dir(&here)?;
+    std::fs::rename(away.join("c.img"), &here)?;
+    let said = server.done(&["disk", "add", "c"])?;
+    check(said.contains("disk c: serving"), || said.clone())?;
+    drop(Connection::open(&server.path("nbd"), "c")?);
+    server.daemon.stop()
+}
+
 /// An array of four members, its server, and the image that it holds.
 struct ArrayServer {
     server: Server,
@@ -273,10 +315,20 @@ struct ArrayServer {
 
 impl ArrayServer {
     fn new(files: usize) -> Result<ArrayServer, Stop> {
+        ArrayServer::of(files, |disks| {
+            let members = names(disks, &[0, 1, 2, 3]);
+            Ok(members.iter().map(|m| format!("[file:{m}]")).collect())
+        })
+    }
+
+    /// Its server has the list of members that `each` returns.
+    fn of(
+        files: usize,
+        each: impl FnOnce(&Disks) -> Result<String, Stop>,
+    ) -> Result<ArrayServer, Stop> {
         need(&["nbdcopy", "cmp"])?;
         let (disks, image) = array(files, "ppl")?;
-        let members = names(&disks, &[0, 1, 2, 3]);
-        let each: String = members.iter().map(|m| format!("[file:{m}]")).collect();
+        let each = each(&disks)?;
         let server = Server::new(&format!("[disk.r]\nvolume = 'raid5:{each}'\n"))?;
         let array = ArrayServer {
             server,
@@ -336,8 +388,73 @@ impl ArrayServer {
     }
 }
 
+/// The second member fails after some requests, and a spare is there.
+fn taken_over() -> Result<(), Stop> {
+    let mut rng = random();
+    let cycles = cycles(3)?;
+    for cycle in 0..cycles {
+        let mut array = ArrayServer::of(5, |disks| {
+            let spare = ["--spare", &name(disks, 4)].map(str::to_owned);
+            let args: Vec<&str> = ["add"]
+                .into_iter()
+                .chain(spare.iter().map(String::as_str))
+                .collect();
+            raid(&args, &disks.paths(0..4))?;
+            let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(|n| name(disks, n));
+            Ok(format!(
+                "[file:{a}][fault:after=200,error=1:file:{b}][file:{c}][file:{d}][file:{e}]"
+            ))
+        })?;
+        if cycle > 0 {
+            // Before, while and after the new list is stored: the old one and the new one start.
+            std::thread::sleep(Duration::from_millis(rng.u64(0..300)));
+            array.server.daemon.kill()?;
+            array.server.again()?;
+            array.verify()?;
+        }
+        let spare = name(&array.disks, 4);
+        let begin = Instant::now();
+        let is_stored = |array: &ArrayServer| -> Result<bool, Stop> {
+            let file = array.server.path("state").join("state.json");
+            let Ok(text) = std::fs::read_to_string(file) else {
+                return Ok(false);
+            };
+            let stored: Value = serde_json::from_str(&text)?;
+            let volume = stored["changes"]["disks"]["r"]["wanted"]["volume"].as_str();
+            let volume = volume.unwrap_or_default();
+            Ok(volume.contains(&spare) && !volume.contains(&name(&array.disks, 1)))
+        };
+        while !is_stored(&array)? {
+            if begin.elapsed() > PATIENCE {
+                return Err(array
+                    .server
+                    .daemon
+                    .failure(&format!("never stored: {}", array.detail()?)));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let members = array.members()?;
+        check(members.iter().any(|m| m.contains(&spare)), || {
+            format!("{members:?}")
+        })?;
+        array.verify()?;
+        array.server.daemon.stop()?;
+        // The configuration still names the member that failed.
+        std::fs::remove_file(array.disks.path(1))?;
+        array.server.again()?;
+        array.verify()?;
+        array.server.daemon.stop()?;
+    }
+    Ok(())
+}
+
 fn replaced() -> Result<(), Stop> {
     let mut array = ArrayServer::new(6)?;
+    // Without --control: a name that no file has is a disk of the server that the variable names.
+    let mut command = pvblk(["raid", "detail", "r"])?;
+    command.env("PVBLK_CONTROL", unix(&array.server.path("control")));
+    let said = run(command, PATIENCE)?.success()?.stdout;
+    check(said.contains("Raid Level : raid5"), || said.clone())?;
     for (old, new) in [(0, 4), (2, 5)] {
         let (old, new) = (name(&array.disks, old), name(&array.disks, new));
         array

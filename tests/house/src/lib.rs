@@ -6,12 +6,14 @@
 //! - `unsafe`, length of files, unfinished code ([`source`]),
 //! - how a device over another one passes capabilities on ([`devices`]),
 //! - words of comments ([`words`]),
+//! - the places that open, bind and connect ([`opens`]),
 //! - links in documents ([`links`]).
 
 pub mod devices;
 pub mod graph;
 pub mod lexer;
 pub mod links;
+pub mod opens;
 pub mod source;
 pub mod tree;
 pub mod words;

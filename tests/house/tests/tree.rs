@@ -1,6 +1,6 @@
 //! Applies the rules to this tree.
 
-use pvblk_house::{Finding, devices, graph, links, source, tree, words};
+use pvblk_house::{Finding, devices, graph, links, opens, source, tree, words};
 use std::process::Command;
 
 fn assert_none(findings: &[Finding]) {
@@ -63,6 +63,19 @@ fn no_capability_is_forgotten() {
         .iter()
         .flat_map(|(path, text)| devices::check_devices(path, text))
         .collect();
+    assert_none(&findings);
+}
+
+#[test]
+fn the_server_opens_by_its_opener() {
+    let files = tree::files(&tree::root(), &[".rs"]).expect("the tree is readable");
+    let paths: Vec<&str> = files.iter().map(|(path, _)| path.as_str()).collect();
+    let mut findings = opens::check_list(&paths);
+    findings.extend(
+        files
+            .iter()
+            .flat_map(|(path, text)| opens::check(path, text)),
+    );
     assert_none(&findings);
 }
 

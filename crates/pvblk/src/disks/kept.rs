@@ -3,7 +3,7 @@
 use super::exporting::Export;
 use super::{DiskChange, Entry, Refused, Registry, Stage, Why};
 use crate::wanted::plan::{self, Listener, Served, Step};
-use crate::wanted::{DiskWanted, Steps, WantedState};
+use crate::wanted::{DiskWanted, Seen, Steps, WantedState};
 use anyhow::Result;
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,10 +107,24 @@ impl Registry {
         if let Some(state) = self.kept.get() {
             state.set_members(name, volume)?;
         }
+        self.note_volume(name, volume);
+        Ok(())
+    }
+
+    /// The same for an array that changed by itself since `seen`, unless a command changes it, too.
+    pub fn settle_members(&self, name: &str, seen: &Seen, volume: &str) -> Result<()> {
+        if let Some(state) = self.kept.get()
+            && state.settle_members(name, seen, volume)?
+        {
+            self.note_volume(name, volume);
+        }
+        Ok(())
+    }
+
+    fn note_volume(&self, name: &str, volume: &str) {
         if let Some(entry) = self.state.lock().entries.get_mut(name) {
             entry.wanted.volume = volume.to_owned();
         }
-        Ok(())
     }
 }
 

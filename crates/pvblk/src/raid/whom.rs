@@ -7,7 +7,7 @@ use crate::wanted::check_name;
 use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 
-/// What the names of a command line are.
+/// The array that the names of a command line stand for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Target<'a> {
     /// A disk of a server, and the names after it.

@@ -8,6 +8,7 @@ use pvblk_backend::Disk;
 use pvblk_block::{BlockDevice, Error, error_line};
 use pvblk_raid5::ask::{Question, SpecAnswer};
 use pvblk_volume::{Members, Raid5Spec, VolumeSpec};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Most devices that may be on their way into one array.
@@ -90,6 +91,55 @@ pub fn ask(
 fn settle(registry: &Arc<Registry>, disk: &Arc<Disk>, spec: &VolumeSpec) -> Result<()> {
     let answer = disk.ask(&spec_question()).context("it doesn't tell them")?;
     registry.set_members(disk.name(), &volume_with(spec, &answer?)?)
+}
+
+/// Stores the volume by which the array of a disk is found now, if other devices are its members than those that the stored volume names. Returns whether there was something to
+/// store; then the array is to be asked again later.
+pub fn note(registry: &Arc<Registry>, disk: &Arc<Disk>) -> Result<bool> {
+    let name = disk.name();
+    let Some(state) = registry.kept() else {
+        return Ok(false);
+    };
+    let Some(seen) = state.members(name) else {
+        return Ok(false);
+    };
+    let Ok(spec) = seen.volume.parse::<VolumeSpec>() else {
+        return Ok(false);
+    };
+    let Some(Raid5Spec {
+        of: Members::Named(named),
+        ..
+    }) = array(&mut spec.clone()).cloned()
+    else {
+        // Found by its UUID, it is found whatever its members are.
+        return Ok(false);
+    };
+    let Some(answer) = disk.ask(&spec_question()) else {
+        return Ok(false);
+    };
+    let answer = answer?;
+    if is_of(&named, &answer)? {
+        return Ok(false);
+    }
+    registry.settle_members(name, &seen, &volume_with(&spec, &answer)?)?;
+    Ok(true)
+}
+
+/// True if an array that answered so has the devices that are named, and no others.
+fn is_of(named: &[Option<VolumeSpec>], answer: &str) -> Result<bool> {
+    let answer: SpecAnswer = serde_json::from_str(answer).context("no answer of an array")?;
+    let VolumeSpec::Raid5(Raid5Spec {
+        of: Members::Named(now),
+        ..
+    }) = answer.list.parse()?
+    else {
+        anyhow::bail!("no list of members: {}", answer.list);
+    };
+    let texts = |members: &[Option<VolumeSpec>]| {
+        let all = members.iter().flatten().map(|m| m.as_member().to_string());
+        all.collect::<BTreeSet<String>>()
+    };
+    Ok(texts(named) == texts(&now))
 }
 
 fn spec_question() -> String {
@@ -202,6 +252,35 @@ mod tests {
         let expected = "cache:1M:raid5:[file:/a][file:/d][file:/c],stripes=300";
         assert_eq!(spec(&volume), spec(expected));
         assert!(volume_with(&spec("file:/a"), &answer).is_err());
+    }
+
+    #[test]
+    fn an_array_that_has_the_devices_that_are_named_needs_no_other_volume() {
+        let named = |text: &str| {
+            let mut spec = spec(text);
+            match &array(&mut spec).expect("an array").of {
+                Members::Named(named) => named.clone(),
+                Members::Found(_) => panic!("found by its UUID"),
+            }
+        };
+        let is_of = |text: &str, list: &str| {
+            let answer = serde_json::json!({"spec": list, "list": list}).to_string();
+            is_of(&named(text), &answer).expect("an answer")
+        };
+        let four = "raid5:[file:/a][file:/b][file:/c][file:/d]";
+        assert!(is_of(four, four));
+        // The spare is a member now, and all devices are there.
+        assert!(is_of(four, "raid5:[file:/d][file:/b][file:/c][file:/a]"));
+        // The member that failed isn't among them any more.
+        assert!(!is_of(four, "raid5:[file:/a][file:/d][file:/c]"));
+        assert!(!is_of(
+            "raid5:[file:/a][missing][file:/c]",
+            "raid5:[file:/a][file:/d][file:/c]"
+        ));
+        assert!(is_of(
+            "raid5:[file:/a][missing][file:/c]",
+            "raid5:[file:/a][missing][file:/c]"
+        ));
     }
 
     #[test]

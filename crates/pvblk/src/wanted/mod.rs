@@ -12,10 +12,11 @@ pub mod plan;
 mod reload;
 mod state;
 mod store;
+pub mod takeovers;
 
 pub use changes::{Changes, Configured, Listeners};
 pub use difference::Difference;
 pub use disk::{DiskWanted, ParsedDisk, check_name};
 pub use reload::{Reload, Steps};
-pub use state::WantedState;
-pub use store::Store;
+pub use state::{Seen, WantedState};
+pub use store::{LOCK, RealFolder, Store};

@@ -1,10 +1,9 @@
 //! [`WantedState`]: what is wanted of this server now, and the one place that changes it.
 
 use super::changes::Occasion;
-use super::{Changes, Configured, DiskWanted, Listeners, Store};
+use super::{Changes, Configured, DiskWanted, Listeners, RealFolder, Store};
 use anyhow::{Result, anyhow};
 use parking_lot::{Condvar, Mutex};
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// The wanted state: the configuration, and changes at run time over it.
@@ -29,13 +28,32 @@ struct Inner {
     batch: Arc<Batch>,
 }
 
+/// The members of an array as they are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub volume: String,
+    /// Devices that may have become members since the volume was written.
+    pub joining: Vec<String>,
+}
+
+impl Seen {
+    fn of(changes: &Changes, configured: &Configured, name: &str) -> Option<Seen> {
+        let joining = changes.disks.get(name).map(|c| c.joining.clone());
+        changes.disk(configured, name).map(|wanted| Seen {
+            volume: wanted.volume.clone(),
+            joining: joining.unwrap_or_default(),
+        })
+    }
+}
+
 /// Changes that are stored by one write: how that ended, when it has.
 type Batch = OnceLock<Result<(), String>>;
 
 impl WantedState {
-    /// Reads what is stored in the folder `state`; with `None` changes last as long as this process.
-    pub fn open(configured: Configured, state: Option<&Path>) -> Result<WantedState> {
-        match state.map(Store::open).transpose()? {
+    /// Reads what is stored in a folder; with `None` changes last as long as this process.
+    pub fn open(configured: Configured, folder: Option<RealFolder>) -> Result<WantedState> {
+        let store = folder.map(|folder| Store::on(Box::new(folder)));
+        match store.transpose()? {
             Some((store, changes)) => Ok(WantedState::new(configured, Some(store), changes)),
             None => Ok(WantedState::new(configured, None, Changes::default())),
         }
@@ -140,6 +158,29 @@ impl WantedState {
     /// Notes, before it happens, that a device may become a member of the array of disk `name`.
     pub fn add_joining(&self, name: &str, device: &str) -> Result<()> {
         self.change(|changes, configured| changes.add_joining(configured, name, device))
+    }
+
+    /// The volume of disk `name` and the devices that may have joined its array, if the disk is wanted.
+    pub fn members(&self, name: &str) -> Option<Seen> {
+        let inner = self.inner.lock();
+        Seen::of(&inner.changes, &inner.configured, name)
+    }
+
+    /// Notes the volume of disk `name`, whose array has changed by itself since `seen`. A command that came meanwhile notes its own; returns false then.
+    pub fn settle_members(&self, name: &str, seen: &Seen, volume: &str) -> Result<bool> {
+        let mut is_noted = false;
+        self.change(|changes, configured| {
+            is_noted = Seen::of(changes, configured, name).as_ref() == Some(seen);
+            let differs = is_noted && seen.volume != volume;
+            if differs {
+                changes.set_members(configured, name, volume);
+                for device in &seen.joining {
+                    changes.add_joining(configured, name, device);
+                }
+            }
+            differs
+        })?;
+        Ok(is_noted)
     }
 
     /// Notes the volume of disk `name` whose array has the members that it names, and no others.

@@ -2,10 +2,10 @@
 
 use super::Changes;
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::{Mode, OFlags, openat, renameat};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const NAME: &str = "state.json";
 /// It while it is written. One that a crash left is written over.
 const NEW: &str = "state.json.new";
 /// The file whose lock keeps a second server out.
-const LOCK: &str = "lock";
+pub const LOCK: &str = "lock";
 /// The version of the file's form that this program writes, and the newest that it reads.
 const VERSION: u64 = 1;
 /// Most bytes that are read: 10,000 disks take 2 MB.
@@ -36,7 +36,8 @@ pub trait Folder: Send {
     fn sync_names(&self) -> io::Result<()>;
 }
 
-/// A real folder, with the lock that keeps a second server out.
+/// A real folder, with the lock that keeps a second server out. Its files are opened by the folder's descriptor, never by a path: that also works in a
+/// process that may open nothing else.
 pub struct RealFolder {
     path: PathBuf,
     folder: File,
@@ -64,12 +65,7 @@ struct Versioned {
 }
 
 impl Store {
-    /// Opens the folder at `path`, makes it if there is none, and reads what is stored there.
-    pub fn open(path: &Path) -> Result<(Store, Changes)> {
-        Store::on(Box::new(RealFolder::open(path)?))
-    }
-
-    /// The same in a folder that is open.
+    /// Reads what is stored in a folder.
     pub fn on(folder: Box<dyn Folder>) -> Result<(Store, Changes)> {
         let store = Store { folder };
         let changes = store.load()?;
@@ -156,16 +152,9 @@ impl std::error::Error for SaveError {}
 const DYING: Duration = Duration::from_secs(3);
 
 impl RealFolder {
-    fn open(path: &Path) -> Result<RealFolder> {
+    /// Takes the lock of the folder that was opened at `path`; `lock`: the file [`LOCK`] in it.
+    pub fn locked(path: &Path, folder: File, lock: File) -> Result<RealFolder> {
         let failed = || format!("--state {}", path.display());
-        match std::fs::DirBuilder::new().mode(0o700).create(path) {
-            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e).with_context(failed),
-            _ => {}
-        }
-        let folder = File::open(path).with_context(failed)?;
-        let mut options = OpenOptions::new();
-        options.create(true).write(true).truncate(false).mode(0o600);
-        let lock = options.open(path.join(LOCK)).with_context(failed)?;
         let patience = Instant::now() + DYING;
         loop {
             match lock.try_lock() {
@@ -186,6 +175,12 @@ impl RealFolder {
             _lock: lock,
         })
     }
+
+    fn open(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        let opened = openat(&self.folder, name, flags | OFlags::CLOEXEC, mode);
+        Ok(File::from(opened?))
+    }
 }
 
 impl Folder for RealFolder {
@@ -194,7 +189,7 @@ impl Folder for RealFolder {
     }
 
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        let file = match File::open(self.path.join(name)) {
+        let file = match self.open(name, OFlags::RDONLY) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
@@ -204,17 +199,16 @@ impl Folder for RealFolder {
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let mut options = OpenOptions::new();
-        options.create(true).write(true).truncate(true).mode(0o600);
-        options.open(self.path.join(name))?.write_all(bytes)
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        self.open(name, flags)?.write_all(bytes)
     }
 
     fn sync_file(&self, name: &str) -> io::Result<()> {
-        File::open(self.path.join(name))?.sync_all()
+        self.open(name, OFlags::RDONLY)?.sync_all()
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        std::fs::rename(self.path.join(from), self.path.join(to))
+        Ok(renameat(&self.folder, from, &self.folder, to)?)
     }
 
     fn sync_names(&self) -> io::Result<()> {
@@ -234,8 +228,13 @@ mod tests {
         changes
     }
 
+    fn open(path: &Path) -> Result<(Store, Changes)> {
+        let opener = crate::opener::Opener::new(1, false);
+        Store::on(Box::new(opener.state(path)?))
+    }
+
     fn refused(path: &Path) -> String {
-        let error = Store::open(path).err().expect("it is refused");
+        let error = open(path).err().expect("it is refused");
         let text = format!("{error:#}");
         assert!(!text.contains('\n'), "{text}");
         text
@@ -245,12 +244,12 @@ mod tests {
     fn changes_are_read_again_and_nobody_else_writes_them() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
-        let (store, found) = Store::open(&path).unwrap();
+        let (store, found) = open(&path).unwrap();
         assert_eq!(found, Changes::default());
         store.save(&changes()).unwrap();
         assert!(refused(&path).contains("another server uses it"));
         drop(store);
-        let (_store, found) = Store::open(&path).unwrap();
+        let (_store, found) = open(&path).unwrap();
         assert_eq!(found, changes());
         let text = std::fs::read_to_string(path.join(NAME)).unwrap();
         assert!(text.contains("\"version\": 1"), "{text}");
@@ -261,12 +260,12 @@ mod tests {
     fn the_next_server_waits_for_one_that_is_dying() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
-        let (dying, _) = Store::open(&path).unwrap();
+        let (dying, _) = open(&path).unwrap();
         let end = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
             drop(dying);
         });
-        assert!(Store::open(&path).is_ok());
+        assert!(open(&path).is_ok());
         end.join().unwrap();
     }
 
