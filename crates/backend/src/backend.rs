@@ -1,5 +1,6 @@
 //! [`Backend`]: a fixed set of workers, and the disks they serve.
 
+use crate::active::{ActiveList, Looked, Place};
 use crate::budget::Budget;
 use crate::counters::DiskCounters;
 use crate::events::Health;
@@ -16,8 +17,8 @@ use pvblk_block::trace::{Tracer, Tracing};
 use pvblk_block::{
     BlockDevice, DiskThreads, Error, MergeCounts, Queue, QueueContext, Subscription, SystemClock,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Options of a back end.
@@ -59,6 +60,9 @@ pub struct Disk {
     counters: Arc<DiskCounters>,
     throttle: Arc<Throttle>,
     health: Arc<Health>,
+    place: Arc<Place>,
+    /// Set once the disk has a list of disks that are looked at.
+    looked: OnceLock<Arc<Looked>>,
     _events: Subscription,
 }
 
@@ -70,7 +74,8 @@ impl Disk {
     /// was taken from its source, D when it went to the device, C when its completion went to the source.
     pub fn new(name: impl Into<String>, device: Arc<dyn BlockDevice>, tracing: Tracing) -> Disk {
         let name = name.into();
-        let stall = Arc::<Stall>::default();
+        let place = Arc::<Place>::default();
+        let stall = Arc::new(Stall::at(&place));
         let condition = device.events().condition();
         let health = Health::new(&name, condition, &stall, Arc::new(SystemClock));
         let health = Arc::new(health);
@@ -95,7 +100,9 @@ impl Disk {
             stall,
             questions: Arc::default(),
             refreshing: AtomicBool::new(false),
-            counters: Arc::default(),
+            counters: Arc::new(DiskCounters::at(&place)),
+            place,
+            looked: OnceLock::new(),
             throttle: Arc::default(),
         }
     }
@@ -149,6 +156,17 @@ impl Disk {
     /// Its last known state, and the facts that this follows from.
     pub fn health(&self) -> &Arc<Health> {
         &self.health
+    }
+
+    /// From now on the disk is put on `list` when requests are taken.
+    pub(crate) fn enlist(&self, list: &Arc<ActiveList>) {
+        let looked = Arc::new(Looked {
+            place: Arc::clone(&self.place),
+            counters: Arc::clone(&self.counters),
+            health: Arc::clone(&self.health),
+            throttle: Arc::clone(&self.throttle),
+        });
+        self.place.link(list, self.looked.get_or_init(|| looked));
     }
 
     /// Threads for calls to its device that may take long: extents, refresh, questions, its end.

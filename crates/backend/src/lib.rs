@@ -7,6 +7,7 @@
 //! response unless its source is gone, and that barriers and flushes hold across all queues of a disk
 //! (`gate`).
 
+mod active;
 mod backend;
 mod blkif;
 mod budget;

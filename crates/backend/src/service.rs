@@ -1,6 +1,7 @@
 //! [`Service`]: the disks that a process serves, their front ends and clients, and their orderly end. The servers of all exports
 //! work on it, and on nothing else of their process.
 
+use crate::active::ActiveList;
 use crate::backend::{Backend, Disk, SourceId};
 use crate::disks::Disks;
 use crate::events::EventLog;
@@ -33,6 +34,7 @@ pub struct DiskEnd {
 pub struct Service {
     backend: Backend,
     disks: Arc<Disks>,
+    active: Arc<ActiveList>,
     pressure: Arc<Pressure>,
     events: Arc<EventLog>,
     live: Arc<LiveSources>,
@@ -100,13 +102,16 @@ impl Service {
     /// Serves `disks` on the workers of `backend`; their memory gives way to `pressure`.
     pub fn new(backend: Backend, disks: Disks, pressure: Arc<Pressure>) -> Arc<Service> {
         let events = Arc::<EventLog>::default();
+        let active = Arc::<ActiveList>::default();
         pressure.tell(&events);
         for disk in disks.all() {
             pressure.add_device(disk.device());
             disk.health().link(&events);
+            disk.enlist(&active);
         }
         Arc::new(Service {
             events,
+            active,
             backend,
             disks: Arc::new(disks),
             pressure,
@@ -127,6 +132,7 @@ impl Service {
         self.disks.add(Arc::clone(&disk))?;
         self.pressure.add_device(disk.device());
         disk.health().link(&self.events);
+        disk.enlist(&self.active);
         Ok(())
     }
 
@@ -219,16 +225,7 @@ impl Service {
 
     /// To be called once a second or so: looks for requests that are older than `limit`, and tells events that were left out.
     pub fn look(&self, limit: Duration) {
-        for disk in self.disks.all() {
-            let age = disk.counters().oldest(disk.throttle().is_on());
-            disk.health().oldest(age.filter(|&age| age >= limit), limit);
-            if disk.throttle().is_on() {
-                let held = disk.throttle().held_back();
-                if let Some(since) = held.since {
-                    disk.health().held_back(held.requests, since);
-                }
-            }
-        }
+        self.active.look(limit);
         self.events.tick();
     }
 

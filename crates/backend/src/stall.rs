@@ -1,9 +1,10 @@
 //! [`Stall`]: records that a lane of a disk is blocked in a call.
 
+use crate::active::Place;
 use crate::ratelimit::{RateLimit, Times};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// A stall that ends sooner isn't logged: it has cost the disk's neighbours nothing, and a guest or a loaded
@@ -20,9 +21,19 @@ pub struct Stall {
     /// Number of stalls that ended before they were logged.
     short: AtomicU64,
     told: RateLimit,
+    /// Of the disk, on the list of disks that are looked at.
+    place: Arc<Place>,
 }
 
 impl Stall {
+    /// Of a disk with this place on a list.
+    pub(crate) fn at(place: &Arc<Place>) -> Stall {
+        Stall {
+            place: Arc::clone(place),
+            ..Stall::default()
+        }
+    }
+
     /// True while a lane of the disk is blocked.
     #[inline]
     pub fn is_on(&self) -> bool {
@@ -40,6 +51,9 @@ impl Stall {
         if self.lanes.fetch_add(1, Ordering::Relaxed) == 0 {
             *since = Some(now);
         }
+        drop(since);
+        fence(Ordering::SeqCst);
+        self.place.join();
         Arc::new(Blocked {
             stall: Arc::clone(self),
             lane: lane.to_owned(),

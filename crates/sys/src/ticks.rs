@@ -26,11 +26,7 @@ pub fn calibrate() {
 /// Ticks since some moment of the past. Differences are for [`to_ns`]; between two CPUs one may come out below zero by some nanoseconds, so take them by `saturating_sub`.
 #[inline]
 pub fn now() -> u64 {
-    let rate = RATE.get_or_init(Rate::measure);
-    match rate.uses_counter {
-        true => counter(),
-        false => rate.origin.elapsed().as_nanos() as u64,
-    }
+    rate().now()
 }
 
 /// Nanoseconds of so many ticks.
@@ -45,6 +41,15 @@ pub fn rate() -> &'static Rate {
 }
 
 impl Rate {
+    /// As [`now`], without a look at whether the rate was measured.
+    #[inline]
+    pub fn now(&self) -> u64 {
+        match self.uses_counter {
+            true => counter(),
+            false => self.origin.elapsed().as_nanos() as u64,
+        }
+    }
+
     /// Nanoseconds of so many ticks.
     #[inline]
     pub fn to_ns(&self, ticks: u64) -> u64 {

@@ -6,14 +6,15 @@
 mod age;
 mod histogram;
 
+use crate::active::Place;
 use crate::throttle::Connection;
-use age::Ages;
+use age::{Ages, Seen};
 use histogram::BUCKETS;
 pub use histogram::Histogram;
 use parking_lot::Mutex;
 use pvblk_block::{Completion, MergeCounts, Op, Request, SECTOR, Status};
-use pvblk_sys::ticks;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use pvblk_sys::ticks::{self, Rate};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 pub const OPERATIONS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
 /// Of one operation, on one lane.
+#[repr(align(64))]
 struct OperationCounters {
     requests: AtomicU64,
     sectors: AtomicU64,
@@ -48,6 +50,7 @@ fn add(counter: &AtomicU64, n: u64) {
 }
 
 /// Counters of one lane. Written by the thread that steps it.
+#[repr(align(64))]
 pub(crate) struct LaneCounters {
     connection: Arc<Connection>,
     /// 2 KiB each, from the operation's first request on: an idle disk has none.
@@ -55,7 +58,6 @@ pub(crate) struct LaneCounters {
     /// Requests that were taken, by operation.
     started: [AtomicU64; 5],
     merges: Arc<MergeCounts>,
-    in_flight: AtomicU32,
     /// Ticks with requests in flight, up to `busy_since`.
     busy: AtomicU64,
     /// When the lane got its first request in flight.
@@ -70,27 +72,18 @@ impl LaneCounters {
             operations: [const { OnceLock::new() }; 5],
             started: [const { AtomicU64::new(0) }; 5],
             merges: Arc::default(),
-            in_flight: AtomicU32::new(0),
             busy: AtomicU64::new(0),
             busy_since: AtomicU64::new(0),
             ages: Ages::default(),
         }
     }
 
-    /// Where the lane's queue of the device counts merges.
-    pub(crate) fn merges(&self) -> Arc<MergeCounts> {
-        Arc::clone(&self.merges)
-    }
-
-    /// Requests were taken at `now` ([`ticks`]); `in_flight` are there with them. Returns their sectors.
+    /// Requests were taken at `now` ([`ticks`]); `idle`: none was in flight. Returns their sectors.
     #[inline]
-    pub(crate) fn taken(&self, batch: &mut [Box<Request>], now: u64, in_flight: usize) -> u64 {
-        if self.in_flight.load(Ordering::Relaxed) == 0 {
+    fn taken(&self, batch: &mut [Box<Request>], now: u64, idle: bool) -> u64 {
+        if idle {
             self.busy_since.store(now, Ordering::Relaxed);
-            self.ages.begin(now, in_flight as u32);
         }
-        self.ages.taken(now);
-        self.in_flight.store(in_flight as u32, Ordering::Relaxed);
         let (mut op, mut run, mut sectors) = (Op::Read, 0, 0);
         for request in batch {
             if request.op != op {
@@ -107,9 +100,8 @@ impl LaneCounters {
 
     /// These requests ended at `now`. Returns the number of errors.
     #[inline]
-    pub(crate) fn ended(&self, done: &[Completion], now: u64) -> u64 {
+    fn ended(&self, done: &[Completion], now: u64, rate: &Rate) -> u64 {
         let (mut rest, mut failed) = (done, 0);
-        let (mark, mut old) = (self.ages.mark(), 0);
         // Runs of one operation that were taken together, so that sums are written once for each.
         while let Some(first) = rest.first() {
             let (op, taken) = (first.request.op, first.request.taken);
@@ -122,12 +114,9 @@ impl LaneCounters {
                 sectors += request.sectors;
                 errors += u64::from(*status != Status::Ok);
             }
-            if taken < mark {
-                old += run as u32;
-            }
             let counters = self.operations[op as usize].get_or_init(OperationCounters::new);
             let took = now.saturating_sub(taken);
-            let bucket = histogram::bucket(ticks::rate().to_ns(took));
+            let bucket = histogram::bucket(rate.to_ns(took));
             add(&counters.histogram[bucket], run as u64);
             add(&counters.requests, run as u64);
             add(&counters.sectors, sectors);
@@ -138,39 +127,35 @@ impl LaneCounters {
             }
             rest = &rest[run..];
         }
-        self.ages.ended(old);
         failed
     }
 
-    /// The lane itself refused these requests.
-    pub(crate) fn refused(&self, done: &mut [Completion]) {
-        let now = ticks::now();
-        for c in &mut *done {
-            c.request.taken = now;
-            add(&self.started[c.request.op as usize], 1);
-        }
-        self.ended(done, now);
+    /// No request is in flight any more since `now`.
+    #[inline]
+    fn idle(&self, now: u64) {
+        let since = self.busy_since.load(Ordering::Relaxed);
+        add(&self.busy, now.saturating_sub(since));
     }
 
-    /// Requests ended at `now`, and so many are left.
-    #[inline]
-    pub(crate) fn left(&self, now: u64, in_flight: usize) {
-        self.in_flight.store(in_flight as u32, Ordering::Relaxed);
-        self.ages.left(now, in_flight as u32);
-        if in_flight == 0 {
-            let since = self.busy_since.load(Ordering::Relaxed);
-            add(&self.busy, now.saturating_sub(since));
-        }
+    /// Requests that have ended, and those that were taken and haven't.
+    fn progress(&self) -> (u64, u64) {
+        let ended = |o: &OnceLock<Box<OperationCounters>>| {
+            o.get().map_or(0, |o| o.requests.load(Ordering::Relaxed))
+        };
+        let ended = self.operations.iter().map(ended).sum();
+        // Read last: more may have ended since than had been started.
+        let started = self.started.iter().map(|s| s.load(Ordering::Relaxed));
+        (ended, started.sum::<u64>().saturating_sub(ended))
     }
 
     fn totals(&self) -> Totals {
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        let (_, in_flight) = self.progress();
         let mut busy = self.busy.load(Ordering::Relaxed);
         if in_flight > 0 {
             busy += ticks::now().saturating_sub(self.busy_since.load(Ordering::Relaxed));
         }
         let mut totals = Totals {
-            in_flight,
+            in_flight: in_flight as u32,
             busy_ns: ticks::to_ns(busy),
             ..Totals::default()
         };
@@ -259,6 +244,8 @@ impl Totals {
 pub struct DiskCounters {
     since: Instant,
     state: Mutex<Lanes>,
+    /// On the list of disks that are looked at.
+    place: Arc<Place>,
 }
 
 impl Default for DiskCounters {
@@ -266,24 +253,43 @@ impl Default for DiskCounters {
         DiskCounters {
             since: Instant::now(),
             state: Mutex::default(),
+            place: Arc::default(),
         }
     }
 }
 
 #[derive(Default)]
 struct Lanes {
-    live: Vec<Arc<LaneCounters>>,
+    live: Vec<LiveLane>,
     ended: Totals,
 }
 
+struct LiveLane {
+    counters: Arc<LaneCounters>,
+    /// By the last look.
+    seen: Seen,
+}
+
 impl DiskCounters {
+    /// Counters of a disk with this place on a list.
+    pub(crate) fn at(place: &Arc<Place>) -> DiskCounters {
+        DiskCounters {
+            place: Arc::clone(place),
+            ..DiskCounters::default()
+        }
+    }
+
     /// Counters for a lane of `connection`.
     pub(crate) fn open(self: &Arc<DiskCounters>, connection: &Arc<Connection>) -> Counting {
         let lane = Arc::new(LaneCounters::new(connection));
-        self.state.lock().live.push(Arc::clone(&lane));
+        self.state.lock().live.push(LiveLane {
+            counters: Arc::clone(&lane),
+            seen: Seen::default(),
+        });
         Counting {
             disk: Arc::clone(self),
             lane,
+            rate: *ticks::rate(),
         }
     }
 
@@ -292,21 +298,33 @@ impl DiskCounters {
         self.since.elapsed()
     }
 
-    /// The least age that the oldest request in flight has; `None` if there is none. With `passes`, requests may wait for a limit of
+    /// A look at all lanes: the least age that the oldest request in flight has; `None` if there is none. With `passes`, requests may wait for a limit of
     /// their own: then a lane whose requests end is well, however long they wait.
-    pub(crate) fn oldest(&self, passes: bool) -> Option<Duration> {
-        let state = self.state.lock();
+    pub(crate) fn look(&self, passes: bool) -> Option<Duration> {
+        let mut state = self.state.lock();
         let now = ticks::now();
-        let ages = state.live.iter().filter_map(|l| l.ages.oldest(now, passes));
+        let ages = state.live.iter_mut().filter_map(|lane| {
+            let (ended, in_flight) = lane.counters.progress();
+            let ages = &lane.counters.ages;
+            lane.seen.look(ages, ended, in_flight, now, passes)
+        });
         ages.max()
             .map(|age| Duration::from_nanos(ticks::to_ns(age)))
+    }
+
+    /// True if a request is in flight.
+    pub(crate) fn is_busy(&self) -> bool {
+        let state = self.state.lock();
+        let is_busy = |lane: &LiveLane| lane.counters.progress().1 > 0;
+        state.live.iter().any(is_busy)
     }
 
     /// Sums over all lanes that the disk has and had.
     pub fn totals(&self) -> Totals {
         let state = self.state.lock();
         let mut sum = state.ended.clone();
-        state.live.iter().for_each(|lane| sum.add(&lane.totals()));
+        let lanes = state.live.iter();
+        lanes.for_each(|lane| sum.add(&lane.counters.totals()));
         sum
     }
 
@@ -314,7 +332,7 @@ impl DiskCounters {
     pub fn connections(&self) -> Vec<(String, Totals)> {
         let state = self.state.lock();
         let mut all: Vec<(&Arc<Connection>, Totals)> = Vec::new();
-        for lane in &state.live {
+        for LiveLane { counters: lane, .. } in &state.live {
             let totals = lane.totals();
             let known = |c: &Arc<Connection>| Arc::ptr_eq(c, &lane.connection);
             match all.iter_mut().find(|(c, _)| known(c)) {
@@ -331,26 +349,89 @@ impl DiskCounters {
 pub(crate) struct Counting {
     disk: Arc<DiskCounters>,
     lane: Arc<LaneCounters>,
+    rate: Rate,
 }
 
-impl std::ops::Deref for Counting {
-    type Target = LaneCounters;
+/// The outcome of [`Counting::ended`].
+pub(crate) struct Ended {
+    /// Some requests failed.
+    pub failed: bool,
+    /// Requests that follow have to be taken later than these ended.
+    pub later: bool,
+}
 
+impl Counting {
+    /// The time, in [`ticks`].
     #[inline]
-    fn deref(&self) -> &LaneCounters {
-        &self.lane
+    pub fn now(&self) -> u64 {
+        self.rate.now()
+    }
+
+    /// Where the lane's queue of the device counts merges.
+    pub fn merges(&self) -> Arc<MergeCounts> {
+        Arc::clone(&self.lane.merges)
+    }
+
+    /// Requests were taken at `now`; `idle`: none was in flight. Returns their sectors. [`Counting::join`] has to follow.
+    #[inline]
+    pub fn taken(&self, batch: &mut [Box<Request>], now: u64, idle: bool) -> u64 {
+        self.lane.taken(batch, now, idle)
+    }
+
+    /// These requests ended at `now`, and so many are left in flight.
+    #[inline]
+    pub fn ended(&self, done: &[Completion], now: u64, in_flight: usize) -> Ended {
+        let errors = self.lane.ended(done, now, &self.rate);
+        if in_flight == 0 {
+            self.lane.idle(now);
+        }
+        let later = self.lane.ages.counts();
+        if later {
+            let taken = done.iter().map(|c| c.request.taken);
+            self.lane.ages.ended(taken, now, in_flight as u32);
+        }
+        Ended {
+            failed: errors > 0,
+            later,
+        }
+    }
+
+    /// The lane itself refused these requests.
+    pub fn refused(&self, done: &mut [Completion]) {
+        let now = self.now();
+        for c in &mut *done {
+            c.request.taken = now;
+            add(&self.lane.started[c.request.op as usize], 1);
+        }
+        self.lane.ended(done, now, &self.rate);
+    }
+
+    /// Puts the disk on the list of those that are looked at, unless it is there. Requests that were taken are counted, and a full fence has
+    /// followed.
+    #[inline]
+    pub fn join(&self) {
+        self.disk.place.join();
+    }
+
+    /// The same without a fence before.
+    pub fn fence_and_join(&self) {
+        fence(Ordering::SeqCst);
+        self.join();
     }
 }
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        if self.lane.in_flight.load(Ordering::Relaxed) > 0 {
+        if self.lane.progress().1 > 0 {
             // Requests that never ended.
-            self.lane.left(ticks::now(), 0);
+            self.lane.idle(self.now());
         }
         let mut state = self.disk.state.lock();
-        state.live.retain(|lane| !Arc::ptr_eq(lane, &self.lane));
+        let ours = |lane: &LiveLane| Arc::ptr_eq(&lane.counters, &self.lane);
+        state.live.retain(|lane| !ours(lane));
         let mut totals = self.lane.totals();
+        // They never will.
+        totals.in_flight = 0;
         totals.operations.iter_mut().for_each(|o| o.in_flight = 0);
         state.ended.add(&totals);
     }

@@ -35,20 +35,19 @@ fn each_request_is_counted_once_and_sums_outlive_the_lane() {
     let (a, b) = (disk.open(&one), disk.open(&one));
     let other = disk.open(&two);
     let start = ticks::now() - ticks_of(1_000_000);
-    let take = |lane: &LaneCounters, ops: &[Op]| {
+    let take = |lane: &Counting, ops: &[Op]| {
         let mut batch: Vec<_> = ops.iter().map(|&op| Request::new(op, 0, 1, 0)).collect();
-        assert_eq!(lane.taken(&mut batch, start, ops.len()), ops.len() as u64);
+        assert_eq!(lane.taken(&mut batch, start, true), ops.len() as u64);
         assert!(batch.iter().all(|r| r.taken == start));
     };
     take(&a, &[Op::Read; 3]);
     a.merges().add(Op::Read);
     let later = start + ticks_of(50_000);
     let two = [(8, Status::Ok), (16, Status::IoError)];
-    a.ended(&two.map(|(n, s)| ended(Op::Read, n, s, start)), later);
-    a.left(later, 1);
+    let end = a.ended(&two.map(|(n, s)| ended(Op::Read, n, s, start)), later, 1);
+    assert!(end.failed && !end.later);
     take(&b, &[Op::Flush]);
-    b.ended(&[ended(Op::Flush, 0, Status::Ok, start)], later);
-    b.left(later, 0);
+    b.ended(&[ended(Op::Flush, 0, Status::Ok, start)], later, 0);
     let check = |t: &Totals, in_flight: u32| {
         let (read, flush) = (&t.operations[READ], &t.operations[FLUSH]);
         assert_eq!((read.requests, read.bytes, read.errors), (2, 24 * 512, 1));
@@ -75,8 +74,7 @@ fn each_request_is_counted_once_and_sums_outlive_the_lane() {
     assert_eq!((write.in_flight, write.requests), (2, 0));
     // Operations in turn: each is counted as its own.
     let mixed = [Op::Write, Op::Read, Op::Write].map(|op| ended(op, 1, Status::Ok, start));
-    other.ended(&mixed, later);
-    other.left(later, 0);
+    other.ended(&mixed, later, 0);
     let since = disk.totals().since(&before);
     assert_eq!(since.operations[READ].requests, 1);
     assert_eq!(since.operations[READ].bytes, 512);
@@ -99,7 +97,7 @@ fn an_idle_disk_keeps_no_histograms() {
     let disk = Arc::new(DiskCounters::default());
     drop(disk.open(&named("one")));
     let lane = disk.open(&named("two"));
-    assert!(lane.operations.iter().all(|o| o.get().is_none()));
+    assert!(lane.lane.operations.iter().all(|o| o.get().is_none()));
     let totals = disk.totals();
     assert!(
         totals

@@ -240,7 +240,7 @@ impl Health {
 
     /// The oldest request that hasn't ended has this age; `None`: there is none, or it isn't known to be old.
     pub(crate) fn oldest(&self, age: Option<Duration>, limit: Duration) {
-        if age.is_none() && !self.stall.is_on() && !self.hangs.load(Ordering::Relaxed) {
+        if age.is_none() && !self.may_hang() {
             return;
         }
         let age = age.max(self.stall.lasts());
@@ -260,6 +260,11 @@ impl Health {
             }
             _ => self.put_back(&facts, "requests that hung have ended", "hanging"),
         }
+    }
+
+    /// True if the next look may have to tell that something hangs, or no longer does.
+    pub(crate) fn may_hang(&self) -> bool {
+        self.stall.is_on() || self.hangs.load(Ordering::Relaxed)
     }
 
     /// The disk's limits have held so many requests back without a pause since then.

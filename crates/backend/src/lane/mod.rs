@@ -32,7 +32,6 @@ use order::{Barrier, Partial};
 use parts::{PARTS_IN_FLIGHT, Parts};
 use pvblk_block::trace::{self, Phase, Tracer};
 use pvblk_block::{Completion, Error, Queue, Readiness, Request, SECTOR, Status};
-use pvblk_sys::ticks;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -84,7 +83,7 @@ pub struct Lane {
     /// While flushes have to fail: the record of lost writes, and the index of the next request.
     owed: Option<Box<(LostWritesQueue, u16)>>,
     counters: Counting,
-    /// Time at which requests of this lane ended in the step before, in [`ticks`]; 0 if none did, or if others were stepped since.
+    /// Time at which requests of this lane ended in the step before, in ticks; 0 if none did, or if others were stepped since.
     last_look: u64,
     throttle: LaneThrottle,
     tracer: Tracer,
@@ -156,11 +155,8 @@ impl Lane {
     #[inline]
     pub fn step(&mut self) -> bool {
         self.turn.begin();
-        if self.turn.takes_up_push() {
-            self.push();
-            if self.turn.is_over() {
-                return true;
-            }
+        if self.turn.owes_push() && self.push_owed() {
+            return true;
         }
         let (mut moved, holds) = match self.holds() {
             true => (false, true),
@@ -192,6 +188,14 @@ impl Lane {
         }
         self.push();
         moved
+    }
+
+    /// Pushes the responses that the last step left. True if that was enough for this one.
+    #[cold]
+    fn push_owed(&mut self) -> bool {
+        self.turn.takes_up_push();
+        self.push();
+        self.turn.is_over()
     }
 
     #[inline]
@@ -255,6 +259,7 @@ impl Lane {
             Err(end) => {
                 self.end = Some(end);
                 self.count_taken();
+                self.counters.fence_and_join();
                 self.let_go();
                 self.held.extend(self.batch.drain(..));
                 return (true, self.holds());
@@ -270,6 +275,8 @@ impl Lane {
         }
         let mut sectors = self.count_taken();
         if limited {
+            // They may not come to the gate for a while.
+            self.counters.fence_and_join();
             sectors = self.limit(pulled.ordered);
             if self.batch.is_empty() {
                 return (true, false);
@@ -284,8 +291,11 @@ impl Lane {
         let at_once = !ordered && sectors <= STEP_SECTORS;
         if !at_once || !self.pass.enter(self.batch.len() as u32) {
             self.held.extend(self.batch.drain(..));
+            self.counters.fence_and_join();
             return (true, true);
         }
+        // A full fence is part of the entry.
+        self.counters.join();
         if trace::is_on() {
             self.trace_issue();
         }
@@ -298,15 +308,16 @@ impl Lane {
     /// Counts the batch, which was just pulled. Returns its sectors.
     #[inline]
     fn count_taken(&mut self) -> u64 {
-        let last = std::mem::take(&mut self.last_look);
         // A busy lane looks once for each batch: its last requests ended just now.
-        let now = if last > 0 && self.batch.len() >= ONE_LOOK {
-            last
+        let now = if self.last_look > 0 && self.batch.len() >= ONE_LOOK {
+            self.last_look
         } else {
-            ticks::now()
+            self.counters.now()
         };
+        self.last_look = 0;
+        let idle = self.outstanding == 0;
         self.outstanding += self.batch.len();
-        self.counters.taken(&mut self.batch, now, self.outstanding)
+        self.counters.taken(&mut self.batch, now, idle)
     }
 
     /// Counts requests that are done. True if one of them failed.
@@ -315,12 +326,11 @@ impl Lane {
         if self.done.is_empty() {
             return false; // parts and flushes of the lane's own
         }
-        let now = ticks::now();
-        let errors = self.counters.ended(&self.done, now);
+        let now = self.counters.now();
         self.outstanding -= self.done.len();
-        self.counters.left(now, self.outstanding);
-        self.last_look = now;
-        errors > 0
+        let ended = self.counters.ended(&self.done, now, self.outstanding);
+        self.last_look = if ended.later { 0 } else { now };
+        ended.failed
     }
 
     /// Fails the flushes of the batch whose success would mean that lost writes are stable. True if there

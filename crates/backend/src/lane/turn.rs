@@ -62,13 +62,21 @@ impl Turn {
     /// Ends the step before its responses are pushed, if others wait and much was copied: true then.
     #[inline]
     pub(super) fn leaves_push(&mut self) -> bool {
-        self.owes_push = self.company && self.is_over();
+        if !self.company || !self.is_over() {
+            return false;
+        }
+        self.owes_push = true;
+        true
+    }
+
+    /// True if the last step ended before its responses were pushed.
+    #[inline]
+    pub(super) fn owes_push(&self) -> bool {
         self.owes_push
     }
 
-    /// True once if the last step ended before its responses were pushed.
-    #[inline]
-    pub(super) fn takes_up_push(&mut self) -> bool {
-        std::mem::take(&mut self.owes_push)
+    /// They are pushed now.
+    pub(super) fn takes_up_push(&mut self) {
+        self.owes_push = false;
     }
 }
