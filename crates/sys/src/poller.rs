@@ -2,7 +2,7 @@
 
 use rustix::event::{Timespec, epoll};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// A set of descriptors to wait on, level-triggered. The set is itself a descriptor, so sets nest.
@@ -88,21 +88,57 @@ impl Poller {
         let (ready, _) = match epoll::wait(&self.0, &mut events, spec.as_ref()) {
             Ok(r) => r,
             Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(rustix::io::Errno::NOSYS) => return self.wait_in_milliseconds(out, timeout),
             Err(e) => return Err(e.into()),
         };
-        for e in ready.iter() {
+        out.extend(ready.iter().map(|e| {
             let (set, data) = (e.flags, e.data);
-            let hangup = set.intersects(
-                epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR,
-            );
-            out.push(PollEvent {
-                token: data.u64(),
-                readable: set.intersects(epoll::EventFlags::IN | epoll::EventFlags::PRI) || hangup,
-                writable: set.contains(epoll::EventFlags::OUT) || hangup,
-                hangup,
-            });
-        }
+            event(set, data.u64())
+        }));
         Ok(())
+    }
+
+    /// As [`Poller::wait`], for kernels before 5.11 and for valgrind, which lack `epoll_pwait2`. Timeouts are rounded up.
+    #[cold]
+    fn wait_in_milliseconds(
+        &self,
+        out: &mut Vec<PollEvent>,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        let timeout = timeout.map_or(-1, |t| {
+            t.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32
+        });
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        // SAFETY: there is room for as many events as are asked for.
+        let n = unsafe {
+            libc::epoll_wait(
+                self.0.as_raw_fd(),
+                events.as_mut_ptr(),
+                events.len() as i32,
+                timeout,
+            )
+        };
+        if n < 0 {
+            let e = io::Error::last_os_error();
+            return match e.kind() {
+                io::ErrorKind::Interrupted => Ok(()),
+                _ => Err(e),
+            };
+        }
+        let of_kernel = events.iter().take(n as usize);
+        out.extend(of_kernel.map(|e| event(epoll::EventFlags::from_bits_retain(e.events), e.u64)));
+        Ok(())
+    }
+}
+
+fn event(set: epoll::EventFlags, token: u64) -> PollEvent {
+    let closed = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+    let hangup = set.intersects(closed);
+    PollEvent {
+        token,
+        readable: set.intersects(epoll::EventFlags::IN | epoll::EventFlags::PRI) || hangup,
+        writable: set.contains(epoll::EventFlags::OUT) || hangup,
+        hangup,
     }
 }
 
@@ -137,6 +173,33 @@ mod tests {
                 "{took:?}, and none was shorter"
             );
         }
+    }
+
+    #[test]
+    fn waits_without_epoll_pwait2_report_the_same() {
+        let (p, e) = (Poller::new().unwrap(), EventFd::new().unwrap());
+        p.add(e.as_fd(), 7, true).unwrap();
+        let both = || {
+            let (mut a, mut b) = (Vec::new(), Vec::new());
+            p.wait(&mut a, Some(Duration::ZERO)).unwrap();
+            p.wait_in_milliseconds(&mut b, Some(Duration::ZERO))
+                .unwrap();
+            assert_eq!(a, b);
+            a
+        };
+        assert!(
+            both()
+                .iter()
+                .all(|e| e.token == 7 && e.writable && !e.readable)
+        );
+        e.notify();
+        assert!(both()[0].readable);
+        p.remove(e.as_fd()).unwrap();
+        assert!(both().is_empty());
+        let start = std::time::Instant::now();
+        let timeout = Some(Duration::from_micros(1100));
+        p.wait_in_milliseconds(&mut Vec::new(), timeout).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(2));
     }
 
     #[test]
