@@ -1,5 +1,6 @@
 //! [`DiskThreads`]: threads of one disk, for calls that its medium may block.
 
+use crate::spare_threads::spawn;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -73,11 +74,7 @@ impl DiskThreads {
         OF_ALL.fetch_add(1, Ordering::Relaxed);
         state.jobs.push_back(job);
         let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new()
-            .name(self.shared.name.clone())
-            .stack_size(256 * 1024)
-            .spawn(move || work(&shared));
-        if thread.is_ok() {
+        if spawn(&self.shared.name, Box::new(move || work(&shared))).is_ok() {
             return Ok(());
         }
         state.threads -= 1;

@@ -154,14 +154,13 @@ fn handle(client: &Arc<Client>, shared: &Arc<Shared>, line: &str) -> Option<std:
                 answer(client, Err(RpcError::new(BUSY, text)));
                 return None;
             };
-            let thread = std::thread::Builder::new().name("pvblk-control-2".into());
             let body = move || {
                 let outcome = call(&place.shared, params);
                 answer(&place.client, outcome);
             };
-            if let Err(e) = thread.stack_size(512 * 1024).spawn(body) {
+            if pvblk_block::spawn("pvblk-control-2", Box::new(body)).is_err() {
                 // The request got no answer; its client mustn't wait for one.
-                tracing::warn!("starting a thread for a request: {e}");
+                tracing::warn!("a request gets no answer: the system refuses a thread for it");
                 let _ = client.socket.shutdown(Shutdown::Both);
             }
         }

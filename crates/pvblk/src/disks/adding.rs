@@ -11,9 +11,6 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-/// Threads that open have room for a deep stack of volumes.
-const STACK: usize = 1 << 20;
-
 impl Registry {
     /// Tries to open a disk again that is wanted and could not be opened.
     pub fn add_again(
@@ -66,13 +63,11 @@ impl Registry {
             outcome: Err("no thread could be started to open it".into()),
         };
         let wanted = wanted.clone();
-        let thread = std::thread::Builder::new().name("pvblk-open".into());
-        let spawned = thread
-            .stack_size(STACK)
-            .spawn(move || opening.run(&parsed, &wanted, &tell));
-        if let Err(e) = spawned {
-            // The closure is dropped, and with it the place.
-            let text = format!("disk {name}: starting a thread to open it: {e}");
+        let open = move || opening.run(&parsed, &wanted, &tell);
+        // A closure that comes back is dropped, and with it the place.
+        let spawned = pvblk_block::spawn("pvblk-open", Box::new(open)).is_ok();
+        if !spawned {
+            let text = format!("disk {name}: the system refuses a thread to open it");
             return Err(Refused::new(Why::Failed, text));
         }
         let outcome = match told.until(&deadline) {
