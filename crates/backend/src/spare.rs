@@ -9,14 +9,14 @@ pub struct SpareRequests(Vec<Box<Request>>);
 
 impl SpareRequests {
     /// A spare request, or a new one; it has no buffers.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self) -> Box<Request> {
         let spare = self.0.pop();
         spare.unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0))
     }
 
     /// Keeps a request without its buffers.
-    #[inline]
+    #[inline(always)]
     pub fn keep(&mut self, mut request: Box<Request>) {
         request.buffers.clear();
         self.0.push(request);

@@ -137,8 +137,9 @@ pub fn send<'a>(
         iov_base: std::ptr::null_mut(),
         iov_len: 0,
     }; MAX_PARTS];
-    let mut n = 0;
-    for part in parts.take(MAX_PARTS) {
+    let (mut n, mut total) = (0, 0);
+    // Not a loop: chained iterators are faster from inside.
+    parts.take(MAX_PARTS).for_each(|part| {
         iov[n] = match part {
             Part::Bytes(b) => libc::iovec {
                 iov_base: b.as_ptr().cast_mut().cast(),
@@ -146,9 +147,12 @@ pub fn send<'a>(
             },
             Part::Buffer(b, skip) => b.iovec(skip, false),
         };
+        total += iov[n].iov_len;
         n += 1;
+    });
+    if total > most {
+        n = cut(&mut iov[..n], most);
     }
-    n = cut(&mut iov[..n], most);
     // SAFETY: an all-zero msghdr is valid: no name, no control data.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     msg.msg_iov = iov.as_mut_ptr();

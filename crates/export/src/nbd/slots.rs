@@ -84,10 +84,15 @@ impl Slot {
     }
 
     /// Makes the view, if the data are less than the blocks.
+    #[inline]
     pub(super) fn look(&mut self) {
-        if self.edges.is_none() || self.buffers.is_empty() {
-            return;
+        if !self.edges.is_none() && !self.buffers.is_empty() {
+            self.cut_view();
         }
+    }
+
+    #[cold]
+    fn cut_view(&mut self) {
         let (mut skip, mut left) = (usize::from(self.edges.before), self.len as usize);
         for b in &self.buffers {
             let n = b.len().saturating_sub(skip).min(left);
@@ -158,6 +163,7 @@ impl Slots {
     }
 
     /// A slot for `r`, with its buffers moved in from `buffers`.
+    #[inline(always)]
     pub(super) fn insert(
         &mut self,
         r: &NbdRequest,
@@ -165,25 +171,10 @@ impl Slots {
         op: Op,
         buffers: &mut Vec<Buffer>,
     ) -> u32 {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.all.push(Slot {
-                cookie: 0,
-                command: r.command,
-                offset: 0,
-                len: 0,
-                edges: Edges::default(),
-                op,
-                flags: RequestFlags::empty(),
-                buffers: Vec::new(),
-                view: Vec::new(),
-                pending: 0,
-                issued: false,
-                whole: false,
-                then_flush: false,
-                status: Status::Ok,
-            });
-            (self.all.len() - 1) as u32
-        });
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.grow(),
+        };
         let s = &mut self.all[index as usize];
         s.cookie = r.cookie;
         s.command = r.command;
@@ -200,6 +191,28 @@ impl Slots {
         s.then_flush = false;
         s.status = Status::Ok;
         index
+    }
+
+    /// The number of one more slot.
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        self.all.push(Slot {
+            cookie: 0,
+            command: Command::Read,
+            offset: 0,
+            len: 0,
+            edges: Edges::default(),
+            op: Op::Read,
+            flags: RequestFlags::empty(),
+            buffers: Vec::new(),
+            view: Vec::new(),
+            pending: 0,
+            issued: false,
+            whole: false,
+            then_flush: false,
+            status: Status::Ok,
+        });
+        (self.all.len() - 1) as u32
     }
 
     /// Frees a slot, whose buffers have been taken out.

@@ -16,6 +16,7 @@ pub(super) fn zeros() -> Option<&'static Buffer> {
 
 impl NbdSource {
     /// Bytes of buffers that a command needs: for its data, for blocks that are zeroed in part, or as room for what is cached.
+    #[inline]
     pub(super) fn memory_of(&self, r: &NbdRequest, edges: Edges) -> usize {
         match r.command {
             Command::Read | Command::Write => r.len as usize + edges.bytes(),
@@ -110,12 +111,18 @@ impl NbdSource {
     }
 
     /// Steps that are due, until `out` has `target`.
+    #[inline]
     pub(super) fn issue_steps(&mut self, target: usize, out: &mut Vec<Box<Request>>) {
         while let Some(over) = self
             .issuer
             .issue_steps(&mut self.slots, self.dead, target, out)
         {
-            self.finish(over);
+            self.finish_step(over);
         }
+    }
+
+    #[cold]
+    fn finish_step(&mut self, index: u32) {
+        self.finish(index);
     }
 }

@@ -120,6 +120,7 @@ impl Issuer {
     }
 
     /// Makes a slot's requests for the device, at least one, until `out` has `target`.
+    #[inline(always)]
     pub(super) fn issue(
         &mut self,
         slots: &mut Slots,
@@ -129,8 +130,7 @@ impl Issuer {
     ) {
         let slot = slots.get(index);
         if slot.op.has_data() && !self.part.fits(slot) {
-            self.cut = Some(Cut::new(index));
-            return self.issue_parts(slots, target, out);
+            return self.issue_first(slots, index, target, out);
         }
         let mut request = self.request();
         let slot = slots.get_mut(index);
@@ -144,6 +144,19 @@ impl Issuer {
         slot.issued = true;
         slot.pending = 1;
         self.emit(request, out);
+    }
+
+    /// Begins to cut a slot's request up.
+    #[cold]
+    fn issue_first(
+        &mut self,
+        slots: &mut Slots,
+        index: u32,
+        target: usize,
+        out: &mut Vec<Box<Request>>,
+    ) {
+        self.cut = Some(Cut::new(index));
+        self.issue_parts(slots, target, out);
     }
 
     /// Cuts the current request further up, until `out` has `target`.

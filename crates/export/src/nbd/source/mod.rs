@@ -220,6 +220,7 @@ impl NbdSource {
     }
 
     /// Answers a slot of which everything is done.
+    #[inline(always)]
     fn finish(&mut self, index: u32) {
         let slot = self.slots.get_mut(index);
         let (cookie, status) = (slot.cookie, slot.status);
@@ -267,6 +268,7 @@ impl NbdSource {
 }
 
 /// Frees a slot whose data are sent.
+#[inline(always)]
 fn free(memory: &mut Memory, slots: &mut Slots, index: u32) {
     let slot = slots.get_mut(index);
     slot.view.clear();
