@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// What a look is at. It doesn't keep the disk's device open.
+/// The parts of a disk that a look needs. They don't keep its device open.
 pub(crate) struct Looked {
     pub place: Arc<Place>,
     pub counters: Arc<DiskCounters>,
@@ -57,7 +57,7 @@ impl Place {
         }
     }
 
-    /// Puts the disk on its list, if it isn't there. What it is to be looked at for is stored, and a full fence has followed.
+    /// Puts the disk on its list, if it isn't there. The reason for a look is stored, and a full fence has followed.
     #[inline]
     pub fn join(&self) {
         if self.is_off.load(Ordering::Relaxed) {
