@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash state-crash neighbours sim advisories fmt clean release
+.PHONY: help demo test test-ceph test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash state-crash neighbours sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -35,6 +35,11 @@ test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, que
 	@$(MAKE) --no-print-directory release
 	@cargo build --release --locked -p pvblk-export --example hostile_front
 	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user --test xen
+
+test-ceph: ## Serve images of a Ceph cluster of this machine for longer: 1000 stolen locks, kills, an OSD stopped for 60 s, 100 images (40 minutes)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test ceph -- --nocapture
 
 fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)
 	@scripts/install-tools.sh test

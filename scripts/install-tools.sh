@@ -19,6 +19,7 @@ test_tools=(g++ g++  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
     qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common
     mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools
+    ceph-mon ceph-mon  ceph-osd ceph-osd  rbd ceph-common  /usr/lib/x86_64-linux-gnu/librbd.so.1 librbd1
     sfdisk fdisk  cryptsetup cryptsetup-bin  mksquashfs squashfs-tools  genisoimage genisoimage  make-bcache bcache-tools)
 
 say() { printf 'tools: %s\n' "$*" >&2; }

@@ -20,6 +20,8 @@ Volumes:
                                         writers wait)
   nbd://HOST:PORT/NAME, nbd+unix:///NAME?socket=PATH
                                         an export of an NBD server; ?connections=N: at the start, and no more [default: --max-queues]
+  rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][,conf=PATH][,id=NAME][,ro][,nolock][,on-lost-lock=fail|wait]
+                                        an image of a Ceph cluster; needs the package librbd1
   vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]
                                         a disk of a vhost-user-blk server
   rings:unix:PATH,disk=NAME[,queues=N][,ring-pages=P][,memory=SIZE]

@@ -7,6 +7,7 @@
 
 pub mod arrays;
 pub mod btt;
+pub mod ceph;
 pub mod control;
 pub mod cuts;
 pub mod daemon;

@@ -69,6 +69,11 @@ impl Connection {
         Ok(Connection { stream, size_bytes })
     }
 
+    /// Changes the longest time to wait for an answer, which is 30 s.
+    pub fn patience(&self, limit: Duration) -> Result<(), Stop> {
+        Ok(self.stream.set_read_timeout(Some(limit))?)
+    }
+
     /// Sends a request.
     pub fn send(
         &mut self,

@@ -206,10 +206,11 @@ impl RbdQueue {
     /// Parks, sends or fails a request as if it came anew.
     #[cold]
     fn again(&mut self, aio: Box<Aio<Task>>) {
+        let aio_result = aio.result;
         let (Some(mut request), _) = self.take_apart(aio) else {
             return;
         };
-        request.scratch += 1;
+        request.scratch += u64::from(aio_result == -i64::from(EROFS));
         match request.scratch > MOST_DOUBTS && !matches!(self.mode, Mode::ParkForEver) {
             true => self.end(request, Status::IoError),
             false => self.start(request),

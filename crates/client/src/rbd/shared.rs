@@ -7,7 +7,7 @@ use super::spec::{OnLostLock, RbdSpec, failed};
 use parking_lot::Mutex;
 use pvblk_block::stacked::CompletionQueue;
 use pvblk_block::{Capacity, DeviceEvent, DiskThreads, Error, ErrorKind, EventHub, Limits, SECTOR};
-use pvblk_sys::librbd::{Image, features};
+use pvblk_sys::librbd::{Cluster, Image, features};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -24,6 +24,10 @@ const EACCES: i32 = 13;
 const LOOK_MILLISECONDS: u64 = 1000;
 /// Pause before the next attempt to connect.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Pause before requests are sent again that the cluster refused although the lock is ours.
+const SOON: Duration = Duration::from_millis(50);
+/// Connections that are tried one after another while each is blocked at once: then the whole machine is.
+const MOST_BLOCKED: u32 = 5;
 
 /// The open image, as queues use it.
 #[derive(Clone)]
@@ -57,6 +61,14 @@ struct Held {
     live: Live,
     /// Address of the client instance, if it has the lock.
     owner: Option<String>,
+}
+
+/// The part of a move that is done, for the case that the next connection is blocked as well.
+struct Move {
+    /// Address of the blocked instance that has the lock.
+    owner: String,
+    /// That lock is broken, so nobody has it.
+    is_broken: bool,
 }
 
 /// The outcome of a look at a lock in doubt.
@@ -115,18 +127,28 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Opens the image on a connection that isn't blocked, and watches its header.
+    /// Opens the image, and watches its header. A connection that turns out to be blocked is left, once.
     fn open_image(self: &Arc<Shared>) -> Result<Image, Error> {
+        let cluster = clusters::connection(&self.spec)?;
+        match self.open_on(&cluster) {
+            Err(e) if e.raw_os_error() == Some(ESHUTDOWN) => {
+                clusters::forget(&self.spec, &cluster);
+                self.open_on(&clusters::connection(&self.spec)?)
+            }
+            done => done,
+        }
+    }
+
+    fn open_on(self: &Arc<Shared>, cluster: &Arc<Cluster>) -> Result<Image, Error> {
         let spec = &self.spec;
-        let cluster = clusters::connection(spec)?;
         let open = |read_only| {
             let place = (spec.pool.as_str(), spec.namespace.as_str());
             let snapshot = spec.snapshot.as_deref();
-            Image::open(&cluster, place, &spec.image, snapshot, read_only)
+            Image::open(cluster, place, &spec.image, snapshot, read_only)
         };
         let mut read_only = spec.snapshot.is_some();
         let mut opened = open(read_only);
-        if let Err(e) = &opened
+        if let Err((_, e)) = &opened
             && spec.read_only
             && matches!(e.raw_os_error(), Some(EPERM | EACCES))
         {
@@ -134,7 +156,7 @@ impl Shared {
             read_only = true;
             opened = open(read_only);
         }
-        let mut image = opened.map_err(|e| failed(spec, "opening the image", e))?;
+        let mut image = opened.map_err(|(step, e)| failed(spec, step, e))?;
         if !read_only {
             let shared = Arc::downgrade(self);
             let on_update = move || {
@@ -332,9 +354,13 @@ impl Shared {
 
     /// Finds out what became of the lock. Waits for the cluster, however long.
     fn settle(self: &Arc<Shared>, held: &Held) {
-        let mut said = false;
+        let (mut said, mut blocked) = (false, 0);
+        let mut moving = held.owner.as_ref().map(|owner| Move {
+            owner: owner.clone(),
+            is_broken: false,
+        });
         loop {
-            match self.judge(held) {
+            match self.judge(held, &mut moving) {
                 Ok(Verdict::Held(held)) => {
                     if !matches!(&*self.state.lock(), State::InDoubt) {
                         return;
@@ -349,6 +375,9 @@ impl Shared {
                     }
                     std::thread::sleep(AGAIN);
                 }
+                Err(e) if e.raw_os_error() == Some(ESHUTDOWN) && blocked < MOST_BLOCKED => {
+                    blocked += 1;
+                }
                 Err(e) => return self.lost(e.to_string()),
             }
             if matches!(&*self.state.lock(), State::Closed) {
@@ -357,10 +386,10 @@ impl Shared {
         }
     }
 
-    fn judge(self: &Arc<Shared>, held: &Held) -> Result<Verdict, Error> {
+    fn judge(self: &Arc<Shared>, held: &Held, moving: &mut Option<Move>) -> Result<Verdict, Error> {
         let Live { image, number } = &held.live;
         let number = number + 1;
-        let Some(owner) = &held.owner else {
+        let Some(moving) = moving else {
             if !self.spec.is_read_only() {
                 let why = "the cluster has blocked this client";
                 return Ok(Verdict::Lost(why.into()));
@@ -374,14 +403,8 @@ impl Shared {
         };
         match image.owns_lock() {
             Ok(true) => {
-                let live = Live {
-                    image: Arc::clone(image),
-                    number,
-                };
-                return Ok(Verdict::Held(Held {
-                    live,
-                    owner: Some(owner.clone()),
-                }));
+                std::thread::sleep(SOON);
+                return Ok(Verdict::Held(held.clone()));
             }
             Ok(false) => {
                 let by = image.lock_owner().ok().flatten();
@@ -390,38 +413,50 @@ impl Shared {
             Err(e) if e.raw_os_error() == Some(ESHUTDOWN) => {}
             Err(e) => return Err(failed(&self.spec, "looking at the lock", e)),
         }
-        self.move_image(image, owner, number)
-    }
-
-    /// The old connection is blocked. If its lock is still there, it was meant for another image: the lock is moved to a new connection.
-    fn move_image(
-        self: &Arc<Shared>,
-        old: &Image,
-        owner: &str,
-        number: u64,
-    ) -> Result<Verdict, Error> {
-        clusters::forget(&self.spec, old.cluster());
+        clusters::forget(&self.spec, image.cluster());
         let image = self.open_image()?;
-        let os = |e| failed(&self.spec, "moving the lock to a new connection", e);
-        let found = image.lock_owner().map_err(os)?;
-        if found.as_deref() != Some(owner) {
-            let also = ", and this client was blocked";
-            return Ok(Verdict::Lost(taken(found.as_deref(), also)));
+        let moved = self.move_lock(&image, moving);
+        if let Err(e) = &moved
+            && e.raw_os_error() == Some(ESHUTDOWN)
+        {
+            clusters::forget(&self.spec, image.cluster());
         }
-        // This fails if the lock has passed to another client meanwhile.
-        image.break_lock(owner).map_err(os)?;
-        image.acquire_lock().map_err(os)?;
-        let new = image.lock_owner().map_err(os)?;
+        let Some(owner) = moved? else {
+            let by = image.lock_owner().ok().flatten();
+            let also = ", and this client was blocked";
+            return Ok(Verdict::Lost(taken(by.as_deref(), also)));
+        };
         tracing::info!(
             "{}: its connection was blocked because of another image; it has a new one",
             self.name
         );
         self.take_size(&image);
-        let live = Live {
-            image: Arc::new(image),
-            number,
-        };
-        Ok(Verdict::Held(Held { live, owner: new }))
+        let image = Arc::new(image);
+        Ok(Verdict::Held(Held {
+            live: Live { image, number },
+            owner: Some(owner),
+        }))
+    }
+
+    /// The old connection is blocked. If its lock is still there, the block was meant for another image, and the lock is taken for this connection:
+    /// returns its address. `None`: another client has taken it.
+    fn move_lock(&self, image: &Image, moving: &mut Move) -> Result<Option<String>, Error> {
+        let os = |e| failed(&self.spec, "moving the lock to a new connection", e);
+        match image.lock_owner().map_err(os)? {
+            Some(owner) if owner == moving.owner => {
+                // This fails if the lock has passed to another client meanwhile.
+                image.break_lock(&owner).map_err(os)?;
+                moving.is_broken = true;
+            }
+            None if moving.is_broken => {}
+            _ => return Ok(None),
+        }
+        image.acquire_lock().map_err(os)?;
+        let owner = image.lock_owner().map_err(os)?;
+        if let Some(owner) = &owner {
+            (moving.owner, moving.is_broken) = (owner.clone(), false);
+        }
+        Ok(owner)
     }
 
     fn lost(&self, why: String) {

@@ -72,19 +72,31 @@ unsafe extern "C" fn differs(
 }
 
 impl Image {
-    /// Opens an image, or a snapshot of it. Read-only images have no watch in the cluster, and know nothing of changes.
+    /// Opens an image, or a snapshot of it. Read-only images have no watch in the cluster, and know nothing of changes. An error comes with
+    /// the step that failed.
     pub fn open(
         cluster: &Arc<Cluster>,
         (pool, namespace): (&str, &str),
         name: &str,
         snapshot: Option<&str>,
         read_only: bool,
+    ) -> Result<Image, (&'static str, io::Error)> {
+        let pool = cluster.pool(pool, namespace);
+        let pool = pool.map_err(|e| ("opening the pool", e))?;
+        let image = Image::open_in(pool, name, snapshot, read_only);
+        image.map_err(|e| ("opening the image", e))
+    }
+
+    fn open_in(
+        pool: Pool,
+        name: &str,
+        snapshot: Option<&str>,
+        read_only: bool,
     ) -> io::Result<Image> {
-        let pool = cluster.pool(pool, namespace)?;
         let (name, snapshot) = (text(name)?, snapshot.map(text).transpose()?);
         let open = match read_only {
-            true => cluster.api.rbd_open_read_only,
-            false => cluster.api.rbd_open,
+            true => pool.cluster.api.rbd_open_read_only,
+            false => pool.cluster.api.rbd_open,
         };
         let mut handle = null_mut();
         let snapshot = snapshot.as_ref().map_or(null(), |s| s.as_ptr());
