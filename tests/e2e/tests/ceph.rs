@@ -344,7 +344,7 @@ fn resize() -> Result<(), Stop> {
 fn full_cluster() -> Result<(), Stop> {
     need(&["qemu-io"])?;
     on_cluster(|cluster| {
-        cluster.image("full", "256M")?;
+        cluster.image("full", "2G")?;
         let mut served = Served::one(cluster, "full", "")?;
         served.io("full", &["write -P 1 0 128M"])?;
         for (name, ratio) in [
@@ -362,8 +362,11 @@ fn full_cluster() -> Result<(), Stop> {
                 Duration::from_secs(120),
             )
         };
+        // A write of a place that has its space already may succeed.
+        let mut next = 128;
         let fails = wait_for("writes fail for lack of space", || {
-            let said = write(128)?;
+            next += 1;
+            let said = write(next)?;
             Ok(format!("{}{}", said.stdout, said.stderr).contains("No space left on device"))
         });
         for (name, ratio) in [
