@@ -39,6 +39,8 @@ pub enum MemberChange {
     RebuildStarted,
     /// The device that was rebuilt is the member.
     RebuildFinished,
+    /// The device that was the member is there again, and misses what was written meanwhile.
+    Back,
     /// The device that was being rebuilt isn't any more, and didn't become the member.
     RebuildStopped,
 }

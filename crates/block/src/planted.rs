@@ -51,6 +51,16 @@ plants! {
     GivenBackIsValid "array-given-back-is-valid"
     /// RAID-5: A stripe that is zeroed in part becomes a hole.
     HolesTooLarge "array-holes-too-large"
+    /// RAID-5: A member's read that was given up still changes a stripe head.
+    LateReadLands "array-late-read-lands"
+    /// RAID-5: A member is taken back while a write to it that was given up may still land.
+    LateWriteIsCurrent "array-late-write-is-current"
+    /// RAID-5: Bits of the bitmap are cleared while a member is missing.
+    BitmapClearedEarly "array-bitmap-cleared-early"
+    /// RAID-5: A member that is too old for the bitmap is brought up to date by it.
+    TooOldIsTaken "array-too-old-is-taken"
+    /// RAID-5: Writes that were planned without the member that comes back are forgotten.
+    PlannedIsForgotten "array-planned-is-forgotten"
     /// Page cache: A page that was written to during its write-back counts as clean.
     RedirtiedIsClean "redirtied-is-clean"
     /// Page cache: A discard or a write-zeroes drops dirty pages before the device has done it.

@@ -137,6 +137,8 @@ struct Branch {
     scope: Arc<str>,
     /// The layer that the requests come from.
     above: Option<TraceDevice>,
+    /// The layer whose name is the scope: see [`Tracing::inside`].
+    own: Option<Arc<str>>,
 }
 
 impl Tracing {
@@ -152,6 +154,7 @@ impl Tracing {
             hub,
             scope: scope.into(),
             above: None,
+            own: None,
         }))
     }
 
@@ -165,10 +168,25 @@ impl Tracing {
         Tracing(branch)
     }
 
+    /// Tracing of a device that is one of several below a layer: its layers are called `DISK/[NAME]/LAYER`, and the one called `floor`, which is its
+    /// uppermost, `DISK/[NAME]`.
+    #[must_use]
+    pub fn inside(&self, name: &str, floor: &str) -> Tracing {
+        let branch = self.0.as_ref().map(|branch| Branch {
+            scope: format!("{}/[{name}]", branch.scope).into(),
+            own: Some(floor.into()),
+            ..branch.clone()
+        });
+        Tracing(branch)
+    }
+
     /// A tracer for one queue of a layer.
     pub fn tracer(&self, floor: &str, queue: u32, submitter: u32) -> Tracer {
         Tracer(self.0.as_ref().map(|branch| {
-            let name = format!("{}/{floor}", branch.scope);
+            let name = match branch.own.as_deref() == Some(floor) {
+                true => branch.scope.to_string(),
+                false => format!("{}/{floor}", branch.scope),
+            };
             Box::new(Tap {
                 origin: TraceOrigin {
                     device: branch.hub.device(&name),
@@ -228,6 +246,14 @@ impl Tracer {
     pub fn arrived(&mut self, batch: &[Box<Request>]) {
         if is_on() {
             self.record_arrivals(batch);
+        }
+    }
+
+    /// Records that a request for this layer was made of one at `sector` of the layer above: A.
+    #[inline]
+    pub fn remapped(&mut self, request: &Request, sector: u64) {
+        if is_on() {
+            self.record(Phase::Remap, request, sector);
         }
     }
 

@@ -2,20 +2,23 @@
 //! with their completions.
 
 pub mod ask;
+mod away;
 mod background;
+mod bounce;
 mod extents;
 mod manage;
 mod queue;
 mod told;
 
 pub use super::core::Counts as WriteCounts;
+pub use away::ReAdded;
 pub use background::BackgroundWork;
-pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, SyncAction};
+pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, Recovered, SyncAction};
 
 use super::Geometry;
 use super::assemble::{Assembly, Incoming, Member};
 use super::blocking::{Blocking, Idle};
-use super::core::{Ability, Core, MemberIo, Setup, Work, WritePath};
+use super::core::{Ability, Core, Kicked, MemberIo, Setup, Work, WritePath};
 use super::geometry::STRIPE_SECTORS;
 use super::repair::write_superblocks;
 use parking_lot::Mutex;
@@ -29,7 +32,7 @@ use queue::ArrayQueue;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Most stripe heads: as many as md takes.
 const MOST_STRIPES: usize = 32768;
@@ -70,6 +73,10 @@ pub struct SpecParts {
     pub missing: bool,
     pub stripes: usize,
     pub write_path: WritePath,
+    /// See [`ArrayOptions`].
+    pub member_timeout: Option<Duration>,
+    /// The same.
+    pub re_add: bool,
 }
 
 impl SpecParts {
@@ -109,6 +116,10 @@ pub struct ArrayOptions {
     pub lazy: bool,
     /// The devices that questions name.
     pub names: &'static dyn MemberNames,
+    /// A member that doesn't answer an I/O for so long is kicked; `None`: it is waited for. Needs [`BackgroundWork`].
+    pub member_timeout: Option<Duration>,
+    /// A member that was kicked for that is taken back when it answers again.
+    pub re_add: bool,
 }
 
 impl Default for ArrayOptions {
@@ -119,6 +130,8 @@ impl Default for ArrayOptions {
             path: WritePath::default(),
             lazy: false,
             names: &NoNames,
+            member_timeout: None,
+            re_add: false,
         }
     }
 }
@@ -151,6 +164,17 @@ struct ArrayShared {
     changes: AtomicU64,
     /// Devices without a place.
     spares: Mutex<Vec<Member>>,
+    /// Devices that were members, and may have I/O left or come back.
+    away: Mutex<Vec<away::Away>>,
+    /// The one that comes back next.
+    returning: Mutex<Option<Member>>,
+    /// Abandoned I/O of queues.
+    left_behind: Mutex<Vec<away::LeftBehind>>,
+    /// Held while a device is added.
+    adding: Mutex<()>,
+    /// As [`ArrayOptions::member_timeout`].
+    limit: Option<Duration>,
+    re_add: bool,
     limits: Limits,
     geometry: Geometry,
     lazy: bool,
@@ -172,16 +196,26 @@ struct Origin {
 }
 
 impl ArrayShared {
-    /// Forgets the devices of these slots. Returns them, because closing them may take time.
-    fn forget(&self, gone: Vec<usize>) -> Vec<Option<MemberDevice>> {
+    /// Forgets the devices of these slots, of which some were kicked. Returns them, because closing them may take time.
+    fn forget(&self, gone: Vec<usize>, kicked: Vec<Kicked>) -> Vec<Option<MemberDevice>> {
         if gone.is_empty() {
             return Vec::new();
         }
         let mut devices = self.devices.lock();
+        self.note_away(kicked, &devices);
         let taken = gone.into_iter().map(|slot| devices[slot].take());
         let taken = taken.collect();
         self.changes.fetch_add(1, Ordering::AcqRel);
         taken
+    }
+
+    /// Gives a slot its device. The core is locked meanwhile: a queue that writes to the slot must find it.
+    fn set_device(&self, slot: usize, device: MemberDevice) {
+        let mut devices = self.devices.lock();
+        let slots = devices.len().max(slot + 1);
+        devices.resize(slots, None);
+        devices[slot] = Some(device);
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The user's name of the member at each place.
@@ -248,6 +282,8 @@ impl ArrayShared {
             patterns: origin.patterns.clone(),
             stripes: state.stripes,
             write_path: state.path,
+            member_timeout: self.limit,
+            re_add: self.re_add,
         }
     }
 }
@@ -258,8 +294,6 @@ pub struct Raid5 {
     /// The background thread, if it was started.
     thread: Mutex<Option<BackgroundThread>>,
     orders: Arc<manage::Orders>,
-    /// Held while a device is added.
-    adding: Mutex<()>,
     /// Data may be wrong, because the array was started by force.
     guessed: bool,
     /// Of its stripes.
@@ -316,7 +350,7 @@ impl Raid5 {
         let member = |m: &Member| (m.superblock.clone(), ability(m));
         let incoming = assembly.incoming.as_ref();
         let stripes = |r: &std::ops::Range<u64>| r.start / STRIPE_SECTORS..r.end / STRIPE_SECTORS;
-        let core = Core::new(Setup {
+        let mut core = Core::new(Setup {
             geometry: assembly.geometry,
             members: assembly
                 .members
@@ -336,6 +370,9 @@ impl Raid5 {
             unit_bytes: limits.logical_sector_bytes as usize,
             dirty: assembly.dirty,
         })?;
+        if options.member_timeout.is_some() {
+            core.limit_members();
+        }
         let memory = core.stripe_memory().clone();
         let known = devices.iter().flatten().map(|d| d.name.clone());
         let known = known.collect();
@@ -352,6 +389,12 @@ impl Raid5 {
                 devices: Mutex::new(devices),
                 changes: AtomicU64::new(0),
                 spares: Mutex::new(assembly.spares),
+                away: Mutex::default(),
+                returning: Mutex::default(),
+                left_behind: Mutex::default(),
+                adding: Mutex::default(),
+                limit: options.member_timeout,
+                re_add: options.re_add,
                 limits,
                 geometry: assembly.geometry,
                 lazy: options.lazy,
@@ -364,7 +407,6 @@ impl Raid5 {
             }),
             thread: Mutex::new(None),
             orders: Arc::default(),
-            adding: Mutex::new(()),
         }))
     }
 

@@ -328,6 +328,25 @@ impl WriteIntent {
         })
     }
 
+    /// The first sector from `sector` on that lies in a chunk whose bit is set; `None`: there is none.
+    pub fn next_set(&self, sector: u64) -> Option<u64> {
+        let first = (sector >> self.chunk_shift) as usize;
+        let set = self.counters.get(first..)?.iter().position(|c| *c != 0)?;
+        Some(sector.max(((first + set) as u64) << self.chunk_shift))
+    }
+
+    /// The number of sectors of a range that lie in chunks whose bits are set.
+    pub fn set_sectors(&self, range: Range<u64>) -> u64 {
+        let chunks = self.chunks(range.start, range.end - range.start);
+        let set = chunks.filter(|chunk| self.counters[*chunk] != 0);
+        set.map(|chunk| {
+            let (start, end) = (chunk as u64, chunk as u64 + 1);
+            let start = (start << self.chunk_shift).max(range.start);
+            (end << self.chunk_shift).min(range.end) - start
+        })
+        .sum()
+    }
+
     /// Notes that parity of these sectors was made right on all members. Chunks that are covered whole are
     /// done, and later sweeps clear their bits. The first stripe counts as covered by the range after it: it
     /// is made right before an array serves ([`super::prepare`]).

@@ -228,6 +228,34 @@ impl Created {
         }
     }
 
+    /// Gives the bitmap chunks of another size, in bytes. Errors if there is no bitmap, the size isn't a power of two from 4 KiB to 2 GiB, or the
+    /// bits have no room before the data.
+    pub fn set_bitmap_chunk(&mut self, bytes: u64) -> Result<(), Error> {
+        let Some(bitmap) = &mut self.bitmap else {
+            return Err(Error::config(
+                "raid5 bitmap chunks: the consistency policy is another; take bitmap",
+            ));
+        };
+        let valid = bytes.is_power_of_two() && (4096..=2 << 30).contains(&bytes);
+        let Some(chunk_bytes) = u32::try_from(bytes).ok().filter(|_| valid) else {
+            return Err(Error::config(format!(
+                "raid5 bitmap chunks of {bytes} bytes: they are a power of two, 4 KiB to 2 GiB"
+            )));
+        };
+        let room = bitmap.area_bytes();
+        let smaller = BitmapHeader {
+            chunk_bytes,
+            ..bitmap.clone()
+        };
+        if smaller.area_bytes() > room {
+            return Err(Error::config(format!(
+                "raid5 bitmap chunks of {bytes} bytes: the bits don't fit the {room} bytes that this array has for them; take larger chunks"
+            )));
+        }
+        *bitmap = smaller;
+        Ok(())
+    }
+
     /// The header of the bitmap, the same on all members, if there is one.
     pub fn bitmap(&self) -> Option<&BitmapHeader> {
         self.bitmap.as_ref()

@@ -43,7 +43,7 @@ pub use self::core::WritePath;
 pub use array::ask;
 pub use array::{
     ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, MemberNames, MemberState,
-    Raid5, SpecParts, SyncAction, WriteCounts,
+    Raid5, ReAdded, Recovered, SpecParts, SyncAction, WriteCounts,
 };
 pub use assemble::{
     Absent, AssembleOptions, Assembly, Candidate, Incoming, Member, Selection, assemble,

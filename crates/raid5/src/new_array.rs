@@ -26,6 +26,8 @@ pub struct CreateOptions {
     pub consistency: Consistency,
     /// Sectors to use on each member; `None`: as many as there are.
     pub size_sectors: Option<u64>,
+    /// Bytes of a member for each bit of the write-intent bitmap; `None`: 64 MiB, or more.
+    pub bitmap_chunk_bytes: Option<u64>,
     /// All parity is right already, as it is when all members hold zeros.
     pub assume_clean: bool,
     /// Overwrites contents of the devices: another array, a file system, partitions.
@@ -48,6 +50,7 @@ impl CreateOptions {
             chunk_sectors: 1024,
             consistency: Consistency::Ppl,
             size_sectors: None,
+            bitmap_chunk_bytes: None,
             assume_clean: false,
             force: false,
             set_uuid,
@@ -125,6 +128,9 @@ pub fn create(
         new.clean = all.all(|(_, d)| is_empty(d, sb.data_offset_sectors, sb.size_sectors));
     }
     let mut created = new.build()?;
+    if let Some(bytes) = options.bitmap_chunk_bytes {
+        created.set_bitmap_chunk(bytes)?;
+    }
     if let Some(place) = missing {
         created.leave_out(place);
     }

@@ -246,6 +246,16 @@ impl Superblock {
         }
     }
 
+    /// True if this member was one before, is being recovered, and lacks only what the write-intent bitmap marks.
+    pub fn is_recovered_by_bitmap(&self) -> bool {
+        let all = [
+            Feature::RECOVERY_BITMAP,
+            Feature::RECOVERY_OFFSET,
+            Feature::BITMAP,
+        ];
+        all.into_iter().all(|f| self.has(f)) && !self.has(Feature::REPLACEMENT)
+    }
+
     /// Gives a device a role, and makes the table longer if it ends before that device. Fails, and changes
     /// nothing, if the table can't grow because of the area after the superblock on the member.
     pub fn set_role(&mut self, number: u32, role: Role) -> Result<(), SuperblockError> {
@@ -375,7 +385,10 @@ impl Superblock {
         if unknown != 0 {
             return Err(SuperblockError::UnknownFeatures(unknown));
         }
-        let refused = Feature::REFUSED.into_iter().find(|f| self.has(*f));
+        let known = |f: &Feature| *f == Feature::RECOVERY_BITMAP && self.is_recovered_by_bitmap();
+        let refused = Feature::REFUSED
+            .into_iter()
+            .find(|f| self.has(*f) && !known(f));
         if let Some(feature) = refused {
             return Err(SuperblockError::Feature(feature));
         }

@@ -107,6 +107,11 @@ const ARRAY: &[Plant] = &[
     Plant::BusyGivenBack,
     Plant::GivenBackIsValid,
     Plant::HolesTooLarge,
+    Plant::LateReadLands,
+    Plant::LateWriteIsCurrent,
+    Plant::BitmapClearedEarly,
+    Plant::TooOldIsTaken,
+    Plant::PlannedIsForgotten,
 ];
 
 /// The bugs in the code of arrays, or else of page caches; none without the feature `planted`.

@@ -97,6 +97,7 @@ mod tests {
             error: 0,
             remap_ns: None,
             from: None,
+            from_sector: None,
             queue_ns: begin_ns,
             get_ns: None,
             merge_ns: None,

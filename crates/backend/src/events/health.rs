@@ -313,6 +313,7 @@ impl Health {
             } => {
                 let (kind, what) = match change {
                     MemberChange::Failed => (Kind::MemberFailed, "failed"),
+                    MemberChange::Back => (Kind::MemberBack, "is there again"),
                     MemberChange::RebuildStarted => (Kind::RebuildStarted, "is being rebuilt"),
                     MemberChange::RebuildFinished => (Kind::RebuildFinished, "is rebuilt"),
                     MemberChange::RebuildStopped => (Kind::RebuildStopped, "can't be rebuilt"),

@@ -74,6 +74,8 @@ kinds! {
     MemberFailed = "member-failed", Error;
     /// An array began to be served without a member.
     MemberMissing = "member-missing", Error;
+    /// A device that was a member is there again, and gets what it missed.
+    MemberBack = "member-back", Info;
     /// A device is being made the member of an array.
     RebuildStarted = "rebuild-started", Info;
     /// The device that was rebuilt is the member.
@@ -127,6 +129,7 @@ impl Kind {
                 | Kind::LockLost
                 | Kind::MemberFailed
                 | Kind::MemberMissing
+                | Kind::MemberBack
                 | Kind::RebuildStarted
                 | Kind::RebuildFinished
                 | Kind::RebuildStopped

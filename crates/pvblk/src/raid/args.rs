@@ -72,6 +72,9 @@ pub struct CreateArgs {
     /// bitmap
     #[arg(long, default_value = "ppl", value_name = "POLICY")]
     pub consistency_policy: String,
+    /// Bytes of a member for each bit of the write-intent bitmap, such as 1M; a plain number is KiB [default: 64M or more]
+    #[arg(long, value_name = "SIZE")]
+    pub bitmap_chunk: Option<String>,
     /// Size to use of each member, such as 10G; a plain number is KiB [default: as much as the smallest has]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,
@@ -130,6 +133,15 @@ pub struct AddArgs {
     /// Also if it holds something, such as a file system or another array's data, which is lost
     #[arg(long)]
     pub force: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct ReAddArgs {
+    #[command(flatten)]
+    pub served: Served,
+    /// The volume that it is; or its place, if it is to come back by itself
+    #[arg(value_name = "PLACE|MEMBER")]
+    pub member: String,
 }
 
 #[derive(Args, Debug)]

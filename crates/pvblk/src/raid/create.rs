@@ -42,6 +42,10 @@ pub fn run(args: &CreateArgs) -> Result<()> {
             Some(size) => Some(kib("--size", size)? / 512),
             None => None,
         },
+        bitmap_chunk_bytes: match &args.bitmap_chunk {
+            Some(size) => Some(kib("--bitmap-chunk", size)?),
+            None => None,
+        },
         assume_clean: args.assume_clean,
         force: args.force,
         ..CreateOptions::new(&args.name)

@@ -90,6 +90,8 @@ fn parts(assembly: &Assembly) -> SpecParts {
         missing: is_counted_on(assembly),
         stripes: Raid5Spec::STRIPES as usize,
         write_path: WritePath::default(),
+        member_timeout: None,
+        re_add: false,
     }
 }
 
@@ -221,6 +223,23 @@ fn sync_lines(serving: &Serving, lines: &mut Vec<(&str, String)>) {
     }
     if let Some(trouble) = &serving.trouble {
         lines.push(("Last Action", trouble.clone()));
+    }
+    if let Some(rebuilt) = &serving.rebuilt {
+        let how = match rebuilt.by_bitmap {
+            true => ", by the bitmap",
+            false => "",
+        };
+        lines.push((
+            "Last Rebuild",
+            format!("member {}, {} sectors{how}", rebuilt.place, rebuilt.sectors),
+        ));
+    }
+    if let Some(ms) = serving.member_timeout_ms {
+        lines.push(("Member Timeout", format!("{} s", ms as f64 / 1000.0)));
+    }
+    for away in &serving.away {
+        let text = format!("member {}, {}", away.place, away.name);
+        lines.push(("Waited For", text));
     }
     if serving.frozen {
         lines.push(("Sync Action", "frozen".into()));

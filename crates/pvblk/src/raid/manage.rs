@@ -1,7 +1,8 @@
 //! Commands to arrays that are served, and `add`, `check` and `repair`, which do without a server too.
 
 use super::args::{
-    AddArgs, CheckArgs, MemberArgs, ReplaceArgs, Served, SpeedArgs, StripesArgs, WritePathArgs,
+    AddArgs, CheckArgs, MemberArgs, ReAddArgs, ReplaceArgs, Served, SpeedArgs, StripesArgs,
+    WritePathArgs,
 };
 use super::ask::{Array, follow, noun};
 use super::report::{self, Report};
@@ -62,6 +63,20 @@ pub fn add(args: &AddArgs) -> Result<()> {
         Report::new("add", disk, message).with(after).print(*json)?;
     }
     Ok(())
+}
+
+pub fn re_add(args: &ReAddArgs) -> Result<()> {
+    let member = match args.member.parse::<usize>() {
+        Ok(place) => place.to_string(),
+        Err(_) => to_server(&args.member)?,
+    };
+    let disk = &args.served.disk;
+    let question = Question::ReAdd {
+        member: member.clone(),
+    };
+    order(&args.served, "re-add", &question, |after| {
+        report::re_added(disk, &member, after)
+    })
 }
 
 pub fn fail(args: &MemberArgs) -> Result<()> {

@@ -16,8 +16,8 @@ mod whom;
 
 use anyhow::Result;
 use args::{
-    AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MemberArgs, MembersArgs, ReplaceArgs,
-    ScanArgs, Served, SpeedArgs, StripesArgs, WritePathArgs,
+    AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MemberArgs, MembersArgs, ReAddArgs,
+    ReplaceArgs, ScanArgs, Served, SpeedArgs, StripesArgs, WritePathArgs,
 };
 use clap::Subcommand;
 use pvblk_block::{BlockDevice, Error};
@@ -60,6 +60,8 @@ pub enum RaidCommand {
     Detail(DetailArgs),
     /// Give an array a spare; if a member is missing, it is rebuilt onto that
     Add(AddArgs),
+    /// Take a device back that was a member: only what it missed is written, if the write-intent bitmap tells
+    ReAdd(ReAddArgs),
     /// Throw a member out, as if it had failed
     Fail(MemberArgs),
     /// Take a spare away
@@ -97,6 +99,7 @@ pub fn run(command: &RaidCommand) -> Result<()> {
         RaidCommand::Scan(args) => scan::run(args),
         RaidCommand::Detail(args) => detail::run(args),
         RaidCommand::Add(args) => manage::add(args),
+        RaidCommand::ReAdd(args) => manage::re_add(args),
         RaidCommand::Fail(args) => manage::fail(args),
         RaidCommand::Remove(args) => manage::remove(args),
         RaidCommand::Replace(args) => manage::replace(args),

@@ -121,6 +121,7 @@ fn ready(mut assembly: Assembly, offline: &Offline) -> Result<Assembly> {
     let mut bar = Bar::default();
     let mut tell = |done: u64, of: u64| {
         bar.show(&SyncProgress {
+            by_bitmap: false,
             action: "resync".into(),
             done_bytes: done * 512,
             of_bytes: of * 512,

@@ -88,6 +88,7 @@ mod tests {
     #[test]
     fn a_bar_is_as_long_whatever_is_done() {
         let of = |done_bytes| SyncProgress {
+            by_bitmap: false,
             action: "check".into(),
             done_bytes,
             of_bytes: 100 << 20,

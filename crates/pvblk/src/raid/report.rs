@@ -65,6 +65,27 @@ pub fn added(disk: &str, new: &str, after: &Detail) -> String {
     }
 }
 
+/// `b.img is member 1 of vm1 again; what it missed is written`
+pub fn re_added(disk: &str, member: &str, after: &Detail) -> String {
+    let serving = after.serving.as_ref();
+    let incoming = rebuilding(after);
+    let place = incoming.and_then(|m| m.place);
+    let rebuilt = serving.and_then(|s| s.rebuilt.as_ref());
+    let place = place.or(rebuilt.map(|r| r.place));
+    let by_bitmap = match incoming {
+        Some(_) => serving.and_then(|s| s.sync.as_ref()).map(|s| s.by_bitmap),
+        None => rebuilt.map(|r| r.by_bitmap),
+    };
+    let name = incoming.and_then(|m| m.name.as_deref()).unwrap_or(member);
+    let place = place.map_or_else(|| "a member".into(), |p| format!("member {p}"));
+    match by_bitmap {
+        Some(false) => {
+            format!("{name} is rebuilt whole as {place} of {disk}: the server's log says why")
+        }
+        _ => format!("{name} is {place} of {disk} again; what it missed is written"),
+    }
+}
+
 /// `member 1 of vm1, b.img, is thrown out; the array is degraded`
 pub fn failed(disk: &str, before: &Detail, after: &Detail) -> String {
     let is_gone =

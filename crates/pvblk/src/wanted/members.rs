@@ -156,6 +156,7 @@ impl MemberChange {
     fn of(question: &str) -> Option<MemberChange> {
         let joins = match serde_json::from_str(question).ok()? {
             Question::Add { member, .. } => Some(member),
+            Question::ReAdd { member } => Some(member).filter(|m| m.parse::<usize>().is_err()),
             Question::Replace { with, .. } => with,
             Question::Fail { .. } | Question::Remove { .. } => None,
             _ => return None,

@@ -37,6 +37,12 @@ pub enum Question {
         #[serde(default)]
         force: bool,
     },
+    /// Takes a device back that was a member: see [`Raid5::re_add`].
+    #[serde(rename = "re-add")]
+    ReAdd {
+        /// Its volume spec, or the place of a member that is waited for.
+        member: String,
+    },
     /// Throws a member out: see [`Raid5::fail`].
     Fail {
         /// The member that fails.
@@ -205,6 +211,15 @@ pub struct Serving {
     pub mismatch_sectors: u64,
     /// Why the last rebuild didn't end.
     pub trouble: Option<String>,
+    /// The last rebuild that ended.
+    #[serde(default)]
+    pub rebuilt: Option<Rebuilt>,
+    /// Devices that were thrown out because they didn't answer, and come back by themselves.
+    #[serde(default)]
+    pub away: Vec<AwayMember>,
+    /// Milliseconds after which a member that doesn't answer is thrown out.
+    #[serde(default)]
+    pub member_timeout_ms: Option<u64>,
     /// Stripe heads: md's `stripe_cache_size`.
     pub stripes: usize,
     /// Those at work: md's `stripe_cache_active`.
@@ -219,6 +234,26 @@ pub struct Serving {
     pub speed_max_kib: u64,
 }
 
+/// A rebuild that came to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebuilt {
+    /// Its place.
+    pub place: usize,
+    /// Sectors of the member that were written.
+    pub sectors: u64,
+    /// Only those that the write-intent bitmap marked.
+    pub by_bitmap: bool,
+}
+
+/// A device that was a member, and comes back when it answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AwayMember {
+    /// The place that it had.
+    pub place: usize,
+    /// The user's name of the device.
+    pub name: String,
+}
+
 /// Progress of a recovery, resync or check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SyncProgress {
@@ -230,6 +265,9 @@ pub struct SyncProgress {
     pub of_bytes: u64,
     /// Sectors of members whose parity was wrong, so far.
     pub mismatch_sectors: u64,
+    /// Only what the write-intent bitmap marks is rebuilt.
+    #[serde(default)]
+    pub by_bitmap: bool,
     /// KiB a second of each member; known to clients that ask more than once.
     #[serde(default)]
     pub speed_kib: Option<u64>,
@@ -308,11 +346,28 @@ impl Detail {
                     done_bytes: s.done_sectors * 512,
                     of_bytes: s.of_sectors * 512,
                     mismatch_sectors: s.mismatch_sectors,
+                    by_bitmap: s.by_bitmap,
                     speed_kib: None,
                     seconds_left: None,
                 }),
                 mismatch_sectors: state.mismatch_sectors,
                 trouble: state.trouble.clone(),
+                rebuilt: state.recovered.map(|r| Rebuilt {
+                    place: r.place,
+                    sectors: r.sectors,
+                    by_bitmap: r.by_bitmap,
+                }),
+                away: state
+                    .away
+                    .iter()
+                    .map(|(place, name)| AwayMember {
+                        place: *place,
+                        name: name.clone(),
+                    })
+                    .collect(),
+                member_timeout_ms: state
+                    .member_timeout
+                    .map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX)),
                 stripes: state.stripes,
                 active_stripes: state.active_stripes,
                 write_path: state.write_path.to_string(),
@@ -410,6 +465,7 @@ impl Raid5 {
         match question {
             Question::Detail {} | Question::Spec {} => {}
             Question::Add { member, force } => self.answer_add(member, *force)?,
+            Question::ReAdd { member } => self.answer_re_add(member)?,
             Question::Fail { member } => self.answer_fail(member)?,
             Question::Remove { member } => self.answer_remove(member)?,
             Question::Replace {
@@ -492,6 +548,19 @@ impl Raid5 {
             self.until(|s| s.failed.is_none() || rebuilding(s).is_some())?;
         }
         Ok(())
+    }
+
+    fn answer_re_add(&self, text: &str) -> Result<(), Error> {
+        let state = self.state();
+        if state.frozen {
+            return Err(Error::config("the array is frozen: unfreeze it first"));
+        }
+        let (name, device) = match self.shared.held_device(text) {
+            Some(held) => held,
+            None => (text.to_owned(), self.shared.names.open(text)?),
+        };
+        self.re_add(&name, &device, &mut sleepy())?;
+        self.until(|s| s.failed.is_none() || rebuilding(s).is_some())
     }
 
     fn answer_fail(&self, text: &str) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! The background work of an array that serves: it recovers spares, makes parity right, and clears bits of
 //! the bitmap.
 
+use super::away::Returns;
 use super::manage::{Orders, PendingOrders};
 use super::queue::ArrayQueue;
 use super::told::Told;
@@ -12,7 +13,6 @@ use pvblk_block::{BlockDevice, DeviceQueue, Error, QueueContext, Readiness, Syst
 use pvblk_sys::Poller;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Interval at which superblocks are written with the progress, besides each sixteenth of it.
@@ -31,9 +31,12 @@ const SLICE: Duration = Duration::from_millis(20);
 /// The background work of an array: [`BackgroundWork::step`] has to be called again and again. [`Raid5::keep`] starts
 /// a thread for it.
 pub struct BackgroundWork {
-    shared: Arc<ArrayShared>,
+    pub(super) shared: Arc<ArrayShared>,
     orders: Arc<Orders>,
-    queue: ArrayQueue,
+    pub(super) queue: ArrayQueue,
+    pub(super) returns: Returns,
+    /// Next tick of members' time.
+    pub(super) tick_at: Duration,
     /// Stripes that may be begun.
     credit: f64,
     last: Duration,
@@ -64,6 +67,8 @@ impl BackgroundWork {
             queue,
             shared: Arc::clone(&array.shared),
             orders: Arc::clone(&array.orders),
+            returns: Returns::default(),
+            tick_at: Duration::ZERO,
             credit: 0.0,
             last: Duration::ZERO,
             requests: 0,
@@ -82,6 +87,7 @@ impl BackgroundWork {
         while self.queue.progress() {}
         let orders = self.orders.take();
         self.follow(&orders);
+        self.step_away(now, orders.frozen);
         let shared = Arc::clone(&self.shared);
         let (told, wanted, needs_spare, sync, requests, takeovers, lag) = {
             let core = shared.core.lock();
@@ -129,12 +135,15 @@ impl BackgroundWork {
         if now >= self.forgive_at {
             self.forgive_at = now + FORGIVE;
             self.queue.step(|core, _| core.forgive_read_errors());
+            self.forgive_returns();
         }
         let sync = shared.core.lock().sync_now();
-        match sync {
+        let nap = match sync {
             None => NAP,
             Some(_) => self.go_on(now, &orders),
-        }
+        };
+        let tick = shared.limit.map(|_| self.tick_at.saturating_sub(now));
+        tick.map_or(nap, |tick| nap.min(tick))
     }
 
     /// True if work is under way, or will be.
@@ -232,14 +241,8 @@ impl BackgroundWork {
         };
         let superblock = spare.superblock.clone();
         let taken = self.queue.step(|core, owner| {
-            let slot = core.take_in(place, superblock, ability, owner)?;
-            // The core is locked meanwhile: a queue that writes to the new slot must find its
-            // device.
-            let mut devices = shared.devices.lock();
-            let slots = devices.len().max(slot + 1);
-            devices.resize(slots, None);
-            devices[slot] = Some(device);
-            shared.changes.fetch_add(1, Ordering::AcqRel);
+            let slot = core.take_in(place, superblock, false, ability, owner)?;
+            shared.set_device(slot, device);
             Ok::<(), Error>(())
         });
         match taken {
@@ -277,6 +280,9 @@ struct BackgroundTask {
 impl Background for BackgroundTask {
     fn step(&mut self) -> Due {
         let nap = self.background.step(self.begin.elapsed());
+        if let Some((name, device)) = self.background.take_whole() {
+            self.add_whole(name, device);
+        }
         Due::At(Instant::now() + nap)
     }
 
@@ -292,6 +298,28 @@ impl Background for BackgroundTask {
 
     fn woken(&mut self) {
         self.background.queue.woken();
+    }
+}
+
+impl BackgroundTask {
+    /// Adds a device that came back, on a thread of its own: the device may stall again.
+    fn add_whole(&self, name: String, device: Arc<dyn BlockDevice>) {
+        let (shared, orders) = (
+            Arc::downgrade(&self.background.shared),
+            Arc::clone(&self.background.orders),
+        );
+        let add = move || {
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            if let Err(e) = shared.add(&orders, &name, &device, false, &mut crate::sleepy()) {
+                tracing::warn!("raid5: {name} came back and can't be added: {e}");
+            }
+        };
+        let thread = std::thread::Builder::new().name("pvblk-raid5-add".into());
+        if let Err(e) = thread.spawn(add) {
+            tracing::warn!("raid5: starting a thread: {e}");
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! The state of an array that serves, and orders to it.
 
 use super::background::{SPEED_MAX_KIB, SPEED_MIN_KIB};
-use super::{LEAST_STRIPES, MOST_STRIPES, Raid5};
+use super::{ArrayShared, LEAST_STRIPES, MOST_STRIPES, Raid5};
 use crate::core::{Action, WritePath};
 use crate::spare::make_spare;
 use crate::{Idle, Member, Policy, Superblock};
 use parking_lot::Mutex;
 use pvblk_block::{BlockDevice, Error};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An action on all stripes, in md's words.
 pub use crate::core::Action as SyncAction;
@@ -47,6 +48,19 @@ pub struct ArraySync {
     pub of_sectors: u64,
     /// Sectors of members whose parity was wrong, so far.
     pub mismatch_sectors: u64,
+    /// Only what the write-intent bitmap marks is recovered.
+    pub by_bitmap: bool,
+}
+
+/// A recovery that came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// The place whose member was recovered.
+    pub place: usize,
+    /// Sectors of it that were written.
+    pub sectors: u64,
+    /// Only those that the write-intent bitmap marked.
+    pub by_bitmap: bool,
 }
 
 /// An array at a moment.
@@ -70,6 +84,12 @@ pub struct ArrayState {
     pub mismatch_sectors: u64,
     /// Why the last rebuild or check didn't come to its end.
     pub trouble: Option<String>,
+    /// The last recovery that did.
+    pub recovered: Option<Recovered>,
+    /// Devices that were kicked and are to come back by themselves, with their places.
+    pub away: Vec<(usize, String)>,
+    /// The time after which a member that doesn't answer is kicked.
+    pub member_timeout: Option<Duration>,
     /// Number of stripe heads.
     pub stripes: usize,
     /// Those that have something to do.
@@ -135,16 +155,16 @@ impl Orders {
     }
 }
 
-impl Raid5 {
-    /// The current state.
-    pub fn state(&self) -> ArrayState {
-        let core = self.shared.core.lock();
+impl ArrayShared {
+    /// See [`Raid5::state`].
+    fn state(&self, orders: &Orders) -> ArrayState {
+        let core = self.core.lock();
         let state = core.state();
         let superblocks = core.superblocks().0;
         let newest = superblocks.iter().flatten().max_by_key(|s| s.events);
         let superblock = newest.cloned().expect("an array has members");
         drop(core);
-        let devices = self.shared.devices.lock();
+        let devices = self.devices.lock();
         let name = |slot: usize| {
             let device = devices.get(slot).and_then(Option::as_ref);
             device.map_or_else(String::new, |d| d.name.clone())
@@ -163,7 +183,7 @@ impl Raid5 {
             })
             .collect();
         members.sort_by_key(|m| (m.place, m.state != MemberState::InSync));
-        let spares = self.shared.spares.lock();
+        let spares = self.spares.lock();
         members.extend(spares.iter().map(|s| ArrayMember {
             name: s.name.clone(),
             number: s.superblock.dev_number,
@@ -171,7 +191,7 @@ impl Raid5 {
             state: MemberState::Spare,
             corrected_reads: 0,
         }));
-        let orders = self.orders.0.lock().clone();
+        let orders = orders.0.lock().clone();
         ArrayState {
             members,
             failed: state.failed,
@@ -183,10 +203,20 @@ impl Raid5 {
                 done_sectors: s.done_sectors,
                 of_sectors: s.of_sectors,
                 mismatch_sectors: s.mismatch_sectors,
+                by_bitmap: s.by_bitmap,
             }),
             in_sync_sectors: state.in_sync_sectors,
             mismatch_sectors: state.mismatch_sectors,
             trouble: state.trouble,
+            recovered: state
+                .recovered
+                .map(|(place, sectors, by_bitmap)| Recovered {
+                    place,
+                    sectors,
+                    by_bitmap,
+                }),
+            away: self.held(),
+            member_timeout: self.limit,
             stripes: state.stripes,
             active_stripes: state.active_stripes,
             write_path: state.path,
@@ -196,10 +226,10 @@ impl Raid5 {
         }
     }
 
-    /// Adds a device as a spare, which becomes a member as soon as one is missing. Its contents are lost;
-    /// `force`: also if it belongs to another array.
-    pub fn add(
+    /// As [`Raid5::add`], without waking the background thread.
+    pub(super) fn add(
         &self,
+        orders: &Orders,
         name: &str,
         device: &Arc<dyn BlockDevice>,
         force: bool,
@@ -207,7 +237,8 @@ impl Raid5 {
     ) -> Result<(), Error> {
         // Two at a time would take the same number.
         let _one = self.adding.lock();
-        let state = self.state();
+        self.refuse_if_busy(name, device)?;
+        let state = self.state(orders);
         if state.broken {
             return Err(Error::config("the array has failed: nothing can be added"));
         }
@@ -215,13 +246,13 @@ impl Raid5 {
             return Err(Error::config(format!("{name} is in the array already")));
         }
         let unit = device.limits().logical_sector_bytes;
-        if unit > self.shared.limits.logical_sector_bytes {
+        if unit > self.limits.logical_sector_bytes {
             return Err(Error::config(format!(
                 "{name}: its sectors of {unit} bytes are larger than the array's"
             )));
         }
         let taken: Vec<u32> = state.members.iter().map(|m| m.number).collect();
-        let header = self.shared.core.lock().bitmap().map(|b| b.header().clone());
+        let header = self.core.lock().bitmap().map(|b| b.header().clone());
         debug_assert!(
             header.is_some() || !matches!(state.superblock.policy(), Policy::Bitmap { .. })
         );
@@ -234,8 +265,28 @@ impl Raid5 {
             force,
             idle,
         )?;
-        self.shared.origin.lock().devices.push(name.to_owned());
-        self.shared.spares.lock().push(spare);
+        self.origin.lock().devices.push(name.to_owned());
+        self.spares.lock().push(spare);
+        Ok(())
+    }
+}
+
+impl Raid5 {
+    /// The current state.
+    pub fn state(&self) -> ArrayState {
+        self.shared.state(&self.orders)
+    }
+
+    /// Adds a device as a spare, which becomes a member as soon as one is missing. Its contents are lost;
+    /// `force`: also if it belongs to another array.
+    pub fn add(
+        &self,
+        name: &str,
+        device: &Arc<dyn BlockDevice>,
+        force: bool,
+        idle: &mut Idle<'_>,
+    ) -> Result<(), Error> {
+        self.shared.add(&self.orders, name, device, force, idle)?;
         self.wake_keeper();
         Ok(())
     }

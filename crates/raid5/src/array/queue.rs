@@ -1,14 +1,18 @@
 //! One queue of an array.
 
+use super::away::LeftBehind;
+use super::bounce::{Bounced, Bounces};
 use super::{ArrayShared, MemberDevice, QueueEntries};
 use crate::STRIPE_SECTORS;
 use crate::core::{Core, MemberIo, Token, Work};
+use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
     Completion, DeviceQueue, Error, Op, QueueContext, Readiness, Request, RequestFlags, Status,
 };
 use pvblk_sys::Poller;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,6 +37,8 @@ pub(super) struct ArrayQueue {
     completions: Arc<CompletionQueue<QueueEntries>>,
     /// Queues to the members, by slot.
     members: Vec<Option<LowerQueue>>,
+    /// Where their requests come from, by slot.
+    remaps: Vec<Tracer>,
     /// For queues at devices that come later.
     below: QueueContext,
     /// Changes of the devices that were seen.
@@ -42,6 +48,10 @@ pub(super) struct ArrayQueue {
     /// The parts of each request at a member, by its tag.
     parts: Vec<Vec<Part>>,
     free_tags: Vec<usize>,
+    /// Memory of reads, if members have a time limit.
+    bounces: Option<Bounces>,
+    /// Reads in flight that go there, with their slots, by tag.
+    bounced: Vec<Option<(usize, Bounced)>>,
     spare: Vec<Box<Request>>,
     ios: Vec<MemberIo>,
     done: Vec<Completion>,
@@ -69,7 +79,7 @@ impl ArrayQueue {
         let tracer = context
             .tracing
             .tracer(&floor, context.index, context.submitter);
-        // Members trace for themselves: their sectors aren't the array's, so nothing would link them.
+        // Members don't know where their requests come from: `remaps` has that.
         let below = QueueContext {
             depth: MEMBER_DEPTH,
             tracing: context.tracing.clone(),
@@ -88,11 +98,14 @@ impl ArrayQueue {
             owner,
             completions,
             members: Vec::new(),
+            remaps: Vec::new(),
             below,
             changes: u64::MAX,
             closing: false,
             parts: Vec::new(),
             free_tags: Vec::new(),
+            bounces: shared.limit.map(|_| Bounces::new()),
+            bounced: Vec::new(),
             spare: Vec::new(),
             ios: Vec::new(),
             done: Vec::new(),
@@ -130,13 +143,23 @@ impl ArrayQueue {
                     continue;
                 }
                 // A slot gets another device only when nothing of the old one is in flight.
-                match lower.is_idle() {
+                match lower.is_idle() || self.leave_behind(slot) {
                     true => self.members[slot] = None,
                     false => self.closing = true,
                 }
             }
             if let (None, Some(device)) = (&self.members[slot], device) {
-                match LowerQueue::open(&device.device, &self.below) {
+                let floor = device.device.floor();
+                let below = QueueContext {
+                    tracing: self.below.tracing.inside(&device.name, &floor),
+                    merges: Arc::clone(&self.below.merges),
+                    ..self.below
+                };
+                let tracing = self.below.tracing.below(&self.tracer);
+                let tracing = tracing.inside(&device.name, &floor);
+                self.remaps.resize_with(devices.len(), Tracer::default);
+                self.remaps[slot] = tracing.tracer(&floor, below.index, below.submitter);
+                match LowerQueue::open(&device.device, &below) {
                     Ok(lower) => self.members[slot] = Some(lower),
                     Err(e) => opened = Err(e),
                 }
@@ -145,6 +168,39 @@ impl ArrayQueue {
         opened?;
         self.changes = changes;
         Ok(())
+    }
+
+    /// Leaves a device that was kicked to the background thread, with its abandoned I/O; this queue may not be polled again. False if something at the
+    /// device is waited for.
+    fn leave_behind(&mut self, slot: usize) -> bool {
+        let core = self.shared.core.lock();
+        let mut parts = HashMap::new();
+        for (tag, of_tag) in self.parts.iter().enumerate() {
+            let Some(first) = of_tag.first() else {
+                continue;
+            };
+            match core.place_of(first.token) {
+                (at, _) if at != slot => {}
+                (_, false) => return false,
+                (_, true) => {
+                    parts.insert(tag as u64, of_tag.iter().map(|p| p.token).collect());
+                }
+            }
+        }
+        drop(core);
+        let Some(lower) = self.members[slot].take() else {
+            return true;
+        };
+        for tag in parts.keys().map(|tag| *tag as usize) {
+            self.parts[tag].clear();
+            self.free_tags.push(tag);
+            if let Some(bounced) = self.bounced.get_mut(tag) {
+                *bounced = None;
+            }
+        }
+        let left = LeftBehind::new(lower, parts);
+        self.shared.left_behind.lock().push(left);
+        true
     }
 
     /// Steps the core, and passes its results on.
@@ -183,11 +239,11 @@ impl ArrayQueue {
         let mut ios = std::mem::replace(&mut core.ios, std::mem::take(&mut self.told_ios));
         let mut done = std::mem::replace(&mut core.done, std::mem::take(&mut self.told_done));
         self.works.append(&mut core.works);
-        let gone = core.take_gone();
+        let (gone, kicked) = (core.take_gone(), core.take_kicked());
         let waiters = core.waits_for();
         shared.waiting.store(!waiters.is_empty(), Ordering::Relaxed);
         // The core is locked meanwhile: another queue may give the slot to another device.
-        let gone = shared.forget(gone);
+        let gone = shared.forget(gone, kicked);
         drop(core);
         if !gone.is_empty() {
             // Idle queues are woken too: as long as one has a device open, no other program can
@@ -238,7 +294,7 @@ impl ArrayQueue {
         }
         let mut ios = std::mem::take(&mut self.ios);
         ios.sort_unstable_by_key(|io| (io.slot, io.op as u8, io.fua, io.sector));
-        let mut last: Option<(usize, Box<Request>, usize)> = None;
+        let mut last: Option<(usize, Box<Request>, Option<u64>)> = None;
         for io in ios.drain(..) {
             let buffers = io.data.buffers();
             let count = buffers.len();
@@ -246,7 +302,7 @@ impl ArrayQueue {
                 Op::WriteZeroes => STRIPE_SECTORS,
                 _ => buffers.iter().map(|b| b.len() as u64 / 512).sum(),
             };
-            if let Some((member, request, tag)) = &mut last {
+            if let Some((member, request, _)) = &mut last {
                 let touches = *member == io.slot
                     && request.op == io.op
                     && io.op != Op::Flush
@@ -264,7 +320,7 @@ impl ArrayQueue {
                 if touches && fits {
                     request.sectors += sectors;
                     io.data.append_to(&mut request.buffers);
-                    self.parts[*tag].push(Part {
+                    self.parts[request.tag as usize].push(Part {
                         token: io.token,
                         sectors,
                         buffers: count,
@@ -272,7 +328,8 @@ impl ArrayQueue {
                     continue;
                 }
             }
-            if let Some((member, request, _)) = last.take() {
+            if let Some((member, request, cause)) = last.take() {
+                self.trace(member, &request, cause);
                 self.send(member, request);
             }
             let flags = match io.fua {
@@ -285,11 +342,11 @@ impl ArrayQueue {
                 buffers: count,
             };
             let mut request = self.request(io.op, flags, io.sector, part);
-            let tag = request.tag as usize;
             io.data.append_to(&mut request.buffers);
-            last = Some((io.slot, request, tag));
+            last = Some((io.slot, request, io.cause));
         }
-        if let Some((member, request, _)) = last {
+        if let Some((member, request, cause)) = last {
+            self.trace(member, &request, cause);
             self.send(member, request);
         }
         self.ios = ios;
@@ -298,10 +355,80 @@ impl ArrayQueue {
         }
     }
 
-    fn send(&mut self, member: usize, request: Box<Request>) {
+    /// Says for which sector of the array a member's request is.
+    fn trace(&mut self, member: usize, request: &Request, cause: Option<u64>) {
+        if let (Some(cause), Some(remaps)) = (cause, self.remaps.get_mut(member)) {
+            remaps.remapped(request, cause);
+        }
+    }
+
+    fn send(&mut self, member: usize, mut request: Box<Request>) {
+        if request.op == Op::Read
+            && !has(Plant::LateReadLands)
+            && let Some(bounces) = &mut self.bounces
+        {
+            let tag = request.tag as usize;
+            match bounces.bounce(&mut request) {
+                Ok(bounced) => {
+                    let tags = self.parts.len();
+                    self.bounced.resize_with(tags, || None);
+                    self.bounced[tag] = Some((member, bounced));
+                }
+                Err(e) => {
+                    tracing::error!("{e}");
+                    self.release(member, request, false);
+                    return;
+                }
+            }
+        }
         match self.members.get_mut(member).and_then(Option::as_mut) {
             Some(lower) => lower.push(request),
-            None => self.release(member, request, false),
+            None => {
+                self.unbounce(&mut request, false);
+                self.release(member, request, false);
+            }
+        }
+    }
+
+    /// Gives a read its own memory back.
+    fn unbounce(&mut self, request: &mut Request, copy: bool) {
+        let bounced = self.bounced.get_mut(request.tag as usize);
+        if let (Some(bounces), Some((_, bounced))) =
+            (&mut self.bounces, bounced.and_then(Option::take))
+        {
+            bounces.restore(bounced, request, copy);
+        }
+    }
+
+    /// Takes over what a member has read, if the array still waits for it.
+    fn take_over(&mut self, polled: &mut [Completion]) {
+        let waits = |tag: u64| self.bounced.get(tag as usize).is_some_and(Option::is_some);
+        if !polled.iter().any(|c| waits(c.request.tag)) {
+            return;
+        }
+        let mut live = Vec::with_capacity(polled.len());
+        {
+            let mut core = self.shared.core.lock();
+            for completion in polled.iter() {
+                let parts = &self.parts[completion.request.tag as usize];
+                // Parts of one request are abandoned together.
+                live.push(match completion.status {
+                    Status::Ok => parts.iter().all(|p| core.claim(p.token)),
+                    _ => !parts.iter().any(|p| core.is_abandoned(p.token)),
+                });
+            }
+        }
+        for (completion, live) in polled.iter_mut().zip(live) {
+            let request = &mut completion.request;
+            if live {
+                self.unbounce(request, completion.status == Status::Ok);
+            } else if let (Some(bounces), Some((_, bounced))) =
+                (&mut self.bounces, self.bounced[request.tag as usize].take())
+            {
+                bounces.discard(bounced, request);
+                let abandoned = self.parts[request.tag as usize].drain(..);
+                self.ended.extend(abandoned.map(|p| (p.token, false)));
+            }
         }
     }
 
@@ -370,6 +497,10 @@ impl ArrayQueue {
     /// Takes completions of the members, and goes on with them; false if there were none.
     pub(super) fn progress(&mut self) -> bool {
         self.collect();
+        if self.bounces.is_some() && self.shared.changes.load(Ordering::Acquire) != self.changes {
+            // A device may have been kicked with I/O in flight. I/O to one that can't be opened returns the error.
+            let _ = self.follow_devices();
+        }
         let mut polled = std::mem::take(&mut self.polled);
         for at in 0..self.members.len() {
             let Some(lower) = &mut self.members[at] else {
@@ -377,6 +508,9 @@ impl ArrayQueue {
             };
             if lower.poll(&mut polled) == 0 {
                 continue;
+            }
+            if self.bounces.is_some() {
+                self.take_over(&mut polled);
             }
             for completion in polled.drain(..) {
                 let ok = completion.status == Status::Ok;
@@ -416,9 +550,15 @@ impl ArrayQueue {
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        !self.works.is_empty()
-            || !self.members.iter().flatten().all(LowerQueue::is_idle)
-            || self.shared.core.lock().has_active(self.owner)
+        if !self.works.is_empty() {
+            return true;
+        }
+        let idle = self.members.iter().flatten().all(LowerQueue::is_idle);
+        let core = self.shared.core.lock();
+        // I/O that was abandoned is no work of anybody.
+        let waits = |p: &Part| !core.is_abandoned(p.token);
+        let waits = !idle && (!self.ended.is_empty() || self.parts.iter().flatten().any(waits));
+        waits || core.has_active(self.owner)
     }
 }
 

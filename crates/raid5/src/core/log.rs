@@ -96,6 +96,11 @@ impl Logs {
         }
     }
 
+    /// A head of the unit that is being written.
+    pub fn first_head(&self, log: usize) -> Option<usize> {
+        self.logs[log].unit.first().copied()
+    }
+
     /// Room for partial parity.
     pub fn block(&mut self) -> Box<Block> {
         let fresh = || Box::new([0; STRIPE_BYTES]);

@@ -170,17 +170,20 @@ impl Core {
     pub(super) fn mark_kicked(&mut self, slot: usize, runner: usize) {
         if let Some(kicked) = self.meta.superblocks[slot].take() {
             self.meta.set_role(kicked.dev_number as usize, Role::Faulty);
+            self.ages.note(slot, kicked);
         }
         self.meta.kicking = true;
         self.meta.leaves_out = true;
         self.write_meta(runner);
     }
 
-    /// A device begins to become the member of a role: stripes from the first on go there. Errors if there is no memory.
+    /// A device begins to become the member of a role: stripes from the first on go there, or those that the bitmap marks. Errors if there is
+    /// no memory.
     pub fn take_in(
         &mut self,
         role: usize,
         mut superblock: Superblock,
+        by_bitmap: bool,
         ability: Ability,
         runner: usize,
     ) -> Result<usize, Error> {
@@ -193,6 +196,10 @@ impl Core {
         let room = Meta::memory(self.slots.all.len() + 1)?;
         let replaces = self.slots.by_role[role].is_some();
         superblock.feature_map |= Feature::RECOVERY_OFFSET.0;
+        superblock.feature_map &= !Feature::RECOVERY_BITMAP.0;
+        if by_bitmap {
+            superblock.feature_map |= Feature::RECOVERY_BITMAP.0;
+        }
         if replaces {
             superblock.feature_map |= Feature::REPLACEMENT.0;
         }
@@ -224,6 +231,7 @@ impl Core {
             committed: 0,
             done: 0,
             begun: 0,
+            by_bitmap,
         });
         self.intents.new_member(runner);
         self.write_meta(runner);
@@ -247,7 +255,14 @@ impl Core {
             return;
         };
         if let Some(superblock) = &mut self.meta.superblocks[incoming.slot] {
-            superblock.feature_map &= !(Feature::RECOVERY_OFFSET.0 | Feature::REPLACEMENT.0);
+            let passing = [
+                Feature::RECOVERY_OFFSET,
+                Feature::RECOVERY_BITMAP,
+                Feature::REPLACEMENT,
+            ];
+            for feature in passing {
+                superblock.feature_map &= !feature.0;
+            }
             superblock.recovery_offset_sectors = 0;
         }
         let old = self.slots.by_role[incoming.role];

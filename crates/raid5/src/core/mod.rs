@@ -5,6 +5,7 @@
 //! Each piece of work has a runner: the queue that does its I/O. The runner is a queue whose own request
 //! needs the work, since a queue without requests in flight isn't stepped.
 
+mod away;
 mod head;
 mod intent;
 mod log;
@@ -20,18 +21,20 @@ mod waiters;
 mod work;
 mod zero;
 
+pub(super) use away::{Kicked, TICKS};
 pub use queue::WritePath;
 pub use sync::Action;
 pub(super) use work::Work;
 pub(super) use zero::Ability;
 
 use crate::{Geometry, Policy, STRIPE_SECTORS, Superblock, WriteIntent};
+use away::Ages;
 use head::Heads;
 use intent::Intents;
 use log::Logs;
 use meta::Meta;
 use pages::{Pages, segments};
-use pvblk_block::{Buffer, Completion, Error, Op, Request, RequestFlags, Status};
+use pvblk_block::{Buffer, Completion, Error, Op, Request, RequestFlags, Status, trace};
 use queue::Queues;
 use slots::{Incoming, Slot, Slots, Unsynced};
 use std::collections::VecDeque;
@@ -56,6 +59,8 @@ pub(super) struct MemberIo {
     pub sector: u64,
     pub data: Data,
     pub token: Token,
+    /// While requests are traced: the sector of the array that it is for.
+    pub cause: Option<u64>,
 }
 
 /// Memory that an I/O reads into or writes.
@@ -115,6 +120,8 @@ enum Purpose {
     SweepFlush,
     /// Members are flushed, so that superblocks may tell how far all stripes are.
     SyncFlush(u64),
+    /// Nobody waits for it any more: its member was kicked. The device may still do it.
+    Abandoned,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -216,6 +223,8 @@ pub(super) struct Core {
     mismatch_sectors: u64,
     /// Why the last rebuild didn't end.
     trouble: Option<String>,
+    /// The last recovery that ended: place, sectors, and whether by the bitmap.
+    recovered: Option<(usize, u64, bool)>,
     syncs: u64,
     takeovers: u64,
     active: Vec<Option<Active>>,
@@ -224,6 +233,7 @@ pub(super) struct Core {
     free_purposes: Vec<usize>,
     /// The slot of each I/O, by token.
     places: Vec<usize>,
+    ages: Ages,
     /// Lists of pieces to be used again.
     spare_pieces: Vec<Vec<work::RoundPiece>>,
     /// Writes that wait until the superblocks say dirty.
@@ -261,6 +271,7 @@ impl Core {
         let incoming = setup.incoming.map(|(role, superblock, ability)| {
             all.push(Some(Slot::new(&superblock, ability)));
             let stripes = superblock.recovered_sectors() / STRIPE_SECTORS;
+            let by_bitmap = superblock.is_recovered_by_bitmap() && setup.bitmap.is_some();
             superblocks.push(Some(superblock));
             Incoming {
                 slot: members,
@@ -268,6 +279,7 @@ impl Core {
                 committed: stripes,
                 done: stripes,
                 begun: stripes,
+                by_bitmap,
             }
         });
         let slots = Slots {
@@ -292,6 +304,7 @@ impl Core {
             sync: None,
             mismatch_sectors: 0,
             trouble: None,
+            recovered: None,
             syncs: 0,
             takeovers: 0,
             active: Vec::new(),
@@ -299,6 +312,7 @@ impl Core {
             purposes: Vec::new(),
             free_purposes: Vec::new(),
             places: Vec::new(),
+            ages: Ages::default(),
             spare_pieces: Vec::new(),
             undirtied: VecDeque::new(),
             unnamed: Vec::new(),
@@ -560,10 +574,15 @@ impl Core {
         };
         self.purposes[token] = Some(purpose);
         self.places[token] = slot;
+        self.ages.begin(token);
         let base = match purpose {
             Purpose::Meta | Purpose::Log(_) | Purpose::Intent(_) => 0,
             _ if op == Op::Flush => 0,
             _ => self.slots.all[slot].as_ref().map_or(0, |s| s.data_sectors),
+        };
+        let cause = match trace::is_on() {
+            true => self.cause(purpose),
+            false => None,
         };
         self.ios.push(MemberIo {
             runner,
@@ -573,7 +592,22 @@ impl Core {
             sector: base + sector,
             data,
             token: Token(token),
+            cause,
         });
+    }
+
+    /// A sector of the request that an I/O is for.
+    #[cold]
+    fn cause(&self, purpose: Purpose) -> Option<u64> {
+        let head = match purpose {
+            Purpose::Direct(direct) => return Some(direct.sector),
+            Purpose::HeadRead { head, .. } | Purpose::HeadWrite(head) => head,
+            Purpose::Log(log) => self.logs.first_head(log)?,
+            _ => return None,
+        };
+        let round = self.heads.all[head].round.as_ref()?;
+        let piece = &round.pieces.first()?.piece;
+        Some(self.range(piece.request).0 + piece.skip as u64 / 512)
     }
 
     /// I/O that was started has ended. [`Core::unplug`] follows.
@@ -583,11 +617,15 @@ impl Core {
             return;
         };
         self.free_purposes.push(token.0);
-        let slot = self.places[token.0];
+        self.io_ended(purpose, self.places[token.0], ok, runner);
+    }
+
+    fn io_ended(&mut self, purpose: Purpose, slot: usize, ok: bool, runner: usize) {
         // Data that can't be read may be computed and written; the write shows if the member works.
         let is_read = match purpose {
             Purpose::HeadRead { .. } => true,
             Purpose::Direct(direct) => direct.sectors > 0,
+            Purpose::Abandoned => return,
             _ => false,
         };
         if !ok && !is_read {
@@ -603,6 +641,7 @@ impl Core {
             Purpose::Intent(page) => self.intent_written(page),
             Purpose::SweepFlush => self.sweep_flushed(),
             Purpose::SyncFlush(id) => self.sync_flushed(id),
+            Purpose::Abandoned => {}
         }
     }
 

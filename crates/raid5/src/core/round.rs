@@ -47,6 +47,11 @@ impl Round {
         matches!(self.mode, Mode::NoParity | Mode::Modify | Mode::Reconstruct)
     }
 
+    /// True if it was planned while the stripe had no device for one of its blocks.
+    pub fn is_without_member(&self) -> bool {
+        self.missing.is_some()
+    }
+
     /// First data block that is written, and how many.
     pub fn blocks(&self) -> (usize, usize) {
         let first = self.touched.trailing_zeros() as usize;
@@ -428,6 +433,8 @@ impl Core {
         let logs = writes && blocks < data && self.logs_parity(parity, round.missing);
         let borrows =
             writes && blocks == data && round.missing.is_none() && can_borrow(&round.pieces, data);
+        // Abandoned I/O has no memory of a submitter.
+        let borrows = borrows && !self.ages.limited;
         let hole =
             writes && blocks == data && round.missing.is_none() && is_hole(&round.pieces, data);
         let pages = self.pages.of(head);

@@ -54,6 +54,8 @@ pub(super) struct Incoming {
     pub done: u64,
     /// Stripes before this are there, or their heads make sure of it before anything else.
     pub begun: u64,
+    /// It was the member, and holds all but what the bitmap marks.
+    pub by_bitmap: bool,
 }
 
 pub(super) struct Slots {

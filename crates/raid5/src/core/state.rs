@@ -40,6 +40,8 @@ pub struct State {
     pub mismatch_sectors: u64,
     /// Why the last rebuild or check didn't come to its end.
     pub trouble: Option<String>,
+    /// The last recovery that came to its end: place, sectors written, and whether only what the bitmap marked.
+    pub recovered: Option<(usize, u64, bool)>,
     /// Stripe heads, and how many of them are at work.
     pub stripes: usize,
     /// Number of stripe heads that have work.
@@ -81,6 +83,7 @@ impl Core {
             in_sync_sectors: self.unsynced.first().map(|s| s * STRIPE_SECTORS),
             mismatch_sectors: self.mismatch_sectors,
             trouble: self.trouble.clone(),
+            recovered: self.recovered,
             stripes: self.heads.count(),
             active_stripes: self.heads.active(),
             requests: self.taken,

@@ -47,6 +47,8 @@ pub struct SyncNow {
     pub of_sectors: u64,
     /// Sectors of members whose parity was wrong.
     pub mismatch_sectors: u64,
+    /// Only those that the write-intent bitmap marks.
+    pub by_bitmap: bool,
 }
 
 /// Heads in use for it, of all: one in so many; and most.
@@ -65,6 +67,8 @@ pub(super) struct Sync {
     done: u64,
     mismatches: u64,
     unreadable: u64,
+    /// Stripes that the bitmap doesn't mark are passed over.
+    by_bitmap: bool,
     /// Members are flushed: how many are left, and all stripes before this were done when it began.
     flush: Option<(usize, u64)>,
     /// Superblocks are being written.
@@ -91,7 +95,8 @@ impl Core {
         Some(SyncNow {
             action: sync.action,
             done_sectors: sync.done * STRIPE_SECTORS,
-            of_sectors: sync.of * STRIPE_SECTORS,
+            of_sectors: sync.of.max(sync.done) * STRIPE_SECTORS,
+            by_bitmap: sync.by_bitmap,
             mismatch_sectors: sync.mismatches * STRIPE_SECTORS,
         })
     }
@@ -159,6 +164,9 @@ impl Core {
             }
             _ => std::iter::once(0..all).collect(),
         };
+        let by_bitmap = self.slots.incoming.filter(|i| i.by_bitmap);
+        let by_bitmap = by_bitmap.filter(|_| action == Action::Recover);
+        let marked = by_bitmap.map(|i| self.marked_from(i.done) / STRIPE_SECTORS);
         self.syncs += 1;
         self.trouble = None;
         if matches!(action, Action::Check | Action::Repair) {
@@ -168,18 +176,20 @@ impl Core {
             id: self.syncs,
             action,
             owner,
-            of: match action {
-                Action::Recover => all,
+            of: match (action, marked) {
+                (_, Some(marked)) => marked,
+                (Action::Recover, _) => all,
                 _ => ranges.iter().map(|r| r.end - r.start).sum(),
             },
             done: match action {
-                Action::Recover => ranges.iter().map(|r| r.start).sum(),
+                Action::Recover if marked.is_none() => ranges.iter().map(|r| r.start).sum(),
                 _ => 0,
             },
             ranges: ranges.into_iter().filter(|r| !r.is_empty()).collect(),
             flying: BTreeSet::new(),
             mismatches: 0,
             unreadable: 0,
+            by_bitmap: marked.is_some(),
             flush: None,
             telling: false,
             ending: false,
@@ -192,6 +202,7 @@ impl Core {
     pub fn sync_more(&mut self, most: u64) -> u64 {
         let window = (self.heads.count() / SHARE).clamp(1, MOST_HEADS);
         let mut begun = 0;
+        self.pass_over();
         while let Some(sync) = &mut self.sync
             && begun < most
             && sync.flying.len() < window
@@ -210,9 +221,35 @@ impl Core {
             }
             self.plug(head);
             begun += 1;
+            self.pass_over();
         }
         self.sync_end();
         begun
+    }
+
+    /// Passes over stripes that the incoming device holds already, by the bitmap: from now on they count as begun, and writes go there.
+    fn pass_over(&mut self) {
+        let Some(sync) = self.sync.as_ref().filter(|s| s.by_bitmap) else {
+            return;
+        };
+        let Some(next) = sync.ranges.front().map(|r| r.start) else {
+            return;
+        };
+        let end = self.clear_until(next);
+        let stripes = self.geometry.stripes();
+        let (Some(sync), Some(incoming)) = (&mut self.sync, &mut self.slots.incoming) else {
+            return;
+        };
+        if let Some(range) = sync.ranges.front_mut()
+            && end > next
+        {
+            range.start = end.min(range.end);
+            if range.is_empty() {
+                sync.ranges.pop_front();
+            }
+            incoming.begun = incoming.begun.max(end);
+            incoming.done = sync.low().min(stripes);
+        }
     }
 
     /// The head's turn in it; false if that is over.
@@ -403,6 +440,10 @@ impl Core {
             return;
         };
         self.takeovers += 1;
+        if let Some(sync) = &self.sync {
+            let sectors = sync.done * STRIPE_SECTORS;
+            self.recovered = Some((incoming.role, sectors, sync.by_bitmap));
+        }
         let old = self.slots.by_role[incoming.role].replace(incoming.slot);
         if let Some(old) = old {
             self.slots.all[old] = None;
@@ -411,7 +452,12 @@ impl Core {
         // The writes that the old one missed are on the new one.
         let stripes = self.geometry.stripes();
         self.intents_resynced(0..stripes);
-        tracing::info!("raid5: member {} is rebuilt", incoming.role);
+        match self.recovered {
+            Some((role, sectors, true)) => tracing::info!(
+                "raid5: member {role} is up to date: {sectors} sectors of it were written, by the bitmap"
+            ),
+            _ => tracing::info!("raid5: member {} is rebuilt", incoming.role),
+        }
     }
 
     /// Stops the action under way; the stripes that are done stay done.

@@ -123,10 +123,11 @@ fn resync_offset(assembly: &Assembly, clean: bool) -> u64 {
 /// Makes the superblock say whether the device is a member, is being rebuilt, or is to replace one.
 pub(super) fn settle_features(assembly: &mut Assembly, at: At) {
     let (rebuilt, replaces) = (Feature::RECOVERY_OFFSET.0, Feature::REPLACEMENT.0);
+    let by_bitmap = Feature::RECOVERY_BITMAP.0;
     match (at, &mut assembly.incoming) {
         (At::Member(place), _) => {
             if let Some(member) = &mut assembly.members[place] {
-                member.superblock.feature_map &= !(rebuilt | replaces);
+                member.superblock.feature_map &= !(rebuilt | replaces | by_bitmap);
             }
         }
         (At::Incoming, Some(incoming)) => {

@@ -56,9 +56,7 @@ impl Feature {
             Feature::RESHAPE | Feature::RESHAPE_BACKWARDS | Feature::NEW_OFFSET => {
                 "a reshape is under way; let md finish it"
             }
-            Feature::RECOVERY_BITMAP => {
-                "a rebuild guided by the bitmap is under way; let md finish it"
-            }
+            Feature::RECOVERY_BITMAP => "a rebuild guided by the bitmap, of an array that has none",
             Feature::CLUSTERED => "the array is clustered, and several hosts may use it",
             Feature::JOURNAL => "the array has a journal device; remove it with mdadm first",
             Feature::RAID0_LAYOUT => "a RAID-0 layout in an array of another level",

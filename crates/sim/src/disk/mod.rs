@@ -17,6 +17,7 @@
 //! - **Errors.** From a step on, all reads, or writes and flushes, or all requests fail, until the disk is
 //!   told to work again; a failed write may have happened in part. Single sectors can't be read until they are
 //!   written.
+//! - **Stalls.** Requests wait until the disk is told to go on. They are done then, with the data that their memory has by then.
 //! - **Left out.** Bits don't rot; writes go to the right sectors; a stable sector stays; requests don't hang
 //!   (those of the `stop` scenario do).
 //!
@@ -117,6 +118,7 @@ impl CrashDisk {
                 late: Vec::new(),
                 clock: 0,
                 fails: Fails::Nothing,
+                stalled: false,
                 bad: BTreeSet::new(),
                 mark: 1,
                 trouble: None,
@@ -150,6 +152,14 @@ impl CrashDisk {
         self.state.lock().fails = how;
     }
 
+    /// Lets all requests wait, or no more.
+    pub fn stall(&self, on: bool) {
+        let s = &mut *self.state.lock();
+        s.stalled = on;
+        let work = s.queues.iter_mut().flat_map(|q| &mut q.work);
+        work.for_each(|w| w.wild |= on);
+    }
+
     /// True if any requests fail.
     pub fn is_failing(&self) -> bool {
         self.state.lock().fails != Fails::Nothing
@@ -174,7 +184,8 @@ impl CrashDisk {
     /// Number of requests that are not done.
     pub fn busy(&self) -> usize {
         let s = self.state.lock();
-        s.queues.iter().map(DiskQueue::busy).sum()
+        let all = s.queues.iter().filter(|_| !s.stalled);
+        all.map(DiskQueue::busy).sum()
     }
 
     /// Number of sectors that are written after their requests ended.
@@ -210,6 +221,9 @@ impl CrashDisk {
     pub fn step(&self, rng: &mut Rng) -> bool {
         let mut guard = self.state.lock();
         let s = &mut *guard;
+        if s.stalled {
+            return false;
+        }
         let busy: usize = s.queues.iter().map(DiskQueue::busy).sum();
         if (busy == 0 || rng.u8(..8) == 0)
             && let Some(late) = take_late(&mut s.late, rng)
@@ -270,6 +284,7 @@ impl CrashDisk {
         let mut guard = self.state.lock();
         let s = &mut *guard;
         let machine = matches!(crash, Crash::Power(_));
+        s.stalled = false;
         // The kernel's writes go on unless the machine is down too. A write that was acknowledged too early
         // is lost with the process that had it.
         s.late.retain(|l| l.why == Why::Killed && !machine);
@@ -398,6 +413,7 @@ impl DeviceQueue for CrashQueue {
                 id,
                 request,
                 carried,
+                wild: s.stalled,
                 left,
             });
         }

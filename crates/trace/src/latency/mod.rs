@@ -43,6 +43,8 @@ pub struct Life {
     pub remap_ns: Option<u64>,
     /// Device before the remap, if any.
     pub from: Option<Device>,
+    /// Sector on that device: of the request, or of a part of it, that this one was made for.
+    pub from_sector: Option<u64>,
     /// Time of Q.
     pub queue_ns: u64,
     /// Time of G.
@@ -173,7 +175,7 @@ impl Analyzer {
     }
 
     fn remap(&mut self, event: &Event) -> bool {
-        let (mut before, mut from) = (None, None);
+        let (mut before, mut from, mut from_sector) = (None, None, None);
         if let Some(analysis) = self.devices.get_mut(&event.device)
             && let Extra::Remap {
                 from: device,
@@ -181,6 +183,7 @@ impl Analyzer {
             } = event.extra
         {
             from = Some(device);
+            from_sector = Some(sector);
             *analysis.report.remapped_from.entry(device).or_default() += 1;
             // Remapped twice, from a device above to a partition and then to the whole disk: one request, which began
             // with the first remap.
@@ -196,6 +199,7 @@ impl Analyzer {
             op: event.op,
             bytes: event.bytes,
             from,
+            from_sector,
         });
         let Some(analysis) = self.devices.get_mut(&event.device) else {
             return false;
@@ -213,6 +217,7 @@ impl Analyzer {
         let analysis = self.devices.get_mut(&event.device);
         let remap = analysis.and_then(|f| f.remaps.take(event));
         let from = remap.as_ref().and_then(|r| r.from);
+        let from_sector = remap.as_ref().and_then(|r| r.from_sector);
         let remapped = remap.is_some();
         let (begin, queue, submitter) = match remap {
             Some(Remapped {
@@ -238,6 +243,7 @@ impl Analyzer {
             end: event.end(),
             remapped,
             from,
+            from_sector,
             marks: Marks {
                 begin,
                 queue,
@@ -379,6 +385,7 @@ impl Analyzer {
             error: event.error,
             remap_ns: pending.remapped.then_some(marks.begin.ns),
             from: pending.from,
+            from_sector: pending.from_sector,
             queue_ns: marks.queue.ns,
             get_ns: ns(marks.get),
             merge_ns: ns(marks.merge),

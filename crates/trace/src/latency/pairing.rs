@@ -17,6 +17,8 @@ pub(super) struct Pending {
     pub remapped: bool,
     /// Device before the remap, if known.
     pub from: Option<Device>,
+    /// Sector there.
+    pub from_sector: Option<u64>,
     pub marks: Marks,
 }
 

@@ -3,6 +3,10 @@
 //! Layers are linked by remaps (A), and across a ring by their names: `X/front`, or `X/guest`, issues requests that
 //! arrive at `X/back`. A request and those below it belong together if they touch the same sectors and the lower
 //! one's time lies between the upper one's D and C. Of several below, the upper one waited for the last to complete.
+//!
+//! An array makes requests of its own for one from above, at other sectors, and some only when others are done: it reads old data and parity, then
+//! writes. Their remaps say for which sector of the array they are. The path follows them backward from the last one: before it came the last of
+//! those that were done when it began.
 
 use super::{Life, Samples};
 use crate::Device;
@@ -46,7 +50,8 @@ type HopTime = (Device, Part, u64);
 
 /// A completed request on a layer that has another one above it.
 struct EndedRequest {
-    op: Op,
+    /// Its own operation, if it is the upper one's, too.
+    op: Option<Op>,
     sector: u64,
     end: u64,
     queue_ns: u64,
@@ -100,9 +105,10 @@ impl Paths {
             None => self.fronts.get(&life.device).cloned().unwrap_or_default(),
         };
         let has_below = self.uppers.contains(&life.device);
-        let below = self.ended.get(&life.device).and_then(|e| below(e, life));
-        let followed = below.is_some();
-        let hops = hops(life, below);
+        let ended = self.ended.get(&life.device);
+        let below = ended.map_or_else(Vec::new, |e| below(e, life));
+        let followed = !below.is_empty();
+        let hops = hops(life, &below);
         if uppers.is_empty() {
             if has_below {
                 self.add(life, hops, followed);
@@ -114,10 +120,12 @@ impl Paths {
             if kept.len() == MOST_KEPT {
                 kept.pop_front();
             }
+            // Made by an array: for one sector of the request above.
+            let made = life.from_sector.filter(|sector| *sector != life.sector);
             kept.push_back(EndedRequest {
-                op: life.op,
-                sector: life.sector,
-                end: life.sector + life.sectors,
+                op: made.is_none().then_some(life.op),
+                sector: made.unwrap_or(life.sector),
+                end: made.map_or(life.sector + life.sectors, |sector| sector + 1),
                 queue_ns: life.queue_ns,
                 complete_ns: life.complete_ns,
                 hops: hops.clone(),
@@ -156,36 +164,49 @@ impl Paths {
     }
 }
 
-/// The request below for which `life` waited.
-fn below<'a>(ended: &'a VecDeque<EndedRequest>, life: &Life) -> Option<&'a EndedRequest> {
-    let (begin_ns, end) = (life.issue_ns?, life.sector + life.sectors);
-    let inside = |e: &&EndedRequest| {
+/// The requests below for which `life` waited, one after the other.
+fn below<'a>(ended: &'a VecDeque<EndedRequest>, life: &Life) -> Vec<&'a EndedRequest> {
+    let Some(begin_ns) = life.issue_ns else {
+        return Vec::new();
+    };
+    let end = life.sector + life.sectors;
+    let is_part = |e: &&EndedRequest| {
         let touches = e.sector < end && life.sector < e.end || life.sectors == 0;
-        e.op == life.op && touches && e.queue_ns >= begin_ns && e.complete_ns <= life.complete_ns
+        e.op.is_none_or(|op| op == life.op) && touches && e.queue_ns >= begin_ns
     };
     // The youngest are at the end.
-    ended.iter().rev().find(inside)
-}
-
-fn hops(life: &Life, below: Option<&EndedRequest>) -> Vec<HopTime> {
-    let device = life.device;
-    let issue_ns = life.issue_ns.unwrap_or(life.queue_ns);
-    let mut hops = Vec::with_capacity(below.map_or(0, |b| b.hops.len()) + 3);
-    hops.push((device, Part::Wait, issue_ns.saturating_sub(life.queue_ns)));
-    match below {
-        None => hops.push((
-            device,
-            Part::Work,
-            life.complete_ns.saturating_sub(issue_ns),
-        )),
-        Some(b) => {
-            let lower = b.hops.first().map_or(device, |h| h.0);
-            hops.push((device, Part::Down(lower), b.queue_ns - issue_ns));
-            hops.extend_from_slice(&b.hops);
-            let up_ns = life.complete_ns - b.complete_ns;
-            hops.push((device, Part::Up(lower), up_ns));
+    let mut younger = ended.iter().rev().filter(is_part);
+    let mut chain: Vec<&EndedRequest> = Vec::new();
+    let mut until_ns = life.complete_ns;
+    while let Some(next) = younger.find(|e| e.complete_ns <= until_ns) {
+        until_ns = next.queue_ns;
+        chain.push(next);
+        if next.op.is_some() {
+            break;
         }
     }
+    chain.reverse();
+    chain
+}
+
+fn hops(life: &Life, below: &[&EndedRequest]) -> Vec<HopTime> {
+    let device = life.device;
+    let issue_ns = life.issue_ns.unwrap_or(life.queue_ns);
+    let passed = below.iter().map(|b| b.hops.len() + 1).sum::<usize>();
+    let mut hops = Vec::with_capacity(passed + 2);
+    hops.push((device, Part::Wait, issue_ns.saturating_sub(life.queue_ns)));
+    let mut before_ns = issue_ns;
+    let mut last = None;
+    for b in below {
+        let lower = b.hops.first().map_or(device, |h| h.0);
+        hops.push((device, Part::Down(lower), b.queue_ns - before_ns));
+        hops.extend_from_slice(&b.hops);
+        before_ns = b.complete_ns;
+        last = Some(lower);
+    }
+    let rest_ns = life.complete_ns.saturating_sub(before_ns);
+    let rest = last.map_or(Part::Work, Part::Up);
+    hops.push((device, rest, rest_ns));
     hops
 }
 
@@ -205,6 +226,7 @@ mod tests {
             error: 0,
             remap_ns: None,
             from: from.map(device),
+            from_sector: None,
             queue_ns,
             get_ns: None,
             merge_ns: None,
@@ -262,6 +284,48 @@ mod tests {
         ];
         assert_eq!(hops, expected);
         assert_eq!(expected.iter().map(|h| h.2).sum::<u64>(), 400);
+    }
+
+    #[test]
+    fn an_array_waits_for_one_member_after_the_other() {
+        let mut paths = Paths::default();
+        for (minor, name) in [(1, "vm/raid5"), (2, "vm/[a]"), (3, "vm/[b]")] {
+            paths.name(Device::new(Device::MAJOR, minor), name);
+        }
+        let member = |minor, op, times, from_sector| Life {
+            op,
+            sector: 2048 + minor as u64,
+            from_sector: Some(from_sector),
+            ..life(minor, Some(1), times)
+        };
+        // Of another request, which is at work at the same time.
+        paths.life(&member(3, Op::Read, [101, 102, 110], 500));
+        // Old data and old parity, then the new ones.
+        paths.life(&member(2, Op::Read, [111, 112, 120], 66));
+        paths.life(&member(3, Op::Read, [112, 113, 160], 66));
+        paths.life(&member(3, Op::Write, [170, 171, 175], 66));
+        paths.life(&member(2, Op::Write, [171, 172, 190], 66));
+        paths.life(&life(1, None, [100, 110, 200]));
+        let found = paths.take();
+        let device = |minor| Device::new(Device::MAJOR, minor);
+        let path = &found[&device(1)];
+        let hops: Vec<_> = path
+            .hops
+            .iter()
+            .map(|h| (h.device.minor(), h.part, h.times.values()[0]))
+            .collect();
+        let expected = [
+            (1, Part::Wait, 10),
+            (1, Part::Down(device(3)), 2),
+            (3, Part::Wait, 1),
+            (3, Part::Work, 47),
+            (1, Part::Down(device(2)), 11),
+            (2, Part::Wait, 1),
+            (2, Part::Work, 18),
+            (1, Part::Up(device(2)), 10),
+        ];
+        assert_eq!(hops, expected);
+        assert_eq!(path.total.values(), [100]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub(super) struct Remapped {
     pub op: Op,
     pub bytes: u32,
     pub from: Option<Device>,
+    /// Sector there.
+    pub from_sector: Option<u64>,
 }
 
 /// Most remaps kept for one sector: in a broken capture some are never followed by a Q.

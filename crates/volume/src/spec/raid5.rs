@@ -10,13 +10,15 @@ pub use look::{Found, Look, look};
 pub use names::SpecNames;
 
 use super::{Need, VolumeSpec};
+use pvblk_block::units::Span;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5 as raid5;
 use pvblk_raid5::{ArrayOptions, AssembleOptions, Assembly, Geometry, Raid5Progress, WritePath};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,force]`, or
+/// A RAID-5 array of members in md's format: `raid5:[MEMBER][MEMBER]…[,stripes=N][,write-path=PATH][,member-timeout=TIME][,re-add=auto][,force]`, or
 /// `raid5:uuid=UUID,in=PATTERN[,in=PATTERN]…[,missing]` with the same options.
 ///
 /// Members are volumes, each in brackets of its own, in any order: their superblocks say where they belong. There are as many as
@@ -35,6 +37,10 @@ pub struct Raid5Spec {
     pub stripes: u32,
     /// The way of writes to stripes: `direct` as md has it, or through the `stripe-queue`.
     pub write_path: WritePath,
+    /// Time after which a member that doesn't answer is kicked, 100 ms to one hour; `None`: it is waited for, as in md.
+    pub member_timeout: Option<Duration>,
+    /// A member that was kicked for that is taken back when it answers again.
+    pub re_add: bool,
     /// Start with stale members, or when dirty and degraded, although data may be wrong.
     pub force: bool,
 }
@@ -58,6 +64,8 @@ impl Raid5Spec {
             of: Members::Named(members),
             stripes: Raid5Spec::STRIPES,
             write_path: WritePath::default(),
+            member_timeout: None,
+            re_add: false,
             force: false,
         }
     }
@@ -65,6 +73,13 @@ impl Raid5Spec {
     pub(super) fn problem(&self) -> Option<String> {
         if !(17..=32768).contains(&self.stripes) {
             return Some("stripes must be 17 to 32768".into());
+        }
+        let limits = Duration::from_millis(100)..=Duration::from_hours(1);
+        if self.member_timeout.is_some_and(|t| !limits.contains(&t)) {
+            return Some("member-timeout must be 100 ms to 3600 s".into());
+        }
+        if self.re_add && self.member_timeout.is_none() {
+            return Some("re-add=auto takes members back that were kicked for their time: give member-timeout=TIME too".into());
         }
         match &self.of {
             Members::Named(members) => named_problem(members),
@@ -135,6 +150,8 @@ impl Raid5Spec {
         let options = ArrayOptions {
             stripes: self.stripes as usize,
             path: self.write_path,
+            member_timeout: self.member_timeout,
+            re_add: self.re_add,
             names: &SpecNames,
             ..ArrayOptions::default()
         };
@@ -194,6 +211,12 @@ impl fmt::Display for Raid5Spec {
         }
         if self.write_path != WritePath::default() {
             write!(f, ",write-path={}", self.write_path)?;
+        }
+        if let Some(time) = self.member_timeout {
+            write!(f, ",member-timeout={}", Span(time))?;
+        }
+        if self.re_add {
+            f.write_str(",re-add=auto")?;
         }
         f.write_str(if self.force { ",force" } else { "" })
     }

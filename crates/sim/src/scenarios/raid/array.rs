@@ -50,6 +50,12 @@ pub struct Array {
     pub second: Option<usize>,
     /// Another device is becoming a member.
     rebuilding: bool,
+    /// The disk that stalls.
+    pub stalled: Option<usize>,
+    /// The disk that was kicked, while the array serves.
+    pub kicked: Option<usize>,
+    /// A device is being recovered in its place.
+    pub returning: bool,
     /// The array was stopped in order, and hasn't been written since.
     pub clean: bool,
     /// A member that is slower than the others.
@@ -63,7 +69,9 @@ impl Array {
     /// New members of an array that was never started.
     pub fn new(seed: u64, bug: Option<Bug>, mut log: Log) -> Result<Array, String> {
         let mut rng = Rng::with_seed(seed);
-        let profile = ArrayProfile::new(&mut rng).with_zeroes(seed);
+        let profile = ArrayProfile::new(&mut rng)
+            .with_zeroes(seed)
+            .with_stalls(seed);
         let shape = profile.shape;
         let all = [shape.members as u64, shape.chunk, shape.rows];
         log.add("an array of # members, chunks of # sectors, # rows", all);
@@ -73,7 +81,7 @@ impl Array {
         let lazy = rng.usize(..2 * shape.members);
         let mut w = Workload::new(rng, log, profile.load.clone(), !profile.junk, bug);
         w.array.row = (shape.members as u64 - 1) * shape.chunk;
-        w.array.lasts = profile.losses == Losses::None;
+        w.array.lasts = profile.losses == Losses::None && profile.limit.is_none();
         let mut array = Array {
             w,
             disks: Vec::new(),
@@ -83,6 +91,9 @@ impl Array {
             retired: Vec::new(),
             synced: true,
             rebuilding: false,
+            stalled: None,
+            kicked: None,
+            returning: false,
             victim: None,
             gone: false,
             second: None,
@@ -217,6 +228,8 @@ impl Array {
                 (self.victim, self.w.array.stale) = (None, false);
             }
         }
+        self.note_returned();
+        self.add_whole();
         busy
     }
 
@@ -239,6 +252,10 @@ impl Array {
             }
             if fails && losses == Losses::Two && step == second {
                 self.fail_second();
+            }
+            self.begin_stall();
+            if self.w.rng.u8(..=255) == 0 && self.profile.limit.is_some() {
+                self.come_back();
             }
             if self.profile.squeezes && self.w.rng.u8(..16) == 0 {
                 self.squeeze();
@@ -352,6 +369,8 @@ impl Array {
 
     /// Cuts the power; without `power` only the process dies.
     pub fn cut(&mut self) {
+        self.note_kicked();
+        self.stalled = None;
         if let Some(process) = &self.process {
             // The new superblocks may not have been written yet.
             let told = process.array.state().sync.is_none();
@@ -419,11 +438,13 @@ impl Actors for Array {
             return Ok(());
         }
         self.keep();
+        self.end_stall();
         let process = self.process.as_ref();
         process.map_or(Ok(()), |p| p.array.check_queues())
     }
 
     fn act(&mut self, actor: usize, fill: bool) -> Result<bool, String> {
+        self.note_kicked();
         let Some(process) = &mut self.process else {
             return Err("nobody is there".into());
         };
@@ -452,7 +473,8 @@ impl Actors for Array {
 
     /// The background thread gets a turn at a later time.
     fn pass_time(&mut self) -> bool {
-        self.keep()
+        self.end_stall();
+        self.keep() || self.stalled.is_some()
     }
 
     fn users(&self) -> &[User] {

@@ -12,6 +12,7 @@ use pvblk_raid5::{
     ArrayOptions, AssembleOptions, BackgroundWork, Raid5, WritePath, assemble, prepare,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most tries of a start: each may be cut.
 const MOST_STARTS: u32 = 12;
@@ -26,7 +27,7 @@ enum Stop {
 }
 
 /// The actors that move while a start or stop waits.
-struct Turns<'a> {
+pub struct Turns<'a> {
     disks: &'a [Arc<CrashDisk>],
     rng: &'a mut Rng,
     /// Turns until the power is cut.
@@ -37,7 +38,7 @@ struct Turns<'a> {
 }
 
 impl<'a> Turns<'a> {
-    fn new(disks: &'a [Arc<CrashDisk>], rng: &'a mut Rng, left: Option<u64>) -> Turns<'a> {
+    pub fn new(disks: &'a [Arc<CrashDisk>], rng: &'a mut Rng, left: Option<u64>) -> Turns<'a> {
         Turns {
             disks,
             rng,
@@ -48,7 +49,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    fn turn(&mut self) -> Result<(), Error> {
+    pub fn turn(&mut self) -> Result<(), Error> {
         let stop = |why: &str| Err(Error::new(ErrorKind::Os, why));
         if self.left == Some(0) {
             self.cut = true;
@@ -221,10 +222,15 @@ impl Array {
                 return wrong("the array does without a member that never failed");
             }
             self.victim = Some(member);
+        } else if self.returning {
+            // It was the last event before the power went.
+            log.count("returned", 1);
+            (self.victim, self.w.array.stale) = (None, false);
         } else if self.w.array.stale {
             return wrong("a member that missed writes is taken for fresh");
         }
         self.second = None;
+        (self.kicked, self.returning) = (None, false);
         let incoming = assembly.incoming.as_ref();
         let from = incoming.filter(|i| Some(i.place) == without);
         let from = from.map_or(0, |i| i.recovered_sectors);
@@ -235,6 +241,8 @@ impl Array {
                 false => WritePath::Direct,
             },
             lazy: self.profile.lazy,
+            member_timeout: self.profile.limit.map(Duration::from_millis),
+            re_add: self.profile.re_add,
             ..ArrayOptions::default()
         };
         let array = Raid5::start(assembly, &options);

@@ -12,6 +12,7 @@
 //! what must hold.
 
 mod array;
+mod away;
 mod boot;
 mod inspect;
 mod profile;

@@ -70,6 +70,10 @@ pub struct ArrayProfile {
     pub squeezes: bool,
     /// Members write zeros by themselves.
     pub holes: bool,
+    /// Milliseconds for which the array waits for a member; members stall then.
+    pub limit: Option<u64>,
+    /// Members that stalled come back by themselves.
+    pub re_add: bool,
 }
 
 impl ArrayProfile {
@@ -84,6 +88,26 @@ impl ArrayProfile {
                 ..self.load
             },
             holes: rng.u8(..4) > 0,
+            ..self
+        }
+    }
+
+    /// Lets members stall, drawn from a generator of their own.
+    #[must_use]
+    pub fn with_stalls(self, seed: u64) -> ArrayProfile {
+        let mut rng = Rng::with_seed(seed ^ 0x57a1);
+        if self.losses != Losses::None || rng.u8(..3) == 0 {
+            return self;
+        }
+        ArrayProfile {
+            limit: Some(pick(&mut rng, &[4000, 10_000, 30_000])),
+            re_add: rng.u8(..3) > 0,
+            policy: match rng.u8(..4) {
+                0 => self.policy,
+                _ => Policy::Bitmap,
+            },
+            // A member that is kicked before all parity was made takes data along.
+            later: false,
             ..self
         }
     }
@@ -168,6 +192,8 @@ impl ArrayProfile {
             rotational: rng.u8(..4) == 0,
             squeezes: rng.u8(..3) == 0,
             holes: false,
+            limit: None,
+            re_add: false,
             shape,
         }
     }

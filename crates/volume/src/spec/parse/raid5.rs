@@ -44,7 +44,10 @@ fn named(text: &str, depth: usize) -> Result<Raid5Spec, String> {
     })?;
     for (key, value) in super::items(options) {
         if !option(&mut spec, key, value)? {
-            return Err(unknown(key, "stripes=N, write-path=PATH, force"));
+            return Err(unknown(
+                key,
+                "stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force",
+            ));
         }
     }
     Ok(spec)
@@ -80,7 +83,7 @@ fn found(text: &str, depth: usize) -> Result<Raid5Spec, String> {
             ("missing", None) => candidates.missing = true,
             (key, value) => {
                 if !option(&mut spec, key, value)? {
-                    let known = "uuid=UUID, in=PATTERN, missing, stripes=N, write-path=PATH, force";
+                    let known = "uuid=UUID, in=PATTERN, missing, stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force";
                     return Err(format!(
                         "{}, {FOUND}; write in=[file:PATTERN] for a pattern with a comma",
                         unknown(key, known)
@@ -143,6 +146,16 @@ fn option(spec: &mut Raid5Spec, key: &str, value: Option<&str>) -> Result<bool, 
                     value.escape_debug()
                 )
             })?;
+        }
+        ("member-timeout", Some(value)) => {
+            let time = super::span(value).map_err(|e| format!("member-timeout {e}"))?;
+            spec.member_timeout = Some(time);
+        }
+        ("re-add", Some(value)) => {
+            if value != "auto" {
+                return Err(format!("re-add `{}` is not auto", value.escape_debug()));
+            }
+            spec.re_add = true;
         }
         ("force", None) => spec.force = true,
         _ => return Ok(false),

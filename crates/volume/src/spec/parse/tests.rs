@@ -299,6 +299,8 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
                 }
                 false => Members::Found(candidates(rng)),
             };
+            let millis = rng.u64(100..100_000);
+            let limit = rng.bool().then(|| Duration::from_millis(millis));
             VolumeSpec::Raid5(Raid5Spec {
                 of,
                 stripes: rng.u32(17..=32768),
@@ -306,6 +308,8 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
                     true => WritePath::Direct,
                     false => WritePath::StripeQueue,
                 },
+                member_timeout: limit,
+                re_add: limit.is_some() && rng.bool(),
                 force: rng.bool(),
             })
         }
@@ -551,7 +555,23 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ),
         (
             "raid5:[/a][/b][/c],",
-            "unknown option ``: use stripes=N, write-path=PATH, force",
+            "unknown option ``: use stripes=N, write-path=PATH, member-timeout=TIME, re-add=auto, force",
+        ),
+        (
+            "raid5:[/a][/b][/c],member-timeout=1ms",
+            "member-timeout must be",
+        ),
+        (
+            "raid5:[/a][/b][/c],member-timeout=soon",
+            "`soon` is not a time",
+        ),
+        (
+            "raid5:[/a][/b][/c],re-add=auto",
+            "give member-timeout=TIME too",
+        ),
+        (
+            "raid5:[/a][/b][/c],member-timeout=1s,re-add=x",
+            "re-add `x` is not auto",
         ),
         (
             "raid5:[/a][/b][/c],write-path=x",

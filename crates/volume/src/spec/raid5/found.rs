@@ -287,6 +287,8 @@ pub(super) fn spec_now(parts: &SpecParts) -> Raid5Spec {
         of: by_uuid(parts).map_or_else(named, Members::Found),
         stripes: u32::try_from(parts.stripes).unwrap_or(Raid5Spec::STRIPES),
         write_path: parts.write_path,
+        member_timeout: parts.member_timeout,
+        re_add: parts.re_add,
         force: false,
     }
 }

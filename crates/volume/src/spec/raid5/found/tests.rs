@@ -268,6 +268,8 @@ fn the_spec_that_works_is_told() {
         missing: true,
         stripes: Raid5Spec::STRIPES as usize,
         write_path: memory.write_path,
+        member_timeout: None,
+        re_add: false,
     };
     assert_eq!(
         spec_now(&parts).to_string(),

@@ -1,0 +1,127 @@
+//! Members that stall for longer than the array waits, and members that come back.
+
+use super::array::Array;
+use super::boot::Turns;
+use pvblk_block::BlockDevice;
+use pvblk_raid5::ReAdded;
+use std::sync::Arc;
+
+impl Array {
+    /// Lets a member stall now and then, and sometimes a device that is coming back.
+    pub fn begin_stall(&mut self) {
+        if self.profile.limit.is_none() || self.stalled.is_some() || self.w.rng.u8(..32) > 0 {
+            return;
+        }
+        let disk = match self.victim.filter(|_| self.w.rng.bool()) {
+            Some(victim) => victim,
+            None => self.by_role[self.w.rng.usize(..self.by_role.len())],
+        };
+        self.disks[disk].stall(true);
+        self.stalled = Some(disk);
+        self.w.log.add("member # stalls", [disk as u64]);
+        self.w.log.count("stalls", 1);
+    }
+
+    /// Lets the member that stalls answer again, sooner or later.
+    pub fn end_stall(&mut self) {
+        let Some(disk) = self.stalled else { return };
+        if self.w.rng.u8(..=255) > 0 && !(self.victim.is_some() && self.w.rng.u8(..64) == 0) {
+            return;
+        }
+        self.disks[disk].stall(false);
+        self.stalled = None;
+        self.w.log.add("member # answers again", [disk as u64]);
+    }
+
+    /// Notes the member that was kicked: any that is slow may be.
+    pub fn note_kicked(&mut self) {
+        let process = self.process.as_ref();
+        if self.profile.limit.is_none() {
+            return;
+        }
+        let Some(place) = process.and_then(|p| p.array.failed()) else {
+            return;
+        };
+        let disk = self.by_role[place];
+        if self.kicked != Some(disk) {
+            self.w.log.add("member # is kicked", [disk as u64]);
+            self.w.log.count("kicked", 1);
+        }
+        self.kicked = Some(disk);
+        self.victim = Some(disk);
+        let process = process.map(|p| &p.array);
+        self.returning = process.is_some_and(|a| a.rebuilding() == Some(place));
+    }
+
+    /// Notes that the member that was kicked is there again.
+    pub fn note_returned(&mut self) {
+        let Some(process) = self.process.as_ref() else {
+            return;
+        };
+        if self.kicked.is_none() || process.array.failed().is_some() {
+            return;
+        }
+        let recovered = process.array.state().recovered;
+        self.w.log.add("all members are there", []);
+        self.w.log.count("returned", 1);
+        if recovered.is_some_and(|r| r.by_bitmap) {
+            self.w.log.count("returned by the bitmap", 1);
+        }
+        (self.kicked, self.victim, self.returning) = (None, None, false);
+        self.w.array.stale = false;
+    }
+
+    /// Takes a device back that was a member, this time or earlier.
+    pub fn come_back(&mut self) {
+        let Some(process) = self.process.as_ref() else {
+            return;
+        };
+        let array = &process.array;
+        let place = array.failed().filter(|_| array.rebuilding().is_none());
+        let (Some(place), true) = (place, self.profile.limit.is_some()) else {
+            return;
+        };
+        let mut all = self.retired.clone();
+        all.push(self.by_role[place]);
+        let disk = all[self.w.rng.usize(..all.len())];
+        if self.stalled == Some(disk) {
+            return;
+        }
+        let device: Arc<dyn BlockDevice> = self.disks[disk].clone();
+        let mut turns = Turns::new(&self.disks, &mut self.w.rng, None);
+        let again = array.re_add(&disk.to_string(), &device, &mut || turns.turn());
+        match again {
+            Ok(how) => {
+                self.retired.retain(|old| *old != disk);
+                let by_bitmap = how == ReAdded::ByBitmap;
+                self.w.log.add("member # is taken back", [disk as u64]);
+                self.w.log.count("taken back", 1);
+                if by_bitmap {
+                    self.w.log.count("taken back by the bitmap", 1);
+                }
+            }
+            Err(e) => {
+                if self.w.log.verbose {
+                    eprintln!("{e}");
+                }
+                self.w.log.count("not taken back", 1);
+            }
+        }
+    }
+
+    /// Adds a device that came back, and is to be rebuilt whole.
+    pub fn add_whole(&mut self) {
+        let Some(process) = &mut self.process else {
+            return;
+        };
+        let whole = process.background.as_mut().and_then(|b| b.take_whole());
+        let Some((name, device)) = whole else { return };
+        let mut turns = Turns::new(&self.disks, &mut self.w.rng, None);
+        let added = process
+            .array
+            .add(&name, &device, false, &mut || turns.turn());
+        if let (Err(e), true) = (added, self.w.log.verbose) {
+            eprintln!("{e}");
+        }
+    }
+}
