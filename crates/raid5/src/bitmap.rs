@@ -12,6 +12,7 @@ mod header;
 pub use header::{BITMAP_HEADER_BYTES, BitmapError, BitmapHeader};
 
 use super::geometry::STRIPE_SECTORS;
+use pvblk_block::planted::{Plant, has};
 use std::ops::Range;
 
 /// The bitmap is written in pages of this size; the first begins with the header.
@@ -238,7 +239,8 @@ impl WriteIntent {
             return Vec::new();
         }
         let mut changed = Vec::new();
-        if self.counters.contains(&1) && self.header.events_cleared != health.events {
+        let told = self.header.events_cleared == health.events || has(Plant::BitmapClearedEarly);
+        if self.counters.contains(&1) && !told {
             self.header.events_cleared = health.events;
             self.put_header();
             self.cleared_version = self.pages[0].wanted;

@@ -84,6 +84,8 @@ pub struct DiskSetup {
     pub marks: bool,
     /// The disk expects stamps of [`crate::stamp`], or zeros.
     pub stamped: bool,
+    /// The user may give up requests, and use their memory for something else.
+    pub given_up: bool,
     /// Faults of the disk.
     pub sabotage: Sabotage,
     /// Counter of calls, at one of which the process that uses the disk may die.
@@ -119,6 +121,7 @@ impl CrashDisk {
                 clock: 0,
                 fails: Fails::Nothing,
                 stalled: false,
+                given_up: setup.given_up,
                 bad: BTreeSet::new(),
                 mark: 1,
                 trouble: None,
@@ -154,10 +157,7 @@ impl CrashDisk {
 
     /// Lets all requests wait, or no more.
     pub fn stall(&self, on: bool) {
-        let s = &mut *self.state.lock();
-        s.stalled = on;
-        let work = s.queues.iter_mut().flat_map(|q| &mut q.work);
-        work.for_each(|w| w.wild |= on);
+        self.state.lock().stalled = on;
     }
 
     /// True if any requests fail.
@@ -413,7 +413,6 @@ impl DeviceQueue for CrashQueue {
                 id,
                 request,
                 carried,
-                wild: s.stalled,
                 left,
             });
         }

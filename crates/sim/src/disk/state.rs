@@ -16,8 +16,6 @@ pub struct Work {
     pub request: Box<Request>,
     /// The data of a write when it was submitted, which may not change until it is done.
     pub carried: Vec<u8>,
-    /// The disk stalled meanwhile: its user may have given it up, and use its memory for something else.
-    pub wild: bool,
     /// Indices of the request's sectors that are not done yet; the last is the next.
     pub left: Vec<u32>,
 }
@@ -45,6 +43,8 @@ pub struct State {
     pub fails: Fails,
     /// Requests are neither done nor fail.
     pub stalled: bool,
+    /// The user may give up requests of a disk that is slow, and use their memory for something else.
+    pub given_up: bool,
     /// Sectors that can't be read until they are written.
     pub bad: BTreeSet<u64>,
     /// The incarnation, which changes when the cache is lost.
@@ -126,7 +126,7 @@ impl State {
         let mut now = [0; SECTOR_BYTES];
         let (buffer, skip) = place(&r.buffers, at);
         buffer.read(skip, &mut now);
-        if now != work.carried[at..at + SECTOR_BYTES] && !work.wild {
+        if now != work.carried[at..at + SECTOR_BYTES] && !self.given_up {
             self.complain(format!(
                 "a page changed while sector {sector} was written from it"
             ));

@@ -169,6 +169,7 @@ impl Array {
                 sectors,
                 zeroes: p.holes,
                 rotational: p.rotational,
+                given_up: p.limit.is_some(),
                 sabotage: of_member(self.bug, areas),
                 ..DiskSetup::default()
             });
@@ -473,8 +474,9 @@ impl Actors for Array {
 
     /// The background thread gets a turn at a later time.
     fn pass_time(&mut self) -> bool {
+        let stalled = self.stalled.is_some();
         self.end_stall();
-        self.keep() || self.stalled.is_some()
+        self.keep() || stalled
     }
 
     fn users(&self) -> &[User] {

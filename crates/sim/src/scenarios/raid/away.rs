@@ -94,6 +94,7 @@ impl Array {
             Ok(how) => {
                 self.retired.retain(|old| *old != disk);
                 let by_bitmap = how == ReAdded::ByBitmap;
+                self.note_data(disk);
                 self.w.log.add("member # is taken back", [disk as u64]);
                 self.w.log.count("taken back", 1);
                 if by_bitmap {
@@ -122,6 +123,16 @@ impl Array {
             .add(&name, &device, false, &mut || turns.turn());
         if let (Err(e), true) = (added, self.w.log.verbose) {
             eprintln!("{e}");
+        }
+        if let Ok(disk) = name.parse() {
+            self.note_data(disk);
+        }
+    }
+
+    /// A device that was made a spare has its data where the others have theirs.
+    fn note_data(&mut self, disk: usize) {
+        if let Some(superblock) = self.superblock(disk) {
+            self.data_sectors[disk] = superblock.data_offset_sectors;
         }
     }
 }

@@ -112,7 +112,9 @@ impl Array {
                     if self.w.log.verbose {
                         eprintln!("{why}");
                     }
-                    let without = self.gone || self.w.array.stale || self.is_called_faulty();
+                    let returning = self.profile.limit.is_some() && self.victim.is_some();
+                    let without =
+                        self.gone || self.w.array.stale || returning || self.is_called_faulty();
                     if force || !without || self.profile.policy == Policy::Ppl {
                         return Err(format!("the array doesn't start: {why}"));
                     }
