@@ -319,7 +319,8 @@ fn a_machine_that_stands_still_kicks_nobody() {
 fn two_members_that_stall_are_waited_for() {
     let mut world = TestArray::new(Consistency::Bitmap, TestArray::limited(false));
     world.write_now(0, 512);
-    (world.close(0), world.close(2));
+    world.close(0);
+    world.close(2);
     let requests = (0..16).map(|n| world.read(n * 16, 16)).collect();
     let count = world.submit(requests);
     let early = world.finish(count, LIMIT * 10);
