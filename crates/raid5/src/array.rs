@@ -75,7 +75,7 @@ pub struct SpecParts {
     pub write_path: WritePath,
     /// See [`ArrayOptions`].
     pub member_timeout: Option<Duration>,
-    /// The same.
+    /// Members that were kicked for their time come back by themselves.
     pub re_add: bool,
 }
 

@@ -237,7 +237,6 @@ pub struct Serving {
 /// A rebuild that came to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebuilt {
-    /// Its place.
     pub place: usize,
     /// Sectors of the member that were written.
     pub sectors: u64,

@@ -23,7 +23,7 @@ const MOST_DOUBLINGS: u32 = 9;
 /// The way in which a device that was a member becomes it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReAdded {
-    /// What it missed is written, by the write-intent bitmap.
+    /// The chunks that the write-intent bitmap marks are written.
     ByBitmap,
     /// It is rebuilt whole, for this reason.
     Whole(String),
@@ -48,7 +48,7 @@ pub(super) struct Away {
 #[derive(Default)]
 pub(super) struct Returns {
     looking: Option<Looking>,
-    /// Next look.
+    /// Time of the next look.
     at: Duration,
     /// Looks and returns that weren't long ago.
     tries: u32,

@@ -17,7 +17,7 @@ pub(super) struct Pending {
     pub remapped: bool,
     /// Device before the remap, if known.
     pub from: Option<Device>,
-    /// Sector there.
+    /// Sector on that device, by the remap.
     pub from_sector: Option<u64>,
     pub marks: Marks,
 }

@@ -12,7 +12,7 @@ pub(super) struct Remapped {
     pub op: Op,
     pub bytes: u32,
     pub from: Option<Device>,
-    /// Sector there.
+    /// Sector on that device, by the remap.
     pub from_sector: Option<u64>,
 }
 
