@@ -32,6 +32,9 @@ pub struct Limits {
     pub volatile_cache: bool,
     /// True if the medium has no seek cost.
     pub non_rotational: bool,
+    /// True if nobody else writes to the device while it is open, as far as it can tell: it has a lock, or is memory of
+    /// the process. A device that doesn't know says false.
+    pub exclusive: bool,
 }
 
 impl Default for Limits {
@@ -50,6 +53,7 @@ impl Default for Limits {
             read_only: false,
             volatile_cache: false,
             non_rotational: true,
+            exclusive: false,
         }
     }
 }

@@ -23,6 +23,20 @@ pub enum Mode {
     WriteThrough,
     /// They are refused.
     ReadOnly,
+    /// Write-back if nobody else writes to the device ([`Limits::exclusive`]), else write-through: others don't see writes that are held back, and lose theirs
+    /// when those come.
+    Usual,
+}
+
+impl Mode {
+    /// The mode over a device with these limits.
+    pub fn over(self, below: &Limits) -> Mode {
+        match self {
+            Mode::Usual if below.exclusive => Mode::WriteBack,
+            Mode::Usual => Mode::WriteThrough,
+            other => other,
+        }
+    }
 }
 
 /// Size, mode and bounds.
@@ -34,7 +48,8 @@ pub struct CacheConfig {
     pub mode: Mode,
     /// Longest sleep of one wait for memory.
     pub timeout: Duration,
-    /// Largest read-ahead window in bytes, a multiple of 4096; 0: none; `None`: the device's own, or 128 KiB where that is less or unknown.
+    /// Largest read-ahead window in bytes, a multiple of 4096; 0: none; `None`: the device's own, and where that is unknown 128 KiB and as much more as
+    /// the round trip to the device takes.
     pub readahead_bytes: Option<u32>,
     /// Lists of free frames, one for each CPU; 0: as many as the process may use CPUs.
     pub lists: u32,
@@ -95,7 +110,7 @@ impl CacheConfig {
         let usual = CacheConfig::new(self.size_bytes);
         let mut text = String::new();
         text += match self.mode {
-            Mode::WriteBack => "",
+            Mode::WriteBack | Mode::Usual => "",
             Mode::WriteThrough => ",mode=write-through",
             Mode::ReadOnly => ",mode=read-only",
         };
@@ -112,6 +127,14 @@ impl CacheConfig {
     pub(crate) fn most_ahead(&self, below: &Limits) -> u64 {
         let of_device = below.readahead_bytes.clamp(USUAL_READAHEAD, MOST_READAHEAD);
         u64::from(self.readahead_bytes.unwrap_or(of_device)) / PAGE_BYTES as u64
+    }
+
+    /// Pages to which the windows of a stream that waits may grow: more than [`CacheConfig::most_ahead`] only where nobody has said how many are right.
+    pub(crate) fn most_ahead_of_waiting(&self, below: &Limits) -> u64 {
+        match (self.readahead_bytes, below.readahead_bytes) {
+            (None, 0) => u64::from(MOST_READAHEAD) / PAGE_BYTES as u64,
+            _ => self.most_ahead(below),
+        }
     }
 
     /// Frames of 4 KiB.

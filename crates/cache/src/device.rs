@@ -95,11 +95,15 @@ impl<P: Policy> PageCache<P> {
         }
         let len = usize::try_from(config.size_bytes)
             .map_err(|_| Error::config("cache: too large for this machine"))?;
+        let below = inner.limits();
+        let config = &CacheConfig {
+            mode: config.mode.over(&below),
+            ..config.clone()
+        };
         let region = Region::anonymous_huge(len)
             .map_err(|e| Error::os("cache: too large for this machine", e))?;
         let region = Arc::new(region);
         let table = Arc::new(Table::new(config.frames()));
-        let below = inner.limits();
         let read_only = config.mode == Mode::ReadOnly || below.read_only;
         let limits = Limits {
             read_only,
@@ -156,8 +160,14 @@ impl<P: Policy> PageCache<P> {
         })
     }
 
+    /// The configuration, with the mode that follows from the device.
     pub fn config(&self) -> &CacheConfig {
         &self.config
+    }
+
+    /// The device below.
+    pub fn below(&self) -> &dyn BlockDevice {
+        &*self.shared.inner
     }
 
     /// Counts of all queues and of the core.
@@ -333,7 +343,7 @@ impl<P: Policy> LossMarks for PageCache<P> {
         match self.config.mode {
             Mode::WriteBack => inner.under_cache(self.mark),
             // Nothing is held back.
-            Mode::WriteThrough | Mode::ReadOnly => inner,
+            Mode::WriteThrough | Mode::ReadOnly | Mode::Usual => inner,
         }
     }
 }

@@ -20,6 +20,7 @@ mod counters;
 mod device;
 mod giving;
 mod lists;
+mod pace;
 mod policy;
 mod queue;
 mod readahead;

@@ -186,6 +186,11 @@ impl Window {
         }
     }
 
+    /// Pages of the window, if its mark is at `page`.
+    pub fn is_marked_at(&self, page: u64) -> Option<u64> {
+        (self.size > 0 && page == self.mark()).then_some(self.size)
+    }
+
     fn mark(&self) -> u64 {
         self.start + self.size - self.ahead - self.early
     }

@@ -145,7 +145,9 @@ fn cached_by<P: Policy>(
 #[test]
 fn a_stream_is_read_ahead_in_few_requests_and_random_reads_are_not() {
     let clock = Arc::new(ManualClock::default());
-    let cache = cached(&CacheConfig::new(16 << 20), "delay:100us:null:1G", &clock);
+    let mut config = CacheConfig::new(16 << 20);
+    config.readahead_bytes = Some(128 << 10);
+    let cache = cached(&config, "delay:100us:null:1G", &clock);
     let device: Arc<dyn BlockDevice> = cache.clone();
     let mut readers = [Reader::new(&device, 0, 0, 8192)];
     drive(&clock, &cache, &mut readers, None);
@@ -371,4 +373,59 @@ fn modes_are_what_they_say() {
     let mut config = CacheConfig::new(1 << 20);
     config.mode = Mode::ReadOnly;
     assert!(cached(&config, "mem:16M", &clock).limits().read_only);
+}
+
+/// Virtual time of a read in order of `mib` from a cache of 128 MiB over `below`, 4 KiB at a time with one in flight.
+fn read_in_order(below: &str, readahead: Option<u32>, mib: u64) -> Duration {
+    let VolumeSpec::Delay(spec, inner) = below.parse().unwrap() else {
+        panic!("{below} is no delay");
+    };
+    let clock = Arc::new(ManualClock::default());
+    let inner = inner.open().unwrap();
+    let device = DelayVolume::with_clock(&spec, inner, clock.clone()).unwrap();
+    let mut config = CacheConfig::new(128 << 20);
+    config.readahead_bytes = readahead;
+    let cache = PageCache::with_clock(&config, Arc::new(device), clock.clone()).unwrap();
+    let cache = Arc::new(cache);
+    let device: Arc<dyn BlockDevice> = cache.clone();
+    let mut readers = [Reader::new(&device, 0, 0, mib * 2048)];
+    let begin = clock.now();
+    while readers[0].left > 0 || readers[0].request.is_none() {
+        if let Err(until) = readers[0].step() {
+            clock.advance_to(until.expect("somebody waits for ever"));
+        }
+    }
+    cache.check().unwrap();
+    clock.now() - begin
+}
+
+#[test]
+fn windows_grow_with_the_round_trip() {
+    let below = "delay:1ms:null:1G";
+    let fixed = read_in_order(below, Some(128 << 10), 256);
+    let grown = read_in_order(below, None, 256);
+    // Two windows of 128 KiB in each round trip: 1024 of them.
+    assert!(fixed > Duration::from_millis(1000), "{fixed:?}");
+    let times = fixed.as_secs_f64() / grown.as_secs_f64();
+    assert!(times > 8.0, "{fixed:?} became {grown:?}");
+}
+
+#[test]
+fn windows_grow_until_the_device_gives_no_more() {
+    for (below, bytes_a_second) in [
+        ("delay:1ms,bw=1G:null:1G", 1e9),
+        ("delay:10ms,bw=200M:null:1G", 200e6),
+    ] {
+        let took = read_in_order(below, None, 512).as_secs_f64();
+        let share = 512.0 * 1048576.0 / took / bytes_a_second;
+        assert!(share > 0.85, "{below}: {share} of what the device gives");
+    }
+    // A device without a round trip to speak of: nothing changes.
+    let near = "delay:20us,bw=1G:null:1G";
+    let (fixed, free) = (
+        read_in_order(near, Some(128 << 10), 64),
+        read_in_order(near, None, 64),
+    );
+    let share = free.as_secs_f64() / fixed.as_secs_f64();
+    assert!(share < 1.05, "{fixed:?} became {free:?}");
 }

@@ -340,6 +340,7 @@ impl Raid5 {
             read_only,
             volatile_cache: all.iter().any(|l| l.volatile_cache),
             non_rotational: all.iter().all(|l| l.non_rotational),
+            exclusive: all.iter().all(|l| l.exclusive),
         };
         let names = assembly
             .members

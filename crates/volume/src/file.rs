@@ -105,6 +105,7 @@ impl FileVolume {
                 volatile_cache: true,
                 non_rotational: layout.non_rotational,
                 readahead_bytes: layout.readahead_bytes,
+                exclusive: spec.lock && !spec.read_only,
                 ..Limits::default()
             },
             engine: spec.engine.unwrap_or(usual),

@@ -61,6 +61,7 @@ impl BlockDevice for MemVolume {
     fn limits(&self) -> Limits {
         Limits {
             logical_sector_bytes: self.spec.sector_bytes,
+            exclusive: true,
             ..Limits::default()
         }
     }

@@ -35,7 +35,10 @@ impl BlockDevice for NullVolume {
     }
 
     fn limits(&self) -> Limits {
-        Limits::default()
+        Limits {
+            exclusive: true,
+            ..Limits::default()
+        }
     }
 
     fn capacity_sectors(&self) -> u64 {

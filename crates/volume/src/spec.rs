@@ -242,7 +242,7 @@ impl VolumeSpec {
             VolumeSpec::File(spec) => Arc::new(FileVolume::open(spec)?),
             VolumeSpec::Delay(spec, inner) => Arc::new(DelayVolume::new(spec, below(inner)?)?),
             VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, below(inner)?)?),
-            VolumeSpec::Cache(spec, inner) => spec.open(below(inner)?)?,
+            VolumeSpec::Cache(spec, inner) => spec.open(inner.open_for(&need.below_cache())?)?,
             VolumeSpec::Raid5(spec) => spec.open(need)?,
             VolumeSpec::Nbd(uri) => client::open_nbd(uri, need)?,
             VolumeSpec::Rbd(spec) => Arc::new(RbdDisk::open(spec)?),

@@ -182,3 +182,37 @@ fn decorators_of_decorators_pass_everything_on() {
     let device: Arc<dyn BlockDevice> = Arc::new(outer);
     check(&device, &able, true);
 }
+
+#[test]
+fn writes_are_held_back_only_where_nobody_else_writes_unless_the_user_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = format!("file:{},size=1M", dir.path().join("a").display());
+    for (below, exclusive) in [
+        ("mem:1M".to_owned(), true),
+        ("null:1M".into(), true),
+        (file.clone(), true),
+        (format!("delay:0us:fault:error=0:{file}"), true),
+        (format!("{file},nolock"), false),
+    ] {
+        for (mode, held_back) in [
+            ("", exclusive),
+            (",mode=write-back", true),
+            (",mode=write-through", false),
+        ] {
+            let text = format!("cache:1M{mode}:{below}");
+            let device = pvblk_volume::open(&text).unwrap();
+            let through = device.describe().contains("mode=write-through");
+            assert_eq!(through, !held_back, "{text}: {}", device.describe());
+            assert_eq!(device.limits().exclusive, exclusive, "{text}");
+            // The text that was parsed is printed again.
+            let spec: pvblk_volume::VolumeSpec = text.parse().unwrap();
+            assert_eq!(
+                spec.to_string()
+                    .parse::<pvblk_volume::VolumeSpec>()
+                    .unwrap(),
+                spec
+            );
+            device.close().unwrap();
+        }
+    }
+}

@@ -2,9 +2,11 @@
 
 use crate::config::{CacheConfig, PAGE_BYTES};
 use crate::counters::Counters;
+use crate::pace::Pace;
 use crate::policy::Policy;
 use crate::readahead::{Hint, Plan, Readers, STREAMS, Sizes, Window};
 use pvblk_block::Limits;
+use std::time::Instant;
 
 /// Most pages that are allocated for one request at a time.
 const MOST_AT_ONCE: u64 = 256;
@@ -99,22 +101,30 @@ pub struct Room {
     pub requests: usize,
 }
 
+/// A stream's last window, and how large the next may be.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    window: Window,
+    pace: Pace,
+}
+
 /// The read machine. It owns the windows of each queue's streams and the sizes that windows may have; it turns a miss or a mark into a plan.
 ///
-/// **States:** a window for each of a queue's streams: none, or pages of which the last were read in advance. **Events in:** a page that a read or a part of a write
-/// wants is absent; a marked page is read; both with the room that there is. **Out:** a [`Filling`]: pages to be read for a request, which holds the frames
+/// **States:** a window for each of a queue's streams: none, or pages of which the last were read in advance; and its [`Pace`]. **Events in:** a page that a read or a part
+/// of a write wants is absent; a marked page is read; both with the room that there is; a page that was read in advance is waited for. **Out:** a [`Filling`]: pages to be read for a request, which holds the frames
 /// for them from then on until they are placed.
 ///
 /// **Invariants.** A plan begins with the absent page or behind the mark. It has at most 256 pages that were asked for and a quarter of the frames; windows have at
-/// most an eighth of the frames and, where readers share, half of a reader's part. A write that needs the rest of its page gets one page.
+/// most an eighth of the frames, a 32nd where they grow since a stream waits, and, where readers share, half of a reader's part. A write that needs the rest of its page gets one page.
 pub struct Reads<P> {
     policy: P,
     frames: u64,
-    /// Pages of the largest window, and from how many on windows begin early.
+    /// Pages of the largest window, of the largest one of a stream that waits, and from how many on windows begin early.
     most_ahead: u64,
+    most_of_waiting: u64,
     several: u64,
-    /// Windows of each owner's streams.
-    windows: Vec<[Window; STREAMS]>,
+    /// Each owner's streams.
+    streams: Vec<[Stream; STREAMS]>,
     readers: Readers,
     spare: Vec<Vec<u32>>,
     counters: Counters,
@@ -123,12 +133,17 @@ pub struct Reads<P> {
 impl<P: Policy> Reads<P> {
     pub fn new(config: &CacheConfig, policy: P, limits: &Limits) -> Reads<P> {
         let frames = config.frames();
+        let most_ahead = config.most_ahead(limits).min(frames as u64 / 8);
+        // Two or three of them are on their way or being used; the rest of the cache is for what is read again.
+        let most_of_waiting = config.most_ahead_of_waiting(limits);
+        let most_of_waiting = most_of_waiting.min(frames as u64 / 32).max(most_ahead);
         Reads {
             policy,
             frames: frames as u64,
-            most_ahead: config.most_ahead(limits).min(frames as u64 / 8),
+            most_ahead,
+            most_of_waiting,
             several: 2 * u64::from(config.max_io_bytes) / PAGE_BYTES as u64,
-            windows: vec![<[Window; STREAMS]>::default()],
+            streams: vec![<[Stream; STREAMS]>::default()],
             readers: Readers::new(frames),
             spare: Vec::new(),
             counters: Counters::default(),
@@ -137,11 +152,11 @@ impl<P: Policy> Reads<P> {
 
     /// A queue is opened that has this number.
     pub fn open(&mut self, owner: usize) {
-        if self.windows.len() <= owner {
-            self.windows
-                .resize(owner + 1, <[Window; STREAMS]>::default());
+        if self.streams.len() <= owner {
+            self.streams
+                .resize(owner + 1, <[Stream; STREAMS]>::default());
         }
-        self.windows[owner] = <[Window; STREAMS]>::default();
+        self.streams[owner] = <[Stream; STREAMS]>::default();
     }
 
     pub fn counters(&self) -> &Counters {
@@ -174,22 +189,33 @@ impl<P: Policy> Reads<P> {
         self.counters.read_errors += 1;
     }
 
-    /// The largest window of `owner`: not so much of a small cache that pages are gone before they are used.
-    fn sizes(&mut self, owner: usize, room: Room) -> Sizes {
+    /// The largest window of a stream: not so much of a small cache that pages are gone before they are used.
+    fn sizes(&mut self, owner: usize, stream: u8, room: Room) -> Sizes {
+        let pace = &self.streams[owner][usize::from(stream)].pace;
+        let (own, is_early) = (
+            pace.most(self.most_ahead, self.most_of_waiting),
+            pace.is_early(),
+        );
         let most = match self.policy.divides_frames() {
-            true => self.readers.window(
-                owner,
-                room.allocated,
-                room.lost,
-                self.most_ahead,
-                room.frames,
-            ),
+            true => {
+                let all = self.most_of_waiting;
+                let (allocated, lost) = (room.allocated, room.lost);
+                let share = self
+                    .readers
+                    .window(owner, allocated, lost, all, room.frames);
+                own.min(share)
+            }
             false => self.most_ahead,
         };
         Sizes {
             most,
-            several: self.several,
+            several: if is_early { 1 } else { self.several },
         }
+    }
+
+    /// A read waits for a page that was read in advance and is on its way.
+    pub fn waits_for_ahead(&mut self, owner: usize, hint: Hint) {
+        self.streams[owner][usize::from(hint.stream)].pace.waits();
     }
 
     /// Pages that each request may have, where all that wait now get as many.
@@ -217,12 +243,15 @@ impl<P: Policy> Reads<P> {
     pub fn miss(&mut self, owner: usize, hint: Hint, at: u64, wanted: u64, room: Room) -> Filling {
         // Only readers in order share the room for windows.
         let sizes = match hint.sequential {
-            true => self.sizes(owner, room),
+            true => self.sizes(owner, hint.stream, room),
             false => Sizes::default(),
         };
         let pages = self.at_once(wanted, room);
-        let window = &mut self.windows[owner][usize::from(hint.stream)];
-        let plan = window.miss(at, pages, hint.sequential, sizes);
+        let stream = &mut self.streams[owner][usize::from(hint.stream)];
+        if !hint.sequential {
+            stream.pace = Pace::default();
+        }
+        let plan = stream.window.miss(at, pages, hint.sequential, sizes);
         self.begin(plan, at + wanted)
     }
 
@@ -242,17 +271,22 @@ impl<P: Policy> Reads<P> {
         owner: usize,
         hint: Hint,
         at: u64,
-        room: Room,
+        (room, now): (Room, Instant),
         is_there: impl Fn(u64) -> bool,
     ) -> Option<Filling> {
-        let sizes = self.sizes(owner, room);
+        let bounds = (self.most_ahead, self.most_of_waiting);
+        let stream = &mut self.streams[owner][usize::from(hint.stream)];
+        if let Some(size) = stream.window.is_marked_at(at) {
+            stream.pace.marked(at, now, size, bounds);
+        }
+        let sizes = self.sizes(owner, hint.stream, room);
         let behind = at + 1..=at + sizes.reach();
         let absent = || {
             let found = behind.clone().find(|&page| !is_there(page));
             found.unwrap_or(behind.end() + 1)
         };
-        let window = &mut self.windows[owner][usize::from(hint.stream)];
-        let plan = window.marked(at, absent, sizes)?;
+        let stream = &mut self.streams[owner][usize::from(hint.stream)];
+        let plan = stream.window.marked(at, absent, sizes)?;
         Some(self.begin(plan, plan.start))
     }
 

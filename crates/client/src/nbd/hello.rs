@@ -57,6 +57,8 @@ impl Terms {
             read_only: self.has(tflag::READ_ONLY),
             volatile_cache: self.has(tflag::SEND_FLUSH),
             non_rotational: !self.has(tflag::ROTATIONAL),
+            // The protocol doesn't say who else writes.
+            exclusive: false,
         }
     }
 }

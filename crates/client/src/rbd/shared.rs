@@ -239,6 +239,7 @@ impl Shared {
             write_zeroes: true,
             read_only: self.spec.is_read_only(),
             volatile_cache: true,
+            exclusive: self.spec.is_locked(),
             ..Limits::default()
         });
         Ok(())

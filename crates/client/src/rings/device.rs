@@ -192,6 +192,7 @@ impl<M: MergePolicy> BlockDevice for Frontend<M> {
             read_only: p.read_only,
             volatile_cache: has_flush(p),
             non_rotational: true,
+            exclusive: false,
         }
     }
 

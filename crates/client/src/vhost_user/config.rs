@@ -113,6 +113,7 @@ impl Terms {
                 read_only: has(features, VIRTIO_BLK_F_RO),
                 volatile_cache: has(features, VIRTIO_BLK_F_FLUSH),
                 non_rotational: true,
+                exclusive: false,
             },
             segment_bytes,
             range_sectors: [u32_at(36), u32_at(48)].map(|n| {

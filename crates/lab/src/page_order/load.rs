@@ -156,6 +156,8 @@ impl<P: pvblk_cache::Policy> World<P> {
         let cache = policy.map(|policy| {
             let mut config = CacheConfig::new(pages * 4096);
             config.lists = 2;
+            // Windows don't follow the device's round trip: they are the experiment's.
+            config.readahead_bytes = Some(128 << 10);
             PageCache::with_policy(&config, policy, Arc::clone(&below), clock.clone()).map(Arc::new)
         });
         let cache = cache.transpose()?;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 ///
 /// | option | is |
 /// |---|---|
-/// | `mode=write-back` | writes complete when they are in the cache; a flush writes them out (the default) |
-/// | `mode=write-through` | writes complete when the volume below has them |
+/// | `mode=write-back` | writes complete when they are in the cache; a flush writes them out (the default, if nobody else can write to the volume below) |
+/// | `mode=write-through` | writes complete when the volume below has them (the default for other volumes) |
 /// | `mode=read-only` | writes are refused |
 /// | `readahead=SIZE` | the largest window; the kernel's for this device (`read_ahead_kb`), at least `128k`, unless given; `0`: none |
 /// | `dirty=PERCENT`, `dirty-background=PERCENT` | share that may be dirty before writers wait (20), or before it is written in the background (10) |
@@ -27,7 +27,10 @@ const OPTIONS: &str = "mode=write-back|write-through|read-only, readahead=SIZE, 
 impl CacheSpec {
     /// A cache of `size_bytes` with the defaults.
     pub fn new(size_bytes: u64) -> CacheSpec {
-        CacheSpec(CacheConfig::new(size_bytes))
+        CacheSpec(CacheConfig {
+            mode: Mode::Usual,
+            ..CacheConfig::new(size_bytes)
+        })
     }
 
     /// Sets one option.
@@ -74,6 +77,15 @@ impl CacheSpec {
 
     pub(super) fn open(&self, inner: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, Error> {
         let cache = PageCache::new(&self.0, inner)?;
+        if self.0.mode == Mode::Usual && cache.config().mode == Mode::WriteThrough {
+            let below = cache.below();
+            if !below.limits().read_only {
+                tracing::info!(
+                    "cache over {}: others may write there, so writes go through to it; mode=write-back holds them back until a flush",
+                    below.describe()
+                );
+            }
+        }
         cache.keep()?;
         Ok(Arc::new(cache))
     }
@@ -84,7 +96,8 @@ impl fmt::Display for CacheSpec {
         let (c, usual) = (&self.0, CacheConfig::new(self.0.size_bytes));
         write!(f, "cache:{}", Size(c.size_bytes))?;
         match c.mode {
-            Mode::WriteBack => {}
+            Mode::Usual => {}
+            Mode::WriteBack => f.write_str(",mode=write-back")?,
             Mode::WriteThrough => f.write_str(",mode=write-through")?,
             Mode::ReadOnly => f.write_str(",mode=read-only")?,
         }

@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// Most queues or connections of a client.
+const MOST_QUEUES: u16 = 64;
 /// Memory beside the buffers that a vhost-user client shares.
 const VHOST_SPARE: u64 = 16 << 20;
 /// The same over rings, where a quarter of all is kept for copies, and tables and rings take some too.
@@ -45,6 +47,18 @@ impl Default for Need {
             buffer_bytes: 16 << 20,
             patience: Some(Duration::from_secs(60)),
             ended: Arc::default(),
+        }
+    }
+}
+
+impl Need {
+    /// The need of the volume below a cache, whose background has a queue of its own beside those of the users, and which opens one more for a moment to flush when the
+    /// volume shrinks.
+    #[must_use]
+    pub fn below_cache(&self) -> Need {
+        Need {
+            queues: self.queues.saturating_add(2).min(MOST_QUEUES),
+            ..self.clone()
         }
     }
 }
@@ -231,4 +245,21 @@ impl fmt::Display for RingsSpec {
 
 fn memory(f: &mut fmt::Formatter<'_>, bytes: Option<u64>) -> fmt::Result {
     bytes.map_or(Ok(()), |bytes| write!(f, ",memory={}", Size(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_needs_queues_of_its_own_below() {
+        let below = |queues| {
+            let need = Need {
+                queues,
+                ..Need::default()
+            };
+            need.below_cache().queues
+        };
+        assert_eq!((below(1), below(4), below(63), below(64)), (3, 6, 64, 64));
+    }
 }

@@ -182,6 +182,11 @@ impl<P: Policy> Memory<P> {
         self.table.set_ahead(frame);
     }
 
+    /// True if the page was read in advance and nobody has used it.
+    pub fn is_ahead(&self, frame: u32) -> bool {
+        self.table.is_ahead(frame)
+    }
+
     /// The read that has this page, present or on its way, is to start the next window.
     pub fn mark(&mut self, frame: u32) {
         self.table.mark(frame);

@@ -37,11 +37,11 @@ impl<P: Policy> Core<P> {
                 continue;
             };
             if self.memory.unmark(frame) {
-                let room = self.room();
+                let (room, now) = (self.room(), self.moment.now);
                 let is_there = |page| self.memory.find(page).is_some();
                 let filling = self
                     .reads
-                    .marked(read.owner, read.hint, page, room, is_there);
+                    .marked(read.owner, read.hint, page, (room, now), is_there);
                 if filling.is_some() {
                     read.filling = filling;
                     continue;
@@ -50,6 +50,9 @@ impl<P: Policy> Core<P> {
             read.at += 1;
             if self.memory.is_reading(frame) {
                 self.reads.count_miss();
+                if self.memory.is_ahead(frame) {
+                    self.reads.waits_for_ahead(read.owner, read.hint);
+                }
                 read.pending += 1;
                 self.waiters.add(frame, number, page);
             } else {

@@ -41,7 +41,7 @@ impl CacheProfile {
         for choices in [2, 4, 5] {
             rng.usize(..choices);
         }
-        config.readahead_bytes = Some(pick(rng, &[0, 16384, 131_072]));
+        config.readahead_bytes = pick(rng, &[Some(0), Some(16384), Some(131_072), None]);
         config.lists = pick(rng, &[1, 2, 3]);
         let dirty = [(10, 20), (1, 10), (50, 90), (1, 99)];
         (config.dirty_background_percent, config.dirty_percent) = pick(rng, &dirty);

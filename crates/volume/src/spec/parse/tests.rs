@@ -284,7 +284,7 @@ fn random(rng: &mut fastrand::Rng, depth: u32) -> VolumeSpec {
         ),
         6 => {
             let mut spec = CacheSpec::new(rng.u64(16..1 << 20) * 4096);
-            spec.0.mode = [Mode::WriteBack, Mode::ReadOnly][rng.usize(0..2)];
+            spec.0.mode = [Mode::Usual, Mode::WriteBack, Mode::ReadOnly][rng.usize(0..3)];
             spec.0.lists = rng.u32(0..3);
             spec.0.timeout = Duration::from_millis(rng.u64(1..100));
             VolumeSpec::Cache(spec, inner(rng))
