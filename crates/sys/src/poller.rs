@@ -62,6 +62,13 @@ impl Poller {
         )?)
     }
 
+    /// Adds `fd` for the end of its stream only, which is reported once. What can be read before the end is reported to nobody.
+    pub fn add_hangup(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::add(&self.0, fd, data, flags)?)
+    }
+
     /// Changes the conditions that `fd` is waited for; with neither it stays in the set and only errors are reported.
     pub fn set(&self, fd: BorrowedFd<'_>, token: u64, read: bool, write: bool) -> io::Result<()> {
         Ok(epoll::modify(
@@ -200,6 +207,24 @@ mod tests {
         let timeout = Some(Duration::from_micros(1100));
         p.wait_in_milliseconds(&mut Vec::new(), timeout).unwrap();
         assert!(start.elapsed() >= Duration::from_millis(2));
+    }
+
+    #[test]
+    fn a_hang_up_is_reported_once_and_data_are_not() {
+        use std::io::Write as _;
+        use std::os::unix::net::UnixStream;
+        let p = Poller::new().unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        p.add_hangup(theirs.as_fd(), 7).unwrap();
+        let mut got = Vec::new();
+        ours.write_all(b"x").unwrap();
+        p.wait(&mut got, Some(Duration::ZERO)).unwrap();
+        assert!(got.is_empty());
+        drop(ours);
+        p.wait(&mut got, Some(Duration::from_secs(60))).unwrap();
+        assert!(got.len() == 1 && got[0].token == 7 && got[0].hangup);
+        p.wait(&mut got, Some(Duration::ZERO)).unwrap();
+        assert_eq!(got.len(), 1);
     }
 
     #[test]

@@ -28,6 +28,11 @@ impl Inbox {
         }
     }
 
+    /// Forgets everything, for another connection.
+    pub(super) fn clear(&mut self) {
+        (self.start, self.end) = (0, 0);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.start == self.end
     }

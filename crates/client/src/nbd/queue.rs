@@ -1,8 +1,10 @@
-//! One connection as a device's queue.
+//! One connection as a device's queue, and the next one after it.
 
-use super::Seat;
+use super::connect::Connected;
 use super::hello::Terms;
 use super::inbox::Inbox;
+use super::kept::{Entry, EntryKind, Keeping, Kept, Log};
+use super::link::{Link, Next, Seat, hang_up};
 use super::slot::{Place, Slot};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Error, Readiness, Request, Status};
@@ -13,11 +15,17 @@ use pvblk_sys::socket::{self, Part};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Receives of one poll; more stay readable.
 const RECEIVES: usize = 8;
 /// Chunks of one read's reply. A server that needs more is playing with us.
 const MOST_PARTS: usize = 1024;
+
+/// Tokens of the queue's poller.
+const SOCKET: u64 = 0;
+const BELL: u64 = 1;
 
 /// The kind of the next bytes on the stream.
 #[derive(Clone, Copy)]
@@ -42,8 +50,12 @@ enum Expect {
 
 pub(super) struct NbdQueue {
     name: String,
-    socket: OwnedFd,
-    /// Holds the socket alone: a descriptor that also tells when there is room to send.
+    /// `None` while the server is away, and when the volume was given up.
+    socket: Option<Arc<OwnedFd>>,
+    /// Number of the connections that the socket is one of.
+    generation: u64,
+    gone: bool,
+    /// Holds the socket and the seat's bell: a descriptor that also tells when there is room to send.
     poller: Poller,
     waits_for_room: bool,
     terms: Terms,
@@ -52,84 +64,129 @@ pub(super) struct NbdQueue {
     /// Slots whose commands are to be sent, in order, and bytes of the first one that were.
     outgoing: VecDeque<u32>,
     sent: usize,
+    /// Requests that wait for the server, in order.
+    backlog: VecDeque<Box<Request>>,
+    /// Requests that were started on this queue.
+    submissions: u64,
     inbox: Inbox,
     expect: Expect,
     done: Vec<Completion>,
-    failed: bool,
-    seat: Seat,
+    link: Arc<Link>,
+    seat: Arc<Seat>,
     tracer: Tracer,
 }
 
 impl NbdQueue {
     pub(super) fn new(
         name: String,
-        socket: OwnedFd,
-        terms: Terms,
+        link: &Arc<Link>,
+        seat: &Arc<Seat>,
         depth: u32,
-        seat: Seat,
         tracer: Tracer,
     ) -> Result<NbdQueue, Error> {
         let os = |e| Error::os(format!("{name}: waiting for its socket"), e);
         let poller = Poller::new().map_err(os)?;
-        poller.add(socket.as_fd(), 0, false).map_err(os)?;
+        poller.add(seat.bell.as_fd(), BELL, false).map_err(os)?;
         let depth = depth as usize;
-        Ok(NbdQueue {
+        let mut queue = NbdQueue {
             name,
-            socket,
+            socket: None,
+            generation: 0,
+            gone: false,
             poller,
             waits_for_room: false,
-            terms,
+            terms: link.terms,
             slots: (0..depth).map(|_| Slot::new()).collect(),
             free: (0..depth as u32).rev().collect(),
             outgoing: VecDeque::with_capacity(depth),
             sent: 0,
+            backlog: VecDeque::new(),
+            submissions: 0,
             inbox: Inbox::new(),
             expect: Expect::Head,
             done: Vec::with_capacity(depth),
-            failed: false,
-            seat,
+            link: Arc::clone(link),
+            seat: Arc::clone(seat),
             tracer,
-        })
+        };
+        queue.look();
+        Ok(queue)
+    }
+
+    /// The volume's kept writes, and this queue's own, if any are kept.
+    fn kept(&self) -> Option<(&Kept, &Log)> {
+        Some((self.link.kept.as_ref()?, self.seat.log.as_ref()?))
     }
 
     /// Nothing is on the way in either direction: another queue may have the connection.
     fn is_idle(&self) -> bool {
         let between = matches!(self.expect, Expect::Head) && self.inbox.is_empty();
-        let free = self.slots.iter().all(|s| s.place == Place::Free);
-        !self.failed && between && free && self.outgoing.is_empty()
+        between && self.free.len() == self.slots.len() && self.outgoing.is_empty()
     }
 
     fn start(&mut self, request: Box<Request>) {
-        if self.failed {
-            let status = Status::IoError;
-            self.done.push(Completion { request, status });
-            return;
+        let id = self.slot();
+        let stamp = match &self.link.kept {
+            Some(kept) if request.op.is_write() => kept.stamp(),
+            _ => 0,
+        };
+        self.submissions += 1;
+        let slot = &mut self.slots[id as usize];
+        (slot.stamp, slot.order) = (stamp, self.submissions);
+        match slot.start(id, request, &self.terms) {
+            Ok(()) => {
+                self.flush_covers(id);
+                self.outgoing.push_back(id);
+            }
+            Err(status) => self.finish(id, status),
         }
-        self.tracer.request(Phase::Issue, &request);
-        let id = self.free.pop().unwrap_or_else(|| {
+    }
+
+    /// Requests for which there is no connection now.
+    #[cold]
+    fn submit_later(&mut self, batch: &mut Vec<Box<Request>>) {
+        for request in batch.drain(..) {
+            if self.gone {
+                let status = Status::IoError;
+                self.done.push(Completion { request, status });
+                continue;
+            }
+            self.tracer.request(Phase::Issue, &request);
+            self.backlog.push_back(request);
+        }
+        self.look();
+    }
+
+    /// A free slot.
+    fn slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::new());
             self.slots.len() as u32 - 1
-        });
-        match self.slots[id as usize].start(id, request, &self.terms) {
-            Ok(()) => self.outgoing.push_back(id),
-            Err(status) => self.finish(id, status),
+        })
+    }
+
+    /// Notes what the slot's command covers, if it is a flush.
+    fn flush_covers(&mut self, id: u32) {
+        let slot = &mut self.slots[id as usize];
+        if let (Command::Flush, Some(kept)) = (slot.command, &self.link.kept) {
+            kept.positions(&mut slot.positions);
         }
     }
 
     fn finish(&mut self, id: u32, status: Status) {
         let slot = &mut self.slots[id as usize];
         slot.place = Place::Free;
+        self.free.push(id);
         if let Some(request) = slot.request.take() {
             self.done.push(Completion { request, status });
-            self.free.push(id);
         }
     }
 
     /// Sends what there is room for.
     fn send(&mut self) -> Result<(), String> {
-        while !self.outgoing.is_empty() {
+        while let (false, Some(socket)) = (self.outgoing.is_empty(), &self.socket) {
             let parts = parts(&self.outgoing, &self.slots, self.sent);
-            match socket::send(self.socket.as_fd(), parts, usize::MAX) {
+            match socket::send(socket.as_fd(), parts, usize::MAX) {
                 Ok(n) => self.advance(n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -156,6 +213,9 @@ impl NbdQueue {
 
     fn receive(&mut self) -> Result<(), String> {
         for _ in 0..RECEIVES {
+            let Some(socket) = &self.socket else {
+                return Ok(());
+            };
             let wanted = match self.expect {
                 Expect::Data { id, at, end, .. } => {
                     let slot = &self.slots[id as usize];
@@ -167,7 +227,7 @@ impl NbdQueue {
                 }
                 _ => None,
             };
-            let received = self.inbox.receive(self.socket.as_fd(), wanted);
+            let received = self.inbox.receive(socket.as_fd(), wanted);
             let (direct, more) = received.map_err(|e| match e.kind() {
                 io::ErrorKind::UnexpectedEof => "the server hung up".to_owned(),
                 _ => format!("receiving: {e}"),
@@ -348,6 +408,10 @@ impl NbdQueue {
         let slot = &mut self.slots[id as usize];
         if slot.error != 0 {
             let status = proto::status_of(slot.error);
+            if let (None, Some(kept)) = (&slot.request, &self.link.kept) {
+                // What it was to cover stays, and the next flush covers it.
+                kept.flushed();
+            }
             self.finish(id, status);
             return Ok(());
         }
@@ -358,7 +422,11 @@ impl NbdQueue {
                 slot.offset()
             ));
         }
-        if slot.next(id, &self.terms) {
+        if self.link.kept.is_some() {
+            self.keep(id)?;
+        }
+        if self.slots[id as usize].next(id, &self.terms) {
+            self.flush_covers(id);
             self.outgoing.push_back(id);
             return self.send();
         }
@@ -366,18 +434,122 @@ impl NbdQueue {
         Ok(())
     }
 
-    #[cold]
-    fn fail(&mut self, why: &str) {
-        let why = format!("{}: {why}", self.name);
-        tracing::warn!("{why}");
-        self.failed = true;
-        // The server needn't wait for us, nor send what nobody reads.
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        self.outgoing.clear();
-        for id in 0..self.slots.len() as u32 {
-            self.finish(id, Status::IoError);
+    /// Keeps an answered write, or drops what an answered flush covers. An error: the answer comes too late.
+    fn keep(&mut self, id: u32) -> Result<(), String> {
+        let slot = &self.slots[id as usize];
+        let Some((kept, log)) = self.kept() else {
+            return Ok(());
+        };
+        let (stamp, offset, len) = (slot.stamp, slot.offset(), u64::from(slot.len));
+        let range = |kind| Entry {
+            stamp,
+            offset,
+            len,
+            kind,
+        };
+        let keeping = match (slot.command, &slot.request) {
+            (Command::Write | Command::WriteZeroes, Some(_)) if slot.is_stable() => {
+                kept.range(log, self.generation, range(EntryKind::Stable))
+            }
+            (Command::Write, Some(r)) => {
+                kept.data(log, self.generation, (stamp, offset, len), &r.buffers)
+            }
+            (Command::WriteZeroes, Some(_)) => {
+                let kind = EntryKind::Zeroes(slot.flags());
+                kept.range(log, self.generation, range(kind))
+            }
+            (Command::Flush, of) => {
+                kept.cover(&slot.positions);
+                if of.is_none() {
+                    kept.flushed();
+                }
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        match keeping {
+            Keeping::Kept => {}
+            Keeping::Full => self.slots[id as usize].flush_after = true,
+            Keeping::Sealed => return Err("the connection is over".into()),
         }
-        self.seat.0.fail(&why);
+        if self.link.kept.as_ref().is_some_and(Kept::wants_flush) {
+            let id = self.slot();
+            self.slots[id as usize].start_flush(id);
+            self.flush_covers(id);
+            self.outgoing.push_back(id);
+            return self.send();
+        }
+        Ok(())
+    }
+
+    /// The connection broke: requests wait for the next one, or fail.
+    #[cold]
+    fn lost(&mut self, why: &str) {
+        if let Some(socket) = self.socket.take() {
+            // An answer that was overtaken by the loss of another connection is no news.
+            hang_up(&socket);
+            let _ = self.poller.remove(socket.as_fd());
+        }
+        self.park();
+        let name = &self.name;
+        self.link.lost(self.generation, &format!("{name}: {why}"));
+        self.look();
+    }
+
+    /// Takes all requests off the connection that is over, in the order of their submission.
+    fn park(&mut self) {
+        self.outgoing.clear();
+        self.sent = 0;
+        self.inbox.clear();
+        self.expect = Expect::Head;
+        let mut parked = Vec::new();
+        self.free.clear();
+        for (id, slot) in (0u32..).zip(&mut self.slots) {
+            slot.place = Place::Free;
+            self.free.push(id);
+            if let Some(request) = slot.request.take() {
+                parked.push((slot.order, request));
+            }
+        }
+        self.free.reverse();
+        parked.sort_by_key(|(order, _)| *order);
+        for (_, request) in parked.into_iter().rev() {
+            self.backlog.push_front(request);
+        }
+    }
+
+    /// Goes on with the next connection, if there is one.
+    #[cold]
+    fn look(&mut self) {
+        debug_assert!(self.socket.is_none());
+        match self.seat.take() {
+            Some(Next::Connected(c, generation)) => self.attach(c, generation),
+            Some(Next::Gone) => {
+                self.gone = true;
+                for request in self.backlog.drain(..) {
+                    let status = Status::IoError;
+                    self.done.push(Completion { request, status });
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn attach(&mut self, c: Connected, generation: u64) {
+        if let Err(e) = self.poller.add(c.socket.as_fd(), SOCKET, false) {
+            let why = format!("{}: waiting for its socket: {e}", self.name);
+            return self.link.lost(generation, &why);
+        }
+        self.waits_for_room = false;
+        self.socket = Some(c.socket);
+        self.terms = c.terms;
+        self.generation = generation;
+        for request in std::mem::take(&mut self.backlog) {
+            self.start(request);
+        }
+        if let Err(why) = self.send() {
+            self.lost(&why);
+        }
     }
 }
 
@@ -423,42 +595,54 @@ fn zero(request: &Request, mut at: usize, mut end: usize) {
 
 impl DeviceQueue for NbdQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        if self.socket.is_none() {
+            return self.submit_later(batch);
+        }
         for request in batch.drain(..) {
+            self.tracer.request(Phase::Issue, &request);
             self.start(request);
         }
         if let Err(why) = self.send() {
-            self.fail(&why);
+            self.lost(&why);
         }
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        if !self.failed
-            && let Err(why) = self.send().and_then(|()| self.receive())
-        {
-            self.fail(&why);
+        if self.socket.is_none() {
+            if self.seat.news.load(Ordering::Acquire) {
+                self.look();
+            }
+        } else if let Err(why) = self.send().and_then(|()| self.receive()) {
+            self.lost(&why);
         }
         out.append(&mut self.done);
     }
 
     fn arm(&mut self) -> Readiness {
         let full = !self.outgoing.is_empty();
-        if full != self.waits_for_room && !self.failed {
-            if let Err(e) = self.poller.set(self.socket.as_fd(), 0, true, full) {
-                self.fail(&format!("waiting for its socket: {e}"));
+        if full != self.waits_for_room
+            && let Some(socket) = &self.socket
+        {
+            if let Err(e) = self.poller.set(socket.as_fd(), SOCKET, true, full) {
+                self.lost(&format!("waiting for its socket: {e}"));
             }
             self.waits_for_room = full;
         }
-        if self.done.is_empty() {
-            Readiness::Wait(None)
-        } else {
-            Readiness::Ready
+        let news = self.socket.is_none() && self.seat.news.load(Ordering::Acquire);
+        match self.done.is_empty() && !news {
+            true => Readiness::Wait(None),
+            false => Readiness::Ready,
         }
     }
 
     fn woken(&mut self) {
-        // What made a broken connection readable stays there.
-        if self.failed {
-            let _ = self.poller.remove(self.socket.as_fd());
+        if self.socket.is_none() {
+            self.look();
+        } else if self.is_idle()
+            && let Err(why) = self.receive()
+        {
+            // Nobody polls a queue without requests.
+            self.lost(&why);
         }
     }
 
@@ -469,22 +653,22 @@ impl DeviceQueue for NbdQueue {
 
 impl Drop for NbdQueue {
     fn drop(&mut self) {
-        if self.is_idle()
-            && let Some(socket) = self
-                .seat
-                .0
-                .keeps
-                .then(|| self.socket.try_clone().ok())
-                .flatten()
-        {
-            self.seat.0.ready.lock().push(socket);
-            return;
+        let idle = self.is_idle();
+        let own = self.socket.take().map(|socket| {
+            let terms = self.terms;
+            (Connected { socket, terms }, self.generation)
+        });
+        if let Some((c, _)) = &own {
+            let _ = self.poller.remove(c.socket.as_fd());
         }
+        let kept = self.link.kept.as_ref().filter(|_| !idle);
+        kept.map(Kept::flushed);
+        let leaves = self.link.leave(&self.seat, own, idle);
         // Politeness only: a command half sent would be taken for its beginning.
-        if !self.failed && self.outgoing.is_empty() {
+        if let (true, Some(c)) = (self.outgoing.is_empty(), leaves) {
             let bye = proto::request_header(0, 2, 0, 0, 0);
             let bye = [Part::Bytes(&bye)].into_iter();
-            let _ = socket::send(self.socket.as_fd(), bye, usize::MAX);
+            let _ = socket::send(c.socket.as_fd(), bye, usize::MAX);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A request in flight, and the command that is on the wire for it.
 
 use super::hello::Terms;
+use super::kept::Positions;
 use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{Command, REQUEST_BYTES, cflag, tflag};
@@ -34,6 +35,14 @@ pub(super) struct Slot {
     pub parts: Vec<(u32, u32)>,
     /// The first error of the answer.
     pub error: u32,
+    /// Number of the request's submission, over all queues.
+    pub stamp: u64,
+    /// The same in its queue.
+    pub order: u64,
+    /// A flush has to complete after the request before it is answered.
+    pub flush_after: bool,
+    /// A flush: the kept writes that it covers.
+    pub positions: Positions,
 }
 
 impl Slot {
@@ -48,7 +57,16 @@ impl Slot {
             done: 0,
             parts: Vec::new(),
             error: 0,
+            stamp: 0,
+            order: 0,
+            flush_after: false,
+            positions: Positions::new(),
         }
+    }
+
+    /// A flush that is no request's.
+    pub(super) fn start_flush(&mut self, id: u32) {
+        self.put(id, Command::Flush, (0, 3), 0, 0);
     }
 
     /// Takes a request. An error is its status: there is nothing to send.
@@ -59,6 +77,7 @@ impl Slot {
         terms: &Terms,
     ) -> Result<(), Status> {
         self.done = 0;
+        self.flush_after = false;
         let (op, flags) = (request.op, request.flags);
         self.request = Some(request);
         match op {
@@ -132,11 +151,21 @@ impl Slot {
         }
         // FUA by hand, for servers without it.
         let fua = r.flags.contains(RequestFlags::FUA) && !terms.has(tflag::SEND_FUA);
-        if fua && terms.has(tflag::SEND_FLUSH) {
+        if (fua || self.flush_after) && terms.has(tflag::SEND_FLUSH) {
             self.put(id, Command::Flush, (0, 3), 0, 0);
             return true;
         }
         false
+    }
+
+    /// True if the command is stable at the server when it is answered.
+    pub(super) fn is_stable(&self) -> bool {
+        self.flags() & cflag::FUA != 0
+    }
+
+    /// Flags of the command.
+    pub(super) fn flags(&self) -> u16 {
+        u16::from_be_bytes([self.head[4], self.head[5]])
     }
 
     /// First byte of the command on the export.

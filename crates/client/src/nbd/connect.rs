@@ -1,0 +1,144 @@
+//! Making a connection: the socket, the negotiation, and whether the export is the one that it was.
+
+use super::hello::{Terms, negotiate};
+use super::{NbdClientConfig, NbdUri};
+use pvblk_block::Error;
+use pvblk_protocol::nbd::{NbdAddr, tflag};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// TCP keepalive: the time without a word from the peer until it is asked, the pause between questions, and their number.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 6);
+
+/// A connection in its transmission phase.
+#[derive(Clone)]
+pub(super) struct Connected {
+    pub socket: Arc<OwnedFd>,
+    pub terms: Terms,
+}
+
+/// Connects and negotiates. Waits at most `config.timeout` for each step of the server.
+pub(super) fn connect(uri: &NbdUri, config: &NbdClientConfig) -> Result<Connected, Error> {
+    let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
+    match &uri.addr {
+        NbdAddr::Unix(path) => greet(unix(path, config.timeout).map_err(os)?, uri, config),
+        NbdAddr::Tcp { host, port } => {
+            let mut s = tcp(host, *port, config.timeout).map_err(os)?;
+            s.set_nodelay(true).map_err(os)?;
+            keep_alive(&s).map_err(os)?;
+            let timeout = Some(config.timeout);
+            s.set_read_timeout(timeout).map_err(os)?;
+            s.set_write_timeout(timeout).map_err(os)?;
+            let terms = negotiate(&mut s, &uri.export).map_err(|e| e.context(uri.to_string()))?;
+            Ok(connected(s.into(), terms, config))
+        }
+    }
+}
+
+/// Negotiates over a stream that is connected.
+pub(super) fn greet(
+    mut s: UnixStream,
+    uri: &NbdUri,
+    config: &NbdClientConfig,
+) -> Result<Connected, Error> {
+    let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
+    s.set_read_timeout(Some(config.timeout)).map_err(os)?;
+    s.set_write_timeout(Some(config.timeout)).map_err(os)?;
+    let terms = negotiate(&mut s, &uri.export).map_err(|e| e.context(uri.to_string()))?;
+    Ok(connected(s.into(), terms, config))
+}
+
+fn connected(socket: OwnedFd, mut terms: Terms, config: &NbdClientConfig) -> Connected {
+    if config.read_only {
+        terms.flags |= tflag::READ_ONLY;
+    }
+    Connected {
+        socket: Arc::new(socket),
+        terms,
+    }
+}
+
+/// A server that isn't accepting has a backlog, and a blocking connect would wait for it without end.
+fn unix(path: &std::path::Path, timeout: Duration) -> std::io::Result<UnixStream> {
+    use rustix::io::Errno;
+    let deadline = Instant::now() + timeout;
+    let (socket, at) = pvblk_sys::socket::unix(path, rustix::net::SocketType::STREAM)?;
+    loop {
+        match rustix::net::connect(&socket, &at) {
+            Ok(()) => break,
+            Err(Errno::AGAIN) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Tries all addresses of a host, in order.
+fn tcp(host: &str, port: u16, timeout: Duration) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::other("the host has no address");
+    for addr in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&addr, timeout) {
+            Ok(s) => return Ok(s),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+/// Has the kernel end a connection whose peer is gone without a word, with data on the way or without.
+fn keep_alive(s: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    let (idle, interval, count) = KEEPALIVE;
+    sockopt::set_socket_keepalive(s, true)?;
+    sockopt::set_tcp_keepidle(s, idle)?;
+    sockopt::set_tcp_keepintvl(s, interval)?;
+    sockopt::set_tcp_keepcnt(s, count)?;
+    let all = idle + interval * count;
+    Ok(sockopt::set_tcp_user_timeout(
+        s.as_fd(),
+        all.as_millis() as u32,
+    )?)
+}
+
+/// The promise of the open device that a new connection's terms don't keep; `None` if it can go on with them.
+pub(super) fn unlike(first: &Terms, least_bytes: u64, new: &Terms) -> Option<String> {
+    let (was, is) = (|f| first.has(f), |f| new.has(f));
+    if is(tflag::READ_ONLY) && !was(tflag::READ_ONLY) {
+        return Some("it is read-only now".into());
+    }
+    if new.size_bytes < least_bytes {
+        return Some(format!(
+            "it had {least_bytes} bytes and has {} now, so it may be another one",
+            new.size_bytes
+        ));
+    }
+    if is(tflag::SEND_FLUSH) && !was(tflag::SEND_FLUSH) && !was(tflag::READ_ONLY) {
+        return Some("it had no volatile cache and has one now".into());
+    }
+    for (flag, ability) in [
+        (tflag::SEND_FLUSH, "flush"),
+        (tflag::SEND_TRIM, "discard"),
+        (tflag::SEND_WRITE_ZEROES, "write zeroes"),
+        (tflag::CAN_MULTI_CONN, "have several connections"),
+    ] {
+        if was(flag) && !is(flag) {
+            return Some(format!("it can't {ability} any more"));
+        }
+    }
+    if new.min_block > first.min_block {
+        let (a, b) = (first.min_block, new.min_block);
+        return Some(format!("its smallest block had {a} bytes and has {b} now"));
+    }
+    if new.max_block < first.max_block {
+        let (a, b) = (first.max_block, new.max_block);
+        return Some(format!("its largest request had {a} bytes and has {b} now"));
+    }
+    None
+}
