@@ -19,7 +19,9 @@ Volumes:
                                         ,readahead=128k (else the kernel's for the disk), ,dirty=20 (percent before
                                         writers wait)
   nbd://HOST:PORT/NAME, nbd+unix:///NAME?socket=PATH
-                                        an export of an NBD server; ?connections=N: at the start, and no more [default: --max-queues]
+                                        an export of an NBD server; ,connections=N at the start, and no more [default: --max-queues];
+                                        requests wait for a server that went away, with ,wait=TIME not for ever, and are sent again; with
+                                        ,on-reconnect=fail they fail
   rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][,conf=PATH][,id=NAME][,ro][,nolock][,on-lost-lock=fail|wait]
                                         an image of a Ceph cluster; needs the package librbd1
   vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]

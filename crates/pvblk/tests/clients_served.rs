@@ -167,8 +167,10 @@ fn more_clients_than_connections_are_refused_and_the_others_go_on() {
         assert_eq!(read(queue, 0, 512).0, Status::Ok);
     }
     // The fourth is let go, before or after its negotiation.
-    if let Ok(device) = nbd(&socket, "b") {
-        assert_eq!(read(&mut queue(&device), 0, 512).0, Status::IoError);
+    if let Ok(device) = nbd(&socket, "b")
+        && let Ok(mut queue) = Queue::open(&device, &QueueContext::new(8))
+    {
+        assert_eq!(read(&mut queue, 0, 512).0, Status::IoError);
     }
     for queue in &mut queues {
         assert_eq!(read(queue, 0, 512).0, Status::Ok);
@@ -181,7 +183,7 @@ fn a_server_that_goes_away_takes_its_own_disk_only() {
     let origin = server(dir.path());
     let socket = dir.path().join("served");
     let args = [
-        format!("--disk=b={}", specs(dir.path())[0]),
+        format!("--disk=b={},on-reconnect=fail", specs(dir.path())[0]),
         "--disk=c=mem:1M".into(),
         format!("--nbd=unix:{}", socket.display()),
     ];
@@ -193,6 +195,40 @@ fn a_server_that_goes_away_takes_its_own_disk_only() {
     assert_eq!(read(&mut lost, 0, 512).0, Status::IoError);
     write(&mut other, 8, &[7; 512]);
     assert_eq!(read(&mut other, 8, 512), (Status::Ok, vec![7; 512]));
+}
+
+/// The server's disk is memory, which is gone with it: what was written and not flushed is written again.
+#[test]
+fn a_server_that_comes_back_is_waited_for_and_gets_what_it_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let origin = server(dir.path());
+    let socket = dir.path().join("served");
+    let args = [
+        format!("--disk=b={}", specs(dir.path())[0]),
+        format!("--nbd=unix:{}", socket.display()),
+    ];
+    let served = Serve::start(&args);
+    let disk = nbd(&socket, "b").unwrap();
+    let mut queue = queue(&disk);
+    for n in 1..4u8 {
+        write(&mut queue, 8, &[n; 4096]);
+    }
+    drop(origin);
+    let again = std::thread::spawn({
+        let dir = dir.path().to_owned();
+        move || {
+            std::thread::sleep(Duration::from_millis(300));
+            server(&dir)
+        }
+    });
+    assert_eq!(read(&mut queue, 8, 4096), (Status::Ok, vec![3; 4096]));
+    assert_eq!(
+        run(&mut queue, Request::new(Op::Flush, 0, 0, 0)),
+        Status::Ok
+    );
+    let _origin = again.join().unwrap();
+    drop(queue);
+    assert!(served.stop());
 }
 
 fn pvblk(args: &[&str]) -> Output {

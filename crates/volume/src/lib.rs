@@ -35,8 +35,8 @@ pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use pvblk_client::rbd::{OnLostLock, RbdSpec};
 pub use spec::{
     CacheSpec, Candidates, DelaySpec, Engine, FaultSpec, FileSpec, Found, Look, MemSpec, Members,
-    Need, NullSpec, Raid5Spec, RingsSpec, SpecNames, VhostSpec, VolumeSpec, look, parse_size,
-    spec_in_folder,
+    NbdSpec, Need, NullSpec, Raid5Spec, RingsSpec, SpecNames, VhostSpec, VolumeSpec, look,
+    parse_size, spec_in_folder,
 };
 
 use pvblk_block::{BlockDevice, Error};

@@ -2,17 +2,18 @@
 
 mod cache;
 mod client;
+mod nbd;
 mod parse;
 mod raid5;
 
 pub use cache::CacheSpec;
 pub use client::{Need, RingsSpec, VhostSpec};
+pub use nbd::NbdSpec;
 pub use raid5::{Candidates, Found, Look, Members, Raid5Spec, SpecNames, look, spec_in_folder};
 
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::units::{self, Rate, Size, Span};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_client::nbd::NbdUri;
 use pvblk_client::rbd::{RbdDisk, RbdSpec};
 use std::fmt;
 use std::path::PathBuf;
@@ -38,8 +39,8 @@ pub enum VolumeSpec {
     Cache(CacheSpec, Box<VolumeSpec>),
     /// `raid5:[MEMBER][MEMBER]…[,OPTION…]` or `raid5:uuid=UUID,in=PATTERN…[,OPTION…]`
     Raid5(Raid5Spec),
-    /// `nbd://HOST:PORT/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: an export of an NBD server
-    Nbd(NbdUri),
+    /// `nbd://HOST:PORT/EXPORT[,OPTION…]` or `nbd+unix:///EXPORT?socket=PATH[,OPTION…]`: an export of an NBD server
+    Nbd(NbdSpec),
     /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][,OPTION…]`: an image of a Ceph cluster
     Rbd(RbdSpec),
     /// `vhost-user:unix:PATH[,OPTION…]`: a disk of a vhost-user-blk server
@@ -244,7 +245,7 @@ impl VolumeSpec {
             VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, below(inner)?)?),
             VolumeSpec::Cache(spec, inner) => spec.open(inner.open_for(&need.below_cache())?)?,
             VolumeSpec::Raid5(spec) => spec.open(need)?,
-            VolumeSpec::Nbd(uri) => client::open_nbd(uri, need)?,
+            VolumeSpec::Nbd(spec) => spec.open(need)?,
             VolumeSpec::Rbd(spec) => Arc::new(RbdDisk::open(spec)?),
             VolumeSpec::Vhost(spec) => spec.open(need)?,
             VolumeSpec::Rings(spec) => spec.open(need)?,
@@ -292,7 +293,7 @@ impl VolumeSpec {
             VolumeSpec::Fault(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Cache(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Raid5(s) => s.problem(),
-            VolumeSpec::Nbd(_) => None,
+            VolumeSpec::Nbd(s) => s.problem(),
             VolumeSpec::Rbd(s) => s.problem(),
             VolumeSpec::Vhost(s) => s.problem(),
             VolumeSpec::Rings(s) => s.problem(),
@@ -371,7 +372,7 @@ impl fmt::Display for VolumeSpec {
             VolumeSpec::Fault(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Cache(s, inner) => write!(f, "{s}:{inner}"),
             VolumeSpec::Raid5(s) => s.fmt(f),
-            VolumeSpec::Nbd(uri) => uri.fmt(f),
+            VolumeSpec::Nbd(s) => s.fmt(f),
             VolumeSpec::Rbd(s) => s.fmt(f),
             VolumeSpec::Vhost(s) => s.fmt(f),
             VolumeSpec::Rings(s) => s.fmt(f),

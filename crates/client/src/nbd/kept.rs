@@ -51,7 +51,6 @@ pub(super) struct Chunk {
 
 /// A bug that a test plants and has to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "planted in tests only"))]
 pub(crate) enum Plant {
     /// Nothing is replayed.
     NoReplay,

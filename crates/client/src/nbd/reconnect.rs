@@ -39,6 +39,7 @@ fn stopped(link: &Link) -> bool {
 
 fn run(link: &Link) {
     let mut events = Vec::new();
+    let mut told = String::new();
     while !stopped(link) {
         events.clear();
         let pause = link.is_owed().then_some(OWED_PAUSE);
@@ -57,7 +58,11 @@ fn run(link: &Link) {
         }
         while !stopped(link) && link.is_owed() {
             if let Err(e) = link.pay() {
-                tracing::warn!("one connection less for now: {e}");
+                let why = e.to_string();
+                if told != why {
+                    tracing::warn!("one connection less for now: {why}");
+                    told = why;
+                }
                 break;
             }
         }

@@ -111,7 +111,7 @@ fn decode(text: &str) -> Option<String> {
 
 /// Replaces bytes that mean something else in a URI by %XX.
 fn encode(text: &str) -> String {
-    let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-._~/:@+,=".contains(b);
+    let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-._~/:@+=".contains(b);
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match plain(&byte) {
@@ -167,6 +167,12 @@ mod tests {
         let spaces = of("nbd+unix:///a%20b?socket=/x%26y");
         assert_eq!(spaces.export, "a b");
         assert_eq!(spaces.to_string(), "nbd+unix:///a%20b?socket=/x%26y");
+        // In a volume's specification options follow a comma.
+        let comma = "nbd+unix:///a%2Cb?socket=/x%2Cy";
+        assert_eq!(
+            (of(comma).export.as_str(), of(comma).to_string().as_str()),
+            ("a,b", comma)
+        );
         for bad in [
             "",
             "disk",

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use pvblk_client::nbd::NbdUri;
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_raid5::ask::{Detail, Question};
-use pvblk_volume::{Members, RingsSpec, VhostSpec, VolumeSpec};
+use pvblk_volume::{Members, NbdSpec, RingsSpec, VhostSpec, VolumeSpec};
 use std::sync::atomic::AtomicBool;
 
 /// Asks a disk, and tells the outcome in a line; `message` makes it of the state afterwards.
@@ -221,8 +221,12 @@ fn absolute(spec: &mut VolumeSpec) -> Result<()> {
         },
         VolumeSpec::Vhost(VhostSpec { path, .. })
         | VolumeSpec::Rings(RingsSpec { path, .. })
-        | VolumeSpec::Nbd(NbdUri {
-            addr: NbdAddr::Unix(path),
+        | VolumeSpec::Nbd(NbdSpec {
+            uri:
+                NbdUri {
+                    addr: NbdAddr::Unix(path),
+                    ..
+                },
             ..
         }) => {
             *path = std::path::absolute(&path)?;

@@ -1,10 +1,9 @@
-//! Disks of other servers as volumes: `nbd`, `vhost-user`, `rings`.
+//! Disks of other servers as volumes: `vhost-user`, `rings`.
 
 use super::parse::{size, unknown};
 use pvblk_block::units::Size;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_client::local::{ConnectOptions, LocalDisk};
-use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri};
 use pvblk_client::vhost_user::{VhostClient, VhostClientConfig};
 use std::fmt;
 use std::path::PathBuf;
@@ -31,7 +30,7 @@ pub struct Need {
     pub at_start: bool,
     /// Bytes of the buffers of all requests in flight.
     pub buffer_bytes: u64,
-    /// Time for which requests wait for a server of rings that went away; `None`: they fail.
+    /// Time for which requests wait for a server of rings that went away; `None`: they fail, those to an NBD server too.
     pub patience: Option<Duration>,
     /// Set when a server of rings asks to end, or is given up.
     pub ended: Arc<AtomicBool>,
@@ -61,14 +60,6 @@ impl Need {
             ..self.clone()
         }
     }
-}
-
-pub(super) fn open_nbd(uri: &NbdUri, need: &Need) -> Result<Arc<dyn BlockDevice>, Error> {
-    let config = NbdClientConfig {
-        connections: uri.connections.or(need.at_start.then_some(need.queues)),
-        ..NbdClientConfig::default()
-    };
-    Ok(Arc::new(NbdClient::connect(uri, config)?))
 }
 
 /// A disk of a vhost-user-blk server: `vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]`.
@@ -163,7 +154,7 @@ fn socket<'a>(text: &'a str, example: &str) -> Result<(PathBuf, Split<'a, char>)
     Ok((path.into(), parts))
 }
 
-fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, String> {
+pub(super) fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, String> {
     let wrong = |_| format!("{key} `{}` is not a number", value.escape_debug());
     value.parse().map_err(wrong)
 }

@@ -1,10 +1,9 @@
 //! The text form of specs: `KIND[:ARGS][:INNER]`.
 
-use super::client;
 use super::{CacheSpec, DelaySpec, Engine, FaultSpec, FileSpec, MemSpec, NullSpec, VolumeSpec};
+use super::{client, nbd};
 use pvblk_block::Error;
 use pvblk_block::units::{parse_probability, parse_rate, parse_size, parse_span};
-use pvblk_client::nbd::NbdUri;
 use std::str::FromStr;
 
 mod raid5;
@@ -68,7 +67,7 @@ fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
             Ok(VolumeSpec::Cache(cache(args)?, inner))
         }
         ("raid5", rest) => raid5(rest.unwrap_or(""), depth).map(VolumeSpec::Raid5),
-        ("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _) => nbd(text).map(VolumeSpec::Nbd),
+        ("nbd" | "nbd+unix" | "nbds" | "nbds+unix", _) => nbd::nbd(text).map(VolumeSpec::Nbd),
         ("rbd", rest) => rest.unwrap_or("").parse().map(VolumeSpec::Rbd),
         ("vhost-user", rest) => client::vhost_user(rest.unwrap_or("")).map(VolumeSpec::Vhost),
         ("rings", rest) => client::rings(rest.unwrap_or("")).map(VolumeSpec::Rings),
@@ -326,12 +325,6 @@ fn cache(args: &str) -> Result<CacheSpec, String> {
         spec.set(key, value)?;
     }
     Ok(spec)
-}
-
-/// The error is the URI's own reason; which URI it is stands before it.
-fn nbd(text: &str) -> Result<NbdUri, String> {
-    text.parse()
-        .map_err(|e: Error| e.to_string().replacen(&format!("{text}: "), "", 1))
 }
 
 #[cfg(test)]

@@ -222,7 +222,7 @@ pub fn volumes(page: &str) -> Result<Vec<String>, Stop> {
             "file" => "file:x,ro,bogus=1".to_owned(),
             "null" | "mem" => format!("{kind}:{MIB},bogus=1"),
             "cache" => "cache:1M,bogus=1:null".to_owned(),
-            "nbd" => "nbd://h/x?bogus=1".to_owned(),
+            "nbd" => "nbd://h/x,bogus=1".to_owned(),
             "rbd" => "rbd:p/i,bogus=1".to_owned(),
             "vhost-user" => "vhost-user:unix:x,bogus=1".to_owned(),
             "rings" => "rings:unix:x,disk=a,bogus=1".to_owned(),

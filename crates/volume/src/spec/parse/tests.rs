@@ -1,5 +1,5 @@
 use super::*;
-use crate::spec::{Candidates, Members, Raid5Spec};
+use crate::spec::{Candidates, Members, NbdSpec, Raid5Spec};
 use pvblk_block::ErrorKind;
 use pvblk_cache::Mode;
 use pvblk_client::rbd::{OnLostLock, RbdSpec};
@@ -375,6 +375,9 @@ fn printed_specs_parse_to_the_same() {
         "nbd://localhost:10810/disk",
         "nbd://[::1]:5/a/b?connections=4",
         "nbd+unix:///a?socket=/run/x",
+        "nbd+unix:///a%2Cb?socket=/run/x,connections=2,on-reconnect=resend,wait=30s,keep=16M,ro",
+        "nbd://h:1/a,on-reconnect=fail,keep=0",
+        "raid5:[nbd://[::1]:5/a,connections=4,ro][nbd+unix:///a%5D?socket=/x][mem:1M],stripes=512",
         "rbd:pool/image",
         "rbd:pool/name space/im:a.ge@snap,conf=/etc/ceph/x.conf,id=me,ro,nolock,on-lost-lock=wait",
         "cache:1M:rbd:pool/image,nolock",
@@ -452,6 +455,16 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
             "nbd://h/x?x=1",
             "unknown option `x`: use socket=PATH, connections=N",
         ),
+        (
+            "nbd://h/x,y=1",
+            "unknown option `y`: use connections=N, on-reconnect=resend|fail, wait=TIME, keep=SIZE, ro",
+        ),
+        ("nbd://h/x,ro=1", "unknown option `ro`"),
+        ("nbd://h/x,connections=0", "connections must be 1 to 64"),
+        ("nbd://h/x,on-reconnect=no", "use on-reconnect=resend or"),
+        ("nbd://h/x,on-reconnect=fail,wait=1s", "drop `wait`"),
+        ("nbd://h/x,keep=1k", "keep must be 0, or 1M to 64G"),
+        ("nbd://h/x,wait=1", "`1` is not a time"),
         ("nbd://h:99999/x", "the host makes no sense"),
         ("nbd:///x", "the host makes no sense"),
         ("nbd:x", "it is no NBD URI"),
@@ -641,7 +654,7 @@ fn clients_are_volumes() {
     let VolumeSpec::Cache(_, inner) = ok("cache:1M:nbd://h/x?connections=2") else {
         panic!("not a cache");
     };
-    let VolumeSpec::Nbd(uri) = *inner else {
+    let VolumeSpec::Nbd(NbdSpec { uri, .. }) = *inner else {
         panic!("not NBD");
     };
     assert_eq!((uri.export.as_str(), uri.connections), ("x", Some(2)));
