@@ -20,6 +20,16 @@ pub(super) struct Connected {
     pub terms: Terms,
 }
 
+impl Connected {
+    /// False if the server has hung up.
+    pub fn is_alive(&self) -> bool {
+        use rustix::net::{RecvFlags, recv};
+        let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let found = recv(&*self.socket, &mut [0u8; 1][..], look);
+        found.err() == Some(rustix::io::Errno::AGAIN)
+    }
+}
+
 /// Connects and negotiates. Waits at most `config.timeout` for each step of the server.
 pub(super) fn connect(uri: &NbdUri, config: &NbdClientConfig) -> Result<Connected, Error> {
     let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);

@@ -66,11 +66,13 @@ pub(crate) enum Plant {
     FuaOverwritten,
     /// Answers of old connections are taken after the seal.
     NotSealed,
+    /// Only those to flushes are.
+    LateFlush,
 }
 
 impl Plant {
     #[cfg(test)]
-    pub const ALL: [Plant; 7] = [
+    pub const ALL: [Plant; 8] = [
         Plant::NoReplay,
         Plant::OutOfOrder,
         Plant::DroppedEarly,
@@ -78,6 +80,7 @@ impl Plant {
         Plant::NoFlush,
         Plant::FuaOverwritten,
         Plant::NotSealed,
+        Plant::LateFlush,
     ];
 }
 
@@ -312,17 +315,33 @@ impl Kept {
 
     /// The entries that a flush covers which is sent now: all those whose answers the sender knows of.
     pub fn positions(&self, out: &mut Positions) {
+        let logs = self.logs.lock();
+        // All at one moment: a write that is covered must not leave an older one of the same bytes uncovered.
+        let all: Vec<_> = logs.all.iter().map(|l| l.0.lock()).collect();
         out.clear();
-        out.extend(self.logs.lock().all.iter().map(|l| l.0.lock().next));
+        out.extend(all.iter().map(|state| state.next));
+        drop(all);
         if self.has(Plant::DroppedEarly) {
-            self.cover(out);
+            self.drop_until(&logs, out);
         }
     }
 
-    /// A flush that was sent at these positions has completed without an error.
-    pub fn cover(&self, positions: &Positions) {
+    /// A flush that was sent at these positions was answered without an error by a connection of `generation`, whose queue has this log. False if
+    /// that is over: then the flush counts as not answered, because what it covers is replayed, and a write that waits for this flush is in
+    /// no log.
+    pub fn cover(&self, log: &Log, generation: u64, positions: &Positions) -> bool {
+        // Seals take this lock too.
+        let logs = self.logs.lock();
+        if log.0.lock().generation != generation && !self.has(Plant::LateFlush) {
+            return false;
+        }
+        self.drop_until(&logs, positions);
+        true
+    }
+
+    fn drop_until(&self, logs: &Logs, positions: &Positions) {
         let mut free = Vec::new();
-        for (log, &until) in self.logs.lock().all.iter().zip(positions) {
+        for (log, &until) in logs.all.iter().zip(positions) {
             log.0.lock().cover(until, &mut free);
         }
         self.free(free);

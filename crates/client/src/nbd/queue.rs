@@ -459,7 +459,9 @@ impl NbdQueue {
                 kept.range(log, self.generation, range(kind))
             }
             (Command::Flush, of) => {
-                kept.cover(&slot.positions);
+                if !kept.cover(log, self.generation, &slot.positions) {
+                    return Err("the connection is over".into());
+                }
                 if of.is_none() {
                     kept.flushed();
                 }

@@ -5,7 +5,7 @@ use super::connect::Connected;
 use super::kept::{Kept, Plant};
 use super::link::{BELL, Link};
 use super::replay::replay;
-use pvblk_block::{Error, SECTOR};
+use pvblk_block::{Error, ErrorKind, SECTOR};
 use pvblk_sys::Poller;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -124,6 +124,12 @@ fn attempt(link: &Link) -> Result<(), Error> {
         }
         if stopped(link) {
             return Err(Error::protocol("stopped"));
+        }
+        // A server that died in between may have left the first ones to the dead and made the last ones anew. Their requests could outlive
+        // the loss of the others.
+        if !connections.iter().all(Connected::is_alive) {
+            let why = format!("{}: the server went away again", link.uri);
+            return Err(Error::new(ErrorKind::Disconnected, why));
         }
         connections = match link.resume(connections) {
             Ok(()) => return Ok(()),
