@@ -62,7 +62,7 @@ impl Poller {
         )?)
     }
 
-    /// Adds `fd` for the end of its stream only, which is reported once. What can be read before the end is reported to nobody.
+    /// Adds `fd` for the end of its stream only, which is reported once. Data that can be read before the end isn't reported.
     pub fn add_hangup(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(token);

@@ -60,6 +60,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/pvblk/src/xen.rs", COMMAND),
     ("crates/volume/src/spec.rs", VOLUME),
     ("crates/volume/src/spec/client.rs", VOLUME),
+    ("crates/volume/src/spec/nbd.rs", VOLUME),
     ("crates/volume/src/spec/raid5.rs", VOLUME),
     ("crates/volume/src/spec/raid5/found.rs", VOLUME),
     ("crates/volume/src/spec/raid5/look.rs", VOLUME),

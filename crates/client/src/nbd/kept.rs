@@ -84,7 +84,7 @@ impl Plant {
     ];
 }
 
-/// What became of a write that was to be kept.
+/// Outcome for a write that was to be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keeping {
     Kept,
@@ -363,7 +363,7 @@ impl Kept {
         self.flushed();
     }
 
-    /// What waits for its replay.
+    /// Writes that wait for their replay.
     pub fn held(&self) -> parking_lot::MutexGuard<'_, Vec<Held>> {
         self.held.lock()
     }

@@ -347,7 +347,7 @@ impl Link {
         (state.stage == Stage::Down).then(|| state.why.clone())
     }
 
-    /// How many connections the volume is to have.
+    /// Number of connections that the volume is to have.
     pub fn needs(&self) -> usize {
         let state = self.state.lock();
         let all = match self.config.connections {

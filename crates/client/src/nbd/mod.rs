@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 pub use uri::NbdUri;
 
-/// What becomes of requests when the server goes away.
+/// The lot of requests when the server goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnReconnect {
     /// They wait for the server, and are sent again.

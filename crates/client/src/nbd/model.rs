@@ -20,7 +20,7 @@ pub struct Model {
     pub visible: Vec<u8>,
     /// Writes that no flush covers, in order of their execution.
     unflushed: Vec<(usize, Vec<u8>)>,
-    /// Transmission flags.
+    /// Transmission flags that the next connections are told.
     pub flags: u16,
     pub structured: bool,
     /// One of so many commands crashes the server; 0: none does.
@@ -69,7 +69,7 @@ impl Model {
         }
     }
 
-    /// What is in the cache for this range is stable.
+    /// The cache's data of this range is stable.
     fn settle(&mut self, at: usize, len: usize) {
         let visible = &self.visible;
         for (from, data) in &mut self.unflushed {

@@ -33,7 +33,7 @@ enum PieceKind<'a> {
     Stable,
 }
 
-/// What the kept writes leave on the export: for each byte the newest, by first byte.
+/// Contents that the kept writes leave on the export: for each byte the newest, by first byte.
 #[derive(Default)]
 struct Newest<'a>(BTreeMap<u64, Piece<'a>>);
 
@@ -136,7 +136,7 @@ pub(super) fn replay(
     wire.wait(0)
 }
 
-/// Neighbouring data.
+/// Data of neighbouring pieces that is written at once.
 #[derive(Default)]
 struct Run<'a> {
     at: u64,
@@ -236,7 +236,7 @@ impl<'a> Wire<'a> {
         Ok(())
     }
 
-    /// Whether to try again after this error.
+    /// Errors unless the call is to be tried again after this error.
     fn again(&self, e: Errno) -> Result<(), String> {
         match e {
             _ if (self.stopped)() => Err("stopped".into()),
