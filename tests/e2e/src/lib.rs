@@ -17,6 +17,7 @@ pub mod managed;
 pub mod md;
 pub mod mounted;
 pub mod nbd;
+pub mod netns;
 pub mod outcome;
 pub mod pattern;
 pub mod slow_medium;

@@ -422,8 +422,9 @@ impl ArrayQueue {
             let request = &mut completion.request;
             if live {
                 self.unbounce(request, completion.status == Status::Ok);
-            } else if let (Some(bounces), Some((_, bounced))) =
-                (&mut self.bounces, self.bounced[request.tag as usize].take())
+            } else if let Some(bounces) = &mut self.bounces
+                && let Some(bounced) = self.bounced.get_mut(request.tag as usize)
+                && let Some((_, bounced)) = bounced.take()
             {
                 bounces.discard(bounced, request);
                 let abandoned = self.parts[request.tag as usize].drain(..);

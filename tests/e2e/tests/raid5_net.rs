@@ -1,0 +1,205 @@
+//! Arrays over NBD servers in network namespaces: one server is cut off under load, and comes back.
+
+use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::managed::{Managed, PATIENCE};
+use pvblk_e2e::netns::{Cut, Host, need_namespaces};
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::stage::uri;
+use pvblk_e2e::tools::{compare, need, need_fio_nbd, run, tool};
+use pvblk_e2e::{Stop, run_all};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+const PORT: u16 = 10809;
+const MEMBER_MIB: u64 = 48;
+/// Bytes of a member for each bit of the bitmap.
+const CHUNK: u64 = 256 << 10;
+/// First sector of the bitmap, after the superblock.
+const BITMAP_SECTOR: usize = 16;
+const BITMAP_HEADER: usize = 256;
+
+fn main() -> ExitCode {
+    run_all(&[
+        ("a_server_whose_link_is_down_comes_back", || {
+            cut(Cut::Link, 0)
+        }),
+        ("a_server_whose_packets_go_astray_comes_back", || {
+            cut(Cut::Astray, 2)
+        }),
+    ])
+}
+
+/// Three servers, two of them nbdkit's and one ours, and an array over them.
+struct Net {
+    hosts: Vec<Host>,
+    files: Vec<PathBuf>,
+    served: Managed,
+    dir: tempfile::TempDir,
+}
+
+impl Net {
+    fn new() -> Result<Net, Stop> {
+        let dir = tempfile::tempdir()?;
+        let (mut hosts, mut files, mut uris) = (Vec::new(), Vec::new(), Vec::new());
+        for n in 0..3 {
+            let file = dir.path().join(format!("m{n}"));
+            std::fs::File::create(&file)?.set_len(MEMBER_MIB << 20)?;
+            let mut host = Host::new(n)?;
+            let command = match n {
+                2 => {
+                    let disk = format!("d=file:{}", file.display());
+                    let nbd = format!("tcp:{}:{PORT}", host.address);
+                    pvblk(["serve", "--allow-remote", "--disk", &disk, "--nbd", &nbd])?
+                }
+                _ => {
+                    let mut nbdkit = tool("nbdkit", ["-f", "-p", &PORT.to_string(), "file"]);
+                    nbdkit.arg(&file);
+                    nbdkit
+                }
+            };
+            host.serve(&command, PORT)?;
+            let export = if n == 2 { "d" } else { "" };
+            uris.push(format!("nbd://{}:{PORT}/{export}", host.address));
+            hosts.push(host);
+            files.push(file);
+        }
+        let mut create = pvblk(["raid", "create", "--raid-devices", "3", "--chunk", "64K"])?;
+        create.args(["--consistency-policy", "bitmap", "--bitmap-chunk", "256K"]);
+        create.args(&uris);
+        run(create, PATIENCE)?.success()?;
+        let members: String = uris.iter().map(|uri| format!("[{uri}]")).collect();
+        let options = "member-timeout=3s,re-add=auto";
+        let served = Managed::of(&format!("raid5:{members},{options}"))?;
+        served.raid("speed", &["--min", "200000", "--max", "200000"])?;
+        Ok(Net {
+            hosts,
+            files,
+            served,
+            dir,
+        })
+    }
+
+    /// Verified writes and reads of some MiB of the array, and no more of them.
+    fn fio(&self, args: &[&str]) -> Result<(), Stop> {
+        let target = format!("--uri={}", uri(&self.served.path("nbd"), "r"));
+        let mut all = vec![
+            "--name=verify",
+            "--ioengine=nbd",
+            &target,
+            "--bs=16k",
+            "--iodepth=8",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--verify_state_save=0",
+            "--serialize_overlap=1",
+            "--randseed=7",
+        ];
+        all.extend(args);
+        let limit = Duration::from_secs(240);
+        run(tool("fio", all), limit)?.success().map(drop)
+    }
+
+    /// The chunks whose bits are set, as a member has them.
+    fn bits(&self, member: usize) -> Result<Vec<u64>, Stop> {
+        let image = std::fs::read(&self.files[member])?;
+        let begin = BITMAP_SECTOR * 512 + BITMAP_HEADER;
+        let count = (MEMBER_MIB << 20) / CHUNK;
+        let is_set = |n: &u64| image[begin + *n as usize / 8] & 1 << (n % 8) != 0;
+        Ok((0..count).filter(is_set).collect())
+    }
+
+    /// Waits until no bit is set.
+    fn until_clean(&self, member: usize) -> Result<(), Stop> {
+        let begin = Instant::now();
+        while !self.bits(member)?.is_empty() {
+            if begin.elapsed() > PATIENCE * 3 {
+                return Stop::fail("the bits of the bitmap are never cleared");
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+}
+
+fn cut(how: Cut, member: usize) -> Result<(), Stop> {
+    need(&["nbdkit", "nbdcopy"])?;
+    need_fio_nbd()?;
+    need_namespaces()?;
+    let net = Net::new()?;
+    let other = (member + 1) % 3;
+    let whole = ["--rw=write", "--size=80M"];
+    net.fio(&whole)?;
+    net.until_clean(other)?;
+
+    // What is written while it is cut off, and only that, is written to it when it is back.
+    net.hosts[member].cut(how, true)?;
+    let part = ["--rw=randwrite", "--offset=16M", "--size=6M"];
+    net.fio(&part)?;
+    let is = net.served.detail()?;
+    check(
+        is["missing"] == member && is["serving"]["failed"] == false,
+        || is.to_string(),
+    )?;
+    check(is["serving"]["away"][0]["place"] == member, || {
+        is.to_string()
+    })?;
+    let missed = net.bits(other)?;
+    // Rows have two data chunks, so 6 MiB are 3 of each member.
+    check((12..=13).contains(&missed.len()), || format!("{missed:?}"))?;
+    net.hosts[member].cut(how, false)?;
+    let back = net.served.until("back", |d| d["degraded"] == false)?;
+    let rebuilt = &back["serving"]["rebuilt"];
+    let sectors = missed.len() as u64 * CHUNK / 512;
+    check(
+        rebuilt["by_bitmap"] == true && rebuilt["sectors"] == sectors && rebuilt["place"] == member,
+        || format!("{rebuilt}, and {sectors} were missed: {missed:?}"),
+    )?;
+    net.served.parity_is_right()?;
+    let read = [
+        "--rw=randwrite",
+        "--offset=16M",
+        "--size=6M",
+        "--verify_only=1",
+    ];
+    net.fio(&read)?;
+
+    // The same under load all the time.
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let load = [
+                "--rw=randrw",
+                "--size=80M",
+                "--verify_backlog=64",
+                "--time_based=1",
+            ];
+            net.fio(&[&load[..], &["--runtime=25"]].concat())
+        });
+        std::thread::sleep(Duration::from_secs(2));
+        net.hosts[member].cut(how, true)?;
+        let gone = net.served.until("missing", |d| d["missing"] == member);
+        net.hosts[member].cut(how, false)?;
+        let back = net.served.until("back", |d| d["degraded"] == false)?;
+        gone?;
+        let rebuilt = &back["serving"]["rebuilt"];
+        check(rebuilt["by_bitmap"] == true, || rebuilt.to_string())?;
+        let done = load.join().unwrap_or_else(|_| Stop::fail("the load ended"));
+        done
+    })?;
+    net.served.until("whole", |d| {
+        d["degraded"] == false && d["serving"]["sync"].is_null()
+    })?;
+    net.served.parity_is_right()?;
+    same_without(&net, member)
+}
+
+/// The array holds the same whichever member is asked.
+fn same_without(net: &Net, member: usize) -> Result<(), Stop> {
+    let copy = |name: &str| net.dir.path().join(name);
+    let read = |to: &Path| net.served.read(to);
+    read(&copy("with"))?;
+    let other = (member + 1) % 3;
+    net.served.raid("fail", &[&other.to_string()])?;
+    read(&copy("without"))?;
+    compare(&copy("with"), &copy("without"))
+}
