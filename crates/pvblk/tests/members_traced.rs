@@ -2,7 +2,7 @@
 //! with its sum within one run.
 
 use parking_lot::Mutex;
-use pvblk_block::trace::{Recording, Tracing};
+use pvblk_block::trace::Tracing;
 use pvblk_block::{
     BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, EventHub,
     Forwards, Op, Queue, QueueContext, Readiness, Request, Status,
@@ -159,12 +159,11 @@ fn blamed(consistency: Consistency, late: usize, op: Op) {
     request(8000);
     *took.lock() = Duration::ZERO;
     let mut events = Vec::new();
-    {
-        let _recording = Recording::new();
-        // One block of each row in turn, so that all members are data, parity and neither.
-        (0..150).for_each(|n| request(n * 24));
-        collector.drain(&mut events);
-    }
+    collector.drain(&mut events);
+    events.clear();
+    // Each block in turn, so that all members are data, parity and neither.
+    (0..150).for_each(|n| request(n * 8));
+    collector.drain(&mut events);
     let took = *took.lock();
     events.sort_by_key(|e| (e.time_ns, e.action));
     let mut paths = Paths::default();
@@ -194,7 +193,7 @@ fn blamed(consistency: Consistency, late: usize, op: Op) {
         parts.iter().map(sum).sum::<f64>()
     };
     let own = took.as_nanos() as f64;
-    assert!(own > 0.5e9, "the member was asked for {own} ns");
+    assert!(own > 0.1e9, "the member was asked for {own} ns");
     let text = format!("{consistency:?} {op:?}, member {late}: {sums:?}, own clock {own}");
     assert!((of(late) / own - 1.0).abs() < 0.02, "{text}");
     for other in (0..3).filter(|n| *n != late) {
@@ -204,7 +203,6 @@ fn blamed(consistency: Consistency, late: usize, op: Op) {
 
 #[test]
 fn a_delay_is_blamed_on_the_member_that_makes_it() {
-    // One after the other: recording is on for all threads of a process.
     for late in 0..3 {
         for consistency in [Consistency::Resync, Consistency::Ppl] {
             blamed(consistency, late, Op::Write);

@@ -104,6 +104,7 @@ impl Host {
             }
         }
         inside.stdin(Stdio::null()).stdout(Stdio::null());
+        inside.stderr(Stdio::null());
         let begin = Instant::now();
         self.server = Some(inside.spawn()?);
         while TcpStream::connect((self.address.as_str(), port)).is_err() {

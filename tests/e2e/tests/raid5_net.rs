@@ -104,7 +104,10 @@ impl Net {
     fn bits(&self, member: usize) -> Result<Vec<u64>, Stop> {
         let image = std::fs::read(&self.files[member])?;
         let begin = BITMAP_SECTOR * 512 + BITMAP_HEADER;
-        let count = (MEMBER_MIB << 20) / CHUNK;
+        // The header has the sectors that it covers; bits behind them mean nothing.
+        let sectors = image[BITMAP_SECTOR * 512 + 40..][..8].try_into();
+        let sectors = u64::from_le_bytes(sectors.unwrap_or_default());
+        let count = (sectors * 512).div_ceil(CHUNK);
         let is_set = |n: &u64| image[begin + *n as usize / 8] & 1 << (n % 8) != 0;
         Ok((0..count).filter(is_set).collect())
     }
@@ -183,8 +186,7 @@ fn cut(how: Cut, member: usize) -> Result<(), Stop> {
         gone?;
         let rebuilt = &back["serving"]["rebuilt"];
         check(rebuilt["by_bitmap"] == true, || rebuilt.to_string())?;
-        let done = load.join().unwrap_or_else(|_| Stop::fail("the load ended"));
-        done
+        load.join().unwrap_or_else(|_| Stop::fail("the load ended"))
     })?;
     net.served.until("whole", |d| {
         d["degraded"] == false && d["serving"]["sync"].is_null()
