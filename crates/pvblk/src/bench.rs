@@ -36,7 +36,7 @@ pub struct BenchArgs {
     /// A job file in fio's format
     #[arg(value_name = "FILE.fio")]
     pub file: Option<PathBuf>,
-    /// What to measure; goes before `filename=` and `uri=` of the job file
+    /// Disk to measure, as in `serve --disk`; goes before `filename=` and `uri=` of the job file
     #[arg(long, value_name = "VOLUME")]
     pub target: Option<String>,
     /// read, write, rw, randread, randwrite or randrw
@@ -51,7 +51,7 @@ pub struct BenchArgs {
     /// Requests in flight of each thread
     #[arg(long, value_name = "N")]
     pub iodepth: Option<String>,
-    /// Threads
+    /// Threads that submit requests, each with its own queue
     #[arg(long, value_name = "N")]
     pub numjobs: Option<String>,
     /// Time to run; without a job file all of it, else at most

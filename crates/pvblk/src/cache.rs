@@ -19,12 +19,12 @@ Examples:
 
 #[derive(Args, Debug)]
 pub struct CacheArgs {
-    /// The disk
+    /// Name of the served disk
     #[arg(value_name = "DISK")]
     pub disk: String,
     #[command(flatten)]
     pub control: ControlArg,
-    /// As JSON
+    /// Print JSON, for programs
     #[arg(long)]
     pub json: bool,
     /// Drop all pages that are clean and not in use

@@ -104,7 +104,7 @@ pub enum Command {
     /// Print the events of a running server: trouble of its disks, and their users that come and go
     #[command(after_help = crate::events::HELP)]
     Events(crate::events::EventsArgs),
-    /// What the page cache of a served disk counts
+    /// Show the counters of a served disk's page cache
     #[command(after_help = crate::cache::HELP)]
     Cache(crate::cache::CacheArgs),
     /// Rates, sizes, times and errors of served disks' requests, as `iostat -x` prints them
@@ -191,7 +191,7 @@ pub struct ServeArgs {
     /// Free buffer pages (4 KiB) that each NBD connection keeps for its next requests, 0 to 16384 [default: 1024]
     #[arg(long, value_name = "PAGES")]
     pub max_buffer_pages: Option<usize>,
-    /// How long connections keep none after memory got tight, milliseconds, 0 to 60000 [default: 10]
+    /// Time for which connections keep no pages after memory got tight, milliseconds, 0 to 60000 [default: 10]
     #[arg(long, value_name = "MILLISECONDS")]
     pub buffer_squeeze_duration_ms: Option<u64>,
     /// Buffer pages (4 KiB) for each worker that are kept even then, 0 to 64 [default: 64]
@@ -220,7 +220,7 @@ pub struct AttachArgs {
     /// The server's socket for front ends
     #[arg(value_name = "unix:PATH")]
     pub server: String,
-    /// Which disk
+    /// Name of the served disk
     #[arg(long, value_name = "NAME")]
     pub disk: String,
     /// Rings to ask for, 1 to 64

@@ -30,9 +30,9 @@ pub enum DiskCommand {
     Add(AddArgs),
     /// Take a disk away: flush it, close what it stands on, and return when that is done
     Remove(RemoveArgs),
-    /// All disks
+    /// List all disks
     List(ListArgs),
-    /// One disk
+    /// Show one disk
     Show(ShowArgs),
     /// Change a disk while it is used
     Set(SetArgs),
@@ -46,7 +46,7 @@ pub struct Waiting {
     /// Give up after this time, such as 500ms or 60s; the server goes on and tells in `pvblk disk list` how far it is
     #[arg(long, value_name = "TIME", value_parser = config::time, default_value = "60s")]
     pub timeout: Duration,
-    /// For programs
+    /// Print JSON, for programs
     #[arg(long)]
     pub json: bool,
 }
@@ -56,7 +56,7 @@ pub struct Waiting {
 pub struct Quick {
     #[command(flatten)]
     pub control: ControlArg,
-    /// For programs
+    /// Print JSON, for programs
     #[arg(long)]
     pub json: bool,
 }
@@ -84,7 +84,7 @@ pub struct AddArgs {
 
 #[derive(Args, Debug)]
 pub struct RemoveArgs {
-    /// Its name
+    /// Name of the disk
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Also while it is used: its users lose it, and the name is free at once

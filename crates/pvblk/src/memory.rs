@@ -21,7 +21,7 @@ Examples:
 
 #[derive(Subcommand, Debug)]
 pub enum CtlCommand {
-    /// What the server has now: each disk's buffers, every owner on the memory bill, and where it learns of pressure
+    /// Show the server's memory: each disk's buffers, every owner on the memory bill, and the sources of memory pressure
     Memory(MemoryArgs),
     /// Give all free buffers back to the system now, as if memory was short
     Squeeze(SqueezeArgs),
@@ -35,7 +35,7 @@ pub enum CtlCommand {
 pub struct MemoryArgs {
     #[command(flatten)]
     control: ControlArg,
-    /// For programs
+    /// Print JSON, for programs
     #[arg(long)]
     json: bool,
 }
@@ -53,7 +53,7 @@ pub struct SetArgs {
     /// Free buffer pages (4 KiB) that each connection keeps, 0 to 16384
     #[arg(long, value_name = "PAGES")]
     max_buffer_pages: Option<usize>,
-    /// How long connections keep none under pressure, milliseconds, 0 to 60000
+    /// Time for which connections keep no pages under pressure, milliseconds, 0 to 60000
     #[arg(long, value_name = "MILLISECONDS")]
     buffer_squeeze_duration_ms: Option<u64>,
     /// Buffer pages (4 KiB) that all connections together keep even then

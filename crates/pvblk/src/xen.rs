@@ -45,7 +45,7 @@ pub struct AttachArgs {
     /// Device in the guest: xvda, xvdb and so on [default: the first that is free]
     #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// How long the guest may take
+    /// Longest time to wait for the guest
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = config::time)]
     timeout: Duration,
     /// Don't wait for the guest: it is paused, or has no driver yet
@@ -60,7 +60,7 @@ pub struct DetachArgs {
     /// Device in the guest: xvda, xvdb and so on
     #[arg(value_name = "DEVICE")]
     device: String,
-    /// How long the guest may take
+    /// Longest time to wait for the guest
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = config::time)]
     timeout: Duration,
     /// Don't wait for the guest: what it has in flight fails
@@ -73,7 +73,7 @@ pub struct ListArgs {
     /// Domain in which the servers are [default: this one]
     #[arg(long, value_name = "DOMAIN")]
     back_end: Option<u16>,
-    /// As JSON
+    /// Print JSON, for programs
     #[arg(long)]
     json: bool,
 }

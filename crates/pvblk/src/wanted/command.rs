@@ -18,7 +18,7 @@ pub struct ReloadArgs {
     /// Print the difference, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// For programs
+    /// Print JSON, for programs
     #[arg(long)]
     json: bool,
 }
