@@ -6,8 +6,9 @@
 //! is one.
 
 use crate::{Completion, Op, Request, RequestFlags, Status};
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 /// A step of a request's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +50,8 @@ pub struct TraceEvent {
     /// First sector (512 B).
     pub sector: u64,
     /// For a remap, the sector on the layer above; for a split, the first sector of the second part; for an
-    /// unplug, the number of requests that waited; else 0.
+    /// unplug, the number of requests that waited; for a plug and a sleep 0. For all others the request's
+    /// identity: requests of one layer that are in flight at the same time have different ones.
     pub other: u64,
     /// Length in sectors (512 B); greater lengths count as the greatest value.
     pub sectors: u32,
@@ -98,6 +100,14 @@ pub trait TraceHub: Send + Sync {
 /// Number of recordings in this process. It is a process-wide switch, because reading it takes two
 /// instructions, and a queue would take more to reach any state of its own.
 static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
+
+/// An odd number by which addresses are multiplied, so that a trace doesn't show them as they are.
+static KEY: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0) | 1);
+
+/// The identity of a request while it is in flight: made of its address, which a boxed request keeps.
+fn identity(request: &Request) -> u64 {
+    (std::ptr::from_ref(request).addr() as u64).wrapping_mul(*KEY)
+}
 
 /// True while there is a recording in this process.
 #[inline]
@@ -335,6 +345,10 @@ impl Tracer {
 }
 
 fn event(phase: Phase, request: &Request, other: u64) -> TraceEvent {
+    let other = match phase {
+        Phase::Remap | Phase::Split | Phase::Plug | Phase::Unplug | Phase::Sleep => other,
+        _ => identity(request),
+    };
     TraceEvent {
         sector: request.sector,
         other,

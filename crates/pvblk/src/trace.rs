@@ -181,7 +181,8 @@ impl Capture {
                 self.writer.clock(time_ns, device, day).context(failed)
             }
             Step::Message(time_ns, device, text) => {
-                self.dropped += pvblk_trace::blktrace::dropped(&text).unwrap_or(0);
+                let gap = pvblk_trace::blktrace::gap(time_ns, device, &text);
+                self.dropped += gap.map_or(0, |gap| gap.lost());
                 let message = self.writer.message(time_ns, device, &text);
                 message.context(failed)
             }

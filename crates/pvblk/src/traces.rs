@@ -3,7 +3,7 @@
 use crate::latency;
 use anyhow::{Context, Result, bail};
 use pvblk_block::trace::Tracing;
-use pvblk_trace::blktrace::{CaptureWriter, Writer};
+use pvblk_trace::blktrace::{CaptureWriter, Writer, Written};
 use pvblk_trace::latency::{Analyzer, Life};
 use pvblk_trace::slow::SlowLog;
 use pvblk_trace::{Feed, Next, Recorder, Subscription};
@@ -41,7 +41,7 @@ impl Drop for Running {
 pub struct Writing {
     name: String,
     subscription: Arc<Subscription>,
-    thread: JoinHandle<std::io::Result<(u64, u64)>>,
+    thread: JoinHandle<std::io::Result<Written>>,
 }
 
 impl Writing {
@@ -51,13 +51,11 @@ impl Writing {
         let Ok(end) = self.thread.join() else {
             bail!("{}: the thread that writes it panicked", self.name);
         };
-        let (events, dropped) = end.with_context(|| format!("writing {}", self.name))?;
-        Ok(match dropped {
-            0 => format!("{events} events in {}.blktrace.*", self.name),
-            n => format!(
-                "{events} events in {}.blktrace.*; {n} were dropped",
-                self.name
-            ),
+        let written = end.with_context(|| format!("writing {}", self.name))?;
+        let text = format!("{} events in {}.blktrace.*", written.events, self.name);
+        Ok(match written.lost {
+            0 => text,
+            n => format!("{text}; {n} were dropped"),
         })
     }
 }
@@ -96,7 +94,7 @@ impl Traces {
         let writer = Writer::create(name).with_context(|| format!("writing {shown}"))?;
         let subscription = Arc::new(self.subscribe()?);
         let ours = Arc::clone(&subscription);
-        let body = move || -> std::io::Result<(u64, u64)> {
+        let body = move || -> std::io::Result<Written> {
             let mut capture = CaptureWriter::new(writer, ours.collector().clone());
             loop {
                 match ours.next(Duration::from_secs(1)) {
@@ -105,11 +103,7 @@ impl Traces {
                     Next::Events(events) => capture.events(&events)?,
                 }
             }
-            capture.lost(ours.lost())?;
-            let drops = ours.collector().drops();
-            let dropped: u64 = drops.iter().map(|d| d.dropped).sum();
-            let dropped = dropped + ours.collector().refused() + ours.lost();
-            Ok((capture.finish()?, dropped))
+            capture.finish()
         };
         let thread = std::thread::Builder::new().name("pvblk-capture".into());
         Ok(Writing {
@@ -145,7 +139,7 @@ fn watch(subscription: &Subscription, threshold: Duration) {
     let mut log = SlowLog::new(threshold, 1, MOST_SLOW_PER_SECOND);
     let mut analyzer = Analyzer::new();
     let mut names = BTreeMap::new();
-    let mut told = 0;
+    let (mut told, mut lost, mut unknown) = (0, 0, 0);
     let mut last = Instant::now();
     loop {
         match subscription.next(Duration::from_secs(1)) {
@@ -153,6 +147,7 @@ fn watch(subscription: &Subscription, threshold: Duration) {
             Next::Nothing => {}
             Next::Events(events) => {
                 for event in events.iter() {
+                    lost += event.lost();
                     analyzer.event(event, &mut |life: &Life| {
                         if log.record(life) {
                             if !names.contains_key(&life.device) {
@@ -168,7 +163,14 @@ fn watch(subscription: &Subscription, threshold: Duration) {
         if last.elapsed() >= Duration::from_secs(1) {
             last = Instant::now();
             // Samples are of no use here, and would add up.
-            analyzer.take();
+            let report = analyzer.take();
+            unknown += report.devices.values().map(|d| d.unknown).sum::<u64>();
+            if lost > 0 {
+                tracing::warn!(
+                    "slow: {lost} events were lost, so {unknown} requests can't be judged: the trace is too slow for this load"
+                );
+                (lost, unknown) = (0, 0);
+            }
             let hidden = log.hidden();
             if hidden > told {
                 tracing::warn!("slow: and {} more requests", hidden - told);

@@ -9,6 +9,8 @@ use std::fmt;
 pub struct Device(pub u32);
 
 impl Device {
+    /// In a gap: the gap concerns all devices.
+    pub const ALL: Device = Device(0);
     /// Major number of traced layers: the first of those for local and experimental use (240 to 254 in Linux'
     /// devices.txt) that btt doesn't take for stacked devices, as it does 253, 254 and 9.
     pub const MAJOR: u32 = 240;
@@ -38,6 +40,8 @@ impl fmt::Display for Device {
 /// A step of a request; the letters are blkparse(1)'s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
+    /// Not blktrace's: events of the device were lost, from this one's time on.
+    Gap,
     /// A: remapped from another device.
     Remap,
     /// Q: reached the device.
@@ -101,6 +105,15 @@ pub enum Extra {
     Split(u64),
     /// Of an unplug: the number of waiting requests.
     Waiting(u64),
+    /// Of Q, G, M, F, I, D and C that our hooks recorded: the request's identity, which no other request in flight on the
+    /// device has.
+    Request(u64),
+    /// Of a gap: its end, and the number of lost events.
+    Gap {
+        /// Time in nanoseconds; events up to then may be lost.
+        until_ns: u64,
+        lost: u64,
+    },
 }
 
 /// One step of one request.
@@ -153,8 +166,42 @@ impl Event {
                 },
                 (Phase::Split, _) => Extra::Split(event.other),
                 (Phase::Unplug, _) => Extra::Waiting(event.other),
-                _ => Extra::None,
+                (Phase::Remap | Phase::Plug | Phase::Sleep, _) => Extra::None,
+                _ => Extra::Request(event.other),
             },
+        }
+    }
+
+    /// A gap: `lost` events of `device`, or of all devices, are lost, with times from `from_ns` to `until_ns`.
+    pub(crate) fn gap(device: Device, from_ns: u64, until_ns: u64, lost: u64) -> Event {
+        Event {
+            time_ns: from_ns,
+            action: Action::Gap,
+            device,
+            queue: 0,
+            submitter: 0,
+            op: Op::Read,
+            fua: false,
+            sector: 0,
+            bytes: 0,
+            error: 0,
+            extra: Extra::Gap { until_ns, lost },
+        }
+    }
+
+    /// Number of lost events, if this is a gap.
+    pub fn lost(&self) -> u64 {
+        match self.extra {
+            Extra::Gap { lost, .. } => lost,
+            _ => 0,
+        }
+    }
+
+    /// The request's identity, if it is known.
+    pub(crate) fn request(&self) -> Option<u64> {
+        match self.extra {
+            Extra::Request(id) => Some(id),
+            _ => None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Distributes events from the rings to subscribers, in order of time.
 
-use crate::{Collector, Event, Recorder};
+use crate::recorder::LATEST_NS;
+use crate::{Collector, Device, Event, Recorder};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -10,10 +11,6 @@ use std::time::Duration;
 
 /// Interval at which the rings are emptied.
 const PERIOD: Duration = Duration::from_millis(4);
-
-/// Time for which an event is held back for older ones: a thread may lose its CPU between reading the clock and
-/// storing the event.
-const HOLD_BACK_NS: u64 = 20_000_000;
 
 /// Events that may wait for all subscribers together, each of whom has an even share: 72 MiB.
 const MOST_WAITING: usize = 1 << 20;
@@ -67,6 +64,8 @@ struct SubscriptionState {
 struct Subscriber {
     state: Arc<SubscriptionState>,
     to: Sender<Arc<Vec<Event>>>,
+    /// Events that were lost and for which the subscriber has got no gap yet: the time of the first, and their number.
+    missed: Option<(u64, u64)>,
 }
 
 /// A thread that empties a recorder's rings while there are subscribers.
@@ -111,6 +110,7 @@ impl Feed {
         subscribers.push(Subscriber {
             state: Arc::clone(&state),
             to,
+            missed: None,
         });
         Ok(Subscription {
             state,
@@ -126,7 +126,7 @@ impl Feed {
             // Read the clock before the rings are emptied: nearly all events until then are in them.
             let now_ns = self.collector.now_ns();
             self.collector.drain(sorter.input());
-            let until_ns = now_ns.saturating_sub(HOLD_BACK_NS);
+            let until_ns = now_ns.saturating_sub(LATEST_NS);
             let batch = Arc::new(sorter.take_until(until_ns));
             let mut subscribers = self.subscribers.lock();
             hand_out(&mut subscribers, &batch, until_ns);
@@ -142,36 +142,45 @@ impl Feed {
 /// Gives all subscribers the events before `until_ns`; those who are done leave.
 fn hand_out(subscribers: &mut Vec<Subscriber>, batch: &Arc<Vec<Event>>, until_ns: u64) {
     let share = MOST_WAITING / subscribers.len().max(1);
-    subscribers.retain(|s| s.give(batch, until_ns, share));
+    subscribers.retain_mut(|s| s.give(batch, until_ns, share));
 }
 
 impl Subscriber {
     /// Hands over events before `until_ns`, or counts them as lost if more than `share` wait already; false when this one is done.
-    fn give(&self, batch: &Arc<Vec<Event>>, until_ns: u64, share: usize) -> bool {
-        let state = &self.state;
+    fn give(&mut self, batch: &Arc<Vec<Event>>, until_ns: u64, share: usize) -> bool {
+        let state = &*self.state;
         let wanted_ns = state.until_ns.load(Ordering::Relaxed);
         let done = until_ns > wanted_ns;
-        let count = batch.partition_point(|e| e.time_ns <= wanted_ns);
-        let part;
-        let batch = match count == batch.len() {
-            true => batch,
-            false => {
-                part = Arc::new(batch[..count].to_vec());
-                &part
-            }
+        let wanted = &batch[..batch.partition_point(|e| e.time_ns <= wanted_ns)];
+        let first_ns = wanted.first().map_or(until_ns, |e| e.time_ns);
+        let misses = !wanted.is_empty() && state.waiting.load(Ordering::Relaxed) > share;
+        if misses {
+            let lost = wanted.iter().map(|e| e.lost().max(1)).sum();
+            state.lost.fetch_add(lost, Ordering::Relaxed);
+            self.missed.get_or_insert((first_ns, 0)).1 += lost;
+        }
+        let given = match misses {
+            true => &[],
+            false => wanted,
         };
-        if !batch.is_empty() {
-            if state.waiting.load(Ordering::Relaxed) > share {
-                state.lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
-            } else {
-                state.waiting.fetch_add(batch.len(), Ordering::Relaxed);
-                if self.to.send(Arc::clone(batch)).is_err() {
-                    return false;
-                }
+        // The next batch that comes begins with a gap for all that was missed before it.
+        let missed = self.missed.take_if(|_| done || !given.is_empty());
+        let gap = missed.map(|(from_ns, lost)| {
+            let until_ns = if misses { until_ns } else { first_ns };
+            Event::gap(Device::ALL, from_ns, until_ns.max(from_ns), lost)
+        });
+        let part = match given.len() == batch.len() && gap.is_none() {
+            true => Arc::clone(batch),
+            false => Arc::new(gap.iter().chain(given).copied().collect()),
+        };
+        if !part.is_empty() {
+            state.waiting.fetch_add(part.len(), Ordering::Relaxed);
+            if self.to.send(part).is_err() {
+                return false;
             }
         }
         // Without events, no send would fail and show that the subscriber is gone.
-        !done && Arc::strong_count(state) > 1
+        !done && Arc::strong_count(&self.state) > 1
     }
 }
 

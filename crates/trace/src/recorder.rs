@@ -6,6 +6,7 @@ use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::trace::{Recording, TraceDevice, TraceEvent, TraceHub, TraceOrigin, TraceSink};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -28,6 +29,10 @@ const LEAST_CAPACITY: usize = 256;
 /// Longest wait for queues to return their rings when the recording stops.
 const LINGER: Duration = Duration::from_millis(100);
 
+/// Time for which an event may be on its way into a ring, in nanoseconds: a thread may lose its CPU between reading the clock and storing the
+/// event.
+pub(crate) const LATEST_NS: u64 = 20_000_000;
+
 /// Time of the system's monotonic clock in nanoseconds: the same in all processes of a machine, so that their
 /// captures can be combined.
 fn now_ns() -> u64 {
@@ -43,13 +48,24 @@ pub type GivenClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 /// An entry of a ring: the time in nanoseconds, and the event.
 type Stamped = (u64, TraceEvent);
 
+/// Events of one device's queues that got no ring.
+struct Refused {
+    device: Device,
+    events: Arc<AtomicU64>,
+    /// Those of them for which a gap was given out.
+    told: u64,
+}
+
 /// The collector's end of one ring.
 struct Ring {
     /// The lowest number that was free; blktrace's CPU.
     number: u32,
     origin: TraceOrigin,
     events: Consumer<Stamped>,
+    /// Events that found the ring full.
     dropped: Arc<AtomicU64>,
+    /// Those of them for which a gap was given out.
+    told: u64,
     bytes: usize,
     _memory: Gauge,
 }
@@ -61,6 +77,10 @@ struct RecorderState {
     rings: Vec<Ring>,
     /// Losses of rings that are gone; as bounded as the devices.
     past: Vec<Drops>,
+    /// Devices with queues that got no ring.
+    refused: Vec<Refused>,
+    /// Time in nanoseconds at which the rings were emptied before.
+    drained_ns: u64,
     recording: Option<Recording>,
     /// The same moment on the events' clock, in nanoseconds, and as time of day.
     started: Option<(u64, SystemTime)>,
@@ -71,6 +91,20 @@ impl RecorderState {
         let place = device.minor().saturating_sub(first_minor) as usize;
         self.devices.get(place).cloned().unwrap_or_default()
     }
+
+    /// The counter of events of the device's queues that got no ring.
+    fn refused(&mut self, device: Device) -> Arc<AtomicU64> {
+        if let Some(known) = self.refused.iter().find(|r| r.device == device) {
+            return Arc::clone(&known.events);
+        }
+        let events = Arc::new(AtomicU64::new(0));
+        self.refused.push(Refused {
+            device,
+            events: Arc::clone(&events),
+            told: 0,
+        });
+        events
+    }
 }
 
 struct RecorderShared {
@@ -80,8 +114,6 @@ struct RecorderShared {
     state: Mutex<RecorderState>,
     /// True while events are recorded.
     wanted: AtomicBool,
-    /// Events of queues that got no ring.
-    refused: AtomicU64,
     /// Replaces the system's clock.
     clock: Option<GivenClock>,
 }
@@ -139,7 +171,6 @@ impl Recorder {
             first_minor,
             state: Mutex::default(),
             wanted: AtomicBool::new(false),
-            refused: AtomicU64::new(0),
             clock,
         }))
     }
@@ -150,10 +181,16 @@ impl Recorder {
         self.collector().drain(&mut forgotten);
         let mut state = self.0.state.lock();
         state.past.clear();
-        for ring in &state.rings {
+        for ring in &mut state.rings {
             ring.dropped.store(0, Ordering::Relaxed);
+            ring.told = 0;
         }
-        self.0.refused.store(0, Ordering::Relaxed);
+        // Queues without a ring keep their counter.
+        for refused in &mut state.refused {
+            refused.events.store(0, Ordering::Relaxed);
+            refused.told = 0;
+        }
+        state.drained_ns = self.0.now_ns();
         state.started = Some((self.0.now_ns(), SystemTime::now()));
         self.0.wanted.store(true, Ordering::Relaxed);
         state.recording.get_or_insert_with(Recording::new);
@@ -210,7 +247,10 @@ impl TraceHub for Recorder {
         let mut state = shared.state.lock();
         let number = (0..MAX_QUEUES as u32).find(|n| state.rings.iter().all(|r| r.number != *n));
         let Some(number) = number else {
-            return Some(Box::new(NoRing(Arc::clone(shared))));
+            return Some(Box::new(NoRing {
+                events: state.refused(Device(origin.device.0)),
+                shared: Arc::clone(shared),
+            }));
         };
         let used: usize = state.rings.iter().map(|r| r.bytes).sum();
         let share = MEMORY.saturating_sub(used) / SHARE / size_of::<Stamped>();
@@ -225,6 +265,7 @@ impl TraceHub for Recorder {
             origin: *origin,
             events,
             dropped: Arc::clone(&dropped),
+            told: 0,
             bytes,
             _memory: Gauge::fixed(owner, MemoryKind::Heap, bytes as u64),
         });
@@ -259,8 +300,11 @@ impl TraceSink for RingSink {
     }
 }
 
-/// RingSink of a queue that got no ring because there are too many.
-struct NoRing(Arc<RecorderShared>);
+/// Sink of a queue that got no ring because there are too many.
+struct NoRing {
+    events: Arc<AtomicU64>,
+    shared: Arc<RecorderShared>,
+}
 
 impl TraceSink for NoRing {
     fn now_ns(&self) -> u64 {
@@ -268,17 +312,20 @@ impl TraceSink for NoRing {
     }
 
     fn record(&mut self, _: u64, _: TraceEvent) -> bool {
-        self.0.refused.fetch_add(1, Ordering::Relaxed);
-        self.0.wanted.load(Ordering::Relaxed)
+        self.events.fetch_add(1, Ordering::Relaxed);
+        self.shared.wanted.load(Ordering::Relaxed)
     }
 }
 
 impl Collector {
     /// Appends the events in the rings now. Those of one queue are in order; all together are not sorted by time.
+    /// Where events were lost since the last call, there is a gap: from [`LATEST_NS`] before that call until now.
     /// Rings of closed queues are removed once they are empty.
     pub fn drain(&self, into: &mut Vec<Event>) {
         let mut state = self.0.state.lock();
         let mut rings = std::mem::take(&mut state.rings);
+        let mut lost = BTreeMap::<Device, u64>::new();
+        let begun_ns = self.0.now_ns();
         rings.retain_mut(|ring| {
             // Read before the last look, so that no event from before the queue was closed stays behind.
             let closed = ring.events.is_abandoned();
@@ -289,6 +336,12 @@ impl Collector {
                 let event = |(time_ns, event)| Event::of(origin, &event, time_ns, number);
                 into.extend(chunk.into_iter().map(event));
             }
+            // Read after the events: what was lost before one of them is in this count or in an earlier one.
+            let dropped = ring.dropped.load(Ordering::Relaxed);
+            let new = dropped - std::mem::replace(&mut ring.told, dropped);
+            if new > 0 {
+                *lost.entry(Device(ring.origin.device.0)).or_default() += new;
+            }
             if closed {
                 let drops = self.drops_of(&state, ring);
                 remember(&mut state.past, drops);
@@ -296,6 +349,19 @@ impl Collector {
             !closed
         });
         state.rings = rings;
+        for refused in &mut state.refused {
+            let events = refused.events.load(Ordering::Relaxed);
+            let new = events - std::mem::replace(&mut refused.told, events);
+            if new > 0 {
+                *lost.entry(refused.device).or_default() += new;
+            }
+        }
+        let before_ns = std::mem::replace(&mut state.drained_ns, begun_ns);
+        if !lost.is_empty() {
+            let (from_ns, until_ns) = (before_ns.saturating_sub(LATEST_NS), self.0.now_ns() + 1);
+            let gaps = lost.into_iter();
+            into.extend(gaps.map(|(device, n)| Event::gap(device, from_ns, until_ns, n)));
+        }
     }
 
     fn drops_of(&self, state: &RecorderState, ring: &Ring) -> Drops {
@@ -328,7 +394,12 @@ impl Collector {
 
     /// Number of events of queues that got no ring because there were [`MAX_QUEUES`].
     pub fn refused(&self) -> u64 {
-        self.0.refused.load(Ordering::Relaxed)
+        let state = self.0.state.lock();
+        let each = state
+            .refused
+            .iter()
+            .map(|r| r.events.load(Ordering::Relaxed));
+        each.sum()
     }
 
     /// Present time of the events' clock, in nanoseconds.
@@ -475,7 +546,7 @@ mod tests {
         }
         let mut events = Vec::new();
         collector.drain(&mut events);
-        assert_eq!(events.len(), 16);
+        assert_eq!((events.len(), events[16].lost()), (17, 4));
         let expected = [Drops {
             device: Device::new(240, 0),
             name: "x/d".into(),
@@ -502,7 +573,8 @@ mod tests {
         }
         let mut events = Vec::new();
         collector.drain(&mut events);
-        assert_eq!((events.len(), collector.refused()), (MAX_QUEUES, 1));
+        assert_eq!((events.len(), collector.refused()), (MAX_QUEUES + 1, 1));
+        assert_eq!(events[MAX_QUEUES].lost(), 1);
     }
 
     #[test]
@@ -529,6 +601,9 @@ mod tests {
         });
         collector.drain(&mut seen);
         let dropped: u64 = collector.drops().iter().map(|d| d.dropped).sum();
+        let lost: u64 = seen.iter().map(Event::lost).sum();
+        seen.retain(|e| e.action != Action::Gap);
+        assert_eq!(lost, dropped);
         assert_eq!(seen.len() as u64 + dropped, u64::from(threads) * each);
         for t in 0..threads {
             let of: Vec<_> = seen.iter().filter(|e| e.submitter == t).collect();

@@ -90,6 +90,7 @@ mod tests {
     fn life(begin_ns: u64, took_ns: u64) -> Life {
         Life {
             device: Device::new(240, 0),
+            id: None,
             submitter: 0,
             op: Op::Read,
             sector: begin_ns,

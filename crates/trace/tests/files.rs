@@ -136,10 +136,26 @@ fn names_messages_and_losses_are_told() {
         })
         .unwrap();
     writer.message(6, device, &"ä".repeat(100)).unwrap();
-    writer.dropped(7, device, 12).unwrap();
+    let gap = Extra::Gap {
+        until_ns: 99,
+        lost: 12,
+    };
+    let gap = Event {
+        time_ns: 7,
+        action: Action::Gap,
+        extra: gap,
+        device,
+        ..event()
+    };
+    writer.event(&gap).unwrap();
     assert_eq!(writer.finish().unwrap(), 3, "the hole is filled");
     let capture = Capture::read(&[prefix]).unwrap();
-    assert_eq!(capture.events.len(), 2);
+    assert_eq!(capture.events.len(), 3);
+    let told = capture.events.iter().find(|e| e.action == Action::Gap);
+    assert_eq!(
+        told.map(|e| (e.time_ns, e.device, e.extra)),
+        Some((7, device, gap.extra))
+    );
     assert_eq!(capture.device_name(device), "disk a");
     assert_eq!(capture.processes[&42], "somebody with a");
     assert_eq!((capture.dropped, capture.missing), (12, 0));
@@ -156,7 +172,9 @@ fn a_hole_in_the_numbers_is_a_loss() {
     }
     let mut capture = Capture::default();
     capture.add("file", &bytes[..]).unwrap();
-    assert_eq!((capture.events.len(), capture.missing), (4, 2));
+    assert_eq!((capture.events.len(), capture.missing), (5, 2));
+    let gaps: Vec<u64> = capture.events.iter().map(Event::lost).collect();
+    assert_eq!(gaps, [0, 0, 2, 0, 0]);
 }
 
 #[test]

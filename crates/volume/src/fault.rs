@@ -198,6 +198,8 @@ impl FaultQueue {
             Some(sectors) => (first_part(&request, sectors), Some(request)),
             None => (request, None),
         };
+        self.tracer
+            .request(Phase::Issue, torn.as_deref().unwrap_or(&to_inner));
         if torn.is_some() || fate.stall {
             let plan = Plan {
                 stall: fate.stall,
@@ -205,7 +207,6 @@ impl FaultQueue {
             };
             self.plans.insert(address(&to_inner), plan);
         }
-        self.tracer.request(Phase::Issue, &to_inner);
         self.forward.push(to_inner);
     }
 

@@ -333,7 +333,6 @@ pub(super) fn trace(
 ) -> std::io::Result<()> {
     let output = BufWriter::with_capacity(1 << 16, socket.try_clone()?);
     let mut capture = CaptureWriter::new(Writer::stream(output), subscription.collector().clone());
-    let mut told = 0;
     // From now on a read only asks whether the other side is shut.
     socket.set_read_timeout(Some(Duration::from_micros(1)))?;
     loop {
@@ -343,9 +342,6 @@ pub(super) fn trace(
             Next::End => break,
         }
         capture.flush()?;
-        let lost = subscription.lost();
-        capture.lost(lost - told)?;
-        told = lost;
         if shared.is_stopping() || is_shut(socket)? {
             subscription.finish();
         }

@@ -6,7 +6,7 @@ use crate::trace;
 use anyhow::{Result, bail};
 use parking_lot::Mutex;
 use pvblk_trace::Sorter;
-use pvblk_trace::blktrace::{Step, dropped, name};
+use pvblk_trace::blktrace::{Step, gap, name};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -77,11 +77,14 @@ impl Live<'_> {
                     self.analyze(self.newest_ns.saturating_sub(HOLD_BACK_NS));
                 }
             }
-            Step::Message(_, device, text) => {
+            Step::Message(time_ns, device, text) => {
                 if let Some(name) = name(&text) {
                     self.analysis.name(device, name);
                 }
-                self.dropped += dropped(&text).unwrap_or(0);
+                if let Some(gap) = gap(time_ns, device, &text) {
+                    self.dropped += gap.lost();
+                    self.sorter.input().push(gap);
+                }
             }
             _ => {}
         }

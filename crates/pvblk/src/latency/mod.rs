@@ -15,7 +15,7 @@ use clap::error::ErrorKind;
 use pvblk_trace::blktrace::Capture;
 use pvblk_trace::latency::{Analyzer, Path as HopPath, Paths, Report};
 use pvblk_trace::slow::SlowLog;
-use pvblk_trace::{Device, Event};
+use pvblk_trace::{Action, Device, Event};
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -117,11 +117,13 @@ pub fn run(args: &LatencyArgs) -> Result<()> {
         analysis.name(*device, name);
     }
     analysis.events(&capture.events);
+    let gaps = capture.events.iter().filter(|e| e.action == Action::Gap);
+    let gaps = gaps.count() as u64;
     let begin = capture.events.first().map_or(0, |e| e.time_ns);
     let end = capture.events.last().map_or(0, |e| e.time_ns);
     let notes = std::mem::take(&mut capture.notes);
     let heading = Heading {
-        events: capture.events.len() as u64,
+        events: capture.events.len() as u64 - gaps,
         elapsed_ns: end - begin,
         notes: &notes,
         missing: capture.missing,
@@ -201,6 +203,7 @@ impl Analysis {
     /// Analyses events, which must be in order of time.
     fn events(&mut self, events: &[Event]) {
         for event in events {
+            self.paths.event(event);
             self.analyzer.event(event, &mut |life| {
                 self.paths.life(life);
                 if let Some(slow) = &mut self.slow {

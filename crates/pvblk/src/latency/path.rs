@@ -28,13 +28,11 @@ fn name(hop: &PathHop, report: &Report) -> String {
     }
 }
 
-/// Averages of the hops as shares of the whole; a hop that some requests don't pass is averaged over those that do.
-fn averages(path: &Path) -> impl Iterator<Item = (&PathHop, f64)> {
-    let all = path.total.count().max(1) as f64;
-    path.hops.iter().map(move |hop| {
-        let average = hop.times.sum_ns() as f64 / all;
-        (hop, average)
-    })
+/// The hops, each with its share of the time of all requests together, 0 to 1.
+fn shares(path: &Path) -> impl Iterator<Item = (&PathHop, f64)> {
+    let all = path.total.sum_ns().max(1) as f64;
+    let share = move |hop: &PathHop| hop.times.sum_ns() as f64 / all;
+    path.hops.iter().map(move |hop| (hop, share(hop)))
 }
 
 /// The table of a path.
@@ -44,21 +42,24 @@ pub(super) fn text(device: Device, path: &Path, report: &Report) -> String {
     };
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
-    table.set_header(["hop", "average", "p50", "p99", "max", "share", ""]);
-    for column in 1..6 {
+    // All figures of a line are of the same requests: those that passed the hop.
+    table.set_header([
+        "hop", "requests", "average", "p50", "p99", "max", "share", "",
+    ]);
+    for column in 1..7 {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    for (hop, average) in averages(path) {
+    for (hop, share) in shares(path) {
         let Some(s) = hop.times.summary() else {
             continue;
         };
-        let share = average / total.average_ns.max(1.0);
         let bar = "█".repeat((share * BAR).round() as usize);
         table.add_row([
             name(hop, report),
-            time(average),
+            s.count.to_string(),
+            time(s.average_ns),
             time(s.percentiles_ns[0].1 as f64),
             time(s.percentiles_ns[2].1 as f64),
             time(s.max_ns as f64),
@@ -66,10 +67,13 @@ pub(super) fn text(device: Device, path: &Path, report: &Report) -> String {
             bar,
         ]);
     }
-    let alone = match path.alone {
+    let mut alone = match path.alone {
         0 => String::new(),
         n => format!(", and {n} without events below"),
     };
+    if path.unknown > 0 {
+        alone += &format!(", and {} left out, since events may be lost", path.unknown);
+    }
     format!(
         "\nthe path of requests to {}: {} of {} on average{alone}\n{table}\n",
         report.name(device),
@@ -80,10 +84,10 @@ pub(super) fn text(device: Device, path: &Path, report: &Report) -> String {
 
 /// The same as JSON.
 pub(super) fn json(device: Device, path: &Path, report: &Report) -> Value {
-    let hops = averages(path).map(|(hop, average)| {
+    let hops = shares(path).map(|(hop, share)| {
         json!({
             "hop": name(hop, report),
-            "average_ns": average,
+            "share": share,
             "figures": hop.times.summary(),
             "histogram": hop.times.histogram().export(),
         })
@@ -93,6 +97,7 @@ pub(super) fn json(device: Device, path: &Path, report: &Report) -> Value {
         "name": report.name(device),
         "requests": path.total.count(),
         "alone": path.alone,
+        "unknown": path.unknown,
         "total": path.total.summary(),
         "hops": hops.collect::<Vec<Value>>(),
     })
@@ -105,15 +110,17 @@ pub(super) fn rows(device: Device, path: &Path, report: &Report) -> Vec<Row> {
         format!("the path of requests to {}", report.name(device)),
         Vec::new(),
     )];
-    for (hop, average) in averages(path) {
+    let average_us = path.total.sum_ns() as f64 / path.total.count().max(1) as f64 / 1e3;
+    for (hop, share) in shares(path) {
         let part = match hop.part {
             Part::Wait => "waits",
             Part::Down(_) => "down",
             Part::Work => "works",
             Part::Up(_) => "up",
         };
-        rows.push((name(hop, report), vec![("", begin), (part, average / 1e3)]));
-        begin += average / 1e3;
+        let length = share * average_us;
+        rows.push((name(hop, report), vec![("", begin), (part, length)]));
+        begin += length;
     }
     rows
 }

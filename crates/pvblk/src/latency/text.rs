@@ -40,15 +40,21 @@ pub(super) fn report(heading: &Heading<'_>, report: &Report) -> String {
         let _ = writeln!(out, "note: {note}");
     }
     for (count, what) in [
-        (heading.missing, "records are missing from the files"),
+        (
+            heading.missing,
+            "records are missing from the files: requests of that time are left out",
+        ),
         (
             heading.dropped,
-            "events were dropped when this was recorded",
+            "events were dropped when this was recorded: requests of that time are left out",
         ),
-        (heading.late, "events came too late to be sorted"),
+        (
+            heading.late,
+            "events came too late to be sorted: hops may be wrong",
+        ),
     ] {
         if count > 0 {
-            let _ = writeln!(out, "warning: {count} {what}: hops may be wrong");
+            let _ = writeln!(out, "warning: {count} {what}");
         }
     }
     for device in report.devices.keys() {
@@ -72,6 +78,8 @@ fn device_text(report: &Report, device: pvblk_trace::Device) -> String {
         (of.errors, "errors"),
         (of.unfinished, "without an end"),
         (of.unmatched, "of requests without a beginning"),
+        (of.lost, "lost"),
+        (of.unknown, "requests left out, since events may be lost"),
     ] {
         if count > 0 {
             let _ = write!(out, ", {count} {what}");

@@ -1,8 +1,8 @@
 //! A whole capture in memory: the events of one or more files, sorted by time.
 
-use super::{ReadError, Reader, Step, dropped, name};
+use super::{ReadError, Reader, Step, gap, name};
 use crate::guest::{GuestClock, NoClock};
-use crate::{Action, Device, Event};
+use crate::{Action, Device, Event, Extra};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -33,8 +33,8 @@ pub struct Capture {
     pub dropped: u64,
     /// Oddities found while reading, one line each.
     pub notes: Vec<String>,
-    /// Last record number of each device and CPU.
-    last: HashMap<(u32, u32), u32>,
+    /// Number and time of the last record of each device and CPU.
+    last: HashMap<(u32, u32), (u32, u64)>,
 }
 
 /// The files of a path: itself if it is a file, else all `PATH.blktrace.N` from 0 up to the first missing number.
@@ -85,12 +85,13 @@ impl Capture {
         while let Some(step) = reader.next_step()? {
             match step {
                 Step::Event(event, sequence) => {
-                    self.count(event.device.0, event.queue, sequence);
+                    self.count(event.device, event.queue, sequence, event.time_ns);
                     self.events.push(event);
                 }
                 Step::Other(record) => {
                     if !record.is_notification() {
-                        self.count(record.device, record.cpu, record.sequence);
+                        let device = Device(record.device);
+                        self.count(device, record.cpu, record.sequence, record.time_ns);
                     }
                 }
                 Step::Process(pid, name) => {
@@ -175,6 +176,13 @@ impl Capture {
         let seen = seen.filter(|e| e.action != Action::Remap).map(|e| Event {
             time_ns: clock.server_ns(e.time_ns),
             device: as_device,
+            extra: match e.extra {
+                Extra::Gap { until_ns, lost } => Extra::Gap {
+                    until_ns: clock.server_ns(until_ns),
+                    lost,
+                },
+                other => other,
+            },
             ..e
         });
         self.events.extend(seen);
@@ -184,12 +192,19 @@ impl Capture {
         Ok(clock)
     }
 
-    fn count(&mut self, device: u32, cpu: u32, sequence: u32) {
-        let last = self.last.entry((device, cpu)).or_insert(sequence);
+    /// Looks for records that are missing before this one.
+    fn count(&mut self, device: Device, cpu: u32, sequence: u32, time_ns: u64) {
+        let last = self.last.entry((device.0, cpu));
+        let last = last.or_insert((sequence, time_ns));
         // In a merged dump neighbours may be swapped; only gaps are losses.
-        if sequence > *last {
-            self.missing += u64::from(sequence - *last - 1);
-            *last = sequence;
+        if sequence > last.0 {
+            let lost = u64::from(sequence - last.0 - 1);
+            if lost > 0 {
+                self.missing += lost;
+                let from_ns = last.1.min(time_ns);
+                self.events.push(Event::gap(device, from_ns, time_ns, lost));
+            }
+            *last = (sequence, time_ns);
         }
     }
 
@@ -201,8 +216,9 @@ impl Capture {
                     "device {device} is {before} in one capture and {name} in another: their figures are mixed"
                 ));
             }
-        } else if let Some(count) = dropped(&text) {
-            self.dropped = self.dropped.saturating_add(count);
+        } else if let Some(gap) = gap(time_ns, device, &text) {
+            self.dropped = self.dropped.saturating_add(gap.lost());
+            self.events.push(gap);
         } else if self.messages.len() < MAX_MESSAGES {
             self.messages.push((time_ns, device, text));
         }

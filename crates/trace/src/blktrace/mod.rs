@@ -11,7 +11,9 @@ mod writer;
 pub use capture::{Capture, files_of};
 pub use reader::{ReadError, Reader, Step};
 pub use record::{Record, record_of};
-pub use writer::{CaptureWriter, Writer, write_capture};
+pub use writer::{CaptureWriter, Writer, Written, write_capture};
+
+use crate::{Device, Event};
 
 /// First four bytes of a record; the lowest byte is the version.
 pub const MAGIC: u32 = 0x6561_7400;
@@ -57,9 +59,12 @@ pub fn name(message: &str) -> Option<&str> {
     message.strip_prefix(NAME_MESSAGE)
 }
 
-/// The number of lost events, if `message` is one of ours that reports a loss.
-pub fn dropped(message: &str) -> Option<u64> {
-    let count = message.strip_prefix(DROP_MESSAGE)?;
-    let number = count.split_whitespace().next().and_then(|n| n.parse().ok());
-    Some(number.unwrap_or(0))
+/// The gap that `message` reports, if it is one of ours: `pvblk dropped N events until T`, with T in nanoseconds. Older captures
+/// have no `until`: then the gap is a moment.
+pub fn gap(time_ns: u64, device: Device, message: &str) -> Option<Event> {
+    let mut words = message.strip_prefix(DROP_MESSAGE)?.split_whitespace();
+    let lost = words.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let until = words.skip_while(|word| *word != "until").nth(1);
+    let until_ns = until.and_then(|t| t.parse().ok()).unwrap_or(time_ns);
+    Some(Event::gap(device, time_ns, until_ns.max(time_ns), lost))
 }

@@ -1,6 +1,6 @@
 //! Conversions of one record: to and from bytes, and to and from an [`Event`].
 
-use super::{CGROUP, MAGIC, RECORD_BYTES, VERSION, category};
+use super::{CGROUP, MAGIC, RECORD_BYTES, VERSION, category, notify};
 use crate::{Action, Device, Event, Extra};
 use pvblk_block::Op;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -106,6 +106,8 @@ impl Record {
             }
             Action::Split => Extra::Split(fixed(payload, 0, 8)?),
             Action::Unplug => Extra::Waiting(fixed(payload, 0, 8)?),
+            // The kernel's records have no payload here.
+            _ if has_identity(action) => fixed(payload, 0, 8).map_or(Extra::None, Extra::Request),
             _ => Extra::None,
         };
         if self
@@ -199,11 +201,21 @@ fn code_of(action: Action) -> u32 {
         Action::Insert => 12 | QUEUE | FS,
         Action::Split => 13,
         Action::Remap => 15 | QUEUE,
+        Action::Gap => notify::MESSAGE | category::NOTIFY,
     }
 }
 
+/// True for steps whose records tell the request's identity, in a payload that other readers pass over.
+fn has_identity(action: Action) -> bool {
+    use Action::{BackMerge, Complete, FrontMerge, Get, Insert, Issue, Queue};
+    matches!(
+        action,
+        Queue | Get | BackMerge | FrontMerge | Insert | Issue | Complete
+    )
+}
+
 /// The record of an event, its payload, and the payload's length. A remap without an origin is written as one from
-/// its own sector.
+/// its own sector. A gap is a message, for which [`Writer`](super::Writer) writes the text.
 pub fn record_of(event: &Event) -> (Record, [u8; MAX_EXTRA], usize) {
     let mut action = code_of(event.action);
     action |= match event.op {
@@ -236,6 +248,10 @@ pub fn record_of(event: &Event) -> (Record, [u8; MAX_EXTRA], usize) {
             8
         }
         (Action::Unplug, _) => 8,
+        (action, Extra::Request(id)) if has_identity(action) => {
+            payload[..8].copy_from_slice(&id.to_be_bytes());
+            8
+        }
         _ => 0,
     };
     let record = Record {

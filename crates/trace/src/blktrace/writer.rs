@@ -2,7 +2,7 @@
 
 use super::capture::numbered;
 use super::{DROP_MESSAGE, MAGIC, NAME_MESSAGE, Record, VERSION, category, notify, record_of};
-use crate::{Collector, Device, Event, MAX_QUEUES};
+use crate::{Action, Collector, Device, Event, Extra, MAX_QUEUES};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -84,6 +84,10 @@ impl Writer {
 
     /// Writes an event. Events of one queue must come in order.
     pub fn event(&mut self, event: &Event) -> io::Result<()> {
+        if let Extra::Gap { until_ns, lost } = event.extra {
+            let text = format!("{DROP_MESSAGE}{lost} events until {until_ns}");
+            return self.message(event.time_ns, event.device, &text);
+        }
         if self.submitters.insert(event.submitter) {
             let name = format!("submitter-{}", event.submitter);
             self.process(event.time_ns, event.submitter, &name)?;
@@ -111,11 +115,6 @@ impl Writer {
     /// Names a device.
     pub fn device(&mut self, time_ns: u64, device: Device, name: &str) -> io::Result<()> {
         self.message(time_ns, device, &format!("{NAME_MESSAGE}{name}"))
-    }
-
-    /// Reports lost events.
-    pub fn dropped(&mut self, time_ns: u64, device: Device, count: u64) -> io::Result<()> {
-        self.message(time_ns, device, &format!("{DROP_MESSAGE}{count} events"))
     }
 
     /// Writes the time of day that belongs to a time of the events' clock.
@@ -170,15 +169,21 @@ impl Writer {
     }
 }
 
-/// Writes a capture while its events arrive, with the names, times of day and losses from its collector.
+/// Writes a capture while its events arrive, with the names and times of day from its collector.
 pub struct CaptureWriter {
     writer: Writer,
     collector: Collector,
     named: BTreeSet<Device>,
-    /// Losses that were reported, by device and queue; the last entry is for events without a ring.
-    reported: BTreeMap<(Device, u32), u64>,
-    last_ns: u64,
-    events: u64,
+    written: Written,
+}
+
+/// Numbers of a capture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Events of requests.
+    pub events: u64,
+    /// Events that are missing, as its gaps say.
+    pub lost: u64,
 }
 
 impl CaptureWriter {
@@ -188,23 +193,21 @@ impl CaptureWriter {
             writer,
             collector,
             named: BTreeSet::new(),
-            reported: BTreeMap::new(),
-            last_ns: 0,
-            events: 0,
+            written: Written::default(),
         }
     }
 
     /// Writes events, those of a queue in order of time.
     pub fn events(&mut self, events: &[Event]) -> io::Result<()> {
         for event in events {
-            if !self.named.contains(&event.device) {
+            self.written.lost += event.lost();
+            self.written.events += u64::from(event.action != Action::Gap);
+            if event.device != Device::ALL && !self.named.contains(&event.device) {
                 self.name(event)?;
             }
             self.writer.event(event)?;
-            self.last_ns = self.last_ns.max(event.time_ns);
         }
-        self.events += events.len() as u64;
-        self.losses()
+        Ok(())
     }
 
     #[cold]
@@ -219,48 +222,24 @@ impl CaptureWriter {
         }
     }
 
-    fn losses(&mut self) -> io::Result<()> {
-        let refused = (Device::default(), u32::MAX, self.collector.refused());
-        let drops = self.collector.drops().into_iter();
-        let drops = drops.map(|d| (d.device, d.queue, d.dropped));
-        for (device, queue, count) in drops.chain([refused]) {
-            let reported = self.reported.entry((device, queue)).or_default();
-            let new = count.saturating_sub(std::mem::replace(reported, count));
-            if new > 0 {
-                self.writer.dropped(self.last_ns, device, new)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Reports `count` events that were lost before they arrived here.
-    pub fn lost(&mut self, count: u64) -> io::Result<()> {
-        if count == 0 {
-            return Ok(());
-        }
-        self.writer.dropped(self.last_ns, Device::default(), count)
-    }
-
     /// Passes all written records to the system.
     pub fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
     }
 
-    /// Ends the capture. Returns the number of its events.
-    pub fn finish(mut self) -> io::Result<u64> {
-        self.losses()?;
+    /// Ends the capture.
+    pub fn finish(self) -> io::Result<Written> {
         self.writer.finish()?;
-        Ok(self.events)
+        Ok(self.written)
     }
 }
 
-/// Writes a whole capture: sorts the events and writes them with the names, times of day and losses from their
-/// collector.
+/// Writes a whole capture: sorts the events and writes them with the names and times of day from their collector.
 pub fn write_capture(
     prefix: impl Into<PathBuf>,
     collector: &Collector,
     events: &mut [Event],
-) -> io::Result<u64> {
+) -> io::Result<Written> {
     events.sort_by_key(|e| (e.time_ns, e.action));
     let mut capture = CaptureWriter::new(Writer::create(prefix)?, collector.clone());
     capture.events(events)?;

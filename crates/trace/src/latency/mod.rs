@@ -1,8 +1,11 @@
 //! Turns events into hops: the time that each request spent at each step, by device, operation and submitter.
 //!
-//! Events are paired as in btt: by device and range of sectors. A merged request is issued and completed as one; an
+//! Events of our hooks are paired by the request's identity, all others as in btt: by device and range of sectors. A merged request is issued and completed as one; an
 //! event that covers the sectors of several requests counts for each of them. C2A is the time from a completion to
 //! the next request of the same submitter; if several requests complete before it, from the last of them.
+//!
+//! A gap ends every pairing across it: requests in flight at its begin, and events of its time, are counted as unknown and are in no other
+//! figure.
 
 mod deviation;
 mod hop;
@@ -31,6 +34,8 @@ use submitter::Submitter;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
     pub device: Device,
+    /// Its identity while it was in flight, if its events have it.
+    pub id: Option<u64>,
     pub submitter: u32,
     pub op: Op,
     /// First sector (512 B).
@@ -96,6 +101,8 @@ impl Life {
 struct DeviceAnalysis {
     in_flight: InFlight,
     remaps: Remaps,
+    /// End of the last gap: events before that time may be incomplete.
+    gap_until_ns: u64,
     report: DeviceReport,
 }
 
@@ -106,6 +113,11 @@ pub struct Analyzer {
     submitters: HashMap<(Device, u32), Submitter>,
     hops: BTreeMap<(Device, &'static str), Hops>,
     keys: Vec<Key>,
+}
+
+/// True if one of both has no identity. Otherwise they are of one request only if the identity is the same.
+fn pairs_by_range(event: &Event, pending: &Pending) -> bool {
+    event.request().is_none() || pending.id.is_none()
 }
 
 impl Analyzer {
@@ -124,13 +136,23 @@ impl Analyzer {
 
     /// Analyses one event.
     pub fn event(&mut self, event: &Event, done: &mut dyn FnMut(&Life)) {
+        if let Extra::Gap { until_ns, lost } = event.extra {
+            return self.gap(event, until_ns, lost);
+        }
         let analysis = self.devices.entry(event.device).or_default();
         let ns = event.time_ns;
         let report = &mut analysis.report;
         report.events += 1;
         report.begin_ns = Some(report.begin_ns.map_or(ns, |b| b.min(ns)));
         report.end_ns = report.end_ns.max(ns);
+        if ns < analysis.gap_until_ns {
+            if event.action == Action::Queue {
+                analysis.report.unknown += 1;
+            }
+            return;
+        }
         let found = match event.action {
+            Action::Gap => true,
             Action::Plug => {
                 report.plugs += 1;
                 true
@@ -154,6 +176,33 @@ impl Analyzer {
         };
         if !found && let Some(analysis) = self.devices.get_mut(&event.device) {
             analysis.report.unmatched += 1;
+        }
+    }
+
+    /// Ends all pairings on the gap's device, or on all.
+    fn gap(&mut self, event: &Event, until_ns: u64, lost: u64) {
+        let all = event.device == Device::ALL;
+        if !all {
+            self.devices.entry(event.device).or_default().report.lost += lost;
+        }
+        let concerned = |device: &Device| all || *device == event.device;
+        for (device, analysis) in &mut self.devices {
+            if !concerned(device) {
+                continue;
+            }
+            analysis.gap_until_ns = analysis.gap_until_ns.max(until_ns);
+            let submitters = analysis.in_flight.take_all().map(|p| p.submitter);
+            let submitters = submitters.chain(analysis.remaps.take_all().map(|r| r.submitter));
+            for submitter in submitters {
+                analysis.report.unknown += 1;
+                let submitter = self.submitters.entry((*device, submitter));
+                submitter.or_default().give_up(event.time_ns);
+            }
+        }
+        // The next request isn't the first after the last completion that was seen.
+        let submitters = self.submitters.iter_mut();
+        for (_, submitter) in submitters.filter(|((device, _), _)| concerned(device)) {
+            submitter.completed_ns = None;
         }
     }
 
@@ -236,7 +285,17 @@ impl Analyzer {
         let Some(analysis) = self.devices.get_mut(&event.device) else {
             return false;
         };
+        // A request has the identity of one that is still in flight: the completion of that one was lost.
+        let before = event
+            .request()
+            .and_then(|id| analysis.in_flight.take_id(id));
+        if let Some(before) = before {
+            analysis.report.unknown += 1;
+            let submitter = self.submitters.entry((event.device, before.submitter));
+            submitter.or_default().give_up(event.time_ns);
+        }
         analysis.in_flight.add(Pending {
+            id: event.request(),
             op: event.op,
             submitter,
             sector: event.sector,
@@ -271,7 +330,18 @@ impl Analyzer {
         let waits = |p: &Pending| {
             p.marks.issue.is_none() && place(event.action, &mut p.marks.clone()).is_none()
         };
-        let Some(pending) = analysis.in_flight.one(event, waits) else {
+        let known = event.request().filter(|id| {
+            let pending = analysis.in_flight.of_id(*id);
+            pending.is_some_and(|p| waits(p))
+        });
+        let pending = match known {
+            Some(id) => analysis.in_flight.of_id(id),
+            None => {
+                let waits = |p: &Pending| waits(p) && pairs_by_range(event, p);
+                analysis.in_flight.one(event, waits)
+            }
+        };
+        let Some(pending) = pending else {
             return false;
         };
         let submitter = self.submitters.entry((event.device, pending.submitter));
@@ -303,6 +373,12 @@ impl Analyzer {
         } else {
             analysis.report.issues += 1;
         }
+        let known = event.request().and_then(|id| analysis.in_flight.of_id(id));
+        if let Some(pending) = known.filter(|p| fits(p)) {
+            set(pending);
+            return true;
+        }
+        let fits = |p: &Pending| fits(p) && pairs_by_range(event, p);
         if event.bytes == 0 {
             return analysis.in_flight.one(event, fits).map(set).is_some();
         }
@@ -338,6 +414,19 @@ impl Analyzer {
         if event.error != 0 {
             analysis.report.errors += 1;
         }
+        if let Some(id) = event.request() {
+            let same = |p: &mut Pending| {
+                (p.op, p.sector, p.end) == (event.op, event.sector, event.end())
+                    && p.marks.queue.ns <= event.time_ns
+            };
+            if analysis.in_flight.of_id(id).is_some_and(same)
+                && let Some(pending) = analysis.in_flight.take_id(id)
+            {
+                self.finish_one(event, &pending, done);
+                return true;
+            }
+        }
+        let nameless = |p: &Pending| pairs_by_range(event, p);
         if event.bytes == 0 {
             let flush = analysis.in_flight.take_flush(event.op, event.submitter);
             return match flush {
@@ -349,10 +438,10 @@ impl Analyzer {
             };
         }
         let mut keys = std::mem::take(&mut self.keys);
-        let issued = |p: &Pending| p.marks.issue.is_some();
+        let issued = |p: &Pending| p.marks.issue.is_some() && nameless(p);
         analysis.in_flight.covered(event, issued, &mut keys);
         if keys.is_empty() {
-            analysis.in_flight.covered(event, |_| true, &mut keys);
+            analysis.in_flight.covered(event, nameless, &mut keys);
         }
         for key in &keys {
             let analysis = self.devices.get_mut(&event.device);
@@ -378,6 +467,7 @@ impl Analyzer {
         let ns = |mark: Option<Mark>| mark.map(|m| m.ns);
         let life = Life {
             device: event.device,
+            id: pending.id,
             submitter: pending.submitter,
             op: pending.op,
             sector: pending.sector,

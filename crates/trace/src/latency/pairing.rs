@@ -1,13 +1,16 @@
-//! Pairs events with requests: by device and range of sectors, because blktrace has no request numbers.
+//! Pairs events with requests: by the request's identity where the event has it, as those of our hooks do; else by device and range of
+//! sectors, because blktrace has no request numbers.
 
 use super::hop::Marks;
 use crate::{Device, Event};
 use pvblk_block::Op;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A request in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
+    /// Its identity, if its events have it; `None` after a split.
+    pub id: Option<u64>,
     pub op: Op,
     pub submitter: u32,
     pub sector: u64,
@@ -34,23 +37,72 @@ pub(super) type Key = (u64, u64);
 pub(super) struct InFlight {
     /// Requests with sectors.
     ranges: BTreeMap<Key, Pending>,
-    /// Flushes, oldest first.
+    /// Flushes without identity, oldest first.
     flushes: VecDeque<Pending>,
+    /// Places of requests with identity.
+    by_id: HashMap<u64, Place>,
     next: u64,
+}
+
+/// The place of a request with identity.
+#[derive(Debug)]
+enum Place {
+    Range(Key),
+    /// A flush, which has no sectors.
+    Here(Box<Pending>),
 }
 
 impl InFlight {
     pub fn len(&self) -> usize {
-        self.ranges.len() + self.flushes.len()
+        let here = |p: &&Place| matches!(p, Place::Here(_));
+        self.ranges.len() + self.flushes.len() + self.by_id.values().filter(here).count()
     }
 
     pub fn add(&mut self, pending: Pending) {
+        let id = pending.id;
         if pending.sector == pending.end {
-            self.flushes.push_back(pending);
-        } else {
-            self.next += 1;
-            self.ranges.insert((pending.sector, self.next), pending);
+            match id {
+                Some(id) => {
+                    self.by_id.insert(id, Place::Here(Box::new(pending)));
+                }
+                None => self.flushes.push_back(pending),
+            }
+            return;
         }
+        self.next += 1;
+        let key = (pending.sector, self.next);
+        self.ranges.insert(key, pending);
+        if let Some(id) = id {
+            self.by_id.insert(id, Place::Range(key));
+        }
+    }
+
+    /// The request of identity `id`.
+    pub fn of_id(&mut self, id: u64) -> Option<&mut Pending> {
+        match self.by_id.get_mut(&id)? {
+            Place::Range(key) => self.ranges.get_mut(key),
+            Place::Here(pending) => Some(pending),
+        }
+    }
+
+    /// Takes the request of identity `id`.
+    pub fn take_id(&mut self, id: u64) -> Option<Pending> {
+        match self.by_id.remove(&id)? {
+            Place::Range(key) => self.ranges.remove(&key),
+            Place::Here(pending) => Some(*pending),
+        }
+    }
+
+    /// Takes all requests.
+    pub fn take_all(&mut self) -> impl Iterator<Item = Pending> + use<> {
+        let ranges = std::mem::take(&mut self.ranges).into_values();
+        let flushes = std::mem::take(&mut self.flushes);
+        let here = std::mem::take(&mut self.by_id).into_values();
+        let here = here.filter_map(|place| match place {
+            Place::Here(pending) => Some(*pending),
+            Place::Range(_) => None,
+        });
+        ranges.chain(flushes).chain(here)
     }
 
     /// The oldest request that begins at the event's sector and that `fits`; one of the same length has priority.
@@ -114,7 +166,11 @@ impl InFlight {
     }
 
     pub fn take(&mut self, key: Key) -> Option<Pending> {
-        self.ranges.remove(&key)
+        let pending = self.ranges.remove(&key)?;
+        if let Some(id) = pending.id {
+            self.by_id.remove(&id);
+        }
+        Some(pending)
     }
 
     /// Takes the oldest flush that was issued: of this submitter, or of any, because the completing process isn't
@@ -139,6 +195,9 @@ impl InFlight {
         let longer = |p: &Pending| p.end > at && at > p.sector;
         let key = self.first(event.sector, event.op, u64::MAX, &longer)?;
         let first = self.ranges.get_mut(&key)?;
+        if let Some(id) = first.id.take() {
+            self.by_id.remove(&id);
+        }
         let second = Pending {
             sector: at,
             ..first.clone()

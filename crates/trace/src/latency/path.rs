@@ -1,17 +1,19 @@
 //! The path of a request through all layers, hop by hop: front end, ring, worker, volume, members.
 //!
 //! Layers are linked by remaps (A), and across a ring by their names: `X/front`, or `X/guest`, issues requests that
-//! arrive at `X/back`. A request and those below it belong together if they touch the same sectors and the lower
-//! one's time lies between the upper one's D and C. Of several below, the upper one waited for the last to complete.
+//! arrive at `X/back`. A request that a layer hands down as it is has the same identity there. Others belong to a request if they touch
+//! the same sectors and their time lies between the upper one's D and C. Of several below, the upper one waited for the last to complete.
 //!
 //! An array makes requests of its own for one from above, at other sectors, and some only when others are done: it reads old data and parity, then
 //! writes. Their remaps say for which sector of the array they are. The path follows them backward from the last one: before it came the last of
 //! those that were done when it began.
+//!
+//! Where events below may have been lost, all that can't be known: such requests are counted, and are in no hop.
 
 use super::{Life, Samples};
-use crate::Device;
+use crate::{Action, Device, Event, Extra};
 use pvblk_block::Op;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 /// A part of a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,20 +46,28 @@ pub struct Path {
     pub total: Samples,
     /// Requests without any events below.
     pub alone: u64,
+    /// Requests below which events may have been lost.
+    pub unknown: u64,
 }
 
 type HopTime = (Device, Part, u64);
 
 /// A completed request on a layer that has another one above it.
 struct EndedRequest {
+    /// The identity, if it is that of a request that the layer above issued.
+    id: Option<u64>,
     /// Its own operation, if it is the upper one's, too.
     op: Option<Op>,
     sector: u64,
     end: u64,
     queue_ns: u64,
     complete_ns: u64,
-    hops: Vec<HopTime>,
+    /// `None`: events below may have been lost.
+    hops: Option<Vec<HopTime>>,
 }
+
+/// Longest time between a request's D on one layer and its Q on the layer below that is on the same machine, in nanoseconds.
+const LONGEST_DOWN_NS: u64 = 1_000_000_000;
 
 /// Most completed requests kept for one upper layer: more than can be in flight on a ring.
 const MOST_KEPT: usize = 2048;
@@ -68,8 +78,14 @@ pub struct Paths {
     names: BTreeMap<Device, String>,
     /// Devices across rings: from `X/back` to all `X/front` and `X/guest`.
     fronts: HashMap<Device, Vec<Device>>,
-    /// Devices that have another one below.
-    uppers: BTreeSet<Device>,
+    /// Devices that have another one below, with all that were seen below.
+    uppers: BTreeMap<Device, BTreeSet<Device>>,
+    /// Begin and end of the last gap of each device, in nanoseconds.
+    gaps: HashMap<Device, (u64, u64)>,
+    /// Requests that are issued and not completed.
+    issued: HashSet<(Device, u64)>,
+    /// Layers that hand requests down as they are, with the layer below.
+    hands_down: HashSet<(Device, Device)>,
     ended: HashMap<Device, VecDeque<EndedRequest>>,
     paths: BTreeMap<Device, Path>,
 }
@@ -90,25 +106,66 @@ impl Paths {
             };
             let fronts = all.iter().filter(|(_, n)| is_front(n));
             let fronts: Vec<Device> = fronts.map(|(d, _)| *d).collect();
-            self.uppers.extend(&fronts);
+            for front in &fronts {
+                self.uppers.entry(*front).or_default().insert(*back);
+            }
             self.fronts.insert(*back, fronts);
         }
+    }
+
+    /// Adds an event; the life that it ends, if it ends one, comes after it.
+    pub fn event(&mut self, event: &Event) {
+        match (event.action, event.extra) {
+            (Action::Issue, Extra::Request(id)) => {
+                self.issued.insert((event.device, id));
+            }
+            (Action::Complete, Extra::Request(id)) => {
+                self.issued.remove(&(event.device, id));
+            }
+            (_, Extra::Gap { until_ns, .. }) => self.gap(event, until_ns),
+            _ => {}
+        }
+    }
+
+    fn gap(&mut self, event: &Event, until_ns: u64) {
+        let all = event.device == Device::ALL;
+        self.issued
+            .retain(|(device, _)| !all && *device != event.device);
+        let gap = self.gaps.entry(event.device).or_default();
+        // Gaps come in order of time. One that follows at once is the same gap.
+        if event.time_ns > gap.1 {
+            gap.0 = event.time_ns;
+        }
+        gap.1 = gap.1.max(until_ns);
+    }
+
+    /// True if events of the device with times from `begin_ns` to `end_ns` may have been lost.
+    fn has_gap(&self, device: Device, begin_ns: u64, end_ns: u64) -> bool {
+        let of = |device| {
+            let gap = self.gaps.get(&device);
+            gap.is_some_and(|(from_ns, until_ns)| *from_ns <= end_ns && *until_ns >= begin_ns)
+        };
+        of(device) || of(Device::ALL)
     }
 
     /// Adds a completed request.
     pub fn life(&mut self, life: &Life) {
         let uppers = match life.from {
             Some(from) => {
-                self.uppers.insert(from);
+                self.uppers.entry(from).or_default().insert(life.device);
                 vec![from]
             }
             None => self.fronts.get(&life.device).cloned().unwrap_or_default(),
         };
-        let has_below = self.uppers.contains(&life.device);
+        let lowers = self.uppers.get(&life.device);
+        let has_below = lowers.is_some();
+        let (begin_ns, end_ns) = (life.queue_ns, life.complete_ns);
+        let mut lowers = lowers.into_iter().flatten();
+        let gap = lowers.any(|lower| self.has_gap(*lower, begin_ns, end_ns));
         let ended = self.ended.get(&life.device);
         let below = ended.map_or_else(Vec::new, |e| below(e, life));
         let followed = !below.is_empty();
-        let hops = hops(life, &below);
+        let hops = hops(life, &below).filter(|_| !gap);
         if uppers.is_empty() {
             if has_below {
                 self.add(life, hops, followed);
@@ -116,6 +173,17 @@ impl Paths {
             return;
         }
         for upper in uppers {
+            let id = life.id.filter(|id| self.issued.contains(&(upper, *id)));
+            let link = (upper, life.device);
+            if id.is_some() {
+                self.hands_down.insert(link);
+            } else if self.hands_down.contains(&link) {
+                let since_ns = life.queue_ns.saturating_sub(LONGEST_DOWN_NS);
+                // Its issue above may be among what was lost: it could be taken for another request's.
+                if self.has_gap(upper, since_ns, life.complete_ns) {
+                    continue;
+                }
+            }
             let kept = self.ended.entry(upper).or_default();
             if kept.len() == MOST_KEPT {
                 kept.pop_front();
@@ -123,6 +191,7 @@ impl Paths {
             // Made by an array: for one sector of the request above.
             let made = life.from_sector.filter(|sector| *sector != life.sector);
             kept.push_back(EndedRequest {
+                id,
                 op: made.is_none().then_some(life.op),
                 sector: made.unwrap_or(life.sector),
                 end: made.map_or(life.sector + life.sectors, |sector| sector + 1),
@@ -133,8 +202,12 @@ impl Paths {
         }
     }
 
-    fn add(&mut self, life: &Life, hops: Vec<HopTime>, followed: bool) {
+    fn add(&mut self, life: &Life, hops: Option<Vec<HopTime>>, followed: bool) {
         let path = self.paths.entry(life.device).or_default();
+        let Some(hops) = hops else {
+            path.unknown += 1;
+            return;
+        };
         if !followed {
             path.alone += 1;
             return;
@@ -170,11 +243,17 @@ fn below<'a>(ended: &'a VecDeque<EndedRequest>, life: &Life) -> Vec<&'a EndedReq
         return Vec::new();
     };
     let end = life.sector + life.sectors;
+    let during = |e: &&EndedRequest| e.queue_ns >= begin_ns && e.complete_ns <= life.complete_ns;
+    let same = |e: &&EndedRequest| e.id.is_some() && e.id == life.id;
     let is_part = |e: &&EndedRequest| {
         let touches = e.sector < end && life.sector < e.end || life.sectors == 0;
-        e.op.is_none_or(|op| op == life.op) && touches && e.queue_ns >= begin_ns
+        e.id.is_none() && e.op.is_none_or(|op| op == life.op) && touches && e.queue_ns >= begin_ns
     };
     // The youngest are at the end.
+    let handed_down = ended.iter().rev().filter(during).find(same);
+    if let Some(same) = handed_down {
+        return vec![same];
+    }
     let mut younger = ended.iter().rev().filter(is_part);
     let mut chain: Vec<&EndedRequest> = Vec::new();
     let mut until_ns = life.complete_ns;
@@ -189,25 +268,26 @@ fn below<'a>(ended: &'a VecDeque<EndedRequest>, life: &Life) -> Vec<&'a EndedReq
     chain
 }
 
-fn hops(life: &Life, below: &[&EndedRequest]) -> Vec<HopTime> {
+/// The hops of `life`; `None` if those of a request below aren't known.
+fn hops(life: &Life, below: &[&EndedRequest]) -> Option<Vec<HopTime>> {
     let device = life.device;
     let issue_ns = life.issue_ns.unwrap_or(life.queue_ns);
-    let passed = below.iter().map(|b| b.hops.len() + 1).sum::<usize>();
-    let mut hops = Vec::with_capacity(passed + 2);
+    let mut hops = Vec::new();
     hops.push((device, Part::Wait, issue_ns.saturating_sub(life.queue_ns)));
     let mut before_ns = issue_ns;
     let mut last = None;
     for b in below {
-        let lower = b.hops.first().map_or(device, |h| h.0);
+        let of = b.hops.as_deref()?;
+        let lower = of.first().map_or(device, |h| h.0);
         hops.push((device, Part::Down(lower), b.queue_ns - before_ns));
-        hops.extend_from_slice(&b.hops);
+        hops.extend_from_slice(of);
         before_ns = b.complete_ns;
         last = Some(lower);
     }
     let rest_ns = life.complete_ns.saturating_sub(before_ns);
     let rest = last.map_or(Part::Work, Part::Up);
     hops.push((device, rest, rest_ns));
-    hops
+    Some(hops)
 }
 
 #[cfg(test)]
@@ -219,6 +299,7 @@ mod tests {
         let device = |minor| Device::new(Device::MAJOR, minor);
         Life {
             device: device(minor),
+            id: None,
             submitter: 0,
             op: Op::Write,
             sector: 64,

@@ -43,6 +43,12 @@ impl Remaps {
         None
     }
 
+    /// Takes all remaps.
+    pub fn take_all(&mut self) -> impl Iterator<Item = Remapped> + use<> {
+        self.len = 0;
+        std::mem::take(&mut self.by_sector).into_values().flatten()
+    }
+
     /// Takes the remap of the request that `event` queues: the oldest of this submitter, else the oldest of any.
     pub fn take(&mut self, event: &Event) -> Option<Remapped> {
         let fits = |r: &Remapped| r.op == event.op && r.bytes == event.bytes;

@@ -61,6 +61,10 @@ pub struct DeviceReport {
     pub unfinished: u64,
     /// Events of requests that began before the capture, or whose beginning was lost.
     pub unmatched: u64,
+    /// Events that were lost, as the gaps say that concern this device alone.
+    pub lost: u64,
+    /// Requests of which some events may have been lost: they are in no other figure.
+    pub unknown: u64,
 }
 
 /// Time of one submitter by hop, in nanoseconds. If several of its requests are in flight, each moment belongs to
@@ -156,6 +160,8 @@ impl Report {
                 errors: report.errors,
                 unfinished: report.unfinished,
                 unmatched: report.unmatched,
+                lost: report.lost,
+                unknown: report.unknown,
                 operations,
                 submitters: submitters.map(|((_, s), r)| (*s, r.clone())).collect(),
             });
@@ -180,6 +186,8 @@ struct DeviceExport {
     errors: u64,
     unfinished: u64,
     unmatched: u64,
+    lost: u64,
+    unknown: u64,
     operations: BTreeMap<&'static str, BTreeMap<&'static str, HopExport>>,
     submitters: BTreeMap<u32, SubmitterReport>,
 }
