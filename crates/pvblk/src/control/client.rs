@@ -7,7 +7,7 @@ use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -59,7 +59,11 @@ fn open(
     }
     let failed = || format!("{name}: {}", what());
     let socket = connect(path, ASK_PATIENCE).with_context(failed)?;
-    writeln!(&socket, "{line}").with_context(failed)?;
+    match (&socket).write_all(format!("{line}\n").as_bytes()) {
+        // A server that is none of ours hangs up; what it said before tells.
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
+        end => end.with_context(failed)?,
+    }
     let mut input = BufReader::new(socket.try_clone().with_context(failed)?);
     accepted(&name, &mut input).with_context(failed)??;
     Ok((socket, input))
@@ -75,7 +79,14 @@ fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
 /// The first line of an answer.
 fn accepted(name: &str, input: &mut impl BufRead) -> std::io::Result<Result<()>> {
     let mut answer = String::new();
-    input.read_line(&mut answer)?;
+    match input.read_line(&mut answer) {
+        Err(e)
+            if matches!(
+                e.kind(),
+                ErrorKind::ConnectionReset | ErrorKind::InvalidData
+            ) => {}
+        end => _ = end?,
+    }
     Ok(match answer.trim_end() {
         OK => Ok(()),
         other => Err(match other.strip_prefix(ERROR) {
