@@ -32,7 +32,7 @@ struct Queue {
     lower: Tracer,
 }
 
-/// What was done: device, operation, sector, times of Q and C.
+/// The requests that were made: device, operation, sector, times of Q and C.
 type Log = HashSet<(u32, u8, u64, u64, u64)>;
 
 struct Found {
