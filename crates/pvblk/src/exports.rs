@@ -305,6 +305,12 @@ impl Exports {
         }
     }
 
+    /// As [`Exports::start_xen`], with a server over a simulated xenstore.
+    #[cfg(test)]
+    pub fn set_xen(&self, server: XenServer) {
+        self.servers.lock().xen = Some(server);
+    }
+
     fn start_xen(&self, config: &ServeConfig) -> Result<()> {
         let (xenstore, hypervisor) = self.opener.xen()?;
         let orders = config.xen_attach.clone();

@@ -20,6 +20,8 @@ mod removing;
 mod shown;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod xen_tests;
 
 use crate::exports::Exports;
 use crate::opener::Opener;

@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A bound that only a hang reaches.
-const HANG: Duration = Duration::from_secs(120);
+pub(super) const HANG: Duration = Duration::from_secs(120);
 
-struct Bed {
-    registry: Arc<Registry>,
+pub(super) struct Bed {
+    pub registry: Arc<Registry>,
     dir: tempfile::TempDir,
 }
 
 impl Bed {
-    fn new() -> Bed {
+    pub fn new() -> Bed {
         let options = BackendOptions {
             workers: 1,
             ..BackendOptions::default()
@@ -51,7 +51,7 @@ impl Bed {
         self.registry.add(name, &DiskWanted::new(volume), HANG)
     }
 
-    fn remove(&self, name: &str, force: bool) -> Result<Removed, Refused> {
+    pub fn remove(&self, name: &str, force: bool) -> Result<Removed, Refused> {
         self.registry.remove(name, force, HANG)
     }
 
