@@ -291,13 +291,36 @@ impl VolumeSpec {
                 .and_then(|size| size_problem(size, s.sector_bytes.unwrap_or(512).into())),
             VolumeSpec::Delay(s, inner) => s.problem().or_else(|| inner.problem()),
             VolumeSpec::Fault(s, inner) => s.problem().or_else(|| inner.problem()),
-            VolumeSpec::Cache(s, inner) => s.problem().or_else(|| inner.problem()),
+            VolumeSpec::Cache(s, inner) => {
+                let mine = s.problem().or_else(|| inner.problem_below_cache());
+                mine.or_else(|| inner.problem())
+            }
             VolumeSpec::Raid5(s) => s.problem(),
             VolumeSpec::Nbd(s) => s.problem(),
             VolumeSpec::Rbd(s) => s.problem(),
             VolumeSpec::Vhost(s) => s.problem(),
             VolumeSpec::Rings(s) => s.problem(),
         }
+    }
+}
+
+impl VolumeSpec {
+    /// The mistake of a client below a cache that is to have one queue: the cache's background has that.
+    fn problem_below_cache(&self) -> Option<String> {
+        let (word, queues) = match self {
+            VolumeSpec::Nbd(s) => ("connections", s.connections.or(s.uri.connections)),
+            VolumeSpec::Vhost(s) => ("queues", s.queues),
+            VolumeSpec::Rings(s) => ("queues", s.queues),
+            VolumeSpec::Delay(_, inner) | VolumeSpec::Fault(_, inner) => {
+                return inner.problem_below_cache();
+            }
+            _ => return None,
+        };
+        (queues == Some(1)).then(|| {
+            format!(
+                "a cache takes one of the {word} for its background work: give {word}=2 or more"
+            )
+        })
     }
 }
 

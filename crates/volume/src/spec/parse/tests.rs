@@ -664,3 +664,26 @@ fn clients_are_volumes() {
         PathBuf::from("http://h/x")
     );
 }
+
+#[test]
+fn a_cache_leaves_its_users_a_queue_of_the_client_below() {
+    for (text, word) in [
+        ("cache:1M:nbd://h/x?connections=1", "connections=2"),
+        (
+            "cache:1M:delay:1ms:nbd://h/x,connections=1",
+            "connections=2",
+        ),
+        ("cache:1M:vhost-user:unix:/run/v.sock,queues=1", "queues=2"),
+        (
+            "cache:1M:rings:unix:/run/x.sock,disk=a,queues=1",
+            "queues=2",
+        ),
+    ] {
+        let spec = text.parse::<VolumeSpec>();
+        let why = spec.expect_err("one queue isn't enough").to_string();
+        assert!(why.contains(word) && !why.contains('\n'), "{why}");
+        ok(&text.replace("s=1", "s=2"));
+    }
+    ok("nbd://h/x?connections=1");
+    ok("cache:1M:nbd://h/x");
+}
