@@ -5,41 +5,58 @@
 //! used here:
 //!
 //! - The kernel wakes the peer. An asynchronous read of no bytes names the peer's eventfd to be signalled at its end
-//!   (`IOCB_FLAG_RESFD`, io_submit(2)). It completes within the call, and a full counter stays full.
+//!   (`IOCB_FLAG_RESFD`, io_submit(2)). It completes within the call, and a full counter stays full. A thread that wakes one peer often uses an
+//!   io_uring instead, with that peer's eventfd registered for its completions; the operation does nothing.
 //! - Our end is cleared by `preadv2` with `RWF_NOWAIT`, which never waits, whatever the file's flags are.
 //!
 //! If the kernel refuses an AIO context (all of `fs.aio-max-nr` are taken) or is older than 5.8, plain reads and
 //! writes are used after a check. A peer that then clears the flag and fills or empties its counter within the same
 //! microsecond can make one call wait; the stall detection of the calling thread has to handle that.
 
+mod ring;
+
 use crate::peer_fd::PeerFd;
+use ring::SignalRing;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An eventfd whose other end a peer has. None of its calls waits.
 #[derive(Debug)]
-pub struct PeerEvent(OwnedFd);
+pub struct PeerEvent {
+    fd: OwnedFd,
+    /// Never given twice, unlike the descriptor's.
+    number: u64,
+}
 
 impl PeerEvent {
     /// Creates an eventfd to be sent to a peer; not inherited by children.
     pub fn new() -> io::Result<PeerEvent> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(PeerEvent(eventfd(0, flags)?))
+        Ok(PeerEvent::of(eventfd(0, flags)?))
     }
 
     /// Takes a descriptor received from a peer. Errors if it is not an eventfd, or is a semaphore.
     pub fn from_peer(fd: PeerFd) -> io::Result<PeerEvent> {
-        Ok(PeerEvent(fd.checked(check)?))
+        Ok(PeerEvent::of(fd.checked(check)?))
+    }
+
+    fn of(fd: OwnedFd) -> PeerEvent {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        PeerEvent { fd, number }
     }
 
     /// Wakes the peer. A full counter is not an error: the peer has a wake-up to see already.
     #[inline]
     pub fn notify(&self) {
-        let submitted =
-            SIGNALLER.try_with(|s| s.try_borrow_mut().is_ok_and(|mut s| s.signal(&self.0)));
+        let submitted = SIGNALLER.try_with(|s| {
+            s.try_borrow_mut()
+                .is_ok_and(|mut s| s.get_or_insert_with(Signaller::new).signal(self))
+        });
         if !submitted.unwrap_or(false) {
             self.write_if_there_is_room();
         }
@@ -51,10 +68,10 @@ impl PeerEvent {
         let mut bytes = [0u8; 8];
         let mut into = [IoSliceMut::new(&mut bytes)];
         // Offset -1: an eventfd has no position.
-        match rustix::io::preadv2(&self.0, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) {
+        match rustix::io::preadv2(&self.fd, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) {
             Ok(n) => n > 0,
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                self.is(PollFlags::IN) && rustix::io::read(&self.0, &mut bytes).is_ok()
+                self.is(PollFlags::IN) && rustix::io::read(&self.fd, &mut bytes).is_ok()
             }
             Err(_) => false,
         }
@@ -63,25 +80,25 @@ impl PeerEvent {
     #[cold]
     fn write_if_there_is_room(&self) {
         if self.is(PollFlags::OUT) {
-            let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
     fn is(&self, what: PollFlags) -> bool {
         let now = Timespec::default();
-        let mut fds = [PollFd::new(&self.0, what)];
+        let mut fds = [PollFd::new(&self.fd, what)];
         poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0) && fds[0].revents().contains(what)
     }
 
     /// Returns a second handle of the same counter.
     pub fn try_clone(&self) -> io::Result<PeerEvent> {
-        Ok(PeerEvent(self.0.try_clone()?))
+        Ok(PeerEvent::of(self.fd.try_clone()?))
     }
 }
 
 impl AsFd for PeerEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
@@ -139,14 +156,23 @@ const PREAD: u16 = 0;
 /// `IOCB_FLAG_RESFD` of linux/aio_abi.h.
 const RESFD: u32 = 1;
 
+/// Signals of one event in a row after which its thread's ring signals it.
+const OFTEN: u32 = 64;
+
 thread_local! {
-    static SIGNALLER: RefCell<Signaller> = const { RefCell::new(Signaller { context: None, used: 0 }) };
+    static SIGNALLER: RefCell<Option<Signaller>> = const { RefCell::new(None) };
 }
 
-/// AIO context of a thread, created at its first signal.
+/// The means of a thread to signal events, made at its first signal.
 struct Signaller {
     context: Option<Context>,
     used: u32,
+    ring: Option<SignalRing>,
+    /// Number of the event that the ring signals; 0: none.
+    of_ring: u64,
+    /// The last event that the context signalled, and how often in a row.
+    last: u64,
+    in_a_row: u32,
 }
 
 struct Context {
@@ -156,11 +182,33 @@ struct Context {
 }
 
 impl Signaller {
-    /// Makes the kernel signal the eventfd; false if it can't.
-    fn signal(&mut self, event: &OwnedFd) -> bool {
-        if self.context.is_none() {
-            self.context = Context::new();
+    #[cold]
+    fn new() -> Signaller {
+        Signaller {
+            context: Context::new(),
+            used: 0,
+            ring: SignalRing::new(),
+            of_ring: 0,
+            last: 0,
+            in_a_row: 0,
         }
+    }
+
+    /// Makes the kernel signal the event; false if it can't.
+    #[inline]
+    fn signal(&mut self, event: &PeerEvent) -> bool {
+        if self.of_ring == event.number
+            && let Some(ring) = &mut self.ring
+        {
+            if ring.signal() {
+                return true;
+            }
+            (self.ring, self.of_ring) = (None, 0);
+        }
+        self.signal_by_context(event)
+    }
+
+    fn signal_by_context(&mut self, event: &PeerEvent) -> bool {
         let Some(context) = &self.context else {
             return false;
         };
@@ -169,7 +217,16 @@ impl Signaller {
             self.used = 0;
         }
         self.used += 1;
-        context.signal(event)
+        if self.last != event.number {
+            (self.last, self.in_a_row) = (event.number, 0);
+        }
+        self.in_a_row += 1;
+        if self.in_a_row == OFTEN
+            && let Some(ring) = &mut self.ring
+        {
+            self.of_ring = if ring.set(&event.fd) { event.number } else { 0 };
+        }
+        context.signal(&event.fd)
     }
 }
 
@@ -248,7 +305,7 @@ mod tests {
     /// The peer's end of a new event, in blocking mode.
     fn blocking() -> (PeerEvent, OwnedFd) {
         let ours = PeerEvent::new().unwrap();
-        let theirs = ours.try_clone().unwrap().0;
+        let theirs = ours.try_clone().unwrap().fd;
         let flags = fcntl_getfl(&theirs).unwrap();
         fcntl_setfl(&theirs, flags & !OFlags::NONBLOCK).unwrap();
         (ours, theirs)
@@ -270,6 +327,43 @@ mod tests {
         rustix::io::write(&theirs, &3u64.to_ne_bytes()).unwrap();
         assert!(ours.clear());
         assert!(!ours.clear(), "an empty counter in blocking mode");
+    }
+
+    #[test]
+    fn events_in_turn_and_events_in_a_row_are_signalled_alike() {
+        let (a, a_theirs) = blocking();
+        let (b, b_theirs) = blocking();
+        let mut sent = [0u64; 2];
+        for (round, run) in [1, 200, 1, 63, 64, 65, 2, 500].into_iter().enumerate() {
+            let (event, sum) = match round % 2 {
+                0 => (&a, &mut sent[0]),
+                _ => (&b, &mut sent[1]),
+            };
+            for _ in 0..run {
+                event.notify();
+                *sum += 1;
+            }
+        }
+        assert_eq!([value(&a_theirs), value(&b_theirs)], sent);
+        // One that is gone isn't taken for the next, which may have its descriptor.
+        drop((b, b_theirs));
+        let (c, c_theirs) = blocking();
+        c.notify();
+        assert_eq!(value(&c_theirs), 1);
+        assert!(!a.clear());
+    }
+
+    #[test]
+    fn a_ring_leaves_a_full_counter_full() {
+        let (ours, theirs) = blocking();
+        (0..2 * OFTEN).for_each(|_| ours.notify());
+        assert_eq!(value(&theirs), u64::from(2 * OFTEN));
+        rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        // On this thread: another one has a ring of its own.
+        (0..3 * OFTEN).for_each(|_| ours.notify());
+        assert_eq!(value(&theirs), u64::MAX);
+        ours.notify();
+        assert_eq!(value(&theirs), 1);
     }
 
     /// Fails instead of waiting for ever.
