@@ -3,6 +3,7 @@
 use crate::Buffer;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -126,50 +127,117 @@ fn cut(iov: &mut [libc::iovec], most: usize) -> usize {
     iov.len()
 }
 
-/// Sends up to [`MAX_PARTS`] parts and at most `most` bytes, without blocking and without SIGPIPE; returns the bytes
-/// sent. `WouldBlock` if the socket is full.
-pub fn send<'a>(
-    fd: BorrowedFd<'_>,
-    parts: impl Iterator<Item = Part<'a>>,
+/// Parts to send in one call: at most [`MAX_PARTS`], without the first bytes that were sent before, and up to a number of bytes.
+pub struct SendList<'a> {
+    parts: [libc::iovec; MAX_PARTS],
+    len: usize,
+    /// Bytes that are still to be skipped.
+    skip: usize,
+    bytes: usize,
     most: usize,
-) -> io::Result<usize> {
-    let mut iov = [libc::iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 0,
-    }; MAX_PARTS];
-    let (mut n, mut total) = (0, 0);
-    // Not a loop: chained iterators are faster from inside.
-    parts.take(MAX_PARTS).for_each(|part| {
-        iov[n] = match part {
+    _parts: PhantomData<Part<'a>>,
+}
+
+impl<'a> SendList<'a> {
+    /// An empty list.
+    #[inline]
+    pub fn new(skip: usize, most: usize) -> SendList<'a> {
+        SendList {
+            parts: [libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: 0,
+            }; MAX_PARTS],
+            len: 0,
+            skip,
+            bytes: 0,
+            most,
+            _parts: PhantomData,
+        }
+    }
+
+    /// Appends a part, or as much of it as there is room for.
+    #[inline]
+    pub fn push(&mut self, part: Part<'a>) {
+        if self.skip > 0 || self.is_full() {
+            return self.push_rest(part);
+        }
+        let mut entry = match part {
             Part::Bytes(b) => libc::iovec {
                 iov_base: b.as_ptr().cast_mut().cast(),
                 iov_len: b.len(),
             },
             Part::Buffer(b, skip) => b.iovec(skip, false),
         };
-        total += iov[n].iov_len;
-        n += 1;
-    });
-    if total > most {
-        n = cut(&mut iov[..n], most);
+        entry.iov_len = entry.iov_len.min(self.most - self.bytes);
+        if entry.iov_len > 0 {
+            self.bytes += entry.iov_len;
+            self.parts[self.len] = entry;
+            self.len += 1;
+        }
     }
-    // SAFETY: an all-zero msghdr is valid: no name, no control data.
-    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
-    msg.msg_iov = iov.as_mut_ptr();
-    msg.msg_iovlen = n as _;
-    // SAFETY: the first `n` entries describe memory that the borrows of `parts` keep alive; the
-    // kernel only reads it.
-    let r = unsafe {
-        libc::sendmsg(
-            fd.as_raw_fd(),
-            &msg,
-            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-        )
-    };
-    if r < 0 {
-        return Err(io::Error::last_os_error());
+
+    #[cold]
+    fn push_rest(&mut self, part: Part<'a>) {
+        let size = part.size();
+        let skip = self.skip.min(size);
+        self.skip -= skip;
+        if skip == size || self.is_full() {
+            return;
+        }
+        self.push(match part {
+            Part::Bytes(b) => Part::Bytes(&b[skip..]),
+            Part::Buffer(b, at) => Part::Buffer(b, at + skip),
+        });
     }
-    Ok(r as usize)
+
+    /// True if there is no room for more.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.len == MAX_PARTS || self.bytes == self.most
+    }
+
+    /// Number of bytes to send.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Sends them without blocking and without SIGPIPE; returns the bytes sent. `WouldBlock` if the socket is full.
+    pub fn send(mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        // SAFETY: an all-zero msghdr is valid: no name, no control data.
+        let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+        msg.msg_iov = self.parts.as_mut_ptr();
+        msg.msg_iovlen = self.len as _;
+        // SAFETY: the first `len` entries describe memory that the borrows of the parts keep alive; the
+        // kernel only reads it.
+        let r = unsafe {
+            libc::sendmsg(
+                fd.as_raw_fd(),
+                &msg,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
+        if r < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(r as usize)
+    }
+}
+
+/// Sends up to [`MAX_PARTS`] parts and at most `most` bytes, as [`SendList::send`].
+pub fn send<'a>(
+    fd: BorrowedFd<'_>,
+    parts: impl Iterator<Item = Part<'a>>,
+    most: usize,
+) -> io::Result<usize> {
+    let mut list = SendList::new(0, most);
+    for part in parts {
+        list.push(part);
+        if list.is_full() {
+            break;
+        }
+    }
+    list.send(fd)
 }
 
 /// Receives up to `most` bytes, first into `buffers` from byte `skip` of them on, then into `spill`, without
@@ -248,6 +316,20 @@ mod tests {
                 Part::Buffer(b, at) => b.to_vec()[*at..].to_vec(),
             });
             assert_eq!(bytes.collect::<Vec<u8>>(), all[skip.min(all.len())..]);
+            for most in 0..=all.len() + 1 {
+                let mut list = SendList::new(skip, most);
+                parts.into_iter().for_each(|p| list.push(p));
+                let rest = &all[skip.min(all.len())..];
+                let rest = &rest[..rest.len().min(most)];
+                assert_eq!(list.bytes(), rest.len());
+                let (a, b) = UnixStream::pair().unwrap();
+                let mut got = vec![0; rest.len()];
+                if !rest.is_empty() {
+                    assert_eq!(list.send(a.as_fd()).unwrap(), rest.len());
+                    std::io::Read::read_exact(&mut &b, &mut got).unwrap();
+                }
+                assert_eq!(got, rest);
+            }
         }
     }
 

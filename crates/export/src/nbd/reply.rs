@@ -4,8 +4,7 @@ use super::slots::Slots;
 use super::window::Window;
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{CHUNK_BYTES, chunk};
-use pvblk_sys::socket::{self, Part};
-use std::cell::Cell;
+use pvblk_sys::socket::{Part, SendList};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -186,11 +185,9 @@ impl Outbox {
             if left == 0 {
                 return Ok(Sent::Part);
             }
-            let offered = Cell::new(0);
-            let counted = self.parts(slots).inspect(|p| {
-                offered.set(offered.get() + p.size());
-            });
-            let n = match socket::send(fd, counted, left) {
+            let list = self.list(slots, left);
+            let offered = list.bytes();
+            let n = match list.send(fd) {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -198,7 +195,7 @@ impl Outbox {
             };
             self.passed += n as u64;
             self.advance(n, |slot| freed(slots, slot));
-            if n < offered.get().min(left) {
+            if n < offered {
                 return Ok(Sent::Full);
             }
             left -= n;
@@ -206,21 +203,26 @@ impl Outbox {
         Ok(Sent::All)
     }
 
-    /// The bytes that are left to be sent, in order.
-    fn parts<'a>(&'a self, slots: &'a Slots) -> impl Iterator<Item = Part<'a>> {
-        let all = self.queue.iter().flat_map(|r| {
-            let (bytes, buffers): (&[u8], _) = match &r.body {
-                Body::None => (&[], [].iter()),
-                Body::Text(t) => (t.as_bytes(), [].iter()),
-                Body::Bytes(b) => (b.as_slice(), [].iter()),
-                Body::Slot(s) => (&[], slots.get(*s).data().iter()),
-            };
-            [&r.head[..r.head_len as usize], bytes]
-                .into_iter()
-                .map(Part::Bytes)
-                .chain(buffers.map(|b| Part::Buffer(b, 0)))
-        });
-        socket::skip_bytes(all, self.sent)
+    /// The bytes that are left to be sent, in order, as many as go with one call.
+    #[inline]
+    fn list<'a>(&'a self, slots: &'a Slots, most: usize) -> SendList<'a> {
+        let mut list = SendList::new(self.sent, most);
+        for reply in &self.queue {
+            list.push(Part::Bytes(&reply.head[..reply.head_len as usize]));
+            match &reply.body {
+                Body::None => {}
+                Body::Text(text) => list.push(Part::Bytes(text.as_bytes())),
+                Body::Bytes(bytes) => list.push(Part::Bytes(bytes)),
+                Body::Slot(slot) => {
+                    let data = slots.get(*slot).data();
+                    data.iter().for_each(|b| list.push(Part::Buffer(b, 0)));
+                }
+            }
+            if list.is_full() {
+                break;
+            }
+        }
+        list
     }
 
     fn advance(&mut self, mut n: usize, mut freed: impl FnMut(u32)) {
