@@ -382,8 +382,11 @@ impl Pressure {
         }
     }
 
-    /// Adds a device that is squeezed, too, as long as it exists ([`BlockDevice::give_way`]).
+    /// Adds a device that is squeezed, too, as long as it exists ([`BlockDevice::give_way`]). One that has nothing to give costs nothing.
     pub fn add_device(&self, device: &Arc<dyn BlockDevice>) {
+        if device.capabilities().memory.is_none() {
+            return;
+        }
         let mut devices = self.devices.lock();
         if devices.all.len() >= devices.most {
             devices.all.retain(|d| d.strong_count() > 0);

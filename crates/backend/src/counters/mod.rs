@@ -99,7 +99,7 @@ impl LaneCounters {
     }
 
     /// These requests ended at `now`. Returns the number of errors.
-    #[inline]
+    #[inline(always)]
     fn ended(&self, done: &[Completion], now: u64, rate: &Rate) -> u64 {
         let (mut rest, mut failed) = (done, 0);
         // Runs of one operation that were taken together, so that sums are written once for each.

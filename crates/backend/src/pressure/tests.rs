@@ -129,8 +129,11 @@ fn the_limit_changes_while_running() {
 #[test]
 fn devices_give_way_too_while_they_are_there() {
     let rig = Rig::new(0);
-    let device: Arc<dyn BlockDevice> = Arc::new(Roomy(EventHub::default()));
+    let device: Arc<dyn BlockDevice> = Arc::new(Roomy(EventHub::default(), true));
     rig.pressure.add_device(&device);
+    let other: Arc<dyn BlockDevice> = Arc::new(Roomy(EventHub::default(), false));
+    rig.pressure.add_device(&other);
+    assert_eq!(rig.pressure.devices().len(), 1);
     assert_eq!(rig.pressure.free_bytes(), 2000);
     assert_eq!(rig.pressure.squeeze().bytes, 1000);
     assert_eq!(rig.pressure.report().device_bytes, 1000);
@@ -142,8 +145,8 @@ fn devices_give_way_too_while_they_are_there() {
     );
 }
 
-/// A device that has memory to give back.
-struct Roomy(EventHub);
+/// A device that has memory to give back, or not.
+struct Roomy(EventHub, bool);
 
 impl BlockDevice for Roomy {
     fn describe(&self) -> String {
@@ -168,7 +171,7 @@ impl BlockDevice for Roomy {
 
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
-            memory: Some(self),
+            memory: self.1.then_some(self as &dyn Reclaim),
             ..Capabilities::none()
         }
     }
