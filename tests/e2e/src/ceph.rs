@@ -168,16 +168,16 @@ pub struct Written {
 }
 
 /// Writes numbered blocks, one behind the other over the first `blocks`, until the first error, the end of the connection or `stop`. `progress` counts
-/// the writes that succeeded.
+/// the writes that succeeded. The first number is the one after `last`, so that writes of an earlier load are older.
 pub fn load(
     mut connection: Connection,
-    blocks: u64,
+    (blocks, last): (u64, u64),
     stop: &AtomicBool,
     progress: &AtomicU64,
 ) -> Result<Written, Stop> {
     let mut written = Written::default();
     let mut in_flight: HashMap<u64, u64> = HashMap::new();
-    let (mut sequence, mut open) = (0, true);
+    let (mut sequence, mut open) = (last, true);
     let mut block = vec![0; BLOCK];
     loop {
         while open && !stop.load(Ordering::Relaxed) && in_flight.len() < WINDOW {

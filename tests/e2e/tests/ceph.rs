@@ -420,6 +420,15 @@ struct Writer {
 
 impl Writer {
     fn start(served: &Served, disk: &str, blocks: u64) -> Result<Writer, Stop> {
+        Writer::start_after(served, disk, (blocks, 0))
+    }
+
+    /// A load whose numbers begin after this one.
+    fn start_after(
+        served: &Served,
+        disk: &str,
+        (blocks, last): (u64, u64),
+    ) -> Result<Writer, Stop> {
         let connection = served.connect(disk)?;
         connection.patience(Duration::from_secs(180))?;
         let (stop, progress) = (
@@ -427,7 +436,7 @@ impl Writer {
             Arc::new(AtomicU64::new(0)),
         );
         let (flag, count) = (Arc::clone(&stop), Arc::clone(&progress));
-        let thread = std::thread::spawn(move || load(connection, blocks, &flag, &count));
+        let thread = std::thread::spawn(move || load(connection, (blocks, last), &flag, &count));
         Ok(Writer {
             stop,
             progress,
@@ -469,17 +478,17 @@ fn steals() -> Result<(), Stop> {
         let rounds = if full() { 200 } else { 4 };
         let mut writes = 0;
         for round in 0..rounds {
-            writes += round_of_steals(cluster, &names).map_err(|stop| match stop {
+            writes += round_of_steals(cluster, &names, round).map_err(|stop| match stop {
                 Stop::Fail(why) => Stop::Fail(format!("round {round}: {why}")),
                 skip => skip,
             })?;
         }
-        println!("{} steals, {writes} writes", rounds * TOGETHER);
+        println!("{} steals, {writes} writes", rounds * TOGETHER as u64);
         Ok(())
     })
 }
 
-fn round_of_steals(cluster: &Cluster, names: &[String]) -> Result<u64, Stop> {
+fn round_of_steals(cluster: &Cluster, names: &[String], round: u64) -> Result<u64, Stop> {
     let disks: Vec<_> = names
         .iter()
         .map(|n| (n.as_str(), cluster.spec(n, "")))
@@ -487,7 +496,7 @@ fn round_of_steals(cluster: &Cluster, names: &[String]) -> Result<u64, Stop> {
     let mut served = Served::start(cluster, &disks, &[])?;
     let mut writers = Vec::new();
     for name in names {
-        writers.push(Writer::start(&served, name, BLOCKS)?);
+        writers.push(Writer::start_after(&served, name, (BLOCKS, round << 32))?);
     }
     let mut sum = 0;
     for (stolen, name) in names.iter().enumerate() {
