@@ -459,6 +459,7 @@ impl Writer {
 
     /// Waits for an end that others cause.
     fn end(self) -> Result<Written, Stop> {
+        wait_for("the load ends", || Ok(self.thread.is_finished()))?;
         let ended = self.thread.join();
         ended.unwrap_or_else(|_| Stop::fail("the load panicked"))
     }
@@ -507,14 +508,18 @@ fn round_of_steals(cluster: &Cluster, names: &[String], round: u64) -> Result<u6
         }
         cluster.steal(name)?;
         let at_once = std::fs::read(cluster.export(name, "at-once")?)?;
+        let stays = || -> Result<(), Stop> {
+            let later = std::fs::read(cluster.export(name, "later")?)?;
+            check(at_once == later, || {
+                format!("{name}: a write landed after its lock was stolen")
+            })
+        };
+        stays()?;
         let written = writers.remove(0).end()?;
         check(written.errors > 0, || {
             format!("{name}: its client saw no error")
         })?;
-        let later = std::fs::read(cluster.export(name, "later")?)?;
-        check(at_once == later, || {
-            format!("{name}: a write landed after its lock was stolen")
-        })?;
+        stays()?;
         written.check(&at_once).map_err(|stop| match stop {
             Stop::Fail(why) => Stop::Fail(format!("{name}: {why}")),
             skip => skip,
