@@ -26,12 +26,22 @@ pub(super) struct Inbox {
 
 /// The owner's part of an operation.
 pub(super) struct Task {
+    /// The slot of its request, and the number that the slot had then.
+    slot: usize,
+    turn: u64,
+    target: Arc<CompletionQueue<Inbox>>,
+}
+
+/// The place of a request that is at librbd.
+#[derive(Default)]
+struct Slot {
     request: Option<Box<Request>>,
+    /// Another one for each operation: one whose request was taken back finds nothing.
+    turn: u64,
     /// The open image that it was sent to.
     number: u64,
     /// The write is done, and is being made stable.
     flushes: bool,
-    target: Arc<CompletionQueue<Inbox>>,
 }
 
 impl Finish for Task {
@@ -57,6 +67,8 @@ pub(super) struct RbdQueue {
     /// Taken out of the inbox; empty between two polls.
     arrived: Vec<Box<Aio<Task>>>,
     free: Vec<Box<Aio<Task>>>,
+    slots: Vec<Slot>,
+    free_slots: Vec<usize>,
     tracer: Tracer,
 }
 
@@ -74,6 +86,8 @@ impl RbdQueue {
             done: Vec::new(),
             arrived: Vec::new(),
             free: Vec::new(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
             tracer,
         })
     }
@@ -92,6 +106,11 @@ impl RbdQueue {
     fn change(&mut self) {
         self.mode = self.shared.mode();
         match &self.mode {
+            Mode::Park | Mode::ParkForEver => return,
+            Mode::Send(live) => self.take_back(Some(live.number)),
+            Mode::Fail => self.take_back(None),
+        }
+        match &self.mode {
             Mode::Park | Mode::ParkForEver => {}
             Mode::Send(_) | Mode::Fail => {
                 for request in std::mem::take(&mut self.parked) {
@@ -101,11 +120,28 @@ impl RbdQueue {
         }
     }
 
+    /// Takes requests back that are at a librbd whose client instance is blocked: it may never answer them. Their data can't land any more, because the
+    /// cluster refuses it. Reads stay, because librbd may still fill their buffers; it answers them.
+    fn take_back(&mut self, number: Option<u64>) {
+        for slot in 0..self.slots.len() {
+            let at = &mut self.slots[slot];
+            let is_old = number.is_none_or(|number| at.number != number);
+            if is_old
+                && at.request.as_ref().is_some_and(|r| r.op != Op::Read)
+                && let Some(request) = at.request.take()
+            {
+                at.turn += 1;
+                self.free_slots.push(slot);
+                self.parked.push_back(request);
+            }
+        }
+    }
+
     fn end(&mut self, request: Box<Request>, status: Status) {
         self.done.push(Completion { request, status });
     }
 
-    fn start(&mut self, mut request: Box<Request>) {
+    fn start(&mut self, request: Box<Request>) {
         let live = match &self.mode {
             Mode::Send(live) => live.clone(),
             Mode::Park | Mode::ParkForEver => return self.parked.push_back(request),
@@ -122,95 +158,114 @@ impl RbdQueue {
                 AioOp::WriteZeroes(at, len, thick)
             }
         };
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        self.slots[slot].request = Some(request);
+        self.send(slot, op, &live, false);
+    }
+
+    fn send(&mut self, slot: usize, op: AioOp, live: &Live, flushes: bool) {
         let mut aio = match self.free.pop() {
             Some(aio) => aio,
             None => Aio::new(Task {
-                request: None,
-                number: 0,
-                flushes: false,
+                slot,
+                turn: 0,
                 target: Arc::clone(&self.inbox),
             }),
         };
-        aio.buffers = std::mem::take(&mut request.buffers);
-        aio.owner.request = Some(request);
-        self.send(aio, op, live, false);
-    }
-
-    fn send(&mut self, mut aio: Box<Aio<Task>>, op: AioOp, live: Live, flushes: bool) {
-        aio.owner.number = live.number;
-        aio.owner.flushes = flushes;
+        let at = &mut self.slots[slot];
+        at.number = live.number;
+        at.flushes = flushes;
+        (aio.owner.slot, aio.owner.turn) = (slot, at.turn);
+        if let Some(request) = &at.request
+            && op != AioOp::Flush
+        {
+            aio.buffers.extend_from_slice(&request.buffers);
+        }
         if let Err((aio, e)) = live.image.submit(aio, op) {
             tracing::warn!("{}: librbd took no request: {e}", self.shared.name);
-            if let (Some(request), _) = self.take_apart(aio) {
+            self.recycle(aio);
+            if let Some(request) = self.leave(slot) {
                 self.end(request, Status::IoError);
             }
         }
     }
 
-    /// Gives the request of an operation its buffers back, and keeps the rest for the next one.
-    fn take_apart(&mut self, mut aio: Box<Aio<Task>>) -> (Option<Box<Request>>, u64) {
+    fn recycle(&mut self, mut aio: Box<Aio<Task>>) {
         aio.image = None;
-        let mut request = aio.owner.request.take();
-        if let Some(request) = &mut request {
-            request.buffers = std::mem::take(&mut aio.buffers);
-        }
-        let number = aio.owner.number;
+        aio.buffers.clear();
         self.free.push(aio);
-        (request, number)
+    }
+
+    /// Frees a slot, and returns its request.
+    fn leave(&mut self, slot: usize) -> Option<Box<Request>> {
+        let at = &mut self.slots[slot];
+        at.turn += 1;
+        self.free_slots.push(slot);
+        at.request.take()
     }
 
     fn finish(&mut self, aio: Box<Aio<Task>>) {
-        let (result, flushes) = (aio.result, aio.owner.flushes);
-        let Some((op, flags, bytes)) = aio
-            .owner
-            .request
-            .as_ref()
-            .map(|r| (r.op, r.flags, r.sectors * SECTOR))
-        else {
+        let (result, slot, turn) = (aio.result, aio.owner.slot, aio.owner.turn);
+        self.recycle(aio);
+        let at = &self.slots[slot];
+        let (number, flushes) = (at.number, at.flushes);
+        let Some(request) = at.request.as_ref().filter(|_| at.turn == turn) else {
+            // Its request was taken back.
             return;
         };
+        let (op, flags, bytes) = (request.op, request.flags, request.sectors * SECTOR);
         if op.is_write()
-            && let (Some(objects), Some(r)) = (self.shared.objects.get(), &aio.owner.request)
+            && let Some(objects) = self.shared.objects.get()
         {
-            objects.mark(r.sector * SECTOR, bytes);
+            objects.mark(request.sector * SECTOR, bytes);
         }
         let writable = !self.shared.spec.is_read_only();
-        let is_doubt = result == -i64::from(ESHUTDOWN) || (writable && result == -i64::from(EROFS));
-        if is_doubt {
-            self.shared.doubt(aio.owner.number);
-            self.look();
-        }
+        let is_refused = writable && result == -i64::from(EROFS);
+        let is_doubt = is_refused || result == -i64::from(ESHUTDOWN);
         let is_lost = matches!(self.mode, Mode::Fail | Mode::ParkForEver);
+        if is_doubt || is_lost {
+            if let Some(mut request) = self.leave(slot) {
+                request.scratch += u64::from(is_refused);
+                if is_doubt {
+                    self.shared.doubt(number);
+                    self.look();
+                }
+                self.again(request);
+            }
+            return;
+        }
         let status = match result {
-            _ if is_doubt || is_lost => return self.again(aio),
             r if r >= 0 && (op != Op::Read || r == bytes as i64) => Status::Ok,
             r if r == -ENOSPC || r == -EDQUOT => Status::NoSpace,
             r if r == -EOPNOTSUPP => Status::Unsupported,
             _ => Status::IoError,
         };
         if status == Status::Ok && op.is_write() && flags.contains(RequestFlags::FUA) && !flushes {
-            return match &self.mode {
-                Mode::Send(live) if live.number == aio.owner.number => {
+            match &self.mode {
+                Mode::Send(live) if live.number == number => {
                     let live = live.clone();
-                    self.send(aio, AioOp::Flush, live, true);
+                    self.send(slot, AioOp::Flush, &live, true);
                 }
                 // The next open image knows nothing of this write.
-                _ => self.again(aio),
-            };
+                _ => {
+                    if let Some(request) = self.leave(slot) {
+                        self.again(request);
+                    }
+                }
+            }
+            return;
         }
-        if let (Some(request), _) = self.take_apart(aio) {
+        if let Some(request) = self.leave(slot) {
             self.end(request, status);
         }
     }
 
     /// Parks, sends or fails a request as if it came anew.
     #[cold]
-    fn again(&mut self, aio: Box<Aio<Task>>) {
-        let aio_result = aio.result;
-        let (Some(mut request), _) = self.take_apart(aio) else {
-            return;
-        };
-        request.scratch += u64::from(aio_result == -i64::from(EROFS));
+    fn again(&mut self, request: Box<Request>) {
         match request.scratch > MOST_DOUBTS && !matches!(self.mode, Mode::ParkForEver) {
             true => self.end(request, Status::IoError),
             false => self.start(request),
@@ -230,6 +285,9 @@ impl DeviceQueue for RbdQueue {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
+        if self.free_slots.len() < self.slots.len() {
+            self.shared.look_if_due();
+        }
         self.inbox.wait().finish_wait();
         let arrived = &mut self.arrived;
         self.inbox
@@ -249,10 +307,12 @@ impl DeviceQueue for RbdQueue {
         }
         let wait = self.inbox.wait();
         wait.prepare_to_wait();
-        match wait.is_pending() || self.shared.changes() != self.seen {
-            true => Readiness::Ready,
-            false => Readiness::Wait(None),
+        if wait.is_pending() || self.shared.changes() != self.seen {
+            return Readiness::Ready;
         }
+        // A blocked librbd may answer nothing, so the lock is looked at while requests are there.
+        let is_busy = self.free_slots.len() < self.slots.len();
+        Readiness::Wait(is_busy.then(|| self.shared.look_time()).flatten())
     }
 
     fn woken(&mut self) {

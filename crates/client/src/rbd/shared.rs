@@ -320,6 +320,12 @@ impl Shared {
         }
     }
 
+    /// Time of the next look, if the image has a lock.
+    pub fn look_time(&self) -> Option<Instant> {
+        let at = Duration::from_millis(self.next_look.load(Ordering::Relaxed));
+        self.spec.is_locked().then(|| self.began + at)
+    }
+
     fn look(self: &Arc<Shared>) {
         if let Some(held) = self.held() {
             match held.live.image.owns_lock() {
