@@ -28,8 +28,6 @@ const VALUES: &[(&str, &str)] = &[
     ("rbd_disable_zero_copy_writes", "true"),
     // A dead owner can't write any more when its lock is broken.
     ("rbd_blocklist_on_break_lock", "true"),
-    // A week: longer than a librbd that was given up may keep a request.
-    ("rbd_blocklist_expire_seconds", "604800"),
     // Standard error is the log, with one form of lines.
     ("log_to_stderr", "false"),
     ("err_to_stderr", "false"),
