@@ -1,6 +1,6 @@
 //! Making a connection: the socket, the negotiation, and whether the export is the one that it was.
 
-use super::hello::{Terms, negotiate};
+use super::hello::{Terms, negotiate, negotiate_with};
 use super::{NbdClientConfig, NbdUri};
 use pvblk_block::Error;
 use pvblk_protocol::nbd::{NbdAddr, tflag};
@@ -32,19 +32,67 @@ impl Connected {
 
 /// Connects and negotiates. Waits at most `config.timeout` for each step of the server.
 pub(super) fn connect(uri: &NbdUri, config: &NbdClientConfig) -> Result<Connected, Error> {
+    dial(uri, config, |mut s| negotiate(&mut s, &uri.export))
+}
+
+fn dial(
+    uri: &NbdUri,
+    config: &NbdClientConfig,
+    negotiate: impl FnOnce(Stream<'_>) -> Result<Terms, Error>,
+) -> Result<Connected, Error> {
     let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
-    match &uri.addr {
-        NbdAddr::Unix(path) => greet(unix(path, config.timeout).map_err(os)?, uri, config),
-        NbdAddr::Tcp { host, port } => {
-            let mut s = tcp(host, *port, config.timeout).map_err(os)?;
-            s.set_nodelay(true).map_err(os)?;
-            keep_alive(&s).map_err(os)?;
-            let timeout = Some(config.timeout);
+    let timeout = Some(config.timeout);
+    let socket: OwnedFd = match &uri.addr {
+        NbdAddr::Unix(path) => {
+            let s = unix(path, config.timeout).map_err(os)?;
             s.set_read_timeout(timeout).map_err(os)?;
             s.set_write_timeout(timeout).map_err(os)?;
-            let terms = negotiate(&mut s, &uri.export).map_err(|e| e.context(uri.to_string()))?;
-            Ok(connected(s.into(), terms, config))
+            s.into()
         }
+        NbdAddr::Tcp { host, port } => {
+            let s = tcp(host, *port, config.timeout).map_err(os)?;
+            s.set_nodelay(true).map_err(os)?;
+            keep_alive(&s).map_err(os)?;
+            s.set_read_timeout(timeout).map_err(os)?;
+            s.set_write_timeout(timeout).map_err(os)?;
+            s.into()
+        }
+    };
+    let terms = negotiate(Stream(&socket)).map_err(|e| e.context(uri.to_string()))?;
+    Ok(connected(socket, terms, config))
+}
+
+/// As [`connect`], with the number of the context `base:allocation`, if the server has it.
+pub(super) fn connect_with_context(
+    uri: &NbdUri,
+    config: &NbdClientConfig,
+) -> Result<(Connected, Option<u32>), Error> {
+    let mut context = None;
+    let connection = dial(uri, config, |mut s| {
+        let (terms, found) = negotiate_with(&mut s, &uri.export, true)?;
+        context = found;
+        Ok(terms)
+    })?;
+    Ok((connection, context))
+}
+
+/// A connection's stream, of either kind.
+struct Stream<'a>(&'a OwnedFd);
+
+impl std::io::Read for Stream<'_> {
+    fn read(&mut self, b: &mut [u8]) -> std::io::Result<usize> {
+        Ok(rustix::io::read(self.0, b)?)
+    }
+}
+
+impl std::io::Write for Stream<'_> {
+    fn write(&mut self, b: &[u8]) -> std::io::Result<usize> {
+        let flags = rustix::net::SendFlags::NOSIGNAL;
+        Ok(rustix::net::send(self.0, b, flags)?)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -117,8 +165,24 @@ fn keep_alive(s: &TcpStream) -> std::io::Result<()> {
     )?)
 }
 
+/// One more connection to an export that had these terms, of at least so many bytes.
+pub(super) fn another(
+    uri: &NbdUri,
+    config: &NbdClientConfig,
+    first: &Terms,
+    least_bytes: u64,
+) -> Result<Connected, Error> {
+    let c = connect(uri, config)?;
+    match unlike(first, least_bytes, &c.terms) {
+        None => Ok(c),
+        Some(why) => Err(Error::protocol(format!(
+            "{uri}: it isn't the export that it was: {why}"
+        ))),
+    }
+}
+
 /// The promise of the open device that a new connection's terms don't keep; `None` if it can go on with them.
-pub(super) fn unlike(first: &Terms, least_bytes: u64, new: &Terms) -> Option<String> {
+fn unlike(first: &Terms, least_bytes: u64, new: &Terms) -> Option<String> {
     let (was, is) = (|f| first.has(f), |f| new.has(f));
     if is(tflag::READ_ONLY) && !was(tflag::READ_ONLY) {
         return Some("it is read-only now".into());

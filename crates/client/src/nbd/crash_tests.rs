@@ -333,3 +333,48 @@ fn connections_that_are_closed_in_use_are_made_again() {
     }
     assert!(server.model.lock().crashes == 0 && server.model.lock().accepted >= 3);
 }
+
+#[test]
+fn holes_are_told_and_what_is_written_is_data_at_once() {
+    use pvblk_block::ExtentKind::{Data, Hole};
+    let server = ModelServer::start(SECTORS * 512, FLAGS, true, 1);
+    let (client, mut queues) = connect(&server, config(2));
+    let device: Arc<dyn BlockDevice> = client;
+    let map = |from: u64, to: u64| {
+        let mut out = Vec::new();
+        device.extents(from, to - from, &mut out).unwrap();
+        let told = out.iter().map(|e| (e.sector, e.sectors, e.kind));
+        told.collect::<Vec<_>>()
+    };
+    let all = SECTORS as u64;
+    assert_eq!(map(0, all), [(0, all, Hole)]);
+    let b = Buffer::anonymous(4096).unwrap();
+    b.write(0, &[5; 4096]);
+    let write = Request::with_buffers(Op::Write, 104, vec![b], 1);
+    finish(&mut queues[0], vec![write]).unwrap();
+    assert_eq!(
+        map(0, all),
+        [(0, 104, Hole), (104, 8, Data), (112, all - 112, Hole)]
+    );
+    assert_eq!(map(104, 120), [(104, 8, Data), (112, 8, Hole)]);
+    // A server that is away has told nothing: all is data.
+    server.away();
+    assert_eq!(map(0, 16), [(0, 16, Data)]);
+}
+
+/// A smaller export is refused, unless the user asks to look.
+#[test]
+fn a_smaller_size_is_taken_on_refresh() {
+    let server = ModelServer::start(SECTORS * 512, FLAGS, true, 1);
+    let (client, mut queues) = connect(&server, config(2));
+    let smaller = SECTORS as u64 - 64;
+    server.model.lock().told_bytes = Some(smaller * 512);
+    let device: Arc<dyn BlockDevice> = client;
+    device.refresh().unwrap();
+    let begin = Instant::now();
+    while device.capacity_sectors() != smaller {
+        assert!(begin.elapsed() < HANG);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    finish(&mut queues[0], vec![Request::new(Op::Flush, 0, 0, 1)]).unwrap();
+}

@@ -116,6 +116,15 @@ fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), Error> {
 
 /// Negotiates `export` on a fresh connection; the transmission phase begins right after.
 pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Result<Terms, Error> {
+    negotiate_with(stream, export, false).map(|(terms, _)| terms)
+}
+
+/// As [`negotiate`]; with `context` also the number of the metadata context `base:allocation`, if the server has it.
+pub(super) fn negotiate_with(
+    stream: &mut (impl Read + Write),
+    export: &str,
+    context: bool,
+) -> Result<(Terms, Option<u32>), Error> {
     if export.len() > proto::MAX_STRING {
         return Err(Error::config("an export's name has at most 4096 bytes"));
     }
@@ -142,7 +151,39 @@ pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Resul
         (kind, _) if kind & ERROR != 0 => false,
         (kind, _) => return Err(unexpected(kind)),
     };
-    go(stream, export, structured)
+    let context = match context && structured {
+        true => select_allocation(stream, export)?,
+        false => None,
+    };
+    Ok((go(stream, export, structured)?, context))
+}
+
+/// Selects `base:allocation`; its number, if the server has it.
+fn select_allocation(stream: &mut (impl Read + Write), export: &str) -> Result<Option<u32>, Error> {
+    let option = opt::SET_META_CONTEXT;
+    let (name, query) = (export.as_bytes(), proto::BASE_ALLOCATION.as_bytes());
+    let len = |b: &[u8]| (b.len() as u32).to_be_bytes();
+    let payload = [
+        &len(name)[..],
+        name,
+        &1u32.to_be_bytes(),
+        &len(query),
+        query,
+    ];
+    send(stream, option, &payload)?;
+    let mut found = None;
+    for _ in 0..MAX_REPLIES {
+        match reply(stream, option)? {
+            (rep::ACK, p) if p.is_empty() => return Ok(found),
+            (rep::META_CONTEXT, p) if p.len() >= 4 && &p[4..] == query => {
+                found = Some(u32_at(&p, 0));
+            }
+            (rep::META_CONTEXT, p) if p.len() >= 4 => {}
+            (kind, _) if kind & ERROR != 0 => return Ok(None),
+            (kind, _) => return Err(unexpected(kind)),
+        }
+    }
+    Err(Error::protocol("the server's contexts don't end"))
 }
 
 /// The bit of reply types that are errors.

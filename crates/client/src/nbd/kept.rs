@@ -192,6 +192,11 @@ impl Kept {
         self.stamps.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Number of submissions so far.
+    pub fn writes(&self) -> u64 {
+        self.stamps.load(Ordering::Relaxed)
+    }
+
     /// A log for one more queue, on connections of this generation. It may hold writes of a queue that is closed.
     pub fn log(&self, generation: u64) -> Arc<Log> {
         let mut logs = self.logs.lock();

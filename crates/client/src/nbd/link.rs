@@ -1,11 +1,12 @@
 //! The connections of a volume, all of them up or none, and the queues that use them (docs/decisions/0032-nbd-volumes.md).
 
-use super::connect::{Connected, connect, unlike};
+use super::connect::{Connected, another, connect};
 use super::hello::Terms;
 use super::kept::{Kept, Log};
 use super::{NbdClientConfig, NbdUri, OnReconnect};
 use parking_lot::Mutex;
 use pvblk_block::{Capacity, DeviceEvent, Error, ErrorKind, EventHub, SECTOR};
+use pvblk_protocol::nbd::tflag;
 use pvblk_sys::{EventFd, Poller};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -108,6 +109,8 @@ pub(super) struct Link {
     pub bell: EventFd,
     /// The device is closed.
     pub stop: AtomicBool,
+    /// The next connections may have a smaller size.
+    any_size: AtomicBool,
 }
 
 impl Link {
@@ -136,6 +139,7 @@ impl Link {
             poller: Poller::new().map_err(os)?,
             bell: EventFd::new().map_err(os)?,
             stop: AtomicBool::new(false),
+            any_size: AtomicBool::new(false),
             config,
         };
         link.poller
@@ -146,14 +150,6 @@ impl Link {
         }
         link.state.lock().ready = first;
         Ok(Arc::new(link))
-    }
-
-    /// One more connection for later queues.
-    pub fn add(&self, c: Connected) -> Result<(), Error> {
-        self.watch(&c, 1)
-            .map_err(|e| Error::os(format!("{}: connecting", self.uri), e))?;
-        self.state.lock().ready.push(c);
-        Ok(())
     }
 
     fn watch(&self, c: &Connected, generation: u64) -> io::Result<()> {
@@ -281,16 +277,41 @@ impl Link {
         Ok(())
     }
 
+    /// Number of writes that were submitted so far; `None` if they aren't counted.
+    pub fn writes(&self) -> Option<u64> {
+        match &self.kept {
+            Some(kept) => Some(kept.writes()),
+            None => self.terms.has(tflag::READ_ONLY).then_some(0),
+        }
+    }
+
+    /// Looks whether the export has another size now. If so, all connections are made anew, and the size is taken whatever it is.
+    pub fn refresh(&self) -> Result<(), Error> {
+        if !self.terms.takes_several() || self.failure().is_some() {
+            return Ok(());
+        }
+        let generation = self.state.lock().generation;
+        let found = connect(&self.uri, &self.config)?;
+        if sectors(&found.terms) != self.capacity.sectors()
+            && self.config.on_reconnect == OnReconnect::Resend
+        {
+            self.any_size.store(true, Ordering::Release);
+            self.lost(generation, "the export has another size");
+        }
+        Ok(())
+    }
+
+    /// The least size that a new connection's export must have, in bytes.
+    pub fn least_bytes(&self) -> u64 {
+        match self.any_size.load(Ordering::Acquire) {
+            true => 0,
+            false => self.capacity.sectors() * SECTOR,
+        }
+    }
+
     /// One more connection to the same export.
     pub fn another(&self, least_bytes: u64) -> Result<Connected, Error> {
-        let c = connect(&self.uri, &self.config)?;
-        match unlike(&self.terms, least_bytes, &c.terms) {
-            None => Ok(c),
-            Some(why) => Err(Error::protocol(format!(
-                "{}: it isn't the export that it was: {why}",
-                self.uri
-            ))),
-        }
+        another(&self.uri, &self.config, &self.terms, least_bytes)
     }
 
     /// A connection of this generation broke.
@@ -373,6 +394,7 @@ impl Link {
             }
         }
         let resized = self.capacity.set(found);
+        self.any_size.store(false, Ordering::Release);
         for seat in &state.seats {
             if let Some(c) = next.pop() {
                 seat.tell(Next::Connected(c, generation));

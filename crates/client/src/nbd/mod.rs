@@ -9,6 +9,7 @@
 //! sent again ([`OnReconnect`]); `docs/decisions/0032-nbd-volumes.md` has the states and what is kept for a server that loses its cache.
 
 mod connect;
+mod extents;
 mod hello;
 mod inbox;
 mod kept;
@@ -19,12 +20,12 @@ mod replay;
 mod slot;
 mod uri;
 
-use connect::{Connected, connect, greet};
+use connect::{Connected, another, connect, greet};
 pub use hello::Terms;
 use link::Link;
 use pvblk_block::{
-    BlockDevice, Capabilities, Close, DeviceQueue, Error, ErrorKind, EventHub, Limits,
-    QueueContext, Reclaim,
+    BlockDevice, Capabilities, Close, DeviceQueue, Error, ErrorKind, EventHub, Extent, Extents,
+    Limits, QueueContext, Reclaim, Refresh,
 };
 use pvblk_protocol::nbd::NbdAddr;
 use queue::NbdQueue;
@@ -52,6 +53,8 @@ pub struct NbdClientConfig {
     /// Connections to make at the start, and no more later: queues take them, and give them back. So opening a queue never waits for
     /// the server. A server without CAN_MULTI_CONN gets one. `None`: each queue connects when it is opened.
     pub connections: Option<u16>,
+    /// If the server lets us have fewer connections, those are enough.
+    pub fewer: bool,
     pub on_reconnect: OnReconnect,
     /// Longest time for which requests wait for a server that went away; `None`: for ever.
     pub wait: Option<Duration>,
@@ -69,6 +72,7 @@ impl Default for NbdClientConfig {
         NbdClientConfig {
             timeout: Duration::from_secs(10),
             connections: None,
+            fewer: false,
             on_reconnect: OnReconnect::Fail,
             wait: None,
             keep_bytes: 64 << 20,
@@ -82,6 +86,7 @@ impl Default for NbdClientConfig {
 /// An export of an NBD server. Its limits are those of the first connection.
 pub struct NbdClient {
     link: Arc<Link>,
+    asker: extents::Asker,
 }
 
 impl NbdClient {
@@ -92,13 +97,26 @@ impl NbdClient {
             true => config.connections.unwrap_or(1),
             false => 1,
         };
-        let least = first.terms.size_bytes;
-        let link = Link::new(uri, config, vec![first])?;
-        for _ in 1..most {
-            link.add(link.another(least)?)?;
+        let mut all = vec![first];
+        while all.len() < usize::from(most) {
+            match another(uri, &config, &all[0].terms, all[0].terms.size_bytes) {
+                Ok(c) => all.push(c),
+                Err(e) if config.fewer => {
+                    tracing::warn!("{} connections instead of {most}: {e}", all.len());
+                    break;
+                }
+                Err(e) => return Err(e),
+            }
         }
+        let connections = config.connections.map(|_| all.len() as u16);
+        let config = NbdClientConfig {
+            connections,
+            ..config
+        };
+        let link = Link::new(uri, config, all)?;
         reconnect::start(&link)?;
-        Ok(NbdClient { link })
+        let asker = extents::Asker::default();
+        Ok(NbdClient { link, asker })
     }
 
     /// Negotiates over a stream that is connected already, whatever is at its other end. It has one queue, since
@@ -134,7 +152,8 @@ impl NbdClient {
             ..config
         };
         let link = Link::new(uri, config, vec![first])?;
-        Ok(NbdClient { link })
+        let asker = extents::Asker::default();
+        Ok(NbdClient { link, asker })
     }
 
     /// Why requests fail, or wait; `None` while the server is there.
@@ -183,7 +202,12 @@ impl BlockDevice for NbdClient {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
+        let terms = &self.link.terms;
+        // Another connection is asked, whose answers must know of the writes of all.
+        let tells = terms.structured && terms.takes_several();
         Capabilities {
+            extents: tells.then_some(self as _),
+            refresh: Some(self),
             close: Some(self),
             memory: Some(self),
             ..Capabilities::none()
@@ -198,6 +222,22 @@ impl Close for NbdClient {
             Some(why) => Err(Error::new(ErrorKind::Disconnected, why)),
             None => Ok(()),
         }
+    }
+}
+
+impl Extents for NbdClient {
+    /// Sectors that the server doesn't tell of are data.
+    fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+        let end = sector.saturating_add(sectors);
+        self.asker.extents(&self.link, sector, end, out);
+        Ok(())
+    }
+}
+
+impl Refresh for NbdClient {
+    /// Takes another size over, also a smaller one. A server without CAN_MULTI_CONN isn't asked.
+    fn refresh(&self) -> Result<(), Error> {
+        self.link.refresh()
     }
 }
 

@@ -228,6 +228,22 @@ fn rustix_peek(stream: &UnixStream, byte: &mut [u8; 1]) -> bool {
 
 fn reply(m: &Model, command: &Taken, structured: bool) -> Vec<u8> {
     let (at, len) = (command.offset as usize, command.len as usize);
+    if command.number == 7 {
+        let mut payload = 9u32.to_be_bytes().to_vec();
+        let mut left = command.len;
+        // Holes as they are on the disk, in blocks of 4 KiB; at most 10 of them.
+        for block in m.visible[at..at + len].chunks(4096).take(10) {
+            let zero = block.iter().all(|&b| b == 0);
+            let n = left.min(block.len() as u32);
+            payload.extend(n.to_be_bytes());
+            payload.extend((if zero { 3u32 } else { 0 }).to_be_bytes());
+            left -= n;
+        }
+        let kind = proto::chunk::BLOCK_STATUS;
+        let mut b = proto::last_chunk(kind, command.cookie, payload.len() as u32).to_vec();
+        b.extend(payload);
+        return b;
+    }
     let data = match command.number {
         0 => &m.visible[at..at + len],
         _ => &[],
@@ -288,6 +304,12 @@ fn negotiate(model: &Mutex<Model>, stream: &mut UnixStream) -> io::Result<()> {
         };
         match option {
             opt::STRUCTURED_REPLY if structured => say(rep::ACK, &[])?,
+            opt::SET_META_CONTEXT => {
+                let mut context = 9u32.to_be_bytes().to_vec();
+                context.extend(proto::BASE_ALLOCATION.as_bytes());
+                say(rep::META_CONTEXT, &context)?;
+                say(rep::ACK, &[])?;
+            }
             opt::GO => {
                 let mut export = info::EXPORT.to_be_bytes().to_vec();
                 export.extend(bytes.to_be_bytes());

@@ -1,5 +1,6 @@
 //! One connection as a device's queue, and the next one after it.
 
+use super::OnReconnect;
 use super::connect::Connected;
 use super::hello::Terms;
 use super::inbox::Inbox;
@@ -494,7 +495,12 @@ impl NbdQueue {
         }
         self.park();
         let name = &self.name;
-        self.link.lost(self.generation, &format!("{name}: {why}"));
+        let why = match self.link.config.on_reconnect {
+            // The log's line begins with the volume.
+            OnReconnect::Resend => why.to_owned(),
+            OnReconnect::Fail => format!("{name}: {why}"),
+        };
+        self.link.lost(self.generation, &why);
         self.look();
     }
 

@@ -5,7 +5,7 @@ use super::connect::Connected;
 use super::kept::{Kept, Plant};
 use super::link::{BELL, Link};
 use super::replay::replay;
-use pvblk_block::{Error, ErrorKind, SECTOR};
+use pvblk_block::{Error, ErrorKind};
 use pvblk_sys::Poller;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ fn look_for(link: &Link, why: &str) {
 /// One attempt: all connections, and the replay over the first.
 fn attempt(link: &Link) -> Result<(), Error> {
     let mut connections: Vec<Connected> = Vec::new();
-    let least = link.capacity.sectors() * SECTOR;
+    let least = link.least_bytes();
     connections.push(link.another(least)?);
     if let Some(kept) = &link.kept {
         if kept.has(Plant::HandedEarly) {

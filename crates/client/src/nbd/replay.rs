@@ -2,6 +2,7 @@
 
 use super::connect::Connected;
 use super::kept::{Entry, EntryKind, Held, Kept, Plant};
+use pvblk_block::SECTOR;
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{Command, ReplyHead, cflag};
 use rustix::io::Errno;
@@ -102,7 +103,13 @@ pub(super) fn replay(
     let mut wire = Wire::new(connection, stopped)?;
     let mut run: Run<'_> = Run::default();
     let most = u64::from(connection.terms.max_block).min(LONGEST);
+    // Only a size that the user told us to take is smaller.
+    let bytes = connection.terms.size_bytes / SECTOR * SECTOR;
     for (&at, piece) in &newest.0 {
+        if at >= bytes {
+            break;
+        }
+        let piece = cut(*piece, at, at, piece.end.min(bytes));
         match piece.kind {
             PieceKind::Data(mut bytes) => {
                 let mut at = at;

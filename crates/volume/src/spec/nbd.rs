@@ -37,6 +37,7 @@ impl NbdSpec {
         let connections = self.connections.or(self.uri.connections);
         let config = NbdClientConfig {
             connections: connections.or(need.at_start.then_some(need.queues)),
+            fewer: connections.is_none() && need.fewer,
             on_reconnect: self.on_reconnect.unwrap_or(usual.0),
             wait: self.wait,
             keep_bytes: self.keep_bytes.unwrap_or(usual.1),
