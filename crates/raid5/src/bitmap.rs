@@ -12,7 +12,6 @@ mod header;
 pub use header::{BITMAP_HEADER_BYTES, BitmapError, BitmapHeader};
 
 use super::geometry::STRIPE_SECTORS;
-use pvblk_block::planted::{Plant, has};
 use std::ops::Range;
 
 /// The bitmap is written in pages of this size; the first begins with the header.
@@ -239,7 +238,7 @@ impl WriteIntent {
             return Vec::new();
         }
         let mut changed = Vec::new();
-        let told = self.header.events_cleared == health.events || has(Plant::BitmapClearedEarly);
+        let told = self.header.events_cleared == health.events;
         if self.counters.contains(&1) && !told {
             self.header.events_cleared = health.events;
             self.put_header();

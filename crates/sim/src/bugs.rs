@@ -109,7 +109,6 @@ const ARRAY: &[Plant] = &[
     Plant::HolesTooLarge,
     Plant::LateReadLands,
     Plant::LateWriteIsCurrent,
-    Plant::BitmapClearedEarly,
     Plant::TooOldIsTaken,
     Plant::PlannedIsForgotten,
 ];

@@ -4,7 +4,6 @@ use super::pages::memory;
 use super::{Core, Data, Purpose};
 use crate::{Health, Intent, PAGE_BYTES, PageWrite, STRIPE_SECTORS, WriteIntent};
 use pvblk_block::memory::Gauge;
-use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Buffer, Error, Op, Region};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -226,7 +225,7 @@ impl Core {
     /// cleared.
     pub fn sweep(&mut self, runner: usize) {
         let idle = self.intents.flushing == 0 && !self.broken;
-        let degraded = self.slots.failed().is_some() && !has(Plant::BitmapClearedEarly);
+        let degraded = self.slots.failed().is_some();
         if self.intents.bitmap.is_none() || !idle || degraded {
             return;
         }
@@ -247,7 +246,7 @@ impl Core {
     fn swept(&mut self) {
         let health = Health {
             events: self.meta.events(),
-            degraded: self.slots.failed().is_some() && !has(Plant::BitmapClearedEarly),
+            degraded: self.slots.failed().is_some(),
         };
         let Some(bitmap) = &mut self.intents.bitmap else {
             return;
