@@ -55,8 +55,6 @@ plants! {
     LateReadLands "array-late-read-lands"
     /// RAID-5: A member is taken back while a write to it that was given up may still land.
     LateWriteIsCurrent "array-late-write-is-current"
-    /// RAID-5: A member that is too old for the bitmap is brought up to date by it.
-    TooOldIsTaken "array-too-old-is-taken"
     /// RAID-5: Writes that were planned without the member that comes back are forgotten.
     PlannedIsForgotten "array-planned-is-forgotten"
     /// Page cache: A page that was written to during its write-back counts as clean.

@@ -109,7 +109,6 @@ const ARRAY: &[Plant] = &[
     Plant::HolesTooLarge,
     Plant::LateReadLands,
     Plant::LateWriteIsCurrent,
-    Plant::TooOldIsTaken,
     Plant::PlannedIsForgotten,
 ];
 

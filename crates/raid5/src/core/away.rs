@@ -168,7 +168,7 @@ impl Core {
             return Some(format!("it was not the whole member of place {place}"));
         }
         let cleared = bitmap.header().events_cleared;
-        if superblock.events < cleared && !has(Plant::TooOldIsTaken) {
+        if superblock.events < cleared {
             return Some(format!(
                 "it is too old: its events are {}, and bits of the bitmap were cleared at {cleared}",
                 superblock.events

@@ -272,6 +272,10 @@ impl Array {
 
     /// Stops the array in order, or cuts the power meanwhile.
     pub fn stop(&mut self, cut: bool) -> Result<(), String> {
+        // An orderly end flushes all members, and waits for them.
+        if let Some(disk) = self.stalled.take() {
+            self.disks[disk].stall(false);
+        }
         self.rest()?;
         self.look()?;
         self.w.log.add("the array is stopped", []);
