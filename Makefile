@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ceph test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash state-crash neighbours sim advisories fmt clean release
+.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash state-crash neighbours sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -40,6 +40,11 @@ test-ceph: ## Serve images of a Ceph cluster of this machine for longer: 1000 st
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
 	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test ceph -- --nocapture
+
+test-nbd: ## Kill NBD servers under volumes that use them, KILLS times for each kind of server (1000), while fio verifies (15 minutes)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@PVBLK_NBD_KILLS=$(or $(KILLS),1000) cargo test -p pvblk-e2e --locked --test nbd_volume -- --nocapture
 
 fuzz: ## Fuzz every target, FUZZ_SECONDS together (600)
 	@scripts/install-tools.sh test

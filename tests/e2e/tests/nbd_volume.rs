@@ -168,7 +168,7 @@ fn start(kind: Kind, dir: &Path) -> Result<Process, Stop> {
     Ok(process)
 }
 
-/// How often servers are killed: `PVBLK_NBD_KILLS`, or 20 times.
+/// Kills that are wanted: `PVBLK_NBD_KILLS`, or 20.
 fn kills_wanted() -> u32 {
     let text = std::env::var("PVBLK_NBD_KILLS").unwrap_or_default();
     text.parse().unwrap_or(if full() { 100 } else { 20 })
