@@ -349,7 +349,10 @@ fn lost() -> Result<(), Stop> {
     let below = ["serve", "--disk", "g=mem:1M", "--disk", &two, "--disk"];
     let below = [&below[..], &[&three, "--nbd", &nbd]].concat();
     let below = Daemon::start(below)?;
-    let export = |name: &str| format!("nbd+unix:///{name}?socket={}", socket.display());
+    let export = |name: &str| {
+        let socket = socket.display();
+        format!("nbd+unix:///{name}?socket={socket},on-reconnect=fail")
+    };
     let members = format!(
         "r=raid5:[{}][{}][{}]",
         disks.path(0).display(),
