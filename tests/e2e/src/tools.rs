@@ -89,6 +89,23 @@ pub fn tool<I: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = I>) -
     command
 }
 
+/// fio writes to an NBD export and verifies what it reads, at the latest until `limit`. The options say how much, where and how.
+pub fn fio_verify(uri: &str, options: &[&str], limit: Duration) -> Result<(), Stop> {
+    let uri = format!("--uri={uri}");
+    let always = [
+        "--name=verify",
+        "--ioengine=nbd",
+        &uri,
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--verify_state_save=0",
+        // Two requests to the same place at once have no defined result.
+        "--serialize_overlap=1",
+    ];
+    let args = always.iter().chain(options);
+    run(tool("fio", args), limit)?.success().map(drop)
+}
+
 /// Runs a program to its end, or kills it after `limit`.
 ///
 /// Its output goes to files, so that a chatty program can't block on a full pipe.

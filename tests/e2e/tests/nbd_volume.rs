@@ -1,7 +1,7 @@
 //! Volumes on NBD servers: servers of other people and our own, killed and started again under load, resized, and asked where their data is.
 
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::{find, need, need_fio_nbd, run, run_ok, tool};
+use pvblk_e2e::tools::{find, fio_verify, need, need_fio_nbd, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, stage};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
@@ -218,26 +218,17 @@ fn killed(kind: Kind) -> Result<(), Stop> {
 }
 
 fn verify(uri: &str, seed: u32) -> Result<(), Stop> {
-    let args = [
-        "--name=verify".into(),
-        "--ioengine=nbd".into(),
-        format!("--uri={uri}"),
-        "--rw=randwrite".into(),
-        "--bssplit=4k/60:16k/20:128k/20".into(),
-        "--iodepth=32".into(),
-        "--size=64M".into(),
-        "--io_size=48M".into(),
-        "--verify=crc32c".into(),
-        "--verify_fatal=1".into(),
-        "--verify_backlog=256".into(),
-        "--serialize_overlap=1".into(),
-        "--verify_state_save=0".into(),
-        "--fsync=200".into(),
-        format!("--randseed={seed}"),
+    let options = [
+        "--rw=randwrite",
+        "--bssplit=4k/60:16k/20:128k/20",
+        "--iodepth=32",
+        "--size=64M",
+        "--io_size=48M",
+        "--verify_backlog=256",
+        "--fsync=200",
+        &format!("--randseed={seed}"),
     ];
-    run(tool("fio", &args), Duration::from_secs(300))?
-        .success()
-        .map(drop)
+    fio_verify(uri, &options, Duration::from_secs(300))
 }
 
 /// The server comes back with a larger disk.
@@ -300,7 +291,7 @@ fn holes(kind: Kind) -> Result<(), Stop> {
         format!("the server tells no holes: {theirs:?}")
     })?;
     check(ours == theirs, || format!("{ours:?} over {theirs:?}"))?;
-    // What is written is data at once.
+    // Written sectors are data at once.
     let write = format!("write -P 9 {} 65536", 30 * MIB);
     if find("qemu-io").is_some() {
         run_ok("qemu-io", ["-f", "raw", "-c", &write, &uri])?;

@@ -7,7 +7,7 @@ use pvblk_e2e::managed::{
 };
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::{unix, uri};
-use pvblk_e2e::tools::{Finished, compare, need, need_fio_nbd, run, run_ok, tool};
+use pvblk_e2e::tools::{Finished, compare, fio_verify, need, need_fio_nbd, run, run_ok};
 use pvblk_e2e::{Daemon, Stop, full, run_all};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
@@ -579,10 +579,7 @@ fn loaded(fate: Fate) -> Result<(), Stop> {
 }
 
 fn fio(uri: &str, seconds: u64) -> Result<(), Stop> {
-    let args = [
-        "--name=verify",
-        "--ioengine=nbd",
-        &format!("--uri={uri}"),
+    let options = [
         "--rw=randrw",
         "--rwmixread=30",
         "--bssplit=4k/50:16k/20:64k/20:256k/10",
@@ -590,15 +587,10 @@ fn fio(uri: &str, seconds: u64) -> Result<(), Stop> {
         "--numjobs=3",
         "--size=20M",
         "--offset_increment=20M",
-        "--verify=crc32c",
-        "--verify_fatal=1",
         "--verify_backlog=256",
-        "--serialize_overlap=1",
-        "--verify_state_save=0",
         "--fsync=64",
         "--time_based=1",
         &format!("--runtime={seconds}"),
     ];
-    let limit = Duration::from_secs(seconds + 90);
-    run(tool("fio", args), limit)?.success().map(drop)
+    fio_verify(uri, &options, Duration::from_secs(seconds + 90))
 }

@@ -5,7 +5,7 @@ use pvblk_e2e::managed::{Managed, PATIENCE};
 use pvblk_e2e::netns::{Cut, Host, need_namespaces};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::uri;
-use pvblk_e2e::tools::{compare, need, need_fio_nbd, run, tool};
+use pvblk_e2e::tools::{compare, fio_verify, need, need_fio_nbd, run, tool};
 use pvblk_e2e::{Stop, run_all};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -82,22 +82,9 @@ impl Net {
 
     /// Verified writes and reads of some MiB of the array, and no more of them.
     fn fio(&self, args: &[&str]) -> Result<(), Stop> {
-        let target = format!("--uri={}", uri(&self.served.path("nbd"), "r"));
-        let mut all = vec![
-            "--name=verify",
-            "--ioengine=nbd",
-            &target,
-            "--bs=16k",
-            "--iodepth=8",
-            "--verify=crc32c",
-            "--verify_fatal=1",
-            "--verify_state_save=0",
-            "--serialize_overlap=1",
-            "--randseed=7",
-        ];
-        all.extend(args);
-        let limit = Duration::from_secs(240);
-        run(tool("fio", all), limit)?.success().map(drop)
+        let target = uri(&self.served.path("nbd"), "r");
+        let options = [&["--bs=16k", "--iodepth=8", "--randseed=7"], args].concat();
+        fio_verify(&target, &options, Duration::from_secs(240))
     }
 
     /// The chunks whose bits are set, as a member has them.
@@ -135,7 +122,7 @@ fn cut(how: Cut, member: usize) -> Result<(), Stop> {
     net.fio(&whole)?;
     net.until_clean(other)?;
 
-    // What is written while it is cut off, and only that, is written to it when it is back.
+    // The writes while it is cut off, and no others, are written to it when it is back.
     net.hosts[member].cut(how, true)?;
     let part = ["--rw=randwrite", "--offset=16M", "--size=6M"];
     net.fio(&part)?;

@@ -5,7 +5,7 @@ use pvblk_e2e::mounted::{Ext4, need_machine};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::slow_medium::SlowMedium;
-use pvblk_e2e::tools::{need, run, run_ok, tool};
+use pvblk_e2e::tools::{fio_verify, need, run, run_ok};
 use pvblk_e2e::{Daemon, MIB, Route, Stage, Stop, full, pattern, run_all, stage};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
@@ -125,24 +125,17 @@ fn fio() -> Result<(), Stop> {
     let killing = Arc::new(Killing::default());
     let killer = kill_until(stage, &killing, Duration::from_millis(300));
     let seconds = if full() { 60 } else { 6 };
-    let args = [
-        "--name=verify".into(),
-        "--ioengine=nbd".into(),
-        format!("--uri={uri}"),
-        "--rw=randwrite".into(),
-        "--bssplit=4k/60:16k/20:128k/20".into(),
-        "--iodepth=32".into(),
-        "--size=128M".into(),
-        "--verify=crc32c".into(),
-        "--verify_fatal=1".into(),
-        "--verify_backlog=512".into(),
-        "--serialize_overlap=1".into(),
-        "--verify_state_save=0".into(),
-        "--fsync=100".into(),
-        "--time_based=1".into(),
-        format!("--runtime={seconds}"),
+    let options = [
+        "--rw=randwrite",
+        "--bssplit=4k/60:16k/20:128k/20",
+        "--iodepth=32",
+        "--size=128M",
+        "--verify_backlog=512",
+        "--fsync=100",
+        "--time_based=1",
+        &format!("--runtime={seconds}"),
     ];
-    let result = run(tool("fio", &args), Duration::from_secs(seconds + 90))?.success();
+    let result = fio_verify(&uri, &options, Duration::from_secs(seconds + 90));
     killing.stop.store(true, Ordering::Relaxed);
     let mut stage = joined(killer)?;
     result?;

@@ -4,7 +4,7 @@ use pvblk_e2e::daemon::{self, pvblk};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::unix;
-use pvblk_e2e::tools::{need, need_fio_nbd, run, run_ok, tool};
+use pvblk_e2e::tools::{fio_verify, need, need_fio_nbd, run, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -160,14 +160,12 @@ fn verified(volume: impl Fn(&Path) -> String, rings: bool) -> Result<(), Stop> {
         ])?);
     }
     let squeezer = Squeezer::start(controls.clone(), seed);
-    let uri = format!("--uri=nbd+unix:///a?socket={}", socket.display());
+    let uri = format!("nbd+unix:///a?socket={}", socket.display());
     let (runtime, randseed) = (
         format!("--runtime={seconds}"),
         format!("--randseed={}", seed >> 1),
     );
-    let args = [
-        "--name=verify",
-        "--ioengine=nbd",
+    let options = [
         "--rw=randrw",
         "--rwmixread=30",
         "--bssplit=4k/40:8k/10:16k/10:64k/20:128k/10:1m/10",
@@ -175,18 +173,13 @@ fn verified(volume: impl Fn(&Path) -> String, rings: bool) -> Result<(), Stop> {
         "--numjobs=4",
         "--size=24m",
         "--offset_increment=24m",
-        "--verify=crc32c",
-        "--verify_state_save=0",
-        "--verify_fatal=1",
         "--verify_backlog=256",
-        "--serialize_overlap=1",
         "--time_based=1",
         "--fsync=64",
-        &uri,
         &runtime,
         &randseed,
     ];
-    run(tool("fio", args), Duration::from_secs(seconds + 90))?.success()?;
+    fio_verify(&uri, &options, Duration::from_secs(seconds + 90))?;
     let times = squeezer.stop()?;
     let [server, client] = [
         report(&controls[0])?,

@@ -410,7 +410,7 @@ impl NbdQueue {
         if slot.error != 0 {
             let status = proto::status_of(slot.error);
             if let (None, Some(kept)) = (&slot.request, &self.link.kept) {
-                // What it was to cover stays, and the next flush covers it.
+                // The writes that it was to cover stay, and the next flush covers them.
                 kept.flushed();
             }
             self.finish(id, status);
