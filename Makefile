@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench md lab crash state-crash neighbours sim advisories fmt clean release
+.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories fmt clean release
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -24,6 +24,7 @@ test: ## Format, lints, licences, unit tests, a share of fuzzing, end-to-end tes
 
 test-loaded: ## The same beside four busy loops: no test may depend on how fast the machine is (90 minutes)
 	@scripts/install-tools.sh test
+	@scripts/test.sh build
 	@FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) scripts/loaded.sh scripts/test.sh
 
 test-repeat: ## Run each test program that has to do with threads or time RUNS times (50), and print a table (1 hour)
@@ -39,7 +40,8 @@ test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, que
 test-ceph: ## Serve images of a Ceph cluster of this machine for longer: 1000 stolen locks, kills, an OSD stopped for 60 s, 100 images (40 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
-	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test ceph -- --nocapture
+	@cargo build --locked -p pvblk --features planted --target-dir "$${CARGO_TARGET_DIR:-target}/planted"
+	@PVBLK_PLANTED_BIN="$$(realpath "$${CARGO_TARGET_DIR:-target}/planted/debug/pvblk")" PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test ceph -- --nocapture
 
 test-nbd: ## Kill NBD servers under volumes that use them, KILLS times for each kind of server (1000), while fio verifies (15 minutes)
 	@scripts/install-tools.sh test
@@ -65,6 +67,15 @@ xen-bench: ## Compare pvblk, the kernel's blkback and QEMU's qdisk for a guest o
 	@tests/vm/xen.sh --script tests/vm/scripts/xen-bench.sh --out "$${CARGO_TARGET_DIR:-target}/xen-bench" \
 		--add "$${CARGO_TARGET_DIR:-target}/release/pvblk" --with qdisk --memory 3072 --dom0-memory 1280 --seconds 2400
 	@cat "$${CARGO_TARGET_DIR:-target}/xen-bench/log"
+
+bench-remote: ## Compare images of a Ceph cluster of this machine, caches before them, and NBD volumes with their peers, in TURNS turns (5) (an hour; needs a quiet machine)
+	@scripts/install-tools.sh test
+	@$(MAKE) --no-print-directory release
+	@mkdir -p "$${CARGO_TARGET_DIR:-target}/bench-remote"
+	@t="$${CARGO_TARGET_DIR:-target}" turns=$(or $(TURNS),5); \
+		scripts/ceph_speed.py "$$t/release/pvblk" --turns $$turns --seconds 3 --json "$$t/bench-remote/ceph.json"; \
+		scripts/ceph_speed.py "$$t/release/pvblk" --cache --sizes 4k --turns $$turns --seconds 2 --json "$$t/bench-remote/cache.json"; \
+		scripts/nbd_speed.py "$$t/release/pvblk" --turns $$turns --seconds 2 --json "$$t/bench-remote/nbd.json"
 
 md: ## Compare RAID-5 with the kernel's md in user-mode Linux, members in memory (8 minutes)
 	@scripts/install-tools.sh test

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Ceph cluster of one machine for tests: a monitor and OSDs as plain processes on 127.0.0.1, without systemd. Nothing outside of its folder
-# is touched.
+# is touched. Clients need a key (cephx); that of `client.admin` is in DIR, where the configuration looks for all keys: DIR/NAME.keyring.
 #
 #   scripts/ceph.sh start DIR [OSDS]   makes the cluster with a pool `rbd`, prints `conf=DIR/ceph.conf` when images can be made
 #   scripts/ceph.sh osd DIR N          starts OSD N again after it was killed
@@ -13,12 +13,16 @@
 set -euo pipefail
 
 PORT=${PORT:-13300} OSD_BYTES=${OSD_BYTES:-2147483648} GRACE=${GRACE:-20}
+# Ceph's defaults allow RocksDB a write-ahead log of 1 GiB and four old ones kept for reuse, and put small writes into it first. A minute of 4 KiB
+# writes then fills the OSD's file, and the OSD drops writes without an answer and ends.
+ROCKSDB=compression=kNoCompression,max_write_buffer_number=4,min_write_buffer_number_to_merge=1,recycle_log_file_num=2,write_buffer_size=33554432
+ROCKSDB=$ROCKSDB,writable_file_max_buffer_size=0,compaction_readahead_size=2097152,max_background_compactions=2,max_total_wal_size=134217728
 action=${1:-} dir=${2:-}
 case $action in
 start | osd | mon | stop | wipe) [ -n "$dir" ] ;;
 *) false ;;
 esac || {
-    sed -n '2,12p' "$0" >&2
+    sed -n '2,13p' "$0" >&2
     exit 2
 }
 mkdir -p "$dir"
@@ -51,9 +55,11 @@ mon_initial_members = a
 public_addr = 127.0.0.1
 cluster_addr = 127.0.0.1
 ms_bind_ipv6 = false
-auth_cluster_required = none
-auth_service_required = none
-auth_client_required = none
+auth_cluster_required = cephx
+auth_service_required = cephx
+auth_client_required = cephx
+auth_allow_insecure_global_id_reclaim = false
+keyring = $dir/\$name.keyring
 log_file = $dir/log/\$name.log
 log_to_stderr = false
 mon_cluster_log_file = $dir/log/cluster.log
@@ -71,14 +77,18 @@ paxos_propose_interval = 0.05
 paxos_min_wait = 0.01
 osd_heartbeat_grace = $GRACE
 [mon]
+keyring = $dir/mon/keyring
 mon_data = $dir/mon
 mon_data_avail_warn = 1
 mon_data_avail_crit = 0
 [osd]
+keyring = $dir/osd.\$id/keyring
 osd_data = $dir/osd.\$id
 osd_objectstore = bluestore
 osd_memory_target = 939524096
 bluestore_block_size = $OSD_BYTES
+bluestore_prefer_deferred_size_hdd = 0
+bluestore_rocksdb_options = $ROCKSDB
 bluestore_fsck_on_mount = false
 [client]
 log_file =
@@ -90,20 +100,25 @@ start_mon() { daemon mon ceph-mon -c "$conf" -i a -f; }
 start_osd() { daemon "osd.$1" ceph-osd -c "$conf" -i "$1" -f; }
 
 start() {
-    local osds=$1 id i fsid
+    local osds=$1 id i fsid key
     [ -e "$conf" ] && fail "$conf exists: wipe it first"
     mkdir -p "$dir"/{log,run,mon,crash}
     fsid=$(cat /proc/sys/kernel/random/uuid)
     write_conf "$fsid"
     monmaptool --create --clobber --fsid "$fsid" \
         --addv a "[v2:127.0.0.1:$PORT,v1:127.0.0.1:$((PORT + 1))]" "$dir/monmap" >/dev/null || fail "no monmap"
-    ceph-mon -c "$conf" --mkfs -i a --monmap "$dir/monmap" || fail "the monitor's store can't be made"
+    ceph-authtool --create-keyring "$dir/client.admin.keyring" --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *' >/dev/null
+    cp "$dir/client.admin.keyring" "$dir/keys"
+    ceph-authtool "$dir/keys" --gen-key -n mon. --cap mon 'allow *' >/dev/null || fail "no keys"
+    ceph-mon -c "$conf" --mkfs -i a --monmap "$dir/monmap" --keyring "$dir/keys" || fail "the monitor's store can't be made"
     start_mon
     ceph mon stat >/dev/null || fail "the monitor doesn't answer"
     for ((i = 0; i < osds; i++)); do
         id=$(cat /proc/sys/kernel/random/uuid)
         mkdir -p "$dir/osd.$i"
-        ceph osd new "$id" "$i" >/dev/null || fail "the monitor takes no OSD"
+        key=$(ceph-authtool --gen-print-key)
+        printf '{"cephx_secret": "%s"}' "$key" | ceph osd new "$id" "$i" -i - >/dev/null || fail "the monitor takes no OSD"
+        ceph-authtool --create-keyring "$dir/osd.$i/keyring" --name "osd.$i" --add-key "$key" >/dev/null
         ceph-osd -c "$conf" -i "$i" --mkfs --osd-uuid "$id" >>"$dir/log/osd.$i.out" 2>&1 || fail "the OSD's store can't be made"
         start_osd "$i"
     done

@@ -2,6 +2,7 @@
 # Fuzzes every target of fuzz/ for a share of SECONDS, and prints a `test result:` line.
 #
 #   scripts/fuzz.sh [SECONDS [TARGET…]]      SECONDS: all targets together; 20 for each if not given
+#   scripts/fuzz.sh build                    builds the targets, and runs none
 #
 # Built with the pinned stable toolchain: libFuzzer needs only the compiler's coverage counters, which a stable
 # compiler can emit, and a C++ compiler for itself. Without one, plain runs over random inputs take its place.
@@ -16,6 +17,8 @@ if ((${#targets[@]} == 0)); then
     for file in fuzz/fuzz_targets/*.rs; do targets+=("$(basename "$file" .rs)"); done
 fi
 seconds=${1:-$((20 * ${#targets[@]}))}
+only_build=false
+if [ "$seconds" = build ]; then only_build=true seconds=0; fi
 share=$((seconds / ${#targets[@]}))
 ((share > 0)) || share=1
 
@@ -25,6 +28,7 @@ if [ -f fuzz/Cargo.lock ]; then locked=(--locked); fi
 
 # Runs targets without coverage, and prints the reason.
 smoke() {
+    ! $only_build || exit 0
     echo "fuzz: no coverage: $1; random inputs instead"
     cargo run --quiet --release "${locked[@]}" --manifest-path fuzz/Cargo.toml --target-dir "$build" --bin smoke -- \
         "$share" "${targets[@]}"
@@ -43,6 +47,7 @@ for target in "${targets[@]}"; do bins+=(--bin "$target"); done
 # The requirements of libFuzzer may be missing here; broken code fails the plain build as well.
 RUSTFLAGS=$flags cargo build --quiet --release "${locked[@]}" --manifest-path fuzz/Cargo.toml --features libfuzzer \
     --target "$triple" --target-dir "$build" "${bins[@]}" || smoke 'the build with counters failed, see above'
+! $only_build || exit 0
 
 passed=0 failed=0
 for target in "${targets[@]}"; do

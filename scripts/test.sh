@@ -1,12 +1,33 @@
 #!/usr/bin/env bash
 # The checks of `make test`, once the tools are installed. All steps run even if one fails;
 # the last line is the sum, and the status is non-zero if anything failed.
+# `test.sh build` only builds what the checks run, so that a run beside busy loops measures tests and not the compiler.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 
 # Seconds for all fuzz targets together; `make fuzz` runs longer.
 : "${FUZZ_SECONDS:=60}"
+
+# The targets are a workspace of their own, so that the coverage flags are only for them.
+fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)
+
+if [ "${1:-}" = build ]; then
+    set -e
+    cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
+    cargo test --quiet --workspace --exclude pvblk-e2e --locked --no-run
+    cargo clippy --quiet -p pvblk-sim --features planted --all-targets --locked -- -D warnings
+    cargo test --quiet -p pvblk-sim --features planted --locked --no-run
+    cargo test --quiet -p pvblk-e2e --locked --no-run
+    if scripts/asan.sh has 2>/dev/null; then scripts/asan.sh test --no-run; fi
+    cargo clippy --quiet "${fuzz[@]}" --all-targets -- -D warnings
+    cargo test --quiet "${fuzz[@]}" --no-run
+    scripts/fuzz.sh build
+    cargo build --quiet --release --locked -p pvblk
+    cargo build --quiet --release --locked -p pvblk-lab
+    cargo build --quiet --release --locked -p pvblk-volume --example raid5_prereads
+    exit
+fi
 
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
@@ -95,14 +116,10 @@ if scripts/asan.sh has 2>/dev/null; then
 else
     skip 'under AddressSanitizer: this toolchain has none'
 fi
-if [ -f fuzz/Cargo.toml ]; then
-    # The targets are a workspace of their own, so that the coverage flags are only for them.
-    fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)
-    check 'fuzz: format' cargo fmt --manifest-path fuzz/Cargo.toml --check
-    check 'fuzz: clippy' cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
-    tests 'fuzz: targets over their seeds' cargo test "${fuzz[@]}" --no-fail-fast
-    tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
-fi
+check 'fuzz: format' cargo fmt --manifest-path fuzz/Cargo.toml --check
+check 'fuzz: clippy' cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
+tests 'fuzz: targets over their seeds' cargo test "${fuzz[@]}" --no-fail-fast
+tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab' cargo build --release --locked -p pvblk-lab; then
     # The command is built on its own, as it is shipped.
     check 'release build of an example' cargo build --release --locked -p pvblk-volume --example raid5_prereads

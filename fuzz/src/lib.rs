@@ -8,6 +8,7 @@ pub mod blktrace;
 pub mod front;
 pub mod front_table;
 pub mod guest;
+pub mod http;
 pub mod nbd_client;
 pub mod nbd_device;
 pub mod nbd_handshake;
@@ -29,6 +30,7 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: &[(&str, Target)] = &[
     ("blktrace", blktrace::blktrace),
     ("front", front::front),
+    ("http", http::http),
     ("nbd_client", nbd_client::nbd_client),
     ("nbd_handshake", nbd_handshake::nbd_handshake),
     ("nbd_requests", nbd_requests::nbd_requests),

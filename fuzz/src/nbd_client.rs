@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 const REPLY: u64 = 0x0003_e889_0455_65a9;
 const STRUCTURED: u32 = 8;
+const EXTENDED: u32 = 11;
 const GO: u32 = 7;
 const DEPTH: usize = 8;
 
@@ -34,7 +35,8 @@ struct Play {
     /// By tag: the buffer's slot, and whether the server refused it.
     in_flight: BTreeMap<u64, Buffer>,
     next: u64,
-    structured: bool,
+    /// 0: simple replies, 1: structured ones, 2: extended headers.
+    mode: u8,
     refused: bool,
     tampered: bool,
 }
@@ -52,11 +54,14 @@ fn option(out: &mut Vec<u8>, option: u32, kind: u32, payload: &[u8]) {
 }
 
 /// The bytes of an honest server until the transmission phase.
-fn greeting(structured: bool, flags: u16, blocks: Option<[u32; 3]>) -> Vec<u8> {
+fn greeting(mode: u8, flags: u16, blocks: Option<[u32; 3]>) -> Vec<u8> {
     let mut out = b"NBDMAGICIHAVEOPT".to_vec();
     out.extend(3u16.to_be_bytes());
-    let answer = if structured { 1 } else { 0x8000_0001 };
-    option(&mut out, STRUCTURED, answer, &[]);
+    let answer = |has| if has { 1 } else { 0x8000_0001 };
+    option(&mut out, EXTENDED, answer(mode == 2), &[]);
+    if mode < 2 {
+        option(&mut out, STRUCTURED, answer(mode == 1), &[]);
+    }
     let mut info = vec![0, 0];
     info.extend((SECTORS * 512).to_be_bytes());
     info.extend(flags.to_be_bytes());
@@ -72,10 +77,10 @@ fn greeting(structured: bool, flags: u16, blocks: Option<[u32; 3]>) -> Vec<u8> {
 
 fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let (client, mut server) = UnixStream::pair().expect("sockets");
-    let structured = u.arbitrary()?;
+    let mode = [0, 1, 0, 2][usize::from(u.arbitrary::<u8>()? & 3)];
     let flags = 1 | *u.choose(&[0u16, 4, 4 | 8, 4 | 8 | 32, 2, 0x100])?;
     let blocks = *u.choose(&[None, Some([1, 4096, 1 << 25]), Some([512, 4096, 8192])])?;
-    let mut hello = greeting(structured, flags, blocks);
+    let mut hello = greeting(mode, flags, blocks);
     let mut honest = true;
     for _ in 0..u.int_in_range(0..=3)? {
         if u.ratio(1, 3)? {
@@ -100,8 +105,9 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     if !honest {
         return Ok(());
     }
-    // The client's options: two headers, the name, one wish for information.
-    let mut asked = vec![0; 4 + 16 + 16 + 4 + 4 + 2 + 2];
+    // The client's options: a header for each form that it asks for, one with the name and one wish for information.
+    let forms = if mode == 2 { 1 } else { 2 };
+    let mut asked = vec![0; 4 + 16 * forms + 16 + 4 + 4 + 2 + 2];
     server.read_exact(&mut asked).expect("the client's options");
     server.set_nonblocking(true).expect("sockets");
     let device: Arc<dyn BlockDevice> = device;
@@ -112,7 +118,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         taken: Vec::new(),
         in_flight: BTreeMap::new(),
         next: 0,
-        structured,
+        mode,
         refused: false,
         tampered: false,
     };
@@ -210,23 +216,31 @@ impl Play {
         let word =
             |b: &[u8], at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         let long = |b: &[u8], at: usize| u64::from(word(b, at)) << 32 | u64::from(word(b, at + 4));
-        while self.bytes.len() >= 28 {
+        let (head, magic) = match self.mode {
+            2 => (32, 0x21e4_1c71),
+            _ => (28, 0x2560_9513),
+        };
+        while self.bytes.len() >= head {
             let b = &self.bytes;
-            assert_eq!(word(b, 0), 0x2560_9513, "no request");
+            assert_eq!(word(b, 0), magic, "no request");
             let command = (word(b, 4) & 0xffff) as u16;
-            let (cookie, offset, len) = (long(b, 8), long(b, 16), word(b, 24));
+            let (cookie, offset, len) = (long(b, 8), long(b, 16), word(b, head - 4));
+            if self.mode == 2 {
+                assert_eq!(word(b, 24), 0, "longer than the disk");
+                assert_eq!(word(b, 4) >> 21 & 1 == 1, command == 1, "a payload");
+            }
             let payload = if command == 1 { len as usize } else { 0 };
-            if self.bytes.len() < 28 + payload {
+            if self.bytes.len() < head + payload {
                 break;
             }
-            for (i, sector) in self.bytes[28..28 + payload].chunks(512).enumerate() {
+            for (i, sector) in self.bytes[head..head + payload].chunks(512).enumerate() {
                 assert_eq!(sector, pattern(offset / 512 + i as u64), "wrong data sent");
             }
             assert!(
                 offset + u64::from(len) <= SECTORS * 512,
                 "outside the export"
             );
-            self.bytes.drain(..28 + payload);
+            self.bytes.drain(..head + payload);
             self.taken.push(Taken {
                 command,
                 cookie,
@@ -244,7 +258,10 @@ impl Play {
             .flat_map(|i| pattern(t.offset / 512 + i))
             .collect();
         let mut out = Vec::new();
-        if !self.structured || t.command != 0 {
+        let to = (self.mode == 2, t.cookie, t.offset);
+        if self.mode == 2 && t.command != 0 && error == 0 {
+            chunk(&mut out, 1, 0, to, &[]);
+        } else if self.mode == 0 || (self.mode == 1 && t.command != 0) {
             out.extend(0x6744_6698u32.to_be_bytes());
             out.extend(error.to_be_bytes());
             out.extend(t.cookie.to_be_bytes());
@@ -252,22 +269,16 @@ impl Play {
                 out.extend(data);
             }
         } else if error != 0 {
-            chunk(
-                &mut out,
-                1,
-                0x8001,
-                t.cookie,
-                &[&error.to_be_bytes(), &[0, 0]],
-            );
+            chunk(&mut out, 1, 0x8001, to, &[&error.to_be_bytes(), &[0, 0]]);
         } else {
             let cut = (cut as usize * 512).min(data.len());
             for (from, part) in [(0, &data[..cut]), (cut, &data[cut..])] {
                 if !part.is_empty() {
                     let place = (t.offset + from as u64).to_be_bytes();
-                    chunk(&mut out, 0, 1, t.cookie, &[&place, part]);
+                    chunk(&mut out, 0, 1, to, &[&place, part]);
                 }
             }
-            chunk(&mut out, 1, 0, t.cookie, &[]);
+            chunk(&mut out, 1, 0, to, &[]);
         }
         // At most a few replies of 8 KiB are under way: they fit the socket.
         let _ = self.server.write_all(&out);
@@ -293,12 +304,20 @@ impl Play {
     }
 }
 
-fn chunk(out: &mut Vec<u8>, flags: u16, kind: u16, cookie: u64, parts: &[&[u8]]) {
-    out.extend(0x668e_33efu32.to_be_bytes());
+/// `to`: whether headers are extended, the request's cookie and its offset.
+fn chunk(out: &mut Vec<u8>, flags: u16, kind: u16, to: (bool, u64, u64), parts: &[&[u8]]) {
+    let (extended, cookie, offset) = to;
+    let magic: u32 = if extended { 0x6e8a_278c } else { 0x668e_33ef };
+    out.extend(magic.to_be_bytes());
     out.extend(flags.to_be_bytes());
     out.extend(kind.to_be_bytes());
     out.extend(cookie.to_be_bytes());
     let len: usize = parts.iter().map(|p| p.len()).sum();
-    out.extend((len as u32).to_be_bytes());
+    if extended {
+        out.extend(offset.to_be_bytes());
+        out.extend((len as u64).to_be_bytes());
+    } else {
+        out.extend((len as u32).to_be_bytes());
+    }
     parts.iter().for_each(|p| out.extend(*p));
 }

@@ -9,6 +9,7 @@ use pvblk_backend::{Disk, Disks};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Limits};
 use pvblk_export::nbd::{Handshake, Negotiated, Step};
+use pvblk_protocol::nbd::Mode;
 use std::sync::Arc;
 
 const IHAVEOPT: &[u8; 8] = b"IHAVEOPT";
@@ -146,7 +147,7 @@ fn check(input: &[u8], output: &[u8], end: &End) {
         return;
     };
     let fixed = input[3] & 1 != 0;
-    let mut structured = false;
+    let (mut structured, mut extended) = (false, false);
     while let Some((header, after)) = rest.split_first_chunk::<16>() {
         let (option, len) = (word(header, 8), word(header, 12) as usize);
         if &header[..8] != IHAVEOPT || after.len() < len || out.is_empty() {
@@ -156,6 +157,7 @@ fn check(input: &[u8], output: &[u8], end: &End) {
         if option == 1 {
             // The old way: no reply but the disk's size and flags.
             let End::Done(n) = end else { break };
+            assert!(!extended, "the old way after extended headers");
             assert_eq!(out[..8], (SECTORS * 512).to_be_bytes());
             assert_eq!(out[8..10], n.transmission_flags.to_be_bytes());
             assert_eq!(out.len(), if n.no_zeroes { 10 } else { 134 });
@@ -175,20 +177,26 @@ fn check(input: &[u8], output: &[u8], end: &End) {
             let expected = match option {
                 3 => kind == 2,
                 6 | 7 => kind == 3,
-                9 | 10 => kind == 4 && structured,
+                9 | 10 => kind == 4 && (structured || extended),
                 _ => false,
             };
             assert!(expected, "reply {kind} to option {option}");
         };
-        let known = [2, 3, 6, 7, 8, 9, 10].contains(&option);
+        let known = [2, 3, 6, 7, 8, 9, 10, 11].contains(&option);
         assert!(known || last >= 1 << 31, "success of an unknown option");
         structured |= option == 8 && last == 1;
+        extended |= option == 11 && last == 1;
         if (option == 2 || option == 7) && last == 1 {
             match end {
                 End::Aborted => assert_eq!(option, 2),
                 End::Done(n) => {
-                    assert_eq!((option, n.structured), (7, structured));
-                    assert!(n.structured || !n.base_allocation);
+                    let mode = match (structured, extended) {
+                        (_, true) => Mode::Extended,
+                        (true, false) => Mode::Structured,
+                        _ => Mode::Simple,
+                    };
+                    assert_eq!((option, n.mode), (7, mode));
+                    assert!(n.mode.has_chunks() || !n.base_allocation);
                     assert_eq!(n.leftover, rest);
                 }
                 _ => panic!("the negotiation goes on after its end"),

@@ -9,7 +9,7 @@ use arbitrary::{Result, Unstructured};
 use pvblk_backend::{RequestSource, SourceEnd};
 use pvblk_block::{BlockDevice, Limits, Op, Request};
 use pvblk_export::nbd::{NbdConfig, NbdSource, Negotiated};
-use pvblk_protocol::nbd::transmission_flags;
+use pvblk_protocol::nbd::{Mode, transmission_flags};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -30,7 +30,7 @@ struct Play {
     limits: Limits,
     source: NbdSource,
     client: UnixStream,
-    structured: bool,
+    mode: Mode,
     base_allocation: bool,
     depth: usize,
     to_send: VecDeque<u8>,
@@ -62,8 +62,8 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         discard_granularity_bytes: *u.choose(&[0, 4096])?,
         ..Limits::default()
     };
-    let structured = u.arbitrary()?;
-    let base_allocation = structured && u.arbitrary()?;
+    let mode = mode(u.arbitrary()?);
+    let base_allocation = mode.has_chunks() && u.arbitrary()?;
     let depth = u.int_in_range(1..=12)?;
     let device = Arc::new(PatternDisk::new(limits));
     let (client, server) = UnixStream::pair().expect("sockets");
@@ -71,8 +71,8 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let negotiated = Negotiated {
         export: "disk".into(),
         device: Arc::clone(&device) as Arc<dyn BlockDevice>,
-        transmission_flags: transmission_flags(&limits, structured),
-        structured,
+        transmission_flags: transmission_flags(&limits, mode),
+        mode,
         base_allocation,
         no_zeroes: true,
         leftover: Vec::new(),
@@ -86,7 +86,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         limits,
         source: NbdSource::new("fuzz", server.into(), negotiated, &config),
         client,
-        structured,
+        mode,
         base_allocation,
         depth: depth as usize,
         to_send: VecDeque::new(),
@@ -103,6 +103,15 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let result = (0..300).try_for_each(|_| play.step(u));
     play.end();
     result
+}
+
+/// The forms that a connection may have, by the lowest bits of a byte.
+fn mode(byte: u8) -> Mode {
+    match byte & 3 {
+        1 => Mode::Structured,
+        3 => Mode::Extended,
+        _ => Mode::Simple,
+    }
 }
 
 impl Play {
@@ -163,12 +172,24 @@ impl Play {
         }
         let cookie = self.next_cookie;
         self.next_cookie = self.next_cookie.wrapping_add(1);
-        self.to_send.extend(0x2560_9513u32.to_be_bytes());
+        let extended = self.mode == Mode::Extended;
+        let magic: u32 = if extended { 0x21e4_1c71 } else { 0x2560_9513 };
+        // Flag 32 says that a payload follows; here, mostly where there is one.
+        let flags = match extended && command == 1 && len > 0 {
+            true => flags | 32,
+            false if extended => flags & !32,
+            false => flags,
+        };
+        self.to_send.extend(magic.to_be_bytes());
         self.to_send.extend(flags.to_be_bytes());
         self.to_send.extend(command.to_be_bytes());
         self.to_send.extend(cookie.to_be_bytes());
         self.to_send.extend(offset.to_be_bytes());
-        self.to_send.extend(len.to_be_bytes());
+        match extended {
+            true => self.to_send.extend(u64::from(len).to_be_bytes()),
+            false => self.to_send.extend(len.to_be_bytes()),
+        }
+        let flags = if extended { flags & !32 } else { flags };
         if command == 1 {
             self.to_send
                 .extend((0..u64::from(len)).map(|i| byte(offset.wrapping_add(i))));
@@ -204,7 +225,7 @@ impl Play {
         let l = &self.limits;
         let mut errors = Vec::new();
         let (known, allowed) = match command {
-            0 => (true, if self.structured { 4 } else { 0 }),
+            0 => (true, if self.mode.has_chunks() { 4 } else { 0 }),
             1 | 3 => (true, 0),
             4 => (l.discard_granularity_bytes > 0 && !l.read_only, 0),
             6 if l.write_zeroes => (!l.read_only, 2 | 16),
@@ -334,7 +355,8 @@ impl Play {
                 let cookie = u64::from(word(8)) << 32 | u64::from(word(12));
                 let wanted = self.wanted.get(&cookie);
                 let is_read = wanted.is_some_and(|w| w.command == 0);
-                assert!(!(self.structured && is_read), "a read needs a chunk");
+                assert!(!(self.mode.has_chunks() && is_read), "a read needs a chunk");
+                assert_ne!(self.mode, Mode::Extended, "a simple reply");
                 let bytes = match wanted {
                     Some(w) if is_read && word(4) == 0 => w.len as usize,
                     _ => 0,
@@ -342,30 +364,48 @@ impl Play {
                 let data = b.get(16..16 + bytes)?;
                 (cookie, word(4), data, 16 + bytes)
             }
-            0x668e_33ef if b.len() >= 20 => {
-                assert!(self.structured, "a chunk that was not negotiated");
+            magic @ (0x668e_33ef | 0x6e8a_278c)
+                if b.len() >= 32 || (magic == 0x668e_33ef && b.len() >= 20) =>
+            {
+                let extended = magic == 0x6e8a_278c;
+                let agreed = if extended {
+                    Mode::Extended
+                } else {
+                    Mode::Structured
+                };
+                assert_eq!(self.mode, agreed, "a chunk that was not negotiated");
                 let cookie = u64::from(word(8)) << 32 | u64::from(word(12));
-                let (kind, bytes) = (word(4) & 0xffff, word(16) as usize);
-                assert_eq!(word(4) >> 16, 1, "one chunk for each reply, which ends it");
-                let payload = b.get(20..20 + bytes)?;
                 let wanted = self.wanted.get(&cookie);
+                let (head, bytes) = match extended {
+                    true => {
+                        let offset = u64::from(word(16)) << 32 | u64::from(word(20));
+                        assert!(wanted.is_none_or(|w| w.offset == offset));
+                        assert_eq!(word(24), 0);
+                        (32, word(28) as usize)
+                    }
+                    false => (20, word(16) as usize),
+                };
+                let kind = word(4) & 0xffff;
+                assert_eq!(word(4) >> 16, 1, "one chunk for each reply, which ends it");
+                let payload = b.get(head..head + bytes)?;
                 let (error, data) = match kind {
                     0 => (0, payload),
                     1 => {
-                        let offset = u64::from(word(20)) << 32 | u64::from(word(24));
+                        let offset = u64::from(word(head)) << 32 | u64::from(word(head + 4));
                         assert!(wanted.is_none_or(|w| w.offset == offset));
                         (0, &payload[8..])
                     }
-                    5 => {
-                        check_extents(payload, wanted);
+                    5 | 6 => {
+                        assert_eq!(kind == 6, extended);
+                        check_extents(payload, wanted, extended);
                         (0, &payload[..0])
                     }
-                    0x8001 => (word(20), &payload[..0]),
+                    0x8001 => (word(head), &payload[..0]),
                     _ => panic!("a chunk of kind {kind:#x}"),
                 };
-                (cookie, error, data, 20 + bytes)
+                (cookie, error, data, head + bytes)
             }
-            0x6744_6698 | 0x668e_33ef => return None,
+            0x6744_6698 | 0x668e_33ef | 0x6e8a_278c => return None,
             other => panic!("a reply starts with {other:#x}"),
         };
         let Some(wanted) = self.wanted.remove(&cookie) else {
@@ -432,8 +472,9 @@ fn byte(at: u64) -> u8 {
     pattern(at / 512)[(at % 512) as usize]
 }
 
-fn check_extents(payload: &[u8], wanted: Option<&Wanted>) {
-    assert!(payload.len() >= 12 && payload.len() % 8 == 4);
+fn check_extents(payload: &[u8], wanted: Option<&Wanted>, extended: bool) {
+    let (first, each) = if extended { (8, 16) } else { (4, 8) };
+    assert!(payload.len() >= first + each && (payload.len() - first).is_multiple_of(each));
     let word = |at: usize| {
         u64::from(u32::from_be_bytes([
             payload[at],
@@ -442,7 +483,13 @@ fn check_extents(payload: &[u8], wanted: Option<&Wanted>) {
             payload[at + 3],
         ]))
     };
-    let total: u64 = (4..payload.len()).step_by(8).map(word).sum();
+    if extended {
+        assert_eq!(word(4) as usize, (payload.len() - first) / each);
+    }
+    // The upper half of an extended length is 0 on a disk of this size.
+    let low = if extended { 4 } else { 0 };
+    let lengths = (first..payload.len()).step_by(each);
+    let total: u64 = lengths.map(|at| word(at + low)).sum();
     if let Some(w) = wanted {
         assert!(w.command == 7 && total > 0 && total <= u64::from(w.len));
     }

@@ -26,6 +26,11 @@ fn blktrace() {
 }
 
 #[test]
+fn http() {
+    run("http");
+}
+
+#[test]
 fn front() {
     run("front");
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Disks that come and go: the price for a neighbour, and the price of many.
 
-usage: measure.py PVBLK [--rounds N] [--seconds N] [--churn N] [--many N] [--json FILE]
+usage: measure.py PVBLK [--rounds N] [--seconds N] [--churn N] [--rate N] [--many N] [--json FILE]
 
 churn: one disk runs fio (random writes of 4 KiB with verify=crc32c, 32 in flight, NBD) while others are added and removed in a row, at least
-  --churn of them in each run. Rounds are A, B, A: quiet, beside the churn, quiet again; A/A says what is noise.
+  --churn of them in each run, as fast as the server answers or --rate of them in a second. Rounds are A, B, A: quiet, beside the churn, quiet again; A/A says what is noise.
 many: so many disks at once, sparse files, or memory where the limit of descriptors (two for each file) is too low: time to add them all over one connection, private memory, descriptors, threads, CPU at rest, the time of
   `disk.list` over all pages, and the time to remove all.
 """
@@ -101,18 +101,20 @@ def fio(folder, seconds):
 class Churn(threading.Thread):
     """Adds and removes disks in a row until it is told to end."""
 
-    def __init__(self, server, least):
+    def __init__(self, server, least, rate=0):
         super().__init__()
-        self.server, self.least, self.ending, self.count, self.error = server, least, False, 0, None
+        self.server, self.least, self.rate, self.ending, self.count, self.error = server, least, rate, False, 0, None
 
     def run(self):
         try:
-            client = self.server.client()
+            client, begin = self.server.client(), time.monotonic()
             while not self.ending or self.count < self.least:
                 volume = f"file:{self.server.folder}/churn.img" if self.count % 2 else "mem:1M"
                 client.call("disk.add", name="churn", volume=volume)
                 client.call("disk.remove", name="churn")
                 self.count += 1
+                if self.rate:
+                    time.sleep(max(0, begin + self.count / self.rate - time.monotonic()))
         except Exception as e:
             self.error = e
 
@@ -135,7 +137,7 @@ def churn_beside(options, folder, server):
     before, rounds = server.counts(), []
     for _ in range(options.rounds):
         a = fio(folder, options.seconds)
-        beside = Churn(server, options.churn)
+        beside = Churn(server, options.churn, options.rate)
         beside.start()
         b = fio(folder, options.seconds)
         beside.ending = True
@@ -150,7 +152,7 @@ def churn_beside(options, folder, server):
     def ratio(of, to):
         return statistics.median(r[of]["p99_us"] / r[to]["p99_us"] for r in rounds)
 
-    return {"rounds": rounds, "p99_beside_to_before": ratio("beside", "before"), "p99_after_to_before": ratio("after", "before"),
+    return {"rate": options.rate, "rounds": rounds, "p99_beside_to_before": ratio("beside", "before"), "p99_after_to_before": ratio("after", "before"),
             "counts_before": before, "counts_after": after, "exit_status": status}
 
 
@@ -217,6 +219,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--churn", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=0)
     parser.add_argument("--many", type=int, default=10_000)
     parser.add_argument("--only", choices=["churn", "many"])
     parser.add_argument("--json")

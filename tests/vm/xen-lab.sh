@@ -101,9 +101,9 @@ guest_runs() { xenstore-exists "/local/domain/$(guest_domid "$1")"; }
 guest_tell() { xenstore-write "/local/domain/$(guest_domid "$1")/words/$2" "${3:-1}"; }
 
 # guest_says NAME SECONDS PATTERN: waits until a line of the guest's console matches, and prints the first that does. Fails
-# when the guest has ended without one, or in time.
+# when the guest has ended without one, or in time: SECONDS are for a machine with nothing else to do, and four times as many are waited.
 guest_says() {
-    local end=$((SECONDS + $2)) console line='' part ended='' looks=0
+    local end=$((SECONDS + 4 * $2)) console line='' part ended='' looks=0
     exec {console}<"/out/$1.console"
     while :; do
         while IFS= read -r -u "$console" part; do

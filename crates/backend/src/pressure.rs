@@ -82,6 +82,8 @@ struct Pools {
     /// Counters of pools that are gone, by disk, with the time under pressure when the disk was
     /// seen first.
     retired: BTreeMap<String, RetiredDisk>,
+    /// Sums of disks that were forgotten: what counts since the start doesn't go back.
+    forgotten: PoolCounters,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -399,8 +401,15 @@ impl Pressure {
     pub fn forget(&self, disk: &str) {
         let mut pools = self.pools.lock();
         let lives = |p: &Weak<PoolShared>| p.upgrade().is_some_and(|p| p.disk() == disk);
-        if !pools.live.iter().any(lives) {
-            pools.retired.remove(disk);
+        if !pools.live.iter().any(lives)
+            && let Some(gone) = pools.retired.remove(disk)
+        {
+            pools.forgotten += PoolCounters {
+                free_pages: 0,
+                used_pages: 0,
+                peak_pages: 0,
+                ..gone.counters
+            };
         }
     }
 
@@ -441,7 +450,7 @@ impl Pressure {
                 disk.pools += pool.counters();
             }
         }
-        let mut total = PoolCounters::default();
+        let mut total = pools.forgotten;
         disks.values().for_each(|d| total += d.pools);
         PressureReport {
             disks,

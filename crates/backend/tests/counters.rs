@@ -52,6 +52,8 @@ fn what_a_worker_serves_is_counted_by_operation_and_connection() {
         counters.totals().in_flight == 1
     });
     assert_eq!(counts(&counters.totals(), WRITE), (5, 5 * 512, 1));
+    let read = counters.read_totals(|totals| counts(totals, WRITE));
+    assert_eq!(read, (5, 5 * 512, 1));
     assert_eq!(counts(&counters.totals(), FLUSH), (0, 0, 0));
     device.complete_one((0, Op::Flush, 0), Status::Ok);
     wait("the flush is counted", || counters.totals().in_flight == 0);
@@ -78,4 +80,5 @@ fn what_a_worker_serves_is_counted_by_operation_and_connection() {
             .all(|(_, t)| *t == Totals::default())
     });
     assert_eq!(counters.totals(), before);
+    assert_eq!(counters.read_totals(Clone::clone), before);
 }

@@ -1,5 +1,6 @@
 //! The report in the layout of fio's JSON output (fio(1), "JSON OUTPUT"), for the tools that read it.
 
+use super::Machine;
 use super::latency::{Latency, Moments};
 use super::report::{JobReport, OpReport, Powers, Report};
 use serde::Serialize;
@@ -33,6 +34,8 @@ struct Document {
     timestamp_ms: u128,
     #[serde(rename = "global options")]
     global: Pairs<String>,
+    /// The machine of the run, which fio's output doesn't have.
+    machine: Machine,
     jobs: Vec<Job>,
 }
 
@@ -251,6 +254,7 @@ pub(super) fn render(report: &Report) -> serde_json::Result<String> {
         timestamp: since.as_secs(),
         timestamp_ms: since.as_millis(),
         global: Pairs(report.global.clone()),
+        machine: Machine::here(),
         jobs: report.entries().iter().map(job).collect(),
     })
 }

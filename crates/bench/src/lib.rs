@@ -21,6 +21,7 @@ pub mod plot;
 mod job_thread;
 mod json;
 mod latency;
+mod machine;
 mod options;
 mod order;
 mod parse;
@@ -36,6 +37,7 @@ mod usage;
 mod verify;
 
 pub use latency::{Latency, Moments};
+pub use machine::Machine;
 pub use parse::{Jobs, parse_jobs};
 pub use report::{JobReport, Mismatch, OpReport, Powers, Report, Usage};
 pub use run::{Progress, RunOptions, run, run_on};

@@ -101,6 +101,8 @@ pub struct Request {
     pub scratch: u64,
     /// Time at which a lane of the back end took the request from its source, in [`pvblk_sys::ticks`]; a device must return it unchanged.
     pub taken: u64,
+    /// Trace hooks record this request ([`crate::trace`]). A layer that makes requests of its own for this one copies it to them.
+    pub followed: bool,
     /// True while a device owns the request.
     pub(crate) in_flight: bool,
     /// The list of the queue that the request was last submitted to, for the case that a device drops it. It
@@ -120,6 +122,7 @@ impl Request {
             tag,
             scratch: 0,
             taken: 0,
+            followed: false,
             in_flight: false,
             lost: None,
         })
@@ -142,6 +145,7 @@ impl Request {
         self.sectors = sectors;
         self.tag = tag;
         self.scratch = 0;
+        self.followed = false;
     }
 
     /// First sector after the request; saturates.

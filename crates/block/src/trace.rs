@@ -4,10 +4,13 @@
 //! number of its own; the `trace` crate collects them. A queue owns its sink, so recording takes no lock.
 //! While no recording runs in the process, a hook costs one look at [`is_on`], for a whole batch where there
 //! is one.
+//!
+//! A recording can follow one request in N, whole. The choice is made where requests enter the process, at the uppermost traced queue,
+//! and is a mark of the request ([`Request::followed`]) for all hooks below. See docs/decisions/0034-sampling.md.
 
 use crate::{Completion, Op, Request, RequestFlags, Status};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 /// A step of a request's life.
@@ -93,6 +96,9 @@ pub trait TraceHub: Send + Sync {
     /// The number of the layer of this name; the same number for each call.
     fn device(&self, name: &str) -> TraceDevice;
 
+    /// One request of so many is followed; 0 while events aren't wanted. Always the same place.
+    fn every(&self) -> Arc<AtomicU32>;
+
     /// A sink for one queue of a layer; `None` while events aren't wanted. Called with the first event.
     fn open(&self, origin: &TraceOrigin) -> Option<Box<dyn TraceSink>>;
 }
@@ -149,6 +155,8 @@ struct Branch {
     above: Option<TraceDevice>,
     /// The layer whose name is the scope: see [`Tracing::inside`].
     own: Option<Arc<str>>,
+    /// Requests enter the process here: no other layer is above.
+    is_entry: bool,
 }
 
 impl Tracing {
@@ -165,6 +173,7 @@ impl Tracing {
             scope: scope.into(),
             above: None,
             own: None,
+            is_entry: true,
         }))
     }
 
@@ -174,6 +183,7 @@ impl Tracing {
         let mut branch = self.0.clone();
         if let (Some(branch), Some(upper)) = (&mut branch, &upper.0) {
             branch.above = Some(upper.origin.device);
+            branch.is_entry = false;
         }
         Tracing(branch)
     }
@@ -185,6 +195,7 @@ impl Tracing {
         let branch = self.0.as_ref().map(|branch| Branch {
             scope: format!("{}/[{name}]", branch.scope).into(),
             own: Some(floor.into()),
+            is_entry: false,
             ..branch.clone()
         });
         Tracing(branch)
@@ -204,6 +215,8 @@ impl Tracing {
                     queue,
                     submitter,
                 },
+                every: branch.hub.every(),
+                choice: branch.is_entry.then(Choice::new),
                 hub: Arc::clone(&branch.hub),
                 sink: None,
             })
@@ -211,14 +224,79 @@ impl Tracing {
     }
 }
 
+/// The choice of requests that are followed: of one batch in N, at random, so that it doesn't keep step with a regular load.
+struct Choice {
+    /// Batches until the next one that is followed.
+    left: u32,
+    /// Of xorshift32; never 0.
+    random: u32,
+}
+
+/// Most requests of which one is followed.
+pub const MOST_EVERY: u32 = 1 << 20;
+
+impl Choice {
+    fn new() -> Choice {
+        Choice {
+            left: u32::MAX,
+            random: RandomState::new().hash_one(0) as u32 | 1,
+        }
+    }
+
+    /// True if the next batch is followed, of `every`: more than 1.
+    fn next(&mut self, every: u32) -> bool {
+        // The distance is 1 to 2 N - 1, each as likely: N on average.
+        let span = 2 * every.min(MOST_EVERY) - 1;
+        if self.left >= span {
+            // The first one, or N was greater before.
+            self.left = self.draw(span);
+        }
+        if self.left > 0 {
+            self.left -= 1;
+            return false;
+        }
+        self.left = self.draw(span);
+        true
+    }
+
+    /// A number below `span`.
+    fn draw(&mut self, span: u32) -> u32 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        ((u64::from(self.random) * u64::from(span)) >> 32) as u32
+    }
+}
+
 struct Tap {
     hub: Arc<dyn TraceHub>,
+    /// See [`TraceHub::every`].
+    every: Arc<AtomicU32>,
+    /// Where requests enter the process.
+    choice: Option<Choice>,
     origin: TraceOrigin,
     /// `Some` from the first event that is wanted to the first that isn't.
     sink: Option<Box<dyn TraceSink>>,
 }
 
 impl Tap {
+    /// Marks the requests of a batch that has just come.
+    fn mark(&mut self, batch: &mut [Box<Request>]) {
+        let every = self.every.load(Ordering::Relaxed);
+        if every == 0 {
+            self.sink = None;
+        }
+        let follows = match (every, &mut self.choice) {
+            (0 | 1, _) => every == 1,
+            (_, Some(choice)) => choice.next(every),
+            // Marked above.
+            (_, None) => return,
+        };
+        for request in batch {
+            request.followed = follows;
+        }
+    }
+
     /// The sink and the time, if events are wanted.
     fn sink(&mut self) -> Option<(&mut dyn TraceSink, u64)> {
         if self.sink.is_none() {
@@ -235,25 +313,26 @@ impl Tap {
 pub struct Tracer(Option<Box<Tap>>);
 
 impl Tracer {
-    /// Records that `request` reached `phase`.
+    /// Records that `request` reached `phase`, if it is followed. So do all hooks.
     #[inline]
     pub fn request(&mut self, phase: Phase, request: &Request) {
-        if is_on() {
+        if is_on() && request.followed {
             self.record(phase, request, 0);
         }
     }
 
-    /// Records that all these reached `phase` now.
+    /// Records that those of them that are followed reached `phase` now.
     #[inline]
     pub fn requests<'a>(&mut self, phase: Phase, all: impl IntoIterator<Item = &'a Request>) {
         if is_on() {
-            self.record_all(all.into_iter().map(|request| event(phase, request, 0)));
+            let all = all.into_iter().filter(|request| request.followed);
+            self.record_all(all.map(|request| event(phase, request, 0)));
         }
     }
 
-    /// Records that all these reached this layer now: Q, and before it A where they come from another layer.
+    /// Records that all these reached this layer now: Q, and before it A where they come from another layer. Marks those that are followed.
     #[inline]
-    pub fn arrived(&mut self, batch: &[Box<Request>]) {
+    pub fn arrived(&mut self, batch: &mut [Box<Request>]) {
         if is_on() {
             self.record_arrivals(batch);
         }
@@ -262,7 +341,7 @@ impl Tracer {
     /// Records that a request for this layer was made of one at `sector` of the layer above: A.
     #[inline]
     pub fn remapped(&mut self, request: &Request, sector: u64) {
-        if is_on() {
+        if is_on() && request.followed {
             self.record(Phase::Remap, request, sector);
         }
     }
@@ -278,7 +357,7 @@ impl Tracer {
     /// Records that `request` was split before `sector`, and its second part goes its own way.
     #[inline]
     pub fn split(&mut self, request: &Request, sector: u64) {
-        if is_on() {
+        if is_on() && request.followed {
             self.record(Phase::Split, request, sector);
         }
     }
@@ -287,7 +366,7 @@ impl Tracer {
     /// them.
     #[inline]
     pub fn plugged(&mut self, first: &Request) {
-        if is_on() {
+        if is_on() && first.followed {
             self.record(Phase::Plug, first, 0);
         }
     }
@@ -296,7 +375,7 @@ impl Tracer {
     /// the first.
     #[inline]
     pub fn unplugged(&mut self, first: &Request, waiting: u64) {
-        if is_on() {
+        if is_on() && first.followed {
             self.record(Phase::Unplug, first, waiting);
         }
     }
@@ -309,9 +388,12 @@ impl Tracer {
 
     #[cold]
     #[inline(never)]
-    fn record_arrivals(&mut self, batch: &[Box<Request>]) {
-        let above = self.0.as_ref().and_then(|tap| tap.origin.above);
-        self.record_all(batch.iter().flat_map(|request| {
+    fn record_arrivals(&mut self, batch: &mut [Box<Request>]) {
+        let Some(tap) = &mut self.0 else { return };
+        tap.mark(batch);
+        let above = tap.origin.above;
+        let followed = batch.iter().filter(|request| request.followed);
+        self.record_all(followed.flat_map(|request| {
             let remap = above.map(|_| event(Phase::Remap, request, request.sector));
             let queue = event(Phase::Queue, request, 0);
             remap.into_iter().chain(std::iter::once(queue))
@@ -321,7 +403,8 @@ impl Tracer {
     #[cold]
     #[inline(never)]
     fn record_completions(&mut self, done: &[Completion]) {
-        self.record_all(done.iter().map(|c| TraceEvent {
+        let followed = done.iter().filter(|c| c.request.followed);
+        self.record_all(followed.map(|c| TraceEvent {
             status: Some(c.status),
             ..event(Phase::Complete, &c.request, 0)
         }));
@@ -332,6 +415,10 @@ impl Tracer {
     #[inline(never)]
     fn record_all(&mut self, events: impl Iterator<Item = TraceEvent>) {
         let Some(tap) = &mut self.0 else { return };
+        let mut events = events.peekable();
+        if events.peek().is_none() {
+            return;
+        }
         let Some((sink, now_ns)) = tap.sink() else {
             return;
         };

@@ -89,7 +89,7 @@ impl LabCommand {
 /// The flag of experiments that keep their samples.
 #[derive(Args, Debug)]
 pub struct OutputArgs {
-    /// Write raw samples here, and plots beside if there are any
+    /// Write raw samples, tables and plots here, for `pvblk report` and `pvblk-lab compare`
     #[arg(long, value_name = "FILE.json")]
     pub json: Option<PathBuf>,
 }
@@ -187,6 +187,9 @@ pub struct TraceCostArgs {
     /// Rounds: not recording, recording, not recording
     #[arg(long, default_value_t = 11)]
     pub rounds: usize,
+    /// Record one request in so many
+    #[arg(long, default_value_t = 1)]
+    pub every: u32,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -221,6 +224,9 @@ pub struct InstructionsArgs {
     /// Requests in flight, at most 512
     #[arg(long, default_value_t = 32)]
     pub depth: u32,
+    /// Record one request in so many; without it, nobody records
+    #[arg(long)]
+    pub every: Option<u32>,
 }
 
 #[derive(Args, Debug)]

@@ -7,6 +7,7 @@ use crate::cli::{
 };
 use crate::compare;
 use anyhow::{Context, Result, bail};
+use pvblk_bench::plot::{Chart, Width};
 use pvblk_lab::{
     agree, crash, idle, instructions, md, nbd, null_nbd, page_order, path, queues, rings, squeeze,
     stripe_queue, trace_cost, verdict, vhost,
@@ -47,7 +48,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
             Ok(())
         }
         LabCommand::TraceCost(args) => run_trace_cost(args),
-        LabCommand::Instructions(args) => instructions::run(args.requests, args.depth),
+        LabCommand::Instructions(args) => instructions::run(args.requests, args.depth, args.every),
         LabCommand::NullNbd(args) => {
             let size = pvblk_volume::parse_size(&args.size)?;
             eprintln!("pvblk: ready");
@@ -99,7 +100,26 @@ fn writable(output: Option<&OutputArgs>) -> Result<()> {
     })
 }
 
-fn save(output: &OutputArgs, result: &impl Serialize) -> Result<()> {
+/// An experiment's part of a report: the table, the charts, and the expected figures with those that were found.
+#[derive(Default, Serialize)]
+struct Shown {
+    text: String,
+    charts: Vec<Chart>,
+    checks: Vec<verdict::Check>,
+}
+
+impl Shown {
+    fn text(text: String) -> Shown {
+        Shown {
+            text,
+            ..Shown::default()
+        }
+    }
+}
+
+/// Writes the result if that is asked for, and prints its table.
+fn save(output: &OutputArgs, result: &impl Serialize, shown: &Shown) -> Result<()> {
+    println!("{}", shown.text);
     let Some(file) = &output.json else {
         return Ok(());
     };
@@ -107,14 +127,19 @@ fn save(output: &OutputArgs, result: &impl Serialize) -> Result<()> {
     struct Record<'a, T> {
         command: String,
         result: &'a T,
+        report: &'a Shown,
     }
     let command: Vec<String> = std::env::args().skip(1).collect();
     let record = Record {
         command: format!("pvblk-lab {}", command.join(" ")),
         result,
+        report: shown,
     };
     let text = serde_json::to_string_pretty(&record)?;
-    std::fs::write(file, text + "\n").with_context(|| format!("writing {}", file.display()))
+    std::fs::write(file, text + "\n").with_context(|| format!("writing {}", file.display()))?;
+    // A chart that can't be drawn is an error of the experiment, not of the report. The samples are safe by now.
+    let mut charts = shown.charts.iter();
+    charts.try_for_each(|chart| chart.draw(Width::Wide).map(drop))
 }
 
 fn run_path(args: &PathArgs) -> Result<()> {
@@ -131,9 +156,7 @@ fn run_path(args: &PathArgs) -> Result<()> {
     }
     let scratch = Scratch::new()?;
     let result = path::run(&options, &scratch.0, &progress)?;
-    save(&args.output, &result)?;
-    println!("{}", result.table());
-    Ok(())
+    save(&args.output, &result, &Shown::text(result.table()))
 }
 
 fn run_nbd(args: &NbdArgs) -> Result<()> {
@@ -145,9 +168,7 @@ fn run_nbd(args: &NbdArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = nbd::run(&options, &scratch.0, &progress)?;
-    save(&args.output, &result)?;
-    println!("{}", result.table());
-    Ok(())
+    save(&args.output, &result, &Shown::text(result.table()))
 }
 
 fn run_vhost(args: &VhostArgs) -> Result<()> {
@@ -168,24 +189,30 @@ fn run_vhost(args: &VhostArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = vhost::run(&options, &scratch.0, &progress)?;
-    save(&args.checked.output, &result)?;
-    println!("{}", result.table());
-    judge(&args.checked, &result.checks())
+    let shown = Shown {
+        text: result.table(),
+        charts: Vec::new(),
+        checks: result.checks(),
+    };
+    save(&args.checked.output, &result, &shown)?;
+    judge(&args.checked, &shown.checks)
 }
 
 fn run_idle(args: &IdleArgs) -> Result<()> {
     let scratch = Scratch::new()?;
     let result = idle::run(args.disks, args.seconds, &scratch.0, &progress)?;
-    save(&args.output, &result)?;
-    println!("{}", result.table());
-    Ok(())
+    save(&args.output, &result, &Shown::text(result.table()))
 }
 
 fn run_trace_cost(args: &TraceCostArgs) -> Result<()> {
-    let result = trace_cost::run(args.requests, args.depth, args.rounds, &progress)?;
-    save(&args.output, &result)?;
-    println!("{}", result.text()?);
-    Ok(())
+    let result = trace_cost::run(
+        args.requests,
+        args.depth,
+        args.rounds,
+        args.every,
+        &progress,
+    )?;
+    save(&args.output, &result, &Shown::text(result.text()?))
 }
 
 fn run_crash(args: &CrashArgs) -> Result<()> {
@@ -207,22 +234,7 @@ fn run_crash(args: &CrashArgs) -> Result<()> {
     progress(&format!("seed {}", options.seed));
     let scratch = Scratch::new()?;
     let result = crash::run(&options, &scratch.0, &progress)?;
-    save(&args.output, &result)?;
-    println!("{}", result.table());
-    Ok(())
-}
-
-/// Writes plots beside the samples.
-fn draw(output: &OutputArgs, plots: Vec<(&str, String)>) -> Result<()> {
-    let Some(file) = &output.json else {
-        return Ok(());
-    };
-    for (name, svg) in plots {
-        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-        let path = file.with_file_name(format!("{stem}-{name}.svg"));
-        std::fs::write(&path, svg).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    save(&args.output, &result, &Shown::text(result.table()))
 }
 
 fn judge(args: &CheckedArgs, checks: &[verdict::Check]) -> Result<()> {
@@ -254,10 +266,13 @@ fn run_rings(args: &SweepArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = rings::run(&options, &scratch.0, &progress)?;
-    save(&args.run.checked.output, &result)?;
-    draw(&args.run.checked.output, result.plots()?)?;
-    println!("{}", result.table());
-    judge(&args.run.checked, &result.checks())
+    let shown = Shown {
+        text: result.table(),
+        charts: result.charts(),
+        checks: result.checks(),
+    };
+    save(&args.run.checked.output, &result, &shown)?;
+    judge(&args.run.checked, &shown.checks)
 }
 
 fn run_queues(args: &SweepArgs) -> Result<()> {
@@ -273,10 +288,13 @@ fn run_queues(args: &SweepArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = queues::run(&options, &scratch.0, &progress)?;
-    save(&args.run.checked.output, &result)?;
-    draw(&args.run.checked.output, result.plots()?)?;
-    println!("{}", result.table());
-    judge(&args.run.checked, &result.checks())
+    let shown = Shown {
+        text: result.table(),
+        charts: result.charts(),
+        checks: result.checks(),
+    };
+    save(&args.run.checked.output, &result, &shown)?;
+    judge(&args.run.checked, &shown.checks)
 }
 
 fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
@@ -307,10 +325,13 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
     }
     let scratch = Scratch::wanted(args.dir.as_deref())?;
     let result = stripe_queue::run(&options, &scratch.0, &progress)?;
-    save(&args.run.checked.output, &result)?;
-    draw(&args.run.checked.output, result.plots()?)?;
-    println!("{}", result.table());
-    judge(&args.run.checked, &result.checks())
+    let shown = Shown {
+        text: result.table(),
+        charts: result.charts(),
+        checks: result.checks(),
+    };
+    save(&args.run.checked.output, &result, &shown)?;
+    judge(&args.run.checked, &shown.checks)
 }
 
 fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
@@ -336,10 +357,13 @@ fn run_squeeze(args: &SqueezeArgs) -> Result<()> {
     }
     let scratch = Scratch::wanted(args.dir.as_deref())?;
     let result = squeeze::run(&options, &scratch.0, &progress)?;
-    save(&args.run.checked.output, &result)?;
-    draw(&args.run.checked.output, result.plots()?)?;
-    print!("{}", result.table()?);
-    judge(&args.run.checked, &result.checks())
+    let shown = Shown {
+        text: result.table()?,
+        charts: result.charts(),
+        checks: result.checks(),
+    };
+    save(&args.run.checked.output, &result, &shown)?;
+    judge(&args.run.checked, &shown.checks)
 }
 
 fn run_md(args: &MdArgs) -> Result<()> {
@@ -361,9 +385,13 @@ fn run_md(args: &MdArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = md::run(&options, &scratch.0, &progress)?;
-    save(&args.checked.output, &result)?;
-    println!("{}", result.table());
-    judge(&args.checked, &result.checks())
+    let shown = Shown {
+        text: result.table(),
+        charts: Vec::new(),
+        checks: result.checks(),
+    };
+    save(&args.checked.output, &result, &shown)?;
+    judge(&args.checked, &shown.checks)
 }
 
 fn run_page_order(args: &PageOrderArgs) -> Result<()> {
@@ -396,18 +424,18 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
         };
         result.real = Some(page_order::real::run(&options, &scratch.0, &progress)?);
     }
-    save(&args.run.checked.output, &result)?;
-    let mut checks = Vec::new();
+    let mut shown = Shown::default();
     if let Some(modelled) = &result.modelled {
-        draw(&args.run.checked.output, modelled.plots()?)?;
-        println!("{}", modelled.table());
-        checks.extend(modelled.checks());
+        shown.text += &modelled.table();
+        shown.charts = modelled.charts();
+        shown.checks.extend(modelled.checks());
     }
     if let Some(real) = &result.real {
-        println!("{}", real.table());
-        checks.extend(real.checks());
+        shown.text += &real.table();
+        shown.checks.extend(real.checks());
     }
-    judge(&args.run.checked, &checks)
+    save(&args.run.checked.output, &result, &shown)?;
+    judge(&args.run.checked, &shown.checks)
 }
 
 /// Both parts of the experiment, as far as they were run.
@@ -424,7 +452,11 @@ fn run_fio(args: &FioArgs) -> Result<()> {
     };
     let scratch = Scratch::new()?;
     let result = agree::run(&options, &scratch.0, &progress)?;
-    save(&args.checked.output, &result)?;
-    println!("{}", result.table()?);
-    judge(&args.checked, &result.checks()?)
+    let shown = Shown {
+        text: result.table()?,
+        charts: Vec::new(),
+        checks: result.checks()?,
+    };
+    save(&args.checked.output, &result, &shown)?;
+    judge(&args.checked, &shown.checks)
 }

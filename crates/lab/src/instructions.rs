@@ -108,10 +108,28 @@ impl BothEnds {
     }
 }
 
+/// Requests after which the rings of a recorder are emptied.
+const BETWEEN: usize = 500;
+
 /// Runs `requests` reads at `depth`. The layers have a recorder that doesn't record, as those of a server
-/// have.
-pub fn run(requests: usize, depth: u32) -> Result<()> {
-    let tracing = Tracing::to(Arc::new(Recorder::idle(0)), "d");
-    BothEnds::new(depth, &tracing)?.run(requests);
+/// have; or one that records one request in `every`.
+pub fn run(requests: usize, depth: u32, every: Option<u32>) -> Result<()> {
+    let recorder = Recorder::idle(0);
+    let tracing = Tracing::to(Arc::new(recorder.clone()), "d");
+    let mut ends = BothEnds::new(depth, &tracing)?;
+    let Some(every) = every else {
+        ends.run(requests);
+        return Ok(());
+    };
+    recorder.start_every(every);
+    let (collector, mut events) = (recorder.collector(), Vec::new());
+    for _ in 0..requests.div_ceil(BETWEEN) {
+        ends.run(BETWEEN);
+        // Outside of both sides, so that it isn't counted.
+        events.clear();
+        collector.drain(&mut events);
+    }
+    let lost: u64 = events.iter().map(pvblk_trace::Event::lost).sum();
+    ensure!(lost == 0, "events were lost");
     Ok(())
 }

@@ -36,6 +36,14 @@ pub struct Round {
     pub dropped: u64,
 }
 
+impl Round {
+    /// The part by which recording makes the path's thread take longer.
+    fn share(&self) -> f64 {
+        let off_ns = (self.off_ns[0] + self.off_ns[1]) / 2.0;
+        self.on_ns / off_ns - 1.0
+    }
+}
+
 #[derive(Clone, Debug, Serialize)]
 pub struct TraceCost {
     pub machine: Machine,
@@ -43,15 +51,18 @@ pub struct TraceCost {
     pub requests: usize,
     /// Requests in flight.
     pub depth: u32,
+    /// One request of so many is recorded.
+    pub every: u32,
     /// In the order in which they were run.
     pub rounds: Vec<Round>,
 }
 
-/// Runs `rounds` rounds of 4 KiB random reads.
+/// Runs rounds of 4 KiB random reads.
 pub fn run(
     requests: usize,
     depth: u32,
     rounds: usize,
+    every: u32,
     progress: &dyn Fn(&str),
 ) -> Result<TraceCost> {
     ensure!(requests > 0 && depth > 0, "there must be requests");
@@ -78,7 +89,7 @@ pub fn run(
     for round in 0..rounds {
         progress(&format!("round {} of {rounds}", round + 1));
         let [before, _] = sample(&mut ends);
-        let subscription = feed.subscribe().context("starting to record")?;
+        let subscription = feed.subscribe_every(every).context("starting to record")?;
         let ([on, process], events) = std::thread::scope(|scope| {
             let count = scope.spawn(|| {
                 let mut events = 0;
@@ -113,6 +124,7 @@ pub fn run(
         machine: Machine::here(),
         requests,
         depth,
+        every,
         rounds: all,
     })
 }
@@ -133,18 +145,23 @@ impl TraceCost {
             let most = values.iter().copied().fold(0.0, f64::max);
             format!("{:.1} ({least:.1} to {most:.1})", median(values))
         };
+        let shares: Vec<f64> = self.rounds.iter().map(Round::share).collect();
         let mut table = verdict::table(&[
             "depth",
+            "one in",
             "ns a request",
             "events",
+            "of the path",
             "ns an event",
             "with collecting",
             "dropped",
         ]);
         table.add_row([
             self.depth.to_string(),
+            self.every.to_string(),
             range(&off),
             format!("{:.2}", median(&of(&|r| r.events))),
+            format!("{:+.1} %", median(&shares) * 100.0),
             range(&path),
             range(&whole),
             self.rounds

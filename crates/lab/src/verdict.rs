@@ -2,6 +2,7 @@
 
 use crate::stats::{Claim, Confidence, PairRatio};
 use comfy_table::Table;
+use pvblk_bench::plot::{Axis, Chart, Lines, Point, Scale, Series, Unit};
 use serde::Serialize;
 
 /// One expectation of an experiment.
@@ -22,6 +23,31 @@ pub fn print(checks: &[Check]) -> bool {
         println!("{word} {}: {}", check.expected, check.figure);
     }
     checks.iter().all(|c| c.holds)
+}
+
+pub fn axis(label: &str, unit: Unit, scale: Scale) -> Axis {
+    Axis {
+        label: label.to_owned(),
+        unit,
+        scale,
+    }
+}
+
+pub fn series(name: &str, points: impl IntoIterator<Item = Point>) -> Series {
+    Series {
+        name: name.to_owned(),
+        points: points.into_iter().collect(),
+        band: false,
+    }
+}
+
+/// The charts that have points: a run may leave parts of an experiment out.
+pub fn charts(all: impl IntoIterator<Item = Lines>) -> Vec<Chart> {
+    let all = all.into_iter().filter(|chart| {
+        let points = chart.series.iter().map(|s| s.points.len());
+        points.sum::<usize>() > 0
+    });
+    all.map(Chart::Lines).collect()
 }
 
 /// An empty table in the results' style.

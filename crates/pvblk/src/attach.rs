@@ -1,7 +1,7 @@
 //! `pvblk attach`: a front end on a server's rings, offered as NBD.
 
 use crate::cli::AttachArgs;
-use crate::control::{Reached, Server};
+use crate::control::{Methods, Reached, Server};
 use crate::events::{self, Told};
 use crate::exports::{self, ExportLimits, Exports};
 use crate::memory::Desk;
@@ -37,7 +37,8 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let control = control
         .map(|s| config::unix_path("--control", s))
         .transpose()?;
-    log::start(Some(&args.log))?;
+    let opener = Opener::default().serving(1, args.allow_remote);
+    log::start(Some((&args.log, &opener)))?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
     let options = ConnectOptions {
@@ -80,7 +81,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
         clients,
         allow_remote: args.allow_remote,
     };
-    let opener = Arc::new(Opener::new(1, args.allow_remote));
+    let opener = Arc::new(opener);
     let servers = Exports::new(&service, &opener, &limits);
     for address in &nbd {
         servers.add_nbd(address)?;
@@ -98,7 +99,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     let control = match &control {
         None => None,
         Some(path) => {
-            let server = Server::start(opener.stream(path)?, reached)?;
+            let server = Server::start(opener.stream(path)?, &Methods::new(reached))?;
             log::line(format_args!("control on unix:{}", path.display()));
             Some(server)
         }

@@ -89,6 +89,9 @@ pub enum Command {
     /// Where the time of requests went, hop by hop, now or from captures
     #[command(after_help = crate::latency::HELP)]
     Latency(crate::latency::LatencyArgs),
+    /// Make one HTML file of results or of a capture: tables, plots, machine, samples
+    #[command(after_help = crate::report::HELP)]
+    Report(crate::report::ReportArgs),
     /// Add disks to a running server, remove, list and change them
     #[command(subcommand, after_help = crate::disk::HELP)]
     Disk(crate::disk::DiskCommand),
@@ -110,6 +113,12 @@ pub enum Command {
     /// Rates, sizes, times and errors of served disks' requests, as `iostat -x` prints them
     #[command(after_help = crate::stat::HELP)]
     Stat(crate::stat::StatArgs),
+    /// Offer the page and the metrics of a running server, from a process of its own
+    #[command(after_help = crate::web::HELP)]
+    Web(crate::web::WebArgs),
+    /// Watch the disks of a running server: load, times and where they are spent, arrays, events
+    #[command(after_help = crate::top::HELP)]
+    Top(crate::top::TopArgs),
     /// Attach served disks to Xen guests, detach and list them
     #[command(subcommand, after_help = crate::xen::HELP)]
     Xen(crate::xen::XenCommand),
@@ -177,6 +186,8 @@ pub struct ServeArgs {
     /// unix:/run/pvblk/control.sock for root and where systemd made the directory]
     #[arg(long, value_name = "unix:PATH|none")]
     pub control: Option<String>,
+    #[command(flatten)]
+    pub web: crate::web::ServeWebArgs,
     /// Log requests that take longer, such as 100ms, with all their hops, at most 10 a second. Records all the time
     #[arg(long, value_name = "TIME", value_parser = config::time)]
     pub slow: Option<Duration>,

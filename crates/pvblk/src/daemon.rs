@@ -58,6 +58,14 @@ pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64, reload
     }
 }
 
+/// Runs until a signal says stop, where there are no disks.
+pub fn wait_for_end(signals: &mut Signals) {
+    let is_stop = |signal: &i32| matches!(*signal, SIGINT | SIGTERM);
+    signals.forever().find(is_stop);
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+    tracing::info!("stopping");
+}
+
 /// Starts to listen for memory pressure.
 pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<PressureWatch> {
     Ok(PressureSources::find().watch(Arc::clone(pressure))?)

@@ -10,20 +10,26 @@ mod control;
 mod daemon;
 mod disk;
 mod disks;
+mod early_stop;
 mod events;
 mod export;
 mod exports;
+mod hops;
 mod latency;
 mod log;
 mod memory;
 mod opener;
 mod raid;
+mod report;
 mod serve;
 mod shares;
 mod stat;
+mod terminal;
+mod top;
 mod trace;
 mod traces;
 mod wanted;
+mod web;
 mod xen;
 
 use clap::Parser;
@@ -47,7 +53,7 @@ fn main() -> ExitCode {
     };
     if !matches!(
         cli.command,
-        cli::Command::Serve(_) | cli::Command::Attach(_)
+        cli::Command::Serve(_) | cli::Command::Attach(_) | cli::Command::Web(_)
     ) {
         // Without flags there is nothing that could be wrong.
         let _ = log::start(None);
@@ -59,12 +65,15 @@ fn main() -> ExitCode {
         cli::Command::Bench(args) => return bench::run(args),
         cli::Command::Trace(args) => trace::run(args),
         cli::Command::Latency(args) => latency::run(args),
+        cli::Command::Report(args) => report::run(args),
         cli::Command::Disk(command) => disk::run(command),
         cli::Command::Export(command) => export::run(command),
         cli::Command::Raid(command) => raid::run(command),
         cli::Command::Ctl(command) => memory::run(command),
         cli::Command::Cache(args) => cache::run(args),
         cli::Command::Stat(args) => stat::run(args),
+        cli::Command::Web(args) => web::run(args),
+        cli::Command::Top(args) => top::run(args),
         cli::Command::Xen(command) => xen::run(command),
     };
     match result {

@@ -88,57 +88,57 @@ struct Settings {
 /// Buffers of a disk, or of all.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pool {
-    pool_pages: u64,
-    in_use_pages: u64,
-    peak_pages: u64,
-    allocated_pages: u64,
-    taken_pages: u64,
-    squeezes: u64,
-    squeezed_pages: u64,
-    returned_pages: u64,
-    allocation_stalls: u64,
-    squeezed_ms: f64,
+    pub pool_pages: u64,
+    pub in_use_pages: u64,
+    pub peak_pages: u64,
+    pub allocated_pages: u64,
+    pub taken_pages: u64,
+    pub squeezes: u64,
+    pub squeezed_pages: u64,
+    pub returned_pages: u64,
+    pub allocation_stalls: u64,
+    pub squeezed_ms: f64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct DiskPool {
-    disk: String,
+pub struct DiskPool {
+    pub disk: String,
     #[serde(flatten)]
-    pool: Pool,
+    pub pool: Pool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Owner {
-    owner: String,
-    kind: String,
-    live_bytes: u64,
-    cap_bytes: u64,
+pub struct Owner {
+    pub owner: String,
+    pub kind: String,
+    pub live_bytes: u64,
+    pub cap_bytes: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Source {
-    name: String,
-    missing: Option<String>,
+pub struct Source {
+    pub name: String,
+    pub missing: Option<String>,
 }
 
 /// The answer to `report`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Report {
+pub struct Report {
     settings: Settings,
-    squeezing: bool,
-    squeezes: u64,
-    merged_signals: u64,
-    source_signals: u64,
-    longest_squeeze_us: u64,
-    device_bytes: u64,
-    disks: Vec<DiskPool>,
-    total: Pool,
-    sources: Vec<Source>,
-    owners: Vec<Owner>,
-    private_bytes: u64,
-    shared_bytes: u64,
-    cap_bytes: u64,
-    rss_anon_bytes: u64,
+    pub squeezing: bool,
+    pub squeezes: u64,
+    pub merged_signals: u64,
+    pub source_signals: u64,
+    pub longest_squeeze_us: u64,
+    pub device_bytes: u64,
+    pub disks: Vec<DiskPool>,
+    pub total: Pool,
+    pub sources: Vec<Source>,
+    pub owners: Vec<Owner>,
+    pub private_bytes: u64,
+    pub shared_bytes: u64,
+    pub cap_bytes: u64,
+    pub rss_anon_bytes: u64,
 }
 
 /// The answer to `squeeze`.
@@ -216,7 +216,8 @@ impl Desk {
         }
     }
 
-    fn report(&self) -> Report {
+    /// All figures of this moment.
+    pub fn report(&self) -> Report {
         let report = self.pressure.report();
         let lines = bill::lines(self.base);
         let (private_bytes, shared_bytes, cap_bytes) = bill::totals(&lines);

@@ -1,43 +1,91 @@
 //! [`Opener`]: everything that the server opens, binds and connects.
 
 use crate::wanted::{LOCK, RealFolder};
+use crate::web::WebSocket;
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::nbd::NbdSocket;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_export::xen::{LinuxXen, Xenstore};
 use pvblk_protocol::nbd::NbdAddr;
-use pvblk_volume::{Need, VolumeSpec};
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use pvblk_volume::{FileOpener, Need, PathStat, VolumeSpec, in_process};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
 
 /// The one way by which `pvblk serve` reaches files, devices, sockets and other servers. Nothing else of it opens, binds or connects
-/// anything while it serves, so that this can move to a process of its own. Its calls may wait for a medium or peer: none is made on a thread that others
-/// depend on.
+/// anything, so that this can move to a process of its own: files are opened by a [`FileOpener`], whose calls can be made over a socket, and a socket is a
+/// descriptor with its address. Volumes of other servers connect for themselves, again and again for as long as they are used.
+///
+/// Its calls may wait for a medium or peer: none is made on a thread that others depend on.
 #[derive(Debug)]
 pub struct Opener {
-    need: Need,
+    files: Arc<dyn FileOpener>,
+    /// Queues that a volume may need at once.
+    queues: u16,
+    /// NBD may listen where other machines reach it.
     allow_remote: bool,
+}
+
+impl Default for Opener {
+    /// For volumes with one queue, and for clients of this machine.
+    fn default() -> Opener {
+        Opener {
+            files: in_process(),
+            queues: 1,
+            allow_remote: false,
+        }
+    }
 }
 
 impl Opener {
     /// `queues`: how many queues a volume may need at once; `allow_remote`: whether NBD may listen where other machines reach it.
-    pub fn new(queues: u16, allow_remote: bool) -> Opener {
+    #[must_use]
+    pub fn serving(self, queues: u16, allow_remote: bool) -> Opener {
         Opener {
-            need: Need {
-                queues,
-                ..Need::default()
-            },
+            queues,
             allow_remote,
+            ..self
         }
+    }
+
+    /// A file of the server's own, to be read.
+    pub fn file(&self, path: &Path) -> io::Result<File> {
+        let opened = self.files.open(path, OFlags::RDONLY, Mode::empty());
+        opened.map(File::from)
+    }
+
+    /// The kind and permissions of what a path leads to.
+    pub fn stat(&self, path: &Path) -> io::Result<PathStat> {
+        self.files.stat(path)
+    }
+
+    /// The text of a file of the server's own.
+    pub fn text(&self, path: &Path) -> io::Result<String> {
+        let mut text = String::new();
+        self.file(path)?.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// A socket whose datagrams go to the one at `path`.
+    pub fn datagrams(&self, path: &Path) -> io::Result<UnixDatagram> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(path)?;
+        Ok(socket)
     }
 
     /// Opens a volume and everything below it.
     pub fn volume(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, Error> {
-        spec.open_for(&self.need)
+        spec.open_for(&Need {
+            queues: self.queues,
+            opener: Arc::clone(&self.files),
+            ..Need::default()
+        })
     }
 
     /// A socket for NBD clients.
@@ -55,12 +103,45 @@ impl Opener {
         SocketFile::bind(path, SocketType::STREAM)
     }
 
+    /// A socket for readers of the page and the metrics, and its address with the real port.
+    pub fn web(
+        &self,
+        address: &NbdAddr,
+        allow_remote: bool,
+    ) -> Result<(WebSocket, NbdAddr), Error> {
+        let (host, port) = match address {
+            NbdAddr::Unix(path) => {
+                return Ok((WebSocket::Unix(self.stream(path)?), address.clone()));
+            }
+            NbdAddr::Tcp { host, port } => (host, *port),
+        };
+        let found = (host.as_str(), port).to_socket_addrs();
+        let found: Vec<SocketAddr> = found
+            .map_err(|e| Error::os(format!("looking up {host}"), e))?
+            .collect();
+        if !allow_remote && let Some(a) = found.iter().find(|a| !a.ip().is_loopback()) {
+            return Err(Error::config(format!(
+                "{} is reachable from other machines, which could read everything without a password: use 127.0.0.1, or give --web-allow-remote",
+                a.ip()
+            )));
+        }
+        let failed = |e| Error::os(format!("listening on {host} port {port}"), e);
+        let listener = TcpListener::bind(found.as_slice()).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let real = listener.local_addr().map_err(failed)?;
+        let address = NbdAddr::Tcp {
+            host: real.ip().to_string(),
+            port: real.port(),
+        };
+        Ok((WebSocket::Tcp(listener), address))
+    }
+
     /// The control socket at its usual place, whose directory is made if it isn't there.
     pub fn usual_control(&self, path: &Path) -> Result<SocketFile, Error> {
         if let Some(directory) = path.parent()
-            && !directory.exists()
+            && self.files.stat(directory).is_err()
         {
-            let made = DirBuilder::new().mode(0o755).create(directory);
+            let made = self.files.make_folder(directory, Mode::from(0o755));
             made.map_err(|e| Error::os(format!("making {}", directory.display()), e))?;
         }
         self.stream(path)
@@ -69,15 +150,16 @@ impl Opener {
     /// The folder that keeps what is wanted, made if there is none, with its lock.
     pub fn state(&self, path: &Path) -> Result<RealFolder> {
         let failed = || format!("--state {}", path.display());
-        match DirBuilder::new().mode(0o700).create(path) {
+        match self.files.make_folder(path, Mode::RWXU) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e).with_context(failed),
             _ => {}
         }
-        let folder = File::open(path).with_context(failed)?;
-        let mut options = OpenOptions::new();
-        options.create(true).write(true).truncate(false).mode(0o600);
-        let lock = options.open(path.join(LOCK)).with_context(failed)?;
-        RealFolder::locked(path, folder, lock)
+        let folder = self.file(path).with_context(failed)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let lock = self.files.open_in(folder.as_fd(), LOCK, flags, mode);
+        let lock = File::from(lock.with_context(failed)?);
+        RealFolder::locked(path, folder, lock, &self.files)
     }
 
     /// The way to Xen: its store, and its devices.

@@ -2,8 +2,9 @@
 
 use crate::cli::ServeArgs;
 use crate::config::{ServeConfig, unix_path};
-use crate::control::{self, ControlSocket, Reached};
+use crate::control::{self, ControlSocket, Methods, Reached};
 use crate::disks::{Registry, SharedRegistry};
+use crate::early_stop::EarlyStop;
 use crate::events::Told;
 use crate::exports::{ExportLimits, Exports};
 use crate::memory::Desk;
@@ -17,12 +18,14 @@ use pvblk_block::{BlockDevice, ErrorKind};
 use std::sync::Arc;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    let mut config = ServeConfig::resolve(args)?;
-    log::start(Some(&config.log))?;
+    let opener = Opener::default();
+    let mut config = ServeConfig::resolve(args, &opener)?;
+    log::start(Some((&config.log, &opener)))?;
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
     // Each front end's ring, NBD connection and guest's queue takes one queue.
-    let opener = Arc::new(Opener::new(config.max_queues as u16, config.allow_remote));
+    let opener = opener.serving(config.max_queues as u16, config.allow_remote);
+    let opener = Arc::new(opener);
     let folder = config.state.as_deref().map(|path| opener.state(path));
     let state = WantedState::open(config.configured.clone(), folder.transpose()?)?;
     let state = Arc::new(state);
@@ -69,7 +72,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if config.state.is_some() {
         takeovers::watch(&registry, &service)?;
     }
-    let reload = Arc::new(Reload::new(args, &state, &config));
+    let reload = Arc::new(Reload::new(args, &opener, &state, &config));
     let reached = Reached {
         feed: Arc::clone(traces.feed()),
         service: Arc::clone(&service),
@@ -77,7 +80,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         registry: Some(Arc::clone(&registry)),
         reload: Some(Arc::clone(&reload)),
     };
-    let control = listen(&config.control, &opener, reached)?;
+    let methods = Methods::new(reached);
+    let control = listen(&config.control, &opener, &methods)?;
+    let web = config.web.as_ref().map(|web| web.start(&opener, &methods));
+    let web = web.transpose()?;
     let slow = traces.start(config.slow)?;
     if let Some(watch) = &watch {
         daemon::tell_sources(watch);
@@ -89,7 +95,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     // Peers first, then the data.
     registry.stop();
     exports.stop();
-    drop((control, slow, watch, told));
+    drop((web, control, slow, watch, told));
     daemon::finish(&service)
 }
 
@@ -100,7 +106,13 @@ fn open_all(
     state: &WantedState,
 ) -> Result<Vec<(String, Arc<dyn BlockDevice>)>> {
     let (mut opened, mut failed) = (Vec::new(), Vec::new());
+    let stop = EarlyStop::start()?;
     for (name, spec) in &config.disks {
+        if stop.is_due() {
+            failed.push((name.clone(), "the server is stopping".into()));
+            continue;
+        }
+        stop.next(name);
         let is_configured = config.configured.disk(name).is_some();
         let device = match members::open(opener, Some(state), name, spec) {
             // A guest can write what keeps its own disk from being served; the others' aren't to suffer from that. Nor from a disk that was added at run
@@ -121,6 +133,9 @@ fn open_all(
         ));
         opened.push((name.clone(), device));
     }
+    if opened.is_empty() && stop.is_due() {
+        bail!("stopped before a disk was open");
+    }
     if opened.is_empty() && !config.disks.is_empty() {
         bail!("none of the disks can be served: see the errors above");
     }
@@ -136,7 +151,7 @@ fn open_all(
 fn listen(
     socket: &ControlSocket,
     opener: &Opener,
-    reached: Reached,
+    methods: &Methods,
 ) -> Result<Option<control::Server>> {
     let (path, file) = match socket {
         ControlSocket::None => return Ok(None),
@@ -151,7 +166,7 @@ fn listen(
             }
         },
     };
-    let server = control::Server::start(file, reached)?;
+    let server = control::Server::start(file, methods)?;
     log::line(format_args!("control on unix:{}", path.display()));
     Ok(Some(server))
 }

@@ -5,6 +5,7 @@ use crate::control::{ASK_PATIENCE, Client, ControlArg, no_disk};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets::NOTHING};
+use pvblk_backend::events::EventLog;
 use pvblk_backend::{Disk, Disks, Histogram, OPERATIONS, OperationTotals, Totals};
 use pvblk_block::{Error, Op};
 use serde::{Deserialize, Serialize};
@@ -52,49 +53,52 @@ pub struct StatArgs {
 
 /// Counters of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Operation {
-    requests: u64,
-    bytes: u64,
-    errors: u64,
-    merges: u64,
-    in_flight: u64,
-    time_ns: u64,
+pub struct Operation {
+    pub requests: u64,
+    pub bytes: u64,
+    pub errors: u64,
+    pub merges: u64,
+    pub in_flight: u64,
+    pub time_ns: u64,
     /// Pairs of a time in nanoseconds, and how many requests took less, and not less than the time before.
-    latency_ns: Vec<(u64, u64)>,
+    pub latency_ns: Vec<(u64, u64)>,
 }
 
 /// Counters of a disk or connection.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Counted {
-    in_flight: u32,
-    busy_ns: u64,
+pub struct Counted {
+    pub in_flight: u32,
+    pub busy_ns: u64,
     /// Only operations that were used.
-    operations: BTreeMap<String, Operation>,
+    pub operations: BTreeMap<String, Operation>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Connection {
-    name: String,
+pub struct Connection {
+    pub name: String,
     #[serde(flatten)]
-    counted: Counted,
+    pub counted: Counted,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct OfDisk {
-    disk: String,
+pub struct OfDisk {
+    pub disk: String,
     /// For how long the counters have counted.
-    elapsed_ns: u64,
+    pub elapsed_ns: u64,
     #[serde(flatten)]
-    counted: Counted,
-    connections: Vec<Connection>,
+    pub counted: Counted,
+    pub connections: Vec<Connection>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    disks: Vec<OfDisk>,
+    pub disks: Vec<OfDisk>,
     /// Number of disks that are wanted and could not be opened: they have no counters.
     #[serde(default)]
-    failed: usize,
+    pub failed: usize,
+    /// Numbers of the server's events by kind; only those that happened.
+    #[serde(default)]
+    pub events: BTreeMap<String, u64>,
 }
 
 impl Answer {
@@ -102,9 +106,30 @@ impl Answer {
     pub fn with_failed(self, failed: usize) -> Answer {
         Answer { failed, ..self }
     }
+
+    #[must_use]
+    pub fn with_events(self, log: &EventLog) -> Answer {
+        let events = event_counts(log);
+        Answer { events, ..self }
+    }
+
+    /// Names of the disks, with their counters.
+    pub fn counted(&self) -> impl Iterator<Item = (&str, &Counted)> {
+        self.disks.iter().map(|d| (d.disk.as_str(), &d.counted))
+    }
 }
 
-fn name(op: Op) -> &'static str {
+/// Numbers of events by the names of their kinds; only those that happened.
+pub fn event_counts(log: &EventLog) -> BTreeMap<String, u64> {
+    let counts = log.counts().into_iter();
+    let happened = counts.filter(|(_, count)| *count > 0);
+    happened
+        .map(|(kind, count)| (kind.name().to_owned(), count))
+        .collect()
+}
+
+/// The name of an operation in JSON.
+pub fn name(op: Op) -> &'static str {
     match op {
         Op::Read => "read",
         Op::Write => "write",
@@ -170,6 +195,7 @@ pub fn answer(disks: &Disks, only: Option<&str>) -> Result<Answer, Error> {
     Ok(Answer {
         disks: wanted.iter().map(|d| of_disk(d)).collect(),
         failed: 0,
+        events: BTreeMap::new(),
     })
 }
 
@@ -357,6 +383,7 @@ mod tests {
     fn answered(elapsed_ns: u64, counted: Counted) -> Answer {
         Answer {
             failed: 0,
+            events: BTreeMap::new(),
             disks: vec![OfDisk {
                 disk: "a".into(),
                 elapsed_ns,

@@ -1,10 +1,14 @@
-//! `pvblk trace`: captures from running servers.
+//! `pvblk trace`: captures and timelines from running servers.
+
+mod timeline;
 
 use crate::config;
 use crate::control::Stream;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use clap::error::ErrorKind;
 use parking_lot::Mutex;
+use pvblk_block::trace::MOST_EVERY;
 use pvblk_trace::Event;
 use pvblk_trace::blktrace::{Step, Writer};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -17,25 +21,47 @@ use std::time::{Duration, Instant};
 
 pub const HELP: &str = "\
 Writes NAME.blktrace.0, NAME.blktrace.1, …, which `pvblk latency`, `blkparse` and `btt` read; each is a queue's.
-Ends with --seconds, Ctrl-C, or when all servers have ended.
+Ends with --seconds, Ctrl-C, or when all servers have ended. --perfetto writes a timeline instead, which
+https://ui.perfetto.dev opens in the browser without sending it anywhere: disks, their layers, a slice for each
+request with its hops, and flows from layer to layer.
 
 Examples:
   pvblk serve --disk a=mem:1G --local unix:/run/p.sock --control unix:/run/p.ctl
   pvblk trace unix:/run/p.ctl --seconds 10 --output slow
   pvblk trace unix:/run/p.ctl unix:/run/attach.ctl       both sides of the rings in one capture
-  pvblk trace unix:/run/p.ctl --output - | blkparse -i -";
+  pvblk trace unix:/run/p.ctl --every 64 --seconds 10    one request in 64, at a million a second
+  pvblk trace unix:/run/p.ctl --output - | blkparse -i -
+  pvblk trace unix:/run/p.ctl unix:/run/attach.ctl --seconds 5 --perfetto vm1.pftrace
+  pvblk trace --from slow --guest vm1=xvda --perfetto vm1.pftrace";
 
 #[derive(Args, Debug)]
 pub struct TraceArgs {
     /// Control sockets of servers, or of attached front ends
-    #[arg(value_name = "unix:PATH", required = true)]
+    #[arg(value_name = "unix:PATH", required_unless_present = "from")]
     pub servers: Vec<String>,
-    /// Name of the capture; - writes all records to standard output
-    #[arg(long, short, value_name = "NAME", default_value = "trace")]
-    pub output: PathBuf,
+    /// Name of the capture; - writes all records to standard output [default: trace]
+    #[arg(long, short, value_name = "NAME", conflicts_with = "perfetto")]
+    pub output: Option<PathBuf>,
+    /// Write a timeline for Perfetto instead of a capture; - writes to standard output
+    #[arg(long, value_name = "FILE")]
+    pub perfetto: Option<PathBuf>,
+    /// Draw the timeline of captures that were made before, read as one; may be given several times
+    #[arg(long, value_name = "FILE|NAME", requires = "perfetto", conflicts_with_all = ["servers", "output", "seconds"])]
+    pub from: Vec<PathBuf>,
+    /// A capture that blktrace made in the guest whose disk is served as DISK, at the same time; may be given several times
+    #[arg(long, value_name = "DISK=FILE|NAME", value_parser = crate::latency::guest, requires = "from")]
+    pub guest: Vec<(String, PathBuf)>,
     /// Length of the trace; by default until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<f64>,
+    /// Record one request in so many, with all its events, for loads that are too high for a record of all
+    #[arg(long, value_name = "N", default_value = "1", value_parser = every())]
+    pub every: u32,
+}
+
+/// The values of `--every`.
+pub fn every() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=i64::from(MOST_EVERY))
 }
 
 /// A finite, positive number of seconds.
@@ -47,12 +73,19 @@ pub fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
 }
 
 pub fn run(args: &TraceArgs) -> Result<()> {
+    if let Some(file) = &args.perfetto {
+        return match args.from.is_empty() {
+            true => timeline::from_servers(args, file),
+            false => timeline::from_captures(args, file),
+        };
+    }
+    let output = args.output.clone().unwrap_or_else(|| "trace".into());
     let limit = args.seconds.map(|s| seconds("--seconds", s)).transpose()?;
-    let streams = open(&args.servers)?;
-    let to_stdout = args.output.as_os_str() == "-";
+    let streams = open(&args.servers, args.every)?;
+    let to_stdout = output.as_os_str() == "-";
     let writer = match to_stdout {
         true => Writer::stream(BufWriter::with_capacity(1 << 16, std::io::stdout())),
-        false => Writer::create(&args.output)?,
+        false => Writer::create(&output)?,
     };
     let capture = Mutex::new(Capture::new(writer));
     let count = AtomicU64::new(0);
@@ -72,18 +105,23 @@ pub fn run(args: &TraceArgs) -> Result<()> {
     };
     let place = match (to_stdout, files) {
         (true, _) => "standard output".to_owned(),
-        (false, 1) => format!("{}.blktrace.0", args.output.display()),
-        (false, n) => format!("{0}.blktrace.0 to .{1}", args.output.display(), n - 1),
+        (false, 1) => format!("{}.blktrace.0", output.display()),
+        (false, n) => format!("{0}.blktrace.0 to .{1}", output.display(), n - 1),
     };
     eprintln!("{events} events of {devices} devices in {place}{lost}");
     Ok(())
 }
 
-/// Opens the streams of all servers.
-pub fn open(servers: &[String]) -> Result<Vec<Stream>> {
+/// Opens the streams of all servers, of one request in `every`.
+pub fn open(servers: &[String], every: u32) -> Result<Vec<Stream>> {
+    if every > 1 && servers.len() > 1 {
+        // A mark doesn't cross a ring (decision 34).
+        let text = "--every is for one server: each follows requests of its own choice, so no way over both would be known\n";
+        return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text).into());
+    }
+    let path = |s: &String| config::unix_path("the server's control socket", s);
     let all = servers.iter();
-    all.map(|s| Stream::open(&config::unix_path("the server's control socket", s)?))
-        .collect()
+    all.map(|s| Stream::open(&path(s)?, every)).collect()
 }
 
 /// Gives the events of all streams to `take`, with the stream's index, until the time is over, a signal

@@ -137,7 +137,7 @@ impl Traces {
 /// Logs slow requests until the subscription ends.
 fn watch(subscription: &Subscription, threshold: Duration) {
     let mut log = SlowLog::new(threshold, 1, MOST_SLOW_PER_SECOND);
-    let mut analyzer = Analyzer::new();
+    let mut analyzer = Analyzer::without_samples();
     let mut names = BTreeMap::new();
     let (mut told, mut lost, mut unknown) = (0, 0, 0);
     let mut last = Instant::now();
@@ -162,7 +162,6 @@ fn watch(subscription: &Subscription, threshold: Duration) {
         }
         if last.elapsed() >= Duration::from_secs(1) {
             last = Instant::now();
-            // Samples are of no use here, and would add up.
             let report = analyzer.take();
             unknown += report.devices.values().map(|d| d.unknown).sum::<u64>();
             if lost > 0 {

@@ -102,9 +102,9 @@ fn sums(path: &Path) -> BTreeMap<(Device, &'static str), f64> {
     let mut sums = BTreeMap::new();
     for hop in &path.hops {
         let part = match hop.part {
-            Part::Wait => "waits",
+            Part::Get | Part::Wait => "waits",
             Part::Down(_) => "down",
-            Part::Work => "works",
+            Part::Work | Part::Answer => "works",
             Part::Up(_) => "up",
         };
         *sums.entry((hop.device, part)).or_default() += hop.times.sum_ns() as f64;
@@ -112,7 +112,11 @@ fn sums(path: &Path) -> BTreeMap<(Device, &'static str), f64> {
     sums
 }
 
-fn blamed(consistency: Consistency, late: usize, op: Op) {
+/// Runs in which the machine was busy with something else, at most.
+const BUSY: usize = 10;
+
+/// Errors if the times aren't where they should be.
+fn blamed(consistency: Consistency, late: usize, op: Op) -> Result<(), String> {
     let took: Arc<Mutex<Duration>> = Arc::default();
     let member = |n: usize| -> Arc<dyn BlockDevice> {
         let inner = pvblk_volume::open("mem:8M").expect("a volume");
@@ -195,18 +199,32 @@ fn blamed(consistency: Consistency, late: usize, op: Op) {
     let own = took.as_nanos() as f64;
     assert!(own > 0.1e9, "the member was asked for {own} ns");
     let text = format!("{consistency:?} {op:?}, member {late}: {sums:?}, own clock {own}");
-    assert!((of(late) / own - 1.0).abs() < 0.02, "{text}");
-    for other in (0..3).filter(|n| *n != late) {
-        assert!(of(other) < own * 0.02, "{text}");
+    let right = (of(late) / own - 1.0).abs() < 0.02;
+    let mut others = (0..3).filter(|n| *n != late);
+    match right && others.all(|other| of(other) < own * 0.02) {
+        true => Ok(()),
+        false => Err(text),
     }
+}
+
+/// The clock is the machine's: a thread that loses its CPU makes another member late as well. A mistake of ours would be in each run.
+fn check(consistency: Consistency, late: usize, op: Op) {
+    let mut why = String::new();
+    for _ in 0..BUSY {
+        match blamed(consistency, late, op) {
+            Ok(()) => return,
+            Err(text) => why = text,
+        }
+    }
+    panic!("{why}");
 }
 
 #[test]
 fn a_delay_is_blamed_on_the_member_that_makes_it() {
     for late in 0..3 {
         for consistency in [Consistency::Resync, Consistency::Ppl] {
-            blamed(consistency, late, Op::Write);
+            check(consistency, late, Op::Write);
         }
-        blamed(Consistency::Resync, late, Op::Read);
+        check(Consistency::Resync, late, Op::Read);
     }
 }

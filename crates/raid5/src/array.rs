@@ -42,7 +42,7 @@ const LEAST_STRIPES: usize = 8;
 const MAX_SECTORS: u32 = 2048;
 
 /// Finds the devices that questions name, by the grammar of the program that serves the array.
-pub trait MemberNames: Sync {
+pub trait MemberNames: Send + Sync {
     /// Opens a device as a member. Errors are one line that says what is wrong with the name.
     fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Error>;
     /// The file or block device that a name leads to, whatever is over it: names of one file mean one device.
@@ -106,7 +106,7 @@ impl MemberNames for NoNames {
 }
 
 /// Options for serving an array.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct ArrayOptions {
     /// Stripe heads, 8 to 32768: each has a page of 4 KiB for every member.
     pub stripes: usize,
@@ -115,7 +115,7 @@ pub struct ArrayOptions {
     /// For simulations: computations wait until the queue is polled, so that others come in between.
     pub lazy: bool,
     /// The devices that questions name.
-    pub names: &'static dyn MemberNames,
+    pub names: Arc<dyn MemberNames>,
     /// A member that doesn't answer an I/O for so long is kicked; `None`: it is waited for. Needs [`BackgroundWork`].
     pub member_timeout: Option<Duration>,
     /// A member that was kicked for that is taken back when it answers again.
@@ -129,7 +129,7 @@ impl Default for ArrayOptions {
             stripes: 256,
             path: WritePath::default(),
             lazy: false,
-            names: &NoNames,
+            names: Arc::new(NoNames),
             member_timeout: None,
             re_add: false,
         }
@@ -178,7 +178,7 @@ struct ArrayShared {
     limits: Limits,
     geometry: Geometry,
     lazy: bool,
-    names: &'static dyn MemberNames,
+    names: Arc<dyn MemberNames>,
     origin: Mutex<Origin>,
     events: EventHub,
 }
@@ -399,7 +399,7 @@ impl Raid5 {
                 limits,
                 geometry: assembly.geometry,
                 lazy: options.lazy,
-                names: options.names,
+                names: Arc::clone(&options.names),
                 origin: Mutex::new(Origin {
                     devices: known,
                     ..Origin::default()

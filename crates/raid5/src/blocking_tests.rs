@@ -3,8 +3,7 @@ use crate::testing::{Power, disks};
 
 #[test]
 fn any_range_of_any_device() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let seed = pvblk_testing::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
     for spec in [
         "mem:3M",

@@ -8,8 +8,8 @@ mod table;
 
 use crate::{Blocking, Idle};
 use pvblk_block::{BlockDevice, Error, ExtentKind};
+use std::fs::File;
 use std::io::Read;
-use std::path::Path;
 use std::sync::Arc;
 use table::{At, MAGICS};
 
@@ -103,16 +103,9 @@ fn named(found: &[Found]) -> Option<String> {
     })
 }
 
-/// The container format of a file, if it has one. A file that can't be read, or doesn't exist, has none:
-/// opening it says why.
-pub fn container_at(path: &Path) -> Option<Found> {
-    let kind = std::fs::metadata(path).ok()?.file_type();
-    let is_block_device = std::os::unix::fs::FileTypeExt::is_block_device(&kind);
-    if !kind.is_file() && !is_block_device {
-        return None;
-    }
+/// The container format of a file or block device, read from where it stands, its start. One that can't be read has none.
+pub fn container_in(file: File) -> Option<Found> {
     let mut start = Vec::new();
-    let file = std::fs::File::open(path).ok()?;
     file.take(CONTAINER_BYTES as u64)
         .read_to_end(&mut start)
         .ok()?;

@@ -65,13 +65,7 @@ fn any_geometry(rng: &mut fastrand::Rng) -> Geometry {
 }
 
 fn seeds() -> impl Iterator<Item = (u64, fastrand::Rng)> {
-    (0..200).map(|n| {
-        let seed = match n {
-            0 => 7,
-            _ => fastrand::u64(..),
-        };
-        (seed, fastrand::Rng::with_seed(seed))
-    })
+    pvblk_testing::seeds(7, 200).map(|seed| (seed, fastrand::Rng::with_seed(seed)))
 }
 
 #[test]

@@ -17,8 +17,7 @@ fn incoming_sectors(assembly: &Assembly) -> Option<u64> {
 /// Recovered data is there, the rest isn't, whatever was being written and wherever the repair is cut off.
 #[test]
 fn the_log_knows_what_is_rebuilt() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let seed = pvblk_testing::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
     for round in 0..8 {
         let place = rng.usize(0..4);

@@ -142,8 +142,7 @@ impl Array {
 /// member that was lost with the crash comes back from the others, but for blocks that were being written.
 #[test]
 fn no_crash_opens_the_write_hole() {
-    for n in 0..150 {
-        let seed = if n == 0 { 3 } else { fastrand::u64(..) };
+    for seed in pvblk_testing::seeds(3, 150) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let layout = Layout::ALL[rng.usize(0..4)];
         let members = rng.u32(3..8);

@@ -214,8 +214,7 @@ pub(super) fn check(disks: &[Named], expected: &[Option<Vec<u8>>], context: &str
 /// being written stay.
 #[test]
 fn the_log_closes_the_write_hole() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let seed = pvblk_testing::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
     let disks = disks(4);
     for round in 0..12 {

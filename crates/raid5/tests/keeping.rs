@@ -381,8 +381,7 @@ fn stripes_come_and_go_while_it_serves() {
 
 #[test]
 fn stable_buffers_may_be_in_any_pieces() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let seed = pvblk_testing::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut world = TestArray::new(Consistency::Ppl);
     for stamp in 2..40 {

@@ -435,12 +435,6 @@ mod tests {
     use crate::{PAGE_SIZE, Region, create_sealed};
     use std::os::fd::AsFd;
 
-    fn rng() -> fastrand::Rng {
-        let seed = fastrand::u64(..);
-        println!("seed {seed}");
-        fastrand::Rng::with_seed(seed)
-    }
-
     fn bytes(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
         std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
     }
@@ -456,7 +450,7 @@ mod tests {
 
     #[test]
     fn every_kernel_agrees_with_single_bytes() {
-        let mut rng = rng();
+        let mut rng = pvblk_testing::random();
         for kernel in kernels() {
             for len in lengths(&mut rng) {
                 for count in [0, 1, 2, 3, 4, 5, 6, 7, 12, 63, 64, 65, 130] {
@@ -490,7 +484,7 @@ mod tests {
 
     #[test]
     fn every_kernel_detects_a_single_bit() {
-        let mut rng = rng();
+        let mut rng = pvblk_testing::random();
         for kernel in kernels() {
             for len in lengths(&mut rng) {
                 let at = rng.usize(..64);
@@ -522,7 +516,7 @@ mod tests {
 
     #[test]
     fn regions_agree_with_single_bytes() {
-        let mut rng = rng();
+        let mut rng = pvblk_testing::random();
         let regions: Vec<Region> = (0..6).map(|_| region(&mut rng)).collect();
         for round in 0..600 {
             let len = match round % 3 {
@@ -575,20 +569,20 @@ mod tests {
     #[test]
     #[should_panic(expected = "1 to 64 sources")]
     fn a_sum_without_sources_panics() {
-        region(&mut rng()).xor_from(0, &[], 1);
+        region(&mut pvblk_testing::random()).xor_from(0, &[], 1);
     }
 
     #[test]
     #[should_panic(expected = "1 to 64 sources")]
     fn too_many_sources_panic() {
-        let region = region(&mut rng());
+        let region = region(&mut pvblk_testing::random());
         region.xor_from(0, &[(&region, 0); MAX_STREAMS + 1], 1);
     }
 
     #[test]
     #[should_panic(expected = "range outside the region")]
     fn a_source_outside_panics() {
-        let region = region(&mut rng());
+        let region = region(&mut pvblk_testing::random());
         let end = region.len() - 7;
         region.xor_from(0, &[(&region, 0), (&region, end)], 8);
     }
@@ -596,14 +590,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "range outside the region")]
     fn a_destination_outside_panics() {
-        let region = region(&mut rng());
+        let region = region(&mut pvblk_testing::random());
         region.xor_from(region.len() - 7, &[(&region, 0)], 8);
     }
 
     #[test]
     #[should_panic(expected = "range outside the region")]
     fn zeros_outside_panic() {
-        let region = region(&mut rng());
+        let region = region(&mut pvblk_testing::random());
         region.is_zero(usize::MAX, 2);
     }
 

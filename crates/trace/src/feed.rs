@@ -63,6 +63,8 @@ struct SubscriptionState {
 
 struct Subscriber {
     state: Arc<SubscriptionState>,
+    /// It wants one request of so many.
+    every: u32,
     to: Sender<Arc<Vec<Event>>>,
     /// Events that were lost and for which the subscriber has got no gap yet: the time of the first, and their number.
     missed: Option<(u64, u64)>,
@@ -93,6 +95,12 @@ impl Feed {
 
     /// Subscribes to all events from now on. The first subscriber starts the recording; it ends with the last one.
     pub fn subscribe(self: &Arc<Feed>) -> io::Result<Subscription> {
+        self.subscribe_every(1)
+    }
+
+    /// As [`Feed::subscribe`], to the events of one request in `every`; to those of more requests while another subscriber wants more: see
+    /// [`Collector::every`].
+    pub fn subscribe_every(self: &Arc<Feed>, every: u32) -> io::Result<Subscription> {
         let state = Arc::new(SubscriptionState {
             until_ns: AtomicU64::new(u64::MAX),
             waiting: AtomicUsize::new(0),
@@ -101,7 +109,7 @@ impl Feed {
         let (to, from) = channel();
         let mut subscribers = self.subscribers.lock();
         if subscribers.is_empty() {
-            self.recorder.start();
+            self.recorder.start_every(every);
             let feed = Arc::clone(self);
             let thread = std::thread::Builder::new().name("pvblk-trace".into());
             let run = thread.spawn(move || feed.run());
@@ -109,14 +117,23 @@ impl Feed {
         }
         subscribers.push(Subscriber {
             state: Arc::clone(&state),
+            every: every.max(1),
             to,
             missed: None,
         });
+        self.follow(&subscribers);
         Ok(Subscription {
             state,
             from: Mutex::new(from),
             feed: Arc::clone(self),
         })
+    }
+
+    /// Follows as many requests as the subscriber who wants most.
+    fn follow(&self, subscribers: &[Subscriber]) {
+        if let Some(every) = subscribers.iter().map(|s| s.every).min() {
+            self.recorder.set_every(every);
+        }
     }
 
     fn run(&self) {
@@ -129,7 +146,11 @@ impl Feed {
             let until_ns = now_ns.saturating_sub(LATEST_NS);
             let batch = Arc::new(sorter.take_until(until_ns));
             let mut subscribers = self.subscribers.lock();
+            let before = subscribers.len();
             hand_out(&mut subscribers, &batch, until_ns);
+            if subscribers.len() < before {
+                self.follow(&subscribers);
+            }
             if subscribers.is_empty() {
                 // Under the lock, so that a new subscriber starts the recording after this stop.
                 self.recorder.stop();
@@ -256,7 +277,11 @@ mod tests {
         let feed = Feed::new(Recorder::idle(0));
         let tracing = Tracing::to(Arc::new(feed.recorder.clone()), "x");
         let mut tracer = tracing.tracer("d", 0, 0);
-        let mut record = |n: u64| tracer.request(Phase::Queue, &Request::new(Op::Read, n, 8, n));
+        let mut record = |n: u64| {
+            let mut request = Request::new(Op::Read, n, 8, n);
+            request.followed = true;
+            tracer.request(Phase::Queue, &request);
+        };
         for round in 0..3 {
             let first = feed.subscribe().unwrap();
             record(round);
@@ -291,6 +316,24 @@ mod tests {
         for s in &subscriptions {
             assert!(waiting(s) > BATCH && s.lost() > 0);
         }
+    }
+
+    #[test]
+    fn all_get_what_the_one_who_wants_most_gets() {
+        let feed = Feed::new(Recorder::idle(0));
+        let every = || feed.collector().every();
+        let few = feed.subscribe_every(64).unwrap();
+        assert_eq!(every(), 64);
+        let more = feed.subscribe_every(8).unwrap();
+        let fewer = feed.subscribe_every(1000).unwrap();
+        assert_eq!(every(), 8);
+        drop(more);
+        let begin = std::time::Instant::now();
+        while every() != 64 {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{}", every());
+            std::thread::yield_now();
+        }
+        drop((few, fewer));
     }
 
     #[test]

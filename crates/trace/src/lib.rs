@@ -6,6 +6,8 @@
 //! - [`blktrace`] reads and writes the files of `blktrace`, `blkparse` and `btt`.
 //! - [`guest`] aligns the clock of a guest's own blktrace, so that its hops appear above ours.
 //! - [`latency`] pairs the events of a request and computes its hops; [`slow`] keeps the slowest requests.
+//! - [`live`] does the same second by second, in bounded memory.
+//! - [`perfetto`] writes a timeline of requests.
 //!
 //! See docs/decisions/0008-trace.md.
 
@@ -14,6 +16,8 @@ mod event;
 mod feed;
 pub mod guest;
 pub mod latency;
+pub mod live;
+pub mod perfetto;
 mod recorder;
 pub mod slow;
 

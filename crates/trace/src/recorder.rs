@@ -5,10 +5,9 @@ use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::trace::{Recording, TraceDevice, TraceEvent, TraceHub, TraceOrigin, TraceSink};
 use rtrb::{Consumer, Producer, RingBuffer};
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Most rings at a time, because blkparse takes files of up to 512 CPUs.
@@ -32,15 +31,6 @@ const LINGER: Duration = Duration::from_millis(100);
 /// Time for which an event may be on its way into a ring, in nanoseconds: a thread may lose its CPU between reading the clock and storing the
 /// event.
 pub(crate) const LATEST_NS: u64 = 20_000_000;
-
-/// Time of the system's monotonic clock in nanoseconds: the same in all processes of a machine, so that their
-/// captures can be combined.
-fn now_ns() -> u64 {
-    let t = clock_gettime(ClockId::Monotonic);
-    (t.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(t.tv_nsec as u64)
-}
 
 /// A clock in nanoseconds for tests and simulation.
 pub type GivenClock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -114,13 +104,17 @@ struct RecorderShared {
     state: Mutex<RecorderState>,
     /// True while events are recorded.
     wanted: AtomicBool,
+    /// One request of so many is followed; 0 while no events are recorded.
+    every: Arc<AtomicU32>,
     /// Replaces the system's clock.
     clock: Option<GivenClock>,
 }
 
 impl RecorderShared {
     fn now_ns(&self) -> u64 {
-        self.clock.as_ref().map_or_else(now_ns, |clock| clock())
+        self.clock
+            .as_ref()
+            .map_or_else(pvblk_sys::ticks::monotonic_ns, |clock| clock())
     }
 }
 
@@ -171,12 +165,18 @@ impl Recorder {
             first_minor,
             state: Mutex::default(),
             wanted: AtomicBool::new(false),
+            every: Arc::default(),
             clock,
         }))
     }
 
-    /// Starts recording. Events of an earlier recording are dropped.
+    /// Starts recording, of all requests. Events of an earlier recording are dropped.
     pub fn start(&self) {
+        self.start_every(1);
+    }
+
+    /// As [`Recorder::start`], of one request in `every`.
+    pub fn start_every(&self, every: u32) {
         let mut forgotten = Vec::new();
         self.collector().drain(&mut forgotten);
         let mut state = self.0.state.lock();
@@ -193,6 +193,7 @@ impl Recorder {
         state.drained_ns = self.0.now_ns();
         state.started = Some((self.0.now_ns(), SystemTime::now()));
         self.0.wanted.store(true, Ordering::Relaxed);
+        self.0.every.store(every.max(1), Ordering::Relaxed);
         state.recording.get_or_insert_with(Recording::new);
     }
 
@@ -200,6 +201,7 @@ impl Recorder {
     /// keep them until the next recording, or until they are closed.
     pub fn stop(&self) {
         self.0.wanted.store(false, Ordering::Relaxed);
+        self.0.every.store(0, Ordering::Relaxed);
         let begin = Instant::now();
         while begin.elapsed() < LINGER {
             let state = self.0.state.lock();
@@ -210,6 +212,16 @@ impl Recorder {
             std::thread::sleep(Duration::from_millis(2));
         }
         self.0.state.lock().recording = None;
+    }
+
+    /// Follows one request in `every` from now on. Those that have begun keep their mark.
+    pub fn set_every(&self, every: u32) {
+        // Not while it is stopped.
+        let set = |before: u32| (before > 0).then_some(every.max(1));
+        let _ = self
+            .0
+            .every
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, set);
     }
 
     /// True between [`Recorder::start`] and [`Recorder::stop`].
@@ -237,6 +249,10 @@ impl TraceHub for Recorder {
             devices.push(name.to_owned());
         }
         TraceDevice(Device::new(Device::MAJOR, minor).0)
+    }
+
+    fn every(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.0.every)
     }
 
     fn open(&self, origin: &TraceOrigin) -> Option<Box<dyn TraceSink>> {
@@ -407,6 +423,11 @@ impl Collector {
         self.0.now_ns()
     }
 
+    /// One request of so many is followed: what all who listen get now.
+    pub fn every(&self) -> u32 {
+        self.0.every.load(Ordering::Relaxed).max(1)
+    }
+
     /// The time of day at time `time_ns` of the events' clock.
     pub fn time_of_day(&self, time_ns: u64) -> SystemTime {
         let started = self.0.state.lock().started;
@@ -434,6 +455,13 @@ mod tests {
     use pvblk_block::trace::{Phase, Tracing};
     use pvblk_block::{Completion, Op, Request, Status};
 
+    /// One that is followed.
+    fn request(op: Op, sector: u64, sectors: u64, tag: u64) -> Box<Request> {
+        let mut request = Request::new(op, sector, sectors, tag);
+        request.followed = true;
+        request
+    }
+
     #[test]
     fn recorded_events_come_out_once() {
         let recorder = Arc::new(Recorder::new(64));
@@ -441,7 +469,7 @@ mod tests {
         let tracing = Tracing::to(recorder, "x");
         let mut a = tracing.tracer("front", 0, 7);
         let mut b = tracing.tracer("back", 0, 8);
-        let request = Request::new(Op::Write, 8, 16, 3);
+        let request = self::request(Op::Write, 8, 16, 3);
         a.request(Phase::Queue, &request);
         b.request(Phase::Issue, &request);
         a.completed(&[Completion {
@@ -469,7 +497,7 @@ mod tests {
         assert_eq!(events.len(), 3);
         // The number of the closed queue is free again; the device keeps its own.
         let mut c = tracing.tracer("front", 1, 9);
-        c.request(Phase::Get, &Request::new(Op::Write, 8, 16, 3));
+        c.request(Phase::Get, &self::request(Op::Write, 8, 16, 3));
         collector.drain(&mut events);
         assert_eq!(
             (events[3].queue, events[3].device),
@@ -485,10 +513,10 @@ mod tests {
         let mut busy = tracing.tracer("busy", 0, 0);
         let mut idle = tracing.below(&busy).tracer("idle", 0, 0);
         let mut step = |both: bool| {
-            let request = Request::new(Op::Read, 0, 8, 0);
-            busy.arrived(std::slice::from_ref(&request));
+            let mut batch = [Request::new(Op::Read, 0, 8, 0)];
+            busy.arrived(&mut batch);
             if both {
-                idle.arrived(&[request]);
+                idle.arrived(&mut batch);
             }
             let mut events = Vec::new();
             collector.drain(&mut events);
@@ -540,7 +568,7 @@ mod tests {
         let collector = recorder.collector();
         let tracing = Tracing::to(recorder, "x");
         let mut tracer = tracing.tracer("d", 5, 0);
-        let request = Request::new(Op::Read, 0, 8, 0);
+        let request = self::request(Op::Read, 0, 8, 0);
         for _ in 0..20 {
             tracer.request(Phase::Queue, &request);
         }
@@ -564,7 +592,7 @@ mod tests {
         let recorder = Arc::new(Recorder::new(16));
         let collector = recorder.collector();
         let tracing = Tracing::to(recorder, "x");
-        let request = Request::new(Op::Read, 0, 8, 0);
+        let request = self::request(Op::Read, 0, 8, 0);
         let mut all: Vec<_> = (0..=MAX_QUEUES as u32)
             .map(|q| tracing.tracer("d", q, 0))
             .collect();
@@ -590,7 +618,7 @@ mod tests {
                     let mut tracer = tracing.tracer("d", t, t);
                     scope.spawn(move || {
                         for n in 0..each {
-                            tracer.request(Phase::Queue, &Request::new(Op::Read, n, 8, n));
+                            tracer.request(Phase::Queue, &request(Op::Read, n, 8, n));
                         }
                     })
                 })

@@ -102,7 +102,7 @@ fn run(rng: &mut fastrand::Rng, count: usize, capacity: usize) -> Found {
                     _ => (8 * rng.u64(0..4), 8),
                 };
                 // The last box that became free: identities come again at once.
-                let request = match free.pop() {
+                let mut request = match free.pop() {
                     Some(mut old) => {
                         (old.op, old.sector, old.sectors) = (op, sector, sectors);
                         old
@@ -112,7 +112,7 @@ fn run(rng: &mut fastrand::Rng, count: usize, capacity: usize) -> Found {
                 let n = requests.len();
                 queues[n % QUEUES]
                     .upper
-                    .arrived(std::slice::from_ref(&request));
+                    .arrived(std::slice::from_mut(&mut request));
                 requests.push(Some(request));
                 begun.push((ns, 0));
                 // Some requests are slow, some seconds are quiet.
@@ -123,7 +123,7 @@ fn run(rng: &mut fastrand::Rng, count: usize, capacity: usize) -> Found {
                 steps.push(Reverse((ns + wait, Step::Issue, n)));
             }
             Step::Issue | Step::Arrive | Step::Work => {
-                let Some(request) = &requests[n] else {
+                let Some(request) = &mut requests[n] else {
                     unreachable!("it is in flight")
                 };
                 match step {
@@ -133,7 +133,7 @@ fn run(rng: &mut fastrand::Rng, count: usize, capacity: usize) -> Found {
                     }
                     Step::Arrive => {
                         begun[n].1 = ns;
-                        queue.lower.arrived(std::slice::from_ref(request));
+                        queue.lower.arrived(std::slice::from_mut(request));
                         next(Step::Work, 50);
                     }
                     _ => {
@@ -200,6 +200,7 @@ fn run(rng: &mut fastrand::Rng, count: usize, capacity: usize) -> Found {
                 Part::Down(_) => **ns != 100,
                 Part::Up(_) => **ns != 70,
                 Part::Wait => false,
+                Part::Get | Part::Answer => true,
             });
             invented.extend(wrong.map(|ns| format!("{:?} of {ns} ns", hop.part)));
         }
@@ -255,7 +256,8 @@ fn a_listener_is_told_of_the_losses_of_its_own_time_only() {
     let collector = recorder.collector();
     let tracing = Tracing::to(Arc::new(recorder.clone()), "x");
     let mut tracer = tracing.tracer("d", 0, 0);
-    let request = Request::new(Op::Read, 0, 8, 0);
+    let mut request = Request::new(Op::Read, 0, 8, 0);
+    request.followed = true;
     let mut events = Vec::new();
     for round in 1..=3u64 {
         recorder.start();

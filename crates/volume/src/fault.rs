@@ -248,6 +248,7 @@ fn first_part(request: &Request, sectors: u64) -> Box<Request> {
     }
     let mut part = Request::with_buffers(request.op, request.sector, buffers, request.tag);
     part.flags = request.flags;
+    part.followed = request.followed;
     part
 }
 

@@ -12,6 +12,7 @@ mod task;
 mod work_queues;
 
 use crate::extents::file_extents;
+use crate::opener::{self, FileOpener};
 use crate::spec::{Engine, FileSpec, VolumeSpec};
 use layout::{Layout, capacity_sectors, file_len};
 use log::ErrorLog;
@@ -21,11 +22,11 @@ use pvblk_block::{
     Incarnation, Limits, LossMarks, Op, QueueContext, Refresh,
 };
 use queue::FileQueue;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use shared::FileShared;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -60,17 +61,23 @@ pub struct FileVolume {
     most_entries: Option<u32>,
     /// The file is to be locked against other programs.
     locked: bool,
+    opener: Arc<dyn FileOpener>,
     shared: Arc<FileShared>,
 }
 
 impl FileVolume {
-    /// Opens the file. Fails with one line that says what to do if it is missing, locked,
+    /// Opens the file, in this process. Fails with one line that says what to do if it is missing, locked,
     /// read-only, no file, or its size is not whole sectors.
     pub fn open(spec: &FileSpec) -> Result<FileVolume, Error> {
+        FileVolume::open_by(spec, &opener::in_process())
+    }
+
+    /// As [`FileVolume::open`], by an opener.
+    pub fn open_by(spec: &FileSpec, opener: &Arc<dyn FileOpener>) -> Result<FileVolume, Error> {
         let name = VolumeSpec::File(spec.clone());
         name.validate()?;
-        spec.check_format()?;
-        let layout = Layout::open(spec)?;
+        spec.check_format(&**opener)?;
+        let layout = Layout::open(spec, &**opener)?;
         let size = || -> Result<(u64, u64), Errno> {
             let file = layout.file.as_fd();
             let block_device = layout.is_block_device;
@@ -93,7 +100,7 @@ impl FileVolume {
             Engine::Uring
         };
         let file = Arc::new(layout.file);
-        let sync_file = reopen(&file, spec.read_only || layout.is_block_device);
+        let sync_file = reopen(&**opener, &file, spec.read_only || layout.is_block_device);
         Ok(FileVolume {
             limits: Limits {
                 logical_sector_bytes: layout.sector_bytes,
@@ -111,6 +118,7 @@ impl FileVolume {
             engine: spec.engine.unwrap_or(usual),
             most_entries: None,
             locked: spec.lock,
+            opener: Arc::clone(opener),
             shared: Arc::new(FileShared {
                 name: name.to_string(),
                 syncs_apart: sync_file.is_some(),
@@ -192,11 +200,12 @@ impl Refresh for FileVolume {
     fn refresh(&self) -> Result<(), Error> {
         let (tell, told) = mpsc::sync_channel(1);
         let shared = Arc::clone(&self.shared);
-        let locked = self.locked;
+        let (locked, opener) = (self.locked, Arc::clone(&self.opener));
         let look = move || {
             let _ = tell.send(shared.look());
             if locked {
-                lock::warn_of_loops(&shared.name, shared.file.as_fd(), shared.read_only);
+                let file = shared.file.as_fd();
+                lock::warn_of_loops(&*opener, &shared.name, file, shared.read_only);
             }
         };
         let failed =
@@ -240,12 +249,10 @@ impl LossMarks for FileVolume {
 /// The file, opened once more for `fdatasync` alone. Linux reports a failed write-back once to each open file
 /// description: a report to a write with FUA on the first one leaves the report to this one. `None` where
 /// that can't be done, for example without /proc.
-fn reopen(file: &OwnedFd, read_only: bool) -> Option<Arc<OwnedFd>> {
-    let mut flags = OFlags::CLOEXEC | OFlags::RDWR;
-    if read_only {
-        flags = OFlags::CLOEXEC | OFlags::RDONLY;
-    }
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let opened = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-    Some(Arc::new(opened))
+fn reopen(opener: &dyn FileOpener, file: &OwnedFd, read_only: bool) -> Option<Arc<OwnedFd>> {
+    let flags = match read_only {
+        true => OFlags::RDONLY,
+        false => OFlags::RDWR,
+    };
+    opener.reopen(file.as_fd(), flags).ok().map(Arc::new)
 }

@@ -24,6 +24,7 @@ mod file;
 mod hold;
 mod mem;
 mod null;
+mod opener;
 mod spec;
 
 pub use delay::DelayVolume;
@@ -31,6 +32,7 @@ pub use fault::FaultVolume;
 pub use file::FileVolume;
 pub use mem::MemVolume;
 pub use null::NullVolume;
+pub use opener::{FileOpener, LockHolder, Match, PathStat, in_process};
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use pvblk_client::rbd::{OnLostLock, RbdSpec};
 pub use spec::{

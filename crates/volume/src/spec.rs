@@ -11,10 +11,12 @@ pub use client::{Need, RingsSpec, VhostSpec};
 pub use nbd::NbdSpec;
 pub use raid5::{Candidates, Found, Look, Members, Raid5Spec, SpecNames, look, spec_in_folder};
 
+use crate::opener::FileOpener;
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::units::{self, Rate, Size, Span};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
 use pvblk_client::rbd::{RbdDisk, RbdSpec};
+use rustix::fs::{FileType, Mode, OFlags};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -130,11 +132,11 @@ impl FileSpec {
 
     /// Refuses a container, whose bytes aren't the disk that is in it, unless they are to be served as they are. A read-only volume
     /// destroys nothing, and is warned.
-    pub(crate) fn check_format(&self) -> Result<(), Error> {
+    pub(crate) fn check_format(&self, opener: &dyn FileOpener) -> Result<(), Error> {
         if self.raw {
             return Ok(());
         }
-        let Some(found) = pvblk_raid5::found::container_at(&self.path) else {
+        let Some(found) = self.container(opener) else {
             return Ok(());
         };
         let (path, what) = (self.path.display(), found.what);
@@ -153,6 +155,17 @@ impl FileSpec {
              add the option format=raw"
         );
         Err(Error::new(ErrorKind::Content, why))
+    }
+
+    /// The container that the file is. One that can't be read, or doesn't exist, is none: opening it says why.
+    fn container(&self, opener: &dyn FileOpener) -> Option<pvblk_raid5::found::Found> {
+        // A pipe would be waited for, and opening a tape would wind it.
+        let kind = opener.stat(&self.path).ok()?.kind();
+        if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
+            return None;
+        }
+        let file = opener.open(&self.path, OFlags::RDONLY, Mode::empty());
+        pvblk_raid5::found::container_in(file.ok()?.into())
     }
 }
 
@@ -228,7 +241,7 @@ impl VolumeSpec {
             .map_or(Ok(()), |why| Err(Error::config(format!("{self}: {why}"))))
     }
 
-    /// Opens the volume and everything below it, for a disk that is served.
+    /// Opens the volume and everything below it, in this process, with the needs of a disk that is served.
     pub fn open(&self) -> Result<Arc<dyn BlockDevice>, Error> {
         self.open_for(&Need::default())
     }
@@ -240,7 +253,7 @@ impl VolumeSpec {
         Ok(match self {
             VolumeSpec::Null(spec) => Arc::new(NullVolume::open(spec)?),
             VolumeSpec::Mem(spec) => Arc::new(MemVolume::open(spec)?),
-            VolumeSpec::File(spec) => Arc::new(FileVolume::open(spec)?),
+            VolumeSpec::File(spec) => Arc::new(FileVolume::open_by(spec, &need.opener)?),
             VolumeSpec::Delay(spec, inner) => Arc::new(DelayVolume::new(spec, below(inner)?)?),
             VolumeSpec::Fault(spec, inner) => Arc::new(FaultVolume::new(spec, below(inner)?)?),
             VolumeSpec::Cache(spec, inner) => spec.open(inner.open_for(&need.below_cache())?)?,

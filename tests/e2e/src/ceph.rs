@@ -3,7 +3,7 @@
 use crate::nbd::{Command, Connection};
 use crate::tools::{self, Finished, need, run, tool};
 use crate::{Stop, pattern};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,9 @@ use tempfile::TempDir;
 
 /// Longest time of a command of the cluster.
 const COMMAND: Duration = Duration::from_secs(180);
+
+/// The user of servers' images, who may do no more than the documents say.
+const USER: &str = "pvblk";
 
 /// A cluster, which ends with this.
 pub struct Cluster {
@@ -35,7 +38,35 @@ impl Cluster {
             port: free_port()?.to_string(),
         };
         cluster.script(&["start"], &["1"])?;
+        let keyring = cluster.dir().join(format!("c/client.{USER}.keyring"));
+        let keyring = keyring.display().to_string();
+        cluster.ceph(&[
+            "auth",
+            "get-or-create",
+            &format!("client.{USER}"),
+            "mon",
+            "profile rbd",
+            "osd",
+            "profile rbd pool=rbd",
+            "-o",
+            &keyring,
+        ])?;
         Ok(cluster)
+    }
+
+    /// A line for each daemon that has ended though nobody killed it, and the cluster's own view of its health.
+    pub fn health(&self) -> String {
+        let mut text = String::new();
+        for daemon in ["mon", "osd.0"] {
+            let lives = self.pid(daemon).is_ok_and(|p| test_kill_process(p).is_ok());
+            if !lives {
+                text += &format!("{daemon} has ended\n");
+            }
+        }
+        match self.ceph(&["health", "detail"]) {
+            Ok(said) => text + &said.stdout,
+            Err(_) => text + "the monitor doesn't answer",
+        }
     }
 
     /// The folder of the cluster, for other files too.
@@ -81,7 +112,8 @@ impl Cluster {
 
     /// The specification of an image of the pool `rbd`, with options.
     pub fn spec(&self, name: &str, options: &str) -> String {
-        format!("rbd:rbd/{name},conf={}{options}", self.conf().display())
+        let conf = self.conf();
+        format!("rbd:rbd/{name},conf={},id={USER}{options}", conf.display())
     }
 
     /// Copies an image or snapshot, as the cluster has it now, into a file.
@@ -103,10 +135,36 @@ impl Cluster {
 
     /// Breaks the lock of an image, whose owner is blocked.
     pub fn steal(&self, name: &str) -> Result<(), Stop> {
-        let Some((owner, id)) = self.lock(name)? else {
+        self.break_lock(name, true)
+    }
+
+    /// Blocks the owner of an image's lock, and leaves the lock.
+    pub fn block(&self, name: &str) -> Result<(), Stop> {
+        let said = self.rbd(&["lock", "ls", &format!("rbd/{name}"), "--format", "json"])?;
+        let locks: serde_json::Value = serde_json::from_str(&said.stdout)?;
+        let Some(address) = locks[0]["address"].as_str() else {
             return Stop::fail(format!("nobody has the lock of {name}"));
         };
-        self.rbd(&["lock", "rm", &format!("rbd/{name}"), &id, &owner])
+        self.ceph(&["osd", "blocklist", "add", address]).map(drop)
+    }
+
+    /// Breaks the lock of an image; its owner may be left as it is.
+    pub fn break_lock(&self, name: &str, and_block: bool) -> Result<(), Stop> {
+        let Some(held) = self.lock(name)? else {
+            return Stop::fail(format!("nobody has the lock of {name}"));
+        };
+        self.break_held(name, &held, and_block)
+    }
+
+    /// As [`Cluster::break_lock`], for the lock as it was then: its owner, and its name.
+    pub fn break_held(
+        &self,
+        name: &str,
+        (owner, id): &(String, String),
+        and_block: bool,
+    ) -> Result<(), Stop> {
+        let block = format!("--rbd-blocklist-on-break-lock={and_block}");
+        self.rbd(&["lock", "rm", &block, &format!("rbd/{name}"), id, owner])
             .map(drop)
     }
 

@@ -102,7 +102,7 @@ impl Live<'_> {
 /// Calls `work` while a server is stopped by SIGSTOP: I/O that it had begun is done, and it begins
 /// none.
 fn frozen<T>(daemon: &Daemon, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
-    daemon.signal(Signal::STOP)?;
+    daemon.freeze()?;
     let result = all_stopped(daemon.pid()).and_then(|()| work());
     daemon.signal(Signal::CONT)?;
     result

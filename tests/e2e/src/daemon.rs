@@ -1,5 +1,6 @@
 //! `pvblk` as a child process.
 
+use crate::outcome::check;
 use crate::{Stop, tools};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
@@ -158,6 +159,31 @@ impl Daemon {
             .and_then(Pid::from_raw)
             .ok_or_else(|| Stop::Fail("no process id".into()))?;
         Ok(kill_process(pid, signal)?)
+    }
+
+    /// Stops it by SIGSTOP, and waits until all of its threads stand still: the signal is sent at once, and taken when a thread gets its CPU.
+    pub fn freeze(&self) -> Result<(), Stop> {
+        self.signal(Signal::STOP)?;
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let moves = || -> std::io::Result<bool> {
+            for task in std::fs::read_dir(&tasks)? {
+                let Ok(stat) = std::fs::read_to_string(task?.path().join("stat")) else {
+                    continue; // it has ended
+                };
+                // After the name, which may have any characters in parentheses.
+                let state = stat.rsplit_once(") ").map(|(_, rest)| &rest[..1]);
+                if state != Some("T") {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        let begin = Instant::now();
+        while moves()? {
+            check(begin.elapsed() < START, || "it doesn't stop".into())?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Waits for its end.

@@ -6,12 +6,14 @@
 //! with a reason, never passed; see [`Stop::Skip`].
 
 pub mod arrays;
+pub mod browser;
 pub mod btt;
 pub mod ceph;
 pub mod control;
 pub mod cuts;
 pub mod daemon;
 pub mod documents;
+pub mod http;
 pub mod load;
 pub mod managed;
 pub mod md;
@@ -20,8 +22,10 @@ pub mod nbd;
 pub mod netns;
 pub mod outcome;
 pub mod pattern;
+pub mod perfetto;
 pub mod slow_medium;
 pub mod stage;
+pub mod terminal;
 pub mod tools;
 pub mod vm;
 

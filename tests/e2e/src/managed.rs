@@ -80,8 +80,9 @@ impl Managed {
     /// All parity is right, as the array itself finds.
     pub fn parity_is_right(&self) -> Result<(), Stop> {
         let mut checked = self.try_raid("check", &["--wait"])?;
-        if checked.stderr.contains("run it again") {
-            // A member that reads badly was replaced while it was checked.
+        let ended = ["run it again", "ended when a member failed"];
+        if ended.iter().any(|why| checked.stderr.contains(why)) {
+            // A member that reads badly failed or was replaced while it was checked.
             self.raid("wait", &[])?;
             checked = self.try_raid("check", &["--wait"])?;
         }

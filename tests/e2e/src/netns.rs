@@ -116,6 +116,15 @@ impl Host {
         Ok(())
     }
 
+    /// Kills the server (SIGKILL).
+    pub fn kill(&mut self) -> Result<(), Stop> {
+        if let Some(mut server) = self.server.take() {
+            server.kill()?;
+            server.wait()?;
+        }
+        Ok(())
+    }
+
     /// Cuts the server off, or connects it again.
     pub fn cut(&self, how: Cut, on: bool) -> Result<(), Stop> {
         let inside = ["-n", &self.namespace];

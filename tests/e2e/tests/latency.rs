@@ -143,9 +143,9 @@ fn merged_dump() -> Result<(), Stop> {
 
 fn comparison() -> Result<(), Stop> {
     let (good, bad) = (Sample::new()?, Sample::new()?);
-    let plot = good.path("hops.svg");
+    let plot = good.path("hops.html");
     let (good, bad) = (good.path("t"), bad.path("t"));
-    let said = latency(&["--good", &good, "--bad", &bad, "--plot", &plot])?.success()?;
+    let said = latency(&["--good", &good, "--bad", &bad, "--report", &plot])?.success()?;
     for words in ["deviation good->bad", "avg-A2G", "%C2A-in-avg+-stddev"] {
         check(said.stdout.contains(words), || said.stdout.clone())?;
     }

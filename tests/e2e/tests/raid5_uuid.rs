@@ -232,7 +232,7 @@ fn hangs() -> Result<(), Stop> {
     let nbd = dir.path().join("nbd");
     let slow = Daemon::start(["serve", "--disk", "x=mem:16M", "--nbd", &unix(&nbd)])?;
     let fuse = Fuse::mount(&disks.dir.path().join("fuse"), &uri(&nbd, "x"))?;
-    slow.signal(Signal::STOP)?;
+    slow.freeze()?;
     let volume = format!("{wanted},in={}", fuse.file.display());
     let served = holds(&volume, &image);
     slow.signal(Signal::CONT)?;

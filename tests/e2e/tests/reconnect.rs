@@ -226,7 +226,7 @@ fn lost_disk() -> Result<(), Stop> {
         "2",
     ])?;
     // It finds the next server as soon as it looks, however long that takes to start.
-    attach.signal(Signal::STOP)?;
+    attach.freeze()?;
     first.kill()?;
     let mut second = serve()?;
     attach.signal(Signal::CONT)?;

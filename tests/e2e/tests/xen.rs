@@ -59,7 +59,7 @@ fn round(script: &str, added: Vec<PathBuf>, dir: &Path, steps: &[&str]) -> Resul
         ..vm::Machine::default()
     };
     let (script, out) = (vm::named(script), dir.join("out"));
-    let limit = Duration::from_secs(1500);
+    let limit = Duration::from_secs(3600);
     let said = vm::script_on(vm::Kind::Xen, &script, &machine, &out, limit)?;
     for step in steps {
         let passed = said.lines().any(|l| {

@@ -52,6 +52,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("pvblk-trace", &["pvblk-sys", "pvblk-block"]),
+    // HTTP, without knowledge of disks.
+    ("pvblk-web", &["pvblk-sys"]),
     (
         "pvblk-export",
         &[
@@ -106,6 +108,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-volume",
             "pvblk-export",
             "pvblk-trace",
+            "pvblk-web",
             "pvblk-bench",
         ],
     ),

@@ -17,6 +17,14 @@ pub fn seed_or(usual: u64) -> u64 {
     seed
 }
 
+/// `count` seeds in a row, from `PVBLK_SEED` or from a random one on. Without `PVBLK_SEED` the first seed of all is `usual`.
+pub fn seeds(usual: u64, count: u64) -> impl Iterator<Item = u64> {
+    let fixed = given_seed().is_none().then_some(usual);
+    let first = seed();
+    let row = (0..count).map(move |n| first.wrapping_add(n));
+    fixed.into_iter().chain(row).take(count as usize)
+}
+
 /// `PVBLK_SEED`, which must be a whole number if it is set.
 pub fn given_seed() -> Option<u64> {
     let text = std::env::var("PVBLK_SEED").ok()?;

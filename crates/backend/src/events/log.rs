@@ -27,6 +27,8 @@ struct LogState {
     /// Number of the last event; 0: there was none.
     last: u64,
     flood: Flood,
+    /// Events by kind, in the order of [`Kind::ALL`], those included that were left out.
+    counts: [u64; Kind::ALL.len()],
     closed: bool,
 }
 
@@ -70,6 +72,7 @@ impl EventLog {
         event.time = SystemTime::now();
         let now = self.clock.now();
         let mut state = self.state.lock();
+        state.counts[event.kind as usize] += 1;
         let admitted = state.flood.admit(event, now);
         let told = admitted.map(|event| state.publish(event));
         drop(state);
@@ -108,6 +111,12 @@ impl EventLog {
         let state = self.state.lock();
         let of_disk = |e: &&Arc<Event>| disk.is_none() || e.disk.as_deref() == disk;
         state.ring.iter().filter(of_disk).cloned().collect()
+    }
+
+    /// Number of events of each kind since the start, those included that were left out of the log.
+    pub fn counts(&self) -> Vec<(Kind, u64)> {
+        let counts = self.state.lock().counts;
+        Kind::ALL.iter().copied().zip(counts).collect()
     }
 
     /// Number of the last event; 0: there was none.

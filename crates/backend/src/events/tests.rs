@@ -51,6 +51,9 @@ fn a_flood_of_one_disk_and_kind_is_cut_and_its_last_event_told() {
     let last = reader.next(Duration::ZERO).unwrap();
     assert_eq!(last.text, "client 999");
     assert_eq!(last.left_out, 1000 - u64::from(BURST) - 1);
+    let counts = events.counts().into_iter();
+    let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+    assert_eq!(counts, [(Kind::PeerAttached, 1), (Kind::PeerBroken, 1001)]);
     events.tick();
     assert!(read(&mut reader).is_empty());
     // After a quiet time a burst fits again.

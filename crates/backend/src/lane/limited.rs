@@ -5,6 +5,7 @@
 
 use super::Lane;
 use crate::throttle::{Connection, KINDS, Throttle, kind};
+use pvblk_block::trace::Phase;
 use pvblk_block::{Readiness, Request};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -236,6 +237,9 @@ impl Lane {
             true => self.throttle.advance(&mut self.batch),
             false => self.throttle.sort(&mut self.batch),
         }
+        // Those that pass.
+        let passing = self.batch.iter().map(|r| &**r);
+        self.tracer.requests(Phase::Get, passing);
         self.batch.iter().map(|r| r.sectors).sum()
     }
 
@@ -256,7 +260,10 @@ impl Lane {
         if waiting == 0 {
             return (false, false);
         }
+        let before = self.held.len();
         self.throttle.drain(&mut self.held);
+        let passing = self.held.iter().skip(before).map(|r| &**r);
+        self.tracer.requests(Phase::Get, passing);
         self.throttle.pause = 0;
         self.throttle.note(waiting, waiting);
         (true, true)

@@ -252,7 +252,7 @@ impl Lane {
         let failed = self.owed.is_some() && self.fail_flushes();
         let traced = trace::is_on();
         if traced {
-            self.tracer.arrived(&self.batch);
+            self.tracer.arrived(&mut self.batch);
         }
         let pulled = match result {
             Ok(p) => p,

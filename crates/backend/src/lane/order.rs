@@ -70,7 +70,6 @@ impl Lane {
                 moved = true;
             } else if self.parts.is_long(first) {
                 if let Some(request) = self.held.pop_front() {
-                    self.tracer.requests(Phase::Issue, [&*request]);
                     self.parts.begin(request);
                 }
             } else {
@@ -107,6 +106,7 @@ impl Lane {
         if self.parts.next_cost() > *room || !self.parts.may_issue() || !self.pass.enter(1) {
             return false;
         }
+        self.tracer.requests(Phase::Issue, self.parts.uncut());
         let part = self.parts.issue();
         *room -= Parts::cost(&part);
         self.turn.copied(Parts::cost(&part));

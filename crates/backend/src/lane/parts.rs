@@ -105,6 +105,12 @@ impl Parts {
         self.cutting = Some(index);
     }
 
+    /// The request that is being cut, if none of its parts has been issued.
+    pub fn uncut(&self) -> Option<&Request> {
+        let (_, long, _) = self.cut()?;
+        (long.begun == 0).then_some(&long.request)
+    }
+
     fn cut(&self) -> Option<(usize, &Long, u64)> {
         let index = self.cutting?;
         let long = self.longs[index].as_ref()?;
@@ -139,6 +145,7 @@ impl Parts {
         let tag = PART_TAG | index as u64;
         let mut part = Request::new(whole.op, whole.sector + long.begun, sectors, tag);
         part.flags = whole.flags;
+        part.followed = whole.followed;
         if whole.op.has_data() {
             let bytes = (long.begun * SECTOR, sectors * SECTOR);
             part.buffers = slices(&whole.buffers, bytes.0 as usize, bytes.1 as usize);

@@ -201,4 +201,13 @@ fn a_pool_that_goes_away_leaves_its_counts_and_no_memory() {
         (5, 0, 5)
     );
     assert_eq!(rig.pressure.free_bytes(), 0);
+    // Without the disk, too: sums of the process don't go back.
+    rig.pressure.forget("a");
+    let report = rig.pressure.report();
+    assert!(report.disks.is_empty());
+    let total = report.total;
+    assert_eq!(
+        (total.taken_pages, total.free_pages, total.returned_pages),
+        (5, 0, 5)
+    );
 }

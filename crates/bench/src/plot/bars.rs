@@ -1,128 +1,153 @@
-//! Groups of bars.
+//! Groups of bars from left to right, each with its name and its value.
 
-use super::Axis;
-use super::canvas::{Anchor, Canvas, EDGE, Frame, Heading, INK, WIDTH, check_values, colour};
+use super::canvas::{Anchor, Canvas, EDGE, Heading};
 use super::text::{LINE, TEXT, text_width, wrap};
+use super::{Bars, Width, check_series, check_values};
 use anyhow::{Result, ensure};
 
-/// Pixels of the chart's height, without heading and axes.
-const HEIGHT: i32 = 320;
-/// Most pixels of a bar's width.
-const MAX_BAR: i32 = 80;
+/// Pixels of a bar's height, and from one to the next.
+const BAR: i32 = 18;
+const STEP: i32 = 24;
+/// Pixels between groups.
+const BETWEEN: i32 = 10;
 
-/// A value, and its interval if it has one.
-pub type Bar = (f64, Option<(f64, f64)>);
-
-/// A chart of bars in named groups, as SVG; `y` begins at zero. A group has a bar of each series, in their order;
-/// `None` leaves its place empty.
-pub fn bar_chart(
-    title: &str,
-    subtitle: &str,
-    y: Axis,
-    series: &[&str],
-    groups: &[(&str, Vec<Option<Bar>>)],
-) -> Result<String> {
+pub fn draw(chart: &Bars, width: Width) -> Result<String> {
     ensure!(
-        !groups.is_empty() && !series.is_empty(),
+        !chart.groups.is_empty() && !chart.series.is_empty(),
         "a chart without bars"
     );
-    for (name, bars) in groups {
+    check_series(chart.series.len())?;
+    for group in &chart.groups {
+        let (bars, series) = (group.bars.len(), chart.series.len());
         ensure!(
-            bars.len() == series.len(),
-            "group {name} has {} bars for {} series",
-            bars.len(),
-            series.len()
+            bars == series,
+            "group {} has {bars} bars for {series} series",
+            group.name
         );
     }
-    let bars = groups.iter().flat_map(|(_, bars)| bars.iter().flatten());
-    let max = check_values(bars.flat_map(|&(value, interval)| {
-        let (low, high) = interval.unwrap_or((value, value));
-        [value, low.max(0.0), high]
+    let bars = || chart.groups.iter().flat_map(|g| g.bars.iter().flatten());
+    let max = check_values(bars().flat_map(|bar| {
+        let (low, high) = bar.interval.unwrap_or((bar.value, bar.value));
+        [bar.value, low.max(0.0), high]
     }))?;
     let heading = Heading {
-        title,
-        subtitle,
-        legend: series,
-        markers: false,
+        title: &chart.title,
+        subtitle: &chart.subtitle,
+        legend: Vec::new(),
+        lines: false,
+        width,
     };
-    let mut frame = Frame {
-        left: 0,
-        right: WIDTH - EDGE,
-        top: heading.height() + LINE / 2,
-        bottom: heading.height() + LINE / 2 + HEIGHT,
+    // A name is before each bar, unless there is one series only: then the group's is.
+    let one = chart.series.len() == 1;
+    let names: Vec<&str> = match one {
+        true => chart.groups.iter().map(|g| g.name.as_str()).collect(),
+        false => chart.series.iter().map(String::as_str).collect(),
     };
-    // The labels' height depends on the groups' width, which depends on the width of the values' labels: this
-    // is the widest that they get.
-    let widest = WIDTH - 2 * EDGE - LINE - text_width("1000.00 MiB", TEXT);
-    let room = widest / groups.len() as i32 - 10;
-    let labels: Vec<Vec<String>> = groups.iter().map(|(g, _)| wrap(g, TEXT, room)).collect();
-    let rows = labels.iter().map(Vec::len).max().unwrap_or(1) as i32;
-
-    let mut canvas = Canvas::new(frame.bottom + rows * LINE + EDGE + 4);
+    let most = width.pixels() / 3;
+    let widest = names.iter().map(|n| text_width(n, TEXT)).max().unwrap_or(0);
+    let left = EDGE + widest.min(most) + 8;
+    let labels = bars().map(|b| text_width(&chart.unit.label(b.value), TEXT));
+    let right = width.pixels() - EDGE - labels.max().unwrap_or(0) - 8;
+    let rows: i32 = chart
+        .groups
+        .iter()
+        .map(|g| g.bars.len() as i32 * STEP + if one { 0 } else { LINE + BETWEEN })
+        .sum();
+    let top = heading.height();
+    let mut canvas = Canvas::new(width, top + rows + EDGE, &chart.title);
     canvas.heading(&heading);
-    // The axis ends above the greatest value, which leaves room for the labels of bars.
-    let values = canvas.values(&y, max * 1.04, &mut frame);
-    let group = (frame.right - frame.left) / groups.len() as i32;
-    let bar = (group * 8 / 10 / series.len() as i32).clamp(2, MAX_BAR);
-    for (number, ((_, bars), label)) in groups.iter().zip(&labels).enumerate() {
-        let middle = frame.left + group * number as i32 + group / 2;
-        let left = middle - bar * series.len() as i32 / 2;
-        for (place, shown) in bars.iter().enumerate() {
-            let Some((value, interval)) = shown else {
+    let place = |value: f64| {
+        let share = if max > 0.0 { value / max } else { 0.0 };
+        left + (share.clamp(0.0, 1.0) * f64::from(right - left)).round() as i32
+    };
+    let short = |name: &str| {
+        let lines = wrap(name, TEXT, most);
+        match lines.len() {
+            0 | 1 => name.to_owned(),
+            _ => format!("{}…", wrap(name, TEXT, most - TEXT)[0]),
+        }
+    };
+    let mut y = top;
+    for group in &chart.groups {
+        if !one {
+            canvas.text_of("quiet", &group.name, (EDGE, y + LINE / 2), Anchor::Left);
+            y += LINE;
+        }
+        let first = y;
+        for (series, bar) in group.bars.iter().enumerate() {
+            let middle = y + STEP / 2;
+            let name = if one {
+                &group.name
+            } else {
+                &chart.series[series]
+            };
+            canvas.text(&short(name), (left - 8, middle), Anchor::Right);
+            y += STEP;
+            let Some(bar) = bar else {
+                canvas.text_of("quiet", "–", (left + 4, middle), Anchor::Left);
                 continue;
             };
-            let from = left + bar * place as i32;
-            let top = values.pixel(*value);
-            canvas.rectangle(
-                (from + 1, top),
-                (from + bar - 1, frame.bottom),
-                colour(place),
+            let to = place(bar.value);
+            let value = chart.unit.label(bar.value);
+            let hint = format!("{}, {}: {value}", group.name, chart.series[series]);
+            let corners = (
+                (left, middle - BAR / 2),
+                (to.max(left + 1), middle + BAR / 2),
             );
-            let mut above = top;
-            if let Some((low, high)) = interval {
-                let (low, high) = (values.pixel(*low), values.pixel(*high));
-                canvas.whisker(from + bar / 2, low, high, INK);
-                above = above.min(high);
+            canvas.area(series, corners.0, corners.1, Some(&hint));
+            let mut end = to;
+            if let Some((low, high)) = bar.interval {
+                canvas.whisker_across(middle, place(low), place(high));
+                end = end.max(place(high));
             }
-            let text = y.unit.label(*value);
-            if text_width(&text, TEXT) <= bar {
-                canvas.text(&text, (from + bar / 2, above - LINE / 2), Anchor::Center);
-            }
+            canvas.text(&value, (end + 7, middle), Anchor::Left);
         }
-        for (row, line) in label.iter().enumerate() {
-            let y = frame.bottom + LINE - 4 + row as i32 * LINE;
-            canvas.text(line, (middle, y), Anchor::Center);
-        }
+        canvas.rule("axis", (left, first), (left, y));
+        y += if one { 0 } else { BETWEEN };
     }
     Ok(canvas.finish())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Bar, Group, Unit};
     use super::*;
-    use crate::plot::Unit;
+
+    fn chart(series: &[&str]) -> Bars {
+        let bar = |value, interval| Some(Bar { value, interval });
+        let group = |name: &str, bars| Group {
+            name: name.into(),
+            bars,
+        };
+        Bars {
+            title: "T".into(),
+            subtitle: String::new(),
+            unit: Unit::Count,
+            series: series.iter().map(|s| (*s).to_owned()).collect(),
+            groups: vec![
+                group("depth 1", vec![bar(17_500.0, None), None]),
+                group(
+                    "depth 32",
+                    vec![bar(183_000.0, Some((172e3, 185e3))), bar(127e3, None)],
+                ),
+            ],
+        }
+    }
 
     #[test]
     fn bars_and_their_texts() {
-        let y = Axis {
-            label: "requests/s",
-            unit: Unit::Count,
-        };
-        let groups = [
-            ("depth 1", vec![Some((17_500.0, None)), None]),
-            (
-                "depth 32",
-                vec![Some((183_000.0, Some((172e3, 185e3)))), Some((127e3, None))],
-            ),
-        ];
-        let svg = bar_chart("T", "", y, &["a", "b"], &groups).unwrap();
-        for text in ["depth 1", "183 k", "127 k", "200 k", "requests/s"] {
-            assert!(svg.contains(text), "{text}");
+        for width in [Width::Wide, Width::Narrow] {
+            let svg = draw(&chart(&["a", "b"]), width).unwrap();
+            for text in [">depth 1<", ">183 k<", ">127 k<", ">17.5 k<", ">a<", ">b<"] {
+                assert!(svg.contains(text), "{text}");
+            }
         }
         assert!(
-            bar_chart("T", "", y, &["a"], &groups).is_err(),
+            draw(&chart(&["a"]), Width::Wide).is_err(),
             "two bars for one series"
         );
-        assert!(bar_chart("T", "", y, &["a"], &[]).is_err());
+        let mut none = chart(&["a"]);
+        none.groups.clear();
+        assert!(draw(&none, Width::Wide).is_err());
     }
 }

@@ -1,26 +1,16 @@
 //! The parts that all charts share: the picture as SVG text, markers, the heading with its legend, the frame.
 
-use super::Axis;
+use super::palette::{CSS, DASHES, MARKERS, Marker};
 use super::text::{LINE, TEXT, text_width, wrap};
-use anyhow::Result;
+use super::{Axis, Scale, Unit, Width};
 use std::fmt::{self, Write as _};
 
-/// Pixels of the picture's width.
-pub const WIDTH: i32 = 900;
 /// Pixels between the picture's edge and anything in it.
-pub const EDGE: i32 = 14;
-const TITLE: i32 = 18;
-const TITLE_LINE: i32 = 25;
-
-/// Red, green and blue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Colour(pub u8, pub u8, pub u8);
-
-impl fmt::Display for Colour {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{:02X}{:02X}{:02X}", self.0, self.1, self.2)
-    }
-}
+pub const EDGE: i32 = 10;
+const TITLE: i32 = 17;
+const TITLE_LINE: i32 = 24;
+/// Pixels of a legend's key.
+pub const KEY: i32 = 34;
 
 /// The point of a text that is at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,69 +20,51 @@ pub enum Anchor {
     Right,
 }
 
-pub const INK: Colour = Colour(34, 34, 34);
-const FAINT: Colour = Colour(222, 222, 222);
-const QUIET: Colour = Colour(95, 95, 95);
-pub const WHITE: Colour = Colour(255, 255, 255);
+/// A class of the style sheet.
+pub type Class = &'static str;
 
-/// Okabe and Ito's colours, without the yellow, which can't be seen on white.
-const COLOURS: [Colour; 7] = [
-    Colour(0, 114, 178),
-    Colour(213, 94, 0),
-    Colour(0, 158, 115),
-    Colour(204, 121, 167),
-    Colour(230, 159, 0),
-    Colour(86, 180, 233),
-    Colour(60, 60, 60),
-];
-
-/// The colour of a series.
-pub fn colour(series: usize) -> Colour {
-    COLOURS[series % COLOURS.len()]
-}
+/// Classes that give a series its colour.
+pub const SERIES: [Class; 8] = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"];
+/// Classes of text on a series' colour.
+pub const ON: [Class; 8] = ["on0", "on1", "on2", "on3", "on4", "on5", "on6", "on7"];
 
 /// The texts above a chart.
 pub struct Heading<'a> {
     pub title: &'a str,
     pub subtitle: &'a str,
-    /// Names of the series, in the order of their colours.
-    pub legend: &'a [&'a str],
-    /// Series have markers in addition to colours.
-    pub markers: bool,
+    /// Series that have no label in the chart: number and name.
+    pub legend: Vec<(usize, &'a str)>,
+    /// Series are lines with markers, else areas.
+    pub lines: bool,
+    pub width: Width,
 }
 
-/// Pixels of a legend's key.
-const KEY: i32 = 30;
-
 impl Heading<'_> {
-    fn inner() -> i32 {
-        WIDTH - 2 * EDGE
+    fn inner(&self) -> i32 {
+        self.width.pixels() - 2 * EDGE
     }
 
     fn titles(&self) -> (Vec<String>, Vec<String>) {
         (
             // Bold letters are wider, so the width is that of a larger size.
-            wrap(self.title, TITLE + 1, Heading::inner()),
-            wrap(self.subtitle, TEXT, Heading::inner()),
+            wrap(self.title, TITLE + 1, self.inner()),
+            wrap(self.subtitle, TEXT, self.inner()),
         )
     }
 
-    /// Name, left edge and row of each entry. One name alone needs no legend.
+    /// Series, name, left edge and row of each entry.
     fn entries(&self) -> Vec<(usize, String, i32, i32)> {
-        if self.legend.len() < 2 {
-            return Vec::new();
-        }
         let (mut x, mut row) = (0, 0);
         let mut entries = Vec::new();
-        for (series, name) in self.legend.iter().enumerate() {
-            let fitting = wrap(name, TEXT, Heading::inner() - KEY);
+        for (series, name) in &self.legend {
+            let fitting = wrap(name, TEXT, self.inner() - KEY);
             let name = fitting.first().cloned().unwrap_or_default();
             let width = KEY + text_width(&name, TEXT);
-            if x > 0 && x + width > Heading::inner() {
+            if x > 0 && x + width > self.inner() {
                 (x, row) = (0, row + 1);
             }
-            entries.push((series, name, x, row));
-            x += width + 18;
+            entries.push((*series, name, x, row));
+            x += width + 16;
         }
         entries
     }
@@ -105,7 +77,7 @@ impl Heading<'_> {
             + subtitles.len() as i32 * LINE
             + rows * LINE
             + if rows > 0 { 8 } else { 0 }
-            + 10
+            + 8
     }
 }
 
@@ -119,20 +91,23 @@ pub struct Canvas {
 struct Style {
     /// Pixels of a letter's height.
     size: i32,
-    colour: Colour,
+    class: Class,
     /// More attributes of the element.
     more: &'static str,
 }
 
 impl Canvas {
-    /// A white picture of the common width and this height.
-    pub fn new(height: i32) -> Canvas {
+    /// A picture of this height; `title` is its name for those who can't see it.
+    pub fn new(width: Width, height: i32, title: &str) -> Canvas {
+        let (name, width) = (escaped(title), width.pixels());
         let mut canvas = Canvas {
             svg: format!(
-                "<svg width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" xmlns=\"http://www.w3.org/2000/svg\" font-family=\"sans-serif\">\n"
+                "<svg class=\"chart\" role=\"img\" aria-label=\"{name}\" viewBox=\"0 0 {width} {height}\" xmlns=\"http://www.w3.org/2000/svg\" font-family=\"system-ui,sans-serif\">\n"
             ),
         };
-        canvas.rectangle((0, 0), (WIDTH, height), WHITE);
+        canvas.element(format_args!(
+            "<rect class=\"ground\" width=\"{width}\" height=\"{height}\"/>"
+        ));
         canvas
     }
 
@@ -146,27 +121,32 @@ impl Canvas {
         let mut y = EDGE + TITLE_LINE / 2;
         let bold = Style {
             size: TITLE,
-            colour: INK,
-            more: " font-weight=\"bold\"",
+            class: "ink",
+            more: " font-weight=\"600\"",
         };
         for line in &titles {
             self.draw_text(line, bold, (EDGE, y), Anchor::Left);
             y += TITLE_LINE;
         }
         for line in &subtitles {
-            self.text_coloured(line, (EDGE, y), Anchor::Left, QUIET);
+            self.text_of("quiet", line, (EDGE, y), Anchor::Left);
             y += LINE;
         }
         y += 6;
         for (series, name, x, row) in heading.entries() {
-            let (x, y) = (EDGE + x, y + row * LINE);
-            if heading.markers {
-                self.line(&[(x, y), (x + KEY - 8, y)], colour(series), 2);
-                self.marker(series, (x + (KEY - 8) / 2, y));
-            } else {
-                self.rectangle((x + 4, y - 6), (x + KEY - 8, y + 6), colour(series));
-            }
-            self.text(&name, (x + KEY, y), Anchor::Left);
+            let at = (EDGE + x, y + row * LINE);
+            self.key(series, at, heading.lines);
+            self.text(&name, (at.0 + KEY, at.1), Anchor::Left);
+        }
+    }
+
+    /// The mark of a series beside its name, from `at` to the right.
+    pub fn key(&mut self, series: usize, (x, y): (i32, i32), line: bool) {
+        if line {
+            self.series_line(series, &[(x, y), (x + KEY - 8, y)]);
+            self.marker(series, (x + (KEY - 8) / 2, y), None);
+        } else {
+            self.area(series, (x + 6, y - 6), (x + KEY - 8, y + 6), None);
         }
     }
 
@@ -176,125 +156,138 @@ impl Canvas {
             Anchor::Center => "middle",
             Anchor::Right => "end",
         };
-        let Style { size, colour, more } = style;
+        let Style { size, class, more } = style;
         let text = escaped(text);
         self.element(format_args!(
-            "<text x=\"{x}\" y=\"{y}\" dy=\"0.5ex\" text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{colour}\"{more}>{text}</text>"
+            "<text class=\"{class}\" x=\"{x}\" y=\"{y}\" dy=\"0.35em\" text-anchor=\"{anchor}\" font-size=\"{size}\"{more}>{text}</text>"
         ));
     }
 
     /// Ordinary text, vertically centred on `at`.
     pub fn text(&mut self, text: &str, at: (i32, i32), anchor: Anchor) {
-        self.text_coloured(text, at, anchor, INK);
+        self.text_of("ink", text, at, anchor);
     }
 
-    /// Coloured text at a place.
-    pub fn text_coloured(&mut self, text: &str, at: (i32, i32), anchor: Anchor, colour: Colour) {
+    pub fn text_of(&mut self, class: Class, text: &str, at: (i32, i32), anchor: Anchor) {
         let style = Style {
             size: TEXT,
-            colour,
+            class,
             more: "",
         };
         self.draw_text(text, style, at, anchor);
     }
 
-    /// Text that reads upwards, centred on `at`.
-    pub fn text_upwards(&mut self, text: &str, (x, y): (i32, i32)) {
-        self.element(format_args!("<g transform=\"rotate(270,{x},{y})\">"));
-        self.text(text, (x, y), Anchor::Center);
-        self.element(format_args!("</g>"));
+    /// A thin line of a class.
+    pub fn rule(&mut self, class: Class, from: (i32, i32), to: (i32, i32)) {
+        let ((a, b), (c, d)) = (from, to);
+        self.element(format_args!(
+            "<path class=\"{class}\" d=\"M{a} {b}L{c} {d}\"/>"
+        ));
     }
 
-    /// A line through points.
-    pub fn line(&mut self, points: &[(i32, i32)], colour: Colour, width: u32) {
+    /// A line of a series through points.
+    pub fn series_line(&mut self, series: usize, points: &[(i32, i32)]) {
+        let (class, dash) = (SERIES[series], DASHES[series]);
         let points = listed(points);
         self.element(format_args!(
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" points=\"{points}\"/>"
+            "<polyline class=\"{class}\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\" stroke-linejoin=\"round\" stroke-dasharray=\"{dash}\" points=\"{points}\"/>"
         ));
     }
 
-    /// A filled rectangle.
-    pub fn rectangle(&mut self, (x, y): (i32, i32), to: (i32, i32), colour: Colour) {
-        let (width, height) = (to.0 - x, to.1 - y);
+    /// The area of a series' band.
+    pub fn band(&mut self, series: usize, corners: &[(i32, i32)]) {
+        let (class, corners) = (SERIES[series], listed(corners));
         self.element(format_args!(
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{colour}\"/>"
+            "<polygon class=\"{class}\" fill=\"currentColor\" fill-opacity=\"0.22\" points=\"{corners}\"/>"
         ));
     }
 
-    /// Draws an interval: a vertical line with ends.
-    pub fn whisker(&mut self, x: i32, low: i32, high: i32, colour: Colour) {
-        self.line(&[(x, low), (x, high)], colour, 1);
-        for y in [low, high] {
-            self.line(&[(x - 4, y), (x + 4, y)], colour, 1);
-        }
+    /// A filled rectangle of a series, with a text that appears under the pointer.
+    pub fn area(&mut self, series: usize, (x, y): (i32, i32), to: (i32, i32), hint: Option<&str>) {
+        let (class, width, height) = (SERIES[series], to.0 - x, to.1 - y);
+        let hint = hint.map_or_else(String::new, |h| format!("<title>{}</title>", escaped(h)));
+        self.element(format_args!(
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"currentColor\">{hint}</rect>"
+        ));
     }
 
-    /// Draws the marker of a series; beyond the seventh, colours and markers come in other pairs.
-    pub fn marker(&mut self, series: usize, (x, y): (i32, i32)) {
-        const R: i32 = 5;
-        match (series + series / COLOURS.len()) % 7 {
-            0 => {
-                let fill = colour(series);
+    /// Draws a vertical interval: a line with ends, in the colour of a series.
+    pub fn whisker(&mut self, series: usize, x: i32, low: i32, high: i32) {
+        let class = SERIES[series];
+        let (left, right) = (x - 4, x + 4);
+        self.element(format_args!(
+            "<path class=\"{class}\" stroke=\"currentColor\" d=\"M{x} {low}V{high}M{left} {low}H{right}M{left} {high}H{right}\"/>"
+        ));
+    }
+
+    /// Draws a horizontal interval in ink.
+    pub fn whisker_across(&mut self, y: i32, low: i32, high: i32) {
+        let (top, bottom) = (y - 4, y + 4);
+        self.element(format_args!(
+            "<path class=\"axis\" d=\"M{low} {y}H{high}M{low} {top}V{bottom}M{high} {top}V{bottom}\"/>"
+        ));
+    }
+
+    /// Draws the marker of a series, with a text that appears under the pointer.
+    pub fn marker(&mut self, series: usize, (x, y): (i32, i32), hint: Option<&str>) {
+        let class = SERIES[series];
+        let hint = hint.map_or_else(String::new, |h| format!("<title>{}</title>", escaped(h)));
+        let moved = |(dx, dy): (i32, i32)| (x + dx, y + dy);
+        match MARKERS[series] {
+            Marker::Disc => self.element(format_args!(
+                "<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"4.5\" fill=\"currentColor\">{hint}</circle>"
+            )),
+            Marker::Ring => self.element(format_args!(
+                "<circle class=\"{class} ring\" cx=\"{x}\" cy=\"{y}\" r=\"4\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2\">{hint}</circle>"
+            )),
+            Marker::Filled(corners) => {
+                let corners: Vec<_> = corners.iter().copied().map(moved).collect();
+                let corners = listed(&corners);
                 self.element(format_args!(
-                    "<circle cx=\"{x}\" cy=\"{y}\" r=\"{R}\" fill=\"{fill}\"/>"
+                    "<polygon class=\"{class}\" fill=\"currentColor\" points=\"{corners}\">{hint}</polygon>"
                 ));
             }
-            1 => self.polygon(series, (x, y), &[(-R, -R), (R, -R), (R, R), (-R, R)]),
-            2 => self.polygon(series, (x, y), &[(0, -R - 1), (R + 1, R), (-R - 1, R)]),
-            3 => {
-                let r = R + 2;
-                self.polygon(series, (x, y), &[(0, -r), (r, 0), (0, r), (-r, 0)]);
-            }
-            4 => self.strokes(series, (x, y), [[(-R, -R), (R, R)], [(-R, R), (R, -R)]]),
-            5 => self.polygon(series, (x, y), &[(0, R + 1), (R + 1, -R), (-R - 1, -R)]),
-            _ => {
-                let r = R + 1;
-                self.strokes(series, (x, y), [[(-r, 0), (r, 0)], [(0, -r), (0, r)]]);
+            Marker::Strokes(lines) => {
+                let d = lines.map(|[from, to]| {
+                    let ((a, b), (c, d)) = (moved(from), moved(to));
+                    format!("M{a} {b}L{c} {d}")
+                });
+                let d = d.concat();
+                self.element(format_args!(
+                    "<path class=\"{class}\" stroke=\"currentColor\" stroke-width=\"3\" d=\"{d}\">{hint}</path>"
+                ));
             }
         }
     }
 
-    fn polygon(&mut self, series: usize, at: (i32, i32), corners: &[(i32, i32)]) {
-        let corners: Vec<_> = corners.iter().map(|(x, y)| (at.0 + x, at.1 + y)).collect();
-        let (points, fill) = (listed(&corners), colour(series));
-        self.element(format_args!(
-            "<polygon fill=\"{fill}\" points=\"{points}\"/>"
-        ));
-    }
-
-    fn strokes(&mut self, series: usize, at: (i32, i32), lines: [[(i32, i32); 2]; 2]) {
-        for line in lines {
-            let points = line.map(|(x, y)| (at.0 + x, at.1 + y));
-            self.line(&points, colour(series), 3);
-        }
-    }
-
-    /// Draws the axis of values, from zero: its name, its ticks, their lines across the chart. Returns the
-    /// places of values.
-    pub fn values(&mut self, axis: &Axis, max: f64, frame: &mut Frame) -> Values {
-        let ticks = axis.unit.ticks(0.0, max, 6);
-        let labels = axis.unit.labels(&ticks);
+    /// Draws the axis of values: its name above it, its ticks, their lines across the chart. Returns the places of values.
+    pub fn values(&mut self, axis: &Axis, (low, high): (f64, f64), frame: &mut Frame) -> Values {
+        let (ticks, log) = match axis.scale {
+            Scale::Linear => (axis.unit.ticks(0.0, high, frame.ticks()), false),
+            Scale::Log2 | Scale::Log10 => (Unit::decades(low, high), true),
+        };
+        let labels: Vec<String> = match log {
+            false => axis.unit.labels(&ticks),
+            true => ticks.iter().map(|t| axis.unit.label(*t)).collect(),
+        };
         let widest = labels.iter().map(|l| text_width(l, TEXT)).max();
-        frame.left = EDGE + LINE + widest.unwrap_or(0) + 10;
+        frame.left = EDGE + widest.unwrap_or(0) + 8;
         let values = Values {
-            top: ticks.last().copied().unwrap_or(1.0),
+            from: ticks.first().copied().unwrap_or(0.0),
+            to: ticks.last().copied().unwrap_or(1.0),
+            log,
             high: frame.top,
             low: frame.bottom,
         };
-        for (tick, label) in ticks.iter().zip(&labels) {
+        for (n, (tick, label)) in ticks.iter().zip(&labels).enumerate() {
             let y = values.pixel(*tick);
-            let ink = if *tick == 0.0 { INK } else { FAINT };
-            self.line(&[(frame.left, y), (frame.right, y)], ink, 1);
-            self.text(label, (frame.left - 8, y), Anchor::Right);
+            let class = if n == 0 { "axis" } else { "grid" };
+            self.rule(class, (frame.left, y), (frame.right, y));
+            self.text(label, (frame.left - 6, y), Anchor::Right);
         }
-        let middle = (frame.top + frame.bottom) / 2;
-        self.text_upwards(axis.label, (EDGE + TEXT / 2, middle));
+        let above = (EDGE, frame.top - LINE);
+        self.text_of("quiet", &axis.label, above, Anchor::Left);
         values
-    }
-
-    /// A tick on the axis below.
-    pub fn tick_below(&mut self, x: i32, y: i32) {
-        self.line(&[(x, y), (x, y + 5)], INK, 1);
     }
 
     /// The SVG text of the picture.
@@ -304,16 +297,36 @@ impl Canvas {
     }
 }
 
+/// An `<svg>` element as a file of its own, with its looks in it.
+pub fn standalone(svg: &str) -> String {
+    match svg.split_once(">\n") {
+        Some((begin, rest)) => format!("{begin}>\n<style>{CSS}</style>\n{rest}"),
+        None => svg.to_owned(),
+    }
+}
+
 /// Points in SVG's notation.
 fn listed(points: &[(i32, i32)]) -> String {
     let points: Vec<String> = points.iter().map(|(x, y)| format!("{x},{y}")).collect();
     points.join(" ")
 }
 
-/// Replaces the characters that have a meaning in XML.
-fn escaped(text: &str) -> String {
-    let text = text.replace('&', "&amp;");
-    text.replace('<', "&lt;").replace('>', "&gt;")
+/// Replaces the characters that have a meaning in XML and HTML, and those that aren't allowed there.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// Pixels of the chart itself.
@@ -324,9 +337,18 @@ pub struct Frame {
     pub bottom: i32,
 }
 
+impl Frame {
+    /// Number of ticks on the vertical axis.
+    fn ticks(&self) -> usize {
+        ((self.bottom - self.top) / 55).max(3) as usize
+    }
+}
+
 /// The vertical axis.
 pub struct Values {
-    top: f64,
+    from: f64,
+    to: f64,
+    log: bool,
     high: i32,
     low: i32,
 }
@@ -334,22 +356,17 @@ pub struct Values {
 impl Values {
     /// The vertical pixel of a value.
     pub fn pixel(&self, value: f64) -> i32 {
-        let share = (value / self.top).clamp(0.0, 1.0);
+        let place = |v: f64| {
+            if self.log {
+                v.max(f64::MIN_POSITIVE).log10()
+            } else {
+                v
+            }
+        };
+        let (from, to) = (place(self.from), place(self.to));
+        let share = ((place(value) - from) / (to - from)).clamp(0.0, 1.0);
         self.low - (share * f64::from(self.low - self.high)).round() as i32
     }
-}
-
-/// The greatest of the values; an error if a chart can't show them.
-pub fn check_values(values: impl IntoIterator<Item = f64>) -> Result<f64> {
-    let mut max = 0f64;
-    for value in values {
-        anyhow::ensure!(
-            value.is_finite() && value >= 0.0,
-            "a chart from zero can't show {value}"
-        );
-        max = max.max(value);
-    }
-    Ok(max)
 }
 
 #[cfg(test)]
@@ -358,35 +375,37 @@ mod tests {
 
     #[test]
     fn legends_wrap() {
-        let names = ["a rather long name of a series"; 9];
-        let heading = |legend| Heading {
+        let heading = |count| Heading {
             title: "t",
             subtitle: "",
-            legend,
-            markers: true,
+            legend: (0..count)
+                .map(|n| (n, "a rather long name of a series"))
+                .collect(),
+            lines: true,
+            width: Width::Narrow,
         };
-        assert!(heading(&names[..]).height() >= heading(&names[..2]).height() + 2 * LINE);
-        assert!(
-            heading(&names[..])
-                .entries()
-                .iter()
-                .all(|e| e.2 < WIDTH - EDGE)
-        );
+        assert!(heading(8).height() >= heading(2).height() + 3 * LINE);
+        assert!(heading(8).entries().iter().all(|e| e.2 < 380 - EDGE));
     }
 
     #[test]
-    fn every_series_has_a_marker_in_the_picture() {
-        let mut canvas = Canvas::new(100);
-        let mut svg = canvas.svg.clone();
-        for series in 0..14 {
-            canvas.marker(series, (10, 10));
-            assert!(canvas.svg.len() > svg.len(), "series {series}");
-            svg.clone_from(&canvas.svg);
-        }
-        let svg = canvas.finish();
-        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-        for element in ["<rect", "<circle", "<polygon", "<polyline"] {
-            assert!(svg.contains(element), "{element}");
-        }
+    fn text_stays_text() {
+        let hostile = "</text><script>alert('\"&\u{1}\u{7f}";
+        let text = escaped(hostile);
+        assert!(
+            !text.contains(['<', '>', '"', '\'', '\u{1}', '\u{7f}']),
+            "{text}"
+        );
+        let mut canvas = Canvas::new(Width::Wide, 10, hostile);
+        canvas.text(hostile, (0, 0), Anchor::Left);
+        canvas.marker(0, (0, 0), Some(hostile));
+        assert!(!canvas.finish().contains("<script"));
+    }
+
+    #[test]
+    fn a_file_of_its_own_has_its_looks_in_it() {
+        let svg = Canvas::new(Width::Wide, 10, "t").finish();
+        let file = standalone(&svg);
+        assert!(file.starts_with("<svg ") && file.contains("<style>") && file.contains("</svg>"));
     }
 }

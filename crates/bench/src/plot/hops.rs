@@ -1,128 +1,198 @@
 //! Charts of the hops of a request: each row is one stacked bar.
 
-use super::canvas::{
-    Anchor, Canvas, Colour, EDGE, Heading, INK, WHITE, WIDTH, check_values, colour,
-};
+use super::canvas::{Anchor, Canvas, EDGE, Heading, ON};
 use super::text::{LINE, TEXT, text_width, wrap};
-use super::ticks::Unit;
+use super::{Hops, Row, Unit, Width, check_series, check_values};
 use anyhow::{Result, ensure};
 
 /// Pixels of a bar's height.
-const BAR: i32 = 26;
-/// Pixels from one row to the next, at least.
-const ROW: i32 = 40;
-/// Most pixels of the rows' names.
-const MAX_NAME: i32 = 240;
+const BAR: i32 = 24;
 
-/// A chart of rows as SVG. Each row is one bar of segments end to end. Segments of one name have one colour
-/// in all rows; a segment is labelled with its value if there is room, and a row with its sum. A segment
-/// without a name is a gap, which is in no sum; a row without segments is a heading.
-/// sum; a row without segments is a heading.
-pub fn hop_chart(
-    title: &str,
-    subtitle: &str,
-    unit: Unit,
-    rows: &[(&str, Vec<(&str, f64)>)],
-) -> Result<String> {
+/// Where rows stand.
+struct Layout {
+    left: i32,
+    right: i32,
+    /// Most pixels of the rows' names.
+    name: i32,
+    /// Names stand above their bars.
+    above: bool,
+    longest: f64,
+}
+
+impl Layout {
+    fn place(&self, value: f64) -> i32 {
+        let share = if self.longest > 0.0 {
+            value / self.longest
+        } else {
+            0.0
+        };
+        self.left + (share * f64::from(self.right - self.left)).round() as i32
+    }
+
+    fn height(&self, row: &Row) -> i32 {
+        let lines = wrap(&row.name, TEXT, self.name).len() as i32 * LINE;
+        match (self.above, row.parts.is_empty()) {
+            (true, true) => lines + 8,
+            (true, false) => lines + BAR + 8,
+            (false, _) => lines.max(BAR) + 8,
+        }
+    }
+}
+
+fn sum(row: &Row) -> f64 {
+    let real = row.parts.iter().filter(|(name, _)| !name.is_empty());
+    real.map(|(_, v)| v).sum()
+}
+
+/// The text in a part of so many pixels: its name and value, its value, or nothing.
+fn inside(name: &str, value: &str, pixels: i32) -> Option<String> {
+    let both = format!("{name} {value}");
+    let fits = |text: &str| text_width(text, TEXT) + 6 <= pixels;
+    if fits(&both) {
+        return Some(both);
+    }
+    fits(value).then(|| value.to_owned())
+}
+
+pub fn draw(chart: &Hops, width: Width) -> Result<String> {
+    let Hops { rows, unit, .. } = chart;
+    let unit: Unit = *unit;
     ensure!(!rows.is_empty(), "a chart without rows");
-    check_values(rows.iter().flat_map(|(_, s)| s.iter().map(|(_, v)| *v)))?;
+    check_values(rows.iter().flat_map(|r| r.parts.iter().map(|(_, v)| *v)))?;
     let mut names: Vec<&str> = Vec::new();
-    for (name, _) in rows.iter().flat_map(|(_, segments)| segments) {
-        if !name.is_empty() && !names.contains(name) {
+    for (name, _) in rows.iter().flat_map(|r| &r.parts) {
+        if !name.is_empty() && !names.contains(&name.as_str()) {
             names.push(name);
         }
     }
-    let sum = |segments: &[(&str, f64)]| {
-        let real = segments.iter().filter(|(name, _)| !name.is_empty());
-        real.map(|(_, v)| v).sum::<f64>()
+    check_series(names.len())?;
+    let end = |row: &Row| row.parts.iter().map(|(_, v)| v).sum::<f64>();
+    let above = width == Width::Narrow;
+    // A letter more than the name, so that it isn't broken.
+    let widths = rows.iter().map(|r| text_width(&r.name, TEXT) + TEXT);
+    let name = match above {
+        true => width.pixels() - 2 * EDGE,
+        false => widths.max().unwrap_or(0).min(width.pixels() / 3),
     };
-    let end = |segments: &[(&str, f64)]| segments.iter().map(|(_, v)| v).sum::<f64>();
-    let longest = rows.iter().map(|(_, s)| end(s)).fold(0.0, f64::max);
+    let sums = rows.iter().map(|r| text_width(&unit.label(sum(r)), TEXT));
+    let layout = Layout {
+        left: if above { EDGE } else { EDGE + name + 10 },
+        right: width.pixels() - EDGE - sums.max().unwrap_or(0) - 8,
+        name,
+        above,
+        longest: rows.iter().map(end).fold(0.0, f64::max),
+    };
+    // In a legend are the names that stand in no part.
+    let mut unnamed = names.clone();
+    for row in rows {
+        let mut begin = 0.0;
+        for (name, value) in &row.parts {
+            let pixels = layout.place(begin + value) - layout.place(begin);
+            begin += value;
+            let text = inside(name, &unit.label(*value), pixels);
+            if text.is_some_and(|t| t.starts_with(name.as_str())) {
+                unnamed.retain(|n| n != name);
+            }
+        }
+    }
+    let number = |name: &str| names.iter().position(|n| *n == name).unwrap_or(0);
     let heading = Heading {
-        title,
-        subtitle,
-        legend: &names,
-        markers: false,
+        title: &chart.title,
+        subtitle: &chart.subtitle,
+        legend: unnamed.iter().map(|n| (number(n), *n)).collect(),
+        lines: false,
+        width,
     };
-    let labels: Vec<Vec<String>> = rows.iter().map(|(n, _)| wrap(n, TEXT, MAX_NAME)).collect();
-    let widths = labels.iter().flatten().map(|l| text_width(l, TEXT));
-    let left = EDGE + widths.max().unwrap_or(0).min(MAX_NAME) + 10;
-    let sums = rows
-        .iter()
-        .map(|(_, s)| text_width(&unit.label(sum(s)), TEXT));
-    let right = WIDTH - EDGE - sums.max().unwrap_or(0) - 8;
-    let height = |label: &Vec<String>| ROW.max(label.len() as i32 * LINE + 8);
-    let total: i32 = labels.iter().map(height).sum();
-
     let top = heading.height();
-    let mut canvas = Canvas::new(top + total + EDGE);
+    let total: i32 = rows.iter().map(|r| layout.height(r)).sum();
+    let mut canvas = Canvas::new(width, top + total + EDGE, &chart.title);
     canvas.heading(&heading);
-    let place = |value: f64| {
-        let share = if longest > 0.0 { value / longest } else { 0.0 };
-        left + (share * f64::from(right - left)).round() as i32
-    };
     let mut y = top;
-    for ((_, segments), label) in rows.iter().zip(&labels) {
-        let middle = y + height(label) / 2;
-        let first = middle - (label.len() as i32 - 1) * LINE / 2;
-        for (line, text) in label.iter().enumerate() {
-            let at = (left - 10, first + line as i32 * LINE);
-            canvas.text(text, at, Anchor::Right);
+    for row in rows {
+        let label = wrap(&row.name, TEXT, layout.name);
+        let lines = label.len() as i32;
+        let middle = match above {
+            true => y + lines * LINE + BAR / 2,
+            false => y + layout.height(row) / 2,
+        };
+        let (x, first, anchor) = match above {
+            true => (EDGE, y + LINE / 2, Anchor::Left),
+            false => (
+                layout.left - 10,
+                middle - (lines - 1) * LINE / 2,
+                Anchor::Right,
+            ),
+        };
+        for (line, text) in (0..).zip(&label) {
+            canvas.text(text, (x, first + line * LINE), anchor);
         }
         let mut begin = 0.0;
-        for (name, value) in segments {
-            let (from, to) = (place(begin), place(begin + value));
+        for (name, value) in &row.parts {
+            let (from, to) = (layout.place(begin), layout.place(begin + value));
             begin += value;
             if name.is_empty() {
                 continue;
             }
-            let number = names.iter().position(|n| n == name).unwrap_or(0);
-            let (above, below) = (middle - BAR / 2, middle + BAR / 2);
-            if to > from {
-                canvas.rectangle((from, above), (to, below), colour(number));
-                canvas.line(&[(to, above), (to, below)], WHITE, 1);
-            }
-            let text = unit.label(*value);
-            if text_width(&text, TEXT) + 6 <= to - from {
-                let at = ((from + to) / 2, middle);
-                canvas.text_coloured(&text, at, Anchor::Center, on(colour(number)));
+            let series = number(name);
+            let (high, low) = (middle - BAR / 2, middle + BAR / 2);
+            let shown = unit.label(*value);
+            let hint = format!("{}, {name}: {shown}", row.name);
+            // A white line between parts, and at least one pixel of each.
+            canvas.area(
+                series,
+                (from, high),
+                ((to - 1).max(from + 1), low),
+                Some(&hint),
+            );
+            if let Some(text) = inside(name, &shown, to - from) {
+                canvas.text_of(ON[series], &text, ((from + to) / 2, middle), Anchor::Center);
             }
         }
-        if !segments.is_empty() {
-            let text = unit.label(sum(segments));
-            canvas.text(&text, (place(begin) + 8, middle), Anchor::Left);
+        if !row.parts.is_empty() {
+            let text = unit.label(sum(row));
+            canvas.text(&text, (layout.place(begin) + 6, middle), Anchor::Left);
         }
-        y += height(label);
+        y += layout.height(row);
     }
-    canvas.line(&[(left, top), (left, y)], INK, 1);
+    canvas.rule("axis", (layout.left, top), (layout.left, y));
     Ok(canvas.finish())
-}
-
-/// The colour of text that is readable on another colour.
-fn on(Colour(r, g, b): Colour) -> Colour {
-    let light = 299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b);
-    if light > 125_000 { INK } else { WHITE }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn row(name: &str, parts: &[(&str, f64)]) -> Row {
+        Row {
+            name: name.into(),
+            parts: parts.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect(),
+        }
+    }
+
+    fn chart(rows: Vec<Row>) -> Hops {
+        Hops {
+            title: "T".into(),
+            subtitle: "s".into(),
+            unit: Unit::Microseconds,
+            rows,
+        }
+    }
+
     #[test]
     fn rows_and_their_sums() {
-        let rows = [
-            (
-                "client",
-                vec![("queue", 1.5), ("ring", 2.0), ("volume", 0.01)],
-            ),
-            ("other", vec![("ring", 4.0), ("queue", 3.0)]),
+        let rows = vec![
+            row("client", &[("queue", 1.5), ("ring", 2.0), ("volume", 0.01)]),
+            row("other", &[("ring", 4.0), ("queue", 3.0)]),
         ];
-        let svg = hop_chart("T", "s", Unit::Microseconds, &rows).unwrap();
-        for text in ["3.51 µs", "7 µs", "queue", "volume", "client"] {
-            assert!(svg.contains(text), "{text}");
+        for width in [Width::Wide, Width::Narrow] {
+            let svg = draw(&chart(rows.clone()), width).unwrap();
+            for text in [">3.51 µs<", ">7 µs<", ">volume<", ">client<", ">ring 4 µs<"] {
+                assert!(svg.contains(text), "{text} in {svg}");
+            }
+            assert!(!svg.contains(">10 ns<"), "no room for it");
+            assert!(!svg.contains(">ring<"), "it is named where it is");
         }
-        assert!(!svg.contains("10 ns"), "no room for it");
-        assert!(hop_chart("T", "", Unit::Microseconds, &[]).is_err());
-        assert!(hop_chart("T", "", Unit::Count, &[("a", vec![("b", -1.0)])]).is_err());
+        assert!(draw(&chart(vec![]), Width::Wide).is_err());
+        assert!(draw(&chart(vec![row("a", &[("b", -1.0)])]), Width::Wide).is_err());
     }
 }

@@ -122,8 +122,8 @@ impl DeviceIo {
         }
     }
 
-    /// Starts a read of neighbouring pages, which the queue `runner` is to submit.
-    pub fn read(&mut self, first: u64, frames: Vec<u32>, runner: usize) {
+    /// Starts a read of neighbouring pages, which the queue `runner` is to submit. `followed`: as the request that waits for it ([`Request::followed`]).
+    pub fn read(&mut self, first: u64, frames: Vec<u32>, runner: usize, followed: bool) {
         let mut request = self.spare_request();
         let sectors = self.fill(&mut request, first, &frames);
         self.counters.pgpgin += sectors / 2;
@@ -132,11 +132,19 @@ impl DeviceIo {
         let tag = self.under_way.insert(Purpose::Read { first, frames }) as u64;
         let flags = RequestFlags::empty();
         request.reset(Op::Read, flags, first * PAGE_SECTORS, sectors, tag);
+        request.followed = followed;
         self.ready.push(Io { runner, request });
     }
 
-    /// Starts a write of neighbouring pages, which the queue `runner` is to submit.
-    pub fn write(&mut self, fua: bool, first: u64, frames: Vec<u32>, runner: usize) {
+    /// Starts a write of neighbouring pages, which the queue `runner` is to submit. `followed`: as the request that waits for it.
+    pub fn write(
+        &mut self,
+        fua: bool,
+        first: u64,
+        frames: Vec<u32>,
+        runner: usize,
+        followed: bool,
+    ) {
         let mut request = self.spare_request();
         let sectors = self.fill(&mut request, first, &frames);
         self.counters.pgpgout += sectors / 2;
@@ -146,6 +154,7 @@ impl DeviceIo {
         flags.set(RequestFlags::FUA, fua);
         let tag = self.under_way.insert(Purpose::Write { first, frames }) as u64;
         request.reset(Op::Write, flags, first * PAGE_SECTORS, sectors, tag);
+        request.followed = followed;
         self.ready.push(Io { runner, request });
     }
 
@@ -156,6 +165,7 @@ impl DeviceIo {
         let tag = self.under_way.insert(purpose) as u64;
         let flags = passed.flags - RequestFlags::STABLE_BUFFERS;
         request.reset(passed.op, flags, passed.sector, passed.sectors, tag);
+        request.followed = passed.followed;
         self.ready.push(Io { runner, request });
     }
 

@@ -347,6 +347,7 @@ impl<P: Policy> Core<P> {
             io: &mut self.io,
             ranges: &self.ranges,
             runner: BACKGROUND,
+            followed: false,
         };
         self.writes.write_some(self.moment.now, below);
     }
@@ -419,7 +420,7 @@ impl<P: Policy> Core<P> {
                 || !self.writes.is_clean(frame)
                 || self.waiters.any(frame)
             {
-                self.write_out(page, page + 1, BACKGROUND);
+                self.write_out(page, page + 1, (BACKGROUND, false));
                 return false;
             }
             self.memory.drop_page(frame);

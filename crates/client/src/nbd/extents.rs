@@ -5,7 +5,7 @@ use super::link::Link;
 use parking_lot::Mutex;
 use pvblk_block::{Error, Extent, ExtentKind, SECTOR};
 use pvblk_protocol::nbd as proto;
-use pvblk_protocol::nbd::{ReplyHead, STATE_HOLE, STATE_ZERO, chunk, u32_at};
+use pvblk_protocol::nbd::{Mode, ReplyHead, STATE_HOLE, STATE_ZERO, chunk, u32_at, u64_at};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::ops::Range;
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 /// Bytes of one question: the first, and the most. A question grows while the answers are short.
 const FIRST_WINDOW: u64 = 64 << 20;
 const LONGEST_WINDOW: u64 = 1 << 30;
+/// The most with extended headers.
+const LONGEST_EXTENDED: u64 = 1 << 40;
 /// Most extents of an answer for the next question to be longer, and those from which on it is shorter.
 const FEW: usize = 64;
 const MANY: usize = 8192;
@@ -118,7 +120,7 @@ impl State {
         let begin = Instant::now();
         let extents = session.ask(at..end)?;
         match extents.len() {
-            n if n <= FEW => session.window = (session.window * 2).min(LONGEST_WINDOW),
+            n if n <= FEW => session.window = (session.window * 2).min(session.longest()),
             n if n >= MANY => session.window = (session.window / 2).max(FIRST_WINDOW),
             _ => {}
         }
@@ -151,25 +153,25 @@ impl Session {
         let cookie = self.next;
         self.next += 1;
         let (offset, len) = (range.start * SECTOR, (range.end - range.start) * SECTOR);
-        let number = 7;
-        self.send(&proto::request_header(
-            0, number, cookie, offset, len as u32,
-        ))?;
+        let (number, mode) = (7, self.connection.terms.mode);
+        self.send(proto::request_header(mode, 0, number, cookie, offset, len).as_bytes())?;
         let mut found = None;
         loop {
-            let mut head = [0; proto::CHUNK_BYTES];
-            let short = proto::SIMPLE_REPLY_BYTES;
-            self.receive(&mut head[..short])?;
-            if proto::reply_head(&head[..short], true)?.is_none() {
-                self.receive(&mut head[short..])?;
+            let mut head = [0; proto::EXTENDED_BYTES];
+            let mut got = mode.shortest_reply();
+            self.receive(&mut head[..got])?;
+            if proto::reply_head(&head[..got], mode)?.is_none() {
+                self.receive(&mut head[got..proto::CHUNK_BYTES])?;
+                got = proto::CHUNK_BYTES;
             }
-            let (kind, last, bytes) = match proto::reply_head(&head, true)? {
+            let (kind, last, bytes) = match proto::reply_head(&head[..got], mode)? {
                 Some((
                     ReplyHead::Chunk {
                         cookie: c,
                         kind,
                         last,
                         len,
+                        ..
                     },
                     _,
                 )) if c == cookie => (kind, last, len),
@@ -184,7 +186,7 @@ impl Session {
             let mut payload = vec![0; bytes as usize];
             self.receive(&mut payload)?;
             match kind {
-                chunk::BLOCK_STATUS if found.is_none() => {
+                k if k == self.descriptors().0 && found.is_none() => {
                     found = Some(self.parse(&payload, &range)?);
                 }
                 chunk::NONE if bytes == 0 && last => {}
@@ -200,9 +202,31 @@ impl Session {
         }
     }
 
+    /// Most bytes of one question.
+    fn longest(&self) -> u64 {
+        match self.connection.terms.mode {
+            Mode::Extended => LONGEST_EXTENDED,
+            _ => LONGEST_WINDOW,
+        }
+    }
+
+    /// The type of chunk that has block status, the bytes before its descriptors, and those of one.
+    fn descriptors(&self) -> (u16, usize, usize) {
+        match self.connection.terms.mode {
+            Mode::Extended => (chunk::BLOCK_STATUS_EXT, 8, 16),
+            _ => (chunk::BLOCK_STATUS, 4, 8),
+        }
+    }
+
     /// Extents of a chunk's payload, cut to the range.
     fn parse(&self, payload: &[u8], range: &Range<u64>) -> Result<Vec<Extent>, String> {
-        if payload.len() < 12 || !(payload.len() - 4).is_multiple_of(8) {
+        let (_, first, each) = self.descriptors();
+        let count = payload.len().saturating_sub(first) / each;
+        let told = match each {
+            16 if payload.len() >= first => u32_at(payload, 4) as usize,
+            _ => count,
+        };
+        if count == 0 || count != told || payload.len() != first + count * each {
             return Err(format!("block status of {} bytes", payload.len()));
         }
         if u32_at(payload, 0) != self.context {
@@ -210,13 +234,16 @@ impl Session {
         }
         let mut out = Vec::new();
         let (mut at, end) = (range.start * SECTOR, range.end * SECTOR);
-        for descriptor in payload[4..].chunks(8) {
-            let (len, flags) = (u64::from(u32_at(descriptor, 0)), u32_at(descriptor, 4));
+        for d in payload[first..].chunks(each) {
+            let (len, flags) = match each {
+                16 => (u64_at(d, 0), u64_at(d, 8)),
+                _ => (u64::from(u32_at(d, 0)), u64::from(u32_at(d, 4))),
+            };
             if len == 0 || at >= end {
                 return Err("an extent without length, or behind the end".into());
             }
-            let to = (at + len).min(end);
-            let kind = match flags & (STATE_HOLE | STATE_ZERO) {
+            let to = at.saturating_add(len).min(end);
+            let kind = match flags as u32 & (STATE_HOLE | STATE_ZERO) {
                 f if f == STATE_HOLE | STATE_ZERO => ExtentKind::Hole,
                 STATE_ZERO => ExtentKind::Zero,
                 // A hole that may read as anything has to be copied like data.

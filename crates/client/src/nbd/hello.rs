@@ -3,8 +3,8 @@
 use pvblk_block::{Error, ErrorKind, Limits, SECTOR};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{
-    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, MAX_PAYLOAD, NBDMAGIC, OPTION_REPLY_MAGIC, info,
-    opt, rep, tflag, u32_at, u64_at,
+    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, MAX_PAYLOAD, Mode, NBDMAGIC, OPTION_REPLY_MAGIC,
+    info, opt, rep, tflag, u32_at, u64_at,
 };
 use std::io::{Read, Write};
 
@@ -20,8 +20,8 @@ pub struct Terms {
     pub size_bytes: u64,
     /// Transmission flags ([`tflag`]).
     pub flags: u16,
-    /// Reads are answered in chunks.
-    pub structured: bool,
+    /// Form of requests and replies.
+    pub mode: Mode,
     /// Bytes: requests begin and end at multiples of it.
     pub min_block: u32,
     /// Bytes: best size of a request.
@@ -145,17 +145,28 @@ pub(super) fn negotiate_with(
     }
     let ours = u32::from(FLAG_FIXED_NEWSTYLE | (flags & FLAG_NO_ZEROES));
     stream.write_all(&ours.to_be_bytes()).map_err(lost)?;
-    send(stream, opt::STRUCTURED_REPLY, &[])?;
-    let structured = match reply(stream, opt::STRUCTURED_REPLY)? {
-        (rep::ACK, p) if p.is_empty() => true,
-        (kind, _) if kind & ERROR != 0 => false,
-        (kind, _) => return Err(unexpected(kind)),
+    let mode = if agree(stream, opt::EXTENDED_HEADERS)? {
+        Mode::Extended
+    } else if agree(stream, opt::STRUCTURED_REPLY)? {
+        Mode::Structured
+    } else {
+        Mode::Simple
     };
-    let context = match context && structured {
+    let context = match context && mode.has_chunks() {
         true => select_allocation(stream, export)?,
         false => None,
     };
-    Ok((go(stream, export, structured)?, context))
+    Ok((go(stream, export, mode)?, context))
+}
+
+/// Asks for what this option turns on; false if the server hasn't got it.
+fn agree(stream: &mut (impl Read + Write), option: u32) -> Result<bool, Error> {
+    send(stream, option, &[])?;
+    match reply(stream, option)? {
+        (rep::ACK, p) if p.is_empty() => Ok(true),
+        (kind, _) if kind & ERROR != 0 => Ok(false),
+        (kind, _) => Err(unexpected(kind)),
+    }
 }
 
 /// Selects `base:allocation`; its number, if the server has it.
@@ -193,7 +204,7 @@ fn unexpected(kind: u32) -> Error {
     Error::protocol(format!("an option reply of unexpected type {kind:#x}"))
 }
 
-fn go(stream: &mut (impl Read + Write), export: &str, structured: bool) -> Result<Terms, Error> {
+fn go(stream: &mut (impl Read + Write), export: &str, mode: Mode) -> Result<Terms, Error> {
     let name = export.as_bytes();
     let wanted = [1u16.to_be_bytes(), info::BLOCK_SIZE.to_be_bytes()];
     let len = (name.len() as u32).to_be_bytes();
@@ -206,7 +217,7 @@ fn go(stream: &mut (impl Read + Write), export: &str, structured: bool) -> Resul
             (rep::ACK, p) if p.is_empty() => {
                 let (size_bytes, flags) =
                     size.ok_or_else(|| Error::protocol("the server didn't tell the size"))?;
-                return terms(size_bytes, flags, structured, blocks);
+                return terms(size_bytes, flags, mode, blocks);
             }
             (rep::INFO, p) if p.len() >= 2 => {
                 match (u16::from_be_bytes([p[0], p[1]]), p.len()) {
@@ -248,7 +259,7 @@ fn go(stream: &mut (impl Read + Write), export: &str, structured: bool) -> Resul
 fn terms(
     size_bytes: u64,
     flags: u16,
-    structured: bool,
+    mode: Mode,
     (min, preferred, max): (u32, u32, u32),
 ) -> Result<Terms, Error> {
     if flags & tflag::HAS_FLAGS == 0 {
@@ -281,7 +292,7 @@ fn terms(
     Ok(Terms {
         size_bytes,
         flags,
-        structured,
+        mode,
         min_block,
         preferred_block: preferred,
         max_block,
@@ -343,8 +354,10 @@ mod tests {
         negotiate(&mut Script(Cursor::new(parts.concat())), "x")
     }
 
+    /// A server that has structured replies, and no extended headers.
     fn structured() -> Vec<u8> {
-        answer(opt::STRUCTURED_REPLY, rep::ACK, &[])
+        let no = answer(opt::EXTENDED_HEADERS, rep::ERR_UNSUP, b"no");
+        [no, answer(opt::STRUCTURED_REPLY, rep::ACK, &[])].concat()
     }
 
     #[test]
@@ -359,12 +372,17 @@ mod tests {
             end.clone(),
         ])
         .unwrap();
-        assert_eq!((t.size_bytes, t.structured), (1 << 20, true));
+        assert_eq!((t.size_bytes, t.mode), (1 << 20, Mode::Structured));
         assert_eq!((t.min_block, t.max_block), (512, MAX_PAYLOAD));
         assert!(t.limits().volatile_cache && !t.limits().write_zeroes);
-        let no = answer(opt::STRUCTURED_REPLY, rep::ERR_UNSUP, b"no");
-        let t = talk(&[greeting(), no, export(8192, 3), end]).unwrap();
-        assert!(!t.structured && t.limits().read_only);
+        let no = [opt::EXTENDED_HEADERS, opt::STRUCTURED_REPLY]
+            .map(|option| answer(option, rep::ERR_UNSUP, b"no"))
+            .concat();
+        let t = talk(&[greeting(), no, export(8192, 3), end.clone()]).unwrap();
+        assert!(t.mode == Mode::Simple && t.limits().read_only);
+        let yes = answer(opt::EXTENDED_HEADERS, rep::ACK, &[]);
+        let t = talk(&[greeting(), yes, export(8192, 3), end]).unwrap();
+        assert_eq!(t.mode, Mode::Extended);
     }
 
     #[test]

@@ -204,7 +204,7 @@ impl BlockDevice for NbdClient {
     fn capabilities(&self) -> Capabilities<'_> {
         let terms = &self.link.terms;
         // Another connection is asked, whose answers must know of the writes of all.
-        let tells = terms.structured && terms.takes_several();
+        let tells = terms.mode.has_chunks() && terms.takes_several();
         Capabilities {
             extents: tells.then_some(self as _),
             refresh: Some(self),

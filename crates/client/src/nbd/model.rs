@@ -3,8 +3,8 @@
 use fastrand::Rng;
 use parking_lot::Mutex;
 use pvblk_protocol::nbd::{
-    self as proto, Command, FLAG_FIXED_NEWSTYLE, IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, cflag,
-    info, opt, rep, u32_at, u64_at,
+    self as proto, Command, FLAG_FIXED_NEWSTYLE, IHAVEOPT, Mode, NBDMAGIC, OPTION_REPLY_MAGIC,
+    cflag, info, opt, rep, u32_at, u64_at,
 };
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,9 +22,11 @@ pub struct Model {
     unflushed: Vec<(usize, Vec<u8>)>,
     /// Transmission flags that the next connections are told.
     pub flags: u16,
-    pub structured: bool,
+    pub mode: Mode,
     /// One of so many commands crashes the server; 0: none does.
     pub crash_odds: u32,
+    /// Crashes right after the answer to the flush of this number, from 1 on.
+    pub crash_after_flush: Option<u64>,
     pub crashes: u32,
     /// Commands that were executed, by number.
     pub commands: [u64; 8],
@@ -101,7 +103,7 @@ struct Taken {
     number: u16,
     cookie: u64,
     offset: u64,
-    len: u32,
+    len: u64,
     data: Vec<u8>,
 }
 
@@ -113,7 +115,7 @@ pub struct ModelServer {
 }
 
 impl ModelServer {
-    pub fn start(bytes: usize, flags: u16, structured: bool, seed: u64) -> ModelServer {
+    pub fn start(bytes: usize, flags: u16, mode: Mode, seed: u64) -> ModelServer {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let model = Arc::new(Mutex::new(Model {
@@ -122,8 +124,9 @@ impl ModelServer {
             visible: vec![0; bytes],
             unflushed: Vec::new(),
             flags,
-            structured,
+            mode,
             crash_odds: 0,
+            crash_after_flush: None,
             crashes: 0,
             commands: [0; 8],
             accepted: 0,
@@ -175,14 +178,14 @@ fn serve(model: &Mutex<Model>, mut stream: UnixStream) -> io::Result<()> {
         m.epoch
     };
     negotiate(model, &mut stream)?;
-    let structured = model.lock().structured;
+    let mode = model.lock().mode;
     loop {
-        let mut batch = vec![take(&mut stream)?];
+        let mut batch = vec![take(&mut stream, mode)?];
         stream.set_nonblocking(true)?;
         let mut peeked = [0; 1];
         while batch.len() < 8 && rustix_peek(&stream, &mut peeked) {
             stream.set_nonblocking(false)?;
-            batch.push(take(&mut stream)?);
+            batch.push(take(&mut stream, mode)?);
             stream.set_nonblocking(true)?;
         }
         stream.set_nonblocking(false)?;
@@ -206,7 +209,12 @@ fn serve(model: &Mutex<Model>, mut stream: UnixStream) -> io::Result<()> {
                     return Ok(());
                 }
                 m.execute(command);
-                let reply = reply(&m, command, structured);
+                let reply = reply(&m, command, mode);
+                if command.number == 3 && m.crash_after_flush == Some(m.commands[3]) {
+                    let _ = stream.write_all(&reply);
+                    m.crash();
+                    return Ok(());
+                }
                 if crashes {
                     // Before the reply, in its middle, or after it.
                     let n = [0, reply.len() / 2, reply.len()][usize::from(m.rng.u8(..3))];
@@ -226,21 +234,37 @@ fn rustix_peek(stream: &UnixStream, byte: &mut [u8; 1]) -> bool {
     matches!(rustix::net::recv(stream, &mut byte[..], flags), Ok((_, n)) if n > 0)
 }
 
-fn reply(m: &Model, command: &Taken, structured: bool) -> Vec<u8> {
+fn reply(m: &Model, command: &Taken, mode: Mode) -> Vec<u8> {
+    let (cookie, offset) = (command.cookie, command.offset);
+    let chunk = |kind, payload: usize| {
+        let head = proto::last_chunk(mode, kind, cookie, offset, payload as u32);
+        head.as_bytes().to_vec()
+    };
     let (at, len) = (command.offset as usize, command.len as usize);
     if command.number == 7 {
+        let extended = mode == Mode::Extended;
         let mut payload = 9u32.to_be_bytes().to_vec();
+        if extended {
+            let count = len.div_ceil(4096).min(10) as u32;
+            payload.extend(count.to_be_bytes());
+        }
         let mut left = command.len;
         // Holes as they are on the disk, in blocks of 4 KiB; at most 10 of them.
         for block in m.visible[at..at + len].chunks(4096).take(10) {
             let zero = block.iter().all(|&b| b == 0);
-            let n = left.min(block.len() as u32);
-            payload.extend(n.to_be_bytes());
-            payload.extend((if zero { 3u32 } else { 0 }).to_be_bytes());
+            let n = left.min(block.len() as u64);
+            let state = if zero { 3 } else { 0 };
+            match extended {
+                true => payload.extend([n, state].map(u64::to_be_bytes).concat()),
+                false => payload.extend([n as u32, state as u32].map(u32::to_be_bytes).concat()),
+            }
             left -= n;
         }
-        let kind = proto::chunk::BLOCK_STATUS;
-        let mut b = proto::last_chunk(kind, command.cookie, payload.len() as u32).to_vec();
+        let kind = match extended {
+            true => proto::chunk::BLOCK_STATUS_EXT,
+            false => proto::chunk::BLOCK_STATUS,
+        };
+        let mut b = chunk(kind, payload.len());
         b.extend(payload);
         return b;
     }
@@ -248,30 +272,38 @@ fn reply(m: &Model, command: &Taken, structured: bool) -> Vec<u8> {
         0 => &m.visible[at..at + len],
         _ => &[],
     };
-    if !structured || command.number != 0 {
+    if mode == Mode::Extended && command.number != 0 {
+        return chunk(proto::chunk::NONE, 0);
+    }
+    if mode == Mode::Simple || command.number != 0 {
         let mut b = proto::simple_reply(command.cookie, 0).to_vec();
         b.extend(data);
         return b;
     }
-    let kind = proto::chunk::OFFSET_DATA;
-    let mut b = proto::last_chunk(kind, command.cookie, 8 + command.len).to_vec();
+    let mut b = chunk(proto::chunk::OFFSET_DATA, 8 + len);
     b.extend(command.offset.to_be_bytes());
     b.extend(data);
     b
 }
 
-fn take(stream: &mut UnixStream) -> io::Result<Taken> {
-    let mut head = [0; proto::REQUEST_BYTES];
-    stream.read_exact(&mut head)?;
-    assert_eq!(u32_at(&head, 0), proto::REQUEST_MAGIC);
+fn take(stream: &mut UnixStream, mode: Mode) -> io::Result<Taken> {
+    let mut head = [0; proto::EXTENDED_BYTES];
+    stream.read_exact(&mut head[..mode.request_bytes()])?;
+    let (magic, len) = match mode {
+        Mode::Extended => (proto::EXTENDED_REQUEST_MAGIC, u64_at(&head, 24)),
+        _ => (proto::REQUEST_MAGIC, u64::from(u32_at(&head, 24))),
+    };
+    assert_eq!(u32_at(&head, 0), magic);
     let mut taken = Taken {
         flags: (u32_at(&head, 4) >> 16) as u16,
         number: u32_at(&head, 4) as u16,
         cookie: u64_at(&head, 8),
         offset: u64_at(&head, 16),
-        len: u32_at(&head, 24),
+        len,
         data: Vec::new(),
     };
+    let has_payload = taken.flags & cflag::PAYLOAD_LEN != 0;
+    assert_eq!(has_payload, mode == Mode::Extended && taken.number == 1);
     if taken.number == 1 {
         taken.data = vec![0; taken.len as usize];
         stream.read_exact(&mut taken.data)?;
@@ -297,13 +329,14 @@ fn negotiate(model: &Mutex<Model>, stream: &mut UnixStream) -> io::Result<()> {
             b.extend(payload);
             stream.write_all(&b)
         };
-        let (structured, bytes, flags) = {
+        let (mode, bytes, flags) = {
             let m = model.lock();
             let bytes = m.told_bytes.unwrap_or(m.visible.len() as u64);
-            (m.structured, bytes, m.flags)
+            (m.mode, bytes, m.flags)
         };
         match option {
-            opt::STRUCTURED_REPLY if structured => say(rep::ACK, &[])?,
+            opt::EXTENDED_HEADERS if mode == Mode::Extended => say(rep::ACK, &[])?,
+            opt::STRUCTURED_REPLY if mode == Mode::Structured => say(rep::ACK, &[])?,
             opt::SET_META_CONTEXT => {
                 let mut context = 9u32.to_be_bytes().to_vec();
                 context.extend(proto::BASE_ALLOCATION.as_bytes());

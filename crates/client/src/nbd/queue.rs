@@ -152,7 +152,6 @@ impl NbdQueue {
                 self.done.push(Completion { request, status });
                 continue;
             }
-            self.tracer.request(Phase::Issue, &request);
             self.backlog.push_back(request);
         }
         self.look();
@@ -208,6 +207,9 @@ impl NbdQueue {
             n -= left;
             self.sent = 0;
             slot.place = Place::Sent;
+            if let Some(request) = &slot.request {
+                self.tracer.request(Phase::Issue, request);
+            }
             self.outgoing.pop_front();
         }
     }
@@ -250,7 +252,7 @@ impl NbdQueue {
             match self.expect {
                 Expect::Head => {
                     let bytes = self.inbox.bytes();
-                    let Some((head, len)) = proto::reply_head(bytes, self.terms.structured)? else {
+                    let Some((head, len)) = proto::reply_head(bytes, self.terms.mode)? else {
                         return Ok(());
                     };
                     self.inbox.skip(len);
@@ -307,7 +309,7 @@ impl NbdQueue {
                 let id = self.slot_of(cookie)?;
                 let slot = &mut self.slots[id as usize];
                 let reads = slot.command == Command::Read;
-                if reads && self.terms.structured {
+                if reads && self.terms.mode.has_chunks() {
                     return Err(
                         "a simple reply to a read, though structured ones were agreed on".into(),
                     );
@@ -334,12 +336,20 @@ impl NbdQueue {
                 cookie,
                 kind,
                 last,
+                offset,
                 len,
             } => {
                 let id = self.slot_of(cookie)?;
                 let slot = &self.slots[id as usize];
+                if let Some(offset) = offset.filter(|&at| at != slot.offset()) {
+                    return Err(format!(
+                        "a reply for byte {offset} to the request at byte {}",
+                        slot.offset()
+                    ));
+                }
+                // A read's length has 32 bits.
                 let most = match slot.command {
-                    Command::Read => slot.len,
+                    Command::Read => slot.len as u32,
                     _ => 0,
                 };
                 let fixed = proto::chunk_fixed_part(kind, len, most)?;
@@ -441,7 +451,7 @@ impl NbdQueue {
         let Some((kept, log)) = self.kept() else {
             return Ok(());
         };
-        let (stamp, offset, len) = (slot.stamp, slot.offset(), u64::from(slot.len));
+        let (stamp, offset, len) = (slot.stamp, slot.offset(), slot.len);
         let range = |kind| Entry {
             stamp,
             offset,
@@ -477,7 +487,7 @@ impl NbdQueue {
         }
         if self.link.kept.as_ref().is_some_and(Kept::wants_flush) {
             let id = self.slot();
-            self.slots[id as usize].start_flush(id);
+            self.slots[id as usize].start_flush(id, self.terms.mode);
             self.flush_covers(id);
             self.outgoing.push_back(id);
             return self.send();
@@ -567,7 +577,7 @@ fn command_bytes(slot: &Slot) -> usize {
         Command::Write => slot.len as usize,
         _ => 0,
     };
-    slot.head.len() + payload
+    slot.head.as_bytes().len() + payload
 }
 
 /// The bytes to be sent, in order, without the first `skip` bytes.
@@ -583,7 +593,7 @@ fn parts<'a>(
             _ => &[],
         };
         let data = data.iter().map(|b| Part::Buffer(b, 0));
-        std::iter::once(Part::Bytes(&slot.head)).chain(data)
+        std::iter::once(Part::Bytes(slot.head.as_bytes())).chain(data)
     });
     socket::skip_bytes(all, skip)
 }
@@ -607,7 +617,6 @@ impl DeviceQueue for NbdQueue {
             return self.submit_later(batch);
         }
         for request in batch.drain(..) {
-            self.tracer.request(Phase::Issue, &request);
             self.start(request);
         }
         if let Err(why) = self.send() {
@@ -674,8 +683,8 @@ impl Drop for NbdQueue {
         let leaves = self.link.leave(&self.seat, own, idle);
         // Politeness only: a command half sent would be taken for its beginning.
         if let (true, Some(c)) = (self.outgoing.is_empty(), leaves) {
-            let bye = proto::request_header(0, 2, 0, 0, 0);
-            let bye = [Part::Bytes(&bye)].into_iter();
+            let bye = proto::request_header(c.terms.mode, 0, 2, 0, 0, 0);
+            let bye = [Part::Bytes(bye.as_bytes())].into_iter();
             let _ = socket::send(c.socket.as_fd(), bye, usize::MAX);
         }
     }

@@ -4,7 +4,7 @@ use super::connect::Connected;
 use super::kept::{Entry, EntryKind, Held, Kept, Plant};
 use pvblk_block::SECTOR;
 use pvblk_protocol::nbd as proto;
-use pvblk_protocol::nbd::{Command, ReplyHead, cflag};
+use pvblk_protocol::nbd::{Command, Mode, ReplyHead, cflag};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::collections::{BTreeMap, VecDeque};
@@ -127,7 +127,7 @@ pub(super) fn replay(
                 let mut at = at;
                 while at < piece.end {
                     let n = (piece.end - at).min(ZEROES);
-                    wire.command(flags, Command::WriteZeroes, at, n as u32, &[])?;
+                    wire.command(flags, Command::WriteZeroes, at, n, &[])?;
                     at += n;
                 }
             }
@@ -166,7 +166,7 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, wire: &mut Wire<'_>) -> Result<(), String> {
         if !self.parts.is_empty() {
-            wire.command(0, Command::Write, self.at, self.len as u32, &self.parts)?;
+            wire.command(0, Command::Write, self.at, self.len, &self.parts)?;
         }
         self.parts.clear();
         self.len = 0;
@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
 /// Commands one behind the other over a socket that blocks.
 struct Wire<'a> {
     socket: &'a OwnedFd,
-    structured: bool,
+    mode: Mode,
     stopped: &'a dyn Fn() -> bool,
     next: u64,
     /// Cookies of commands that aren't answered.
@@ -192,7 +192,7 @@ impl<'a> Wire<'a> {
         }
         Ok(Wire {
             socket: &c.socket,
-            structured: c.terms.structured,
+            mode: c.terms.mode,
             stopped,
             next: 1,
             waiting: VecDeque::new(),
@@ -204,7 +204,7 @@ impl<'a> Wire<'a> {
         flags: u16,
         command: Command,
         offset: u64,
-        len: u32,
+        len: u64,
         data: &[&[u8]],
     ) -> Result<(), String> {
         self.wait(WINDOW - 1)?;
@@ -218,7 +218,8 @@ impl<'a> Wire<'a> {
         let cookie = self.next;
         self.next += 1;
         self.waiting.push_back(cookie);
-        self.send(&proto::request_header(flags, number, cookie, offset, len))?;
+        let head = proto::request_header(self.mode, flags, number, cookie, offset, len);
+        self.send(head.as_bytes())?;
         data.iter().try_for_each(|part| self.send(part))
     }
 
@@ -255,14 +256,15 @@ impl<'a> Wire<'a> {
     /// Waits until at most `most` commands aren't answered.
     fn wait(&mut self, most: usize) -> Result<(), String> {
         while self.waiting.len() > most {
-            let mut head = [0; proto::CHUNK_BYTES];
-            let short = proto::SIMPLE_REPLY_BYTES;
+            let mut head = [0; proto::EXTENDED_BYTES];
+            let short = self.mode.shortest_reply();
             self.receive(&mut head[..short])?;
-            let found = match proto::reply_head(&head[..short], self.structured)? {
+            let found = match proto::reply_head(&head[..short], self.mode)? {
                 Some(found) => found,
                 None => {
+                    let head = &mut head[..proto::CHUNK_BYTES];
                     self.receive(&mut head[short..])?;
-                    proto::reply_head(&head, self.structured)?.ok_or("a reply without an end")?
+                    proto::reply_head(head, self.mode)?.ok_or("a reply without an end")?
                 }
             };
             let (cookie, error, last) = match found.0 {
@@ -272,6 +274,7 @@ impl<'a> Wire<'a> {
                     kind,
                     last,
                     len,
+                    ..
                 } => {
                     let mut payload = vec![0; proto::chunk_fixed_part(kind, len, 0)?];
                     self.receive(&mut payload)?;

@@ -4,10 +4,12 @@ use super::hello::Terms;
 use super::kept::Positions;
 use pvblk_block::{Op, Request, RequestFlags, SECTOR, Status};
 use pvblk_protocol::nbd as proto;
-use pvblk_protocol::nbd::{Command, REQUEST_BYTES, cflag, tflag};
+use pvblk_protocol::nbd::{Command, Mode, RequestHeader, cflag, tflag};
 
 /// Most bytes of one command without data, so that its length fits into 32 bits and no server chokes on it.
 const MOST_WITHOUT_DATA: u64 = 1 << 30;
+/// The same with extended headers: for the whole of any disk that there is.
+const MOST_EXTENDED: u64 = 1 << 50;
 
 /// Where a slot's command is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +25,12 @@ pub(super) enum Place {
 pub(super) struct Slot {
     pub request: Option<Box<Request>>,
     pub place: Place,
-    pub head: [u8; REQUEST_BYTES],
+    pub head: RequestHeader,
     pub command: Command,
     /// Changes with each command, so that an answer to an earlier one is known as such.
     pub generation: u32,
-    /// Length of the command in bytes.
-    pub len: u32,
+    /// Length of the command's range in bytes.
+    pub len: u64,
     /// Bytes of the request that were done before it.
     done: u64,
     /// Parts of a read's data that came, as ranges of its bytes.
@@ -50,7 +52,7 @@ impl Slot {
         Slot {
             request: None,
             place: Place::Free,
-            head: [0; REQUEST_BYTES],
+            head: proto::request_header(Mode::Simple, 0, 3, 0, 0, 0),
             command: Command::Flush,
             generation: 0,
             len: 0,
@@ -65,8 +67,8 @@ impl Slot {
     }
 
     /// A flush that is no request's.
-    pub(super) fn start_flush(&mut self, id: u32) {
-        self.put(id, Command::Flush, (0, 3), 0, 0);
+    pub(super) fn start_flush(&mut self, id: u32, mode: Mode) {
+        self.put(id, mode, Command::Flush, (0, 3), 0, 0);
     }
 
     /// Takes a request. An error is its status: there is nothing to send.
@@ -104,7 +106,10 @@ impl Slot {
         let len = if r.op.has_data() {
             left // checked against the limits
         } else {
-            left.min(MOST_WITHOUT_DATA)
+            left.min(match terms.mode {
+                Mode::Extended => MOST_EXTENDED,
+                _ => MOST_WITHOUT_DATA,
+            })
         };
         let mut flags = 0;
         if r.op.is_write() && r.flags.contains(RequestFlags::FUA) && terms.has(tflag::SEND_FUA) {
@@ -114,20 +119,21 @@ impl Slot {
             flags |= cflag::NO_HOLE;
         }
         let offset = r.sector * SECTOR + self.done;
-        self.put(id, command, (flags, number), offset, len as u32);
+        self.put(id, terms.mode, command, (flags, number), offset, len);
     }
 
     fn put(
         &mut self,
         id: u32,
+        mode: Mode,
         command: Command,
         (flags, number): (u16, u16),
         offset: u64,
-        len: u32,
+        len: u64,
     ) {
         self.generation = self.generation.wrapping_add(1);
         let cookie = u64::from(self.generation) << 32 | u64::from(id);
-        self.head = proto::request_header(flags, number, cookie, offset, len);
+        self.head = proto::request_header(mode, flags, number, cookie, offset, len);
         self.command = command;
         self.len = len;
         self.parts.clear();
@@ -144,7 +150,7 @@ impl Slot {
         if flushed || r.op == Op::Read {
             return false;
         }
-        self.done += u64::from(self.len);
+        self.done += self.len;
         if self.done < r.sectors * SECTOR {
             self.encode(id, terms);
             return true;
@@ -152,7 +158,7 @@ impl Slot {
         // FUA by hand, for servers without it.
         let fua = r.flags.contains(RequestFlags::FUA) && !terms.has(tflag::SEND_FUA);
         if (fua || self.flush_after) && terms.has(tflag::SEND_FLUSH) {
-            self.put(id, Command::Flush, (0, 3), 0, 0);
+            self.put(id, terms.mode, Command::Flush, (0, 3), 0, 0);
             return true;
         }
         false
@@ -165,17 +171,17 @@ impl Slot {
 
     /// Flags of the command.
     pub(super) fn flags(&self) -> u16 {
-        u16::from_be_bytes([self.head[4], self.head[5]])
+        self.head.flags()
     }
 
     /// First byte of the command on the export.
     pub(super) fn offset(&self) -> u64 {
-        pvblk_protocol::nbd::u64_at(&self.head, 16)
+        self.head.offset()
     }
 
     /// Notes that bytes `from..to` of a read came. False if they came before or are none of it.
     pub(super) fn note(&mut self, from: u64, to: u64) -> bool {
-        if from >= to || to > u64::from(self.len) {
+        if from >= to || to > self.len {
             return false;
         }
         let (from, to) = (from as u32, to as u32);
@@ -186,6 +192,7 @@ impl Slot {
 
     /// True if all of a read's data came.
     pub(super) fn is_whole(&self) -> bool {
-        self.parts.iter().map(|(a, b)| b - a).sum::<u32>() == self.len
+        let came: u32 = self.parts.iter().map(|(a, b)| b - a).sum();
+        u64::from(came) == self.len
     }
 }

@@ -2,27 +2,34 @@
 
 use super::*;
 use pvblk_block::{Buffer, Op, Queue, Request, Status};
-use pvblk_protocol::nbd::{self as proto, chunk, last_chunk, simple_reply, transmission_flags};
+use pvblk_protocol::nbd::{
+    self as proto, Mode, chunk, last_chunk, simple_reply, transmission_flags,
+};
 use std::io::{Read, Write};
 use std::time::Instant;
 
 /// An export of 1 MiB.
-fn terms(structured: bool) -> Terms {
+fn terms(mode: Mode) -> Terms {
     let limits = Limits::default();
     let (min_block, preferred_block, max_block) = proto::block_sizes(&limits);
     Terms {
         size_bytes: 1 << 20,
-        flags: transmission_flags(&limits, structured),
-        structured,
+        flags: transmission_flags(&limits, mode),
+        mode,
         min_block,
         preferred_block,
         max_block,
     }
 }
 
+fn chunk_header(kind: u16, cookie: u64, len: u32) -> Vec<u8> {
+    let head = last_chunk(Mode::Structured, kind, cookie, 4096, len);
+    head.as_bytes().to_vec()
+}
+
 /// The chunk of a read's data.
 fn data(cookie: u64, offset: u64, len: usize, last: bool) -> Vec<u8> {
-    let mut b = last_chunk(chunk::OFFSET_DATA, cookie, 8 + len as u32).to_vec();
+    let mut b = chunk_header(chunk::OFFSET_DATA, cookie, 8 + len as u32);
     b[5] = u8::from(last);
     b.extend(offset.to_be_bytes());
     b.extend(vec![7; len]);
@@ -30,7 +37,7 @@ fn data(cookie: u64, offset: u64, len: usize, last: bool) -> Vec<u8> {
 }
 
 fn hole(cookie: u64, offset: u64, len: u32, last: bool) -> Vec<u8> {
-    let mut b = last_chunk(chunk::OFFSET_HOLE, cookie, 12).to_vec();
+    let mut b = chunk_header(chunk::OFFSET_HOLE, cookie, 12);
     b[5] = u8::from(last);
     b.extend(offset.to_be_bytes());
     b.extend(len.to_be_bytes());
@@ -39,12 +46,12 @@ fn hole(cookie: u64, offset: u64, len: u32, last: bool) -> Vec<u8> {
 
 /// The outcome of a read of 4 KiB at byte 4096 that is answered with `answer(cookie)`, in pieces of `piece` bytes.
 fn answered(
-    structured: bool,
+    mode: Mode,
     piece: usize,
     answer: impl Fn(u64) -> Vec<u8>,
 ) -> (Status, Option<String>, Vec<u8>) {
     let (mut server, socket) = UnixStream::pair().unwrap();
-    let client = Arc::new(NbdClient::agreed(socket.into(), terms(structured)));
+    let client = Arc::new(NbdClient::agreed(socket.into(), terms(mode)));
     let device: Arc<dyn BlockDevice> = Arc::clone(&client) as _;
     let mut queue = Queue::open(&device, &QueueContext::new(16)).unwrap();
     let buffer = Buffer::anonymous(4096).unwrap();
@@ -79,24 +86,24 @@ fn answered(
 #[test]
 fn answers_in_any_pieces_are_put_together() {
     for piece in [1, 7, 100, 5000] {
-        let (status, failure, got) = answered(true, piece, |c| {
+        let (status, failure, got) = answered(Mode::Structured, piece, |c| {
             let mut b = data(c, 6144, 2048, false);
             b.extend(hole(c, 4096, 1024, false));
             b.extend(data(c, 5120, 1024, false));
-            b.extend(last_chunk(chunk::NONE, c, 0));
+            b.extend(chunk_header(chunk::NONE, c, 0));
             b
         });
         assert_eq!((status, failure), (Status::Ok, None));
         assert!(got[..1024].iter().all(|&b| b == 0) && got[1024..].iter().all(|&b| b == 7));
-        let (status, failure, got) = answered(false, piece, |c| {
+        let (status, failure, got) = answered(Mode::Simple, piece, |c| {
             let mut b = simple_reply(c, 0).to_vec();
             b.extend([9; 4096]);
             b
         });
         assert_eq!((status, failure), (Status::Ok, None));
         assert!(got.iter().all(|&b| b == 9));
-        let (status, failure, _) = answered(true, piece, |c| {
-            let mut b = last_chunk(chunk::ERROR, c, 8).to_vec();
+        let (status, failure, _) = answered(Mode::Structured, piece, |c| {
+            let mut b = chunk_header(chunk::ERROR, c, 8);
             b.extend([0, 0, 0, 28, 0, 2, b'n', b'o']);
             b
         });
@@ -107,96 +114,104 @@ fn answers_in_any_pieces_are_put_together() {
 #[test]
 fn an_answer_that_makes_no_sense_ends_the_connection() {
     type Answer = Box<dyn Fn(u64) -> Vec<u8>>;
-    let cases: Vec<(bool, &str, Answer)> = vec![
-        (true, "hung up", Box::new(|_| Vec::new())),
-        (true, "starts with 0x01010101", Box::new(|_| vec![1; 20])),
+    let cases: Vec<(Mode, &str, Answer)> = vec![
+        (Mode::Structured, "hung up", Box::new(|_| Vec::new())),
         (
-            true,
+            Mode::Structured,
+            "starts with 0x01010101",
+            Box::new(|_| vec![1; 20]),
+        ),
+        (
+            Mode::Structured,
             "not in flight",
             Box::new(|c| data(c + 1, 4096, 4096, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "not in flight",
             Box::new(|c| data(c + (1 << 32), 4096, 4096, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "a simple reply to a read",
             Box::new(|c| simple_reply(c, 0).to_vec()),
         ),
         (
-            false,
+            Mode::Simple,
             "was not negotiated",
             Box::new(|c| data(c, 4096, 4096, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "didn't ask for",
             Box::new(|c| data(c, 4095, 16, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "didn't ask for",
             Box::new(|c| data(c, 8000, 4096, true)),
         ),
-        (true, "didn't ask for", Box::new(|c| hole(c, 4096, 0, true))),
         (
-            true,
+            Mode::Structured,
+            "didn't ask for",
+            Box::new(|c| hole(c, 4096, 0, true)),
+        ),
+        (
+            Mode::Structured,
             "didn't ask for",
             Box::new(|c| hole(c, u64::MAX, u32::MAX, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "type 1 with 8 bytes",
             Box::new(|c| data(c, 4096, 0, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "type 1 with 4105 bytes",
             Box::new(|c| data(c, 4096, 4097, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "has already",
             Box::new(|c| [data(c, 4096, 16, false), data(c, 4100, 16, true)].concat()),
         ),
         (
-            true,
+            Mode::Structured,
             "without all of its data",
             Box::new(|c| data(c, 4096, 4095, true)),
         ),
         (
-            true,
+            Mode::Structured,
             "without all of its data",
-            Box::new(|c| last_chunk(0, c, 0).to_vec()),
+            Box::new(|c| chunk_header(0, c, 0)),
         ),
         (
-            true,
+            Mode::Structured,
             "not the last",
             Box::new(|c| {
-                let mut b = last_chunk(0, c, 0);
+                let mut b = chunk_header(0, c, 0);
                 b[5] = 0;
-                b.to_vec()
+                b
             }),
         ),
         (
-            true,
+            Mode::Structured,
             "type 5",
-            Box::new(|c| last_chunk(chunk::BLOCK_STATUS, c, 12).to_vec()),
+            Box::new(|c| chunk_header(chunk::BLOCK_STATUS, c, 12)),
         ),
         (
-            true,
+            Mode::Structured,
             "without an error",
             Box::new(|c| {
-                let mut b = last_chunk(chunk::ERROR, c, 6).to_vec();
+                let mut b = chunk_header(chunk::ERROR, c, 6);
                 b.extend([0; 6]);
                 b
             }),
         ),
     ];
-    for (structured, says, answer) in cases {
-        let (status, failure, _) = answered(structured, 4096, answer);
+    for (mode, says, answer) in cases {
+        let (status, failure, _) = answered(mode, 4096, answer);
         assert_eq!(status, Status::IoError, "{says}");
         let why = failure.unwrap_or_default();
         assert!(why.contains(says), "{says}: {why}");
@@ -213,24 +228,24 @@ fn random_bytes_do_no_harm() {
         rng.u64(..below)
     };
     for _ in 0..500 {
-        let structured = rng.bool();
+        let mode = [Mode::Simple, Mode::Structured][rng.usize(..2)];
         let plan: Vec<(u64, u64, u64)> = (0..4)
             .map(|_| (rng.u64(..6), power(&mut rng, 14), power(&mut rng, 13)))
             .collect();
-        let (status, failure, _) = answered(structured, 1 + rng.usize(..64), |c| {
+        let (status, failure, _) = answered(mode, 1 + rng.usize(..64), |c| {
             let mut b = Vec::new();
             for &(kind, at, len) in &plan {
                 match kind {
                     0 => b.extend(data(c, at, len as usize, len % 2 == 0)),
                     1 => b.extend(hole(c, at, len as u32, at % 2 == 0)),
                     2 => b.extend(simple_reply(c, at as u32 % 3)),
-                    3 => b.extend(last_chunk(at as u16, c, len as u32)),
+                    3 => b.extend(chunk_header(at as u16, c, len as u32)),
                     4 => b.extend(at.to_be_bytes()),
                     _ => b.extend(data(c, 4096, 4096, true)),
                 }
             }
             b
         });
-        assert!(failure.is_some() || status != Status::Invalid || !structured);
+        assert!(failure.is_some() || status != Status::Invalid || mode == Mode::Simple);
     }
 }

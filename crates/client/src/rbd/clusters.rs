@@ -1,5 +1,6 @@
 //! Connections that several images share.
 
+use super::planted::{Plant, has};
 use super::spec::RbdSpec;
 use parking_lot::Mutex;
 use pvblk_block::{Error, ErrorKind};
@@ -83,11 +84,33 @@ pub(super) fn forget(spec: &RbdSpec, blocked: &Arc<Cluster>) {
     }
 }
 
+/// Blocked connections with an image whose lock was broken: the block was meant for that one.
+static ROBBED: Mutex<Vec<Weak<Cluster>>> = Mutex::new(Vec::new());
+
+/// An image of this connection, which is blocked, has lost its lock.
+pub(super) fn note_robbed(blocked: &Arc<Cluster>) {
+    let mut robbed = ROBBED.lock();
+    robbed.retain(|cluster| cluster.strong_count() > 0);
+    robbed.push(Arc::downgrade(blocked));
+}
+
+/// True if an image of this connection has lost its lock.
+pub(super) fn is_robbed(blocked: &Arc<Cluster>) -> bool {
+    let robbed = ROBBED.lock();
+    robbed
+        .iter()
+        .any(|c| std::ptr::eq(c.as_ptr(), Arc::as_ptr(blocked)))
+}
+
 fn connect(spec: &RbdSpec) -> Result<Arc<Cluster>, Error> {
+    let mut values = VALUES.to_vec();
+    if has(Plant::TakenUnblocked) {
+        values.push(("rbd_blocklist_on_break_lock", "false"));
+    }
     let settings = Settings {
         conf: spec.conf.as_deref(),
         id: spec.id.as_deref(),
-        values: VALUES,
+        values: &values,
     };
     Cluster::connect(&settings).map_err(|(step, e)| explain(spec, step, e))
 }

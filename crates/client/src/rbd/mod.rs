@@ -6,6 +6,7 @@
 
 mod clusters;
 mod objects;
+mod planted;
 mod queue;
 mod shared;
 mod spec;

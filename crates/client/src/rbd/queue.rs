@@ -45,7 +45,9 @@ struct Slot {
 }
 
 impl Finish for Task {
-    fn finish(aio: Box<Aio<Task>>) {
+    fn finish(mut aio: Box<Aio<Task>>) {
+        // An answer that no queue collects doesn't keep the image open.
+        aio.image = None;
         let target = Arc::clone(&aio.owner.target);
         let mut unwanted = None;
         target.post(|inbox| match inbox.closed {
@@ -107,7 +109,7 @@ impl RbdQueue {
         self.mode = self.shared.mode();
         match &self.mode {
             Mode::Park | Mode::ParkForEver => return,
-            Mode::Send(live) => self.take_back(Some(live.number)),
+            Mode::Send(idle) => self.take_back(Some(idle.number)),
             Mode::Fail => self.take_back(None),
         }
         match &self.mode {
@@ -143,7 +145,11 @@ impl RbdQueue {
 
     fn start(&mut self, request: Box<Request>) {
         let live = match &self.mode {
-            Mode::Send(live) => live.clone(),
+            Mode::Send(idle) => match idle.live() {
+                Some(live) => live,
+                // The next look finds the new mode.
+                None => return self.parked.push_back(request),
+            },
             Mode::Park | Mode::ParkForEver => return self.parked.push_back(request),
             Mode::Fail => return self.end(request, Status::IoError),
         };
@@ -179,6 +185,9 @@ impl RbdQueue {
         at.number = live.number;
         at.flushes = flushes;
         (aio.owner.slot, aio.owner.turn) = (slot, at.turn);
+        if let Some(request) = at.request.as_ref().filter(|_| !flushes) {
+            self.tracer.request(Phase::Issue, request);
+        }
         if let Some(request) = &at.request
             && op != AioOp::Flush
         {
@@ -244,13 +253,14 @@ impl RbdQueue {
             _ => Status::IoError,
         };
         if status == Status::Ok && op.is_write() && flags.contains(RequestFlags::FUA) && !flushes {
-            match &self.mode {
-                Mode::Send(live) if live.number == number => {
-                    let live = live.clone();
-                    self.send(slot, AioOp::Flush, &live, true);
-                }
+            let live = match &self.mode {
+                Mode::Send(idle) if idle.number == number => idle.live(),
+                _ => None,
+            };
+            match live {
+                Some(live) => self.send(slot, AioOp::Flush, &live, true),
                 // The next open image knows nothing of this write.
-                _ => {
+                None => {
                     if let Some(request) = self.leave(slot) {
                         self.again(request);
                     }
@@ -278,7 +288,6 @@ impl DeviceQueue for RbdQueue {
         self.shared.look_if_due();
         self.look();
         for mut request in batch.drain(..) {
-            self.tracer.request(Phase::Issue, &request);
             request.scratch = 0;
             self.start(request);
         }

@@ -2,6 +2,7 @@
 
 use super::clusters;
 use super::objects::Objects;
+use super::planted::{Plant, has};
 use super::queue::Inbox;
 use super::spec::{OnLostLock, RbdSpec, failed};
 use parking_lot::Mutex;
@@ -26,6 +27,10 @@ const LOOK_MILLISECONDS: u64 = 1000;
 const AGAIN: Duration = Duration::from_secs(1);
 /// Pause before requests are sent again that the cluster refused although the lock is ours.
 const SOON: Duration = Duration::from_millis(50);
+/// Longest time from the block of an owner to the break of its lock. An image of a connection that was blocked for no image's lock waits so long.
+const THIEF: Duration = Duration::from_secs(5);
+/// Longest time of closing the image.
+const CLOSE: Duration = Duration::from_secs(10);
 /// Connections that are tried one after another while each is blocked at once: then the whole machine is.
 const MOST_BLOCKED: u32 = 5;
 
@@ -37,10 +42,26 @@ pub(super) struct Live {
     pub number: u64,
 }
 
+/// The open image as an idle queue has it: closing doesn't wait for queues that nobody polls.
+#[derive(Clone)]
+pub(super) struct Idle {
+    image: Weak<Image>,
+    pub number: u64,
+}
+
+impl Idle {
+    /// `None` once the image is being closed; the queue's mode changed before that.
+    #[inline]
+    pub fn live(&self) -> Option<Live> {
+        let (image, number) = (self.image.upgrade()?, self.number);
+        Some(Live { image, number })
+    }
+}
+
 /// Permission of a queue to send requests.
 #[derive(Clone)]
 pub(super) enum Mode {
-    Send(Live),
+    Send(Idle),
     /// Requests wait for the next mode.
     Park,
     /// The lock is lost, and requests wait until the disk ends.
@@ -160,7 +181,7 @@ impl Shared {
         if !read_only {
             let shared = Arc::downgrade(self);
             let on_update = move || {
-                if let Some(shared) = shared.upgrade() {
+                if let Some(shared) = shared.upgrade().filter(|_| !has(Plant::WatchMissed)) {
                     let me = Arc::clone(&shared);
                     // Without a thread the next change, or SIGHUP, finds the size.
                     let _ = shared.threads.run(Box::new(move || me.look_at_size()));
@@ -266,7 +287,10 @@ impl Shared {
 
     pub fn mode(&self) -> Mode {
         match (&*self.state.lock(), self.spec.on_lost_lock) {
-            (State::Held(held), _) => Mode::Send(held.live.clone()),
+            (State::Held(held), _) => Mode::Send(Idle {
+                image: Arc::downgrade(&held.live.image),
+                number: held.live.number,
+            }),
             (State::InDoubt, _) => Mode::Park,
             (State::Lost(_), OnLostLock::Wait) => Mode::ParkForEver,
             (State::Lost(_) | State::Closed, _) => Mode::Fail,
@@ -303,7 +327,7 @@ impl Shared {
     /// Requests come: looks at the lock if the last look is a second ago.
     #[inline]
     pub fn look_if_due(self: &Arc<Shared>) {
-        if !self.spec.is_locked() {
+        if !self.spec.is_locked() || has(Plant::LockUnchecked) {
             return;
         }
         let now = self.began.elapsed().as_millis() as u64;
@@ -422,13 +446,16 @@ impl Shared {
         }
         clusters::forget(&self.spec, image.cluster());
         let image = self.open_image()?;
-        let moved = self.move_lock(&image, moving);
+        let blocked = held.live.image.cluster();
+        let waited = self.wait_for_thief(&image, blocked, moving);
+        let moved = waited.and_then(|()| self.move_lock(&image, moving));
         if let Err(e) = &moved
             && e.raw_os_error() == Some(ESHUTDOWN)
         {
             clusters::forget(&self.spec, image.cluster());
         }
         let Some(owner) = moved? else {
+            clusters::note_robbed(blocked);
             let by = image.lock_owner().ok().flatten();
             let also = ", and this client was blocked";
             return Ok(Verdict::Lost(taken(by.as_deref(), also)));
@@ -443,6 +470,26 @@ impl Shared {
             live: Live { image, number },
             owner: Some(owner),
         }))
+    }
+
+    /// A client that breaks a lock blocks the owner first. So the lock of a blocked connection may be about to be broken: waits until it is, or until another image
+    /// of the connection turns out to be meant, but not for ever.
+    fn wait_for_thief(
+        &self,
+        image: &Image,
+        blocked: &Arc<Cluster>,
+        moving: &Move,
+    ) -> Result<(), Error> {
+        let end = Instant::now() + THIEF;
+        while !moving.is_broken && !clusters::is_robbed(blocked) && Instant::now() < end {
+            let owner = image.lock_owner();
+            let owner = owner.map_err(|e| failed(&self.spec, "looking at the lock", e))?;
+            if owner.as_ref() != Some(&moving.owner) {
+                break;
+            }
+            std::thread::sleep(SOON);
+        }
+        Ok(())
     }
 
     /// The old connection is blocked. If its lock is still there, the block was meant for another image, and the lock is taken for this connection:
@@ -501,15 +548,14 @@ impl Shared {
         }
     }
 
-    /// Closes the image, which gives the lock back. Waits for the cluster.
+    /// Closes the image, which gives the lock back. Waits for looks at the lock that go on, and for the cluster, but not for ever.
     pub fn close(&self) -> Result<(), Error> {
         let old = std::mem::replace(&mut *self.state.lock(), State::Closed);
         self.tell_queues();
         match old {
             State::Held(held) => {
-                // Operations of queues that were closed before they were done close it when they are.
-                let image = Arc::into_inner(held.live.image);
-                let closed = image.map_or(Ok(()), Image::close);
+                let Live { image, .. } = held.live;
+                let closed = image.close(CLOSE);
                 closed.map_err(|e| failed(&self.spec, "closing the image", e))
             }
             State::Lost(why) => Err(Error::new(

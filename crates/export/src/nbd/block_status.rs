@@ -1,7 +1,7 @@
 //! `NBD_CMD_BLOCK_STATUS` for the context `base:allocation`.
 
 use pvblk_block::{BlockDevice, Error, Extent, ExtentKind, SECTOR};
-use pvblk_protocol::nbd::{BASE_ALLOCATION_ID, STATE_HOLE, STATE_ZERO};
+use pvblk_protocol::nbd::{BASE_ALLOCATION_ID, Mode, STATE_HOLE, STATE_ZERO};
 
 /// Most extents of one reply; a client asks again for the rest.
 const MAX_EXTENTS: usize = 1024;
@@ -23,18 +23,24 @@ fn state(kind: ExtentKind) -> u32 {
 pub(super) fn describe(
     device: &dyn BlockDevice,
     offset: u64,
-    len: u32,
+    len: u64,
     one: bool,
+    mode: Mode,
 ) -> Result<Vec<u8>, Error> {
     // Sectors that are described in part say the same of all their bytes.
     let sector = offset / SECTOR;
-    let sectors = (offset + u64::from(len)).div_ceil(SECTOR) - sector;
+    let sectors = (offset + len).div_ceil(SECTOR) - sector;
     let mut room = Room {
         before: offset % SECTOR,
-        left: u64::from(len),
+        left: len,
+        mode,
     };
     let most = if one { 1 } else { MAX_EXTENTS };
     let mut payload = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
+    if mode == Mode::Extended {
+        // The number of descriptors, when it is known.
+        payload.extend_from_slice(&[0; 4]);
+    }
     let mut found: Vec<Extent> = Vec::new();
     // The extent that may still grow, as length in sectors and state.
     let mut open: Option<(u64, u32)> = None;
@@ -86,6 +92,10 @@ pub(super) fn describe(
     if let Some(last) = open {
         put(&mut payload, &mut room, last);
     }
+    if mode == Mode::Extended {
+        let count = (payload.len() - 8) / 16;
+        payload[4..8].copy_from_slice(&(count as u32).to_be_bytes());
+    }
     Ok(payload)
 }
 
@@ -124,13 +134,19 @@ struct Room {
     before: u64,
     /// Bytes of the request.
     left: u64,
+    mode: Mode,
 }
 
 fn put(payload: &mut Vec<u8>, room: &mut Room, (sectors, state): (u64, u32)) {
     let bytes = sectors * SECTOR - std::mem::take(&mut room.before);
-    // At most the request's length, which has 32 bits.
     let bytes = bytes.min(room.left);
     room.left -= bytes;
+    if room.mode == Mode::Extended {
+        payload.extend_from_slice(&bytes.to_be_bytes());
+        payload.extend_from_slice(&u64::from(state).to_be_bytes());
+        return;
+    }
+    // At most the request's length, which has 32 bits.
     payload.extend_from_slice(&(bytes as u32).to_be_bytes());
     payload.extend_from_slice(&state.to_be_bytes());
 }

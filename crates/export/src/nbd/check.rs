@@ -1,15 +1,14 @@
 //! Every field and negotiated flag of a request is checked here before anything is done with it.
 
 use pvblk_block::SECTOR;
-use pvblk_protocol::nbd::{Command, MAX_PAYLOAD, NbdRequest, cflag, err, tflag};
+use pvblk_protocol::nbd::{Command, MAX_PAYLOAD, Mode, NbdRequest, cflag, err, tflag};
 
 /// The terms that a connection negotiated, and the size that its device has now.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// Transmission flags that the client was told ([`tflag`]).
     pub transmission_flags: u16,
-    /// Structured replies were negotiated.
-    pub structured: bool,
+    pub mode: Mode,
     /// `base:allocation` was selected.
     pub base_allocation: bool,
     /// Size of the export in bytes, now.
@@ -18,10 +17,10 @@ pub struct Terms {
 
 impl Terms {
     /// The terms of a connection to a device that has `sectors` (512 B).
-    pub fn new(flags: u16, structured: bool, base_allocation: bool, sectors: u64) -> Terms {
+    pub fn new(flags: u16, mode: Mode, base_allocation: bool, sectors: u64) -> Terms {
         Terms {
             transmission_flags: flags,
-            structured,
+            mode,
             base_allocation,
             size_bytes: sectors.saturating_mul(SECTOR),
         }
@@ -38,7 +37,7 @@ pub enum Verdict {
     Run,
     /// Answer success without reaching the device: the length is 0.
     Nothing,
-    /// Answer this error ([`err`]). The payload of a write has to be skipped first.
+    /// Answer this error ([`err`]). The payload, if there is one, has to be skipped first.
     Refuse(u32),
     /// The client is leaving; no reply.
     Disconnect,
@@ -48,11 +47,11 @@ pub enum Verdict {
 ///
 /// Zero lengths, which the document leaves open, succeed and do nothing. A write or a write-zeroes past
 /// the end is ENOSPC; any other range error, a length over [`MAX_PAYLOAD`] of a read or a write, an unknown command, a flag or a
-/// command that was not negotiated: EINVAL. Writing to a read-only export: EPERM. Any offset and length is fine: the minimum block size is 1.
+/// command that was not negotiated, a write without a payload, a payload of another command: EINVAL. Writing to a read-only export: EPERM. Any offset and length is fine: the minimum block size is 1.
 pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
     let (own_flags, needed) = match r.command {
         Command::Disconnect => return Verdict::Disconnect,
-        Command::Read if t.structured && t.has(tflag::SEND_DF) => (cflag::DF, 0),
+        Command::Read if t.mode.has_chunks() && t.has(tflag::SEND_DF) => (cflag::DF, 0),
         Command::Read | Command::Write => (0, 0),
         Command::Flush => (0, tflag::SEND_FLUSH),
         Command::Trim => (0, tflag::SEND_TRIM),
@@ -66,6 +65,13 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
             return Verdict::Refuse(err::EINVAL);
         }
     };
+    let carried = match r.command {
+        Command::Write => r.len,
+        _ => 0,
+    };
+    if u64::from(r.payload) != carried {
+        return Verdict::Refuse(err::EINVAL);
+    }
     // FUA is valid with every command once SEND_FUA is negotiated; where nothing is written it means nothing.
     let fua = if t.has(tflag::SEND_FUA) {
         cflag::FUA
@@ -93,10 +99,10 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
             Verdict::Refuse(err::EINVAL)
         };
     }
-    if matches!(r.command, Command::Read | Command::Write) && r.len > MAX_PAYLOAD {
+    if matches!(r.command, Command::Read | Command::Write) && r.len > u64::from(MAX_PAYLOAD) {
         return Verdict::Refuse(err::EINVAL);
     }
-    let past_end = match r.offset.checked_add(u64::from(r.len)) {
+    let past_end = match r.offset.checked_add(r.len) {
         Some(end) => end > t.size_bytes,
         None => true,
     };
@@ -119,8 +125,12 @@ mod tests {
     use pvblk_protocol::nbd::transmission_flags;
 
     fn terms(limits: Limits, structured: bool) -> Terms {
-        let f = transmission_flags(&limits, structured);
-        Terms::new(f, structured, structured, 2048)
+        let mode = match structured {
+            true => Mode::Structured,
+            false => Mode::Simple,
+        };
+        let f = transmission_flags(&limits, mode);
+        Terms::new(f, mode, structured, 2048)
     }
 
     fn ask(command: Command, flags: u16, offset: u64, len: u32) -> NbdRequest {
@@ -129,7 +139,30 @@ mod tests {
             command,
             cookie: 0,
             offset,
+            len: u64::from(len),
+            payload: if command == Command::Write { len } else { 0 },
+        }
+    }
+
+    #[test]
+    fn only_a_write_has_a_payload() {
+        let t = terms(Limits::default(), true);
+        let with = |command, len, payload| NbdRequest {
             len,
+            payload,
+            ..ask(command, 0, 0, 0)
+        };
+        for (request, want) in [
+            (with(Command::Write, 512, 512), Verdict::Run),
+            (with(Command::Write, 512, 0), Verdict::Refuse(err::EINVAL)),
+            (with(Command::Write, 0, 0), Verdict::Nothing),
+            (
+                with(Command::BlockStatus, 12, 12),
+                Verdict::Refuse(err::EINVAL),
+            ),
+            (with(Command::Read, 8, 8), Verdict::Refuse(err::EINVAL)),
+        ] {
+            assert_eq!(check(&request, &t), want, "{request:?}");
         }
     }
 
@@ -228,6 +261,13 @@ mod tests {
         t.size_bytes = 1 << 40;
         for c in [Command::Trim, Command::WriteZeroes] {
             assert_eq!(check(&ask(c, 0, 512, u32::MAX - 511), &t), Verdict::Run);
+            let all = NbdRequest {
+                len: 1 << 40,
+                ..ask(c, 0, 0, 0)
+            };
+            assert_eq!(check(&all, &t), Verdict::Run);
+            let len = u64::MAX;
+            assert_ne!(check(&NbdRequest { len, ..all }, &t), Verdict::Run);
         }
     }
 }

@@ -1,22 +1,22 @@
 //! The NBD client of [`pvblk_client`] against our own server.
 
-use super::testing::{MemDevice, Rig, Rng, service_of};
+use super::testing::{MODES, MemDevice, Rig, Rng, service_of};
 use super::{NbdConfig, NbdServer};
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, SECTOR, Status,
 };
 use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri, Terms};
-use pvblk_protocol::nbd::{self as proto, tflag, transmission_flags};
+use pvblk_protocol::nbd::{self as proto, Mode, tflag, transmission_flags};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-fn terms(device: &MemDevice, structured: bool) -> Terms {
+fn terms(device: &MemDevice, mode: Mode) -> Terms {
     let (min_block, preferred_block, max_block) = proto::block_sizes(&device.limits);
     Terms {
         size_bytes: device.capacity_sectors() * SECTOR,
-        flags: transmission_flags(&device.limits, structured),
-        structured,
+        flags: transmission_flags(&device.limits, mode),
+        mode,
         min_block,
         preferred_block,
         max_block,
@@ -30,7 +30,7 @@ fn queue(client: &Arc<NbdClient>) -> Queue {
 
 /// A client and our server's source on one thread; the terms may differ from the device's.
 fn with_rig(device: &Arc<MemDevice>, terms: Terms) -> (Rig, Arc<NbdClient>, Queue) {
-    let mut rig = Rig::new(device, terms.structured, &NbdConfig::default());
+    let mut rig = Rig::new(device, terms.mode, &NbdConfig::default());
     let socket = rig.client.take().unwrap();
     let client = Arc::new(NbdClient::agreed(socket.into(), terms));
     let queue = queue(&client);
@@ -51,10 +51,10 @@ fn finish(rig: &mut Rig, queue: &mut Queue) -> Vec<Completion> {
 }
 
 /// Random requests that don't overlap, against what the device must hold.
-fn oracle(structured: bool) {
+fn oracle(mode: Mode) {
     let mut rng = Rng::from_env(0x0a11_ce5e);
     let device = MemDevice::sized(1 << 20);
-    let (mut rig, client, mut queue) = with_rig(&device, terms(&device, structured));
+    let (mut rig, client, mut queue) = with_rig(&device, terms(&device, mode));
     let mut oracle = vec![0u8; 1 << 20];
     for _ in 0..200 {
         let (mut at, mut batch, mut reads) = (0, Vec::new(), Vec::new());
@@ -102,19 +102,24 @@ fn oracle(structured: bool) {
 
 #[test]
 fn data_survives_with_structured_replies() {
-    oracle(true);
+    oracle(Mode::Structured);
 }
 
 #[test]
 fn data_survives_with_simple_replies() {
-    oracle(false);
+    oracle(Mode::Simple);
+}
+
+#[test]
+fn data_survives_with_extended_headers() {
+    oracle(Mode::Extended);
 }
 
 #[test]
 fn errors_come_back_to_their_requests() {
-    for structured in [true, false] {
+    for mode in MODES {
         let device = MemDevice::sized(1 << 20);
-        let (mut rig, client, mut queue) = with_rig(&device, terms(&device, structured));
+        let (mut rig, client, mut queue) = with_rig(&device, terms(&device, mode));
         device.fail_at.store(8, Ordering::Relaxed);
         let data = Buffer::anonymous(8192).unwrap();
         let mut batch: Vec<_> = (0..4)
@@ -139,7 +144,7 @@ fn errors_come_back_to_their_requests() {
 #[test]
 fn what_the_server_lacks_is_made_up_for() {
     let device = MemDevice::sized(1 << 20);
-    let mut poor = terms(&device, true);
+    let mut poor = terms(&device, Mode::Structured);
     poor.flags &= !tflag::SEND_FUA;
     let (mut rig, _, mut queue) = with_rig(&device, poor);
     let mut request = Request::new(Op::WriteZeroes, 0, 8, 0);
@@ -160,7 +165,7 @@ fn what_the_server_lacks_is_made_up_for() {
 #[test]
 fn a_second_connection_needs_a_server_that_can() {
     let device = MemDevice::sized(1 << 20);
-    let mut alone = terms(&device, true);
+    let mut alone = terms(&device, Mode::Structured);
     alone.flags &= !tflag::CAN_MULTI_CONN;
     let (_rig, client, _queue) = with_rig(&device, alone);
     let device: Arc<dyn BlockDevice> = client;

@@ -5,8 +5,8 @@ use pvblk_backend::{Disk, Disks};
 use pvblk_block::{BlockDevice, Error, SECTOR};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{
-    BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, opt, rep, u32_at,
-    u64_at,
+    BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, Mode, NBDMAGIC, opt, rep,
+    u32_at, u64_at,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub struct Negotiated {
     pub device: Arc<dyn BlockDevice>,
     /// Transmission flags that the client was told.
     pub transmission_flags: u16,
-    /// Structured replies. (Extended headers are always refused.)
-    pub structured: bool,
+    /// Form of requests and replies.
+    pub mode: Mode,
     /// `base:allocation` was selected for this export.
     pub base_allocation: bool,
     /// The client asked for no padding after `NBD_OPT_EXPORT_NAME`.
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Negotiated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Negotiated")
             .field("export", &self.export)
-            .field("structured", &self.structured)
+            .field("mode", &self.mode)
             .field("base_allocation", &self.base_allocation)
             .finish_non_exhaustive()
     }
@@ -87,7 +87,7 @@ pub struct Handshake<'a> {
     lists_seen: u32,
     fixed: bool,
     no_zeroes: bool,
-    structured: bool,
+    mode: Mode,
     /// The export for which `base:allocation` was selected.
     context_for: Option<String>,
 }
@@ -114,7 +114,7 @@ impl<'a> Handshake<'a> {
             lists_seen: 0,
             fixed: false,
             no_zeroes: false,
-            structured: false,
+            mode: Mode::Simple,
             context_for: None,
         }
     }
@@ -227,15 +227,7 @@ impl<'a> Handshake<'a> {
                 Ok(None) => Ok(()),
                 Err(refusal) => Err(refusal),
             },
-            opt::STRUCTURED_REPLY => {
-                if payload.is_empty() {
-                    self.structured = true;
-                    self.ack(option);
-                    Ok(())
-                } else {
-                    Err(rep::ERR_INVALID)
-                }
-            }
+            opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => self.agree(option, payload),
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.contexts(option, payload),
             _ => Err(rep::ERR_UNSUP),
         };
@@ -243,6 +235,21 @@ impl<'a> Handshake<'a> {
             options::refuse(&mut self.output, option, refusal);
         }
         Ok(Step::More)
+    }
+
+    /// Structured replies or extended headers; the latter include the former.
+    fn agree(&mut self, option: u32, payload: &[u8]) -> Result<(), Refusal> {
+        let is_extended = option == opt::EXTENDED_HEADERS;
+        if !payload.is_empty() || (is_extended && self.mode == Mode::Extended) {
+            return Err(rep::ERR_INVALID);
+        }
+        self.mode = match self.mode {
+            _ if is_extended => Mode::Extended,
+            Mode::Extended => return Err(rep::ERR_EXT_HEADER_REQD),
+            _ => Mode::Structured,
+        };
+        self.ack(option);
+        Ok(())
     }
 
     fn ack(&mut self, option: u32) {
@@ -256,13 +263,13 @@ impl<'a> Handshake<'a> {
 
     fn negotiated(&self, disk: &Disk) -> Box<Negotiated> {
         let device = Arc::clone(disk.device());
-        let flags = proto::transmission_flags(&device.limits(), self.structured);
+        let flags = proto::transmission_flags(&device.limits(), self.mode);
         Box::new(Negotiated {
             base_allocation: self.context_for.as_deref() == Some(disk.name()),
             export: disk.name().to_owned(),
             device,
             transmission_flags: flags,
-            structured: self.structured,
+            mode: self.mode,
             no_zeroes: self.no_zeroes,
             leftover: Vec::new(),
         })
@@ -270,6 +277,11 @@ impl<'a> Handshake<'a> {
 
     fn export_name(&mut self, payload: &[u8]) -> Result<Step, Error> {
         // This option has no error reply: whatever is wrong closes the connection.
+        if self.mode == Mode::Extended {
+            return Err(Error::protocol(
+                "NBD_OPT_EXPORT_NAME after extended headers were agreed on",
+            ));
+        }
         let name = options::text(payload)
             .ok()
             .filter(|n| n.len() <= proto::MAX_STRING)
@@ -341,7 +353,7 @@ impl<'a> Handshake<'a> {
             &mut self.output,
             option,
             &**disk.device(),
-            self.structured,
+            self.mode,
             disk.name(),
             &disk.device().describe(),
             &wanted,
@@ -356,7 +368,7 @@ impl<'a> Handshake<'a> {
             // A selection that fails leaves none.
             self.context_for = None;
         }
-        if !self.structured {
+        if !self.mode.has_chunks() {
             return Err(rep::ERR_INVALID);
         }
         let (name, queries) = options::parse_contexts(payload)?;

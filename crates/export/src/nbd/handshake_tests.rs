@@ -82,8 +82,8 @@ fn export_name_is_answered_the_old_way() {
         let step = h.feed(&option(opt::EXPORT_NAME, b"disk1")).unwrap();
         let Step::Done(n) = step else { panic!() };
         assert_eq!(
-            (n.export.as_str(), n.structured, n.no_zeroes),
-            ("disk1", false, padding == 0)
+            (n.export.as_str(), n.mode, n.no_zeroes),
+            ("disk1", Mode::Simple, padding == 0)
         );
         let mut want = (1u64 << 20).to_be_bytes().to_vec();
         want.extend(FLAGS.to_be_bytes());
@@ -123,7 +123,7 @@ fn go_describes_the_export_and_keeps_what_follows() {
     let Step::Done(n) = h.feed(&bytes).unwrap() else {
         panic!()
     };
-    assert!(n.structured && n.base_allocation && n.no_zeroes);
+    assert!(n.mode == Mode::Structured && n.base_allocation && n.no_zeroes);
     assert_eq!(n.leftover, b"first request");
     let mut export = vec![0, 0];
     export.extend((1u64 << 20).to_be_bytes());
@@ -231,7 +231,6 @@ fn what_makes_no_sense_is_refused_and_the_negotiation_goes_on() {
     huge_count.extend(u32::MAX.to_be_bytes());
     let table: &[(u32, Vec<u8>, u32)] = &[
         (opt::STARTTLS, vec![], rep::ERR_UNSUP),
-        (opt::EXTENDED_HEADERS, vec![], rep::ERR_UNSUP),
         (4, b"disk0".to_vec(), rep::ERR_UNSUP),
         (0xdead_beef, vec![1; 60_000], rep::ERR_UNSUP),
         (opt::LIST, b"x".to_vec(), rep::ERR_INVALID),
@@ -273,6 +272,34 @@ fn what_makes_no_sense_is_refused_and_the_negotiation_goes_on() {
         h.feed(&option(opt::GO, &info_payload("", &[]))),
         Ok(Step::Done(_))
     ));
+}
+
+#[test]
+fn extended_headers_take_the_place_of_structured_replies() {
+    for before in [false, true] {
+        let mut h = begun(3);
+        if before {
+            ask(&mut h, opt::STRUCTURED_REPLY, b"");
+        }
+        for (kind, payload, want) in [
+            (opt::EXTENDED_HEADERS, &b"x"[..], rep::ERR_INVALID),
+            (opt::EXTENDED_HEADERS, b"", rep::ACK),
+            (opt::EXTENDED_HEADERS, b"", rep::ERR_INVALID),
+            (opt::STRUCTURED_REPLY, b"", rep::ERR_EXT_HEADER_REQD),
+        ] {
+            let got = ask(&mut h, kind, payload);
+            assert!(starts(&got, kind, want), "option {kind}: {got:x?}");
+        }
+        let contexts = contexts_payload("disk0", &["base:allocation"]);
+        ask(&mut h, opt::SET_META_CONTEXT, &contexts);
+        let step = h.feed(&option(opt::GO, &info_payload("disk0", &[])));
+        let Ok(Step::Done(n)) = step else { panic!() };
+        assert!(n.mode == Mode::Extended && n.base_allocation);
+        assert!(n.transmission_flags & proto::tflag::SEND_DF != 0);
+    }
+    let mut h = begun(3);
+    ask(&mut h, opt::EXTENDED_HEADERS, b"");
+    assert!(h.feed(&option(opt::EXPORT_NAME, b"disk1")).is_err());
 }
 
 #[test]

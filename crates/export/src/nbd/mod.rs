@@ -1,7 +1,7 @@
 //! NBD: the handshake, and one connection as a request source.
 //!
-//! Fixed newstyle only, with simple and structured replies and the `base:allocation` context; TLS and
-//! extended headers are refused. The reference is the NBD protocol document (proto.md of the
+//! Fixed newstyle only, with simple and structured replies, extended headers and the `base:allocation` context; TLS is
+//! refused. The reference is the NBD protocol document (proto.md of the
 //! NetworkBlockDevice project); names in capitals are its names.
 //!
 //! [`NbdServer`] listens and negotiates on short-lived threads, then hands each connection over as a

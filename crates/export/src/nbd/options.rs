@@ -108,14 +108,14 @@ pub(super) fn describe(
     out: &mut Vec<u8>,
     option: u32,
     device: &dyn BlockDevice,
-    structured: bool,
+    mode: proto::Mode,
     name: &str,
     description: &str,
     wanted: &[u16],
 ) {
     let limits = device.limits();
     let size = device.capacity_sectors().saturating_mul(SECTOR);
-    let flags = proto::transmission_flags(&limits, structured);
+    let flags = proto::transmission_flags(&limits, mode);
     reply(
         out,
         option,

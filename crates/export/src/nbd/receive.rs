@@ -1,7 +1,6 @@
 //! Bytes received and not yet understood.
 
 use pvblk_block::Buffer;
-use pvblk_protocol::nbd::REQUEST_BYTES;
 use pvblk_sys::socket;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -40,10 +39,10 @@ impl Inbox {
         self.end - self.start
     }
 
-    /// The next header, if all of it is here.
+    /// The bytes that are here.
     #[inline]
-    pub(super) fn header(&self) -> Option<&[u8; REQUEST_BYTES]> {
-        self.bytes[self.start..self.end].first_chunk()
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
     }
 
     /// Drops the first `n` bytes, or all if there are fewer; returns how many.

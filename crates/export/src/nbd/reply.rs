@@ -3,7 +3,7 @@
 use super::slots::Slots;
 use super::window::Window;
 use pvblk_protocol::nbd as proto;
-use pvblk_protocol::nbd::{CHUNK_BYTES, chunk};
+use pvblk_protocol::nbd::{EXTENDED_BYTES, Mode, NbdRequest, chunk};
 use pvblk_sys::socket::{Part, SendList};
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +15,7 @@ const MOST_AT_ONCE: usize = 256 << 10;
 const IN_COMPANY: usize = 64 << 10;
 
 /// Longest head: a chunk header and an offset.
-const HEAD: usize = CHUNK_BYTES + 8;
+const HEAD: usize = EXTENDED_BYTES + 8;
 
 enum Body {
     None,
@@ -33,6 +33,23 @@ struct Reply {
     len: usize,
 }
 
+/// The request that a reply is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReplyTo {
+    pub cookie: u64,
+    /// First byte of its range.
+    pub offset: u64,
+}
+
+impl From<&NbdRequest> for ReplyTo {
+    fn from(r: &NbdRequest) -> ReplyTo {
+        ReplyTo {
+            cookie: r.cookie,
+            offset: r.offset,
+        }
+    }
+}
+
 /// The replies of one connection, in the order in which they are sent.
 pub(super) struct Outbox {
     queue: VecDeque<Reply>,
@@ -42,7 +59,7 @@ pub(super) struct Outbox {
     passed: u64,
     /// Replies with a body of their own.
     descriptions: usize,
-    structured: bool,
+    mode: Mode,
     /// Bytes sent at a time.
     most: usize,
     /// Of a Unix socket; TCP sizes its own.
@@ -61,13 +78,13 @@ pub(super) enum Sent {
 }
 
 impl Outbox {
-    pub(super) fn new(structured: bool, window: Option<Window>) -> Outbox {
+    pub(super) fn new(mode: Mode, window: Option<Window>) -> Outbox {
         Outbox {
             queue: VecDeque::new(),
             sent: 0,
             passed: 0,
             descriptions: 0,
-            structured,
+            mode,
             most: MOST_AT_ONCE,
             window,
         }
@@ -93,81 +110,82 @@ impl Outbox {
         self.passed
     }
 
-    fn push(&mut self, head: &[u8], body: Body, body_len: usize) {
+    /// `more` belongs to the head: the first bytes of a chunk's payload.
+    #[inline]
+    fn push(&mut self, head: &[u8], more: &[u8], body: Body, body_len: usize) {
+        let (first, len) = (head.len(), head.len() + more.len());
         let mut reply = Reply {
             head: [0; HEAD],
-            head_len: head.len() as u8,
+            head_len: len as u8,
             body,
-            len: head.len() + body_len,
+            len: len + body_len,
         };
-        reply.head[..head.len()].copy_from_slice(head);
+        reply.head[..first].copy_from_slice(head);
+        reply.head[first..len].copy_from_slice(more);
         if let Some(w) = &mut self.window {
             w.count(reply.len);
         }
         self.queue.push_back(reply);
     }
 
+    /// A reply of one chunk whose payload is `more` and the body.
+    #[inline]
+    fn chunk(&mut self, kind: u16, to: ReplyTo, more: &[u8], body: Body, body_len: usize) {
+        let len = (more.len() + body_len) as u32;
+        let head = proto::last_chunk(self.mode, kind, to.cookie, to.offset, len);
+        self.push(head.as_bytes(), more, body, body_len);
+    }
+
     /// Success without data.
     #[inline]
-    pub(super) fn done(&mut self, cookie: u64) {
-        self.push(&proto::simple_reply(cookie, 0), Body::None, 0);
+    pub(super) fn done(&mut self, to: ReplyTo) {
+        match self.mode {
+            Mode::Extended => self.chunk(chunk::NONE, to, &[], Body::None, 0),
+            _ => self.push(&proto::simple_reply(to.cookie, 0), &[], Body::None, 0),
+        }
     }
 
     /// Success of a read of no bytes, which a client with structured replies expects as a chunk.
-    pub(super) fn no_data(&mut self, cookie: u64) {
-        if self.structured {
-            self.push(&proto::last_chunk(chunk::NONE, cookie, 0), Body::None, 0);
-        } else {
-            self.done(cookie);
+    pub(super) fn no_data(&mut self, to: ReplyTo) {
+        match self.mode.has_chunks() {
+            true => self.chunk(chunk::NONE, to, &[], Body::None, 0),
+            false => self.done(to),
         }
     }
 
     /// Success of a read, with the data of `slot`.
     #[inline]
-    pub(super) fn data(&mut self, cookie: u64, offset: u64, len: u32, slot: u32) {
-        if self.structured {
-            let mut head = [0; HEAD];
-            head[..CHUNK_BYTES].copy_from_slice(&proto::last_chunk(
-                chunk::OFFSET_DATA,
-                cookie,
-                len + 8,
-            ));
-            head[CHUNK_BYTES..].copy_from_slice(&offset.to_be_bytes());
-            self.push(&head, Body::Slot(slot), len as usize);
+    pub(super) fn data(&mut self, to: ReplyTo, len: u32, slot: u32) {
+        let (body, len) = (Body::Slot(slot), len as usize);
+        if self.mode.has_chunks() {
+            self.chunk(chunk::OFFSET_DATA, to, &to.offset.to_be_bytes(), body, len);
         } else {
-            self.push(
-                &proto::simple_reply(cookie, 0),
-                Body::Slot(slot),
-                len as usize,
-            );
+            self.push(&proto::simple_reply(to.cookie, 0), &[], body, len);
         }
     }
 
     /// An error ([`proto::err`]).
-    pub(super) fn error(&mut self, cookie: u64, error: u32) {
-        if !self.structured {
-            self.push(&proto::simple_reply(cookie, error), Body::None, 0);
+    pub(super) fn error(&mut self, to: ReplyTo, error: u32) {
+        if !self.mode.has_chunks() {
+            self.push(&proto::simple_reply(to.cookie, error), &[], Body::None, 0);
             return;
         }
         let text = proto::error_text(error);
-        let payload = 6 + text.len();
-        let mut head = [0; CHUNK_BYTES + 6];
-        head[..CHUNK_BYTES].copy_from_slice(&proto::last_chunk(
-            chunk::ERROR,
-            cookie,
-            payload as u32,
-        ));
-        head[CHUNK_BYTES..CHUNK_BYTES + 4].copy_from_slice(&error.to_be_bytes());
-        head[CHUNK_BYTES + 4..].copy_from_slice(&(text.len() as u16).to_be_bytes());
-        self.push(&head, Body::Text(text), text.len());
+        let mut more = [0; 6];
+        more[..4].copy_from_slice(&error.to_be_bytes());
+        more[4..].copy_from_slice(&(text.len() as u16).to_be_bytes());
+        self.chunk(chunk::ERROR, to, &more, Body::Text(text), text.len());
     }
 
-    /// Block status, as a chunk's payload. Only for structured replies.
-    pub(super) fn block_status(&mut self, cookie: u64, payload: Vec<u8>) {
+    /// Block status, as a chunk's payload. Only for clients with chunks.
+    pub(super) fn block_status(&mut self, to: ReplyTo, payload: Vec<u8>) {
+        let kind = match self.mode {
+            Mode::Extended => chunk::BLOCK_STATUS_EXT,
+            _ => chunk::BLOCK_STATUS,
+        };
         let len = payload.len();
-        let head = proto::last_chunk(chunk::BLOCK_STATUS, cookie, len as u32);
         self.descriptions += 1;
-        self.push(&head, Body::Bytes(payload), len);
+        self.chunk(kind, to, &[], Body::Bytes(payload), len);
     }
 
     /// Sends what the socket takes, at most [`MOST_AT_ONCE`]. `freed` is called with each slot whose data are through.

@@ -1,15 +1,18 @@
 //! Requests of the client on their way, and how one becomes several for a device with narrow limits.
 
+use super::reply::ReplyTo;
 use pvblk_block::{Buffer, Limits, Op, Request, RequestFlags, SECTOR, Status};
 use pvblk_protocol::nbd::{Command, NbdRequest};
 
 /// One request of the client.
 pub(super) struct Slot {
-    pub cookie: u64,
+    /// The request as the client asked it.
+    pub to: ReplyTo,
     pub command: Command,
-    /// First byte, for structured replies.
+    /// First byte of its range; of a trim, of the whole blocks in it.
     pub offset: u64,
-    pub len: u32,
+    /// Bytes of its range.
+    pub len: u64,
     /// Bytes of the first block before the request, and of the last one after it.
     pub edges: Edges,
     pub op: Op,
@@ -40,9 +43,9 @@ pub(super) struct Edges {
 impl Edges {
     /// Of `len` bytes from `offset`, with blocks of `block` bytes: 512 or 4096.
     #[inline]
-    pub(super) fn of(offset: u64, len: u32, block: u32) -> Edges {
+    pub(super) fn of(offset: u64, len: u64, block: u32) -> Edges {
         let mask = u64::from(block - 1);
-        let end = offset.wrapping_add(u64::from(len));
+        let end = offset.wrapping_add(len);
         Edges {
             before: (offset & mask) as u16,
             after: (end.wrapping_neg() & mask) as u16,
@@ -65,7 +68,7 @@ impl Slot {
     /// Bytes of all blocks that the request touches.
     #[inline]
     pub(super) fn whole_len(&self) -> u64 {
-        u64::from(self.len) + self.edges.bytes() as u64
+        self.len + self.edges.bytes() as u64
     }
 
     /// First sector (512 B) of these blocks.
@@ -162,10 +165,11 @@ impl Slots {
         self.used() >= self.limit
     }
 
-    /// A slot for `r`, with its buffers moved in from `buffers`.
+    /// A slot for `r`, which is done for the request `to`, with its buffers moved in from `buffers`.
     #[inline(always)]
     pub(super) fn insert(
         &mut self,
+        to: ReplyTo,
         r: &NbdRequest,
         edges: Edges,
         op: Op,
@@ -176,7 +180,7 @@ impl Slots {
             None => self.grow(),
         };
         let s = &mut self.all[index as usize];
-        s.cookie = r.cookie;
+        s.to = to;
         s.command = r.command;
         s.offset = r.offset;
         s.len = r.len;
@@ -197,7 +201,10 @@ impl Slots {
     #[cold]
     fn grow(&mut self) -> u32 {
         self.all.push(Slot {
-            cookie: 0,
+            to: ReplyTo {
+                cookie: 0,
+                offset: 0,
+            },
             command: Command::Read,
             offset: 0,
             len: 0,
@@ -437,6 +444,7 @@ mod tests {
             cookie: 7,
             offset: 1 << 20,
             len: 40 << 10,
+            payload: 0,
         };
         let whole = Buffer::anonymous(40 << 10).unwrap();
         for (max_sectors, max_segments) in [(8, 1), (9, 2), (88, 11), (24, 1), (65536, 1)] {
@@ -451,7 +459,13 @@ mod tests {
                 ..Limits::default()
             };
             let part = PartSize::of(&limits);
-            let index = slots.insert(&r, Edges::default(), Op::Read, &mut buffers);
+            let index = slots.insert(
+                ReplyTo::from(&r),
+                &r,
+                Edges::default(),
+                Op::Read,
+                &mut buffers,
+            );
             let slot = slots.get_mut(index);
             assert!(!part.fits(slot) || max_segments > 2);
             let mut cut = Cut::new(index);

@@ -17,6 +17,8 @@ const CANNOT: i32 = 125;
 const START: Duration = Duration::from_secs(600);
 /// Limit for an order that takes a moment, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Runs of one sample, of which all but the last may end too early.
+const SAMPLES: usize = 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// fio's counts of a sample, and its cost on this machine.
@@ -129,8 +131,8 @@ impl Guest {
         self.done(PATIENCE).map(drop)
     }
 
-    /// One run of fio in the guest, on `md0` or on `ram4`, for `seconds` seconds with blocks of `block`
-    /// bytes.
+    /// One run of fio in the guest, on `md0` or on `ram4`, for `seconds` seconds with blocks of `block` bytes. A run that ended before its CPU time was
+    /// read is repeated; an error if that is so time after time.
     pub fn sample(
         &mut self,
         device: &str,
@@ -138,6 +140,21 @@ impl Guest {
         block: u64,
         seconds: f64,
     ) -> Result<SampleCost> {
+        for _ in 0..SAMPLES {
+            if let Some(cost) = self.sample_once(device, fio, block, seconds)? {
+                return Ok(cost);
+            }
+        }
+        bail!("{SAMPLES} runs of {seconds} s ended before they were measured: measure longer")
+    }
+
+    fn sample_once(
+        &mut self,
+        device: &str,
+        fio: &str,
+        block: u64,
+        seconds: f64,
+    ) -> Result<Option<SampleCost>> {
         let runtime = (seconds * 1e3).ceil();
         self.give(&format!(
             "sample {device} --runtime={runtime}ms --bs={block} {fio}"
@@ -157,10 +174,12 @@ impl Guest {
         let (to, after) = (Instant::now(), run_ns(&processes));
         let [kib, milliseconds, rate] = self.done(PATIENCE)?;
         agree(kib, milliseconds, rate, block)?;
-        Ok(SampleCost {
+        // The time of a process that has ended can't be read any more.
+        let ran = before.zip(after).map(|(before, after)| after - before);
+        Ok(ran.map(|ran| SampleCost {
             rate,
-            cpus: (after - before) / (to - from).as_nanos() as f64,
-        })
+            cpus: ran / (to - from).as_nanos() as f64,
+        }))
     }
 
     /// The number of sectors with wrong parity that md's check of the whole array finds.
@@ -276,26 +295,30 @@ fn descendants(root: u32) -> Result<Vec<u32>> {
     Ok(tree)
 }
 
-/// Nanoseconds that all threads of `processes` ran.
-fn run_ns(processes: &[u32]) -> f64 {
+/// Nanoseconds that all threads of `processes` ran; `None` if one of them has ended.
+fn run_ns(processes: &[u32]) -> Option<f64> {
     let mut sum = 0.0;
     for pid in processes {
-        let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-            continue;
-        };
-        for thread in threads.flatten() {
-            let text = std::fs::read_to_string(thread.path().join("schedstat"));
-            let text = text.unwrap_or_default();
-            let ran = text.split(' ').next().and_then(|n| n.parse::<f64>().ok());
-            sum += ran.unwrap_or(0.0);
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
+            let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat"));
+            let text = text.ok()?;
+            sum += text.split(' ').next()?.parse::<f64>().ok()?;
         }
     }
-    sum
+    Some(sum)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_of_processes_that_have_ended_is_not_known() {
+        let own = std::process::id();
+        assert!(run_ns(&[own]) > Some(0.0));
+        // Above the kernel's largest number of a process.
+        assert_eq!(run_ns(&[own, 1 << 30]), None);
+    }
 
     fn page(text: &str) -> Vec<u8> {
         format!("{text:<4095}\n").into_bytes()
@@ -345,9 +368,9 @@ mod tests {
         let (mut tree, mut ran) = (Vec::new(), 0.0);
         while ran < 1e8 && Instant::now() < deadline {
             tree = descendants(shell.id()).unwrap();
-            ran = run_ns(&tree);
+            ran = run_ns(&tree).unwrap_or(0.0);
         }
-        let own = run_ns(&[shell.id()]);
+        let own = run_ns(&[shell.id()]).unwrap_or(f64::MAX);
         for pid in &tree {
             let id = Pid::from_raw(*pid as i32).unwrap();
             let _ = kill_process(id, Signal::KILL);

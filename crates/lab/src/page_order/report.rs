@@ -2,9 +2,8 @@
 
 use super::policy::Policy;
 use super::{Breakdown, MORE, PROCESSES, PageOrderResult, PageOrderSample, SHOWN, TOO_SMALL};
-use crate::verdict::{Check, table};
-use anyhow::Result;
-use pvblk_bench::plot::{self, Axis, Scale, Unit};
+use crate::verdict::{Check, axis, charts, series, table};
+use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
 
 /// Losses of a kernel of 2009 in percent, by number of processes (seed 002).
 const SEED: [[(u32, f64); 7]; 2] = [
@@ -237,30 +236,32 @@ impl PageOrderResult {
         text
     }
 
-    pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
-        let axis = |label, unit| Axis { label, unit };
-        let mut plots = Vec::new();
-        for (pattern, name) in [(IN_ORDER, "sequential"), (RANDOM, "random")] {
-            let line = |policy: &str| {
-                let rate = |n| self.rate(pattern, n, TOO_SMALL[pattern], policy) * 1024.0;
-                let points = PROCESSES.map(|n| (f64::from(n), rate(n), None));
-                points.to_vec()
+    pub fn charts(&self) -> Vec<Chart> {
+        let of = |pattern| {
+            let line = |name: &str, policy: &str| {
+                let points = PROCESSES.iter().filter_map(|n| {
+                    let sample = self.sample(pattern, *n, TOO_SMALL[pattern], policy)?;
+                    Some(Point {
+                        x: f64::from(*n),
+                        y: sample.kib_per_second * 1024.0,
+                        interval: None,
+                    })
+                });
+                series(name, points)
             };
-            let lines = [
-                ("default", line(&Policy::DEFAULT.name())),
-                ("history", line(&Policy::HISTORY.name())),
-                ("direct", line("direct")),
-            ];
-            let svg = plot::line_chart(
-                PATTERNS[pattern],
-                "modelled disks, a cache that is too small",
-                (axis("processes", Unit::Count), Scale::Log2),
-                axis("bytes per second", Unit::Bytes),
-                &lines,
-            )?;
-            plots.push((name, svg));
-        }
-        Ok(plots)
+            Lines {
+                title: PATTERNS[pattern].into(),
+                subtitle: "modelled disks, a cache that is too small".into(),
+                x: axis("processes", Unit::Count, Scale::Log2),
+                y: axis("throughput", Unit::BytesPerSecond, Scale::Linear),
+                series: vec![
+                    line("default", &Policy::DEFAULT.name()),
+                    line("history", &Policy::HISTORY.name()),
+                    line("direct", "direct"),
+                ],
+            }
+        };
+        charts([of(IN_ORDER), of(RANDOM)])
     }
 
     /// Expectations from the historical measurement.

@@ -3,9 +3,8 @@
 use super::{QueuesPoint, QueuesResult, Scaling};
 use crate::bed::{Pattern, Sample, rates, typical};
 use crate::stats::{Claim, Confidence, PairRatio};
-use crate::verdict::{Check, median_ratio, ratio, table};
-use anyhow::Result;
-use pvblk_bench::plot::{self, Axis, Scale, Unit};
+use crate::verdict::{Check, axis, charts, median_ratio, ratio, series, table};
+use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
 
 /// The historical measurement (seed 001): jobs, and thousands of requests a second on one queue and
 /// on 16, with 16 CPUs.
@@ -133,49 +132,25 @@ impl QueuesResult {
         text
     }
 
-    pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
-        let point = |p: &QueuesPoint, samples: &[Sample]| {
-            let all = rates(samples);
-            let low = all.iter().copied().fold(f64::INFINITY, f64::min);
-            let high = all.iter().copied().fold(0.0, f64::max);
-            (
-                f64::from(p.load.threads),
-                crate::path::median(&all),
-                Some((low, high)),
-            )
+    pub fn charts(&self) -> Vec<Chart> {
+        let rates_of = |of: fn(&QueuesPoint) -> &Vec<Sample>| {
+            let points = self.of(Pattern::Iometer);
+            points.filter_map(move |p| Point::spread(f64::from(p.load.threads), &rates(of(p))))
         };
-        let one: Vec<_> = self
-            .of(Pattern::Iometer)
-            .map(|p| point(p, &p.one_queue))
-            .collect();
-        let more: Vec<_> = self
-            .of(Pattern::Iometer)
-            .map(|p| point(p, &p.several))
-            .collect();
-        let several = format!("{} queues", self.queues);
-        let seed = SEED
-            .iter()
-            .map(|s| (f64::from(s.0), f64::from(s.1) * 1000.0, None))
-            .collect();
-        let count = |label| Axis {
-            label,
-            unit: Unit::Count,
-        };
-        let svg = plot::line_chart(
-            "IOmeter's file server on null, by jobs",
-            &format!(
+        let chart = Lines {
+            title: "IOmeter's file server on null, by jobs".into(),
+            subtitle: format!(
                 "{} CPUs; whiskers: least and greatest round",
                 self.machine.cpus
             ),
-            (count("jobs"), Scale::Log2),
-            count("requests per second"),
-            &[
-                ("1 queue", one),
-                (&several, more),
-                ("seed 001, 1 queue, 16 CPUs", seed),
+            x: axis("jobs", Unit::Count, Scale::Log2),
+            y: axis("requests a second", Unit::Count, Scale::Linear),
+            series: vec![
+                series("1 queue", rates_of(|p| &p.one_queue)),
+                series(&format!("{} queues", self.queues), rates_of(|p| &p.several)),
             ],
-        )?;
-        Ok(vec![("iometer", svg)])
+        };
+        charts([chart])
     }
 
     /// Expectations from the historical measurement (seed 001).

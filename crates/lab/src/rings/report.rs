@@ -2,10 +2,9 @@
 
 use super::{RingsPoint, RingsResult, SHAPES};
 use crate::bed::{Pattern, SSD_IOPS, Sample, rates, typical};
-use crate::verdict::{Check, median_ratio, ratio, table};
-use anyhow::Result;
+use crate::verdict::{Check, axis, charts, median_ratio, ratio, series, table};
 use comfy_table::Table;
-use pvblk_bench::plot::{self, Axis, Scale, Unit};
+use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
 
 /// The historical measurement (seed 000), 4 KiB random reads: threads, and thousands of requests a
 /// second with 1 page and 8.
@@ -195,72 +194,57 @@ impl RingsResult {
         text
     }
 
-    pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
-        let rate = |samples: &[Sample], x: f64| {
-            let all: Vec<f64> = rates(samples).iter().map(|r| r * self.slower).collect();
-            let low = all.iter().copied().fold(f64::INFINITY, f64::min);
-            let high = all.iter().copied().fold(0.0, f64::max);
-            (x, crate::path::median(&all), Some((low, high)))
+    pub fn charts(&self) -> Vec<Chart> {
+        let reads = || {
+            let points = self.random.iter();
+            points.filter(|p| p.load.pattern == Pattern::RandomRead)
         };
-        let reads: Vec<&RingsPoint> = self
-            .random
-            .iter()
-            .filter(|p| p.load.pattern == Pattern::RandomRead)
-            .collect();
-        let x = |p: &RingsPoint| f64::from(p.in_flight());
-        let seed = |f: fn(&(u32, u32, u32)) -> u32| {
-            SEED.iter()
-                .map(|s| (f64::from(s.0 * 4), f64::from(f(s)) * 1000.0, None))
-                .collect::<Vec<_>>()
+        let rates_of = |of: fn(&RingsPoint) -> &Vec<Sample>| {
+            reads().filter_map(move |p| {
+                let all: Vec<f64> = rates(of(p)).iter().map(|r| r * self.slower).collect();
+                Point::spread(f64::from(p.in_flight()), &all)
+            })
         };
-        let ours = |f: fn(&RingsPoint) -> &Vec<Sample>| {
-            reads.iter().map(|p| rate(f(p), x(p))).collect::<Vec<_>>()
-        };
-        let count = |label| Axis {
-            label,
-            unit: Unit::Count,
-        };
-        let random = plot::line_chart(
-            "4 KiB random reads: rings of 1 and 8 pages",
-            "modelled device: 210 us, 209k/s at most; whiskers: least and greatest round",
-            (count("requests in flight"), Scale::Log2),
-            count("requests per second"),
-            &[
-                ("1 page", ours(|p| &p.one_page)),
-                ("8 pages", ours(|p| &p.eight_pages)),
-                ("seed 000, 1 page", seed(|s| s.1)),
-                ("seed 000, 8 pages", seed(|s| s.2)),
+        let random = Lines {
+            title: "4 KiB random reads: rings of 1 and 8 pages".into(),
+            subtitle: "modelled device: 210 µs, 209k/s at most; whiskers: least and greatest round"
+                .into(),
+            x: axis("requests in flight", Unit::Count, Scale::Log2),
+            y: axis("requests a second", Unit::Count, Scale::Linear),
+            series: vec![
+                series("8 pages", rates_of(|p| &p.eight_pages)),
+                series("1 page", rates_of(|p| &p.one_page)),
             ],
-        )?;
+        };
         let gains = |points: &[RingsPoint], shape: (u32, u32)| {
-            points
-                .iter()
-                .filter(|p| (p.load.threads, p.load.depth) == shape)
-                .map(|p| (f64::from(p.load.block), p.gain(), None))
-                .collect::<Vec<_>>()
+            let points = points.iter();
+            let of = points.filter(|p| (p.load.threads, p.load.depth) == shape);
+            let point = |p: &RingsPoint| Point {
+                x: f64::from(p.load.block),
+                y: p.gain(),
+                interval: None,
+            };
+            of.map(point).collect::<Vec<_>>()
         };
-        let sequential = plot::line_chart(
-            "Sequential reads: 8 pages against 1 page",
-            "modelled device; ours merges in a batch only, the elevator what waits for the ring",
-            (
-                Axis {
-                    label: "block size",
-                    unit: Unit::Bytes,
-                },
-                Scale::Log2,
+        let sequential = Lines {
+            title: "Sequential reads: 8 pages against 1 page".into(),
+            subtitle:
+                "modelled device; ours merges in a batch only, the elevator what waits for the ring"
+                    .into(),
+            x: axis("block size", Unit::Bytes, Scale::Log2),
+            y: axis(
+                "rate of 8 pages / rate of 1 page",
+                Unit::Plain,
+                Scale::Linear,
             ),
-            Axis {
-                label: "8 pages / 1 page",
-                unit: Unit::Plain,
-            },
-            &[
-                ("ours, 8 x 32", gains(&self.sequential, SHAPES[0])),
-                ("ours, 32 x 8", gains(&self.sequential, SHAPES[1])),
-                ("elevator, 8 x 32", gains(&self.elevator, SHAPES[0])),
-                ("elevator, 32 x 8", gains(&self.elevator, SHAPES[1])),
+            series: vec![
+                series("ours, 8 x 32", gains(&self.sequential, SHAPES[0])),
+                series("ours, 32 x 8", gains(&self.sequential, SHAPES[1])),
+                series("elevator, 8 x 32", gains(&self.elevator, SHAPES[0])),
+                series("elevator, 32 x 8", gains(&self.elevator, SHAPES[1])),
             ],
-        )?;
-        Ok(vec![("random", random), ("sequential", sequential)])
+        };
+        charts([random, sequential])
     }
 
     /// Expectations from the historical measurement (seed 000).

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 const SILENT: [&str; 2] = ["result", "samples"];
 
 /// All arrays of numbers. The name of one is made of the texts and whole numbers beside it (`depth 32 pvblk`),
-/// if its object is one of several, and of its own.
+/// if its object is one of several, and of its own. A record's part for reports isn't measured again, and is left out.
 pub fn samples(document: &Value) -> Samples {
     let mut samples = Samples::default();
     walk(document, "", &mut samples);
@@ -17,7 +17,8 @@ pub fn samples(document: &Value) -> Samples {
 fn walk(value: &Value, name: &str, samples: &mut Samples) {
     match value {
         Value::Object(fields) => {
-            for (key, value) in fields.iter().filter(|(key, _)| *key != "machine") {
+            let measured = |key: &str| key != "machine" && key != "report";
+            for (key, value) in fields.iter().filter(|(key, _)| measured(key)) {
                 let key = if SILENT.contains(&key.as_str()) {
                     ""
                 } else {

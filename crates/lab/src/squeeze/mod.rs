@@ -11,10 +11,10 @@ pub mod swap;
 
 use crate::machine::Machine;
 use crate::stats::{HEADER, Summary};
-use crate::verdict::{self, Check};
+use crate::verdict::{self, Check, axis, charts};
 use anyhow::{Context, Result};
 use overhead::{Overhead, OverheadShape};
-use pvblk_bench::plot::{self, Axis, Scale, Unit};
+use pvblk_bench::plot::{Chart, Lines, Scale, Unit, band};
 use reaction::Reaction;
 use serde::Serialize;
 use std::fmt::Write;
@@ -22,6 +22,8 @@ use std::path::Path;
 use swap::{Sizes, SwapRun};
 
 const MIB: u64 = 1 << 20;
+/// Intervals of time in which all runs' pools become one figure.
+const INTERVALS: usize = 60;
 
 #[derive(Clone, Debug)]
 pub struct SqueezeOptions {
@@ -374,34 +376,31 @@ impl SqueezeResult {
         checks
     }
 
-    pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
-        if self.swap.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut series = Vec::new();
-        for (duration, ..) in swap::SEED {
-            let name = duration.map_or("no squeeze".into(), |ms| format!("{ms} ms"));
-            let Some(run) = self.runs(duration).next() else {
-                continue;
+    /// Pools over time; those of all runs are one band, since each goes up and down many times.
+    pub fn charts(&self) -> Vec<Chart> {
+        let of = |(duration, ..): (Option<u64>, u64, u64)| {
+            let bytes = |(seconds, mib): &(f64, f64)| (*seconds, mib * MIB as f64);
+            let runs = self.runs(duration).map(|r| r.pools.iter().map(bytes));
+            let runs: Vec<Vec<(f64, f64)>> = runs.map(Iterator::collect).collect();
+            let runs: Vec<&[(f64, f64)]> = runs.iter().map(Vec::as_slice).collect();
+            if runs.is_empty() {
+                return None;
+            }
+            let name = match duration {
+                None => "without squeezes".to_owned(),
+                Some(ms) => format!("with squeezes of {ms} ms"),
             };
-            let points: Vec<_> = run.pools.iter().map(|&(x, y)| (x, y, None)).collect();
-            series.push((name, points));
-        }
-        let series: Vec<_> = series
-            .iter()
-            .map(|(n, p)| (n.as_str(), p.clone()))
-            .collect();
-        let axis = |label| Axis {
-            label,
-            unit: Unit::Plain,
+            Some(Lines {
+                title: format!("Pools while somebody else needs memory, {name}"),
+                subtitle: format!(
+                    "median, least and greatest of {} runs; the bystander comes at 0",
+                    runs.len()
+                ),
+                x: axis("time", Unit::Seconds, Scale::Linear),
+                y: axis("memory of all pools", Unit::Bytes, Scale::Linear),
+                series: vec![band(&name, &runs, INTERVALS)],
+            })
         };
-        let chart = plot::line_chart(
-            "Pools while somebody else needs memory",
-            "first run of each; the bystander comes at 0",
-            (axis("seconds"), Scale::Linear),
-            axis("MiB of pools"),
-            &series,
-        )?;
-        Ok(vec![("pools", chart)])
+        charts(swap::SEED.into_iter().filter_map(of))
     }
 }

@@ -5,9 +5,8 @@ use super::speed::Speeds;
 use super::{Mix, StripePoint, StripeQueueResult, disk};
 use crate::path::median;
 use crate::stats::{Confidence, PairRatio};
-use crate::verdict::{Check, median_ratio, ratio, table};
-use anyhow::Result;
-use pvblk_bench::plot::{self, Axis, Scale, Unit};
+use crate::verdict::{Check, axis, charts, median_ratio, ratio, series, table};
+use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
 
 /// The historical measurement (seed 004): by block (4 KiB, 128 KiB) and threads (1, 2, 4, 8), the gain of the
 /// stripe queue in rate, CPU and CPU efficiency, in percent.
@@ -289,46 +288,34 @@ impl StripeQueueResult {
         text
     }
 
-    pub fn plots(&self) -> Result<Vec<(&'static str, String)>> {
-        if self.sweep.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut lines = Vec::new();
+    pub fn charts(&self) -> Vec<Chart> {
+        let line = |threads: usize, of: fn(&StripePoint) -> &Vec<StripeSample>| {
+            let sweep = self.sweep.iter();
+            let sweep = sweep.filter(move |s| s.point.cell.threads == threads);
+            sweep.filter_map(move |s| {
+                let all: Vec<f64> = rates(of(&s.point)).iter().map(|r| r * 1e6).collect();
+                Point::spread(s.stripes as f64, &all)
+            })
+        };
+        let mut all = Vec::new();
         for threads in [1, 4, 8] {
-            for (way, of) in [
-                (
-                    "direct",
-                    (|p: &StripePoint| &p.direct) as fn(&StripePoint) -> &Vec<StripeSample>,
-                ),
-                ("queue", |p| &p.queue),
-            ] {
-                let sweep = self
-                    .sweep
-                    .iter()
-                    .filter(|s| s.point.cell.threads == threads);
-                let point = |s: &super::Sweep| {
-                    let rate = median(&rates(of(&s.point))) * 1e6;
-                    (s.stripes as f64, rate, None)
-                };
-                lines.push((
-                    format!("{way}, {threads} threads"),
-                    sweep.map(point).collect(),
-                ));
+            let direct = series("direct", line(threads, |p| &p.direct));
+            let queue = series("stripe queue", line(threads, |p| &p.queue));
+            if direct.points.is_empty() {
+                continue;
             }
+            let many = if threads == 1 { "thread" } else { "threads" };
+            all.push(Lines {
+                title: format!(
+                    "Sequential writes of 4 KiB by {threads} {many}, by the size of the stripe cache"
+                ),
+                subtitle: disk::MODEL.into(),
+                x: axis("stripes", Unit::Count, Scale::Log2),
+                y: axis("throughput", Unit::BytesPerSecond, Scale::Linear),
+                series: vec![queue, direct],
+            });
         }
-        let lines: Vec<_> = lines
-            .iter()
-            .map(|(n, p): &(String, Vec<_>)| (n.as_str(), p.clone()))
-            .collect();
-        let axis = |label, unit| Axis { label, unit };
-        let svg = plot::line_chart(
-            "Sequential writes of 4 KiB by the size of the stripe cache",
-            disk::MODEL,
-            (axis("stripes", Unit::Count), Scale::Log2),
-            axis("bytes per second", Unit::Bytes),
-            &lines,
-        )?;
-        Ok(vec![("sweep", svg)])
+        charts(all)
     }
 
     /// Expectations from the historical measurement (seed 004).

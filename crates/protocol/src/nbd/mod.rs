@@ -1,9 +1,14 @@
 //! Constants and wire structures of the NBD protocol; pure functions, no I/O. All integers are big-endian.
 
 mod addr;
+mod headers;
 mod replies;
 
 pub use addr::NbdAddr;
+pub use headers::{
+    BadRequest, ChunkHeader, Mode, NbdRequest, RequestHeader, last_chunk, parse_request,
+    request_header, simple_reply,
+};
 pub use replies::{ReplyHead, chunk_fixed_part, error_of_chunk, is_error, reply_head, status_of};
 
 use pvblk_block::{Limits, Status};
@@ -16,13 +21,19 @@ pub const IHAVEOPT: u64 = 0x4948_4156_454F_5054;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Start of every request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Start of every request, with extended headers.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Start of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Start of a chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// Start of a chunk of a reply, with extended headers.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Bytes of a request header.
+/// Bytes of a compact request header.
 pub const REQUEST_BYTES: usize = 28;
+/// Bytes of an extended header: of a request, and of a reply's chunk.
+pub const EXTENDED_BYTES: usize = 32;
 /// Bytes of a simple reply.
 pub const SIMPLE_REPLY_BYTES: usize = 16;
 /// Bytes of a structured reply's chunk header.
@@ -56,7 +67,7 @@ pub mod opt {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Selects metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// Asks for 64-bit requests.
+    /// Turns extended headers on.
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
@@ -78,6 +89,8 @@ pub mod rep {
     pub const ERR_UNKNOWN: u32 = 0x8000_0006;
     /// The request is too large.
     pub const ERR_TOO_BIG: u32 = 0x8000_0009;
+    /// The client has extended headers already, which include structured replies.
+    pub const ERR_EXT_HEADER_REQD: u32 = 0x8000_000a;
 }
 
 /// Information types of `NBD_REP_INFO`.
@@ -128,6 +141,8 @@ pub mod cflag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// Fail rather than zero slowly.
     pub const FAST_ZERO: u16 = 1 << 4;
+    /// With extended headers: the length is that of a payload, which follows.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Errors of the wire (proto.md, "Error values").
@@ -153,6 +168,8 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Block status descriptors.
     pub const BLOCK_STATUS: u16 = 5;
+    /// Block status descriptors of 64 bits, with extended headers.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// An error with a message.
     pub const ERROR: u16 = 0x8001;
     /// Flag: the last chunk of its reply.
@@ -207,27 +224,6 @@ impl From<u16> for Command {
     }
 }
 
-/// A request header, not yet checked against anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NbdRequest {
-    /// Command flags ([`cflag`]).
-    pub flags: u16,
-    pub command: Command,
-    /// The client's mark, returned in the reply.
-    pub cookie: u64,
-    pub offset: u64,
-    /// Length in bytes; for a write also the length of the payload that follows.
-    pub len: u32,
-}
-
-/// A request that doesn't start with [`REQUEST_MAGIC`]; holds what it starts with. The stream can't be trusted any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadMagic(pub u32);
-
-fn u16_at(b: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([b[at], b[at + 1]])
-}
-
 /// A big-endian number at byte `at`; panics if it isn't in `b`.
 #[inline]
 pub fn u32_at(b: &[u8], at: usize) -> u32 {
@@ -240,72 +236,16 @@ pub fn u64_at(b: &[u8], at: usize) -> u64 {
     (u64::from(u32_at(b, at)) << 32) | u64::from(u32_at(b, at + 4))
 }
 
-/// The header of a request, as [`parse_request`] reads it.
-pub fn request_header(
-    flags: u16,
-    command: u16,
-    cookie: u64,
-    offset: u64,
-    len: u32,
-) -> [u8; REQUEST_BYTES] {
-    let mut b = [0; REQUEST_BYTES];
-    b[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-    b[4..6].copy_from_slice(&flags.to_be_bytes());
-    b[6..8].copy_from_slice(&command.to_be_bytes());
-    b[8..16].copy_from_slice(&cookie.to_be_bytes());
-    b[16..24].copy_from_slice(&offset.to_be_bytes());
-    b[24..].copy_from_slice(&len.to_be_bytes());
-    b
-}
-
-/// Parses a request header (proto.md, "Request message"); any bytes are fine but a wrong magic.
-#[inline]
-pub fn parse_request(b: &[u8; REQUEST_BYTES]) -> Result<NbdRequest, BadMagic> {
-    let magic = u32_at(b, 0);
-    if magic != REQUEST_MAGIC {
-        return Err(BadMagic(magic));
-    }
-    Ok(NbdRequest {
-        flags: u16_at(b, 4),
-        command: u16_at(b, 6).into(),
-        cookie: u64_at(b, 8),
-        offset: u64_at(b, 16),
-        len: u32_at(b, 24),
-    })
-}
-
-/// A simple reply with `error` (0: done). The data of a read follow it.
-#[inline]
-pub fn simple_reply(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
-    let mut b = [0; SIMPLE_REPLY_BYTES];
-    b[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
-    b[4..8].copy_from_slice(&error.to_be_bytes());
-    b[8..].copy_from_slice(&cookie.to_be_bytes());
-    b
-}
-
-/// The header of a structured reply's only and last chunk, with `len` bytes of payload.
-#[inline]
-pub fn last_chunk(kind: u16, cookie: u64, len: u32) -> [u8; CHUNK_BYTES] {
-    let mut b = [0; CHUNK_BYTES];
-    b[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
-    b[4..6].copy_from_slice(&chunk::FLAG_DONE.to_be_bytes());
-    b[6..8].copy_from_slice(&kind.to_be_bytes());
-    b[8..16].copy_from_slice(&cookie.to_be_bytes());
-    b[16..].copy_from_slice(&len.to_be_bytes());
-    b
-}
-
 /// Transmission flags for a device.
 ///
 /// `CAN_MULTI_CONN` is always true here: a flush is the device's, not the connection's. Zeros can always be written; `SEND_FAST_ZERO` says that
 /// the device does so by itself, and faster than they could be sent to it.
-pub fn transmission_flags(limits: &Limits, structured: bool) -> u16 {
+pub fn transmission_flags(limits: &Limits, mode: Mode) -> u16 {
     let mut f = tflag::HAS_FLAGS | tflag::SEND_FLUSH | tflag::SEND_FUA | tflag::CAN_MULTI_CONN;
     for (on, flag) in [
         (limits.read_only, tflag::READ_ONLY),
         (!limits.non_rotational, tflag::ROTATIONAL),
-        (structured, tflag::SEND_DF),
+        (mode.has_chunks(), tflag::SEND_DF),
         (limits.caches_reads, tflag::SEND_CACHE),
     ] {
         f |= if on { flag } else { 0 };
@@ -361,54 +301,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_parsed_byte_by_byte() {
-        let mut b = [0u8; 28];
-        b[..8].copy_from_slice(&[0x25, 0x60, 0x95, 0x13, 0, 1, 0, 6]);
-        b[8..16].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-        b[22..24].copy_from_slice(&[0x10, 0]);
-        b[24..].copy_from_slice(&[0, 0, 2, 0]);
-        let r = parse_request(&b).unwrap();
-        assert_eq!(r.flags, cflag::FUA);
-        assert_eq!(r.command, Command::WriteZeroes);
-        assert_eq!(r.cookie, 0x0102_0304_0506_0708);
-        assert_eq!((r.offset, r.len), (4096, 512));
-        b[0] = 0;
-        assert_eq!(parse_request(&b), Err(BadMagic(0x0060_9513)));
-    }
-
-    #[test]
-    fn replies_have_the_bytes_of_the_document() {
-        assert_eq!(
-            simple_reply(0x11, 22),
-            [
-                0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22, 0, 0, 0, 0, 0, 0, 0, 0x11
-            ]
-        );
-        assert_eq!(
-            last_chunk(chunk::ERROR, 2, 6),
-            [
-                0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 6
-            ]
-        );
-    }
-
-    #[test]
     fn flags_say_what_the_device_can() {
         let rw = Limits::default();
-        assert_eq!(transmission_flags(&rw, false), 0b1001_0110_1101);
+        assert_eq!(transmission_flags(&rw, Mode::Simple), 0b1001_0110_1101);
         let ro = Limits {
             read_only: true,
             non_rotational: false,
             ..rw
         };
-        assert_eq!(transmission_flags(&ro, true), 0b0001_1001_1111);
+        assert_eq!(transmission_flags(&ro, Mode::Structured), 0b0001_1001_1111);
         assert_eq!(block_sizes(&rw), (1, 4096, 32 << 20));
-    }
-
-    #[test]
-    fn requests_are_what_a_server_reads() {
-        let r = parse_request(&request_header(1, 6, 77, 4096, 512)).unwrap();
-        assert_eq!((r.flags, r.command), (1, Command::WriteZeroes));
-        assert_eq!((r.cookie, r.offset, r.len), (77, 4096, 512));
     }
 }

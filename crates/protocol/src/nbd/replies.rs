@@ -1,8 +1,8 @@
 //! A server's replies as a client reads them: headers and payloads, parsed and checked.
 
 use super::{
-    CHUNK_BYTES, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, err,
-    u32_at, u64_at,
+    CHUNK_BYTES, EXTENDED_BYTES, EXTENDED_REPLY_MAGIC, Mode, SIMPLE_REPLY_BYTES,
+    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, err, u32_at, u64_at,
 };
 use pvblk_block::Status;
 
@@ -25,17 +25,25 @@ pub enum ReplyHead {
         kind: u16,
         /// No other chunk follows.
         last: bool,
+        /// The request's offset, which an extended header repeats.
+        offset: Option<u64>,
         /// Bytes of payload.
         len: u32,
     },
 }
 
 /// The first header of `bytes` and its length; `None` if more bytes are needed. Errors say what is wrong.
-pub fn reply_head(bytes: &[u8], structured: bool) -> Result<Option<(ReplyHead, usize)>, String> {
-    if bytes.len() < SIMPLE_REPLY_BYTES {
+pub fn reply_head(bytes: &[u8], mode: Mode) -> Result<Option<(ReplyHead, usize)>, String> {
+    if bytes.len() < mode.shortest_reply() {
         return Ok(None);
     }
-    match u32_at(bytes, 0) {
+    let first = u32_at(bytes, 0);
+    if (first == EXTENDED_REPLY_MAGIC) != (mode == Mode::Extended) {
+        return Err(format!(
+            "a reply that starts with {first:#010x}, which is not what was negotiated"
+        ));
+    }
+    match first {
         SIMPLE_REPLY_MAGIC => {
             let head = ReplyHead::Simple {
                 error: u32_at(bytes, 4),
@@ -43,25 +51,37 @@ pub fn reply_head(bytes: &[u8], structured: bool) -> Result<Option<(ReplyHead, u
             };
             Ok(Some((head, SIMPLE_REPLY_BYTES)))
         }
-        STRUCTURED_REPLY_MAGIC if !structured => {
+        STRUCTURED_REPLY_MAGIC if mode == Mode::Simple => {
             Err("a structured reply, which was not negotiated".into())
         }
         STRUCTURED_REPLY_MAGIC if bytes.len() < CHUNK_BYTES => Ok(None),
         STRUCTURED_REPLY_MAGIC => {
-            let flags = u32_at(bytes, 4) >> 16;
-            if flags & !u32::from(chunk::FLAG_DONE) != 0 {
-                return Err(format!("a chunk with unknown flags {flags:#x}"));
-            }
-            let head = ReplyHead::Chunk {
-                kind: u32_at(bytes, 4) as u16,
-                last: flags != 0,
-                cookie: u64_at(bytes, 8),
-                len: u32_at(bytes, 16),
-            };
+            let head = chunk_head(bytes, None, u32_at(bytes, 16))?;
             Ok(Some((head, CHUNK_BYTES)))
+        }
+        EXTENDED_REPLY_MAGIC => {
+            let len = u64_at(bytes, 24);
+            let len =
+                u32::try_from(len).map_err(|_| format!("a chunk with {len} bytes of payload"))?;
+            let head = chunk_head(bytes, Some(u64_at(bytes, 16)), len)?;
+            Ok(Some((head, EXTENDED_BYTES)))
         }
         other => Err(format!("a reply that starts with {other:#010x}")),
     }
+}
+
+fn chunk_head(bytes: &[u8], offset: Option<u64>, len: u32) -> Result<ReplyHead, String> {
+    let flags = u32_at(bytes, 4) >> 16;
+    if flags & !u32::from(chunk::FLAG_DONE) != 0 {
+        return Err(format!("a chunk with unknown flags {flags:#x}"));
+    }
+    Ok(ReplyHead::Chunk {
+        kind: u32_at(bytes, 4) as u16,
+        last: flags != 0,
+        cookie: u64_at(bytes, 8),
+        offset,
+        len,
+    })
 }
 
 /// Bytes of a chunk's payload that are needed to understand it: all but data. Errors if `len` can't be.
@@ -124,26 +144,50 @@ mod tests {
     #[test]
     fn headers_are_understood_or_refused() {
         let simple = simple_reply(7, 5);
-        assert_eq!(reply_head(&simple[..15], true), Ok(None));
+        assert_eq!(reply_head(&simple[..15], Mode::Structured), Ok(None));
         let want = ReplyHead::Simple {
             cookie: 7,
             error: 5,
         };
-        assert_eq!(reply_head(&simple, false), Ok(Some((want, 16))));
-        let chunked = last_chunk(chunk::OFFSET_DATA, 9, 4104);
-        assert_eq!(reply_head(&chunked[..19], true), Ok(None));
+        assert_eq!(reply_head(&simple, Mode::Simple), Ok(Some((want, 16))));
+        let chunked = last_chunk(Mode::Structured, chunk::OFFSET_DATA, 9, 512, 4104);
+        let chunked = chunked.as_bytes();
+        assert_eq!(reply_head(&chunked[..19], Mode::Structured), Ok(None));
         let want = ReplyHead::Chunk {
             cookie: 9,
             kind: 1,
             last: true,
+            offset: None,
             len: 4104,
         };
-        assert_eq!(reply_head(&chunked, true), Ok(Some((want, 20))));
-        assert!(reply_head(&chunked, false).is_err());
-        let mut odd = chunked;
+        let found = reply_head(chunked, Mode::Structured);
+        assert_eq!(found, Ok(Some((want, 20))));
+        assert!(reply_head(chunked, Mode::Simple).is_err());
+        let mut odd = chunked.to_vec();
         odd[5] = 2;
-        assert!(reply_head(&odd, true).is_err());
-        assert!(reply_head(&[0; 20], true).is_err());
+        assert!(reply_head(&odd, Mode::Structured).is_err());
+        assert!(reply_head(&[0; 20], Mode::Structured).is_err());
+    }
+
+    #[test]
+    fn extended_headers_are_the_only_ones_once_they_are_agreed_on() {
+        let chunk = last_chunk(Mode::Extended, chunk::OFFSET_DATA, 9, 512, 4104);
+        let bytes = chunk.as_bytes();
+        assert_eq!(reply_head(&bytes[..31], Mode::Extended), Ok(None));
+        let want = ReplyHead::Chunk {
+            cookie: 9,
+            kind: 1,
+            last: true,
+            offset: Some(512),
+            len: 4104,
+        };
+        assert_eq!(reply_head(bytes, Mode::Extended), Ok(Some((want, 32))));
+        assert!(reply_head(bytes, Mode::Structured).is_err());
+        let mut long = bytes.to_vec();
+        long[27] = 1;
+        assert!(reply_head(&long, Mode::Extended).is_err());
+        let simple = [&simple_reply(7, 5)[..], &[0; 16]].concat();
+        assert!(reply_head(&simple, Mode::Extended).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The configuration file's form.
 
+use crate::opener::Opener;
 use crate::wanted::DiskWanted;
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,12 @@ pub struct File {
     #[serde(default)]
     pub allow_remote: bool,
     pub control: Option<String>,
+    pub web: Option<String>,
+    #[serde(default)]
+    pub web_allow_remote: bool,
+    #[serde(default)]
+    pub web_host: Vec<String>,
+    pub web_token_file: Option<PathBuf>,
     pub slow: Option<String>,
     pub on_event: Option<PathBuf>,
     pub hang_after: Option<String>,
@@ -45,9 +52,9 @@ pub struct File {
 
 impl File {
     /// Reads it; a mistake is told with its line.
-    pub fn read(path: &Path) -> Result<File> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    pub fn read(path: &Path, opener: &Opener) -> Result<File> {
+        let text = opener.text(path);
+        let text = text.with_context(|| format!("reading {}", path.display()))?;
         toml::from_str(&text).map_err(|e| {
             let before = e.span().map_or("", |s| &text[..s.start]);
             let line = 1 + before.matches('\n').count();

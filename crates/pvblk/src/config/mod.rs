@@ -10,8 +10,10 @@ use crate::cli::ServeArgs;
 use crate::control::ControlSocket;
 use crate::events;
 use crate::log::{self, LogArgs};
+use crate::opener::Opener;
 use crate::shares::ClientLimits;
 use crate::wanted::{Configured, DiskWanted, Listeners, WantedState};
+use crate::web::WebConfig;
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_block::error_line;
 use pvblk_export::vhost_user::Listen;
@@ -53,6 +55,8 @@ pub struct ServeConfig {
     pub spin_max: Duration,
     pub allow_remote: bool,
     pub control: ControlSocket,
+    /// The page and the metrics.
+    pub web: Option<WebConfig>,
     pub slow: Option<Duration>,
     pub on_event: Option<PathBuf>,
     pub hang_after: Duration,
@@ -66,9 +70,9 @@ pub struct ServeConfig {
 
 impl ServeConfig {
     /// Reads the file, if there is one, adds the flags, and checks everything before anything is opened.
-    pub fn resolve(args: &ServeArgs) -> Result<ServeConfig> {
+    pub fn resolve(args: &ServeArgs, opener: &Opener) -> Result<ServeConfig> {
         let file = match &args.config {
-            Some(path) => File::read(path)?,
+            Some(path) => File::read(path, opener)?,
             None => File::default(),
         };
         let xen = args.xen || file.xen;
@@ -128,8 +132,9 @@ impl ServeConfig {
             spin_max: spin(args.spin_us.or(file.spin_us).unwrap_or(50))?,
             allow_remote: args.allow_remote || file.allow_remote,
             control,
+            web: WebConfig::of_server(&args.web, &file)?,
             slow: time_of(args.slow, "slow", &file.slow)?,
-            on_event: on_event(args, &file)?,
+            on_event: on_event(args, &file, opener)?,
             hang_after: events::hang_after(time_of(
                 args.hang_after,
                 "hang_after",
@@ -236,9 +241,9 @@ fn time_of(flag: Option<Duration>, key: &str, text: &Option<String>) -> Result<O
     }
 }
 
-fn on_event(args: &ServeArgs, file: &File) -> Result<Option<PathBuf>> {
+fn on_event(args: &ServeArgs, file: &File, opener: &Opener) -> Result<Option<PathBuf>> {
     let program = args.on_event.as_ref().or(file.on_event.as_ref());
-    let program = program.map(|p| events::check_program("--on-event", p));
+    let program = program.map(|p| events::check_program("--on-event", p, opener));
     program.transpose()
 }
 

@@ -10,6 +10,10 @@ fn times_have_units() {
     }
 }
 
+fn resolve(args: &ServeArgs) -> Result<ServeConfig> {
+    ServeConfig::resolve(args, &Opener::default())
+}
+
 fn args(disks: &[&str]) -> ServeArgs {
     ServeArgs {
         disks: disks.iter().map(|s| (*s).to_owned()).collect(),
@@ -28,22 +32,22 @@ fn mistakes_are_told_in_one_line_that_says_what_to_do() {
         (&["a=floppy:1M"], "disk a"),
     ];
     for (disks, expect) in cases {
-        let e = format!("{:#}", ServeConfig::resolve(&args(disks)).unwrap_err());
+        let e = format!("{:#}", resolve(&args(disks)).unwrap_err());
         assert!(e.contains(expect), "{e}");
         assert!(!e.contains('\n'), "{e}");
     }
     let mut a = args(&["a=mem:1M"]);
     a.max_ring_pages = Some(3);
-    assert!(ServeConfig::resolve(&a).is_err());
+    assert!(resolve(&a).is_err());
     a.max_ring_pages = None;
     a.buffer_floor_pages = Some(65);
-    assert!(ServeConfig::resolve(&a).is_err());
+    assert!(resolve(&a).is_err());
     a.buffer_floor_pages = None;
     a.max_buffer_pages = Some(16385);
-    assert!(ServeConfig::resolve(&a).is_err());
+    assert!(resolve(&a).is_err());
     a.max_buffer_pages = None;
     a.nbd.clear();
-    assert!(ServeConfig::resolve(&a).is_err());
+    assert!(resolve(&a).is_err());
 }
 
 #[test]
@@ -56,21 +60,18 @@ fn a_virtual_machines_socket_names_its_disk() {
         ("b=unix:/tmp/x", "no disk b"),
     ] {
         a.vhost_user = vec![wrong.into()];
-        let e = format!("{:#}", ServeConfig::resolve(&a).unwrap_err());
+        let e = format!("{:#}", resolve(&a).unwrap_err());
         assert!(e.contains(expect) && !e.contains('\n'), "{e}");
     }
     a.vhost_user = vec!["a=unix:/tmp/x".into()];
-    let c = ServeConfig::resolve(&a).unwrap();
+    let c = resolve(&a).unwrap();
     assert_eq!(c.vhost_user[0].path, Path::new("/tmp/x"));
     for (text, limit) in [("none", None), ("3G", Some(3 << 30))] {
         a.max_guest_unallocated = Some(text.into());
-        assert_eq!(
-            ServeConfig::resolve(&a).unwrap().max_guest_unallocated,
-            limit
-        );
+        assert_eq!(resolve(&a).unwrap().max_guest_unallocated, limit);
     }
     a.max_guest_unallocated = Some("much".into());
-    let e = format!("{:#}", ServeConfig::resolve(&a).unwrap_err());
+    let e = format!("{:#}", resolve(&a).unwrap_err());
     assert!(
         e.contains("max-guest-unallocated") && !e.contains('\n'),
         "{e}"
@@ -81,7 +82,7 @@ fn a_virtual_machines_socket_names_its_disk() {
 fn disks_for_xen_guests_by_name_are_checked_before_anything_starts() {
     let mut a = args(&["a=mem:1M", "b=mem:1M"]);
     a.xen_attach = vec!["a=debian".into()];
-    let e = ServeConfig::resolve(&a).unwrap_err().to_string();
+    let e = resolve(&a).unwrap_err().to_string();
     assert!(e.contains("--xen-attach a=debian: it needs --xen"), "{e}");
     a.xen = true;
     let cases: &[(&[&str], &str)] = &[
@@ -99,12 +100,12 @@ fn disks_for_xen_guests_by_name_are_checked_before_anything_starts() {
     ];
     for (orders, expect) in cases {
         a.xen_attach = orders.iter().map(|s| (*s).to_owned()).collect();
-        let e = format!("{:#}", ServeConfig::resolve(&a).unwrap_err());
+        let e = format!("{:#}", resolve(&a).unwrap_err());
         assert!(e.contains(expect) && !e.contains('\n'), "{e}");
         assert!(e.starts_with("--xen-attach "), "{e}");
     }
     a.xen_attach = vec!["a=deb:ian:xvdb".into(), "a=other".into()];
-    let all = ServeConfig::resolve(&a).unwrap().xen_attach;
+    let all = resolve(&a).unwrap().xen_attach;
     let told: Vec<_> = all.iter().map(|o| (o.guest.as_str(), o.device)).collect();
     assert_eq!(told, [("deb:ian", Some(51728)), ("other", None)]);
 }
@@ -120,7 +121,7 @@ fn a_file_and_flags_add_up() {
     .unwrap();
     let mut a = args(&["y=null:1M"]);
     a.config = Some(path.clone());
-    let c = ServeConfig::resolve(&a).unwrap();
+    let c = resolve(&a).unwrap();
     assert_eq!(c.disks.len(), 2);
     assert_eq!((c.workers, c.max_queues), (3, 4));
     assert_eq!(c.buffers.max_pages, 7);
@@ -130,6 +131,29 @@ fn a_file_and_flags_add_up() {
     assert_eq!(guests, ["one", "two"]);
     assert_eq!(c.local.unwrap(), Path::new("/tmp/r.sock"));
     std::fs::write(&path, "\nlocale = 'x'\n").unwrap();
-    let e = ServeConfig::resolve(&a).unwrap_err().to_string();
+    let e = resolve(&a).unwrap_err().to_string();
     assert!(e.contains("line 2"), "{e}");
+}
+
+#[test]
+fn the_file_is_read_by_the_opener() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pvblk.toml");
+    let opener = Opener::default();
+    let refused = |path: &Path| format!("{:#}", File::read(path, &opener).unwrap_err());
+    let none = std::io::Error::from_raw_os_error(2);
+    let expected = format!("reading {}: {none}", path.display());
+    assert_eq!(refused(&path), expected);
+    std::fs::write(&path, "nbd = [\"unix:/a\"]\nworkers = \"x\"\n").unwrap();
+    assert!(refused(&path).contains("pvblk.toml, line 2: "));
+    std::fs::write(&path, b"nbd = [\"unix:/\xff\"]").unwrap();
+    let text = refused(&path);
+    assert!(
+        text.ends_with("stream did not contain valid UTF-8"),
+        "{text}"
+    );
+    std::fs::write(&path, "nbd = [\"unix:/a\"]\n").unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("pvblk.toml", &link).unwrap();
+    assert_eq!(File::read(&link, &opener).unwrap().nbd, ["unix:/a"]);
 }

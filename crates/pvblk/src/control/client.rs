@@ -1,12 +1,12 @@
 //! The asking side.
 
-use super::rpc::{Request, Response};
+use super::rpc::{Request, Response, RpcError};
 use super::{ASK, ERROR, LONGEST_QUESTION, MEMORY, OK, TRACE};
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_client::dial::{SocketType, dial};
 use pvblk_trace::blktrace::Reader;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -101,6 +101,8 @@ pub struct Client {
     name: String,
     input: BufReader<UnixStream>,
     next: u64,
+    /// The last call had a response.
+    answered: bool,
 }
 
 /// Longest response in bytes: a page of disks with all their exports.
@@ -117,14 +119,36 @@ impl Client {
             name,
             input: BufReader::new(socket),
             next: 1,
+            answered: true,
         })
+    }
+
+    /// True if the last call had a response, be it an error: the connection goes on.
+    pub fn is_open(&self) -> bool {
+        self.answered
+    }
+
+    /// The connection itself: another thread ends a stream by shutting it down.
+    pub fn socket(&self) -> Result<UnixStream> {
+        self.input.get_ref().try_clone().context("a socket")
     }
 
     /// Calls a method.
     pub fn call<T: DeserializeOwned>(&mut self, method: &str, params: Value) -> Result<T> {
+        let result = match self.request(method, params)? {
+            Ok(result) => result,
+            Err(refused) => bail!("{}: {}", self.name, refused.message),
+        };
+        let failed = || format!("{}: {method}", self.name);
+        serde_json::from_value(result).with_context(failed)
+    }
+
+    /// Calls a method; the inner error is the server's.
+    pub fn request(&mut self, method: &str, params: Value) -> Result<Result<Value, RpcError>> {
         let failed = || format!("{}: {method}", self.name);
         let id = Value::from(self.next);
         self.next += 1;
+        self.answered = false;
         let request = Request {
             jsonrpc: "2.0".into(),
             id: Some(id.clone()),
@@ -149,14 +173,21 @@ impl Client {
             bail!("{}: {why}: it is of an earlier version", self.name);
         }
         let response: Response = serde_json::from_str(&text).with_context(failed)?;
+        self.answered = true;
         if let Some(error) = response.error {
-            bail!("{}: {}", self.name, error.message);
+            return Ok(Err(error));
         }
         if response.id != id {
             bail!("{}: an answer to another request", self.name);
         }
-        let result = response.result.unwrap_or(Value::Null);
-        serde_json::from_value(result).with_context(failed)
+        Ok(Ok(response.result.unwrap_or(Value::Null)))
+    }
+
+    /// The connection after a method whose answer is followed by lines; a read waits for `patience` at most.
+    pub fn lines(self, patience: Duration) -> Result<BufReader<UnixStream>> {
+        let set = self.input.get_ref().set_read_timeout(Some(patience));
+        set.with_context(|| self.name.clone())?;
+        Ok(self.input)
     }
 
     /// Calls a method whose answer is followed by lines, as long as the server has some.
@@ -176,14 +207,29 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Asks the server at `path` for what happens from now on.
-    pub fn open(path: &Path) -> Result<Stream> {
+    /// Asks the server at `path` for what happens from now on, to one request in `every`.
+    pub fn open(path: &Path, every: u32) -> Result<Stream> {
         let name = path.display().to_string();
         let failed = || format!("{name}: asking for a trace");
         let socket = connect(path, PATIENCE).with_context(failed)?;
-        writeln!(&socket, "{TRACE}").with_context(failed)?;
         let mut input = BufReader::with_capacity(1 << 16, socket.try_clone().with_context(failed)?);
-        accepted(&name, &mut input).with_context(failed)??;
+        match every {
+            1 => {
+                // As earlier versions understand it.
+                writeln!(&socket, "{TRACE}").with_context(failed)?;
+                accepted(&name, &mut input).with_context(failed)??;
+            }
+            _ => {
+                let mut client = Client {
+                    name: name.clone(),
+                    input,
+                    next: 1,
+                    answered: true,
+                };
+                client.call::<Value>(TRACE, json!({"every": every}))?;
+                input = client.input;
+            }
+        }
         // A quiet disk has no events.
         socket.set_read_timeout(None).with_context(failed)?;
         Ok(Stream {

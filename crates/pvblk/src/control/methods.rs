@@ -1,18 +1,20 @@
 //! The methods of the control protocol. docs/reference/control.md has one section for each.
 
 use super::rpc::{INVALID_PARAMS, NO_METHOD, PROTOCOL, Params, RpcError};
-use super::server::Shared;
+use super::server::{Shared, no_disk};
 use crate::disks::{DiskChange, Export, Refused, Registry, SharedRegistry, Why};
+use crate::hops::{self, HopsQuery};
 use crate::stat;
 use crate::wanted::DiskWanted;
 use pvblk_block::error_line;
+use pvblk_block::trace::MOST_EVERY;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
 type Outcome = Result<Value, RpcError>;
-type Method = fn(&Arc<Shared>, Value) -> Outcome;
+pub(super) type Method = fn(&Arc<Shared>, Value) -> Outcome;
 
 /// The way in which a method is called.
 #[derive(Clone, Copy)]
@@ -25,6 +27,8 @@ pub(super) enum Call {
     Trace,
     /// The connection becomes a stream of events.
     Events,
+    /// An answer after a second, or the connection becomes a stream of hops.
+    Hops,
 }
 
 const METHODS: &[(&str, Call)] = &[
@@ -42,6 +46,7 @@ const METHODS: &[(&str, Call)] = &[
     ("stat", Call::Slow(statistics)),
     ("trace", Call::Trace),
     ("events", Call::Events),
+    ("hops", Call::Hops),
 ];
 
 /// Time for a command without a word of its asker.
@@ -179,7 +184,46 @@ fn statistics(shared: &Arc<Shared>, params: Value) -> Outcome {
         None => registry.map_or(0, |r| r.failed()),
         Some(_) => 0,
     };
-    answer(&counters.with_failed(failed))
+    let counters = counters.with_failed(failed);
+    answer(&match disk {
+        None => counters.with_events(shared.reached.service.events()),
+        Some(_) => counters,
+    })
+}
+
+/// One request of so many is to be traced.
+pub(super) fn trace_every(params: Value) -> Result<u32, RpcError> {
+    let mut params = Params::of(params)?;
+    let every = params.take("every")?.unwrap_or(1);
+    params.end()?;
+    match (1..=MOST_EVERY).contains(&every) {
+        true => Ok(every),
+        false => {
+            let text = format!("params: every: a number from 1 to {MOST_EVERY}");
+            Err(RpcError::new(INVALID_PARAMS, text))
+        }
+    }
+}
+
+/// A question for hops; errors if its disk isn't served.
+pub(super) fn hops_query(shared: &Shared, params: Value) -> Result<HopsQuery, RpcError> {
+    let query = HopsQuery::parse(params);
+    let query = query.map_err(|e| RpcError::new(INVALID_PARAMS, e.to_string()))?;
+    let disks = shared.reached.service.disks();
+    match &query.disk {
+        Some(disk) if disks.find(disk).is_none() => {
+            let text = no_disk(disks, disk).to_string();
+            Err(Refused::new(Why::NoDisk, text).into())
+        }
+        _ => Ok(query),
+    }
+}
+
+/// One object of hops, after a second.
+pub(super) fn hops_once(shared: &Arc<Shared>, params: Value) -> Outcome {
+    let query = hops_query(shared, params)?;
+    let report = hops::once(&shared.reached.feed, &query, || shared.is_stopping());
+    answer(&report.map_err(|e| Refused::new(Why::Failed, format!("starting a trace: {e}")))?)
 }
 
 fn json_of(text: String) -> Outcome {

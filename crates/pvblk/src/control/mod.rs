@@ -26,6 +26,7 @@
 //! ```
 
 mod client;
+mod inside;
 mod lines;
 mod methods;
 pub mod rpc;
@@ -34,6 +35,7 @@ mod session;
 mod socket;
 
 pub use client::{ASK_PATIENCE, Client, Stream, ask, ask_memory};
+pub use inside::Methods;
 pub use server::{Reached, Server, no_disk};
 pub use socket::{ControlArg, ControlSocket};
 

@@ -1,10 +1,11 @@
 //! The serving side. A client that can connect is the server's own user: the socket is private.
 
 use super::lines::Lines;
-use super::{ASK, ERROR, MEMORY, OK, TRACE, session};
+use super::{ASK, ERROR, MEMORY, Methods, OK, TRACE, session};
 use crate::cache;
 use crate::disks::Registry;
 use crate::events::{self, EventsQuery};
+use crate::hops::{self, HopsQuery, Reader};
 use crate::memory::Desk;
 use crate::wanted::{Reload, members};
 use anyhow::{Context, Result};
@@ -15,6 +16,7 @@ use pvblk_export::socket_file::SocketFile;
 use pvblk_sys::{EventFd, Poller};
 use pvblk_trace::blktrace::{CaptureWriter, Writer};
 use pvblk_trace::{Feed, Next};
+use std::cell::RefCell;
 use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -22,7 +24,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most connections at a time.
 const MOST: usize = 16;
@@ -61,6 +63,17 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub fn new(reached: Reached) -> Shared {
+        Shared {
+            reached,
+            stopping: AtomicBool::new(false),
+            sessions: Mutex::default(),
+            at_work: AtomicUsize::new(0),
+            live: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
+        }
+    }
+
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -121,15 +134,8 @@ pub struct Server {
 
 impl Server {
     /// Listens at this socket.
-    pub fn start(file: SocketFile, reached: Reached) -> Result<Server> {
-        let shared = Arc::new(Shared {
-            reached,
-            stopping: AtomicBool::new(false),
-            sessions: Mutex::default(),
-            at_work: AtomicUsize::new(0),
-            live: AtomicUsize::new(0),
-            refused: AtomicUsize::new(0),
-        });
+    pub fn start(file: SocketFile, methods: &Methods) -> Result<Server> {
+        let shared = Arc::clone(&methods.0);
         let bell = Arc::new(EventFd::new().context("starting the control server")?);
         let poller = Poller::new().context("starting the control server")?;
         poller.add(file.as_fd(), 0, false)?;
@@ -324,6 +330,67 @@ pub(super) fn stream_events(
     let is_over = || Ok(shared.is_stopping() || is_shut(socket)?);
     let events = shared.reached.service.events();
     events::answer(events, query, is_over, |event| writeln!(output, "{event}"))
+}
+
+/// A line that a reader takes in its own time.
+struct SlowLine<'a> {
+    socket: &'a UnixStream,
+    left: Vec<u8>,
+    /// The time since which nothing of it was taken.
+    since: Instant,
+}
+
+impl SlowLine<'_> {
+    /// Writes what there is room for. An error if the reader has taken nothing for too long.
+    fn push(&mut self) -> std::io::Result<()> {
+        while !self.left.is_empty() {
+            match self.socket.write(&self.left) {
+                Ok(n) => {
+                    self.left.drain(..n);
+                    self.since = Instant::now();
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    let late = self.since.elapsed() > PATIENCE;
+                    return if late { Err(e) } else { Ok(()) };
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn stream_hops(
+    socket: &UnixStream,
+    shared: &Shared,
+    query: &HopsQuery,
+) -> std::io::Result<()> {
+    socket.set_nonblocking(true)?;
+    let line = RefCell::new(SlowLine {
+        socket,
+        left: Vec::new(),
+        since: Instant::now(),
+    });
+    let reader = || {
+        if shared.is_stopping() || is_shut(socket)? {
+            return Ok(Reader::IsGone);
+        }
+        let mut line = line.borrow_mut();
+        line.push()?;
+        Ok(match line.left.is_empty() {
+            true => Reader::Takes,
+            false => Reader::IsSlow,
+        })
+    };
+    let put = |object: &str| {
+        let mut line = line.borrow_mut();
+        line.since = Instant::now();
+        line.left.extend_from_slice(object.as_bytes());
+        line.left.push(b'\n');
+        line.push()
+    };
+    hops::answer(&shared.reached.feed, query, reader, put)
 }
 
 pub(super) fn trace(

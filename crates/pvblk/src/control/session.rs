@@ -3,7 +3,7 @@
 use super::lines::Lines;
 use super::methods::{self, Call};
 use super::rpc::{INVALID_PARAMS, INVALID_REQUEST, Request, Response, RpcError};
-use super::server::{Shared, stream_events, trace};
+use super::server::{Shared, stream_events, stream_hops, trace};
 use crate::events::EventsQuery;
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
@@ -148,26 +148,38 @@ fn handle(client: &Arc<Client>, shared: &Arc<Shared>, line: &str) -> Option<std:
     match methods::find(&method) {
         Err(e) => answer(client, Err(e)),
         Ok(Call::Quick(call)) => answer(client, call(shared, params)),
-        Ok(Call::Slow(call)) => {
-            let Some(place) = Place::take(client, shared) else {
-                let text = format!("{MOST_OF_ALL} requests are at work: try again later");
-                answer(client, Err(RpcError::new(BUSY, text)));
-                return None;
-            };
-            let body = move || {
-                let outcome = call(&place.shared, params);
-                answer(&place.client, outcome);
-            };
-            if pvblk_block::spawn("pvblk-control-2", Box::new(body)).is_err() {
-                // The request got no answer; its client mustn't wait for one.
-                tracing::warn!("a request gets no answer: the system refuses a thread for it");
-                let _ = client.socket.shutdown(Shutdown::Both);
-            }
-        }
-        Ok(Call::Trace) => return trace_stream(client, shared, answer),
+        Ok(Call::Slow(call)) => spawn(client, shared, call, params, answer),
+        Ok(Call::Trace) => return trace_stream(client, shared, params, answer),
         Ok(Call::Events) => return event_stream(client, shared, params, answer),
+        Ok(Call::Hops) if params.get("stream") != Some(&Value::Bool(true)) => {
+            spawn(client, shared, methods::hops_once, params, answer);
+        }
+        Ok(Call::Hops) => return hops_stream(client, shared, params, answer),
     }
     None
+}
+
+/// Calls a method on a thread of its own, if there may be one more.
+fn spawn(
+    client: &Arc<Client>,
+    shared: &Arc<Shared>,
+    call: methods::Method,
+    params: Value,
+    answer: impl FnOnce(&Client, Result<Value, RpcError>) + Send + 'static,
+) {
+    let Some(place) = Place::take(client, shared) else {
+        let text = format!("{MOST_OF_ALL} requests are at work: try again later");
+        return answer(client, Err(RpcError::new(BUSY, text)));
+    };
+    let body = move || {
+        let outcome = call(&place.shared, params);
+        answer(&place.client, outcome);
+    };
+    if pvblk_block::spawn("pvblk-control-2", Box::new(body)).is_err() {
+        // The request got no answer; its client mustn't wait for one.
+        tracing::warn!("a request gets no answer: the system refuses a thread for it");
+        let _ = client.socket.shutdown(Shutdown::Both);
+    }
 }
 
 /// Errors if something else is to be answered on the connection.
@@ -202,16 +214,38 @@ fn event_stream(
     }
 }
 
+fn hops_stream(
+    client: &Arc<Client>,
+    shared: &Arc<Shared>,
+    params: Value,
+    answer: impl FnOnce(&Client, Result<Value, RpcError>),
+) -> Option<std::io::Result<()>> {
+    match is_free(client).and_then(|()| methods::hops_query(shared, params)) {
+        Err(e) => {
+            answer(client, Err(e));
+            None
+        }
+        Ok(query) => {
+            answer(client, Ok(json!({"stream": "hops"})));
+            Some(stream_hops(&client.socket, shared, &query))
+        }
+    }
+}
+
 fn trace_stream(
     client: &Arc<Client>,
     shared: &Arc<Shared>,
+    params: Value,
     answer: impl FnOnce(&Client, Result<Value, RpcError>),
 ) -> Option<std::io::Result<()>> {
-    if let Err(e) = is_free(client) {
-        answer(client, Err(e));
-        return None;
-    }
-    match shared.reached.feed.subscribe() {
+    let every = match is_free(client).and_then(|()| methods::trace_every(params)) {
+        Ok(every) => every,
+        Err(e) => {
+            answer(client, Err(e));
+            return None;
+        }
+    };
+    match shared.reached.feed.subscribe_every(every) {
         Err(e) => {
             answer(
                 client,

@@ -2,6 +2,7 @@
 
 use super::{Entry, Refused, Registry, Stage};
 use crate::exports;
+use crate::web::DiskFigures;
 use pvblk_backend::Disk;
 use pvblk_protocol::nbd::NbdAddr;
 use serde::{Deserialize, Serialize};
@@ -117,6 +118,27 @@ impl Registry {
         DiskPage { disks, next }
     }
 
+    /// All disks in the order of their names, for metrics; each with its device's user if it is open.
+    pub fn glances(&self) -> Vec<(DiskFigures, Option<Arc<Disk>>)> {
+        let state = self.state.lock();
+        let glance = |(name, entry): (&String, &Entry)| {
+            let disk = entry.disk.as_ref();
+            let users = disk.map_or(0, |d| d.users().names().iter().map(|(_, n)| n).sum());
+            let figures = DiskFigures {
+                name: name.clone(),
+                state: entry.state().to_owned(),
+                health: entry.health(),
+                volume: entry.wanted.volume.clone(),
+                size_bytes: disk.map_or(0, |d| d.device().capacity_sectors() * 512),
+                limit: entry.wanted.limit.clone(),
+                connections: users as u64,
+                counts: None,
+            };
+            (figures, disk.cloned())
+        };
+        state.entries.iter().map(glance).collect()
+    }
+
     /// Number of disks that are wanted and could not be opened.
     pub fn failed(&self) -> usize {
         let state = self.state.lock();
@@ -146,6 +168,27 @@ fn health(disk: &Arc<Disk>) -> String {
     disk.health().state().to_string()
 }
 
+impl Entry {
+    /// The word for its stage.
+    fn state(&self) -> &'static str {
+        match self.stage {
+            Stage::Opening | Stage::GivenUp => "opening",
+            Stage::Serving => "serving",
+            Stage::Removing => "removing",
+            Stage::Failed => "failed",
+        }
+    }
+
+    /// Empty until it is open.
+    fn health(&self) -> String {
+        match &self.disk {
+            Some(disk) => health(disk),
+            None if self.stage == Stage::Failed => "failed".to_owned(),
+            None => String::new(),
+        }
+    }
+}
+
 fn users(disk: &Disk) -> Vec<DiskUser> {
     let names = disk.users().names().into_iter();
     names
@@ -168,22 +211,11 @@ fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
         exports.extend(wanted.vhost_user.iter().map(|s| format!("vhost-user:{s}")));
         exports.extend(wanted.xen_attach.iter().map(|g| format!("xen:{g}")));
     }
-    let state = match entry.stage {
-        Stage::Opening | Stage::GivenUp => "opening",
-        Stage::Serving => "serving",
-        Stage::Removing => "removing",
-        Stage::Failed => "failed",
-    };
     let is_failed = entry.stage == Stage::Failed;
-    let health = match &entry.disk {
-        Some(disk) => health(disk),
-        None if is_failed => "failed".to_owned(),
-        None => String::new(),
-    };
     DiskShown {
         name: name.to_owned(),
-        state: state.to_owned(),
-        health,
+        state: entry.state().to_owned(),
+        health: entry.health(),
         reason: entry.reason.clone().filter(|_| is_failed),
         volume: wanted.volume.clone(),
         size_bytes: device.map_or(0, |d| d.capacity_sectors() * 512),

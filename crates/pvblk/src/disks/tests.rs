@@ -33,7 +33,7 @@ impl Bed {
             clients,
             allow_remote: false,
         };
-        let opener = Arc::new(Opener::new(2, false));
+        let opener = Arc::new(Opener::default().serving(2, false));
         let exports = Arc::new(Exports::new(&service, &opener, &limits));
         let traces = Arc::new(Traces::of_server());
         let budgets = clients.budgets(1);

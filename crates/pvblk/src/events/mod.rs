@@ -5,7 +5,7 @@ mod program;
 mod stream;
 mod watch;
 
-use form::EventForm;
+pub use form::EventForm;
 pub use program::check_program;
 pub use stream::{EventsQuery, answer};
 pub use watch::hang_after;

@@ -1,9 +1,10 @@
 //! The program that is run for each event.
 
 use super::form::EventForm;
+use crate::opener::Opener;
 use anyhow::{Context, Result, bail};
 use pvblk_backend::events::{Event, EventLog, Follower, Start};
-use std::os::unix::fs::PermissionsExt;
+use rustix::fs::FileType;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -29,13 +30,14 @@ const NOT_ITS_OWN: [&str; 6] = [
 ];
 
 /// Checks that there is a program at `path`; `flag`: where it was named.
-pub fn check_program(flag: &str, path: &Path) -> Result<PathBuf> {
+pub fn check_program(flag: &str, path: &Path, opener: &Opener) -> Result<PathBuf> {
     let shown = path.display();
     if !path.is_absolute() {
         bail!("{flag} {shown}: give its full path, such as /usr/local/bin/pvblk-event");
     }
-    let found = std::fs::metadata(path).with_context(|| format!("{flag} {shown}"))?;
-    if !found.is_file() || found.permissions().mode() & 0o111 == 0 {
+    let found = opener.stat(path);
+    let found = found.with_context(|| format!("{flag} {shown}"))?;
+    if found.kind() != FileType::RegularFile || found.mode & 0o111 == 0 {
         bail!("{flag} {shown}: not a program; chmod +x makes a file one");
     }
     Ok(path.to_owned())
@@ -225,6 +227,7 @@ fn kill(child: &mut Child) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use pvblk_backend::events::Kind;
+    use std::os::unix::fs::PermissionsExt;
 
     /// A bound that only a hang reaches.
     const HANG: Duration = Duration::from_secs(60);
@@ -344,7 +347,7 @@ mod tests {
             ("relative".into(), "full path"),
             (dir.path().join("none"), "none"),
         ] {
-            let e = check_program("--on-event", &path).unwrap_err();
+            let e = check_program("--on-event", &path, &Opener::default()).unwrap_err();
             assert!(e.to_string().contains(words), "{e}");
         }
     }

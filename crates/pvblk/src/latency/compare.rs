@@ -1,10 +1,11 @@
-//! Compares two captures: prints and draws the growth of each hop.
+//! Compares two captures: prints the growth of each hop.
 
 use super::text::time;
-use super::{LatencyArgs, analyze, chart, save};
+use super::{LatencyArgs, analyze, save};
+use crate::report;
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
-use pvblk_trace::latency::{Column, Deviation, deviation};
+use pvblk_trace::latency::{Column, Deviation, Report, deviation};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -15,16 +16,37 @@ pub(super) fn run(args: &LatencyArgs, good: &Path, bad: &Path) -> Result<()> {
         bail!("the captures have no device in common");
     }
     super::print(&deviation_text(&rows))?;
+    if let Some(file) = &args.report {
+        page(file, [&good, &bad], &rows)?;
+    }
     if let Some(path) = &args.json {
         save(path, &serde_json::to_string_pretty(&rows)?)?;
     }
-    if let Some(path) = &args.plot {
-        let mut both = chart::rows(&good, ", good");
-        both.extend(chart::rows(&bad, ", bad"));
-        both.sort_by(|a, b| a.0.split(", ").next().cmp(&b.0.split(", ").next()));
-        chart::draw(path, &both)?;
-    }
     Ok(())
+}
+
+/// A page with the growth, and both captures' hops beside each other.
+fn page(file: &Path, [good, bad]: [&Report; 2], rows: &[Deviation]) -> Result<()> {
+    let mut page = report::Page::default();
+    page.section("What grew");
+    page.terminal("growth of each hop", deviation_text(rows).trim());
+    let mut devices = Vec::new();
+    for (side, report) in [("good", good), ("bad", bad)] {
+        let figures = serde_json::to_value(report.export())?;
+        for device in figures["devices"].as_array().into_iter().flatten() {
+            let mut device = device.clone();
+            let name = device["name"].as_str().or(device["device"].as_str());
+            device["name"] = format!("{}, {side}", name.unwrap_or_default()).into();
+            devices.push(device);
+        }
+    }
+    devices.sort_by_key(|d| {
+        let name = d["name"].as_str().unwrap_or_default();
+        name.rsplit_once(", ").map(|n| n.0.to_owned())
+    });
+    page.section("Hops");
+    report::hops(&mut page, &serde_json::json!({ "devices": devices }))?;
+    report::write(file, page, "Where the time of requests went, good and bad")
 }
 
 /// The deviation table, one for each device.

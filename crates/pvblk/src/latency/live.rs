@@ -6,7 +6,7 @@ use crate::trace;
 use anyhow::{Result, bail};
 use parking_lot::Mutex;
 use pvblk_trace::Sorter;
-use pvblk_trace::blktrace::{Step, gap, name};
+use pvblk_trace::blktrace::{Step, every, gap, name};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ struct Live<'a> {
 pub(super) fn run(args: &LatencyArgs) -> Result<()> {
     let limit = seconds("--seconds", args.seconds)?;
     let interval = seconds("--interval", args.interval)?;
-    let streams = trace::open(&args.live)?;
+    let streams = trace::open(&args.live, args.every)?;
     let live = Mutex::new(Live {
         args,
         analysis: Analysis::new(args.slow),
@@ -80,6 +80,9 @@ impl Live<'_> {
             Step::Message(time_ns, device, text) => {
                 if let Some(name) = name(&text) {
                     self.analysis.name(device, name);
+                }
+                if let Some(every) = every(&text) {
+                    self.analysis.is_of_one_in(every);
                 }
                 if let Some(gap) = gap(time_ns, device, &text) {
                     self.dropped += gap.lost();

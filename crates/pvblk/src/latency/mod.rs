@@ -1,6 +1,5 @@
 //! `pvblk latency`: prints the times of requests by hop, of running servers or from captures.
 
-mod chart;
 mod compare;
 mod live;
 mod path;
@@ -8,7 +7,7 @@ mod text;
 
 pub use text::life as life_text;
 
-use crate::{config, trace};
+use crate::{config, report, trace};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::error::ErrorKind;
@@ -16,6 +15,7 @@ use pvblk_trace::blktrace::Capture;
 use pvblk_trace::latency::{Analyzer, Path as HopPath, Paths, Report};
 use pvblk_trace::slow::SlowLog;
 use pvblk_trace::{Action, Device, Event};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -33,10 +33,11 @@ its clock by the requests that both captures have, and then guest, ring, back en
 
 Examples:
   pvblk latency trace                        all of trace.blktrace.0, trace.blktrace.1, …
-  pvblk latency trace --slow 10ms --plot hops.svg
+  pvblk latency trace --slow 10ms --report hops.html
   pvblk latency --good before --bad after    what grew, in percent
   pvblk latency trace --guest vm1=xvda       beside `blktrace -d /dev/xvda` in the guest of disk vm1
   pvblk latency --live unix:/run/p.ctl --seconds 5
+  pvblk latency --live unix:/run/p.ctl --every 64     one request in 64, at a million a second
   pvblk latency --live unix:/run/p.ctl --live unix:/run/attach.ctl --interval 1";
 
 #[derive(Args, Debug)]
@@ -59,6 +60,9 @@ pub struct LatencyArgs {
     /// Analyse a running server through its control socket; may be given several times, as for both sides of a ring
     #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["files", "good", "deviation"])]
     pub live: Vec<String>,
+    /// Follow one request in so many, with all its hops, for loads that are too high to follow all
+    #[arg(long, value_name = "N", default_value = "1", value_parser = trace::every(), requires = "live")]
+    pub every: u32,
     /// Time to analyse; without it, until Ctrl-C
     #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<f64>,
@@ -71,9 +75,9 @@ pub struct LatencyArgs {
     /// File to write figures and histograms to
     #[arg(long, value_name = "FILE.json")]
     pub json: Option<PathBuf>,
-    /// File to draw the hops of each device to
-    #[arg(long, value_name = "FILE.svg")]
-    pub plot: Option<PathBuf>,
+    /// Write an HTML page with tables and plots of the hops, as `pvblk report` does
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
 }
 
 /// Most slow requests that are listed: the last ones.
@@ -107,30 +111,41 @@ pub fn run(args: &LatencyArgs) -> Result<()> {
         }
         return compare::run(args, good, bad);
     }
-    let mut capture = read(&args.files)?;
-    for (disk, file) in &args.guest {
-        add_guest(&mut capture, disk, file)?;
-    }
-    capture.sort();
+    let capture = read_all(&args.files, &args.guest)?;
     let mut analysis = Analysis::new(args.slow);
     for (device, name) in &capture.devices {
         analysis.name(*device, name);
     }
+    if let Some(every) = capture.every {
+        analysis.is_of_one_in(every);
+    }
     analysis.events(&capture.events);
+    let heading = heading(&capture);
+    analysis.take().show(&heading, args)
+}
+
+fn heading(capture: &Capture) -> Heading<'_> {
     let gaps = capture.events.iter().filter(|e| e.action == Action::Gap);
-    let gaps = gaps.count() as u64;
     let begin = capture.events.first().map_or(0, |e| e.time_ns);
     let end = capture.events.last().map_or(0, |e| e.time_ns);
-    let notes = std::mem::take(&mut capture.notes);
-    let heading = Heading {
-        events: capture.events.len() as u64 - gaps,
+    Heading {
+        events: (capture.events.len() - gaps.count()) as u64,
         elapsed_ns: end - begin,
-        notes: &notes,
+        notes: &capture.notes,
         missing: capture.missing,
         dropped: capture.dropped,
         late: 0,
-    };
-    analysis.take().show(&heading, args)
+    }
+}
+
+/// Reads captures as one, and those of guests.
+pub fn read_all(files: &[PathBuf], guests: &[(String, PathBuf)]) -> Result<Capture> {
+    let mut capture = read(files)?;
+    for (disk, file) in guests {
+        add_guest(&mut capture, disk, file)?;
+    }
+    capture.sort();
+    Ok(capture)
 }
 
 fn read(files: &[PathBuf]) -> Result<Capture> {
@@ -146,7 +161,7 @@ fn read(files: &[PathBuf]) -> Result<Capture> {
 }
 
 /// Parses the value of `--guest`: a disk's name, and a capture of its guest.
-fn guest(text: &str) -> Result<(String, PathBuf), String> {
+pub fn guest(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((disk, file)) if !disk.is_empty() && !file.is_empty() => {
             Ok((disk.to_owned(), file.into()))
@@ -175,6 +190,8 @@ struct Analysis {
     names: BTreeMap<Device, String>,
     threshold: Option<Duration>,
     slow: Option<SlowLog>,
+    /// One request of so many was followed.
+    every: u32,
 }
 
 /// Results of an [`Analysis`].
@@ -182,6 +199,7 @@ struct Results {
     report: Report,
     paths: BTreeMap<Device, HopPath>,
     slow: Option<SlowLog>,
+    every: u32,
 }
 
 impl Analysis {
@@ -192,6 +210,15 @@ impl Analysis {
             names: BTreeMap::new(),
             threshold,
             slow: threshold.map(slow_log),
+            every: 1,
+        }
+    }
+
+    /// Only one request in `every` is followed, or at some time was.
+    fn is_of_one_in(&mut self, every: u32) {
+        self.every = self.every.max(every);
+        if self.every > 1 {
+            self.analyzer.has_a_part_of_all();
         }
     }
 
@@ -221,6 +248,7 @@ impl Analysis {
         Results {
             report,
             paths: self.paths.take(),
+            every: self.every,
             slow: std::mem::replace(&mut self.slow, again),
         }
     }
@@ -233,7 +261,7 @@ fn slow_log(threshold: Duration) -> SlowLog {
 impl Results {
     /// Prints the results, and writes the requested files.
     fn show(&self, heading: &Heading<'_>, args: &LatencyArgs) -> Result<()> {
-        let mut all = text::report(heading, &self.report);
+        let mut all = text::report(heading, self.every, &self.report);
         for (device, path) in &self.paths {
             all += &path::text(*device, path, &self.report);
         }
@@ -241,22 +269,61 @@ impl Results {
             all += &text::slow(slow, &self.report);
         }
         print(&all)?;
-        if let Some(file) = &args.json {
-            let mut json = serde_json::to_value(self.report.export())?;
-            let paths = self.paths.iter();
-            let paths = paths.map(|(device, path)| path::json(*device, path, &self.report));
-            json["paths"] = paths.collect();
-            save(file, &serde_json::to_string_pretty(&json)?)?;
+        if args.json.is_none() && args.report.is_none() {
+            return Ok(());
         }
-        if let Some(file) = &args.plot {
-            let mut rows = chart::rows(&self.report, "");
-            for (device, path) in &self.paths {
-                rows.extend(path::rows(*device, path, &self.report));
-            }
-            chart::draw(file, &rows)?;
+        let figures = self.json()?;
+        if let Some(file) = &args.json {
+            save(file, &serde_json::to_string_pretty(&figures)?)?;
+        }
+        if let Some(file) = &args.report {
+            self.page(file, heading, &figures)?;
         }
         Ok(())
     }
+
+    /// Figures and histograms for a file.
+    fn json(&self) -> Result<Value> {
+        let mut json = serde_json::to_value(self.report.export())?;
+        let paths = self.paths.iter();
+        let paths = paths.map(|(device, path)| path::json(*device, path, &self.report));
+        json["paths"] = paths.collect();
+        json["every"] = self.every.into();
+        Ok(json)
+    }
+
+    fn page(&self, file: &Path, heading: &Heading<'_>, figures: &Value) -> Result<()> {
+        let mut page = report::Page::default();
+        report::hops(&mut page, &with_notes(figures, heading))?;
+        if let Some(slow) = &self.slow {
+            page.section("Slow requests");
+            page.terminal("slow requests", text::slow(slow, &self.report).trim());
+        }
+        page.section("Files");
+        let bytes = serde_json::to_vec_pretty(figures)?;
+        page.attachment("latency.json", "application/json", &bytes);
+        report::write(file, page, "Where the time of requests goes")
+    }
+}
+
+/// The figures with what has to be known to read them.
+fn with_notes(figures: &Value, heading: &Heading<'_>) -> Value {
+    let mut figures = figures.clone();
+    figures["notes"] = heading.notes.iter().cloned().collect();
+    figures["warnings"] = heading.warnings().collect();
+    figures
+}
+
+/// Hops and paths of captures, as for `--json`, with notes and warnings.
+pub fn figures(files: &[PathBuf], guests: &[(String, PathBuf)]) -> Result<Value> {
+    let capture = read_all(files, guests)?;
+    let mut analysis = Analysis::new(None);
+    for (device, name) in &capture.devices {
+        analysis.name(*device, name);
+    }
+    analysis.events(&capture.events);
+    let heading = heading(&capture);
+    Ok(with_notes(&analysis.take().json()?, &heading))
 }
 
 /// Analyses one capture for a comparison.

@@ -1,31 +1,17 @@
 //! Prints a request's path through all layers, one line for each hop.
 
-use super::chart::Row;
 use super::text::time;
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use pvblk_trace::Device;
-use pvblk_trace::latency::{Part, Path, PathHop, Report};
+use pvblk_trace::latency::{Path, PathHop, Report};
 use serde_json::{Value, json};
 
 /// Columns of the widest bar.
 const BAR: f64 = 40.0;
 
 fn name(hop: &PathHop, report: &Report) -> String {
-    let device = report.name(hop.device);
-    let ring = |other: &Device| {
-        let other = report.name(*other);
-        let is_front = device.ends_with("/front") || device.ends_with("/guest");
-        match is_front && other.ends_with("/back") {
-            true => "ring".to_owned(),
-            false => other,
-        }
-    };
-    match &hop.part {
-        Part::Wait => format!("{device}: waits"),
-        Part::Down(other) => format!("{device}: down to {}", ring(other)),
-        Part::Work => format!("{device}: works"),
-        Part::Up(other) => format!("{device}: up from {}", ring(other)),
-    }
+    let name = |device| report.name(device);
+    hop.part.name(&name(hop.device), name)
 }
 
 /// The hops, each with its share of the time of all requests together, 0 to 1.
@@ -101,26 +87,4 @@ pub(super) fn json(device: Device, path: &Path, report: &Report) -> Value {
         "total": path.total.summary(),
         "hops": hops.collect::<Vec<Value>>(),
     })
-}
-
-/// Rows of a chart: each hop begins where the one before ended.
-pub(super) fn rows(device: Device, path: &Path, report: &Report) -> Vec<Row> {
-    let mut begin = 0.0;
-    let mut rows = vec![(
-        format!("the path of requests to {}", report.name(device)),
-        Vec::new(),
-    )];
-    let average_us = path.total.sum_ns() as f64 / path.total.count().max(1) as f64 / 1e3;
-    for (hop, share) in shares(path) {
-        let part = match hop.part {
-            Part::Wait => "waits",
-            Part::Down(_) => "down",
-            Part::Work => "works",
-            Part::Up(_) => "up",
-        };
-        let length = share * average_us;
-        rows.push((name(hop, report), vec![("", begin), (part, length)]));
-        begin += length;
-    }
-    rows
 }

@@ -27,7 +27,29 @@ pub(super) struct Heading<'a> {
     pub late: u64,
 }
 
-pub(super) fn report(heading: &Heading<'_>, report: &Report) -> String {
+impl Heading<'_> {
+    /// Losses that the figures suffer from, one line each.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        let all = [
+            (
+                self.missing,
+                "records are missing from the files: requests of that time are left out",
+            ),
+            (
+                self.dropped,
+                "events were dropped when this was recorded: requests of that time are left out",
+            ),
+            (
+                self.late,
+                "events came too late to be sorted: hops may be wrong",
+            ),
+        ];
+        let some = all.into_iter().filter(|(count, _)| *count > 0);
+        some.map(|(count, what)| format!("{count} {what}"))
+    }
+}
+
+pub(super) fn report(heading: &Heading<'_>, every: u32, report: &Report) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -36,26 +58,17 @@ pub(super) fn report(heading: &Heading<'_>, report: &Report) -> String {
         report.devices.len(),
         time(heading.elapsed_ns as f64)
     );
+    if every > 1 {
+        let _ = writeln!(
+            out,
+            "note: one request in {every} was followed, at random: counts are of those; times between requests (C2A) aren't known"
+        );
+    }
     for note in heading.notes {
         let _ = writeln!(out, "note: {note}");
     }
-    for (count, what) in [
-        (
-            heading.missing,
-            "records are missing from the files: requests of that time are left out",
-        ),
-        (
-            heading.dropped,
-            "events were dropped when this was recorded: requests of that time are left out",
-        ),
-        (
-            heading.late,
-            "events came too late to be sorted: hops may be wrong",
-        ),
-    ] {
-        if count > 0 {
-            let _ = writeln!(out, "warning: {count} {what}");
-        }
+    for warning in heading.warnings() {
+        let _ = writeln!(out, "warning: {warning}");
     }
     for device in report.devices.keys() {
         let _ = write!(out, "\n{}", device_text(report, *device));

@@ -3,9 +3,7 @@
 
 use super::record::Record;
 use std::io::{self, Write};
-use std::os::linux::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
 use tracing::Level;
 
 /// The journal's socket.
@@ -15,11 +13,11 @@ const LONGEST: usize = 32 << 10;
 
 /// True if standard error is the journal: it says so in `JOURNAL_STREAM`, which children inherit that have another standard error.
 pub(super) fn is_standard_error() -> bool {
-    let Ok(found) = std::fs::metadata("/proc/self/fd/2") else {
+    let Ok(found) = rustix::fs::fstat(io::stderr()) else {
         return false;
     };
     let stream = std::env::var("JOURNAL_STREAM");
-    stream.is_ok_and(|s| s == format!("{}:{}", found.st_dev(), found.st_ino()))
+    stream.is_ok_and(|s| s == format!("{}:{}", found.st_dev, found.st_ino))
 }
 
 /// An entry with its length before it, as [`Journal`] takes it.
@@ -64,19 +62,11 @@ fn add(entry: &mut Vec<u8>, name: &str, value: &str) {
     entry.push(b'\n');
 }
 
-/// A writer of entries; may wait for the journal.
-pub(super) struct Journal(UnixDatagram);
+/// A writer of entries, by a socket that is connected to the journal; may wait for the journal. systemd keeps the socket at its place while the journal is
+/// started again.
+pub(super) struct Journal(pub(super) UnixDatagram);
 
-impl Journal {
-    /// Connects to the journal at `path`.
-    pub fn connect(path: &Path) -> io::Result<Journal> {
-        let socket = UnixDatagram::unbound()?;
-        socket.connect(path)?;
-        Ok(Journal(socket))
-    }
-}
-
-impl Write for Journal {
+impl Write for &Journal {
     /// Takes one entry of `frames`, which begins with one.
     fn write(&mut self, frames: &[u8]) -> io::Result<usize> {
         let Some((len, rest)) = frames.split_first_chunk() else {
@@ -98,13 +88,15 @@ impl Write for Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::opener::Opener;
 
     #[test]
     fn entries_are_datagrams_with_fields() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let socket = UnixDatagram::bind(&path).unwrap();
-        let mut journal = Journal::connect(&path).unwrap();
+        let journal = Journal(Opener::default().datagrams(&path).unwrap());
+        let mut journal = &journal;
         let fields = [("event", "disk-added".to_owned())];
         let record = |message| Record {
             level: Level::ERROR,

@@ -10,8 +10,10 @@ mod journal;
 mod lines;
 mod record;
 
+use crate::opener::Opener;
 use anyhow::{Context, Result};
 use clap::Args;
+use journal::Journal;
 use lines::Lines;
 pub use record::rfc3339;
 use record::{Format, Record};
@@ -31,6 +33,8 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 
 static SERVER: OnceLock<Arc<Lines>> = OnceLock::new();
 static FORMAT: OnceLock<Format> = OnceLock::new();
+/// Of a server whose lines go to the journal.
+static JOURNAL: OnceLock<Journal> = OnceLock::new();
 
 /// Flags of the log.
 #[derive(Args, Clone, Debug, Default)]
@@ -54,8 +58,10 @@ impl LogArgs {
     }
 }
 
-/// Begins to log what libraries have to say; once. Commands that aren't servers log text.
-pub fn start(args: Option<&LogArgs>) -> Result<()> {
+/// Begins to log what libraries have to say; once. A server's flags choose the form, and its opener connects to the journal. Commands that aren't servers
+/// log text.
+pub fn start(server: Option<(&LogArgs, &Opener)>) -> Result<()> {
+    let args = server.map(|(args, _)| args);
     let by_environment =
         || EnvFilter::try_from_env("PVBLK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let filter = match args.and_then(|a| a.log.as_deref()) {
@@ -66,23 +72,25 @@ pub fn start(args: Option<&LogArgs>) -> Result<()> {
         Some(args) => args.log_format.as_deref().unwrap_or("auto").parse()?,
         None => Format::Text,
     };
-    if format == Format::Journald {
+    if let Some((_, opener)) = server
+        && format == Format::Journald
+    {
         // An error now rather than lines that nobody sees.
-        connect()?;
+        let _ = JOURNAL.set(connect(opener, Path::new(journal::SOCKET))?);
     }
     let _ = FORMAT.set(format);
     Registry::default().with(filter).with(Records).init();
     Ok(())
 }
 
-fn connect() -> Result<journal::Journal> {
-    let path = Path::new(journal::SOCKET);
-    journal::Journal::connect(path).with_context(|| {
+fn connect(opener: &Opener, path: &Path) -> Result<Journal> {
+    let socket = opener.datagrams(path).with_context(|| {
         format!(
             "log format journald: there is no journal at {}",
             path.display()
         )
-    })
+    })?;
+    Ok(Journal(socket))
 }
 
 fn format() -> Format {
@@ -132,7 +140,7 @@ fn emit(bytes: &[u8], lines: u64, put: fn(&Lines, &[u8], u64)) {
     match SERVER.get() {
         Some(server) => put(server, bytes, lines),
         None if format() == Format::Journald => {
-            let _ = connect().map(|mut journal| journal.write(bytes));
+            let _ = JOURNAL.get().map(|mut journal| journal.write(bytes));
         }
         None => {
             let _ = io::stderr().write_all(bytes);
@@ -147,7 +155,7 @@ pub fn detach() -> Result<()> {
         return Ok(());
     }
     let lines = match format() {
-        Format::Journald => Lines::start(connect()?, notice)?,
+        Format::Journald => Lines::start(JOURNAL.get().context("no journal")?, notice)?,
         Format::Text | Format::Json => Lines::start(io::stderr(), notice)?,
     };
     let _ = SERVER.set(lines);
@@ -213,5 +221,25 @@ impl Parts {
             "message" => self.message = value,
             name => self.fields.push((name, value)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_that_is_not_there_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let error = connect(&Opener::default(), &path).err().unwrap();
+        let none = io::Error::from_raw_os_error(2);
+        assert_eq!(
+            format!("{error:#}"),
+            format!(
+                "log format journald: there is no journal at {}: {none}",
+                path.display()
+            )
+        );
     }
 }

@@ -65,7 +65,7 @@ fn look(args: &DetailArgs, array: Option<&Array>) -> Result<Detail> {
 /// The state of an array that isn't served.
 pub fn detail_of(assembly: &Assembly) -> Detail {
     Detail {
-        spec: SpecNames.spec(&parts(assembly)),
+        spec: SpecNames::default().spec(&parts(assembly)),
         ..Detail::of_assembly(assembly)
     }
 }

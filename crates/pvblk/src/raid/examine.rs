@@ -104,7 +104,7 @@ fn found_by(name: &str, sb: &Superblock) -> Option<String> {
     if sb.level != 5 {
         return None;
     }
-    let file = SpecNames.file(&member(name).ok()?.to_string())?;
+    let file = SpecNames::default().file(&member(name).ok()?.to_string())?;
     spec_in_folder(sb, &file)
 }
 

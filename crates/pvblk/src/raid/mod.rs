@@ -14,6 +14,9 @@ mod screen;
 mod text;
 mod whom;
 
+pub use ask::{Speed, noun};
+pub use progress::{pace, percent};
+
 use anyhow::Result;
 use args::{
     AddArgs, CheckArgs, CreateArgs, DetailArgs, ExamineArgs, MemberArgs, MembersArgs, ReAddArgs,

@@ -165,7 +165,7 @@ fn run(
         assembly,
         &ArrayOptions {
             stripes: STRIPES,
-            names: &SpecNames,
+            names: Arc::new(SpecNames::default()),
             ..ArrayOptions::default()
         },
     )?;

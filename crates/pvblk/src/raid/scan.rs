@@ -3,7 +3,7 @@
 use super::args::ScanArgs;
 use anyhow::{Result, bail};
 use pvblk_raid5::{Candidate, Role, Superblock, select, uuid_text};
-use pvblk_volume::{Candidates, FileSpec, Found, Members, Raid5Spec, VolumeSpec, look};
+use pvblk_volume::{Candidates, FileSpec, Found, Members, Raid5Spec, VolumeSpec, in_process, look};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -56,7 +56,7 @@ pub fn run(args: &ScanArgs) -> Result<()> {
         .map(|p| std::path::absolute(p.strip_prefix("file:").unwrap_or(p)))
         .collect::<Result<_, _>>()?;
     let texts: Vec<&Path> = patterns.iter().map(PathBuf::as_path).collect();
-    let looks = look(&texts)?;
+    let looks = look(&in_process(), &texts)?;
     let (mut seen, mut unusable): (Vec<Seen>, Vec<String>) = (Vec::new(), Vec::new());
     let files = looks.len();
     for one in looks {

@@ -1,50 +1,41 @@
-//! A view that is drawn again in place on a terminal, and put out as plain text elsewhere.
-//!
-//! On a terminal the view has the alternate screen, so the shell's screen is as it was when the view ends: by a signal, an error or its own end. A view that
-//! is larger than the terminal is cut.
+//! A text that is drawn again in place on a terminal, and put out as it is elsewhere. One that is larger than the terminal is cut.
 
+use crate::terminal::{Terminal, put, shown, size};
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
-use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// Interval at which signals are looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// Size that is taken if the terminal doesn't tell it.
-const USUAL: (u16, u16) = (80, 24);
 
 /// The view. Its end gives the terminal back.
 pub struct Screen {
     /// `None`: the output is no terminal.
-    signals: Option<Signals>,
+    terminal: Option<(Terminal, Signals)>,
 }
 
 impl Screen {
     pub fn open() -> Result<Screen> {
-        let signals = match stdout().is_terminal() {
-            true => Some(Signals::new([SIGINT, SIGTERM, SIGHUP, SIGWINCH]).context("signals")?),
-            false => None,
+        let Some(terminal) = Terminal::take(false)? else {
+            return Ok(Screen { terminal: None });
         };
-        if signals.is_some() {
-            put(ENTER)?;
-        }
-        Ok(Screen { signals })
+        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGWINCH]);
+        let terminal = Some((terminal, signals.context("signals")?));
+        Ok(Screen { terminal })
     }
 
     pub fn show(&self, text: &str) -> Result<()> {
-        match self.signals {
+        match self.terminal {
             None => put(text),
             Some(_) => put(&frame(text, size())),
         }
     }
 
-    /// Waits, and draws the text again when the terminal's size changes. A signal that ends programs ends this one, with the terminal given back.
+    /// Waits, and draws the text again when the terminal's size changes, or when the shell continues the process. A signal that ends programs ends this one,
+    /// with the terminal given back.
     pub fn wait(&mut self, time: Duration, text: &str) -> Result<()> {
-        let Some(signals) = &mut self.signals else {
+        let Some((terminal, signals)) = &mut self.terminal else {
             std::thread::sleep(time);
             return Ok(());
         };
@@ -53,37 +44,15 @@ impl Screen {
             std::thread::sleep(LOOK.min(until.saturating_duration_since(Instant::now())));
             for signal in signals.pending() {
                 match signal {
-                    SIGWINCH => put(&frame(text, size()))?,
-                    other => {
-                        put(LEAVE)?;
-                        emulate_default_handler(other).context("a signal")?;
-                    }
+                    SIGWINCH => {}
+                    SIGTSTP => terminal.stop()?,
+                    other => terminal.end_by(other)?,
                 }
+                put(&frame(text, size()))?;
             }
         }
         Ok(())
     }
-}
-
-impl Drop for Screen {
-    fn drop(&mut self) {
-        if self.signals.is_some() {
-            // Nothing can be told if the terminal is gone.
-            let _ = put(LEAVE);
-        }
-    }
-}
-
-fn put(text: &str) -> Result<()> {
-    let mut out = stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("printing")
-}
-
-fn size() -> (u16, u16) {
-    let size = terminal_size::terminal_size();
-    size.map_or(USUAL, |(width, height)| (width.0, height.0))
 }
 
 /// The text from the upper left corner on. Each line is ended by an erasure of its rest, so nothing flickers and nothing old is left.
@@ -96,7 +65,8 @@ fn frame(text: &str, (width, height): (u16, u16)) -> String {
             out.push('\n');
         }
         // The last column stays empty: an erasure there would take the character with it.
-        out.extend(line.chars().take(usize::from(width).saturating_sub(1)));
+        let columns = usize::from(width).saturating_sub(1);
+        out.extend(shown(line).chars().take(columns));
         out.push_str("\x1b[K");
     }
     out.push_str("\x1b[J");
@@ -118,5 +88,6 @@ mod tests {
             "\x1b[Häb\x1b[K\nd\x1b[K\x1b[J"
         );
         assert_eq!(frame("", (0, 0)), "\x1b[H\x1b[J");
+        assert_eq!(frame("a\x1b[2J", (80, 24)), "\x1b[Ha\\u{1b}[2J\x1b[K\x1b[J");
     }
 }

@@ -5,6 +5,7 @@ use super::plan::{Served, Step, plan};
 use super::{DiskWanted, Listeners, WantedState};
 use crate::cli::ServeArgs;
 use crate::config::{File, ServeConfig};
+use crate::opener::Opener;
 use anyhow::Result;
 use parking_lot::Mutex;
 use pvblk_block::error_line;
@@ -28,6 +29,7 @@ pub trait Steps: Send + Sync {
 /// Reads the configuration of a running server again.
 pub struct Reload {
     args: ServeArgs,
+    opener: Arc<Opener>,
     state: Arc<WantedState>,
     /// The file that the server was started with. The lock keeps reloads apart.
     started: Mutex<File>,
@@ -36,9 +38,15 @@ pub struct Reload {
 }
 
 impl Reload {
-    pub fn new(args: &ServeArgs, state: &Arc<WantedState>, started: &ServeConfig) -> Reload {
+    pub fn new(
+        args: &ServeArgs,
+        opener: &Arc<Opener>,
+        state: &Arc<WantedState>,
+        started: &ServeConfig,
+    ) -> Reload {
         Reload {
             args: args.clone(),
+            opener: Arc::clone(opener),
             state: Arc::clone(state),
             started: Mutex::new(started.file().clone()),
             asked: AtomicUsize::new(0),
@@ -73,7 +81,7 @@ impl Reload {
     /// Reads the configuration, and unless it is a `dry_run` changes what `server` serves. A mistake in the file changes nothing.
     pub fn run(&self, server: &dyn Steps, dry_run: bool) -> Result<Difference> {
         let started = self.started.lock();
-        let config = ServeConfig::resolve(&self.args)?;
+        let config = ServeConfig::resolve(&self.args, &self.opener)?;
         let after = self.state.preview(&config.configured);
         let wanted = served(
             after.wanted(&config.configured),

@@ -2,11 +2,14 @@
 
 use super::Changes;
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::fs::{Mode, OFlags, openat, renameat};
+use pvblk_volume::FileOpener;
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The file in the state's folder.
@@ -36,11 +39,12 @@ pub trait Folder: Send {
     fn sync_names(&self) -> io::Result<()>;
 }
 
-/// A real folder, with the lock that keeps a second server out. Its files are opened by the folder's descriptor, never by a path: that also works in a
-/// process that may open nothing else.
+/// A real folder, with the lock that keeps a second server out. Its files are opened by their names in the folder that was opened at the start, whatever
+/// is at its path by now.
 pub struct RealFolder {
     path: PathBuf,
     folder: File,
+    opener: Arc<dyn FileOpener>,
     /// Unlocked by the kernel when this process ends, however it ends.
     _lock: File,
 }
@@ -152,8 +156,13 @@ impl std::error::Error for SaveError {}
 const DYING: Duration = Duration::from_secs(3);
 
 impl RealFolder {
-    /// Takes the lock of the folder that was opened at `path`; `lock`: the file [`LOCK`] in it.
-    pub fn locked(path: &Path, folder: File, lock: File) -> Result<RealFolder> {
+    /// Takes the lock of the folder that was opened at `path`; `lock`: the file [`LOCK`] in it; `opener`: opens the others.
+    pub fn locked(
+        path: &Path,
+        folder: File,
+        lock: File,
+        opener: &Arc<dyn FileOpener>,
+    ) -> Result<RealFolder> {
         let failed = || format!("--state {}", path.display());
         let patience = Instant::now() + DYING;
         loop {
@@ -172,14 +181,15 @@ impl RealFolder {
         Ok(RealFolder {
             path: path.to_owned(),
             folder,
+            opener: Arc::clone(opener),
             _lock: lock,
         })
     }
 
     fn open(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let mode = Mode::RUSR | Mode::WUSR;
-        let opened = openat(&self.folder, name, flags | OFlags::CLOEXEC, mode);
-        Ok(File::from(opened?))
+        let opened = self.opener.open_in(self.folder.as_fd(), name, flags, mode);
+        opened.map(File::from)
     }
 }
 
@@ -208,7 +218,7 @@ impl Folder for RealFolder {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        Ok(renameat(&self.folder, from, &self.folder, to)?)
+        self.opener.rename_in(self.folder.as_fd(), from, to)
     }
 
     fn sync_names(&self) -> io::Result<()> {
@@ -229,7 +239,7 @@ mod tests {
     }
 
     fn open(path: &Path) -> Result<(Store, Changes)> {
-        let opener = crate::opener::Opener::new(1, false);
+        let opener = crate::opener::Opener::default();
         Store::on(Box::new(opener.state(path)?))
     }
 
@@ -291,6 +301,35 @@ mod tests {
             assert!(e.contains(expect) && e.contains("move it away"), "{e}");
             assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
         }
+    }
+
+    /// The state goes on in the folder that was opened, and not in one that has its name by now.
+    #[test]
+    fn a_folder_that_was_moved_keeps_the_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, moved) = (dir.path().join("state"), dir.path().join("moved"));
+        let (store, _) = open(&path).unwrap();
+        std::fs::rename(&path, &moved).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        store.save(&changes()).unwrap();
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+        drop(store);
+        assert_eq!(open(&moved).unwrap().1, changes());
+    }
+
+    #[test]
+    fn the_folder_and_its_files_are_their_owners() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let (store, _) = open(&path).unwrap();
+        store.save(&changes()).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o700);
+        assert_eq!(
+            (mode(&path.join(NAME)), mode(&path.join(LOCK))),
+            (0o600, 0o600)
+        );
     }
 
     #[test]

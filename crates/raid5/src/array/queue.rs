@@ -302,7 +302,7 @@ impl ArrayQueue {
                 Op::WriteZeroes => STRIPE_SECTORS,
                 _ => buffers.iter().map(|b| b.len() as u64 / 512).sum(),
             };
-            if let Some((member, request, _)) = &mut last {
+            if let Some((member, request, cause)) = &mut last {
                 let touches = *member == io.slot
                     && request.op == io.op
                     && io.op != Op::Flush
@@ -319,6 +319,8 @@ impl ArrayQueue {
                 });
                 if touches && fits {
                     request.sectors += sectors;
+                    request.followed |= io.cause.is_some();
+                    *cause = cause.or(io.cause);
                     io.data.append_to(&mut request.buffers);
                     self.parts[request.tag as usize].push(Part {
                         token: io.token,
@@ -342,6 +344,7 @@ impl ArrayQueue {
                 buffers: count,
             };
             let mut request = self.request(io.op, flags, io.sector, part);
+            request.followed = io.cause.is_some();
             io.data.append_to(&mut request.buffers);
             last = Some((io.slot, request, io.cause));
         }
@@ -473,6 +476,7 @@ impl ArrayQueue {
         let mut buffers = request.buffers.iter().cloned();
         for part in parts {
             let mut one = self.request(Op::Read, request.flags, sector, part);
+            one.followed = request.followed;
             one.buffers.extend(buffers.by_ref().take(part.buffers));
             self.send(member, one);
             sector += part.sectors;

@@ -316,8 +316,7 @@ fn too_many_writers_have_to_wait() {
 /// Any order of writes, sweeps, page writes and crashes against the bits that must be on disk.
 #[test]
 fn no_crash_loses_a_dirty_chunk() {
-    for n in 0..20 {
-        let seed = if n == 0 { 1 } else { fastrand::u64(..) };
+    for seed in pvblk_testing::seeds(1, 20) {
         let mut rng = fastrand::Rng::with_seed(seed);
         // Around the edge of the first page.
         const FIRST: u64 = 30_720 - 20;

@@ -59,7 +59,7 @@ pub(super) struct MemberIo {
     pub sector: u64,
     pub data: Data,
     pub token: Token,
-    /// While requests are traced: the sector of the array that it is for.
+    /// If it is for a request that traces follow: the sector of the array.
     pub cause: Option<u64>,
 }
 
@@ -596,18 +596,25 @@ impl Core {
         });
     }
 
-    /// A sector of the request that an I/O is for.
+    /// A sector of the followed request that an I/O is for.
     #[cold]
     fn cause(&self, purpose: Purpose) -> Option<u64> {
         let head = match purpose {
-            Purpose::Direct(direct) => return Some(direct.sector),
+            Purpose::Direct(direct) => {
+                return self.is_followed(direct.request).then_some(direct.sector);
+            }
             Purpose::HeadRead { head, .. } | Purpose::HeadWrite(head) => head,
             Purpose::Log(log) => self.logs.first_head(log)?,
             _ => return None,
         };
         let round = self.heads.all[head].round.as_ref()?;
-        let piece = &round.pieces.first()?.piece;
+        let mut pieces = round.pieces.iter().map(|p| &p.piece);
+        let piece = pieces.find(|piece| self.is_followed(piece.request))?;
         Some(self.range(piece.request).0 + piece.skip as u64 / 512)
+    }
+
+    fn is_followed(&self, id: usize) -> bool {
+        self.active[id].as_ref().is_some_and(|a| a.request.followed)
     }
 
     /// I/O that was started has ended. [`Core::unplug`] follows.

@@ -7,7 +7,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Features of images, as librbd numbers them.
 pub mod features {
@@ -27,6 +29,8 @@ type OnUpdate = Box<dyn Fn() + Send + Sync>;
 /// An open image. A drop closes it on a thread of its own, since that waits for the cluster; see [`Image::close`].
 pub struct Image {
     open: Option<Open>,
+    /// Where somebody waits for its end.
+    ended: Mutex<Option<Sender<io::Result<()>>>>,
 }
 
 /// The handle and all that it needs.
@@ -108,6 +112,7 @@ impl Image {
                 pool,
                 watch: None,
             }),
+            ended: Mutex::new(None),
         })
     }
 
@@ -278,9 +283,15 @@ impl Image {
         .map(drop)
     }
 
-    /// Closes the image: waits for its operations, gives its lock back. Waits for the cluster.
-    pub fn close(mut self) -> io::Result<()> {
-        self.open.take().map_or(Ok(()), Open::close)
+    /// Closes the image, which gives its lock back, when its last user is done with it, and waits for that so long. ETIMEDOUT: it is closed later.
+    pub fn close(self: Arc<Image>, patience: Duration) -> io::Result<()> {
+        let (tell, told) = channel();
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
+        drop(self);
+        told.recv_timeout(patience).unwrap_or_else(|_| {
+            // Without a thread nobody tells.
+            Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+        })
     }
 }
 
@@ -305,7 +316,15 @@ impl Drop for Image {
         let Some(open) = self.open.take() else {
             return;
         };
-        let close = move || drop(open.close());
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ended = ended.take();
+        let close = move || {
+            let closed = open.close();
+            if let Some(ended) = ended {
+                // Nobody may wait any more.
+                let _ = ended.send(closed);
+            }
+        };
         // Without a thread the image stays open until the process ends: here it can't be waited for.
         let _ = std::thread::Builder::new()
             .name("pvblk-rbd-close".into())

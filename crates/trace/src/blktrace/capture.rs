@@ -1,6 +1,6 @@
 //! A whole capture in memory: the events of one or more files, sorted by time.
 
-use super::{ReadError, Reader, Step, gap, name};
+use super::{ReadError, Reader, Step, every, gap, name};
 use crate::guest::{GuestClock, NoClock};
 use crate::{Action, Device, Event, Extra};
 use std::cmp::Reverse;
@@ -31,6 +31,8 @@ pub struct Capture {
     pub missing: u64,
     /// Events dropped while recording, from our messages.
     pub dropped: u64,
+    /// Only one request of so many was followed, if our messages say so; the greatest of them.
+    pub every: Option<u32>,
     /// Oddities found while reading, one line each.
     pub notes: Vec<String>,
     /// Number and time of the last record of each device and CPU.
@@ -219,6 +221,8 @@ impl Capture {
         } else if let Some(gap) = gap(time_ns, device, &text) {
             self.dropped = self.dropped.saturating_add(gap.lost());
             self.events.push(gap);
+        } else if let Some(every) = every(&text) {
+            self.every = self.every.max(Some(every));
         } else if self.messages.len() < MAX_MESSAGES {
             self.messages.push((time_ns, device, text));
         }

@@ -54,6 +54,15 @@ const NAME_MESSAGE: &str = "pvblk device ";
 /// Prefix of our messages that report events lost by a queue.
 const DROP_MESSAGE: &str = "pvblk dropped ";
 
+/// Prefix of our messages that tell how many requests are followed.
+const EVERY_MESSAGE: &str = "pvblk follows one request in ";
+
+/// N, if `message` is one of ours that tells that from now on one request in N is followed.
+pub fn every(message: &str) -> Option<u32> {
+    let every = message.strip_prefix(EVERY_MESSAGE)?.parse().ok()?;
+    Some(every).filter(|every| *every > 0)
+}
+
 /// The name of a device, if `message` is one of ours that tells a name.
 pub fn name(message: &str) -> Option<&str> {
     message.strip_prefix(NAME_MESSAGE)

@@ -1,7 +1,9 @@
 //! Writes files `NAME.blktrace.N`.
 
 use super::capture::numbered;
-use super::{DROP_MESSAGE, MAGIC, NAME_MESSAGE, Record, VERSION, category, notify, record_of};
+use super::{
+    DROP_MESSAGE, EVERY_MESSAGE, MAGIC, NAME_MESSAGE, Record, VERSION, category, notify, record_of,
+};
 use crate::{Action, Collector, Device, Event, Extra, MAX_QUEUES};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -174,6 +176,8 @@ pub struct CaptureWriter {
     writer: Writer,
     collector: Collector,
     named: BTreeSet<Device>,
+    /// One request of so many is followed, as the capture says.
+    every: u32,
     written: Written,
 }
 
@@ -193,12 +197,21 @@ impl CaptureWriter {
             writer,
             collector,
             named: BTreeSet::new(),
+            every: 1,
             written: Written::default(),
         }
     }
 
     /// Writes events, those of a queue in order of time.
     pub fn events(&mut self, events: &[Event]) -> io::Result<()> {
+        let every = self.collector.every();
+        if every != self.every
+            && let Some(first) = events.first()
+        {
+            self.every = every;
+            let text = format!("{EVERY_MESSAGE}{every}");
+            self.writer.message(first.time_ns, Device::ALL, &text)?;
+        }
         for event in events {
             self.written.lost += event.lost();
             self.written.events += u64::from(event.action != Action::Gap);

@@ -10,17 +10,21 @@
 mod deviation;
 mod hop;
 mod pairing;
+mod part;
 mod path;
 mod remaps;
 mod report;
 mod stats;
 mod submitter;
+mod tally;
 
 pub use deviation::{Column, Deviation, deviation};
 pub use hop::Hop;
-pub use path::{Part, Path, PathHop, Paths};
+pub use part::Part;
+pub use path::{Followed, FollowedRequest, HopTime, Path, PathHop, Paths};
 pub use report::{DeviceReport, Export, Hops, Report, SubmitterReport};
 pub use stats::{PERCENTILES, Samples, Summary, Times, TimesExport};
+pub use tally::{Sums, Tally};
 
 use crate::{Action, Device, Event, Extra, op_name};
 use hop::{Mark, Marks};
@@ -72,27 +76,36 @@ impl Life {
 
     /// The request's hops in nanoseconds, without C2A, which lies between two requests.
     pub fn hops(&self) -> impl Iterator<Item = (Hop, u64)> {
-        let from = |from: Option<u64>, to: Option<u64>| Some(to?.saturating_sub(from?));
+        let length = |(hop, from_ns, to_ns): (Hop, u64, u64)| (hop, to_ns.saturating_sub(from_ns));
+        self.spans().map(length)
+    }
+
+    /// Hops that follow one another, with begin and end: all but A2G and Q2C, which others are parts of.
+    pub(crate) fn successive_hops(&self) -> impl Iterator<Item = (Hop, u64, u64)> {
+        let is_part = |hop: &Hop| !matches!(hop, Hop::A2G | Hop::Q2C);
+        self.spans().filter(move |(hop, ..)| is_part(hop))
+    }
+
+    fn spans(&self) -> impl Iterator<Item = (Hop, u64, u64)> {
         let (queue, issue) = (Some(self.queue_ns), self.issue_ns);
         let alone = issue.filter(|_| self.insert_ns.is_none() && self.merge_ns.is_none());
         let merged = issue.filter(|_| self.insert_ns.is_none());
+        let complete = Some(self.complete_ns);
+        let no_tag = alone.filter(|_| self.get_ns.is_none());
         [
-            (Hop::A2G, from(self.remap_ns.or(queue), self.get_ns)),
-            (Hop::Q2G, from(queue, self.get_ns)),
-            (Hop::G2I, from(self.get_ns, self.insert_ns)),
-            (Hop::Q2M, from(queue, self.merge_ns)),
-            (Hop::M2D, from(self.merge_ns, merged)),
-            (Hop::I2D, from(self.insert_ns, issue)),
-            (
-                Hop::Q2D,
-                from(queue, alone.filter(|_| self.get_ns.is_none())),
-            ),
-            (Hop::G2D, from(self.get_ns, alone)),
-            (Hop::D2C, from(issue, Some(self.complete_ns))),
-            (Hop::Q2C, Some(self.total_ns())),
+            (Hop::A2G, self.remap_ns.or(queue), self.get_ns),
+            (Hop::Q2G, queue, self.get_ns),
+            (Hop::G2I, self.get_ns, self.insert_ns),
+            (Hop::Q2M, queue, self.merge_ns),
+            (Hop::M2D, self.merge_ns, merged),
+            (Hop::I2D, self.insert_ns, issue),
+            (Hop::Q2D, queue, no_tag),
+            (Hop::G2D, self.get_ns, alone),
+            (Hop::D2C, issue, complete),
+            (Hop::Q2C, queue, complete),
         ]
         .into_iter()
-        .filter_map(|(hop, ns)| Some((hop, ns?)))
+        .filter_map(|(hop, from, to)| Some((hop, from?, to?)))
     }
 }
 
@@ -112,6 +125,10 @@ pub struct Analyzer {
     devices: BTreeMap<Device, DeviceAnalysis>,
     submitters: HashMap<(Device, u32), Submitter>,
     hops: BTreeMap<(Device, &'static str), Hops>,
+    /// Only counts and the requests themselves are wanted.
+    without_samples: bool,
+    /// A submitter has requests that aren't known.
+    is_part: bool,
     keys: Vec<Key>,
 }
 
@@ -123,6 +140,19 @@ fn pairs_by_range(event: &Event, pending: &Pending) -> bool {
 impl Analyzer {
     pub fn new() -> Analyzer {
         Analyzer::default()
+    }
+
+    /// Keeps no samples of hops, so that its memory is bounded by the requests in flight: for those who look at each request when it completes.
+    pub fn without_samples() -> Analyzer {
+        Analyzer {
+            without_samples: true,
+            ..Analyzer::default()
+        }
+    }
+
+    /// Submitters have requests that aren't followed: times between requests and shares of a submitter's time are left out.
+    pub fn has_a_part_of_all(&mut self) {
+        self.is_part = true;
     }
 
     /// Analyses a whole capture that is sorted by time; calls `done` with each request that completes.
@@ -215,10 +245,12 @@ impl Analyzer {
         let (mark, gap) = self
             .submitter(event.device, event.submitter)
             .begin(event.time_ns);
-        let hops = self.hops.entry((event.device, op_name(event.op)));
-        let hops = hops.or_default();
-        if let Some(gap) = gap {
-            hops.of_mut(Hop::C2A).record(gap);
+        if !self.without_samples {
+            let hops = self.hops.entry((event.device, op_name(event.op)));
+            let hops = hops.or_default();
+            if let Some(gap) = gap.filter(|_| !self.is_part) {
+                hops.of_mut(Hop::C2A).record(gap);
+            }
         }
         mark
     }
@@ -483,12 +515,20 @@ impl Analyzer {
             issue_ns: ns(marks.issue),
             complete_ns: event.time_ns,
         };
-        let hops = self.hops.entry((event.device, op_name(pending.op)));
-        let hops = hops.or_default();
-        for (hop, ns) in life.hops() {
-            hops.of_mut(hop).record(ns);
+        if !self.without_samples {
+            let hops = self.hops.entry((event.device, op_name(pending.op)));
+            let hops = hops.or_default();
+            for (hop, ns) in life.hops() {
+                hops.of_mut(hop).record(ns);
+            }
         }
         done(&life);
+    }
+
+    /// Requests in flight on a device.
+    pub(crate) fn in_flight(&self, device: Device) -> u64 {
+        let analysis = self.devices.get(&device);
+        analysis.map_or(0, |a| a.in_flight.len() as u64)
     }
 
     /// Takes the report since the last call, for figures of successive intervals. Requests in flight stay, and are
@@ -501,6 +541,8 @@ impl Analyzer {
             (*device, report)
         });
         let submitters = self.submitters.iter_mut();
+        let is_part = self.is_part;
+        let submitters = submitters.filter(|_| !is_part);
         Report {
             devices: devices.collect(),
             hops: std::mem::take(&mut self.hops),

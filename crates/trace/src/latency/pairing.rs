@@ -41,6 +41,8 @@ pub(super) struct InFlight {
     flushes: VecDeque<Pending>,
     /// Places of requests with identity.
     by_id: HashMap<u64, Place>,
+    /// Number of those that have no sectors.
+    without_sectors: usize,
     next: u64,
 }
 
@@ -54,8 +56,7 @@ enum Place {
 
 impl InFlight {
     pub fn len(&self) -> usize {
-        let here = |p: &&Place| matches!(p, Place::Here(_));
-        self.ranges.len() + self.flushes.len() + self.by_id.values().filter(here).count()
+        self.ranges.len() + self.flushes.len() + self.without_sectors
     }
 
     pub fn add(&mut self, pending: Pending) {
@@ -63,7 +64,11 @@ impl InFlight {
         if pending.sector == pending.end {
             match id {
                 Some(id) => {
-                    self.by_id.insert(id, Place::Here(Box::new(pending)));
+                    let place = Place::Here(Box::new(pending));
+                    let before = self.by_id.insert(id, place);
+                    if !matches!(before, Some(Place::Here(_))) {
+                        self.without_sectors += 1;
+                    }
                 }
                 None => self.flushes.push_back(pending),
             }
@@ -73,7 +78,8 @@ impl InFlight {
         let key = (pending.sector, self.next);
         self.ranges.insert(key, pending);
         if let Some(id) = id {
-            self.by_id.insert(id, Place::Range(key));
+            let before = self.by_id.insert(id, Place::Range(key));
+            self.without_sectors -= usize::from(matches!(before, Some(Place::Here(_))));
         }
     }
 
@@ -89,7 +95,10 @@ impl InFlight {
     pub fn take_id(&mut self, id: u64) -> Option<Pending> {
         match self.by_id.remove(&id)? {
             Place::Range(key) => self.ranges.remove(&key),
-            Place::Here(pending) => Some(*pending),
+            Place::Here(pending) => {
+                self.without_sectors -= 1;
+                Some(*pending)
+            }
         }
     }
 
@@ -98,6 +107,7 @@ impl InFlight {
         let ranges = std::mem::take(&mut self.ranges).into_values();
         let flushes = std::mem::take(&mut self.flushes);
         let here = std::mem::take(&mut self.by_id).into_values();
+        self.without_sectors = 0;
         let here = here.filter_map(|place| match place {
             Place::Here(pending) => Some(*pending),
             Place::Range(_) => None,

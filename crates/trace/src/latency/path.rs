@@ -10,50 +10,71 @@
 //!
 //! Where events below may have been lost, all that can't be known: such requests are counted, and are in no hop.
 
-use super::{Life, Samples};
+use super::tally::{Sums, Tally};
+use super::{Life, Part, Samples};
 use crate::{Action, Device, Event, Extra};
 use pvblk_block::Op;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-/// A part of a request's path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part {
-    /// On this device, from Q until the issue.
-    Wait,
-    /// From this device's D to the Q of the given device below it.
-    Down(Device),
-    /// From this device's D to its C, with no device below.
-    Work,
-    /// From the C of the given device below to this one's C.
-    Up(Device),
-}
-
 /// One hop of a path, over all requests.
 #[derive(Clone, Debug)]
-pub struct PathHop {
+pub struct PathHop<T = Samples> {
     pub device: Device,
     pub part: Part,
     /// Times of the requests that passed it.
-    pub times: Samples,
+    pub times: T,
 }
 
 /// Times of a device's requests, hop by hop through all layers below it.
 #[derive(Clone, Debug, Default)]
-pub struct Path {
+pub struct Path<T = Samples> {
     /// Hops in the order in which a request passes them.
-    pub hops: Vec<PathHop>,
+    pub hops: Vec<PathHop<T>>,
     /// Time from Q to C on the uppermost device, of the requests that were followed.
-    pub total: Samples,
-    /// Requests without any events below.
+    pub total: T,
+    /// Requests without any events below. In [`Paths::live`] they are in `total` and `hops`, too.
     pub alone: u64,
     /// Requests below which events may have been lost.
     pub unknown: u64,
+    /// The slowest requests, in [`Paths::live`] only; the slowest is the first.
+    pub slowest: Vec<FollowedRequest>,
 }
 
-type HopTime = (Device, Part, u64);
+/// A hop of one request: the device, the part of the path, and its length in nanoseconds.
+pub type HopTime = (Device, Part, u64);
+
+/// One request with its hops through all layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FollowedRequest {
+    pub op: Op,
+    /// First sector (512 B).
+    pub sector: u64,
+    /// Length in sectors.
+    pub sectors: u64,
+    /// Time of Q on the uppermost device, in nanoseconds of the events' clock.
+    pub begin_ns: u64,
+    /// Time from Q to C.
+    pub total_ns: u64,
+    /// One after the other: together they take the whole time.
+    pub hops: Vec<HopTime>,
+}
+
+/// A completed request and what was found below it.
+#[derive(Clone, Debug, Default)]
+pub struct Followed {
+    /// A number of its own among all requests of all layers.
+    pub number: u64,
+    /// Numbers of the requests below that it waited for.
+    pub below: Vec<u64>,
+    /// Of a request on an uppermost layer: its time from Q to C through all layers, hop by hop without a pause, in nanoseconds. `None` if
+    /// nothing was found below, or events may be lost.
+    pub way: Option<Vec<HopTime>>,
+}
 
 /// A completed request on a layer that has another one above it.
 struct EndedRequest {
+    /// See [`Followed::number`].
+    number: u64,
     /// The identity, if it is that of a request that the layer above issued.
     id: Option<u64>,
     /// Its own operation, if it is the upper one's, too.
@@ -72,10 +93,13 @@ const LONGEST_DOWN_NS: u64 = 1_000_000_000;
 /// Most completed requests kept for one upper layer: more than can be in flight on a ring.
 const MOST_KEPT: usize = 2048;
 
+/// Most completed requests kept for all layers together: some 20 MiB.
+const MOST_KEPT_IN_ALL: usize = 1 << 16;
+
 /// Combines the requests of all layers. Call [`Paths::life`] for every request, in the order of completion.
-#[derive(Default)]
-pub struct Paths {
-    names: BTreeMap<Device, String>,
+pub struct Paths<T = Samples> {
+    names: HashMap<Device, String>,
+    by_name: HashMap<String, Vec<Device>>,
     /// Devices across rings: from `X/back` to all `X/front` and `X/guest`.
     fronts: HashMap<Device, Vec<Device>>,
     /// Devices that have another one below, with all that were seen below.
@@ -87,29 +111,92 @@ pub struct Paths {
     /// Layers that hand requests down as they are, with the layer below.
     hands_down: HashSet<(Device, Device)>,
     ended: HashMap<Device, VecDeque<EndedRequest>>,
-    paths: BTreeMap<Device, Path>,
+    /// Number of all in `ended`.
+    kept: usize,
+    paths: BTreeMap<Device, Path<T>>,
+    /// Most requests in [`Path::slowest`].
+    most_slowest: usize,
+    /// Requests without events below are followed as far as they are known.
+    takes_alone: bool,
+    /// Number of the last request.
+    last: u64,
 }
 
-impl Paths {
+impl Default for Paths {
+    fn default() -> Paths {
+        Paths::make(0, false)
+    }
+}
+
+impl Paths<Sums> {
+    /// In bounded memory, with the `most_slowest` slowest requests of each uppermost device. Requests without any events below are in the figures,
+    /// too: their hops end where their events do.
+    pub fn live(most_slowest: usize) -> Paths<Sums> {
+        Paths::make(most_slowest, true)
+    }
+}
+
+impl<T: Tally> Paths<T> {
+    fn make(most_slowest: usize, takes_alone: bool) -> Paths<T> {
+        Paths {
+            names: HashMap::new(),
+            by_name: HashMap::new(),
+            fronts: HashMap::new(),
+            uppers: BTreeMap::new(),
+            gaps: HashMap::new(),
+            issued: HashSet::new(),
+            hands_down: HashSet::new(),
+            ended: HashMap::new(),
+            kept: 0,
+            paths: BTreeMap::new(),
+            most_slowest,
+            takes_alone,
+            last: 0,
+        }
+    }
+
     /// Sets a device's name.
     pub fn name(&mut self, device: Device, name: &str) {
-        self.names.insert(device, name.to_owned());
-        self.fronts.clear();
-        let all = &self.names;
-        for (back, name) in all {
-            let Some(scope) = name.strip_suffix("/back") else {
-                continue;
-            };
-            let is_front = |name: &str| {
-                let layer = name.strip_prefix(scope);
-                matches!(layer, Some("/front" | "/guest"))
-            };
-            let fronts = all.iter().filter(|(_, n)| is_front(n));
-            let fronts: Vec<Device> = fronts.map(|(d, _)| *d).collect();
-            for front in &fronts {
+        let before = self.names.insert(device, name.to_owned());
+        if before.as_deref() == Some(name) {
+            return;
+        }
+        if let Some(before) = before {
+            if let Some(same) = self.by_name.get_mut(&before) {
+                same.retain(|d| *d != device);
+            }
+            self.fronts.remove(&device);
+            self.fronts
+                .values_mut()
+                .for_each(|all| all.retain(|d| *d != device));
+        }
+        self.by_name
+            .entry(name.to_owned())
+            .or_default()
+            .push(device);
+        let of = |scope: &str, layer: &str| -> Vec<Device> {
+            let found = self.by_name.get(&format!("{scope}/{layer}"));
+            found.cloned().unwrap_or_default()
+        };
+        let ends = match name.rsplit_once('/') {
+            Some((scope, "back")) => {
+                let fronts = [of(scope, "front"), of(scope, "guest")].concat();
+                Some((fronts, vec![device]))
+            }
+            Some((scope, "front" | "guest")) => Some((vec![device], of(scope, "back"))),
+            _ => None,
+        };
+        for (fronts, back) in ends
+            .iter()
+            .flat_map(|(f, backs)| backs.iter().map(move |b| (f, b)))
+        {
+            let known = self.fronts.entry(*back).or_default();
+            known.extend(fronts);
+            known.sort_unstable();
+            known.dedup();
+            for front in fronts {
                 self.uppers.entry(*front).or_default().insert(*back);
             }
-            self.fronts.insert(*back, fronts);
         }
     }
 
@@ -131,10 +218,14 @@ impl Paths {
         let all = event.device == Device::ALL;
         self.issued
             .retain(|(device, _)| !all && *device != event.device);
-        let gap = self.gaps.entry(event.device).or_default();
+        self.add_gap(event.device, event.time_ns, until_ns);
+    }
+
+    fn add_gap(&mut self, device: Device, from_ns: u64, until_ns: u64) {
+        let gap = self.gaps.entry(device).or_default();
         // Gaps come in order of time. One that follows at once is the same gap.
-        if event.time_ns > gap.1 {
-            gap.0 = event.time_ns;
+        if from_ns > gap.1 {
+            gap.0 = from_ns;
         }
         gap.1 = gap.1.max(until_ns);
     }
@@ -150,6 +241,13 @@ impl Paths {
 
     /// Adds a completed request.
     pub fn life(&mut self, life: &Life) {
+        self.follow(life);
+    }
+
+    /// Adds a completed request, and tells what was found below it.
+    pub fn follow(&mut self, life: &Life) -> Followed {
+        self.last += 1;
+        let number = self.last;
         let uppers = match life.from {
             Some(from) => {
                 self.uppers.entry(from).or_default().insert(life.device);
@@ -164,13 +262,25 @@ impl Paths {
         let gap = lowers.any(|lower| self.has_gap(*lower, begin_ns, end_ns));
         let ended = self.ended.get(&life.device);
         let below = ended.map_or_else(Vec::new, |e| below(e, life));
-        let followed = !below.is_empty();
+        let numbers: Vec<u64> = below.iter().map(|b| b.number).collect();
         let hops = hops(life, &below).filter(|_| !gap);
+        // Handed down as it is: of no other request.
+        let used = below
+            .first()
+            .and_then(|b| b.id)
+            .filter(|_| life.id.is_some());
+        if let Some(used) = used {
+            self.use_up(life.device, used);
+        }
         if uppers.is_empty() {
-            if has_below {
-                self.add(life, hops, followed);
+            if has_below || self.takes_alone {
+                self.add(life, hops.as_deref(), !numbers.is_empty());
             }
-            return;
+            return Followed {
+                number,
+                way: hops.filter(|_| has_below && !numbers.is_empty()),
+                below: numbers,
+            };
         }
         for upper in uppers {
             let id = life.id.filter(|id| self.issued.contains(&(upper, *id)));
@@ -184,13 +294,19 @@ impl Paths {
                     continue;
                 }
             }
+            if self.kept == MOST_KEPT_IN_ALL {
+                self.forget(life.complete_ns);
+            }
             let kept = self.ended.entry(upper).or_default();
+            self.kept += 1;
             if kept.len() == MOST_KEPT {
                 kept.pop_front();
+                self.kept -= 1;
             }
             // Made by an array: for one sector of the request above.
             let made = life.from_sector.filter(|sector| *sector != life.sector);
             kept.push_back(EndedRequest {
+                number,
                 id,
                 op: made.is_none().then_some(life.op),
                 sector: made.unwrap_or(life.sector),
@@ -200,9 +316,31 @@ impl Paths {
                 hops: hops.clone(),
             });
         }
+        Followed {
+            number,
+            below: numbers,
+            way: None,
+        }
     }
 
-    fn add(&mut self, life: &Life, hops: Option<Vec<HopTime>>, followed: bool) {
+    fn use_up(&mut self, upper: Device, id: u64) {
+        let Some(ended) = self.ended.get_mut(&upper) else {
+            return;
+        };
+        if let Some(at) = ended.iter().rposition(|e| e.id == Some(id)) {
+            ended.remove(at);
+            self.kept -= 1;
+        }
+    }
+
+    /// Too many were kept. Those in flight above them can't be followed any more.
+    fn forget(&mut self, now_ns: u64) {
+        self.ended.clear();
+        self.kept = 0;
+        self.add_gap(Device::ALL, now_ns, now_ns);
+    }
+
+    fn add(&mut self, life: &Life, hops: Option<&[HopTime]>, followed: bool) {
         let path = self.paths.entry(life.device).or_default();
         let Some(hops) = hops else {
             path.unknown += 1;
@@ -210,14 +348,17 @@ impl Paths {
         };
         if !followed {
             path.alone += 1;
-            return;
+            if !self.takes_alone {
+                return;
+            }
         }
         path.total.record(life.total_ns());
+        path.keep_slowest(life, hops, self.most_slowest);
         let mut place = 0;
-        for (device, part, ns) in hops {
-            let same = |h: &PathHop| h.device == device && h.part == part;
+        for &(device, part, ns) in hops {
+            let same = |h: &PathHop<T>| h.device == device && h.part == part;
             let at = path.hops.iter().position(same).unwrap_or_else(|| {
-                let times = Samples::default();
+                let times = T::default();
                 let hop = PathHop {
                     device,
                     part,
@@ -231,9 +372,44 @@ impl Paths {
         }
     }
 
+    /// A hop's name in tables, such as `vm1/front: down to ring`.
+    pub fn hop_name(&self, device: Device, part: Part) -> String {
+        let name = |device: Device| {
+            let name = self.names.get(&device);
+            name.map_or_else(|| device.to_string(), Clone::clone)
+        };
+        part.name(&name(device), name)
+    }
+
     /// Takes the paths since the last call, by uppermost device.
-    pub fn take(&mut self) -> BTreeMap<Device, Path> {
+    pub fn take(&mut self) -> BTreeMap<Device, Path<T>> {
         std::mem::take(&mut self.paths)
+    }
+
+    /// The device's name, if it is known.
+    pub fn name_of(&self, device: Device) -> Option<&str> {
+        self.names.get(&device).map(String::as_str)
+    }
+}
+
+impl<T> Path<T> {
+    fn keep_slowest(&mut self, life: &Life, hops: &[HopTime], most: usize) {
+        let total_ns = life.total_ns();
+        let is_slow = |of: &FollowedRequest| total_ns > of.total_ns;
+        if most == 0 || self.slowest.len() == most && !self.slowest.last().is_some_and(is_slow) {
+            return;
+        }
+        self.slowest.truncate(most - 1);
+        let at = self.slowest.partition_point(|s| s.total_ns >= total_ns);
+        let request = FollowedRequest {
+            op: life.op,
+            sector: life.sector,
+            sectors: life.sectors,
+            begin_ns: life.queue_ns,
+            total_ns,
+            hops: hops.to_vec(),
+        };
+        self.slowest.insert(at, request);
     }
 }
 
@@ -271,15 +447,28 @@ fn below<'a>(ended: &'a VecDeque<EndedRequest>, life: &Life) -> Vec<&'a EndedReq
 /// The hops of `life`; `None` if those of a request below aren't known.
 fn hops(life: &Life, below: &[&EndedRequest]) -> Option<Vec<HopTime>> {
     let device = life.device;
-    let issue_ns = life.issue_ns.unwrap_or(life.queue_ns);
+    let Some(issue_ns) = life.issue_ns else {
+        return Some(vec![(device, Part::Answer, life.total_ns())]);
+    };
     let mut hops = Vec::new();
-    hops.push((device, Part::Wait, issue_ns.saturating_sub(life.queue_ns)));
-    let mut before_ns = issue_ns;
+    // Where requests are inserted or merged, the tag isn't what they wait for.
+    let alone = life.insert_ns.is_none() && life.merge_ns.is_none();
+    let got_ns = life.get_ns.filter(|ns| alone && *ns <= issue_ns);
+    if let Some(ns) = got_ns {
+        hops.push((device, Part::Get, ns.saturating_sub(life.queue_ns)));
+    }
+    let from_ns = got_ns.unwrap_or(life.queue_ns).max(life.queue_ns);
+    hops.push((device, Part::Wait, issue_ns.saturating_sub(from_ns)));
+    let mut before_ns = issue_ns.max(life.queue_ns);
     let mut last = None;
     for b in below {
         let of = b.hops.as_deref()?;
         let lower = of.first().map_or(device, |h| h.0);
-        hops.push((device, Part::Down(lower), b.queue_ns - before_ns));
+        hops.push((
+            device,
+            Part::Down(lower),
+            b.queue_ns.saturating_sub(before_ns),
+        ));
         hops.extend_from_slice(of);
         before_ns = b.complete_ns;
         last = Some(lower);
@@ -419,5 +608,58 @@ mod tests {
         let found = paths.take();
         let path = &found[&Device::new(Device::MAJOR, 0)];
         assert_eq!((path.alone, path.total.count()), (1, 0));
+    }
+
+    #[test]
+    fn requests_that_nobody_waits_for_do_not_add_up() {
+        let mut paths = Paths::live(10);
+        // A resync reads members of many arrays, for no request above.
+        for n in 0..2 * MOST_KEPT_IN_ALL as u64 {
+            let upper = 1000 + (n % 100) as u32;
+            paths.life(&life(1, Some(upper), [n, n, n]));
+            assert!(paths.kept <= MOST_KEPT_IN_ALL);
+        }
+        let kept: usize = paths.ended.values().map(VecDeque::len).sum();
+        assert_eq!(kept, paths.kept);
+        // A request that was in flight when they were forgotten isn't followed: those below it may have been among them.
+        let ns = 2 * MOST_KEPT_IN_ALL as u64;
+        paths.life(&life(1000, None, [10, 20, ns]));
+        let path = &paths.take()[&Device::new(Device::MAJOR, 1000)];
+        assert_eq!((path.unknown, path.total.count()), (1, 0));
+        // A later one is.
+        paths.life(&life(1000, None, [ns + 1, ns + 2, ns + 3]));
+        let path = &paths.take()[&Device::new(Device::MAJOR, 1000)];
+        assert_eq!((path.unknown, path.total.count()), (0, 1));
+    }
+
+    #[test]
+    fn a_request_that_was_handed_down_is_kept_until_the_one_above_ends() {
+        let mut paths = Paths::live(10);
+        for n in 0..10_000 {
+            let issue = Event {
+                action: Action::Issue,
+                device: Device::new(Device::MAJOR, 1),
+                extra: Extra::Request(n % 3),
+                ..crate::event::tests::event()
+            };
+            paths.event(&issue);
+            let id = Some(n % 3);
+            let at = |times: [u64; 3]| times.map(|t| n * 100 + t);
+            let lower = Life {
+                id,
+                ..life(2, Some(1), at([3, 4, 9]))
+            };
+            paths.life(&lower);
+            assert_eq!(paths.kept, 1);
+            let upper = Life {
+                id,
+                ..life(1, None, at([1, 2, 10]))
+            };
+            paths.life(&upper);
+            assert_eq!(paths.kept, 0);
+        }
+        let path = &paths.take()[&Device::new(Device::MAJOR, 1)];
+        assert_eq!((path.total.count(), path.alone), (10_000, 0));
+        assert_eq!(path.slowest.len(), 10);
     }
 }

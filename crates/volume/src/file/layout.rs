@@ -1,13 +1,12 @@
 //! Opening a file or block device, and what can be known about it.
 
+use crate::opener::{FileOpener, PathStat};
 use crate::spec::FileSpec;
 use pvblk_block::{Error, SECTOR};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, OFlags, SeekFrom, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
-use std::fs::{Metadata, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 
 /// Filesystems whose pages are the medium (linux/magic.h): io_uring would hand I/O on them to a worker thread.
 const MEMORY_FILESYSTEMS: [u64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
@@ -53,21 +52,24 @@ pub(super) fn os(spec: &FileSpec, what: &str, e: impl Into<std::io::Error>) -> E
 
 impl Layout {
     /// Opens, locks, and if asked to makes or extends the file of `spec`.
-    pub(super) fn open(spec: &FileSpec) -> Result<Layout, Error> {
+    pub(super) fn open(spec: &FileSpec, opener: &dyn FileOpener) -> Result<Layout, Error> {
         // Looked at before it is opened: opening a pipe would block, opening a tape would wind it.
-        let known = match std::fs::metadata(&spec.path) {
-            Ok(metadata) => Some(metadata),
+        let known = match opener.stat(&spec.path) {
+            Ok(stat) => Some(stat),
             Err(e) if e.kind() == ErrorKind::NotFound && spec.size_bytes.is_some() => None,
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 return Err(refuse(spec, missing_hint(spec)));
             }
             Err(e) => return Err(os(spec, "can't look at it", e)),
         };
-        let is_block_device = known
-            .as_ref()
-            .is_some_and(|m| m.file_type().is_block_device());
-        if let Some(m) = known.as_ref().filter(|m| !m.is_file() && !is_block_device) {
-            let what = if m.is_dir() { "a directory, " } else { "" };
+        let kind = known.map(|stat| stat.kind());
+        let is_block_device = kind == Some(FileType::BlockDevice);
+        let what = match kind {
+            None | Some(FileType::RegularFile | FileType::BlockDevice) => None,
+            Some(FileType::Directory) => Some("a directory, "),
+            Some(_) => Some(""),
+        };
+        if let Some(what) = what {
             return Err(refuse(
                 spec,
                 format!("it is {what}neither a regular file nor a block device"),
@@ -79,29 +81,30 @@ impl Layout {
                 "it is a block device; `size` is for regular files, drop it",
             ));
         }
-        let file = open_file(spec, is_block_device)?;
+        let file = open_file(spec, opener, is_block_device)?;
         let now = rustix::fs::fstat(&file).map_err(|e| os(spec, "can't look at it", e))?;
         let expected = [FileType::RegularFile, FileType::BlockDevice][usize::from(is_block_device)];
         if FileType::from_raw_mode(now.st_mode) != expected {
             return Err(refuse(spec, "it was replaced while it was opened"));
         }
         if spec.lock {
-            super::lock::take(spec, file.as_fd())?;
+            super::lock::take(spec, opener, file.as_fd())?;
         }
         if let Some(size) = spec.size_bytes.filter(|&s| s > now.st_size.max(0) as u64) {
             rustix::fs::ftruncate(&file, size).map_err(|e| os(spec, "can't extend it", e))?;
         }
         if is_block_device {
-            Layout::of_block_device(spec, file, known.as_ref())
+            Layout::of_block_device(spec, opener, file, known)
         } else {
-            Layout::of_regular_file(spec, file)
+            Layout::of_regular_file(spec, opener, file)
         }
     }
 
     fn of_block_device(
         spec: &FileSpec,
+        opener: &dyn FileOpener,
         file: OwnedFd,
-        metadata: Option<&Metadata>,
+        stat: Option<PathStat>,
     ) -> Result<Layout, Error> {
         let ask = |r: rustix::io::Result<u32>| {
             r.map_err(|e| os(spec, "can't ask for its sector size", e))
@@ -123,13 +126,17 @@ impl Layout {
             }),
             in_memory: false,
             tells_of_writes: true,
-            non_rotational: metadata.is_none_or(|m| !is_rotational(m.rdev())),
-            readahead_bytes: metadata.map_or(0, |m| readahead_bytes(m.rdev())),
+            non_rotational: stat.is_none_or(|s| !is_rotational(opener, s.device)),
+            readahead_bytes: stat.map_or(0, |s| readahead_bytes(opener, s.device)),
             file,
         })
     }
 
-    fn of_regular_file(spec: &FileSpec, file: OwnedFd) -> Result<Layout, Error> {
+    fn of_regular_file(
+        spec: &FileSpec,
+        opener: &dyn FileOpener,
+        file: OwnedFd,
+    ) -> Result<Layout, Error> {
         let known = direct_alignment(file.as_fd());
         if spec.direct && known == Some((0, 0)) {
             return Err(refuse(spec, "this file can't do O_DIRECT; drop `direct`"));
@@ -171,7 +178,8 @@ impl Layout {
             in_memory: MEMORY_FILESYSTEMS.contains(&magic),
             tells_of_writes: TELLING_FILESYSTEMS.contains(&magic),
             non_rotational: true,
-            readahead_bytes: rustix::fs::fstat(&file).map_or(0, |s| readahead_bytes(s.st_dev)),
+            readahead_bytes: rustix::fs::fstat(&file)
+                .map_or(0, |s| readahead_bytes(opener, s.st_dev)),
             file,
         })
     }
@@ -212,28 +220,27 @@ fn missing_hint(spec: &FileSpec) -> &'static str {
     }
 }
 
-fn open_file(spec: &FileSpec, is_block_device: bool) -> Result<OwnedFd, Error> {
-    let mut flags = OFlags::empty();
+fn open_file(
+    spec: &FileSpec,
+    opener: &dyn FileOpener,
+    is_block_device: bool,
+) -> Result<OwnedFd, Error> {
+    let mut flags = match spec.read_only {
+        true => OFlags::RDONLY,
+        false => OFlags::RDWR,
+    };
+    flags.set(OFlags::CREATE, spec.size_bytes.is_some());
     flags.set(OFlags::DIRECT, spec.direct);
     // Linux refuses O_EXCL on a block device that is mounted or part of another device.
     let exclusive = is_block_device && spec.lock && !spec.read_only;
     flags.set(OFlags::EXCL, exclusive);
-    let open = |flags: OFlags| {
-        OpenOptions::new()
-            .read(true)
-            .write(!spec.read_only)
-            .create(spec.size_bytes.is_some())
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(flags.bits() as i32)
-            .open(&spec.path)
-    };
+    let open = |flags| opener.open(&spec.path, flags, Mode::RUSR | Mode::WUSR);
     // A read that stores its time waits for the filesystem's journal. Only the file's owner may do without.
     let opened = match open(flags | OFlags::NOATIME) {
         Err(e) if Errno::from_io_error(&e) == Some(Errno::PERM) => open(flags),
         opened => opened,
     };
-    opened.map(OwnedFd::from).map_err(|e| match Errno::from_io_error(&e) {
+    opened.map_err(|e| match Errno::from_io_error(&e) {
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) if !spec.read_only => os(
             spec,
             "can't be opened for writing; add `ro` to only read it",
@@ -284,22 +291,15 @@ fn can_punch(file: BorrowedFd<'_>, length: u64) -> bool {
     rustix::fs::fallocate(file, mode, behind, 4096).is_ok()
 }
 
-/// A leaf of a device's folder in sysfs; a partition has no queue of its own.
-fn of_device(device: u64, leaf: &str) -> Option<String> {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let text =
-        |folder| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{folder}{leaf}"));
-    ["", "../"].into_iter().find_map(|f| text(f).ok())
-}
-
-fn is_rotational(device: u64) -> bool {
-    of_device(device, "queue/rotational").is_some_and(|text| text.trim() == "1")
+fn is_rotational(opener: &dyn FileOpener, device: u64) -> bool {
+    let text = opener.device_text(device, "queue/rotational");
+    text.is_ok_and(|text| text.trim() == "1")
 }
 
 /// Bytes that the kernel reads ahead on a device; 0 where it doesn't say, as for filesystems without one
 /// device.
-fn readahead_bytes(device: u64) -> u32 {
-    let text = of_device(device, "queue/read_ahead_kb");
-    let kib = text.and_then(|t| t.trim().parse::<u32>().ok());
+fn readahead_bytes(opener: &dyn FileOpener, device: u64) -> u32 {
+    let text = opener.device_text(device, "queue/read_ahead_kb");
+    let kib = text.ok().and_then(|t| t.trim().parse::<u32>().ok());
     kib.and_then(|k| k.checked_mul(1024)).unwrap_or(0)
 }

@@ -4,12 +4,9 @@
 //! All locks are held by the description that the data goes through, so the kernel keeps them until the last operation on it has ended,
 //! even if the process has ended before.
 
-mod holder;
-mod loops;
-
 use super::layout::{os, refuse};
+use crate::opener::{FileOpener, LockHolder};
 use crate::spec::FileSpec;
-use holder::Holder;
 use pvblk_block::Error;
 use pvblk_sys::locks;
 use rustix::fs::FlockOperation;
@@ -44,8 +41,13 @@ enum Held {
 }
 
 /// Warns of a loop device that was set up over the file since it was opened.
-pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
-    if let Some(device) = loops::find(file, read_only) {
+pub(super) fn warn_of_loops(
+    opener: &dyn FileOpener,
+    name: &str,
+    file: BorrowedFd<'_>,
+    read_only: bool,
+) {
+    if let Some(device) = opener.loop_over(file, read_only) {
         tracing::error!(
             "{name}: the loop device {} was set up over it; both write to it, which destroys data",
             device.display()
@@ -55,11 +57,15 @@ pub(super) fn warn_of_loops(name: &str, file: BorrowedFd<'_>, read_only: bool) {
 
 /// Takes the locks, or names the holder in the error. Waits if the holder is a process that has ended while
 /// I/O of it hasn't.
-pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
+pub(super) fn take(
+    spec: &FileSpec,
+    opener: &dyn FileOpener,
+    file: BorrowedFd<'_>,
+) -> Result<(), Error> {
     let start = Instant::now();
     let refusal = wait_for(
         || attempt(spec, file),
-        || holder::find(file),
+        || opener.lock_holder(file),
         || start.elapsed(),
         |holder, wait| {
             tracing::warn!(
@@ -70,19 +76,37 @@ pub(super) fn take(spec: &FileSpec, file: BorrowedFd<'_>) -> Result<(), Error> {
         },
     )?;
     match refusal {
-        None => loops::refuse_any(spec, file),
+        None => refuse_loops(spec, opener, file),
         Some((held, holder)) => Err(refuse(spec, why(spec, held, &holder))),
     }
+}
+
+/// Refuses a file that a loop device stands on, unless neither of the two writes.
+fn refuse_loops(
+    spec: &FileSpec,
+    opener: &dyn FileOpener,
+    file: BorrowedFd<'_>,
+) -> Result<(), Error> {
+    let Some(device) = opener.loop_over(file, spec.read_only) else {
+        return Ok(());
+    };
+    let device = device.display();
+    Err(refuse(
+        spec,
+        format!(
+            "the loop device {device} is set up over it; end that first (losetup -d {device}), or add `nolock` if that is safe"
+        ),
+    ))
 }
 
 /// Attempts until the locks are taken (`None`), or were held at an attempt for which the time was over. `elapsed` is the time since the first attempt;
 /// `tell` is called when a wait begins.
 fn wait_for(
     attempt: impl Fn() -> Result<Option<Held>, Error>,
-    look: impl Fn() -> Holder,
+    look: impl Fn() -> LockHolder,
     elapsed: impl Fn() -> Duration,
-    tell: impl Fn(&Holder, Duration),
-) -> Result<Option<(Held, Holder)>, Error> {
+    tell: impl Fn(&LockHolder, Duration),
+) -> Result<Option<(Held, LockHolder)>, Error> {
     let mut told = None;
     let mut has_ended = false;
     loop {
@@ -93,19 +117,19 @@ fn wait_for(
         };
         let holder = look();
         let wait = match holder {
-            Holder::Process { .. } => WAITS_FOR_LIVING,
-            Holder::Ended => {
+            LockHolder::Process { .. } => WAITS_FOR_LIVING,
+            LockHolder::Ended => {
                 has_ended = true;
                 WAITS_FOR_IO
             }
             // The lock may have become free since the attempt.
-            Holder::Unknown if has_ended => WAITS_FOR_IO,
-            Holder::Unknown => WAITS_FOR_UNKNOWN,
+            LockHolder::Unknown if has_ended => WAITS_FOR_IO,
+            LockHolder::Unknown => WAITS_FOR_UNKNOWN,
         };
         if attempted >= wait {
             return Ok(Some((held, holder)));
         }
-        let waits = !matches!(holder, Holder::Process { .. });
+        let waits = !matches!(holder, LockHolder::Process { .. });
         if waits && told.replace(wait) != Some(wait) {
             tell(&holder, wait);
         }
@@ -113,21 +137,21 @@ fn wait_for(
     }
 }
 
-fn why(spec: &FileSpec, held: Held, holder: &Holder) -> String {
+fn why(spec: &FileSpec, held: Held, holder: &LockHolder) -> String {
     let who = match (held, spec.read_only) {
         (Held::ByAnotherOfOurs, false) => "another volume has it open and locked",
         (Held::ByAnotherOfOurs, true) => "a writer has it open and locked",
         (Held::ByAnother, _) => "another program has it open and locked, as QEMU does",
     };
     match holder {
-        Holder::Process { .. } => {
+        LockHolder::Process { .. } => {
             format!("{who}: {holder}; close that first, or add `nolock` if that is safe")
         }
-        Holder::Ended => format!(
+        LockHolder::Ended => format!(
             "{who}: {holder}, after {} s; start again when the medium answers",
             WAITS_FOR_IO.as_secs()
         ),
-        Holder::Unknown => format!("{who}; close that first, or add `nolock` if that is safe"),
+        LockHolder::Unknown => format!("{who}; close that first, or add `nolock` if that is safe"),
     }
 }
 
@@ -210,7 +234,7 @@ mod tests {
     use std::cell::Cell;
 
     /// The end of a wait for locks that are free from the attempt with number `free` on, when each look takes `look`.
-    fn waited(free: usize, look: Duration) -> Option<(Held, Holder)> {
+    fn waited(free: usize, look: Duration) -> Option<(Held, LockHolder)> {
         let (attempts, now) = (Cell::new(0), Cell::new(Duration::ZERO));
         let attempt = || {
             attempts.set(attempts.get() + 1);
@@ -219,7 +243,7 @@ mod tests {
         };
         let slow = || {
             now.set(now.get() + look);
-            Holder::Unknown
+            LockHolder::Unknown
         };
         wait_for(attempt, slow, || now.get(), |_, _| {}).unwrap()
     }

@@ -1,6 +1,7 @@
 //! Disks of other servers as volumes: `vhost-user`, `rings`.
 
 use super::parse::{size, unknown};
+use crate::opener::{self, FileOpener};
 use pvblk_block::units::Size;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_client::local::{ConnectOptions, LocalDisk};
@@ -34,10 +35,12 @@ pub struct Need {
     pub patience: Option<Duration>,
     /// Set when a server of rings asks to end, or is given up.
     pub ended: Arc<AtomicBool>,
+    /// Opens files, now and while the volume is used.
+    pub opener: Arc<dyn FileOpener>,
 }
 
 impl Default for Need {
-    /// That of a disk that is served: 4 queues, fewer if there aren't as many, made at the start; a minute of patience.
+    /// That of a disk that is served: 4 queues, fewer if there aren't as many, made at the start; a minute of patience; files are opened in this process.
     fn default() -> Need {
         Need {
             queues: 4,
@@ -46,6 +49,7 @@ impl Default for Need {
             buffer_bytes: 16 << 20,
             patience: Some(Duration::from_secs(60)),
             ended: Arc::default(),
+            opener: opener::in_process(),
         }
     }
 }

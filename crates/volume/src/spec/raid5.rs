@@ -117,7 +117,7 @@ impl Raid5Spec {
                 }
             }
             if found.len() == devices.len() {
-                replaced::refuse(self, members, &found)?;
+                replaced::refuse(self, members, &found, &need.opener)?;
             }
         }
         let assembly = raid5::assemble(devices, &self.options(), &mut raid5::sleepy())?;
@@ -152,7 +152,7 @@ impl Raid5Spec {
             path: self.write_path,
             member_timeout: self.member_timeout,
             re_add: self.re_add,
-            names: &SpecNames,
+            names: Arc::new(SpecNames::new(need)),
             ..ArrayOptions::default()
         };
         let array = raid5::Raid5::start(assembly, &options)?;

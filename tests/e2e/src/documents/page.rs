@@ -89,7 +89,9 @@ impl Block {
     /// Servers that it starts in the background and whose output is seen.
     pub fn servers(&self) -> usize {
         let server = |c: &&String| {
-            (c.starts_with("pvblk serve ") || c.starts_with("pvblk attach "))
+            ["serve", "attach", "web"]
+                .iter()
+                .any(|word| c.starts_with(&format!("pvblk {word} ")))
                 && c.ends_with('&')
                 && !c.contains('>')
         };

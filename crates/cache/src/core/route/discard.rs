@@ -37,7 +37,8 @@ impl<P: Policy> Core<P> {
                     self.release(number);
                     return true;
                 }
-                self.write_out(page, page + 1, request.owner);
+                let whom = (request.owner, request.request.followed);
+                self.write_out(page, page + 1, whom);
                 self.waiters.add(frame, id, NO_PAGE);
                 return false;
             }

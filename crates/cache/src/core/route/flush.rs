@@ -12,6 +12,7 @@ impl<P: Policy> Core<P> {
             io: &mut self.io,
             ranges: &self.ranges,
             runner: flush.owner,
+            followed: false,
         };
         if self.writes.go_on_with_flush(flush, below)
             && let Some(request) = self.requests.get(flush.request)
@@ -43,12 +44,18 @@ impl<P: Policy> Core<P> {
         }
     }
 
-    /// Writes the dirty ones of these pages, for a request of `runner` that waits for it.
-    pub(in crate::core) fn write_out(&mut self, page: u64, end: u64, runner: usize) {
+    /// Writes the dirty ones of these pages, for a request of `runner` that waits for it, and that traces follow or not.
+    pub(in crate::core) fn write_out(
+        &mut self,
+        page: u64,
+        end: u64,
+        (runner, followed): (usize, bool),
+    ) {
         let below = Below {
             io: &mut self.io,
             ranges: &self.ranges,
             runner,
+            followed,
         };
         self.writes.write_out(page, end, below);
     }
@@ -59,6 +66,7 @@ impl<P: Policy> Core<P> {
             io: &mut self.io,
             ranges: &self.ranges,
             runner,
+            followed: false,
         };
         self.writes.write_in_background(self.moment.now, below);
     }

@@ -83,7 +83,7 @@ impl<P: Policy> Core<P> {
             return true;
         };
         if self.fill(request, &mut filling) {
-            self.start(request.owner, filling);
+            self.start(request.owner, request.request.followed, filling);
             return true;
         }
         request.filling = Some(filling);
@@ -124,7 +124,7 @@ impl<P: Policy> Core<P> {
     }
 
     /// Starts the reads of a request's pages.
-    fn start(&mut self, owner: usize, mut filling: Filling) {
+    fn start(&mut self, owner: usize, followed: bool, mut filling: Filling) {
         let list = filling.take_frames(self.policy.keeps_frames_in_order());
         let mut frames = list.iter().copied();
         let shape = self.io.shape();
@@ -142,7 +142,8 @@ impl<P: Policy> Core<P> {
             let adjoins = !run.is_empty() && first + run.len() as u64 == page;
             if !adjoins || !shape.fits(&run, segments, frame) {
                 let next = self.reads.list();
-                self.start_run(first, std::mem::replace(&mut run, next), owner);
+                let full = std::mem::replace(&mut run, next);
+                self.start_run(first, full, (owner, followed));
                 (first, segments) = (page, 0);
             }
             segments += usize::from(run.last().is_none_or(|&l| l + 1 != frame));
@@ -156,7 +157,7 @@ impl<P: Policy> Core<P> {
                 self.memory.set_ahead(frame);
             }
         }
-        self.start_run(first, run, owner);
+        self.start_run(first, run, (owner, followed));
         // Without any frame, the request that comes to the window's first page tries again.
         let mark = filling.earlier_mark().filter(|_| !list.is_empty());
         if let Some(frame) = mark.and_then(|page| self.memory.find(page)) {
@@ -166,10 +167,10 @@ impl<P: Policy> Core<P> {
         self.reads.keep_list(list);
     }
 
-    fn start_run(&mut self, first: u64, run: Vec<u32>, owner: usize) {
+    fn start_run(&mut self, first: u64, run: Vec<u32>, (owner, followed): (usize, bool)) {
         match run.is_empty() {
             true => self.reads.keep_list(run),
-            false => self.io.read(first, run, owner),
+            false => self.io.read(first, run, owner, followed),
         }
     }
 
@@ -187,10 +188,10 @@ impl<P: Policy> Core<P> {
                 self.memory.unmark(frame);
                 let waiting = self.waiters.newest(frame);
                 let waiting = waiting.and_then(|number| self.requests.get(number));
-                let runner = waiting.map_or(BACKGROUND, |request| request.owner);
+                let whom = waiting.map_or((BACKGROUND, false), |r| (r.owner, r.request.followed));
                 let mut one = self.reads.list();
                 one.push(frame);
-                self.io.read(page, one, runner);
+                self.io.read(page, one, whom.0, whom.1);
                 continue;
             } else {
                 self.memory.drop_page(frame);

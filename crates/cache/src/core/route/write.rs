@@ -21,7 +21,7 @@ impl<P: Policy> Core<P> {
         let begin = write.at;
         let goes_on = self.write_pages(number, write, sync);
         if sync && write.at > begin {
-            self.write_out(begin, write.at, write.owner);
+            self.write_out(begin, write.at, (write.owner, write.request.followed));
         }
         goes_on && write.pending == 0
     }
@@ -196,8 +196,8 @@ impl<P: Policy> Core<P> {
         for page in self.writes.take_urgent() {
             let waiting = self.writes.waits_for(page);
             let waiting = waiting.and_then(|number| self.requests.get(number));
-            let runner = waiting.map_or(BACKGROUND, |request| request.owner);
-            self.write_out(page, page + 1, runner);
+            let whom = waiting.map_or((BACKGROUND, false), |r| (r.owner, r.request.followed));
+            self.write_out(page, page + 1, whom);
         }
     }
 }

@@ -9,6 +9,8 @@ pub struct Below<'a> {
     pub io: &'a mut DeviceIo,
     pub ranges: &'a Ranges,
     pub runner: usize,
+    /// The request that they are for is followed by traces.
+    pub followed: bool,
 }
 
 impl WriteBack {
@@ -52,7 +54,7 @@ impl WriteBack {
         }
         self.writing += run.len();
         self.ios += 1;
-        below.io.write(fua, page, run, below.runner);
+        below.io.write(fua, page, run, below.runner, below.followed);
         pages
     }
 

@@ -5,7 +5,7 @@ use crate::nbd::shares::DiskShare;
 use crate::nbd::testing::{MemDevice, Rig, pattern};
 use pvblk_backend::Budget;
 use pvblk_block::Op;
-use pvblk_protocol::nbd::{cflag, err};
+use pvblk_protocol::nbd::{Mode, cflag, err};
 use std::sync::atomic::Ordering;
 
 const READ: u16 = 0;
@@ -18,7 +18,11 @@ const MIB: usize = 1 << 20;
 
 #[test]
 fn parts_of_blocks_are_written_and_the_rest_stays() {
-    for (block, native, structured) in [(512, true, false), (4096, false, true)] {
+    for (block, native, mode) in [
+        (512, true, Mode::Simple),
+        (4096, false, Mode::Structured),
+        (512, false, Mode::Extended),
+    ] {
         let limits = Limits {
             logical_sector_bytes: block as u32,
             write_zeroes: native,
@@ -27,7 +31,7 @@ fn parts_of_blocks_are_written_and_the_rest_stays() {
         let device = MemDevice::with(4 * MIB, limits);
         let mut model = pattern(4 * MIB, 1);
         device.data.lock().copy_from_slice(&model);
-        let mut rig = Rig::new(&device, structured, &NbdConfig::default());
+        let mut rig = Rig::new(&device, mode, &NbdConfig::default());
         let new = pattern(3 * MIB, 99);
         for (offset, len) in [
             (0, 1),
@@ -74,7 +78,7 @@ fn parts_of_blocks_are_written_and_the_rest_stays() {
             0
         );
         assert!(*device.data.lock() == model, "trim");
-        if structured {
+        if mode == Mode::Structured {
             let r = rig.call(STATUS, 0, 5, 1, &[]);
             assert_eq!((r.error, &r.data[4..8]), (0, &[0, 0, 0, 1][..]));
         }
@@ -85,7 +89,7 @@ fn parts_of_blocks_are_written_and_the_rest_stays() {
 #[test]
 fn a_write_that_is_too_long_is_dropped_and_answered() {
     let device = MemDevice::sized(MIB);
-    let mut rig = Rig::new(&device, true, &NbdConfig::default());
+    let mut rig = Rig::new(&device, Mode::Structured, &NbdConfig::default());
     for len in [(32 << 20) + 1, 100 << 20] {
         let payload = vec![7; len as usize];
         assert_eq!(rig.call(WRITE, 0, 0, len, &payload).error, err::EINVAL);
@@ -104,7 +108,7 @@ fn a_step_is_bounded_in_bytes() {
             ..Limits::default()
         };
         let device = MemDevice::with(64 * MIB, limits);
-        let mut rig = Rig::new(&device, false, &NbdConfig::default());
+        let mut rig = Rig::new(&device, Mode::Simple, &NbdConfig::default());
         let data = pattern(32 * MIB, 3);
         assert_eq!(rig.call(WRITE, 0, 0, 32 << 20, &data).error, 0);
         let most = (512 << 10).max(optimal as u64 + (256 << 10));
@@ -152,7 +156,7 @@ fn zeros_are_written_where_the_device_has_none() {
     };
     let device = MemDevice::with(8 * MIB, limits);
     device.data.lock().fill(1);
-    let mut rig = Rig::new(&device, true, &NbdConfig::default());
+    let mut rig = Rig::new(&device, Mode::Structured, &NbdConfig::default());
     let flags = cflag::FUA | cflag::NO_HOLE;
     assert_eq!(rig.call(ZEROES, flags, MIB as u64, 6 << 20, &[]).error, 0);
     let data = device.data.lock();
@@ -182,7 +186,7 @@ fn what_is_cached_is_read_piece_by_piece_into_bounded_memory() {
         ..Limits::default()
     };
     let device = MemDevice::with(64 * MIB, limits);
-    let mut rig = Rig::new(&device, false, &NbdConfig::default());
+    let mut rig = Rig::new(&device, Mode::Simple, &NbdConfig::default());
     assert_eq!(rig.call(CACHE, 0, 3, (60 << 20) + 1, &[]).error, 0);
     let read: u64 = rig.pulled.iter().map(|(_, n)| n * 512).sum();
     assert_eq!(read, (60 << 20) + 512);
@@ -198,7 +202,7 @@ fn connections_of_a_disk_share_its_memory_and_all_go_on() {
     let config = NbdConfig::default();
     let mut rigs: Vec<_> = (0..16)
         .map(|_| {
-            let mut rig = Rig::with_share(&device, true, &config, Arc::clone(&share));
+            let mut rig = Rig::with_share(&device, Mode::Structured, &config, Arc::clone(&share));
             rig.narrow_socket();
             rig.stalled = true;
             rig
@@ -246,13 +250,13 @@ fn who_holds_memory_and_does_not_go_on_is_let_go_and_nobody_else() {
     };
     let device = MemDevice::sized(8 * MIB);
     let new = || {
-        let mut rig = Rig::new(&device, false, &config);
+        let mut rig = Rig::new(&device, Mode::Simple, &config);
         rig.narrow_socket();
         rig
     };
     let (mut idle, mut header, mut payload, mut deaf, mut bye) =
         (new(), new(), new(), new(), new());
-    let mut slow = Rig::new(&device, false, &config);
+    let mut slow = Rig::new(&device, Mode::Simple, &config);
     idle.call(READ, 0, 0, 512, &[]);
     let bytes = header.encode(WRITE, 0, 0, 4096).1;
     header.send(&bytes[..20]);

@@ -1,6 +1,7 @@
 //! The requests of the device that each command of the client becomes.
 
 use super::NbdSource;
+use crate::nbd::reply::ReplyTo;
 use crate::nbd::slots::{Edges, PART};
 use pvblk_block::{Buffer, Op, Request, RequestFlags};
 use pvblk_protocol::nbd::{Command, NbdRequest, cflag, err};
@@ -20,7 +21,7 @@ impl NbdSource {
     pub(super) fn memory_of(&self, r: &NbdRequest, edges: Edges) -> usize {
         match r.command {
             Command::Read | Command::Write => r.len as usize + edges.bytes(),
-            Command::Cache => (u64::from(r.len) + edges.bytes() as u64).min(PART) as usize,
+            Command::Cache => (r.len + edges.bytes() as u64).min(PART) as usize,
             Command::WriteZeroes if !edges.is_none() => {
                 2 * self.limits.logical_sector_bytes as usize
             }
@@ -36,6 +37,7 @@ impl NbdSource {
         target: usize,
         out: &mut Vec<Box<Request>>,
     ) {
+        let to = ReplyTo::from(r);
         let mut r = *r;
         let op = match r.command {
             Command::Read => Op::Read,
@@ -47,17 +49,18 @@ impl NbdSource {
             Command::BlockStatus => return self.block_status(&r),
             // `check` lets nothing else through.
             Command::Disconnect | Command::Unknown(_) => {
-                return self.outbox.error(r.cookie, err::EINVAL);
+                return self.outbox.error((&r).into(), err::EINVAL);
             }
         };
         if op == Op::Discard && !edges.is_none() {
             // Blocks that it has only a part of stay as they are.
             let Some(inside) = self.whole_blocks(&r) else {
-                return self.outbox.done(r.cookie);
+                return self.outbox.done((&r).into());
             };
             (r, edges) = (inside, Edges::default());
         }
-        let index = self.slots.insert(&r, edges, op, self.memory.taken());
+        let buffers = self.memory.taken();
+        let index = self.slots.insert(to, &r, edges, op, buffers);
         let fua = r.flags & cflag::FUA != 0;
         if op == Op::WriteZeroes && !self.zeroes_at_once(index, &r) || r.command == Command::Cache {
             self.issuer.walk(index);
@@ -81,13 +84,9 @@ impl NbdSource {
     fn whole_blocks(&self, r: &NbdRequest) -> Option<NbdRequest> {
         let block = u64::from(self.limits.logical_sector_bytes);
         let offset = r.offset.next_multiple_of(block);
-        let end = (r.offset + u64::from(r.len)) / block * block;
+        let end = (r.offset + r.len) / block * block;
         let len = end.checked_sub(offset).filter(|&n| n > 0)?;
-        Some(NbdRequest {
-            offset,
-            len: len as u32,
-            ..*r
-        })
+        Some(NbdRequest { offset, len, ..*r })
     }
 
     /// True for zeros that are one request of the device, which can write zeros; no block is zeroed in part then.

@@ -4,7 +4,7 @@ use crate::nbd::receive::{Inbox, MOST_AT_ONCE};
 use crate::nbd::slots::Slots;
 use pvblk_block::Buffer;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_protocol::nbd::{NbdRequest, REQUEST_BYTES, parse_request};
+use pvblk_protocol::nbd::{BadRequest, Mode, NbdRequest, parse_request};
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -16,10 +16,11 @@ enum Expect {
         slot: u32,
         filled: usize,
     },
-    /// The payload of a refused write: `left` bytes to drop, then this reply.
+    /// The payload of a refused request: `left` bytes to drop, then this reply.
     Refused {
         left: usize,
         cookie: u64,
+        offset: u64,
         error: u32,
     },
 }
@@ -30,16 +31,21 @@ pub(super) enum Next {
     Header(NbdRequest),
     /// All data of the write in this slot are in its buffers.
     Data(u32),
-    /// All data of a refused write are dropped: its reply is due.
-    Dropped { cookie: u64, error: u32 },
-    /// A header is no request; it begins with this.
-    Garbage(u32),
+    /// The payload of a refused request is dropped: its reply is due.
+    Dropped {
+        cookie: u64,
+        offset: u64,
+        error: u32,
+    },
+    /// A header that the stream can't go on after.
+    Garbage(BadRequest),
     /// Not enough for any of these.
     Nothing,
 }
 
 /// See the module's documentation.
 pub(super) struct Incoming {
+    mode: Mode,
     inbox: Inbox,
     gauge: Gauge,
     expect: Expect,
@@ -50,8 +56,9 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// Starts with bytes that came with the handshake.
-    pub(super) fn new(name: &str, first: Vec<u8>) -> Incoming {
+    pub(super) fn new(name: &str, mode: Mode, first: Vec<u8>) -> Incoming {
         Incoming {
+            mode,
             inbox: Inbox::new(first),
             gauge: Gauge::new(format!("{name}: inbox"), MemoryKind::Heap, 128 << 10),
             expect: Expect::Header,
@@ -64,10 +71,10 @@ impl Incoming {
     #[inline]
     pub(super) fn next(&mut self, slots: &Slots) -> Next {
         match &mut self.expect {
-            Expect::Header => match self.inbox.header().map(parse_request) {
-                Some(Ok(r)) => Next::Header(r),
-                Some(Err(e)) => Next::Garbage(e.0),
-                None => Next::Nothing,
+            Expect::Header => match parse_request(self.inbox.bytes(), self.mode) {
+                Ok(Some(r)) => Next::Header(r),
+                Ok(None) => Next::Nothing,
+                Err(bad) => Next::Garbage(bad),
             },
             Expect::Payload { slot, filled } => {
                 let s = slots.get(*slot);
@@ -82,15 +89,20 @@ impl Incoming {
             Expect::Refused {
                 left,
                 cookie,
+                offset,
                 error,
             } => {
                 *left -= self.inbox.skip(*left);
                 if *left > 0 {
                     return Next::Nothing;
                 }
-                let (cookie, error) = (*cookie, *error);
+                let (cookie, offset, error) = (*cookie, *offset, *error);
                 self.expect = Expect::Header;
-                Next::Dropped { cookie, error }
+                Next::Dropped {
+                    cookie,
+                    offset,
+                    error,
+                }
             }
         }
     }
@@ -98,7 +110,7 @@ impl Incoming {
     /// Takes the header that [`Incoming::next`] gave. `stored`: bytes of data that follow and are kept.
     #[inline]
     pub(super) fn take_header(&mut self, stored: u32) {
-        self.inbox.skip(REQUEST_BYTES);
+        self.inbox.skip(self.mode.request_bytes());
         self.inbox.expect_like(stored);
     }
 
@@ -108,11 +120,12 @@ impl Incoming {
         self.expect = Expect::Payload { slot, filled: 0 };
     }
 
-    /// So many bytes of data of a refused write follow.
-    pub(super) fn expect_refused(&mut self, bytes: u32, cookie: u64, error: u32) {
+    /// The payload of a refused request follows.
+    pub(super) fn expect_refused(&mut self, r: &NbdRequest, error: u32) {
         self.expect = Expect::Refused {
-            left: bytes as usize,
-            cookie,
+            left: r.payload as usize,
+            cookie: r.cookie,
+            offset: r.offset,
             error,
         };
     }
@@ -131,7 +144,7 @@ impl Incoming {
     #[inline]
     pub(super) fn has_input(&self) -> bool {
         match self.expect {
-            Expect::Header => self.inbox.header().is_some(),
+            Expect::Header => self.inbox.len() >= self.mode.request_bytes(),
             _ => self.inbox.len() > 0,
         }
     }

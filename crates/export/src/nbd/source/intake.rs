@@ -4,10 +4,11 @@ use super::NbdSource;
 use super::incoming::Next;
 use super::status::Answer;
 use crate::nbd::check::{self, Verdict};
+use crate::nbd::reply::ReplyTo;
 use crate::nbd::slots::Edges;
 use pvblk_backend::{RateLimit, SourceEnd, ratelimited};
 use pvblk_block::{Request, SECTOR};
-use pvblk_protocol::nbd::{Command, NbdRequest, err};
+use pvblk_protocol::nbd::{BadRequest, Command, MAX_PAYLOAD, NbdRequest, err};
 use std::io;
 use std::os::fd::AsFd;
 
@@ -34,10 +35,20 @@ impl NbdSource {
                     self.slots.get_mut(slot).view.clear();
                     self.issuer.issue(&mut self.slots, slot, target, out);
                 }
-                Next::Dropped { cookie, error } => self.outbox.error(cookie, error),
-                Next::Garbage(magic) => {
+                Next::Dropped {
+                    cookie,
+                    offset,
+                    error,
+                } => self.outbox.error(ReplyTo { cookie, offset }, error),
+                Next::Garbage(BadRequest::Magic(magic)) => {
                     let what =
                         format_args!("a request starts with {magic:#x}, which is no request");
+                    return Err(self.broken(what));
+                }
+                Next::Garbage(BadRequest::Payload(bytes)) => {
+                    let what = format_args!(
+                        "a request with {bytes} bytes of payload, more than {MAX_PAYLOAD}"
+                    );
                     return Err(self.broken(what));
                 }
                 Next::Nothing => break,
@@ -73,17 +84,15 @@ impl NbdSource {
                 verdict = Verdict::Refuse(err::ENOMEM);
             }
         }
-        let is_write = r.command == Command::Write;
-        let is_stored = is_write && verdict == Verdict::Run;
-        self.incoming.take_header(if is_stored { r.len } else { 0 });
+        let is_stored = verdict == Verdict::Run;
+        self.incoming
+            .take_header(if is_stored { r.payload } else { 0 });
         match verdict {
             Verdict::Disconnect => self.leaving = true,
-            Verdict::Refuse(error) if is_write && r.len > 0 => {
-                self.incoming.expect_refused(r.len, r.cookie, error);
-            }
-            Verdict::Refuse(error) => self.outbox.error(r.cookie, error),
-            Verdict::Nothing if r.command == Command::Read => self.outbox.no_data(r.cookie),
-            Verdict::Nothing => self.outbox.done(r.cookie),
+            Verdict::Refuse(error) if r.payload > 0 => self.incoming.expect_refused(r, error),
+            Verdict::Refuse(error) => self.outbox.error(r.into(), error),
+            Verdict::Nothing if r.command == Command::Read => self.outbox.no_data(r.into()),
+            Verdict::Nothing => self.outbox.done(r.into()),
             Verdict::Run => self.run(r, edges, target, out),
         }
         true
@@ -133,13 +142,13 @@ impl NbdSource {
             return;
         }
         match answer {
-            Answer::Described(cookie, Ok(payload)) => self.outbox.block_status(cookie, payload),
-            Answer::Described(cookie, Err(e)) => {
+            Answer::Described(r, Ok(payload)) => self.outbox.block_status((&r).into(), payload),
+            Answer::Described(r, Err(e)) => {
                 let limit = RateLimit::of(&self.device.describe(), "block status");
                 ratelimited!(warn, limit, "{}: block status: {e}", self.name);
-                self.outbox.error(cookie, err::EIO);
+                self.outbox.error((&r).into(), err::EIO);
             }
-            Answer::NoThread(cookie) => self.outbox.error(cookie, err::ENOMEM),
+            Answer::NoThread(r) => self.outbox.error((&r).into(), err::ENOMEM),
         }
     }
 }

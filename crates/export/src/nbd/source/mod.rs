@@ -137,7 +137,7 @@ impl NbdSource {
         let depth = config.bounded_depth();
         let terms = Terms::new(
             negotiated.transmission_flags,
-            negotiated.structured,
+            negotiated.mode,
             negotiated.base_allocation,
             device.capacity_sectors(),
         );
@@ -155,12 +155,12 @@ impl NbdSource {
             socket,
             limits,
             terms,
-            incoming: Incoming::new(name, negotiated.leftover),
+            incoming: Incoming::new(name, negotiated.mode, negotiated.leftover),
             slots: Slots::new(2 * depth as usize),
             issuer: Issuer::new(&limits, depth),
-            outbox: Outbox::new(negotiated.structured, window),
+            outbox: Outbox::new(negotiated.mode, window),
             memory: Memory::new(pool, share),
-            statuses: Statuses::new(Arc::clone(&device)),
+            statuses: Statuses::new(Arc::clone(&device), negotiated.mode),
             patience: Patience::new(config.stall_timeout),
             rest: Rest {
                 busy: true,
@@ -223,12 +223,13 @@ impl NbdSource {
     #[inline(always)]
     fn finish(&mut self, index: u32) {
         let slot = self.slots.get_mut(index);
-        let (cookie, status) = (slot.cookie, slot.status);
+        let (to, status) = (slot.to, slot.status);
         let send_data = status == Status::Ok && slot.command == Command::Read && !self.dead;
         if send_data {
             slot.look();
-            let (offset, len) = (slot.offset, slot.len);
-            self.outbox.data(cookie, offset, len, index);
+            // At most `MAX_PAYLOAD`.
+            let len = slot.len as u32;
+            self.outbox.data(to, len, index);
             return;
         }
         self.memory.give(&mut slot.buffers);
@@ -238,8 +239,8 @@ impl NbdSource {
             return;
         }
         match proto::error_of(status) {
-            0 => self.outbox.done(cookie),
-            error => self.outbox.error(cookie, error),
+            0 => self.outbox.done(to),
+            error => self.outbox.error(to, error),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Random requests against a model, and random bytes. `PVBLK_SEED` repeats a run.
 
 use super::*;
-use crate::nbd::testing::{MemDevice, Rig, Rng, pattern};
-use pvblk_protocol::nbd::{cflag, err};
+use crate::nbd::testing::{MODES, MemDevice, Rig, Rng, pattern};
+use pvblk_protocol::nbd::{Mode, cflag, err};
 use std::collections::HashMap;
 use std::io::Write;
 
@@ -17,7 +17,7 @@ const MIB: usize = 1 << 20;
 fn random_requests_agree_with_a_model() {
     let mut rng = Rng::from_env(0x5eed);
     for round in 0..24 {
-        let structured = round % 2 == 1;
+        let mode = MODES[round % 3];
         let limits = Limits {
             max_sectors: [65536, 8, 88, 24][round % 4],
             max_segments: [8192, 1, 11, 2][round % 4],
@@ -33,7 +33,7 @@ fn random_requests_agree_with_a_model() {
             depth: 1 + rng.below(40) as u32,
             ..NbdConfig::default()
         };
-        let mut rig = Rig::new(&device, structured, &config);
+        let mut rig = Rig::new(&device, mode, &config);
         if round % 3 == 0 {
             rig.narrow_socket();
         }
@@ -146,7 +146,7 @@ fn random_bytes_never_panic() {
     let mut rng = Rng::from_env(99);
     for _ in 0..300 {
         let device = MemDevice::sized(MIB);
-        let mut rig = Rig::new(&device, true, &NbdConfig::default());
+        let mut rig = Rig::new(&device, Mode::Structured, &NbdConfig::default());
         let mut bytes = Vec::new();
         for _ in 0..rng.below(20) {
             let command = rng.below(10) as u16;

@@ -5,7 +5,7 @@ use crate::nbd::shares::{DiskShare, Questions};
 use parking_lot::Mutex;
 use pvblk_backend::LaneWaker;
 use pvblk_block::{BlockDevice, Error};
-use pvblk_protocol::nbd::{NbdRequest, cflag};
+use pvblk_protocol::nbd::{Mode, NbdRequest, cflag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -18,25 +18,27 @@ type Place = Arc<Mutex<Option<Described>>>;
 /// The questions of one connection. One at a time is asked.
 pub(super) struct Statuses {
     device: Arc<dyn BlockDevice>,
+    mode: Mode,
     /// The disk's threads and what wakes the connection's lane; without them, questions are asked at once.
     aside: Option<(Arc<Questions>, LaneWaker)>,
     waiting: VecDeque<NbdRequest>,
-    /// The cookie of the one that is asked, and the place of its answer.
-    asked: Option<(u64, Place)>,
+    /// The one that is asked, and the place of its answer.
+    asked: Option<(NbdRequest, Place)>,
 }
 
 /// The outcome of a question.
 pub(super) enum Answer {
-    /// The device's answer to the request with this cookie.
-    Described(u64, Described),
-    /// There is no thread to ask the question of the request with this cookie.
-    NoThread(u64),
+    /// The device's answer to this request.
+    Described(NbdRequest, Described),
+    /// There is no thread to ask this request's question.
+    NoThread(NbdRequest),
 }
 
 impl Statuses {
-    pub(super) fn new(device: Arc<dyn BlockDevice>) -> Statuses {
+    pub(super) fn new(device: Arc<dyn BlockDevice>, mode: Mode) -> Statuses {
         Statuses {
             device,
+            mode,
             aside: None,
             waiting: VecDeque::new(),
             asked: None,
@@ -57,7 +59,7 @@ impl Statuses {
     /// Asks a question, or lets it wait for the one before. Returns the answer only where the device was asked at once, which took its time.
     pub(super) fn ask(&mut self, r: &NbdRequest) -> Option<Answer> {
         if self.aside.is_none() {
-            return Some(Answer::Described(r.cookie, describe(&*self.device, r)));
+            return Some(Answer::Described(*r, describe(&*self.device, r, self.mode)));
         }
         self.waiting.push_back(*r);
         self.ask_next()
@@ -65,9 +67,9 @@ impl Statuses {
 
     /// An answer, if one has come; the next question is asked. To be called again until there is none.
     pub(super) fn take(&mut self) -> Option<Answer> {
-        if let Some((cookie, place)) = &self.asked {
+        if let Some((r, place)) = &self.asked {
             let described = place.lock().take()?;
-            let answer = Answer::Described(*cookie, described);
+            let answer = Answer::Described(*r, described);
             self.asked = None;
             return Some(answer);
         }
@@ -82,22 +84,22 @@ impl Statuses {
         }
         let r = self.waiting.pop_front()?;
         let place = Place::default();
-        let (device, waker) = (Arc::clone(&self.device), waker.clone());
+        let (device, mode, waker) = (Arc::clone(&self.device), self.mode, waker.clone());
         let theirs = Arc::clone(&place);
         let job = move || {
-            let described = describe(&*device, &r);
+            let described = describe(&*device, &r, mode);
             *theirs.lock() = Some(described);
             waker.wake();
         };
         if !questions.ask(Box::new(job)) {
-            return Some(Answer::NoThread(r.cookie));
+            return Some(Answer::NoThread(r));
         }
-        self.asked = Some((r.cookie, place));
+        self.asked = Some((r, place));
         None
     }
 }
 
-fn describe(device: &dyn BlockDevice, r: &NbdRequest) -> Described {
+fn describe(device: &dyn BlockDevice, r: &NbdRequest, mode: Mode) -> Described {
     let one = r.flags & cflag::REQ_ONE != 0;
-    block_status::describe(device, r.offset, r.len, one)
+    block_status::describe(device, r.offset, r.len, one, mode)
 }

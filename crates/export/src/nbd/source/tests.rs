@@ -1,9 +1,9 @@
 //! A source against a raw client, one case at a time.
 
 use super::*;
-use crate::nbd::testing::{MemDevice, Reply, Rig, pattern};
+use crate::nbd::testing::{MODES, MemDevice, Reply, Rig, pattern};
 use pvblk_block::{Op, RequestFlags};
-use pvblk_protocol::nbd::{cflag, err};
+use pvblk_protocol::nbd::{Mode, cflag, err};
 use std::sync::atomic::Ordering;
 
 const READ: u16 = 0;
@@ -16,10 +16,10 @@ const STATUS: u16 = 7;
 const MIB: usize = 1 << 20;
 
 #[test]
-fn every_command_works_with_both_kinds_of_replies() {
-    for structured in [false, true] {
+fn every_command_works_in_each_mode() {
+    for mode in MODES {
         let device = MemDevice::sized(4 * MIB);
-        let mut rig = Rig::new(&device, structured, &NbdConfig::default());
+        let mut rig = Rig::new(&device, mode, &NbdConfig::default());
         let a = pattern(8192, 1);
         assert_eq!(rig.call(WRITE, 0, 4096, 8192, &a).error, 0);
         assert_eq!(&device.data.lock()[4096..12288], &a[..]);
@@ -68,7 +68,7 @@ fn every_command_works_with_both_kinds_of_replies() {
 #[test]
 fn block_status_describes_from_the_start_without_a_gap() {
     let device = MemDevice::sized(MIB);
-    let mut rig = Rig::new(&device, true, &NbdConfig::default());
+    let mut rig = Rig::new(&device, Mode::Structured, &NbdConfig::default());
     device.data.lock()[8192..12288].fill(1);
     let extents = |r: Reply| {
         assert_eq!((r.error, &r.data[..4]), (0, &[0, 0, 0, 1][..]));
@@ -88,12 +88,50 @@ fn block_status_describes_from_the_start_without_a_gap() {
     assert_eq!(many[..3], [(512, 0), (512, 3), (512, 0)]);
 }
 
+#[test]
+fn extended_headers_carry_lengths_of_64_bits() {
+    let device = MemDevice::sized(MIB);
+    let mut rig = Rig::new(&device, Mode::Extended, &NbdConfig::default());
+    device.data.lock()[8192..12288].fill(1);
+    let r = rig.call(STATUS, 0, 0, MIB as u32, &[]);
+    let descriptors = r.data[8..].chunks(16);
+    let all: Vec<_> = descriptors
+        .map(|c| (proto::u64_at(c, 0), proto::u64_at(c, 8)))
+        .collect();
+    // The context's number, and that of the descriptors.
+    assert_eq!(r.data[..8], [0, 0, 0, 1, 0, 0, 0, 3]);
+    assert_eq!(all, [(8192, 3), (4096, 0), (MIB as u64 - 12288, 3)]);
+    // A length whose lower half alone would fit.
+    let long = (1 << 32) + 512;
+    for (command, flags, len, payload, error) in [
+        (TRIM, 0, long, 0, err::EINVAL),
+        (ZEROES, 0, long, 0, err::ENOSPC),
+        (READ, 0, long, 0, err::EINVAL),
+        (STATUS, 0, long, 0, err::EINVAL),
+        // A write's payload needs no flag, since QEMU sends none; that of others is dropped.
+        (WRITE, 0, 512, 512, 0),
+        (STATUS, cflag::PAYLOAD_LEN, 12, 12, err::EINVAL),
+        (TRIM, cflag::PAYLOAD_LEN, 512, 512, err::EINVAL),
+        (READ, 0, 0, 0, 0),
+    ] {
+        let (cookie, mut bytes) = rig.encode_long(command, flags, 0, len);
+        bytes.extend(vec![9; payload]);
+        rig.send(&bytes);
+        let r = rig.reply();
+        assert_eq!((r.cookie, r.error), (cookie, error), "{command} {len}");
+    }
+    let (_, bytes) = rig.encode_long(WRITE, cflag::PAYLOAD_LEN, 0, 1 << 32);
+    rig.send(&bytes);
+    rig.settle();
+    assert!(matches!(rig.end, Some(SourceEnd::Broken(_))));
+}
+
 /// A block status ends a pull early, with requests still unread in the inbox: that is no time to look at the socket.
 #[test]
 fn a_client_may_leave_behind_requests_that_wait_their_turn() {
     for count in [2, 6000] {
         let device = MemDevice::sized(MIB);
-        let mut rig = Rig::new(&device, true, &NbdConfig::default());
+        let mut rig = Rig::new(&device, Mode::Structured, &NbdConfig::default());
         let mut all = Vec::new();
         for _ in 0..count {
             all.extend(rig.encode(STATUS, 0, 0, 4096).1);
@@ -119,9 +157,9 @@ fn a_client_may_leave_behind_requests_that_wait_their_turn() {
 
 #[test]
 fn bad_requests_are_answered_and_the_connection_lives_on() {
-    for structured in [false, true] {
+    for mode in MODES {
         let device = MemDevice::sized(MIB);
-        let mut rig = Rig::new(&device, structured, &NbdConfig::default());
+        let mut rig = Rig::new(&device, mode, &NbdConfig::default());
         let data = pattern(65536, 3);
         for (command, flags, offset, len, payload, error) in [
             (WRITE, 0, MIB as u64, 65536, 65536, err::ENOSPC),
@@ -220,7 +258,7 @@ fn many_requests_are_pipelined_within_the_depth() {
         depth: 16,
         ..NbdConfig::default()
     };
-    let mut rig = Rig::new(&device, true, &config);
+    let mut rig = Rig::new(&device, Mode::Structured, &config);
     let mut bytes = Vec::new();
     for i in 0..1000u64 {
         bytes.extend(rig.encode(READ, 0, i % 1000 * 4096, 4096).1);
@@ -265,7 +303,7 @@ fn bytes_may_come_one_by_one() {
 #[test]
 fn the_largest_requests_pass_a_narrow_socket() {
     let device = MemDevice::sized(40 * MIB);
-    let mut rig = Rig::new(&device, true, &NbdConfig::default());
+    let mut rig = Rig::new(&device, Mode::Structured, &NbdConfig::default());
     rig.narrow_socket();
     let data = pattern(32 * MIB, 5);
     assert_eq!(rig.call(WRITE, 0, 4096, 32 << 20, &data).error, 0);
@@ -298,7 +336,7 @@ fn large_requests_are_cut_to_what_the_device_takes() {
             depth: 8,
             ..NbdConfig::default()
         };
-        let mut rig = Rig::new(&device, false, &config);
+        let mut rig = Rig::new(&device, Mode::Simple, &config);
         let data = pattern(3 * MIB, 2);
         assert_eq!(rig.call(WRITE, cflag::FUA, 8192, 3 << 20, &data).error, 0);
         assert!(device.data.lock()[8192..][..3 * MIB] == data);
@@ -334,7 +372,7 @@ fn a_client_that_does_not_read_is_held_up_and_costs_nothing() {
         depth: 4,
         ..NbdConfig::default()
     };
-    let mut rig = Rig::new(&device, false, &config);
+    let mut rig = Rig::new(&device, Mode::Simple, &config);
     rig.narrow_socket();
     rig.stalled = true;
     let mut bytes = Vec::new();
@@ -364,7 +402,7 @@ fn memory_in_flight_is_bounded_by_holding_the_client_up() {
         max_in_flight_bytes: 32 << 20,
         ..NbdConfig::default()
     };
-    let mut rig = Rig::new(&device, false, &config);
+    let mut rig = Rig::new(&device, Mode::Simple, &config);
     device.hold.store(true, Ordering::Relaxed);
     let mut bytes = Vec::new();
     for _ in 0..20 {
@@ -386,7 +424,7 @@ fn an_idle_connection_gives_its_memory_back_but_for_the_limit() {
     let device = MemDevice::sized(MIB);
     let config = NbdConfig::default();
     config.pressure.set_max_buffer_pages(4);
-    let mut rig = Rig::new(&device, false, &config);
+    let mut rig = Rig::new(&device, Mode::Simple, &config);
     rig.call(WRITE, 0, 0, 4096, &pattern(4096, 1));
     rig.call(WRITE, 0, 0, 65536, &pattern(65536, 1));
     rig.call(READ, 0, 0, 65536, &[]);

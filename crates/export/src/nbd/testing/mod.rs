@@ -9,7 +9,7 @@ use pvblk_backend::{Backend, BackendOptions, Disk, Disks, RequestSource, Service
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Completion, Queue, QueueContext, Readiness, Request};
 use pvblk_protocol::nbd as proto;
-use pvblk_protocol::nbd::{Command, chunk, u32_at, u64_at};
+use pvblk_protocol::nbd::{Command, Mode, cflag, chunk, u32_at, u64_at};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -51,10 +51,12 @@ pub struct Rig {
     done: Vec<Completion>,
     may_pull: bool,
     pub in_flight_most: usize,
-    structured: bool,
+    mode: Mode,
     next_cookie: u64,
     /// Reads by cookie, whose simple replies have data.
     reads: HashMap<u64, u32>,
+    /// Offsets by cookie, which extended replies repeat.
+    offsets: HashMap<u64, u64>,
     got: Vec<u8>,
     /// The client doesn't read.
     pub stalled: bool,
@@ -68,33 +70,35 @@ pub struct Rig {
     pub most_passed: u64,
 }
 
-pub fn negotiated(device: Arc<dyn BlockDevice>, structured: bool) -> Negotiated {
+pub const MODES: [Mode; 3] = [Mode::Simple, Mode::Structured, Mode::Extended];
+
+pub fn negotiated(device: Arc<dyn BlockDevice>, mode: Mode) -> Negotiated {
     Negotiated {
         export: "disk".into(),
-        transmission_flags: proto::transmission_flags(&device.limits(), structured),
+        transmission_flags: proto::transmission_flags(&device.limits(), mode),
         device,
-        structured,
-        base_allocation: structured,
+        mode,
+        base_allocation: mode.has_chunks(),
         no_zeroes: true,
         leftover: Vec::new(),
     }
 }
 
 impl Rig {
-    pub fn new(device: &Arc<MemDevice>, structured: bool, config: &NbdConfig) -> Rig {
-        Rig::with_share(device, structured, config, DiskShare::alone())
+    pub fn new(device: &Arc<MemDevice>, mode: Mode, config: &NbdConfig) -> Rig {
+        Rig::with_share(device, mode, config, DiskShare::alone())
     }
 
     pub fn with_share(
         device: &Arc<MemDevice>,
-        structured: bool,
+        mode: Mode,
         config: &NbdConfig,
         share: Arc<DiskShare>,
     ) -> Rig {
         let (client, server) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         let device: Arc<dyn BlockDevice> = Arc::clone(device) as _;
-        let n = negotiated(Arc::clone(&device), structured);
+        let n = negotiated(Arc::clone(&device), mode);
         let socket = Arc::new(server.into());
         let source = NbdSource::with_share("test", "disk", socket, n, config, share, None);
         let queue = Queue::open(&device, &QueueContext::new(source.depth())).unwrap();
@@ -107,9 +111,10 @@ impl Rig {
             done: Vec::new(),
             may_pull: true,
             in_flight_most: 0,
-            structured,
+            mode,
             next_cookie: 100,
             reads: HashMap::new(),
+            offsets: HashMap::new(),
             got: Vec::new(),
             stalled: false,
             reads_at_most: None,
@@ -120,7 +125,7 @@ impl Rig {
     }
 
     pub fn plain(device: &Arc<MemDevice>) -> Rig {
-        Rig::new(device, false, &NbdConfig::default())
+        Rig::new(device, Mode::Simple, &NbdConfig::default())
     }
 
     /// One round of a worker, and of the client's receiving. True if anything moved.
@@ -222,17 +227,40 @@ impl Rig {
 
     /// The bytes of a request; its cookie is the next number.
     pub fn encode(&mut self, command: u16, flags: u16, offset: u64, len: u32) -> (u64, Vec<u8>) {
+        let flags = match (self.mode, Command::from(command)) {
+            (Mode::Extended, Command::Write) => flags | cflag::PAYLOAD_LEN,
+            _ => flags,
+        };
+        self.encode_long(command, flags, offset, u64::from(len))
+    }
+
+    /// As [`Rig::encode`], with any flags and a length of 64 bits.
+    pub fn encode_long(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: u64,
+    ) -> (u64, Vec<u8>) {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         if Command::from(command) == Command::Read {
-            self.reads.insert(cookie, len);
+            self.reads.insert(cookie, len as u32);
         }
-        let mut b = proto::REQUEST_MAGIC.to_be_bytes().to_vec();
+        let magic = match self.mode {
+            Mode::Extended => proto::EXTENDED_REQUEST_MAGIC,
+            _ => proto::REQUEST_MAGIC,
+        };
+        let mut b = magic.to_be_bytes().to_vec();
+        self.offsets.insert(cookie, offset);
         b.extend(flags.to_be_bytes());
         b.extend(command.to_be_bytes());
         b.extend(cookie.to_be_bytes());
         b.extend(offset.to_be_bytes());
-        b.extend(len.to_be_bytes());
+        match self.mode {
+            Mode::Extended => b.extend(len.to_be_bytes()),
+            _ => b.extend((len as u32).to_be_bytes()),
+        }
         (cookie, b)
     }
 
@@ -273,10 +301,11 @@ impl Rig {
         }
         let magic = u32_at(b, 0);
         if magic == proto::SIMPLE_REPLY_MAGIC {
+            assert_ne!(self.mode, Mode::Extended, "a simple reply");
             let (error, cookie) = (u32_at(b, 4), u64_at(b, 8));
             let read = self.reads.get(&cookie).copied();
             assert!(
-                !(self.structured && read.is_some()),
+                !(self.mode.has_chunks() && read.is_some()),
                 "a simple reply to a read"
             );
             let len = if error == 0 { read.unwrap_or(0) } else { 0 } as usize;
@@ -291,24 +320,33 @@ impl Rig {
                 data,
             });
         }
-        assert_eq!(magic, proto::STRUCTURED_REPLY_MAGIC);
-        assert!(
-            self.structured,
-            "a structured reply that was not negotiated"
-        );
-        if b.len() < 20 {
+        let (want, head) = match self.mode {
+            Mode::Simple => panic!("a structured reply that was not negotiated"),
+            Mode::Structured => (proto::STRUCTURED_REPLY_MAGIC, 20),
+            Mode::Extended => (proto::EXTENDED_REPLY_MAGIC, 32),
+        };
+        assert_eq!(magic, want);
+        if b.len() < head {
             return None;
         }
-        let (kind, cookie, len) = (u32_at(b, 4), u64_at(b, 8), u32_at(b, 16) as usize);
+        let (kind, cookie) = (u32_at(b, 4), u64_at(b, 8));
+        let len = match self.mode {
+            Mode::Extended => {
+                assert_eq!(Some(&u64_at(b, 16)), self.offsets.get(&cookie));
+                u64_at(b, 24) as usize
+            }
+            _ => u32_at(b, 16) as usize,
+        };
         assert_eq!(kind >> 16, u32::from(chunk::FLAG_DONE), "all in one chunk");
-        if b.len() < 20 + len {
+        if b.len() < head + len {
             return None;
         }
-        let payload: Vec<u8> = self.got.drain(..20 + len).skip(20).collect();
+        let payload: Vec<u8> = self.got.drain(..head + len).skip(head).collect();
         let (error, data) = match kind as u16 {
             chunk::NONE => (0, payload),
             chunk::OFFSET_DATA => (0, payload[8..].to_vec()),
-            chunk::BLOCK_STATUS => (0, payload),
+            chunk::BLOCK_STATUS if self.mode == Mode::Structured => (0, payload),
+            chunk::BLOCK_STATUS_EXT if self.mode == Mode::Extended => (0, payload),
             chunk::ERROR => {
                 let text = &payload[6..];
                 assert_eq!(

@@ -125,6 +125,14 @@ fn within(text: &str, depth: usize) -> Result<VolumeSpec, String> {
         return Err("a path can't hold a zero byte".into());
     }
     let path = text.strip_prefix("file:").unwrap_or(text);
+    // Such a path is printed in brackets.
+    let is_bare = !path.starts_with('[') && !path.starts_with("file:");
+    if !is_bare && closing(&format!("{path}]")) != Some(path.len()) {
+        return Err(format!(
+            "the brackets of in={} don't balance",
+            text.escape_debug()
+        ));
+    }
     Ok(VolumeSpec::File(FileSpec::new(path)))
 }
 
@@ -175,4 +183,25 @@ fn closing(text: &str) -> Option<usize> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::VolumeSpec;
+
+    #[test]
+    fn brackets_of_patterns_balance_where_they_are_printed_in_brackets() {
+        let of = |pattern| -> Result<VolumeSpec, _> {
+            let uuid = "2e7020f4:a718b424:6ea55ced:b23434a1";
+            format!("raid5:uuid={uuid},in={pattern}").parse()
+        };
+        for pattern in ["file:[bc]file:in]", "file:[bc", "file:file:a]"] {
+            let why = of(pattern).unwrap_err().to_string();
+            assert!(why.contains("don't balance"), "{why}");
+        }
+        for pattern in ["file:[bc]*", "a]", "file:a]", "[file:[bc]*]"] {
+            let spec = of(pattern).unwrap();
+            assert_eq!(spec.to_string().parse::<VolumeSpec>().unwrap(), spec);
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use super::super::{FileSpec, Need, VolumeSpec};
 use super::look::{Found, Look, look, matches, pattern_problem};
 use super::{Members, Raid5Spec};
+use crate::opener::FileOpener;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5 as raid5;
 use pvblk_raid5::{Assembly, Candidate, SpecParts, Superblock, uuid_text};
@@ -80,7 +81,7 @@ impl Candidates {
                 seen,
                 unusable,
                 files,
-            } = self.look()?;
+            } = self.look(&need.opener)?;
             let uuid = uuid_text(&self.uuid);
             if seen.is_empty() {
                 return Err(Error::config(format!(
@@ -145,9 +146,9 @@ impl Candidates {
         )))
     }
 
-    fn look(&self) -> Result<Sight, Error> {
+    fn look(&self, opener: &Arc<dyn FileOpener>) -> Result<Sight, Error> {
         let patterns: Option<Vec<&Path>> = self.within.iter().map(pattern).collect();
-        let looks = look(&patterns.unwrap_or_default())?;
+        let looks = look(opener, &patterns.unwrap_or_default())?;
         let (mut seen, mut unusable) = (Vec::new(), Vec::new());
         let files = looks.len();
         for Look {

@@ -3,7 +3,7 @@
 //! A file system or a device may hang, so all of it is done on threads of its own, whose calls are given up after a time. A call that was given up can't be
 //! ended; its thread stays until the call returns. The number of such threads in the process is bounded.
 
-use glob::MatchOptions;
+use crate::opener::{FileOpener, Match, PATTERNS};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_raid5::{SUPER_BYTES, SUPER_SECTOR, Superblock, SuperblockError};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -61,9 +61,11 @@ type Answer = io::Result<Option<(FileId, Found)>>;
 ///
 /// Errors if a pattern is none, matches too much, or its folder doesn't answer. A pattern without wildcards is a path, and is looked at even if there is
 /// nothing.
-pub fn look(patterns: &[&Path]) -> Result<Vec<Look>, Error> {
-    let (paths, mut looks) = expand(patterns)?;
-    looks.extend(look_at(paths, FILE_WAIT, superblock_at)?);
+pub fn look(opener: &Arc<dyn FileOpener>, patterns: &[&Path]) -> Result<Vec<Look>, Error> {
+    let (paths, mut looks) = expand(opener, patterns)?;
+    let opener = Arc::clone(opener);
+    let read = move |path: &Path| superblock_at(&*opener, path);
+    looks.extend(look_at(paths, FILE_WAIT, read)?);
     Ok(looks)
 }
 
@@ -74,7 +76,7 @@ pub fn matches(pattern: &Path, path: &Path) -> bool {
         return false;
     };
     let pattern = pattern.to_str().and_then(|p| glob::Pattern::new(p).ok());
-    pattern.is_some_and(|p| p.matches_path_with(&path, OPTIONS))
+    pattern.is_some_and(|p| p.matches_path_with(&path, PATTERNS))
 }
 
 /// Why a text is no pattern.
@@ -86,21 +88,14 @@ pub fn pattern_problem(pattern: &Path) -> Option<String> {
     }
 }
 
-/// As a shell: `*` ends at a `/` and leaves out names that begin with a dot.
-const OPTIONS: MatchOptions = MatchOptions {
-    case_sensitive: true,
-    require_literal_separator: true,
-    require_literal_leading_dot: true,
-};
-
 /// Paths with the number of their pattern.
 type Paths = Vec<(usize, PathBuf)>;
 
 /// The paths, and folders that can't be read.
-fn expand(patterns: &[&Path]) -> Result<(Paths, Vec<Look>), Error> {
+fn expand(opener: &Arc<dyn FileOpener>, patterns: &[&Path]) -> Result<(Paths, Vec<Look>), Error> {
     let all = patterns.iter().map(|p| p.display().to_string());
     let all: Vec<String> = all.collect();
-    let texts = all.clone();
+    let (texts, opener) = (all.clone(), Arc::clone(opener));
     let expand = move || -> Result<(Paths, Vec<Look>), String> {
         let (mut paths, mut unreadable) = (Vec::new(), Vec::new());
         for (n, text) in texts.iter().enumerate() {
@@ -108,20 +103,23 @@ fn expand(patterns: &[&Path]) -> Result<(Paths, Vec<Look>), Error> {
                 paths.push((n, PathBuf::from(text)));
                 continue;
             }
-            let found = glob::glob_with(text, OPTIONS).map_err(|e| format!("{text}: {e}"))?;
-            for path in found {
-                match path {
-                    Ok(path) => paths.push((n, path)),
-                    Err(e) => unreadable.push(Look {
-                        path: e.path().to_owned(),
+            glob::Pattern::new(text).map_err(|e| format!("{text}: {e}"))?;
+            let left = MOST_FILES - (paths.len() + unreadable.len()).min(MOST_FILES);
+            let found = opener.expand(text, left + 1);
+            let found = found.map_err(|e| format!("{text}: {e}"))?;
+            if found.len() > left {
+                return Err(format!(
+                    "{text}: more than {MOST_FILES} files match; write a narrower pattern"
+                ));
+            }
+            for one in found {
+                match one {
+                    Match::Path(path) => paths.push((n, path)),
+                    Match::Unreadable(path, e) => unreadable.push(Look {
+                        path,
                         pattern: n,
-                        found: Found::Unusable(e.error().to_string()),
+                        found: Found::Unusable(e.to_string()),
                     }),
-                }
-                if paths.len() + unreadable.len() > MOST_FILES {
-                    return Err(format!(
-                        "{text}: more than {MOST_FILES} files match; write a narrower pattern"
-                    ));
                 }
             }
         }
@@ -193,7 +191,7 @@ impl Call {
 fn look_at(
     paths: Paths,
     patience: Duration,
-    read: impl Fn(&Path) -> Answer + Copy + Send + 'static,
+    read: impl Fn(&Path) -> Answer + Clone + Send + 'static,
 ) -> Result<Vec<Look>, Error> {
     let (tell, told) = mpsc::channel();
     let mut answers: Vec<Option<Answer>> = paths.iter().map(|_| None).collect();
@@ -201,7 +199,7 @@ fn look_at(
     let mut next = 0;
     while next < paths.len() || !running.is_empty() {
         if next < paths.len() && running.len() < AT_ONCE {
-            let (path, tell) = (paths[next].1.clone(), tell.clone());
+            let (path, tell, read) = (paths[next].1.clone(), tell.clone(), read.clone());
             let n = next;
             let call = Call::begin(move || {
                 let _ = tell.send((n, read(&path)));
@@ -248,10 +246,10 @@ fn look_at(
 }
 
 /// Reads the superblock of a file or block device, without a lock. `None`: it is neither.
-fn superblock_at(path: &Path) -> Answer {
+fn superblock_at(opener: &dyn FileOpener, path: &Path) -> Answer {
     // A FIFO isn't waited for, and a device isn't opened to find out that it is a tape.
     let kind = |mode| FileType::from_raw_mode(mode);
-    let before = kind(rustix::fs::stat(path)?.st_mode);
+    let before = opener.stat(path)?.kind();
     if before == FileType::Directory {
         let all = path.join("*");
         let why = format!("it is a folder; for its files write {}", all.display());
@@ -260,8 +258,8 @@ fn superblock_at(path: &Path) -> Answer {
     if !matches!(before, FileType::RegularFile | FileType::BlockDevice) {
         return Ok(None);
     }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::from(opener.open(path, flags, Mode::empty())?);
     let stat = rustix::fs::fstat(&file)?;
     let id = match kind(stat.st_mode) {
         FileType::RegularFile => FileId::File(stat.st_dev, stat.st_ino),

@@ -1,6 +1,6 @@
 //! The devices that an array's questions name: names are specs.
 
-use super::super::VolumeSpec;
+use super::super::{Need, VolumeSpec};
 use super::found::{leaf, spec_now};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5::{MemberNames, SpecParts};
@@ -8,18 +8,28 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Names of an array's devices are specs, for [`pvblk_raid5::ArrayOptions::names`].
-pub struct SpecNames;
+#[derive(Default)]
+pub struct SpecNames {
+    need: Need,
+}
+
+impl SpecNames {
+    /// Devices that are named are opened for this need.
+    pub fn new(need: &Need) -> SpecNames {
+        SpecNames { need: need.clone() }
+    }
+}
 
 impl MemberNames for SpecNames {
     fn open(&self, name: &str) -> Result<Arc<dyn BlockDevice>, Error> {
         let spec: VolumeSpec = name.parse()?;
-        spec.as_member().open()
+        spec.as_member().open_for(&self.need)
     }
 
     fn file(&self, name: &str) -> Option<PathBuf> {
         let spec: VolumeSpec = name.parse().ok()?;
         let path = &leaf(&spec)?.path;
-        let real = std::fs::canonicalize(path);
+        let real = self.need.opener.real_path(path);
         real.or_else(|_| std::path::absolute(path)).ok()
     }
 
@@ -39,6 +49,7 @@ mod tests {
         std::fs::write(path("a"), "").expect("a file");
         std::os::unix::fs::symlink(path("a"), path("link")).expect("a link");
         let a = format!("file:{}", path("a"));
+        let names = SpecNames::default();
         for same in [
             a.clone(),
             path("a"),
@@ -46,12 +57,12 @@ mod tests {
             format!("{a},direct,size=1M"),
             format!("delay:1ms:fault:error=0.5:{a}"),
         ] {
-            assert!(SpecNames.same_device(&a, &same), "{same}");
+            assert!(names.same_device(&a, &same), "{same}");
         }
         for other in ["0", "mem:1M", "", "x:y", &path("b")] {
-            assert!(!SpecNames.same_device(&a, other), "{other}");
+            assert!(!names.same_device(&a, other), "{other}");
         }
-        assert!(SpecNames.same_device("mem:1M", "mem:1M"));
-        assert!(!SpecNames.same_device("mem:1M", "mem:2M"));
+        assert!(names.same_device("mem:1M", "mem:1M"));
+        assert!(!names.same_device("mem:1M", "mem:2M"));
     }
 }

@@ -5,11 +5,14 @@ use super::super::{FileSpec, VolumeSpec};
 use super::found::{Candidates, leaf, with_path, without_size};
 use super::look::{Found, look};
 use super::{Members, Raid5Spec};
+use crate::opener::FileOpener;
 use pvblk_block::Error;
 use pvblk_raid5 as raid5;
 use pvblk_raid5::{Candidate, Role, Superblock, time_text, uuid_text};
+use rustix::fs::FileType;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A place that a named device had, and another one has now that isn't named.
 struct Replaced {
@@ -27,6 +30,7 @@ pub(super) fn refuse(
     spec: &Raid5Spec,
     members: &[Option<VolumeSpec>],
     found: &[(String, Superblock)],
+    opener: &Arc<dyn FileOpener>,
 ) -> Result<(), Error> {
     let all = replaced(found);
     let Some(first) = all.first() else {
@@ -35,7 +39,7 @@ pub(super) fn refuse(
     let text: Vec<String> = all.iter().map(|one| one.text(found)).collect();
     let text = text.join("; ");
     let uuid = found[first.old].1.set_uuid;
-    let folders = Beside::of(members, uuid);
+    let folders = Beside::of(members, uuid, opener);
     let now = folders.as_ref().and_then(|f| f.spec(spec, members, found));
     Err(Error::config(match (now, folders) {
         (Some(now), Some(folders)) => format!(
@@ -116,11 +120,15 @@ struct Beside {
 
 impl Beside {
     /// `None` if a member isn't a regular file, or a folder can't be looked at. The folder of a block device has devices that nobody named.
-    fn of(members: &[Option<VolumeSpec>], uuid: [u8; 16]) -> Option<Beside> {
+    fn of(
+        members: &[Option<VolumeSpec>],
+        uuid: [u8; 16],
+        opener: &Arc<dyn FileOpener>,
+    ) -> Option<Beside> {
         let mut patterns: Vec<PathBuf> = Vec::new();
         for member in members.iter().flatten() {
             let path = &leaf(member)?.path;
-            if !std::fs::metadata(path).ok()?.is_file() {
+            if opener.stat(path).ok()?.kind() != FileType::RegularFile {
                 return None;
             }
             let folder = path.parent()?.to_str()?;
@@ -131,7 +139,7 @@ impl Beside {
         }
         let all: Vec<&Path> = patterns.iter().map(PathBuf::as_path).collect();
         let (mut files, mut candidates) = (Vec::new(), Vec::new());
-        for one in look(&all).ok()? {
+        for one in look(opener, &all).ok()? {
             if let Found::Superblock(superblock) = one.found
                 && superblock.set_uuid == uuid
             {

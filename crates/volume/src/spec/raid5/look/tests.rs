@@ -1,4 +1,5 @@
 use super::*;
+use crate::in_process;
 use parking_lot::Mutex;
 use std::os::unix::fs::symlink;
 
@@ -81,7 +82,7 @@ fn files_without_a_superblock_are_told_from_damaged_ones() {
     symlink("b-zeros", path("h-again")).expect("a link");
     std::fs::write(path(".hidden"), "").expect("a file");
 
-    let all = look(&[&path("*"), &path("none"), &path("[ab]*")]).expect("looks");
+    let all = look(&in_process(), &[&path("*"), &path("none"), &path("[ab]*")]).expect("looks");
     let names: Vec<String> = all
         .iter()
         .map(|l| l.path.file_name().expect("a name").display().to_string())
@@ -141,7 +142,7 @@ fn patterns_that_match_too_much_are_refused() {
     for n in 0..=MOST_FILES {
         std::fs::write(dir.path().join(n.to_string()), "").expect("a file");
     }
-    let error = look(&[&dir.path().join("*")])
+    let error = look(&in_process(), &[&dir.path().join("*")])
         .expect_err("too many")
         .to_string();
     assert!(error.contains("more than 4096 files match"), "{error}");

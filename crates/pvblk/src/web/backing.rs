@@ -1,0 +1,165 @@
+//! [`Backing`]: the control methods behind the API, in this process or over a control socket.
+
+use super::metrics::Snapshot;
+use crate::control::rpc::{NO_METHOD, RpcError};
+use crate::control::{ASK_PATIENCE, Client, Methods};
+use crate::events::{self, EventsQuery};
+use crate::hops::{self, Reader};
+use pvblk_web::Events;
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::io::{self, BufRead, ErrorKind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Work that sends the lines of a stream to a reader.
+pub type Streamed = Box<dyn FnOnce(&mut Events<'_>) -> io::Result<()> + Send>;
+
+/// Period in which a stream looks whether its reader is still there.
+const LOOK: Duration = Duration::from_millis(250);
+/// Longest line of a stream in bytes.
+const LONGEST_LINE: usize = 16 << 20;
+
+/// The control methods of a server. Every call may wait.
+pub trait Backing: Send + Sync {
+    /// Calls a method that has one result.
+    fn call(&self, method: &str, params: Value) -> Result<Value, RpcError>;
+
+    /// Begins a stream.
+    fn stream(&self, method: &str, params: Value) -> Result<Streamed, RpcError>;
+
+    /// The figures of this moment, or one line that says why there are none.
+    fn snapshot(&self) -> Result<Snapshot, String>;
+
+    /// An error says in one line why the server isn't there.
+    fn is_there(&self) -> Result<(), String>;
+}
+
+/// The methods of this process.
+pub struct Inside {
+    methods: Methods,
+}
+
+impl Inside {
+    pub fn new(methods: Methods) -> Inside {
+        Inside { methods }
+    }
+}
+
+impl Backing for Inside {
+    fn call(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        self.methods.call(method, params)
+    }
+
+    fn stream(&self, method: &str, params: Value) -> Result<Streamed, RpcError> {
+        match method {
+            "events" => {
+                let query = EventsQuery::parse(params);
+                let query = query.map_err(|e| {
+                    RpcError::new(crate::control::rpc::INVALID_PARAMS, e.to_string())
+                })?;
+                let log = Arc::clone(self.methods.reached().service.events());
+                Ok(Box::new(move |reader| {
+                    let reader = RefCell::new(reader);
+                    let is_over = || reader.borrow_mut().is_over();
+                    events::answer(&log, &query, is_over, |event| {
+                        reader.borrow_mut().send(event)
+                    })
+                }))
+            }
+            "hops" => {
+                let query = self.methods.hops_query(params)?;
+                let feed = Arc::clone(&self.methods.reached().feed);
+                Ok(Box::new(move |reader| {
+                    let reader = RefCell::new(reader);
+                    let state = || {
+                        let mut reader = reader.borrow_mut();
+                        Ok(match (reader.is_over()?, reader.is_taken()?) {
+                            (true, _) => Reader::IsGone,
+                            (false, true) => Reader::Takes,
+                            (false, false) => Reader::IsSlow,
+                        })
+                    };
+                    hops::answer(&feed, &query, state, |object| {
+                        reader.borrow_mut().offer(object)
+                    })
+                }))
+            }
+            _ => Err(RpcError::new(
+                NO_METHOD,
+                format!("this server has no {method}"),
+            )),
+        }
+    }
+
+    fn snapshot(&self) -> Result<Snapshot, String> {
+        Ok(Snapshot::inside(self.methods.reached()))
+    }
+
+    fn is_there(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The methods behind a control socket: a connection for each call.
+pub struct Behind {
+    control: PathBuf,
+}
+
+impl Behind {
+    pub fn new(control: PathBuf) -> Behind {
+        Behind { control }
+    }
+
+    fn connect(&self) -> Result<Client, RpcError> {
+        Client::connect(&self.control, ASK_PATIENCE).map_err(gone)
+    }
+}
+
+/// Code 7: the server is stopping, or isn't there any more.
+fn gone(e: anyhow::Error) -> RpcError {
+    RpcError::new(7, pvblk_block::error_line(&*e))
+}
+
+impl Backing for Behind {
+    fn call(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        self.connect()?.request(method, params).map_err(gone)?
+    }
+
+    fn stream(&self, method: &str, params: Value) -> Result<Streamed, RpcError> {
+        let mut client = self.connect()?;
+        client.request(method, params).map_err(gone)??;
+        let mut lines = client.lines(LOOK).map_err(gone)?;
+        Ok(Box::new(move |reader| {
+            let mut line = Vec::new();
+            loop {
+                match lines.read_until(b'\n', &mut line) {
+                    Ok(0) => return Ok(()),
+                    Ok(_) if line.last() == Some(&b'\n') => {
+                        reader.send(String::from_utf8_lossy(&line).trim_end())?;
+                        line.clear();
+                    }
+                    // The end is next.
+                    Ok(_) => {}
+                    // What came of a line stays.
+                    Err(e)
+                        if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                    Err(e) => return Err(e),
+                }
+                if line.len() > LONGEST_LINE || reader.is_over()? {
+                    return Ok(());
+                }
+            }
+        }))
+    }
+
+    fn snapshot(&self) -> Result<Snapshot, String> {
+        Snapshot::behind(&self.control).map_err(|e| pvblk_block::error_line(&*e))
+    }
+
+    fn is_there(&self) -> Result<(), String> {
+        let version = self.call("pvblk.version", json!({}));
+        version.map(drop).map_err(|e| e.message)
+    }
+}
