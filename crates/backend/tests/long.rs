@@ -8,7 +8,7 @@ use pvblk_block::{Buffer, Op, Request, RequestFlags, Status};
 use pvblk_testing::wait;
 use std::sync::Arc;
 use support::device::{Device, Seen};
-use support::source::{Feed, source};
+use support::source::{Feed, FeedSource, source};
 
 /// Sectors that one step submits at most, and parts of one lane at the device.
 const STEP: u64 = 512;
@@ -36,8 +36,12 @@ fn rig() -> Rig {
 impl Rig {
     fn attach(&self, depth: u32) -> (Feed, SourceId) {
         let (feed, source) = source(depth);
+        (feed, self.attach_source(source))
+    }
+
+    fn attach_source(&self, source: Box<FeedSource>) -> SourceId {
         let id = self.backend.attach(&self.disk, source, Box::new(|_| {}));
-        (feed, id.unwrap())
+        id.unwrap()
     }
 
     /// Completes the requests at the device until `feed` has `n` responses.
@@ -94,11 +98,13 @@ fn a_long_write_is_at_the_device_in_few_short_parts() {
 #[test]
 fn many_long_requests_end_each_with_its_own_status() {
     let rig = rig();
-    let (feed, id) = rig.attach(64);
+    let (feed, source) = source(64);
     let data = Buffer::anonymous(1 << 20).unwrap();
+    // Sent before the lane looks: a lane with all its parts at the device pulls nothing more, however few it has.
     for i in 0..64 {
         write(&feed, &data, i * 2048, RequestFlags::empty());
     }
+    let id = rig.attach_source(source);
     wait("they are at work", || rig.device.held().len() == PARTS);
     // The source is detached in the middle; the requests that were taken complete.
     wait("all are taken", || feed.pulled() >= 8);
