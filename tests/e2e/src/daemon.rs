@@ -117,6 +117,7 @@ impl Daemon {
         let deadline = Instant::now() + START;
         while !self.lines().iter().any(|l| is_ready(l)) {
             if let Some(status) = self.child.try_wait()? {
+                self.read_to_the_end();
                 return Err(self.failure(&format!("ended before it was ready ({status})")));
             }
             if Instant::now() > deadline {
@@ -191,10 +192,15 @@ impl Daemon {
         let Some(status) = tools::wait(&mut self.child, limit)? else {
             return Err(self.failure("didn't end in time"));
         };
+        self.read_to_the_end();
+        Ok(status)
+    }
+
+    /// Waits until all is read that the process has printed, which has ended.
+    fn read_to_the_end(&mut self) {
         for reader in self.readers.drain(..) {
             let _ = reader.join();
         }
-        Ok(status)
     }
 
     /// Asks it to end, and fails unless it ends with status 0.
