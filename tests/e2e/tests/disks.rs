@@ -1,5 +1,6 @@
 //! Disks and exports that come and go while a server runs, over its control socket.
 
+use pvblk_e2e::control::Control;
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     run_all(&[
         ("the_command_adds_lists_changes_and_removes", the_command),
         ("requests_are_answered_when_they_are_done", any_order),
+        ("a_stream_may_follow_an_answer_at_once", stream_follows),
         ("lines_that_are_no_requests_are_told_so", lines),
         (
             "a_medium_that_hangs_at_its_opening_holds_up_its_own_command",
@@ -213,6 +215,17 @@ fn any_order() -> Result<(), Stop> {
     )?;
     check(disks["next"].is_string(), || disks.to_string())?;
     scene.daemon.stop()
+}
+
+/// A client that has the answer to its request may ask for a stream: the request is over for the server, too.
+fn stream_follows() -> Result<(), Stop> {
+    let scene = Scene::new()?;
+    for _ in 0..300 {
+        let mut control = Control::open(&scene.path("ctl"))?;
+        control.must("stat", json!({}))?;
+        control.must("events", json!({}))?;
+    }
+    Ok(())
 }
 
 fn lines() -> Result<(), Stop> {

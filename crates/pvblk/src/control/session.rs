@@ -23,9 +23,9 @@ const BUSY: i64 = 6;
 /// The client's side of all its requests.
 struct Client {
     socket: Arc<UnixStream>,
-    /// Held while a line is written.
-    writing: Mutex<()>,
-    /// Requests at work.
+    /// Held while a line is written: requests at work whose answers weren't begun.
+    unanswered: Mutex<usize>,
+    /// Requests at work, until their answers are written.
     at_work: Mutex<usize>,
     ended: Condvar,
 }
@@ -33,7 +33,12 @@ struct Client {
 impl Client {
     /// A client that doesn't take its answers is let go.
     fn answer(&self, response: &Response) {
-        let _writing = self.writing.lock();
+        let _writing = self.unanswered.lock();
+        self.write(response);
+    }
+
+    /// To be called by the holder of `unanswered`.
+    fn write(&self, response: &Response) {
         if (&*self.socket)
             .write_all(response.line().as_bytes())
             .is_err()
@@ -54,23 +59,39 @@ impl Client {
 struct Place {
     client: Arc<Client>,
     shared: Arc<Shared>,
+    is_answered: bool,
 }
 
 impl Place {
     fn take(client: &Arc<Client>, shared: &Arc<Shared>) -> Option<Place> {
         client.wait_below(MOST_OF_CLIENT);
         *client.at_work.lock() += 1;
+        *client.unanswered.lock() += 1;
         let all = shared.at_work.fetch_add(1, Ordering::AcqRel);
         let place = Place {
             client: Arc::clone(client),
             shared: Arc::clone(shared),
+            is_answered: false,
         };
         (all < MOST_OF_ALL).then_some(place)
+    }
+
+    /// Ends the request. Its client may ask for a stream as soon as it has the answer.
+    fn answer(mut self, response: Option<&Response>) {
+        let mut unanswered = self.client.unanswered.lock();
+        *unanswered -= 1;
+        self.is_answered = true;
+        if let Some(response) = response {
+            self.client.write(response);
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if !self.is_answered {
+            *self.client.unanswered.lock() -= 1;
+        }
         self.shared.at_work.fetch_sub(1, Ordering::AcqRel);
         *self.client.at_work.lock() -= 1;
         self.client.ended.notify_all();
@@ -100,7 +121,7 @@ pub(super) fn run(
 ) -> std::io::Result<()> {
     let client = Arc::new(Client {
         socket: Arc::clone(socket),
-        writing: Mutex::default(),
+        unanswered: Mutex::default(),
         at_work: Mutex::default(),
         ended: Condvar::new(),
     });
@@ -140,20 +161,28 @@ fn handle(client: &Arc<Client>, shared: &Arc<Shared>, line: &str) -> Option<std:
             return None;
         }
     };
+    let respond = move |outcome| id.map(|id| Response::new(id, outcome));
+    let streams = params.get("stream") == Some(&Value::Bool(true));
+    let call = methods::find(&method);
+    let at_work = match &call {
+        Ok(Call::Slow(call)) => Some(*call),
+        Ok(Call::Hops) if !streams => Some(methods::hops_once as methods::Method),
+        _ => None,
+    };
+    if let Some(call) = at_work {
+        spawn(client, shared, call, params, respond);
+        return None;
+    }
     let answer = move |client: &Client, outcome| {
-        if let Some(id) = id {
-            client.answer(&Response::new(id, outcome));
+        if let Some(response) = respond(outcome) {
+            client.answer(&response);
         }
     };
-    match methods::find(&method) {
+    match call {
         Err(e) => answer(client, Err(e)),
-        Ok(Call::Quick(call)) => answer(client, call(shared, params)),
-        Ok(Call::Slow(call)) => spawn(client, shared, call, params, answer),
+        Ok(Call::Quick(call) | Call::Slow(call)) => answer(client, call(shared, params)),
         Ok(Call::Trace) => return trace_stream(client, shared, params, answer),
         Ok(Call::Events) => return event_stream(client, shared, params, answer),
-        Ok(Call::Hops) if params.get("stream") != Some(&Value::Bool(true)) => {
-            spawn(client, shared, methods::hops_once, params, answer);
-        }
         Ok(Call::Hops) => return hops_stream(client, shared, params, answer),
     }
     None
@@ -165,15 +194,18 @@ fn spawn(
     shared: &Arc<Shared>,
     call: methods::Method,
     params: Value,
-    answer: impl FnOnce(&Client, Result<Value, RpcError>) + Send + 'static,
+    respond: impl FnOnce(Result<Value, RpcError>) -> Option<Response> + Send + 'static,
 ) {
     let Some(place) = Place::take(client, shared) else {
         let text = format!("{MOST_OF_ALL} requests are at work: try again later");
-        return answer(client, Err(RpcError::new(BUSY, text)));
+        if let Some(response) = respond(Err(RpcError::new(BUSY, text))) {
+            client.answer(&response);
+        }
+        return;
     };
     let body = move || {
         let outcome = call(&place.shared, params);
-        answer(&place.client, outcome);
+        place.answer(respond(outcome).as_ref());
     };
     if pvblk_block::spawn("pvblk-control-2", Box::new(body)).is_err() {
         // The request got no answer; its client mustn't wait for one.
@@ -184,7 +216,7 @@ fn spawn(
 
 /// Errors if something else is to be answered on the connection.
 fn is_free(client: &Client) -> Result<(), RpcError> {
-    match *client.at_work.lock() {
+    match *client.unanswered.lock() {
         0 => Ok(()),
         _ => {
             let text =
