@@ -32,7 +32,10 @@ pub use fault::FaultVolume;
 pub use file::FileVolume;
 pub use mem::MemVolume;
 pub use null::NullVolume;
-pub use opener::{FileOpener, LockHolder, Match, PathStat, in_process};
+pub use opener::{
+    FileAnswer, FileCall, FileOpener, LockHolder, Match, PassCall, PassedOpener, PathStat, carry_out,
+    in_process,
+};
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use pvblk_client::rbd::{OnLostLock, RbdSpec};
 pub use spec::{

@@ -6,7 +6,6 @@ mod passed;
 use super::*;
 use crate::spec::{FileSpec, Need, VolumeSpec};
 use crate::{FileVolume, SpecNames};
-use passed::Passed;
 use pvblk_block::{BlockDevice, Error};
 use pvblk_raid5::{CreateOptions, MemberNames, NewMembers, create, sleepy, uuid_text};
 use rustix::fs::FileType;
@@ -155,7 +154,7 @@ impl FileOpener for Elsewhere {
 fn need(opener: Elsewhere) -> (Arc<Elsewhere>, Need) {
     let opener = Arc::new(opener);
     let need = Need {
-        opener: Arc::new(Passed::over(&opener)),
+        opener: Arc::new(passed::over(&opener)),
         ..Need::default()
     };
     (opener, need)
