@@ -6,6 +6,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 pub use rustix::net::SocketType;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -15,18 +16,46 @@ fn listening(path: &Path) -> String {
     format!("listening at {}", path.display())
 }
 
-/// A listening socket and the file that names it; dropping it removes the file, if it is still ours.
+/// A listening socket, its path, and the owner of the file that names it.
 #[derive(Debug)]
 pub struct SocketFile {
     socket: OwnedFd,
     path: PathBuf,
+    #[expect(dead_code, reason = "its drop removes the file")]
+    name: Box<dyn NameOwner>,
+}
+
+/// The owner of a socket's file: dropping it removes the file.
+pub trait NameOwner: fmt::Debug + Send + Sync {}
+
+/// The file of a socket that this process made; dropping it removes the file, if it is still ours.
+#[derive(Debug)]
+pub struct SocketName {
+    path: PathBuf,
     identity: (u64, u64),
 }
+
+impl NameOwner for SocketName {}
 
 impl SocketFile {
     /// Listens at `path`, mode 0600. A file left by a dead server is replaced; one that somebody answers at, or that is
     /// no socket, is an error.
     pub fn bind(path: &Path, kind: SocketType) -> Result<SocketFile, Error> {
+        let (socket, name) = SocketFile::make(path, kind)?;
+        Ok(SocketFile::passed(socket, path, Box::new(name)))
+    }
+
+    /// A socket that another process made and listens already; `name` removes its file.
+    pub fn passed(socket: OwnedFd, path: &Path, name: Box<dyn NameOwner>) -> SocketFile {
+        SocketFile {
+            socket,
+            path: path.to_owned(),
+            name,
+        }
+    }
+
+    /// As [`SocketFile::bind`], for another process: its socket, and the file.
+    pub fn make(path: &Path, kind: SocketType) -> Result<(OwnedFd, SocketName), Error> {
         let os = |e: Errno| Error::os(listening(path), e);
         let (socket, at) = unix(path, kind).map_err(|e| Error::os(listening(path), e))?;
         // Two servers that start together must not both find the other's fresh socket dead.
@@ -37,11 +66,11 @@ impl SocketFile {
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(os)?;
         let stat = rustix::fs::lstat(path).map_err(os)?;
         rustix::net::listen(&socket, 128).map_err(os)?;
-        Ok(SocketFile {
-            socket,
+        let name = SocketName {
             path: path.to_owned(),
             identity: (stat.st_dev, stat.st_ino),
-        })
+        };
+        Ok((socket, name))
     }
 
     /// The next connection, which doesn't block; `None` if there is none now.
@@ -67,7 +96,7 @@ impl AsFd for SocketFile {
     }
 }
 
-impl Drop for SocketFile {
+impl Drop for SocketName {
     fn drop(&mut self) {
         let _guard = lock_directory(&self.path);
         if let Ok(stat) = rustix::fs::lstat(&self.path)

@@ -11,7 +11,8 @@ use crate::traces::Traces;
 use crate::{config, daemon, log};
 use anyhow::{Context, Result, bail};
 use pvblk_backend::{
-    Backend, BackendOptions, Disk, Disks, FLOOR_PAGES_PER_WORKER, Pressure, Service,
+    Backend, BackendOptions, Disk, Disks, FLOOR_PAGES_PER_WORKER, Pressure, PressureSources,
+    Service,
 };
 use pvblk_block::{BlockDevice, Close, Error};
 use pvblk_client::local::{ConnectOptions, LocalDisk};
@@ -87,7 +88,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
         servers.add_nbd(address)?;
     }
     servers.tell(|address| exports::uri(address, &args.disk));
-    let watch = daemon::listen_for_pressure(service.pressure())?;
+    let watch = daemon::listen_for_pressure(PressureSources::find(), service.pressure())?;
     let desk = Desk::new(service.pressure(), Some(&watch), base);
     let reached = Reached {
         feed: Arc::clone(traces.feed()),

@@ -167,6 +167,14 @@ pub struct ServeArgs {
     /// service has one; else changes last as long as the server]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
+    /// Read bytes of guests and clients in a process of its own, as USER and without any other right; this process keeps its rights, opens files for it, and
+    /// makes sockets. Not with --xen, --on-event and disks of other servers
+    #[arg(long, value_name = "USER")]
+    pub sandbox: Option<String>,
+    /// Folder whose files may be added as disks, and that may hold sockets, while a server in a sandbox runs; may be given several times [default: none but those
+    /// that the command line and the configuration name]
+    #[arg(long, value_name = "DIR")]
+    pub open_in: Vec<PathBuf>,
     /// Worker threads [default: one per CPU]
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,

@@ -1,11 +1,13 @@
 //! Duties of every server: readiness, signals, an orderly stop.
 
+use crate::sandbox::{State, Way};
 use crate::{bill, log};
 use anyhow::{Context, Result};
 use pvblk_backend::{DiskEnd, Pressure, PressureSources, PressureWatch, Service, StopTimes};
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Time that a stop waits for each disk. docs/guide/serving.md has a service unit whose `TimeoutStopSec` goes by the sum.
@@ -34,9 +36,31 @@ pub fn base_memory() -> u64 {
 /// Tells that everything is up: a line on standard error, and systemd if it asked.
 pub fn ready() {
     log::line(format_args!("pvblk: ready"));
-    // Without NOTIFY_SOCKET this does nothing.
-    if let Err(e) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
-        tracing::warn!("telling systemd: {e}");
+    tell(State::Ready);
+}
+
+/// The way by which a server in a sandbox tells its service manager.
+static WAY: OnceLock<Arc<Way>> = OnceLock::new();
+
+/// Has the parent of a server in a sandbox tell the service manager from now on.
+pub fn tell_by(way: &Arc<Way>) {
+    let _ = WAY.set(Arc::clone(way));
+}
+
+/// Tells the service manager; without NOTIFY_SOCKET nobody.
+pub fn tell(state: State) {
+    let own = match state {
+        State::Ready => NotifyState::Ready,
+        State::Stopping => NotifyState::Stopping,
+        State::Watchdog => NotifyState::Watchdog,
+    };
+    match WAY.get() {
+        Some(way) => way.tell(state),
+        None => {
+            if let Err(e) = sd_notify::notify(false, &[own]) {
+                tracing::debug!("telling systemd: {e}");
+            }
+        }
     }
 }
 
@@ -50,7 +74,7 @@ pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64, reload
             }
             SIGUSR1 => log::put(&bill::render(base)),
             _ => {
-                let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+                tell(State::Stopping);
                 tracing::info!("stopping");
                 return;
             }
@@ -62,13 +86,16 @@ pub fn wait_for_stop(signals: &mut Signals, service: &Service, base: u64, reload
 pub fn wait_for_end(signals: &mut Signals) {
     let is_stop = |signal: &i32| matches!(*signal, SIGINT | SIGTERM);
     signals.forever().find(is_stop);
-    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+    tell(State::Stopping);
     tracing::info!("stopping");
 }
 
 /// Starts to listen for memory pressure.
-pub fn listen_for_pressure(pressure: &Arc<Pressure>) -> Result<PressureWatch> {
-    Ok(PressureSources::find().watch(Arc::clone(pressure))?)
+pub fn listen_for_pressure(
+    sources: PressureSources,
+    pressure: &Arc<Pressure>,
+) -> Result<PressureWatch> {
+    Ok(sources.watch(Arc::clone(pressure))?)
 }
 
 /// Says who tells of memory pressure and who can't, once everything else has begun.

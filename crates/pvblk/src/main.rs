@@ -21,6 +21,7 @@ mod memory;
 mod opener;
 mod raid;
 mod report;
+mod sandbox;
 mod serve;
 mod shares;
 mod stat;
@@ -59,7 +60,10 @@ fn main() -> ExitCode {
         let _ = log::start(None);
     }
     let result = match &cli.command {
-        cli::Command::Serve(args) => serve::run(args),
+        cli::Command::Serve(args) => match serve::run(args) {
+            Ok(code) => return code,
+            Err(e) => Err(e),
+        },
         cli::Command::Attach(args) => attach::run(args),
         cli::Command::Events(args) => events::run(args),
         cli::Command::Bench(args) => return bench::run(args),

@@ -1,5 +1,6 @@
 //! [`Opener`]: everything that the server opens, binds and connects.
 
+use crate::sandbox::{self, FileCalls, SocketKind, Way};
 use crate::wanted::{LOCK, RealFolder};
 use crate::web::WebSocket;
 use anyhow::{Context, Result};
@@ -8,7 +9,7 @@ use pvblk_export::nbd::NbdSocket;
 use pvblk_export::socket_file::{SocketFile, SocketType};
 use pvblk_export::xen::{LinuxXen, Xenstore};
 use pvblk_protocol::nbd::NbdAddr;
-use pvblk_volume::{FileOpener, Need, PathStat, VolumeSpec, in_process};
+use pvblk_volume::{FileOpener, Need, PassedOpener, PathStat, VolumeSpec, in_process};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -26,6 +27,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Opener {
     files: Arc<dyn FileOpener>,
+    /// The process that opens and binds for this one.
+    parent: Option<Arc<Way>>,
     /// Queues that a volume may need at once.
     queues: u16,
     /// NBD may listen where other machines reach it.
@@ -37,6 +40,7 @@ impl Default for Opener {
     fn default() -> Opener {
         Opener {
             files: in_process(),
+            parent: None,
             queues: 1,
             allow_remote: false,
         }
@@ -44,6 +48,15 @@ impl Default for Opener {
 }
 
 impl Opener {
+    /// Has another process open and bind.
+    pub fn over(parent: &Arc<Way>) -> Opener {
+        Opener {
+            files: Arc::new(PassedOpener(FileCalls(Arc::clone(parent)))),
+            parent: Some(Arc::clone(parent)),
+            ..Opener::default()
+        }
+    }
+
     /// `queues`: how many queues a volume may need at once; `allow_remote`: whether NBD may listen where other machines reach it.
     #[must_use]
     pub fn serving(self, queues: u16, allow_remote: bool) -> Opener {
@@ -81,6 +94,11 @@ impl Opener {
 
     /// Opens a volume and everything below it.
     pub fn volume(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, Error> {
+        if self.parent.is_some()
+            && let Some(server) = spec.reach().server
+        {
+            return Err(Error::config(sandbox::refused(&server)));
+        }
         spec.open_for(&Need {
             queues: self.queues,
             opener: Arc::clone(&self.files),
@@ -90,17 +108,27 @@ impl Opener {
 
     /// A socket for NBD clients.
     pub fn nbd(&self, address: &NbdAddr) -> Result<NbdSocket, Error> {
-        NbdSocket::bind(address, self.allow_remote)
+        match (&self.parent, address) {
+            (None, _) => NbdSocket::bind(address, self.allow_remote),
+            (Some(_), NbdAddr::Unix(path)) => Ok(NbdSocket::unix(self.stream(path)?)),
+            (Some(parent), NbdAddr::Tcp { .. }) => Ok(NbdSocket::tcp(parent.tcp(address)?)),
+        }
     }
 
     /// A socket for front ends on rings.
     pub fn local(&self, path: &Path) -> Result<SocketFile, Error> {
-        SocketFile::bind(path, SocketType::SEQPACKET)
+        match &self.parent {
+            None => SocketFile::bind(path, SocketType::SEQPACKET),
+            Some(parent) => parent.unix(path, SocketKind::Packets),
+        }
     }
 
     /// A socket for virtual machines, or for the control protocol.
     pub fn stream(&self, path: &Path) -> Result<SocketFile, Error> {
-        SocketFile::bind(path, SocketType::STREAM)
+        match &self.parent {
+            None => SocketFile::bind(path, SocketType::STREAM),
+            Some(parent) => parent.unix(path, SocketKind::Stream),
+        }
     }
 
     /// A socket for readers of the page and the metrics, and its address with the real port.
@@ -115,6 +143,10 @@ impl Opener {
             }
             NbdAddr::Tcp { host, port } => (host, *port),
         };
+        let failed = |e| Error::os(format!("listening on {host} port {port}"), e);
+        if let Some(parent) = &self.parent {
+            return of_listener(parent.tcp(address)?).map_err(failed);
+        }
         let found = (host.as_str(), port).to_socket_addrs();
         let found: Vec<SocketAddr> = found
             .map_err(|e| Error::os(format!("looking up {host}"), e))?
@@ -125,15 +157,9 @@ impl Opener {
                 a.ip()
             )));
         }
-        let failed = |e| Error::os(format!("listening on {host} port {port}"), e);
         let listener = TcpListener::bind(found.as_slice()).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        let real = listener.local_addr().map_err(failed)?;
-        let address = NbdAddr::Tcp {
-            host: real.ip().to_string(),
-            port: real.port(),
-        };
-        Ok((WebSocket::Tcp(listener), address))
+        of_listener(listener).map_err(failed)
     }
 
     /// The control socket at its usual place, whose directory is made if it isn't there.
@@ -168,4 +194,14 @@ impl Opener {
         let hypervisor = LinuxXen::check().context("serving Xen guests")?;
         Ok((xenstore, hypervisor))
     }
+}
+
+/// A listening socket for readers of the page, with its real port.
+fn of_listener(listener: TcpListener) -> io::Result<(WebSocket, NbdAddr)> {
+    let real = listener.local_addr()?;
+    let address = NbdAddr::Tcp {
+        host: real.ip().to_string(),
+        port: real.port(),
+    };
+    Ok((WebSocket::Tcp(listener), address))
 }

@@ -9,18 +9,34 @@ use crate::events::Told;
 use crate::exports::{ExportLimits, Exports};
 use crate::memory::Desk;
 use crate::opener::Opener;
+use crate::sandbox::{self, Entrance, Role};
 use crate::traces::Traces;
 use crate::wanted::{Reload, WantedState, members, takeovers};
 use crate::{bill, daemon, log};
 use anyhow::{Context, Result, bail};
-use pvblk_backend::{Backend, BackendOptions, Disks, Pressure, Service};
+use pvblk_backend::{Backend, BackendOptions, Disks, Pressure, PressureSources, Service};
 use pvblk_block::{BlockDevice, ErrorKind};
+use std::process::ExitCode;
 use std::sync::Arc;
 
-pub fn run(args: &ServeArgs) -> Result<()> {
+/// Serves until a signal says stop; with `--sandbox` in a child process, whose status is returned.
+pub fn run(args: &ServeArgs) -> Result<ExitCode> {
+    match sandbox::role(args)? {
+        Role::Over(status) => Ok(status),
+        Role::Alone => serve(args, None),
+        Role::Child(entrance) => serve(args, Some(&entrance)),
+    }
+}
+
+fn serve(args: &ServeArgs, entrance: Option<&Entrance>) -> Result<ExitCode> {
     let opener = Opener::default();
     let mut config = ServeConfig::resolve(args, &opener)?;
     log::start(Some((&config.log, &opener)))?;
+    let mut sandbox = entrance.map(Entrance::enter).transpose()?;
+    let opener = match &sandbox {
+        Some(sandbox) => Opener::over(sandbox.way()),
+        None => opener,
+    };
     let base = daemon::base_memory();
     let mut signals = daemon::signals()?;
     // Each front end's ring, NBD connection and guest's queue takes one queue.
@@ -45,7 +61,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     pressure.set_max_buffer_pages(buffers.max_pages);
     pressure.set_duration(buffers.squeeze);
     let watch = match buffers.listen {
-        true => Some(daemon::listen_for_pressure(&pressure)?),
+        true => {
+            let sources = match &mut sandbox {
+                Some(sandbox) => sandbox.sources(),
+                None => PressureSources::find(),
+            };
+            Some(daemon::listen_for_pressure(sources, &pressure)?)
+        }
         false => None,
     };
     let desk = Desk::new(&pressure, watch.as_ref(), base);
@@ -63,6 +85,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     }
     for (name, wanted, why) in &config.wrong {
         registry.add_failed(name, wanted, why)?;
+    }
+    if let Some(sandbox) = &sandbox {
+        daemon::tell_by(sandbox.way());
+        // Nobody's bytes were read yet.
+        sandbox.lock()?;
     }
     exports.start(&config)?;
     for socket in state.listeners().local.iter().skip(1) {
@@ -96,7 +123,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     registry.stop();
     exports.stop();
     drop((web, control, slow, watch, told));
-    daemon::finish(&service)
+    daemon::finish(&service)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Opens the disks that are wanted, one after another. Those that can't be opened go to [`ServeConfig::wrong`].

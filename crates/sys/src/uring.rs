@@ -1,8 +1,13 @@
 //! io_uring on buffers: an operation owns its buffers until its completion.
 
+mod reserve;
+
+pub use reserve::reserve_rings;
+
 use crate::{Buffer, EventFd};
 use io_uring::{IoUring, opcode, types};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -46,7 +51,8 @@ struct OperationSlot {
 
 /// A pair of submission and completion queues for one file, owned by one thread at a time.
 pub struct Uring {
-    ring: IoUring,
+    /// Taken once, in `drop`.
+    ring: ManuallyDrop<IoUring>,
     file: Arc<OwnedFd>,
     slots: Vec<OperationSlot>,
     free: Vec<u32>,
@@ -63,13 +69,16 @@ const WATCHED_EVENT: u64 = u64::MAX;
 unsafe impl Send for Uring {}
 
 impl Uring {
-    /// Creates a ring for up to `entries` operations in flight on `file`.
+    /// Creates a ring for up to `entries` operations in flight on `file`, or takes one of [`reserve_rings`], which may have fewer.
     pub fn new(file: Arc<OwnedFd>, entries: u32) -> io::Result<Uring> {
         let entries = entries.next_power_of_two().clamp(1, 4096);
-        let ring = IoUring::builder().setup_clamp().build(entries)?;
+        let ring = match reserve::take() {
+            Some(reserved) => reserved?,
+            None => IoUring::builder().setup_clamp().build(entries)?,
+        };
         let room = (ring.params().sq_entries()).min(entries);
         Ok(Uring {
-            ring,
+            ring: ManuallyDrop::new(ring),
             file,
             slots: (0..room).map(|_| OperationSlot::default()).collect(),
             free: (0..room).rev().collect(),
@@ -259,10 +268,14 @@ impl Drop for Uring {
     /// long as the medium takes: a thread that must not wait leaves the drop of a ring with operations in flight to
     /// another thread.
     fn drop(&mut self) {
-        if !self.wait_for_all() {
+        let is_quiet = self.wait_for_all();
+        if !is_quiet {
             // The kernel may still write to the buffers: leak them rather than free them.
             std::mem::forget(std::mem::take(&mut self.slots));
         }
+        // SAFETY: `self.ring` isn't used again, as the value is being dropped.
+        let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
+        reserve::give_back(ring, is_quiet, self.watches);
     }
 }
 

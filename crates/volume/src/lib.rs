@@ -33,14 +33,14 @@ pub use file::FileVolume;
 pub use mem::MemVolume;
 pub use null::NullVolume;
 pub use opener::{
-    FileAnswer, FileCall, FileOpener, LockHolder, Match, PassCall, PassedOpener, PathStat, carry_out,
-    in_process,
+    FileAnswer, FileCall, FileOpener, LockHolder, Match, PassCall, PassedOpener, PathStat,
+    carry_out, in_process,
 };
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use pvblk_client::rbd::{OnLostLock, RbdSpec};
 pub use spec::{
     CacheSpec, Candidates, DelaySpec, Engine, FaultSpec, FileSpec, Found, Look, MemSpec, Members,
-    NbdSpec, Need, NullSpec, Raid5Spec, RingsSpec, SpecNames, VhostSpec, VolumeSpec, look,
+    NbdSpec, Need, NullSpec, Raid5Spec, Reach, RingsSpec, SpecNames, VhostSpec, VolumeSpec, look,
     parse_size, spec_in_folder,
 };
 

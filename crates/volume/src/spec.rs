@@ -5,11 +5,13 @@ mod client;
 mod nbd;
 mod parse;
 mod raid5;
+mod reach;
 
 pub use cache::CacheSpec;
 pub use client::{Need, RingsSpec, VhostSpec};
 pub use nbd::NbdSpec;
 pub use raid5::{Candidates, Found, Look, Members, Raid5Spec, SpecNames, look, spec_in_folder};
+pub use reach::Reach;
 
 use crate::opener::FileOpener;
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};

@@ -21,7 +21,7 @@ impl Listener {
     pub(super) fn bind(addr: &NbdAddr, allow_remote: bool) -> Result<Listener, Error> {
         match addr {
             NbdAddr::Unix(path) => SocketFile::bind(path, SocketType::STREAM).map(Listener::Unix),
-            NbdAddr::Tcp { host, port } => bind_tcp(host, *port, allow_remote),
+            NbdAddr::Tcp { host, port } => bind_tcp(host, *port, allow_remote).map(Listener::Tcp),
         }
     }
 
@@ -123,7 +123,8 @@ fn notice_death(s: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<Listener, Error> {
+/// Listens at a TCP port, without blocking; an address that other machines reach is refused unless `allow_remote`.
+pub fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<TcpListener, Error> {
     let addrs: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
         .map_err(|e| Error::os(format!("looking up {host}"), e))?
@@ -139,7 +140,7 @@ fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<Listener, Error
     listener
         .set_nonblocking(true)
         .map_err(|e| Error::os("making the listener non-blocking", e))?;
-    Ok(Listener::Tcp(listener))
+    Ok(listener)
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ mod window;
 
 pub use config::NbdConfig;
 pub use handshake::{Door, Handshake, Negotiated, Step};
+pub use listener::bind_tcp;
 pub use server::{NbdServer, NbdSocket};
 pub use shares::Shares;
 pub use source::NbdSource;

@@ -6,6 +6,7 @@ use super::listener::{Listener, Peer};
 use super::shares::Ticket;
 use super::source::NbdSource;
 use crate::kit::{self, ControlThread, Event, Inbox, Io, Server, Stopping};
+use crate::socket_file::SocketFile;
 use parking_lot::Mutex;
 use pvblk_backend::events::{self, Kind, Presence};
 use pvblk_backend::{Disk, RateLimit, RequestSource, Service, SourceEnd, ratelimited};
@@ -15,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -96,6 +97,16 @@ impl NbdSocket {
     /// As for [`NbdServer::bind`].
     pub fn bind(addr: &NbdAddr, allow_remote: bool) -> Result<NbdSocket, Error> {
         Listener::bind(addr, allow_remote).map(NbdSocket)
+    }
+
+    /// A Unix socket that listens already.
+    pub fn unix(socket: SocketFile) -> NbdSocket {
+        NbdSocket(Listener::Unix(socket))
+    }
+
+    /// A TCP socket that listens already and doesn't block.
+    pub fn tcp(socket: TcpListener) -> NbdSocket {
+        NbdSocket(Listener::Tcp(socket))
     }
 }
 

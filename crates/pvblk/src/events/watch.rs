@@ -1,5 +1,7 @@
 //! The thread that looks once a second: for requests that hang, and for threads that make no progress.
 
+use crate::daemon;
+use crate::sandbox::State;
 use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
 use pvblk_backend::{Progress, Service};
@@ -109,7 +111,7 @@ impl Watchdog {
             None => {
                 self.complained = false;
                 // It isn't there any more, perhaps.
-                let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Watchdog]);
+                daemon::tell(State::Watchdog);
             }
             Some(name) if !std::mem::replace(&mut self.complained, true) => {
                 tracing::error!(

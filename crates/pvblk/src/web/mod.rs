@@ -109,6 +109,21 @@ impl WebConfig {
         })
     }
 
+    /// The address at which it listens.
+    pub fn address(&self) -> &NbdAddr {
+        &self.address
+    }
+
+    /// Whether other machines may read.
+    pub fn allow_remote(&self) -> bool {
+        self.allow_remote
+    }
+
+    /// The file with the token of those who may change something.
+    pub fn token_file(&self) -> Option<&PathBuf> {
+        self.token_file.as_ref()
+    }
+
     /// Serves the disks of this process.
     pub fn start(&self, opener: &Opener, methods: &Methods) -> Result<Server> {
         self.serve(opener, Arc::new(Inside::new(methods.clone())))

@@ -123,9 +123,7 @@ fn attempt(
             let device = opener.loop_over(file()?, read_only);
             FileAnswer::Path(device.map(OsString::from))
         }
-        FileCall::DeviceText(device, leaf) => {
-            FileAnswer::Text(opener.device_text(device, &leaf)?)
-        }
+        FileCall::DeviceText(device, leaf) => FileAnswer::Text(opener.device_text(device, &leaf)?),
     };
     Ok((answer, None))
 }

@@ -13,8 +13,6 @@ const MOST: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Socket(Mutex<OwnedFd>);
 
-
-
 pub(super) fn over(opener: &Arc<Elsewhere>) -> PassedOpener<Socket> {
     let (ours, theirs) = fdpass::pair().expect("two sockets");
     let opener = Arc::clone(opener);

@@ -1,0 +1,210 @@
+//! The child's side: its calls to the parent, and its way into the sandbox.
+
+use super::calls::{Answer, Call, Numbered, SocketKind, State, receive, send};
+use super::lockdown;
+use super::user::User;
+use anyhow::{Context, Result};
+use parking_lot::Mutex;
+use pvblk_backend::PressureSources;
+use pvblk_block::Error;
+use pvblk_export::socket_file::{NameOwner, SocketFile};
+use pvblk_protocol::nbd::NbdAddr;
+use pvblk_volume::{FileAnswer, FileCall, PassCall};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+/// io_uring instances that the child may use: one for each queue of a file. A queue without one does its I/O on threads.
+const RINGS: usize = 64;
+
+type Reply = (Answer, Option<OwnedFd>);
+
+/// The way to the parent.
+#[derive(Debug)]
+pub struct Way {
+    socket: OwnedFd,
+    /// Held while a message is sent.
+    sending: Mutex<()>,
+    next: AtomicU64,
+    /// Calls without an answer by number. `None`: the parent is gone.
+    waiting: Mutex<Option<HashMap<u64, SyncSender<Reply>>>>,
+}
+
+impl Way {
+    fn open(socket: OwnedFd) -> Result<Arc<Way>> {
+        let way = Arc::new(Way {
+            socket,
+            sending: Mutex::default(),
+            next: AtomicU64::new(0),
+            waiting: Mutex::new(Some(HashMap::new())),
+        });
+        let reader = Arc::clone(&way);
+        std::thread::Builder::new()
+            .name("pvblk-parent".into())
+            .stack_size(256 << 10)
+            .spawn(move || reader.read())
+            .context("starting a thread")?;
+        Ok(way)
+    }
+
+    /// Gives each answer to its caller, until the parent is gone.
+    fn read(&self) {
+        while let Ok(Some((answer, file))) = receive::<Numbered<Answer>>(&self.socket) {
+            let mut waiting = self.waiting.lock();
+            let caller = waiting.as_mut().and_then(|w| w.remove(&answer.number));
+            if let Some(caller) = caller {
+                let _ = caller.send((answer.of, file));
+            }
+        }
+        // Their callers hear of it.
+        self.waiting.lock().take();
+    }
+
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn ask(&self, call: Call, file: Option<BorrowedFd<'_>>) -> io::Result<Reply> {
+        let number = self.number();
+        let (caller, answer) = sync_channel(1);
+        let gone = || io::Error::from(Errno::PIPE);
+        let mut waiting = self.waiting.lock();
+        waiting.as_mut().ok_or_else(gone)?.insert(number, caller);
+        drop(waiting);
+        let sent = {
+            let _one = self.sending.lock();
+            send(self.socket.as_fd(), &Numbered { number, of: call }, file)
+        };
+        if let Err(e) = sent {
+            if let Some(waiting) = self.waiting.lock().as_mut() {
+                waiting.remove(&number);
+            }
+            return Err(io::Error::other(e));
+        }
+        answer.recv().map_err(|_| gone())
+    }
+
+    /// Tells the service manager, as far as there is one.
+    pub fn tell(&self, state: State) {
+        let _ = self.ask(Call::Tell(state), None);
+    }
+
+    /// A socket that listens at `address`, with the number of its file.
+    fn bind(&self, address: &NbdAddr, kind: SocketKind) -> Result<(OwnedFd, u64), Error> {
+        let name = self.number();
+        let call = Call::Bind {
+            name,
+            address: address.to_string(),
+            kind,
+        };
+        let failed = |e| Error::os(format!("listening at {address}"), e);
+        match self.ask(call, None).map_err(failed)? {
+            (Answer::Bound, Some(socket)) => Ok((socket, name)),
+            (
+                Answer::Refused {
+                    by_user: true,
+                    text,
+                },
+                _,
+            ) => Err(Error::config(text)),
+            (Answer::Refused { text, .. }, _) => Err(failed(io::Error::other(text))),
+            _ => Err(failed(Errno::PROTO.into())),
+        }
+    }
+
+    /// As [`SocketFile::bind`].
+    pub fn unix(self: &Arc<Way>, path: &Path, kind: SocketKind) -> Result<SocketFile, Error> {
+        let (socket, number) = self.bind(&NbdAddr::Unix(path.to_owned()), kind)?;
+        let name = ParentsName {
+            way: Arc::clone(self),
+            number,
+        };
+        Ok(SocketFile::passed(socket, path, Box::new(name)))
+    }
+
+    /// A socket of a TCP port that doesn't block.
+    pub fn tcp(&self, address: &NbdAddr) -> Result<TcpListener, Error> {
+        let (socket, _) = self.bind(address, SocketKind::Stream)?;
+        Ok(socket.into())
+    }
+}
+
+/// The way for calls of files.
+#[derive(Debug)]
+pub struct FileCalls(pub Arc<Way>);
+
+impl PassCall for FileCalls {
+    fn pass(
+        &self,
+        call: FileCall,
+        file: Option<BorrowedFd<'_>>,
+    ) -> io::Result<(FileAnswer, Option<OwnedFd>)> {
+        match self.0.ask(Call::File(call), file)? {
+            (Answer::File(answer), file) => Ok((answer, file)),
+            _ => Err(Errno::PROTO.into()),
+        }
+    }
+}
+
+/// A socket's file, which the parent made and removes.
+#[derive(Debug)]
+struct ParentsName {
+    way: Arc<Way>,
+    number: u64,
+}
+
+impl NameOwner for ParentsName {}
+
+impl Drop for ParentsName {
+    fn drop(&mut self) {
+        let _ = self.way.ask(Call::Unbind(self.number), None);
+    }
+}
+
+/// A server's process that reads bytes of peers.
+pub struct Child {
+    way: Arc<Way>,
+    sources: Option<PressureSources>,
+}
+
+impl Child {
+    /// Gives up all rights but those that serving needs; until [`Child::lock`] the process may still make sockets and threads of any kind. To be called
+    /// before there is any other thread.
+    pub fn enter(parent: &str, user: &User) -> Result<Child> {
+        // The parent has this socket as the child's standard input.
+        let socket = io::stdin().as_fd().try_clone_to_owned();
+        let socket = socket.context("the socket to the parent")?;
+        // These need rights that are given up now.
+        let sources = PressureSources::find();
+        let rings = pvblk_sys::uring::reserve_rings(RINGS);
+        if rings < RINGS {
+            tracing::debug!("{rings} of {RINGS} io_uring instances could be made");
+        }
+        lockdown::give_up_rights(user, parent)?;
+        Ok(Child {
+            way: Way::open(socket)?,
+            sources: Some(sources),
+        })
+    }
+
+    /// The way to the parent.
+    pub fn way(&self) -> &Arc<Way> {
+        &self.way
+    }
+
+    /// Sources of memory pressure, which were opened before the sandbox; once.
+    pub fn sources(&mut self) -> PressureSources {
+        self.sources.take().unwrap_or_else(PressureSources::none)
+    }
+
+    /// Lets all threads make the system calls of [`lockdown::allowed`] only, those to come too.
+    pub fn lock(&self) -> Result<()> {
+        lockdown::lock()
+    }
+}

@@ -1,0 +1,300 @@
+//! The rights that the child gives up, and the system calls that are left to it.
+
+use super::user::User;
+use anyhow::{Context, Result, bail};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+};
+use libc::c_long;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::thread::{
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, Uid, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
+    set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCondition as Condition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
+use std::collections::BTreeMap;
+
+/// Files of the kernel whose figures a server reads again and again: its own process, memory, control groups, CPUs.
+const READABLE: [&str; 6] = [
+    "/proc/self",
+    "/proc/meminfo",
+    "/proc/pressure",
+    "/proc/sys/kernel/random/boot_id",
+    "/sys/fs/cgroup",
+    "/sys/devices/system",
+];
+
+/// Becomes `user` without any capability, reaches no file by its path but [`READABLE`] ones, and ends with its parent, which has this number.
+pub fn give_up_rights(user: &User, parent: &str) -> Result<()> {
+    // Not even a program of root's that it could run gives it any right back.
+    set_no_new_privs(true).context("no_new_privs")?;
+    refuse_paths().context("Landlock")?;
+    become_user(user)?;
+    // A change of the user takes this back, so it comes last.
+    set_parent_process_death_signal(Some(Signal::TERM)).context("the end with the parent")?;
+    let is_parent = |pid: rustix::process::Pid| pid.as_raw_nonzero().to_string() == parent;
+    if !getppid().is_some_and(is_parent) {
+        bail!("the parent has ended");
+    }
+    Ok(())
+}
+
+fn become_user(user: &User) -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        let bits = CapabilitiesSecureBits::NO_ROOT | CapabilitiesSecureBits::NO_ROOT_LOCKED;
+        set_capabilities_secure_bits(bits).context("secure bits")?;
+        for capability in CapabilitySet::all().iter() {
+            // The kernel may not know it.
+            let _ = remove_capability_from_bounding_set(capability);
+        }
+        let (uid, gid) = (Uid::from_raw(user.user), Gid::from_raw(user.group));
+        set_thread_groups(&[]).context("groups")?;
+        set_thread_res_gid(gid, gid, gid).context("the group of --sandbox")?;
+        set_thread_res_uid(uid, uid, uid).context("the user of --sandbox")?;
+    } else if rustix::process::geteuid().as_raw() != user.user {
+        bail!(
+            "--sandbox: only root can serve as another user; name the user that starts the server"
+        );
+    }
+    let _ = clear_ambient_capability_set();
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
+    set_capabilities(None, sets).context("capabilities")
+}
+
+/// No file is opened, made, removed or run by its path; no TCP port is bound or connected to, and no signal leaves, as far as the kernel can refuse these.
+fn refuse_paths() -> Result<()> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let status = Ruleset::default()
+        // The least that is of use, in Linux 5.13.
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(ABI::V1))?
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(ABI::V5))?
+        .handle_access(AccessNet::from_all(ABI::V5))?
+        .scope(Scope::from_all(ABI::V6))?
+        .create()?
+        .add_rules(path_beneath_rules(READABLE, read))?
+        .restrict_self()?;
+    if status.ruleset == RulesetStatus::NotEnforced {
+        bail!(
+            "this kernel has none, or it is off (`lsm=` on its command line): serve without --sandbox, or on Linux 5.13 or later"
+        );
+    }
+    Ok(())
+}
+
+/// Lets all threads of the process make allowed calls only. Others fail with EPERM.
+pub fn lock() -> Result<()> {
+    let arch: TargetArch = std::env::consts::ARCH.try_into().context("seccomp")?;
+    let filter = |rules, default, matched| -> Result<BpfProgram> {
+        let filter = SeccompFilter::new(rules, default, matched, arch)?;
+        Ok(filter.try_into()?)
+    };
+    // The flags of clone3 are in memory, where a filter can't see them; glibc then takes clone.
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, vec![])]);
+    let missing = filter(
+        clone3,
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::ENOSYS as u32),
+    )?;
+    let allowed = filter(
+        allowed()?,
+        SeccompAction::Errno(libc::EPERM as u32),
+        SeccompAction::Allow,
+    )?;
+    seccompiler::apply_filter_all_threads(&missing).context("seccomp")?;
+    seccompiler::apply_filter_all_threads(&allowed).context("seccomp")
+}
+
+/// Calls that are allowed with any argument.
+const CALLS: &[(&str, c_long)] = &[
+    // Descriptors that it has.
+    ("read", libc::SYS_read),
+    ("write", libc::SYS_write),
+    ("readv", libc::SYS_readv),
+    ("writev", libc::SYS_writev),
+    ("pread64", libc::SYS_pread64),
+    ("pwrite64", libc::SYS_pwrite64),
+    ("preadv", libc::SYS_preadv),
+    ("pwritev", libc::SYS_pwritev),
+    ("preadv2", libc::SYS_preadv2),
+    ("pwritev2", libc::SYS_pwritev2),
+    ("lseek", libc::SYS_lseek),
+    ("fallocate", libc::SYS_fallocate),
+    ("fsync", libc::SYS_fsync),
+    ("fdatasync", libc::SYS_fdatasync),
+    ("sync_file_range", libc::SYS_sync_file_range),
+    ("ftruncate", libc::SYS_ftruncate),
+    ("fadvise64", libc::SYS_fadvise64),
+    ("fstat", libc::SYS_fstat),
+    ("fstatfs", libc::SYS_fstatfs),
+    ("flock", libc::SYS_flock),
+    ("fcntl", libc::SYS_fcntl),
+    ("close", libc::SYS_close),
+    ("close_range", libc::SYS_close_range),
+    ("dup", libc::SYS_dup),
+    ("dup3", libc::SYS_dup3),
+    ("getdents64", libc::SYS_getdents64),
+    // Landlock decides which files: those of `READABLE`.
+    ("openat", libc::SYS_openat),
+    ("newfstatat", libc::SYS_newfstatat),
+    ("statx", libc::SYS_statx),
+    // Sockets that it has or accepts.
+    ("accept4", libc::SYS_accept4),
+    ("recvfrom", libc::SYS_recvfrom),
+    ("recvmsg", libc::SYS_recvmsg),
+    ("recvmmsg", libc::SYS_recvmmsg),
+    ("sendto", libc::SYS_sendto),
+    ("sendmsg", libc::SYS_sendmsg),
+    ("sendmmsg", libc::SYS_sendmmsg),
+    ("shutdown", libc::SYS_shutdown),
+    ("getsockopt", libc::SYS_getsockopt),
+    ("setsockopt", libc::SYS_setsockopt),
+    ("getsockname", libc::SYS_getsockname),
+    ("getpeername", libc::SYS_getpeername),
+    // Events and waiting.
+    ("eventfd2", libc::SYS_eventfd2),
+    ("pipe2", libc::SYS_pipe2),
+    ("epoll_create1", libc::SYS_epoll_create1),
+    ("epoll_ctl", libc::SYS_epoll_ctl),
+    ("epoll_pwait", libc::SYS_epoll_pwait),
+    ("epoll_pwait2", libc::SYS_epoll_pwait2),
+    ("ppoll", libc::SYS_ppoll),
+    ("timerfd_create", libc::SYS_timerfd_create),
+    ("timerfd_settime", libc::SYS_timerfd_settime),
+    ("timerfd_gettime", libc::SYS_timerfd_gettime),
+    ("io_uring_enter", libc::SYS_io_uring_enter),
+    ("io_setup", libc::SYS_io_setup),
+    ("io_submit", libc::SYS_io_submit),
+    ("io_getevents", libc::SYS_io_getevents),
+    ("io_cancel", libc::SYS_io_cancel),
+    ("io_destroy", libc::SYS_io_destroy),
+    // Memory.
+    ("munmap", libc::SYS_munmap),
+    ("mremap", libc::SYS_mremap),
+    ("madvise", libc::SYS_madvise),
+    ("mincore", libc::SYS_mincore),
+    ("msync", libc::SYS_msync),
+    ("mlock", libc::SYS_mlock),
+    ("munlock", libc::SYS_munlock),
+    ("memfd_create", libc::SYS_memfd_create),
+    ("brk", libc::SYS_brk),
+    // Threads and time.
+    ("futex", libc::SYS_futex),
+    ("membarrier", libc::SYS_membarrier),
+    ("rseq", libc::SYS_rseq),
+    ("set_robust_list", libc::SYS_set_robust_list),
+    ("sched_yield", libc::SYS_sched_yield),
+    ("sched_getaffinity", libc::SYS_sched_getaffinity),
+    ("sched_setaffinity", libc::SYS_sched_setaffinity),
+    ("getcpu", libc::SYS_getcpu),
+    ("exit", libc::SYS_exit),
+    ("exit_group", libc::SYS_exit_group),
+    ("clock_gettime", libc::SYS_clock_gettime),
+    ("clock_getres", libc::SYS_clock_getres),
+    ("clock_nanosleep", libc::SYS_clock_nanosleep),
+    ("nanosleep", libc::SYS_nanosleep),
+    ("gettimeofday", libc::SYS_gettimeofday),
+    ("restart_syscall", libc::SYS_restart_syscall),
+    // Signals of its own.
+    ("rt_sigaction", libc::SYS_rt_sigaction),
+    ("rt_sigprocmask", libc::SYS_rt_sigprocmask),
+    ("rt_sigreturn", libc::SYS_rt_sigreturn),
+    ("sigaltstack", libc::SYS_sigaltstack),
+    // Figures.
+    ("getpid", libc::SYS_getpid),
+    ("gettid", libc::SYS_gettid),
+    ("getppid", libc::SYS_getppid),
+    ("getuid", libc::SYS_getuid),
+    ("geteuid", libc::SYS_geteuid),
+    ("getgid", libc::SYS_getgid),
+    ("getegid", libc::SYS_getegid),
+    ("getrandom", libc::SYS_getrandom),
+    ("getrusage", libc::SYS_getrusage),
+    ("sysinfo", libc::SYS_sysinfo),
+    ("uname", libc::SYS_uname),
+];
+
+/// Calls of older numbers that only some machines have.
+#[cfg(target_arch = "x86_64")]
+const OLD_CALLS: &[(&str, c_long)] = &[
+    ("poll", libc::SYS_poll),
+    ("epoll_wait", libc::SYS_epoll_wait),
+    ("dup2", libc::SYS_dup2),
+    ("readlink", libc::SYS_readlink),
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_CALLS: &[(&str, c_long)] = &[];
+
+/// Calls that are allowed with some arguments only, and which.
+const CONDITIONAL: &[(&str, &str)] = &[
+    ("clone", "threads of this process"),
+    ("clone3", "answered with ENOSYS, so that `clone` is taken"),
+    ("mmap", "not executable"),
+    ("mprotect", "not executable"),
+    ("ioctl", "not those that type into a terminal"),
+    ("tgkill", "to this process"),
+    (
+        "prctl",
+        "the thread's name and timer slack, and names of memory",
+    ),
+    ("prlimit64", "reading its own limits"),
+    ("socketpair", "Unix sockets"),
+];
+
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+fn allowed() -> Result<Rules> {
+    let calls = CALLS.iter().chain(OLD_CALLS);
+    let mut rules: Rules = calls.map(|&(_, call)| (call, vec![])).collect();
+    let exec = libc::PROT_EXEC as u64;
+    let not_executable = || rule([Condition::new(2, Dword, MaskedEq(exec), 0)]);
+    rules.insert(libc::SYS_mmap, vec![not_executable()?]);
+    rules.insert(libc::SYS_mprotect, vec![not_executable()?]);
+    let thread = (libc::CLONE_THREAD | libc::CLONE_VM) as u64;
+    let a_thread = rule([Condition::new(0, Qword, MaskedEq(thread), thread)])?;
+    rules.insert(libc::SYS_clone, vec![a_thread]);
+    rules.insert(libc::SYS_clone3, vec![]);
+    let no_typing = rule([
+        Condition::new(1, Dword, Ne, libc::TIOCSTI),
+        Condition::new(1, Dword, Ne, libc::TIOCLINUX),
+        Condition::new(1, Dword, Ne, libc::TIOCSCTTY),
+    ])?;
+    rules.insert(libc::SYS_ioctl, vec![no_typing]);
+    let own = u64::from(std::process::id());
+    let to_itself = rule([Condition::new(0, Dword, Eq, own)])?;
+    rules.insert(libc::SYS_tgkill, vec![to_itself]);
+    let options = [libc::PR_SET_NAME, libc::PR_SET_TIMERSLACK, PR_SET_VMA];
+    let options: Result<_> = options
+        .iter()
+        .map(|&option| rule([Condition::new(0, Dword, Eq, option as u64)]))
+        .collect();
+    rules.insert(libc::SYS_prctl, options?);
+    let reads = rule([Condition::new(2, Qword, Eq, 0)])?;
+    rules.insert(libc::SYS_prlimit64, vec![reads]);
+    let unix = rule([Condition::new(0, Dword, Eq, libc::AF_UNIX as u64)])?;
+    rules.insert(libc::SYS_socketpair, vec![unix]);
+    Ok(rules)
+}
+
+/// `PR_SET_VMA` of prctl(2), by which allocators name memory.
+const PR_SET_VMA: i32 = 0x5356_4d41;
+
+fn rule<const N: usize>(
+    conditions: [Result<Condition, seccompiler::BackendError>; N],
+) -> Result<SeccompRule> {
+    let conditions: Result<Vec<Condition>, _> = conditions.into_iter().collect();
+    Ok(SeccompRule::new(conditions?)?)
+}

@@ -1,0 +1,272 @@
+//! The parent's side: it starts the child, makes its calls, and ends with it.
+
+use super::calls::{Answer, Call, Numbered, SocketKind, receive, send};
+use super::policy::Policy;
+use super::user::User;
+use super::{PARENT, check};
+use crate::cli::ServeArgs;
+use crate::config::ServeConfig;
+use crate::control::ControlSocket;
+use crate::opener::Opener;
+use crate::web::WebConfig;
+use crate::{daemon, log};
+use anyhow::{Context, Result};
+use parking_lot::{Condvar, Mutex};
+use pvblk_block::{Error, ErrorKind};
+use pvblk_export::nbd::bind_tcp;
+use pvblk_export::socket_file::{SocketFile, SocketName, SocketType};
+use pvblk_protocol::nbd::NbdAddr;
+use pvblk_sys::fdpass;
+use pvblk_volume::carry_out;
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+
+/// Calls that are being made at once; a call that hangs at a medium keeps its place. The next one waits.
+const AT_ONCE: usize = 64;
+
+/// Starts the child and carries its calls out until it has ended. Returns its status.
+pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
+    let opener = Opener::default();
+    let config = ServeConfig::resolve(args, &opener)?;
+    check(&config)?;
+    log::start(Some((&config.log, &opener)))?;
+    let policy = policy(args, &config)?;
+    pvblk_sys::limits::raise_open_files();
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD]);
+    let mut signals = signals.context("handling signals")?;
+    let (ours, theirs) = fdpass::pair().context("a pair of sockets")?;
+    let program = std::env::current_exe().context("this program")?;
+    let mut child = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env(PARENT, std::process::id().to_string())
+        // The parent tells systemd.
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_PID")
+        .stdin(theirs)
+        .spawn()
+        .context("starting the process that serves")?;
+    tracing::debug!("process {} serves as user {}", child.id(), user.user);
+    let server = Arc::new(Server {
+        socket: ours,
+        sending: Mutex::default(),
+        policy,
+        allow_remote: config.allow_remote,
+        web_allow_remote: config.web.as_ref().is_some_and(WebConfig::allow_remote),
+        names: Mutex::default(),
+        calls: Mutex::default(),
+        ended: Condvar::new(),
+    });
+    let reader = Arc::clone(&server);
+    std::thread::Builder::new()
+        .name("pvblk-opener".into())
+        .spawn(move || reader.serve())
+        .context("starting a thread")?;
+    let pid = Pid::from_child(&child);
+    for signal in signals.forever() {
+        if signal != SIGCHLD {
+            // It has ended, perhaps; then the next signal tells.
+            if let Some(signal) = Signal::from_named_raw(signal) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+        if let Some(status) = child.try_wait()? {
+            // Files of sockets that the child didn't get to.
+            server.names.lock().clear();
+            return Ok(code(status));
+        }
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// The child's status as this process's; a child that was killed is told.
+fn code(status: ExitStatus) -> ExitCode {
+    if let Some(signal) = status.signal() {
+        log::failure(format_args!(
+            "pvblk: the process that serves was ended by signal {signal}"
+        ));
+    }
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    ExitCode::from(code.unwrap_or(1))
+}
+
+/// The files that the configuration names, and the folders of `--open-in`.
+fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
+    let mut files: Vec<PathBuf> = args.config.iter().cloned().collect();
+    let mut folders = args.open_in.clone();
+    for (_, spec) in &config.disks {
+        let reach = spec.reach();
+        files.extend(reach.files);
+        folders.extend(reach.folders);
+    }
+    files.extend(config.vhost_user.iter().map(|l| l.path.clone()));
+    files.extend(config.local.clone());
+    let web = config.web.as_ref();
+    files.extend(web.and_then(WebConfig::token_file).cloned());
+    let web = web.map(WebConfig::address);
+    for address in config.nbd.iter().chain(web) {
+        if let NbdAddr::Unix(path) = address {
+            files.push(path.clone());
+        }
+    }
+    match &config.control {
+        ControlSocket::None => {}
+        ControlSocket::Told(path) => files.push(path.clone()),
+        ControlSocket::Usual(path) => {
+            // Its folder is made where it isn't there.
+            if let Some(folder) = path.parent()
+                && !folder.exists()
+            {
+                let made = std::fs::DirBuilder::new().create(folder);
+                made.with_context(|| format!("making {}", folder.display()))?;
+            }
+            files.push(path.clone());
+        }
+    }
+    if let Some(state) = &config.state {
+        match std::fs::DirBuilder::new().create(state) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(e).with_context(|| format!("--state {}", state.display()));
+            }
+            _ => folders.push(state.clone()),
+        }
+    }
+    Policy::new(&files, &folders).context("a file or folder that the server may use")
+}
+
+struct Server {
+    socket: OwnedFd,
+    /// Held while an answer is sent.
+    sending: Mutex<()>,
+    policy: Policy,
+    allow_remote: bool,
+    web_allow_remote: bool,
+    /// Files of sockets by their numbers.
+    names: Mutex<HashMap<u64, SocketName>>,
+    /// Calls that are being made.
+    calls: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Server {
+    /// Makes calls, each on a thread of its own, until the child is gone.
+    fn serve(self: Arc<Server>) {
+        loop {
+            let (call, file) = match receive::<Numbered<Call>>(&self.socket) {
+                Ok(Some(received)) => received,
+                Ok(None) => return,
+                Err(e) => {
+                    tracing::error!(
+                        "the process that serves sent a message that can't be read: {e}"
+                    );
+                    return;
+                }
+            };
+            let mut calls = self.calls.lock();
+            while *calls >= AT_ONCE {
+                self.ended.wait(&mut calls);
+            }
+            *calls += 1;
+            drop(calls);
+            let server = Arc::clone(&self);
+            let thread = std::thread::Builder::new()
+                .name("pvblk-open".into())
+                .stack_size(512 << 10)
+                .spawn(move || {
+                    server.make(call, file.as_ref());
+                    *server.calls.lock() -= 1;
+                    server.ended.notify_one();
+                });
+            if let Err(e) = thread {
+                tracing::error!("starting a thread for a call: {e}");
+                return;
+            }
+        }
+    }
+
+    fn make(&self, call: Numbered<Call>, file: Option<&OwnedFd>) {
+        let (answer, opened) = self.answer(call.of, file);
+        let answer = Numbered {
+            number: call.number,
+            of: answer,
+        };
+        let _one = self.sending.lock();
+        let opened = opened.as_ref().map(AsFd::as_fd);
+        if let Err(e) = send(self.socket.as_fd(), &answer, opened) {
+            let why = Numbered {
+                number: call.number,
+                of: Answer::Refused {
+                    by_user: false,
+                    text: e.to_string(),
+                },
+            };
+            let _ = send(self.socket.as_fd(), &why, None);
+        }
+    }
+
+    fn answer(&self, call: Call, file: Option<&OwnedFd>) -> (Answer, Option<OwnedFd>) {
+        match call {
+            Call::File(call) => {
+                let file = file.map(AsFd::as_fd);
+                let (answer, opened) = carry_out(&self.policy, call, file);
+                (Answer::File(answer), opened)
+            }
+            Call::Bind {
+                name,
+                address,
+                kind,
+            } => match self.bind(name, &address, kind) {
+                Ok(socket) => (Answer::Bound, Some(socket)),
+                Err(e) => {
+                    let by_user = e.kind() == ErrorKind::Config;
+                    let text = pvblk_block::error_line(&e);
+                    (Answer::Refused { by_user, text }, None)
+                }
+            },
+            Call::Unbind(name) => {
+                let name = self.names.lock().remove(&name);
+                drop(name);
+                (Answer::Done, None)
+            }
+            Call::Tell(state) => {
+                daemon::tell(state);
+                (Answer::Done, None)
+            }
+        }
+    }
+
+    fn bind(&self, name: u64, address: &str, kind: SocketKind) -> Result<OwnedFd, Error> {
+        match address.parse()? {
+            NbdAddr::Tcp { host, port } => {
+                let allow = self.allow_remote || self.web_allow_remote;
+                Ok(bind_tcp(&host, port, allow)?.into())
+            }
+            NbdAddr::Unix(path) => {
+                self.may_bind(&path)?;
+                let kind = match kind {
+                    SocketKind::Stream => SocketType::STREAM,
+                    SocketKind::Packets => SocketType::SEQPACKET,
+                };
+                let (socket, file) = SocketFile::make(&path, kind)?;
+                self.names.lock().insert(name, file);
+                Ok(socket)
+            }
+        }
+    }
+
+    fn may_bind(&self, path: &Path) -> Result<(), Error> {
+        self.policy.may_make(path).map_err(|_| {
+            Error::config(format!(
+                "{}: a server in a sandbox makes sockets that its configuration names, and those below a folder of --open-in",
+                path.display()
+            ))
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! The files that the process that serves may ask for.
+
+use pvblk_volume::{FileOpener, LockHolder, Match, PathStat, in_process};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Opens files that the configuration names, and those in folders that it allows. A path is judged by the file that it leads to: the file is looked up first, and
+/// the one that was looked up is opened.
+#[derive(Debug)]
+pub struct Policy {
+    opener: Arc<dyn FileOpener>,
+    /// Without symbolic links.
+    files: Vec<PathBuf>,
+    /// Folders without symbolic links; everything below them is allowed.
+    folders: Vec<PathBuf>,
+}
+
+impl Policy {
+    /// `files` needn't exist yet. A folder that doesn't is an error.
+    pub fn new(files: &[PathBuf], folders: &[PathBuf]) -> io::Result<Policy> {
+        let opener = in_process();
+        let files: io::Result<_> = files.iter().map(|file| real(&*opener, file)).collect();
+        let folders: io::Result<_> = folders.iter().map(|f| opener.real_path(f)).collect();
+        Ok(Policy {
+            files: files?,
+            folders: folders?,
+            opener,
+        })
+    }
+
+    /// Whether the socket or folder may be made at `path`, whose folder is there.
+    pub fn may_make(&self, path: &Path) -> io::Result<()> {
+        self.judge(&real(&*self.opener, path)?)
+    }
+
+    fn judge(&self, real: &Path) -> io::Result<()> {
+        let below = |folder: &PathBuf| real.starts_with(folder);
+        if self.files.iter().any(|file| file == real) || self.folders.iter().any(below) {
+            return Ok(());
+        }
+        tracing::warn!(
+            "the server asked for {}, which no disk of the configuration names and no --open-in allows",
+            real.display()
+        );
+        Err(Errno::ACCESS.into())
+    }
+
+    /// The path of an open file, judged.
+    fn judge_opened(&self, file: BorrowedFd<'_>) -> io::Result<PathBuf> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        self.judge(&path)?;
+        Ok(path)
+    }
+}
+
+/// A path without symbolic links; the file itself needn't exist.
+fn real(opener: &dyn FileOpener, path: &Path) -> io::Result<PathBuf> {
+    match opener.real_path(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let name = path.file_name().ok_or(Errno::INVAL)?;
+            Ok(opener.real_path(folder_of(path))?.join(name))
+        }
+        found => found,
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+impl FileOpener for Policy {
+    fn open(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        let seen = match self.opener.open(
+            path,
+            OFlags::PATH | (flags & OFlags::NOFOLLOW),
+            Mode::empty(),
+        ) {
+            Ok(seen) => seen,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && flags.contains(OFlags::CREATE) => {
+                let name = path.file_name().ok_or(Errno::INVAL)?;
+                let is_folder = OFlags::PATH | OFlags::DIRECTORY;
+                let folder = self
+                    .opener
+                    .open(folder_of(path), is_folder, Mode::empty())?;
+                return self.open_in(
+                    folder.as_fd(),
+                    name.to_str().ok_or(Errno::INVAL)?,
+                    flags,
+                    mode,
+                );
+            }
+            Err(e) => return Err(e),
+        };
+        self.judge_opened(seen.as_fd())?;
+        if flags.contains(OFlags::CREATE | OFlags::EXCL) {
+            return Err(Errno::EXIST.into());
+        }
+        self.opener
+            .reopen(seen.as_fd(), flags - OFlags::CREATE - OFlags::NOFOLLOW)
+    }
+
+    fn reopen(&self, file: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+        self.judge_opened(file)?;
+        self.opener.reopen(file, flags)
+    }
+
+    fn open_in(
+        &self,
+        folder: BorrowedFd<'_>,
+        name: &str,
+        flags: OFlags,
+        mode: Mode,
+    ) -> io::Result<OwnedFd> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
+        self.judge(&path.join(name))?;
+        // A link in the folder may lead out of it.
+        self.opener
+            .open_in(folder, name, flags | OFlags::NOFOLLOW, mode)
+    }
+
+    fn rename_in(&self, folder: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
+        self.judge(&path.join(from))?;
+        self.judge(&path.join(to))?;
+        self.opener.rename_in(folder, from, to)
+    }
+
+    fn make_folder(&self, path: &Path, mode: Mode) -> io::Result<()> {
+        self.may_make(path)?;
+        self.opener.make_folder(path, mode)
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<PathStat> {
+        self.opener.stat(path)
+    }
+
+    fn real_path(&self, path: &Path) -> io::Result<PathBuf> {
+        self.opener.real_path(path)
+    }
+
+    fn expand(&self, pattern: &str, most: usize) -> io::Result<Vec<Match>> {
+        let mut found = self.opener.expand(pattern, most)?;
+        found.retain(|one| match one {
+            Match::Path(path) => {
+                let path = self.opener.real_path(path);
+                path.is_ok_and(|path| self.folders.iter().any(|f| path.starts_with(f)))
+            }
+            Match::Unreadable(..) => true,
+        });
+        Ok(found)
+    }
+
+    fn lock_holder(&self, file: BorrowedFd<'_>) -> LockHolder {
+        self.opener.lock_holder(file)
+    }
+
+    fn loop_over(&self, file: BorrowedFd<'_>, read_only: bool) -> Option<PathBuf> {
+        self.opener.loop_over(file, read_only)
+    }
+
+    fn device_text(&self, device: u64, leaf: &str) -> io::Result<String> {
+        if leaf.split('/').any(|part| part == "..") {
+            return Err(Errno::INVAL.into());
+        }
+        self.opener.device_text(device, leaf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn denied<T>(result: io::Result<T>) -> bool {
+        result.is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    #[test]
+    fn files_are_judged_by_where_they_are_and_not_by_their_names() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        let (allowed, other) = (at("allowed"), at("other"));
+        for folder in [&allowed, &other] {
+            std::fs::create_dir(folder).unwrap();
+        }
+        std::fs::write(other.join("secret"), "x").unwrap();
+        std::fs::write(at("named"), "x").unwrap();
+        std::fs::write(allowed.join("in"), "x").unwrap();
+        symlink(other.join("secret"), allowed.join("link")).unwrap();
+        symlink(&other, allowed.join("way")).unwrap();
+        symlink(at("named"), at("alias")).unwrap();
+        let policy = Policy::new(&[at("named"), at("new")], &[allowed.clone()]).unwrap();
+        let rw = OFlags::RDWR | OFlags::CREATE;
+        let open = |path: PathBuf| policy.open(&path, rw, Mode::from(0o600));
+        for right in [
+            at("named"),
+            at("new"),
+            at("alias"),
+            allowed.join("in"),
+            allowed.join("made"),
+        ] {
+            open(right).unwrap();
+        }
+        for wrong in [
+            other.join("secret"),
+            other.join("made"),
+            allowed.join("link"),
+            allowed.join("way/secret"),
+            allowed.join("way/made"),
+            allowed.join("../other/secret"),
+            at("else"),
+            "/proc/self/mem".into(),
+        ] {
+            assert!(denied(open(wrong.clone())), "{}", wrong.display());
+        }
+        assert!(!other.join("made").exists());
+        let folder = |path: &Path| {
+            in_process()
+                .open(path, OFlags::RDONLY, Mode::empty())
+                .unwrap()
+        };
+        let (inside, outside) = (folder(&allowed), folder(&other));
+        policy
+            .open_in(inside.as_fd(), "in", OFlags::RDONLY, Mode::empty())
+            .unwrap();
+        let link = policy.open_in(inside.as_fd(), "link", OFlags::RDONLY, Mode::empty());
+        assert_eq!(
+            link.unwrap_err().raw_os_error(),
+            Some(Errno::LOOP.raw_os_error())
+        );
+        let secret = policy.open_in(outside.as_fd(), "secret", OFlags::RDONLY, Mode::empty());
+        assert!(denied(secret));
+        assert!(denied(policy.reopen(outside.as_fd(), OFlags::RDONLY)));
+        assert!(denied(policy.rename_in(outside.as_fd(), "secret", "mine")));
+        assert!(denied(policy.make_folder(&other.join("f"), Mode::RWXU)));
+        policy.make_folder(&allowed.join("f"), Mode::RWXU).unwrap();
+        let pattern = format!("{}/*", top.path().display());
+        assert_eq!(policy.expand(&pattern, 100).unwrap().len(), 1, "allowed/");
+        assert!(policy.device_text(0, "../../../x").is_err());
+    }
+}

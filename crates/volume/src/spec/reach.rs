@@ -1,0 +1,77 @@
+//! The files and servers that a volume uses, without opening it.
+
+use super::{Members, VolumeSpec};
+use std::path::{Path, PathBuf};
+
+/// Names outside of the process that a volume and those below it use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    pub files: Vec<PathBuf>,
+    /// Folders of patterns in which an array's members are looked for.
+    pub folders: Vec<PathBuf>,
+    /// A volume that connects to another server.
+    pub server: Option<String>,
+}
+
+impl VolumeSpec {
+    /// The files and servers that it uses.
+    pub fn reach(&self) -> Reach {
+        let mut reach = Reach::default();
+        self.add_to(&mut reach);
+        reach
+    }
+
+    fn add_to(&self, reach: &mut Reach) {
+        match self {
+            VolumeSpec::Null(_) | VolumeSpec::Mem(_) => {}
+            VolumeSpec::File(file) => reach.files.push(file.path.clone()),
+            VolumeSpec::Delay(_, inner)
+            | VolumeSpec::Fault(_, inner)
+            | VolumeSpec::Cache(_, inner) => inner.add_to(reach),
+            VolumeSpec::Raid5(array) => match &array.of {
+                Members::Named(members) => {
+                    members.iter().flatten().for_each(|m| m.add_to(reach));
+                }
+                Members::Found(candidates) => {
+                    let mut patterns = Reach::default();
+                    candidates
+                        .within
+                        .iter()
+                        .for_each(|w| w.add_to(&mut patterns));
+                    let folders = patterns.files.iter().map(|p| folder_of(p));
+                    reach.folders.extend(folders);
+                }
+            },
+            VolumeSpec::Nbd(_)
+            | VolumeSpec::Rbd(_)
+            | VolumeSpec::Vhost(_)
+            | VolumeSpec::Rings(_) => reach.server = Some(self.to_string()),
+        }
+    }
+}
+
+/// The part of a pattern before the first component with a special character.
+fn folder_of(pattern: &Path) -> PathBuf {
+    let special = |part: &Path| part.to_string_lossy().contains(['*', '?', '[']);
+    let fixed = pattern.ancestors().skip(1).find(|folder| !special(folder));
+    fixed.unwrap_or(Path::new("")).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_folders_and_servers_are_found_below_all_decorators() {
+        let of = |spec: &str| spec.parse::<VolumeSpec>().unwrap().reach();
+        let array = of("cache:64M:delay:1ms:raid5:[file:/a,direct][/b][missing]");
+        assert_eq!(array.files, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        let uuid = "12345678:12345678:12345678:12345678";
+        let found = of(&format!("raid5:uuid={uuid},in=/srv/*/m-*,in=/dev/disk/x"));
+        let folders = ["/srv", "/dev/disk"].map(PathBuf::from);
+        assert_eq!((found.files, found.folders), (vec![], folders.to_vec()));
+        assert_eq!(of("mem:1M"), Reach::default());
+        let remote = of("cache:64M:nbd+unix:///a?socket=/s");
+        assert!(remote.server.is_some_and(|s| s.starts_with("nbd+unix:")));
+    }
+}
