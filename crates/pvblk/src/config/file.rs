@@ -14,6 +14,9 @@ pub struct File {
     pub local: Option<String>,
     #[serde(default)]
     pub nbd: Vec<String>,
+    pub sandbox: Option<String>,
+    #[serde(default)]
+    pub open_in: Vec<PathBuf>,
     pub workers: Option<usize>,
     pub max_queues: Option<u32>,
     pub max_guest_unallocated: Option<String>,

@@ -239,6 +239,7 @@ const OLD_CALLS: &[(&str, c_long)] = &[
 const OLD_CALLS: &[(&str, c_long)] = &[];
 
 /// Calls that are allowed with some arguments only, and which.
+#[cfg(test)]
 const CONDITIONAL: &[(&str, &str)] = &[
     ("clone", "threads of this process"),
     ("clone3", "answered with ENOSYS, so that `clone` is taken"),
@@ -297,4 +298,223 @@ fn rule<const N: usize>(
 ) -> Result<SeccompRule> {
     let conditions: Result<Vec<Condition>, _> = conditions.into_iter().collect();
     Ok(SeccompRule::new(conditions?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    use rustix::io::Errno;
+    use std::collections::BTreeSet;
+    use std::io;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::Command;
+
+    /// Set for the process that locks itself up; its parent's number.
+    const LOCKED_UP: &str = "PVBLK_TEST_LOCKED_UP";
+
+    fn error<T>(result: Result<T, impl Into<io::Error>>) -> Option<i32> {
+        result.err().and_then(|e| e.into().raw_os_error())
+    }
+
+    /// Every attempt of hostile code with the error that it met.
+    fn attempts() -> Vec<(&'static str, Option<i32>)> {
+        let read = |path: &str| error(openat(CWD, path, OFlags::RDONLY, Mode::empty()));
+        let write = |path: &str| {
+            error(openat(
+                CWD,
+                path,
+                OFlags::WRONLY | OFlags::CREATE,
+                Mode::RUSR,
+            ))
+        };
+        let parent = getppid().unwrap();
+        let memory = format!("/proc/{}/mem", parent.as_raw_nonzero());
+        let zero = Uid::ROOT;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        vec![
+            ("read a file", read("/etc/passwd")),
+            ("read a folder", read("/")),
+            (
+                "read by way of /proc/self/root",
+                read("/proc/self/root/etc/passwd"),
+            ),
+            ("read the parent's memory", read(&memory)),
+            ("open a device", read("/dev/null")),
+            ("make a file", write("/tmp/made-in-a-sandbox")),
+            ("write its own memory", write("/proc/self/mem")),
+            ("remove a file", error(std::fs::remove_file("/etc/passwd"))),
+            (
+                "rename a file",
+                error(std::fs::rename("/etc/passwd", "/etc/x")),
+            ),
+            ("make a folder", error(std::fs::create_dir("/tmp/x"))),
+            (
+                "link",
+                error(std::os::unix::fs::symlink("/etc/passwd", "/tmp/x")),
+            ),
+            ("run a program", error(Command::new("/bin/true").spawn())),
+            (
+                "connect to a port",
+                error(TcpStream::connect("127.0.0.1:1")),
+            ),
+            ("listen at a port", error(TcpListener::bind("127.0.0.1:0"))),
+            ("connect to a socket", error(UnixStream::connect("/run/x"))),
+            ("listen at a socket", error(UnixListener::bind("/tmp/x"))),
+            (
+                "signal the parent",
+                error(rustix::process::kill_process(parent, Signal::CONT)),
+            ),
+            ("become root", error(set_thread_res_uid(zero, zero, zero))),
+            (
+                "raise a limit",
+                error(rustix::process::setrlimit(
+                    rustix::process::Resource::Nofile,
+                    limit,
+                )),
+            ),
+            (
+                "let itself be traced",
+                error(rustix::process::set_dumpable_behavior(
+                    rustix::process::DumpableBehavior::Dumpable,
+                )),
+            ),
+            (
+                "make an io_uring",
+                error(pvblk_sys::uring::Uring::new(
+                    std::sync::Arc::new(pvblk_sys::fdpass::pair().unwrap().0),
+                    4,
+                )),
+            ),
+        ]
+    }
+
+    #[test]
+    fn hostile_code_gets_nowhere() {
+        if let Ok(parent) = std::env::var(LOCKED_UP) {
+            let user = if rustix::process::geteuid().is_root() {
+                super::super::User::find("nobody").unwrap()
+            } else {
+                super::super::User {
+                    user: rustix::process::geteuid().as_raw(),
+                    group: rustix::process::getegid().as_raw(),
+                }
+            };
+            let before = std::thread::spawn(|| {
+                std::thread::park();
+                error(UnixStream::connect("/run/x"))
+            });
+            give_up_rights(&user, &parent).unwrap();
+            lock().unwrap();
+            // A thread from before has the filter, too.
+            before.thread().unpark();
+            let of_before = before.join().unwrap();
+            println!("attempt connect on an older thread: {of_before:?}");
+            for (name, outcome) in attempts() {
+                println!("attempt {name}: {outcome:?}");
+            }
+            // All that a server needs goes on.
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            assert!(status.contains("Seccomp:\t2") && status.contains("CapBnd:\t0000000000000000"));
+            std::thread::spawn(|| vec![1u8; 64 << 20]).join().unwrap();
+            println!("attempts are over");
+            return;
+        }
+        if let Err(e) = kernel_can() {
+            println!("skipped: {e:#}");
+            return;
+        }
+        let out = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "--test-threads=1"])
+            .arg("sandbox::lockdown::tests::hostile_code_gets_nowhere")
+            .env(LOCKED_UP, std::process::id().to_string())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&out.stdout);
+        assert!(
+            text.contains("attempts are over"),
+            "{text}\n{}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        let refused = [Errno::PERM, Errno::ACCESS].map(|e| format!("Some({})", e.raw_os_error()));
+        let attempts: Vec<&str> = text.lines().filter(|l| l.contains("attempt ")).collect();
+        assert_eq!(attempts.len(), 22, "{text}");
+        for attempt in attempts {
+            assert!(refused.iter().any(|r| attempt.ends_with(r)), "{attempt}");
+        }
+    }
+
+    /// Whether this kernel has Landlock: without it there is no sandbox, and the test can't run.
+    fn kernel_can() -> Result<()> {
+        let probe = Ruleset::default()
+            .set_compatibility(CompatLevel::HardRequirement)
+            .handle_access(AccessFs::from_all(ABI::V1))?
+            .create();
+        probe.map(drop).context("no Landlock")
+    }
+
+    #[test]
+    fn calls_that_reach_out_are_not_allowed() {
+        let allowed = allowed().unwrap();
+        let refused = [
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_process_vm_writev,
+            libc::SYS_pidfd_open,
+            libc::SYS_pidfd_getfd,
+            libc::SYS_kill,
+            libc::SYS_socket,
+            libc::SYS_connect,
+            libc::SYS_bind,
+            libc::SYS_listen,
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_register,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_openat2,
+            libc::SYS_unlinkat,
+            libc::SYS_renameat2,
+            libc::SYS_linkat,
+            libc::SYS_fchmod,
+            libc::SYS_fchown,
+            libc::SYS_mount,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+            libc::SYS_chroot,
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_userfaultfd,
+            libc::SYS_keyctl,
+            libc::SYS_init_module,
+            libc::SYS_reboot,
+            libc::SYS_setresuid,
+            libc::SYS_capset,
+            libc::SYS_seccomp,
+            libc::SYS_process_madvise,
+        ];
+        for call in refused {
+            assert!(!allowed.contains_key(&call), "call {call}");
+        }
+    }
+
+    #[test]
+    fn the_reference_lists_the_allowed_calls() {
+        let page = include_str!("../../../../docs/reference/sandbox.md");
+        let listed: BTreeSet<&str> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `"))
+            .filter_map(|line| line.split('`').next())
+            .collect();
+        let plain = CALLS.iter().chain(OLD_CALLS).map(|(name, _)| *name);
+        let known: BTreeSet<&str> = plain.chain(CONDITIONAL.iter().map(|(n, _)| *n)).collect();
+        let missing: Vec<_> = known.difference(&listed).collect();
+        let stale: Vec<_> = listed.difference(&known).collect();
+        assert!(
+            missing.is_empty() && stale.is_empty(),
+            "missing: {missing:?}, not allowed: {stale:?}"
+        );
+        assert_eq!(allowed().unwrap().len(), known.len());
+    }
 }

@@ -12,7 +12,8 @@ pub use calls::{SocketKind, State};
 pub use child::{Child, FileCalls, Way};
 
 use crate::cli::ServeArgs;
-use crate::config::ServeConfig;
+use crate::config::{File, ServeConfig};
+use crate::opener::Opener;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 use user::User;
@@ -45,8 +46,11 @@ impl Entrance {
 
 /// Finds this process's part. The parent starts its child, and returns when that has ended.
 pub fn role(args: &ServeArgs) -> Result<Role> {
-    let Some(user) = &args.sandbox else {
-        if !args.open_in.is_empty() {
+    let file = args.config.as_ref();
+    let file = file.map(|path| File::read(path, &Opener::default()));
+    let file = file.transpose()?.unwrap_or_default();
+    let Some(user) = args.sandbox.as_ref().or(file.sandbox.as_ref()) else {
+        if !args.open_in.is_empty() || !file.open_in.is_empty() {
             bail!(
                 "--open-in says which files a server in a sandbox may open: give --sandbox USER too"
             );

@@ -101,6 +101,7 @@ fn code(status: ExitStatus) -> ExitCode {
 fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
     let mut files: Vec<PathBuf> = args.config.iter().cloned().collect();
     let mut folders = args.open_in.clone();
+    folders.extend(config.file().open_in.iter().cloned());
     for (_, spec) in &config.disks {
         let reach = spec.reach();
         files.extend(reach.files);
