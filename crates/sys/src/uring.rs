@@ -76,15 +76,19 @@ impl Uring {
             Some(reserved) => reserved?,
             None => IoUring::builder().setup_clamp().build(entries)?,
         };
+        Ok(Uring::with(ring, file, entries))
+    }
+
+    fn with(ring: IoUring, file: Arc<OwnedFd>, entries: u32) -> Uring {
         let room = (ring.params().sq_entries()).min(entries);
-        Ok(Uring {
+        Uring {
             ring: ManuallyDrop::new(ring),
             file,
             slots: (0..room).map(|_| OperationSlot::default()).collect(),
             free: (0..room).rev().collect(),
             unsubmitted: 0,
             watches: false,
-        })
+        }
     }
 
     /// Operations that can be pushed now.

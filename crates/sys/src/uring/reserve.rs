@@ -84,3 +84,88 @@ fn stop_watching(ring: &mut IoUring) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uring::{FileOp, Uring};
+    use crate::{Buffer, EventFd};
+    use io_uring::types;
+    use rustix::io::Errno;
+    use std::os::fd::AsRawFd;
+    use std::sync::Arc;
+
+    /// Runs one entry, and returns its result.
+    fn once(ring: &mut IoUring, entry: &io_uring::squeue::Entry) -> i32 {
+        // SAFETY: the entries of this test name static memory, or none.
+        unsafe { ring.submission().push(entry) }.unwrap();
+        ring.submit_and_wait(1).unwrap();
+        ring.completion().next().unwrap().result()
+    }
+
+    #[test]
+    fn a_reserved_ring_opens_nothing() {
+        let Ok(mut ring) = restricted() else {
+            println!("skipped: io_uring is not available here");
+            return;
+        };
+        let path = c"/etc/passwd".as_ptr();
+        let here = types::Fd(rustix::fs::CWD.as_raw_fd());
+        let refused = [
+            opcode::OpenAt::new(here, path).build(),
+            opcode::UnlinkAt::new(here, path).build(),
+            opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).build(),
+            opcode::Nop::new().build(),
+            opcode::Read::new(types::Fixed(0), std::ptr::null_mut(), 0).build(),
+        ];
+        for entry in &refused {
+            assert_eq!(
+                once(&mut ring, entry),
+                -Errno::ACCESS.raw_os_error(),
+                "{entry:?}"
+            );
+        }
+        let event = EventFd::new().unwrap();
+        event.notify();
+        let poll = opcode::PollAdd::new(types::Fd(event.number()), libc::POLLIN as u32);
+        assert!(once(&mut ring, &poll.build()) > 0);
+        // None can be lifted later.
+        let lifted = ring.submitter().register_restrictions(&mut []);
+        assert!(lifted.is_err());
+    }
+
+    #[test]
+    fn a_ring_that_watches_an_event_can_be_used_again() {
+        let Ok(mut ring) = restricted() else {
+            println!("skipped: io_uring is not available here");
+            return;
+        };
+        let event = EventFd::new().unwrap();
+        let poll = opcode::PollAdd::new(types::Fd(event.number()), libc::POLLIN as u32);
+        let poll = poll.build().user_data(WATCHED_EVENT);
+        // SAFETY: the entry names no memory.
+        unsafe { ring.submission().push(&poll) }.unwrap();
+        ring.submit().unwrap();
+        stop_watching(&mut ring).unwrap();
+        assert!(ring.completion().is_empty());
+        event.notify();
+        let file: std::fs::File = tempfile();
+        let mut ring = Uring::with(ring, Arc::new(file.into()), 4);
+        let buffer = Buffer::anonymous(4096).unwrap();
+        ring.push(FileOp::Read { offset: 0 }, vec![buffer], 3)
+            .unwrap();
+        ring.submit().unwrap();
+        let done = loop {
+            if let Some(done) = ring.reap() {
+                break done;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(done.token, 3);
+    }
+
+    fn tempfile() -> std::fs::File {
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        memory.into()
+    }
+}
