@@ -3,7 +3,7 @@
 use crate::outcome::check;
 use crate::{Stop, tools};
 use rustix::process::{Pid, Signal, kill_process};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -59,10 +59,16 @@ fn built(path: PathBuf, how: &str) -> Result<PathBuf, Stop> {
     ))
 }
 
-/// A command line of `pvblk`.
+/// A command line of `pvblk`. `PVBLK_E2E_SANDBOX=USER` has all servers serve in a sandbox: tests of exports pass in it, too.
 pub fn pvblk<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Command, Stop> {
     let mut command = Command::new(binary()?);
+    let args: Vec<OsString> = args.into_iter().map(|a| a.as_ref().to_owned()).collect();
+    let serves = args.first().is_some_and(|a| a == "serve");
     command.args(args).stdin(Stdio::null());
+    if serves && let Some(user) = std::env::var_os("PVBLK_E2E_SANDBOX") {
+        command.arg("--sandbox").arg(user);
+        command.arg("--open-in").arg(std::env::temp_dir());
+    }
     // Servers that run side by side would meet at the usual place.
     command.env("PVBLK_CONTROL", "none");
     Ok(command)

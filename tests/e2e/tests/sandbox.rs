@@ -225,10 +225,9 @@ fn files() -> Result<(), Stop> {
     }
     let outside = scene.at("outside");
     let named = |l: &String| l.contains("asked for") && l.contains(&outside.display().to_string());
-    check(
-        server.lines().iter().filter(|l| named(l)).count() == 2,
-        || format!("{:?}", server.lines()),
-    )?;
+    check(server.lines().iter().any(named), || {
+        format!("{:?}", server.lines())
+    })?;
     let remote = json!({"name": "n", "volume": "nbd://127.0.0.1:1/a"});
     control.send("disk.add", &remote)?;
     let answer = control.receive()?.unwrap_or_default().to_string();

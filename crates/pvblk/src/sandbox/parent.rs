@@ -139,7 +139,7 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
             _ => folders.push(state.clone()),
         }
     }
-    Policy::new(&files, &folders).context("a file or folder that the server may use")
+    Policy::new(&files, &folders).context("files that the server in its sandbox may use")
 }
 
 struct Server {

@@ -1,5 +1,7 @@
 //! The files that the process that serves may ask for.
 
+use anyhow::{Context, Result};
+use pvblk_backend::{RateLimit, ratelimited};
 use pvblk_volume::{FileOpener, LockHolder, Match, PathStat, in_process};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -17,18 +19,27 @@ pub struct Policy {
     files: Vec<PathBuf>,
     /// Folders without symbolic links; everything below them is allowed.
     folders: Vec<PathBuf>,
+    refused: RateLimit,
 }
 
 impl Policy {
     /// `files` needn't exist yet. A folder that doesn't is an error.
-    pub fn new(files: &[PathBuf], folders: &[PathBuf]) -> io::Result<Policy> {
+    pub fn new(files: &[PathBuf], folders: &[PathBuf]) -> Result<Policy> {
         let opener = in_process();
-        let files: io::Result<_> = files.iter().map(|file| real(&*opener, file)).collect();
-        let folders: io::Result<_> = folders.iter().map(|f| opener.real_path(f)).collect();
+        let missing = |path: &PathBuf| path.display().to_string();
+        let files: Result<_> = files
+            .iter()
+            .map(|file| real(&*opener, file).with_context(|| missing(file)))
+            .collect();
+        let folders: Result<_> = folders
+            .iter()
+            .map(|f| opener.real_path(f).with_context(|| missing(f)))
+            .collect();
         Ok(Policy {
             files: files?,
             folders: folders?,
             opener,
+            refused: RateLimit::default(),
         })
     }
 
@@ -42,7 +53,9 @@ impl Policy {
         if self.files.iter().any(|file| file == real) || self.folders.iter().any(below) {
             return Ok(());
         }
-        tracing::warn!(
+        ratelimited!(
+            warn,
+            self.refused,
             "the server asked for {}, which no disk of the configuration names and no --open-in allows",
             real.display()
         );
@@ -196,7 +209,8 @@ mod tests {
         symlink(other.join("secret"), allowed.join("link")).unwrap();
         symlink(&other, allowed.join("way")).unwrap();
         symlink(at("named"), at("alias")).unwrap();
-        let policy = Policy::new(&[at("named"), at("new")], &[allowed.clone()]).unwrap();
+        let policy =
+            Policy::new(&[at("named"), at("new")], std::slice::from_ref(&allowed)).unwrap();
         let rw = OFlags::RDWR | OFlags::CREATE;
         let open = |path: PathBuf| policy.open(&path, rw, Mode::from(0o600));
         for right in [
