@@ -99,7 +99,8 @@ fn code(status: ExitStatus) -> ExitCode {
 
 /// The files that the configuration names, and the folders of `--open-in`.
 fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
-    let mut files: Vec<PathBuf> = args.config.iter().cloned().collect();
+    let mut files = Vec::new();
+    let mut read_only: Vec<PathBuf> = args.config.iter().cloned().collect();
     let mut folders = args.open_in.clone();
     folders.extend(config.file().open_in.iter().cloned());
     for (_, spec) in &config.disks {
@@ -110,7 +111,7 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
     files.extend(config.vhost_user.iter().map(|l| l.path.clone()));
     files.extend(config.local.clone());
     let web = config.web.as_ref();
-    files.extend(web.and_then(WebConfig::token_file).cloned());
+    read_only.extend(web.and_then(WebConfig::token_file).cloned());
     let web = web.map(WebConfig::address);
     for address in config.nbd.iter().chain(web) {
         if let NbdAddr::Unix(path) = address {
@@ -139,7 +140,8 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
             _ => folders.push(state.clone()),
         }
     }
-    Policy::new(&files, &folders).context("files that the server in its sandbox may use")
+    Policy::new(&files, &read_only, &folders)
+        .context("files that the server in its sandbox may use")
 }
 
 struct Server {

@@ -15,28 +15,30 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Policy {
     opener: Arc<dyn FileOpener>,
-    /// Without symbolic links.
+    /// Without symbolic links, as all of these.
     files: Vec<PathBuf>,
-    /// Folders without symbolic links; everything below them is allowed.
+    /// Files that may be read and not written to.
+    read_only: Vec<PathBuf>,
+    /// Everything below them is allowed.
     folders: Vec<PathBuf>,
     refused: RateLimit,
 }
 
 impl Policy {
-    /// `files` needn't exist yet. A folder that doesn't is an error.
-    pub fn new(files: &[PathBuf], folders: &[PathBuf]) -> Result<Policy> {
+    /// Files needn't exist yet. A folder that doesn't is an error.
+    pub fn new(files: &[PathBuf], read_only: &[PathBuf], folders: &[PathBuf]) -> Result<Policy> {
         let opener = in_process();
         let missing = |path: &PathBuf| path.display().to_string();
-        let files: Result<_> = files
-            .iter()
-            .map(|file| real(&*opener, file).with_context(|| missing(file)))
-            .collect();
+        let found = |file: &PathBuf| real(&*opener, file).with_context(|| missing(file));
+        let files: Result<_> = files.iter().map(found).collect();
+        let read_only: Result<_> = read_only.iter().map(found).collect();
         let folders: Result<_> = folders
             .iter()
             .map(|f| opener.real_path(f).with_context(|| missing(f)))
             .collect();
         Ok(Policy {
             files: files?,
+            read_only: read_only?,
             folders: folders?,
             opener,
             refused: RateLimit::default(),
@@ -45,12 +47,17 @@ impl Policy {
 
     /// Whether the socket or folder may be made at `path`, whose folder is there.
     pub fn may_make(&self, path: &Path) -> io::Result<()> {
-        self.judge(&real(&*self.opener, path)?)
+        self.judge(&real(&*self.opener, path)?, Access::Write)
     }
 
-    fn judge(&self, real: &Path) -> io::Result<()> {
+    fn judge(&self, real: &Path, access: Access) -> io::Result<()> {
+        let is_it = |file: &PathBuf| file == real;
         let below = |folder: &PathBuf| real.starts_with(folder);
-        if self.files.iter().any(|file| file == real) || self.folders.iter().any(below) {
+        if self.read_only.iter().any(is_it) {
+            if access == Access::Read {
+                return Ok(());
+            }
+        } else if self.files.iter().any(is_it) || self.folders.iter().any(below) {
             return Ok(());
         }
         ratelimited!(
@@ -62,12 +69,37 @@ impl Policy {
         Err(Errno::ACCESS.into())
     }
 
-    /// The path of an open file, judged.
-    fn judge_opened(&self, file: BorrowedFd<'_>) -> io::Result<PathBuf> {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-        self.judge(&path)?;
-        Ok(path)
+    /// Judges an open file.
+    fn judge_opened(&self, file: BorrowedFd<'_>, access: Access) -> io::Result<()> {
+        self.judge(&path_of(file)?, access)
     }
+}
+
+/// The use of a file that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+impl Access {
+    fn of(flags: OFlags) -> Access {
+        let writes = OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND;
+        match flags & OFlags::RWMODE == OFlags::RDONLY && !flags.intersects(writes) {
+            true => Access::Read,
+            false => Access::Write,
+        }
+    }
+}
+
+/// The path of an open file or folder.
+fn path_of(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Without rights to run it, which would be the parent's for whoever runs it if the file also set the user.
+fn plain(mode: Mode) -> Mode {
+    mode & Mode::from_raw_mode(0o666)
 }
 
 /// A path without symbolic links; the file itself needn't exist.
@@ -111,7 +143,7 @@ impl FileOpener for Policy {
             }
             Err(e) => return Err(e),
         };
-        self.judge_opened(seen.as_fd())?;
+        self.judge_opened(seen.as_fd(), Access::of(flags))?;
         if flags.contains(OFlags::CREATE | OFlags::EXCL) {
             return Err(Errno::EXIST.into());
         }
@@ -120,7 +152,7 @@ impl FileOpener for Policy {
     }
 
     fn reopen(&self, file: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
-        self.judge_opened(file)?;
+        self.judge_opened(file, Access::of(flags))?;
         self.opener.reopen(file, flags)
     }
 
@@ -131,22 +163,22 @@ impl FileOpener for Policy {
         flags: OFlags,
         mode: Mode,
     ) -> io::Result<OwnedFd> {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
-        self.judge(&path.join(name))?;
+        self.judge(&path_of(folder)?.join(name), Access::of(flags))?;
         // A link in the folder may lead out of it.
         self.opener
-            .open_in(folder, name, flags | OFlags::NOFOLLOW, mode)
+            .open_in(folder, name, flags | OFlags::NOFOLLOW, plain(mode))
     }
 
     fn rename_in(&self, folder: BorrowedFd<'_>, from: &str, to: &str) -> io::Result<()> {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
-        self.judge(&path.join(from))?;
-        self.judge(&path.join(to))?;
+        let path = path_of(folder)?;
+        self.judge(&path.join(from), Access::Write)?;
+        self.judge(&path.join(to), Access::Write)?;
         self.opener.rename_in(folder, from, to)
     }
 
     fn make_folder(&self, path: &Path, mode: Mode) -> io::Result<()> {
         self.may_make(path)?;
+        let mode = mode & Mode::from_raw_mode(0o777);
         self.opener.make_folder(path, mode)
     }
 
@@ -189,7 +221,7 @@ impl FileOpener for Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn denied<T>(result: io::Result<T>) -> bool {
         result.is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
@@ -205,12 +237,17 @@ mod tests {
         }
         std::fs::write(other.join("secret"), "x").unwrap();
         std::fs::write(at("named"), "x").unwrap();
+        std::fs::write(at("settings"), "x").unwrap();
         std::fs::write(allowed.join("in"), "x").unwrap();
         symlink(other.join("secret"), allowed.join("link")).unwrap();
         symlink(&other, allowed.join("way")).unwrap();
         symlink(at("named"), at("alias")).unwrap();
-        let policy =
-            Policy::new(&[at("named"), at("new")], std::slice::from_ref(&allowed)).unwrap();
+        let policy = Policy::new(
+            &[at("named"), at("new")],
+            &[at("settings")],
+            std::slice::from_ref(&allowed),
+        )
+        .unwrap();
         let rw = OFlags::RDWR | OFlags::CREATE;
         let open = |path: PathBuf| policy.open(&path, rw, Mode::from(0o600));
         for right in [
@@ -235,6 +272,22 @@ mod tests {
             assert!(denied(open(wrong.clone())), "{}", wrong.display());
         }
         assert!(!other.join("made").exists());
+        // Settings are read and not written to, by whatever way.
+        policy
+            .open(&at("settings"), OFlags::RDONLY, Mode::empty())
+            .unwrap();
+        for flags in [OFlags::RDWR, OFlags::WRONLY, OFlags::RDONLY | OFlags::TRUNC] {
+            let opened = policy.open(&at("settings"), flags, Mode::empty());
+            assert!(denied(opened), "{flags:?}");
+        }
+        let read = in_process().open(&at("settings"), OFlags::RDONLY, Mode::empty());
+        assert!(denied(policy.reopen(read.unwrap().as_fd(), OFlags::RDWR)));
+        assert!(denied(policy.may_make(&at("settings"))));
+        // Nobody runs a file that was made.
+        let all = Mode::from_raw_mode(0o6777);
+        let made = policy.open(&allowed.join("program"), rw, all).unwrap();
+        let mode = std::fs::File::from(made).metadata().unwrap().permissions();
+        assert_eq!(mode.mode() & 0o7111, 0);
         let folder = |path: &Path| {
             in_process()
                 .open(path, OFlags::RDONLY, Mode::empty())
