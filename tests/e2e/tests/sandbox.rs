@@ -243,7 +243,8 @@ fn files() -> Result<(), Stop> {
         "a write".into()
     })?;
     drop(connection);
-    control.must("export.remove", json!({"nbd": scene.unix("in/second")}))?;
+    let second = json!({"nbd": scene.unix("in/second"), "force": true});
+    control.must("export.remove", second)?;
     wait("the socket's file goes", || !scene.at("in/second").exists())?;
     server.stop()
 }
