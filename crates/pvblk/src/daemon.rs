@@ -1,6 +1,6 @@
 //! Duties of every server: readiness, signals, an orderly stop.
 
-use crate::sandbox::{State, Way};
+use crate::sandbox::{Link, State};
 use crate::{bill, log};
 use anyhow::{Context, Result};
 use pvblk_backend::{DiskEnd, Pressure, PressureSources, PressureWatch, Service, StopTimes};
@@ -39,12 +39,12 @@ pub fn ready() {
     tell(State::Ready);
 }
 
-/// The way by which a server in a sandbox tells its service manager.
-static WAY: OnceLock<Arc<Way>> = OnceLock::new();
+/// The link by which a server in a sandbox tells its service manager.
+static LINK: OnceLock<Arc<Link>> = OnceLock::new();
 
 /// Has the parent of a server in a sandbox tell the service manager from now on.
-pub fn tell_by(way: &Arc<Way>) {
-    let _ = WAY.set(Arc::clone(way));
+pub fn tell_by(link: &Arc<Link>) {
+    let _ = LINK.set(Arc::clone(link));
 }
 
 /// Tells the service manager; without NOTIFY_SOCKET nobody.
@@ -54,8 +54,8 @@ pub fn tell(state: State) {
         State::Stopping => NotifyState::Stopping,
         State::Watchdog => NotifyState::Watchdog,
     };
-    match WAY.get() {
-        Some(way) => way.tell(state),
+    match LINK.get() {
+        Some(link) => link.tell(state),
         None => {
             if let Err(e) = sd_notify::notify(false, &[own]) {
                 tracing::debug!("telling systemd: {e}");

@@ -1,6 +1,6 @@
 //! [`Opener`]: everything that the server opens, binds and connects.
 
-use crate::sandbox::{self, FileCalls, SocketKind, Way};
+use crate::sandbox::{self, FileCalls, Link, SocketKind};
 use crate::wanted::{LOCK, RealFolder};
 use crate::web::WebSocket;
 use anyhow::{Context, Result};
@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub struct Opener {
     files: Arc<dyn FileOpener>,
     /// The process that opens and binds for this one.
-    parent: Option<Arc<Way>>,
+    parent: Option<Arc<Link>>,
     /// Queues that a volume may need at once.
     queues: u16,
     /// NBD may listen where other machines reach it.
@@ -49,7 +49,7 @@ impl Default for Opener {
 
 impl Opener {
     /// Has another process open and bind.
-    pub fn over(parent: &Arc<Way>) -> Opener {
+    pub fn over(parent: &Arc<Link>) -> Opener {
         Opener {
             files: Arc::new(PassedOpener(FileCalls(Arc::clone(parent)))),
             parent: Some(Arc::clone(parent)),

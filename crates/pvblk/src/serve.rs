@@ -34,7 +34,7 @@ fn serve(args: &ServeArgs, entrance: Option<&Entrance>) -> Result<ExitCode> {
     log::start(Some((&config.log, &opener)))?;
     let mut sandbox = entrance.map(Entrance::enter).transpose()?;
     let opener = match &sandbox {
-        Some(sandbox) => Opener::over(sandbox.way()),
+        Some(sandbox) => Opener::over(sandbox.link()),
         None => opener,
     };
     let base = daemon::base_memory();
@@ -87,7 +87,7 @@ fn serve(args: &ServeArgs, entrance: Option<&Entrance>) -> Result<ExitCode> {
         registry.add_failed(name, wanted, why)?;
     }
     if let Some(sandbox) = &sandbox {
-        daemon::tell_by(sandbox.way());
+        daemon::tell_by(sandbox.link());
         // Nobody's bytes were read yet.
         sandbox.lock()?;
     }

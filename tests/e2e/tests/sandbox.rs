@@ -94,7 +94,7 @@ fn user() -> String {
     }
 }
 
-/// Whether a server says so.
+/// True if a server says so.
 fn landlock_is_missing() -> bool {
     let args = [
         "serve",

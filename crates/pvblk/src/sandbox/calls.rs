@@ -32,7 +32,7 @@ pub enum Call {
     },
     /// Remove the file of a socket.
     Unbind(u64),
-    /// Tell systemd.
+    /// Tell the service manager the server's state.
     Tell(State),
 }
 

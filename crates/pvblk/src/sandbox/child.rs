@@ -25,9 +25,9 @@ const RINGS: usize = 64;
 
 type Reply = (Answer, Option<OwnedFd>);
 
-/// The way to the parent.
+/// The link to the parent.
 #[derive(Debug)]
-pub struct Way {
+pub struct Link {
     socket: OwnedFd,
     /// Held while a message is sent.
     sending: Mutex<()>,
@@ -36,21 +36,21 @@ pub struct Way {
     waiting: Mutex<Option<HashMap<u64, SyncSender<Reply>>>>,
 }
 
-impl Way {
-    fn open(socket: OwnedFd) -> Result<Arc<Way>> {
-        let way = Arc::new(Way {
+impl Link {
+    fn open(socket: OwnedFd) -> Result<Arc<Link>> {
+        let link = Arc::new(Link {
             socket,
             sending: Mutex::default(),
             next: AtomicU64::new(0),
             waiting: Mutex::new(Some(HashMap::new())),
         });
-        let reader = Arc::clone(&way);
+        let reader = Arc::clone(&link);
         std::thread::Builder::new()
             .name("pvblk-parent".into())
             .stack_size(256 << 10)
             .spawn(move || reader.read())
             .context("starting a thread")?;
-        Ok(way)
+        Ok(link)
     }
 
     /// Gives each answer to its caller, until the parent is gone.
@@ -119,10 +119,10 @@ impl Way {
     }
 
     /// As [`SocketFile::bind`].
-    pub fn unix(self: &Arc<Way>, path: &Path, kind: SocketKind) -> Result<SocketFile, Error> {
+    pub fn unix(self: &Arc<Link>, path: &Path, kind: SocketKind) -> Result<SocketFile, Error> {
         let (socket, number) = self.bind(&NbdAddr::Unix(path.to_owned()), kind)?;
         let name = ParentsName {
-            way: Arc::clone(self),
+            link: Arc::clone(self),
             number,
         };
         Ok(SocketFile::passed(socket, path, Box::new(name)))
@@ -135,9 +135,9 @@ impl Way {
     }
 }
 
-/// The way for calls of files.
+/// The link for calls of files.
 #[derive(Debug)]
-pub struct FileCalls(pub Arc<Way>);
+pub struct FileCalls(pub Arc<Link>);
 
 impl PassCall for FileCalls {
     fn pass(
@@ -155,7 +155,7 @@ impl PassCall for FileCalls {
 /// A socket's file, which the parent made and removes.
 #[derive(Debug)]
 struct ParentsName {
-    way: Arc<Way>,
+    link: Arc<Link>,
     number: u64,
 }
 
@@ -163,13 +163,13 @@ impl NameOwner for ParentsName {}
 
 impl Drop for ParentsName {
     fn drop(&mut self) {
-        let _ = self.way.ask(Call::Unbind(self.number), None);
+        let _ = self.link.ask(Call::Unbind(self.number), None);
     }
 }
 
 /// A server's process that reads bytes of peers.
 pub struct Child {
-    way: Arc<Way>,
+    link: Arc<Link>,
     sources: Option<PressureSources>,
 }
 
@@ -188,14 +188,14 @@ impl Child {
         }
         lockdown::give_up_rights(user, parent)?;
         Ok(Child {
-            way: Way::open(socket)?,
+            link: Link::open(socket)?,
             sources: Some(sources),
         })
     }
 
-    /// The way to the parent.
-    pub fn way(&self) -> &Arc<Way> {
-        &self.way
+    /// The link to the parent.
+    pub fn link(&self) -> &Arc<Link> {
+        &self.link
     }
 
     /// Sources of memory pressure, which were opened before the sandbox; once.

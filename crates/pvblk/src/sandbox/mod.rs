@@ -9,7 +9,7 @@ mod policy;
 mod user;
 
 pub use calls::{SocketKind, State};
-pub use child::{Child, FileCalls, Way};
+pub use child::{Child, FileCalls, Link};
 
 use crate::cli::ServeArgs;
 use crate::config::{File, ServeConfig};

@@ -45,7 +45,7 @@ impl Policy {
         })
     }
 
-    /// Whether the socket or folder may be made at `path`, whose folder is there.
+    /// Fails unless a socket or folder may be made at `path`, whose folder is there.
     pub fn may_make(&self, path: &Path) -> io::Result<()> {
         self.judge(&real(&*self.opener, path)?, Access::Write)
     }

@@ -114,7 +114,7 @@ impl WebConfig {
         &self.address
     }
 
-    /// Whether other machines may read.
+    /// True if other machines may read.
     pub fn allow_remote(&self) -> bool {
         self.allow_remote
     }
