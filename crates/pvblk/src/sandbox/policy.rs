@@ -194,7 +194,8 @@ impl FileOpener for Policy {
         let mut found = self.opener.expand(pattern, most)?;
         found.retain(|one| match one {
             Match::Path(path) => {
-                let path = self.opener.real_path(path);
+                // A link that leads nowhere is where it is.
+                let path = real(&*self.opener, path);
                 path.is_ok_and(|path| self.folders.iter().any(|f| path.starts_with(f)))
             }
             Match::Unreadable(..) => true,
