@@ -245,7 +245,7 @@ export class HeatMap {
 
   down(event) {
     if (event.button !== 0) return;
-    this.anchor = this.point(event);
+    this.anchor = { ...this.point(event), x: event.clientX, y: event.clientY };
     this.frame.setPointerCapture(event.pointerId);
   }
 
@@ -265,9 +265,16 @@ export class HeatMap {
     const point = this.point(event);
     const anchor = this.anchor;
     this.anchor = null;
-    const wide = Math.abs(xOf(point.at, this.axis, this.canvas.clientWidth) - xOf(anchor.at, this.axis, this.canvas.clientWidth));
-    if (wide < 4) return this.select(null);
-    this.select(region(anchor, point));
+    const wide = Math.abs(event.clientX - anchor.x);
+    const high = Math.abs(event.clientY - anchor.y);
+    if (wide < 4 && high < 4) return this.select(null);
+    const marked = region(anchor, point);
+    if (wide < 4) {
+      // A straight line up or down is a column.
+      marked.from -= STEP_MS / 2;
+      marked.to += STEP_MS / 2;
+    }
+    this.select(marked);
   }
 
   cancel() {
@@ -281,6 +288,8 @@ export class HeatMap {
     const upward = { ArrowUp: 1, ArrowDown: -1 }[event.key] ?? 0;
     const [low, high] = this.range ?? [1e3, 1e6];
     if (event.key === "Escape") {
+      this.anchor = null;
+      this.dragging = null;
       this.cursor = null;
       this.start = null;
       this.select(null);

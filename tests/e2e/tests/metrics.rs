@@ -1,6 +1,7 @@
 //! Metrics and the API over HTTP, read by curl's like, by promtool, by an OpenMetrics parser and by a real Prometheus.
 
 use pvblk_e2e::arrays::{Disks, raid, spec};
+use pvblk_e2e::control::Control;
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::http::Place;
 use pvblk_e2e::outcome::check;
@@ -206,8 +207,25 @@ fn methods() -> Result<(), Stop> {
         let first: Value = serde_json::from_str(&events.next().unwrap_or_default())?;
         check(first["kind"] == "peer-attached", || format!("{first}"))?;
     }
+    // Readers over HTTP leave the control socket to others.
+    let held: Vec<_> = (0..20)
+        .map_while(|_| behind.follow("/api/events?follow=true").ok())
+        .collect();
+    check((2..16).contains(&held.len()), || {
+        format!("{} streams at a time", held.len())
+    })?;
+    let mut control = Control::open(&scene.path("ctl"))?;
+    control.must("pvblk.version", json!({}))?;
+    drop((held, control));
     // Streams end with their server.
-    let events = behind.follow("/api/events?follow=true")?;
+    let begin = Instant::now();
+    let events = loop {
+        match behind.follow("/api/events?follow=true") {
+            // The streams of before end when their readers are missed.
+            Err(_) if begin.elapsed() < HANG => std::thread::sleep(Duration::from_millis(10)),
+            followed => break followed?,
+        }
+    };
     scene.daemon.stop()?;
     let seen = events.count();
     check(seen >= 2, || format!("{seen} events"))?;

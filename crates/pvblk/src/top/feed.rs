@@ -265,7 +265,7 @@ fn look(shared: &Shared, client: &mut Option<Client>, list: bool, memory: bool) 
 /// All disks; `None` if the server has no list.
 fn disks(client: &mut Client) -> Result<Option<Vec<DiskShown>>> {
     let (mut disks, mut after) = (Vec::new(), None);
-    loop {
+    for _ in 0..MOST_PAGES {
         let page = client.call("disk.list", json!({ "after": after }));
         let page: DiskPage = match page {
             Ok(page) => page,
@@ -278,9 +278,10 @@ fn disks(client: &mut Client) -> Result<Option<Vec<DiskShown>>> {
         disks.extend(page.disks);
         after = page.next;
         if after.is_none() {
-            return Ok(Some(disks));
+            break;
         }
     }
+    Ok(Some(disks))
 }
 
 /// The thread of the array and the cache of the shown disk.
@@ -310,6 +311,8 @@ fn ask(shared: &Shared) {
     }
 }
 
+/// Most pages of disks that are asked for: more than there can be disks.
+const MOST_PAGES: usize = 70;
 const QUESTIONS: [&str; 2] = [r#"{"raid":"detail"}"#, r#"{"cache":"counters"}"#];
 
 /// Asks a disk one of [`QUESTIONS`]. Errors are those of disks that aren't of this kind, too.

@@ -5,6 +5,7 @@ use crate::control::rpc::{NO_METHOD, RpcError};
 use crate::control::{ASK_PATIENCE, Client, Methods};
 use crate::events::{self, EventsQuery};
 use crate::hops::{self, Reader};
+use parking_lot::{Condvar, Mutex};
 use pvblk_web::Events;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -102,18 +103,77 @@ impl Backing for Inside {
     }
 }
 
+/// Connections of calls and of streams at a time. A control socket takes 16, of which readings of metrics need 4: readers over HTTP leave some to others.
+const MOST_CALLS: usize = 4;
+const MOST_STREAMS: usize = 6;
+/// Longest time that a call waits for a place.
+const CALL_PATIENCE: Duration = Duration::from_secs(5);
+/// Code of an error: too much is at work.
+const BUSY: i64 = 6;
+
 /// The methods behind a control socket: a connection for each call.
 pub struct Behind {
     control: PathBuf,
+    calls: Connections,
+    streams: Connections,
 }
 
 impl Behind {
     pub fn new(control: PathBuf) -> Behind {
-        Behind { control }
+        Behind {
+            control,
+            calls: Connections::new(MOST_CALLS),
+            streams: Connections::new(MOST_STREAMS),
+        }
     }
 
     fn connect(&self) -> Result<Client, RpcError> {
         Client::connect(&self.control, ASK_PATIENCE).map_err(gone)
+    }
+}
+
+/// Places for connections.
+struct Connections(Arc<Free>);
+
+struct Free {
+    places: Mutex<usize>,
+    changed: Condvar,
+}
+
+/// One of them, until it is dropped.
+struct Place(Arc<Free>);
+
+impl Connections {
+    fn new(places: usize) -> Connections {
+        Connections(Arc::new(Free {
+            places: Mutex::new(places),
+            changed: Condvar::new(),
+        }))
+    }
+
+    /// A place, waited for as long as `patience`.
+    fn take(&self, patience: Duration) -> Result<Place, RpcError> {
+        let mut places = self.0.places.lock();
+        let is_full = |places: &mut usize| *places == 0;
+        let waited = self
+            .0
+            .changed
+            .wait_while_for(&mut places, is_full, patience);
+        if waited.timed_out() {
+            return Err(RpcError::new(
+                BUSY,
+                "too many readers are at work: try again later",
+            ));
+        }
+        *places -= 1;
+        Ok(Place(Arc::clone(&self.0)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.places.lock() += 1;
+        self.0.changed.notify_one();
     }
 }
 
@@ -124,14 +184,17 @@ fn gone(e: anyhow::Error) -> RpcError {
 
 impl Backing for Behind {
     fn call(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        let _place = self.calls.take(CALL_PATIENCE)?;
         self.connect()?.request(method, params).map_err(gone)?
     }
 
     fn stream(&self, method: &str, params: Value) -> Result<Streamed, RpcError> {
+        let place = self.streams.take(Duration::ZERO)?;
         let mut client = self.connect()?;
         client.request(method, params).map_err(gone)??;
         let mut lines = client.lines(LOOK).map_err(gone)?;
         Ok(Box::new(move |reader| {
+            let _place = place;
             let mut line = Vec::new();
             loop {
                 match lines.read_until(b'\n', &mut line) {
@@ -161,5 +224,23 @@ impl Backing for Behind {
     fn is_there(&self) -> Result<(), String> {
         let version = self.call("pvblk.version", json!({}));
         version.map(drop).map_err(|e| e.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_waited_for_and_comes_back() {
+        let connections = Arc::new(Connections::new(2));
+        let first = connections.take(Duration::ZERO).unwrap();
+        let _second = connections.take(Duration::ZERO).unwrap();
+        let refused = connections.take(Duration::ZERO).err().unwrap();
+        assert_eq!(refused.code, BUSY);
+        let waiting = Arc::clone(&connections);
+        let third = std::thread::spawn(move || waiting.take(Duration::from_secs(60)).is_ok());
+        drop(first);
+        assert!(third.join().unwrap());
     }
 }

@@ -68,14 +68,16 @@ pub fn percent(share: f64) -> String {
 /// A text in so many columns: cut, with `…` at the end, or filled up with spaces.
 pub fn left(text: &str, width: usize) -> String {
     let mut out = cut(text, width);
-    out.extend(std::iter::repeat_n(' ', width - out.width()));
+    // The width of a text may be more than the sum of its characters' widths.
+    let missing = width.saturating_sub(out.width());
+    out.extend(std::iter::repeat_n(' ', missing));
     out
 }
 
 /// The same with the spaces before it.
 pub fn right(text: &str, width: usize) -> String {
     let cut = cut(text, width);
-    let mut out = " ".repeat(width - cut.width());
+    let mut out = " ".repeat(width.saturating_sub(cut.width()));
     out.push_str(&cut);
     out
 }
@@ -159,6 +161,16 @@ fn split_off(word: &mut String, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_that_is_wider_than_its_characters_fits() {
+        // A variation selector makes two columns of one.
+        let faces = "\u{263a}\u{fe0f}".repeat(40);
+        for width in 0..50 {
+            let widths = [left(&faces, width), right(&faces, width)].map(|t| t.chars().count());
+            assert!(widths.iter().all(|&w| w <= 2 * width + 1), "{widths:?}");
+        }
+    }
 
     #[test]
     fn numbers_keep_their_width() {
