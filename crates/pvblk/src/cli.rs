@@ -122,6 +122,9 @@ pub enum Command {
     /// Attach served disks to Xen guests, detach and list them
     #[command(subcommand, after_help = crate::xen::HELP)]
     Xen(crate::xen::XenCommand),
+    /// Write the manual pages of all commands, and completions for bash, zsh and fish
+    #[command(hide = true)]
+    Manual(crate::manual::ManualArgs),
 }
 
 #[derive(Args, Clone, Debug, Default)]

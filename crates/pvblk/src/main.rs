@@ -17,6 +17,7 @@ mod exports;
 mod hops;
 mod latency;
 mod log;
+mod manual;
 mod memory;
 mod opener;
 mod raid;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         cli::Command::Web(args) => web::run(args),
         cli::Command::Top(args) => top::run(args),
         cli::Command::Xen(command) => xen::run(command),
+        cli::Command::Manual(args) => manual::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
