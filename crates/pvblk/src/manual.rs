@@ -11,6 +11,9 @@ pub struct ManualArgs {
     /// Folder for them; made if there is none
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
+    /// Date in the pages' last line, such as 2026-11-24
+    #[arg(long, value_name = "DATE", default_value = "")]
+    pub date: String,
 }
 
 /// A folder below the given one for each kind: `man`, `bash`, `zsh`, `fish`.
@@ -20,7 +23,7 @@ pub fn run(args: &ManualArgs) -> anyhow::Result<()> {
     command.build();
     let man = args.folder.join("man");
     make(&man)?;
-    pages(&command, &man)?;
+    pages(&command, &man, &args.date)?;
     for (shell, folder) in [
         (Shell::Bash, "bash"),
         (Shell::Zsh, "zsh"),
@@ -39,19 +42,23 @@ fn make(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// The page of this command, and those of the commands below it.
-fn pages(command: &Command, folder: &Path) -> anyhow::Result<()> {
+fn pages(command: &Command, folder: &Path, date: &str) -> anyhow::Result<()> {
     for below in command.get_subcommands() {
         if !below.is_hide_set() && below.get_name() != "help" {
-            pages(below, folder)?;
+            pages(below, folder, date)?;
         }
     }
     let name = page_name(command);
     let page = clap_mangen::Man::new(command.clone())
         .title(name.to_uppercase())
         .section("1")
+        .date(date)
+        .source(concat!("pvblk ", env!("CARGO_PKG_VERSION")))
         .manual("pvblk");
     let mut text = Vec::new();
     page.render(&mut text)?;
+    // Flags and sockets are long words: lines aren't stretched to the margin for them.
+    let text = String::from_utf8(text)?.replacen("\n.SH NAME", "\n.ad l\n.nh\n.SH NAME", 1);
     let path = folder.join(format!("{name}.1"));
     std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
 }
