@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories fmt clean release
+.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories fmt clean release deb
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -130,3 +130,8 @@ clean: ## Remove the results of builds
 release: ## Build the command, pvblk, and the experiments, pvblk-lab
 	@cargo build --release --locked -p pvblk
 	@cargo build --release --locked -p pvblk-lab
+
+deb: ## Build the Debian package, in target/deb
+	@scripts/install-tools.sh deb
+	@$(MAKE) --no-print-directory release
+	@scripts/deb.sh "$${CARGO_TARGET_DIR:-target}/release/pvblk" "$${CARGO_TARGET_DIR:-target}/deb"

@@ -3,6 +3,7 @@
 #
 #   scripts/install-tools.sh build    compiler and make
 #   scripts/install-tools.sh demo     those, and the clients that the demo runs
+#   scripts/install-tools.sh deb      compiler and make, and what the Debian package is made with
 #   scripts/install-tools.sh test     those, and the tools of the tests (the default)
 #
 # Without root or apt it installs nothing and lists the missing packages: the tests that need them are skipped with that reason.
@@ -15,12 +16,14 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 # command (or file), Debian package
 build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
 demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
+deb_tools=(dpkg-buildpackage dpkg-dev  dh debhelper  lowdown lowdown  git git)
 test_tools=(g++ g++  protoc protobuf-compiler  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  nbdkit nbdkit  ip iproute2  fusermount3 fuse3
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
     qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common
     mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools
     ceph-mon ceph-mon  ceph-osd ceph-osd  rbd ceph-common  /usr/lib/x86_64-linux-gnu/librbd.so.1 librbd1
     chromium chromium  sfdisk fdisk  cryptsetup cryptsetup-bin  mksquashfs squashfs-tools  genisoimage genisoimage  make-bcache bcache-tools
+    lintian lintian  mandoc mandoc  groff groff  zsh zsh  fish fish  systemd-analyze systemd
     curl curl  prometheus prometheus  promtool prometheus  python3 python3
     /usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py python3-prometheus-client)
 
@@ -65,9 +68,10 @@ wanted=("${build_tools[@]}")
 case "${1:-test}" in
 build) ;;
 demo) wanted+=("${demo_tools[@]}") ;;
-test) wanted+=("${demo_tools[@]}" "${test_tools[@]}") ;;
+deb) wanted+=("${deb_tools[@]}") ;;
+test) wanted+=("${demo_tools[@]}" "${deb_tools[@]}" "${test_tools[@]}") ;;
 *)
-    say "unknown set '$1': build, demo or test"
+    say "unknown set '$1': build, demo, deb or test"
     exit 2
     ;;
 esac
