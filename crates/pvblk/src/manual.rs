@@ -57,8 +57,10 @@ fn pages(command: &Command, folder: &Path, date: &str) -> anyhow::Result<()> {
         .manual("pvblk");
     let mut text = Vec::new();
     page.render(&mut text)?;
-    // Flags and sockets are long words: lines aren't stretched to the margin for them.
-    let text = String::from_utf8(text)?.replacen("\n.SH NAME", "\n.ad l\n.nh\n.SH NAME", 1);
+    // Flags and sockets are long words: lines aren't stretched to the margin for them. What follows the options is set in columns already.
+    let text = String::from_utf8(text)?
+        .replacen("\n.SH NAME", "\n.ad l\n.nh\n.SH NAME", 1)
+        .replacen("\n.SH EXTRA\n", "\n.SH NOTES\n.nf\n", 1);
     let path = folder.join(format!("{name}.1"));
     std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
 }

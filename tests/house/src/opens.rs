@@ -110,6 +110,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/pvblk/src/control/client.rs", COMMAND),
     ("crates/pvblk/src/disk.rs", COMMAND),
     ("crates/pvblk/src/events/mod.rs", COMMAND),
+    ("crates/pvblk/src/manual.rs", COMMAND),
     ("crates/pvblk/src/latency/mod.rs", COMMAND),
     ("crates/pvblk/src/raid/create.rs", COMMAND),
     ("crates/pvblk/src/raid/detail.rs", COMMAND),
