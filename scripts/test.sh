@@ -12,6 +12,9 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 # The targets are a workspace of their own, so that the coverage flags are only for them.
 fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)
 
+# One build for both, so that the crates below them are compiled once.
+lab=(-p pvblk-lab -p pvblk-volume --bin pvblk-lab --example raid5_prereads)
+
 if [ "${1:-}" = build ]; then
     set -e
     cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
@@ -24,8 +27,7 @@ if [ "${1:-}" = build ]; then
     cargo test --quiet "${fuzz[@]}" --no-run
     scripts/fuzz.sh build
     cargo build --quiet --release --locked -p pvblk
-    cargo build --quiet --release --locked -p pvblk-lab
-    cargo build --quiet --release --locked -p pvblk-volume --example raid5_prereads
+    cargo build --quiet --release --locked "${lab[@]}"
     exit
 fi
 
@@ -120,9 +122,8 @@ check 'fuzz: format' cargo fmt --manifest-path fuzz/Cargo.toml --check
 check 'fuzz: clippy' cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
 tests 'fuzz: targets over their seeds' cargo test "${fuzz[@]}" --no-fail-fast
 tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
-if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab' cargo build --release --locked -p pvblk-lab; then
-    # The command is built on its own, as it is shipped.
-    check 'release build of an example' cargo build --release --locked -p pvblk-volume --example raid5_prereads
+# The command is built on its own, as it is shipped.
+if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab' cargo build --release --locked "${lab[@]}"; then
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
 else
     fail 'release build, and with it the end-to-end tests'

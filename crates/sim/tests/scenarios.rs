@@ -12,9 +12,15 @@ fn scenario(name: &str) -> &'static Scenario {
 }
 
 /// Runs `seeds` seeds from `PVBLK_SEED`, or `first`, on, but at least a quarter if they take longer than `longest`, as on a
-/// slow machine; fails with the first seed that fails. Returns the counts, and the number of seeds.
+/// slow machine; fails with the first seed that fails. Returns the counts, and the number of seeds. Under AddressSanitizer
+/// it takes a quarter of `longest`, since `make asan` runs thousands of seeds there.
 fn many(name: &str, first: u64, seeds: u64, longest: Duration) -> (Counts, u64) {
     let (start, first) = (Instant::now(), pvblk_testing::seed_or(first));
+    let longest = if cfg!(pvblk_asan) {
+        longest / 4
+    } else {
+        longest
+    };
     let goes_on = |done| done < seeds / 4 || start.elapsed() < longest;
     let options = Options::default();
     let (sum, failure) = campaign::run(scenario(name), &options, first, seeds, goes_on);

@@ -173,7 +173,7 @@ fn cut(how: Cut, member: usize) -> Result<(), Stop> {
                 "--verify_backlog=64",
                 "--time_based=1",
             ];
-            net.fio(&[&load[..], &["--runtime=25"]].concat())
+            net.fio(&[&load[..], &["--runtime=12"]].concat())
         });
         std::thread::sleep(Duration::from_secs(2));
         net.hosts[member].cut(how, true)?;
