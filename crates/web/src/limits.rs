@@ -18,7 +18,7 @@ pub struct Limits {
     pub request: Duration,
     /// Longest time for the whole answer. Streams of events have none.
     pub answer: Duration,
-    /// Longest time for a reader to take anything of its answer.
+    /// Longest time for a reader to take anything of its answer, or all of an event.
     pub progress: Duration,
     /// Time after which a quiet stream of events gets a comment, so that a reader that is gone is noticed.
     pub sign_of_life: Duration,
