@@ -69,7 +69,7 @@ xen-bench: ## Compare pvblk, the kernel's blkback and QEMU's qdisk for a guest o
 	@cat "$${CARGO_TARGET_DIR:-target}/xen-bench/log"
 
 bench-remote: ## Compare images of a Ceph cluster of this machine, caches before them, and NBD volumes with their peers, in TURNS turns (5) (an hour; needs a quiet machine)
-	@scripts/install-tools.sh test
+	@scripts/install-tools.sh bench
 	@$(MAKE) --no-print-directory release
 	@mkdir -p "$${CARGO_TARGET_DIR:-target}/bench-remote"
 	@t="$${CARGO_TARGET_DIR:-target}" turns=$(or $(TURNS),5); \

@@ -5,6 +5,7 @@
 #   scripts/install-tools.sh demo     those, and the clients that the demo runs
 #   scripts/install-tools.sh deb      compiler and make, and what the Debian package is made with
 #   scripts/install-tools.sh test     those, and the tools of the tests (the default)
+#   scripts/install-tools.sh bench    those, and the peers of make bench-remote
 #
 # Without root or apt it installs nothing and lists the missing packages: the tests that need them are skipped with that reason.
 set -euo pipefail
@@ -26,6 +27,8 @@ test_tools=(g++ g++  protoc protobuf-compiler  ministat ministat  blkparse blktr
     lintian lintian  mandoc mandoc  groff groff  zsh zsh  fish fish  systemd-analyze systemd
     curl curl  prometheus prometheus  promtool prometheus  python3 python3
     /usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py python3-prometheus-client)
+
+bench_tools=(/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so qemu-block-extra)
 
 say() { printf 'tools: %s\n' "$*" >&2; }
 
@@ -70,8 +73,9 @@ build) ;;
 demo) wanted+=("${demo_tools[@]}") ;;
 deb) wanted+=("${deb_tools[@]}") ;;
 test) wanted+=("${demo_tools[@]}" "${deb_tools[@]}" "${test_tools[@]}") ;;
+bench) wanted+=("${demo_tools[@]}" "${deb_tools[@]}" "${test_tools[@]}" "${bench_tools[@]}") ;;
 *)
-    say "unknown set '$1': build, demo, deb or test"
+    say "unknown set '$1': build, demo, deb, test or bench"
     exit 2
     ;;
 esac
