@@ -62,6 +62,42 @@ pub fn unix(path: &Path, kind: SocketType) -> io::Result<(OwnedFd, SocketAddrUni
 /// User id and process id of the process that connected to a Unix socket; the process id is 0 for a process of
 /// another namespace.
 pub fn peer(fd: BorrowedFd<'_>) -> io::Result<(u32, i32)> {
+    credentials(fd).map(|found| (found.uid, found.pid))
+}
+
+/// Group ids of the process that connected to a Unix socket: its group, and its further groups.
+pub fn peer_groups(fd: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let group = credentials(fd)?.gid;
+    let mut groups = vec![0_u32; 64];
+    loop {
+        let room = groups.len() * size_of::<u32>();
+        let mut len = room as libc::socklen_t;
+        // SAFETY: the first pointer is to `len` bytes of live memory, the second to a live variable.
+        let r = unsafe {
+            libc::getsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &mut len,
+            )
+        };
+        let found = len as usize / size_of::<u32>();
+        if r == 0 {
+            groups.truncate(found);
+            groups.push(group);
+            return Ok(groups);
+        }
+        let e = io::Error::last_os_error();
+        // A list that is too long is told with its length.
+        if e.raw_os_error() != Some(libc::ERANGE) || found <= groups.len() {
+            return Err(e);
+        }
+        groups.resize(found, 0);
+    }
+}
+
+fn credentials(fd: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut found = libc::ucred {
         pid: 0,
         uid: 0,
@@ -81,7 +117,7 @@ pub fn peer(fd: BorrowedFd<'_>) -> io::Result<(u32, i32)> {
     if r < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((found.uid, found.pid))
+    Ok(found)
 }
 
 /// `SO_PASSRIGHTS` of asm-generic/socket.h, Linux 6.16.

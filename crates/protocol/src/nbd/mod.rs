@@ -85,6 +85,8 @@ pub mod rep {
     pub const ERR_POLICY: u32 = 0x8000_0002;
     /// The option's data make no sense.
     pub const ERR_INVALID: u32 = 0x8000_0003;
+    /// The server wants TLS first.
+    pub const ERR_TLS_REQD: u32 = 0x8000_0005;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = 0x8000_0006;
     /// The request is too large.
