@@ -43,6 +43,7 @@ fn feed(table: &Disks, bytes: &[u8], mut piece: impl FnMut() -> usize) -> (Vec<u
         let end = match step {
             Ok(Step::More | Step::Output) => continue,
             Ok(Step::Done(n)) => End::Done(n),
+            Ok(Step::StartTls) => panic!("TLS where there is none"),
             Ok(Step::Aborted) => End::Aborted,
             Err(_) => End::Refused,
         };

@@ -25,6 +25,25 @@ pub struct SocketFile {
     name: Box<dyn NameOwner>,
 }
 
+/// The processes that may connect to a socket's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Permissions, as for chmod(2).
+    pub mode: u32,
+    /// The file's group; `None`: that of this process.
+    pub group: Option<u32>,
+}
+
+impl Default for SocketAccess {
+    /// Its owner alone.
+    fn default() -> SocketAccess {
+        SocketAccess {
+            mode: 0o600,
+            group: None,
+        }
+    }
+}
+
 /// The owner of a socket's file: dropping it removes the file.
 pub trait NameOwner: fmt::Debug + Send + Sync {}
 
@@ -41,7 +60,16 @@ impl SocketFile {
     /// Listens at `path`, mode 0600. A file left by a dead server is replaced; one that somebody answers at, or that is
     /// no socket, is an error.
     pub fn bind(path: &Path, kind: SocketType) -> Result<SocketFile, Error> {
-        let (socket, name) = SocketFile::make(path, kind)?;
+        SocketFile::bind_for(path, kind, SocketAccess::default())
+    }
+
+    /// As [`SocketFile::bind`], for these processes.
+    pub fn bind_for(
+        path: &Path,
+        kind: SocketType,
+        access: SocketAccess,
+    ) -> Result<SocketFile, Error> {
+        let (socket, name) = SocketFile::make(path, kind, access)?;
         Ok(SocketFile::passed(socket, path, Box::new(name)))
     }
 
@@ -54,8 +82,12 @@ impl SocketFile {
         }
     }
 
-    /// As [`SocketFile::bind`], for another process: its socket, and the file.
-    pub fn make(path: &Path, kind: SocketType) -> Result<(OwnedFd, SocketName), Error> {
+    /// As [`SocketFile::bind_for`], for another process: its socket, and the file.
+    pub fn make(
+        path: &Path,
+        kind: SocketType,
+        access: SocketAccess,
+    ) -> Result<(OwnedFd, SocketName), Error> {
         let os = |e: Errno| Error::os(listening(path), e);
         let (socket, at) = unix(path, kind).map_err(|e| Error::os(listening(path), e))?;
         // Two servers that start together must not both find the other's fresh socket dead.
@@ -63,7 +95,11 @@ impl SocketFile {
         remove_stale(path, kind)?;
         rustix::net::bind(&socket, &at).map_err(os)?;
         // Nobody can connect before `listen`, so the mode is in force in time.
-        rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(os)?;
+        if let Some(group) = access.group {
+            let group = Some(rustix::fs::Gid::from_raw(group));
+            rustix::fs::chown(path, None, group).map_err(os)?;
+        }
+        rustix::fs::chmod(path, Mode::from_raw_mode(access.mode & 0o666)).map_err(os)?;
         let stat = rustix::fs::lstat(path).map_err(os)?;
         rustix::net::listen(&socket, 128).map_err(os)?;
         let name = SocketName {

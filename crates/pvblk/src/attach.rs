@@ -3,8 +3,9 @@
 use crate::cli::AttachArgs;
 use crate::control::{Methods, Reached, Server};
 use crate::events::{self, Told};
-use crate::exports::{self, ExportLimits, Exports};
+use crate::exports::{ExportLimits, Exports};
 use crate::memory::Desk;
+use crate::nbd::NbdListen;
 use crate::opener::Opener;
 use crate::shares::ClientLimits;
 use crate::traces::Traces;
@@ -16,7 +17,6 @@ use pvblk_backend::{
 };
 use pvblk_block::{BlockDevice, Close, Error};
 use pvblk_client::local::{ConnectOptions, LocalDisk};
-use pvblk_protocol::nbd::NbdAddr;
 use pvblk_protocol::xenbus::BackendOffers;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,10 +28,10 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     }
     let size = config::ring_size("--ring-pages", args.ring_pages)?;
     let spin_max = config::spin(args.spin_us)?;
-    let nbd: Vec<NbdAddr> = args
+    let nbd: Vec<NbdListen> = args
         .nbd
         .iter()
-        .map(|s| s.parse::<NbdAddr>())
+        .map(|s| s.parse::<NbdListen>())
         .collect::<Result<_, Error>>()?;
     let memory = pvblk_volume::parse_size(&args.memory)?;
     let control = args.control.as_ref();
@@ -87,7 +87,7 @@ pub fn run(args: &AttachArgs) -> Result<()> {
     for address in &nbd {
         servers.add_nbd(address)?;
     }
-    servers.tell(|address| exports::uri(address, &args.disk));
+    servers.tell(|address| address.uri(&args.disk));
     let watch = daemon::listen_for_pressure(PressureSources::find(), service.pressure())?;
     let desk = Desk::new(service.pressure(), Some(&watch), base);
     let reached = Reached {

@@ -143,8 +143,10 @@ pub struct ServeArgs {
     /// Socket for front ends on rings
     #[arg(long, value_name = "unix:PATH")]
     pub local: Option<String>,
-    /// Socket for NBD clients; may be given several times. TCP only on loopback addresses, unless --allow-remote
-    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT")]
+    /// Socket for NBD clients; may be given several times. TCP only on loopback addresses, unless clients need certificates or with --allow-remote. After commas:
+    /// tls=DIR (TLS with the credentials in DIR), tls-mode=require|allow, verify-peer=yes|no, allow=WHO=DISK[:ro] (WHO: any, cert:NAME, uid:USER or
+    /// gid:GROUP; DISK: a name or *), socket-group=GROUP, socket-mode=660
+    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT[,OPTIONS]")]
     pub nbd: Vec<String>,
     /// Socket at which a virtual machine gets disk NAME by vhost-user-blk; may be given several times. One machine at a time
     #[arg(long, value_name = "NAME=unix:PATH")]

@@ -2,6 +2,7 @@
 
 use crate::config::ServeConfig;
 use crate::log;
+use crate::nbd::{self, NbdListen};
 use crate::opener::Opener;
 use crate::shares::ClientLimits;
 use crate::wanted::Listeners;
@@ -114,9 +115,9 @@ impl Exports {
         self.tell(|address| {
             let disks = self.service.disks().all();
             if disks.is_empty() {
-                return uri(address, "");
+                return address.uri("");
             }
-            let uris = disks.iter().map(|d: &Arc<Disk>| uri(address, d.name()));
+            let uris = disks.iter().map(|d: &Arc<Disk>| address.uri(d.name()));
             uris.collect::<Vec<_>>().join(" ")
         });
         let mut sockets = Vec::new();
@@ -156,8 +157,8 @@ impl Exports {
     }
 
     /// Tells for each NBD server where it is.
-    pub fn tell(&self, uris: impl Fn(&NbdAddr) -> String) {
-        for address in self.nbd_addresses() {
+    pub fn tell(&self, uris: impl Fn(&NbdPlace) -> String) {
+        for address in self.nbd_places() {
             log::line(format_args!("NBD on {}", uris(&address)));
         }
     }
@@ -168,10 +169,13 @@ impl Exports {
     }
 
     /// Where NBD clients reach all disks, with the real ports.
-    pub fn nbd_addresses(&self) -> Vec<NbdAddr> {
+    pub fn nbd_places(&self) -> Vec<NbdPlace> {
         let servers = self.servers.lock();
-        let all = servers.nbd.iter().map(|s| s.server.local_addr());
-        all.collect()
+        let place = |s: &Listening<NbdServer>| NbdPlace {
+            address: s.server.local_addr(),
+            has_tls: s.server.has_tls(),
+        };
+        servers.nbd.iter().map(place).collect()
     }
 
     /// Where front ends on rings reach all disks.
@@ -182,14 +186,22 @@ impl Exports {
     }
 
     /// Listens for NBD clients of all disks; returns where, with the real port.
-    pub fn add_nbd(&self, address: &NbdAddr) -> Result<NbdAddr, Error> {
-        let given = address.to_string();
+    pub fn add_nbd(&self, listen: &NbdListen) -> Result<NbdPlace, Error> {
+        let given = listen.to_string();
         self.check_free(&given)?;
-        let socket = self.opener.nbd(address)?;
-        let server = NbdServer::start(socket, self.nbd.clone(), &self.service)?;
-        let address = server.local_addr();
+        let config = NbdConfig {
+            tls: listen.tls(&self.opener)?,
+            rules: listen.rules(&self.opener)?,
+            ..self.nbd.clone()
+        };
+        let socket = self.opener.nbd(listen)?;
+        let server = NbdServer::start(socket, config, &self.service)?;
+        let place = NbdPlace {
+            address: server.local_addr(),
+            has_tls: server.has_tls(),
+        };
         self.servers.lock().nbd.push(Listening { given, server });
-        Ok(address)
+        Ok(place)
     }
 
     /// Addresses of all disks, as they were given.
@@ -209,7 +221,9 @@ impl Exports {
     pub fn remove_nbd(&self, address: &NbdAddr, force: bool) -> Result<(), Error> {
         let text = address.to_string();
         let mut servers = self.servers.lock();
-        let is_it = |s: &Listening<NbdServer>| s.given == text || s.server.local_addr() == *address;
+        let is_it = |s: &Listening<NbdServer>| {
+            nbd::same_address(&s.given, &text) || s.server.local_addr() == *address
+        };
         let found = servers.nbd.iter().position(is_it);
         let index = found.ok_or_else(|| none(&format!("NBD listener {text}")))?;
         match servers.nbd[index].server.connections() {
@@ -257,7 +271,7 @@ impl Exports {
         let servers = self.servers.lock();
         let nbd = servers.nbd.iter().map(|s| &s.given);
         let mut all = nbd.chain(servers.local.iter().map(|s| &s.given));
-        match all.any(|g| g == given) {
+        match all.any(|g| nbd::same_address(g, given)) {
             true => Err(Error::config(format!(
                 "this server listens at {given} already"
             ))),
@@ -343,13 +357,26 @@ fn used(count: usize, who: &str, place: &str) -> Error {
     Error::new(ErrorKind::Exhausted, why)
 }
 
-/// The URI under which NBD clients reach an export.
-pub fn uri(address: &NbdAddr, export: &str) -> String {
-    match address {
-        NbdAddr::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
-        NbdAddr::Tcp { .. } => {
-            let text = address.to_string();
-            format!("nbd://{}/{export}", text.trim_start_matches("tcp:"))
+/// Where NBD clients reach all disks.
+#[derive(Clone, Debug)]
+pub struct NbdPlace {
+    /// With the real port.
+    pub address: NbdAddr,
+    pub has_tls: bool,
+}
+
+impl NbdPlace {
+    /// The URI of an export, as NBD clients write it.
+    pub fn uri(&self, export: &str) -> String {
+        let scheme = if self.has_tls { "nbds" } else { "nbd" };
+        match &self.address {
+            NbdAddr::Unix(path) => {
+                format!("{scheme}+unix:///{export}?socket={}", path.display())
+            }
+            NbdAddr::Tcp { .. } => {
+                let text = self.address.to_string();
+                format!("{scheme}://{}/{export}", text.trim_start_matches("tcp:"))
+            }
         }
     }
 }

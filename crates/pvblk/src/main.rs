@@ -19,6 +19,7 @@ mod latency;
 mod log;
 mod manual;
 mod memory;
+mod nbd;
 mod opener;
 mod raid;
 mod report;

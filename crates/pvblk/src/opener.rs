@@ -1,12 +1,13 @@
 //! [`Opener`]: everything that the server opens, binds and connects.
 
+use crate::nbd::NbdListen;
 use crate::sandbox::{self, FileCalls, Link, SocketKind};
 use crate::wanted::{LOCK, RealFolder};
 use crate::web::WebSocket;
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_export::nbd::NbdSocket;
-use pvblk_export::socket_file::{SocketFile, SocketType};
+use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketType};
 use pvblk_export::xen::{LinuxXen, Xenstore};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_volume::{FileOpener, Need, PassedOpener, PathStat, VolumeSpec, in_process};
@@ -107,27 +108,59 @@ impl Opener {
     }
 
     /// A socket for NBD clients.
-    pub fn nbd(&self, address: &NbdAddr) -> Result<NbdSocket, Error> {
+    pub fn nbd(&self, listen: &NbdListen) -> Result<NbdSocket, Error> {
+        let address = listen.address();
         match (&self.parent, address) {
-            (None, _) => NbdSocket::bind(address, self.allow_remote),
-            (Some(_), NbdAddr::Unix(path)) => Ok(NbdSocket::unix(self.stream(path)?)),
+            (_, NbdAddr::Unix(path)) => {
+                let access = listen.access(self)?;
+                Ok(NbdSocket::unix(self.stream_for(path, access)?))
+            }
+            (None, _) => {
+                let allow = self.allow_remote || listen.secured().is_some();
+                NbdSocket::bind(address, allow)
+            }
             (Some(parent), NbdAddr::Tcp { .. }) => Ok(NbdSocket::tcp(parent.tcp(address)?)),
         }
+    }
+
+    /// Whole contents of a small file of the server's own; at most 1 MiB of it.
+    pub fn bytes(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.file(path)?.take(1 << 20).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The number of a user or group, by `table`: /etc/passwd or /etc/group. A number stands for itself.
+    pub fn number(&self, table: &str, name: &str) -> Result<u32, Error> {
+        if let Ok(number) = name.parse() {
+            return Ok(number);
+        }
+        let text = self.text(Path::new(table));
+        let text = text.map_err(|e| Error::os(format!("reading {table}"), e))?;
+        let number = text.lines().find_map(|line| {
+            let mut fields = line.split(':');
+            (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+        });
+        number.ok_or_else(|| Error::config(format!("there is no {name} in {table}")))
     }
 
     /// A socket for front ends on rings.
     pub fn local(&self, path: &Path) -> Result<SocketFile, Error> {
         match &self.parent {
             None => SocketFile::bind(path, SocketType::SEQPACKET),
-            Some(parent) => parent.unix(path, SocketKind::Packets),
+            Some(parent) => parent.unix(path, SocketKind::Packets, SocketAccess::default()),
         }
     }
 
     /// A socket for virtual machines, or for the control protocol.
     pub fn stream(&self, path: &Path) -> Result<SocketFile, Error> {
+        self.stream_for(path, SocketAccess::default())
+    }
+
+    fn stream_for(&self, path: &Path, access: SocketAccess) -> Result<SocketFile, Error> {
         match &self.parent {
-            None => SocketFile::bind(path, SocketType::STREAM),
-            Some(parent) => parent.unix(path, SocketKind::Stream),
+            None => SocketFile::bind_for(path, SocketType::STREAM, access),
+            Some(parent) => parent.unix(path, SocketKind::Stream, access),
         }
     }
 

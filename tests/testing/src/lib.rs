@@ -1,4 +1,6 @@
-//! Seeds and waiting, for the tests of every crate.
+//! Seeds, waiting and certificates, for the tests of every crate.
+
+pub mod certs;
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,8 @@
 //! Settings of NBD connections and listeners.
 
+use super::access::Rules;
 use super::shares::Shares;
+use super::tls::Tls;
 use pvblk_backend::Pressure;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +24,12 @@ pub struct NbdConfig {
     pub max_handshakes: usize,
     /// Longest time of a negotiation.
     pub handshake_timeout: Duration,
-    /// Listen on TCP addresses that other machines reach. NBD has no authentication here: only in trusted networks.
+    /// Listen on TCP addresses that other machines reach. Without TLS and certificates for clients, anybody who reaches them reads and writes the disks.
     pub allow_remote: bool,
+    /// TLS, where the listener has it.
+    pub tls: Option<Arc<Tls>>,
+    /// Rights of clients.
+    pub rules: Rules,
 }
 
 impl Default for NbdConfig {
@@ -38,6 +44,8 @@ impl Default for NbdConfig {
             max_handshakes: 64,
             handshake_timeout: Duration::from_secs(10),
             allow_remote: false,
+            tls: None,
+            rules: Rules::default(),
         }
     }
 }

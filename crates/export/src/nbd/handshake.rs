@@ -1,5 +1,6 @@
 //! Fixed newstyle negotiation as a state machine fed with bytes: no I/O, so that it can be driven alone.
 
+use super::access::{Identity, Rights, Rules};
 use super::options::{self, Refusal};
 use pvblk_backend::{Disk, Disks};
 use pvblk_block::{BlockDevice, Error, SECTOR};
@@ -64,8 +65,21 @@ pub enum Step {
     Output,
     /// The transmission phase begins, once the output is sent.
     Done(Box<Negotiated>),
+    /// TLS begins, once the output is sent; then [`Handshake::secured`].
+    StartTls,
     /// The client ended the negotiation; send the output, then close.
     Aborted,
+}
+
+/// The part that TLS has in a negotiation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsUse {
+    /// The listener has none.
+    Absent,
+    Offered,
+    /// Nothing is said of disks before it.
+    Required,
+    Established,
 }
 
 enum State {
@@ -80,6 +94,11 @@ enum State {
 pub struct Handshake<'a> {
     disks: &'a Disks,
     door: &'a Door<'a>,
+    rules: &'a Rules,
+    client: Identity,
+    tls: TlsUse,
+    /// The last disk that the client asked for and may not use.
+    denied: Option<String>,
     state: State,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -107,6 +126,10 @@ impl<'a> Handshake<'a> {
         Handshake {
             disks,
             door,
+            rules: Rules::everyone(),
+            client: Identity::default(),
+            tls: TlsUse::Absent,
+            denied: None,
             state: State::ClientFlags,
             input: Vec::new(),
             output,
@@ -117,6 +140,35 @@ impl<'a> Handshake<'a> {
             mode: Mode::Simple,
             context_for: None,
         }
+    }
+
+    /// With these rules for this client, and TLS or not.
+    #[must_use]
+    pub fn admitting(self, rules: &'a Rules, client: Identity, tls: TlsUse) -> Handshake<'a> {
+        Handshake {
+            rules,
+            client,
+            tls,
+            ..self
+        }
+    }
+
+    /// TLS has begun, with a client whose certificate has these names. Everything that was agreed on before it is forgotten (proto.md, "TLS support").
+    pub fn secured(&mut self, names: Vec<String>) {
+        self.tls = TlsUse::Established;
+        self.client.names = names;
+        self.mode = Mode::Simple;
+        self.context_for = None;
+    }
+
+    /// The client, as far as it is known.
+    pub fn client(&self) -> &Identity {
+        &self.client
+    }
+
+    /// A disk that the client asked for since the last call, and that it may not use.
+    pub fn take_denied(&mut self) -> Option<String> {
+        self.denied.take()
     }
 
     /// Bytes to send to the client; empties them here.
@@ -135,6 +187,12 @@ impl<'a> Handshake<'a> {
         self.input.drain(..used);
         match step {
             Ok(Step::More | Step::Output) => {}
+            // Whoever put bytes between this option and TLS isn't the client.
+            Ok(Step::StartTls) if !self.input.is_empty() => {
+                self.state = State::Over;
+                return Err(Error::protocol("bytes between NBD_OPT_STARTTLS and TLS"));
+            }
+            Ok(Step::StartTls) => {}
             Ok(Step::Done(mut n)) => {
                 self.state = State::Over;
                 n.leftover = std::mem::take(&mut self.input);
@@ -207,7 +265,11 @@ impl<'a> Handshake<'a> {
 
     /// One complete option.
     fn option(&mut self, option: u32, payload: &[u8]) -> Result<Step, Error> {
+        let in_clear = self.tls == TlsUse::Required;
         if option == opt::EXPORT_NAME {
+            if in_clear {
+                return Err(Error::protocol("the client asks for an export without TLS"));
+            }
             return self.export_name(payload);
         }
         if !self.fixed {
@@ -221,6 +283,11 @@ impl<'a> Handshake<'a> {
                 self.ack(option);
                 return Ok(Step::Aborted);
             }
+            opt::STARTTLS => match self.start_tls(payload) {
+                Ok(()) => return Ok(Step::StartTls),
+                Err(refusal) => Err(refusal),
+            },
+            _ if in_clear => Err(rep::ERR_TLS_REQD),
             opt::LIST => self.list(payload),
             opt::INFO | opt::GO => match self.info(option, payload) {
                 Ok(Some(n)) => return Ok(Step::Done(n)),
@@ -235,6 +302,19 @@ impl<'a> Handshake<'a> {
             options::refuse(&mut self.output, option, refusal);
         }
         Ok(Step::More)
+    }
+
+    fn start_tls(&mut self, payload: &[u8]) -> Result<(), Refusal> {
+        match self.tls {
+            TlsUse::Absent => return Err(rep::ERR_UNSUP),
+            TlsUse::Established => return Err(rep::ERR_INVALID),
+            TlsUse::Offered | TlsUse::Required => {}
+        }
+        if !payload.is_empty() {
+            return Err(rep::ERR_INVALID);
+        }
+        self.ack(opt::STARTTLS);
+        Ok(())
     }
 
     /// Structured replies or extended headers; the latter include the former.
@@ -256,14 +336,30 @@ impl<'a> Handshake<'a> {
         options::reply(&mut self.output, option, rep::ACK, &[]);
     }
 
-    /// Finds an export; the empty name stands for the default one.
-    fn find(&self, name: &str) -> Result<Arc<Disk>, Refusal> {
-        self.disks.export(name).ok_or(rep::ERR_UNKNOWN)
+    /// Finds an export that is there for the client; the empty name stands for the default one.
+    fn find(&mut self, name: &str) -> Result<Arc<Disk>, Refusal> {
+        let disk = self.disks.export(name).ok_or(rep::ERR_UNKNOWN)?;
+        if self.rights(&disk) == Rights::None {
+            self.denied = Some(disk.name().to_owned());
+            return Err(rep::ERR_UNKNOWN);
+        }
+        Ok(disk)
+    }
+
+    fn rights(&self, disk: &Disk) -> Rights {
+        self.rules.rights(&self.client, disk.name())
+    }
+
+    /// Transmission flags of a disk for the client.
+    fn flags(&self, disk: &Disk) -> u16 {
+        let mut limits = disk.device().limits();
+        limits.read_only |= self.rights(disk) < Rights::ReadWrite;
+        proto::transmission_flags(&limits, self.mode)
     }
 
     fn negotiated(&self, disk: &Disk) -> Box<Negotiated> {
         let device = Arc::clone(disk.device());
-        let flags = proto::transmission_flags(&device.limits(), self.mode);
+        let flags = self.flags(disk);
         Box::new(Negotiated {
             base_allocation: self.context_for.as_deref() == Some(disk.name()),
             export: disk.name().to_owned(),
@@ -326,10 +422,10 @@ impl<'a> Handshake<'a> {
             self.state = State::Options;
             return self.ack(opt::LIST);
         };
-        let (name, about) = (disk.name().as_bytes(), disk.device().describe());
-        if name.len() > proto::MAX_STRING {
+        if disk.name().len() > proto::MAX_STRING || self.rights(&disk) == Rights::None {
             return;
         }
+        let (name, about) = (disk.name().as_bytes(), options::about(&**disk.device()));
         let text = &about.as_bytes()[..about.floor_char_boundary(proto::MAX_STRING)];
         options::reply(
             &mut self.output,
@@ -349,13 +445,13 @@ impl<'a> Handshake<'a> {
             options::reply(&mut self.output, option, rep::ERR_POLICY, &why);
             return Ok(None);
         }
+        let flags = self.flags(&disk);
         options::describe(
             &mut self.output,
             option,
             &**disk.device(),
-            self.mode,
+            flags,
             disk.name(),
-            &disk.device().describe(),
             &wanted,
         );
         self.ack(option);

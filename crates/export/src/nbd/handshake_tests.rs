@@ -1,6 +1,8 @@
 use super::*;
+use crate::nbd::access::{Rule, Who};
 use crate::nbd::testing::MemDevice;
 use pvblk_block::trace::Tracing;
+use pvblk_protocol::nbd::tflag;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -136,7 +138,7 @@ fn go_describes_the_export_and_keeps_what_follows() {
             &[0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0],
         ),
         reply(opt::GO, rep::INFO, b"\0\x01disk0"),
-        reply(opt::GO, rep::INFO, b"\0\x02the first"),
+        reply(opt::GO, rep::INFO, b"\0\x02disk of 1 MiB"),
         reply(opt::GO, rep::ACK, b""),
     ];
     assert_eq!(h.take_output(), want.concat());
@@ -185,8 +187,8 @@ fn the_selection_belongs_to_its_export() {
 fn lists_and_infos_let_the_negotiation_go_on() {
     let mut h = begun(3);
     let want = [
-        reply(opt::LIST, rep::SERVER, b"\0\0\0\x05disk0the first"),
-        reply(opt::LIST, rep::SERVER, b"\0\0\0\x05disk1"),
+        reply(opt::LIST, rep::SERVER, b"\0\0\0\x05disk0disk of 1 MiB"),
+        reply(opt::LIST, rep::SERVER, b"\0\0\0\x05disk1disk of 1 MiB"),
         reply(opt::LIST, rep::ACK, b""),
     ];
     assert_eq!(ask(&mut h, opt::LIST, b""), want.concat());
@@ -381,7 +383,7 @@ fn bytes_may_come_one_by_one() {
                 assert_eq!((i, n.export.as_str()), (last, "disk1"));
                 assert!(n.leftover.is_empty());
             }
-            Step::Aborted | Step::Output => panic!(),
+            Step::Aborted | Step::Output | Step::StartTls => panic!(),
         }
     }
 }
@@ -413,8 +415,128 @@ fn random_options_never_panic_and_end_at_most_once() {
             match h.feed(piece) {
                 Ok(Step::More | Step::Output) => assert!(!over),
                 Ok(Step::Done(_) | Step::Aborted) => assert!(!std::mem::replace(&mut over, true)),
+                Ok(Step::StartTls) => panic!("TLS where there is none"),
                 Err(_) => over = true,
             }
         }
     }
+}
+
+/// A negotiation with this use of TLS, after the client's flags.
+fn with_tls<'a>(rules: &'a Rules, tls: TlsUse) -> Handshake<'a> {
+    let mut h = Handshake::new(&TABLE).admitting(rules, Identity::default(), tls);
+    assert!(matches!(h.feed(&3u32.to_be_bytes()), Ok(Step::More)));
+    h.take_output();
+    h
+}
+
+/// The type of the only reply in the output.
+fn reply_type(h: &mut Handshake<'_>) -> u32 {
+    u32_at(&h.take_output(), 12)
+}
+
+#[test]
+fn disks_are_for_those_who_began_tls_where_it_is_required() {
+    let mut h = with_tls(Rules::everyone(), TlsUse::Required);
+    for (number, payload) in [
+        (opt::LIST, Vec::new()),
+        (opt::STRUCTURED_REPLY, Vec::new()),
+        (opt::INFO, info_payload("disk0", &[])),
+        (opt::GO, info_payload("disk0", &[])),
+        (77, Vec::new()),
+    ] {
+        let step = h.feed(&option(number, &payload));
+        assert!(matches!(step, Ok(Step::More)), "{number}: {step:?}");
+        assert_eq!(reply_type(&mut h), rep::ERR_TLS_REQD, "{number}");
+    }
+    assert!(matches!(
+        h.feed(&option(opt::STARTTLS, b"x")),
+        Ok(Step::More)
+    ));
+    assert_eq!(reply_type(&mut h), rep::ERR_INVALID);
+    assert!(matches!(
+        h.feed(&option(opt::STARTTLS, b"")),
+        Ok(Step::StartTls)
+    ));
+    assert_eq!(reply_type(&mut h), rep::ACK);
+    h.secured(Vec::new());
+    assert!(matches!(
+        h.feed(&option(opt::STARTTLS, b"")),
+        Ok(Step::More)
+    ));
+    assert_eq!(reply_type(&mut h), rep::ERR_INVALID);
+    let step = h.feed(&option(opt::GO, &info_payload("disk0", &[])));
+    assert!(matches!(step, Ok(Step::Done(_))));
+    // The old way has no error reply.
+    let mut h = with_tls(Rules::everyone(), TlsUse::Required);
+    assert!(h.feed(&option(opt::EXPORT_NAME, b"disk0")).is_err());
+    // Without TLS the option is not known.
+    let mut h = with_tls(Rules::everyone(), TlsUse::Absent);
+    assert!(matches!(
+        h.feed(&option(opt::STARTTLS, b"")),
+        Ok(Step::More)
+    ));
+    assert_eq!(reply_type(&mut h), rep::ERR_UNSUP);
+}
+
+#[test]
+fn nothing_of_the_clear_counts_under_tls() {
+    let mut h = with_tls(Rules::everyone(), TlsUse::Offered);
+    for bytes in [
+        option(opt::STRUCTURED_REPLY, b""),
+        option(
+            opt::SET_META_CONTEXT,
+            &contexts_payload("disk0", &["base:allocation"]),
+        ),
+    ] {
+        assert!(matches!(h.feed(&bytes), Ok(Step::More)));
+    }
+    let step = h.feed(&option(opt::STARTTLS, b""));
+    assert!(matches!(step, Ok(Step::StartTls)));
+    h.secured(Vec::new());
+    match h.feed(&option(opt::GO, &info_payload("disk0", &[]))) {
+        Ok(Step::Done(n)) => assert_eq!((n.mode, n.base_allocation), (Mode::Simple, false)),
+        step => panic!("{step:?}"),
+    }
+    // An option that somebody put behind STARTTLS.
+    let mut h = with_tls(Rules::everyone(), TlsUse::Offered);
+    let mut bytes = option(opt::STARTTLS, b"");
+    bytes.extend(option(opt::LIST, b""));
+    assert!(h.feed(&bytes).is_err());
+}
+
+#[test]
+fn a_client_meets_the_disks_that_it_has_a_right_to() {
+    let rule = |who, disk: &str, rights| Rule {
+        who,
+        disk: Some(disk.to_owned()),
+        rights,
+    };
+    let rules = Rules::new(vec![
+        rule(Who::Any, "disk1", Rights::ReadOnly),
+        rule(
+            Who::Certificate("backup".into()),
+            "disk0",
+            Rights::ReadWrite,
+        ),
+    ]);
+    let go = |h: &mut Handshake<'_>, disk: &str| {
+        let step = h.feed(&option(opt::GO, &info_payload(disk, &[])));
+        match step.unwrap() {
+            Step::Done(n) => Some(n.transmission_flags & tflag::READ_ONLY != 0),
+            _ => None,
+        }
+    };
+    let mut h = with_tls(&rules, TlsUse::Offered);
+    assert!(matches!(h.feed(&option(opt::LIST, b"")), Ok(Step::More)));
+    let listed = h.take_output();
+    let has = |name: &[u8]| listed.windows(name.len()).any(|w| w == name);
+    assert!(has(b"disk1") && !has(b"disk0"));
+    assert_eq!(go(&mut h, "disk0"), None);
+    assert_eq!(reply_type(&mut h), rep::ERR_UNKNOWN);
+    assert_eq!(h.take_denied().as_deref(), Some("disk0"));
+    assert_eq!(go(&mut h, "disk1"), Some(true));
+    let mut h = with_tls(&rules, TlsUse::Offered);
+    h.secured(vec!["backup".into()]);
+    assert_eq!(go(&mut h, "disk0"), Some(false));
 }

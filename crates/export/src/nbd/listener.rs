@@ -131,7 +131,7 @@ pub fn bind_tcp(host: &str, port: u16, allow_remote: bool) -> Result<TcpListener
         .collect();
     if !allow_remote && let Some(a) = addrs.iter().find(|a| !a.ip().is_loopback()) {
         return Err(Error::config(format!(
-            "{} is reachable from other machines and NBD has no authentication here: use 127.0.0.1, or give --allow-remote",
+            "{} is reachable from other machines, and NBD without TLS has no authentication: use 127.0.0.1, add tls=DIR, or give --allow-remote",
             a.ip()
         )));
     }

@@ -1,7 +1,7 @@
 //! NBD: the handshake, and one connection as a request source.
 //!
-//! Fixed newstyle only, with simple and structured replies, extended headers and the `base:allocation` context; TLS is
-//! refused. The reference is the NBD protocol document (proto.md of the
+//! Fixed newstyle only, with simple and structured replies, extended headers and the `base:allocation` context; TLS 1.3
+//! by `NBD_OPT_STARTTLS` where a listener has it. The reference is the NBD protocol document (proto.md of the
 //! NetworkBlockDevice project); names in capitals are its names.
 //!
 //! [`NbdServer`] listens and negotiates on short-lived threads, then hands each connection over as a
@@ -14,6 +14,7 @@
 //! Memory that a client can make the server hold counts to the disk's [`pvblk_backend::Budget`], and a client that holds it without going
 //! on is let go. One step of a connection moves a bounded number of bytes, so that others on the same worker have their turn.
 
+mod access;
 mod block_status;
 pub mod check;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod client_tests;
 mod config;
 mod handshake;
 mod listener;
+mod negotiate;
 mod options;
 mod receive;
 mod reply;
@@ -28,13 +30,17 @@ mod server;
 mod shares;
 mod slots;
 mod source;
+mod stream;
 #[cfg(test)]
 mod testing;
+mod tls;
 mod window;
 
+pub use access::{Identity, Rights, Rule, Rules, Who};
 pub use config::NbdConfig;
-pub use handshake::{Door, Handshake, Negotiated, Step};
+pub use handshake::{Door, Handshake, Negotiated, Step, TlsUse};
 pub use listener::bind_tcp;
 pub use server::{NbdServer, NbdSocket};
 pub use shares::Shares;
 pub use source::NbdSource;
+pub use tls::{Clients, Credentials, ReadCredentials, Tls};

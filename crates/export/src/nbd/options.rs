@@ -98,9 +98,15 @@ pub(super) fn refuse(out: &mut Vec<u8>, option: u32, kind: Refusal) {
         rep::ERR_UNKNOWN => "there is no such export: ask for the list",
         rep::ERR_TOO_BIG => "a string of the option is longer than 4096 bytes",
         rep::ERR_POLICY => "this is not allowed here",
+        rep::ERR_TLS_REQD => "this server wants TLS first",
         _ => "the option's data make no sense",
     };
     reply(out, option, kind, &[text.as_bytes()]);
+}
+
+/// A disk's description for clients, who need not know the host's files.
+pub(super) fn about(device: &dyn BlockDevice) -> String {
+    format!("disk of {} MiB", device.capacity_sectors() / 2048)
 }
 
 /// Appends the information on an export: size and block sizes always, the rest if it is wanted.
@@ -108,14 +114,12 @@ pub(super) fn describe(
     out: &mut Vec<u8>,
     option: u32,
     device: &dyn BlockDevice,
-    mode: proto::Mode,
+    flags: u16,
     name: &str,
-    description: &str,
     wanted: &[u16],
 ) {
     let limits = device.limits();
     let size = device.capacity_sectors().saturating_mul(SECTOR);
-    let flags = proto::transmission_flags(&limits, mode);
     reply(
         out,
         option,
@@ -139,7 +143,8 @@ pub(super) fn describe(
             &max.to_be_bytes(),
         ],
     );
-    for (kind, text) in [(info::NAME, name), (info::DESCRIPTION, description)] {
+    let description = about(device);
+    for (kind, text) in [(info::NAME, name), (info::DESCRIPTION, &description)] {
         if wanted.contains(&kind) {
             let text = &text.as_bytes()[..text.floor_char_boundary(MAX_STRING)];
             reply(out, option, rep::INFO, &[&kind.to_be_bytes(), text]);

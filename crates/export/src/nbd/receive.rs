@@ -1,9 +1,8 @@
 //! Bytes received and not yet understood.
 
+use super::stream::Stream;
 use pvblk_block::Buffer;
-use pvblk_sys::socket;
 use std::io;
-use std::os::fd::BorrowedFd;
 
 /// Room for headers and small payloads: one call takes about 32 writes of 4 KiB, or 4600 reads.
 const CAPACITY: usize = 128 << 10;
@@ -82,7 +81,7 @@ impl Inbox {
     /// buffers and bytes in all; (0, 0) at the end of the stream.
     pub(super) fn receive(
         &mut self,
-        fd: BorrowedFd<'_>,
+        stream: &mut Stream,
         buffers: &[Buffer],
         filled: usize,
         missing: usize,
@@ -98,7 +97,7 @@ impl Inbox {
         }
         let until = (self.end + room).min(CAPACITY);
         let spill = &mut self.bytes[self.end..until];
-        let n = socket::recv(fd, buffers, filled, spill, MOST_AT_ONCE)?;
+        let n = stream.receive(buffers, filled, spill, MOST_AT_ONCE)?;
         let direct = n.min(missing);
         self.end += n - direct;
         Ok((direct, n))

@@ -1,13 +1,14 @@
 //! Replies that wait to be sent, and sending them in as few calls as possible.
 
 use super::slots::Slots;
+use super::stream::{Gather, MOST_ENCRYPTED, Stream};
 use super::window::Window;
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{EXTENDED_BYTES, Mode, NbdRequest, chunk};
 use pvblk_sys::socket::{Part, SendList};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 
 /// Bytes sent at a time: a worker's other lanes wait for it.
 const MOST_AT_ONCE: usize = 256 << 10;
@@ -31,6 +32,23 @@ struct Reply {
     body: Body,
     /// Bytes in all.
     len: usize,
+}
+
+impl Reply {
+    /// Its bytes in order.
+    #[inline]
+    fn parts<'a>(&'a self, slots: &'a Slots, mut take: impl FnMut(Part<'a>)) {
+        take(Part::Bytes(&self.head[..self.head_len as usize]));
+        match &self.body {
+            Body::None => {}
+            Body::Text(text) => take(Part::Bytes(text.as_bytes())),
+            Body::Bytes(bytes) => take(Part::Bytes(bytes)),
+            Body::Slot(slot) => {
+                let data = slots.get(*slot).data();
+                data.iter().for_each(|b| take(Part::Buffer(b, 0)));
+            }
+        }
+    }
 }
 
 /// The request that a reply is for.
@@ -191,21 +209,38 @@ impl Outbox {
     /// Sends what the socket takes, at most [`MOST_AT_ONCE`]. `freed` is called with each slot whose data are through.
     pub(super) fn send(
         &mut self,
-        fd: BorrowedFd<'_>,
+        stream: &mut Stream,
         slots: &mut Slots,
         mut freed: impl FnMut(&mut Slots, u32),
     ) -> io::Result<Sent> {
         if let (Some(w), false) = (&mut self.window, self.queue.is_empty()) {
-            w.apply(fd);
+            w.apply(stream.fd());
         }
-        let mut left = self.most;
+        if stream.has_unsent() {
+            match stream.flush() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
+                flushed => flushed?,
+            }
+        }
+        let mut left = match stream {
+            Stream::Plain(_) => self.most,
+            Stream::Tls(_) => self.most.min(MOST_ENCRYPTED),
+        };
         while !self.queue.is_empty() {
             if left == 0 {
                 return Ok(Sent::Part);
             }
-            let list = self.list(slots, left);
-            let offered = list.bytes();
-            let n = match list.send(fd) {
+            let (offered, sent) = match stream {
+                Stream::Plain(socket) => {
+                    let list = self.list(slots, left);
+                    (list.bytes(), list.send(socket.as_fd()))
+                }
+                Stream::Tls(tls) => match tls.gather(|out| self.gather(slots, left, out)) {
+                    Ok(gathered) => (gathered.len(), tls.send(gathered)),
+                    Err(e) => (0, Err(e)),
+                },
+            };
+            let n = match sent {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -226,21 +261,23 @@ impl Outbox {
     fn list<'a>(&'a self, slots: &'a Slots, most: usize) -> SendList<'a> {
         let mut list = SendList::new(self.sent, most);
         for reply in &self.queue {
-            list.push(Part::Bytes(&reply.head[..reply.head_len as usize]));
-            match &reply.body {
-                Body::None => {}
-                Body::Text(text) => list.push(Part::Bytes(text.as_bytes())),
-                Body::Bytes(bytes) => list.push(Part::Bytes(bytes)),
-                Body::Slot(slot) => {
-                    let data = slots.get(*slot).data();
-                    data.iter().for_each(|b| list.push(Part::Buffer(b, 0)));
-                }
-            }
+            reply.parts(slots, |part| list.push(part));
             if list.is_full() {
                 break;
             }
         }
         list
+    }
+
+    /// The same bytes, one after another.
+    fn gather(&self, slots: &Slots, most: usize, out: &mut Vec<u8>) {
+        let mut all = Gather::new(out, self.sent, most);
+        for reply in &self.queue {
+            reply.parts(slots, |part| all.push(part));
+            if all.is_full() {
+                break;
+            }
+        }
     }
 
     fn advance(&mut self, mut n: usize, mut freed: impl FnMut(u32)) {

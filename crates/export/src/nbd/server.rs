@@ -1,8 +1,9 @@
 //! The listener's thread, and negotiations on short-lived threads of their own.
 
 use super::config::NbdConfig;
-use super::handshake::{Handshake, Negotiated, Step};
+use super::handshake::Handshake;
 use super::listener::{Listener, Peer};
+use super::negotiate::{Met, identity, negotiate, tls_use};
 use super::shares::Ticket;
 use super::source::NbdSource;
 use crate::kit::{self, ControlThread, Event, Inbox, Io, Server, Stopping};
@@ -12,8 +13,7 @@ use pvblk_backend::events::{self, Kind, Presence};
 use pvblk_backend::{Disk, RateLimit, RequestSource, Service, SourceEnd, ratelimited};
 use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::net::Shutdown;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
@@ -25,8 +25,6 @@ use std::time::{Duration, Instant};
 /// Told how each connection ended: the disk, the connection's name, and the end. On a worker.
 type OnEnd = dyn Fn(&str, &str, SourceEnd) + Send + Sync;
 
-/// Bytes taken from a negotiating client at once.
-const PIECE: usize = 4096;
 /// Time for which a new client waits for the place of one that negotiates: a flood of them gets at most a thousand threads a second.
 const PACE: Duration = Duration::from_millis(1);
 /// Threads of negotiations that exist, for each one that may negotiate: one that was let go may take a while to end, as the close of what its
@@ -184,6 +182,11 @@ impl NbdServer {
     /// Where it listens, with the real port.
     pub fn local_addr(&self) -> NbdAddr {
         self.shared.addr.clone()
+    }
+
+    /// True if it has TLS.
+    pub fn has_tls(&self) -> bool {
+        self.shared.config.tls.is_some()
     }
 
     /// Live connections, negotiations included.
@@ -372,9 +375,23 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         place.set(Some((Arc::clone(disk), ticket)));
         Ok(())
     };
-    let mut handshake = Handshake::with_door(shared.service.disks(), &door);
-    let negotiated = match negotiate(&socket, &mut handshake, deadline) {
-        Ok(Some(n)) => n,
+    let config = &shared.config;
+    let client = identity(&socket, &config.rules);
+    let mut handshake = Handshake::with_door(shared.service.disks(), &door).admitting(
+        &config.rules,
+        client,
+        tls_use(config),
+    );
+    let denied = |disk: &str, client: &str| {
+        let why = format!("{client} has no right to disk {disk}");
+        let addr = &shared.addr;
+        ratelimited!(warn, RateLimit::of(disk, "denied"), "{addr}: {why}");
+        peer.tell(events, Kind::PeerRefused, Some(disk), &why);
+    };
+    let tls = config.tls.as_deref();
+    let met = negotiate(&name, socket, &mut handshake, tls, deadline, &denied);
+    let Met { negotiated, stream } = match met {
+        Ok(Some(met)) => met,
         Ok(None) => return tracing::debug!("{name}: closed by the client while negotiating"),
         Err(e) => {
             ratelimited!(
@@ -407,11 +424,10 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         "{name}: serves export {export:?}"
     );
     let name = format!("{name} export {export:?}");
-    let config = &shared.config;
     let share = Arc::clone(&ticket.share);
     let presence = Presence::begin(events, export, &name, &peer);
     let guard = Some(Box::new((presence, guard, ticket)) as _);
-    let source = NbdSource::with_share(&name, export, socket, *negotiated, config, share, guard);
+    let source = NbdSource::with_share(&name, export, stream, *negotiated, config, share, guard);
     let (who, of_disk) = (source.describe(), export.to_owned());
     let refused = peer.clone();
     let (told, on_end) = (who.clone(), Arc::clone(&shared.on_end));
@@ -444,67 +460,6 @@ fn known(socket: &OwnedFd, addr: &NbdAddr) -> events::Peer {
             // One that is gone already has no address.
             events::Peer::at("nbd", from.map_or_else(String::new, |a| a.to_string()))
         }
-    }
-}
-
-/// Negotiates; `None` if the client left in order.
-fn negotiate(
-    socket: &OwnedFd,
-    handshake: &mut Handshake<'_>,
-    deadline: Instant,
-) -> Result<Option<Box<Negotiated>>, Error> {
-    let mut piece = [0; PIECE];
-    send_all(socket, &handshake.take_output(), deadline)?;
-    loop {
-        wait(socket, PollFlags::IN, deadline)?;
-        let n = match rustix::net::recv(socket, &mut piece, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return Ok(None),
-            Ok((n, _)) => n,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
-            Err(e) => return Err(Error::os("receiving options", e)),
-        };
-        let mut bytes = &piece[..n];
-        loop {
-            // On an error the client still gets what was to be said before it.
-            let step = handshake.feed(std::mem::take(&mut bytes));
-            let output = handshake.take_output();
-            if !output.is_empty() {
-                send_all(socket, &output, deadline)?;
-            }
-            match step? {
-                Step::More => break,
-                Step::Output => {}
-                Step::Done(n) => return Ok(Some(n)),
-                Step::Aborted => return Ok(None),
-            }
-        }
-    }
-}
-
-fn send_all(socket: &OwnedFd, mut bytes: &[u8], deadline: Instant) -> Result<(), Error> {
-    while !bytes.is_empty() {
-        wait(socket, PollFlags::OUT, deadline)?;
-        match rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(n) => bytes = &bytes[n..],
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Error::os("sending option replies", e)),
-        }
-    }
-    Ok(())
-}
-
-/// Waits until the socket is ready, or errors when the negotiation's time is over.
-fn wait(socket: &OwnedFd, events: PollFlags, deadline: Instant) -> Result<(), Error> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let timeout = Timespec {
-        tv_sec: left.as_secs() as i64,
-        tv_nsec: left.subsec_nanos().into(),
-    };
-    let mut fds = [PollFd::new(socket, events)];
-    match rustix::event::poll(&mut fds, Some(&timeout)) {
-        Ok(0) => Err(Error::protocol("the client took too long to negotiate")),
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(Error::os("waiting for the client", e)),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::cli::ServeArgs;
 use crate::control::ControlSocket;
 use crate::events;
 use crate::log::{self, LogArgs};
+use crate::nbd::NbdListen;
 use crate::opener::Opener;
 use crate::shares::ClientLimits;
 use crate::wanted::{Configured, DiskWanted, Listeners, WantedState};
@@ -19,7 +20,6 @@ use pvblk_block::error_line;
 use pvblk_export::vhost_user::Listen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_protocol::blkif::RingSize;
-use pvblk_protocol::nbd::NbdAddr;
 use pvblk_volume::VolumeSpec;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub struct ServeConfig {
     /// Disks that are wanted and can't be served, each with the reason.
     pub wrong: Vec<(String, DiskWanted, String)>,
     pub local: Option<PathBuf>,
-    pub nbd: Vec<NbdAddr>,
+    pub nbd: Vec<NbdListen>,
     pub vhost_user: Vec<Listen>,
     pub xen: bool,
     pub xen_attach: Vec<StandingOrder>,
@@ -197,8 +197,8 @@ impl ServeConfig {
     }
 }
 
-fn addresses(texts: &[String]) -> Result<Vec<NbdAddr>> {
-    let parse = |text: &String| Ok(text.parse::<NbdAddr>()?);
+fn addresses(texts: &[String]) -> Result<Vec<NbdListen>> {
+    let parse = |text: &String| Ok(text.parse::<NbdListen>()?);
     texts.iter().map(parse).collect()
 }
 

@@ -3,7 +3,7 @@
 use super::aside::within;
 use super::{Refused, Registry, Why};
 use crate::config::unix_path;
-use crate::exports;
+use crate::nbd::NbdListen;
 use crate::wanted::DiskWanted;
 use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
@@ -96,15 +96,15 @@ impl Registry {
     }
 
     fn add_nbd(&self, address: &str) -> Result<ExportShown, Refused> {
-        let parsed: NbdAddr = address.parse().map_err(|e| invalid(&e))?;
+        let parsed: NbdListen = address.parse().map_err(|e| invalid(&e))?;
         let added = self.exports.add_nbd(&parsed);
         let real = added.map_err(|e| Refused::failed(&e))?;
         let kept = self.keep_export(&Export::Nbd(parsed.to_string()), true);
         kept.inspect_err(|_| {
-            let _ = self.exports.remove_nbd(&real, true);
+            let _ = self.exports.remove_nbd(&real.address, true);
         })?;
-        tracing::info!("NBD on {}", exports::uri(&real, ""));
-        Ok(Export::Nbd(String::new()).shown(&real.to_string()))
+        tracing::info!("NBD on {}", real.uri(""));
+        Ok(Export::Nbd(String::new()).shown(&real.address.to_string()))
     }
 
     /// Stores that an export isn't wanted any more, and then removes it; what can't be removed is wanted as before.

@@ -2,6 +2,7 @@
 
 use super::exporting::Export;
 use super::{DiskChange, Entry, Refused, Registry, Stage, Why};
+use crate::nbd;
 use crate::wanted::plan::{self, Listener, Served, Step};
 use crate::wanted::{DiskWanted, Seen, Steps, WantedState};
 use anyhow::Result;
@@ -91,8 +92,9 @@ impl Registry {
                     Export::Nbd(_) => &mut listeners.nbd,
                     _ => &mut listeners.local,
                 };
-                was_wanted = list.contains(place);
-                list.retain(|l| l != place);
+                // A listener is named by its address, without its options.
+                was_wanted = list.iter().any(|l| nbd::same_address(l, place));
+                list.retain(|l| !nbd::same_address(l, place));
                 if is_wanted {
                     list.push(place.clone());
                 }

@@ -1,10 +1,9 @@
 //! The answers of `pvblk disk list` and `show`.
 
 use super::{Entry, Refused, Registry, Stage};
-use crate::exports;
+use crate::exports::NbdPlace;
 use crate::web::DiskFigures;
 use pvblk_backend::Disk;
-use pvblk_protocol::nbd::NbdAddr;
 use serde::{Deserialize, Serialize};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -73,7 +72,7 @@ impl Removed {
 
 /// Where all disks are offered.
 struct Places {
-    nbd: Vec<NbdAddr>,
+    nbd: Vec<NbdPlace>,
     local: Vec<String>,
 }
 
@@ -155,7 +154,7 @@ impl Registry {
     fn places(&self) -> Places {
         let local = self.exports.local_paths();
         Places {
-            nbd: self.exports.nbd_addresses(),
+            nbd: self.exports.nbd_places(),
             local: local
                 .iter()
                 .map(|p| format!("unix:{}", p.display()))
@@ -201,7 +200,7 @@ fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
     let device = entry.disk.as_ref().map(|d| d.device());
     let mut exports = Vec::new();
     if entry.stage == Stage::Serving {
-        exports.extend(places.nbd.iter().map(|a| exports::uri(a, name)));
+        exports.extend(places.nbd.iter().map(|a| a.uri(name)));
         exports.extend(
             places
                 .local

@@ -109,7 +109,8 @@ fn a_disk_that_is_used_goes_by_force_only() {
     let bed = Bed::new();
     bed.add("a", "mem:1M").unwrap();
     let address = NbdAddr::Unix(bed.path("nbd"));
-    bed.registry.exports.add_nbd(&address).unwrap();
+    let listen = address.to_string().parse().unwrap();
+    bed.registry.exports.add_nbd(&listen).unwrap();
     let client = nbd_client(&bed.path("nbd"), "a");
     let start = Instant::now();
     while bed.registry.show("a").unwrap().users.is_empty() {

@@ -29,6 +29,9 @@ pub enum Call {
         /// As users write it: `unix:PATH` or `tcp:HOST:PORT`.
         address: String,
         kind: SocketKind,
+        /// Permissions and group of its file.
+        mode: u32,
+        group: Option<u32>,
     },
     /// Remove the file of a socket.
     Unbind(u64),

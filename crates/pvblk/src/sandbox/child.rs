@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvblk_backend::PressureSources;
 use pvblk_block::Error;
-use pvblk_export::socket_file::{NameOwner, SocketFile};
+use pvblk_export::socket_file::{NameOwner, SocketAccess, SocketFile};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_volume::{FileAnswer, FileCall, PassCall};
 use rustix::io::Errno;
@@ -96,12 +96,19 @@ impl Link {
     }
 
     /// A socket that listens at `address`, with the number of its file.
-    fn bind(&self, address: &NbdAddr, kind: SocketKind) -> Result<(OwnedFd, u64), Error> {
+    fn bind(
+        &self,
+        address: &NbdAddr,
+        kind: SocketKind,
+        access: SocketAccess,
+    ) -> Result<(OwnedFd, u64), Error> {
         let name = self.number();
         let call = Call::Bind {
             name,
             address: address.to_string(),
             kind,
+            mode: access.mode,
+            group: access.group,
         };
         let failed = |e| Error::os(format!("listening at {address}"), e);
         match self.ask(call, None).map_err(failed)? {
@@ -118,9 +125,15 @@ impl Link {
         }
     }
 
-    /// As [`SocketFile::bind`].
-    pub fn unix(self: &Arc<Link>, path: &Path, kind: SocketKind) -> Result<SocketFile, Error> {
-        let (socket, number) = self.bind(&NbdAddr::Unix(path.to_owned()), kind)?;
+    /// As [`SocketFile::bind_for`].
+    pub fn unix(
+        self: &Arc<Link>,
+        path: &Path,
+        kind: SocketKind,
+        access: SocketAccess,
+    ) -> Result<SocketFile, Error> {
+        let address = NbdAddr::Unix(path.to_owned());
+        let (socket, number) = self.bind(&address, kind, access)?;
         let name = ParentsName {
             link: Arc::clone(self),
             number,
@@ -130,7 +143,7 @@ impl Link {
 
     /// A socket of a TCP port that doesn't block.
     pub fn tcp(&self, address: &NbdAddr) -> Result<TcpListener, Error> {
-        let (socket, _) = self.bind(address, SocketKind::Stream)?;
+        let (socket, _) = self.bind(address, SocketKind::Stream, SocketAccess::default())?;
         Ok(socket.into())
     }
 }

@@ -7,6 +7,7 @@ use super::{PARENT, check};
 use crate::cli::ServeArgs;
 use crate::config::ServeConfig;
 use crate::control::ControlSocket;
+use crate::nbd::NbdListen;
 use crate::opener::Opener;
 use crate::web::WebConfig;
 use crate::{daemon, log};
@@ -14,7 +15,7 @@ use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::{Error, ErrorKind};
 use pvblk_export::nbd::bind_tcp;
-use pvblk_export::socket_file::{SocketFile, SocketName, SocketType};
+use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketName, SocketType};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_sys::fdpass;
 use pvblk_volume::carry_out;
@@ -60,6 +61,7 @@ pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
         policy,
         allow_remote: config.allow_remote,
         web_allow_remote: config.web.as_ref().is_some_and(WebConfig::allow_remote),
+        secured: config.nbd.iter().filter_map(NbdListen::secured).collect(),
         names: Mutex::default(),
         calls: Mutex::default(),
         ended: Condvar::new(),
@@ -113,7 +115,11 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
     let web = config.web.as_ref();
     read_only.extend(web.and_then(WebConfig::token_file).cloned());
     let web = web.map(WebConfig::address);
-    for address in config.nbd.iter().chain(web) {
+    read_only.extend(config.nbd.iter().flat_map(NbdListen::files));
+    // Names of users and groups in rules.
+    read_only.extend([PathBuf::from("/etc/passwd"), PathBuf::from("/etc/group")]);
+    let nbd = config.nbd.iter().map(NbdListen::address);
+    for address in nbd.chain(web) {
         if let NbdAddr::Unix(path) = address {
             files.push(path.clone());
         }
@@ -151,6 +157,8 @@ struct Server {
     policy: Policy,
     allow_remote: bool,
     web_allow_remote: bool,
+    /// TCP addresses of the configuration where clients need a certificate.
+    secured: Vec<String>,
     /// Files of sockets by their numbers.
     names: Mutex<HashMap<u64, SocketName>>,
     /// Calls that are being made.
@@ -225,7 +233,9 @@ impl Server {
                 name,
                 address,
                 kind,
-            } => match self.bind(name, &address, kind) {
+                mode,
+                group,
+            } => match self.bind(name, &address, kind, SocketAccess { mode, group }) {
                 Ok(socket) => (Answer::Bound, Some(socket)),
                 Err(e) => {
                     let by_user = e.kind() == ErrorKind::Config;
@@ -245,10 +255,17 @@ impl Server {
         }
     }
 
-    fn bind(&self, name: u64, address: &str, kind: SocketKind) -> Result<OwnedFd, Error> {
+    fn bind(
+        &self,
+        name: u64,
+        address: &str,
+        kind: SocketKind,
+        access: SocketAccess,
+    ) -> Result<OwnedFd, Error> {
         match address.parse()? {
             NbdAddr::Tcp { host, port } => {
-                let allow = self.allow_remote || self.web_allow_remote;
+                let secured = self.secured.iter().any(|known| known == address);
+                let allow = self.allow_remote || self.web_allow_remote || secured;
                 Ok(bind_tcp(&host, port, allow)?.into())
             }
             NbdAddr::Unix(path) => {
@@ -257,7 +274,7 @@ impl Server {
                     SocketKind::Stream => SocketType::STREAM,
                     SocketKind::Packets => SocketType::SEQPACKET,
                 };
-                let (socket, file) = SocketFile::make(&path, kind)?;
+                let (socket, file) = SocketFile::make(&path, kind, access)?;
                 self.names.lock().insert(name, file);
                 Ok(socket)
             }

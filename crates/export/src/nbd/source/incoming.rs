@@ -2,11 +2,11 @@
 
 use crate::nbd::receive::{Inbox, MOST_AT_ONCE};
 use crate::nbd::slots::Slots;
+use crate::nbd::stream::Stream;
 use pvblk_block::Buffer;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_protocol::nbd::{BadRequest, Mode, NbdRequest, parse_request};
 use std::io;
-use std::os::fd::BorrowedFd;
 
 /// The kind of the next bytes.
 enum Expect {
@@ -50,7 +50,7 @@ pub(super) struct Incoming {
     gauge: Gauge,
     expect: Expect,
     received: u64,
-    /// The last receive took all it may at a time.
+    /// The last receive took all it may at a time, or left data that the socket can't tell of.
     more: bool,
 }
 
@@ -161,7 +161,7 @@ impl Incoming {
     }
 
     /// One receive call, of at most [`MOST_AT_ONCE`] bytes. Data of a large write go straight into its buffers. Returns how many; 0 at the end of the stream.
-    pub(super) fn receive(&mut self, fd: BorrowedFd<'_>, slots: &Slots) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, stream: &mut Stream, slots: &Slots) -> io::Result<usize> {
         let (buffers, filled, missing): (&[Buffer], _, _) = match self.expect {
             Expect::Payload { slot, filled } => {
                 let s = slots.get(slot);
@@ -170,10 +170,10 @@ impl Incoming {
             _ => (&[], 0, 0),
         };
         self.more = false;
-        let got = self.inbox.receive(fd, buffers, filled, missing);
+        let got = self.inbox.receive(stream, buffers, filled, missing);
         if let Ok((direct, n)) = got {
             self.received += n as u64;
-            self.more = n == MOST_AT_ONCE;
+            self.more = n == MOST_AT_ONCE || stream.has_data();
             if let Expect::Payload { filled, .. } = &mut self.expect {
                 *filled += direct;
             }

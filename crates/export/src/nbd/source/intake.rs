@@ -10,7 +10,6 @@ use pvblk_backend::{RateLimit, SourceEnd, ratelimited};
 use pvblk_block::{Request, SECTOR};
 use pvblk_protocol::nbd::{BadRequest, Command, MAX_PAYLOAD, NbdRequest, err};
 use std::io;
-use std::os::fd::AsFd;
 
 /// Questions about block status of one connection that wait, and answers that aren't sent yet. More hold the connection up.
 const STATUSES: usize = 16;
@@ -100,7 +99,7 @@ impl NbdSource {
 
     /// One receive call.
     pub(super) fn receive(&mut self) -> Result<(), SourceEnd> {
-        match self.incoming.receive(self.socket.as_fd(), &self.slots) {
+        match self.incoming.receive(&mut self.stream, &self.slots) {
             Ok(0) if self.incoming.is_midway() => {
                 return Err(self.broken("the client closed in the middle of a request"));
             }

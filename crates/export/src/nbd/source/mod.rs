@@ -19,6 +19,7 @@ use super::handshake::Negotiated;
 use super::reply::{Outbox, Sent};
 use super::shares::DiskShare;
 use super::slots::Slots;
+use super::stream::Stream;
 use super::window::Window;
 use incoming::Incoming;
 use issue::Issuer;
@@ -32,7 +33,7 @@ use stall::{Awaited, Patience};
 use status::Statuses;
 use std::any::Any;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,7 @@ const IDLE: Duration = Duration::from_millis(100);
 /// See the module's documentation.
 pub struct NbdSource {
     name: String,
-    socket: Arc<OwnedFd>,
+    stream: Stream,
     device: Arc<dyn BlockDevice>,
     limits: Limits,
     terms: Terms,
@@ -117,16 +118,16 @@ impl NbdSource {
         config: &NbdConfig,
     ) -> NbdSource {
         let disk = negotiated.export.clone();
-        let socket = Arc::new(socket);
+        let stream = Stream::Plain(Arc::new(socket));
         let share = DiskShare::alone();
-        NbdSource::with_share(name, &disk, socket, negotiated, config, share, None)
+        NbdSource::with_share(name, &disk, stream, negotiated, config, share, None)
     }
 
     /// As [`NbdSource::new`], for a disk of that name with this share; `guard` is dropped with the source.
     pub(super) fn with_share(
         name: &str,
         disk: &str,
-        socket: Arc<OwnedFd>,
+        stream: Stream,
         negotiated: Negotiated,
         config: &NbdConfig,
         share: Arc<DiskShare>,
@@ -148,11 +149,11 @@ impl NbdSource {
             device.buffer_source(),
             config.bounded_in_flight() / pvblk_sys::PAGE_SIZE,
         );
-        let domain = rustix::net::sockopt::socket_domain(&socket);
+        let domain = rustix::net::sockopt::socket_domain(stream.fd());
         let window = (domain == Ok(AddressFamily::UNIX)).then(Window::default);
         NbdSource {
             name: name.to_owned(),
-            socket,
+            stream,
             limits,
             terms,
             incoming: Incoming::new(name, negotiated.mode, negotiated.leftover),
@@ -198,9 +199,16 @@ impl NbdSource {
     fn has_work(&self) -> bool {
         self.issuer.room() > 0
             && (self.issuer.has_work(&self.slots)
-                || self.incoming.has_more()
                 || self.memory.must_retry()
-                || (!self.held_up && !self.leaving && self.incoming.has_input()))
+                || (!self.held_up
+                    && !self.leaving
+                    && (self.incoming.has_input() || self.incoming.has_more())))
+    }
+
+    /// True if bytes for the client are left.
+    #[inline]
+    fn has_output(&self) -> bool {
+        self.outbox.len() > 0 || self.stream.has_unsent()
     }
 
     /// True once nothing is left to be yielded to a client that leaves.
@@ -210,7 +218,7 @@ impl NbdSource {
 
     /// The client's duties without which the connection can't go on.
     fn awaited(&self) -> Awaited {
-        let replies = self.outbox.len() > 0 && self.full;
+        let replies = self.has_output() && self.full;
         // While all requests are at the device nothing is read, and the client isn't to blame.
         let payload = self.incoming.lacks_data() && self.issuer.room() > 0 && !self.leaving;
         Awaited {
@@ -254,13 +262,14 @@ impl NbdSource {
 
     /// Gives back what isn't needed. Returns when to look again.
     fn arm_idle(&mut self) -> Option<Instant> {
-        let idle = self.slots.used() == 0 && self.outbox.len() == 0;
+        let idle = self.slots.used() == 0 && !self.has_output();
         match self.rest.look(idle) {
             Due::Nothing => {}
             Due::Some => self.memory.decay(),
             Due::All => {
                 self.memory.rest(false);
                 self.incoming.release();
+                self.stream.release();
                 self.issuer.release();
             }
         }
@@ -353,7 +362,7 @@ impl RequestSource for NbdSource {
 
     fn push(&mut self) -> Result<usize, SourceEnd> {
         let mut late = false;
-        if self.outbox.len() == 0 || self.full {
+        if !self.has_output() || self.full {
             self.memory.settle();
             late = self.patience.is_late();
             if !late {
@@ -367,14 +376,14 @@ impl RequestSource for NbdSource {
         let before = self.outbox.passed();
         let sent = self
             .outbox
-            .send(self.socket.as_fd(), &mut self.slots, |slots, index| {
+            .send(&mut self.stream, &mut self.slots, |slots, index| {
                 free(memory, slots, index);
                 *held_up = false;
             });
         match sent {
             Ok(sent) => {
                 self.memory.settle();
-                self.full = sent == Sent::Full;
+                self.full = sent == Sent::Full || self.stream.has_unsent();
                 // Queued errors hold a client up, too.
                 self.held_up &= self.outbox.len() > 0 || self.memory.is_short();
                 if late && let Some(why) = self.patience.verdict(self.awaited()) {
@@ -401,7 +410,7 @@ impl RequestSource for NbdSource {
     }
 
     fn arm(&mut self) -> Readiness {
-        let replies_to_send = self.outbox.len() > 0 && !self.full;
+        let replies_to_send = self.has_output() && !self.full;
         if self.has_work() || self.is_over() || replies_to_send {
             return Readiness::Ready;
         }
@@ -417,7 +426,7 @@ impl RequestSource for NbdSource {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.stream.fd())
     }
 
     /// False while a bound is reached, so that bytes in the socket are no reason to wake up.
@@ -426,7 +435,7 @@ impl RequestSource for NbdSource {
     }
 
     fn wants_write(&self) -> bool {
-        self.outbox.len() > 0
+        self.has_output()
     }
 
     fn poll_is_syscall(&self) -> bool {

@@ -3,6 +3,7 @@
 mod device;
 
 use super::shares::DiskShare;
+use super::stream::Stream;
 use super::{NbdConfig, NbdSource, Negotiated};
 pub use device::{MemDevice, Rng, pattern};
 use pvblk_backend::{Backend, BackendOptions, Disk, Disks, RequestSource, Service, SourceEnd};
@@ -100,7 +101,15 @@ impl Rig {
         let device: Arc<dyn BlockDevice> = Arc::clone(device) as _;
         let n = negotiated(Arc::clone(&device), mode);
         let socket = Arc::new(server.into());
-        let source = NbdSource::with_share("test", "disk", socket, n, config, share, None);
+        let source = NbdSource::with_share(
+            "test",
+            "disk",
+            Stream::Plain(socket),
+            n,
+            config,
+            share,
+            None,
+        );
         let queue = Queue::open(&device, &QueueContext::new(source.depth())).unwrap();
         Rig {
             source,

@@ -1,0 +1,285 @@
+//! One TLS session of a server, fed with bytes: no I/O, so that it can be driven alone.
+
+use super::names;
+use pvblk_block::Error;
+use rustls::ServerConfig;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
+};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Room for messages from the client: three of the longest.
+const INPUT: usize = 64 << 10;
+/// Bytes of a message's header (RFC 8446, "Record Layer").
+const HEADER: usize = 5;
+/// Above so many bytes of output no more input is looked at.
+const MOST_OUTPUT: usize = 160 << 10;
+/// Room that a message needs beside its data.
+const OVERHEAD: usize = 64;
+/// Most data of one message.
+const FRAGMENT: usize = 16 << 10;
+
+/// The state of a session's handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::nbd) enum Shaken {
+    /// Bytes of the client are needed, once the output is sent.
+    More,
+    /// It is over; these data came with its end.
+    Done(Vec<u8>),
+}
+
+/// A session. Bytes of the client go in through [`TlsSession::room`] and [`TlsSession::filled`], and bytes for it come out of [`TlsSession::output`].
+pub(in crate::nbd) struct TlsSession {
+    connection: UnbufferedServerConnection,
+    /// Messages that came, `start..end` of it; no memory until there is one.
+    input: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Bytes for the client, from `sent` on.
+    output: Vec<u8>,
+    sent: usize,
+    /// The client has closed in order.
+    closed: bool,
+}
+
+/// A failure of the session, in words for a log.
+fn broken(e: impl std::fmt::Display) -> Error {
+    Error::protocol(format!("TLS: {e}"))
+}
+
+impl TlsSession {
+    pub fn new(config: Arc<ServerConfig>) -> Result<TlsSession, Error> {
+        Ok(TlsSession {
+            connection: UnbufferedServerConnection::new(config).map_err(broken)?,
+            input: Vec::new(),
+            start: 0,
+            end: 0,
+            output: Vec::new(),
+            sent: 0,
+            closed: false,
+        })
+    }
+
+    /// Where the next bytes of the client go; empty if what is here has to be looked at first.
+    pub fn room(&mut self) -> &mut [u8] {
+        if self.start > 0 {
+            self.input.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.input.len() < INPUT {
+            self.input.resize(INPUT, 0);
+        }
+        &mut self.input[self.end..]
+    }
+
+    /// So many bytes are in the room.
+    pub fn filled(&mut self, bytes: usize) {
+        self.end = (self.end + bytes).min(self.input.len());
+    }
+
+    /// Bytes for the client that are not sent.
+    pub fn output(&self) -> &[u8] {
+        &self.output[self.sent..]
+    }
+
+    /// So many bytes of the output are sent.
+    pub fn sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+        if self.sent >= self.output.len() {
+            self.output.clear();
+            self.sent = 0;
+        }
+    }
+
+    /// The names of the client's certificate.
+    pub fn names(&self) -> Vec<String> {
+        let chain = self.connection.peer_certificates().unwrap_or_default();
+        chain.first().map(names).unwrap_or_default()
+    }
+
+    /// True once the client has closed the session.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// True if a whole message is here, so that [`TlsSession::decrypt`] gets on without more bytes.
+    pub fn has_message(&self) -> bool {
+        let here = &self.input[self.start..self.end];
+        match here.get(HEADER - 2..HEADER) {
+            Some(length) => {
+                here.len() >= HEADER + usize::from(u16::from_be_bytes([length[0], length[1]]))
+            }
+            None => false,
+        }
+    }
+
+    /// Gets on with the handshake. On an error, output may be left that tells the client.
+    pub fn shake(&mut self) -> Result<Shaken, Error> {
+        let mut data = Vec::new();
+        self.step(&mut |d| data.extend_from_slice(d))?;
+        Ok(match self.connection.is_handshaking() {
+            true => Shaken::More,
+            false => Shaken::Done(data),
+        })
+    }
+
+    /// Gives the data of the next message that has some to `take`; false if there is none.
+    pub fn decrypt(&mut self, take: &mut impl FnMut(&[u8])) -> Result<bool, Error> {
+        let mut taken = false;
+        self.step(&mut |data| {
+            taken |= !data.is_empty();
+            take(data);
+        })?;
+        Ok(taken)
+    }
+
+    /// Looks at messages until one has data, more bytes are needed, or there is much to send.
+    fn step(&mut self, take: &mut impl FnMut(&[u8])) -> Result<(), Error> {
+        loop {
+            if self.output().len() > MOST_OUTPUT {
+                return Err(broken("the client asks and takes no answer"));
+            }
+            let input = &mut self.input[self.start..self.end];
+            let UnbufferedStatus { discard, state } = self.connection.process_tls_records(input);
+            let mut goes_on = true;
+            let state = match state {
+                Ok(state) => state,
+                Err(e) => {
+                    self.start += discard;
+                    self.say_last_words();
+                    return Err(broken(e));
+                }
+            };
+            match state {
+                ConnectionState::ReadTraffic(mut traffic) => {
+                    while let Some(record) = traffic.next_record() {
+                        take(record.map_err(broken)?.payload);
+                    }
+                    goes_on = false;
+                }
+                ConnectionState::EncodeTlsData(mut data) => {
+                    put(&mut self.output, OVERHEAD, |room| match data.encode(room) {
+                        Err(EncodeError::InsufficientSize(more)) => Err(Some(more)),
+                        Err(EncodeError::AlreadyEncoded) => Err(None),
+                        Ok(n) => Ok(n),
+                    })?;
+                }
+                ConnectionState::TransmitTlsData(data) => data.done(),
+                ConnectionState::PeerClosed | ConnectionState::Closed => {
+                    self.closed = true;
+                    goes_on = false;
+                }
+                ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_) => {
+                    goes_on = false;
+                }
+                _ => return Err(broken("data before the handshake")),
+            }
+            self.start += discard;
+            if !goes_on {
+                return Ok(());
+            }
+        }
+    }
+
+    /// After an error the session has an alert for the client.
+    fn say_last_words(&mut self) {
+        if let ConnectionState::EncodeTlsData(mut alert) =
+            match self.connection.process_tls_records(&mut []).state {
+                Ok(state) => state,
+                Err(_) => return,
+            }
+        {
+            let _ = put(&mut self.output, OVERHEAD, |room| {
+                alert.encode(room).map_err(|_| None)
+            });
+        }
+    }
+
+    /// Puts `data` into messages of the output. Its caller has sent what was there before.
+    pub fn encrypt(&mut self, data: &[u8]) -> Result<(), Error> {
+        let room = data.len() + OVERHEAD * (data.len() / FRAGMENT + 1);
+        self.write(|traffic, output| {
+            put(output, room, |room| match traffic.encrypt(data, room) {
+                Err(EncryptError::InsufficientSize(more)) => Err(Some(more)),
+                Err(EncryptError::EncryptExhausted) => Err(None),
+                Ok(n) => Ok(n),
+            })
+        })
+    }
+
+    /// Tells the client that nothing follows.
+    pub fn close(&mut self) {
+        let _ = self.write(|traffic, output| {
+            put(output, OVERHEAD, |room| {
+                traffic.queue_close_notify(room).map_err(|_| None)
+            })
+        });
+    }
+
+    fn write(
+        &mut self,
+        write: impl FnOnce(&mut Traffic<'_>, &mut Vec<u8>) -> Result<Range<usize>, Error>,
+    ) -> Result<(), Error> {
+        loop {
+            let UnbufferedStatus { state, .. } = self.connection.process_tls_records(&mut []);
+            match state.map_err(broken)? {
+                ConnectionState::WriteTraffic(mut traffic) => {
+                    return write(&mut traffic, &mut self.output).map(drop);
+                }
+                ConnectionState::EncodeTlsData(mut data) => {
+                    put(&mut self.output, OVERHEAD, |room| match data.encode(room) {
+                        Err(EncodeError::InsufficientSize(more)) => Err(Some(more)),
+                        Err(EncodeError::AlreadyEncoded) => Err(None),
+                        Ok(n) => Ok(n),
+                    })?;
+                }
+                ConnectionState::TransmitTlsData(data) => data.done(),
+                ConnectionState::PeerClosed => self.closed = true,
+                _ => return Err(broken("the session is closed")),
+            }
+        }
+    }
+
+    /// Gives memory back that isn't needed.
+    pub fn release(&mut self) {
+        if self.start == self.end {
+            self.input = Vec::new();
+            (self.start, self.end) = (0, 0);
+        }
+        if self.output.is_empty() {
+            self.output = Vec::new();
+        }
+    }
+
+    /// Bytes of memory for messages.
+    pub fn memory(&self) -> usize {
+        self.input.capacity() + self.output.capacity()
+    }
+}
+
+type Traffic<'a> = rustls::unbuffered::WriteTraffic<'a, rustls::server::ServerConnectionData>;
+
+/// Has `encode` put bytes after those of `output`, with at least `room` for them; it is called again if it needs more.
+fn put(
+    output: &mut Vec<u8>,
+    mut room: usize,
+    mut encode: impl FnMut(&mut [u8]) -> Result<usize, Option<InsufficientSizeError>>,
+) -> Result<Range<usize>, Error> {
+    let from = output.len();
+    for _ in 0..2 {
+        output.resize(from + room, 0);
+        match encode(&mut output[from..]) {
+            Ok(n) => {
+                output.truncate(from + n);
+                return Ok(from..from + n);
+            }
+            Err(Some(more)) => room = more.required_size,
+            Err(None) => break,
+        }
+    }
+    output.truncate(from);
+    Err(broken("the session can't be written to any more"))
+}
