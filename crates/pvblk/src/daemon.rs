@@ -101,12 +101,18 @@ pub fn listen_for_pressure(
 /// Says who tells of memory pressure and who can't, once everything else has begun.
 pub fn tell_sources(watch: &PressureWatch) {
     for source in watch.states() {
-        match &source.missing {
-            None => log::line(format_args!("memory pressure: {}", source.name)),
-            Some(why) => log::line(format_args!("memory pressure: not {}: {why}", source.name)),
-        }
+        let why = source.missing.as_deref().unwrap_or("listens to it");
+        tracing::debug!("memory pressure: {}: {why}", source.name);
     }
-    if watch.states().iter().all(|s| s.missing.is_some()) {
+    let here = watch
+        .states()
+        .iter()
+        .filter(|s| s.missing.is_none())
+        .count();
+    log::line(format_args!(
+        "memory pressure: {here} sources (`pvblk ctl memory` shows them)"
+    ));
+    if here == 0 {
         tracing::warn!("nothing here tells of memory pressure: only `pvblk ctl squeeze` does");
     }
 }

@@ -290,6 +290,12 @@ fn show(disk: &DiskShown, json: bool) -> Result<()> {
     for user in &disk.users {
         text += &format!("\n  used by {} ({})", user.name, user.count);
     }
+    for client in &disk.clients {
+        text += &format!("\n    {}, for {} s", client.name, client.secs);
+        if let (Some(pid), Some(uid)) = (client.pid, client.uid) {
+            text += &format!(", process {pid} of user {uid}");
+        }
+    }
     for export in &disk.exports {
         text += &format!("\n  {export}");
     }

@@ -122,6 +122,7 @@ fn usage_error(e: &clap::Error) -> ExitCode {
     let message = message.split("\nFor more information").next();
     let words: Vec<&str> = message.unwrap_or_default().split_whitespace().collect();
     let line = words.join(" ");
+    let line = did_you_mean(&line);
     log::failure(format_args!(
         "pvblk: {} (see pvblk --help)",
         line.trim_start_matches("error: ")
@@ -129,11 +130,47 @@ fn usage_error(e: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
+/// clap's tips as the end of its sentence.
+fn did_you_mean(line: &str) -> String {
+    let (what, tip) = line.split_once(" tip: ").unwrap_or((line, ""));
+    match tip.split_once(": ") {
+        None if tip.is_empty() => what.to_owned(),
+        Some((similar, names)) if similar.contains("similar") => {
+            format!("{what}; did you mean {names}?")
+        }
+        _ => format!("{what}; {tip}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{error_line, in_the_lab};
+    use super::{did_you_mean, error_line, in_the_lab};
     use anyhow::Context;
     use pvblk_block::Error;
+
+    #[test]
+    fn tips_end_the_sentence() {
+        for (said, expected) in [
+            (
+                "unexpected argument '--x' found",
+                "unexpected argument '--x' found",
+            ),
+            (
+                "unexpected argument '--dsik' found tip: a similar argument exists: '--disk'",
+                "unexpected argument '--dsik' found; did you mean '--disk'?",
+            ),
+            (
+                "unrecognized subcommand 'lst' tip: some similar subcommands exist: 'list', 'set'",
+                "unrecognized subcommand 'lst'; did you mean 'list', 'set'?",
+            ),
+            (
+                "unexpected argument '--x' found tip: to pass '--x' as a value, use '-- --x'",
+                "unexpected argument '--x' found; to pass '--x' as a value, use '-- --x'",
+            ),
+        ] {
+            assert_eq!(did_you_mean(said), expected);
+        }
+    }
 
     #[test]
     fn each_cause_is_told_once() {

@@ -342,7 +342,9 @@ fn groups() -> Result<(), Stop> {
         "--disk=a=mem:8M".to_owned(),
         "--disk=b=mem:8M".to_owned(),
         format!("--nbd=unix:{place},socket-group=nogroup,{rules}"),
+        format!("--control=unix:{}", folder.path().join("ctl").display()),
     ])?;
+    clients_are_listed(&socket, folder.path())?;
     let meta = std::fs::metadata(&socket)?;
     check((meta.mode() & 0o777, meta.gid()) == (0o660, 65534), || {
         format!("mode {:o}, group {}", meta.mode(), meta.gid())
@@ -372,6 +374,33 @@ fn groups() -> Result<(), Stop> {
         check(got == rights, || format!("{disk} {ids:?}: {got:?}"))?;
     }
     server.stop()
+}
+
+/// A client that is there is shown with its process; one that has left isn't.
+fn clients_are_listed(socket: &Path, folder: &Path) -> Result<(), Stop> {
+    let control = format!("unix:{}", folder.join("ctl").display());
+    let clients = || -> Result<Value, Stop> {
+        let show = ["disk", "show", "a", "--json", "--control", &control];
+        let said = run(pvblk_e2e::daemon::pvblk(show)?, Duration::from_secs(60))?.success()?;
+        let shown: Value = serde_json::from_str(&said.stdout)?;
+        Ok(shown["clients"].clone())
+    };
+    let connection = pvblk_e2e::nbd::Connection::open(socket, "a")?;
+    let (mut there, begin) = (clients()?, Instant::now());
+    while there.as_array().is_none_or(Vec::is_empty) && begin.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(10));
+        there = clients()?;
+    }
+    let client = &there[0];
+    let is_this = client["pid"] == std::process::id() && client["uid"] == 0;
+    check(is_this && client["via"] == "nbd", || format!("{there:#}"))?;
+    drop(connection);
+    while clients()?.as_array().is_none_or(|all| !all.is_empty()) {
+        check(begin.elapsed() < Duration::from_secs(60), || {
+            "it is listed still".into()
+        })?;
+    }
+    Ok(())
 }
 
 fn mistakes() -> Result<(), Stop> {

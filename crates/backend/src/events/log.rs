@@ -1,6 +1,7 @@
 //! [`EventLog`]: the last events of the process, and their readers.
 
 use super::flood::Flood;
+use super::peer::Roll;
 use super::{Event, Kind, Severity};
 use parking_lot::{Condvar, Mutex};
 use pvblk_block::{Clock, SystemClock};
@@ -19,6 +20,8 @@ pub struct EventLog {
     state: Mutex<LogState>,
     /// Signalled when there are new events, and at the end.
     came: Condvar,
+    /// Peers that use disks now.
+    pub(super) present: Roll,
 }
 
 #[derive(Default)]
@@ -58,6 +61,7 @@ impl EventLog {
             clock,
             state: Mutex::default(),
             came: Condvar::new(),
+            present: Roll::default(),
         }
     }
 

@@ -16,7 +16,7 @@ mod peer;
 pub use health::{Health, HealthState};
 pub use kind::{Kind, Severity, UnknownKind};
 pub use log::{EventLog, Follower, Start};
-pub use peer::{Peer, Presence};
+pub use peer::{Peer, Presence, Present};
 
 use std::fmt;
 use std::time::SystemTime;

@@ -1,8 +1,11 @@
 //! [`Peer`]: who a front end or client is, as far as the kernel or the hypervisor says.
 
 use super::{Event, EventLog, Kind};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A front end, guest or client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,33 +70,77 @@ impl Peer {
 /// A peer that uses a disk. Its beginning puts [`Kind::PeerAttached`], its drop [`Kind::PeerLeft`].
 pub struct Presence {
     log: Arc<EventLog>,
-    disk: String,
-    name: String,
-    peer: Peer,
+    number: u64,
+    present: Arc<Present>,
+}
+
+/// A peer that uses a disk now.
+#[derive(Debug)]
+pub struct Present {
+    pub disk: String,
+    /// Its name in the log.
+    pub name: String,
+    pub peer: Peer,
+    /// When it began to use the disk.
+    pub since: Instant,
+}
+
+/// The peers that use disks now, in the order in which they came: as many as there are connections.
+#[derive(Default)]
+pub(super) struct Roll(Mutex<(u64, BTreeMap<u64, Arc<Present>>)>);
+
+impl Roll {
+    fn enter(&self, present: &Arc<Present>) -> u64 {
+        let (last, all) = &mut *self.0.lock();
+        *last += 1;
+        all.insert(*last, Arc::clone(present));
+        *last
+    }
+
+    fn leave(&self, number: u64) {
+        self.0.lock().1.remove(&number);
+    }
+}
+
+impl EventLog {
+    /// The peers that use a disk now, in the order in which they came.
+    pub fn present(&self, disk: &str) -> Vec<Arc<Present>> {
+        let all = self.present.0.lock();
+        let of_disk = all.1.values().filter(|p| p.disk == disk);
+        of_disk.cloned().collect()
+    }
 }
 
 impl Presence {
     /// The peer uses the disk from now on. `name` is its name in the log.
     pub fn begin(log: &Arc<EventLog>, disk: &str, name: &str, peer: &Peer) -> Presence {
-        let presence = Presence {
-            log: Arc::clone(log),
+        let present = Arc::new(Present {
             disk: disk.to_owned(),
             name: name.to_owned(),
             peer: peer.clone(),
+            since: Instant::now(),
+        });
+        let presence = Presence {
+            log: Arc::clone(log),
+            number: log.present.enter(&present),
+            present,
         };
         presence.put(Kind::PeerAttached, "uses it");
         presence
     }
 
     fn put(&self, kind: Kind, what: &str) {
-        let text = format!("{} {what}", self.name);
-        let event = self.peer.event(kind, Some(&self.disk), text);
-        self.log.put(event.with("name", self.name.as_str()));
+        let Present {
+            disk, name, peer, ..
+        } = &*self.present;
+        let event = peer.event(kind, Some(disk), format!("{name} {what}"));
+        self.log.put(event.with("name", name.as_str()));
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
+        self.log.present.leave(self.number);
         self.put(Kind::PeerLeft, "has left");
     }
 }

@@ -328,3 +328,22 @@ fn a_presence_is_told_at_its_beginning_and_end() {
         assert!(event.field("uid").is_some() && event.field("address").is_some());
     }
 }
+
+#[test]
+fn peers_are_on_the_roll_while_they_use_a_disk() {
+    let log = Arc::new(EventLog::default());
+    let names = |disk: &str| -> Vec<String> {
+        let present = log.present(disk);
+        present.iter().map(|p| p.name.clone()).collect()
+    };
+    let peer = Peer::at("nbd", "127.0.0.1:9");
+    let first = Presence::begin(&log, "a", "one", &peer);
+    let second = Presence::begin(&log, "a", "two", &peer);
+    let _other = Presence::begin(&log, "b", "three", &peer);
+    assert_eq!(names("a"), ["one", "two"]);
+    assert_eq!(log.present("b")[0].peer, peer);
+    drop(first);
+    assert_eq!(names("a"), ["two"]);
+    drop(second);
+    assert!(names("a").is_empty());
+}

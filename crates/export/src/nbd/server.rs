@@ -423,7 +423,12 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         RateLimit::of(export, "connected"),
         "{name}: serves export {export:?}"
     );
-    let name = format!("{name} export {export:?}");
+    let certificate = handshake.client().names.first();
+    let certificate = certificate.map(|name| format!(" certificate {name:?}"));
+    let name = format!(
+        "{name} export {export:?}{}",
+        certificate.unwrap_or_default()
+    );
     let share = Arc::clone(&ticket.share);
     let presence = Presence::begin(events, export, &name, &peer);
     let guard = Some(Box::new((presence, guard, ticket)) as _);

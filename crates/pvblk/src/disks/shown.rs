@@ -4,6 +4,7 @@ use super::{Entry, Refused, Registry, Stage};
 use crate::exports::NbdPlace;
 use crate::web::DiskFigures;
 use pvblk_backend::Disk;
+use pvblk_backend::events::{EventLog, Present};
 use serde::{Deserialize, Serialize};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -31,6 +32,9 @@ pub struct DiskShown {
     pub limit: Option<String>,
     /// Front ends and clients.
     pub users: Vec<DiskUser>,
+    /// Connections and front ends that use it now, in the order in which they came.
+    #[serde(default)]
+    pub clients: Vec<ClientShown>,
     /// Where it can be reached.
     pub exports: Vec<String>,
     /// Since when it has been in this state, in seconds.
@@ -43,6 +47,22 @@ pub struct DiskUser {
     pub name: String,
     /// Queues or connections.
     pub count: usize,
+}
+
+/// A connection or front end that uses a disk, as far as the kernel or the hypervisor knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientShown {
+    /// As the log names it.
+    pub name: String,
+    /// `nbd`, `rings`, `vhost-user` or `xen`.
+    pub via: String,
+    /// Path of the socket, address and port, or domain.
+    pub address: String,
+    /// Process and user at the other end of a Unix socket.
+    pub pid: Option<u32>,
+    pub uid: Option<u32>,
+    /// For how long it has used the disk, in seconds.
+    pub secs: u64,
 }
 
 /// Some disks, in the order of their names.
@@ -74,6 +94,21 @@ impl Removed {
 struct Places {
     nbd: Vec<NbdPlace>,
     local: Vec<String>,
+    events: Arc<EventLog>,
+}
+
+impl Places {
+    fn clients(&self, disk: &str) -> Vec<ClientShown> {
+        let shown = |p: &Arc<Present>| ClientShown {
+            name: p.name.clone(),
+            via: p.peer.via.to_owned(),
+            address: p.peer.address.clone(),
+            pid: p.peer.pid,
+            uid: p.peer.uid,
+            secs: p.since.elapsed().as_secs(),
+        };
+        self.events.present(disk).iter().map(shown).collect()
+    }
 }
 
 impl Registry {
@@ -159,6 +194,7 @@ impl Registry {
                 .iter()
                 .map(|p| format!("unix:{}", p.display()))
                 .collect(),
+            events: Arc::clone(self.service.events()),
         }
     }
 }
@@ -222,6 +258,7 @@ fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
         exclusive: wanted.exclusive,
         limit: wanted.limit.clone(),
         users: entry.disk.as_ref().map_or_else(Vec::new, |d| users(d)),
+        clients: places.clients(name),
         exports,
         state_secs: entry.since.elapsed().as_secs(),
     }
@@ -240,6 +277,7 @@ fn leaving(disk: &Arc<Disk>) -> DiskShown {
         exclusive: disk.users().is_exclusive(),
         limit: None,
         users: users(disk),
+        clients: Vec::new(),
         exports: Vec::new(),
         state_secs: 0,
     }
