@@ -4,7 +4,7 @@
 usage: tls_speed.py PVBLK [--turns N] [--mib N] [--json FILE]
 
 Each way copies the file out and into the file, over TCP on loopback with certificates on both sides. `clear` is pvblk without TLS: the price of TLS is the
-difference. `again` is nbdkit a second time. The ratios are CPU to CPU: less is better.
+difference. `sleeps` is pvblk with workers that never poll. `again` is nbdkit a second time. The ratios are CPU to CPU: less is better.
 """
 
 import argparse
@@ -46,6 +46,7 @@ class Ways:
             "qemu-nbd": lambda p: ["qemu-nbd", "--persistent", "--shared=8", "--object", f"tls-creds-x509,id=t,endpoint=server,verify-peer=yes,dir={folder}", "--tls-creds", "t",
                                    "-f", "raw", "-b", "127.0.0.1", "-p", p, "-x", "disk", self.file],
             "pvblk": lambda p: [pvblk, "serve", "--control", "none", "--disk", f"disk={self.file}", "--nbd", f"tcp:127.0.0.1:{p},{tls}"],
+            "sleeps": lambda p: [pvblk, "serve", "--control", "none", "--spin-us", "0", "--disk", f"disk={self.file}", "--nbd", f"tcp:127.0.0.1:{p},{tls}"],
             "clear": lambda p: [pvblk, "serve", "--control", "none", "--disk", f"disk={self.file}", "--nbd", f"tcp:127.0.0.1:{p}"],
         }
         self.commands["again"] = self.commands["nbdkit"]

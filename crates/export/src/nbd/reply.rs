@@ -235,10 +235,7 @@ impl Outbox {
                     let list = self.list(slots, left);
                     (list.bytes(), list.send(socket.as_fd()))
                 }
-                Stream::Tls(tls) => match tls.gather(|out| self.gather(slots, left, out)) {
-                    Ok(gathered) => (gathered.len(), tls.send(gathered)),
-                    Err(e) => (0, Err(e)),
-                },
+                Stream::Tls(tls) => tls.send_parts(self.sent, left, |all| self.gather(slots, all)),
             };
             let n = match sent {
                 Ok(n) => n,
@@ -270,8 +267,7 @@ impl Outbox {
     }
 
     /// The same bytes, one after another.
-    fn gather(&self, slots: &Slots, most: usize, out: &mut Vec<u8>) {
-        let mut all = Gather::new(out, self.sent, most);
+    fn gather(&self, slots: &Slots, all: &mut Gather<'_>) {
         for reply in &self.queue {
             reply.parts(slots, |part| all.push(part));
             if all.is_full() {

@@ -25,7 +25,7 @@ pub(super) struct TlsStream {
     /// Data of a message that nobody had room for, from `taken` on.
     left: Vec<u8>,
     taken: usize,
-    /// Data that are gathered before they are encrypted.
+    /// Room for data that are gathered before they are encrypted; empty until it is needed.
     gathered: Vec<u8>,
     gauge: Gauge,
 }
@@ -88,8 +88,8 @@ impl Stream {
                 SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
             )?),
             Stream::Tls(tls) => {
-                let gathered = tls.gather(|out| out.extend_from_slice(bytes))?;
-                tls.send(gathered)
+                tls.flush()?;
+                tls.encrypt(&bytes[..bytes.len().min(MOST_ENCRYPTED)])
             }
         }
     }
@@ -164,25 +164,40 @@ impl TlsStream {
         }
     }
 
-    /// The data that `fill` puts into memory that is kept for it. `WouldBlock` while bytes wait for the socket.
-    pub fn gather(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> io::Result<Vec<u8>> {
-        self.flush()?;
+    /// Takes parts to be sent, without the first `skip` bytes and at most `most`. Returns the bytes of them, and how many were taken: all, or `WouldBlock` while
+    /// earlier ones wait for the socket.
+    pub fn send_parts(
+        &mut self,
+        skip: usize,
+        most: usize,
+        fill: impl FnOnce(&mut Gather<'_>),
+    ) -> (usize, io::Result<usize>) {
+        if let Err(e) = self.flush() {
+            return (0, Err(e));
+        }
         let mut gathered = std::mem::take(&mut self.gathered);
-        gathered.clear();
-        fill(&mut gathered);
-        Ok(gathered)
-    }
-
-    /// Takes what was gathered to be sent; all of it.
-    pub fn send(&mut self, gathered: Vec<u8>) -> io::Result<usize> {
-        let encrypted = self.session.encrypt(&gathered).map_err(io_error);
-        let n = gathered.len();
+        if gathered.is_empty() {
+            gathered.resize(MOST_ENCRYPTED, 0);
+        }
+        let mut gather = Gather {
+            out: &mut gathered[..most.min(MOST_ENCRYPTED)],
+            len: 0,
+            skip,
+        };
+        fill(&mut gather);
+        let n = gather.len;
+        let sent = self.encrypt(&gathered[..n]);
         self.gathered = gathered;
         self.gauge.set(self.memory() as u64);
-        encrypted?;
+        (n, sent)
+    }
+
+    /// Encrypts bytes, all of them, and sends what the socket takes.
+    fn encrypt(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.session.encrypt(bytes).map_err(io_error)?;
         match self.flush() {
             Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
-            _ => Ok(n),
+            _ => Ok(bytes.len()),
         }
     }
 
@@ -220,34 +235,29 @@ impl Drop for TlsStream {
     }
 }
 
-/// Collects parts, without the first bytes of them and up to a number of bytes.
+/// Collects parts, without the first bytes of them, as far as there is room.
 pub(super) struct Gather<'a> {
-    out: &'a mut Vec<u8>,
+    out: &'a mut [u8],
+    len: usize,
+    /// Bytes that are still to be skipped.
     skip: usize,
-    most: usize,
 }
 
-impl<'a> Gather<'a> {
-    pub fn new(out: &'a mut Vec<u8>, skip: usize, most: usize) -> Gather<'a> {
-        Gather { out, skip, most }
-    }
-
+impl Gather<'_> {
     pub fn push(&mut self, part: Part<'_>) {
         let skipped = self.skip.min(part.size());
         self.skip -= skipped;
-        let n = (part.size() - skipped).min(self.most - self.out.len());
+        let n = (part.size() - skipped).min(self.out.len() - self.len);
+        let to = &mut self.out[self.len..self.len + n];
         match part {
-            Part::Bytes(bytes) => self.out.extend_from_slice(&bytes[skipped..skipped + n]),
-            Part::Buffer(buffer, at) => {
-                let from = self.out.len();
-                self.out.resize(from + n, 0);
-                buffer.read(at + skipped, &mut self.out[from..]);
-            }
+            Part::Bytes(bytes) => to.copy_from_slice(&bytes[skipped..skipped + n]),
+            Part::Buffer(buffer, at) => buffer.read(at + skipped, to),
         }
+        self.len += n;
     }
 
     pub fn is_full(&self) -> bool {
-        self.out.len() == self.most
+        self.len == self.out.len()
     }
 }
 

@@ -7,7 +7,6 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
 };
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Room for messages from the client: three of the longest.
@@ -37,9 +36,7 @@ pub(in crate::nbd) struct TlsSession {
     input: Vec<u8>,
     start: usize,
     end: usize,
-    /// Bytes for the client, from `sent` on.
-    output: Vec<u8>,
-    sent: usize,
+    output: Output,
     /// The client has closed in order.
     closed: bool,
 }
@@ -56,8 +53,7 @@ impl TlsSession {
             input: Vec::new(),
             start: 0,
             end: 0,
-            output: Vec::new(),
-            sent: 0,
+            output: Output::default(),
             closed: false,
         })
     }
@@ -82,16 +78,12 @@ impl TlsSession {
 
     /// Bytes for the client that are not sent.
     pub fn output(&self) -> &[u8] {
-        &self.output[self.sent..]
+        self.output.bytes()
     }
 
     /// So many bytes of the output are sent.
     pub fn sent(&mut self, bytes: usize) {
-        self.sent += bytes;
-        if self.sent >= self.output.len() {
-            self.output.clear();
-            self.sent = 0;
-        }
+        self.output.skip(bytes);
     }
 
     /// The names of the client's certificate.
@@ -161,7 +153,7 @@ impl TlsSession {
                     goes_on = false;
                 }
                 ConnectionState::EncodeTlsData(mut data) => {
-                    put(&mut self.output, OVERHEAD, |room| match data.encode(room) {
+                    self.output.put(OVERHEAD, |room| match data.encode(room) {
                         Err(EncodeError::InsufficientSize(more)) => Err(Some(more)),
                         Err(EncodeError::AlreadyEncoded) => Err(None),
                         Ok(n) => Ok(n),
@@ -192,9 +184,9 @@ impl TlsSession {
                 Err(_) => return,
             }
         {
-            let _ = put(&mut self.output, OVERHEAD, |room| {
-                alert.encode(room).map_err(|_| None)
-            });
+            let _ = self
+                .output
+                .put(OVERHEAD, |room| alert.encode(room).map_err(|_| None));
         }
     }
 
@@ -202,7 +194,7 @@ impl TlsSession {
     pub fn encrypt(&mut self, data: &[u8]) -> Result<(), Error> {
         let room = data.len() + OVERHEAD * (data.len() / FRAGMENT + 1);
         self.write(|traffic, output| {
-            put(output, room, |room| match traffic.encrypt(data, room) {
+            output.put(room, |room| match traffic.encrypt(data, room) {
                 Err(EncryptError::InsufficientSize(more)) => Err(Some(more)),
                 Err(EncryptError::EncryptExhausted) => Err(None),
                 Ok(n) => Ok(n),
@@ -213,7 +205,7 @@ impl TlsSession {
     /// Tells the client that nothing follows.
     pub fn close(&mut self) {
         let _ = self.write(|traffic, output| {
-            put(output, OVERHEAD, |room| {
+            output.put(OVERHEAD, |room| {
                 traffic.queue_close_notify(room).map_err(|_| None)
             })
         });
@@ -221,16 +213,16 @@ impl TlsSession {
 
     fn write(
         &mut self,
-        write: impl FnOnce(&mut Traffic<'_>, &mut Vec<u8>) -> Result<Range<usize>, Error>,
+        write: impl FnOnce(&mut Traffic<'_>, &mut Output) -> Result<(), Error>,
     ) -> Result<(), Error> {
         loop {
             let UnbufferedStatus { state, .. } = self.connection.process_tls_records(&mut []);
             match state.map_err(broken)? {
                 ConnectionState::WriteTraffic(mut traffic) => {
-                    return write(&mut traffic, &mut self.output).map(drop);
+                    return write(&mut traffic, &mut self.output);
                 }
                 ConnectionState::EncodeTlsData(mut data) => {
-                    put(&mut self.output, OVERHEAD, |room| match data.encode(room) {
+                    self.output.put(OVERHEAD, |room| match data.encode(room) {
                         Err(EncodeError::InsufficientSize(more)) => Err(Some(more)),
                         Err(EncodeError::AlreadyEncoded) => Err(None),
                         Ok(n) => Ok(n),
@@ -249,37 +241,59 @@ impl TlsSession {
             self.input = Vec::new();
             (self.start, self.end) = (0, 0);
         }
-        if self.output.is_empty() {
-            self.output = Vec::new();
+        if self.output.bytes().is_empty() {
+            self.output = Output::default();
         }
     }
 
     /// Bytes of memory for messages.
     pub fn memory(&self) -> usize {
-        self.input.capacity() + self.output.capacity()
+        self.input.capacity() + self.output.memory.capacity()
     }
 }
 
 type Traffic<'a> = rustls::unbuffered::WriteTraffic<'a, rustls::server::ServerConnectionData>;
 
-/// Has `encode` put bytes after those of `output`, with at least `room` for them; it is called again if it needs more.
-fn put(
-    output: &mut Vec<u8>,
-    mut room: usize,
-    mut encode: impl FnMut(&mut [u8]) -> Result<usize, Option<InsufficientSizeError>>,
-) -> Result<Range<usize>, Error> {
-    let from = output.len();
-    for _ in 0..2 {
-        output.resize(from + room, 0);
-        match encode(&mut output[from..]) {
-            Ok(n) => {
-                output.truncate(from + n);
-                return Ok(from..from + n);
-            }
-            Err(Some(more)) => room = more.required_size,
-            Err(None) => break,
+/// Bytes for the client. Its memory is kept, so that it isn't cleared again for each message.
+#[derive(Default)]
+struct Output {
+    memory: Vec<u8>,
+    /// The bytes are `start..end` of the memory.
+    start: usize,
+    end: usize,
+}
+
+impl Output {
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.start..self.end]
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.start += bytes.min(self.end - self.start);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
         }
     }
-    output.truncate(from);
-    Err(broken("the session can't be written to any more"))
+
+    /// Has `encode` put bytes behind the others, with at least `room` for them; it is called again if it needs more.
+    fn put(
+        &mut self,
+        mut room: usize,
+        mut encode: impl FnMut(&mut [u8]) -> Result<usize, Option<InsufficientSizeError>>,
+    ) -> Result<(), Error> {
+        for _ in 0..2 {
+            if self.memory.len() < self.end + room {
+                self.memory.resize(self.end + room, 0);
+            }
+            match encode(&mut self.memory[self.end..]) {
+                Ok(n) => {
+                    self.end += n;
+                    return Ok(());
+                }
+                Err(Some(more)) => room = more.required_size,
+                Err(None) => break,
+            }
+        }
+        Err(broken("the session can't be written to any more"))
+    }
 }
