@@ -5,10 +5,13 @@ use pvblk_protocol::nbd::{BASE_ALLOCATION_ID, Mode, STATE_HOLE, STATE_ZERO};
 
 /// Most extents of one reply; a client asks again for the rest.
 const MAX_EXTENTS: usize = 1024;
-/// Sectors (512 B) that the device is asked about at once, so that a fragmented one fills bounded memory: 4 MiB, or 1024 extents of 4 KiB.
+/// Sectors (512 B) that the device is asked about at first, so that a fragmented one fills bounded memory: 4 MiB, or 1024 extents of 4 KiB.
 const WINDOW: u64 = 8192;
-/// Windows of one reply: others wait for their turn. The protocol lets a reply describe less than was asked.
-const MAX_WINDOWS: u64 = 256;
+/// After an answer of one extent or two the device is asked about twice as much, up to 64 MiB: a file in memory looks through all of its
+/// pages up to the next hole for each question, however little it is about.
+const WIDEST: u64 = 16 * WINDOW;
+/// Sectors of one reply, 1 GiB: others wait for their turn. The protocol lets a reply describe less than was asked.
+const MOST_SECTORS: u64 = 256 * WINDOW;
 
 fn state(kind: ExtentKind) -> u32 {
     match kind {
@@ -46,11 +49,16 @@ pub(super) fn describe(
     let mut open: Option<(u64, u32)> = None;
     let mut written = 0;
     let (mut at, end) = (sector, sector + sectors);
-    let end = end.min(at.saturating_add(WINDOW * MAX_WINDOWS));
+    let end = end.min(at.saturating_add(MOST_SECTORS));
+    let mut width = WINDOW;
     'all: while at < end {
-        let window = WINDOW.min(end - at);
+        let window = width.min(end - at);
         found.clear();
         device.extents(at, window, &mut found)?;
+        width = match found.len() {
+            0..=2 => (2 * width).min(WIDEST),
+            _ => WINDOW,
+        };
         let from = at;
         for e in &found {
             // The device's answer is cut to the question, and a gap in it counts as data.
@@ -149,4 +157,103 @@ fn put(payload: &mut Vec<u8>, room: &mut Room, (sectors, state): (u64, u32)) {
     // At most the request's length, which has 32 bits.
     payload.extend_from_slice(&(bytes as u32).to_be_bytes());
     payload.extend_from_slice(&state.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pvblk_block::{
+        Capabilities, DeviceQueue, ErrorKind, EventHub, Extents, Limits, QueueContext,
+    };
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// 4 GiB: data, then 4 KiB of data and of hole in turns. Counts questions, and the most extents of one answer.
+    struct Mixed {
+        data_sectors: u64,
+        questions: AtomicU64,
+        most: AtomicU64,
+        events: EventHub,
+    }
+
+    impl Mixed {
+        fn new(data_sectors: u64) -> Mixed {
+            Mixed {
+                data_sectors,
+                questions: AtomicU64::new(0),
+                most: AtomicU64::new(0),
+                events: EventHub::default(),
+            }
+        }
+    }
+
+    impl BlockDevice for Mixed {
+        fn describe(&self) -> String {
+            "data and holes".into()
+        }
+
+        fn limits(&self) -> Limits {
+            Limits::default()
+        }
+
+        fn capacity_sectors(&self) -> u64 {
+            8 << 20
+        }
+
+        fn open_device_queue(&self, _: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+            Err(Error::new(ErrorKind::Config, "it has none"))
+        }
+
+        fn events(&self) -> &EventHub {
+            &self.events
+        }
+
+        fn capabilities(&self) -> Capabilities<'_> {
+            Capabilities {
+                extents: Some(self),
+                ..Capabilities::none()
+            }
+        }
+    }
+
+    impl Extents for Mixed {
+        fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error> {
+            self.questions.fetch_add(1, Ordering::Relaxed);
+            let (mut at, end) = (sector, sector + sectors);
+            while at < end {
+                let (stop, kind) = match at.checked_sub(self.data_sectors) {
+                    None => (self.data_sectors, ExtentKind::Data),
+                    Some(past) if past / 8 % 2 == 0 => (at + 8 - past % 8, ExtentKind::Data),
+                    Some(past) => (at + 8 - past % 8, ExtentKind::Hole),
+                };
+                let sectors = stop.min(end) - at;
+                out.push(Extent {
+                    sector: at,
+                    sectors,
+                    kind,
+                });
+                at += sectors;
+            }
+            self.most.fetch_max(out.len() as u64, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn long_data_need_few_questions_and_many_holes_little_memory() {
+        let asked = |device: &Mixed| -> (usize, u64, u64) {
+            let payload = describe(device, 0, 4 << 30, false, Mode::Extended).unwrap();
+            let [questions, most] =
+                [&device.questions, &device.most].map(|n| n.load(Ordering::Relaxed));
+            ((payload.len() - 8) / 16, questions, most)
+        };
+        // 1 GiB: 4, 8, 16 and 32 MiB, then 64 MiB each.
+        assert_eq!(asked(&Mixed::new(8 << 20)), (1, 20, 1));
+        // From 512 MiB on it is in pieces: the window that meets them is at most 64 MiB.
+        let (extents, _, most) = asked(&Mixed::new(1 << 20));
+        assert_eq!(extents, MAX_EXTENTS);
+        assert!(most <= WIDEST / 8, "{most}");
+        // In pieces from the begin.
+        let (extents, questions, most) = asked(&Mixed::new(0));
+        assert_eq!((extents, questions, most), (MAX_EXTENTS, 2, 1024));
+    }
 }
