@@ -36,6 +36,15 @@ fn some() -> u32 {
 }
 
 impl HopsQuery {
+    /// A stream about all disks.
+    pub fn of_all(every: u32) -> HopsQuery {
+        HopsQuery {
+            disk: None,
+            every,
+            stream: true,
+        }
+    }
+
     /// The question from its JSON; null asks for all disks.
     pub fn parse(params: Value) -> Result<HopsQuery, Error> {
         let params = match params {
@@ -101,13 +110,25 @@ impl Listening {
     }
 }
 
-/// Gives `put` an object in JSON each second, until the reader is gone. `reader` is asked often, and must not wait. If other listeners change how many
-/// requests are followed, an object comes early.
+/// Gives `put` an object in JSON each second, until the reader is gone: see [`follow`].
 pub fn answer(
     feed: &Arc<Feed>,
     query: &HopsQuery,
-    mut reader: impl FnMut() -> io::Result<Reader>,
+    reader: impl FnMut() -> io::Result<Reader>,
     mut put: impl FnMut(&str) -> io::Result<()>,
+) -> io::Result<()> {
+    follow(feed, query, reader, |report| {
+        put(&serde_json::to_string(&report)?)
+    })
+}
+
+/// Gives `put` the figures of each second, until the reader is gone. `reader` is asked often, and must not wait. If other listeners change how many
+/// requests are followed, figures come early.
+pub fn follow(
+    feed: &Arc<Feed>,
+    query: &HopsQuery,
+    mut reader: impl FnMut() -> io::Result<Reader>,
+    mut put: impl FnMut(HopsReport) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut listening = Listening::open(feed, query)?;
     let mut next = Instant::now() + PERIOD;
@@ -117,7 +138,7 @@ pub fn answer(
         match reader()? {
             Reader::IsGone => return Ok(()),
             Reader::Takes if is_time => {
-                put(&serde_json::to_string(&listening.report())?)?;
+                put(listening.report())?;
                 next = (next + PERIOD).max(Instant::now());
             }
             _ => {}

@@ -5,6 +5,7 @@ pub mod ask;
 mod away;
 mod background;
 mod bounce;
+mod detail;
 mod extents;
 mod manage;
 mod queue;
@@ -216,6 +217,13 @@ impl ArrayShared {
         devices.resize(slots, None);
         devices[slot] = Some(device);
         self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The device of the member at a place.
+    fn device_at(&self, place: usize) -> Option<Arc<dyn BlockDevice>> {
+        let slot = (*self.core.lock().slots_by_role().get(place)?)?;
+        let devices = self.devices.lock();
+        Some(Arc::clone(&devices.get(slot)?.as_ref()?.device))
     }
 
     /// The user's name of the member at each place.

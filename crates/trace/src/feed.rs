@@ -2,15 +2,17 @@
 
 use crate::recorder::LATEST_NS;
 use crate::{Collector, Device, Event, Recorder};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Interval at which the rings are emptied.
+/// Interval at which the rings are emptied while all requests are followed.
 const PERIOD: Duration = Duration::from_millis(4);
+/// Most of these intervals between two times while only some are followed: their rings fill more slowly, and a machine at rest is woken less.
+const MOST_PERIODS: u32 = 16;
 
 /// Events that may wait for all subscribers together, each of whom has an even share: 72 MiB.
 const MOST_WAITING: usize = 1 << 20;
@@ -76,6 +78,8 @@ pub struct Feed {
     collector: Collector,
     /// The thread runs while there are subscribers.
     subscribers: Mutex<Vec<Subscriber>>,
+    /// A subscriber came.
+    came: Condvar,
 }
 
 impl Feed {
@@ -85,6 +89,7 @@ impl Feed {
             collector: recorder.collector(),
             recorder,
             subscribers: Mutex::default(),
+            came: Condvar::new(),
         })
     }
 
@@ -122,6 +127,7 @@ impl Feed {
             missed: None,
         });
         self.follow(&subscribers);
+        self.came.notify_one();
         Ok(Subscription {
             state,
             from: Mutex::new(from),
@@ -136,10 +142,23 @@ impl Feed {
         }
     }
 
+    /// Waits until the rings should be emptied; a new subscriber may want it earlier.
+    fn pause(&self) {
+        let begin = Instant::now();
+        let mut subscribers = self.subscribers.lock();
+        loop {
+            let period = PERIOD * self.collector.every().clamp(1, MOST_PERIODS);
+            let waited = self.came.wait_until(&mut subscribers, begin + period);
+            if waited.timed_out() {
+                return;
+            }
+        }
+    }
+
     fn run(&self) {
         let mut sorter = Sorter::default();
         loop {
-            std::thread::sleep(PERIOD);
+            self.pause();
             // Read the clock before the rings are emptied: nearly all events until then are in them.
             let now_ns = self.collector.now_ns();
             self.collector.drain(sorter.input());

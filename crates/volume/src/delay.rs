@@ -1,14 +1,16 @@
 //! `delay`: a modelled device over another one. [`DelaySpec`] describes the model.
 
 mod model;
+mod planted;
 
 use crate::hold::Held;
 use crate::spec::DelaySpec;
 use model::{Model, QueueClock};
+use planted::Planted;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{
-    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, QueueContext,
-    Readiness, Request, SECTOR,
+    BlockDevice, Capabilities, Completion, Decorator, DeviceQueue, Error, Forwards, Questions,
+    QueueContext, Readiness, Request, SECTOR,
 };
 use pvblk_block::{Clock, SystemClock};
 use std::collections::HashMap;
@@ -23,6 +25,7 @@ pub struct DelayVolume {
     inner: Arc<dyn BlockDevice>,
     model: Arc<Model>,
     clock: Arc<dyn Clock>,
+    planted: Arc<Planted>,
 }
 
 impl DelayVolume {
@@ -45,6 +48,7 @@ impl DelayVolume {
             model: Arc::new(Model::new(spec, clock.now())),
             inner,
             clock,
+            planted: Arc::default(),
         })
     }
 }
@@ -65,8 +69,10 @@ impl Decorator for DelayVolume {
             inner: self.inner.open_device_queue(&context.untraced())?,
             model: Arc::clone(&self.model),
             clock: Arc::clone(&self.clock),
+            planted: Arc::clone(&self.planted),
             queue: QueueClock::default(),
-            due: HashMap::with_capacity(depth),
+            times: HashMap::with_capacity(depth),
+            below: 0,
             arrived: Vec::with_capacity(depth),
             held: Held::with_capacity(depth),
             tracer: context.tracing.tracer(
@@ -83,20 +89,36 @@ impl Decorator for DelayVolume {
             extents: inner.extents,
             incarnation: inner.incarnation,
             close: inner.close,
-            questions: inner.questions,
+            questions: Some(self),
             memory: inner.memory,
             buffers: inner.buffers,
         }
     }
 }
 
+impl Questions for DelayVolume {
+    fn ask(&self, question: &str) -> Option<Result<String, Error>> {
+        let own = self.planted.answer(question);
+        own.or_else(|| self.inner.ask(question))
+    }
+}
+
+/// The time at which a request was submitted, and the time at which it is due.
+struct Times {
+    submitted: Instant,
+    due: Instant,
+}
+
 struct DelayQueue {
     inner: Box<dyn DeviceQueue>,
     model: Arc<Model>,
     clock: Arc<dyn Clock>,
+    planted: Arc<Planted>,
     queue: QueueClock,
-    /// When each request on the inner device is due, by [`address`].
-    due: HashMap<usize, Instant>,
+    /// Of each request in flight, by [`address`].
+    times: HashMap<usize, Times>,
+    /// Requests on the inner device.
+    below: usize,
     arrived: Vec<Completion>,
     held: Held,
     tracer: Tracer,
@@ -115,30 +137,43 @@ pub(crate) fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant
 
 impl DeviceQueue for DelayQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        let now = self.clock.now();
+        // Before the clock is read, so that a trace's time of service has all of the planted time in it.
         self.tracer
             .requests(Phase::Issue, batch.iter().map(|r| &**r));
+        let now = self.clock.now();
         for request in batch.iter() {
             let bytes = match request.op.has_data() {
                 true => request.sectors * SECTOR,
                 false => 0,
             };
-            let due = self.model.reserve(now, bytes, &mut self.queue);
-            self.due.insert(address(request), due);
+            let times = Times {
+                submitted: now,
+                due: self.model.reserve(now, bytes, &mut self.queue),
+            };
+            self.times.insert(address(request), times);
         }
+        self.below += batch.len();
         self.inner.submit(batch);
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
         let now = self.clock.now();
-        if !self.due.is_empty() {
+        if self.below > 0 {
             self.inner.poll(&mut self.arrived);
+            self.below = self.below.saturating_sub(self.arrived.len());
             for completion in self.arrived.drain(..) {
-                let due = self.due.remove(&address(&completion.request));
-                self.held.push(due.unwrap_or(now), completion);
+                let times = self.times.get(&address(&completion.request));
+                self.held.push(times.map_or(now, |t| t.due), completion);
             }
         }
+        let before = out.len();
         self.held.take_due(now, out);
+        for completion in &out[before..] {
+            if let Some(times) = self.times.remove(&address(&completion.request)) {
+                self.planted
+                    .add(now.saturating_duration_since(times.submitted));
+            }
+        }
     }
 
     fn arm(&mut self) -> Readiness {
@@ -146,7 +181,7 @@ impl DeviceQueue for DelayQueue {
         if deadline.is_some_and(|due| due <= self.clock.now()) {
             return Readiness::Ready;
         }
-        if !self.due.is_empty() {
+        if self.below > 0 {
             match self.inner.arm() {
                 Readiness::Ready => return Readiness::Ready,
                 Readiness::Wait(inner) => deadline = earliest(deadline, inner),

@@ -141,3 +141,36 @@ fn a_file_below_is_waited_for_too() {
         assert_eq!(read(&mut q, i * 8, 8), [i as u8; 4096]);
     }
 }
+
+#[test]
+fn the_time_for_which_requests_were_held_can_be_asked_for() {
+    let (device, clock) = modelled("100us");
+    let held = || -> (u64, u64) {
+        let answer = device.ask(r#"{"delay":"held"}"#);
+        let answer = answer.expect("an answer").expect("figures");
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        let number = |name: &str| answer[name].as_u64().expect("a number");
+        (number("requests"), number("held_ns"))
+    };
+    assert_eq!(held(), (0, 0));
+    let mut q = queue(&device, 4);
+    q.submit(&mut reads(3, 512));
+    clock.advance(Duration::from_micros(90));
+    q.poll(&mut Vec::new());
+    assert_eq!(held(), (0, 0));
+    // They are given back late: that is time for which they were held, too.
+    clock.advance(Duration::from_micros(40));
+    assert_eq!(q.poll(&mut Vec::new()), 3);
+    assert_eq!(held(), (3, 3 * 130_000));
+    q.submit(&mut reads(1, 512));
+    drain(&mut q, &clock, clock.now());
+    assert_eq!(held(), (4, 3 * 130_000 + 100_000));
+    let wrong = device.ask(r#"{"delay":"due"}"#).expect("an answer");
+    assert!(
+        wrong
+            .expect_err("no such figure")
+            .to_string()
+            .contains("ask for held")
+    );
+    assert!(device.ask(r#"{"cache":"counters"}"#).is_none());
+}

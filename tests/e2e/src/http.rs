@@ -36,8 +36,8 @@ impl Answer {
     }
 }
 
-trait Socket: Read + Write {}
-impl<T: Read + Write> Socket for T {}
+trait Socket: Read + Write + Send {}
+impl<T: Read + Write + Send> Socket for T {}
 
 impl Place {
     /// The place that a server says it listens at, in a line such as `page and metrics on http://127.0.0.1:80/`.
@@ -121,7 +121,7 @@ impl Place {
     }
 
     /// Follows Server-Sent Events; each item is the data of one.
-    pub fn follow(&self, path: &str) -> Result<impl Iterator<Item = String>, Stop> {
+    pub fn follow(&self, path: &str) -> Result<impl Iterator<Item = String> + Send + use<>, Stop> {
         let mut socket = self.connect()?;
         write!(socket, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
         let mut lines = BufReader::new(socket).lines().map_while(Result::ok);

@@ -1,7 +1,9 @@
 //! Timelines, read by decoders of others.
 
 use crate::Stop;
+use crate::outcome::check;
 use crate::tools::run_ok;
+use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -124,4 +126,62 @@ pub fn by_trace_processor(timeline: &Path, query: &Path) -> Result<Sums, Stop> {
         Some(((track.to_owned(), name.to_owned()), (n, ns)))
     };
     Ok(said.lines().filter_map(row).collect())
+}
+
+/// Most that a sum may be beside that of `latency`, as a share.
+const CLOSE: f64 = 0.001;
+
+/// Sums of the slices on all tracks of `latency`'s devices are its figures; returns the number of sums.
+pub fn same_sums(sums: &Sums, figures: &Value) -> Result<usize, Stop> {
+    let of = |track: &str, name: &str| {
+        let of = sums.iter();
+        let of = of.filter(|((t, n), _)| t.starts_with(track) && n == name);
+        of.fold((0, 0), |sum, (_, s)| (sum.0 + s.0, sum.1 + s.1))
+    };
+    let near = |name: &str, found: (u64, u64), figures: &Value| {
+        let count = figures["count"].as_u64().unwrap_or(0);
+        let ns = figures["average_ns"].as_f64().unwrap_or(f64::NAN) * count as f64;
+        let is_near = (found.1 as f64 - ns).abs() <= CLOSE * ns;
+        check(is_near && found.0 == count, || {
+            format!("{name}: {found:?}, and latency has {count} of {ns} ns together")
+        })
+    };
+    let mut compared = 0;
+    for device in figures["devices"].as_array().into_iter().flatten() {
+        let name = device["name"].as_str().unwrap_or_default();
+        let track = format!("{name} queue ");
+        // Operations are not apart in hops' names: the sum is of all.
+        for hop in ["Q2G", "G2I", "I2D", "Q2D", "G2D", "Q2M", "M2D", "D2C"] {
+            let operations = device["operations"].as_object().into_iter().flatten();
+            let all: Vec<&Value> = operations.map(|(_, o)| &o[hop]).collect();
+            let all = all.iter().filter(|v| !v.is_null());
+            let (mut count, mut ns) = (0, 0.0);
+            for one in all {
+                let n = one["count"].as_u64().unwrap_or(0);
+                count += n;
+                ns += one["average_ns"].as_f64().unwrap_or(f64::NAN) * n as f64;
+            }
+            if count > 0 {
+                let average = serde_json::json!({"count": count, "average_ns": ns / count as f64});
+                near(&format!("{name} {hop}"), of(&track, hop), &average)?;
+                compared += 1;
+            }
+        }
+        for (op, hops) in device["operations"].as_object().into_iter().flatten() {
+            let (whole, before) = (of(&track, op), of(&track, "A2Q"));
+            // A request may begin with A: its slice has the time before Q, too.
+            let whole = (whole.0, whole.1.saturating_sub(before.1));
+            near(&format!("{name} {op}"), whole, &hops["Q2C"])?;
+            compared += 1;
+        }
+    }
+    for path in figures["paths"].as_array().into_iter().flatten() {
+        let track = format!("{} way", path["name"].as_str().unwrap_or_default());
+        for hop in path["hops"].as_array().into_iter().flatten() {
+            let name = hop["hop"].as_str().unwrap_or_default();
+            near(name, of(&track, name), &hop["figures"])?;
+            compared += 1;
+        }
+    }
+    Ok(compared)
 }

@@ -2,7 +2,7 @@
 
 use pvblk_e2e::daemon::{lab, pvblk};
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::perfetto::{Sums, by_protoc, by_trace_processor};
+use pvblk_e2e::perfetto::{by_protoc, by_trace_processor, same_sums};
 use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{need, run};
 use pvblk_e2e::{Daemon, Stop, run_all};
@@ -15,9 +15,6 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Requests of the captured load.
 const REQUESTS: &str = "1000";
-/// Most that a sum may be beside that of `latency`, as a share.
-const CLOSE: f64 = 0.001;
-
 fn main() -> ExitCode {
     run_all(&[
         ("sums_of_slices_are_those_of_latency", sums),
@@ -65,68 +62,11 @@ fn sample() -> Result<Sample, Stop> {
     })
 }
 
-/// Sums of the slices on all tracks of `latency`'s devices are its figures; returns the number of sums.
-fn compare(sums: &Sums, figures: &Value) -> Result<usize, Stop> {
-    let of = |track: &str, name: &str| {
-        let of = sums.iter();
-        let of = of.filter(|((t, n), _)| t.starts_with(track) && n == name);
-        of.fold((0, 0), |sum, (_, s)| (sum.0 + s.0, sum.1 + s.1))
-    };
-    let near = |name: &str, found: (u64, u64), figures: &Value| {
-        let count = figures["count"].as_u64().unwrap_or(0);
-        let ns = figures["average_ns"].as_f64().unwrap_or(f64::NAN) * count as f64;
-        let is_near = (found.1 as f64 - ns).abs() <= CLOSE * ns;
-        check(is_near && found.0 == count, || {
-            format!("{name}: {found:?}, and latency has {count} of {ns} ns together")
-        })
-    };
-    let mut compared = 0;
-    for device in figures["devices"].as_array().into_iter().flatten() {
-        let name = device["name"].as_str().unwrap_or_default();
-        let track = format!("{name} queue ");
-        // Operations are not apart in hops' names: the sum is of all.
-        for hop in ["Q2G", "G2I", "I2D", "Q2D", "G2D", "Q2M", "M2D", "D2C"] {
-            let operations = device["operations"].as_object().into_iter().flatten();
-            let all: Vec<&Value> = operations.map(|(_, o)| &o[hop]).collect();
-            let all = all.iter().filter(|v| !v.is_null());
-            let (mut count, mut ns) = (0, 0.0);
-            for one in all {
-                let n = one["count"].as_u64().unwrap_or(0);
-                count += n;
-                ns += one["average_ns"].as_f64().unwrap_or(f64::NAN) * n as f64;
-            }
-            if count > 0 {
-                let average = serde_json::json!({"count": count, "average_ns": ns / count as f64});
-                near(&format!("{name} {hop}"), of(&track, hop), &average)?;
-                compared += 1;
-            }
-        }
-        for (op, hops) in device["operations"].as_object().into_iter().flatten() {
-            let (whole, before) = (of(&track, op), of(&track, "A2Q"));
-            // A request may begin with A; in this load that is the moment of Q.
-            check(before.1 == 0, || {
-                format!("{name}: A2Q takes {} ns", before.1)
-            })?;
-            near(&format!("{name} {op}"), whole, &hops["Q2C"])?;
-            compared += 1;
-        }
-    }
-    for path in figures["paths"].as_array().into_iter().flatten() {
-        let track = format!("{} way", path["name"].as_str().unwrap_or_default());
-        for hop in path["hops"].as_array().into_iter().flatten() {
-            let name = hop["hop"].as_str().unwrap_or_default();
-            near(name, of(&track, name), &hop["figures"])?;
-            compared += 1;
-        }
-    }
-    Ok(compared)
-}
-
 fn sums() -> Result<(), Stop> {
     need(&["protoc"])?;
     let sample = sample()?;
     let sums = by_protoc(&sample.timeline)?;
-    let compared = compare(&sums, &sample.figures)?;
+    let compared = same_sums(&sums, &sample.figures)?;
     check(compared > 12, || format!("only {compared} sums"))?;
     // The comparison itself must see a difference.
     let mut wrong = sums;
@@ -135,7 +75,7 @@ fn sums() -> Result<(), Stop> {
             sum.1 += sum.1 / 500;
         }
     }
-    check(compare(&wrong, &sample.figures).is_err(), || {
+    check(same_sums(&wrong, &sample.figures).is_err(), || {
         "0.2 % more isn't seen".into()
     })
 }
@@ -145,7 +85,7 @@ fn own_engine() -> Result<(), Stop> {
     let sample = sample()?;
     let query = sample.dir.path().join("sums.sql");
     let sums = by_trace_processor(&sample.timeline, &query)?;
-    let compared = compare(&sums, &sample.figures)?;
+    let compared = same_sums(&sums, &sample.figures)?;
     check(compared > 12, || format!("only {compared} sums"))
 }
 

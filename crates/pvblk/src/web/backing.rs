@@ -4,8 +4,9 @@ use super::metrics::Snapshot;
 use crate::control::rpc::{NO_METHOD, RpcError};
 use crate::control::{ASK_PATIENCE, Client, Methods};
 use crate::events::{self, EventsQuery};
-use crate::hops::{self, Reader};
+use crate::hops::{self, HopsQuery, Reader};
 use parking_lot::{Condvar, Mutex};
+use pvblk_trace::live::HopsReport;
 use pvblk_web::Events;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -29,6 +30,13 @@ pub trait Backing: Send + Sync {
 
     /// Begins a stream.
     fn stream(&self, method: &str, params: Value) -> Result<Streamed, RpcError>;
+
+    /// Follows one request in `every` through its hops, until `take` returns false. `take` gets the figures of each second, and is asked with nothing in between.
+    fn follow(
+        &self,
+        every: u32,
+        take: &mut dyn FnMut(Option<HopsReport>) -> bool,
+    ) -> Result<(), RpcError>;
 
     /// The figures of this moment, or one line that says why there are none.
     fn snapshot(&self) -> Result<Snapshot, String>;
@@ -92,6 +100,28 @@ impl Backing for Inside {
                 format!("this server has no {method}"),
             )),
         }
+    }
+
+    fn follow(
+        &self,
+        every: u32,
+        take: &mut dyn FnMut(Option<HopsReport>) -> bool,
+    ) -> Result<(), RpcError> {
+        let take = RefCell::new(take);
+        let reader = || {
+            Ok(match (take.borrow_mut())(None) {
+                true => Reader::Takes,
+                false => Reader::IsGone,
+            })
+        };
+        let put = |report| {
+            // The next look ends it if this is the last one that is taken.
+            (take.borrow_mut())(Some(report));
+            Ok(())
+        };
+        let feed = &self.methods.reached().feed;
+        let followed = hops::follow(feed, &HopsQuery::of_all(every), reader, put);
+        followed.map_err(|e| RpcError::new(BUSY, e.to_string()))
     }
 
     fn snapshot(&self) -> Result<Snapshot, String> {
@@ -182,6 +212,32 @@ fn gone(e: anyhow::Error) -> RpcError {
     RpcError::new(7, pvblk_block::error_line(&*e))
 }
 
+/// Gives `take` each line of a stream whose reads end after a while, until the stream ends or `is_over`.
+fn each_line(
+    lines: &mut impl BufRead,
+    mut is_over: impl FnMut() -> io::Result<bool>,
+    mut take: impl FnMut(&str) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut line = Vec::new();
+    loop {
+        match lines.read_until(b'\n', &mut line) {
+            Ok(0) => return Ok(()),
+            Ok(_) if line.last() == Some(&b'\n') => {
+                take(String::from_utf8_lossy(&line).trim_end())?;
+                line.clear();
+            }
+            // The end is next.
+            Ok(_) => {}
+            // The beginning of a line stays.
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(e) => return Err(e),
+        }
+        if line.len() > LONGEST_LINE || is_over()? {
+            return Ok(());
+        }
+    }
+}
+
 impl Backing for Behind {
     fn call(&self, method: &str, params: Value) -> Result<Value, RpcError> {
         let _place = self.calls.take(CALL_PATIENCE)?;
@@ -195,26 +251,29 @@ impl Backing for Behind {
         let mut lines = client.lines(LOOK).map_err(gone)?;
         Ok(Box::new(move |reader| {
             let _place = place;
-            let mut line = Vec::new();
-            loop {
-                match lines.read_until(b'\n', &mut line) {
-                    Ok(0) => return Ok(()),
-                    Ok(_) if line.last() == Some(&b'\n') => {
-                        reader.send(String::from_utf8_lossy(&line).trim_end())?;
-                        line.clear();
-                    }
-                    // The end is next.
-                    Ok(_) => {}
-                    // What came of a line stays.
-                    Err(e)
-                        if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                    Err(e) => return Err(e),
-                }
-                if line.len() > LONGEST_LINE || reader.is_over()? {
-                    return Ok(());
-                }
-            }
+            let reader = RefCell::new(reader);
+            let is_over = || reader.borrow_mut().is_over();
+            each_line(&mut lines, is_over, |line| reader.borrow_mut().send(line))
         }))
+    }
+
+    fn follow(
+        &self,
+        every: u32,
+        take: &mut dyn FnMut(Option<HopsReport>) -> bool,
+    ) -> Result<(), RpcError> {
+        let _place = self.streams.take(Duration::ZERO)?;
+        let mut client = self.connect()?;
+        let params = serde_json::to_value(HopsQuery::of_all(every)).unwrap_or_default();
+        client.request("hops", params).map_err(gone)??;
+        let mut lines = client.lines(LOOK).map_err(gone)?;
+        let take = RefCell::new(take);
+        let is_over = || Ok(!(take.borrow_mut())(None));
+        let followed = each_line(&mut lines, is_over, |line| {
+            (take.borrow_mut())(Some(serde_json::from_str(line)?));
+            Ok(())
+        });
+        followed.map_err(|e| RpcError::new(7, e.to_string()))
     }
 
     fn snapshot(&self) -> Result<Snapshot, String> {

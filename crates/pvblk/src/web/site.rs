@@ -2,7 +2,7 @@
 
 use super::api::{self, Asked};
 use super::backing::Backing;
-use super::metrics::{Buckets, Form, Metrics};
+use super::metrics::{Form, Metrics, Query};
 use pvblk_web::{Answer, Method, Request, Response, Status, Token};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,9 +83,9 @@ impl Site {
     }
 
     fn metrics(&self, request: &Request) -> Answer {
-        let Some(buckets) = Buckets::of_query(&request.query) else {
-            let why = "the parameter is buckets=active, buckets=all or buckets=none";
-            return Answer::Whole(Response::line(Status::BadRequest, why));
+        let query = match Query::parse(&request.query) {
+            Ok(query) => query,
+            Err(why) => return Answer::Whole(Response::line(Status::BadRequest, &why)),
         };
         let form = Form::of_accept(request.list("accept").as_deref());
         let Some(place) = self.readings.take(MOST_READINGS) else {
@@ -97,7 +97,7 @@ impl Site {
         }
         let (metrics, backing) = (Arc::clone(&self.metrics), Arc::clone(&self.backing));
         let write = move |out: &mut dyn std::io::Write| {
-            let written = metrics.write(&backing, form, buckets, out);
+            let written = metrics.write(&backing, form, query, out);
             drop(place);
             written
         };

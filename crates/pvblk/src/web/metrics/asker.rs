@@ -131,6 +131,7 @@ mod tests {
     use super::super::Snapshot;
     use super::*;
     use crate::control::rpc::RpcError;
+    use pvblk_trace::live::HopsReport;
     use std::time::Duration;
 
     /// Disks whose names begin with `h` hang until they are let go.
@@ -169,6 +170,14 @@ mod tests {
         }
 
         fn stream(&self, _: &str, _: Value) -> Result<Streamed, RpcError> {
+            Err(RpcError::new(1, "no"))
+        }
+
+        fn follow(
+            &self,
+            _: u32,
+            _: &mut dyn FnMut(Option<HopsReport>) -> bool,
+        ) -> Result<(), RpcError> {
             Err(RpcError::new(1, "no"))
         }
 

@@ -84,6 +84,12 @@ families! {
     DISK_TIME = Counter "pvblk_disk_request_time_seconds" ["disk", "op"] "Times of requests that ended, together, each from when the server took it to its answer.";
     DISK_MERGES = Counter "pvblk_disk_merges" ["disk", "op"] "Requests that were merged into others on their way to another server's rings. Only if there were some.";
     DISK_LATENCY = Histogram "pvblk_disk_request_duration_seconds" ["disk", "op"] "Times of requests that ended. Only of disks in use, unless the reader asks for buckets=all.";
+    HOPS_FOLLOWED = Gauge "pvblk_hops_followed_one_in" [] "One request in so many is followed for the hops; 0: none is.";
+    HOPS_LOST = Counter "pvblk_hops_lost_events" [] "Events of followed requests that were lost.";
+    HOPS_UNKNOWN = Counter "pvblk_hops_unknown_requests" [] "Followed requests that are in no hop, since events of theirs may be lost.";
+    HOPS_LEFT_OUT = Gauge "pvblk_scrape_hops_left_out" [] "Hops of the last second that are left out, so that a reading stays small.";
+    HOP_REQUESTS = Counter "pvblk_disk_hop_requests" ["disk", "hop"] "Requests that passed a hop of their way, an estimate: those that were followed, times the number of which each is one.";
+    HOP_TIME = Counter "pvblk_disk_hop_time_seconds" ["disk", "hop"] "Times of requests in a hop of their way, together, the same estimate.";
     LIMIT_REQUESTS = Gauge "pvblk_disk_limit_requests_per_second" ["disk", "scope", "op"] "Limit of requests a second: of the disk or of each connection; of reads, of writes, or of all.";
     LIMIT_BYTES = Gauge "pvblk_disk_limit_bytes_per_second" ["disk", "scope", "op"] "The same of bytes a second.";
 

@@ -3,6 +3,8 @@
 mod asker;
 mod buckets;
 mod families;
+mod hops;
+mod query;
 mod server;
 mod snapshot;
 mod stacked;
@@ -10,12 +12,13 @@ mod text;
 
 use super::backing::Backing;
 use asker::Asker;
-pub use buckets::Buckets;
-use buckets::{BOUNDS, InUse};
+use buckets::{BOUNDS, Buckets, InUse};
 use families as f;
+use hops::Hops;
 use parking_lot::Mutex;
 use pvblk_backend::OPERATIONS;
 use pvblk_block::units::parse_rate;
+pub use query::Query;
 use snapshot::{Counts, Operation};
 pub use snapshot::{DiskFigures, Snapshot, begin};
 use std::io::{self, Write};
@@ -28,6 +31,7 @@ use text::{Labels, Lines};
 #[derive(Default)]
 pub struct Metrics {
     asker: Arc<Asker>,
+    hops: Arc<Hops>,
     in_use: Mutex<InUse>,
 }
 
@@ -45,9 +49,13 @@ impl Metrics {
         &self,
         backing: &Arc<dyn Backing>,
         form: Form,
-        buckets: Buckets,
+        query: Query,
         out: &mut dyn Write,
     ) -> io::Result<()> {
+        let Query { buckets, hops } = query;
+        if let Some(every) = hops {
+            self.hops.ask(backing, every);
+        }
         let mut lines = Lines::new(form, out);
         let snapshot = match backing.snapshot() {
             Ok(snapshot) => snapshot,
@@ -86,6 +94,7 @@ impl Metrics {
         server::events(&mut lines, &snapshot)?;
         state(&mut lines, &disks)?;
         counters(&mut lines, &disks)?;
+        self.hops.write(&mut lines, &disks)?;
         limits(&mut lines, &disks)?;
         stacked::write(&mut lines, &answers)?;
         if let Some(memory) = &snapshot.memory {

@@ -4,15 +4,16 @@ use super::*;
 use crate::control::rpc::RpcError;
 use crate::memory::Report;
 use families::{Family, Type};
+use pvblk_trace::live::{DiskHops, HopTimes, HopsReport};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// A server with so many disks, of which some are used.
-struct Planted {
-    disks: usize,
-    used: usize,
+pub struct Planted {
+    pub disks: usize,
+    pub used: usize,
 }
 
 fn used(n: u64) -> Counts {
@@ -58,6 +59,35 @@ impl Backing for Planted {
 
     fn stream(&self, _: &str, _: Value) -> Result<Streamed, RpcError> {
         Err(RpcError::new(1, "no"))
+    }
+
+    fn follow(
+        &self,
+        every: u32,
+        take: &mut dyn FnMut(Option<HopsReport>) -> bool,
+    ) -> Result<(), RpcError> {
+        let hop = HopTimes {
+            label: "worker".into(),
+            count: 3,
+            sum_ns: 1500,
+            ..HopTimes::default()
+        };
+        let disk = |n| DiskHops {
+            disk: format!("vm{n:04}"),
+            hops: vec![hop.clone()],
+            ..DiskHops::default()
+        };
+        let report = HopsReport {
+            every: every.into(),
+            disks: (0..self.used).map(disk).collect(),
+            ..HopsReport::default()
+        };
+        let mut goes_on = take(Some(report));
+        while goes_on {
+            std::thread::sleep(Duration::from_millis(1));
+            goes_on = take(None);
+        }
+        Ok(())
     }
 
     fn snapshot(&self) -> Result<Snapshot, String> {
@@ -114,19 +144,32 @@ impl Backing for Planted {
 }
 
 fn read(metrics: &Metrics, planted: Planted, form: Form, buckets: Buckets) -> String {
-    let mut out = Vec::new();
     let backing: Arc<dyn Backing> = Arc::new(planted);
-    metrics.write(&backing, form, buckets, &mut out).unwrap();
+    let query = Query {
+        buckets,
+        ..Query::default()
+    };
+    read_as(metrics, &backing, form, query)
+}
+
+fn read_as(metrics: &Metrics, backing: &Arc<dyn Backing>, form: Form, query: Query) -> String {
+    let mut out = Vec::new();
+    metrics.write(backing, form, query, &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
-fn of(disks: usize, used: usize) -> String {
-    read(
-        &Metrics::default(),
-        Planted { disks, used },
-        Form::Prometheus,
-        Buckets::Active,
-    )
+/// A reading of metrics that have followed requests before.
+fn followed(disks: usize, used: usize) -> String {
+    let metrics = Metrics::default();
+    let backing: Arc<dyn Backing> = Arc::new(Planted { disks, used });
+    loop {
+        let query = Query::default();
+        let text = read_as(&metrics, &backing, Form::Prometheus, query);
+        if text.contains("pvblk_hops_followed_one_in 64") {
+            return text;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// A sample: its name, its labels and its value.
@@ -145,7 +188,7 @@ fn sample(line: &str) -> (&str, Vec<&str>, &str) {
 
 #[test]
 fn figures_are_in_their_families() {
-    let text = of(2, 1);
+    let text = followed(2, 1);
     for line in [
         "pvblk_up 1",
         "pvblk_build_info{version=\"1.2\"} 1",
@@ -163,6 +206,8 @@ fn figures_are_in_their_families() {
         "pvblk_disk_request_duration_seconds_bucket{disk=\"vm0000\",op=\"read\",le=\"0.001048576\"} 1000",
         "pvblk_disk_request_duration_seconds_bucket{disk=\"vm0000\",op=\"read\",le=\"+Inf\"} 1000",
         "pvblk_disk_request_duration_seconds_count{disk=\"vm0000\",op=\"read\"} 1000",
+        "pvblk_disk_hop_requests_total{disk=\"vm0000\",hop=\"worker\"} 192",
+        "pvblk_disk_hop_time_seconds_total{disk=\"vm0000\",hop=\"worker\"} 0.000096000",
         "pvblk_disk_limit_requests_per_second{disk=\"vm0000\",scope=\"disk\",op=\"read\"} 1000",
         "pvblk_disk_limit_bytes_per_second{disk=\"vm0000\",scope=\"connection\",op=\"write\"} 5000000",
         "pvblk_disk_limit_bytes_per_second{disk=\"vm0000\",scope=\"disk\",op=\"all\"} 7",
@@ -189,7 +234,7 @@ fn figures_are_in_their_families() {
 
 #[test]
 fn every_family_has_samples_with_its_labels_and_no_others() {
-    let text = of(2, 1);
+    let text = followed(2, 1);
     let mut seen = BTreeSet::new();
     for line in text.lines().filter(|l| !l.starts_with('#')) {
         let (name, mut labels, _) = sample(line);
@@ -227,16 +272,30 @@ fn a_server_that_is_gone_is_told() {
 }
 
 #[test]
+fn nothing_is_followed_for_readers_who_do_not_want_it() {
+    let metrics = Metrics::default();
+    let backing: Arc<dyn Backing> = Arc::new(Planted { disks: 1, used: 1 });
+    let query = Query {
+        hops: None,
+        ..Query::default()
+    };
+    read_as(&metrics, &backing, Form::Prometheus, query);
+    assert!(metrics.hops.next().is_none());
+}
+
+#[test]
 fn readings_stay_small() {
     let lines = |used, buckets| {
         let planted = Planted { disks: 1000, used };
-        read(&Metrics::default(), planted, Form::Prometheus, buckets)
-            .lines()
-            .count()
+        let text = match buckets {
+            Buckets::Active => followed(1000, used),
+            _ => read(&Metrics::default(), planted, Form::Prometheus, buckets),
+        };
+        text.lines().count()
     };
     for used in [0, 100, 1000] {
         let count = lines(used, Buckets::Active);
-        assert!(count <= 20_500, "{count} lines");
+        assert!(count <= 21_000, "{count} lines");
     }
     assert!(lines(1000, Buckets::All) > 50_000);
     assert!(lines(1000, Buckets::None) < 16_000);
@@ -250,7 +309,7 @@ fn readings_stay_small() {
         Form::Prometheus,
         Buckets::Active,
     );
-    let left_out = "pvblk_scrape_disks_without_buckets 864";
+    let left_out = "pvblk_scrape_disks_without_buckets 887";
     assert!(
         text.lines().any(|l| l == left_out),
         "{:?}",

@@ -1,0 +1,735 @@
+//! Delays planted at one place of a served disk, under load over real exports: `pvblk latency`, the page's data, the metrics and the timeline blame that
+//! place, by the planter's own clock.
+//!
+//! A modelled device knows for how long it held each request ([`Held`]), and the trace's time of service has that time in it, so the blamed time is never
+//! less. How much more it is depends on the moment at which a thread loses its CPU: a round is repeated until it is near, with a bound.
+
+use pvblk_e2e::arrays::{Disks, raid};
+use pvblk_e2e::control::Control;
+use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::http::Place;
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::perfetto::{Sums, by_protoc, same_sums};
+use pvblk_e2e::stage::{unix, uri};
+use pvblk_e2e::tools::{self, need, run};
+use pvblk_e2e::{Daemon, Stop, run_all};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A bound that only a hang reaches.
+const HANG: Duration = Duration::from_secs(120);
+/// Rounds until one is near and has lost no event.
+const ROUNDS: usize = 8;
+/// Most that a blamed time may be above the planted one, as a share.
+const NEAR: f64 = 0.02;
+/// Most that two readers of the same events may differ, as a share.
+const SAME: f64 = 0.001;
+
+const DELAYS: [(&str, u64); 3] = [("10ms", 10_000), ("1ms", 1_000), ("100us", 100)];
+const DEPTHS: [u64; 3] = [1, 32, 256];
+
+fn main() -> ExitCode {
+    run_all(&[
+        ("a_slow_volume_is_blamed", || blamed(Planted::Volume)),
+        ("a_slow_member_is_blamed", || blamed(Planted::Member)),
+        ("a_slow_volume_below_a_cache_is_blamed", || {
+            blamed(Planted::CacheMiss)
+        }),
+        ("a_slow_remote_server_is_blamed", || blamed(Planted::Remote)),
+        ("a_limit_is_blamed", limit),
+        ("a_server_that_stands_still_is_the_ring", ring),
+    ])
+}
+
+/// The place of the delay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Planted {
+    Volume,
+    Member,
+    CacheMiss,
+    Remote,
+}
+
+/// A disk with one delay, and its load.
+struct Cell {
+    disk: String,
+    delay: &'static str,
+    depth: u64,
+    requests: u64,
+}
+
+fn cells() -> Vec<Cell> {
+    let cell = |(delay, us): (&'static str, u64), depth: u64| Cell {
+        disk: format!("d{delay}-{depth}"),
+        delay,
+        depth,
+        // About a fifth of a second, and enough for all in flight to have some turns.
+        requests: (200_000 / us * depth).clamp(depth * 4, 2048),
+    };
+    let each = DELAYS.into_iter();
+    each.flat_map(|delay| DEPTHS.map(|depth| cell(delay, depth)))
+        .collect()
+}
+
+/// A server with a disk for each cell, and the one behind it if the disks are remote.
+struct Scene {
+    server: Daemon,
+    behind: Option<Daemon>,
+    web: Place,
+    dir: TempDir,
+    _members: Vec<Disks>,
+}
+
+impl Scene {
+    fn new(place: Planted, cells: &[Cell]) -> Result<Scene, Stop> {
+        let dir = tempfile::tempdir()?;
+        let path = |name: &str| unix(&dir.path().join(name));
+        let mut members = Vec::new();
+        let mut disks = Vec::new();
+        let mut remote = Vec::new();
+        for cell in cells {
+            let late = format!("delay:{}:mem:16M", cell.delay);
+            let volume = match place {
+                Planted::Volume => late,
+                Planted::CacheMiss => format!("cache:4M,readahead=0:{late}"),
+                Planted::Remote => {
+                    remote.push(format!("{}={late}", cell.disk));
+                    uri(&dir.path().join("behind"), &cell.disk)
+                }
+                Planted::Member => {
+                    let files = Disks::fast(3, 12)?;
+                    let paths = files.paths(0..3);
+                    let args = ["create", "--raid-devices", "3", "--chunk", "4k"];
+                    raid(&args, &paths)?;
+                    let file = |n: usize| format!("file:{}", paths[n].display());
+                    members.push(files);
+                    let (a, b, c) = (file(0), file(1), file(2));
+                    format!("raid5:[{a}][delay:{}:{b}][{c}]", cell.delay)
+                }
+            };
+            disks.push(format!("{}={volume}", cell.disk));
+        }
+        let behind = match place {
+            Planted::Remote => Some(serve(
+                &remote,
+                &["--nbd", &path("behind"), "--control", &path("far")],
+            )?),
+            _ => None,
+        };
+        let (nbd, local, control, web) = (path("nbd"), path("local"), path("ctl"), path("web"));
+        let mut args = vec![
+            "--nbd",
+            &nbd,
+            "--local",
+            &local,
+            "--control",
+            &control,
+            "--web",
+            &web,
+        ];
+        let guests: Vec<String> = cells
+            .iter()
+            .filter(|c| c.depth == 256)
+            .map(|c| format!("{}={}", c.disk, path(&c.disk)))
+            .collect();
+        for guest in &guests {
+            args.extend(["--vhost-user", guest]);
+        }
+        let server = serve(&disks, &args)?;
+        let web = Place::told(&server.lines())?;
+        Ok(Scene {
+            server,
+            behind,
+            web,
+            dir,
+            _members: members,
+        })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The way of a load: each depth has its own export.
+    fn target(&self, cell: &Cell) -> String {
+        match cell.depth {
+            1 => uri(&self.path("nbd"), &cell.disk),
+            32 => format!("rings:{},disk={}", unix(&self.path("local")), cell.disk),
+            _ => format!("vhost-user:{}", unix(&self.path(&cell.disk))),
+        }
+    }
+
+    /// Requests that the planter held, and the time for which it did, in nanoseconds.
+    fn held(&self, place: Planted, disk: &str) -> Result<Held, Stop> {
+        let question = json!({"delay": "held"});
+        let (socket, question) = match place {
+            Planted::Remote => ("far", question),
+            Planted::Member => {
+                let question = json!({"raid": "ask", "member": "1", "question": question});
+                ("ctl", question)
+            }
+            _ => ("ctl", question),
+        };
+        let params = json!({"name": disk, "question": question});
+        let answer = Control::open(&self.path(socket))?.must("disk.ask", params)?;
+        let number = |name: &str| answer[name].as_u64();
+        match (number("requests"), number("held_ns")) {
+            (Some(requests), Some(ns)) => Ok(Held { requests, ns }),
+            _ => Stop::fail(format!("the planter says {answer}")),
+        }
+    }
+
+    fn stop(mut self) -> Result<(), Stop> {
+        self.server.stop()?;
+        self.behind.as_mut().map_or(Ok(()), Daemon::stop)
+    }
+}
+
+fn serve(disks: &[String], args: &[&str]) -> Result<Daemon, Stop> {
+    let disks = disks.iter().flat_map(|d| ["--disk", d.as_str()]);
+    Daemon::start(
+        ["serve"]
+            .into_iter()
+            .chain(disks)
+            .chain(args.iter().copied()),
+    )
+}
+
+/// The planter's account.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    requests: u64,
+    ns: u64,
+}
+
+/// Number and sum of a hop.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Figure {
+    count: f64,
+    ns: f64,
+}
+
+impl Figure {
+    fn add(&mut self, count: f64, ns: f64) {
+        self.count += count;
+        self.ns += ns;
+    }
+}
+
+/// Sums of hops of one disk, by their names.
+type Hops = BTreeMap<String, Figure>;
+
+fn total(hops: &Hops) -> f64 {
+    hops.values().map(|f| f.ns).sum()
+}
+
+/// The hops of each disk in a reading of metrics.
+fn metrics(text: &str) -> BTreeMap<String, Hops> {
+    let mut disks = BTreeMap::<String, Hops>::new();
+    for (family, is_time) in [
+        ("pvblk_disk_hop_requests_total{disk=\"", false),
+        ("pvblk_disk_hop_time_seconds_total{disk=\"", true),
+    ] {
+        for line in text.lines().filter_map(|l| l.strip_prefix(family)) {
+            let parts = line
+                .split_once("\",hop=\"")
+                .and_then(|(disk, rest)| Some((disk, rest.rsplit_once("\"} ")?)));
+            let Some((disk, (hop, value))) = parts else {
+                continue;
+            };
+            let value: f64 = value.parse().unwrap_or(f64::NAN);
+            let figure = disks.entry(disk.to_owned()).or_default();
+            let figure = figure.entry(hop.to_owned()).or_default();
+            match is_time {
+                true => figure.ns = value * 1e9,
+                false => figure.count = value,
+            }
+        }
+    }
+    disks
+}
+
+/// All that is recorded while loads run.
+struct Recording<'a> {
+    scene: &'a Scene,
+    trace: Child,
+    objects: Receiver<Value>,
+    before: BTreeMap<String, Hops>,
+}
+
+/// The hops of all disks, as each reader has them.
+struct Read {
+    capture: Value,
+    timeline: Sums,
+    page: BTreeMap<String, Hops>,
+    metrics: BTreeMap<String, Hops>,
+    lost: u64,
+}
+
+impl Recording<'_> {
+    fn start(scene: &Scene) -> Result<Recording<'_>, Stop> {
+        // The readers of all requests first, so that nothing changes later.
+        let reading = || -> Result<String, Stop> { Ok(scene.web.get("/metrics?hops=1")?.text()) };
+        until(|| Ok(reading()?.contains("\npvblk_hops_followed_one_in 1\n")))?;
+        let follow = scene.web.follow("/api/hops?every=1")?;
+        let (to, objects) = channel();
+        std::thread::spawn(move || {
+            let objects = follow.filter_map(|line| serde_json::from_str(&line).ok());
+            for object in objects {
+                if to.send(object).is_err() {
+                    return;
+                }
+            }
+        });
+        let control = unix(&scene.path("ctl"));
+        let name = scene.path("t").display().to_string();
+        let trace = pvblk(["trace", &control, "--output", &name])?
+            .stderr(Stdio::null())
+            .spawn()?;
+        until(|| Ok(scene.path("t.blktrace.0").exists()))?;
+        // One object later the page follows everything.
+        objects
+            .recv_timeout(HANG)
+            .map_err(|_| Stop::Fail("no hops".into()))?;
+        Ok(Recording {
+            before: metrics(&reading()?),
+            scene,
+            trace,
+            objects,
+        })
+    }
+
+    /// Ends it after loads of so many requests for each disk.
+    fn finish(mut self, requests: &BTreeMap<String, u64>) -> Result<Read, Stop> {
+        let (mut page, mut lost) = (BTreeMap::<String, Hops>::new(), 0);
+        let mut seen = BTreeMap::<String, u64>::new();
+        while lost == 0 && *requests != seen {
+            let object = self.objects.recv_timeout(HANG);
+            let object = object
+                .map_err(|_| Stop::Fail(format!("hops of {seen:?}, and {requests:?} were sent")))?;
+            lost += object["lost"].as_u64().unwrap_or(0) + object["unknown"].as_u64().unwrap_or(0);
+            for disk in object["disks"].as_array().into_iter().flatten() {
+                let name = disk["disk"].as_str().unwrap_or_default();
+                *seen.entry(name.to_owned()).or_default() += disk["requests"].as_u64().unwrap_or(0);
+                let hops = page.entry(name.to_owned()).or_default();
+                for hop in disk["hops"].as_array().into_iter().flatten() {
+                    let label = hop["label"].as_str().unwrap_or_default();
+                    let number = |field: &str| hop[field].as_f64().unwrap_or(f64::NAN);
+                    let figure = hops.entry(label.to_owned()).or_default();
+                    figure.add(number("count"), number("sum_ns"));
+                }
+            }
+        }
+        let mut of_metrics = BTreeMap::new();
+        if lost == 0 {
+            until(|| {
+                let text = self.scene.web.get("/metrics?hops=1")?.text();
+                of_metrics = difference(&metrics(&text), &self.before);
+                let counted = |name: &str| -> f64 {
+                    let worker = of_metrics.get(name).and_then(|h: &Hops| h.get("worker"));
+                    worker.map_or(0.0, |f| f.count)
+                };
+                let is_lost = text.contains("\npvblk_hops_lost_events_total ")
+                    && !text.contains("\npvblk_hops_lost_events_total 0\n");
+                lost += u64::from(is_lost);
+                Ok(is_lost || requests.iter().all(|(name, n)| counted(name) >= *n as f64))
+            })?;
+        }
+        let pid = i32::try_from(self.trace.id()).ok().and_then(Pid::from_raw);
+        kill_process(
+            pid.ok_or_else(|| Stop::Fail("no process".into()))?,
+            Signal::INT,
+        )?;
+        let ended = tools::wait(&mut self.trace, HANG)?;
+        check(ended.is_some_and(|s| s.success()), || "the trace".into())?;
+        let (capture, timeline) = capture(&self.scene.path("t"))?;
+        lost += capture["lost"].as_u64().unwrap_or(0);
+        Ok(Read {
+            capture,
+            timeline,
+            page,
+            metrics: of_metrics,
+            lost,
+        })
+    }
+}
+
+/// Figures of a capture, and the sums of its timeline.
+fn capture(name: &Path) -> Result<(Value, Sums), Stop> {
+    let (name, json) = (
+        name.display().to_string(),
+        format!("{}.json", name.display()),
+    );
+    run(pvblk(["latency", &name, "--json", &json])?, HANG)?.success()?;
+    let timeline = format!("{name}.pftrace");
+    let args = ["trace", "--from", &name, "--perfetto", &timeline];
+    run(pvblk(args)?, HANG)?.success()?;
+    let sums = by_protoc(Path::new(&timeline))?;
+    Ok((serde_json::from_slice(&std::fs::read(json)?)?, sums))
+}
+
+fn difference(
+    now: &BTreeMap<String, Hops>,
+    before: &BTreeMap<String, Hops>,
+) -> BTreeMap<String, Hops> {
+    let mut all = now.clone();
+    for (disk, hops) in &mut all {
+        for (hop, figure) in hops {
+            if let Some(old) = before.get(disk).and_then(|h| h.get(hop)) {
+                figure.add(-old.count, -old.ns);
+            }
+        }
+    }
+    all
+}
+
+fn until(mut done: impl FnMut() -> Result<bool, Stop>) -> Result<(), Stop> {
+    let begin = Instant::now();
+    while !done()? {
+        check(begin.elapsed() < HANG, || "it didn't happen".into())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Runs a load to its end; returns the number of its requests and the sum of their times by the client's clock.
+fn load(scene: &Scene, cell: &Cell) -> Result<Figure, Stop> {
+    let json = scene.path("bench.json").display().to_string();
+    let (target, depth) = (scene.target(cell), cell.depth.to_string());
+    let size = (cell.requests * 4096).to_string();
+    let args = [
+        "bench",
+        "--target",
+        &target,
+        "--rw",
+        "randread",
+        "--iodepth",
+        &depth,
+    ];
+    let args = args.into_iter().chain(["--size", &size, "--json", &json]);
+    run(pvblk(args)?, HANG)?.success()?;
+    let report: Value = serde_json::from_slice(&std::fs::read(json)?)?;
+    let read = &report["jobs"][0]["read"];
+    let number = |v: &Value| v.as_f64().unwrap_or(f64::NAN);
+    let count = number(&read["total_ios"]);
+    Ok(Figure {
+        count,
+        ns: count * number(&read["lat_ns"]["mean"]),
+    })
+}
+
+/// The path of a disk's requests in the figures of a capture, by the hops' texts.
+fn path_of(capture: &Value, disk: &str) -> Hops {
+    let layer = format!("{disk}/back");
+    let paths = capture["paths"].as_array().into_iter().flatten();
+    let mut hops = Hops::new();
+    for path in paths.filter(|p| p["name"] == layer.as_str()) {
+        for hop in path["hops"].as_array().into_iter().flatten() {
+            let number = |field: &str| hop["figures"][field].as_f64().unwrap_or(f64::NAN);
+            let name = hop["hop"].as_str().unwrap_or_default();
+            let figure = hops.entry(name.to_owned()).or_default();
+            figure.add(number("count"), number("count") * number("average_ns"));
+        }
+    }
+    hops
+}
+
+impl Planted {
+    /// The label of the blamed hop is this, or begins so.
+    fn label(self) -> &'static str {
+        match self {
+            Planted::Volume | Planted::CacheMiss => "medium",
+            Planted::Member => "member delay:",
+            Planted::Remote => "remote server",
+        }
+    }
+
+    /// The hop's text in `latency` and on the timeline.
+    fn is_blamed(self, text: &str, disk: &str) -> bool {
+        let begin = match self {
+            Planted::Member => format!("{disk}/[delay:"),
+            Planted::Remote => format!("{disk}/nbd"),
+            _ => format!("{disk}/delay:"),
+        };
+        text.starts_with(&begin) && text.ends_with(": works")
+    }
+}
+
+fn sum(hops: &Hops, is: impl Fn(&str) -> bool) -> Figure {
+    let mut all = Figure::default();
+    for (_, figure) in hops.iter().filter(|(name, _)| is(name)) {
+        all.add(figure.count, figure.ns);
+    }
+    all
+}
+
+fn close(a: f64, b: f64, share: f64) -> bool {
+    (a - b).abs() <= share * a.max(b)
+}
+
+/// One disk's figures against the planter's. `Ok(None)`: all is right but not near; else how much of the planted time is blamed.
+fn judge(
+    place: Planted,
+    cell: &Cell,
+    planted: Held,
+    client: Figure,
+    read: &Read,
+) -> Result<Option<f64>, Stop> {
+    let disk = &cell.disk;
+    let empty = Hops::new();
+    let path = path_of(&read.capture, disk);
+    let page = read.page.get(disk).unwrap_or(&empty);
+    let in_metrics = read.metrics.get(disk).unwrap_or(&empty);
+    let blamed = sum(&path, |text| place.is_blamed(text, disk));
+    let by_label = |hops: &Hops| sum(hops, |label| label.starts_with(place.label()));
+    let text = || {
+        format!(
+            "{place:?} {disk}: planted {planted:?}, the client {client:?}\nlatency {path:#?}\npage {page:#?}\nmetrics {in_metrics:#?}"
+        )
+    };
+    // Readers of the same events agree, hop by hop.
+    check(
+        !path.is_empty() && close(total(&path), total(page), SAME),
+        text,
+    )?;
+    check(close(total(page), total(in_metrics), SAME), text)?;
+    let labels = |hops: &Hops| -> Vec<String> { hops.keys().cloned().collect() };
+    check(labels(page) == labels(in_metrics), text)?;
+    for (label, figure) in page {
+        let other = in_metrics[label];
+        let same = figure.count == other.count && close(figure.ns, other.ns, SAME);
+        check(same, text)?;
+    }
+    let (on_page, exported) = (by_label(page), by_label(in_metrics));
+    check(blamed.count as u64 == planted.requests, text)?;
+    // All of the planted time is there, in each of them.
+    let least = planted.ns as f64;
+    check(blamed.ns >= least && on_page.ns >= least, text)?;
+    check(exported.ns >= least * (1.0 - 1e-6), text)?;
+    // No time is invented: all hops together are no more than the client saw, and so all others no more than it saw beside the planted time.
+    check(total(&path) <= client.ns * (1.0 + 1e-9), text)?;
+    let others = total(&path) - blamed.ns;
+    check(others <= client.ns - least, text)?;
+    let other = path.iter().filter(|(text, _)| !place.is_blamed(text, disk));
+    let other = other.max_by(|a, b| a.1.ns.total_cmp(&b.1.ns));
+    println!(
+        "{place:?} {:>5} {:>3} in flight: planted {:>9.3} ms, blamed {:.4} x in latency, {:.4} on the page, {:.4} in metrics; other hops {:.4}, most {}",
+        cell.delay,
+        cell.depth,
+        least / 1e6,
+        blamed.ns / least,
+        on_page.ns / least,
+        exported.ns / least,
+        others / least,
+        other.map_or(String::new(), |(text, f)| format!(
+            "{text} {:.4}",
+            f.ns / least
+        ))
+    );
+    let most = blamed.ns.max(on_page.ns).max(exported.ns) / least;
+    Ok(Some(most).filter(|most| *most <= 1.0 + NEAR))
+}
+
+fn blamed(place: Planted) -> Result<(), Stop> {
+    need(&["protoc"])?;
+    let mut left = cells();
+    let scene = Scene::new(place, &left)?;
+    for _ in 0..ROUNDS {
+        let recording = Recording::start(&scene)?;
+        let mut loads = Vec::new();
+        let mut requests = BTreeMap::new();
+        for cell in &left {
+            // A cache has read nothing of this disk yet, or has forgotten it.
+            if place == Planted::CacheMiss {
+                let params = json!({"name": cell.disk, "question": {"cache": "drop"}});
+                Control::open(&scene.path("ctl"))?.must("disk.ask", params)?;
+            }
+            let before = scene.held(place, &cell.disk)?;
+            let client = load(&scene, cell)?;
+            let after = scene.held(place, &cell.disk)?;
+            let planted = Held {
+                requests: after.requests - before.requests,
+                ns: after.ns - before.ns,
+            };
+            requests.insert(cell.disk.clone(), cell.requests);
+            loads.push((planted, client));
+        }
+        let read = recording.finish(&requests)?;
+        if read.lost > 0 {
+            continue;
+        }
+        let compared = same_sums(&read.timeline, &read.capture)?;
+        check(compared >= 4 * left.len(), || format!("{compared} sums"))?;
+        let mut is_near = Vec::new();
+        for (cell, (planted, client)) in left.iter().zip(&loads) {
+            let share = judge(place, cell, *planted, *client, &read)?;
+            // What a remote server is blamed for has the way there and back in it.
+            is_near.push(share.is_some() || place == Planted::Remote);
+        }
+        let mut near = is_near.into_iter();
+        left.retain(|_| !near.next().unwrap_or(false));
+        if left.is_empty() {
+            return scene.stop();
+        }
+    }
+    let names: Vec<&str> = left.iter().map(|c| c.disk.as_str()).collect();
+    Stop::fail(format!("not near in {ROUNDS} rounds: {names:?}"))
+}
+
+/// A limit holds requests back: it has nearly all of their time.
+fn limit() -> Result<(), Stop> {
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| unix(&dir.path().join(name));
+    let disks = ["a=mem:16M".to_owned()];
+    let (nbd, control, web) = (path("nbd"), path("ctl"), path("web"));
+    let args = [
+        "--limit",
+        "a:iops=200,burst=1ms",
+        "--nbd",
+        &nbd,
+        "--control",
+        &control,
+        "--web",
+        &web,
+    ];
+    let server = serve(&disks, &args)?;
+    let web = Place::told(&server.lines())?;
+    let mut scene = Scene {
+        server,
+        behind: None,
+        web,
+        dir,
+        _members: Vec::new(),
+    };
+    for _ in 0..ROUNDS {
+        let recording = Recording::start(&scene)?;
+        let target = uri(&scene.path("nbd"), "a");
+        let json = scene.path("bench.json").display().to_string();
+        let args = [
+            "bench",
+            "--target",
+            &target,
+            "--rw",
+            "randread",
+            "--iodepth",
+            "8",
+        ];
+        let args = args.into_iter().chain(["--size", "512k", "--json", &json]);
+        run(pvblk(args)?, HANG)?.success()?;
+        let read = recording.finish(&BTreeMap::from([("a".to_owned(), 128)]))?;
+        if read.lost > 0 {
+            continue;
+        }
+        let empty = Hops::new();
+        let hops = [
+            read.page.get("a").unwrap_or(&empty),
+            read.metrics.get("a").unwrap_or(&empty),
+        ];
+        let share = hops.map(|h| sum(h, |label| label == "limit").ns / total(h));
+        println!("limit: {share:?} of the time is blamed on it");
+        if share.iter().all(|s| *s > 1.0 - NEAR) {
+            return scene.server.stop();
+        }
+    }
+    Stop::fail(format!("not near in {ROUNDS} rounds"))
+}
+
+/// A server that is stopped leaves requests on the ring for as long.
+fn ring() -> Result<(), Stop> {
+    const DEPTH: u64 = 32;
+    need(&["protoc"])?;
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| unix(&dir.path().join(name));
+    let (local, control) = (path("local"), path("back"));
+    let disks = ["a=mem:16M".to_owned()];
+    let mut server = serve(&disks, &["--local", &local, "--control", &control])?;
+    let (nbd, front) = (path("nbd"), path("front"));
+    let args = [
+        "attach",
+        &local,
+        "--disk",
+        "a",
+        "--nbd",
+        &nbd,
+        "--control",
+        &front,
+    ];
+    let mut attach = Daemon::start(args)?;
+    let mut nearest = f64::INFINITY;
+    for round in 0..ROUNDS {
+        let name = dir.path().join(format!("t{round}"));
+        let text = name.display().to_string();
+        let mut trace = pvblk(["trace", &control, &front, "--output", &text])?
+            .stderr(Stdio::null())
+            .spawn()?;
+        until(|| Ok(dir.path().join(format!("t{round}.blktrace.0")).exists()))?;
+        let mut client = pvblk_e2e::nbd::Connection::open(&dir.path().join("nbd"), "a")?;
+        client.patience(HANG)?;
+        server.freeze()?;
+        let begin = Instant::now();
+        for n in 0..DEPTH {
+            client.send_read(n, n * 4096, 4096)?;
+        }
+        let mut stat = Control::open(&dir.path().join("front"))?;
+        until(|| {
+            let answer = stat.must("stat", json!({"disk": "a"}))?;
+            Ok(answer["disks"][0]["in_flight"] == DEPTH)
+        })?;
+        // All are on the ring from here on.
+        let on_ring = Instant::now();
+        std::thread::sleep(Duration::from_millis(100));
+        let least = DEPTH as f64 * on_ring.elapsed().as_nanos() as f64;
+        server.signal(Signal::CONT)?;
+        for _ in 0..DEPTH {
+            let reply = client.receive()?;
+            check(reply.is_some_and(|r| r.error == 0), || format!("{reply:?}"))?;
+            client.receive_data(4096)?;
+        }
+        let most = DEPTH as f64 * begin.elapsed().as_nanos() as f64;
+        let pid = i32::try_from(trace.id()).ok().and_then(Pid::from_raw);
+        kill_process(
+            pid.ok_or_else(|| Stop::Fail("no process".into()))?,
+            Signal::INT,
+        )?;
+        let ended = tools::wait(&mut trace, HANG)?;
+        check(ended.is_some_and(|s| s.success()), || "the trace".into())?;
+        let (capture, timeline) = capture(&name)?;
+        same_sums(&timeline, &capture)?;
+        let layer = "a/attach";
+        let paths = capture["paths"].as_array().into_iter().flatten();
+        let mut down = Figure::default();
+        for hop in paths
+            .filter(|p| p["name"] == layer)
+            .flat_map(|p| p["hops"].as_array().into_iter().flatten())
+            .filter(|h| {
+                h["hop"]
+                    .as_str()
+                    .is_some_and(|h| h.ends_with("down to ring"))
+            })
+        {
+            let number = |field: &str| hop["figures"][field].as_f64().unwrap_or(f64::NAN);
+            down.add(number("count"), number("count") * number("average_ns"));
+        }
+        let text = || format!("{down:?} of {least} to {most} ns: {}", capture["paths"]);
+        check(down.count as u64 == DEPTH, text)?;
+        check(down.ns >= least && down.ns <= most, text)?;
+        nearest = nearest.min(down.ns / least);
+        println!(
+            "ring: {:.4} x of the time that the server stood still",
+            down.ns / least
+        );
+        if nearest <= 1.0 + NEAR {
+            attach.stop()?;
+            return server.stop();
+        }
+    }
+    Stop::fail(format!(
+        "{nearest} x of the planted time in {ROUNDS} rounds"
+    ))
+}
