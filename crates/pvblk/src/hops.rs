@@ -25,6 +25,9 @@ pub struct HopsQuery {
     /// One request of so many is followed.
     #[serde(default = "some")]
     pub every: u32,
+    /// Only counts and sums: no histograms, and no slowest requests.
+    #[serde(default)]
+    pub brief: bool,
     /// One object a second; without it one object is the answer, after a second.
     #[serde(default)]
     pub stream: bool,
@@ -41,6 +44,7 @@ impl HopsQuery {
         HopsQuery {
             disk: None,
             every,
+            brief: true,
             stream: true,
         }
     }
@@ -75,6 +79,7 @@ struct Listening {
     subscription: Subscription,
     live: Live,
     every: u32,
+    brief: bool,
 }
 
 impl Listening {
@@ -88,6 +93,7 @@ impl Listening {
             subscription,
             live: Live::new(names, query.disk.clone(), now_ns),
             every,
+            brief: query.brief,
         })
     }
 
@@ -106,7 +112,11 @@ impl Listening {
     fn report(&mut self) -> HopsReport {
         let collector = self.subscription.collector();
         let every = std::mem::replace(&mut self.every, collector.every());
-        self.live.take(collector.now_ns(), u64::from(every))
+        let mut report = self.live.take(collector.now_ns(), u64::from(every));
+        if self.brief {
+            report.make_brief();
+        }
+        report
     }
 }
 
@@ -178,6 +188,7 @@ mod tests {
             (all.disk.as_deref(), all.every, all.stream),
             (None, 64, false)
         );
+        assert!(parse(json!({"brief": true})).unwrap().brief && !all.brief);
         let one = parse(json!({"disk": "a", "every": 1, "stream": true})).unwrap();
         assert_eq!(
             (one.disk.as_deref(), one.every, one.stream),

@@ -30,7 +30,7 @@ export class DiskView {
     this.selection = null;
     this.hop = null;
     store.open(name);
-    this.hops = new Hops(name, everyFor(store.disks.get(name)?.load ?? 0));
+    this.hops = new Hops(name, everyFor(store.disks.get(name)?.rates?.requests ?? 0));
     this.flow = new Flow(this.hops, axis, (hop) => this.chooseHop(hop));
     this.heat = new HeatMap(axis, (selection) => this.chooseRegion(selection));
     this.waterfall = new Waterfall(this.hops);

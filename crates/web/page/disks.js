@@ -1,5 +1,6 @@
 // The list of disks. Only rows in view are drawn, so it is as quick with 65,536 disks as with ten.
 
+import { stream } from "./api.js";
 import { h, keyed, put, say } from "./dom.js";
 import { bytes, count, plural, time } from "./format.js";
 import { STATES, badge, kindOf, setBadge, urgency } from "./state.js";
@@ -14,10 +15,13 @@ const COLUMNS = [
   { key: "flight", text: "in flight", number: true, of: (disk) => disk.rates?.inFlight ?? -1 },
   { key: "average", text: "average", number: true, of: (disk) => disk.rates?.average ?? -1 },
   { key: "p99", text: "p99", number: true, of: (disk) => disk.rates?.p99 ?? -1 },
+  { key: "most", text: "most time in", first: "up", of: (disk) => disk.way?.label ?? "\uffff" },
   { key: "users", text: "users", number: true, of: (disk) => disk.info.users?.length ?? 0 },
 ];
 
 const ORDER_EVERY_MS = 5_000;
+// Few enough requests that following them costs next to nothing.
+const FOLLOWED = 64;
 const BEYOND = 12;
 
 export class Disks {
@@ -30,6 +34,7 @@ export class Disks {
     this.listeners = [
       [store, "disks", () => this.order(false)],
       [store, "counts", () => this.counted()],
+      [store, "ways", () => this.draw()],
       [window, "scroll", () => this.draw()],
       [window, "resize", () => this.measure()],
     ];
@@ -67,9 +72,11 @@ export class Disks {
 
   open() {
     this.order(true);
+    this.hops = stream("hops", { every: FOLLOWED, brief: true }, { object: (object) => this.store.addWays(object), state: () => {} });
   }
 
   close() {
+    this.hops.close();
     for (const [target, name, listener] of this.listeners) target.removeEventListener(name, listener);
   }
 
@@ -94,7 +101,11 @@ export class Disks {
   }
 
   counted() {
-    const due = performance.now() - (this.orderedAt ?? 0) > ORDER_EVERY_MS;
+    // At first there were no figures to order by. An order by figures that somebody asked for is kept.
+    const first = !this.hadRates && [...this.store.disks.values()].some((disk) => disk.rates);
+    if (first) this.hadRates = true;
+    const kept = !["state", "name", "kind"].includes(this.sort.key);
+    const due = first || kept || performance.now() - (this.orderedAt ?? 0) > ORDER_EVERY_MS;
     const busy = this.body.contains(document.activeElement) || this.body.matches(":hover");
     if (due && !busy) this.order(false);
     else {
@@ -161,7 +172,7 @@ export class Disks {
   update(row, at, disk) {
     row.style.transform = `translateY(${at * this.height}px)`;
     row.setAttribute("aria-rowindex", String(at + 2));
-    const [state, , kind, reads, writes, both, flight, average, p99, users] = row.children;
+    const [state, , kind, reads, writes, both, flight, average, p99, most, users] = row.children;
     const rates = disk.rates;
     setBadge(state.firstChild, disk.state);
     say(kind, kindOf(disk.info.volume));
@@ -172,6 +183,8 @@ export class Disks {
     say(flight, rates ? rates.inFlight : "–");
     say(average, time(rates?.average));
     say(p99, time(rates?.p99));
+    say(most, disk.way ? `${Math.round(disk.way.share * 100)} % ${tail(disk.way.label)}` : "–");
+    most.title = disk.way?.label ?? "";
     say(users, disk.info.users?.length ?? 0);
     row.classList.toggle("idle", !rates || rates.requests === 0);
   }
@@ -235,6 +248,11 @@ export class Disks {
     this.filter.state = state;
     this.order(true);
   }
+}
+
+// A member's name is a path, whose end tells more than its beginning.
+function tail(label) {
+  return label.length > 22 && label.includes("/") ? `${label.split(" ")[0]} …/${label.split("/").at(-1)}` : label;
 }
 
 export function figure(name, value, note) {

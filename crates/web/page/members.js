@@ -78,12 +78,23 @@ function progress(sync) {
   );
 }
 
-const CACHE = [
-  ["hit_ratio", "hits"],
-  ["nr_listed_pages", "pages kept"],
-  ["nr_dirty", "dirty pages"],
-  ["nr_writeback", "pages being written"],
-];
+const PAGE = 4096;
+
+// The facts of a cache, from its counters now and when they were read before.
+function factsOf(now, before) {
+  const used = (now.nr_active_file ?? 0) + (now.nr_inactive_file ?? 0);
+  const free = (now.nr_free_pages ?? 0) + (now.nr_listed_pages ?? 0);
+  const facts = [];
+  if (before) {
+    const [hits, misses] = [now.hits - before.hits, now.misses - before.misses];
+    facts.push(["hits lately", hits + misses > 0 ? `${share(hits, hits + misses)} of reads` : "no reads"]);
+  }
+  facts.push(["hits ever", now.hits + now.misses > 0 ? `${share(now.hits, now.hits + now.misses)} of reads` : "no reads"]);
+  facts.push(["in use", `${bytes(used * PAGE)} of ${bytes((used + free) * PAGE)}`]);
+  facts.push(["dirty", bytes((now.nr_dirty ?? 0) * PAGE)]);
+  if (now.nr_writeback) facts.push(["being written", bytes(now.nr_writeback * PAGE)]);
+  return facts;
+}
 
 export class CacheFigures {
   constructor(name) {
@@ -100,8 +111,8 @@ export class CacheFigures {
     } catch {
       return;
     }
-    const found = CACHE.filter(([key]) => counters[key] !== undefined);
-    put(this.list, found.map(([key, words]) => [h("dt", {}, words), h("dd", {}, typeof counters[key] === "number" ? whole(counters[key]) : counters[key])]).flat());
-    this.element.hidden = found.length === 0;
+    put(this.list, factsOf(counters, this.before).map(([words, value]) => [h("dt", {}, words), h("dd", {}, value)]).flat());
+    this.before = counters;
+    this.element.hidden = false;
   }
 }

@@ -2,9 +2,9 @@
 
 import { h, say } from "./dom.js";
 
-export const STATES = ["failed", "stalled", "degraded", "opening", "removing", "healthy"];
+export const STATES = ["failed", "stalled", "degraded", "limited", "opening", "removing", "healthy"];
 
-const SHAPES = { failed: "✕", stalled: "◆", degraded: "▲", opening: "◌", removing: "◌", healthy: "●" };
+const SHAPES = { failed: "✕", stalled: "◆", degraded: "▲", limited: "■", opening: "◌", removing: "◌", healthy: "●" };
 
 // The word for a disk: its health while it is served, else what becomes of it.
 export function stateOf(info) {

@@ -18,16 +18,20 @@ class Disk {
     this.info = info;
     this.last = null;
     this.rates = null;
+    // The hop with most of the time of the last second's requests, and whether some waited for a limit; null while nothing is followed.
+    this.way = null;
     // Samples of the latencies of whole requests; null unless somebody looks at the disk.
     this.history = null;
   }
 
   get state() {
-    return stateOf(this.info);
+    const state = stateOf(this.info);
+    return state === "healthy" && this.way?.isLimited ? "limited" : state;
   }
 
+  // Requests at work on average: the time that clients wait for this disk, in seconds of each second.
   get load() {
-    return this.rates ? this.rates.requests : 0;
+    return this.rates ? this.rates.time / 1e9 / this.rates.seconds : 0;
   }
 }
 
@@ -220,6 +224,20 @@ export class Store extends EventTarget {
       trim(disk.history, now);
     }
     this.tell("counts");
+  }
+
+  // Takes the hops of all disks in the last second.
+  addWays(object) {
+    const ways = new Map((object.disks ?? []).map((disk) => [disk.disk, disk]));
+    for (const disk of this.disks.values()) {
+      const hops = ways.get(disk.name)?.hops ?? [];
+      const all = hops.reduce((before, hop) => before + hop.sum_ns, 0);
+      const by = new Map();
+      for (const hop of hops) by.set(hop.label, (by.get(hop.label) ?? 0) + hop.sum_ns);
+      const [label, ns] = [...by].sort((a, b) => b[1] - a[1])[0] ?? [null, 0];
+      disk.way = label === null || !all ? null : { label, share: ns / all, isLimited: (by.get("limit") ?? 0) > 0 };
+    }
+    this.tell("ways");
   }
 
   // Begins to keep the history of a disk. The one that was opened longest ago makes room.

@@ -631,6 +631,8 @@ fn limit() -> Result<(), Stop> {
             read.page.get("a").unwrap_or(&empty),
             read.metrics.get("a").unwrap_or(&empty),
         ];
+        let totals = hops.map(total);
+        check(close(totals[0], totals[1], SAME), || format!("{hops:#?}"))?;
         let share = hops.map(|h| sum(h, |label| label == "limit").ns / total(h));
         println!("limit: {share:?} of the time is blamed on it");
         if share.iter().all(|s| *s > 1.0 - NEAR) {

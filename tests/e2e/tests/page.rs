@@ -22,6 +22,7 @@ fn main() -> ExitCode {
             "a_slow_member_is_named_and_its_requests_are_shown",
             slow_member,
         ),
+        ("a_limit_and_a_small_cache_are_named", limit_and_cache),
         ("a_rebuild_memory_and_events_are_shown", others),
         ("names_of_peers_stay_text", hostile),
         ("changes_need_the_token_and_are_asked_back", changes),
@@ -38,7 +39,7 @@ struct Scene {
     daemon: Daemon,
     dir: TempDir,
     url: String,
-    load: Option<Child>,
+    loads: Vec<Child>,
 }
 
 impl Scene {
@@ -62,7 +63,7 @@ impl Scene {
             url: url.to_owned(),
             daemon,
             dir,
-            load: None,
+            loads: Vec::new(),
         })
     }
 
@@ -89,19 +90,15 @@ impl Scene {
             "600",
         ];
         let mut command = pvblk(args)?;
-        self.load = Some(
-            command
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()?,
-        );
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        self.loads.push(command.spawn()?);
         Ok(())
     }
 }
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        if let Some(load) = &mut self.load {
+        for load in &mut self.loads {
             // It may have ended already.
             let _ = load.kill();
             let _ = load.wait();
@@ -312,6 +309,59 @@ fn slow_member() -> Result<(), Stop> {
             ("/", "document.querySelector('.disks .row')"),
         ],
     )
+}
+
+/// A disk that its limit holds back, and one whose cache is too small, are told apart in the list.
+fn limit_and_cache() -> Result<(), Stop> {
+    let disks = [
+        "held=mem:16M",
+        "missing=cache:1M,readahead=0:delay:2ms:mem:64M",
+        "idle=mem:16M",
+    ];
+    let mut scene = Scene::start(&disks, &["--limit", "held:iops=100"])?;
+    needs_hops(&scene)?;
+    scene.load("held")?;
+    scene.load("missing")?;
+    let mut browser = open(&scene, "/")?;
+    let cell = |disk: &str, column: &str| {
+        format!(
+            "[...document.querySelectorAll('.disks .row')].find((row) => row.querySelector('a').innerText === '{disk}')?.querySelector('.{column}').innerText"
+        )
+    };
+    for (disk, column, text) in [
+        ("held", "state", "limited"),
+        ("held", "most", "% limit"),
+        ("missing", "state", "healthy"),
+        ("missing", "most", "% medium"),
+        ("idle", "most", "–"),
+    ] {
+        browser.until(&format!("({})?.includes('{text}')", cell(disk, column)))?;
+    }
+    // By load, the disk at which clients wait most is above the others.
+    browser.eval("document.querySelector('.disks .flight button').click()")?;
+    browser.eval("document.querySelector('.disks .head .state button').click()")?;
+    let order = "[...document.querySelectorAll('.disks .row')].sort((a, b) => a.ariaRowIndex - b.ariaRowIndex).map((row) => row.querySelector('a').innerText).join()";
+    browser.until(&format!(
+        "['held,missing,idle', 'missing,held,idle'].includes({order})"
+    ))?;
+
+    browser.eval("location.hash = '#/disk/missing'")?;
+    let facts = "document.querySelector('[aria-labelledby=cache-title]').innerText";
+    browser.until(&format!("/hits lately\\s+[0-9<]/.test({facts})"))?;
+    let facts = browser.eval(facts)?;
+    let facts = facts.as_str().unwrap_or_default();
+    // Its 64 MiB are read at random, and it has 1 MiB for them.
+    let hits = facts
+        .split("hits ever")
+        .nth(1)
+        .and_then(|f| f.split('%').next());
+    let hits = hits.map(|h| h.trim().trim_start_matches("< "));
+    let hits: Option<f64> = hits.and_then(|h| h.parse().ok());
+    check(
+        hits.is_some_and(|h| h < 20.0) && facts.contains(" of 1 MiB"),
+        || facts.to_owned(),
+    )?;
+    browser.quiet()
 }
 
 /// True when the heat map has cells of many colors.

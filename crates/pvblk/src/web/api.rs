@@ -66,7 +66,14 @@ const READING: &[Reading] = &[
     },
     Reading {
         is_stream: true,
-        ..reading("hops", &[("disk", Form::Text), ("every", Form::Json)])
+        ..reading(
+            "hops",
+            &[
+                ("disk", Form::Text),
+                ("every", Form::Json),
+                ("brief", Form::Json),
+            ],
+        )
     },
 ];
 

@@ -21,6 +21,16 @@ pub struct HopsReport {
     pub disks: Vec<DiskHops>,
 }
 
+impl HopsReport {
+    /// Leaves out histograms and the slowest requests.
+    pub fn make_brief(&mut self) {
+        for disk in &mut self.disks {
+            disk.slowest.clear();
+            disk.hops.iter_mut().for_each(|h| h.latency_ns.clear());
+        }
+    }
+}
+
 /// Hops of the requests to one disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskHops {
