@@ -103,6 +103,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/volume/src/spec/nbd.rs", REMOTE),
     ("crates/pvblk/src/sandbox/parent.rs", PARENT),
     ("crates/pvblk/src/sandbox/policy.rs", PARENT),
+    ("crates/pvblk/src/sandbox/servers.rs", PARENT),
     ("crates/pvblk/src/sandbox/user.rs", PARENT),
     ("crates/pvblk/src/attach.rs", ATTACH),
     ("crates/pvblk/src/bench.rs", COMMAND),
