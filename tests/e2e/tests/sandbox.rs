@@ -10,7 +10,7 @@ use rustix::process::{Signal, geteuid};
 use serde_json::json;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
