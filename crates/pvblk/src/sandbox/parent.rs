@@ -318,7 +318,7 @@ impl Server {
     fn connect(&self, address: &str, kind: SocketKind, timeout: Duration) -> io::Result<OwnedFd> {
         let address: NbdAddr = address.parse().map_err(|_| Errno::INVAL)?;
         if !self.connecting.try_take() {
-            return Err(Errno::AGAIN.into());
+            return Err(Errno::BUSY.into());
         }
         let connected = self.servers.connection(&address, kind.into(), timeout);
         self.connecting.give_back();

@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::events::EventForm;
+use pvblk_client::dial::SocketType;
+use pvblk_volume::{FileAnswer, FileCall};
 use std::os::unix::fs::symlink;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use tempfile::TempDir;
 
 /// A parent with a socket and a folder of sockets in its policy, and the end of its child.
@@ -52,21 +54,36 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    fn ask(&mut self, of: Call) -> (Answer, Option<OwnedFd>) {
+    fn tell(&mut self, of: Call) -> u64 {
         self.calls += 1;
         let number = self.calls;
         send(self.child.as_fd(), &Numbered { number, of }, None).unwrap();
+        number
+    }
+
+    /// The next answer, with the number of its call.
+    fn answer(&self) -> (u64, Answer, Option<OwnedFd>) {
         let (answer, file) = receive::<Numbered<Answer>>(&self.child).unwrap().unwrap();
-        assert_eq!(answer.number, number);
-        (answer.of, file)
+        (answer.number, answer.of, file)
+    }
+
+    fn ask(&mut self, of: Call) -> (Answer, Option<OwnedFd>) {
+        let number = self.tell(of);
+        let (answered, answer, file) = self.answer();
+        assert_eq!(answered, number);
+        (answer, file)
     }
 
     fn connect(&mut self, address: &str) -> (Answer, Option<OwnedFd>) {
-        self.ask(Call::Connect {
-            address: address.into(),
-            kind: SocketKind::Stream,
-            timeout: Duration::MAX,
-        })
+        self.ask(connect(address))
+    }
+}
+
+fn connect(address: &str) -> Call {
+    Call::Connect {
+        address: address.into(),
+        kind: SocketKind::Stream,
+        timeout: Duration::MAX,
     }
 }
 
@@ -126,8 +143,48 @@ fn a_child_that_was_taken_over_is_connected_to_nobody_else() {
         assert!(scene.server.connecting.try_take());
     }
     let (answer, _) = scene.connect(&address);
-    let busy = Errno::AGAIN.raw_os_error();
-    assert!(matches!(answer, Answer::Failed(number) if number == busy));
+    assert!(is_busy(&answer), "{answer:?}");
+}
+
+fn is_busy(answer: &Answer) -> bool {
+    matches!(answer, Answer::Failed(number) if *number == Errno::BUSY.raw_os_error())
+}
+
+#[test]
+fn servers_that_do_not_accept_hold_up_no_file() {
+    let mut scene = Scene::new();
+    let path = scene.at("folder/full");
+    let (listener, at) = pvblk_sys::socket::unix(&path, SocketType::STREAM).unwrap();
+    rustix::net::bind(&listener, &at).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    // The only one that it lets wait to be accepted.
+    let _first = UnixStream::connect(&path).unwrap();
+    let address = format!("unix:{}", path.display());
+    let more = 8;
+    for _ in 0..CONNECTING + more {
+        scene.tell(connect(&address));
+    }
+    let file = scene.tell(Call::File(FileCall::Stat("/".into())));
+    let (mut busy, mut is_stated) = (0, false);
+    while busy < more || !is_stated {
+        let (number, answer, _) = scene.answer();
+        match number == file {
+            true => is_stated = matches!(answer, Answer::File(FileAnswer::Stat(..))),
+            false => {
+                assert!(is_busy(&answer), "{answer:?}");
+                busy += 1;
+            }
+        }
+    }
+    let listener = UnixListener::from(listener);
+    listener.set_nonblocking(false).unwrap();
+    for _ in 0..=CONNECTING {
+        listener.accept().unwrap();
+    }
+    for _ in 0..CONNECTING {
+        let (_, answer, socket) = scene.answer();
+        assert!(matches!(answer, Answer::Connected) && socket.is_some());
+    }
 }
 
 #[test]
