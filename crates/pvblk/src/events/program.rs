@@ -96,7 +96,7 @@ impl Drop for OnEvent {
 }
 
 struct Runner {
-    /// For messages.
+    /// Where it is, for messages.
     path: PathBuf,
     runs: Arc<dyn RunEvent>,
     log: Arc<EventLog>,
