@@ -48,7 +48,7 @@ pub fn open_target(
         buffer_bytes: load.buffer_bytes,
         patience: None,
         ended: Arc::clone(stop),
-        opener: pvblk_volume::in_process(),
+        ..Need::default()
     })
 }
 

@@ -173,13 +173,17 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Read bytes of guests and clients in a process of its own, as USER and without any other right; this process keeps its rights, opens files for it, and
-    /// makes sockets. Not with --xen, --on-event and disks of other servers
+    /// makes and connects sockets. Not with --xen and rbd: disks
     #[arg(long, value_name = "USER")]
     pub sandbox: Option<String>,
     /// Folder whose files may be added as disks, and that may hold sockets, while a server in a sandbox runs; may be given several times [default: none but those
     /// that the command line and the configuration name]
     #[arg(long, value_name = "DIR")]
     pub open_in: Vec<PathBuf>,
+    /// Server whose disks may be added while a server in a sandbox runs: tcp:HOST:PORT, tcp:HOST:* for all its ports, or unix:PATH of a socket or of a folder with
+    /// sockets; may be given several times [default: none but those that the command line and the configuration name]
+    #[arg(long, value_name = "ADDRESS")]
+    pub connect_to: Vec<String>,
     /// Worker threads [default: one per CPU]
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,

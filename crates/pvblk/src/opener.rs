@@ -1,11 +1,13 @@
 //! [`Opener`]: everything that the server opens, binds and connects.
 
+use crate::events::{Program, RunEvent};
 use crate::nbd::NbdListen;
 use crate::sandbox::{self, FileCalls, Link, SocketKind};
 use crate::wanted::{LOCK, RealFolder};
 use crate::web::WebSocket;
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Error};
+use pvblk_client::dial::{self, Dialer};
 use pvblk_export::nbd::NbdSocket;
 use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketType};
 use pvblk_export::xen::{LinuxXen, Xenstore};
@@ -22,7 +24,7 @@ use std::sync::Arc;
 
 /// The one way by which `pvblk serve` reaches files, devices, sockets and other servers. Nothing else of it opens, binds or connects
 /// anything, so that this can move to a process of its own: files are opened by a [`FileOpener`], whose calls can be made over a socket, and a socket is a
-/// descriptor with its address. Volumes of other servers connect for themselves, again and again for as long as they are used.
+/// descriptor with its address. Volumes of other servers get a [`Dialer`], by which they connect again for as long as they are used; only `rbd` connects for itself.
 ///
 /// Its calls may wait for a medium or peer: none is made on a thread that others depend on.
 #[derive(Debug)]
@@ -96,15 +98,33 @@ impl Opener {
     /// Opens a volume and everything below it.
     pub fn volume(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, Error> {
         if self.parent.is_some()
-            && let Some(server) = spec.reach().server
+            && let Some(volume) = spec.reach().library
         {
-            return Err(Error::config(sandbox::refused(&server)));
+            return Err(Error::config(sandbox::refused(&volume)));
         }
         spec.open_for(&Need {
             queues: self.queues,
             opener: Arc::clone(&self.files),
+            dialer: self.dialer(),
             ..Need::default()
         })
+    }
+
+    /// Connects to servers of other disks.
+    fn dialer(&self) -> Arc<dyn Dialer> {
+        match &self.parent {
+            None => dial::in_process(),
+            Some(parent) => Arc::<Link>::clone(parent),
+        }
+    }
+
+    /// Runs `program` for events.
+    pub fn event_program(&self, program: &Path) -> Arc<dyn RunEvent> {
+        match &self.parent {
+            None => Arc::new(Program::new(program.to_owned())),
+            // It knows the program from its own command line.
+            Some(parent) => Arc::<Link>::clone(parent),
+        }
     }
 
     /// A socket for NBD clients.

@@ -74,7 +74,11 @@ fn serve(args: &ServeArgs, entrance: Option<&Entrance>) -> Result<ExitCode> {
     let first = config.disks.first().map(|(name, _)| name.clone());
     let disks = Disks::default().with_default(first.unwrap_or_default());
     let service = Service::new(backend, disks, pressure);
-    let told = Told::start(&service, config.on_event.take(), config.hang_after)?;
+    let on_event = config.on_event.take().map(|program| {
+        let runs = opener.event_program(&program);
+        (program, runs)
+    });
+    let told = Told::start(&service, on_event, config.hang_after)?;
     let exports = Arc::new(Exports::new(&service, &opener, &ExportLimits::of(&config)));
     let budgets = config.clients.budgets(config.disks.len());
     let registry = Registry::new(&service, &opener, &exports, &traces, budgets);

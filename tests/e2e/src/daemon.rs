@@ -64,8 +64,12 @@ pub fn pvblk<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Comma
     let mut command = Command::new(binary()?);
     let args: Vec<OsString> = args.into_iter().map(|a| a.as_ref().to_owned()).collect();
     let serves = args.first().is_some_and(|a| a == "serve");
+    let says_so = args.iter().any(|a| a == "--sandbox");
     command.args(args).stdin(Stdio::null());
-    if serves && let Some(user) = std::env::var_os("PVBLK_E2E_SANDBOX") {
+    if serves
+        && !says_so
+        && let Some(user) = std::env::var_os("PVBLK_E2E_SANDBOX")
+    {
         command.arg("--sandbox").arg(user);
         command.arg("--open-in").arg(std::env::temp_dir());
     }
@@ -157,6 +161,14 @@ impl Daemon {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The process that serves: the child of a server in a sandbox.
+    pub fn serving_pid(&self) -> Result<u32, Stop> {
+        let pid = self.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let first = children.split_whitespace().next();
+        Ok(first.and_then(|c| c.parse().ok()).unwrap_or(pid))
     }
 
     /// Sends a signal.

@@ -23,6 +23,7 @@ pub mod netns;
 pub mod outcome;
 pub mod pattern;
 pub mod perfetto;
+pub mod sandbox;
 pub mod slow_medium;
 pub mod stage;
 pub mod terminal;

@@ -1,6 +1,7 @@
 //! Volumes on NBD servers: servers of other people and our own, killed and started again under load, resized, and asked where their data is.
 
 use pvblk_e2e::outcome::check;
+use pvblk_e2e::sandbox::{need_sandbox, user};
 use pvblk_e2e::tools::{find, fio_verify, need, need_fio_nbd, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, stage};
 use serde_json::Value;
@@ -21,6 +22,12 @@ fn main() -> ExitCode {
             killed(Kind::QemuNbd)
         }),
         ("fio_verifies_over_killed_nbdkit", || killed(Kind::Nbdkit)),
+        ("fio_verifies_in_a_sandbox_over_killed_qemu_nbd", || {
+            killed_in_sandbox(Kind::QemuNbd)
+        }),
+        ("fio_verifies_in_a_sandbox_over_killed_nbdkit", || {
+            killed_in_sandbox(Kind::Nbdkit)
+        }),
         ("fio_verifies_over_killed_pvblk", || killed(Kind::Own)),
         ("fio_verifies_over_servers_that_lose_their_cache", || {
             killed(Kind::OwnCache)
@@ -112,10 +119,15 @@ impl Origin {
 
     /// `pvblk serve` in front of it, and the URI of its export.
     fn front(&self, options: &str) -> Result<(Daemon, String), Stop> {
+        self.front_with(options, &[])
+    }
+
+    fn front_with(&self, options: &str, more: &[&str]) -> Result<(Daemon, String), Stop> {
         let socket = self.dir.path().join("front");
         let disk = format!("b={}{options}", self.uri());
         let nbd = stage::unix(&socket);
-        let daemon = Daemon::start(["serve", "--disk", &disk, "--nbd", &nbd])?;
+        let args = [&["serve", "--disk", &disk, "--nbd", &nbd], more].concat();
+        let daemon = Daemon::start(args)?;
         Ok((daemon, stage::uri(&socket, "b")))
     }
 }
@@ -174,11 +186,23 @@ fn kills_wanted() -> u32 {
     text.parse().unwrap_or(if full() { 100 } else { 20 })
 }
 
-/// fio verifies what it writes while the server is killed and started again.
+/// Kills of a server in front of which ours is in a sandbox, where each connection is made by the parent.
+const KILLS_IN_SANDBOX: u32 = 10;
+
+fn killed_in_sandbox(kind: Kind) -> Result<(), Stop> {
+    need_sandbox()?;
+    killed_with(kind, &["--sandbox", &user()], KILLS_IN_SANDBOX)
+}
+
 fn killed(kind: Kind) -> Result<(), Stop> {
+    killed_with(kind, &[], kills_wanted())
+}
+
+/// fio verifies what it writes while the server is killed and started again, so many times.
+fn killed_with(kind: Kind, more: &[&str], wanted: u32) -> Result<(), Stop> {
     need_fio_nbd()?;
     let mut origin = Origin::new(kind, 64 * MIB, |_| Ok(()))?;
-    let (mut front, uri) = origin.front(",keep=8M")?;
+    let (mut front, uri) = origin.front_with(",keep=8M", more)?;
     let (stop, kills) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicU32::new(0)),
@@ -197,8 +221,7 @@ fn killed(kind: Kind) -> Result<(), Stop> {
     });
     let mut result = Ok(());
     let mut round = 0;
-    while result.is_ok() && kills.load(Ordering::Relaxed) < kills_wanted() && !killer.is_finished()
-    {
+    while result.is_ok() && kills.load(Ordering::Relaxed) < wanted && !killer.is_finished() {
         round += 1;
         result = verify(&uri, round);
     }
@@ -260,7 +283,7 @@ fn connections() -> Result<(), Stop> {
     let sockets = |options: &str| -> Result<usize, Stop> {
         let origin = Origin::new(Kind::Own, 16 * MIB, |_| Ok(()))?;
         let (mut front, _) = origin.front(options)?;
-        let folder = format!("/proc/{}/fd", front.pid());
+        let folder = format!("/proc/{}/fd", front.serving_pid()?);
         let links = std::fs::read_dir(folder)?.filter_map(Result::ok);
         let links = links.filter_map(|l| std::fs::read_link(l.path()).ok());
         let count = links

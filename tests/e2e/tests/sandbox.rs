@@ -3,13 +3,14 @@
 use pvblk_e2e::control::Control;
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
+use pvblk_e2e::sandbox::{need_sandbox, user};
 use pvblk_e2e::tools::{fio_verify, need_fio_nbd, run};
 use pvblk_e2e::{Daemon, MIB, Stop, daemon, run_all, stage};
 use rustix::process::{Signal, geteuid};
 use serde_json::json;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -19,6 +20,12 @@ fn main() -> ExitCode {
         ("disks_are_served_as_without_a_sandbox", served),
         ("the_child_has_no_rights", rights),
         ("files_are_opened_where_that_is_allowed", files),
+        ("servers_are_connected_to_again_and_again", servers),
+        (
+            "servers_are_connected_to_where_that_is_allowed",
+            allowed_servers,
+        ),
+        ("the_parent_runs_the_program_of_events", on_event),
         ("the_parent_ends_with_its_child", child_ends),
         ("the_child_flushes_when_its_parent_is_gone", parent_ends),
         ("mistakes_are_told_before_anything_is_served", mistakes),
@@ -35,9 +42,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Result<Scene, Stop> {
-        if !Path::new("/sys/kernel/security/lsm").exists() && landlock_is_missing() {
-            return Stop::skip("this kernel has no Landlock");
-        }
+        need_sandbox()?;
         let dir = tempfile::tempdir()?;
         let scene = Scene { dir };
         std::fs::create_dir(scene.at("in"))?;
@@ -56,6 +61,10 @@ impl Scene {
     }
 
     fn start(&self, disks: &[String]) -> Result<Daemon, Stop> {
+        self.start_with(disks, &[])
+    }
+
+    fn start_with(&self, disks: &[String], more: &[String]) -> Result<Daemon, Stop> {
         let mut args: Vec<String> = ["serve", "--sandbox"].map(String::from).into();
         args.push(user());
         args.extend(["--open-in".into(), self.at("in").display().to_string()]);
@@ -67,7 +76,12 @@ impl Scene {
         args.extend(["--vhost-user".into(), format!("a={}", self.unix("vhost"))]);
         args.extend(["--control".into(), self.unix("control")]);
         args.extend(["--web".into(), self.unix("web")]);
+        args.extend_from_slice(more);
         Daemon::start(args)
+    }
+
+    fn rings(&self, name: &str) -> String {
+        format!("rings:{}", self.unix(name))
     }
 
     fn disk_a(&self) -> String {
@@ -83,42 +97,6 @@ impl Scene {
         let names = ["nbd", "rings", "vhost", "control", "web", "in/second"];
         let there = names.into_iter().filter(|n| self.at(n).exists());
         there.collect()
-    }
-}
-
-/// Root's servers become `nobody`; others stay who they are.
-fn user() -> String {
-    match geteuid().is_root() {
-        true => "nobody".into(),
-        false => geteuid().as_raw().to_string(),
-    }
-}
-
-/// True if a server says so.
-fn landlock_is_missing() -> bool {
-    let args = [
-        "serve",
-        "--sandbox",
-        &user(),
-        "--disk",
-        "a=mem:1M",
-        "--control",
-        "none",
-    ];
-    let command = daemon::pvblk(args);
-    let said = command.and_then(|c| run(c, HANG));
-    said.is_ok_and(|s| s.stderr.contains("Landlock"))
-}
-
-/// The process that serves.
-fn child_of(daemon: &Daemon) -> Result<u32, Stop> {
-    let pid = daemon.pid();
-    let tasks = format!("/proc/{pid}/task/{pid}/children");
-    let children = std::fs::read_to_string(tasks)?;
-    let first = children.split_whitespace().next();
-    match first.and_then(|c| c.parse().ok()) {
-        Some(child) => Ok(child),
-        None => Stop::fail("the server has no child"),
     }
 }
 
@@ -180,7 +158,7 @@ fn served() -> Result<(), Stop> {
 fn rights() -> Result<(), Stop> {
     let scene = Scene::new()?;
     let server = scene.start(&[scene.disk_a()])?;
-    let child = child_of(&server)?;
+    let child = server.serving_pid()?;
     let status = std::fs::read_to_string(format!("/proc/{child}/status"))?;
     let of = |key: &str| {
         let line = status.lines().find_map(|l| l.strip_prefix(key));
@@ -228,8 +206,8 @@ fn files() -> Result<(), Stop> {
     check(server.lines().iter().any(named), || {
         format!("{:?}", server.lines())
     })?;
-    let remote = json!({"name": "n", "volume": "nbd://127.0.0.1:1/a"});
-    control.send("disk.add", &remote)?;
+    let library = json!({"name": "n", "volume": "rbd:pool/image"});
+    control.send("disk.add", &library)?;
     let answer = control.receive()?.unwrap_or_default().to_string();
     check(answer.contains("give no --sandbox"), || answer.clone())?;
     // Sockets likewise.
@@ -249,6 +227,151 @@ fn files() -> Result<(), Stop> {
     server.stop()
 }
 
+/// Another server's disks `a` and `b`, which is killed and started again.
+fn origin(scene: &Scene) -> Result<Daemon, Stop> {
+    Daemon::start([
+        "serve",
+        "--disk",
+        &format!("a=file:{}", scene.at("m0").display()),
+        "--disk",
+        &format!("b=file:{}", scene.at("m1").display()),
+        "--nbd",
+        &scene.unix("origin-nbd"),
+        "--local",
+        &scene.unix("origin-rings"),
+    ])
+}
+
+/// A server that stays, whose clients don't find it anew: each start has another port, and vhost-user's connections are made once.
+fn steady(scene: &Scene) -> Result<Daemon, Stop> {
+    let vhost = format!("a={}", scene.unix("steady-vhost"));
+    Daemon::start([
+        "serve",
+        "--disk",
+        "a=mem:32M",
+        "--disk",
+        "b=mem:32M",
+        "--nbd",
+        "tcp:127.0.0.1:0",
+        "--vhost-user",
+        &vhost,
+    ])
+}
+
+/// The port of an NBD server on loopback.
+fn port(server: &Daemon) -> Result<u16, Stop> {
+    let lines = server.lines();
+    let found = lines.iter().find_map(|line| {
+        let rest = line.split_once("nbd://127.0.0.1:")?.1;
+        rest.split('/').next()?.parse().ok()
+    });
+    found.ok_or_else(|| Stop::Fail(format!("no port in {lines:?}")))
+}
+
+/// The child serves disks of other servers, which are killed and come back.
+fn servers() -> Result<(), Stop> {
+    need_fio_nbd()?;
+    let scene = Scene::new()?;
+    let mut origin_ = origin(&scene)?;
+    let steady = steady(&scene)?;
+    let disks = [
+        format!(
+            "n=nbd+unix:///a?socket={}",
+            scene.at("origin-nbd").display()
+        ),
+        format!("r={},disk=b", scene.rings("origin-rings")),
+        format!("t=cache:4M:nbd://127.0.0.1:{}/b", port(&steady)?),
+        format!("v=vhost-user:{}", scene.unix("steady-vhost")),
+    ];
+    let mut server = scene.start(&[&[scene.disk_a()][..], &disks].concat())?;
+    let job = ["--rw=randrw", "--bs=16k", "--iodepth=16", "--size=4m"];
+    let verify = |disk| fio_verify(&stage::uri(&scene.at("nbd"), disk), &job, HANG);
+    for disk in ["n", "r", "t", "v"] {
+        verify(disk)?;
+    }
+    for _ in 0..3 {
+        origin_.kill()?;
+        origin_ = origin(&scene)?;
+        verify("n")?;
+        verify("r")?;
+    }
+    server.stop()
+}
+
+fn allowed_servers() -> Result<(), Stop> {
+    let scene = Scene::new()?;
+    std::fs::create_dir(scene.at("servers"))?;
+    let _origin = origin(&scene)?;
+    let steady = steady(&scene)?;
+    let port = port(&steady)?;
+    symlink(scene.at("origin-nbd"), scene.at("servers/link"))?;
+    symlink(scene.at("origin-rings"), scene.at("servers/rings"))?;
+    let _inside = Daemon::start([
+        "serve",
+        "--disk",
+        "a=mem:1M",
+        "--nbd",
+        &scene.unix("servers/nbd"),
+    ])?;
+    let folder = scene.unix("servers");
+    let more = ["--connect-to".to_owned(), folder];
+    let mut server = scene.start_with(&[scene.disk_a()], &more)?;
+    let mut control = scene.control()?;
+    let unix = |name: &str| format!("nbd+unix:///a?socket={}", scene.at(name).display());
+    let right = json!({"name": "right", "volume": unix("servers/nbd")});
+    control.must("disk.add", right)?;
+    for volume in [
+        unix("origin-nbd"),
+        unix("servers/link"),
+        unix("servers/../origin-nbd"),
+        format!("nbd://127.0.0.1:{port}/a"),
+        format!("nbd://localhost:{port}/a"),
+        format!("{},disk=b", scene.rings("servers/rings")),
+        format!("vhost-user:{}", scene.unix("steady-vhost")),
+    ] {
+        control.send("disk.add", &json!({"name": "wrong", "volume": volume}))?;
+        let answer = control.receive()?.unwrap_or_default();
+        let text = answer["error"]["message"].as_str().unwrap_or_default();
+        let is_told =
+            text.contains("a server in a sandbox connects to servers that its configuration names");
+        check(is_told && !text.contains('\n'), || {
+            format!("{volume}: {answer}")
+        })?;
+    }
+    let named = |l: &String| l.contains("asked for a connection") && l.contains("origin-nbd");
+    check(server.lines().iter().any(named), || {
+        format!("{:?}", server.lines())
+    })?;
+    server.stop()
+}
+
+/// The program has the parent's rights, and is started by it.
+fn on_event() -> Result<(), Stop> {
+    let scene = Scene::new()?;
+    let (program, out) = (scene.at("program"), scene.at("events"));
+    let text = format!(
+        "#!/bin/sh\necho \"$PPID $(id -u) $1 $2 $PVBLK_EVENT_KIND\" >>{}\n",
+        out.display()
+    );
+    std::fs::write(&program, text)?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let more = ["--on-event".to_owned(), program.display().to_string()];
+    let mut server = scene.start_with(&[scene.disk_a()], &more)?;
+    let volume = format!("file:{}", scene.at("in/later").display());
+    let mut control = scene.control()?;
+    control.must("disk.add", json!({"name": "later", "volume": volume}))?;
+    let (parent, user) = (server.pid(), geteuid().as_raw());
+    let expected = format!("{parent} {user} disk-added later disk-added");
+    let lines = || std::fs::read_to_string(&out).unwrap_or_default();
+    wait("the program runs", || {
+        lines().lines().any(|l| l == expected)
+    })?;
+    server.stop()?;
+    check(server.complaint().is_none(), || {
+        format!("{:?}", server.complaint())
+    })
+}
+
 /// A write whose data is in the cache only.
 fn write_to_cache(scene: &Scene) -> Result<Connection, Stop> {
     let mut connection = Connection::open(&scene.at("nbd"), "c")?;
@@ -262,7 +385,7 @@ fn write_to_cache(scene: &Scene) -> Result<Connection, Stop> {
 fn child_ends() -> Result<(), Stop> {
     let scene = Scene::new()?;
     let mut server = scene.start(&[scene.disk_a()])?;
-    let child = child_of(&server)?;
+    let child = server.serving_pid()?;
     let child = i32::try_from(child)
         .ok()
         .and_then(rustix::process::Pid::from_raw);
@@ -285,7 +408,7 @@ fn parent_ends() -> Result<(), Stop> {
     let scene = Scene::new()?;
     let cached = format!("c=cache:4M:file:{}", scene.at("outside").display());
     let mut server = scene.start(&[scene.disk_a(), cached])?;
-    let child = child_of(&server)?;
+    let child = server.serving_pid()?;
     let _connection = write_to_cache(&scene)?;
     server.kill()?;
     wait("the child ends", || gone(child))?;
@@ -298,10 +421,6 @@ fn parent_ends() -> Result<(), Stop> {
 
 fn mistakes() -> Result<(), Stop> {
     let scene = Scene::new()?;
-    let program = scene.at("program");
-    std::fs::write(&program, "#!/bin/sh\n")?;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
-    let program = program.display().to_string();
     let user = user();
     let disk = ["--disk", "a=mem:1M", "--nbd"];
     let nbd = scene.unix("nbd");
@@ -309,13 +428,14 @@ fn mistakes() -> Result<(), Stop> {
         (&["--sandbox", "no-such-user"][..], "no such user"),
         (&["--sandbox", "root"], "without privileges"),
         (&["--open-in", "/tmp"], "give --sandbox USER too"),
+        (&["--connect-to", "tcp:h:1"], "give --sandbox USER too"),
         (
-            &["--sandbox", &user, "--on-event", &program],
-            "--on-event runs a program",
+            &["--sandbox", &user, "--connect-to", "h:1"],
+            "write tcp:HOST:PORT",
         ),
         (
-            &["--sandbox", &user, "--disk", "n=nbd://127.0.0.1:1/a"],
-            "connects to another server",
+            &["--sandbox", &user, "--disk", "n=rbd:pool/image"],
+            "Ceph's library",
         ),
         (
             &["--sandbox", &user, "--open-in", "/no/such/folder"],

@@ -2,7 +2,7 @@
 
 use super::front_memory::{FrontMemory, LocalResources};
 use super::link::FrontLink;
-use crate::dial::{SocketType, dial};
+use crate::dial::{self, Dialer, SocketType, dial_by};
 use crate::rings::FrontParts;
 use crate::rings::{FrontEvent, FrontPersonality, FrontWishes, FrontendNegotiation};
 use pvblk_block::{Error, ErrorKind};
@@ -35,6 +35,8 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// Behaviour of the front end in the handshake.
     pub personality: FrontPersonality,
+    /// Makes all connections.
+    pub dialer: Arc<dyn Dialer>,
 }
 
 impl Default for ConnectOptions {
@@ -48,6 +50,7 @@ impl Default for ConnectOptions {
             persistent: true,
             timeout: Duration::from_secs(10),
             personality: FrontPersonality::default(),
+            dialer: dial::in_process(),
         }
     }
 }
@@ -135,7 +138,9 @@ impl ConnectTarget {
         timeout: Duration,
     ) -> Result<NewConnection, Error> {
         let deadline = Instant::now() + timeout;
-        let socket = Arc::new(dial(&self.path, SocketType::SEQPACKET, deadline)?);
+        let dialer = &*self.options.dialer;
+        let socket = dial_by(dialer, &self.path, SocketType::SEQPACKET, deadline)?;
+        let socket = Arc::new(socket);
         self.open_session(&socket, memory, deadline)
             .map_err(|e| socket::explain(socket.as_fd(), &mut Vec::new(), e).context(self.name()))
     }

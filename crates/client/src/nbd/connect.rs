@@ -2,13 +2,13 @@
 
 use super::hello::{Terms, negotiate, negotiate_with};
 use super::{NbdClientConfig, NbdUri};
+use crate::dial::SocketType;
 use pvblk_block::Error;
 use pvblk_protocol::nbd::{NbdAddr, tflag};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// TCP keepalive: the time without a word from the peer until it is asked, the pause between questions, and their number.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 6);
@@ -32,34 +32,33 @@ impl Connected {
 
 /// Connects and negotiates. Waits at most `config.timeout` for each step of the server.
 pub(super) fn connect(uri: &NbdUri, config: &NbdClientConfig) -> Result<Connected, Error> {
-    dial(uri, config, |mut s| negotiate(&mut s, &uri.export))
+    establish(uri, config, |mut s| negotiate(&mut s, &uri.export))
 }
 
-fn dial(
+fn establish(
     uri: &NbdUri,
     config: &NbdClientConfig,
     negotiate: impl FnOnce(Stream<'_>) -> Result<Terms, Error>,
 ) -> Result<Connected, Error> {
-    let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
-    let timeout = Some(config.timeout);
-    let socket: OwnedFd = match &uri.addr {
-        NbdAddr::Unix(path) => {
-            let s = unix(path, config.timeout).map_err(os)?;
-            s.set_read_timeout(timeout).map_err(os)?;
-            s.set_write_timeout(timeout).map_err(os)?;
-            s.into()
-        }
-        NbdAddr::Tcp { host, port } => {
-            let s = tcp(host, *port, config.timeout).map_err(os)?;
-            s.set_nodelay(true).map_err(os)?;
-            keep_alive(&s).map_err(os)?;
-            s.set_read_timeout(timeout).map_err(os)?;
-            s.set_write_timeout(timeout).map_err(os)?;
-            s.into()
-        }
-    };
+    let socket = open(uri, config).map_err(|e| Error::os(format!("{uri}: connecting"), e))?;
     let terms = negotiate(Stream(&socket)).map_err(|e| e.context(uri.to_string()))?;
     Ok(connected(socket, terms, config))
+}
+
+/// A connected socket whose reads and writes wait at most `config.timeout`.
+fn open(uri: &NbdUri, config: &NbdClientConfig) -> std::io::Result<OwnedFd> {
+    use rustix::net::sockopt;
+    let kind = SocketType::STREAM;
+    let socket = config.dialer.connection(&uri.addr, kind, config.timeout)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    if let NbdAddr::Tcp { .. } = &uri.addr {
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        keep_alive(&socket)?;
+    }
+    for way in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+        sockopt::set_socket_timeout(&socket, way, Some(config.timeout))?;
+    }
+    Ok(socket)
 }
 
 /// As [`connect`], with the number of the context `base:allocation`, if the server has it.
@@ -68,7 +67,7 @@ pub(super) fn connect_with_context(
     config: &NbdClientConfig,
 ) -> Result<(Connected, Option<u32>), Error> {
     let mut context = None;
-    let connection = dial(uri, config, |mut s| {
+    let connection = establish(uri, config, |mut s| {
         let (terms, found) = negotiate_with(&mut s, &uri.export, true)?;
         context = found;
         Ok(terms)
@@ -119,39 +118,8 @@ fn connected(socket: OwnedFd, mut terms: Terms, config: &NbdClientConfig) -> Con
     }
 }
 
-/// A server that isn't accepting has a backlog, and a blocking connect would wait for it without end.
-fn unix(path: &std::path::Path, timeout: Duration) -> std::io::Result<UnixStream> {
-    use rustix::io::Errno;
-    let deadline = Instant::now() + timeout;
-    let (socket, at) = pvblk_sys::socket::unix(path, rustix::net::SocketType::STREAM)?;
-    loop {
-        match rustix::net::connect(&socket, &at) {
-            Ok(()) => break,
-            Err(Errno::AGAIN) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(e) => return Err(e.into()),
-        }
-    }
-    let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
-}
-
-/// Tries all addresses of a host, in order.
-fn tcp(host: &str, port: u16, timeout: Duration) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::other("the host has no address");
-    for addr in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&addr, timeout) {
-            Ok(s) => return Ok(s),
-            Err(e) => last = e,
-        }
-    }
-    Err(last)
-}
-
 /// Has the kernel end a connection whose peer is gone without a word, with data on the way or without.
-fn keep_alive(s: &TcpStream) -> std::io::Result<()> {
+fn keep_alive(s: &OwnedFd) -> std::io::Result<()> {
     use rustix::net::sockopt;
     let (idle, interval, count) = KEEPALIVE;
     sockopt::set_socket_keepalive(s, true)?;
@@ -159,10 +127,7 @@ fn keep_alive(s: &TcpStream) -> std::io::Result<()> {
     sockopt::set_tcp_keepintvl(s, interval)?;
     sockopt::set_tcp_keepcnt(s, count)?;
     let all = idle + interval * count;
-    Ok(sockopt::set_tcp_user_timeout(
-        s.as_fd(),
-        all.as_millis() as u32,
-    )?)
+    Ok(sockopt::set_tcp_user_timeout(s, all.as_millis() as u32)?)
 }
 
 /// One more connection to an export that had these terms, of at least so many bytes.

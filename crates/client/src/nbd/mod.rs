@@ -20,6 +20,7 @@ mod replay;
 mod slot;
 mod uri;
 
+use crate::dial::{self, Dialer};
 use connect::{Connected, another, connect, greet};
 pub use hello::Terms;
 use link::Link;
@@ -63,6 +64,8 @@ pub struct NbdClientConfig {
     pub keep_bytes: u64,
     /// Writes are refused, whatever the server allows.
     pub read_only: bool,
+    /// Makes all connections.
+    pub dialer: Arc<dyn Dialer>,
     #[cfg(test)]
     pub(crate) plant: Option<kept::Plant>,
 }
@@ -77,6 +80,7 @@ impl Default for NbdClientConfig {
             wait: None,
             keep_bytes: 64 << 20,
             read_only: false,
+            dialer: dial::in_process(),
             #[cfg(test)]
             plant: None,
         }

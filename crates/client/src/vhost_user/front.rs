@@ -1,6 +1,9 @@
 //! The front end's side of the socket: one question or order at a time, each with its answer.
 
+use super::VhostClientConfig;
+use crate::dial::SocketType;
 use pvblk_block::Error;
+use pvblk_protocol::nbd::NbdAddr;
 use pvblk_protocol::vhost_user::{Code, HEADER, Header, MAX_PAYLOAD, features, flags, message};
 use pvblk_sys::fdpass;
 use std::io;
@@ -8,7 +11,6 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 use zerocopy::FromBytes;
 
 /// A connection to a server.
@@ -19,9 +21,13 @@ pub(super) struct Front {
 }
 
 impl Front {
-    pub fn connect(path: &Path, timeout: Duration) -> Result<Front, Error> {
+    pub fn connect(path: &Path, config: &VhostClientConfig) -> Result<Front, Error> {
         let os = |e| Error::os("connecting", e);
-        let socket = UnixStream::connect(path).map_err(os)?;
+        let (address, timeout) = (NbdAddr::Unix(path.to_owned()), config.timeout);
+        let dialer = &config.dialer;
+        let socket = dialer.connection(&address, SocketType::STREAM, timeout);
+        let socket = UnixStream::from(socket.map_err(os)?);
+        socket.set_nonblocking(false).map_err(os)?;
         socket.set_read_timeout(Some(timeout)).map_err(os)?;
         socket.set_write_timeout(Some(timeout)).map_err(os)?;
         Ok(Front { socket, taken: 0 })

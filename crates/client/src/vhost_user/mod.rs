@@ -14,6 +14,7 @@ mod queue;
 mod resume;
 mod watch;
 
+use crate::dial::{self, Dialer};
 use config::{CONFIG_BYTES, Terms};
 use front::Front;
 use memory::Memory;
@@ -44,7 +45,7 @@ const GUEST: u64 = 1 << 32;
 const ENTRIES: std::ops::RangeInclusive<u16> = 4..=1024;
 
 /// Settings of a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct VhostClientConfig {
     /// Rings, 1 to 64; each is one queue.
     pub queues: u16,
@@ -59,6 +60,8 @@ pub struct VhostClientConfig {
     /// Longest absence of the server. Meanwhile requests wait, and the next server does again what was in flight; this needs a server
     /// with in-flight tracking. `None`: a lost connection ends everything.
     pub patience: Option<Duration>,
+    /// Makes all connections.
+    pub dialer: Arc<dyn Dialer>,
 }
 
 impl Default for VhostClientConfig {
@@ -71,6 +74,7 @@ impl Default for VhostClientConfig {
             timeout: Duration::from_secs(10),
             fewer: false,
             patience: None,
+            dialer: dial::in_process(),
         }
     }
 }
@@ -133,7 +137,7 @@ impl VhostClient {
         let name = format!("vhost-user:unix:{}", path.display());
         let named = |e: Error| e.context(name.as_str());
         check(config).map_err(named)?;
-        let mut front = Front::connect(path, config.timeout).map_err(named)?;
+        let mut front = Front::connect(path, config).map_err(named)?;
         let (terms, queues) = negotiate(&mut front, config).map_err(named)?;
         let config = &VhostClientConfig {
             queues,

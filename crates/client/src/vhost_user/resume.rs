@@ -76,7 +76,7 @@ impl Shared {
         // Until the new connection stands nobody asks on the old one: requests may be answered before that.
         let mut held = self.front.lock();
         self.connections.fetch_add(1, Ordering::AcqRel);
-        let mut front = Front::connect(&kept.path, kept.config.timeout)?;
+        let mut front = Front::connect(&kept.path, &kept.config)?;
         let (terms, _) = negotiate(&mut front, &kept.config)?;
         if terms.features != self.terms.features || terms.limits != self.terms.limits {
             return Err(Error::protocol(

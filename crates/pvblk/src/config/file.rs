@@ -17,6 +17,8 @@ pub struct File {
     pub sandbox: Option<String>,
     #[serde(default)]
     pub open_in: Vec<PathBuf>,
+    #[serde(default)]
+    pub connect_to: Vec<String>,
     pub workers: Option<usize>,
     pub max_queues: Option<u32>,
     pub max_guest_unallocated: Option<String>,

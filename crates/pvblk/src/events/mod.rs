@@ -6,7 +6,9 @@ mod stream;
 mod watch;
 
 pub use form::EventForm;
-pub use program::check_program;
+#[cfg(test)]
+pub use form::FieldForm;
+pub use program::{Program, RunEvent, check_program};
 pub use stream::{EventsQuery, answer};
 pub use watch::hang_after;
 
@@ -87,13 +89,13 @@ pub struct Told {
 }
 
 impl Told {
-    /// Looks for requests older than `hang_after`, and runs `program` for each event.
+    /// Looks for requests older than `hang_after`, and has `program` run for each event.
     pub fn start(
         service: &Arc<Service>,
-        program: Option<PathBuf>,
+        program: Option<(PathBuf, Arc<dyn RunEvent>)>,
         hang_after: Duration,
     ) -> Result<Told> {
-        let on_event = program.map(|p| OnEvent::start(p, service.events()));
+        let on_event = program.map(|(path, runs)| OnEvent::start(path, runs, service.events()));
         Ok(Told {
             _watch: Watch::start(service, hang_after)?,
             on_event: on_event.transpose()?,

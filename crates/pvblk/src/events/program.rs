@@ -3,13 +3,13 @@
 use super::form::EventForm;
 use crate::opener::Opener;
 use anyhow::{Context, Result, bail};
+use parking_lot::{Condvar, Mutex};
 use pvblk_backend::events::{Event, EventLog, Follower, Start};
 use rustix::fs::FileType;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,24 +43,32 @@ pub fn check_program(flag: &str, path: &Path, opener: &Opener) -> Result<PathBuf
     Ok(path.to_owned())
 }
 
-/// The thread that runs the program, until it is dropped.
+/// Runs a program for one event at a time, in this process or in the parent of a sandbox.
+pub trait RunEvent: Send + Sync {
+    /// Runs it, and waits for its end; the error says why it failed.
+    fn run(&self, event: &EventForm) -> Result<(), String>;
+    /// The server stops: a run is cut short soon, and no other one begins a little later.
+    fn end(&self);
+}
+
+/// The thread that has the program run, until it is dropped.
 pub struct OnEvent {
     log: Arc<EventLog>,
-    stop: Option<Sender<Instant>>,
+    runs: Arc<dyn RunEvent>,
+    ends_at: Arc<OnceLock<Instant>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl OnEvent {
-    /// Runs `program` for all events of `log`, those that happened already first: one at a time, in order.
-    pub fn start(program: PathBuf, log: &Arc<EventLog>) -> Result<OnEvent> {
-        let (stop, stopping) = channel();
+    /// Has the program at `path` run for all events of `log`, those that happened already first: one at a time, in order.
+    pub fn start(path: PathBuf, runs: Arc<dyn RunEvent>, log: &Arc<EventLog>) -> Result<OnEvent> {
         let follower = log.follow(Start::Oldest);
+        let ends_at = Arc::default();
         let mut runner = Runner {
-            program,
+            path,
+            runs: Arc::clone(&runs),
             log: Arc::clone(log),
-            deadline: DEADLINE,
-            stopping,
-            ends_at: None,
+            ends_at: Arc::clone(&ends_at),
             fails: false,
         };
         let thread = std::thread::Builder::new()
@@ -69,7 +77,8 @@ impl OnEvent {
             .context("starting a thread for --on-event")?;
         Ok(OnEvent {
             log: Arc::clone(log),
-            stop: Some(stop),
+            runs,
+            ends_at,
             thread: Some(thread),
         })
     }
@@ -77,9 +86,8 @@ impl OnEvent {
 
 impl Drop for OnEvent {
     fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(Instant::now() + LAST_EVENTS);
-        }
+        let _ = self.ends_at.set(Instant::now() + LAST_EVENTS);
+        self.runs.end();
         self.log.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -88,12 +96,12 @@ impl Drop for OnEvent {
 }
 
 struct Runner {
-    program: PathBuf,
+    /// Where it is, for messages.
+    path: PathBuf,
+    runs: Arc<dyn RunEvent>,
     log: Arc<EventLog>,
-    deadline: Duration,
-    /// Tells when the end of the server waits no longer.
-    stopping: Receiver<Instant>,
-    ends_at: Option<Instant>,
+    /// Once set, no run begins later.
+    ends_at: Arc<OnceLock<Instant>>,
     /// The last run failed, and that was logged.
     fails: bool,
 }
@@ -103,8 +111,7 @@ impl Runner {
         loop {
             match follower.next(Duration::from_hours(1)) {
                 Some(event) => {
-                    self.look_for_stop(Duration::ZERO);
-                    if self.ends_at.is_some_and(|at| Instant::now() >= at) {
+                    if self.ends_at.get().is_some_and(|at| Instant::now() >= *at) {
                         return;
                     }
                     self.one(&event);
@@ -115,20 +122,10 @@ impl Runner {
         }
     }
 
-    /// Waits, and hears of a stop at once.
-    fn look_for_stop(&mut self, patience: Duration) {
-        match self.stopping.recv_timeout(patience) {
-            Ok(at) => self.ends_at = Some(at),
-            Err(RecvTimeoutError::Timeout) => {}
-            // The stop was told before.
-            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(patience),
-        }
-    }
-
-    /// Runs the program for one event; its failure is logged once, until it succeeds again.
+    /// Has the program run for one event; its failure is logged once, until it succeeds again.
     fn one(&mut self, event: &Event) {
-        let result = self.run_program(event);
-        let program = self.program.display();
+        let result = self.runs.run(&EventForm::new(event, &self.log));
+        let program = self.path.display();
         match result {
             Ok(()) => self.fails = false,
             Err(why) if !std::mem::replace(&mut self.fails, true) => {
@@ -137,8 +134,19 @@ impl Runner {
             Err(why) => tracing::debug!("--on-event {program}, for {}: {why}", event.kind),
         }
     }
+}
 
-    fn run_program(&mut self, event: &Event) -> Result<(), String> {
+/// A program that this process runs.
+pub struct Program {
+    path: PathBuf,
+    deadline: Duration,
+    /// Longest time of the last run, once the server stops.
+    ends_at: Mutex<Option<Instant>>,
+    stops: Condvar,
+}
+
+impl RunEvent for Program {
+    fn run(&self, event: &EventForm) -> Result<(), String> {
         let mut command = self.command(event);
         let mut child = command.spawn().map_err(|e| format!("starting it: {e}"))?;
         let deadline = Instant::now() + self.deadline;
@@ -153,22 +161,52 @@ impl Runner {
         }
     }
 
-    fn command(&self, event: &Event) -> Command {
-        let form = EventForm::new(event, &self.log);
-        let mut command = Command::new(&self.program);
+    fn end(&self) {
+        *self.ends_at.lock() = Some(Instant::now() + LAST_EVENTS);
+        self.stops.notify_all();
+    }
+}
+
+impl Program {
+    pub fn new(path: PathBuf) -> Program {
+        Program {
+            path,
+            deadline: DEADLINE,
+            ends_at: Mutex::new(None),
+            stops: Condvar::new(),
+        }
+    }
+
+    /// Sleeps before a run; false if the server's stop leaves no time for one.
+    pub fn sleep(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut ends_at = self.ends_at.lock();
+        loop {
+            let now = Instant::now();
+            if ends_at.is_some_and(|at| at <= until.max(now)) {
+                return false;
+            }
+            if now >= until || self.stops.wait_until(&mut ends_at, until).timed_out() {
+                return true;
+            }
+        }
+    }
+
+    fn command(&self, event: &EventForm) -> Command {
+        let mut command = Command::new(&self.path);
         command
-            .arg(event.kind.name())
+            .arg(&event.kind)
             .arg(event.disk.as_deref().unwrap_or_default())
             .arg(&event.text)
             .env("PVBLK_EVENT_NUMBER", event.number.to_string())
-            .env("PVBLK_EVENT_TIME", &form.time)
-            .env("PVBLK_EVENT_KIND", &form.kind)
-            .env("PVBLK_EVENT_SEVERITY", &form.severity)
-            .env("PVBLK_EVENT_TEXT", &form.text)
+            .env("PVBLK_EVENT_TIME", &event.time)
+            .env("PVBLK_EVENT_KIND", &event.kind)
+            .env("PVBLK_EVENT_SEVERITY", &event.severity)
+            .env("PVBLK_EVENT_TEXT", &event.text)
             .env("PVBLK_EVENT_LEFT_OUT", event.left_out.to_string())
             .env(
                 "PVBLK_EVENT_JSON",
-                serde_json::to_string(&form).unwrap_or_default(),
+                serde_json::to_string(event).unwrap_or_default(),
             )
             // So that all that it starts can be killed with it.
             .process_group(0)
@@ -188,24 +226,21 @@ impl Runner {
     }
 
     /// Waits for the end of the program; `None`: it was killed.
-    fn wait(
-        &mut self,
-        child: &mut Child,
-        deadline: Instant,
-    ) -> std::io::Result<Option<ExitStatus>> {
+    fn wait(&self, child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
         let mut nap = Duration::from_millis(1);
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
             }
-            let until = self.ends_at.map_or(deadline, |at| at.min(deadline));
+            let mut ends_at = self.ends_at.lock();
+            let until = ends_at.map_or(deadline, |at| at.min(deadline));
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 kill(child)?;
                 child.wait()?;
                 return Ok(None);
             }
-            self.look_for_stop(nap.min(left));
+            self.stops.wait_for(&mut ends_at, nap.min(left));
             nap = (nap * 2).min(LOOK);
         }
     }
@@ -245,15 +280,13 @@ mod tests {
             .with("count", n)
     }
 
-    fn runner(program: PathBuf, deadline: Duration) -> Runner {
-        Runner {
-            program,
-            log: Arc::new(EventLog::default()),
-            deadline,
-            stopping: channel().1,
-            ends_at: None,
-            fails: false,
-        }
+    fn start(program: PathBuf, log: &Arc<EventLog>) -> OnEvent {
+        let runs = Arc::new(Program::new(program.clone()));
+        OnEvent::start(program, runs, log).unwrap()
+    }
+
+    fn form(disk: &str, n: u32) -> EventForm {
+        EventForm::new(&event(disk, n), &EventLog::default())
     }
 
     #[test]
@@ -268,7 +301,7 @@ mod tests {
         let log = Arc::new(EventLog::default());
         // Before the program is there.
         log.put(event("a", 1));
-        let running = OnEvent::start(program, &log).unwrap();
+        let running = start(program, &log);
         log.put(event("b", 2));
         log.put(event("a; rm -rf /", 3));
         let begin = Instant::now();
@@ -295,8 +328,11 @@ mod tests {
         let pids = dir.path().join("pids");
         let body = format!("sleep 1000 & echo $! >{}\nwait", pids.display());
         let program = script(dir.path(), "slow", &body);
-        let mut runner = runner(program, Duration::from_secs(2));
-        let why = runner.run_program(&event("a", 1)).unwrap_err();
+        let program = Program {
+            deadline: Duration::from_secs(2),
+            ..Program::new(program)
+        };
+        let why = program.run(&form("a", 1)).unwrap_err();
         assert_eq!(why, "killed: it hadn't ended after 2 s");
         let Ok(text) = std::fs::read_to_string(&pids) else {
             return; // the machine was too slow for the shell to come that far
@@ -324,7 +360,7 @@ mod tests {
         for n in 0..100 {
             log.put(event("a", n));
         }
-        let running = OnEvent::start(program, &log).unwrap();
+        let running = start(program, &log);
         let begin = Instant::now();
         drop(running);
         assert!(begin.elapsed() < HANG);
@@ -333,13 +369,21 @@ mod tests {
     #[test]
     fn failures_are_told_and_programs_are_checked() {
         let dir = tempfile::tempdir().unwrap();
-        let mut failing = runner(script(dir.path(), "bad", "exit 3"), HANG);
-        let why = failing.run_program(&event("a", 1)).unwrap_err();
+        let bad = script(dir.path(), "bad", "exit 3");
+        let failing = Arc::new(Program::new(bad.clone()));
+        let why = failing.run(&form("a", 1)).unwrap_err();
         assert!(why.contains("exit status: 3"), "{why}");
-        failing.one(&event("a", 1));
-        assert!(failing.fails);
-        let mut gone = runner(dir.path().join("none"), HANG);
-        assert!(gone.run_program(&event("a", 1)).is_err());
+        let mut runner = Runner {
+            path: bad,
+            runs: failing,
+            log: Arc::default(),
+            ends_at: Arc::default(),
+            fails: false,
+        };
+        runner.one(&event("a", 1));
+        assert!(runner.fails);
+        let gone = Program::new(dir.path().join("none"));
+        assert!(gone.run(&form("a", 1)).is_err());
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
         for (path, words) in [

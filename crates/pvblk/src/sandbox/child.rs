@@ -1,12 +1,14 @@
 //! The child's side: its calls to the parent, and its way into the sandbox.
 
-use super::calls::{Answer, Call, Numbered, SocketKind, State, receive, send};
+use super::calls::{Answer, CONNECTING, Call, Numbered, Places, SocketKind, State, receive, send};
 use super::lockdown;
 use super::user::User;
+use crate::events::{EventForm, RunEvent};
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvblk_backend::PressureSources;
 use pvblk_block::Error;
+use pvblk_client::dial::{Dialer, SocketType};
 use pvblk_export::socket_file::{NameOwner, SocketAccess, SocketFile};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_volume::{FileAnswer, FileCall, PassCall};
@@ -19,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 
 /// io_uring instances that the child may use: one for each queue of a file. A queue without one does its I/O on threads.
 const RINGS: usize = 64;
@@ -34,6 +37,7 @@ pub struct Link {
     next: AtomicU64,
     /// Calls without an answer by number. `None`: the parent is gone.
     waiting: Mutex<Option<HashMap<u64, SyncSender<Reply>>>>,
+    connecting: Places,
 }
 
 impl Link {
@@ -43,6 +47,7 @@ impl Link {
             sending: Mutex::default(),
             next: AtomicU64::new(0),
             waiting: Mutex::new(Some(HashMap::new())),
+            connecting: Places::new(CONNECTING),
         });
         let reader = Arc::clone(&link);
         std::thread::Builder::new()
@@ -145,6 +150,46 @@ impl Link {
     pub fn tcp(&self, address: &NbdAddr) -> Result<TcpListener, Error> {
         let (socket, _) = self.bind(address, SocketKind::Stream, SocketAccess::default())?;
         Ok(socket.into())
+    }
+}
+
+impl Dialer for Link {
+    fn connection(
+        &self,
+        address: &NbdAddr,
+        kind: SocketType,
+        timeout: Duration,
+    ) -> io::Result<OwnedFd> {
+        let call = Call::Connect {
+            address: address.to_string(),
+            kind: match kind {
+                SocketType::SEQPACKET => SocketKind::Packets,
+                _ => SocketKind::Stream,
+            },
+            timeout,
+        };
+        self.connecting.take();
+        let answer = self.ask(call, None);
+        self.connecting.give_back();
+        match answer? {
+            (Answer::Connected, Some(socket)) => Ok(socket),
+            (answer, _) => Err(answer.error()),
+        }
+    }
+}
+
+impl RunEvent for Link {
+    fn run(&self, event: &EventForm) -> Result<(), String> {
+        let answer = self.ask(Call::Event(event.clone()), None);
+        match answer.map_err(|e| e.to_string())? {
+            (Answer::Done, _) => Ok(()),
+            (answer, _) => Err(answer.error().to_string()),
+        }
+    }
+
+    fn end(&self) {
+        // Without the parent there is no program, either.
+        let _ = self.ask(Call::LastEvents, None);
     }
 }
 

@@ -156,9 +156,6 @@ const CALLS: &[(&str, c_long)] = &[
     ("recvfrom", libc::SYS_recvfrom),
     ("recvmsg", libc::SYS_recvmsg),
     ("recvmmsg", libc::SYS_recvmmsg),
-    ("sendto", libc::SYS_sendto),
-    ("sendmsg", libc::SYS_sendmsg),
-    ("sendmmsg", libc::SYS_sendmmsg),
     ("shutdown", libc::SYS_shutdown),
     ("getsockopt", libc::SYS_getsockopt),
     ("setsockopt", libc::SYS_setsockopt),
@@ -252,7 +249,10 @@ const CONDITIONAL: &[(&str, &str)] = &[
         "the thread's name and timer slack, and names of memory",
     ),
     ("prlimit64", "reading its own limits"),
-    ("socketpair", "Unix sockets"),
+    ("socketpair", "Unix sockets of streams and packets"),
+    ("sendto", "without an address"),
+    ("sendmsg", "without `MSG_FASTOPEN`, which connects"),
+    ("sendmmsg", "without `MSG_FASTOPEN`, which connects"),
 ];
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
@@ -285,10 +285,29 @@ fn allowed() -> Result<Rules> {
     rules.insert(libc::SYS_prctl, options?);
     let reads = rule([Condition::new(2, Qword, Eq, 0)])?;
     rules.insert(libc::SYS_prlimit64, vec![reads]);
-    let unix = rule([Condition::new(0, Dword, Eq, libc::AF_UNIX as u64)])?;
-    rules.insert(libc::SYS_socketpair, vec![unix]);
+    // A datagram socket would send to any address.
+    let pairs: Result<_> = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET]
+        .iter()
+        .map(|&kind| {
+            rule([
+                Condition::new(0, Dword, Eq, libc::AF_UNIX as u64),
+                Condition::new(1, Dword, MaskedEq(SOCK_TYPE_MASK), kind as u64),
+            ])
+        })
+        .collect();
+    rules.insert(libc::SYS_socketpair, pairs?);
+    // A port that was shut down would be connected anew.
+    let fast_open = libc::MSG_FASTOPEN as u64;
+    let connects_not = |argument| Condition::new(argument, Dword, MaskedEq(fast_open), 0);
+    let to_its_peer = rule([connects_not(3), Condition::new(4, Qword, Eq, 0)])?;
+    rules.insert(libc::SYS_sendto, vec![to_its_peer]);
+    rules.insert(libc::SYS_sendmsg, vec![rule([connects_not(2)])?]);
+    rules.insert(libc::SYS_sendmmsg, vec![rule([connects_not(3)])?]);
     Ok(rules)
 }
+
+/// The bits of a socket's type without its flags (`SOCK_TYPE_MASK` of the kernel).
+const SOCK_TYPE_MASK: u64 = 0xf;
 
 /// `PR_SET_VMA` of prctl(2), by which allocators name memory.
 const PR_SET_VMA: i32 = 0x5356_4d41;
@@ -305,9 +324,13 @@ mod tests {
     use super::*;
     use rustix::fs::{CWD, Mode, OFlags, openat};
     use rustix::io::Errno;
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+        SocketType, sendmsg_addr, sendto, shutdown,
+    };
     use std::collections::BTreeSet;
-    use std::io;
-    use std::net::{TcpListener, TcpStream};
+    use std::io::{self, IoSlice};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::process::Command;
 
@@ -318,8 +341,43 @@ mod tests {
         result.err().and_then(|e| e.into().raw_os_error())
     }
 
+    /// Sockets that the parent made: ports, whose connection is ended so that they could be connected anew, and a connection.
+    struct Held {
+        ports: [TcpListener; 2],
+        connected: UnixStream,
+        elsewhere: SocketAddr,
+    }
+
+    impl Held {
+        fn new(elsewhere: &TcpListener) -> Held {
+            Held {
+                ports: [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap()),
+                connected: UnixStream::pair().unwrap().0,
+                elsewhere: elsewhere.local_addr().unwrap(),
+            }
+        }
+
+        fn fast_open(&self) -> rustix::io::Result<usize> {
+            shutdown(&self.ports[0], Shutdown::Both)?;
+            let flags = SendFlags::from_bits_retain(libc::MSG_FASTOPEN as u32);
+            sendto(&self.ports[0], b"x", flags, &self.elsewhere)
+        }
+
+        fn fast_open_by_message(&self) -> rustix::io::Result<usize> {
+            shutdown(&self.ports[1], Shutdown::Both)?;
+            let flags = SendFlags::from_bits_retain(libc::MSG_FASTOPEN as u32);
+            let (bytes, mut none) = ([IoSlice::new(b"x")], SendAncillaryBuffer::default());
+            sendmsg_addr(&self.ports[1], &self.elsewhere, &bytes, &mut none, flags)
+        }
+
+        fn send_elsewhere(&self) -> rustix::io::Result<usize> {
+            let address = SocketAddrUnix::new("/run/systemd/notify")?;
+            sendto(&self.connected, b"x", SendFlags::empty(), &address)
+        }
+    }
+
     /// Every attempt of hostile code with the error that it met.
-    fn attempts() -> Vec<(&'static str, Option<i32>)> {
+    fn attempts(held: &Held) -> Vec<(&'static str, Option<i32>)> {
         let read = |path: &str| error(openat(CWD, path, OFlags::RDONLY, Mode::empty()));
         let write = |path: &str| {
             error(openat(
@@ -360,7 +418,25 @@ mod tests {
                 error(TcpStream::connect("127.0.0.1:1")),
             ),
             ("listen at a port", error(TcpListener::bind("127.0.0.1:0"))),
+            (
+                "connect a port that it has by a fast open",
+                error(held.fast_open()),
+            ),
+            ("the same by a message", error(held.fast_open_by_message())),
             ("connect to a socket", error(UnixStream::connect("/run/x"))),
+            (
+                "send to another address by a socket that it has",
+                error(held.send_elsewhere()),
+            ),
+            (
+                "make a socket that sends to any address",
+                error(rustix::net::socketpair(
+                    AddressFamily::UNIX,
+                    SocketType::DGRAM,
+                    SocketFlags::CLOEXEC,
+                    None,
+                )),
+            ),
             ("listen at a socket", error(UnixListener::bind("/tmp/x"))),
             (
                 "signal the parent",
@@ -405,13 +481,15 @@ mod tests {
                 std::thread::park();
                 error(UnixStream::connect("/run/x"))
             });
+            let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
+            let held = Held::new(&elsewhere);
             give_up_rights(&user, &parent).unwrap();
             lock().unwrap();
             // A thread from before has the filter, too.
             before.thread().unpark();
             let of_before = before.join().unwrap();
             println!("attempt connect on an older thread: {of_before:?}");
-            for (name, outcome) in attempts() {
+            for (name, outcome) in attempts(&held) {
                 println!("attempt {name}: {outcome:?}");
             }
             // All that a server needs goes on.
@@ -439,7 +517,7 @@ mod tests {
         );
         let refused = [Errno::PERM, Errno::ACCESS].map(|e| format!("Some({})", e.raw_os_error()));
         let attempts: Vec<&str> = text.lines().filter(|l| l.contains("attempt ")).collect();
-        assert_eq!(attempts.len(), 22, "{text}");
+        assert_eq!(attempts.len(), 26, "{text}");
         for attempt in attempts {
             assert!(refused.iter().any(|r| attempt.ends_with(r)), "{attempt}");
         }
@@ -502,7 +580,8 @@ mod tests {
     #[test]
     fn the_reference_lists_the_allowed_calls() {
         let page = include_str!("../../../../docs/reference/sandbox.md");
-        let listed: BTreeSet<&str> = page
+        let (_, table) = page.split_once("## System calls").unwrap();
+        let listed: BTreeSet<&str> = table
             .lines()
             .filter_map(|line| line.strip_prefix("| `"))
             .filter_map(|line| line.split('`').next())

@@ -3,9 +3,11 @@
 
 mod calls;
 mod child;
+mod events;
 mod lockdown;
 mod parent;
 mod policy;
+mod servers;
 mod user;
 
 pub use calls::{SocketKind, State};
@@ -55,6 +57,11 @@ pub fn role(args: &ServeArgs) -> Result<Role> {
                 "--open-in says which files a server in a sandbox may open: give --sandbox USER too"
             );
         }
+        if !args.connect_to.is_empty() || !file.connect_to.is_empty() {
+            bail!(
+                "--connect-to says which servers a server in a sandbox may connect to: give --sandbox USER too"
+            );
+        }
         return Ok(Role::Alone);
     };
     let user = User::find(user)?;
@@ -71,22 +78,17 @@ fn check(config: &ServeConfig) -> Result<()> {
             "--xen needs devices of the hypervisor, which a server in a sandbox can't open: give no --sandbox"
         );
     }
-    if config.on_event.is_some() {
-        bail!(
-            "--on-event runs a program, which a server in a sandbox can't: give no --sandbox, or follow `pvblk events --follow`"
-        );
-    }
     for (name, spec) in &config.disks {
-        if let Some(server) = spec.reach().server {
-            bail!("disk {name}: {}", refused(&server));
+        if let Some(volume) = spec.reach().library {
+            bail!("disk {name}: {}", refused(&volume));
         }
     }
     Ok(())
 }
 
-/// The reason why a volume that connects can't be served.
-pub fn refused(server: &str) -> String {
+/// The reason why a volume of a library can't be served.
+pub fn refused(volume: &str) -> String {
     format!(
-        "{server} connects to another server, which a server in a sandbox can't: give no --sandbox"
+        "{volume}: Ceph's library opens files and connects for itself, which a server in a sandbox can't: give no --sandbox"
     )
 }

@@ -1,7 +1,9 @@
 //! The parent's side: it starts the child, makes its calls, and ends with it.
 
-use super::calls::{Answer, Call, Numbered, SocketKind, receive, send};
+use super::calls::{Answer, CONNECTING, Call, Numbered, Places, SocketKind, receive, send};
+use super::events::Events;
 use super::policy::Policy;
+use super::servers::Servers;
 use super::user::User;
 use super::{PARENT, check};
 use crate::cli::ServeArgs;
@@ -12,13 +14,15 @@ use crate::opener::Opener;
 use crate::web::WebConfig;
 use crate::{daemon, log};
 use anyhow::{Context, Result};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use pvblk_block::{Error, ErrorKind};
+use pvblk_client::dial::Dialer;
 use pvblk_export::nbd::bind_tcp;
-use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketName, SocketType};
+use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketName};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_sys::fdpass;
 use pvblk_volume::carry_out;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -29,6 +33,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Calls that are being made at once; a call that hangs at a medium keeps its place. The next one waits.
 const AT_ONCE: usize = 64;
@@ -40,6 +45,7 @@ pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
     check(&config)?;
     log::start(Some((&config.log, &opener)))?;
     let policy = policy(args, &config)?;
+    let servers = servers(args, &config)?;
     pvblk_sys::limits::raise_open_files();
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD]);
     let mut signals = signals.context("handling signals")?;
@@ -59,12 +65,14 @@ pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
         socket: ours,
         sending: Mutex::default(),
         policy,
+        servers,
+        connecting: Places::new(CONNECTING),
+        events: config.on_event.clone().map(Events::new),
         allow_remote: config.allow_remote,
         web_allow_remote: config.web.as_ref().is_some_and(WebConfig::allow_remote),
         secured: config.nbd.iter().filter_map(NbdListen::secured).collect(),
         names: Mutex::default(),
-        calls: Mutex::default(),
-        ended: Condvar::new(),
+        calls: Places::new(AT_ONCE),
     });
     let reader = Arc::clone(&server);
     std::thread::Builder::new()
@@ -150,20 +158,31 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
         .context("files that the server in its sandbox may use")
 }
 
+/// The servers that disks of the configuration are on, and those of `--connect-to`.
+fn servers(args: &ServeArgs, config: &ServeConfig) -> Result<Servers> {
+    let specs = config.disks.iter().map(|(_, spec)| spec.reach().servers);
+    let named: Vec<NbdAddr> = specs.flatten().collect();
+    let allowed = args.connect_to.iter().chain(&config.file().connect_to);
+    let allowed: Vec<String> = allowed.cloned().collect();
+    Servers::new(&named, &allowed).context("servers that the server in its sandbox may connect to")
+}
+
 struct Server {
     socket: OwnedFd,
     /// Held while an answer is sent.
     sending: Mutex<()>,
     policy: Policy,
+    servers: Servers,
+    connecting: Places,
+    /// `None`: there is no `--on-event`.
+    events: Option<Events>,
     allow_remote: bool,
     web_allow_remote: bool,
     /// TCP addresses of the configuration where clients need a certificate.
     secured: Vec<String>,
     /// Files of sockets by their numbers.
     names: Mutex<HashMap<u64, SocketName>>,
-    /// Calls that are being made.
-    calls: Mutex<usize>,
-    ended: Condvar,
+    calls: Places,
 }
 
 impl Server {
@@ -180,20 +199,14 @@ impl Server {
                     return;
                 }
             };
-            let mut calls = self.calls.lock();
-            while *calls >= AT_ONCE {
-                self.ended.wait(&mut calls);
-            }
-            *calls += 1;
-            drop(calls);
+            self.calls.take();
             let server = Arc::clone(&self);
             let thread = std::thread::Builder::new()
                 .name("pvblk-open".into())
                 .stack_size(512 << 10)
                 .spawn(move || {
                     server.make(call, file.as_ref());
-                    *server.calls.lock() -= 1;
-                    server.ended.notify_one();
+                    server.calls.give_back();
                 });
             if let Err(e) = thread {
                 tracing::error!("starting a thread for a call: {e}");
@@ -248,6 +261,31 @@ impl Server {
                 drop(name);
                 (Answer::Done, None)
             }
+            Call::Connect {
+                address,
+                kind,
+                timeout,
+            } => match self.connect(&address, kind, timeout) {
+                Ok(socket) => (Answer::Connected, Some(socket)),
+                Err(e) => (Answer::of(&e), None),
+            },
+            Call::Event(event) => match self.events.as_ref().map(|events| events.run(&event)) {
+                Some(Ok(())) => (Answer::Done, None),
+                Some(Err(text)) => (
+                    Answer::Refused {
+                        by_user: false,
+                        text,
+                    },
+                    None,
+                ),
+                None => (Answer::of(&Errno::ACCESS.into()), None),
+            },
+            Call::LastEvents => {
+                if let Some(events) = &self.events {
+                    events.end();
+                }
+                (Answer::Done, None)
+            }
             Call::Tell(state) => {
                 daemon::tell(state);
                 (Answer::Done, None)
@@ -270,15 +308,21 @@ impl Server {
             }
             NbdAddr::Unix(path) => {
                 self.may_bind(&path)?;
-                let kind = match kind {
-                    SocketKind::Stream => SocketType::STREAM,
-                    SocketKind::Packets => SocketType::SEQPACKET,
-                };
-                let (socket, file) = SocketFile::make(&path, kind, access)?;
+                let (socket, file) = SocketFile::make(&path, kind.into(), access)?;
                 self.names.lock().insert(name, file);
                 Ok(socket)
             }
         }
+    }
+
+    fn connect(&self, address: &str, kind: SocketKind, timeout: Duration) -> io::Result<OwnedFd> {
+        let address: NbdAddr = address.parse().map_err(|_| Errno::INVAL)?;
+        if !self.connecting.try_take() {
+            return Err(Errno::BUSY.into());
+        }
+        let connected = self.servers.connection(&address, kind.into(), timeout);
+        self.connecting.give_back();
+        connected
     }
 
     fn may_bind(&self, path: &Path) -> Result<(), Error> {
@@ -290,3 +334,6 @@ impl Server {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -93,7 +93,7 @@ impl Access {
 }
 
 /// The path of an open file or folder.
-fn path_of(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
+pub(super) fn path_of(file: BorrowedFd<'_>) -> io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
@@ -103,7 +103,7 @@ fn plain(mode: Mode) -> Mode {
 }
 
 /// A path without symbolic links; the file itself needn't exist.
-fn real(opener: &dyn FileOpener, path: &Path) -> io::Result<PathBuf> {
+pub(super) fn real(opener: &dyn FileOpener, path: &Path) -> io::Result<PathBuf> {
     match opener.real_path(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let name = path.file_name().ok_or(Errno::INVAL)?;

@@ -4,6 +4,7 @@ use super::parse::{size, unknown};
 use crate::opener::{self, FileOpener};
 use pvblk_block::units::Size;
 use pvblk_block::{BlockDevice, Error};
+use pvblk_client::dial::{self, Dialer};
 use pvblk_client::local::{ConnectOptions, LocalDisk};
 use pvblk_client::vhost_user::{VhostClient, VhostClientConfig};
 use std::fmt;
@@ -37,10 +38,12 @@ pub struct Need {
     pub ended: Arc<AtomicBool>,
     /// Opens files, now and while the volume is used.
     pub opener: Arc<dyn FileOpener>,
+    /// Connects to servers, now and while the volume is used; `rbd` connects for itself.
+    pub dialer: Arc<dyn Dialer>,
 }
 
 impl Default for Need {
-    /// That of a disk that is served: 4 queues, fewer if there aren't as many, made at the start; a minute of patience; files are opened in this process.
+    /// That of a disk that is served: 4 queues, fewer if there aren't as many, made at the start; a minute of patience; files are opened, and connections made, in this process.
     fn default() -> Need {
         Need {
             queues: 4,
@@ -50,6 +53,7 @@ impl Default for Need {
             patience: Some(Duration::from_secs(60)),
             ended: Arc::default(),
             opener: opener::in_process(),
+            dialer: dial::in_process(),
         }
     }
 }
@@ -89,6 +93,7 @@ impl VhostSpec {
             fewer: self.queues.is_none() && need.fewer,
             entries: self.entries,
             memory_bytes: self.memory_bytes.unwrap_or(need.buffer_bytes + VHOST_SPARE),
+            dialer: Arc::clone(&need.dialer),
             ..VhostClientConfig::default()
         };
         Ok(Arc::new(VhostClient::connect(&self.path, &config)?))
@@ -133,6 +138,7 @@ impl RingsSpec {
             memory_bytes: self
                 .memory_bytes
                 .unwrap_or(need.buffer_bytes * 2 + RINGS_SPARE),
+            dialer: Arc::clone(&need.dialer),
             ..ConnectOptions::default()
         };
         let ended = Arc::clone(&need.ended);

@@ -42,6 +42,7 @@ impl NbdSpec {
             wait: self.wait,
             keep_bytes: self.keep_bytes.unwrap_or(usual.1),
             read_only: self.read_only,
+            dialer: Arc::clone(&need.dialer),
             ..NbdClientConfig::default()
         };
         Ok(Arc::new(NbdClient::connect(&self.uri, config)?))

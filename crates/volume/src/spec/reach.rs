@@ -1,6 +1,7 @@
 //! The files and servers that a volume uses, without opening it.
 
 use super::{Members, VolumeSpec};
+use pvblk_client::dial::NbdAddr;
 use std::path::{Path, PathBuf};
 
 /// Names outside of the process that a volume and those below it use.
@@ -9,8 +10,10 @@ pub struct Reach {
     pub files: Vec<PathBuf>,
     /// Folders of patterns in which an array's members are looked for.
     pub folders: Vec<PathBuf>,
-    /// A volume that connects to another server.
-    pub server: Option<String>,
+    /// Servers that it connects to.
+    pub servers: Vec<NbdAddr>,
+    /// A volume whose library opens files and connects for itself.
+    pub library: Option<String>,
 }
 
 impl VolumeSpec {
@@ -42,10 +45,10 @@ impl VolumeSpec {
                     reach.folders.extend(folders);
                 }
             },
-            VolumeSpec::Nbd(_)
-            | VolumeSpec::Rbd(_)
-            | VolumeSpec::Vhost(_)
-            | VolumeSpec::Rings(_) => reach.server = Some(self.to_string()),
+            VolumeSpec::Nbd(nbd) => reach.servers.push(nbd.uri.addr.clone()),
+            VolumeSpec::Vhost(vhost) => reach.servers.push(NbdAddr::Unix(vhost.path.clone())),
+            VolumeSpec::Rings(rings) => reach.servers.push(NbdAddr::Unix(rings.path.clone())),
+            VolumeSpec::Rbd(_) => reach.library = Some(self.to_string()),
         }
     }
 }
@@ -71,7 +74,14 @@ mod tests {
         let folders = ["/srv", "/dev/disk"].map(PathBuf::from);
         assert_eq!((found.files, found.folders), (vec![], folders.to_vec()));
         assert_eq!(of("mem:1M"), Reach::default());
-        let remote = of("cache:64M:nbd+unix:///a?socket=/s");
-        assert!(remote.server.is_some_and(|s| s.starts_with("nbd+unix:")));
+        let remote = of(
+            "raid5:[cache:64M:nbd+unix:///a?socket=/s][nbd://h/a][rings:unix:/r,disk=a][vhost-user:unix:/v][/f]",
+        );
+        let servers = remote.servers.iter().map(ToString::to_string);
+        let expected = ["unix:/s", "tcp:h:10809", "unix:/r", "unix:/v"];
+        assert_eq!(servers.collect::<Vec<_>>(), expected);
+        assert_eq!((remote.files, remote.library), (vec!["/f".into()], None));
+        let ceph = of("cache:64M:rbd:pool/image").library;
+        assert!(ceph.is_some_and(|s| s.starts_with("rbd:")));
     }
 }
