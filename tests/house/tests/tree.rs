@@ -36,6 +36,11 @@ fn imports_follow_the_table() {
 }
 
 #[test]
+fn the_library_can_be_published() {
+    assert_none(&graph::check_published(&metadata()));
+}
+
+#[test]
 fn every_member_inherits_the_lints() {
     let mut findings = Vec::new();
     for package in metadata().packages {
