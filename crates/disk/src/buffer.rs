@@ -10,12 +10,12 @@ use std::sync::Arc;
 pub(crate) struct Home(Option<Arc<dyn BufferSource>>);
 
 impl Home {
-    pub fn of(device: &dyn BlockDevice) -> Arc<Home> {
+    pub(crate) fn of(device: &dyn BlockDevice) -> Arc<Home> {
         Arc::new(Home(device.buffer_source()))
     }
 
     /// `None`: the shared memory is used up.
-    pub fn allocate(self: &Arc<Home>, len: usize) -> Result<Option<Buffer>, Error> {
+    pub(crate) fn allocate(self: &Arc<Home>, len: usize) -> Result<Option<Buffer>, Error> {
         let Some(pages) = len.checked_next_multiple_of(PAGE_SIZE) else {
             return Ok(None);
         };
@@ -23,7 +23,7 @@ impl Home {
             Some(source) => source.allocate(pages),
             None => {
                 let made = pvblk_block::Buffer::anonymous(pages);
-                Some(made.map_err(|e| pvblk_block::Error::os("memory for a buffer", e))?)
+                Some(made.map_err(|e| Error::os("memory for a buffer", e))?)
             }
         };
         let memory = memory.and_then(|m| m.slice(0, len));
@@ -55,8 +55,8 @@ pub struct Buffer {
 
 /// Memory, and where it goes back to.
 pub(crate) struct Parts {
-    pub memory: pvblk_block::Buffer,
-    pub home: Arc<Home>,
+    pub(crate) memory: pvblk_block::Buffer,
+    pub(crate) home: Arc<Home>,
 }
 
 impl Buffer {

@@ -156,18 +156,19 @@ impl Disk {
         self.shared.buffer(len)
     }
 
-    /// Ends the use in order: flushes, and tells the server. Queues must be dropped before, or it fails with [`ErrorKind::Busy`] and the disk ends with
-    /// the last of them.
+    /// Ends the use in order: flushes, and tells the server. Queues must be dropped before; otherwise it fails with [`ErrorKind::Busy`], flushes nothing, and
+    /// the disk ends with the last of them.
     ///
     /// A disk that is dropped instead isn't flushed, and nobody hears of errors. Ending the connection waits for the server, at most 10 seconds.
     pub fn close(self) -> Result<(), Error> {
+        self.shared.end_queues()?;
         let flushed = match self.limits().read_only {
             true => Ok(()),
             false => self.flush(),
         };
         self.lanes.close_idle();
-        let closed = self.shared.close();
-        flushed.and(closed)
+        let closed = self.shared.device().close();
+        flushed.and(closed.map_err(Error::of_device))
     }
 
     fn unit(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Errors of opening, of requests and of the end.
 
-use pvblk_block::Status;
+use pvblk_block::{Cause, Status};
 use std::{error, fmt, io};
 
 /// Kinds of errors that programs distinguish.
@@ -68,13 +68,31 @@ impl Error {
         Error(Box::new(Inner { kind, error }))
     }
 
-    pub(crate) fn os(text: impl Into<String>, cause: io::Error) -> Error {
-        pvblk_block::Error::os(text, cause).into()
+    pub(crate) fn os(text: impl Into<String>, cause: impl Into<Box<Cause>>) -> Error {
+        let os = pvblk_block::ErrorKind::Os;
+        Error::of(
+            ErrorKind::Os,
+            pvblk_block::Error::boxed(os, text, cause.into()),
+        )
+    }
+
+    /// An error of the crates below. A function and not a `From`, which would be part of the interface.
+    pub(crate) fn of_device(error: pvblk_block::Error) -> Error {
+        let kind = match error.kind() {
+            pvblk_block::ErrorKind::Config => ErrorKind::Config,
+            pvblk_block::ErrorKind::Protocol => ErrorKind::Protocol,
+            pvblk_block::ErrorKind::Os => ErrorKind::Os,
+            pvblk_block::ErrorKind::Unsupported => ErrorKind::Unsupported,
+            pvblk_block::ErrorKind::Disconnected => ErrorKind::Disconnected,
+            pvblk_block::ErrorKind::Exhausted => ErrorKind::Exhausted,
+            pvblk_block::ErrorKind::Content => ErrorKind::Content,
+        };
+        Error::of(kind, error)
     }
 
     /// An error of opening a disk: no server was there before, so a connection that ends means another thing than later.
     pub(crate) fn of_opening(error: pvblk_block::Error) -> Error {
-        let mut error = Error::from(error);
+        let mut error = Error::of_device(error);
         if error.kind() == ErrorKind::Disconnected {
             error.0.kind = match error.raw_os_error() {
                 Some(_) => ErrorKind::Os,
@@ -117,21 +135,6 @@ impl Error {
             ),
         };
         Error::new(kind, format!("{what}: {why}"))
-    }
-}
-
-impl From<pvblk_block::Error> for Error {
-    fn from(error: pvblk_block::Error) -> Error {
-        let kind = match error.kind() {
-            pvblk_block::ErrorKind::Config => ErrorKind::Config,
-            pvblk_block::ErrorKind::Protocol => ErrorKind::Protocol,
-            pvblk_block::ErrorKind::Os => ErrorKind::Os,
-            pvblk_block::ErrorKind::Unsupported => ErrorKind::Unsupported,
-            pvblk_block::ErrorKind::Disconnected => ErrorKind::Disconnected,
-            pvblk_block::ErrorKind::Exhausted => ErrorKind::Exhausted,
-            pvblk_block::ErrorKind::Content => ErrorKind::Content,
-        };
-        Error::of(kind, error)
     }
 }
 

@@ -70,7 +70,7 @@ struct Lane {
 }
 
 impl Lanes {
-    pub fn new(most: usize) -> Lanes {
+    pub(crate) fn new(most: usize) -> Lanes {
         Lanes {
             most,
             state: Mutex::default(),
@@ -80,7 +80,7 @@ impl Lanes {
 
     /// Does `op` from byte `start` to byte `end`, which are multiples of the disk's sector, in as many requests as it takes, and waits for them. After an
     /// error some may have been done.
-    pub fn run(
+    pub(crate) fn run(
         &self,
         shared: &Arc<Shared>,
         op: Op,
@@ -94,7 +94,7 @@ impl Lanes {
     }
 
     /// Closes the queues that no call uses now; true if there was one.
-    pub fn close_idle(&self) -> bool {
+    pub(crate) fn close_idle(&self) -> bool {
         let mut state = self.state.lock();
         let idle = std::mem::take(&mut state.idle);
         state.open -= idle.len();
@@ -242,3 +242,6 @@ impl Lane {
         result
     }
 }
+
+#[cfg(test)]
+mod tests;

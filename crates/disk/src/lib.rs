@@ -67,3 +67,16 @@ pub use limits::Limits;
 pub use options::Options;
 pub use queue::{Queue, Readiness};
 pub use request::{Completion, Full, Request};
+
+// Threads may share a disk, and hand all else to one another.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    const fn handed<T: Send>() {}
+    shared::<Disk>();
+    shared::<Error>();
+    shared::<Options>();
+    handed::<Queue>();
+    handed::<Buffer>();
+    handed::<Request>();
+    handed::<Completion>();
+};

@@ -78,7 +78,7 @@ impl Options {
 
     /// Opens the disk that a specification names: see [`Disk::open`].
     pub fn open(&self, spec: &str) -> Result<Disk, Error> {
-        let mut spec: VolumeSpec = spec.parse()?;
+        let mut spec: VolumeSpec = spec.parse().map_err(Error::of_device)?;
         if let Some(patience) = self.patience {
             wait_at_most(&mut spec, patience);
         }

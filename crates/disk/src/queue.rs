@@ -132,7 +132,7 @@ impl Work {
     }
 
     /// Drops completions and gives their buffers back; true while there are requests in flight.
-    pub fn reap(&mut self, shared: &Shared) -> bool {
+    pub(crate) fn reap(&mut self, shared: &Shared) -> bool {
         self.queue.woken();
         self.poll(shared, drop);
         self.queue.in_flight() > 0
@@ -145,7 +145,8 @@ impl Queue {
             index: shared.next_index(),
             ..QueueContext::new(depth)
         };
-        let queue = pvblk_block::Queue::open(shared.device(), &context)?;
+        let queue =
+            pvblk_block::Queue::open(shared.device(), &context).map_err(Error::of_device)?;
         let poller = Poller::new().map_err(cannot_wait)?;
         let new = |id| Slot {
             request: Some(pvblk_block::Request::new(Op::Flush, 0, 0, id)),

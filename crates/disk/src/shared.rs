@@ -32,7 +32,7 @@ struct Queues {
 }
 
 impl Shared {
-    pub fn new(device: Arc<dyn BlockDevice>, gone: Arc<AtomicBool>, most: usize) -> Shared {
+    pub(crate) fn new(device: Arc<dyn BlockDevice>, gone: Arc<AtomicBool>, most: usize) -> Shared {
         let tell = Arc::clone(&gone);
         let events = device.events().subscribe(move |event| {
             if event == DeviceEvent::Gone {
@@ -52,32 +52,32 @@ impl Shared {
         }
     }
 
-    pub fn device(&self) -> &Arc<dyn BlockDevice> {
+    pub(crate) fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.device
     }
 
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub fn limits(&self) -> &Limits {
+    pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    pub fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         self.device.capacity_sectors() * SECTOR
     }
 
     /// True once requests fail because the server is gone for good.
-    pub fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire) || self.device.events().is_gone()
     }
 
-    pub fn next_index(&self) -> u32 {
+    pub(crate) fn next_index(&self) -> u32 {
         self.index.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub fn buffer(&self, len: usize) -> Result<Buffer, Error> {
+    pub(crate) fn buffer(&self, len: usize) -> Result<Buffer, Error> {
         check_len(len, self.limits.logical_sector_bytes)?;
         if let Some(buffer) = self.home.allocate(len)? {
             return Ok(buffer);
@@ -94,7 +94,7 @@ impl Shared {
     }
 
     /// Counts one more queue, which [`Shared::leave`] ends.
-    pub fn enter(&self) -> Result<(), Error> {
+    pub(crate) fn enter(&self) -> Result<(), Error> {
         self.reap();
         let mut queues = self.queues.lock();
         if queues.open >= self.most {
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     /// A queue is closed. One with requests in flight is kept until they complete, as their memory is in use.
-    pub fn leave(&self, given_up: Option<Work>, counted: bool) {
+    pub(crate) fn leave(&self, given_up: Option<Work>, counted: bool) {
         let mut queues = self.queues.lock();
         match given_up {
             Some(work) => queues.given_up.push((work, counted)),
@@ -129,8 +129,8 @@ impl Shared {
         queues.open -= ended;
     }
 
-    /// Ends the use in order. Errors if users still have queues.
-    pub fn close(&self) -> Result<(), Error> {
+    /// Gives up the requests of queues that were dropped. Errors if users still have queues.
+    pub(crate) fn end_queues(&self) -> Result<(), Error> {
         self.reap();
         let mut queues = self.queues.lock();
         let given_up = std::mem::take(&mut queues.given_up);
@@ -138,15 +138,15 @@ impl Shared {
         let open = queues.open;
         drop(queues);
         drop(given_up);
-        if open > 0 {
-            return Err(Error::new(
+        match open {
+            0 => Ok(()),
+            _ => Err(Error::new(
                 ErrorKind::Busy,
                 format!(
                     "{}: {open} of its queues are open; drop them before closing",
                     self.name
                 ),
-            ));
+            )),
         }
-        Ok(self.device.close()?)
     }
 }

@@ -126,7 +126,7 @@ fn copy_goes_on() -> Result<(), Stop> {
     for spec in &specs[..2] {
         let mut command = program("disk_copy", &[spec, &copy.display().to_string()])?;
         let line = describe(&command);
-        let mut child = command.spawn()?;
+        let mut child = command.stdout(Stdio::null()).spawn()?;
         let begin = Instant::now();
         // Blocks that were written, of a file that has its size from the beginning.
         let has_begun = || fs::metadata(&copy).is_ok_and(|m| m.blocks() >= 2048);
@@ -163,15 +163,14 @@ fn info() -> Result<(), Stop> {
         let mut served = Served::start("", options)?;
         for spec in served.ways() {
             let said = ran("disk_info", &[&spec])?.stdout;
+            // NBD knows requests of any length, which the server cuts to blocks.
+            let sector = if spec.starts_with("nbd") { 512 } else { sector };
             for expected in [
                 format!("size             {BYTES}\n"),
                 format!("logical sector   {sector}\n"),
                 format!("read only        {read_only}\n"),
-                format!("volatile cache   {}\n", !read_only),
             ] {
-                // A server need not say of a disk without writes that it has a cache for them.
-                let either = read_only && expected.starts_with("volatile");
-                check(either || said.contains(&expected), || {
+                check(said.contains(&expected), || {
                     format!("{spec}: {expected:?} isn't in:\n{said}")
                 })?;
             }
