@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories fmt clean release deb
+.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories publish-check fmt clean release deb
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -119,6 +119,9 @@ asan: ## Run the simulations of squeezed pools, caches and arrays under AddressS
 advisories: ## Ask the advisory database about the dependencies (needs the network)
 	@scripts/install-tools.sh test
 	@cargo deny --locked check advisories
+
+publish-check: ## Pack the library pvblk-disk and the crates that it is made of, and build them as a registry would (needs the network)
+	@cargo publish --workspace --dry-run --locked
 
 fmt: ## Format the sources
 	@cargo fmt --all

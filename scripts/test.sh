@@ -13,7 +13,7 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)
 
 # One build for both, so that the crates below them are compiled once.
-lab=(-p pvblk-lab -p pvblk-volume --bin pvblk-lab --example raid5_prereads)
+lab=(-p pvblk-lab -p pvblk-volume -p pvblk-disk --bin pvblk-lab --example raid5_prereads --example 'disk_*')
 
 if [ "${1:-}" = build ]; then
     set -e
@@ -123,7 +123,7 @@ check 'fuzz: clippy' cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
 tests 'fuzz: targets over their seeds' cargo test "${fuzz[@]}" --no-fail-fast
 tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 # The command is built on its own, as it is shipped.
-if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab' cargo build --release --locked "${lab[@]}"; then
+if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab and of examples' cargo build --release --locked "${lab[@]}"; then
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
 else
     fail 'release build, and with it the end-to-end tests'

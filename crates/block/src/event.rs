@@ -68,6 +68,7 @@ pub struct EventHub(Mutex<HubState>);
 struct HubState {
     subscribers: Vec<Weak<Callback>>,
     condition: Condition,
+    gone: bool,
 }
 
 /// The subscription of a callback, which ends when this is dropped.
@@ -88,12 +89,24 @@ impl EventHub {
         self.0.lock().condition
     }
 
+    /// The device is about to be gone: called before the first request fails because of it, so that whoever sees the failure can ask for the reason.
+    /// [`DeviceEvent::Gone`] follows.
+    pub fn set_gone(&self) {
+        self.0.lock().gone = true;
+    }
+
+    /// True if the device is gone, and its requests fail because of that.
+    pub fn is_gone(&self) -> bool {
+        self.0.lock().gone
+    }
+
     /// Calls all subscribers.
     pub fn raise(&self, event: DeviceEvent) {
         let mut state = self.0.lock();
         if let DeviceEvent::Condition(condition) = event {
             state.condition = condition;
         }
+        state.gone |= event == DeviceEvent::Gone;
         let all = state.subscribers.iter();
         let all: Vec<_> = all.filter_map(Weak::upgrade).collect();
         drop(state);

@@ -1,7 +1,8 @@
 //! End-to-end tests: the real `pvblk` command as child processes, and the clients that people use.
 //!
 //! The command is built ahead (`cargo build --release -p pvblk`); `PVBLK_BIN` names another one. So are the experiments
-//! (`-p pvblk-lab`; `PVBLK_LAB_BIN`), and the example that `raid5_prereads` runs (`cargo build --release -p pvblk-volume --example raid5_prereads`).
+//! (`-p pvblk-lab`; `PVBLK_LAB_BIN`), and the example that `raid5_prereads` runs (`cargo build --release -p pvblk-volume --example raid5_prereads`),
+//! and those of `pvblk-disk` that `library` runs (`-p pvblk-disk --examples`).
 //! `PVBLK_E2E_FULL=1` asks for the full sizes and times. A test that the machine can't run is skipped
 //! with a reason, never passed; see [`Stop::Skip`].
 

@@ -15,6 +15,9 @@ pub struct Package {
     /// Path of its `Cargo.toml`.
     pub manifest_path: String,
     pub dependencies: Vec<Dependency>,
+    /// Registries that it may be published to; `None`: any.
+    pub publish: Option<Vec<String>>,
+    pub description: Option<String>,
 }
 
 /// A dependency of a crate.
@@ -24,6 +27,8 @@ pub struct Dependency {
     pub name: String,
     /// `dev` or `build`; `None` for a normal dependency.
     pub kind: Option<String>,
+    /// The versions that will do; `*` without a word about them.
+    pub req: String,
 }
 
 /// The crates of the workspace and the dependencies that each may have. A new crate needs a line here.
@@ -51,6 +56,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-raid5",
         ],
     ),
+    // The library for other programs: of what it uses, nothing is in its interface.
+    ("pvblk-disk", &["pvblk-sys", "pvblk-block", "pvblk-volume"]),
     ("pvblk-trace", &["pvblk-sys", "pvblk-block"]),
     // HTTP, without knowledge of disks.
     ("pvblk-web", &["pvblk-sys"]),
@@ -162,6 +169,47 @@ pub fn check(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
+/// Crates that can be published: the library, and those that it is made of.
+const PUBLISHED: &[&str] = &[
+    "pvblk-sys",
+    "pvblk-block",
+    "pvblk-protocol",
+    "pvblk-client",
+    "pvblk-cache",
+    "pvblk-raid5",
+    "pvblk-volume",
+    "pvblk-disk",
+];
+
+/// Checks that the crates of [`PUBLISHED`], and no others, can be published: with a description, and on nothing that can't be. Dev-dependencies of our own
+/// have no version, and so are left out of what is published; some go in circles.
+pub fn check_published(metadata: &Metadata) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let is_ours = |name: &str| ALLOWED.iter().any(|(n, _)| *n == name);
+    for package in &metadata.packages {
+        let name = package.name.as_str();
+        let mut refuse = |text: String| findings.push(Finding::new(name, text));
+        let planned = PUBLISHED.contains(&name);
+        if planned != package.publish.as_ref().is_none_or(|to| !to.is_empty()) {
+            refuse(match planned {
+                true => "can't be published, and pvblk-disk needs it: drop `publish`".into(),
+                false => "can be published; add `publish.workspace = true`".into(),
+            });
+        }
+        if planned && package.description.as_ref().is_none_or(String::is_empty) {
+            refuse("has no description, which registries want".into());
+        }
+        for to in package.dependencies.iter().filter(|d| is_ours(&d.name)) {
+            let dev = to.kind.as_deref() == Some("dev");
+            if planned && dev != (to.req == "*") {
+                let (to, verb) = (&to.name, if dev { "has" } else { "lacks" });
+                refuse(format!("{verb} a version for {to}: see check_published"));
+            }
+        }
+    }
+    findings
+}
+
 /// Checks that a member inherits the workspace's lints; without them `unsafe_code = "deny"` wouldn't apply to it.
 pub fn check_manifest(place: &str, manifest: &str) -> Vec<Finding> {
     let mut lines = manifest.lines().map(str::trim);
@@ -186,6 +234,7 @@ mod tests {
             let edge = Dependency {
                 name: to.into(),
                 kind: kind.map(Into::into),
+                req: if kind == Some("dev") { "*" } else { "^0.1.0" }.into(),
             };
             match packages.iter_mut().find(|p| p.name == from) {
                 Some(p) => p.dependencies.push(edge),
@@ -193,6 +242,8 @@ mod tests {
                     name: from.into(),
                     manifest_path: String::new(),
                     dependencies: vec![edge],
+                    publish: (!PUBLISHED.contains(&from)).then(Vec::new),
+                    description: Some("text".into()),
                 }),
             }
         }
@@ -246,6 +297,8 @@ mod tests {
             ("pvblk-client", "pvblk-export"),
             ("pvblk-raid5", "pvblk-volume"),
             ("pvblk-bench", "pvblk-client"),
+            ("pvblk-disk", "pvblk-client"),
+            ("pvblk-volume", "pvblk-disk"),
             ("pvblk-backend", "pvblk-export"),
             ("pvblk-e2e", "pvblk-lab"),
             ("pvblk-testing", "pvblk-sys"),
@@ -262,6 +315,36 @@ mod tests {
     fn unknown_crates_are_found() {
         let found = one("pvblk-surprise", "libc", None);
         assert!(found[0].text.contains("import table"), "{found:?}");
+    }
+
+    #[test]
+    fn the_library_and_its_parts_can_be_published() {
+        let plan = [
+            ("pvblk-disk", "pvblk-volume", None),
+            ("pvblk-disk", "pvblk-testing", Some("dev")),
+            ("pvblk-disk", "parking_lot", Some("dev")),
+            ("pvblk-lab", "pvblk-volume", None),
+        ];
+        let found = |change: fn(&mut Package)| {
+            let mut metadata = graph(&plan);
+            metadata.packages.iter_mut().for_each(change);
+            let all = check_published(&metadata);
+            let all = all.into_iter().map(|f| f.to_string());
+            all.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(found(|_| {}), "");
+        assert!(found(|p| p.publish = None).contains("pvblk-lab"));
+        assert!(found(|p| p.publish = Some(vec![])).contains("pvblk-disk"));
+        assert!(found(|p| p.description = None).contains("description"));
+        let versions = found(|p| {
+            let swap = |d: &mut Dependency| {
+                d.req = if d.req == "*" { "^0.1.0" } else { "*" }.into();
+            };
+            p.dependencies.iter_mut().for_each(swap);
+        });
+        assert!(versions.contains("lacks a version for pvblk-volume"));
+        assert!(versions.contains("has a version for pvblk-testing"));
+        assert!(!versions.contains("pvblk-lab"), "{versions}");
     }
 
     #[test]

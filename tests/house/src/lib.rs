@@ -11,6 +11,7 @@
 
 pub mod devices;
 pub mod graph;
+pub mod interface;
 pub mod lexer;
 pub mod links;
 pub mod opens;

@@ -1,6 +1,6 @@
 //! Applies the rules to this tree.
 
-use pvblk_house::{Finding, devices, graph, links, opens, source, tree, words};
+use pvblk_house::{Finding, devices, graph, interface, links, opens, source, tree, words};
 use std::process::Command;
 
 fn assert_none(findings: &[Finding]) {
@@ -36,6 +36,11 @@ fn imports_follow_the_table() {
 }
 
 #[test]
+fn the_library_can_be_published() {
+    assert_none(&graph::check_published(&metadata()));
+}
+
+#[test]
 fn every_member_inherits_the_lints() {
     let mut findings = Vec::new();
     for package in metadata().packages {
@@ -62,6 +67,20 @@ fn no_capability_is_forgotten() {
     let findings: Vec<Finding> = files
         .iter()
         .flat_map(|(path, text)| devices::check_devices(path, text))
+        .collect();
+    assert_none(&findings);
+}
+
+#[test]
+fn the_library_shows_no_type_of_the_crates_below() {
+    let files = tree::files(&tree::root(), &[".rs"]).expect("the tree is readable");
+    let of_library = files
+        .iter()
+        .filter(|(path, _)| path.starts_with(interface::LIBRARY));
+    assert!(of_library.count() > 5, "the library has moved");
+    let findings: Vec<Finding> = files
+        .iter()
+        .flat_map(|(path, text)| interface::check(path, text))
         .collect();
     assert_none(&findings);
 }

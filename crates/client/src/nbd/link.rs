@@ -352,6 +352,7 @@ impl Link {
 
     fn end(&self, mut state: parking_lot::MutexGuard<'_, State>) {
         state.stage = Stage::Gone;
+        self.events.set_gone();
         for seat in &state.seats {
             seat.tell(Next::Gone);
         }

@@ -163,6 +163,7 @@ impl<M: MergePolicy> Frontend<M> {
     /// The back end is gone: everything in flight and all that comes later completes with an error.
     pub fn disconnect(&self, why: &str) {
         tracing::error!("{}: given up: {why}", self.name);
+        self.events.set_gone();
         self.link.give_up();
         self.events.raise(DeviceEvent::Gone);
     }

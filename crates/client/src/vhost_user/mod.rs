@@ -111,6 +111,7 @@ impl Shared {
         self.failure
             .lock()
             .get_or_insert_with(|| format!("{}: {why}", self.name));
+        self.events.set_gone();
         if !self.dead.swap(true, Ordering::AcqRel) {
             self.calls.iter().for_each(|call| call.notify());
             self.events.raise(DeviceEvent::Gone);
