@@ -81,6 +81,7 @@ impl Decorator for DelayVolume {
         Forwards {
             refresh: inner.refresh,
             extents: inner.extents,
+            cached: inner.cached,
             incarnation: inner.incarnation,
             close: inner.close,
             questions: inner.questions,
