@@ -1,8 +1,8 @@
 //! A disk whose every sector holds its number, so that data in a wrong place shows, whatever the order.
 
 use pvblk_block::{
-    BlockDevice, Buffer, CacheState, Cached, Capabilities, Completion, DeviceQueue, Error, EventHub,
-    Extent, Limits, Op, QueueContext, Request, RequestFlags, Status,
+    BlockDevice, Buffer, CacheState, Cached, Capabilities, Completion, DeviceQueue, Error,
+    EventHub, Extent, Limits, Op, QueueContext, Request, RequestFlags, Status,
 };
 
 /// Its size in sectors.

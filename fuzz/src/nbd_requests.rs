@@ -71,7 +71,9 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         true => u.int_in_range(0..=3u8)?,
         false => 0,
     };
-    let picked = Context::ALL.into_iter().filter(|c| pick & c.id() as u8 != 0);
+    let picked = Context::ALL
+        .into_iter()
+        .filter(|c| pick & c.id() as u8 != 0);
     let contexts: Contexts = picked.collect();
     let selected: Vec<u32> = contexts.iter().map(Context::id).collect();
     let payload_flag = match mode {
@@ -427,7 +429,10 @@ impl Play {
                 };
                 let kind = word(4) & 0xffff;
                 let last = word(4) >> 16 == 1;
-                assert!(last || [0x0005, 0x0006].contains(&word(4)), "one chunk for each reply, but for a status");
+                assert!(
+                    last || [0x0005, 0x0006].contains(&word(4)),
+                    "one chunk for each reply, but for a status"
+                );
                 let payload = b.get(head..head + bytes)?;
                 let (error, data) = match kind {
                     0 => (0, payload),
