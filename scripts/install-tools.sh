@@ -18,7 +18,7 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
 demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
 deb_tools=(dpkg-buildpackage dpkg-dev  dh debhelper  lowdown lowdown  git git)
-test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  nbdkit nbdkit  ip iproute2  fusermount3 fuse3
+test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  /usr/lib/python3/dist-packages/nbd.py python3-libnbd  nbdkit nbdkit  ip iproute2  fusermount3 fuse3
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
     qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common
     mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools

@@ -10,6 +10,7 @@ pub mod front_table;
 pub mod guest;
 pub mod http;
 pub mod nbd_client;
+pub mod nbd_contexts;
 pub mod nbd_device;
 pub mod nbd_handshake;
 pub mod nbd_requests;
@@ -32,6 +33,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("front", front::front),
     ("http", http::http),
     ("nbd_client", nbd_client::nbd_client),
+    ("nbd_contexts", nbd_contexts::nbd_contexts),
     ("nbd_handshake", nbd_handshake::nbd_handshake),
     ("nbd_requests", nbd_requests::nbd_requests),
     ("parse", parse::parse),

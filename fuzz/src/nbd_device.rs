@@ -1,8 +1,8 @@
 //! A disk whose every sector holds its number, so that data in a wrong place shows, whatever the order.
 
 use pvblk_block::{
-    BlockDevice, Buffer, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op,
-    QueueContext, Request, RequestFlags, Status,
+    BlockDevice, Buffer, CacheState, Cached, Capabilities, Completion, DeviceQueue, Error,
+    EventHub, Extent, Limits, Op, QueueContext, Request, RequestFlags, Status,
 };
 
 /// Its size in sectors.
@@ -108,6 +108,23 @@ impl BlockDevice for PatternDisk {
         &self.events
     }
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities::none()
+        Capabilities {
+            cached: Some(self),
+            ..Capabilities::none()
+        }
+    }
+}
+
+impl Cached for PatternDisk {
+    /// Blocks of four sectors, in turns.
+    fn cached(&self, sector: u64, sectors: u64, out: &mut Vec<Extent<CacheState>>) {
+        for at in sector..sector + sectors {
+            let states = [CacheState::Absent, CacheState::Clean, CacheState::Dirty];
+            out.push(Extent {
+                sector: at,
+                sectors: 1,
+                kind: states[(at / 4 % 3) as usize],
+            });
+        }
     }
 }

@@ -9,7 +9,7 @@ use pvblk_backend::{Disk, Disks};
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Limits};
 use pvblk_export::nbd::{Handshake, Negotiated, Step};
-use pvblk_protocol::nbd::Mode;
+use pvblk_protocol::nbd::{Mode, tflag};
 use std::sync::Arc;
 
 const IHAVEOPT: &[u8; 8] = b"IHAVEOPT";
@@ -106,8 +106,15 @@ fn input(u: &mut Unstructured<'_>) -> Result<(Vec<u8>, Vec<u16>)> {
             9 | 10 => {
                 let mut p = (name.len() as u32).to_be_bytes().to_vec();
                 p.extend(name);
-                let queries: &[&[u8]] = &[b"base:allocation", b"base:", b"qemu:x"];
-                let n = u.int_in_range(0..=3u32)?;
+                let queries: &[&[u8]] = &[
+                    b"base:allocation",
+                    b"base:",
+                    b"x-pvblk:cache",
+                    b"x-pvblk:",
+                    b"qemu:x",
+                    b"",
+                ];
+                let n = *u.choose(&[0, 1, 2, 3, 64, 65])?;
                 p.extend(n.to_be_bytes());
                 for _ in 0..n {
                     let q = u.choose(queries)?;
@@ -197,7 +204,10 @@ fn check(input: &[u8], output: &[u8], end: &End) {
                         _ => Mode::Simple,
                     };
                     assert_eq!((option, n.mode), (7, mode));
-                    assert!(n.mode.has_chunks() || !n.base_allocation);
+                    assert!(n.mode.has_chunks() || n.contexts.is_empty());
+                    let by_payload = n.transmission_flags & tflag::BLOCK_STATUS_PAYLOAD != 0;
+                    let may = n.mode == Mode::Extended && !n.contexts.is_empty();
+                    assert_eq!(by_payload, may);
                     assert_eq!(n.leftover, rest);
                 }
                 _ => panic!("the negotiation goes on after its end"),

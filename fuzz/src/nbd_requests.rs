@@ -9,7 +9,7 @@ use arbitrary::{Result, Unstructured};
 use pvblk_backend::{RequestSource, SourceEnd};
 use pvblk_block::{BlockDevice, Limits, Op, Request};
 use pvblk_export::nbd::{NbdConfig, NbdSource, Negotiated};
-use pvblk_protocol::nbd::{Mode, transmission_flags};
+use pvblk_protocol::nbd::{Context, Contexts, Mode, tflag, transmission_flags};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -23,6 +23,9 @@ struct Wanted {
     len: u32,
     /// It may end with any of these; empty: success.
     errors: Vec<u32>,
+    /// Numbers of the contexts that a block status is about, and of those that came.
+    ids: Vec<u32>,
+    told: Vec<u32>,
 }
 
 struct Play {
@@ -31,7 +34,8 @@ struct Play {
     source: NbdSource,
     client: UnixStream,
     mode: Mode,
-    base_allocation: bool,
+    /// Numbers of the contexts that were selected.
+    selected: Vec<u32>,
     depth: usize,
     to_send: VecDeque<u8>,
     received: Vec<u8>,
@@ -63,7 +67,19 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         ..Limits::default()
     };
     let mode = mode(u.arbitrary()?);
-    let base_allocation = mode.has_chunks() && u.arbitrary()?;
+    let pick = match mode.has_chunks() {
+        true => u.int_in_range(0..=3u8)?,
+        false => 0,
+    };
+    let picked = Context::ALL
+        .into_iter()
+        .filter(|c| pick & c.id() as u8 != 0);
+    let contexts: Contexts = picked.collect();
+    let selected: Vec<u32> = contexts.iter().map(Context::id).collect();
+    let payload_flag = match mode {
+        Mode::Extended if !selected.is_empty() => tflag::BLOCK_STATUS_PAYLOAD,
+        _ => 0,
+    };
     let depth = u.int_in_range(1..=12)?;
     let device = Arc::new(PatternDisk::new(limits));
     let (client, server) = UnixStream::pair().expect("sockets");
@@ -71,9 +87,9 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
     let negotiated = Negotiated {
         export: "disk".into(),
         device: Arc::clone(&device) as Arc<dyn BlockDevice>,
-        transmission_flags: transmission_flags(&limits, mode),
+        transmission_flags: transmission_flags(&limits, mode) | payload_flag,
         mode,
-        base_allocation,
+        contexts,
         no_zeroes: true,
         leftover: Vec::new(),
     };
@@ -87,7 +103,7 @@ fn play(u: &mut Unstructured<'_>) -> Result<()> {
         source: NbdSource::new("fuzz", server.into(), negotiated, &config),
         client,
         mode,
-        base_allocation,
+        selected,
         depth: depth as usize,
         to_send: VecDeque::new(),
         received: Vec::new(),
@@ -173,6 +189,10 @@ impl Play {
         let cookie = self.next_cookie;
         self.next_cookie = self.next_cookie.wrapping_add(1);
         let extended = self.mode == Mode::Extended;
+        let question = match extended && command == 7 && u.arbitrary()? {
+            true => Some(question(u, len)?),
+            false => None,
+        };
         let magic: u32 = if extended { 0x21e4_1c71 } else { 0x2560_9513 };
         // Flag 32 says that a payload follows; here, mostly where there is one.
         let flags = match extended && command == 1 && len > 0 {
@@ -180,16 +200,27 @@ impl Play {
             false if extended => flags & !32,
             false => flags,
         };
+        let flags = match question {
+            Some(_) => flags | 32,
+            None => flags,
+        };
         self.to_send.extend(magic.to_be_bytes());
         self.to_send.extend(flags.to_be_bytes());
         self.to_send.extend(command.to_be_bytes());
         self.to_send.extend(cookie.to_be_bytes());
         self.to_send.extend(offset.to_be_bytes());
         match extended {
-            true => self.to_send.extend(u64::from(len).to_be_bytes()),
+            true => {
+                let payload = question.as_ref().map(|(bytes, _)| bytes.len() as u64);
+                let field = payload.unwrap_or(u64::from(len));
+                self.to_send.extend(field.to_be_bytes());
+            }
             false => self.to_send.extend(len.to_be_bytes()),
         }
         let flags = if extended { flags & !32 } else { flags };
+        if let Some((bytes, _)) = &question {
+            self.to_send.extend(bytes);
+        }
         if command == 1 {
             self.to_send
                 .extend((0..u64::from(len)).map(|i| byte(offset.wrapping_add(i))));
@@ -201,7 +232,16 @@ impl Play {
             self.leaving = true;
             return Ok(());
         }
-        let errors = self.errors(command, flags, offset, len);
+        let mut errors = self.errors(command, flags, offset, len);
+        let mut ids = self.selected.clone();
+        if let Some((_, asked)) = question {
+            ids = asked.unwrap_or_default();
+            let known = ids.iter().all(|id| self.selected.contains(id));
+            let once = (1..ids.len()).all(|n| !ids[..n].contains(&ids[n]));
+            if ids.is_empty() || !known || !once {
+                errors.push(22);
+            }
+        }
         if command == 1 && (errors.is_empty() || errors == [5]) {
             self.written[0] += u64::from(len);
         }
@@ -211,6 +251,8 @@ impl Play {
             offset,
             len,
             errors,
+            ids,
+            told: Vec::new(),
         };
         self.wanted.insert(cookie, wanted);
         Ok(())
@@ -230,7 +272,7 @@ impl Play {
             4 => (l.discard_granularity_bytes > 0 && !l.read_only, 0),
             6 if l.write_zeroes => (!l.read_only, 2 | 16),
             6 => (!l.read_only, 2),
-            7 => (self.base_allocation, 8),
+            7 => (!self.selected.is_empty(), 8),
             _ => (false, 0),
         };
         let writes = matches!(command, 1 | 4 | 6);
@@ -386,7 +428,11 @@ impl Play {
                     false => (20, word(16) as usize),
                 };
                 let kind = word(4) & 0xffff;
-                assert_eq!(word(4) >> 16, 1, "one chunk for each reply, which ends it");
+                let last = word(4) >> 16 == 1;
+                assert!(
+                    last || [0x0005, 0x0006].contains(&word(4)),
+                    "one chunk for each reply, but for a status"
+                );
                 let payload = b.get(head..head + bytes)?;
                 let (error, data) = match kind {
                     0 => (0, payload),
@@ -398,6 +444,19 @@ impl Play {
                     5 | 6 => {
                         assert_eq!(kind == 6, extended);
                         check_extents(payload, wanted, extended);
+                        let id = word(head);
+                        if let Some(w) = self.wanted.get_mut(&cookie) {
+                            w.told.push(id);
+                            let over = w.told.len() == w.ids.len();
+                            assert_eq!(last, over, "a chunk for each context");
+                            assert!(w.ids.contains(&id), "a context that isn't asked for");
+                            let twice = &w.told[..w.told.len() - 1];
+                            assert!(!twice.contains(&id), "a context twice");
+                            if !last {
+                                assert!(w.errors.is_empty(), "success of {w:?}");
+                                return Some(head + bytes);
+                            }
+                        }
                         (0, &payload[..0])
                     }
                     0x8001 => (word(head), &payload[..0]),
@@ -465,6 +524,23 @@ impl Play {
             );
         }
     }
+}
+
+/// The payload of a question about `len` bytes, and the contexts that it names; `None` if it isn't well-formed.
+fn question(u: &mut Unstructured<'_>, len: u32) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
+    let mut bytes = u64::from(len).to_be_bytes().to_vec();
+    let mut ids = Vec::new();
+    for _ in 0..*u.choose(&[1, 1, 2, 2, 0, 3, 40])? {
+        ids.push(*u.choose(&[1u32, 2, 1, 2, 3, 0, 1 << 24])?);
+    }
+    bytes.extend(ids.iter().flat_map(|id| id.to_be_bytes()));
+    let odd = u.ratio(1, 10)?;
+    if odd {
+        bytes.truncate(u.int_in_range(1..=bytes.len())?);
+    }
+    let whole = bytes.len() >= 12 && (bytes.len() - 8).is_multiple_of(4);
+    ids.truncate(bytes.len().saturating_sub(8) / 4);
+    Ok((bytes, whole.then_some(ids)))
 }
 
 /// The byte at this offset of the disk.

@@ -46,6 +46,11 @@ fn raid5_metadata() {
 }
 
 #[test]
+fn nbd_contexts() {
+    run("nbd_contexts");
+}
+
+#[test]
 fn nbd_handshake() {
     run("nbd_handshake");
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Fetches the Debian packages of which guests are made, and prints the folder that has them.
 #
-#   tests/vm/fetch.sh [plain|xen]
+#   tests/vm/fetch.sh [plain|xen|nbd]
 #
-# `plain` is for guest.sh and uml.sh; `xen` is what xen.sh needs besides, in a folder of its own. Nothing is installed: apt gets lists, caches and an empty package state of its own, so that it names all that the
+# `plain` is for guest.sh and uml.sh; `xen` is what xen.sh needs besides, and `nbd` NBD clients of a later Debian, which run without a guest; each in a folder of its own. Nothing is installed: apt gets lists, caches and an empty package state of its own, so that it names all that the
 # packages need, and they are unpacked beside each other. With the same list of packages, a second run does nothing.
 # Status 125: this machine can't do it; the last line says why.
 set -euo pipefail
@@ -17,6 +17,10 @@ plain) ;;
 xen)
     packages=(xen-hypervisor-4.20-amd64 xen-utils-4.20 xenstore-utils qemu-system-xen strace)
     folder=$cache/packages-xen
+    ;;
+nbd)
+    packages=(libnbd-bin qemu-utils python3-libnbd)
+    folder=$cache/packages-nbd
     ;;
 *)
     say "unknown set $1"

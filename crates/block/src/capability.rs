@@ -13,6 +13,8 @@ pub struct Capabilities<'a> {
     pub refresh: Option<&'a dyn Refresh>,
     /// The device tells data from holes.
     pub extents: Option<&'a dyn Extents>,
+    /// The device has a page cache, and tells the parts that are in it.
+    pub cached: Option<&'a dyn Cached>,
     /// The device knows when data may have been lost.
     pub incarnation: Option<&'a dyn LossMarks>,
     /// The device has something to do at its end.
@@ -32,6 +34,7 @@ impl Capabilities<'_> {
         Capabilities {
             refresh: None,
             extents: None,
+            cached: None,
             incarnation: None,
             close: None,
             questions: None,
@@ -49,6 +52,7 @@ impl Capabilities<'_> {
 pub struct Forwards<'a> {
     pub refresh: Option<&'a dyn Refresh>,
     pub extents: Option<&'a dyn Extents>,
+    pub cached: Option<&'a dyn Cached>,
     pub incarnation: Option<&'a dyn LossMarks>,
     pub close: Option<&'a dyn Close>,
     pub questions: Option<&'a dyn Questions>,
@@ -63,6 +67,7 @@ impl Forwards<'_> {
         Forwards {
             refresh: None,
             extents: None,
+            cached: None,
             incarnation: None,
             close: None,
             questions: None,
@@ -77,6 +82,7 @@ impl<'a> From<Forwards<'a>> for Capabilities<'a> {
         let Forwards {
             refresh,
             extents,
+            cached,
             incarnation,
             close,
             questions,
@@ -86,6 +92,7 @@ impl<'a> From<Forwards<'a>> for Capabilities<'a> {
         Capabilities {
             refresh,
             extents,
+            cached,
             incarnation,
             close,
             questions,
@@ -105,6 +112,13 @@ pub trait Refresh {
 pub trait Extents {
     /// Adds extents in order that cover all of `sector..sector + sectors`. Slow.
     fn extents(&self, sector: u64, sectors: u64, out: &mut Vec<Extent>) -> Result<(), Error>;
+}
+
+/// A device that has a page cache.
+pub trait Cached {
+    /// Adds extents in order that cover all of `sector..sector + sectors`, as they are at some moment of the call. Takes time with the number
+    /// of pages, and keeps requests of the device waiting only for a bounded part of it.
+    fn cached(&self, sector: u64, sectors: u64, out: &mut Vec<Extent<CacheState>>);
 }
 
 /// A device that knows when data may have been lost.
@@ -218,19 +232,19 @@ pub trait BufferSource: Send + Sync {
     fn free(&self, buffer: Buffer);
 }
 
-/// A part of a device, and the kind of its contents.
+/// A part of a device, and the kind of its contents, or another property that all of it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct Extent<K = ExtentKind> {
     /// First sector (512 B).
     pub sector: u64,
     /// Length in sectors (512 B).
     pub sectors: u64,
-    pub kind: ExtentKind,
+    pub kind: K,
 }
 
-impl Extent {
+impl<K: PartialEq> Extent<K> {
     /// Appends `from..to`, joined with the last extent from index `first` on if that is of the same kind.
-    pub fn push(out: &mut Vec<Extent>, first: usize, from: u64, to: u64, kind: ExtentKind) {
+    pub fn push(out: &mut Vec<Extent<K>>, first: usize, from: u64, to: u64, kind: K) {
         if from >= to {
             return;
         }
@@ -256,4 +270,15 @@ pub enum ExtentKind {
     Hole,
     /// Allocated; reads as zeros.
     Zero,
+}
+
+/// The state of an extent in a page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheState {
+    /// Not in the cache: reads go to the device below.
+    Absent,
+    /// In the cache, as the device below has it.
+    Clean,
+    /// In the cache, and the device below hasn't acknowledged the newest data.
+    Dirty,
 }

@@ -30,6 +30,7 @@ use crate::{
 ///         Forwards {
 ///             refresh: inner.refresh,
 ///             extents: inner.extents,
+///             cached: inner.cached,
 ///             incarnation: inner.incarnation,
 ///             close: inner.close,
 ///             questions: inner.questions,
@@ -60,6 +61,7 @@ use crate::{
 ///         Forwards {
 ///             refresh: inner.refresh,
 ///             extents: inner.extents,
+///             cached: inner.cached,
 ///             incarnation: inner.incarnation,
 ///             close: inner.close,
 ///             questions: inner.questions,
@@ -153,8 +155,8 @@ impl<D: Decorator> BlockDevice for D {
 mod tests {
     use super::*;
     use crate::{
-        BufferSource, Buffers, Close, Error, ErrorKind, Extent, ExtentKind, Extents, Incarnation,
-        LossMarks, Questions, Reclaim, Refresh,
+        BufferSource, Buffers, CacheState, Cached, Close, Error, ErrorKind, Extent, ExtentKind,
+        Extents, Incarnation, LossMarks, Questions, Reclaim, Refresh,
     };
     use pvblk_sys::Buffer;
     use std::sync::Arc;
@@ -196,6 +198,7 @@ mod tests {
             Capabilities {
                 refresh: Some(self),
                 extents: Some(self),
+                cached: Some(self),
                 incarnation: Some(self),
                 close: Some(self),
                 questions: Some(self),
@@ -214,6 +217,12 @@ mod tests {
     impl Extents for Able {
         fn extents(&self, _: u64, _: u64, _: &mut Vec<Extent>) -> Result<(), Error> {
             failed("extents")
+        }
+    }
+
+    impl Cached for Able {
+        fn cached(&self, sector: u64, sectors: u64, out: &mut Vec<Extent<CacheState>>) {
+            Extent::push(out, 0, sector, sector + sectors, CacheState::Dirty);
         }
     }
 
@@ -277,6 +286,7 @@ mod tests {
             Forwards {
                 refresh: inner.refresh,
                 extents: inner.extents,
+                cached: inner.cached,
                 incarnation: inner.incarnation,
                 close: inner.close,
                 questions: inner.questions,
@@ -304,6 +314,13 @@ mod tests {
         assert_eq!(text(opened), "open");
         assert_eq!(text(device.refresh()), "refresh");
         assert_eq!(text(device.extents(0, 8, &mut vec![])), "extents");
+        let mut cached = Vec::new();
+        device
+            .capabilities()
+            .cached
+            .unwrap()
+            .cached(0, 8, &mut cached);
+        assert_eq!(cached[0].kind, CacheState::Dirty);
         assert_eq!(text(device.close()), "close");
         assert_eq!(device.incarnation().cache, Some(1));
         assert_eq!(device.ask("why").unwrap().unwrap(), "you ask why");

@@ -39,8 +39,8 @@ pub mod trace;
 pub mod units;
 
 pub use capability::{
-    BufferSource, Buffers, Capabilities, Close, Extent, ExtentKind, Extents, Forwards, LossMarks,
-    Questions, Reclaim, Refresh,
+    BufferSource, Buffers, CacheState, Cached, Capabilities, Close, Extent, ExtentKind, Extents,
+    Forwards, LossMarks, Questions, Reclaim, Refresh,
 };
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use decorator::Decorator;

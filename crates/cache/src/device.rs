@@ -1,7 +1,7 @@
 //! The cache as a device.
 
 use crate::background;
-use crate::config::{CacheConfig, Mode, PAGE_BYTES};
+use crate::config::{CacheConfig, Mode, PAGE_BYTES, PAGE_SECTORS};
 use crate::core::{Core, Store};
 use crate::counters::Counters;
 use crate::policy::{Policy, Standard};
@@ -12,14 +12,18 @@ use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
 use pvblk_block::stacked::BackgroundThread;
 use pvblk_block::{
-    BlockDevice, Capabilities, Clock, Close, Decorator, DeviceEvent, DeviceQueue, Error, EventHub,
-    Extent, ExtentKind, Extents, Forwards, Incarnation, Limits, LossMarks, Op, Questions,
-    QueueContext, Readiness, Reclaim, Refresh, Region, Request, Status, Subscription, SystemClock,
+    BlockDevice, CacheState, Cached, Capabilities, Clock, Close, Decorator, DeviceEvent,
+    DeviceQueue, Error, EventHub, Extent, ExtentKind, Extents, Forwards, Incarnation, Limits,
+    LossMarks, Op, Questions, QueueContext, Readiness, Reclaim, Refresh, Region, Request, Status,
+    Subscription, SystemClock,
 };
 use pvblk_sys::Poller;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// Pages that are looked up with the core's lock held once.
+const LOOKED_UP: u64 = 256;
 
 /// A page cache over a device. docs/decisions/0012-page-cache.md says how it works.
 ///
@@ -291,6 +295,7 @@ impl<P: Policy> Decorator for PageCache<P> {
         Forwards {
             refresh: Some(self),
             extents: Some(self),
+            cached: Some(self),
             incarnation: Some(self),
             close: Some(self),
             questions: Some(self),
@@ -334,6 +339,23 @@ impl<P: Policy> Extents for PageCache<P> {
             kind,
         });
         Ok(())
+    }
+}
+
+impl<P: Policy> Cached for PageCache<P> {
+    fn cached(&self, sector: u64, sectors: u64, out: &mut Vec<Extent<CacheState>>) {
+        let (first, end) = (out.len(), sector + sectors);
+        let mut at = sector;
+        while at < end {
+            let stop = end.min((at / PAGE_SECTORS + LOOKED_UP) * PAGE_SECTORS);
+            let core = self.shared.core.lock();
+            while at < stop {
+                let page = at / PAGE_SECTORS;
+                let to = stop.min((page + 1) * PAGE_SECTORS);
+                Extent::push(out, first, at, to, core.cached(page));
+                at = to;
+            }
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Several threads at once, and a device that changes its size.
 
 use pvblk_block::{
-    BlockDevice, Buffer, Completion, ManualClock, Op, Queue, QueueContext, Readiness, Request,
-    Status,
+    BlockDevice, Buffer, CacheState, Completion, ManualClock, Op, Queue, QueueContext, Readiness,
+    Request, Status,
 };
 use pvblk_cache::{CacheConfig, PageCache};
 use std::sync::Arc;
@@ -246,4 +246,47 @@ fn a_device_that_changes_its_size() {
     device.close().unwrap();
     assert_eq!(file.metadata().unwrap().len(), 2 << 20);
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Each page is told as it is: read, written, on the device; a part of a page as the whole one.
+#[test]
+fn the_pages_in_the_cache_are_told() {
+    use CacheState::{Absent, Clean, Dirty};
+    let inner = pvblk_volume::open("mem:8M").unwrap();
+    let config = CacheConfig {
+        // Nothing but what is asked for.
+        readahead_bytes: Some(0),
+        ..CacheConfig::new(4 << 20)
+    };
+    let device: Arc<dyn BlockDevice> = Arc::new(PageCache::new(&config, inner).unwrap());
+    let told = |from: u64, to: u64| {
+        let mut out = Vec::new();
+        let able = device.capabilities().cached.unwrap();
+        able.cached(from, to - from, &mut out);
+        let mut end = from;
+        let one = |e: &pvblk_block::Extent<CacheState>| {
+            assert_eq!(std::mem::replace(&mut end, e.sector + e.sectors), e.sector);
+            (e.sectors, e.kind)
+        };
+        let all: Vec<_> = out.iter().map(one).collect();
+        assert_eq!(end, to);
+        all
+    };
+    let mut user = User::new(&device, 0);
+    assert_eq!(told(0, 16384), [(16384, Absent)]);
+    assert_eq!(user.page(Op::Read, 1), Status::Ok);
+    user.write(2, 1);
+    user.write(300, 1);
+    let all = [
+        (8, Absent),
+        (8, Clean),
+        (8, Dirty),
+        (298 * 8 - 16, Absent),
+        (8, Dirty),
+        (16384 - 2408, Absent),
+    ];
+    assert_eq!(told(0, 16384), all);
+    assert_eq!(told(12, 18), [(4, Clean), (2, Dirty)]);
+    assert_eq!(user.run(Request::new(Op::Flush, 0, 0, 0)), Status::Ok);
+    assert_eq!(told(8, 32), [(16, Clean), (8, Absent)]);
 }

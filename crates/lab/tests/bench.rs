@@ -188,6 +188,7 @@ impl Decorator for Faulty {
         Forwards {
             refresh: None,
             extents: None,
+            cached: None,
             incarnation: None,
             close: None,
             questions: None,

@@ -551,6 +551,8 @@ impl BlockDevice for Raid5 {
             // The superblocks say how large it is, whatever becomes of the members' backings.
             refresh: None,
             extents: Some(self),
+            // A member's cache holds parts of members, and parity.
+            cached: None,
             incarnation: Some(self),
             close: Some(self),
             questions: Some(self),

@@ -60,6 +60,7 @@ impl Decorator for Flaky {
         Forwards {
             refresh: None,
             extents: inner.extents,
+            cached: None,
             incarnation: None,
             close: None,
             questions: None,

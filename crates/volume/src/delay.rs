@@ -87,6 +87,7 @@ impl Decorator for DelayVolume {
         Forwards {
             refresh: inner.refresh,
             extents: inner.extents,
+            cached: inner.cached,
             incarnation: inner.incarnation,
             close: inner.close,
             questions: Some(self),

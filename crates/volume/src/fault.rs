@@ -100,6 +100,7 @@ impl Decorator for FaultVolume {
         Forwards {
             refresh: inner.refresh,
             extents: inner.extents,
+            cached: inner.cached,
             incarnation: inner.incarnation,
             close: inner.close,
             questions: inner.questions,

@@ -1,9 +1,9 @@
 //! Each decorator passes on, or adds to, each capability of the device below it.
 
 use pvblk_block::{
-    BlockDevice, Buffer, BufferSource, Buffers, Capabilities, Close, DeviceQueue, Error, EventHub,
-    Extent, ExtentKind, Extents, Incarnation, Limits, LossMarks, Questions, QueueContext, Reclaim,
-    Refresh,
+    BlockDevice, Buffer, BufferSource, Buffers, CacheState, Cached, Capabilities, Close,
+    DeviceQueue, Error, EventHub, Extent, ExtentKind, Extents, Incarnation, Limits, LossMarks,
+    Questions, QueueContext, Reclaim, Refresh,
 };
 use pvblk_cache::{CacheConfig, Mode, PageCache};
 use pvblk_volume::{DelaySpec, DelayVolume, FaultSpec, FaultVolume, MemSpec, MemVolume};
@@ -49,6 +49,7 @@ impl BlockDevice for Able {
         Capabilities {
             refresh: Some(self),
             extents: Some(self),
+            cached: Some(self),
             incarnation: Some(self),
             close: Some(self),
             questions: Some(self),
@@ -74,6 +75,12 @@ impl Extents for Able {
             kind,
         });
         Ok(())
+    }
+}
+
+impl Cached for Able {
+    fn cached(&self, sector: u64, sectors: u64, out: &mut Vec<Extent<CacheState>>) {
+        Extent::push(out, 0, sector, sector + sectors, CacheState::Dirty);
     }
 }
 
@@ -125,6 +132,17 @@ impl Buffers for Able {
     }
 }
 
+/// The state of the first sectors in the device's cache.
+fn cached(device: &dyn BlockDevice) -> CacheState {
+    let mut found = Vec::new();
+    device
+        .capabilities()
+        .cached
+        .unwrap()
+        .cached(0, 8, &mut found);
+    found[0].kind
+}
+
 /// All that holds for each decorator; `buffers`: whether it lets users have those of the device below.
 fn check(device: &Arc<dyn BlockDevice>, able: &Able, buffers: bool) {
     let name = device.describe();
@@ -152,11 +170,13 @@ fn modelled_devices_pass_everything_on() {
     let device: Arc<dyn BlockDevice> = Arc::new(delay);
     check(&device, &able, true);
     assert_eq!(device.incarnation(), MARKS);
+    assert_eq!(cached(&*device), CacheState::Dirty);
     let able = Able::new();
     let fault = FaultVolume::new(&FaultSpec::default(), able.clone()).unwrap();
     let device: Arc<dyn BlockDevice> = Arc::new(fault);
     check(&device, &able, true);
     assert_eq!(device.incarnation(), MARKS);
+    assert_eq!(cached(&*device), CacheState::Dirty);
 }
 
 #[test]
@@ -168,6 +188,8 @@ fn a_cache_adds_to_the_device_below() {
         let cache = PageCache::new(&config, able.clone()).unwrap();
         let device: Arc<dyn BlockDevice> = Arc::new(cache);
         check(&device, &able, false);
+        // Its own pages, not those of a cache below.
+        assert_eq!(cached(&*device), CacheState::Absent);
         // Writes that it holds back are lost with it.
         let same = device.incarnation().cache == MARKS.cache;
         assert_eq!(same, mode != Mode::WriteBack);

@@ -45,7 +45,7 @@ use crate::table::Table;
 use device_io::{DeviceIo, Purpose};
 use memory::{Memory, Moment};
 use pvblk_block::memory::Gauge;
-use pvblk_block::{Completion, Limits, Op, Region, Request, RequestFlags, Status};
+use pvblk_block::{CacheState, Completion, Limits, Op, Region, Request, RequestFlags, Status};
 use ranges::Ranges;
 use reads::Reads;
 use requests::{Kind, Ongoing, Requests};
@@ -360,6 +360,16 @@ impl<P: Policy> Core<P> {
     /// True if everything written is on the device, though perhaps in its cache.
     pub fn is_clean(&self) -> bool {
         self.writes.has_nothing_unwritten()
+    }
+
+    /// The state of a page. One that is being read isn't here yet; one that is being written is dirty until the device has it.
+    pub fn cached(&self, page: u64) -> CacheState {
+        match self.memory.find(page) {
+            Some(frame) if self.memory.is_reading(frame) => CacheState::Absent,
+            Some(frame) if self.writes.is_clean(frame) => CacheState::Clean,
+            Some(_) => CacheState::Dirty,
+            None => CacheState::Absent,
+        }
     }
 
     /// Drops every clean page, as `drop_caches` does. Returns how many those were.

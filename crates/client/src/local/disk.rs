@@ -81,6 +81,7 @@ impl Decorator for LocalDisk {
         Forwards {
             refresh: inner.refresh,
             extents: inner.extents,
+            cached: inner.cached,
             incarnation: inner.incarnation,
             close: Some(self),
             questions: inner.questions,

@@ -172,7 +172,10 @@ fn agree(stream: &mut (impl Read + Write), option: u32) -> Result<bool, Error> {
 /// Selects `base:allocation`; its number, if the server has it.
 fn select_allocation(stream: &mut (impl Read + Write), export: &str) -> Result<Option<u32>, Error> {
     let option = opt::SET_META_CONTEXT;
-    let (name, query) = (export.as_bytes(), proto::BASE_ALLOCATION.as_bytes());
+    let (name, query) = (
+        export.as_bytes(),
+        proto::Context::Allocation.name().as_bytes(),
+    );
     let len = |b: &[u8]| (b.len() as u32).to_be_bytes();
     let payload = [
         &len(name)[..],

@@ -339,7 +339,7 @@ fn negotiate(model: &Mutex<Model>, stream: &mut UnixStream) -> io::Result<()> {
             opt::STRUCTURED_REPLY if mode == Mode::Structured => say(rep::ACK, &[])?,
             opt::SET_META_CONTEXT => {
                 let mut context = 9u32.to_be_bytes().to_vec();
-                context.extend(proto::BASE_ALLOCATION.as_bytes());
+                context.extend(proto::Context::Allocation.name().as_bytes());
                 say(rep::META_CONTEXT, &context)?;
                 say(rep::ACK, &[])?;
             }

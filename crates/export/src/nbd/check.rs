@@ -1,7 +1,9 @@
 //! Every field and negotiated flag of a request is checked here before anything is done with it.
 
 use pvblk_block::SECTOR;
-use pvblk_protocol::nbd::{Command, MAX_PAYLOAD, Mode, NbdRequest, cflag, err, tflag};
+use pvblk_protocol::nbd::{
+    Command, Contexts, LONGEST_QUESTION, MAX_PAYLOAD, Mode, NbdRequest, cflag, err, tflag,
+};
 
 /// The terms that a connection negotiated, and the size that its device has now.
 #[derive(Clone, Copy, Debug)]
@@ -9,19 +11,19 @@ pub struct Terms {
     /// Transmission flags that the client was told ([`tflag`]).
     pub transmission_flags: u16,
     pub mode: Mode,
-    /// `base:allocation` was selected.
-    pub base_allocation: bool,
+    /// The metadata contexts that were selected.
+    pub contexts: Contexts,
     /// Size of the export in bytes, now.
     pub size_bytes: u64,
 }
 
 impl Terms {
     /// The terms of a connection to a device that has `sectors` (512 B).
-    pub fn new(flags: u16, mode: Mode, base_allocation: bool, sectors: u64) -> Terms {
+    pub fn new(flags: u16, mode: Mode, contexts: Contexts, sectors: u64) -> Terms {
         Terms {
             transmission_flags: flags,
             mode,
-            base_allocation,
+            contexts,
             size_bytes: sectors.saturating_mul(SECTOR),
         }
     }
@@ -35,6 +37,8 @@ impl Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Run,
+    /// Look at the payload first: it has the length of the range, and the contexts.
+    Question,
     /// Answer success without reaching the device: the length is 0.
     Nothing,
     /// Answer this error ([`err`]). The payload, if there is one, has to be skipped first.
@@ -47,7 +51,7 @@ pub enum Verdict {
 ///
 /// Zero lengths, which the document leaves open, succeed and do nothing. A write or a write-zeroes past
 /// the end is ENOSPC; any other range error, a length over [`MAX_PAYLOAD`] of a read or a write, an unknown command, a flag or a
-/// command that was not negotiated, a write without a payload, a payload of another command: EINVAL. Writing to a read-only export: EPERM. Any offset and length is fine: the minimum block size is 1.
+/// command that was not negotiated, a write without a payload, a payload of a command that has none: EINVAL. Writing to a read-only export: EPERM. Any offset and length is fine: the minimum block size is 1.
 pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
     let (own_flags, needed) = match r.command {
         Command::Disconnect => return Verdict::Disconnect,
@@ -59,14 +63,19 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
             (cflag::NO_HOLE | cflag::FAST_ZERO, tflag::SEND_WRITE_ZEROES)
         }
         Command::WriteZeroes => (cflag::NO_HOLE, tflag::SEND_WRITE_ZEROES),
-        Command::BlockStatus if t.base_allocation => (cflag::REQ_ONE, 0),
+        Command::BlockStatus if !t.contexts.is_empty() => (cflag::REQ_ONE, 0),
         Command::Cache => (0, tflag::SEND_CACHE),
         Command::BlockStatus | Command::Unknown(_) => {
             return Verdict::Refuse(err::EINVAL);
         }
     };
+    let asks = r.command == Command::BlockStatus
+        && r.payload != 0
+        && r.payload as usize <= LONGEST_QUESTION
+        && t.has(tflag::BLOCK_STATUS_PAYLOAD);
     let carried = match r.command {
         Command::Write => r.len,
+        _ if asks => u64::from(r.payload),
         _ => 0,
     };
     if u64::from(r.payload) != carried {
@@ -102,6 +111,9 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
     if matches!(r.command, Command::Read | Command::Write) && r.len > u64::from(MAX_PAYLOAD) {
         return Verdict::Refuse(err::EINVAL);
     }
+    if asks {
+        return Verdict::Question;
+    }
     let past_end = match r.offset.checked_add(r.len) {
         Some(end) => end > t.size_bytes,
         None => true,
@@ -122,7 +134,7 @@ pub fn check(r: &NbdRequest, t: &Terms) -> Verdict {
 mod tests {
     use super::*;
     use pvblk_block::Limits;
-    use pvblk_protocol::nbd::transmission_flags;
+    use pvblk_protocol::nbd::{Context, transmission_flags};
 
     fn terms(limits: Limits, structured: bool) -> Terms {
         let mode = match structured {
@@ -130,7 +142,8 @@ mod tests {
             false => Mode::Simple,
         };
         let f = transmission_flags(&limits, mode);
-        Terms::new(f, mode, structured, 2048)
+        let contexts = Contexts::from_iter(structured.then_some(Context::Allocation));
+        Terms::new(f, mode, contexts, 2048)
     }
 
     fn ask(command: Command, flags: u16, offset: u64, len: u32) -> NbdRequest {
@@ -163,6 +176,30 @@ mod tests {
             (with(Command::Read, 8, 8), Verdict::Refuse(err::EINVAL)),
         ] {
             assert_eq!(check(&request, &t), want, "{request:?}");
+        }
+        // A question has one where that was agreed on.
+        let mut t = t;
+        t.transmission_flags |= tflag::BLOCK_STATUS_PAYLOAD;
+        let longest = LONGEST_QUESTION as u32;
+        for (payload, offset, want) in [
+            (12, 0, Verdict::Question),
+            // The range's length is in the payload.
+            (12, u64::MAX, Verdict::Question),
+            (longest, 0, Verdict::Question),
+            (longest + 1, 0, Verdict::Refuse(err::EINVAL)),
+            (MAX_PAYLOAD, 0, Verdict::Refuse(err::EINVAL)),
+        ] {
+            let len = u64::from(payload);
+            let request = NbdRequest {
+                offset,
+                ..with(Command::BlockStatus, len, payload)
+            };
+            assert_eq!(check(&request, &t), want, "{request:?}");
+            let odd = NbdRequest {
+                flags: cflag::NO_HOLE,
+                ..request
+            };
+            assert_eq!(check(&odd, &t), Verdict::Refuse(err::EINVAL));
         }
     }
 

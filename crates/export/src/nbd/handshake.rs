@@ -1,12 +1,13 @@
 //! Fixed newstyle negotiation as a state machine fed with bytes: no I/O, so that it can be driven alone.
 
 use super::access::{Identity, Rights, Rules};
+use super::block_status;
 use super::options::{self, Refusal};
 use pvblk_backend::{Disk, Disks};
 use pvblk_block::{BlockDevice, Error, SECTOR};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{
-    BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, Mode, NBDMAGIC, opt, rep,
+    Contexts, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, Mode, NBDMAGIC, opt, rep, tflag,
     u32_at, u64_at,
 };
 use std::collections::VecDeque;
@@ -38,8 +39,8 @@ pub struct Negotiated {
     pub transmission_flags: u16,
     /// Form of requests and replies.
     pub mode: Mode,
-    /// `base:allocation` was selected for this export.
-    pub base_allocation: bool,
+    /// The metadata contexts that were selected for this export.
+    pub contexts: Contexts,
     /// The client asked for no padding after `NBD_OPT_EXPORT_NAME`.
     pub no_zeroes: bool,
     /// Bytes received after the negotiation's end: the first requests.
@@ -51,7 +52,7 @@ impl std::fmt::Debug for Negotiated {
         f.debug_struct("Negotiated")
             .field("export", &self.export)
             .field("mode", &self.mode)
-            .field("base_allocation", &self.base_allocation)
+            .field("contexts", &self.contexts)
             .finish_non_exhaustive()
     }
 }
@@ -107,8 +108,8 @@ pub struct Handshake<'a> {
     fixed: bool,
     no_zeroes: bool,
     mode: Mode,
-    /// The export for which `base:allocation` was selected.
-    context_for: Option<String>,
+    /// Contexts that were selected, and the export for which they were.
+    selected: Option<(String, Contexts)>,
 }
 
 impl<'a> Handshake<'a> {
@@ -138,7 +139,7 @@ impl<'a> Handshake<'a> {
             fixed: false,
             no_zeroes: false,
             mode: Mode::Simple,
-            context_for: None,
+            selected: None,
         }
     }
 
@@ -158,7 +159,7 @@ impl<'a> Handshake<'a> {
         self.tls = TlsUse::Established;
         self.client.names = names;
         self.mode = Mode::Simple;
-        self.context_for = None;
+        self.selected = None;
     }
 
     /// The client, as far as it is known.
@@ -354,14 +355,26 @@ impl<'a> Handshake<'a> {
     fn flags(&self, disk: &Disk) -> u16 {
         let mut limits = disk.device().limits();
         limits.read_only |= self.rights(disk) < Rights::ReadWrite;
-        proto::transmission_flags(&limits, self.mode)
+        let mut flags = proto::transmission_flags(&limits, self.mode);
+        if self.mode == Mode::Extended && !self.selection(disk).is_empty() {
+            flags |= tflag::BLOCK_STATUS_PAYLOAD;
+        }
+        flags
+    }
+
+    /// The contexts that were selected for a disk.
+    fn selection(&self, disk: &Disk) -> Contexts {
+        match &self.selected {
+            Some((name, contexts)) if name == disk.name() => *contexts,
+            _ => Contexts::default(),
+        }
     }
 
     fn negotiated(&self, disk: &Disk) -> Box<Negotiated> {
         let device = Arc::clone(disk.device());
         let flags = self.flags(disk);
         Box::new(Negotiated {
-            base_allocation: self.context_for.as_deref() == Some(disk.name()),
+            contexts: self.selection(disk),
             export: disk.name().to_owned(),
             device,
             transmission_flags: flags,
@@ -462,19 +475,25 @@ impl<'a> Handshake<'a> {
         let set = option == opt::SET_META_CONTEXT;
         if set {
             // A selection that fails leaves none.
-            self.context_for = None;
+            self.selected = None;
         }
         if !self.mode.has_chunks() {
             return Err(rep::ERR_INVALID);
         }
-        let (name, queries) = options::parse_contexts(payload)?;
+        let (name, mut queries) = options::parse_contexts(payload)?;
         let disk = self.find(name)?;
-        let all = !set && (queries.is_empty() || queries.contains(&"base:"));
-        if all || queries.contains(&BASE_ALLOCATION) {
-            options::context(&mut self.output, option, set);
-            if set {
-                self.context_for = Some(disk.name().to_owned());
-            }
+        let available = block_status::contexts(&**disk.device());
+        let wanted = match queries.is_empty() {
+            true if !set => available,
+            _ => queries.try_fold(Contexts::default(), |all, query| {
+                Ok::<_, Refusal>(all.with(available.named_by(query?, !set)))
+            })?,
+        };
+        for context in wanted.iter() {
+            options::context(&mut self.output, option, context, set);
+        }
+        if set {
+            self.selected = Some((disk.name().to_owned(), wanted));
         }
         self.ack(option);
         Ok(())

@@ -2,7 +2,7 @@ use super::*;
 use crate::nbd::access::{Rule, Who};
 use crate::nbd::testing::MemDevice;
 use pvblk_block::trace::Tracing;
-use pvblk_protocol::nbd::tflag;
+use pvblk_protocol::nbd::{Context, tflag};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -75,6 +75,11 @@ fn starts(got: &[u8], kind: u32, rep: u32) -> bool {
     got.starts_with(&reply(kind, rep, &[])[..16])
 }
 
+/// The context that every disk has.
+fn base() -> Contexts {
+    Contexts::from_iter([Context::Allocation])
+}
+
 const FLAGS: u16 = 0b1001_0110_1101;
 
 #[test]
@@ -125,7 +130,7 @@ fn go_describes_the_export_and_keeps_what_follows() {
     let Step::Done(n) = h.feed(&bytes).unwrap() else {
         panic!()
     };
-    assert!(n.mode == Mode::Structured && n.base_allocation && n.no_zeroes);
+    assert!(n.mode == Mode::Structured && n.contexts == base() && n.no_zeroes);
     assert_eq!(n.leftover, b"first request");
     let mut export = vec![0, 0];
     export.extend((1u64 << 20).to_be_bytes());
@@ -159,7 +164,7 @@ fn the_selection_belongs_to_its_export() {
     else {
         panic!()
     };
-    assert!(!n.base_allocation);
+    assert!(n.contexts.is_empty());
     // A selection without a match, or one that fails, leaves none.
     for payload in [
         contexts_payload("disk0", &["base:"]),
@@ -179,7 +184,7 @@ fn the_selection_belongs_to_its_export() {
         else {
             panic!()
         };
-        assert!(!n.base_allocation);
+        assert!(n.contexts.is_empty());
     }
 }
 
@@ -222,6 +227,114 @@ fn lists_and_infos_let_the_negotiation_go_on() {
         Ok(Step::Aborted)
     ));
     assert_eq!(h.take_output(), reply(opt::ABORT, rep::ACK, b""));
+}
+
+/// A disk with a page cache has two contexts, and lists know wildcards.
+#[test]
+fn contexts_are_those_of_the_disk() {
+    let plain = disk("plain", "");
+    let device = MemDevice::sized(1 << 20);
+    device
+        .has_cache
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    let cached = Arc::new(Disk::new("cached", device, Tracing::off()));
+    let table = Disks::new(vec![plain, cached]);
+    let begin = |kind| {
+        let mut h = Handshake::new(&table);
+        h.feed(&3u32.to_be_bytes()).unwrap();
+        h.take_output();
+        ask(&mut h, kind, b"");
+        h
+    };
+    let (base, cache) = (&b"base:allocation"[..], &b"x-pvblk:cache"[..]);
+    let mut h = begin(opt::EXTENDED_HEADERS);
+    for (disk, queries, listed, selected) in [
+        ("cached", &[][..], &[base, cache][..], &[][..]),
+        ("plain", &[], &[base], &[]),
+        ("cached", &["base:", "x-pvblk:"], &[base, cache], &[]),
+        ("cached", &["x-pvblk:"], &[cache], &[]),
+        ("plain", &["x-pvblk:"], &[], &[]),
+        ("cached", &["x-pvblk:cache", "qemu:"], &[cache], &[cache]),
+        ("plain", &["x-pvblk:cache"], &[], &[]),
+        (
+            "cached",
+            &["x-pvblk:cache", "base:allocation"],
+            &[base, cache],
+            &[base, cache],
+        ),
+        // Twice, or with a wildcard, is once.
+        (
+            "cached",
+            &["base:", "base:allocation", "base:allocation"],
+            &[base],
+            &[base],
+        ),
+    ] {
+        for (kind, found) in [
+            (opt::LIST_META_CONTEXT, listed),
+            (opt::SET_META_CONTEXT, selected),
+        ] {
+            let got = ask(&mut h, kind, &contexts_payload(disk, queries));
+            let set = kind == opt::SET_META_CONTEXT;
+            let mut want = Vec::new();
+            for name in found {
+                let id = if *name == base { 1 } else { 2u32 };
+                let id = if set { id } else { 0 };
+                let payload = [&id.to_be_bytes(), *name].concat();
+                want.extend(reply(kind, rep::META_CONTEXT, &payload));
+            }
+            want.extend(reply(kind, rep::ACK, b""));
+            assert_eq!(got, want, "{disk} {queries:?} {kind}");
+        }
+    }
+    // The flag of the payload stands where contexts were selected for this disk.
+    let payload_flag = |h: &mut Handshake<'_>, disk| {
+        let got = ask(h, opt::INFO, &info_payload(disk, &[]));
+        let flags = u16::from_be_bytes([got[30], got[31]]);
+        flags & tflag::BLOCK_STATUS_PAYLOAD != 0
+    };
+    for (how, want) in [
+        (opt::EXTENDED_HEADERS, true),
+        (opt::STRUCTURED_REPLY, false),
+    ] {
+        let mut h = begin(how);
+        assert!(!payload_flag(&mut h, "cached"));
+        let both = contexts_payload("cached", &["base:allocation", "x-pvblk:cache"]);
+        ask(&mut h, opt::SET_META_CONTEXT, &both);
+        assert_eq!(payload_flag(&mut h, "cached"), want);
+        assert!(!payload_flag(&mut h, "plain"));
+        let step = h.feed(&option(opt::GO, &info_payload("cached", &[])));
+        let Ok(Step::Done(n)) = step else { panic!() };
+        assert_eq!(n.contexts.len(), 2);
+        assert_eq!(
+            n.transmission_flags & tflag::BLOCK_STATUS_PAYLOAD != 0,
+            want
+        );
+    }
+}
+
+/// 64 queries are answered, more are too many; what isn't well-formed is told as such, however many it has.
+#[test]
+fn queries_are_counted() {
+    let mut h = begun(3);
+    ask(&mut h, opt::STRUCTURED_REPLY, b"");
+    let many = |n| contexts_payload("disk0", &vec!["base:allocation"; n]);
+    let mut cut = many(65);
+    cut.pop();
+    let mut long = many(65);
+    long.push(0);
+    for kind in [opt::LIST_META_CONTEXT, opt::SET_META_CONTEXT] {
+        for (payload, want) in [
+            (many(64), rep::META_CONTEXT),
+            (many(65), rep::ERR_TOO_BIG),
+            (many(3000), rep::ERR_TOO_BIG),
+            (cut.clone(), rep::ERR_INVALID),
+            (long.clone(), rep::ERR_INVALID),
+        ] {
+            let got = ask(&mut h, kind, &payload);
+            assert!(starts(&got, kind, want), "{kind}: {got:x?}");
+        }
+    }
 }
 
 #[test]
@@ -296,7 +409,7 @@ fn extended_headers_take_the_place_of_structured_replies() {
         ask(&mut h, opt::SET_META_CONTEXT, &contexts);
         let step = h.feed(&option(opt::GO, &info_payload("disk0", &[])));
         let Ok(Step::Done(n)) = step else { panic!() };
-        assert!(n.mode == Mode::Extended && n.base_allocation);
+        assert!(n.mode == Mode::Extended && n.contexts == base());
         assert!(n.transmission_flags & proto::tflag::SEND_DF != 0);
     }
     let mut h = begun(3);
@@ -495,7 +608,7 @@ fn nothing_of_the_clear_counts_under_tls() {
     assert!(matches!(step, Ok(Step::StartTls)));
     h.secured(Vec::new());
     match h.feed(&option(opt::GO, &info_payload("disk0", &[]))) {
-        Ok(Step::Done(n)) => assert_eq!((n.mode, n.base_allocation), (Mode::Simple, false)),
+        Ok(Step::Done(n)) => assert!(n.mode == Mode::Simple && n.contexts.is_empty()),
         step => panic!("{step:?}"),
     }
     // An option that somebody put behind STARTTLS.

@@ -2,9 +2,10 @@
 
 use pvblk_block::{BlockDevice, SECTOR};
 use pvblk_protocol::nbd as proto;
-use pvblk_protocol::nbd::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, MAX_STRING, OPTION_REPLY_MAGIC, info, rep, u32_at,
-};
+use pvblk_protocol::nbd::{Context, MAX_STRING, OPTION_REPLY_MAGIC, info, rep, u32_at};
+
+/// Most queries for metadata contexts in an option; we have two contexts.
+const MAX_QUERIES: u32 = 64;
 
 /// Why an option's payload is refused: an option reply error ([`rep`]).
 pub(super) type Refusal = u32;
@@ -66,16 +67,43 @@ pub(super) fn parse_info(payload: &[u8]) -> Result<(&str, Vec<u16>), Refusal> {
 }
 
 /// The payload of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`: an export, and queries.
-pub(super) fn parse_contexts(payload: &[u8]) -> Result<(&str, Vec<&str>), Refusal> {
+pub(super) fn parse_contexts(payload: &[u8]) -> Result<(&str, Queries<'_>), Refusal> {
     let mut r = Reader(payload);
     let name = r.string()?;
     let n = r.u32()?;
-    let mut queries = Vec::new();
-    for _ in 0..n {
-        queries.push(r.string()?);
+    let queries = Queries { rest: r, left: n };
+    // A payload that isn't well-formed is that also where it has too many.
+    let mut all = Queries {
+        rest: Reader(queries.rest.0),
+        left: n,
+    };
+    all.try_for_each(|query| query.map(drop))?;
+    all.rest.end()?;
+    match n > MAX_QUERIES {
+        true => Err(rep::ERR_TOO_BIG),
+        false => Ok((name, queries)),
     }
-    r.end()?;
-    Ok((name, queries))
+}
+
+/// Queries for contexts, one after another.
+pub(super) struct Queries<'a> {
+    rest: Reader<'a>,
+    left: u32,
+}
+
+impl Queries<'_> {
+    pub fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+}
+
+impl<'a> Iterator for Queries<'a> {
+    type Item = Result<&'a str, Refusal>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        Some(self.rest.string())
+    }
 }
 
 /// Appends an option reply.
@@ -96,7 +124,7 @@ pub(super) fn refuse(out: &mut Vec<u8>, option: u32, kind: Refusal) {
     let text = match kind {
         rep::ERR_UNSUP => "this option is not supported",
         rep::ERR_UNKNOWN => "there is no such export: ask for the list",
-        rep::ERR_TOO_BIG => "a string of the option is longer than 4096 bytes",
+        rep::ERR_TOO_BIG => "a string of the option is longer than 4096 bytes, or it has too many",
         rep::ERR_POLICY => "this is not allowed here",
         rep::ERR_TLS_REQD => "this server wants TLS first",
         _ => "the option's data make no sense",
@@ -152,13 +180,13 @@ pub(super) fn describe(
     }
 }
 
-/// Appends the only metadata context, with number `id`.
-pub(super) fn context(out: &mut Vec<u8>, option: u32, selected: bool) {
-    let id = if selected { BASE_ALLOCATION_ID } else { 0 };
+/// Appends a metadata context, with its number if it was `selected`.
+pub(super) fn context(out: &mut Vec<u8>, option: u32, context: Context, selected: bool) {
+    let id = if selected { context.id() } else { 0 };
     reply(
         out,
         option,
         rep::META_CONTEXT,
-        &[&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()],
+        &[&id.to_be_bytes(), context.name().as_bytes()],
     );
 }

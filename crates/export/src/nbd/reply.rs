@@ -195,15 +195,25 @@ impl Outbox {
         self.chunk(chunk::ERROR, to, &more, Body::Text(text), text.len());
     }
 
-    /// Block status, as a chunk's payload. Only for clients with chunks.
-    pub(super) fn block_status(&mut self, to: ReplyTo, payload: Vec<u8>) {
+    /// Block status: the payload of each context's chunk. Only for clients with chunks.
+    pub(super) fn block_status(&mut self, to: ReplyTo, payloads: Vec<Vec<u8>>) {
         let kind = match self.mode {
             Mode::Extended => chunk::BLOCK_STATUS_EXT,
             _ => chunk::BLOCK_STATUS,
         };
-        let len = payload.len();
-        self.descriptions += 1;
-        self.chunk(kind, to, &[], Body::Bytes(payload), len);
+        let mut left = payloads.len();
+        for payload in payloads {
+            left -= 1;
+            let header = if left == 0 {
+                proto::last_chunk
+            } else {
+                proto::next_chunk
+            };
+            let len = payload.len();
+            let head = header(self.mode, kind, to.cookie, to.offset, len as u32);
+            self.descriptions += 1;
+            self.push(head.as_bytes(), &[], Body::Bytes(payload), len);
+        }
     }
 
     /// Sends what the socket takes, at most [`MOST_AT_ONCE`]. `freed` is called with each slot whose data are through.

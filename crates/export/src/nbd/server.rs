@@ -423,6 +423,11 @@ fn negotiate_and_deliver(socket: Arc<OwnedFd>, guard: Guard, shared: &Shared) {
         RateLimit::of(export, "connected"),
         "{name}: serves export {export:?}"
     );
+    tracing::debug!(
+        "{name}: {:?} headers, contexts {:?}",
+        negotiated.mode,
+        negotiated.contexts
+    );
     let certificate = handshake.client().names.first();
     let certificate = certificate.map(|name| format!(" certificate {name:?}"));
     let name = format!(

@@ -208,8 +208,26 @@ impl ChunkHeader {
 /// The header of a reply's only and last chunk, with `len` bytes of payload. `offset` is the request's.
 #[inline]
 pub fn last_chunk(mode: Mode, kind: u16, cookie: u64, offset: u64, len: u32) -> ChunkHeader {
+    chunk_header(mode, chunk::FLAG_DONE, kind, cookie, offset, len)
+}
+
+/// The header of a chunk after which another one of the same reply comes.
+#[inline]
+pub fn next_chunk(mode: Mode, kind: u16, cookie: u64, offset: u64, len: u32) -> ChunkHeader {
+    chunk_header(mode, 0, kind, cookie, offset, len)
+}
+
+#[inline]
+fn chunk_header(
+    mode: Mode,
+    flags: u16,
+    kind: u16,
+    cookie: u64,
+    offset: u64,
+    len: u32,
+) -> ChunkHeader {
     let mut b = [0; EXTENDED_BYTES];
-    b[4..6].copy_from_slice(&chunk::FLAG_DONE.to_be_bytes());
+    b[4..6].copy_from_slice(&flags.to_be_bytes());
     b[6..8].copy_from_slice(&kind.to_be_bytes());
     b[8..16].copy_from_slice(&cookie.to_be_bytes());
     let n = match mode {
@@ -292,6 +310,12 @@ mod tests {
 
     #[test]
     fn replies_have_the_bytes_of_the_document() {
+        assert_eq!(
+            next_chunk(Mode::Structured, chunk::BLOCK_STATUS, 2, 9, 12).as_bytes(),
+            [
+                0x66, 0x8e, 0x33, 0xef, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 12
+            ]
+        );
         assert_eq!(
             simple_reply(0x11, 22),
             [

@@ -1,13 +1,18 @@
 //! Constants and wire structures of the NBD protocol; pure functions, no I/O. All integers are big-endian.
 
 mod addr;
+mod contexts;
 mod headers;
 mod replies;
 
 pub use addr::NbdAddr;
+pub use contexts::{
+    Context, Contexts, LONGEST_QUESTION, STATE_CACHED, STATE_DIRTY, STATE_HOLE, STATE_ZERO,
+    parse_question,
+};
 pub use headers::{
-    BadRequest, ChunkHeader, Mode, NbdRequest, RequestHeader, last_chunk, parse_request,
-    request_header, simple_reply,
+    BadRequest, ChunkHeader, Mode, NbdRequest, RequestHeader, last_chunk, next_chunk,
+    parse_request, request_header, simple_reply,
 };
 pub use replies::{ReplyHead, chunk_fixed_part, error_of_chunk, is_error, reply_head, status_of};
 
@@ -130,6 +135,8 @@ pub mod tflag {
     pub const SEND_CACHE: u16 = 1 << 10;
     /// `NBD_CMD_FLAG_FAST_ZERO` works.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
+    /// `NBD_CMD_BLOCK_STATUS` may have a payload that names some of the contexts.
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Command flags (proto.md, "Command flags").
@@ -177,15 +184,6 @@ pub mod chunk {
     /// Flag: the last chunk of its reply.
     pub const FLAG_DONE: u16 = 1;
 }
-
-/// The only metadata context.
-pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Its number on the wire, chosen by us.
-pub const BASE_ALLOCATION_ID: u32 = 1;
-/// Descriptor flag of `base:allocation`: not allocated.
-pub const STATE_HOLE: u32 = 1;
-/// Descriptor flag of `base:allocation`: reads as zeros.
-pub const STATE_ZERO: u32 = 2;
 
 /// The command of a request (proto.md, "Request types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ impl NbdSource {
             Command::Trim => Op::Discard,
             Command::WriteZeroes => Op::WriteZeroes,
             Command::Cache => Op::Read,
-            Command::BlockStatus => return self.block_status(&r),
+            Command::BlockStatus => return self.block_status(&r, self.terms.contexts),
             // `check` lets nothing else through.
             Command::Disconnect | Command::Unknown(_) => {
                 return self.outbox.error((&r).into(), err::EINVAL);

@@ -5,7 +5,7 @@ use crate::nbd::slots::Slots;
 use crate::nbd::stream::Stream;
 use pvblk_block::Buffer;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_protocol::nbd::{BadRequest, Mode, NbdRequest, parse_request};
+use pvblk_protocol::nbd::{BadRequest, LONGEST_QUESTION, Mode, NbdRequest, parse_request};
 use std::io;
 
 /// The kind of the next bytes.
@@ -14,6 +14,12 @@ enum Expect {
     /// The payload of the write in `slot`, of which `filled` bytes are here.
     Payload {
         slot: u32,
+        filled: usize,
+    },
+    /// The payload of this question about block status, of which `filled` bytes are here.
+    Question {
+        request: NbdRequest,
+        payload: [u8; LONGEST_QUESTION],
         filled: usize,
     },
     /// The payload of a refused request: `left` bytes to drop, then this reply.
@@ -31,6 +37,11 @@ pub(super) enum Next {
     Header(NbdRequest),
     /// All data of the write in this slot are in its buffers.
     Data(u32),
+    /// A question about block status and its payload.
+    Question {
+        request: NbdRequest,
+        payload: [u8; LONGEST_QUESTION],
+    },
     /// The payload of a refused request is dropped: its reply is due.
     Dropped {
         cookie: u64,
@@ -86,6 +97,22 @@ impl Incoming {
                 self.expect = Expect::Header;
                 Next::Data(slot)
             }
+            Expect::Question {
+                request,
+                payload,
+                filled,
+            } => {
+                let missing = &mut payload[*filled..request.payload as usize];
+                let n = missing.len().min(self.inbox.len());
+                missing[..n].copy_from_slice(&self.inbox.bytes()[..n]);
+                *filled += self.inbox.skip(n);
+                if *filled < request.payload as usize {
+                    return Next::Nothing;
+                }
+                let (request, payload) = (*request, *payload);
+                self.expect = Expect::Header;
+                Next::Question { request, payload }
+            }
             Expect::Refused {
                 left,
                 cookie,
@@ -118,6 +145,15 @@ impl Incoming {
     #[inline]
     pub(super) fn expect_data(&mut self, slot: u32) {
         self.expect = Expect::Payload { slot, filled: 0 };
+    }
+
+    /// The payload of a question about block status follows; it has at most [`LONGEST_QUESTION`] bytes.
+    pub(super) fn expect_question(&mut self, r: &NbdRequest) {
+        self.expect = Expect::Question {
+            request: *r,
+            payload: [0; LONGEST_QUESTION],
+            filled: 0,
+        };
     }
 
     /// The payload of a refused request follows.

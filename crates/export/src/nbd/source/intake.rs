@@ -2,13 +2,14 @@
 
 use super::NbdSource;
 use super::incoming::Next;
-use super::status::Answer;
+use super::status::{Answer, Question};
 use crate::nbd::check::{self, Verdict};
 use crate::nbd::reply::ReplyTo;
 use crate::nbd::slots::Edges;
 use pvblk_backend::{RateLimit, SourceEnd, ratelimited};
 use pvblk_block::{Request, SECTOR};
-use pvblk_protocol::nbd::{BadRequest, Command, MAX_PAYLOAD, NbdRequest, err};
+use pvblk_protocol::nbd as proto;
+use pvblk_protocol::nbd::{BadRequest, Command, Contexts, MAX_PAYLOAD, NbdRequest, err};
 use std::io;
 
 /// Questions about block status of one connection that wait, and answers that aren't sent yet. More hold the connection up.
@@ -33,6 +34,9 @@ impl NbdSource {
                 Next::Data(slot) => {
                     self.slots.get_mut(slot).view.clear();
                     self.issuer.issue(&mut self.slots, slot, target, out);
+                }
+                Next::Question { request, payload } => {
+                    self.question(&request, &payload[..request.payload as usize]);
                 }
                 Next::Dropped {
                     cookie,
@@ -89,6 +93,7 @@ impl NbdSource {
         match verdict {
             Verdict::Disconnect => self.leaving = true,
             Verdict::Refuse(error) if r.payload > 0 => self.incoming.expect_refused(r, error),
+            Verdict::Question => self.incoming.expect_question(r),
             Verdict::Refuse(error) => self.outbox.error(r.into(), error),
             Verdict::Nothing if r.command == Command::Read => self.outbox.no_data(r.into()),
             Verdict::Nothing => self.outbox.done(r.into()),
@@ -120,8 +125,28 @@ impl NbdSource {
         self.statuses.len() + self.outbox.descriptions() >= STATUSES
     }
 
-    pub(super) fn block_status(&mut self, r: &NbdRequest) {
-        if let Some(answer) = self.statuses.ask(r) {
+    /// A question about block status with a payload, which names the range's length and some of the contexts.
+    fn question(&mut self, r: &NbdRequest, payload: &[u8]) {
+        let Some((len, contexts)) = proto::parse_question(payload, self.terms.contexts) else {
+            return self.outbox.error(r.into(), err::EINVAL);
+        };
+        let range = NbdRequest {
+            len,
+            payload: 0,
+            ..*r
+        };
+        match check::check(&range, &self.terms) {
+            Verdict::Run => self.block_status(&range, contexts),
+            _ => self.outbox.error(r.into(), err::EINVAL),
+        }
+    }
+
+    pub(super) fn block_status(&mut self, r: &NbdRequest, contexts: Contexts) {
+        let question = Question {
+            request: *r,
+            contexts,
+        };
+        if let Some(answer) = self.statuses.ask(question) {
             // It may have taken long, here and now: other lanes of the worker first.
             self.described = true;
             self.tell_status(answer);
@@ -141,7 +166,7 @@ impl NbdSource {
             return;
         }
         match answer {
-            Answer::Described(r, Ok(payload)) => self.outbox.block_status((&r).into(), payload),
+            Answer::Described(r, Ok(all)) => self.outbox.block_status((&r).into(), all),
             Answer::Described(r, Err(e)) => {
                 let limit = RateLimit::of(&self.device.describe(), "block status");
                 ratelimited!(warn, limit, "{}: block status: {e}", self.name);

@@ -139,7 +139,7 @@ impl NbdSource {
         let terms = Terms::new(
             negotiated.transmission_flags,
             negotiated.mode,
-            negotiated.base_allocation,
+            negotiated.contexts,
             device.capacity_sectors(),
         );
         let pool = BufferPool::new(

@@ -5,12 +5,19 @@ use crate::nbd::shares::{DiskShare, Questions};
 use parking_lot::Mutex;
 use pvblk_backend::LaneWaker;
 use pvblk_block::{BlockDevice, Error};
-use pvblk_protocol::nbd::{Mode, NbdRequest, cflag};
+use pvblk_protocol::nbd::{Contexts, Mode, NbdRequest, cflag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The payload of an answer.
-type Described = Result<Vec<u8>, Error>;
+/// The payloads of an answer's chunks.
+type Described = Result<Vec<Vec<u8>>, Error>;
+
+/// A question: its range is the request's.
+#[derive(Clone, Copy)]
+pub(super) struct Question {
+    pub request: NbdRequest,
+    pub contexts: Contexts,
+}
 
 /// Where the answer to a question will be.
 type Place = Arc<Mutex<Option<Described>>>;
@@ -21,9 +28,9 @@ pub(super) struct Statuses {
     mode: Mode,
     /// The disk's threads and what wakes the connection's lane; without them, questions are asked at once.
     aside: Option<(Arc<Questions>, LaneWaker)>,
-    waiting: VecDeque<NbdRequest>,
+    waiting: VecDeque<Question>,
     /// The one that is asked, and the place of its answer.
-    asked: Option<(NbdRequest, Place)>,
+    asked: Option<(Question, Place)>,
 }
 
 /// The outcome of a question.
@@ -57,19 +64,20 @@ impl Statuses {
     }
 
     /// Asks a question, or lets it wait for the one before. Returns the answer only where the device was asked at once, which took its time.
-    pub(super) fn ask(&mut self, r: &NbdRequest) -> Option<Answer> {
+    pub(super) fn ask(&mut self, q: Question) -> Option<Answer> {
         if self.aside.is_none() {
-            return Some(Answer::Described(*r, describe(&*self.device, r, self.mode)));
+            let described = describe(&*self.device, &q, self.mode);
+            return Some(Answer::Described(q.request, described));
         }
-        self.waiting.push_back(*r);
+        self.waiting.push_back(q);
         self.ask_next()
     }
 
     /// An answer, if one has come; the next question is asked. To be called again until there is none.
     pub(super) fn take(&mut self) -> Option<Answer> {
-        if let Some((r, place)) = &self.asked {
+        if let Some((q, place)) = &self.asked {
             let described = place.lock().take()?;
-            let answer = Answer::Described(*r, described);
+            let answer = Answer::Described(q.request, described);
             self.asked = None;
             return Some(answer);
         }
@@ -82,24 +90,26 @@ impl Statuses {
         if self.asked.is_some() {
             return None;
         }
-        let r = self.waiting.pop_front()?;
+        let q = self.waiting.pop_front()?;
         let place = Place::default();
         let (device, mode, waker) = (Arc::clone(&self.device), self.mode, waker.clone());
         let theirs = Arc::clone(&place);
         let job = move || {
-            let described = describe(&*device, &r, mode);
+            let described = describe(&*device, &q, mode);
             *theirs.lock() = Some(described);
             waker.wake();
         };
         if !questions.ask(Box::new(job)) {
-            return Some(Answer::NoThread(r));
+            return Some(Answer::NoThread(q.request));
         }
-        self.asked = Some((r, place));
+        self.asked = Some((q, place));
         None
     }
 }
 
-fn describe(device: &dyn BlockDevice, r: &NbdRequest, mode: Mode) -> Described {
+fn describe(device: &dyn BlockDevice, q: &Question, mode: Mode) -> Described {
+    let r = &q.request;
     let one = r.flags & cflag::REQ_ONE != 0;
-    block_status::describe(device, r.offset, r.len, one, mode)
+    let of = |context| block_status::describe(device, context, r.offset, r.len, one, mode);
+    q.contexts.iter().map(of).collect()
 }

@@ -126,6 +126,92 @@ fn extended_headers_carry_lengths_of_64_bits() {
     assert!(matches!(rig.end, Some(SourceEnd::Broken(_))));
 }
 
+/// Descriptors by context, from the payloads of a reply with extended headers.
+fn by_context(mut data: &[u8]) -> Vec<(u32, Vec<(u64, u64)>)> {
+    let mut all = Vec::new();
+    while !data.is_empty() {
+        let count = proto::u32_at(data, 4) as usize;
+        let (chunk, rest) = data.split_at(8 + 16 * count);
+        let one = |c: &[u8]| (proto::u64_at(c, 0), proto::u64_at(c, 8));
+        let descriptors = chunk[8..].chunks(16).map(one).collect();
+        all.push((proto::u32_at(chunk, 0), descriptors));
+        data = rest;
+    }
+    all
+}
+
+#[test]
+fn each_context_has_a_chunk_and_a_payload_picks_some() {
+    let device = MemDevice::sized(MIB);
+    device.has_cache.store(true, Ordering::Relaxed);
+    device.data.lock()[4096..8192].fill(1);
+    let mut rig = Rig::new(&device, Mode::Extended, &NbdConfig::default());
+    let rest = MIB as u64 - 8192;
+    let allocation = (1, vec![(4096, 3), (4096, 0), (rest, 3)]);
+    let cache = (2, vec![(4096, 0), (4096, 3), (8192, 1), (rest - 8192, 0)]);
+    let r = rig.call(STATUS, 0, 0, MIB as u32, &[]);
+    assert_eq!(by_context(&r.data), [allocation.clone(), cache.clone()]);
+    let mut ask = |flags, offset: u64, len: u64, ids: &[u32], pieces: usize| {
+        let mut payload = len.to_be_bytes().to_vec();
+        ids.iter().for_each(|id| payload.extend(id.to_be_bytes()));
+        let flags = flags | cflag::PAYLOAD_LEN;
+        let (cookie, mut bytes) = rig.encode_long(STATUS, flags, offset, payload.len() as u64);
+        bytes.extend(payload);
+        for piece in bytes.chunks(pieces) {
+            rig.send(piece);
+            rig.settle();
+        }
+        let r = rig.reply();
+        assert_eq!(r.cookie, cookie);
+        match r.error {
+            0 => Ok(by_context(&r.data)),
+            error => Err(error),
+        }
+    };
+    let all = MIB as u64;
+    for pieces in [1000, 5, 1] {
+        let one = ask(0, 0, all, &[2], pieces);
+        assert_eq!(one, Ok(vec![cache.clone()]));
+    }
+    assert_eq!(ask(0, 0, all, &[1], 40), Ok(vec![allocation.clone()]));
+    // In any order, and with the flag that bounds each chunk.
+    let both = ask(0, 0, all, &[2, 1], 40);
+    assert_eq!(both, Ok(vec![allocation, cache]));
+    let one = ask(cflag::REQ_ONE, 6144, all - 6144, &[2, 1], 40);
+    assert_eq!(one, Ok(vec![(1, vec![(2048, 0)]), (2, vec![(2048, 3)])]));
+    // All else is EINVAL, and the connection goes on.
+    for (flags, offset, len, ids) in [
+        (0, 0, all, &[][..]),
+        (0, 0, all, &[1, 1]),
+        (0, 0, all, &[3]),
+        (0, 0, all, &[0, 1]),
+        (0, 0, all, &[1, 2, 1]),
+        (0, 0, 0, &[1]),
+        (0, 1, all, &[1]),
+        (0, 0, 1 << 32, &[1]),
+        (0, u64::MAX, 2, &[1]),
+        (cflag::NO_HOLE, 0, all, &[1]),
+    ] {
+        let got = ask(flags, offset, len, ids, 40);
+        assert_eq!(got, Err(err::EINVAL), "{flags} {offset} {len} {ids:?}");
+    }
+    // So is a payload of 32 MiB, which is dropped, and one that isn't a list of numbers.
+    for len in [9, 13, 32 << 20] {
+        let (cookie, bytes) = rig.encode_long(STATUS, cflag::PAYLOAD_LEN, 0, len);
+        rig.send(&bytes);
+        rig.send(&vec![0; len as usize]);
+        let r = rig.reply();
+        assert_eq!((r.cookie, r.error), (cookie, err::EINVAL), "{len} bytes");
+    }
+    assert_eq!(rig.call(READ, 0, 0, 512, &[]).error, 0);
+    // A client that leaves in the middle of a question is one that broke off.
+    let (_, bytes) = rig.encode_long(STATUS, cflag::PAYLOAD_LEN, 0, 12);
+    rig.send(&[bytes, vec![0; 5]].concat());
+    rig.client = None;
+    rig.settle();
+    assert!(matches!(rig.end, Some(SourceEnd::Broken(_))));
+}
+
 /// A block status ends a pull early, with requests still unread in the inbox: that is no time to look at the socket.
 #[test]
 fn a_client_may_leave_behind_requests_that_wait_their_turn() {

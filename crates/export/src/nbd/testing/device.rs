@@ -2,8 +2,9 @@
 
 use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Extent, ExtentKind,
-    Extents, Limits, Op, QueueContext, Readiness, Request, RequestFlags, Status,
+    BlockDevice, CacheState, Cached, Capabilities, Completion, DeviceQueue, Error, EventHub,
+    Extent, ExtentKind, Extents, Limits, Op, QueueContext, Readiness, Request, RequestFlags,
+    Status,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub struct MemDevice {
     pub hold: Arc<AtomicBool>,
     /// Questions about extents aren't answered.
     pub hang_extents: AtomicBool,
+    /// It has a page cache, with dirty data in sectors 8 to 15 and clean data in 16 to 31.
+    pub has_cache: AtomicBool,
     /// Held by a test while no queue is to be opened.
     pub door: Mutex<()>,
     /// Attempts to open a queue, and those that passed the door.
@@ -75,6 +78,7 @@ impl MemDevice {
             fail_at: Arc::new(AtomicU64::new(u64::MAX)),
             hold: Arc::default(),
             hang_extents: AtomicBool::new(false),
+            has_cache: AtomicBool::new(false),
             door: Mutex::default(),
             entered: AtomicU64::new(0),
             passed: AtomicU64::new(0),
@@ -116,6 +120,7 @@ impl BlockDevice for MemDevice {
     fn capabilities(&self) -> Capabilities<'_> {
         Capabilities {
             extents: Some(self),
+            cached: self.has_cache.load(Ordering::Relaxed).then_some(self as _),
             ..Capabilities::none()
         }
     }
@@ -141,6 +146,19 @@ impl Extents for MemDevice {
             });
         }
         Ok(())
+    }
+}
+
+impl Cached for MemDevice {
+    fn cached(&self, sector: u64, sectors: u64, out: &mut Vec<Extent<CacheState>>) {
+        for at in sector..sector + sectors {
+            let state = match at {
+                8..16 => CacheState::Dirty,
+                16..32 => CacheState::Clean,
+                _ => CacheState::Absent,
+            };
+            Extent::push(out, 0, at, at + 1, state);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod device;
 
+use super::block_status;
 use super::shares::DiskShare;
 use super::stream::Stream;
 use super::{NbdConfig, NbdSource, Negotiated};
@@ -10,7 +11,7 @@ use pvblk_backend::{Backend, BackendOptions, Disk, Disks, RequestSource, Service
 use pvblk_block::trace::Tracing;
 use pvblk_block::{BlockDevice, Completion, Queue, QueueContext, Readiness, Request};
 use pvblk_protocol::nbd as proto;
-use pvblk_protocol::nbd::{Command, Mode, cflag, chunk, u32_at, u64_at};
+use pvblk_protocol::nbd::{Command, Contexts, Mode, cflag, chunk, tflag, u32_at, u64_at};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -59,6 +60,8 @@ pub struct Rig {
     /// Offsets by cookie, which extended replies repeat.
     offsets: HashMap<u64, u64>,
     got: Vec<u8>,
+    /// Payloads of block status chunks whose reply goes on.
+    before: Vec<u8>,
     /// The client doesn't read.
     pub stalled: bool,
     /// Or it reads so much at a time.
@@ -74,12 +77,20 @@ pub struct Rig {
 pub const MODES: [Mode; 3] = [Mode::Simple, Mode::Structured, Mode::Extended];
 
 pub fn negotiated(device: Arc<dyn BlockDevice>, mode: Mode) -> Negotiated {
+    let payload = match mode {
+        Mode::Extended => tflag::BLOCK_STATUS_PAYLOAD,
+        _ => 0,
+    };
+    let contexts = match mode.has_chunks() {
+        true => block_status::contexts(&*device),
+        false => Contexts::default(),
+    };
     Negotiated {
         export: "disk".into(),
-        transmission_flags: proto::transmission_flags(&device.limits(), mode),
+        transmission_flags: proto::transmission_flags(&device.limits(), mode) | payload,
         device,
         mode,
-        base_allocation: mode.has_chunks(),
+        contexts,
         no_zeroes: true,
         leftover: Vec::new(),
     }
@@ -125,6 +136,7 @@ impl Rig {
             reads: HashMap::new(),
             offsets: HashMap::new(),
             got: Vec::new(),
+            before: Vec::new(),
             stalled: false,
             reads_at_most: None,
             pulled: Vec::new(),
@@ -346,11 +358,18 @@ impl Rig {
             }
             _ => u32_at(b, 16) as usize,
         };
-        assert_eq!(kind >> 16, u32::from(chunk::FLAG_DONE), "all in one chunk");
+        let is_status = [chunk::BLOCK_STATUS, chunk::BLOCK_STATUS_EXT].contains(&(kind as u16));
         if b.len() < head + len {
             return None;
         }
-        let payload: Vec<u8> = self.got.drain(..head + len).skip(head).collect();
+        let mut payload = std::mem::take(&mut self.before);
+        payload.extend(self.got.drain(..head + len).skip(head));
+        if kind >> 16 == 0 {
+            assert!(is_status, "one chunk but for block status");
+            self.before = payload;
+            return self.take_reply();
+        }
+        assert_eq!(kind >> 16, u32::from(chunk::FLAG_DONE));
         let (error, data) = match kind as u16 {
             chunk::NONE => (0, payload),
             chunk::OFFSET_DATA => (0, payload[8..].to_vec()),
