@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories publish-check fmt clean release deb
+.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories publish-check fmt clean release deb dist
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -138,3 +138,8 @@ deb: ## Build the Debian package, in target/deb
 	@scripts/install-tools.sh deb
 	@$(MAKE) --no-print-directory release
 	@scripts/deb.sh "$${CARGO_TARGET_DIR:-target}/release/pvblk" "$${CARGO_TARGET_DIR:-target}/deb"
+
+dist: ## Make the files of a release from the last commit, in target/dist: source, program, package, bill of materials, sums
+	@scripts/install-tools.sh dist
+	@$(MAKE) --no-print-directory release
+	@scripts/dist.sh "$${CARGO_TARGET_DIR:-target}/release/pvblk" "$${CARGO_TARGET_DIR:-target}/dist"

@@ -24,6 +24,7 @@ mv "$tree/dist/debian" "$tree/debian"
 cp dist/systemd/pvblk.service dist/systemd/pvblk@.service "$tree/debian"
 cp dist/systemd/pvblk.sysusers "$tree/debian"
 install -m 755 "$program" "$tree/pvblk"
+scripts/notices.py >"$tree/third-party-notices.txt"
 
 day=$(date -u -d "@$SOURCE_DATE_EPOCH" +%F)
 "$program" manual --date "$day" "$tree/pages"

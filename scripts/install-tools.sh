@@ -4,6 +4,7 @@
 #   scripts/install-tools.sh build    compiler and make
 #   scripts/install-tools.sh demo     those, and the clients that the demo runs
 #   scripts/install-tools.sh deb      compiler and make, and what the Debian package is made with
+#   scripts/install-tools.sh dist     those, and what makes the bill of materials
 #   scripts/install-tools.sh test     those, and the tools of the tests (the default)
 #   scripts/install-tools.sh bench    those, and the peers of make bench-remote
 #
@@ -12,19 +13,20 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 CARGO_DENY_VERSION=0.20.2
+CARGO_CYCLONEDX_VERSION=0.5.9
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 
 # command (or file), Debian package
 build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
 demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
-deb_tools=(dpkg-buildpackage dpkg-dev  dh debhelper  lowdown lowdown  git git)
+deb_tools=(dpkg-buildpackage dpkg-dev  dh debhelper  lowdown lowdown  git git  python3 python3)
 test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  /usr/lib/python3/dist-packages/nbd.py python3-libnbd  nbdkit nbdkit  ip iproute2  fusermount3 fuse3
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
     qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common
     mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools
     ceph-mon ceph-mon  ceph-osd ceph-osd  rbd ceph-common  /usr/lib/x86_64-linux-gnu/librbd.so.1 librbd1
     chromium chromium  sfdisk fdisk  cryptsetup cryptsetup-bin  mksquashfs squashfs-tools  genisoimage genisoimage  make-bcache bcache-tools
-    lintian lintian  mandoc mandoc  groff groff  zsh zsh  fish fish  systemd-analyze systemd
+    debootstrap debootstrap  lintian lintian  mandoc mandoc  groff groff  zsh zsh  fish fish  systemd-analyze systemd
     curl curl  prometheus prometheus  promtool prometheus  python3 python3
     /usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py python3-prometheus-client)
 
@@ -54,12 +56,12 @@ install_packages() {
     fi
 }
 
-install_cargo_deny() {
-    command -v cargo-deny >/dev/null 2>&1 && return 0
-    say "building cargo-deny $CARGO_DENY_VERSION (once; some minutes)"
-    # The build has a target folder of its own, so it leaves no files in this tree. It runs from here, so that the pinned toolchain is used.
-    cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --quiet ||
-        say "could not install cargo-deny; the licence check will be skipped"
+# Builds a cargo command, once: its name, its version, and what goes without it. The build has a target folder of its own, so it leaves no files in this
+# tree. It runs from here, so that the pinned toolchain is used.
+install_cargo() {
+    command -v "$1" >/dev/null 2>&1 && return 0
+    say "building $1 $2 (once; some minutes)"
+    cargo install "$1" --version "$2" --locked --quiet || say "could not install $1; $3"
 }
 
 command -v cargo >/dev/null 2>&1 || {
@@ -71,18 +73,24 @@ wanted=("${build_tools[@]}")
 case "${1:-test}" in
 build) ;;
 demo) wanted+=("${demo_tools[@]}") ;;
-deb) wanted+=("${deb_tools[@]}") ;;
+deb | dist) wanted+=("${deb_tools[@]}") ;;
 test) wanted+=("${demo_tools[@]}" "${deb_tools[@]}" "${test_tools[@]}") ;;
 bench) wanted+=("${demo_tools[@]}" "${deb_tools[@]}" "${test_tools[@]}" "${bench_tools[@]}") ;;
 *)
-    say "unknown set '$1': build, demo, deb, test or bench"
+    say "unknown set '$1': build, demo, deb, dist, test or bench"
     exit 2
     ;;
 esac
 
 mapfile -t missing < <(missing_packages "${wanted[@]}")
 if ((${#missing[@]})); then install_packages "${missing[@]}"; fi
-if [ "${1:-test}" = test ]; then install_cargo_deny; fi
+case "${1:-test}" in
+test)
+    install_cargo cargo-deny "$CARGO_DENY_VERSION" 'the licence check will be skipped'
+    install_cargo cargo-cyclonedx "$CARGO_CYCLONEDX_VERSION" 'the test of releases will be skipped'
+    ;;
+dist) install_cargo cargo-cyclonedx "$CARGO_CYCLONEDX_VERSION" 'there is no release without it' ;;
+esac
 
 # Only the compiler and the linker are needed for everything.
 command -v gcc >/dev/null 2>&1 || {

@@ -46,9 +46,7 @@ rm -rf "$work" "$folder"
 mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial" "$work/root"
 : >"$work/status"
 # The machine's own mirror of Debian, with another suite.
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1)
-[ -n "$mirror" ] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -n 1)
-[ -n "$mirror" ] || cannot 'apt has no mirror configured'
+find_mirror
 # Releases are signed with the key of the one before too, so an older machine's keys will do.
 options=target=Packages
 keys=/usr/share/keyrings/debian-archive-keyring.gpg

@@ -1,6 +1,6 @@
-# Functions of fetch.sh, guest.sh, uml.sh and xen.sh. Sourced, not run.
+# Functions of fetch.sh, guest.sh, uml.sh, xen.sh, debian.sh and debian-root.sh. Sourced, not run.
 #
-# Statuses of guest.sh, uml.sh and xen.sh: the script's own (1 if the script's is one of these).
+# Statuses of guest.sh, uml.sh, xen.sh and debian.sh: the script's own (1 if the script's is one of these).
 #   2    wrong usage
 #   124  the time limit
 #   125  this machine can't run it; the last line says why
@@ -19,6 +19,13 @@ cannot() {
 usage() {
     say "$1; usage: $(basename "$0") --script FILE --out DIR [--add FILE]... [--disk IMG]... [--memory MB] [--seconds N]; see its head for more"
     exit 2
+}
+
+# Sets `mirror` to this machine's own mirror of Debian.
+find_mirror() {
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1)
+    [ -n "$mirror" ] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -n 1)
+    [ -n "$mirror" ] || cannot 'apt has no mirror configured'
 }
 
 # Sets script, out, added, with, disks, vhosts, queues, cpus, memory_mb, dom0_mb and seconds from the command line.

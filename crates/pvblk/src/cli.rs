@@ -140,16 +140,17 @@ pub struct ServeArgs {
     /// and bytes a second, each with connection- before it for each connection; may be given several times
     #[arg(long = "limit", value_name = "NAME:LIMITS")]
     pub limits: Vec<String>,
-    /// Socket for front ends on rings
-    #[arg(long, value_name = "unix:PATH")]
+    /// Socket for front ends on rings. After commas: socket-group=GROUP, socket-mode=660
+    #[arg(long, value_name = "unix:PATH[,OPTIONS]")]
     pub local: Option<String>,
     /// Socket for NBD clients; may be given several times. TCP only on loopback addresses, unless clients need certificates or with --allow-remote. After commas:
     /// tls=DIR (TLS with the credentials in DIR), tls-mode=require|allow, verify-peer=yes|no, allow=WHO=DISK[:ro] (WHO: any, cert:NAME, uid:USER or
     /// gid:GROUP; DISK: a name or *), socket-group=GROUP, socket-mode=660
     #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT[,OPTIONS]")]
     pub nbd: Vec<String>,
-    /// Socket at which a virtual machine gets disk NAME by vhost-user-blk; may be given several times. One machine at a time
-    #[arg(long, value_name = "NAME=unix:PATH")]
+    /// Socket at which a virtual machine gets disk NAME by vhost-user-blk; may be given several times. One machine at a time. After commas: socket-group=GROUP,
+    /// socket-mode=660
+    #[arg(long, value_name = "NAME=unix:PATH[,OPTIONS]")]
     pub vhost_user: Vec<String>,
     /// Memory of all virtual machines together that nobody has allocated when they connect, and that is charged to the server's control group
     /// where the server touches it first; `none`: no limit [default: half of the group's limit, if it has one]

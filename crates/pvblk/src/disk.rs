@@ -69,8 +69,8 @@ pub struct AddArgs {
     /// Let one front end or virtual machine at a time use it, or NBD clients only
     #[arg(long)]
     pub exclusive: bool,
-    /// Socket at which a virtual machine gets it; may be given several times
-    #[arg(long, value_name = "unix:PATH")]
+    /// Socket at which a virtual machine gets it; may be given several times. Options as for `pvblk serve --vhost-user`
+    #[arg(long, value_name = "unix:PATH[,OPTIONS]")]
     pub vhost_user: Vec<String>,
     /// Attach it to each Xen guest of this name; may be given several times
     #[arg(long, value_name = "GUEST[:DEVICE]")]

@@ -25,8 +25,8 @@ pub struct ExportArgs {
     /// The disk, for --vhost-user and --xen-attach
     #[arg(long, value_name = "NAME")]
     pub disk: Option<String>,
-    /// Socket at which a virtual machine gets the disk
-    #[arg(long, value_name = "unix:PATH")]
+    /// Socket at which a virtual machine gets the disk. Options as for `pvblk serve`
+    #[arg(long, value_name = "unix:PATH[,OPTIONS]")]
     pub vhost_user: Option<String>,
     /// Xen guest that gets the disk whenever there is one of this name
     #[arg(long, value_name = "GUEST[:DEVICE]")]
@@ -34,8 +34,8 @@ pub struct ExportArgs {
     /// Socket for NBD clients of all disks
     #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT")]
     pub nbd: Option<String>,
-    /// Socket for front ends on rings of all disks
-    #[arg(long, value_name = "unix:PATH")]
+    /// Socket for front ends on rings of all disks. Options as for `pvblk serve`
+    #[arg(long, value_name = "unix:PATH[,OPTIONS]")]
     pub local: Option<String>,
     #[command(flatten)]
     pub waiting: Waiting,

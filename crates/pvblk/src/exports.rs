@@ -2,7 +2,7 @@
 
 use crate::config::ServeConfig;
 use crate::log;
-use crate::nbd::{self, NbdListen};
+use crate::nbd::NbdListen;
 use crate::opener::Opener;
 use crate::shares::ClientLimits;
 use crate::wanted::Listeners;
@@ -10,7 +10,7 @@ use anyhow::Result;
 use parking_lot::Mutex;
 use pvblk_backend::{Disk, Service};
 use pvblk_block::{Error, ErrorKind};
-use pvblk_export::kit::MappingBudget;
+use pvblk_export::kit::{MappingBudget, UnixListen, same_address};
 use pvblk_export::local::LocalServer;
 use pvblk_export::nbd::{NbdConfig, NbdServer};
 use pvblk_export::vhost_user::{VhostLimits, VhostServer};
@@ -100,14 +100,14 @@ impl Exports {
 
     /// Starts all servers of `pvblk serve`, and tells where they are.
     pub fn start(&self, config: &ServeConfig) -> Result<()> {
-        if let Some(path) = &config.local {
+        if let Some(listen) = &config.local {
             log::line(format_args!(
                 "rings on unix:{} (up to {} queues of {} pages for each disk)",
-                path.display(),
+                listen.path.display(),
                 config.max_queues,
                 config.max_ring.pages()
             ));
-            self.add_local(path)?;
+            self.add_local(listen)?;
         }
         for address in &config.nbd {
             self.add_nbd(address)?;
@@ -121,15 +121,15 @@ impl Exports {
             uris.collect::<Vec<_>>().join(" ")
         });
         let mut sockets = Vec::new();
-        for l in &config.vhost_user {
+        for (name, listen) in &config.vhost_user {
             log::line(format_args!(
                 "disk {}: vhost-user-blk on unix:{} (up to {} queues)",
-                l.disk,
-                l.path.display(),
+                name,
+                listen.path.display(),
                 config.max_queues
             ));
-            let disk = self.disk(&l.disk)?;
-            sockets.push((disk, self.opener.stream(&l.path)?));
+            let disk = self.disk(name)?;
+            sockets.push((disk, self.opener.vhost_user(listen)?));
         }
         if !sockets.is_empty() {
             // Together: those that are there at the start share evenly.
@@ -208,11 +208,7 @@ impl Exports {
     pub fn listeners(&self) -> Listeners {
         let servers = self.servers.lock();
         Listeners {
-            local: servers
-                .local
-                .iter()
-                .map(|s| format!("unix:{}", s.given))
-                .collect(),
+            local: servers.local.iter().map(|s| s.given.clone()).collect(),
             nbd: servers.nbd.iter().map(|s| s.given.clone()).collect(),
         }
     }
@@ -222,7 +218,7 @@ impl Exports {
         let text = address.to_string();
         let mut servers = self.servers.lock();
         let is_it = |s: &Listening<NbdServer>| {
-            nbd::same_address(&s.given, &text) || s.server.local_addr() == *address
+            same_address(&s.given, &text) || s.server.local_addr() == *address
         };
         let found = servers.nbd.iter().position(is_it);
         let index = found.ok_or_else(|| none(&format!("NBD listener {text}")))?;
@@ -239,10 +235,10 @@ impl Exports {
     }
 
     /// Listens for front ends on rings of all disks.
-    pub fn add_local(&self, path: &Path) -> Result<(), Error> {
-        let given = path.display().to_string();
+    pub fn add_local(&self, listen: &UnixListen) -> Result<(), Error> {
+        let given = listen.to_string();
         self.check_free(&given)?;
-        let socket = self.opener.local(path)?;
+        let socket = self.opener.local(listen)?;
         let budget = Arc::clone(&self.mapped);
         let server = LocalServer::start(socket, &self.service, self.offers, budget)?;
         self.servers.lock().local.push(Listening { given, server });
@@ -271,7 +267,7 @@ impl Exports {
         let servers = self.servers.lock();
         let nbd = servers.nbd.iter().map(|s| &s.given);
         let mut all = nbd.chain(servers.local.iter().map(|s| &s.given));
-        match all.any(|g| nbd::same_address(g, given)) {
+        match all.any(|g| same_address(g, given)) {
             true => Err(Error::config(format!(
                 "this server listens at {given} already"
             ))),
@@ -280,9 +276,9 @@ impl Exports {
     }
 
     /// Offers a disk to virtual machines at one more socket.
-    pub fn add_vhost(&self, disk: &str, path: &Path) -> Result<(), Error> {
+    pub fn add_vhost(&self, disk: &str, listen: &UnixListen) -> Result<(), Error> {
         let disk = self.disk(disk)?;
-        let socket = self.opener.stream(path)?;
+        let socket = self.opener.vhost_user(listen)?;
         let mut servers = self.servers.lock();
         if let Some(vhost) = &servers.vhost {
             return vhost.add(&disk, socket);

@@ -2,6 +2,7 @@
 
 use crate::opener::Opener;
 use pvblk_block::Error;
+use pvblk_export::kit::AccessOptions;
 use pvblk_export::nbd::{Clients, Credentials, Rights, Rule, Rules, Tls, Who};
 use pvblk_export::socket_file::SocketAccess;
 use pvblk_protocol::nbd::NbdAddr;
@@ -24,8 +25,7 @@ const FILES: [&str; 4] = [
 pub struct NbdListen {
     text: String,
     address: NbdAddr,
-    mode: Option<u32>,
-    group: Option<String>,
+    access: AccessOptions,
     tls: Option<TlsOptions>,
     allow: Vec<Allow>,
 }
@@ -54,12 +54,6 @@ enum Named {
     Certificate(String),
 }
 
-/// True if two texts of listeners have the same address, whatever their options.
-pub fn same_address(a: &str, b: &str) -> bool {
-    let address = |text: &str| text.split_once(',').map_or(text.len(), |(a, _)| a.len());
-    a[..address(a)] == b[..address(b)]
-}
-
 impl FromStr for NbdListen {
     type Err = Error;
 
@@ -68,7 +62,7 @@ impl FromStr for NbdListen {
         let address: NbdAddr = parts.next().unwrap_or_default().parse()?;
         let is_unix = matches!(address, NbdAddr::Unix(_));
         let wrong = |why: &str| Error::config(format!("--nbd {text}: {why}"));
-        let (mut mode, mut group, mut allow) = (None, None, Vec::new());
+        let (mut access, mut allow) = (AccessOptions::default(), Vec::new());
         let (mut folder, mut required, mut clients) = (None, None, None);
         for option in parts {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
@@ -78,13 +72,6 @@ impl FromStr for NbdListen {
                 _ => Err(wrong(&format!("write {key}={yes} or {key}={no}"))),
             };
             match key {
-                "socket-mode" => {
-                    let parsed = u32::from_str_radix(value, 8);
-                    let fits = parsed.ok().filter(|m| m & !0o666 == 0);
-                    let why = "socket-mode is an octal number such as 660, without rights to run";
-                    mode = Some(fits.ok_or_else(|| wrong(why))?);
-                }
-                "socket-group" if !value.is_empty() => group = Some(value.to_owned()),
                 "tls" if !value.is_empty() => folder = Some(PathBuf::from(value)),
                 "tls-mode" => required = Some(yes_or_no("require", "allow")?),
                 "verify-peer" => clients = Some(yes_or_no("yes", "no")?),
@@ -93,13 +80,17 @@ impl FromStr for NbdListen {
                     allow.push(parse_allow(value).ok_or_else(|| wrong(why))?);
                 }
                 _ => {
+                    let taken = access.take(key, value);
+                    if taken.map_err(|e| wrong(&e.to_string()))? {
+                        continue;
+                    }
                     return Err(wrong(&format!(
                         "{option:?} is none of its options: tls=DIR, tls-mode, verify-peer, allow, socket-group, socket-mode"
                     )));
                 }
             }
         }
-        if !is_unix && (mode.is_some() || group.is_some()) {
+        if !is_unix && access.is_given() {
             return Err(wrong("socket-mode and socket-group are for Unix sockets"));
         }
         if folder.is_none() && (required.is_some() || clients.is_some()) {
@@ -125,8 +116,7 @@ impl FromStr for NbdListen {
         Ok(NbdListen {
             text: text.to_owned(),
             address,
-            mode,
-            group,
+            access,
             tls,
             allow,
         })
@@ -182,13 +172,7 @@ impl NbdListen {
 
     /// The processes that may connect to its socket.
     pub fn access(&self, opener: &Opener) -> Result<SocketAccess, Error> {
-        let group = self.group.as_ref();
-        let group = group.map(|name| opener.number("/etc/group", name));
-        let usual = if self.group.is_some() { 0o660 } else { 0o600 };
-        Ok(SocketAccess {
-            mode: self.mode.unwrap_or(usual),
-            group: group.transpose()?,
-        })
+        opener.access(&self.access)
     }
 
     /// The rights of clients.
@@ -288,7 +272,6 @@ mod tests {
             let tls: NbdListen = format!("tcp:h:1,tls=/d,{text}").parse().unwrap();
             assert!(tls.secured().is_none());
         }
-        assert!(same_address("unix:/a", "unix:/a,tls=/d") && !same_address("unix:/a", "unix:/ab"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::web::WebSocket;
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_client::dial::{self, Dialer};
+use pvblk_export::kit::{AccessOptions, UnixListen};
 use pvblk_export::nbd::NbdSocket;
 use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketType};
 use pvblk_export::xen::{LinuxXen, Xenstore};
@@ -164,15 +165,26 @@ impl Opener {
         number.ok_or_else(|| Error::config(format!("there is no {name} in {table}")))
     }
 
+    /// The processes that options of a socket name.
+    pub fn access(&self, options: &AccessOptions) -> Result<SocketAccess, Error> {
+        options.resolve(|group| self.number("/etc/group", group))
+    }
+
     /// A socket for front ends on rings.
-    pub fn local(&self, path: &Path) -> Result<SocketFile, Error> {
+    pub fn local(&self, listen: &UnixListen) -> Result<SocketFile, Error> {
+        let access = self.access(&listen.access)?;
         match &self.parent {
-            None => SocketFile::bind(path, SocketType::SEQPACKET),
-            Some(parent) => parent.unix(path, SocketKind::Packets, SocketAccess::default()),
+            None => SocketFile::bind_for(&listen.path, SocketType::SEQPACKET, access),
+            Some(parent) => parent.unix(&listen.path, SocketKind::Packets, access),
         }
     }
 
-    /// A socket for virtual machines, or for the control protocol.
+    /// A socket for virtual machines.
+    pub fn vhost_user(&self, listen: &UnixListen) -> Result<SocketFile, Error> {
+        self.stream_for(&listen.path, self.access(&listen.access)?)
+    }
+
+    /// A socket for the control protocol, or for readers of the page.
     pub fn stream(&self, path: &Path) -> Result<SocketFile, Error> {
         self.stream_for(path, SocketAccess::default())
     }

@@ -1,7 +1,7 @@
 //! `pvblk serve`.
 
 use crate::cli::ServeArgs;
-use crate::config::{ServeConfig, unix_path};
+use crate::config::{ServeConfig, unix_listen};
 use crate::control::{self, ControlSocket, Methods, Reached};
 use crate::disks::{Registry, SharedRegistry};
 use crate::early_stop::EarlyStop;
@@ -49,7 +49,7 @@ fn serve(args: &ServeArgs, entrance: Option<&Entrance>) -> Result<ExitCode> {
     let traces = Arc::new(Traces::of_server());
     let opened = open_all(&mut config, &opener, &state)?;
     let served = |name: &str| opened.iter().any(|(n, _)| n == name);
-    config.vhost_user.retain(|l| served(&l.disk));
+    config.vhost_user.retain(|(disk, _)| served(disk));
     config.xen_attach.retain(|o| served(&o.disk));
     let backend = Backend::start(&BackendOptions {
         workers: config.workers,
@@ -97,7 +97,7 @@ fn serve(args: &ServeArgs, entrance: Option<&Entrance>) -> Result<ExitCode> {
     }
     exports.start(&config)?;
     for socket in state.listeners().local.iter().skip(1) {
-        exports.add_local(&unix_path("--local", socket)?)?;
+        exports.add_local(&unix_listen("--local", socket)?)?;
     }
     registry.keep_in(&state);
     if config.state.is_some() {

@@ -23,6 +23,7 @@ pub mod mounted;
 pub mod nbd;
 pub mod netns;
 pub mod outcome;
+pub mod package;
 pub mod pattern;
 pub mod perfetto;
 pub mod qmp;

@@ -18,6 +18,8 @@ pub enum Kind {
     Uml,
     /// Xen under QEMU: the script is dom0's and starts guests itself.
     Xen,
+    /// Debian 12 under QEMU, booted by systemd, on two CPUs. Disks are `/dev/vdb` and so on.
+    Debian,
 }
 
 /// A machine with other disks than files.
@@ -31,7 +33,7 @@ pub struct Machine {
     pub queues: usize,
     /// CPUs; 0: two.
     pub cpus: usize,
-    /// Files that the script finds in `/add`.
+    /// Files that the script finds in `/add`, or in `/run/vm/add` of [`Kind::Debian`].
     pub added: Vec<PathBuf>,
 }
 
@@ -49,6 +51,7 @@ pub fn starter(kind: Kind) -> PathBuf {
         Kind::Qemu => "guest.sh",
         Kind::Uml => "uml.sh",
         Kind::Xen => "xen.sh",
+        Kind::Debian => "debian.sh",
     })
 }
 

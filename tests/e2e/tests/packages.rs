@@ -3,15 +3,14 @@
 use pvblk_e2e::Stop;
 use pvblk_e2e::daemon::{Daemon, binary, pvblk};
 use pvblk_e2e::outcome::{Test, check, run_all};
+use pvblk_e2e::package::package;
 use pvblk_e2e::tools::{need, run, run_ok, tool};
 use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::OnceLock;
 use std::time::Duration;
-use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -31,58 +30,6 @@ const TESTS: &[Test] = &[
 
 fn main() -> ExitCode {
     run_all(TESTS)
-}
-
-/// The package, and what is in it.
-struct Package {
-    /// It goes when the program ends.
-    _dir: TempDir,
-    deb: PathBuf,
-    /// Its files, as they will be below `/`.
-    root: PathBuf,
-    /// Its maintainer scripts.
-    control: PathBuf,
-}
-
-/// The package, made once.
-fn package() -> Result<&'static Package, Stop> {
-    static MADE: OnceLock<Result<Package, String>> = OnceLock::new();
-    need(&["dpkg-buildpackage", "dh", "lowdown"])?;
-    let made = MADE.get_or_init(|| {
-        make().map_err(|e| match e {
-            Stop::Fail(text) | Stop::Skip(text) => text,
-        })
-    });
-    made.as_ref().map_err(|text| Stop::Fail(text.clone()))
-}
-
-fn tree() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn make() -> Result<Package, Stop> {
-    let dir = tempfile::tempdir()?;
-    let out = dir.path().join("out");
-    let mut command = Command::new(tree().join("scripts/deb.sh"));
-    command.arg(binary()?).arg(&out);
-    run(command, Duration::from_secs(600))?.success()?;
-    let name = fs::read_dir(&out)?.next().transpose()?;
-    let Some(deb) = name.map(|e| e.path()) else {
-        return Stop::fail("scripts/deb.sh made nothing");
-    };
-    let (root, control) = (dir.path().join("root"), dir.path().join("control"));
-    dpkg_deb(&["-x".as_ref(), deb.as_ref(), root.as_ref()])?;
-    dpkg_deb(&["-e".as_ref(), deb.as_ref(), control.as_ref()])?;
-    Ok(Package {
-        _dir: dir,
-        deb,
-        root,
-        control,
-    })
-}
-
-fn dpkg_deb(args: &[&Path]) -> Result<(), Stop> {
-    run_ok("dpkg-deb", args).map(drop)
 }
 
 fn files() -> Result<(), Stop> {
@@ -410,17 +357,7 @@ fn life() -> Result<(), Stop> {
         fs::write(file, "mine")?;
     }
 
-    // The next version: the same files, and another default configuration.
-    let next = dir.path().join("next");
-    dpkg_deb(&["-R".as_ref(), &package.deb, &next])?;
-    let control = next.join("DEBIAN/control");
-    let text = fs::read_to_string(&control)?;
-    let version = text.lines().find(|l| l.starts_with("Version: "));
-    let version = version.unwrap_or_default();
-    fs::write(&control, text.replace(version, "Version: 99"))?;
-    fs::write(next.join("etc/pvblk/pvblk.toml"), "# another default\n")?;
-    let deb = dir.path().join("next.deb");
-    dpkg_deb(&["-Znone".as_ref(), "-b".as_ref(), &next, &deb])?;
+    let deb = package.next(dir.path())?;
     dpkg(&root, &["-i", &deb.to_string_lossy()])?;
     for file in [&config, &image, &state] {
         let text = fs::read_to_string(file)?;

@@ -18,6 +18,7 @@
 //! | [`Inbox`] | events from other threads, bounded by what there is to tell | put on any thread, taken on the control thread |
 //! | [`Listener`] | a listening socket with its pauses | the control thread |
 //! | [`FrontEnd`] | a front end's use of a disk: the fence, its queues, its end | the control thread |
+//! | [`UnixListen`] | a socket's address as its user wrote it, with its options | any thread |
 //!
 //! Everything a server needs of its process is a [`Service`](pvblk_backend::Service): it finds disks there by name whenever a peer names one, so a disk
 //! that is added is served from then on. A server is added by binding it and removed by dropping its handle; neither concerns another one.
@@ -25,6 +26,7 @@
 //! Calls that block on a peer or a medium have no place on a control thread: NBD's negotiations have threads of their own, and a disk's last
 //! requests are waited for by an event ([`FrontEnd::leave`]).
 
+mod address;
 mod control;
 mod front_end;
 mod inbox;
@@ -34,6 +36,7 @@ mod orders;
 #[cfg(test)]
 mod tests;
 
+pub use address::{AccessOptions, UnixListen, plain_address, same_address};
 #[cfg(test)]
 pub(crate) use control::Control;
 pub(crate) use control::{ControlThread, Io, Server, Stopping};

@@ -1,11 +1,11 @@
 //! The disks of file and flags, put together and checked.
 
 use super::file::File;
-use super::unix_path;
+use super::unix_listen;
 use crate::cli::ServeArgs;
 use crate::wanted::{DiskWanted, check_name};
 use anyhow::{Context, Result, anyhow, bail};
-use pvblk_export::vhost_user::Listen;
+use pvblk_export::kit::UnixListen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_volume::VolumeSpec;
 
@@ -13,7 +13,7 @@ use pvblk_volume::VolumeSpec;
 #[derive(Debug, Default)]
 pub struct Disks {
     pub specs: Vec<(String, VolumeSpec)>,
-    pub vhost_user: Vec<Listen>,
+    pub vhost_user: Vec<(String, UnixListen)>,
     pub xen_attach: Vec<StandingOrder>,
 }
 
@@ -50,12 +50,8 @@ pub fn check(
         }
         let parsed = disk.parse(name).map_err(wrong)?;
         disks.specs.push((name.clone(), parsed.spec));
-        let listen = |path| Listen {
-            disk: name.clone(),
-            path,
-        };
-        let sockets = parsed.vhost_user.into_iter().map(listen);
-        disks.vhost_user.extend(sockets);
+        let sockets = parsed.vhost_user.into_iter();
+        disks.vhost_user.extend(sockets.map(|l| (name.clone(), l)));
         disks.xen_attach.extend(parsed.xen_attach);
     }
     sort_as_given(&mut disks.xen_attach, args);
@@ -96,7 +92,7 @@ fn add_flags(wanted: &mut Vec<(String, DiskWanted)>, args: &ServeArgs) -> Result
                 "--vhost-user {arg}: write NAME=unix:PATH, such as --vhost-user a=unix:/run/a.sock"
             )
         })?;
-        unix_path("--vhost-user NAME=", socket)?;
+        unix_listen(&format!("--vhost-user {name}="), socket)?;
         let sockets = &mut named(wanted, &format!("--vhost-user {arg}"), name)?.vhost_user;
         sockets.push(socket.to_owned());
     }

@@ -17,7 +17,7 @@ use crate::wanted::{Configured, DiskWanted, Listeners, WantedState};
 use crate::web::WebConfig;
 use anyhow::{Context, Result, anyhow, bail};
 use pvblk_block::error_line;
-use pvblk_export::vhost_user::Listen;
+use pvblk_export::kit::UnixListen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_protocol::blkif::RingSize;
 use pvblk_volume::VolumeSpec;
@@ -41,9 +41,10 @@ pub struct ServeConfig {
     pub disks: Vec<(String, VolumeSpec)>,
     /// Disks that are wanted and can't be served, each with the reason.
     pub wrong: Vec<(String, DiskWanted, String)>,
-    pub local: Option<PathBuf>,
+    pub local: Option<UnixListen>,
     pub nbd: Vec<NbdListen>,
-    pub vhost_user: Vec<Listen>,
+    /// Sockets for virtual machines, each with its disk.
+    pub vhost_user: Vec<(String, UnixListen)>,
     pub xen: bool,
     pub xen_attach: Vec<StandingOrder>,
     pub persistent_grants: bool,
@@ -86,22 +87,13 @@ impl ServeConfig {
                 "no disk to serve: give at least one --disk NAME=VOLUME, or --control unix:PATH and add disks with `pvblk disk add`"
             );
         }
-        let socket = |flag, of_flag: &Option<String>, of_file: &Option<String>| {
-            let text = of_flag.as_ref().or(of_file.as_ref());
-            text.map(|s| unix_path(flag, s)).transpose()
-        };
-        let local = socket("--local", &args.local, &file.local)?;
+        let local = args.local.as_ref().or(file.local.as_ref());
         let nbd_texts = file.nbd.iter().chain(&args.nbd).cloned();
         let listeners = Listeners {
-            local: args
-                .local
-                .as_ref()
-                .or(file.local.as_ref())
-                .cloned()
-                .into_iter()
-                .collect(),
+            local: local.cloned().into_iter().collect(),
             nbd: nbd_texts.collect(),
         };
+        let local = local.map(|s| unix_listen("--local", s)).transpose()?;
         let nbd = addresses(&listeners.nbd)?;
         let nowhere = local.is_none() && nbd.is_empty() && disks.vhost_user.is_empty() && !xen;
         if nowhere && state.is_none() && !control.is_told() {
@@ -179,7 +171,7 @@ impl ServeConfig {
         self.vhost_user = disks.vhost_user;
         self.xen_attach = disks.xen_attach;
         let Listeners { local, nbd } = state.listeners();
-        let local = local.first().map(|s| unix_path("--local", s));
+        let local = local.first().map(|s| unix_listen("--local", s));
         self.local = local.transpose()?;
         self.nbd = addresses(&nbd)?;
         Ok(())
@@ -290,6 +282,11 @@ pub fn unix_path(flag: &str, text: &str) -> Result<PathBuf> {
         Some(path) if !path.is_empty() => Ok(path.into()),
         _ => bail!("{flag} {text}: write unix:PATH"),
     }
+}
+
+/// A socket for peers, with its options.
+pub fn unix_listen(flag: &str, text: &str) -> Result<UnixListen> {
+    text.parse().map_err(|e| anyhow!("{flag} {text}: {e}"))
 }
 
 /// A ring's size from its pages.

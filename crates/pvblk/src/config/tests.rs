@@ -65,7 +65,7 @@ fn a_virtual_machines_socket_names_its_disk() {
     }
     a.vhost_user = vec!["a=unix:/tmp/x".into()];
     let c = resolve(&a).unwrap();
-    assert_eq!(c.vhost_user[0].path, Path::new("/tmp/x"));
+    assert_eq!(c.vhost_user[0].1.path, Path::new("/tmp/x"));
     for (text, limit) in [("none", None), ("3G", Some(3 << 30))] {
         a.max_guest_unallocated = Some(text.into());
         assert_eq!(resolve(&a).unwrap().max_guest_unallocated, limit);
@@ -129,7 +129,7 @@ fn a_file_and_flags_add_up() {
     assert_eq!(clients, (Some(1 << 30), 9));
     let guests: Vec<_> = c.xen_attach.iter().map(|o| o.guest.as_str()).collect();
     assert_eq!(guests, ["one", "two"]);
-    assert_eq!(c.local.unwrap(), Path::new("/tmp/r.sock"));
+    assert_eq!(c.local.unwrap().path, Path::new("/tmp/r.sock"));
     std::fs::write(&path, "\nlocale = 'x'\n").unwrap();
     let e = resolve(&a).unwrap_err().to_string();
     assert!(e.contains("line 2"), "{e}");

@@ -163,8 +163,8 @@ impl Registry {
 
     /// Starts the exports of one disk; an error takes back those that were started.
     pub(super) fn export(&self, name: &str, parsed: &ParsedDisk) -> Result<(), Error> {
-        for (done, path) in parsed.vhost_user.iter().enumerate() {
-            if let Err(e) = self.exports.add_vhost(name, path) {
+        for (done, listen) in parsed.vhost_user.iter().enumerate() {
+            if let Err(e) = self.exports.add_vhost(name, listen) {
                 self.unexport(&parsed.vhost_user[..done], &[]);
                 return Err(e);
             }

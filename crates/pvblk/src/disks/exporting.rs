@@ -2,10 +2,11 @@
 
 use super::aside::within;
 use super::{Refused, Registry, Why};
-use crate::config::unix_path;
+use crate::config::unix_listen;
 use crate::nbd::NbdListen;
 use crate::wanted::DiskWanted;
 use pvblk_block::Error;
+use pvblk_export::kit::{plain_address, same_address};
 use pvblk_protocol::nbd::NbdAddr;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -49,13 +50,13 @@ impl Registry {
         within(patience, "adding the export", move || match &export {
             Export::Nbd(address) => registry.add_nbd(address),
             Export::Local(socket) => {
-                let path = unix_path("local:", socket).map_err(Refused::invalid)?;
-                let added = registry.exports.add_local(&path);
+                let listen = unix_listen("local:", socket).map_err(Refused::invalid)?;
+                let added = registry.exports.add_local(&listen);
                 added.map_err(|e| Refused::failed(&e))?;
                 registry.keep_export(&export, true).inspect_err(|_| {
-                    let _ = registry.exports.remove_local(&path, true);
+                    let _ = registry.exports.remove_local(&listen.path, true);
                 })?;
-                Ok(export.shown(socket))
+                Ok(export.shown(plain_address(socket)))
             }
             Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => {
                 registry.add_to_disk(disk, &export)
@@ -75,18 +76,19 @@ impl Registry {
             let exports = &registry.exports;
             match &export {
                 Export::Nbd(address) => {
-                    let parsed: NbdAddr = address.parse().map_err(|e| invalid(&e))?;
+                    let parsed: NbdAddr =
+                        plain_address(address).parse().map_err(|e| invalid(&e))?;
                     let removed =
                         registry.keep_removal(&export, || exports.remove_nbd(&parsed, force));
                     removed?;
-                    Ok(export.shown(address))
+                    Ok(export.shown(plain_address(address)))
                 }
                 Export::Local(socket) => {
-                    let path = unix_path("local:", socket).map_err(Refused::invalid)?;
-                    let removed =
-                        registry.keep_removal(&export, || exports.remove_local(&path, force));
+                    let listen = unix_listen("local:", socket).map_err(Refused::invalid)?;
+                    let removed = registry
+                        .keep_removal(&export, || exports.remove_local(&listen.path, force));
                     removed?;
-                    Ok(export.shown(socket))
+                    Ok(export.shown(plain_address(socket)))
                 }
                 Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => {
                     registry.remove_from_disk(disk, &export, force)
@@ -113,9 +115,11 @@ impl Registry {
         export: &Export,
         remove: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Refused> {
-        let was_wanted = self.keep_export(export, false)?;
+        let was = self.keep_export(export, false)?;
         remove().map_err(|e| {
-            if was_wanted && let Err(refused) = self.keep_export(export, true) {
+            if let Some(place) = was
+                && let Err(refused) = self.keep_export(&export.at(place), true)
+            {
                 tracing::error!("the next start finds no {}: {refused}", export.place());
             }
             used_or_none(e)
@@ -127,7 +131,7 @@ impl Registry {
         let number = {
             let mut state = self.state.lock();
             let entry = state.serving(name)?;
-            if export.is_in(&entry.wanted) {
+            if export.text_in(&entry.wanted).is_some() {
                 let text = format!("disk {name} has that export already");
                 return Err(Refused::new(Why::Exists, text));
             }
@@ -144,7 +148,7 @@ impl Registry {
             self.unexport(&parsed.vhost_user, &parsed.xen_attach);
             return Err(Refused::no_disk(name));
         }
-        Ok(export.shown(export.place()))
+        Ok(export.shown(export.name()))
     }
 
     fn remove_from_disk(
@@ -156,7 +160,7 @@ impl Registry {
         let number = {
             let mut state = self.state.lock();
             let entry = state.serving(name)?;
-            if !export.is_in(&entry.wanted) {
+            if export.text_in(&entry.wanted).is_none() {
                 let text = format!("disk {name} has no such export: see `pvblk disk show {name}`");
                 return Err(Refused::new(Why::NoDisk, text));
             }
@@ -164,8 +168,8 @@ impl Registry {
         };
         let parsed = export.alone().parse(name).map_err(Refused::invalid)?;
         self.keep_removal(export, || {
-            for path in &parsed.vhost_user {
-                self.exports.remove_vhost(path, force)?;
+            for listen in &parsed.vhost_user {
+                self.exports.remove_vhost(&listen.path, force)?;
             }
             for order in parsed.xen_attach {
                 self.exports.remove_order(order)?;
@@ -173,7 +177,7 @@ impl Registry {
             Ok(())
         })?;
         self.with_entry(name, number, |entry| export.note(&mut entry.wanted, false));
-        Ok(export.shown(export.place()))
+        Ok(export.shown(export.name()))
     }
 }
 
@@ -216,17 +220,47 @@ impl Export {
         }
     }
 
-    pub(super) fn is_in(&self, wanted: &DiskWanted) -> bool {
+    /// Its place without options.
+    fn name(&self) -> &str {
+        match self {
+            Export::XenAttach { guest, .. } => guest,
+            _ => plain_address(self.place()),
+        }
+    }
+
+    /// True if `place` is another text for this export's: a socket is named by its address, without its options.
+    pub(super) fn is_at(&self, place: &str) -> bool {
+        match self {
+            Export::XenAttach { guest, .. } => guest == place,
+            _ => same_address(self.place(), place),
+        }
+    }
+
+    /// The same export by another text.
+    fn at(&self, place: String) -> Export {
+        match self.clone() {
+            Export::VhostUser { disk, .. } => Export::VhostUser {
+                disk,
+                socket: place,
+            },
+            Export::XenAttach { disk, .. } => Export::XenAttach { disk, guest: place },
+            Export::Nbd(_) => Export::Nbd(place),
+            Export::Local(_) => Export::Local(place),
+        }
+    }
+
+    /// The text by which a disk has it.
+    pub(super) fn text_in(&self, wanted: &DiskWanted) -> Option<String> {
         let list = match self {
             Export::VhostUser { .. } => &wanted.vhost_user,
             _ => &wanted.xen_attach,
         };
-        list.iter().any(|place| place == self.place())
+        list.iter().find(|place| self.is_at(place)).cloned()
     }
 
     pub(super) fn note(&self, wanted: &mut DiskWanted, is_there: bool) {
         if let Some(list) = self.list(wanted) {
-            list.retain(|place| place != self.place());
+            list.retain(|place| !self.is_at(place));
             if is_there {
                 list.push(self.place().to_owned());
             }

@@ -2,7 +2,6 @@
 
 use super::exporting::Export;
 use super::{DiskChange, Entry, Refused, Registry, Stage, Why};
-use crate::nbd;
 use crate::wanted::plan::{self, Listener, Served, Step};
 use crate::wanted::{DiskWanted, Seen, Steps, WantedState};
 use anyhow::Result;
@@ -74,16 +73,20 @@ impl Registry {
         }
     }
 
-    /// Stores that an export is wanted, or isn't any more; returns whether it was.
-    pub(super) fn keep_export(&self, export: &Export, is_wanted: bool) -> Result<bool, Refused> {
+    /// Stores that an export is wanted, or isn't any more; returns the text by which it was.
+    pub(super) fn keep_export(
+        &self,
+        export: &Export,
+        is_wanted: bool,
+    ) -> Result<Option<String>, Refused> {
         let Some(state) = self.kept.get() else {
-            return Ok(false);
+            return Ok(None);
         };
-        let mut was_wanted = false;
+        let mut was = None;
         let stored = match export {
             Export::VhostUser { disk, .. } | Export::XenAttach { disk, .. } => {
                 state.edit(disk, |wanted| {
-                    was_wanted = export.is_in(wanted);
+                    was = export.text_in(wanted);
                     export.note(wanted, is_wanted);
                 })
             }
@@ -92,16 +95,15 @@ impl Registry {
                     Export::Nbd(_) => &mut listeners.nbd,
                     _ => &mut listeners.local,
                 };
-                // A listener is named by its address, without its options.
-                was_wanted = list.iter().any(|l| nbd::same_address(l, place));
-                list.retain(|l| !nbd::same_address(l, place));
+                was = list.iter().find(|l| export.is_at(l)).cloned();
+                list.retain(|l| !export.is_at(l));
                 if is_wanted {
                     list.push(place.clone());
                 }
             }),
         };
         stored.map_err(|e| Refused::new(Why::Failed, e.to_string()))?;
-        Ok(was_wanted)
+        Ok(was)
     }
 
     /// Notes the volume by which a disk's array, which goes on, is found now.

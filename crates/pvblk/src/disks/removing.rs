@@ -4,8 +4,8 @@ use super::aside::{Deadline, NoAnswer, answer};
 use super::{Refused, Registry, Removed, Stage, Why};
 use pvblk_backend::events::{Event, Kind};
 use pvblk_backend::{Disk, DiskEnd};
+use pvblk_export::kit::UnixListen;
 use pvblk_export::xen::StandingOrder;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -202,9 +202,9 @@ impl Registry {
     }
 
     /// Ends exports of a disk that is being removed; they needn't be there.
-    pub(super) fn unexport(&self, sockets: &[PathBuf], orders: &[StandingOrder]) {
-        for path in sockets {
-            if let Err(e) = self.exports.remove_vhost(path, true) {
+    pub(super) fn unexport(&self, sockets: &[UnixListen], orders: &[StandingOrder]) {
+        for listen in sockets {
+            if let Err(e) = self.exports.remove_vhost(&listen.path, true) {
                 tracing::debug!("{e}");
             }
         }

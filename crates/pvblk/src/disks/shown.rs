@@ -5,6 +5,7 @@ use crate::exports::NbdPlace;
 use crate::web::DiskFigures;
 use pvblk_backend::Disk;
 use pvblk_backend::events::{EventLog, Present};
+use pvblk_export::kit::plain_address;
 use serde::{Deserialize, Serialize};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -243,7 +244,8 @@ fn shown(name: &str, entry: &Entry, places: &Places) -> DiskShown {
                 .iter()
                 .map(|l| format!("rings:{l},disk={name}")),
         );
-        exports.extend(wanted.vhost_user.iter().map(|s| format!("vhost-user:{s}")));
+        let sockets = wanted.vhost_user.iter().map(|s| plain_address(s));
+        exports.extend(sockets.map(|s| format!("vhost-user:{s}")));
         exports.extend(wanted.xen_attach.iter().map(|g| format!("xen:{g}")));
     }
     let is_failed = entry.stage == Stage::Failed;

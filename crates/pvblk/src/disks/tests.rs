@@ -5,6 +5,7 @@ use crate::wanted::{Configured, Steps};
 use pvblk_backend::{Backend, BackendOptions, Disks, StopTimes};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_protocol::xenbus::BackendOffers;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -228,6 +229,72 @@ fn sockets_of_disks_come_and_go() {
     );
     bed.remove("a", false).unwrap();
     assert!(!bed.path("two").exists());
+}
+
+#[test]
+fn a_socket_is_named_by_its_address_and_keeps_its_options() {
+    let bed = Bed::new();
+    // Whoever runs the tests is in this group, and may be in no other.
+    let group = rustix::process::getegid().as_raw();
+    let options = format!("socket-group={group},socket-mode=640");
+    let plain = |name: &str| format!("unix:{}", bed.path(name).display());
+    let full = |name: &str| format!("{},{options}", plain(name));
+    let disk = || "a".to_owned();
+    let vhost = |socket| Export::VhostUser {
+        disk: disk(),
+        socket,
+    };
+    let kinds: [(&str, &dyn Fn(String) -> Export); 3] = [
+        ("vhost", &vhost),
+        ("local", &Export::Local),
+        ("nbd", &Export::Nbd),
+    ];
+    let state = bed.keep(&[("a", &DiskWanted::new("mem:1M"))]);
+    bed.add("a", "mem:1M").unwrap();
+    let kept = || {
+        let (disk, all) = (state.disk("a").unwrap(), state.listeners());
+        [disk.vhost_user, all.local, all.nbd].concat()
+    };
+    for (name, export) in kinds {
+        let shown = bed.registry.add_export(&export(full(name)), HANG).unwrap();
+        assert_eq!(shown.place, plain(name), "{name}");
+        let file = std::fs::metadata(bed.path(name)).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, 0o640, "{name}");
+        let twice = bed.registry.add_export(&export(plain(name)), HANG);
+        assert!(twice.is_err(), "{name}");
+        assert!(kept().contains(&full(name)), "{:?}", kept());
+    }
+    let exports = bed.registry.show("a").unwrap().exports;
+    assert!(
+        exports.iter().all(|e| !e.contains("socket-")),
+        "{exports:?}"
+    );
+    // One that is used stays as it was given.
+    let client = nbd_client(&bed.path("nbd"), "a");
+    let machine = UnixStream::connect(bed.path("vhost")).unwrap();
+    for (name, export) in [("nbd", kinds[2].1), ("vhost", kinds[0].1)] {
+        let remove = || {
+            bed.registry
+                .remove_export(&export(plain(name)), false, HANG)
+        };
+        assert_eq!(remove().unwrap_err().why, Why::InUse, "{name}");
+        assert!(kept().contains(&full(name)), "{:?}", kept());
+    }
+    drop((client, machine));
+    for (name, export) in kinds {
+        let shown = bed.registry.remove_export(&export(plain(name)), true, HANG);
+        assert_eq!(shown.unwrap().place, plain(name));
+        assert!(!bed.path(name).exists(), "{name}");
+    }
+    assert!(kept().is_empty(), "{:?}", kept());
+    // A reload closes a listener by the text that it was given.
+    let listen = "tcp:127.0.0.1:0,allow=any=a:ro";
+    let added = bed.registry.add_export(&Export::Nbd(listen.into()), HANG);
+    added.unwrap();
+    let removed = bed
+        .registry
+        .remove_export(&Export::Nbd(listen.into()), false, HANG);
+    assert_eq!(removed.unwrap().place, "tcp:127.0.0.1:0");
 }
 
 #[test]

@@ -118,8 +118,8 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
         files.extend(reach.files);
         folders.extend(reach.folders);
     }
-    files.extend(config.vhost_user.iter().map(|l| l.path.clone()));
-    files.extend(config.local.clone());
+    let listens = config.vhost_user.iter().map(|(_, listen)| listen);
+    files.extend(listens.chain(&config.local).map(|l| l.path.clone()));
     let web = config.web.as_ref();
     read_only.extend(web.and_then(WebConfig::token_file).cloned());
     let web = web.map(WebConfig::address);

@@ -16,10 +16,10 @@ pub struct Configured {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listeners {
-    /// For front ends on rings, each `unix:PATH`.
+    /// For front ends on rings, each `unix:PATH` with its options.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub local: Vec<String>,
-    /// For NBD clients, each `unix:PATH` or `tcp:HOST:PORT`.
+    /// For NBD clients, each `unix:PATH` or `tcp:HOST:PORT` with its options.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nbd: Vec<String>,
 }

@@ -1,15 +1,15 @@
 //! [`DiskWanted`]: one disk as its user wants it.
 
-use crate::config::unix_path;
+use crate::config::unix_listen;
 use anyhow::{Context, Result, bail};
 use pvblk_backend::ThrottleLimits;
+use pvblk_export::kit::UnixListen;
 use pvblk_export::xen::StandingOrder;
 use pvblk_export::xen::node::parse_device;
 use pvblk_volume::VolumeSpec;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::PathBuf;
 
 /// A disk as its user wants it: a table `[disk.NAME]` of the configuration file, an entry of the state file, and the parameters of the control
 /// protocol's `disk.add`. Texts are as the user wrote them; [`DiskWanted::parse`] checks them.
@@ -21,7 +21,7 @@ pub struct DiskWanted {
     /// One front end or virtual machine at a time, or NBD clients only.
     #[serde(default, skip_serializing_if = "is_false")]
     pub exclusive: bool,
-    /// Sockets at which virtual machines get it, each `unix:PATH`. A single text is read as a list of one.
+    /// Sockets at which virtual machines get it, each `unix:PATH` with its options. A single text is read as a list of one.
     #[serde(
         default,
         deserialize_with = "one_or_more",
@@ -44,7 +44,7 @@ pub struct DiskWanted {
 #[derive(Debug)]
 pub struct ParsedDisk {
     pub spec: VolumeSpec,
-    pub vhost_user: Vec<PathBuf>,
+    pub vhost_user: Vec<UnixListen>,
     pub xen_attach: Vec<StandingOrder>,
     pub limits: ThrottleLimits,
 }
@@ -67,7 +67,7 @@ impl DiskWanted {
             .with_context(|| format!("disk {name}"))?;
         let sockets = self.vhost_user.iter();
         let vhost_user = sockets
-            .map(|s| unix_path(&format!("--vhost-user {name}="), s))
+            .map(|s| unix_listen(&format!("--vhost-user {name}="), s))
             .collect::<Result<_>>()?;
         let orders = self.xen_attach.iter().map(|text| {
             let order = order(name, text);
