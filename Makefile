@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories publish-check fmt clean release deb dist
+.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories publish-check fmt clean release deb dist model
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -112,6 +112,9 @@ sim: ## Run the simulation: 100000 seeds of rings with crashes at any step, 5000
 	@cargo run --release --locked -p pvblk-sim -- cache --seeds 20000
 	@cargo run --release --locked -p pvblk-sim -- squeeze --seeds 100000
 	@cargo run --release --locked -p pvblk-sim -- stop --seeds 100000
+
+model: ## Search the model of the next RAID-5 core for all sets of three writes, with failures and power cuts at every step (20 minutes)
+	@cargo run --release --locked -p pvblk-raid5-model -- all
 
 asan: ## Run the simulations of squeezed pools, caches and arrays under AddressSanitizer, 5000 seeds each (15 minutes)
 	@scripts/asan.sh 5000

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# repeat.sh RUNS [PATTERN]: runs each test program of the workspace RUNS times, and prints a table. Simulations, loom models and the
+# repeat.sh RUNS [PATTERN]: runs each test program of the workspace RUNS times, and prints a table. Simulations, models and the
 # checks of the tree are left out: no thread and no clock of the machine takes part in them. End-to-end tests have PATTERN
 # `e2e`, and need the release build. Logs of runs that failed are kept in target/repeat.
 set -euo pipefail
@@ -12,7 +12,7 @@ mkdir -p "$kept"
 
 case $pattern in
 e2e) which=(-p pvblk-e2e) pattern= ;;
-*) which=(--workspace --exclude pvblk-e2e --exclude pvblk-sim --exclude pvblk-house) ;;
+*) which=(--workspace --exclude pvblk-e2e --exclude pvblk-sim --exclude pvblk-raid5-model --exclude pvblk-house) ;;
 esac
 # Name, program and package directory of each test program.
 mapfile -t programs < <(

@@ -119,6 +119,8 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "pvblk-bench",
         ],
     ),
+    // A model, without a line of the product.
+    ("pvblk-raid5-model", &[]),
     // Part of no product: other crates use it only in tests.
     ("pvblk-testing", &[]),
     // These two use the product only from outside: its sources and its command.
