@@ -14,6 +14,7 @@ pub mod control;
 pub mod cuts;
 pub mod daemon;
 pub mod documents;
+pub mod hops;
 pub mod http;
 pub mod later;
 pub mod load;

@@ -2,23 +2,23 @@
 //! place, by the planter's own clock.
 //!
 //! A modelled device knows for how long it held each request ([`Held`]), and the trace's time of service has that time in it, so the blamed time is never
-//! less. How much more it is depends on the moment at which a thread loses its CPU: a round is repeated until it is near, with a bound.
+//! less. It is more by the time for which a thread that has lost its CPU waits for it: a round is repeated until it is near, with a bound.
 
 use pvblk_e2e::arrays::{Disks, raid};
 use pvblk_e2e::control::Control;
 use pvblk_e2e::daemon::pvblk;
+use pvblk_e2e::hops::{Figure, Hops, Read, Recording, capture, close, path_of, sum, total, until};
 use pvblk_e2e::http::Place;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::perfetto::{Sums, by_protoc, same_sums};
+use pvblk_e2e::perfetto::same_sums;
 use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{self, need, run};
 use pvblk_e2e::{Daemon, Stop, run_all};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ExitCode, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::path::PathBuf;
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -185,6 +185,10 @@ impl Scene {
         }
     }
 
+    fn record(&self) -> Result<Recording<'_>, Stop> {
+        Recording::start(&self.web, &unix(&self.path("ctl")), self.dir.path())
+    }
+
     fn stop(mut self) -> Result<(), Stop> {
         self.server.stop()?;
         self.behind.as_mut().map_or(Ok(()), Daemon::stop)
@@ -206,196 +210,6 @@ fn serve(disks: &[String], args: &[&str]) -> Result<Daemon, Stop> {
 struct Held {
     requests: u64,
     ns: u64,
-}
-
-/// Number and sum of a hop.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Figure {
-    count: f64,
-    ns: f64,
-}
-
-impl Figure {
-    fn add(&mut self, count: f64, ns: f64) {
-        self.count += count;
-        self.ns += ns;
-    }
-}
-
-/// Sums of hops of one disk, by their names.
-type Hops = BTreeMap<String, Figure>;
-
-fn total(hops: &Hops) -> f64 {
-    hops.values().map(|f| f.ns).sum()
-}
-
-/// The hops of each disk in a reading of metrics.
-fn metrics(text: &str) -> BTreeMap<String, Hops> {
-    let mut disks = BTreeMap::<String, Hops>::new();
-    for (family, is_time) in [
-        ("pvblk_disk_hop_requests_total{disk=\"", false),
-        ("pvblk_disk_hop_time_seconds_total{disk=\"", true),
-    ] {
-        for line in text.lines().filter_map(|l| l.strip_prefix(family)) {
-            let parts = line
-                .split_once("\",hop=\"")
-                .and_then(|(disk, rest)| Some((disk, rest.rsplit_once("\"} ")?)));
-            let Some((disk, (hop, value))) = parts else {
-                continue;
-            };
-            let value: f64 = value.parse().unwrap_or(f64::NAN);
-            let figure = disks.entry(disk.to_owned()).or_default();
-            let figure = figure.entry(hop.to_owned()).or_default();
-            match is_time {
-                true => figure.ns = value * 1e9,
-                false => figure.count = value,
-            }
-        }
-    }
-    disks
-}
-
-/// All that is recorded while loads run.
-struct Recording<'a> {
-    scene: &'a Scene,
-    trace: Child,
-    objects: Receiver<Value>,
-    before: BTreeMap<String, Hops>,
-}
-
-/// The hops of all disks, as each reader has them.
-struct Read {
-    capture: Value,
-    timeline: Sums,
-    page: BTreeMap<String, Hops>,
-    metrics: BTreeMap<String, Hops>,
-    lost: u64,
-}
-
-impl Recording<'_> {
-    fn start(scene: &Scene) -> Result<Recording<'_>, Stop> {
-        // The readers of all requests first, so that nothing changes later.
-        let reading = || -> Result<String, Stop> { Ok(scene.web.get("/metrics?hops=1")?.text()) };
-        until(|| Ok(reading()?.contains("\npvblk_hops_followed_one_in 1\n")))?;
-        let follow = scene.web.follow("/api/hops?every=1")?;
-        let (to, objects) = channel();
-        std::thread::spawn(move || {
-            let objects = follow.filter_map(|line| serde_json::from_str(&line).ok());
-            for object in objects {
-                if to.send(object).is_err() {
-                    return;
-                }
-            }
-        });
-        let control = unix(&scene.path("ctl"));
-        let name = scene.path("t").display().to_string();
-        let trace = pvblk(["trace", &control, "--output", &name])?
-            .stderr(Stdio::null())
-            .spawn()?;
-        until(|| Ok(scene.path("t.blktrace.0").exists()))?;
-        // One object later the page follows everything.
-        objects
-            .recv_timeout(HANG)
-            .map_err(|_| Stop::Fail("no hops".into()))?;
-        Ok(Recording {
-            before: metrics(&reading()?),
-            scene,
-            trace,
-            objects,
-        })
-    }
-
-    /// Ends it after loads of so many requests for each disk.
-    fn finish(mut self, requests: &BTreeMap<String, u64>) -> Result<Read, Stop> {
-        let (mut page, mut lost) = (BTreeMap::<String, Hops>::new(), 0);
-        let mut seen = BTreeMap::<String, u64>::new();
-        while lost == 0 && *requests != seen {
-            let object = self.objects.recv_timeout(HANG);
-            let object = object
-                .map_err(|_| Stop::Fail(format!("hops of {seen:?}, and {requests:?} were sent")))?;
-            lost += object["lost"].as_u64().unwrap_or(0) + object["unknown"].as_u64().unwrap_or(0);
-            for disk in object["disks"].as_array().into_iter().flatten() {
-                let name = disk["disk"].as_str().unwrap_or_default();
-                *seen.entry(name.to_owned()).or_default() += disk["requests"].as_u64().unwrap_or(0);
-                let hops = page.entry(name.to_owned()).or_default();
-                for hop in disk["hops"].as_array().into_iter().flatten() {
-                    let label = hop["label"].as_str().unwrap_or_default();
-                    let number = |field: &str| hop[field].as_f64().unwrap_or(f64::NAN);
-                    let figure = hops.entry(label.to_owned()).or_default();
-                    figure.add(number("count"), number("sum_ns"));
-                }
-            }
-        }
-        let mut of_metrics = BTreeMap::new();
-        if lost == 0 {
-            until(|| {
-                let text = self.scene.web.get("/metrics?hops=1")?.text();
-                of_metrics = difference(&metrics(&text), &self.before);
-                let counted = |name: &str| -> f64 {
-                    let worker = of_metrics.get(name).and_then(|h: &Hops| h.get("worker"));
-                    worker.map_or(0.0, |f| f.count)
-                };
-                let is_lost = text.contains("\npvblk_hops_lost_events_total ")
-                    && !text.contains("\npvblk_hops_lost_events_total 0\n");
-                lost += u64::from(is_lost);
-                Ok(is_lost || requests.iter().all(|(name, n)| counted(name) >= *n as f64))
-            })?;
-        }
-        let pid = i32::try_from(self.trace.id()).ok().and_then(Pid::from_raw);
-        kill_process(
-            pid.ok_or_else(|| Stop::Fail("no process".into()))?,
-            Signal::INT,
-        )?;
-        let ended = tools::wait(&mut self.trace, HANG)?;
-        check(ended.is_some_and(|s| s.success()), || "the trace".into())?;
-        let (capture, timeline) = capture(&self.scene.path("t"))?;
-        lost += capture["lost"].as_u64().unwrap_or(0);
-        Ok(Read {
-            capture,
-            timeline,
-            page,
-            metrics: of_metrics,
-            lost,
-        })
-    }
-}
-
-/// Figures of a capture, and the sums of its timeline.
-fn capture(name: &Path) -> Result<(Value, Sums), Stop> {
-    let (name, json) = (
-        name.display().to_string(),
-        format!("{}.json", name.display()),
-    );
-    run(pvblk(["latency", &name, "--json", &json])?, HANG)?.success()?;
-    let timeline = format!("{name}.pftrace");
-    let args = ["trace", "--from", &name, "--perfetto", &timeline];
-    run(pvblk(args)?, HANG)?.success()?;
-    let sums = by_protoc(Path::new(&timeline))?;
-    Ok((serde_json::from_slice(&std::fs::read(json)?)?, sums))
-}
-
-fn difference(
-    now: &BTreeMap<String, Hops>,
-    before: &BTreeMap<String, Hops>,
-) -> BTreeMap<String, Hops> {
-    let mut all = now.clone();
-    for (disk, hops) in &mut all {
-        for (hop, figure) in hops {
-            if let Some(old) = before.get(disk).and_then(|h| h.get(hop)) {
-                figure.add(-old.count, -old.ns);
-            }
-        }
-    }
-    all
-}
-
-fn until(mut done: impl FnMut() -> Result<bool, Stop>) -> Result<(), Stop> {
-    let begin = Instant::now();
-    while !done()? {
-        check(begin.elapsed() < HANG, || "it didn't happen".into())?;
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 /// Runs a load to its end; returns the number of its requests and the sum of their times by the client's clock.
@@ -424,22 +238,6 @@ fn load(scene: &Scene, cell: &Cell) -> Result<Figure, Stop> {
     })
 }
 
-/// The path of a disk's requests in the figures of a capture, by the hops' texts.
-fn path_of(capture: &Value, disk: &str) -> Hops {
-    let layer = format!("{disk}/back");
-    let paths = capture["paths"].as_array().into_iter().flatten();
-    let mut hops = Hops::new();
-    for path in paths.filter(|p| p["name"] == layer.as_str()) {
-        for hop in path["hops"].as_array().into_iter().flatten() {
-            let number = |field: &str| hop["figures"][field].as_f64().unwrap_or(f64::NAN);
-            let name = hop["hop"].as_str().unwrap_or_default();
-            let figure = hops.entry(name.to_owned()).or_default();
-            figure.add(number("count"), number("count") * number("average_ns"));
-        }
-    }
-    hops
-}
-
 impl Planted {
     /// The label of the blamed hop is this, or begins so.
     fn label(self) -> &'static str {
@@ -459,18 +257,6 @@ impl Planted {
         };
         text.starts_with(&begin) && text.ends_with(": works")
     }
-}
-
-fn sum(hops: &Hops, is: impl Fn(&str) -> bool) -> Figure {
-    let mut all = Figure::default();
-    for (_, figure) in hops.iter().filter(|(name, _)| is(name)) {
-        all.add(figure.count, figure.ns);
-    }
-    all
-}
-
-fn close(a: f64, b: f64, share: f64) -> bool {
-    (a - b).abs() <= share * a.max(b)
 }
 
 /// One disk's figures against the planter's. `Ok(None)`: all is right but not near; else how much of the planted time is blamed.
@@ -541,7 +327,7 @@ fn blamed(place: Planted) -> Result<(), Stop> {
     let mut left = cells();
     let scene = Scene::new(place, &left)?;
     for _ in 0..ROUNDS {
-        let recording = Recording::start(&scene)?;
+        let recording = scene.record()?;
         let mut loads = Vec::new();
         let mut requests = BTreeMap::new();
         for cell in &left {
@@ -608,7 +394,7 @@ fn limit() -> Result<(), Stop> {
         _members: Vec::new(),
     };
     for _ in 0..ROUNDS {
-        let recording = Recording::start(&scene)?;
+        let recording = scene.record()?;
         let target = uri(&scene.path("nbd"), "a");
         let json = scene.path("bench.json").display().to_string();
         let args = [

@@ -6,7 +6,7 @@ use pvblk_block::trace::MOST_EVERY;
 /// Few enough that following them costs next to nothing.
 const SOME: u32 = 64;
 
-/// What a reader asks for.
+/// The wishes of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     pub buckets: Buckets,
