@@ -57,6 +57,7 @@ impl Target {
                     memory_bytes: MEMORY,
                     timeout: HANDSHAKE,
                     patience: Some(PATIENCE),
+                    ..VhostClientConfig::default()
                 };
                 let connect = || VhostClient::connect(&options.socket, &config);
                 Ok(Target::Vhost(Arc::new(with_patience(connect)?)))
