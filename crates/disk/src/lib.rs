@@ -4,7 +4,7 @@
 //! - its blocking calls, from any number of threads: [`read_at`](Disk::read_at), [`write_at`](Disk::write_at), [`flush`](Disk::flush),
 //!   [`discard`](Disk::discard), [`write_zeroes`](Disk::write_zeroes), and a [`Cursor`] for code that takes `std::io`'s traits;
 //! - a [`Queue`] for each thread that wants the disk's full speed: push requests, submit them as one batch, poll completions, and sleep on a descriptor. It
-//!   has no runtime and no callbacks, and copies nothing.
+//!   has no runtime and no callbacks, and buffers are in the memory that is shared with the server, where there is one.
 //!
 //! ```
 //! # mod support { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/mod.rs")); }

@@ -118,7 +118,7 @@ fn copies() -> Result<(), Stop> {
 /// A server is killed in the middle, and another one started later: the copy waits, and is whole.
 fn copy_goes_on() -> Result<(), Stop> {
     // So slow that the server is killed long before the end.
-    const SLOW: &str = "delay:bw=4M:";
+    const SLOW: &str = "delay:bw=1M:";
     let mut served = Served::start(SLOW, "")?;
     let copy = served.path("copy");
     let specs = served.ways();
