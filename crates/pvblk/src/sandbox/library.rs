@@ -11,8 +11,10 @@ use pvblk_volume::{RbdSpec, VolumeSpec};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -31,7 +33,7 @@ const QUEUES: &str = "64";
 pub struct LibraryRole {
     parent: String,
     user: User,
-    /// Where its sockets are.
+    /// Where its sockets are; it makes it.
     folder: PathBuf,
     /// Folders of configuration files that images name.
     readable: Vec<PathBuf>,
@@ -40,7 +42,11 @@ pub struct LibraryRole {
 impl LibraryRole {
     /// Gives up all rights but those that the library needs. To be called before there is any other thread.
     pub fn enter(&self) -> Result<()> {
-        lockdown::confine_library(&self.user, &self.parent, &self.folder, &self.readable)
+        lockdown::become_library(&self.user, &self.parent)?;
+        // As the user, to whom nobody could give it without a capability.
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&self.folder);
+        made.with_context(|| format!("making {}", self.folder.display()))?;
+        lockdown::confine_library(&self.folder, &self.readable)
     }
 }
 
@@ -58,7 +64,7 @@ pub struct Library {
 impl Library {
     /// Starts the process, and waits until it serves.
     pub fn start(named: &[RbdSpec], user: &User) -> Result<Library> {
-        let folder = make_folder(user)?;
+        let folder = new_folder();
         let role = LibraryRole {
             parent: std::process::id().to_string(),
             user: *user,
@@ -182,27 +188,10 @@ impl Drop for Library {
 const RINGS: &str = "rings";
 const CONTROL: &str = "control";
 
-/// A folder that nobody but `user` reaches.
-fn make_folder(user: &User) -> Result<PathBuf> {
-    let number = std::process::id();
-    let name = |n: u32| std::env::temp_dir().join(format!("pvblk-{number}-{n}"));
-    for folder in (0..1000).map(name) {
-        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e).with_context(|| format!("making {}", folder.display())),
-            Ok(()) => {
-                if rustix::process::geteuid().is_root() {
-                    chown(&folder, Some(user.user), Some(user.group))
-                        .with_context(|| folder.display().to_string())?;
-                }
-                return Ok(folder);
-            }
-        }
-    }
-    bail!(
-        "{} has no room for a folder",
-        std::env::temp_dir().display()
-    )
+/// A folder that isn't there yet, whose name nobody guesses.
+fn new_folder() -> PathBuf {
+    let random = RandomState::new().build_hasher().finish();
+    std::env::temp_dir().join(format!("pvblk-images-{random:016x}"))
 }
 
 /// The folder of an image's configuration file, where its keyrings are, too.

@@ -86,15 +86,15 @@ const NEVER: &[c_long] = &[
     libc::SYS_reboot,
 ];
 
-/// The rights of the process that has Ceph's library: `user` without any capability; reads the library's places and `readable`, makes files in `folder` only; connects, and binds no
-/// port; runs nothing.
-pub fn confine_library(
-    user: &User,
-    parent: &str,
-    folder: &Path,
-    readable: &[PathBuf],
-) -> Result<()> {
+/// The first step of the process that has Ceph's library: `user` without any capability, which ends with its parent.
+pub fn become_library(user: &User, parent: &str) -> Result<()> {
     set_no_new_privs(true).context("no_new_privs")?;
+    become_user(user)?;
+    end_with(parent)
+}
+
+/// The second one: it reads the library's places and `readable`, makes files in `folder` only, connects, binds no port, and runs nothing.
+pub fn confine_library(folder: &Path, readable: &[PathBuf]) -> Result<()> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let places = LIBRARY_READS.iter().map(Path::new);
     let places = places.chain(readable.iter().map(PathBuf::as_path));
@@ -113,8 +113,6 @@ pub fn confine_library(
     if status.ruleset == RulesetStatus::NotEnforced {
         bail!("this kernel has no Landlock, or it is off");
     }
-    become_user(user)?;
-    end_with(parent)?;
     let rules = NEVER.iter().map(|&call| (call, vec![])).collect();
     let arch: TargetArch = std::env::consts::ARCH.try_into().context("seccomp")?;
     let denied = SeccompAction::Errno(libc::EPERM as u32);
