@@ -174,7 +174,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Read bytes of guests and clients in a process of its own, as USER and without any other right; this process keeps its rights, opens files for it, and
-    /// makes and connects sockets. Not with --xen and rbd: disks
+    /// makes and connects sockets. Not with --xen
     #[arg(long, value_name = "USER")]
     pub sandbox: Option<String>,
     /// Folder whose files may be added as disks, and that may hold sockets, while a server in a sandbox runs; may be given several times [default: none but those

@@ -2,7 +2,7 @@
 
 use crate::events::{Program, RunEvent};
 use crate::nbd::NbdListen;
-use crate::sandbox::{self, FileCalls, Link, SocketKind};
+use crate::sandbox::{FileCalls, Images, Link, SocketKind};
 use crate::wanted::{LOCK, RealFolder};
 use crate::web::WebSocket;
 use anyhow::{Context, Result};
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// The one way by which `pvblk serve` reaches files, devices, sockets and other servers. Nothing else of it opens, binds or connects
 /// anything, so that this can move to a process of its own: files are opened by a [`FileOpener`], whose calls can be made over a socket, and a socket is a
-/// descriptor with its address. Volumes of other servers get a [`Dialer`], by which they connect again for as long as they are used; only `rbd` connects for itself.
+/// descriptor with its address. Volumes of other servers get a [`Dialer`], by which they connect again for as long as they are used; `rbd` connects for itself, in a process of its own where there is a sandbox.
 ///
 /// Its calls may wait for a medium or peer: none is made on a thread that others depend on.
 #[derive(Debug)]
@@ -98,17 +98,16 @@ impl Opener {
 
     /// Opens a volume and everything below it.
     pub fn volume(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, Error> {
-        if self.parent.is_some()
-            && let Some(volume) = spec.reach().library
-        {
-            return Err(Error::config(sandbox::refused(&volume)));
-        }
-        spec.open_for(&Need {
+        let mut need = Need {
             queues: self.queues,
             opener: Arc::clone(&self.files),
             dialer: self.dialer(),
             ..Need::default()
-        })
+        };
+        if let Some(parent) = &self.parent {
+            need.images = Arc::new(Images(Arc::clone(parent)));
+        }
+        spec.open_for(&need)
     }
 
     /// Connects to servers of other disks.

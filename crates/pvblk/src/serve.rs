@@ -23,6 +23,10 @@ use std::sync::Arc;
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     match sandbox::role(args)? {
         Role::Over(status) => Ok(status),
+        Role::Library(role) => {
+            role.enter()?;
+            serve(args, None)
+        }
         Role::Alone => serve(args, None),
         Role::Child(entrance) => serve(args, Some(&entrance)),
     }

@@ -39,9 +39,9 @@ pub use opener::{
 pub use pvblk_block::{Clock, ManualClock, SystemClock};
 pub use pvblk_client::rbd::{OnLostLock, RbdSpec};
 pub use spec::{
-    CacheSpec, Candidates, DelaySpec, Engine, FaultSpec, FileSpec, Found, Look, MemSpec, Members,
-    NbdSpec, Need, NullSpec, Raid5Spec, Reach, RingsSpec, SpecNames, VhostSpec, VolumeSpec, look,
-    parse_size, spec_in_folder,
+    CacheSpec, Candidates, DelaySpec, Engine, FaultSpec, FileSpec, Found, ImageOpener, Look,
+    MemSpec, Members, NbdSpec, Need, NullSpec, Raid5Spec, Reach, RingsSpec, SpecNames, VhostSpec,
+    VolumeSpec, look, parse_size, spec_in_folder,
 };
 
 use pvblk_block::{BlockDevice, Error};

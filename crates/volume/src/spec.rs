@@ -2,6 +2,7 @@
 
 mod cache;
 mod client;
+mod image;
 mod nbd;
 mod parse;
 mod raid5;
@@ -9,6 +10,7 @@ mod reach;
 
 pub use cache::CacheSpec;
 pub use client::{Need, RingsSpec, VhostSpec};
+pub use image::ImageOpener;
 pub use nbd::NbdSpec;
 pub use raid5::{Candidates, Found, Look, Members, Raid5Spec, SpecNames, look, spec_in_folder};
 pub use reach::Reach;
@@ -17,7 +19,7 @@ use crate::opener::FileOpener;
 use crate::{DelayVolume, FaultVolume, FileVolume, MemVolume, NullVolume};
 use pvblk_block::units::{self, Rate, Size, Span};
 use pvblk_block::{BlockDevice, Error, ErrorKind};
-use pvblk_client::rbd::{RbdDisk, RbdSpec};
+use pvblk_client::rbd::RbdSpec;
 use rustix::fs::{FileType, Mode, OFlags};
 use std::fmt;
 use std::path::PathBuf;
@@ -261,7 +263,7 @@ impl VolumeSpec {
             VolumeSpec::Cache(spec, inner) => spec.open(inner.open_for(&need.below_cache())?)?,
             VolumeSpec::Raid5(spec) => spec.open(need)?,
             VolumeSpec::Nbd(spec) => spec.open(need)?,
-            VolumeSpec::Rbd(spec) => Arc::new(RbdDisk::open(spec)?),
+            VolumeSpec::Rbd(spec) => need.images.open(spec, need)?,
             VolumeSpec::Vhost(spec) => spec.open(need)?,
             VolumeSpec::Rings(spec) => spec.open(need)?,
         })

@@ -165,10 +165,17 @@ impl Daemon {
 
     /// The process that serves: the child of a server in a sandbox.
     pub fn serving_pid(&self) -> Result<u32, Stop> {
+        Ok(self.children()?.first().copied().unwrap_or(self.pid()))
+    }
+
+    /// The processes that it has started, in that order.
+    pub fn children(&self) -> Result<Vec<u32>, Stop> {
         let pid = self.pid();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-        let first = children.split_whitespace().next();
-        Ok(first.and_then(|c| c.parse().ok()).unwrap_or(pid))
+        Ok(children
+            .split_whitespace()
+            .filter_map(|c| c.parse().ok())
+            .collect())
     }
 
     /// Sends a signal.

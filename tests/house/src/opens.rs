@@ -69,6 +69,8 @@ const XEN: &str =
     "Xen's own devices and event channels: each guest needs new ones for as long as it runs";
 const REMOTE: &str = "a volume of another server, which connects again for as long as it is used, by the `Dialer` of its `Need`";
 const DIALER: &str = "the `Dialer` of this process itself";
+const IMAGES: &str =
+    "a disk of the process that has Ceph's library, for the need of the volume that it stands for";
 const CEPH: &str = "a volume of Ceph's library, which connects for itself";
 const KERNEL: &str = "the kernel's figures of this process and its control group";
 const STEP: &str = "a step of a handshake has the name of a call; it opens nothing";
@@ -101,6 +103,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/client/src/vhost_user/mod.rs", REMOTE),
     ("crates/client/src/vhost_user/resume.rs", REMOTE),
     ("crates/volume/src/spec/nbd.rs", REMOTE),
+    ("crates/pvblk/src/sandbox/library.rs", PARENT),
     ("crates/pvblk/src/sandbox/parent.rs", PARENT),
     ("crates/pvblk/src/sandbox/policy.rs", PARENT),
     ("crates/pvblk/src/sandbox/servers.rs", PARENT),
@@ -133,6 +136,7 @@ const ONE_CALL: &[(&str, &str, &str)] = &[
     ("crates/volume/src/file.rs", "in_process(", ALONE),
     ("crates/client/src/local/front.rs", "in_process(", ALONE),
     ("crates/client/src/nbd/mod.rs", "in_process(", ALONE),
+    ("crates/pvblk/src/sandbox/images.rs", ".open_for(", IMAGES),
     ("crates/volume/src/spec.rs", "Need::default()", ALONE),
     ("crates/volume/src/spec/raid5.rs", "Need::default()", ALONE),
     ("crates/volume/src/spec/client.rs", "in_process(", ALONE),

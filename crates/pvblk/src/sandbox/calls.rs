@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Most bytes of a message.
@@ -90,6 +91,10 @@ pub enum Call {
         /// Longest wait for one address of a host.
         timeout: Duration,
     },
+    /// Have an image of a Ceph cluster opened by the process that has its library.
+    OpenImage(String),
+    /// Have it closed; nobody waits for the answer.
+    CloseImage(String),
     /// Run the program of `--on-event` for this one.
     Event(EventForm),
     /// The server stops: the program's time is short from now on.
@@ -129,6 +134,8 @@ pub enum Answer {
     Bound,
     /// The connected socket is beside it.
     Connected,
+    /// The name by which an image is served over rings, and the path of the socket.
+    Image(String, PathBuf),
     /// The number of a system call's error.
     Failed(i32),
     /// Its reason in words. `by_user`: the user has to ask for something else.
@@ -195,6 +202,8 @@ pub fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Result<Option<(T, Optio
     loop {
         let (length, mut files) = match fdpass::recv(socket.as_fd(), &mut bytes, true) {
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            // It ended without having read all.
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => return Ok(None),
             received => received?,
         };
         if length == 0 {

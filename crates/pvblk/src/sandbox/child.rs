@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -98,6 +98,25 @@ impl Link {
     /// Tells the service manager, as far as there is one.
     pub fn tell(&self, state: State) {
         let _ = self.ask(Call::Tell(state), None);
+    }
+
+    /// Has an image opened; returns the disk's name and the socket of the process that serves it.
+    pub fn open_image(&self, image: &str) -> io::Result<(String, PathBuf)> {
+        match self.ask(Call::OpenImage(image.to_owned()), None)? {
+            (Answer::Image(name, rings), _) => Ok((name, rings)),
+            (answer, _) => Err(answer.error()),
+        }
+    }
+
+    /// Has it closed, without waiting for that.
+    pub fn close_image(&self, name: &str) {
+        let message = Numbered {
+            number: self.number(),
+            of: Call::CloseImage(name.to_owned()),
+        };
+        let _one = self.sending.lock();
+        // Without the parent the image is closed, too.
+        let _ = send(self.socket.as_fd(), &message, None);
     }
 
     /// A socket that listens at `address`, with the number of its file.

@@ -20,6 +20,7 @@ use seccompiler::{
     TargetArch,
 };
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// Files of the kernel whose figures a server reads again and again: its own process, memory, control groups, CPUs.
 const READABLE: [&str; 6] = [
@@ -38,6 +39,90 @@ pub fn give_up_rights(user: &User, parent: &str) -> Result<()> {
     refuse_paths().context("Landlock")?;
     become_user(user)?;
     // A change of the user takes this back, so it comes last.
+    end_with(parent)
+}
+
+/// Places that Ceph's library and the C library read: configurations, keyrings, names of hosts, libraries, figures.
+const LIBRARY_READS: [&str; 11] = [
+    "/etc",
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/opt",
+    "/proc",
+    "/sys",
+    "/run/systemd/resolve",
+    "/dev/urandom",
+    "/dev/random",
+    "/dev/null",
+];
+
+/// Calls that no part of a server needs, with Ceph's library or without.
+const NEVER: &[c_long] = &[
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_register,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_chroot,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_kexec_load,
+    libc::SYS_reboot,
+];
+
+/// The first step of the process that has Ceph's library: `user` without any capability, which ends with its parent.
+pub fn become_library(user: &User, parent: &str) -> Result<()> {
+    set_no_new_privs(true).context("no_new_privs")?;
+    become_user(user)?;
+    end_with(parent)
+}
+
+/// The second one: it reads the library's places and `readable`, makes files in `folder` only, connects, binds no port, and runs nothing.
+pub fn confine_library(folder: &Path, readable: &[PathBuf]) -> Result<()> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let places = LIBRARY_READS.iter().map(Path::new);
+    let places = places.chain(readable.iter().map(PathBuf::as_path));
+    let own = AccessFs::from_all(ABI::V1) & !AccessFs::Execute;
+    let status = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(ABI::V1))?
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(ABI::V5))?
+        .handle_access(AccessNet::BindTcp)?
+        .scope(Scope::from_all(ABI::V6))?
+        .create()?
+        .add_rules(path_beneath_rules(places, read))?
+        .add_rules(path_beneath_rules([folder], own))?
+        .restrict_self()?;
+    if status.ruleset == RulesetStatus::NotEnforced {
+        bail!("this kernel has no Landlock, or it is off");
+    }
+    let rules = NEVER.iter().map(|&call| (call, vec![])).collect();
+    let arch: TargetArch = std::env::consts::ARCH.try_into().context("seccomp")?;
+    let denied = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, arch)?;
+    let filter: BpfProgram = filter.try_into()?;
+    seccompiler::apply_filter(&filter).context("seccomp")
+}
+
+/// Has the kernel end this process when its parent ends, which has this number.
+fn end_with(parent: &str) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("the end with the parent")?;
     let is_parent = |pid: rustix::process::Pid| pid.as_raw_nonzero().to_string() == parent;
     if !getppid().is_some_and(is_parent) {

@@ -4,6 +4,8 @@
 mod calls;
 mod child;
 mod events;
+mod images;
+mod library;
 mod lockdown;
 mod parent;
 mod policy;
@@ -12,11 +14,13 @@ mod user;
 
 pub use calls::{SocketKind, State};
 pub use child::{Child, FileCalls, Link};
+pub use images::Images;
+use library::LibraryRole;
 
 use crate::cli::ServeArgs;
 use crate::config::{File, ServeConfig};
 use crate::opener::Opener;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::process::ExitCode;
 use user::User;
 
@@ -31,6 +35,8 @@ pub enum Role {
     Child(Entrance),
     /// It was the parent; the child has served, and this was its status.
     Over(ExitCode),
+    /// It opens images for another server.
+    Library(LibraryRole),
 }
 
 /// A child that still has the parent's rights, and no thread but one.
@@ -48,6 +54,10 @@ impl Entrance {
 
 /// Finds this process's part. The parent starts its child, and returns when that has ended.
 pub fn role(args: &ServeArgs) -> Result<Role> {
+    if let Ok(role) = std::env::var(library::ROLE) {
+        let role = serde_json::from_str(&role).context("the part of this process")?;
+        return Ok(Role::Library(role));
+    }
     let file = args.config.as_ref();
     let file = file.map(|path| File::read(path, &Opener::default()));
     let file = file.transpose()?.unwrap_or_default();
@@ -78,17 +88,5 @@ fn check(config: &ServeConfig) -> Result<()> {
             "--xen needs devices of the hypervisor, which a server in a sandbox can't open: give no --sandbox"
         );
     }
-    for (name, spec) in &config.disks {
-        if let Some(volume) = spec.reach().library {
-            bail!("disk {name}: {}", refused(&volume));
-        }
-    }
     Ok(())
-}
-
-/// The reason why a volume of a library can't be served.
-pub fn refused(volume: &str) -> String {
-    format!(
-        "{volume}: Ceph's library opens files and connects for itself, which a server in a sandbox can't: give no --sandbox"
-    )
 }

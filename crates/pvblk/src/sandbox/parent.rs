@@ -2,6 +2,7 @@
 
 use super::calls::{Answer, CONNECTING, Call, Numbered, Places, SocketKind, receive, send};
 use super::events::Events;
+use super::library::Library;
 use super::policy::Policy;
 use super::servers::Servers;
 use super::user::User;
@@ -21,6 +22,7 @@ use pvblk_export::nbd::bind_tcp;
 use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketName};
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_sys::fdpass;
+use pvblk_volume::RbdSpec;
 use pvblk_volume::carry_out;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -45,7 +47,13 @@ pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
     check(&config)?;
     log::start(Some((&config.log, &opener)))?;
     let policy = policy(args, &config)?;
-    let servers = servers(args, &config)?;
+    let specs = config.disks.iter().map(|(_, spec)| spec.reach().images);
+    let images: Vec<RbdSpec> = specs.flatten().collect();
+    let library = match images.is_empty() {
+        true => None,
+        false => Some(Library::start(&images, user)?),
+    };
+    let servers = servers(args, &config, library.as_ref())?;
     pvblk_sys::limits::raise_open_files();
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD]);
     let mut signals = signals.context("handling signals")?;
@@ -66,6 +74,7 @@ pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
         sending: Mutex::default(),
         policy,
         servers,
+        library,
         connecting: Places::new(CONNECTING),
         events: config.on_event.clone().map(Events::new),
         allow_remote: config.allow_remote,
@@ -80,6 +89,7 @@ pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
         .spawn(move || reader.serve())
         .context("starting a thread")?;
     let pid = Pid::from_child(&child);
+    let mut is_over = false;
     for signal in signals.forever() {
         if signal != SIGCHLD {
             // It has ended, perhaps; then the next signal tells.
@@ -90,7 +100,16 @@ pub fn run(args: &ServeArgs, user: &User) -> Result<ExitCode> {
         if let Some(status) = child.try_wait()? {
             // Files of sockets that the child didn't get to.
             server.names.lock().clear();
-            return Ok(code(status));
+            server.end_library();
+            return Ok(match is_over {
+                true => ExitCode::FAILURE,
+                false => code(status),
+            });
+        }
+        if !is_over && server.library_has_ended() {
+            is_over = true;
+            // Its images have to be opened again: both begin anew.
+            let _ = kill_process(pid, Signal::TERM);
         }
     }
     Ok(ExitCode::FAILURE)
@@ -159,9 +178,10 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
 }
 
 /// The servers that disks of the configuration are on, and those of `--connect-to`.
-fn servers(args: &ServeArgs, config: &ServeConfig) -> Result<Servers> {
+fn servers(args: &ServeArgs, config: &ServeConfig, library: Option<&Library>) -> Result<Servers> {
     let specs = config.disks.iter().map(|(_, spec)| spec.reach().servers);
-    let named: Vec<NbdAddr> = specs.flatten().collect();
+    let mut named: Vec<NbdAddr> = specs.flatten().collect();
+    named.extend(library.map(|library| NbdAddr::Unix(library.rings())));
     let allowed = args.connect_to.iter().chain(&config.file().connect_to);
     let allowed: Vec<String> = allowed.cloned().collect();
     Servers::new(&named, &allowed).context("servers that the server in its sandbox may connect to")
@@ -173,6 +193,8 @@ struct Server {
     sending: Mutex<()>,
     policy: Policy,
     servers: Servers,
+    /// `None`: the configuration names no image of a Ceph cluster.
+    library: Option<Library>,
     connecting: Places,
     /// `None`: there is no `--on-event`.
     events: Option<Events>,
@@ -269,6 +291,16 @@ impl Server {
                 Ok(socket) => (Answer::Connected, Some(socket)),
                 Err(e) => (Answer::of(&e), None),
             },
+            Call::OpenImage(image) => match self.open_image(&image) {
+                Ok((name, rings)) => (Answer::Image(name, rings), None),
+                Err(e) => (Answer::of(&e), None),
+            },
+            Call::CloseImage(name) => {
+                if let Some(library) = &self.library {
+                    library.close(&name);
+                }
+                (Answer::Done, None)
+            }
             Call::Event(event) => match self.events.as_ref().map(|events| events.run(&event)) {
                 Some(Ok(())) => (Answer::Done, None),
                 Some(Err(text)) => (
@@ -323,6 +355,37 @@ impl Server {
         let connected = self.servers.connection(&address, kind.into(), timeout);
         self.connecting.give_back();
         connected
+    }
+
+    fn open_image(&self, image: &str) -> io::Result<(String, PathBuf)> {
+        let none = || {
+            let why = "the configuration of this server in its sandbox names no image: add the disk there, and start it again";
+            io::Error::new(io::ErrorKind::PermissionDenied, why)
+        };
+        let library = self.library.as_ref().ok_or_else(none)?;
+        Ok((library.open(image)?, library.rings()))
+    }
+
+    fn library_has_ended(&self) -> bool {
+        let Some(library) = &self.library else {
+            return false;
+        };
+        match library.status() {
+            Ok(Some(status)) => {
+                log::failure(format_args!(
+                    "pvblk: the process that opens images ended ({status}): the server ends with it"
+                ));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Has images closed in order.
+    fn end_library(&self) {
+        if let Some(library) = &self.library {
+            library.end();
+        }
     }
 
     fn may_bind(&self, path: &Path) -> Result<(), Error> {

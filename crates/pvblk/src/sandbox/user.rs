@@ -1,9 +1,10 @@
 //! The user whose rights the child has.
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 
 /// User and group by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     pub user: u32,
     pub group: u32,

@@ -1,5 +1,6 @@
 //! Disks of other servers as volumes: `vhost-user`, `rings`.
 
+use super::image::{ImageOpener, InProcess};
 use super::parse::{size, unknown};
 use crate::opener::{self, FileOpener};
 use pvblk_block::units::Size;
@@ -40,6 +41,8 @@ pub struct Need {
     pub opener: Arc<dyn FileOpener>,
     /// Connects to servers, now and while the volume is used; `rbd` connects for itself.
     pub dialer: Arc<dyn Dialer>,
+    /// Opens images of Ceph clusters.
+    pub images: Arc<dyn ImageOpener>,
 }
 
 impl Default for Need {
@@ -54,6 +57,7 @@ impl Default for Need {
             ended: Arc::default(),
             opener: opener::in_process(),
             dialer: dial::in_process(),
+            images: Arc::new(InProcess),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Members, VolumeSpec};
 use pvblk_client::dial::NbdAddr;
+use pvblk_client::rbd::RbdSpec;
 use std::path::{Path, PathBuf};
 
 /// Names outside of the process that a volume and those below it use.
@@ -12,8 +13,8 @@ pub struct Reach {
     pub folders: Vec<PathBuf>,
     /// Servers that it connects to.
     pub servers: Vec<NbdAddr>,
-    /// A volume whose library opens files and connects for itself.
-    pub library: Option<String>,
+    /// Images of Ceph clusters, whose library opens files and connects for itself.
+    pub images: Vec<RbdSpec>,
 }
 
 impl VolumeSpec {
@@ -48,7 +49,7 @@ impl VolumeSpec {
             VolumeSpec::Nbd(nbd) => reach.servers.push(nbd.uri.addr.clone()),
             VolumeSpec::Vhost(vhost) => reach.servers.push(NbdAddr::Unix(vhost.path.clone())),
             VolumeSpec::Rings(rings) => reach.servers.push(NbdAddr::Unix(rings.path.clone())),
-            VolumeSpec::Rbd(_) => reach.library = Some(self.to_string()),
+            VolumeSpec::Rbd(image) => reach.images.push(image.clone()),
         }
     }
 }
@@ -80,8 +81,9 @@ mod tests {
         let servers = remote.servers.iter().map(ToString::to_string);
         let expected = ["unix:/s", "tcp:h:10809", "unix:/r", "unix:/v"];
         assert_eq!(servers.collect::<Vec<_>>(), expected);
-        assert_eq!((remote.files, remote.library), (vec!["/f".into()], None));
-        let ceph = of("cache:64M:rbd:pool/image").library;
-        assert!(ceph.is_some_and(|s| s.starts_with("rbd:")));
+        assert_eq!((remote.files, remote.images), (vec!["/f".into()], vec![]));
+        let images = of("raid5:[cache:64M:rbd:p/a][rbd:p/b,ro][missing]").images;
+        let images = images.iter().map(ToString::to_string);
+        assert_eq!(images.collect::<Vec<_>>(), ["rbd:p/a", "rbd:p/b,ro"]);
     }
 }

@@ -5,6 +5,7 @@ mod many;
 mod one_writer;
 mod pauses;
 mod planted;
+mod sandboxed;
 mod served;
 mod sizes;
 mod steals;
@@ -48,6 +49,15 @@ fn main() -> ExitCode {
         ("a_slow_thief_gets_the_lock", steals::slow_thief),
         ("a_disk_may_wait_instead", steals::waits),
         ("mistakes_are_one_line", mistakes),
+        ("an_image_is_served_in_a_sandbox", sandboxed::served),
+        (
+            "images_are_opened_that_the_configuration_names",
+            sandboxed::named,
+        ),
+        (
+            "a_server_ends_with_the_process_of_its_images",
+            sandboxed::ended,
+        ),
         ("a_hundred_images_share_a_connection", many::hundred),
         ("planted_bugs_are_found", planted::found),
     ]);

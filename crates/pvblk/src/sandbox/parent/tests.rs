@@ -3,7 +3,7 @@
 use super::*;
 use crate::events::EventForm;
 use pvblk_client::dial::SocketType;
-use pvblk_volume::{FileAnswer, FileCall};
+use pvblk_volume::{FileAnswer, FileCall, VolumeSpec};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use tempfile::TempDir;
@@ -32,6 +32,7 @@ impl Scene {
             sending: Mutex::default(),
             policy: Policy::new(&[], &[], &[]).unwrap(),
             servers: Servers::new(&named, &[folder]).unwrap(),
+            library: None,
             connecting: Places::new(CONNECTING),
             events: None,
             allow_remote: false,
@@ -185,6 +186,32 @@ fn servers_that_do_not_accept_hold_up_no_file() {
         let (_, answer, socket) = scene.answer();
         assert!(matches!(answer, Answer::Connected) && socket.is_some());
     }
+}
+
+#[test]
+fn a_child_that_was_taken_over_opens_no_other_image() {
+    let mut scene = Scene::new();
+    let images = ["rbd:p/a,conf=/etc/ceph/ceph.conf"
+        .parse::<VolumeSpec>()
+        .unwrap()];
+    let images = images.map(|spec| spec.reach().images.remove(0));
+    let library = Library::of_test(&images);
+    for wrong in [
+        "rbd:p/b,conf=/etc/ceph/ceph.conf",
+        "rbd:p/a",
+        "rbd:p/a,conf=/tmp/evil.conf",
+        "rbd:p/a,conf=/etc/ceph/ceph.conf,nolock",
+        "rbd:p/a,conf=/etc/ceph/../ceph/ceph.conf",
+        "file:/etc/shadow",
+        "",
+    ] {
+        let e = library.open(wrong).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::PermissionDenied, "{wrong}");
+        let (answer, _) = scene.ask(Call::OpenImage(wrong.into()));
+        assert!(matches!(answer, Answer::Refused { by_user: true, .. }));
+    }
+    let (answer, _) = scene.ask(Call::CloseImage("image-0".into()));
+    assert!(matches!(answer, Answer::Done));
 }
 
 #[test]
