@@ -158,7 +158,10 @@ fn source() -> Result<(), Stop> {
     let found = run(find, LIMIT)?.success()?.stdout;
     let found: BTreeSet<&str> = found.split_terminator('\0').collect();
     check(found == listed, || {
-        format!("{:?}", found.symmetric_difference(&listed))
+        format!(
+            "{:?}",
+            found.symmetric_difference(&listed).collect::<Vec<_>>()
+        )
     })?;
     // cargo takes the crates of the lock file, and no others.
     let mut command = Command::new("cargo");
@@ -179,7 +182,10 @@ fn archive() -> Result<(), Stop> {
     let args = ["-x".as_ref(), package.as_os_str(), deb.as_os_str()];
     run_ok("dpkg-deb", args)?;
     // An archive that is unpacked over the root must not meet a link there: /lib is one.
-    let merged = format!("cd '{}' && cp -a lib/. usr/lib/ && rm -r lib", deb.display());
+    let merged = format!(
+        "cd '{}' && cp -a lib/. usr/lib/ && rm -r lib",
+        deb.display()
+    );
     run_ok("sh", ["-c", &merged])?;
     let told = run(tool("diff", ["-r".as_ref(), &*deb, &*folder]), LIMIT)?.stdout;
     let more: BTreeSet<&str> = told
