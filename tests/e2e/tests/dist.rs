@@ -158,7 +158,10 @@ fn source() -> Result<(), Stop> {
     let found = run(find, LIMIT)?.success()?.stdout;
     let found: BTreeSet<&str> = found.split_terminator('\0').collect();
     check(found == listed, || {
-        format!("{:?}", found.symmetric_difference(&listed))
+        format!(
+            "{:?}",
+            found.symmetric_difference(&listed).collect::<Vec<_>>()
+        )
     })?;
     // cargo takes the crates of the lock file, and no others.
     let mut command = Command::new("cargo");
