@@ -4,8 +4,8 @@ use crate::bug::Bug;
 use crate::model::Model;
 use crate::plan::{block, entry, log_device, place};
 use crate::state::{
-    BLOCKS, Entry, Flush, Kick, LogPhase, MEMBERS, NONE, PARITY, Phase, SECTORS, SPARE, STRIPES,
-    State, Superblock, Sync, Value, value, version,
+    BLOCKS, DEVICES, Entry, Flush, Kick, LogPhase, MEMBERS, NONE, PARITY, Phase, SECTORS, SPARE,
+    STRIPES, State, Superblock, Sync, Value, value, version,
 };
 use std::fmt;
 
@@ -196,17 +196,14 @@ impl Model {
                 }
                 _ => device != superblock.failed && device != superblock.swapped,
             };
-            let mut lost = vec![NONE];
-            if s.dead == NONE {
-                lost.extend((0..MEMBERS as u8).filter(|_| self.bound.failure));
-            } else if counts_on(s.dead) || (self.bound.spare_fails && counts_on(SPARE as u8)) {
-                lost.push(if counts_on(s.dead) {
-                    s.dead
-                } else {
-                    SPARE as u8
-                });
-            }
-            for lost in lost {
+            let may_be_lost = |device: u8| match (device, s.dead) {
+                (NONE, _) => true,
+                (_, NONE) => self.bound.failure && usize::from(device) < MEMBERS,
+                (_, dead) if counts_on(dead) => device == dead,
+                _ => self.bound.spare_fails && usize::from(device) == SPARE && counts_on(device),
+            };
+            let devices = [NONE].into_iter().chain(0..DEVICES as u8);
+            for lost in devices.filter(|d| may_be_lost(*d)) {
                 let start = Start { superblock, lost };
                 for at in 0..STRIPES {
                     self.check_cut(s, &start, at)?;
@@ -217,19 +214,18 @@ impl Model {
     }
 
     /// The entries that recovery may find for a stripe.
-    fn entries(&self, s: &State, start: &Start, at: usize) -> Vec<Entry> {
+    fn entries(&self, s: &State, start: &Start, at: usize) -> impl Iterator<Item = Entry> + use<> {
         let log = place(&self.bound, at, PARITY);
-        let Some(device) = start.device(log, at) else {
-            return vec![Entry::default()];
-        };
-        let mut found = vec![s.entries[device][at]];
-        if s.logs[log].phase == LogPhase::Writing && log_device(self.bug, s, log) == Some(device) {
-            let is_in_unit = s.logs[log].unit & (1 << at) != 0;
-            found.extend(is_in_unit.then(|| entry(&s.stripes[at])));
-            // Torn: neither the old log nor the new one.
-            found.push(Entry::default());
-        }
-        found
+        let device = start.device(log, at);
+        let is_written = s.logs[log].phase == LogPhase::Writing
+            && log_device(self.bug, s, log) == device
+            && device.is_some();
+        let is_in_unit = s.logs[log].unit & (1 << at) != 0;
+        let old = device.map_or(Entry::default(), |device| s.entries[device][at]);
+        let new = (is_written && is_in_unit).then(|| entry(&s.stripes[at]));
+        // Torn: neither the old log nor the new one.
+        let torn = is_written.then(Entry::default);
+        std::iter::once(old).chain(new).chain(torn)
     }
 
     fn check_cut(&self, s: &State, start: &Start, at: usize) -> Result<(), Broken> {
@@ -237,15 +233,16 @@ impl Model {
             std::array::from_fn(|b| start.device(place(&self.bound, at, b), at));
         for entry in self.entries(s, start, at) {
             for sector in 0..SECTORS {
-                let all = |b: usize| match devices[b] {
-                    Some(device) => s.media[device][at][sector].all().map(Some).collect(),
-                    None => vec![None],
+                let all = |b: usize| {
+                    let held = devices[b].map(|device| &s.media[device][at][sector]);
+                    let gone = held.is_none().then_some(None);
+                    let held = held.into_iter().flat_map(|held| held.all());
+                    held.map(Some).chain(gone)
                 };
-                let (first, second, parity): (Vec<_>, Vec<_>, Vec<_>) = (all(0), all(1), all(2));
-                for a in &first {
-                    for b in &second {
-                        for p in &parity {
-                            self.check_found(s, start, at, sector, [*a, *b, *p], entry)?;
+                for a in all(0) {
+                    for b in all(1) {
+                        for p in all(PARITY) {
+                            self.check_found(s, start, at, sector, [a, b, p], entry)?;
                         }
                     }
                 }
