@@ -71,6 +71,7 @@ impl Decorator for Image {
         Forwards {
             refresh: inner.refresh,
             extents: inner.extents,
+            cached: inner.cached,
             incarnation: inner.incarnation,
             close: inner.close,
             questions: inner.questions,
