@@ -114,7 +114,7 @@ fn input(u: &mut Unstructured<'_>) -> Result<(Vec<u8>, Vec<u16>)> {
                     b"qemu:x",
                     b"",
                 ];
-                let n = *u.choose(&[0, 1, 2, 3, 64, 65])?;
+                let n = *u.choose(&[0u32, 1, 2, 3, 64, 65])?;
                 p.extend(n.to_be_bytes());
                 for _ in 0..n {
                     let q = u.choose(queries)?;

@@ -9,11 +9,13 @@
 //! | [`local`] | the same handshake over a Unix socket, without a hypervisor | here |
 //! | [`nbd`] | the network block device | proto.md of the NetworkBlockDevice project |
 //! | [`vhost_user`] | messages of a machine monitor | docs/interop/vhost-user.rst of QEMU |
+//! | [`tls`] | TLS 1.3 around any of them, by rustls | RFC 8446 |
 //! | [`virtio`] | virtio-blk: offers, and the driver's side of a queue | VIRTIO 1.2 |
 
 pub mod blkif;
 pub mod local;
 pub mod nbd;
+pub mod tls;
 pub mod vhost_user;
 pub mod virtio;
 pub mod xenbus;

@@ -2,7 +2,7 @@
 
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{compare, need, run, run_ok, tool};
-use pvblk_e2e::{Daemon, MIB, Stop, pattern, run_all};
+use pvblk_e2e::{Daemon, MIB, Stop, pattern, run_all, stage};
 use pvblk_testing::certs::{Authority, Signed, Time};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -23,6 +23,9 @@ fn main() -> ExitCode {
         ("new_credentials_need_no_restart", new_credentials),
         ("sockets_are_for_a_group", groups),
         ("mistakes_are_told", mistakes),
+        ("a_disk_of_another_server_by_tls", own_client),
+        ("a_disk_of_nbdkit_by_tls", own_client_of_nbdkit),
+        ("a_server_with_tls_may_die", own_client_reconnects),
     ])
 }
 
@@ -130,10 +133,18 @@ impl Bed {
     fn refuses(&self, uri: &str, why: &str) -> Result<(), Stop> {
         let said = run(tool("nbdinfo", [uri]), Duration::from_secs(60))?;
         let failed = said.status.is_some_and(|s| !s.success());
-        let words = format!("{} {}", said.stderr, self.server.lines().join("\n"));
-        check(failed && words.contains(why), || {
-            format!("{uri} isn't refused with {why:?}: {said:?}, {words}")
-        })
+        let begin = Instant::now();
+        loop {
+            let words = format!("{} {}", said.stderr, self.server.lines().join("\n"));
+            if failed && words.contains(why) {
+                return Ok(());
+            }
+            // The server's log may come after the client's end.
+            check(failed && begin.elapsed() < Duration::from_secs(60), || {
+                format!("{uri} isn't refused with {why:?}: {said:?}, {words}")
+            })?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -417,4 +428,126 @@ fn mistakes() -> Result<(), Stop> {
         check(failed && said.stderr.contains(why), || format!("{said:?}"))?;
     }
     Ok(())
+}
+
+/// A server in front of the disk of another one, and the URI of its export.
+fn front(folder: &Path, origin: &str) -> Result<(Daemon, String), Stop> {
+    let socket = folder.join("front.sock");
+    let (disk, listen) = (format!("--disk=f={origin}"), stage::unix(&socket));
+    let daemon = Daemon::start(["serve", &disk, "--nbd", &listen])?;
+    Ok((daemon, stage::uri(&socket, "f")))
+}
+
+fn own_client() -> Result<(), Stop> {
+    need(&["qemu-img", "nbdinfo", "cmp"])?;
+    let mut bed = Bed::new("")?;
+    let image = bed.path("image");
+    pattern::write(&image, 64 * MIB, 6)?;
+    let (mut daemon, uri) = front(bed.folder.path(), &bed.uri("a", "vm1")?)?;
+    let image_arg = image.display().to_string();
+    let args = ["convert", "-n", "-f", "raw", "-O", "raw"];
+    run_ok("qemu-img", args.iter().copied().chain([&*image_arg, &uri]))?;
+    let args = ["compare", "-f", "raw", "-F", "raw", &image_arg, &uri];
+    run_ok("qemu-img", args)?;
+    // Holes come through, too.
+    let map = run_ok("nbdinfo", ["--map", "--totals", &uri])?.stdout;
+    check(map.contains("hole"), || map.clone())?;
+    daemon.stop()?;
+    bed.server.stop()?;
+    compare(&image, &bed.path("a.img"))
+}
+
+/// Others' servers send messages of TLS's own while nobody asks for anything.
+fn own_client_of_nbdkit() -> Result<(), Stop> {
+    need(&["nbdkit", "nbdcopy", "cmp"])?;
+    let folder = tempfile::tempdir()?;
+    let at = |name: &str| folder.path().join(name);
+    let authority = Authority::default();
+    write_server(&at("server"), &authority)?;
+    let vm1 = authority.client("vm1.example", Time::Now);
+    write_client(&at("client"), &authority, Some(&vm1))?;
+    let (socket, certificates) = (at("kit.sock"), at("server"));
+    let certificates = format!("--tls-certificates={}", certificates.display());
+    let kit = tool("nbdkit", ["-f", "--tls=require", "--tls-verify-peer"])
+        .arg(certificates)
+        .arg("-U")
+        .arg(&socket)
+        .args(["memory", "64M"])
+        .spawn()?;
+    let mut kit = Killed(kit);
+    let begin = Instant::now();
+    while !socket.exists() {
+        let ended = kit.0.try_wait()?.is_some();
+        check(!ended && begin.elapsed() < Duration::from_secs(60), || {
+            "nbdkit doesn't listen".into()
+        })?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (socket, client) = (socket.display(), at("client"));
+    let client = client.display();
+    let origin = format!("nbds+unix:///?socket={socket}&tls-certificates={client}");
+    let (mut daemon, uri) = front(folder.path(), &origin)?;
+    let (image, back) = (at("image"), at("back"));
+    pattern::write(&image, 64 * MIB, 7)?;
+    let [image_arg, back_arg] = [&image, &back].map(|p| p.display().to_string());
+    run_ok("nbdcopy", ["--flush", &image_arg, &uri])?;
+    run_ok("nbdcopy", [&uri, &back_arg])?;
+    compare(&image, &back)?;
+    daemon.stop()
+}
+
+/// A process of somebody else, killed when dropped.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Data that were written before the server died are there when it is back.
+fn own_client_reconnects() -> Result<(), Stop> {
+    need(&["qemu-io"])?;
+    let folder = tempfile::tempdir()?;
+    let at = |name: &str| folder.path().join(name);
+    let authority = Authority::default();
+    write_server(&at("server"), &authority)?;
+    let vm1 = authority.client("vm1.example", Time::Now);
+    write_client(&at("client"), &authority, Some(&vm1))?;
+    let (file, socket, server) = (at("a.img"), at("origin.sock"), at("server"));
+    std::fs::File::create(&file)?.set_len(64 * MIB)?;
+    let (disk, listen) = (
+        // Its cache goes with it.
+        format!("--disk=a=cache:16M:file:{}", file.display()),
+        format!("--nbd=unix:{},tls={}", socket.display(), server.display()),
+    );
+    let start = || Daemon::start(["serve", &disk, &listen]);
+    let origin_uri = format!(
+        "nbds+unix:///a?socket={}&tls-certificates={}",
+        socket.display(),
+        at("client").display()
+    );
+    let mut origin = start()?;
+    let (mut daemon, uri) = front(folder.path(), &origin_uri)?;
+    let io = |commands: &[&str]| -> Result<(), Stop> {
+        let mut args = vec!["-f", "raw"];
+        commands.iter().for_each(|c| args.extend(["-c", c]));
+        args.push(&uri);
+        let said = run_ok("qemu-io", args)?.stdout;
+        check(!said.contains("fail"), || said.clone())
+    };
+    // No flush follows: QEMU's programs flush when they end, unless told otherwise.
+    let mut client = pvblk_e2e::nbd::Connection::open(&at("front.sock"), "f")?;
+    client.send(pvblk_e2e::nbd::Command::Write, 1, MIB, &[7; 65536])?;
+    let answer = client.receive()?;
+    check(answer.is_some_and(|r| r.error == 0), || {
+        format!("{answer:?}")
+    })?;
+    origin.kill()?;
+    let mut origin = start()?;
+    io(&["read -P 7 1M 64k", "write -P 8 2M 1M", "read -P 8 2M 1M"])?;
+    daemon.stop()?;
+    origin.stop()
 }

@@ -1,13 +1,13 @@
 //! Making a connection: the socket, the negotiation, and whether the export is the one that it was.
 
-use super::hello::{Terms, negotiate, negotiate_with};
+use super::hello::{self, Terms};
+use super::stream::Stream;
 use super::{NbdClientConfig, NbdUri};
 use crate::dial::SocketType;
 use pvblk_block::Error;
 use pvblk_protocol::nbd::{NbdAddr, tflag};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// TCP keepalive: the time without a word from the peer until it is asked, the pause between questions, and their number.
@@ -16,33 +16,29 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration:
 /// A connection in its transmission phase.
 #[derive(Clone)]
 pub(super) struct Connected {
-    pub socket: Arc<OwnedFd>,
+    pub stream: Stream,
     pub terms: Terms,
 }
 
 impl Connected {
     /// False if the server has hung up.
     pub fn is_alive(&self) -> bool {
-        use rustix::net::{RecvFlags, recv};
-        let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let found = recv(&*self.socket, &mut [0u8; 1][..], look);
-        found.err() == Some(rustix::io::Errno::AGAIN)
+        self.stream.is_alive()
     }
 }
 
 /// Connects and negotiates. Waits at most `config.timeout` for each step of the server.
 pub(super) fn connect(uri: &NbdUri, config: &NbdClientConfig) -> Result<Connected, Error> {
-    establish(uri, config, |mut s| negotiate(&mut s, &uri.export))
+    dial(uri, config, false).map(|(connection, _)| connection)
 }
 
-fn establish(
+fn dial(
     uri: &NbdUri,
     config: &NbdClientConfig,
-    negotiate: impl FnOnce(Stream<'_>) -> Result<Terms, Error>,
-) -> Result<Connected, Error> {
+    context: bool,
+) -> Result<(Connected, Option<u32>), Error> {
     let socket = open(uri, config).map_err(|e| Error::os(format!("{uri}: connecting"), e))?;
-    let terms = negotiate(Stream(&socket)).map_err(|e| e.context(uri.to_string()))?;
-    Ok(connected(socket, terms, config))
+    agree(socket, uri, config, context).map_err(|e| e.context(uri.to_string()))
 }
 
 /// A connected socket whose reads and writes wait at most `config.timeout`.
@@ -61,61 +57,51 @@ fn open(uri: &NbdUri, config: &NbdClientConfig) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Negotiates over a socket that is connected; with TLS if the URI says so.
+fn agree(
+    socket: OwnedFd,
+    uri: &NbdUri,
+    config: &NbdClientConfig,
+    context: bool,
+) -> Result<(Connected, Option<u32>), Error> {
+    let mut stream = Stream::plain(socket);
+    hello::greet(&mut stream)?;
+    if let Some(tls) = &uri.tls {
+        let host = match &uri.addr {
+            NbdAddr::Tcp { host, .. } => host,
+            NbdAddr::Unix(_) => "localhost",
+        };
+        let session = tls.session(host)?;
+        hello::ask_for_tls(&mut stream)?;
+        stream = stream.secured(&uri.to_string(), session)?;
+    }
+    let (mut terms, context) = hello::negotiate(&mut stream, &uri.export, context)?;
+    if config.read_only {
+        terms.flags |= tflag::READ_ONLY;
+    }
+    Ok((Connected { stream, terms }, context))
+}
+
 /// As [`connect`], with the number of the context `base:allocation`, if the server has it.
 pub(super) fn connect_with_context(
     uri: &NbdUri,
     config: &NbdClientConfig,
 ) -> Result<(Connected, Option<u32>), Error> {
-    let mut context = None;
-    let connection = establish(uri, config, |mut s| {
-        let (terms, found) = negotiate_with(&mut s, &uri.export, true)?;
-        context = found;
-        Ok(terms)
-    })?;
-    Ok((connection, context))
-}
-
-/// A connection's stream, of either kind.
-struct Stream<'a>(&'a OwnedFd);
-
-impl std::io::Read for Stream<'_> {
-    fn read(&mut self, b: &mut [u8]) -> std::io::Result<usize> {
-        Ok(rustix::io::read(self.0, b)?)
-    }
-}
-
-impl std::io::Write for Stream<'_> {
-    fn write(&mut self, b: &[u8]) -> std::io::Result<usize> {
-        let flags = rustix::net::SendFlags::NOSIGNAL;
-        Ok(rustix::net::send(self.0, b, flags)?)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    dial(uri, config, true)
 }
 
 /// Negotiates over a stream that is connected.
 pub(super) fn greet(
-    mut s: UnixStream,
+    s: UnixStream,
     uri: &NbdUri,
     config: &NbdClientConfig,
 ) -> Result<Connected, Error> {
     let os = |e: std::io::Error| Error::os(format!("{uri}: connecting"), e);
     s.set_read_timeout(Some(config.timeout)).map_err(os)?;
     s.set_write_timeout(Some(config.timeout)).map_err(os)?;
-    let terms = negotiate(&mut s, &uri.export).map_err(|e| e.context(uri.to_string()))?;
-    Ok(connected(s.into(), terms, config))
-}
-
-fn connected(socket: OwnedFd, mut terms: Terms, config: &NbdClientConfig) -> Connected {
-    if config.read_only {
-        terms.flags |= tflag::READ_ONLY;
-    }
-    Connected {
-        socket: Arc::new(socket),
-        terms,
-    }
+    let agreed = agree(s.into(), uri, config, false);
+    let (connection, _) = agreed.map_err(|e| e.context(uri.to_string()))?;
+    Ok(connection)
 }
 
 /// Has the kernel end a connection whose peer is gone without a word, with data on the way or without.

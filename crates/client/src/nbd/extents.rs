@@ -6,8 +6,7 @@ use parking_lot::Mutex;
 use pvblk_block::{Error, Extent, ExtentKind, SECTOR};
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{Mode, ReplyHead, STATE_HOLE, STATE_ZERO, chunk, u32_at, u64_at};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -260,24 +259,26 @@ impl Session {
         Ok(out)
     }
 
-    fn send(&self, mut bytes: &[u8]) -> Result<(), String> {
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while !bytes.is_empty() {
-            match rustix::net::send(&*self.connection.socket, bytes, SendFlags::NOSIGNAL) {
+            match self.connection.stream.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
-                Err(Errno::INTR) => {}
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(format!("asking: {e}")),
             }
         }
         Ok(())
     }
 
-    fn receive(&self, mut bytes: &mut [u8]) -> Result<(), String> {
+    fn receive(&mut self, mut bytes: &mut [u8]) -> Result<(), String> {
         while !bytes.is_empty() {
-            match rustix::net::recv(&*self.connection.socket, &mut *bytes, RecvFlags::empty()) {
-                Ok((_, 0)) => return Err("the server hung up".into()),
-                Ok((_, n)) => bytes = &mut bytes[n..],
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Err("the server doesn't answer".into()),
+            match self.connection.stream.read(bytes) {
+                Ok(0) => return Err("the server hung up".into()),
+                Ok(n) => bytes = &mut bytes[n..],
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    return Err("the server doesn't answer".into());
+                }
                 Err(e) => return Err(format!("receiving: {e}")),
             }
         }

@@ -114,20 +114,8 @@ fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), Error> {
     Ok((u32_at(&head, 12), payload))
 }
 
-/// Negotiates `export` on a fresh connection; the transmission phase begins right after.
-pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Result<Terms, Error> {
-    negotiate_with(stream, export, false).map(|(terms, _)| terms)
-}
-
-/// As [`negotiate`]; with `context` also the number of the metadata context `base:allocation`, if the server has it.
-pub(super) fn negotiate_with(
-    stream: &mut (impl Read + Write),
-    export: &str,
-    context: bool,
-) -> Result<(Terms, Option<u32>), Error> {
-    if export.len() > proto::MAX_STRING {
-        return Err(Error::config("an export's name has at most 4096 bytes"));
-    }
+/// The greetings of both sides, on a fresh connection; options come next.
+pub(super) fn greet(stream: &mut (impl Read + Write)) -> Result<(), Error> {
     let greeting: [u8; 16] = exactly(stream)?;
     if u64_at(&greeting, 0) != NBDMAGIC {
         return Err(Error::protocol("this is no NBD server"));
@@ -144,7 +132,29 @@ pub(super) fn negotiate_with(
         return Err(Error::protocol("the server doesn't speak fixed newstyle"));
     }
     let ours = u32::from(FLAG_FIXED_NEWSTYLE | (flags & FLAG_NO_ZEROES));
-    stream.write_all(&ours.to_be_bytes()).map_err(lost)?;
+    stream.write_all(&ours.to_be_bytes()).map_err(lost)
+}
+
+/// Asks for TLS; its handshake begins right after.
+pub(super) fn ask_for_tls(stream: &mut (impl Read + Write)) -> Result<(), Error> {
+    match agree(stream, opt::STARTTLS)? {
+        true => Ok(()),
+        false => Err(Error::protocol(
+            "the server has no TLS: use nbd:// or nbd+unix:// if data may go in the clear",
+        )),
+    }
+}
+
+/// Negotiates `export` after the greetings; the transmission phase begins right after.
+/// With `context` also the number of the metadata context `base:allocation`, if the server has it.
+pub(super) fn negotiate(
+    stream: &mut (impl Read + Write),
+    export: &str,
+    context: bool,
+) -> Result<(Terms, Option<u32>), Error> {
+    if export.len() > proto::MAX_STRING {
+        return Err(Error::config("an export's name has at most 4096 bytes"));
+    }
     let mode = if agree(stream, opt::EXTENDED_HEADERS)? {
         Mode::Extended
     } else if agree(stream, opt::STRUCTURED_REPLY)? {
@@ -243,6 +253,7 @@ fn go(stream: &mut (impl Read + Write), export: &str, mode: Mode) -> Result<Term
                 let why = match kind {
                     rep::ERR_UNKNOWN => "there is no such export",
                     rep::ERR_UNSUP => "the server is too old: it doesn't know NBD_OPT_GO",
+                    rep::ERR_TLS_REQD => "the server wants TLS: write nbds:// or nbds+unix://",
                     rep::ERR_POLICY => "the server's policy forbids it",
                     _ => "the server refuses the export",
                 };
@@ -354,7 +365,9 @@ mod tests {
     }
 
     fn talk(parts: &[Vec<u8>]) -> Result<Terms, Error> {
-        negotiate(&mut Script(Cursor::new(parts.concat())), "x")
+        let mut script = Script(Cursor::new(parts.concat()));
+        greet(&mut script)?;
+        negotiate(&mut script, "x", false).map(|(terms, _)| terms)
     }
 
     /// A server that has structured replies, and no extended headers.

@@ -1,9 +1,8 @@
 //! Bytes received and not yet understood.
 
+use super::stream::Stream;
 use pvblk_block::Buffer;
-use pvblk_sys::socket;
 use std::io;
-use std::os::fd::BorrowedFd;
 
 /// Room for about 30 replies to reads of 4 KiB.
 const CAPACITY: usize = 128 << 10;
@@ -73,7 +72,7 @@ impl Inbox {
     /// went there, and whether there may be more to receive. An end of the stream is an error.
     pub(super) fn receive(
         &mut self,
-        fd: BorrowedFd<'_>,
+        stream: &Stream,
         wanted: Option<(&[Buffer], usize, usize)>,
     ) -> io::Result<(usize, bool)> {
         self.bytes.copy_within(self.start..self.end, 0);
@@ -87,13 +86,7 @@ impl Inbox {
         let room = if missing >= DIRECT { NARROW } else { CAPACITY };
         let until = (self.end + room).min(CAPACITY);
         let asked = missing + until - self.end;
-        let n = match socket::recv(
-            fd,
-            buffers,
-            at,
-            &mut self.bytes[self.end..until],
-            usize::MAX,
-        ) {
+        let n = match stream.receive(buffers, at, &mut self.bytes[self.end..until]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => n,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok((0, false)),
@@ -102,6 +95,6 @@ impl Inbox {
         };
         let direct = n.min(missing);
         self.end += n - direct;
-        Ok((direct, n == asked))
+        Ok((direct, n == asked || stream.has_data()))
     }
 }

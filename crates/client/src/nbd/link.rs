@@ -63,7 +63,7 @@ impl Seat {
     fn tell(&self, next: Next) {
         let mut state = self.state.lock();
         state.socket = match &next {
-            Next::Connected(c, _) => Some(Arc::clone(&c.socket)),
+            Next::Connected(c, _) => Some(Arc::clone(&c.stream.socket)),
             Next::Gone => None,
         };
         state.next = Some(next);
@@ -153,7 +153,7 @@ impl Link {
     }
 
     fn watch(&self, c: &Connected, generation: u64) -> io::Result<()> {
-        self.poller.add_hangup(c.socket.as_fd(), generation)
+        self.poller.add_hangup(c.stream.fd(), generation)
     }
 
     /// Why requests fail or wait; `None` while the server is there.
@@ -240,7 +240,7 @@ impl Link {
             return None;
         }
         // Its end is no news from now on.
-        let _ = self.poller.remove(c.socket.as_fd());
+        let _ = self.poller.remove(c.stream.fd());
         if self.config.connections.is_some() {
             state.owed += 1;
             self.bell.notify();
@@ -327,7 +327,7 @@ impl Link {
             kept.seal(state.generation);
         }
         for c in state.ready.drain(..) {
-            hang_up(&c.socket);
+            hang_up(&c.stream.socket);
         }
         for seat in &state.seats {
             // Its queue learns of it by the end of the stream.

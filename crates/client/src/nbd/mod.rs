@@ -18,6 +18,8 @@ mod queue;
 mod reconnect;
 mod replay;
 mod slot;
+mod stream;
+mod tls;
 mod uri;
 
 use crate::dial::{self, Dialer};
@@ -35,6 +37,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+pub use tls::NbdTls;
 pub use uri::NbdUri;
 
 /// The lot of requests when the server goes away.
@@ -138,8 +141,8 @@ impl NbdClient {
     /// A client with a connection on which everything is agreed upon already: for tests of servers. It has one queue.
     pub fn agreed(socket: OwnedFd, terms: Terms) -> NbdClient {
         let uri = NbdUri::new(NbdAddr::Unix("/nonexistent".into()), "disk");
-        let socket = Arc::new(socket);
-        let first = Connected { socket, terms };
+        let stream = stream::Stream::plain(socket);
+        let first = Connected { stream, terms };
         match NbdClient::without_thread(&uri, NbdClientConfig::default(), first) {
             Ok(client) => client,
             Err(e) => panic!("{e}"),

@@ -6,7 +6,8 @@ use super::hello::Terms;
 use super::inbox::Inbox;
 use super::kept::{Entry, EntryKind, Keeping, Kept, Log};
 use super::link::{Link, Next, Seat, hang_up};
-use super::slot::{Place, Slot};
+use super::slot::{Place, Slot, zero};
+use super::stream::Stream;
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, DeviceQueue, Error, Readiness, Request, Status};
 use pvblk_protocol::nbd as proto;
@@ -15,7 +16,7 @@ use pvblk_sys::Poller;
 use pvblk_sys::socket::{self, Part};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -52,11 +53,11 @@ enum Expect {
 pub(super) struct NbdQueue {
     name: String,
     /// `None` while the server is away, and when the volume was given up.
-    socket: Option<Arc<OwnedFd>>,
-    /// Number of the connections that the socket is one of.
+    stream: Option<Stream>,
+    /// Number of the connections that this one is of.
     generation: u64,
     gone: bool,
-    /// Holds the socket and the seat's bell: a descriptor that also tells when there is room to send.
+    /// Holds the connection's socket and the seat's bell: a descriptor that also tells when there is room to send.
     poller: Poller,
     waits_for_room: bool,
     terms: Terms,
@@ -91,7 +92,7 @@ impl NbdQueue {
         let depth = depth as usize;
         let mut queue = NbdQueue {
             name,
-            socket: None,
+            stream: None,
             generation: 0,
             gone: false,
             poller,
@@ -184,9 +185,14 @@ impl NbdQueue {
 
     /// Sends what there is room for.
     fn send(&mut self) -> Result<(), String> {
-        while let (false, Some(socket)) = (self.outgoing.is_empty(), &self.socket) {
+        if let Some(Err(e)) = self.stream.as_ref().map(Stream::flush_now)
+            && e.kind() != io::ErrorKind::WouldBlock
+        {
+            return Err(format!("sending: {e}"));
+        }
+        while let (false, Some(stream)) = (self.outgoing.is_empty(), &self.stream) {
             let parts = parts(&self.outgoing, &self.slots, self.sent);
-            match socket::send(socket.as_fd(), parts, usize::MAX) {
+            match stream.send(parts) {
                 Ok(n) => self.advance(n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -216,7 +222,7 @@ impl NbdQueue {
 
     fn receive(&mut self) -> Result<(), String> {
         for _ in 0..RECEIVES {
-            let Some(socket) = &self.socket else {
+            let Some(stream) = &self.stream else {
                 return Ok(());
             };
             let wanted = match self.expect {
@@ -230,7 +236,7 @@ impl NbdQueue {
                 }
                 _ => None,
             };
-            let received = self.inbox.receive(socket.as_fd(), wanted);
+            let received = self.inbox.receive(stream, wanted);
             let (direct, more) = received.map_err(|e| match e.kind() {
                 io::ErrorKind::UnexpectedEof => "the server hung up".to_owned(),
                 _ => format!("receiving: {e}"),
@@ -498,10 +504,10 @@ impl NbdQueue {
     /// The connection broke: requests wait for the next one, or fail.
     #[cold]
     fn lost(&mut self, why: &str) {
-        if let Some(socket) = self.socket.take() {
+        if let Some(stream) = self.stream.take() {
             // An answer that was overtaken by the loss of another connection is no news.
-            hang_up(&socket);
-            let _ = self.poller.remove(socket.as_fd());
+            hang_up(&stream.socket);
+            let _ = self.poller.remove(stream.fd());
         }
         self.park();
         let name = &self.name;
@@ -539,7 +545,7 @@ impl NbdQueue {
     /// Goes on with the next connection, if there is one.
     #[cold]
     fn look(&mut self) {
-        debug_assert!(self.socket.is_none());
+        debug_assert!(self.stream.is_none());
         match self.seat.take() {
             Some(Next::Connected(c, generation)) => self.attach(c, generation),
             Some(Next::Gone) => {
@@ -554,12 +560,12 @@ impl NbdQueue {
     }
 
     fn attach(&mut self, c: Connected, generation: u64) {
-        if let Err(e) = self.poller.add(c.socket.as_fd(), SOCKET, false) {
+        if let Err(e) = self.poller.add(c.stream.fd(), SOCKET, false) {
             let why = format!("{}: waiting for its socket: {e}", self.name);
             return self.link.lost(generation, &why);
         }
         self.waits_for_room = false;
-        self.socket = Some(c.socket);
+        self.stream = Some(c.stream);
         self.terms = c.terms;
         self.generation = generation;
         for request in std::mem::take(&mut self.backlog) {
@@ -598,22 +604,9 @@ fn parts<'a>(
     socket::skip_bytes(all, skip)
 }
 
-/// Zeroes bytes `at..end` of a request's data.
-fn zero(request: &Request, mut at: usize, mut end: usize) {
-    for b in &request.buffers {
-        let n = b.len();
-        if at < n.min(end)
-            && let Some(piece) = b.slice(at, n.min(end) - at)
-        {
-            piece.zero();
-        }
-        (at, end) = (at.saturating_sub(n), end.saturating_sub(n));
-    }
-}
-
 impl DeviceQueue for NbdQueue {
     fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        if self.socket.is_none() {
+        if self.stream.is_none() {
             return self.submit_later(batch);
         }
         for request in batch.drain(..) {
@@ -625,7 +618,7 @@ impl DeviceQueue for NbdQueue {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) {
-        if self.socket.is_none() {
+        if self.stream.is_none() {
             if self.seat.news.load(Ordering::Acquire) {
                 self.look();
             }
@@ -636,16 +629,20 @@ impl DeviceQueue for NbdQueue {
     }
 
     fn arm(&mut self) -> Readiness {
-        let full = !self.outgoing.is_empty();
+        let full =
+            !self.outgoing.is_empty() || self.stream.as_ref().is_some_and(Stream::has_unsent);
         if full != self.waits_for_room
-            && let Some(socket) = &self.socket
+            && let Some(stream) = &self.stream
         {
-            if let Err(e) = self.poller.set(socket.as_fd(), SOCKET, true, full) {
+            if let Err(e) = self.poller.set(stream.fd(), SOCKET, true, full) {
                 self.lost(&format!("waiting for its socket: {e}"));
             }
             self.waits_for_room = full;
         }
-        let news = self.socket.is_none() && self.seat.news.load(Ordering::Acquire);
+        let news = match &self.stream {
+            None => self.seat.news.load(Ordering::Acquire),
+            Some(stream) => stream.has_data(),
+        };
         match self.done.is_empty() && !news {
             true => Readiness::Wait(None),
             false => Readiness::Ready,
@@ -653,7 +650,7 @@ impl DeviceQueue for NbdQueue {
     }
 
     fn woken(&mut self) {
-        if self.socket.is_none() {
+        if self.stream.is_none() {
             self.look();
         } else if self.is_idle()
             && let Err(why) = self.receive()
@@ -671,12 +668,12 @@ impl DeviceQueue for NbdQueue {
 impl Drop for NbdQueue {
     fn drop(&mut self) {
         let idle = self.is_idle();
-        let own = self.socket.take().map(|socket| {
+        let own = self.stream.take().map(|stream| {
             let terms = self.terms;
-            (Connected { socket, terms }, self.generation)
+            (Connected { stream, terms }, self.generation)
         });
         if let Some((c, _)) = &own {
-            let _ = self.poller.remove(c.socket.as_fd());
+            let _ = self.poller.remove(c.stream.fd());
         }
         let kept = self.link.kept.as_ref().filter(|_| !idle);
         kept.map(Kept::flushed);
@@ -685,7 +682,7 @@ impl Drop for NbdQueue {
         if let (true, Some(c)) = (self.outgoing.is_empty(), leaves) {
             let bye = proto::request_header(c.terms.mode, 0, 2, 0, 0, 0);
             let bye = [Part::Bytes(bye.as_bytes())].into_iter();
-            let _ = socket::send(c.socket.as_fd(), bye, usize::MAX);
+            let _ = c.stream.send(bye);
         }
     }
 }

@@ -2,13 +2,12 @@
 
 use super::connect::Connected;
 use super::kept::{Entry, EntryKind, Held, Kept, Plant};
+use super::stream::Stream;
 use pvblk_block::SECTOR;
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{Command, Mode, ReplyHead, cflag};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::io::{self, Read, Write};
 use std::time::Duration;
 
 /// Most bytes of a write of the replay, so that neighbouring writes go together.
@@ -176,7 +175,7 @@ impl<'a> Run<'a> {
 
 /// Commands one behind the other over a socket that blocks.
 struct Wire<'a> {
-    socket: &'a OwnedFd,
+    stream: Stream,
     mode: Mode,
     stopped: &'a dyn Fn() -> bool,
     next: u64,
@@ -188,10 +187,10 @@ impl<'a> Wire<'a> {
     fn new(c: &'a Connected, stopped: &'a dyn Fn() -> bool) -> Result<Wire<'a>, String> {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         for which in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&*c.socket, which, Some(LOOK)).map_err(|e| e.to_string())?;
+            set_socket_timeout(&*c.stream.socket, which, Some(LOOK)).map_err(|e| e.to_string())?;
         }
         Ok(Wire {
-            socket: &c.socket,
+            stream: c.stream.clone(),
             mode: c.terms.mode,
             stopped,
             next: 1,
@@ -223,9 +222,9 @@ impl<'a> Wire<'a> {
         data.iter().try_for_each(|part| self.send(part))
     }
 
-    fn send(&self, mut bytes: &[u8]) -> Result<(), String> {
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while !bytes.is_empty() {
-            match rustix::net::send(self.socket, bytes, SendFlags::NOSIGNAL) {
+            match self.stream.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(e) => self.again(e)?,
             }
@@ -233,11 +232,11 @@ impl<'a> Wire<'a> {
         Ok(())
     }
 
-    fn receive(&self, mut bytes: &mut [u8]) -> Result<(), String> {
+    fn receive(&mut self, mut bytes: &mut [u8]) -> Result<(), String> {
         while !bytes.is_empty() {
-            match rustix::net::recv(self.socket, &mut *bytes, RecvFlags::empty()) {
-                Ok((_, 0)) => return Err("the server hung up during the replay".into()),
-                Ok((_, n)) => bytes = &mut bytes[n..],
+            match self.stream.read(bytes) {
+                Ok(0) => return Err("the server hung up during the replay".into()),
+                Ok(n) => bytes = &mut bytes[n..],
                 Err(e) => self.again(e)?,
             }
         }
@@ -245,11 +244,11 @@ impl<'a> Wire<'a> {
     }
 
     /// Errors unless the call is to be tried again after this error.
-    fn again(&self, e: Errno) -> Result<(), String> {
-        match e {
+    fn again(&self, e: io::Error) -> Result<(), String> {
+        match e.kind() {
             _ if (self.stopped)() => Err("stopped".into()),
-            Errno::AGAIN | Errno::INTR => Ok(()),
-            e => Err(format!("replaying: {e}")),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(format!("replaying: {e}")),
         }
     }
 

@@ -196,3 +196,16 @@ impl Slot {
         u64::from(came) == self.len
     }
 }
+
+/// Zeroes bytes `at..end` of a request's data.
+pub(super) fn zero(request: &Request, mut at: usize, mut end: usize) {
+    for b in &request.buffers {
+        let n = b.len();
+        if at < n.min(end)
+            && let Some(piece) = b.slice(at, n.min(end) - at)
+        {
+            piece.zero();
+        }
+        (at, end) = (at.saturating_sub(n), end.saturating_sub(n));
+    }
+}

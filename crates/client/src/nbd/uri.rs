@@ -1,5 +1,6 @@
-//! NBD URIs (uri.md of the NetworkBlockDevice project), without TLS.
+//! NBD URIs (uri.md of the NetworkBlockDevice project), with certificates for TLS; keys that both sides know are not supported.
 
+use super::NbdTls;
 use pvblk_block::Error;
 use pvblk_protocol::nbd::NbdAddr;
 use std::fmt;
@@ -8,12 +9,15 @@ use std::str::FromStr;
 /// The port of `nbd://HOST/…` without one.
 const DEFAULT_PORT: u16 = 10809;
 
-/// An export of a server: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`, with `connections=N` among the queries.
+/// An export of a server: `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`, with `connections=N` among the queries; with `nbds` over TLS, by
+/// `tls-certificates=DIR` and `tls-hostname=NAME` as libnbd has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     pub addr: NbdAddr,
     /// The export's name; empty: the default one.
     pub export: String,
+    /// `None`: in the clear.
+    pub tls: Option<NbdTls>,
     /// Connections to make at the start, 1 to 64 (`connections=N`, ours; other programs ignore it).
     pub connections: Option<u16>,
 }
@@ -24,6 +28,7 @@ impl NbdUri {
         NbdUri {
             addr,
             export: export.into(),
+            tls: None,
             connections: None,
         }
     }
@@ -44,17 +49,25 @@ impl FromStr for NbdUri {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
         let export = decode(export).ok_or_else(|| bad("a % stands before two hex digits"))?;
+        let value = |key: &str| {
+            let of = |p: &str| Some(p.strip_prefix(key)?.strip_prefix('=')?.to_owned());
+            let found = query.split('&').find_map(of).filter(|p| !p.is_empty());
+            let text =
+                found.map(|p| decode(&p).ok_or_else(|| bad("a % stands before two hex digits")));
+            text.transpose()
+        };
+        let (scheme, secured) = match scheme {
+            "nbds" => ("nbd", true),
+            "nbds+unix" => ("nbd+unix", true),
+            other => (other, false),
+        };
         let addr = match scheme {
             "nbd+unix" if !authority.is_empty() => {
                 return Err(bad("three slashes stand before the export"));
             }
             "nbd+unix" => {
-                let path = query
-                    .split('&')
-                    .find_map(|p| p.strip_prefix("socket="))
-                    .filter(|p| !p.is_empty())
-                    .ok_or_else(|| bad("the socket's path is missing"))?;
-                let path = decode(path).ok_or_else(|| bad("a % stands before two hex digits"))?;
+                let path = value("socket")?;
+                let path = path.ok_or_else(|| bad("the socket's path is missing"))?;
                 NbdAddr::Unix(path.into())
             }
             "nbd" => {
@@ -66,17 +79,32 @@ impl FromStr for NbdUri {
                 };
                 addr.parse().map_err(|_| bad("the host makes no sense"))?
             }
-            "nbds" | "nbds+unix" => return Err(bad("TLS is not supported")),
             _ => return Err(bad("it is no NBD URI")),
         };
         let key = |p: &str| p.split('=').next().unwrap_or_default().to_owned();
         let mut keys = query.split('&').filter(|p| !p.is_empty()).map(key);
-        if let Some(other) = keys.find(|k| !["socket", "connections"].contains(&k.as_str())) {
+        let known = ["socket", "connections", "tls-certificates", "tls-hostname"];
+        if let Some(other) = keys.find(|k| !known.contains(&k.as_str())) {
             return Err(Error::config(format!(
-                "{text}: unknown option `{}`: use socket=PATH, connections=N",
+                "{text}: unknown option `{}`: use socket=PATH, connections=N, tls-certificates=DIR, tls-hostname=NAME",
                 other.escape_debug()
             )));
         }
+        let directory = value("tls-certificates")?;
+        let hostname = value("tls-hostname")?;
+        let tls = match (secured, directory) {
+            (true, Some(directory)) => Some(NbdTls {
+                directory: directory.into(),
+                hostname,
+            }),
+            (true, None) => {
+                return Err(bad(
+                    "the directory with ca-cert.pem is missing: add tls-certificates=DIR",
+                ));
+            }
+            (false, None) if hostname.is_none() => None,
+            (false, _) => return Err(bad("certificates are for nbds:// and nbds+unix://")),
+        };
         let connections = query
             .split('&')
             .find_map(|p| p.strip_prefix("connections="));
@@ -87,6 +115,7 @@ impl FromStr for NbdUri {
         Ok(NbdUri {
             addr,
             export,
+            tls,
             connections: connections.transpose()?,
         })
     }
@@ -126,17 +155,26 @@ impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = encode(&self.export);
         let mut sign = '?';
+        let s = if self.tls.is_some() { "s" } else { "" };
         match &self.addr {
             NbdAddr::Unix(path) => {
                 let path = encode(&path.display().to_string());
-                write!(f, "nbd+unix:///{export}?socket={path}")?;
+                write!(f, "nbd{s}+unix:///{export}?socket={path}")?;
                 sign = '&';
             }
             tcp => write!(
                 f,
-                "nbd://{}/{export}",
+                "nbd{s}://{}/{export}",
                 tcp.to_string().trim_start_matches("tcp:")
             )?,
+        }
+        if let Some(tls) = &self.tls {
+            let directory = encode(&tls.directory.display().to_string());
+            write!(f, "{sign}tls-certificates={directory}")?;
+            sign = '&';
+            if let Some(name) = &tls.hostname {
+                write!(f, "&tls-hostname={}", encode(name))?;
+            }
         }
         match self.connections {
             Some(n) => write!(f, "{sign}connections={n}"),
@@ -158,6 +196,8 @@ mod tests {
             "nbd://[::1]:5/a/b",
             "nbd://h:5/a?connections=4",
             "nbd+unix:///disk?socket=/run/x&connections=64",
+            "nbds://h:5/a?tls-certificates=/etc/pki/nbd",
+            "nbds+unix:///a?socket=/x&tls-certificates=/p%26q&tls-hostname=nbd.example&connections=2",
         ] {
             assert_eq!(text.parse::<NbdUri>().unwrap().to_string(), text);
         }
@@ -178,6 +218,11 @@ mod tests {
             "disk",
             "http://h/x",
             "nbds://h/x",
+            "nbds+unix:///x?tls-certificates=/p",
+            "nbd://h/x?tls-certificates=/p",
+            "nbd://h/x?tls-hostname=h",
+            "nbds://h/x?tls-certificates=",
+            "nbds://h/x?tls-certificates=/p&tls-psk-file=/k",
             "nbd+unix:///x",
             "nbd+unix://h/x?socket=/y",
             "nbd:///x",

@@ -4,8 +4,9 @@ use super::access::{Identity, Rules};
 use super::config::NbdConfig;
 use super::handshake::{Handshake, Negotiated, Step, TlsUse};
 use super::stream::{Stream, TlsStream};
-use super::tls::{Shaken, Tls, TlsSession};
+use super::tls::{self, Tls, TlsSession};
 use pvblk_block::Error;
+use pvblk_protocol::tls::Shaken;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -50,7 +51,7 @@ pub(super) fn negotiate(
     name: &str,
     socket: Arc<OwnedFd>,
     handshake: &mut Handshake<'_>,
-    tls: Option<&Tls>,
+    credentials: Option<&Tls>,
     deadline: Instant,
     denied: &dyn Fn(&str, &str),
 ) -> Result<Option<Met>, Error> {
@@ -80,9 +81,10 @@ pub(super) fn negotiate(
                 Step::More => break,
                 Step::Output => {}
                 Step::StartTls => {
-                    let tls = tls.ok_or_else(|| Error::protocol("TLS without credentials"))?;
-                    let (session, data) = start_tls(&socket, tls, deadline)?;
-                    handshake.secured(session.names());
+                    let credentials =
+                        credentials.ok_or_else(|| Error::protocol("TLS without credentials"))?;
+                    let (session, data) = start_tls(&socket, credentials, deadline)?;
+                    handshake.secured(tls::client_names(&session));
                     let session = TlsStream::new(name, Arc::clone(&socket), session, data);
                     stream = Stream::Tls(Box::new(session));
                     break;
@@ -97,10 +99,10 @@ pub(super) fn negotiate(
 /// The handshake of TLS. Returns data that came with its end.
 fn start_tls(
     socket: &OwnedFd,
-    tls: &Tls,
+    credentials: &Tls,
     deadline: Instant,
 ) -> Result<(TlsSession, Vec<u8>), Error> {
-    let mut session = TlsSession::new(tls.config())?;
+    let mut session = tls::session(credentials.config())?;
     loop {
         let shaken = session.shake();
         // After a failure, too: it says why.

@@ -1,10 +1,11 @@
 //! Replies that wait to be sent, and sending them in as few calls as possible.
 
 use super::slots::Slots;
-use super::stream::{Gather, MOST_ENCRYPTED, Stream};
+use super::stream::Stream;
 use super::window::Window;
 use pvblk_protocol::nbd as proto;
 use pvblk_protocol::nbd::{EXTENDED_BYTES, Mode, NbdRequest, chunk};
+use pvblk_protocol::tls::{Gather, MOST_ENCRYPTED};
 use pvblk_sys::socket::{Part, SendList};
 use std::collections::VecDeque;
 use std::io;

@@ -9,7 +9,6 @@ use super::report::{self, Report};
 use super::whom::Target;
 use super::{member, offline};
 use anyhow::{Result, bail};
-use pvblk_client::nbd::NbdUri;
 use pvblk_protocol::nbd::NbdAddr;
 use pvblk_raid5::ask::{Detail, Question};
 use pvblk_volume::{Members, NbdSpec, RingsSpec, VhostSpec, VolumeSpec};
@@ -219,24 +218,23 @@ fn absolute(spec: &mut VolumeSpec) -> Result<()> {
             Members::Named(members) => members.iter_mut().flatten().try_for_each(absolute)?,
             Members::Found(found) => found.within.iter_mut().try_for_each(absolute)?,
         },
-        VolumeSpec::Vhost(VhostSpec { path, .. })
-        | VolumeSpec::Rings(RingsSpec { path, .. })
-        | VolumeSpec::Nbd(NbdSpec {
-            uri:
-                NbdUri {
-                    addr: NbdAddr::Unix(path),
-                    ..
-                },
-            ..
-        }) => {
+        VolumeSpec::Vhost(VhostSpec { path, .. }) | VolumeSpec::Rings(RingsSpec { path, .. }) => {
             *path = std::path::absolute(&path)?;
+        }
+        VolumeSpec::Nbd(NbdSpec { uri, .. }) => {
+            if let NbdAddr::Unix(path) = &mut uri.addr {
+                *path = std::path::absolute(&path)?;
+            }
+            if let Some(tls) = &mut uri.tls {
+                tls.directory = std::path::absolute(&tls.directory)?;
+            }
         }
         VolumeSpec::Rbd(rbd) => {
             if let Some(conf) = &mut rbd.conf {
                 *conf = std::path::absolute(&conf)?;
             }
         }
-        VolumeSpec::Null(_) | VolumeSpec::Mem(_) | VolumeSpec::Nbd(_) => {}
+        VolumeSpec::Null(_) | VolumeSpec::Mem(_) => {}
     }
     Ok(())
 }

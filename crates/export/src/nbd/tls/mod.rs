@@ -1,20 +1,17 @@
 //! TLS of a listener: its credentials, read again when they change, and who its clients are.
 
-mod session;
 #[cfg(test)]
 mod tests;
 
-pub(super) use session::{Shaken, TlsSession};
-
 use parking_lot::Mutex;
 use pvblk_backend::{RateLimit, ratelimited};
-use pvblk_block::{Error, ErrorKind};
+use pvblk_block::Error;
+use pvblk_protocol::tls::{certificates, provider, unusable};
+use rustls::RootCertStore;
 use rustls::ServerConfig;
-use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{RootCertStore, SupportedCipherSuite};
+use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +23,9 @@ const MOST_NAMES: usize = 32;
 const LONGEST_NAME: usize = 255;
 /// Credentials are looked at again at the first client after this time.
 const FRESH: Duration = Duration::from_secs(10);
+
+/// The server's end of a session.
+pub(super) type TlsSession = pvblk_protocol::tls::TlsSession<UnbufferedServerConnection>;
 
 /// Credentials in PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -141,19 +141,6 @@ impl Tls {
     }
 }
 
-/// AES of 128 bits comes first: it needs the least of the CPU.
-fn provider() -> CryptoProvider {
-    use rustls::CipherSuite::TLS13_AES_128_GCM_SHA256;
-    let mut provider = ring::default_provider();
-    let rank = |suite: &SupportedCipherSuite| suite.suite() != TLS13_AES_128_GCM_SHA256;
-    provider.cipher_suites.sort_by_key(rank);
-    provider
-}
-
-fn unusable(what: &str, why: impl fmt::Display) -> Error {
-    Error::new(ErrorKind::Config, format!("TLS: {what}: {why}"))
-}
-
 fn server_config(c: &Credentials, clients: Clients) -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(provider());
     let chain = certificates("the server's certificate", &c.certificate)?;
@@ -202,13 +189,16 @@ fn server_config(c: &Credentials, clients: Clients) -> Result<Arc<ServerConfig>,
     Ok(Arc::new(config))
 }
 
-fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let all = all.map_err(|e| unusable(what, e))?;
-    if all.is_empty() {
-        return Err(unusable(what, "the file has none in PEM"));
-    }
-    Ok(all)
+/// A session with the next client.
+pub(super) fn session(config: Arc<ServerConfig>) -> Result<TlsSession, Error> {
+    let connection = UnbufferedServerConnection::new(config);
+    let connection = connection.map_err(|e| Error::protocol(format!("TLS: {e}")))?;
+    Ok(TlsSession::new(connection))
+}
+
+/// The names of a client's certificate, which was verified.
+pub(super) fn client_names(session: &TlsSession) -> Vec<String> {
+    session.peer_certificate().map(names).unwrap_or_default()
 }
 
 /// The names of a certificate that was verified: the subject's common names, then alternative names.

@@ -310,3 +310,6 @@ fn nonsense_instead_of_tls_ends_the_connection() {
     client.sock.write_all(&[9; 20]).unwrap();
     assert!(answer(&mut client).is_err());
 }
+
+#[path = "client_tests.rs"]
+mod client_tests;

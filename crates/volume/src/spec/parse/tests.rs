@@ -453,7 +453,7 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("delay:1ms:mem:1", "multiple of 4096"),
         (
             "nbd://h/x?x=1",
-            "unknown option `x`: use socket=PATH, connections=N",
+            "unknown option `x`: use socket=PATH, connections=N, tls-certificates=DIR",
         ),
         (
             "nbd://h/x,y=1",
@@ -469,7 +469,11 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ("nbd:///x", "the host makes no sense"),
         ("nbd:x", "it is no NBD URI"),
         ("nbd+unix:///x", "the socket's path is missing"),
-        ("nbds://h/x", "TLS is not supported"),
+        ("nbds://h/x", "add tls-certificates=DIR"),
+        (
+            "nbd://h/x?tls-certificates=/p",
+            "certificates are for nbds://",
+        ),
         (
             "http://h/x",
             "unknown kind `http`: of URIs nbd:// and nbd+unix:// are known",

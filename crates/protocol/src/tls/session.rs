@@ -1,15 +1,49 @@
-//! One TLS session of a server, fed with bytes: no I/O, so that it can be driven alone.
+//! One TLS session of a server or a client, fed with bytes: no I/O, so that it can be driven alone.
 
-use super::names;
 use pvblk_block::Error;
-use rustls::ServerConfig;
-use rustls::server::UnbufferedServerConnection;
+use rustls::CommonState;
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::pki_types::CertificateDer;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus,
+    WriteTraffic,
 };
-use std::sync::Arc;
 
-/// Room for messages from the client: three of the longest.
+/// One end of a session: [`UnbufferedServerConnection`] or [`UnbufferedClientConnection`], whose calls are alike.
+pub trait TlsEnd {
+    type Data;
+
+    fn process<'c, 'i>(&'c mut self, input: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
+
+    fn common(&self) -> &CommonState;
+}
+
+impl TlsEnd for UnbufferedServerConnection {
+    type Data = ServerConnectionData;
+
+    fn process<'c, 'i>(&'c mut self, input: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(input)
+    }
+
+    fn common(&self) -> &CommonState {
+        self
+    }
+}
+
+impl TlsEnd for UnbufferedClientConnection {
+    type Data = ClientConnectionData;
+
+    fn process<'c, 'i>(&'c mut self, input: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(input)
+    }
+
+    fn common(&self) -> &CommonState {
+        self
+    }
+}
+
+/// Room for messages from the peer: three of the longest.
 const INPUT: usize = 64 << 10;
 /// Bytes of a message's header (RFC 8446, "Record Layer").
 const HEADER: usize = 5;
@@ -22,43 +56,43 @@ const FRAGMENT: usize = 16 << 10;
 
 /// The state of a session's handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::nbd) enum Shaken {
-    /// Bytes of the client are needed, once the output is sent.
+pub enum Shaken {
+    /// Bytes of the peer are needed, once the output is sent.
     More,
     /// It is over; these data came with its end.
     Done(Vec<u8>),
 }
 
-/// A session. Bytes of the client go in through [`TlsSession::room`] and [`TlsSession::filled`], and bytes for it come out of [`TlsSession::output`].
-pub(in crate::nbd) struct TlsSession {
-    connection: UnbufferedServerConnection,
+/// A session. Bytes of the peer go in through [`TlsSession::room`] and [`TlsSession::filled`], and bytes for it come out of [`TlsSession::output`].
+pub struct TlsSession<E> {
+    connection: E,
     /// Messages that came, `start..end` of it; no memory until there is one.
     input: Vec<u8>,
     start: usize,
     end: usize,
     output: Output,
-    /// The client has closed in order.
+    /// The peer has closed in order.
     closed: bool,
 }
 
 /// A failure of the session, in words for a log.
-fn broken(e: impl std::fmt::Display) -> Error {
+pub(super) fn broken(e: impl std::fmt::Display) -> Error {
     Error::protocol(format!("TLS: {e}"))
 }
 
-impl TlsSession {
-    pub fn new(config: Arc<ServerConfig>) -> Result<TlsSession, Error> {
-        Ok(TlsSession {
-            connection: UnbufferedServerConnection::new(config).map_err(broken)?,
+impl<E: TlsEnd> TlsSession<E> {
+    pub fn new(connection: E) -> TlsSession<E> {
+        TlsSession {
+            connection,
             input: Vec::new(),
             start: 0,
             end: 0,
             output: Output::default(),
             closed: false,
-        })
+        }
     }
 
-    /// Where the next bytes of the client go; empty if what is here has to be looked at first.
+    /// Where the next bytes of the peer go; empty if what is here has to be looked at first.
     pub fn room(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
@@ -76,7 +110,7 @@ impl TlsSession {
         self.end = (self.end + bytes).min(self.input.len());
     }
 
-    /// Bytes for the client that are not sent.
+    /// Bytes for the peer that are not sent.
     pub fn output(&self) -> &[u8] {
         self.output.bytes()
     }
@@ -86,13 +120,12 @@ impl TlsSession {
         self.output.skip(bytes);
     }
 
-    /// The names of the client's certificate.
-    pub fn names(&self) -> Vec<String> {
-        let chain = self.connection.peer_certificates().unwrap_or_default();
-        chain.first().map(names).unwrap_or_default()
+    /// The peer's certificate, which was verified.
+    pub fn peer_certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.connection.common().peer_certificates()?.first()
     }
 
-    /// True once the client has closed the session.
+    /// True once the peer has closed the session.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
@@ -108,11 +141,11 @@ impl TlsSession {
         }
     }
 
-    /// Gets on with the handshake. On an error, output may be left that tells the client.
+    /// Gets on with the handshake. On an error, output may be left that tells the peer.
     pub fn shake(&mut self) -> Result<Shaken, Error> {
         let mut data = Vec::new();
         self.step(&mut |d| data.extend_from_slice(d))?;
-        Ok(match self.connection.is_handshaking() {
+        Ok(match self.connection.common().is_handshaking() {
             true => Shaken::More,
             false => Shaken::Done(data),
         })
@@ -132,10 +165,10 @@ impl TlsSession {
     fn step(&mut self, take: &mut impl FnMut(&[u8])) -> Result<(), Error> {
         loop {
             if self.output().len() > MOST_OUTPUT {
-                return Err(broken("the client asks and takes no answer"));
+                return Err(broken("the peer asks and takes no answer"));
             }
             let input = &mut self.input[self.start..self.end];
-            let UnbufferedStatus { discard, state } = self.connection.process_tls_records(input);
+            let UnbufferedStatus { discard, state } = self.connection.process(input);
             let mut goes_on = true;
             let state = match state {
                 Ok(state) => state,
@@ -176,10 +209,10 @@ impl TlsSession {
         }
     }
 
-    /// After an error the session has an alert for the client.
+    /// After an error the session has an alert for the peer.
     fn say_last_words(&mut self) {
         if let ConnectionState::EncodeTlsData(mut alert) =
-            match self.connection.process_tls_records(&mut []).state {
+            match self.connection.process(&mut []).state {
                 Ok(state) => state,
                 Err(_) => return,
             }
@@ -202,7 +235,7 @@ impl TlsSession {
         })
     }
 
-    /// Tells the client that nothing follows.
+    /// Tells the peer that nothing follows.
     pub fn close(&mut self) {
         let _ = self.write(|traffic, output| {
             output.put(OVERHEAD, |room| {
@@ -213,10 +246,10 @@ impl TlsSession {
 
     fn write(
         &mut self,
-        write: impl FnOnce(&mut Traffic<'_>, &mut Output) -> Result<(), Error>,
+        write: impl FnOnce(&mut WriteTraffic<'_, E::Data>, &mut Output) -> Result<(), Error>,
     ) -> Result<(), Error> {
         loop {
-            let UnbufferedStatus { state, .. } = self.connection.process_tls_records(&mut []);
+            let UnbufferedStatus { state, .. } = self.connection.process(&mut []);
             match state.map_err(broken)? {
                 ConnectionState::WriteTraffic(mut traffic) => {
                     return write(&mut traffic, &mut self.output);
@@ -252,9 +285,7 @@ impl TlsSession {
     }
 }
 
-type Traffic<'a> = rustls::unbuffered::WriteTraffic<'a, rustls::server::ServerConnectionData>;
-
-/// Bytes for the client. Its memory is kept, so that it isn't cleared again for each message.
+/// Bytes for the peer. Its memory is kept, so that it isn't cleared again for each message.
 #[derive(Default)]
 struct Output {
     memory: Vec<u8>,
