@@ -73,6 +73,21 @@ fn a_bug_is_not_found_where_it_is_not() {
     }
 }
 
+#[test]
+fn the_page_states_every_property() {
+    let page = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/decisions/0048-stripes-own-themselves.md"
+    );
+    let page = std::fs::read_to_string(page).expect("the page is readable");
+    for property in Property::ALL {
+        let row = format!("| `{}` | {} |", property.name(), property.about());
+        assert!(page.contains(&row), "the page lacks {row}");
+    }
+    let bugs = format!("Each of {} planted bugs", Bug::ALL.len());
+    assert!(page.contains(&bugs), "the page lacks {bugs:?}");
+}
+
 fn steps(text: &str) -> Vec<Step> {
     let read = |line: &str| Step::read(line).unwrap_or_else(|| panic!("{line:?} is no step"));
     let lines = text.split(',');
