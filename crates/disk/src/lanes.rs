@@ -69,6 +69,20 @@ struct Lane {
     done: Vec<Completion>,
 }
 
+/// A lane that a call has, until its end: also until a panic, which must not leave others waiting.
+struct Held<'a> {
+    lanes: &'a Lanes,
+    lane: Option<Lane>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            self.lanes.release(lane);
+        }
+    }
+}
+
 impl Lanes {
     pub(crate) fn new(most: usize) -> Lanes {
         Lanes {
@@ -87,10 +101,14 @@ impl Lanes {
         range: std::ops::Range<u64>,
         data: Data<'_>,
     ) -> Result<(), Error> {
-        let mut lane = self.acquire(shared)?;
-        let result = lane.run(shared, op, range, data);
-        self.release(lane);
-        result
+        let mut held = Held {
+            lanes: self,
+            lane: Some(self.acquire(shared)?),
+        };
+        match &mut held.lane {
+            Some(lane) => lane.run(shared, op, range, data),
+            None => Ok(()),
+        }
     }
 
     /// Closes the queues that no call uses now; true if there was one.
@@ -140,7 +158,7 @@ impl Lanes {
     }
 
     fn release(&self, lane: Lane) {
-        // With requests in flight, which only a wait that failed leaves, it is of no more use.
+        // With requests in flight, which a wait that failed or a panic leaves, it is of no more use.
         let reusable = lane.queue.in_flight() == 0;
         let mut state = self.state.lock();
         let useless = if reusable {

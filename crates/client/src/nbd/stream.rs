@@ -43,6 +43,22 @@ fn patiently(socket: &OwnedFd) -> impl Fn(&[u8]) -> io::Result<usize> {
     move |bytes| Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
 }
 
+/// The reason that a server gave before it hung up, which it may do before it has read anything; else the error of sending.
+fn last_words(pipe: &mut Pipe, socket: &OwnedFd, e: io::Error) -> io::Error {
+    if ![io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset].contains(&e.kind()) {
+        return e;
+    }
+    let mut byte = [0];
+    let received = pipe.receive(&mut Room::new(&[], 0, &mut byte, 1), |into| {
+        let (_, n) = rustix::net::recv(socket, into, RecvFlags::DONTWAIT)?;
+        Ok(n)
+    });
+    match received {
+        Err(why) if why.kind() == io::ErrorKind::InvalidData => why,
+        _ => e,
+    }
+}
+
 impl Stream {
     pub fn plain(socket: OwnedFd) -> Stream {
         Stream {
@@ -190,7 +206,11 @@ impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &self.tls {
             None => patiently(&self.socket)(bytes),
-            Some(tls) => tls.pipe.lock().send(bytes, patiently(&self.socket)),
+            Some(tls) => {
+                let mut pipe = tls.pipe.lock();
+                let sent = pipe.send(bytes, patiently(&self.socket));
+                sent.map_err(|e| last_words(&mut pipe, &self.socket, e))
+            }
         }
     }
 
