@@ -7,6 +7,7 @@
 # second run does nothing. Status 125: this machine can't do it; the last line says why.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+export PATH=$PATH:/usr/sbin:/sbin
 
 suite=bookworm
 packages=(systemd systemd-sysv kmod linux-image-cloud-amd64 qemu-utils libnbd-bin)
@@ -27,7 +28,7 @@ if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
 fi
 
 say 'making a root file system with debootstrap; once'
-work=$cache/debian-new
+work=$cache/debootstrap
 rm -rf "$work" "$folder"
 mkdir -p "$work"
 find_mirror

@@ -18,6 +18,11 @@ fail() {
 }
 # Waits until a command succeeds; the machine's time limit is the bound.
 wait_for() { until "$@" >/dev/null 2>&1; do sleep 0.2; done; }
+# True if the service's journal has a line. (A pipe would fail if its reader ended first.)
+logged() {
+    journalctl --no-pager -u pvblk "${@:2}" >/tmp/journal
+    grep -q "$1" /tmp/journal
+}
 property() { systemctl show --value -p "$2" "$1"; }
 is_new_pid() { [ "$(property pvblk MainPID)" != "$1" ] && systemctl -q is-active pvblk; }
 # Paths of all files, less what apt, dpkg, logs and systemd keep for themselves.
@@ -39,7 +44,7 @@ apt-get -q -y -o Dpkg::Use-Pty=0 install "$add/pvblk.deb" >/tmp/dpkg 2>&1 || fai
 systemctl -q is-active pvblk && systemctl -q is-enabled pvblk
 [ "$(property pvblk Type)" = notify ]
 [ "$(pvblk disk list --json | tr -d ' \n')" = '{"disks":[]}' ] || fail "$(pvblk disk list --json)"
-journalctl --no-pager -o cat -u pvblk | grep -q 'pvblk: ready'
+wait_for logged '^pvblk: ready$' -o cat
 done_with install
 
 # --- Disks by configuration, at sockets of a group.
@@ -54,15 +59,16 @@ limit = "iops=200"
 volume = "cache:16M,dirty-expire=7200s:file:/srv/pvblk/vm2.img,size=64M"
 END
 systemctl reload pvblk
-reloaded() { journalctl --no-pager -o cat -u pvblk | grep -q '^reload: '; }
-wait_for reloaded
-journalctl --no-pager -o cat -u pvblk | grep -q '^reload: 2 disks added, 0 removed, 0 changed, 0 unchanged$' || fail 'the reload'
-systemctl status --no-pager pvblk | grep -q 'active (running)'
+wait_for logged 'reload: ' -o cat
+logged 'reload: 2 disks added, 0 removed, 0 changed, 0 unchanged$' -o cat || fail 'the reload'
+systemctl status --no-pager pvblk >/tmp/status
+grep -q 'active (running)' /tmp/status
 done_with configure
 
 # --- The journal has the lines with their fields.
-journalctl --no-pager -o json -u pvblk | grep -q '"PVBLK_MODULE"'
-journalctl --no-pager -o json -u pvblk SYSLOG_IDENTIFIER=pvblk PRIORITY=6 | grep -q '"MESSAGE":"reload: 2 disks added'
+journalctl --no-pager -o json -u pvblk SYSLOG_IDENTIFIER=pvblk PRIORITY=6 >/tmp/journal
+grep '"MESSAGE":"reload: 2 disks added' /tmp/journal >/tmp/entry
+grep -q '"PVBLK_MODULE":"' /tmp/entry && grep -q '"_SYSTEMD_UNIT":"pvblk.service"' /tmp/entry
 done_with journal
 
 # --- Members of the group attach by all three ways; others don't.
@@ -116,7 +122,7 @@ stop_child() {
 }
 wait_for stop_child
 wait_for is_new_pid "$server"
-journalctl --no-pager -o cat -u pvblk | grep -q 'Watchdog timeout' || fail 'it was not the watchdog'
+logged 'Watchdog timeout' -o cat || fail 'it was not the watchdog'
 [ ! -d "/proc/$child" ] || fail 'the stopped process is still there'
 [ "$(property pvblk NRestarts)" -ge 1 ]
 rm -r /etc/systemd/system/pvblk.service.d
