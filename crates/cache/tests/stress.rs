@@ -281,7 +281,7 @@ fn the_pages_in_the_cache_are_told() {
         (8, Absent),
         (8, Clean),
         (8, Dirty),
-        (298 * 8 - 16, Absent),
+        (297 * 8, Absent),
         (8, Dirty),
         (16384 - 2408, Absent),
     ];
