@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ceph test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories publish-check fmt clean release deb dist model
+.PHONY: help demo test test-ceph test-release test-nbd test-loaded test-repeat test-vm asan fuzz bench xen-bench bench-remote md lab crash state-crash neighbours sim advisories publish-check fmt clean release deb dist model
 
 # Share of fuzzing in seconds, over all targets together.
 FUZZ_SECONDS ?=
@@ -36,6 +36,12 @@ test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, que
 	@$(MAKE) --no-print-directory release
 	@cargo build --release --locked -p pvblk-export --example hostile_front
 	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user --test xen
+
+test-release: ## The package in a Debian that systemd boots under QEMU, and a release made twice (10 minutes)
+	@scripts/install-tools.sh test
+	@scripts/install-tools.sh dist
+	@$(MAKE) --no-print-directory release
+	@PVBLK_E2E_RELEASE=1 cargo test -p pvblk-e2e --locked --test booted --test dist -- --nocapture
 
 test-ceph: ## Serve images of a Ceph cluster of this machine for longer: 1000 stolen locks, kills, an OSD stopped for 60 s, 100 images (40 minutes)
 	@scripts/install-tools.sh test

@@ -47,6 +47,14 @@ pub fn full() -> bool {
     std::env::var_os("PVBLK_E2E_FULL").is_some_and(|v| v == "1")
 }
 
+/// Skips a test of what is released unless `make test-release` runs it: it takes minutes.
+pub fn need_release() -> Result<(), Stop> {
+    if full() || std::env::var_os("PVBLK_E2E_RELEASE").is_some_and(|v| v == "1") {
+        return Ok(());
+    }
+    Stop::skip("it takes minutes: make test-release runs it")
+}
+
 /// Size of a disk for copies, in bytes.
 pub fn disk_bytes() -> u64 {
     if full() { 1024 * MIB } else { 256 * MIB }

@@ -1,9 +1,9 @@
 //! The Debian package under a systemd that booted the machine: installed, upgraded under load, watched, stopped and purged (decision 46).
 
-use pvblk_e2e::Stop;
 use pvblk_e2e::outcome::{Test, check, run_all};
 use pvblk_e2e::package::package;
 use pvblk_e2e::vm::{self, Kind, Machine};
+use pvblk_e2e::{Stop, need_release};
 use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
 }
 
 fn life() -> Result<(), Stop> {
+    need_release()?;
     let package = package()?;
     let dir = tempfile::tempdir()?;
     let first = dir.path().join("pvblk.deb");

@@ -1,10 +1,10 @@
 //! The files of a release: made twice of one commit and the command under test, and looked through (decision 46).
 
-use pvblk_e2e::Stop;
 use pvblk_e2e::daemon::binary;
 use pvblk_e2e::outcome::{Test, check, run_all};
 use pvblk_e2e::package::tree;
 use pvblk_e2e::tools::{need, run, run_ok, tool};
+use pvblk_e2e::{Stop, need_release};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -75,6 +75,7 @@ impl Release {
 /// The release, made once.
 fn release() -> Result<&'static Release, Stop> {
     static MADE: OnceLock<Result<Release, String>> = OnceLock::new();
+    need_release()?;
     need(&[
         "git",
         "cargo-cyclonedx",

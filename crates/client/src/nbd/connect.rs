@@ -29,10 +29,10 @@ impl Connected {
 
 /// Connects and negotiates. Waits at most `config.timeout` for each step of the server.
 pub(super) fn connect(uri: &NbdUri, config: &NbdClientConfig) -> Result<Connected, Error> {
-    dial(uri, config, false).map(|(connection, _)| connection)
+    establish(uri, config, false).map(|(connection, _)| connection)
 }
 
-fn dial(
+fn establish(
     uri: &NbdUri,
     config: &NbdClientConfig,
     context: bool,
@@ -87,7 +87,7 @@ pub(super) fn connect_with_context(
     uri: &NbdUri,
     config: &NbdClientConfig,
 ) -> Result<(Connected, Option<u32>), Error> {
-    dial(uri, config, true)
+    establish(uri, config, true)
 }
 
 /// Negotiates over a stream that is connected.

@@ -147,7 +147,7 @@ fn read(metrics: &Metrics, planted: Planted, form: Form, buckets: Buckets) -> St
     let backing: Arc<dyn Backing> = Arc::new(planted);
     let query = Query {
         buckets,
-        ..Query::default()
+        hops: None,
     };
     read_as(metrics, &backing, form, query)
 }
