@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """CPU time of a server whose metrics are read each second, with 1,000 disks.
 
-    scripts/scrape.py PVBLK [DISKS [SECONDS]]
+    scripts/scrape.py PVBLK [DISKS [SECONDS [HOPS]]]
 
 For each line SECONDS of a server at rest, of which the first column says how many disks were used before, and how the metrics are read. The
-CPU time is the server's own, user and system, all threads; 'at rest' is without a reader, and is taken away from the others.
+CPU time is the server's own, user and system, all threads; 'at rest' is without a reader, and is taken away from the others. One request in HOPS is followed
+(`none`, unless given), also while the server is at rest, but for the first such line.
 """
 import os, socket, statistics, subprocess, sys, tempfile, time
 
 pvblk = os.path.abspath(sys.argv[1])
 disks = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
 seconds = int(sys.argv[3]) if len(sys.argv) > 3 else 30
+hops = "hops=" + (sys.argv[4] if len(sys.argv) > 4 else "none")
 OPEN = "Accept: application/openmetrics-text;version=1.0.0\r\n"
 
 
@@ -72,7 +74,7 @@ def main():
                 if server.poll() is not None:
                     raise SystemExit(open(f"{folder}/log").read())
             print(f"{disks} disks, {seconds} s each, load average {os.getloadavg()[0]:.1f}")
-            print(f"{'used':>5} {'read':28} {'CPU %':>7} {'ms':>7} {'lines':>7} {'KiB':>7}")
+            print(f"{'used':>5} {'read':42} {'CPU %':>7} {'ms':>7} {'lines':>7} {'KiB':>7}")
             before = 0
             for used in (0, disks // 10, disks):
                 use(folder, [f"vm{n:04}" for n in range(before, used)])
@@ -80,11 +82,11 @@ def main():
                 # Clients that have left are still looked for a while.
                 time.sleep(5)
                 rest = measure(server.pid, f"{folder}/web", None)[0]
-                print(f"{used:5} {'at rest':28} {rest:7.3f}", flush=True)
-                for path, headers in (("/metrics", ""), ("/metrics", OPEN), ("/metrics?buckets=all", ""), ("/metrics?buckets=none", "")):
+                print(f"{used:5} {'at rest':42} {rest:7.3f}", flush=True)
+                for path, headers in ((f"/metrics?{hops}", ""), (f"/metrics?{hops}", OPEN), (f"/metrics?buckets=all&{hops}", ""), (f"/metrics?buckets=none&{hops}", "")):
                     percent, took, lines, size = measure(server.pid, f"{folder}/web", path, headers)
                     name = path + (" (OpenMetrics)" if headers else "")
-                    print(f"{used:5} {name:28} {percent - rest:7.3f} {took:7.1f} {lines:7} {size:7}", flush=True)
+                    print(f"{used:5} {name:42} {percent - rest:7.3f} {took:7.1f} {lines:7} {size:7}", flush=True)
         finally:
             server.terminate()
             server.wait()
