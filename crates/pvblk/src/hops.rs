@@ -25,8 +25,8 @@ pub struct HopsQuery {
     /// One request of so many is followed.
     #[serde(default = "some")]
     pub every: u32,
-    /// Only counts and sums: no histograms, and no slowest requests.
-    #[serde(default)]
+    /// Only counts and sums: no histograms, and no slowest requests. A server of before doesn't know it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub brief: bool,
     /// One object a second; without it one object is the answer, after a second.
     #[serde(default)]
