@@ -148,10 +148,28 @@ stop() {
     done
 }
 
+# Waits for the end of a daemon that was killed: until then it has the lock of its store, and the next one would end at once.
+ended() {
+    local pid state i
+    pid=$(cat "$dir/run/$1.pid" 2>/dev/null) || return 0
+    for ((i = 0; i < 600; i++)); do
+        state=$(sed -n 's/^State:\s*\(.\).*/\1/p' "/proc/$pid/status" 2>/dev/null) || return 0
+        case $state in '' | Z | X) return 0 ;; esac
+        sleep 0.1
+    done
+    fail "$1, process $pid, was killed and doesn't end"
+}
+
 case $action in
 start) start "${3:-1}" ;;
-osd) start_osd "${3:?the number of the OSD}" ;;
-mon) start_mon ;;
+osd)
+    ended "osd.${3:?the number of the OSD}"
+    start_osd "$3"
+    ;;
+mon)
+    ended mon
+    start_mon
+    ;;
 stop) stop ;;
 wipe)
     stop

@@ -76,7 +76,7 @@ export class Disks {
   }
 
   close() {
-    this.hops.close();
+    this.hops?.close();
     for (const [target, name, listener] of this.listeners) target.removeEventListener(name, listener);
   }
 

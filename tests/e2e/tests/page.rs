@@ -480,7 +480,7 @@ fn hostile() -> Result<(), Stop> {
         const slow = {op: text, sector: 1, bytes: 1, begin_ns: 0, total_ns: 9, hops: [{layer: text, label: text, begin_ns: 0, ns: 9}]};
         const [{Store}, {Disks}, {DiskView}, {Memory}, {Events}, {Axis}] = await Promise.all(['store', 'disks', 'disk', 'memory', 'events', 'plot'].map((name) => import(`/${name}.js`)));
         const store = new Store();
-        store.disks.set(text, {name: text, info, state: text, load: 0, rates: null, history: []});
+        store.disks.set(text, {name: text, info, state: text, load: 0, rates: null, way: {label: text, share: 1, isLimited: true}, history: []});
         Object.assign(store, {listed: true, memory, memoryHistory: [{from: 0, to: Date.now(), answer: memory, squeezed: 1}], events: [event]});
         const axis = new Axis();
         const views = [new Disks(store), new Memory(store, axis), new Events(store), new DiskView(store, axis, text)];
