@@ -154,7 +154,11 @@ ended() {
     pid=$(cat "$dir/run/$1.pid" 2>/dev/null) || return 0
     for ((i = 0; i < 600; i++)); do
         state=$(sed -n 's/^State:\s*\(.\).*/\1/p' "/proc/$pid/status" 2>/dev/null) || return 0
-        case $state in '' | Z | X) return 0 ;; esac
+        # The first thread of a killed process is a zombie while others still have its files.
+        case $state in
+        '') return 0 ;;
+        Z) (($(ls "/proc/$pid/task" 2>/dev/null | wc -l) > 1)) || return 0 ;;
+        esac
         sleep 0.1
     done
     fail "$1, process $pid, was killed and doesn't end"
