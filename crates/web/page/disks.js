@@ -72,11 +72,11 @@ export class Disks {
 
   open() {
     this.order(true);
-    this.hops = stream("hops", { every: FOLLOWED, brief: true }, { object: (object) => this.store.addWays(object), state: () => {} });
+    this.ways = stream("hops", { every: FOLLOWED, brief: true }, { object: (object) => this.store.addWays(object), state: () => {} });
   }
 
   close() {
-    this.hops?.close();
+    this.ways?.close();
     for (const [target, name, listener] of this.listeners) target.removeEventListener(name, listener);
   }
 
