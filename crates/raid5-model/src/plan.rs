@@ -170,7 +170,7 @@ pub fn calculate(bound: &Bound, bug: Option<Bug>, s: &mut Stripe, plan: &Plan) {
     s.calculated = plan.batch;
     let mut shapes = bound.writes.iter().zip(plan.batch);
     s.fua = shapes.any(|(shape, blocks)| blocks != 0 && shape.is_some_and(|s| s.fua));
-    // What was read isn't needed any more; equal states are to look equal.
+    // Blocks that were read aren't needed any more; equal states are to look equal.
     s.reads = [[0; SECTORS]; BLOCKS + 1];
     (s.valid, s.need, s.round) = (0, 0, 0);
 }

@@ -214,12 +214,11 @@ pub fn until(mut done: impl FnMut() -> Result<bool, Stop>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The path of a disk's requests in the figures of a capture, by the hops' texts.
-pub fn path_of(capture: &Value, disk: &str) -> Hops {
-    let layer = format!("{disk}/back");
+/// The path of the requests to an uppermost layer, such as `vm1/back`, in the figures of a capture, by the texts of hops.
+pub fn path_of(capture: &Value, layer: &str) -> Hops {
     let paths = capture["paths"].as_array().into_iter().flatten();
     let mut hops = Hops::new();
-    for path in paths.filter(|p| p["name"] == layer.as_str()) {
+    for path in paths.filter(|p| p["name"] == layer) {
         for hop in path["hops"].as_array().into_iter().flatten() {
             let number = |field: &str| hop["figures"][field].as_f64().unwrap_or(f64::NAN);
             let name = hop["hop"].as_str().unwrap_or_default();

@@ -269,7 +269,7 @@ fn judge(
 ) -> Result<Option<f64>, Stop> {
     let disk = &cell.disk;
     let empty = Hops::new();
-    let path = path_of(&read.capture, disk);
+    let path = path_of(&read.capture, &format!("{disk}/back"));
     let page = read.page.get(disk).unwrap_or(&empty);
     let in_metrics = read.metrics.get(disk).unwrap_or(&empty);
     let blamed = sum(&path, |text| place.is_blamed(text, disk));
@@ -489,21 +489,8 @@ fn ring() -> Result<(), Stop> {
         check(ended.is_some_and(|s| s.success()), || "the trace".into())?;
         let (capture, timeline) = capture(&name)?;
         same_sums(&timeline, &capture)?;
-        let layer = "a/attach";
-        let paths = capture["paths"].as_array().into_iter().flatten();
-        let mut down = Figure::default();
-        for hop in paths
-            .filter(|p| p["name"] == layer)
-            .flat_map(|p| p["hops"].as_array().into_iter().flatten())
-            .filter(|h| {
-                h["hop"]
-                    .as_str()
-                    .is_some_and(|h| h.ends_with("down to ring"))
-            })
-        {
-            let number = |field: &str| hop["figures"][field].as_f64().unwrap_or(f64::NAN);
-            down.add(number("count"), number("count") * number("average_ns"));
-        }
+        let way = path_of(&capture, "a/attach");
+        let down = sum(&way, |text| text.ends_with("down to ring"));
         let text = || format!("{down:?} of {least} to {most} ns: {}", capture["paths"]);
         check(down.count as u64 == DEPTH, text)?;
         check(down.ns >= least && down.ns <= most, text)?;

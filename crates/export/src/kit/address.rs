@@ -166,7 +166,7 @@ mod tests {
             dir.path().join("s").display()
         );
         let listen: UnixListen = text.parse().unwrap();
-        // Whoever runs the tests is in this group, and may be in no other.
+        // The user who runs the tests is in this group, and may be in no other.
         let mine = rustix::process::getegid().as_raw();
         let access = listen.access.resolve(|_| Ok(mine)).unwrap();
         let socket = SocketFile::bind_for(&listen.path, SocketType::STREAM, access).unwrap();

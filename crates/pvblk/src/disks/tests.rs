@@ -234,7 +234,7 @@ fn sockets_of_disks_come_and_go() {
 #[test]
 fn a_socket_is_named_by_its_address_and_keeps_its_options() {
     let bed = Bed::new();
-    // Whoever runs the tests is in this group, and may be in no other.
+    // The user who runs the tests is in this group, and may be in no other.
     let group = rustix::process::getegid().as_raw();
     let options = format!("socket-group={group},socket-mode=640");
     let plain = |name: &str| format!("unix:{}", bed.path(name).display());
