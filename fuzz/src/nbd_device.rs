@@ -10,14 +10,24 @@ pub const SECTORS: u64 = 256;
 /// Requests that touch these sectors fail.
 pub const BAD: std::ops::Range<u64> = 200..204;
 
+/// The eight bytes that a sector consists of, 64 times.
+fn word(sector: u64) -> [u8; 8] {
+    (sector.wrapping_add(1))
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .to_ne_bytes()
+}
+
 /// The expected content of a sector.
 pub fn pattern(sector: u64) -> [u8; 512] {
-    let word = (sector + 1)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .to_ne_bytes();
     let mut b = [0; 512];
-    b.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&word));
+    b.chunks_exact_mut(8)
+        .for_each(|c| c.copy_from_slice(&word(sector)));
     b
+}
+
+/// The expected byte at an offset in bytes. It doesn't make the whole sector: a run of the target asks for some 100,000 bytes.
+pub fn byte(at: u64) -> u8 {
+    word(at / 512)[(at % 8) as usize]
 }
 
 /// The device; the target itself plays its queue.

@@ -4,7 +4,7 @@
 //! that it must get, and the disk gets exactly what was asked for. Always: no panic, no more in flight than agreed,
 //! and an end.
 
-use crate::nbd_device::{BAD, PatternDisk, SECTORS, pattern};
+use crate::nbd_device::{BAD, PatternDisk, SECTORS, byte};
 use arbitrary::{Result, Unstructured};
 use pvblk_backend::{RequestSource, SourceEnd};
 use pvblk_block::{BlockDevice, Limits, Op, Request};
@@ -541,11 +541,6 @@ fn question(u: &mut Unstructured<'_>, len: u32) -> Result<(Vec<u8>, Option<Vec<u
     let whole = bytes.len() >= 12 && (bytes.len() - 8).is_multiple_of(4);
     ids.truncate(bytes.len().saturating_sub(8) / 4);
     Ok((bytes, whole.then_some(ids)))
-}
-
-/// The byte at this offset of the disk.
-fn byte(at: u64) -> u8 {
-    pattern(at / 512)[(at % 512) as usize]
 }
 
 fn check_extents(payload: &[u8], wanted: Option<&Wanted>, extended: bool) {
