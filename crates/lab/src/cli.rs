@@ -51,6 +51,8 @@ pub enum LabCommand {
     Md(MdArgs),
     /// Processes that read through a page cache that is too small, under the policies of old kernels and of pvblk
     PageOrder(PageOrderArgs),
+    /// Hit rates of the page cache beside other policies', by the shape of the load, in virtual time
+    HitRates(HitRatesArgs),
     /// The same jobs by fio and by `pvblk bench`: do they agree?
     Fio(FioArgs),
     /// Kill server and front end in the middle of writes, again and again: no completed write may be lost
@@ -78,6 +80,7 @@ impl LabCommand {
             LabCommand::Squeeze(a) => &a.run.checked.output,
             LabCommand::Md(a) => &a.checked.output,
             LabCommand::PageOrder(a) => &a.run.checked.output,
+            LabCommand::HitRates(a) => &a.run.checked.output,
             LabCommand::Fio(a) => &a.checked.output,
             LabCommand::Crash(a) => &a.output,
             LabCommand::TraceCost(a) => &a.output,
@@ -389,6 +392,21 @@ pub struct MdArgs {
     pub stripes: usize,
     #[command(flatten)]
     pub checked: CheckedArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct HitRatesArgs {
+    /// Pages of each cache (4 KiB) [default: 16384, or 2048 with --quick]
+    #[arg(long, value_name = "N")]
+    pub pages: Option<u64>,
+    /// Shapes at a time [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Seed of the shapes
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub run: QuickArgs,
 }
 
 #[derive(Args, Debug)]

@@ -1,16 +1,16 @@
 //! Runs the experiments that the flags ask for, and turns results into files and verdicts.
 
 use crate::cli::{
-    CheckedArgs, CrashArgs, FioArgs, IdleArgs, LabCommand, MdArgs, NbdArgs, OutputArgs,
-    PageOrderArgs, PageOrderPart, PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs,
+    CheckedArgs, CrashArgs, FioArgs, HitRatesArgs, IdleArgs, LabCommand, MdArgs, NbdArgs,
+    OutputArgs, PageOrderArgs, PageOrderPart, PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs,
     StripeQueuePart, SweepArgs, TraceCostArgs, VhostArgs,
 };
 use crate::compare;
 use anyhow::{Context, Result, bail};
 use pvblk_bench::plot::{Chart, Width};
 use pvblk_lab::{
-    agree, crash, idle, instructions, md, nbd, null_nbd, page_order, path, queues, rings, squeeze,
-    stripe_queue, trace_cost, verdict, vhost,
+    agree, crash, hit_rates, idle, instructions, md, nbd, null_nbd, page_order, path, queues,
+    rings, squeeze, stripe_queue, trace_cost, verdict, vhost,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -30,6 +30,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Bystander => squeeze::bystander::serve(),
         LabCommand::Md(args) => run_md(args),
         LabCommand::PageOrder(args) => run_page_order(args),
+        LabCommand::HitRates(args) => run_hit_rates(args),
         LabCommand::Fio(args) => run_fio(args),
         LabCommand::Crash(args) => run_crash(args),
         LabCommand::CrashLoad(args) => crash::load::run(&crash::load::LoadOptions {
@@ -443,6 +444,27 @@ fn run_page_order(args: &PageOrderArgs) -> Result<()> {
 struct PageOrder {
     modelled: Option<page_order::PageOrderResult>,
     real: Option<page_order::real::RealResult>,
+}
+
+fn run_hit_rates(args: &HitRatesArgs) -> Result<()> {
+    let usual = if args.run.quick { 2048 } else { 16384 };
+    let pages = args.pages.unwrap_or(usual);
+    if !(256..=1 << 20).contains(&pages) {
+        bail!("--pages must be from 256 to 1048576");
+    }
+    let options = hit_rates::HitRateOptions {
+        pages,
+        threads: args.threads.unwrap_or(pvblk_sys::cpu::allowed().len()),
+        seed: args.seed,
+    };
+    let result = hit_rates::run(&options, &progress)?;
+    let shown = Shown {
+        text: result.table(),
+        charts: Vec::new(),
+        checks: result.checks(),
+    };
+    save(&args.run.checked.output, &result, &shown)?;
+    judge(&args.run.checked, &shown.checks)
 }
 
 fn run_fio(args: &FioArgs) -> Result<()> {

@@ -6,6 +6,7 @@ pub mod bed;
 pub mod child;
 pub mod crash;
 pub mod driver;
+pub mod hit_rates;
 pub mod idle;
 pub mod instructions;
 pub mod loopback;
