@@ -127,7 +127,7 @@ pub struct Shadows {
 impl Shadows {
     /// For `frames` frames; nothing is remembered.
     pub fn new(frames: usize) -> Shadows {
-        let places = frames.next_power_of_two();
+        let places = frames.next_power_of_two().max(2);
         Shadows {
             places: vec![(u64::MAX, 0); places].into(),
             clock: 0,
@@ -135,8 +135,9 @@ impl Shadows {
     }
 
     fn place(&self, page: u64) -> usize {
-        let hash = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        hash as usize & (self.places.len() - 1)
+        // The highest bits, so that pages in order meet only after almost half of the places.
+        let hash = page.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (hash >> (u64::BITS - self.places.len().trailing_zeros())) as usize
     }
 
     /// A page was activated.
@@ -186,6 +187,17 @@ mod tests {
         }
         assert_eq!(order, [2, 4, 0, 3, 1]);
         assert_eq!((l.len(On::Inactive), l.len(On::Active)), (0, 0));
+    }
+
+    #[test]
+    fn pages_in_order_are_all_remembered() {
+        for frames in [16, 1000, 1 << 14, 1 << 16, 1 << 18] {
+            let mut s = Shadows::new(frames);
+            let pages = 7_000_000..7_000_000 + frames as u64 / 5 * 2;
+            pages.clone().for_each(|page| s.evicted(page));
+            let known = pages.clone().filter(|&page| s.refault(page).is_some());
+            assert_eq!(known.count(), pages.count(), "{frames} frames");
+        }
     }
 
     #[test]

@@ -26,10 +26,11 @@ pub enum WaitPolicy {
 /// The share of the cache that active pages may keep from reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActiveShare {
-    /// This share in percent, 0 to 99: with 50 no active page is given up while there are as many inactive ones, as in Linux 2.6.31.
+    /// This share in percent, 0 to 99, of pages that were used often once: with 50 no active page is given up while there are as many inactive ones, as
+    /// in Linux 2.6.31.
     Percent(u8),
-    /// 50 %, but nothing while pages come back that would still be there if the active list were shorter.
-    Refault,
+    /// The share of the cache that is served, of pages that are used.
+    Used,
 }
 
 /// A cache's decisions when memory is short.
@@ -54,7 +55,7 @@ impl Policy {
     pub const DEFAULT: Policy = Policy {
         order: FrameOrder::Kept,
         wait: WaitPolicy::Progress,
-        active: ActiveShare::Refault,
+        active: ActiveShare::Used,
     };
 
     /// All policies; those of one order of frames come first.
@@ -70,7 +71,7 @@ impl Policy {
                     ActiveShare::Percent(50),
                     ActiveShare::Percent(25),
                     ActiveShare::Percent(0),
-                    ActiveShare::Refault,
+                    ActiveShare::Used,
                 ] {
                     let policy = Policy {
                         order,
@@ -100,7 +101,7 @@ impl Policy {
         };
         match self.active {
             ActiveShare::Percent(share) => format!("{order} {wait} {share}"),
-            ActiveShare::Refault => format!("{order} {wait} refault"),
+            ActiveShare::Used => format!("{order} {wait} used"),
         }
     }
 }
@@ -142,21 +143,32 @@ impl pvblk_cache::Policy for Policy {
         self.wait == WaitPolicy::Progress
     }
 
-    fn protected_percent(&self, refaults: bool) -> u8 {
+    fn protected_percent(&self) -> u8 {
         match self.active {
             ActiveShare::Percent(share) => share,
-            ActiveShare::Refault => Standard.protected_percent(refaults),
+            ActiveShare::Used => Standard.protected_percent(),
+        }
+    }
+
+    fn keeps_used_active(&self) -> bool {
+        self.active == ActiveShare::Used
+    }
+
+    fn returns_as_active(&self, distance: u64, active: u64, frames: u64) -> bool {
+        match self.active {
+            ActiveShare::Percent(_) => distance <= active,
+            ActiveShare::Used => Standard.returns_as_active(distance, active, frames),
         }
     }
 
     fn gives_up_active(&self) -> bool {
-        self.active == ActiveShare::Refault
+        self.active == ActiveShare::Used
     }
 
     fn kept_from_reads_percent(&self) -> u8 {
         match self.active {
             ActiveShare::Percent(share) => share,
-            ActiveShare::Refault => Standard.kept_from_reads_percent(),
+            ActiveShare::Used => Standard.kept_from_reads_percent(),
         }
     }
 }

@@ -74,8 +74,6 @@ pub struct Memory<P> {
     list_of: Vec<usize>,
     /// Background reclaim was asked for.
     wants_background: bool,
-    /// Refaults up to the last reclaim.
-    refaults_seen: u64,
     /// When the uses of active pages were last looked at, to give back those without any.
     aged: Option<Instant>,
     counters: Counters,
@@ -103,7 +101,6 @@ impl<P: Policy> Memory<P> {
             reading: 0,
             list_of: vec![0],
             wants_background: false,
-            refaults_seen: 0,
             aged: None,
             counters: Counters::default(),
             policy,
@@ -163,7 +160,9 @@ impl<P: Policy> Memory<P> {
         let mut on = On::Inactive;
         if let Some(distance) = self.shadows.refault(page) {
             self.counters.workingset_refault_file += 1;
-            if distance <= self.lists.len(On::Active) as u64 {
+            let active = self.lists.len(On::Active) as u64;
+            let frames = self.frames.len() as u64;
+            if self.policy.returns_as_active(distance, active, frames) {
                 self.counters.workingset_activate_file += 1;
                 on = On::Active;
             }

@@ -8,6 +8,9 @@ use pvblk_block::planted::{Plant, has};
 
 /// Pages of one scan, and wanted of one direct reclaim.
 const CLUSTER: usize = 32;
+/// Active pages that one scan looks at, at most, to find a cluster that nobody used: the others go round again. With more, a loop over a little more than
+/// the cache comes to pages twice before they are used again; with fewer, pages that were used often once stay for longer.
+const ACTIVE_LOOKS: usize = 2 * CLUSTER;
 /// Scans of one step of background reclaim.
 const BACKGROUND_SCANS: usize = 8;
 
@@ -57,7 +60,10 @@ impl<P: Policy> Memory<P> {
         let mut left = self.lists.len(On::Inactive).max(CLUSTER);
         let mut dirty = 0;
         while freed < CLUSTER && left > 0 {
-            self.age_active();
+            freed += self.age_active(list, by, writes);
+            if freed >= CLUSTER {
+                break;
+            }
             let some = CLUSTER.min(left);
             left -= some;
             for _ in 0..some {
@@ -93,7 +99,6 @@ impl<P: Policy> Memory<P> {
             By::Background => self.counters.pgsteal_kswapd += freed as u64,
             By::Request => self.counters.pgsteal_direct += freed as u64,
         }
-        self.refaults_seen = self.counters.workingset_refault_file;
         if dirty > 0 && freed < CLUSTER {
             writes.hurry();
         }
@@ -158,12 +163,17 @@ impl<P: Policy> Memory<P> {
 
     /// A page goes that may be wanted again; its frame is to be freed then.
     pub(super) fn evict(&mut self, frame: u32, writes: &mut WriteBack) {
+        self.shadows.evicted(self.table.page(frame));
+        self.evict_for_good(frame, writes);
+    }
+
+    /// A page goes of which nothing is remembered; its frame is to be freed then.
+    fn evict_for_good(&mut self, frame: u32, writes: &mut WriteBack) {
         let page = self.table.page(frame);
         if !writes.is_clean(frame) {
             // Only with a planted bug.
             writes.forget(page, frame);
         }
-        self.shadows.evicted(page);
         self.counters.readahead_lost += u64::from(self.table.is_ahead(frame));
         self.table.remove(frame);
         self.lists.put(frame, On::None);
@@ -173,21 +183,47 @@ impl<P: Policy> Memory<P> {
     fn too_active(&self) -> usize {
         let inactive = self.lists.len(On::Inactive) + self.reading;
         let active = self.lists.len(On::Active);
-        let refaults = self.counters.workingset_refault_file != self.refaults_seen;
-        let protected = self.policy.protected_percent(refaults);
+        let protected = self.policy.protected_percent();
         active.saturating_sub((active + inactive) * usize::from(protected) / 100)
     }
 
-    /// Makes the oldest active pages inactive, as many as are too many.
-    fn age_active(&mut self) {
-        for _ in 0..CLUSTER.min(self.too_active()) {
+    /// Takes the oldest active pages off their list, as many as are too many and a cluster at most. Returns how many frames became free.
+    ///
+    /// Pages that were used stay, with one use less, if the policy keeps them. Of those that weren't nothing is remembered when they go: they were used
+    /// often once, so what they could show is that everything else should be given up for them.
+    fn age_active(&mut self, list: usize, by: By, writes: &mut WriteBack) -> usize {
+        let keeps_used = self.policy.keeps_used_active();
+        let looks = if keeps_used { ACTIVE_LOOKS } else { CLUSTER };
+        let (mut freed, mut moved) = (0, 0);
+        for _ in 0..looks {
+            if self.too_active() == 0 || freed + moved == CLUSTER {
+                break;
+            }
             let Some(frame) = self.lists.oldest(On::Active) else {
                 break;
             };
             self.counters.pgrefill += 1;
+            let uses = self.table.uses(frame);
+            if keeps_used && uses > 0 {
+                self.table.set_uses(frame, uses - 1);
+                self.lists.put(frame, On::Active);
+                continue;
+            }
             self.counters.pgdeactivate += 1;
+            if keeps_used && writes.is_clean(frame) {
+                match by {
+                    By::Background => self.counters.pgscan_kswapd += 1,
+                    By::Request => self.counters.pgscan_direct += 1,
+                }
+                self.evict_for_good(frame, writes);
+                self.free(frame, list);
+                freed += 1;
+                continue;
+            }
             self.table.set_uses(frame, 0);
             self.lists.put(frame, On::Inactive);
+            moved += 1;
         }
+        freed
     }
 }
