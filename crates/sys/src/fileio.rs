@@ -49,11 +49,35 @@ pub fn read_some(
     skip: usize,
     wait: bool,
 ) -> io::Result<usize> {
+    let flags = if wait { 0 } else { libc::RWF_NOWAIT };
+    if let [buffer] = buffers
+        && skip < buffer.len()
+    {
+        return read_one(fd, offset, buffer.iovec(skip, true), flags);
+    }
     let mut iov = [EMPTY; CHUNK];
     let n = fill(&mut iov, buffers, skip, true);
-    let flags = if wait { 0 } else { libc::RWF_NOWAIT };
     // SAFETY: the first `n` entries describe live, checked, writable buffers; the caller's borrow keeps them mapped over the call.
     let r = unsafe { libc::preadv2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
+    usize::try_from(r).map_err(|_| io::Error::last_os_error())
+}
+
+/// As [`read_some`], of one piece, which most requests are: the list of pieces alone would be as long as the data.
+#[inline]
+fn read_one(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    piece: libc::iovec,
+    flags: libc::c_int,
+) -> io::Result<usize> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: the piece describes a live, checked, writable buffer; the callers' borrow keeps it mapped over the call.
+    let r = unsafe {
+        match flags {
+            0 => libc::pread(fd, piece.iov_base, piece.iov_len, offset as i64),
+            _ => libc::preadv2(fd, &raw const piece, 1, offset as i64, flags),
+        }
+    };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
 }
 
@@ -67,9 +91,18 @@ pub fn write_some(
     skip: usize,
     durable: bool,
 ) -> io::Result<usize> {
+    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+    if let [buffer] = buffers
+        && skip < buffer.len()
+    {
+        let piece = buffer.iovec(skip, false);
+        // SAFETY: the piece describes a live, checked buffer; the caller's borrow keeps it mapped over the call.
+        let r =
+            unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const piece, 1, offset as i64, flags) };
+        return usize::try_from(r).map_err(|_| io::Error::last_os_error());
+    }
     let mut iov = [EMPTY; CHUNK];
     let n = fill(&mut iov, buffers, skip, false);
-    let flags = if durable { libc::RWF_DSYNC } else { 0 };
     // SAFETY: the first `n` entries describe live, checked buffers; the caller's borrow keeps them mapped over the call.
     let r = unsafe { libc::pwritev2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
