@@ -7,6 +7,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Most segments that one call passes to the kernel (`IOV_MAX` is 1024).
 const CHUNK: usize = 256;
 
+/// Number of cachestat(2), the same on all architectures; libc doesn't name it on most.
+pub const SYS_CACHESTAT: libc::c_long = 451;
+
 const EMPTY: libc::iovec = libc::iovec {
     iov_base: std::ptr::null_mut(),
     iov_len: 0,
@@ -106,6 +109,28 @@ pub fn write_some(
     // SAFETY: the first `n` entries describe live, checked buffers; the caller's borrow keeps them mapped over the call.
     let r = unsafe { libc::pwritev2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
+}
+
+/// True if some of these bytes of a file on tmpfs are in the machine's swap, or on their way from there: cachestat(2), of Linux 6.5. The file
+/// has to be the caller's own, or writable by it. Never waits for the medium.
+pub fn is_swapped(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<bool> {
+    let range = [offset, bytes];
+    // Pages that are cached, dirty, being written back, evicted, and evicted lately.
+    let mut counts = [0u64; 5];
+    // SAFETY: the kernel reads two numbers (`struct cachestat_range`) and writes five (`struct cachestat`), all within the call.
+    let r = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            fd.as_raw_fd(),
+            range.as_ptr(),
+            counts.as_mut_ptr(),
+            0u32,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(counts[3] > 0)
 }
 
 /// Reads or writes until all is done or the file ends; returns the bytes done.
