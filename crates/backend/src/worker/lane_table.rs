@@ -275,9 +275,12 @@ impl LaneTable {
         };
         entry.asleep = false;
         entry.used = true;
-        let since = entry.idle_since.take().unwrap_or(entry.slept_at);
-        let idle = self.now.duration_since(since);
-        entry.spin = next_spin(entry.spin.min(max), idle, max);
+        entry.idle_since = None;
+        entry.spin = next_spin(
+            entry.spin.min(max),
+            self.now.duration_since(entry.slept_at),
+            max,
+        );
         let disk = Arc::as_ptr(&entry.stall);
         let first = self.active.first().and_then(|&i| self.entries[i].as_ref());
         if first.is_some_and(|other| Arc::as_ptr(&other.stall) != disk) {

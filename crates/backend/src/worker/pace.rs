@@ -5,14 +5,9 @@ use std::time::{Duration, Instant};
 /// The spin window with which growth from zero begins.
 const SPIN_START: Duration = Duration::from_micros(4);
 
-/// Time that a wake-up across CPUs takes: up to 35 µs on virtual machines that were measured.
-const WAKE_UP: Duration = Duration::from_micros(25);
-
-/// The spin window after `idle` time from the last work to the end of a sleep. The wake-up is a part of that time, and a window that had
-/// lasted for the rest would have saved it. The longest one that was too short for that saves nothing.
-pub fn next_spin(spin: Duration, idle: Duration, max: Duration) -> Duration {
-    let missed = spin >= max && idle > max;
-    if idle <= max + WAKE_UP && !missed {
+/// The spin window after a sleep of `slept`.
+pub fn next_spin(spin: Duration, slept: Duration, max: Duration) -> Duration {
+    if slept <= max {
         (spin * 2).clamp(SPIN_START, max.max(SPIN_START)).min(max)
     } else if spin <= SPIN_START {
         Duration::ZERO
@@ -110,10 +105,6 @@ mod tests {
             next_spin(spin, Duration::ZERO, Duration::ZERO),
             Duration::ZERO
         );
-        // What a longer window would have caught counts, with the wake-up that it would have saved; what the longest has missed doesn't.
-        let late = max + WAKE_UP;
-        assert_eq!(next_spin(spin, late, max), SPIN_START);
-        assert_eq!(next_spin(max, late, max), max / 2);
     }
 
     #[test]
