@@ -156,23 +156,27 @@ fn thirty_two_stalled_requests_leave_other_disks_alone() -> Result<(), Stop> {
     Ok(())
 }
 
-/// A mounted ext4 in a file of a medium, unmounted when it is dropped.
-struct Ext4(tempfile::TempDir);
+/// A mounted ext4 in the file `image` of a medium, unmounted when it is dropped.
+struct Ext4 {
+    medium: SlowMedium,
+    folder: tempfile::TempDir,
+}
 
 impl Ext4 {
-    fn make(image: &Path) -> Result<Ext4, Stop> {
+    fn make(medium: SlowMedium) -> Result<Ext4, Stop> {
         mounted::need_machine()?;
+        let image = medium.add("image", 64 << 20)?;
         let (folder, image) = (tempfile::tempdir()?, image.to_string_lossy());
         tools::run_ok("mkfs.ext4", ["-q", "-F", &image])?;
         let point = folder.path().to_string_lossy().into_owned();
         tools::run_ok("mount", ["-o", "loop", &image, &point])?;
-        Ok(Ext4(folder))
+        Ok(Ext4 { medium, folder })
     }
 }
 
 impl Drop for Ext4 {
     fn drop(&mut self) {
-        let point = self.0.path().to_string_lossy().into_owned();
+        let point = self.folder.path().to_string_lossy().into_owned();
         for _ in 0..100 {
             // Reads that were held end first.
             if asked("umount", &[&point]).is_ok_and(|(content, _)| content) {
@@ -180,6 +184,15 @@ impl Drop for Ext4 {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+}
+
+/// Heals the medium when it is dropped: a server doesn't end while its threads wait there.
+struct Healed<'a>(&'a SlowMedium);
+
+impl Drop for Healed<'_> {
+    fn drop(&mut self) {
+        self.0.heal("image");
     }
 }
 
@@ -191,10 +204,10 @@ fn what_is_cached_is_read_while_its_medium_hangs() -> Result<(), Stop> {
         direct_io: true,
         ..Default::default()
     })?;
-    let image = medium.add("image", 64 << 20)?;
-    let ext4 = Ext4::make(&image)?;
+    let ext4 = Ext4::make(medium)?;
     let folder = tempfile::tempdir()?;
-    let (path, healthy) = (ext4.0.path().join("disk"), folder.path().join("healthy"));
+    let path = ext4.folder.path().join("disk");
+    let healthy = folder.path().join("healthy");
     let block = |i: u64| [i as u8 ^ 0x5a; 4096];
     let file = File::options()
         .read(true)
@@ -211,21 +224,20 @@ fn what_is_cached_is_read_while_its_medium_hangs() -> Result<(), Stop> {
         format!("healthy=file:{},size=16M", healthy.display()),
     ];
     let (server, socket) = serve(folder.path(), &disks)?;
-    // Both end before the server, which may wait for them; the file system first.
-    let (medium, _ext4) = (medium, ext4);
+    let _healed = Healed(&ext4.medium);
     let mut warm = Connection::open(&socket, "hung")?;
     for i in 0..32 {
         check(warm.read(i, i * 4096, 4096)? == block(i), || {
             "wrong data".into()
         })?;
     }
-    medium.set("image", &[Kind::Read], Rule::Hold);
+    ext4.medium.set("image", &[Kind::Read], Rule::Hold);
     let mut stuck = Connection::open(&socket, "hung")?;
     let cold = |i: u64| (2 << 8) + i * 200;
     for i in 0..16 {
         stuck.ask(Command::Read, i, cold(i) * 4096, 4096)?;
     }
-    medium.wait_held("image", &[Kind::Read], 1)?;
+    ext4.medium.wait_held("image", &[Kind::Read], 1)?;
     let mut neighbour = Connection::open(&socket, "healthy")?;
     let until = Instant::now() + Duration::from_secs(2);
     while Instant::now() < until {
@@ -236,12 +248,12 @@ fn what_is_cached_is_read_while_its_medium_hangs() -> Result<(), Stop> {
             })?;
         }
     }
-    check(medium.held("image", &[Kind::Read]) >= 1, || {
+    check(ext4.medium.held("image", &[Kind::Read]) >= 1, || {
         "the medium doesn't hang".into()
     })?;
     let stall = server.lines().into_iter().find(|line| is_stall(line));
     check(stall.is_none(), || format!("{stall:?}"))?;
-    medium.heal("image");
+    ext4.medium.heal("image");
     for _ in 0..16 {
         let Some(reply) = stuck.receive()? else {
             return Err(server.failure("closed the connection"));
