@@ -330,9 +330,11 @@ impl RequestSource for BlkifSource {
     fn push(&mut self) -> Result<usize, SourceEnd> {
         if self.unpublished && !self.broken {
             self.unpublished = false;
-            if self.ring.publish() {
+            let wakes = self.ring.publish();
+            if wakes {
                 self.channel.notify();
             }
+            self.batch.pushed(wakes);
         }
         Ok(0)
     }

@@ -7,6 +7,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Most segments that one call passes to the kernel (`IOV_MAX` is 1024).
 const CHUNK: usize = 256;
 
+/// Number of cachestat(2), the same on all architectures; libc doesn't name it on most.
+pub const SYS_CACHESTAT: libc::c_long = 451;
+
 const EMPTY: libc::iovec = libc::iovec {
     iov_base: std::ptr::null_mut(),
     iov_len: 0,
@@ -49,11 +52,35 @@ pub fn read_some(
     skip: usize,
     wait: bool,
 ) -> io::Result<usize> {
+    let flags = if wait { 0 } else { libc::RWF_NOWAIT };
+    if let [buffer] = buffers
+        && skip < buffer.len()
+    {
+        return read_one(fd, offset, buffer.iovec(skip, true), flags);
+    }
     let mut iov = [EMPTY; CHUNK];
     let n = fill(&mut iov, buffers, skip, true);
-    let flags = if wait { 0 } else { libc::RWF_NOWAIT };
     // SAFETY: the first `n` entries describe live, checked, writable buffers; the caller's borrow keeps them mapped over the call.
     let r = unsafe { libc::preadv2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
+    usize::try_from(r).map_err(|_| io::Error::last_os_error())
+}
+
+/// As [`read_some`], of one piece, which most requests are: the list of pieces alone would be as long as the data.
+#[inline]
+fn read_one(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    piece: libc::iovec,
+    flags: libc::c_int,
+) -> io::Result<usize> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: the piece describes a live, checked, writable buffer; the callers' borrow keeps it mapped over the call.
+    let r = unsafe {
+        match flags {
+            0 => libc::pread(fd, piece.iov_base, piece.iov_len, offset as i64),
+            _ => libc::preadv2(fd, &raw const piece, 1, offset as i64, flags),
+        }
+    };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
 }
 
@@ -67,12 +94,43 @@ pub fn write_some(
     skip: usize,
     durable: bool,
 ) -> io::Result<usize> {
+    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+    if let [buffer] = buffers
+        && skip < buffer.len()
+    {
+        let piece = buffer.iovec(skip, false);
+        // SAFETY: the piece describes a live, checked buffer; the caller's borrow keeps it mapped over the call.
+        let r =
+            unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const piece, 1, offset as i64, flags) };
+        return usize::try_from(r).map_err(|_| io::Error::last_os_error());
+    }
     let mut iov = [EMPTY; CHUNK];
     let n = fill(&mut iov, buffers, skip, false);
-    let flags = if durable { libc::RWF_DSYNC } else { 0 };
     // SAFETY: the first `n` entries describe live, checked buffers; the caller's borrow keeps them mapped over the call.
     let r = unsafe { libc::pwritev2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
+}
+
+/// True if some of these bytes of a file on tmpfs are in the machine's swap, or on their way from there: cachestat(2), of Linux 6.5. The file
+/// has to be the caller's own, or writable by it. Never waits for the medium.
+pub fn is_swapped(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<bool> {
+    let range = [offset, bytes];
+    // Pages that are cached, dirty, being written back, evicted, and evicted lately.
+    let mut counts = [0u64; 5];
+    // SAFETY: the kernel reads two numbers (`struct cachestat_range`) and writes five (`struct cachestat`), all within the call.
+    let r = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            fd.as_raw_fd(),
+            range.as_ptr(),
+            counts.as_mut_ptr(),
+            0u32,
+        )
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(counts[3] > 0)
 }
 
 /// Reads or writes until all is done or the file ends; returns the bytes done.

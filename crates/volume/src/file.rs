@@ -8,6 +8,7 @@ mod log;
 mod queue;
 mod ring;
 mod shared;
+mod swap;
 mod task;
 mod work_queues;
 
@@ -30,6 +31,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use swap::Swap;
 use work_queues::WorkQueues;
 
 /// Bytes of zeros that write-zeroes writes at a time where the kernel can't do better.
@@ -127,6 +129,10 @@ impl FileVolume {
                 is_block_device: layout.is_block_device,
                 read_only: spec.read_only,
                 in_memory: layout.in_memory,
+                swap: match layout.is_swappable {
+                    true => Swap::MACHINE,
+                    false => Swap::NEVER,
+                },
                 direct: layout.direct,
                 sector_bytes: layout.sector_bytes,
                 zeros,

@@ -1,10 +1,10 @@
 //! File disks whose medium hangs, fails, or is used by another program.
 
-use pvblk_e2e::daemon::Daemon;
+use pvblk_e2e::daemon::{Daemon, is_stall};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::slow_medium::{Kind, Rule, SlowMedium};
-use pvblk_e2e::{Stop, run_all, tools};
+use pvblk_e2e::slow_medium::{self, Kind, Rule, SlowMedium};
+use pvblk_e2e::{Stop, mounted, run_all, tools};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,6 +20,10 @@ fn main() -> ExitCode {
         (
             "thirty_two_stalled_requests_leave_other_disks_alone",
             thirty_two_stalled_requests_leave_other_disks_alone,
+        ),
+        (
+            "what_is_cached_is_read_while_its_medium_hangs",
+            what_is_cached_is_read_while_its_medium_hangs,
         ),
         (
             "a_hung_disk_does_not_hold_up_the_sizes_of_others",
@@ -148,6 +152,117 @@ fn thirty_two_stalled_requests_leave_other_disks_alone() -> Result<(), Stop> {
             let seen = &mut seen[reply.cookie as usize];
             check(!std::mem::replace(seen, true), || "answered twice".into())?;
         }
+    }
+    Ok(())
+}
+
+/// A mounted ext4 in the file `image` of a medium, unmounted when it is dropped.
+struct Ext4 {
+    medium: SlowMedium,
+    folder: tempfile::TempDir,
+}
+
+impl Ext4 {
+    fn make(medium: SlowMedium) -> Result<Ext4, Stop> {
+        mounted::need_machine()?;
+        let image = medium.add("image", 64 << 20)?;
+        let (folder, image) = (tempfile::tempdir()?, image.to_string_lossy());
+        tools::run_ok("mkfs.ext4", ["-q", "-F", &image])?;
+        let point = folder.path().to_string_lossy().into_owned();
+        tools::run_ok("mount", ["-o", "loop", &image, &point])?;
+        Ok(Ext4 { medium, folder })
+    }
+}
+
+impl Drop for Ext4 {
+    fn drop(&mut self) {
+        let point = self.folder.path().to_string_lossy().into_owned();
+        for _ in 0..100 {
+            // Reads that were held end first.
+            if asked("umount", &[&point]).is_ok_and(|(content, _)| content) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// Heals the medium when it is dropped: a server doesn't end while its threads wait there.
+struct Healed<'a>(&'a SlowMedium);
+
+impl Drop for Healed<'_> {
+    fn drop(&mut self) {
+        self.0.heal("image");
+    }
+}
+
+/// The reads of this disk that can't be answered from the page cache wait for a medium that hangs. Its cached blocks are read, other disks go on, and
+/// the worker that all of them share is never blocked, which its watchdog would say after a second.
+fn what_is_cached_is_read_while_its_medium_hangs() -> Result<(), Stop> {
+    let medium = SlowMedium::with(slow_medium::Options {
+        // Else the cache would be there twice.
+        direct_io: true,
+        ..Default::default()
+    })?;
+    let ext4 = Ext4::make(medium)?;
+    let folder = tempfile::tempdir()?;
+    let path = ext4.folder.path().join("disk");
+    let healthy = folder.path().join("healthy");
+    let block = |i: u64| [i as u8 ^ 0x5a; 4096];
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    for i in 0..16 << 8 {
+        file.write_all_at(&block(i), i * 4096)?;
+    }
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    let disks = [
+        format!("hung=file:{}", path.display()),
+        format!("healthy=file:{},size=16M", healthy.display()),
+    ];
+    let (server, socket) = serve(folder.path(), &disks)?;
+    let _healed = Healed(&ext4.medium);
+    let mut warm = Connection::open(&socket, "hung")?;
+    for i in 0..32 {
+        check(warm.read(i, i * 4096, 4096)? == block(i), || {
+            "wrong data".into()
+        })?;
+    }
+    ext4.medium.set("image", &[Kind::Read], Rule::Hold);
+    let mut stuck = Connection::open(&socket, "hung")?;
+    let cold = |i: u64| (2 << 8) + i * 200;
+    for i in 0..16 {
+        stuck.ask(Command::Read, i, cold(i) * 4096, 4096)?;
+    }
+    ext4.medium.wait_held("image", &[Kind::Read], 1)?;
+    let mut neighbour = Connection::open(&socket, "healthy")?;
+    let until = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < until {
+        rounds(&mut neighbour, 1)?;
+        for i in 0..32 {
+            check(warm.read(i, i * 4096, 4096)? == block(i), || {
+                "wrong data".into()
+            })?;
+        }
+    }
+    check(ext4.medium.held("image", &[Kind::Read]) >= 1, || {
+        "the medium doesn't hang".into()
+    })?;
+    let stall = server.lines().into_iter().find(|line| is_stall(line));
+    check(stall.is_none(), || format!("{stall:?}"))?;
+    ext4.medium.heal("image");
+    for _ in 0..16 {
+        let Some(reply) = stuck.receive()? else {
+            return Err(server.failure("closed the connection"));
+        };
+        check(reply.error == 0, || {
+            format!("a read ended with {}", reply.error)
+        })?;
+        let data = stuck.receive_data(4096)?;
+        check(data == block(cold(reply.cookie)), || "wrong data".into())?;
     }
     Ok(())
 }

@@ -459,6 +459,12 @@ impl Lane {
         self.source.poll_is_syscall() && self.queue.in_flight() == 0
     }
 
+    /// True if a descriptor may tell what steps alone don't find out: that the source has requests, or room for responses, or that somebody
+    /// waits for the device's descriptor to be cleared.
+    pub(crate) fn is_told_by_descriptor(&self) -> bool {
+        self.source.poll_is_syscall() || self.source.wants_write() || self.queue.wait_fd().is_some()
+    }
+
     /// The source's descriptor.
     pub fn source_fd(&self) -> Option<BorrowedFd<'_>> {
         self.source.wait_fd()

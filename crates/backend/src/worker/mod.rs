@@ -43,9 +43,6 @@ const LOOK_SECTORS: u64 = 512;
 const LOOK_COST: u64 = 2048;
 /// Steps of the only active lane in one call.
 const STEPS_ALONE: u32 = 8;
-/// Idle steps between two yields of the CPU: about a microsecond.
-const STEPS_PER_YIELD: u32 = 8;
-
 /// The part of a worker that outlives its threads.
 pub struct Worker {
     name: String,
@@ -195,7 +192,6 @@ impl WorkerThread<'_> {
     /// Runs until told to exit.
     fn run(&mut self) -> Result<(), Replaced> {
         let mut steps = 0u32;
-        let mut offers = 0u32;
         loop {
             if self.worker.commands.is_pending() || !self.lanes.commands.is_empty() {
                 self.take_commands()?;
@@ -214,16 +210,17 @@ impl WorkerThread<'_> {
             if self.has_sleepers() {
                 steps += (work / SECTORS_PER_STEP).min(STEPS_PER_LOOK.into()) as u32;
             }
-            offers += 1;
-            if !moved && offers.is_multiple_of(STEPS_PER_YIELD) && !self.lanes.active.is_empty() {
-                self.lanes.yields.offer();
+            if !moved && !self.lanes.active.is_empty() {
+                self.lanes.yields.idle_step();
             }
             if self.lanes.active.is_empty() {
                 let timeout = self.lanes.next_timeout();
                 self.look(timeout)?;
             } else if steps >= STEPS_PER_LOOK || (!moved && steps >= STEPS_PER_LOOK / 4) {
                 steps = 0;
-                self.look(Some(Duration::ZERO))?;
+                if self.has_descriptors_to_look_at() {
+                    self.look(Some(Duration::ZERO))?;
+                }
             }
         }
     }
@@ -232,6 +229,18 @@ impl WorkerThread<'_> {
     #[inline]
     fn has_sleepers(&self) -> bool {
         self.lanes.entries.len() > self.lanes.active.len()
+    }
+
+    /// True if a look at the poller may tell more than a step of each active lane does. Commands have a flag of their own.
+    fn has_descriptors_to_look_at(&self) -> bool {
+        let lanes = &self.lanes;
+        let tells = |index: &usize| {
+            let entry = lanes.entries.get(*index).and_then(Option::as_ref);
+            entry
+                .and_then(|e| e.lane.as_ref())
+                .is_none_or(|lane| lane.is_told_by_descriptor())
+        };
+        self.has_sleepers() || lanes.active.iter().any(tells)
     }
 
     /// Calls a lane, if it is here. All calls that can block are made by this method.

@@ -16,21 +16,50 @@ pub fn next_spin(spin: Duration, slept: Duration, max: Duration) -> Duration {
     }
 }
 
-/// Yields the CPU while polling: the peer that a lane waits for may need this very CPU. But threads
-/// that compute keep it: if a yield took long, the next one comes only after a while.
-#[derive(Default)]
+/// Yields the CPU while polling: the peer that a lane waits for may need this very CPU. Where nobody takes it, yields are made
+/// rarer, since a request that comes during one is seen late. Threads that compute keep the CPU: if a yield took long, the next
+/// one comes only after a while.
 pub struct YieldPolicy {
+    /// Idle steps since the last yield, and those from one to the next.
+    steps: u32,
+    every: u32,
     not_before: Option<Instant>,
     pause: Duration,
 }
 
+impl Default for YieldPolicy {
+    fn default() -> YieldPolicy {
+        YieldPolicy {
+            steps: 0,
+            every: EVERY_MIN,
+            not_before: None,
+            pause: Duration::ZERO,
+        }
+    }
+}
+
+/// Idle steps between two yields: about a microsecond, and about six.
+const EVERY_MIN: u32 = 8;
+const EVERY_MAX: u32 = 64;
+/// Two switches of threads take longer than this, a yield to nobody doesn't.
+const TAKEN: Duration = Duration::from_nanos(1200);
 /// A peer that responds takes the CPU for less than this; a thread that computes takes a whole time slice.
 const TAKEN_FOR_LONG: Duration = Duration::from_micros(500);
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 impl YieldPolicy {
-    pub fn offer(&mut self) {
+    /// A step found nothing to do: yields the CPU if it is time.
+    #[inline]
+    pub fn idle_step(&mut self) {
+        self.steps += 1;
+        if self.steps >= self.every {
+            self.steps = 0;
+            self.offer();
+        }
+    }
+
+    fn offer(&mut self) {
         let before = Instant::now();
         if self.not_before.is_some_and(|t| before < t) {
             return;
@@ -40,7 +69,12 @@ impl YieldPolicy {
     }
 
     fn learn(&mut self, before: Instant, after: Instant) {
-        if after.duration_since(before) < TAKEN_FOR_LONG {
+        let took = after.duration_since(before);
+        self.every = match took < TAKEN {
+            true => (self.every * 2).min(EVERY_MAX),
+            false => EVERY_MIN,
+        };
+        if took < TAKEN_FOR_LONG {
             self.not_before = None;
             self.pause /= 2;
         } else {
@@ -88,5 +122,17 @@ mod tests {
         assert_eq!(last, PAUSE_MAX);
         c.learn(start, start + Duration::from_micros(20));
         assert!(c.not_before.is_none() && c.pause < PAUSE_MAX);
+    }
+
+    #[test]
+    fn yields_that_nobody_takes_become_rarer() {
+        let mut policy = YieldPolicy::default();
+        let start = Instant::now();
+        for _ in 0..10 {
+            policy.learn(start, start + Duration::from_nanos(300));
+        }
+        assert_eq!(policy.every, EVERY_MAX);
+        policy.learn(start, start + Duration::from_micros(5));
+        assert_eq!(policy.every, EVERY_MIN);
     }
 }

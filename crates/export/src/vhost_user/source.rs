@@ -300,11 +300,10 @@ impl RequestSource for VhostSource {
     }
 
     fn pull(&mut self, room: usize, out: &mut Vec<Box<Request>>) -> Result<Pulled, SourceEnd> {
-        if self
-            .parts
-            .shared
-            .memory_changed
-            .swap(false, Ordering::Acquire)
+        let changed = &self.parts.shared.memory_changed;
+        // The first look costs less than an exchange, and idle steps make many.
+        if changed.load(Ordering::Relaxed)
+            && changed.swap(false, Ordering::Acquire)
             && let Some(memory) = self.parts.shared.memory.lock().take()
         {
             self.parts.memory = memory;
@@ -374,11 +373,11 @@ impl RequestSource for VhostSource {
             if let Some(inflight) = &mut self.parts.inflight {
                 inflight.published(self.parts.queue.next_used());
             }
-            if self.parts.queue.needs_call()
-                && let Some(call) = &*self.parts.shared.call.lock()
-            {
+            let wakes = self.parts.queue.needs_call();
+            if wakes && let Some(call) = &*self.parts.shared.call.lock() {
                 call.notify();
             }
+            self.batch.pushed(wakes);
         }
         Ok(0)
     }

@@ -223,6 +223,7 @@ const CALLS: &[(&str, c_long)] = &[
     ("sync_file_range", libc::SYS_sync_file_range),
     ("ftruncate", libc::SYS_ftruncate),
     ("fadvise64", libc::SYS_fadvise64),
+    ("cachestat", pvblk_sys::fileio::SYS_CACHESTAT),
     ("fstat", libc::SYS_fstat),
     ("fstatfs", libc::SYS_fstatfs),
     ("flock", libc::SYS_flock),

@@ -9,7 +9,10 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Filesystems whose pages are the medium (linux/magic.h): io_uring would hand I/O on them to a worker thread.
-const MEMORY_FILESYSTEMS: [u64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+const MEMORY_FILESYSTEMS: [u64; 3] = [TMPFS, 0x8584_58f6, 0x9584_58f6];
+
+/// The one of them whose pages may be swapped out.
+const TMPFS: u64 = 0x0102_1994;
 
 /// Filesystems that tell whether a write to the page cache would wait: XFS, Btrfs.
 const TELLING_FILESYSTEMS: [u64; 2] = [0x5846_5342, 0x9123_683e];
@@ -28,6 +31,8 @@ pub(super) struct Layout {
     pub(super) direct: Option<Alignment>,
     /// The pages are the medium.
     pub(super) in_memory: bool,
+    /// Those pages may go to the machine's swap.
+    pub(super) is_swappable: bool,
     /// A write to the page cache can be tried without waiting.
     pub(super) tells_of_writes: bool,
     pub(super) non_rotational: bool,
@@ -125,6 +130,7 @@ impl Layout {
                 length: logical as usize,
             }),
             in_memory: false,
+            is_swappable: false,
             tells_of_writes: true,
             non_rotational: stat.is_none_or(|s| !is_rotational(opener, s.device)),
             readahead_bytes: stat.map_or(0, |s| readahead_bytes(opener, s.device)),
@@ -176,6 +182,7 @@ impl Layout {
                 length: length.max(1) as usize,
             }),
             in_memory: MEMORY_FILESYSTEMS.contains(&magic),
+            is_swappable: magic == TMPFS,
             tells_of_writes: TELLING_FILESYSTEMS.contains(&magic),
             non_rotational: true,
             readahead_bytes: rustix::fs::fstat(&file)

@@ -5,6 +5,7 @@ use super::blocking::{self, Outcome, is_aligned};
 use super::completions::FileCompletions;
 use super::ring::{RETRY, Returned, RingEngine};
 use super::shared::FileShared;
+use super::swap::SwapLook;
 use super::task::{Next, Task};
 use super::work_queues::{Kind, Work, WorkQueues};
 use pvblk_block::trace::{Phase, Tracer};
@@ -49,6 +50,9 @@ pub(super) struct FileQueue {
     returned: Returned,
     /// The time at which the length of a file in memory is asked for again.
     next_look: Option<Instant>,
+    swap: SwapLook,
+    /// Pages of the file's file system may be in swap.
+    swap_on: bool,
     tracer: Tracer,
 }
 
@@ -72,6 +76,8 @@ impl FileQueue {
             outgoing: Default::default(),
             returned: Returned::default(),
             next_look: None,
+            swap: SwapLook::default(),
+            swap_on: false,
             tracer,
         }
     }
@@ -98,6 +104,15 @@ impl FileQueue {
         self.returned.done.push(Completion { request, status });
     }
 
+    /// True if a file in memory may have pages of the request in swap.
+    fn may_be_swapped(&self, request: &Request) -> bool {
+        let shared = &*self.shared;
+        let (at, bytes) = (request.sector * SECTOR, request.sectors * SECTOR);
+        self.swap_on
+            && request.op != Op::Flush
+            && !shared.swap.are_present(shared.file.as_fd(), at, bytes)
+    }
+
     /// Does the request now, or finds the work queue for it.
     fn take(&mut self, request: Box<Request>, attempts: bool) {
         let mut task = match Task::begin(&request) {
@@ -108,7 +123,7 @@ impl FileQueue {
         let bytes = request.sectors * SECTOR;
         let direct = shared.direct;
         let bounced = direct.is_some_and(|alignment| !is_aligned(&request.buffers, alignment));
-        if shared.in_memory && bytes <= INLINE_BYTES {
+        if shared.in_memory && bytes <= INLINE_BYTES && !self.may_be_swapped(&request) {
             return match blocking::execute(&request, &mut task, bounced, shared) {
                 Outcome::Done(status) => self.done(request, status),
                 Outcome::Sync => self.send(Kind::Sync, request, task, false),
@@ -271,6 +286,7 @@ impl DeviceQueue for FileQueue {
         }
         self.refuse_behind_the_end(batch);
         let attempts = !self.hangs();
+        self.swap_on = self.shared.in_memory && self.swap.is_on(&self.shared.swap);
         for request in batch.drain(..) {
             self.tracer.request(Phase::Issue, &request);
             self.take(request, attempts);

@@ -3,6 +3,7 @@
 use super::blocking::BOUNCE_BYTES;
 use super::layout::{Alignment, capacity_sectors, file_len};
 use super::log::ErrorLog;
+use super::swap::Swap;
 use super::work_queues::WorkQueues;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
@@ -31,6 +32,8 @@ pub(super) struct FileShared {
     pub(super) read_only: bool,
     /// The pages are the medium.
     pub(super) in_memory: bool,
+    /// Where pages in memory may go.
+    pub(super) swap: Swap,
     pub(super) direct: Option<Alignment>,
     pub(super) sector_bytes: u32,
     /// Never written to, so the system backs it with its one page of zeros.
