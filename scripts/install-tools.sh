@@ -26,6 +26,7 @@ test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat minista
     mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools
     ceph-mon ceph-mon  ceph-osd ceph-osd  rbd ceph-common  /usr/lib/x86_64-linux-gnu/librbd.so.1 librbd1
     chromium chromium  sfdisk fdisk  cryptsetup cryptsetup-bin  mksquashfs squashfs-tools  genisoimage genisoimage  make-bcache bcache-tools
+    libvirtd libvirt-daemon-system  /usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so libvirt-daemon-driver-qemu  virsh libvirt-clients
     debootstrap debootstrap  lintian lintian  mandoc mandoc  groff groff  zsh zsh  fish fish  systemd-analyze systemd
     curl curl  prometheus prometheus  promtool prometheus  python3 python3
     /usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py python3-prometheus-client)

@@ -1,0 +1,148 @@
+//! The recipes of docs/guide/recipes.md that need more than a command line: a libvirtd starts a guest with the elements that the page has.
+
+use pvblk_e2e::outcome::check;
+use pvblk_e2e::{Daemon, MIB, Stop, run_all, stage, tools, vm};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A limit that only a hang reaches.
+const GUEST_TIME: Duration = Duration::from_secs(1200);
+
+fn main() -> ExitCode {
+    run_all(&[("libvirt_starts_a_guest_on_served_disks", libvirt)])
+}
+
+/// The page's blocks of XML, with this folder in the place of the page's.
+fn domain(dir: &Path) -> Result<String, Stop> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/recipes.md");
+    let page = std::fs::read_to_string(page)?;
+    let blocks: Vec<&str> = page
+        .split("```xml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    check(blocks.len() == 3, || format!("{} blocks", blocks.len()))?;
+    let text = blocks.concat();
+    check(text.contains("/run/pvblk/"), || text.clone())?;
+    Ok(text.replace("/run/pvblk/", &format!("{}/", dir.display())))
+}
+
+/// The vhost-user disk's server; the one of the NBD disk runs on while this one is killed.
+fn server(dir: &Path) -> Result<Daemon, Stop> {
+    let volume = format!("vm1=delay:5ms:file:{}", dir.join("vm1.img").display());
+    let socket = format!("vm1={}", stage::unix(&dir.join("vm1.sock")));
+    let words = ["--vhost-user", &socket, "--max-queues", "4"];
+    Daemon::start(["serve", "--disk", &volume].iter().chain(&words))
+}
+
+/// The number of the last round that the guest has told of on the NBD disk.
+fn round(file: &File) -> Result<u64, Stop> {
+    let mut bytes = [0; 24];
+    file.read_exact_at(&mut bytes, MIB - 512)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let number = text.lines().next().and_then(|l| l.strip_prefix("round "));
+    Ok(number.and_then(|n| n.parse().ok()).unwrap_or(0))
+}
+
+/// Waits until that is true, or fails when the guest is over.
+fn until(
+    what: &str,
+    over: &AtomicBool,
+    mut is: impl FnMut() -> Result<bool, Stop>,
+) -> Result<(), Stop> {
+    let deadline = Instant::now() + GUEST_TIME;
+    while !is()? {
+        check(
+            Instant::now() < deadline && !over.load(Ordering::Acquire),
+            || format!("never: {what}"),
+        )?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// fio verifies rounds of writes on the vhost-user disk and tells of them on the NBD disk, while the first one's server is killed and started again.
+fn libvirt() -> Result<(), Stop> {
+    tools::need(&["libvirtd", "virsh", "qemu-system-x86_64"])?;
+    let folder = tempfile::tempdir()?;
+    let dir = folder.path();
+    let make = |name: &str, bytes: u64| -> Result<File, Stop> {
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true);
+        let file = options.open(dir.join(name))?;
+        file.set_len(bytes)?;
+        Ok(file)
+    };
+    let disk = make("vm1.img", 8 * MIB)?;
+    let told = make("vm2.img", 8 * MIB)?;
+    std::fs::write(dir.join("domain"), domain(dir)?)?;
+    let volume = format!("vm2=file:{}", dir.join("vm2.img").display());
+    let nbd = stage::unix(&dir.join("nbd.sock"));
+    let mut other = Daemon::start(["serve", "--disk", &volume, "--nbd", &nbd])?;
+    let first = server(dir)?;
+    let over = AtomicBool::new(false);
+    let (ran, beside) = std::thread::scope(|scope| {
+        let guest = scope.spawn(|| {
+            let ran = guest(dir);
+            over.store(true, Ordering::Release);
+            ran
+        });
+        let beside = restarted(dir, first, &told, &over);
+        let ran = guest.join();
+        (
+            ran.unwrap_or_else(|_| Stop::fail("the guest's thread panicked")),
+            beside,
+        )
+    });
+    let said = ran?;
+    let mut server = beside?;
+    check(said.lines().any(|l| l == "all well"), || said.clone())?;
+    let mut written = vec![0; 4096];
+    disk.read_exact_at(&mut written, MIB)?;
+    check(written.iter().any(|b| *b != 0), || {
+        "the guest wrote nothing to the vhost-user disk".into()
+    })?;
+    server.stop()?;
+    other.stop()
+}
+
+/// Kills the server when the guest has begun, starts another, and ends the guest when that one has served two rounds more.
+fn restarted(
+    dir: &Path,
+    mut first: Daemon,
+    told: &File,
+    over: &AtomicBool,
+) -> Result<Daemon, Stop> {
+    until("the guest's first round", over, || Ok(round(told)? > 0))?;
+    first.kill()?;
+    let before = round(told)?;
+    let server = server(dir)?;
+    until("QEMU came back", over, || {
+        Ok(server.lines().iter().any(|l| l.contains("connected")))
+    })?;
+    until("two rounds more", over, || Ok(round(told)? > before + 1))?;
+    told.write_all_at(b"stop", 0)?;
+    Ok(server)
+}
+
+/// The guest's output.
+fn guest(dir: &Path) -> Result<String, Stop> {
+    let out: PathBuf = dir.join("out");
+    let mut command = Command::new(vm::named("../libvirt.sh"));
+    command.arg("--script").arg(vm::named("vhost-kill.sh"));
+    command.arg("--with").arg(dir.join("domain"));
+    command.arg("--out").arg(&out);
+    let seconds = GUEST_TIME.as_secs().to_string();
+    command.args(["--seconds", &seconds]);
+    let finished = tools::run(command, GUEST_TIME + Duration::from_secs(600))?;
+    if finished.status.and_then(|s| s.code()) == Some(125) {
+        let why = finished.stderr.lines().last().unwrap_or_default();
+        return Stop::skip(format!("no guest: {}", why.trim_start_matches("vm: ")));
+    }
+    finished.success()?;
+    Ok(std::fs::read_to_string(out.join("log"))?)
+}
