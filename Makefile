@@ -37,11 +37,11 @@ test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, que
 	@cargo build --release --locked -p pvblk-export --example hostile_front
 	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user --test xen
 
-test-release: ## The package in a Debian that systemd boots under QEMU, and a release made twice (10 minutes)
+test-release: ## The package in a Debian that systemd boots under QEMU, a release made twice, a guest of libvirt (10 minutes)
 	@scripts/install-tools.sh test
 	@scripts/install-tools.sh dist
 	@$(MAKE) --no-print-directory release
-	@PVBLK_E2E_RELEASE=1 cargo test -p pvblk-e2e --locked --test booted --test dist -- --nocapture
+	@PVBLK_E2E_RELEASE=1 cargo test -p pvblk-e2e --locked --test booted --test dist --test recipes -- --nocapture
 
 test-ceph: ## Serve images of a Ceph cluster of this machine for longer: 1000 stolen locks, kills, an OSD stopped for 60 s, 100 images (40 minutes)
 	@scripts/install-tools.sh test

@@ -19,6 +19,7 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 # command (or file), Debian package
 build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
 demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
+recipe_tools=(libvirtd libvirt-daemon-system  /usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so libvirt-daemon-driver-qemu  virsh libvirt-clients)
 deb_tools=(dpkg-buildpackage dpkg-dev  dh debhelper  lowdown lowdown  git git  python3 python3)
 test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  /usr/lib/python3/dist-packages/nbd.py python3-libnbd  nbdkit nbdkit  ip iproute2  fusermount3 fuse3
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
@@ -26,7 +27,6 @@ test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat minista
     mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools
     ceph-mon ceph-mon  ceph-osd ceph-osd  rbd ceph-common  /usr/lib/x86_64-linux-gnu/librbd.so.1 librbd1
     chromium chromium  sfdisk fdisk  cryptsetup cryptsetup-bin  mksquashfs squashfs-tools  genisoimage genisoimage  make-bcache bcache-tools
-    libvirtd libvirt-daemon-system  /usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so libvirt-daemon-driver-qemu  virsh libvirt-clients
     debootstrap debootstrap  lintian lintian  mandoc mandoc  groff groff  zsh zsh  fish fish  systemd-analyze systemd
     curl curl  prometheus prometheus  promtool prometheus  python3 python3
     /usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py python3-prometheus-client)
@@ -74,7 +74,8 @@ wanted=("${build_tools[@]}")
 case "${1:-test}" in
 build) ;;
 demo) wanted+=("${demo_tools[@]}") ;;
-deb | dist) wanted+=("${deb_tools[@]}") ;;
+deb) wanted+=("${deb_tools[@]}") ;;
+dist) wanted+=("${deb_tools[@]}" "${recipe_tools[@]}") ;;
 test) wanted+=("${demo_tools[@]}" "${deb_tools[@]}" "${test_tools[@]}") ;;
 bench) wanted+=("${demo_tools[@]}" "${deb_tools[@]}" "${test_tools[@]}" "${bench_tools[@]}") ;;
 *)

@@ -1,7 +1,7 @@
 //! The recipes of docs/guide/recipes.md that need more than a command line: a libvirtd starts a guest with the elements that the page has.
 
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::{Daemon, MIB, Stop, run_all, stage, tools, vm};
+use pvblk_e2e::{Daemon, MIB, Stop, need_release, run_all, stage, tools, vm};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -67,6 +67,7 @@ fn until(
 
 /// fio verifies rounds of writes on the vhost-user disk and tells of them on the NBD disk, while the first one's server is killed and started again.
 fn libvirt() -> Result<(), Stop> {
+    need_release()?;
     tools::need(&["libvirtd", "virsh", "qemu-system-x86_64"])?;
     let folder = tempfile::tempdir()?;
     let dir = folder.path();
