@@ -227,6 +227,7 @@ impl Array {
                 .add("member # takes the place of #", [disk as u64, old as u64]);
             self.w.log.count("rebuilt", 1);
             self.by_role[place] = disk;
+            self.retired.retain(|d| *d != disk);
             self.retire(old);
             if self.victim == Some(old) {
                 (self.victim, self.w.array.stale) = (None, false);

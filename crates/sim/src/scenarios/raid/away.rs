@@ -160,6 +160,7 @@ impl Array {
             eprintln!("{e}");
         }
         if let Ok(disk) = name.parse() {
+            self.retired.retain(|old| *old != disk);
             self.note_data(disk);
         }
     }
