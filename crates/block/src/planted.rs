@@ -57,6 +57,10 @@ plants! {
     LateWriteIsCurrent "array-late-write-is-current"
     /// RAID-5: Writes that were planned without the member that comes back are forgotten.
     PlannedIsForgotten "array-planned-is-forgotten"
+    /// RAID-5: Superblocks name a failed member while stripes are being written.
+    KickNotDrained "array-kick-not-drained"
+    /// RAID-5: Superblocks name a failed member while the others have data in their caches.
+    KickNotFlushed "array-kick-not-flushed"
     /// Page cache: A page that was written to during its write-back counts as clean.
     RedirtiedIsClean "redirtied-is-clean"
     /// Page cache: A discard or a write-zeroes drops dirty pages before the device has done it.

@@ -441,6 +441,11 @@ impl Raid5 {
         self.shared.core.lock().failed()
     }
 
+    /// True if a device was kicked, and the superblocks don't say so yet.
+    pub fn is_kicking(&self) -> bool {
+        self.shared.core.lock().is_kicking()
+    }
+
     /// The user's name of the member at each place; `None`: there is none, or it isn't recovered.
     pub fn places(&self) -> Vec<Option<String>> {
         self.shared.places(&self.shared.core.lock())

@@ -110,6 +110,8 @@ const ARRAY: &[Plant] = &[
     Plant::LateReadLands,
     Plant::LateWriteIsCurrent,
     Plant::PlannedIsForgotten,
+    Plant::KickNotDrained,
+    Plant::KickNotFlushed,
 ];
 
 /// The bugs in the code of arrays, or else of page caches; none without the feature `planted`.

@@ -45,6 +45,8 @@ struct Sector {
     /// Since all its older versions were ended, the sector was written to an array that had all
     /// members.
     whole: bool,
+    /// Since its last write ended, the array's members were flushed as one of them was kicked.
+    kept: bool,
 }
 
 /// A flush in flight, or the time of another request.
@@ -91,6 +93,7 @@ impl Checker {
             writing: false,
             changed: 0,
             whole: false,
+            kept: false,
         };
         Checker {
             sectors: vec![sector; sectors as usize],
@@ -134,6 +137,7 @@ impl Checker {
             });
             s.writing = true;
             s.whole |= whole;
+            s.kept = false;
             self.unsettled.insert(at);
         }
         self.writing += sectors as usize;
@@ -354,6 +358,20 @@ impl Checker {
     pub fn is_whole(&self, sector: u64, sectors: u64) -> bool {
         let all = self.unsettled.range(sector..sector + sectors);
         all.into_iter().any(|&s| self.sectors[s as usize].whole)
+    }
+
+    /// True if the stripe of an unsettled sector may be written in part.
+    pub fn is_open(&self, sector: u64) -> bool {
+        self.is_unsettled(sector) && !self.sectors[sector as usize].kept
+    }
+
+    /// A member was kicked, and before that the others were flushed. `all`: writes in flight have not gone on since.
+    pub fn kicked(&mut self, all: bool) {
+        for &s in &self.unsettled {
+            let s = &mut self.sectors[s as usize];
+            s.whole = false;
+            s.kept |= all || !s.writing;
+        }
     }
 
     /// All members are there again, or about to be, for the unsettled sectors.

@@ -86,6 +86,18 @@ impl Logs {
         self.logs[parity].next.push(head);
     }
 
+    /// Takes the heads whose stripes aren't being written: those of the next units, and of units that are just logged.
+    pub fn take_unwritten(&mut self) -> Vec<usize> {
+        let mut heads = Vec::new();
+        for log in &mut self.logs {
+            heads.append(&mut log.next);
+            if log.state == State::Writing {
+                heads.append(&mut log.unit);
+            }
+        }
+        heads
+    }
+
     /// A stripe of the unit is written. `volatile`: perhaps to caches only.
     pub fn stripe_done(&mut self, parity: usize, volatile: bool) {
         let log = &mut self.logs[parity];
@@ -206,7 +218,6 @@ impl Core {
                 logs.region.write(base + at, parity);
                 at += STRIPE_BYTES;
             }
-            round.logged = true;
             taken += 1;
         }
         log.unit = log.next.drain(..taken).collect();
@@ -240,8 +251,15 @@ impl Core {
         let log = &mut self.logs.logs[member];
         let unit = std::mem::take(&mut log.unit);
         log.left = unit.len();
-        log.state = State::Stripes;
+        log.state = match unit.is_empty() {
+            // A kick took it.
+            true => State::Idle,
+            false => State::Stripes,
+        };
         for head in unit {
+            if let Some(round) = &mut self.heads.all[head].round {
+                round.logged = true;
+            }
             self.write_pages(head);
         }
     }

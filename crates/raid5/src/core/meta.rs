@@ -1,6 +1,7 @@
 //! The superblocks while the array serves: they say dirty before the first write, name a failed member before
 //! any request completes without it, and hold the progress of a recovery.
 
+use super::kick::Kick;
 use super::{Ability, Core, Data, Incoming, Purpose, Slot};
 use crate::superblock::NO_OFFSET;
 use crate::{Feature, Policy, Role, STRIPE_SECTORS, SUPER_BYTES, SUPER_SECTOR, Superblock};
@@ -30,7 +31,7 @@ pub(super) struct Meta {
     /// They are to say dirty.
     dirtying: bool,
     /// A member was kicked, and they don't say so on disk.
-    kicking: bool,
+    pub kick: Kick,
     /// Writes that haven't ended.
     left: usize,
     /// The bitmap is written with the next event number first.
@@ -80,7 +81,7 @@ impl Meta {
             was_dirty,
             dirty,
             dirtying: false,
-            kicking: false,
+            kick: Kick::None,
             left: 0,
             announcing: false,
             runner: 0,
@@ -103,7 +104,12 @@ impl Meta {
     }
 
     pub fn is_kicking(&self) -> bool {
-        self.kicking
+        self.kick != Kick::None
+    }
+
+    /// This queue is to write superblocks that name a device, perhaps when others are written.
+    pub fn kick_waits_for(&self, owner: usize) -> bool {
+        self.kick == Kick::Naming && self.next_runner == owner
     }
 
     /// By slot, and whether they say dirty on disk, or may.
@@ -114,7 +120,7 @@ impl Meta {
 
     /// Those on disk may still call a device a member that isn't one any more.
     pub fn lag(&self) -> bool {
-        self.leaves_out || self.kicking || self.again || self.is_busy()
+        self.leaves_out || self.is_kicking() || self.again || self.is_busy()
     }
 
     /// The event counter.
@@ -131,6 +137,16 @@ impl Meta {
 
     fn is_busy(&self) -> bool {
         self.left > 0 || self.announcing
+    }
+
+    /// They leave out a device, whose own is returned.
+    pub fn leave_out(&mut self, slot: usize) -> Option<Superblock> {
+        let kicked = self.superblocks[slot].take();
+        if let Some(kicked) = &kicked {
+            self.set_role(kicked.dev_number as usize, Role::Faulty);
+        }
+        (self.leaves_out, self.again) = (true, true);
+        kicked
     }
 
     fn set_role(&mut self, number: usize, role: Role) {
@@ -152,6 +168,11 @@ impl Core {
         self.meta.superblocks()
     }
 
+    /// True if a device was kicked, and they don't say so.
+    pub fn is_kicking(&self) -> bool {
+        self.meta.is_kicking()
+    }
+
     /// True while superblocks on disk may still call a device a member that isn't one any more.
     pub fn superblocks_lag(&self) -> bool {
         self.meta.lag()
@@ -163,17 +184,6 @@ impl Core {
             return;
         }
         self.meta.dirtying = true;
-        self.write_meta(runner);
-    }
-
-    /// After a device failed.
-    pub(super) fn mark_kicked(&mut self, slot: usize, runner: usize) {
-        if let Some(kicked) = self.meta.superblocks[slot].take() {
-            self.meta.set_role(kicked.dev_number as usize, Role::Faulty);
-            self.ages.note(slot, kicked);
-        }
-        self.meta.kicking = true;
-        self.meta.leaves_out = true;
         self.write_meta(runner);
     }
 
@@ -190,7 +200,7 @@ impl Core {
         if self.slots.incoming.is_some() || self.broken {
             return Err(Error::config("a member is being rebuilt already"));
         }
-        if self.meta.is_busy() {
+        if self.meta.is_busy() || self.meta.is_kicking() {
             return Err(Error::config("superblocks are being written; try again"));
         }
         let room = Meta::memory(self.slots.all.len() + 1)?;
@@ -278,7 +288,7 @@ impl Core {
     /// Requests superblocks with the changes. The runner waits for them.
     pub(super) fn write_meta(&mut self, runner: usize) {
         self.meta.next_runner = runner;
-        if self.meta.is_busy() {
+        if self.meta.is_busy() || self.meta.kick.goes_first() {
             self.meta.again = true;
             return;
         }
@@ -297,8 +307,12 @@ impl Core {
 
     /// The bitmap has the next events.
     pub(super) fn announced(&mut self) {
-        if std::mem::take(&mut self.meta.announcing) && !self.broken {
-            self.write_superblocks();
+        if !std::mem::take(&mut self.meta.announcing) || self.broken {
+            return;
+        }
+        match self.meta.kick.goes_first() {
+            true => self.meta.again = true,
+            false => self.write_superblocks(),
         }
     }
 
@@ -372,8 +386,7 @@ impl Core {
         if std::mem::take(&mut self.meta.next.takes_over) && !self.broken {
             self.take_over();
         }
-        self.meta.kicking = false;
-        self.done.append(&mut self.held);
+        self.kick_ended();
         for head in std::mem::take(&mut self.unnamed) {
             self.write_pages(head);
         }

@@ -8,6 +8,7 @@
 mod away;
 mod head;
 mod intent;
+mod kick;
 mod log;
 mod meta;
 mod pages;
@@ -120,6 +121,8 @@ enum Purpose {
     SweepFlush,
     /// Members are flushed, so that superblocks may tell how far all stripes are.
     SyncFlush(u64),
+    /// Members are flushed, so that superblocks may name a device that was kicked.
+    KickFlush,
     /// Nobody waits for it any more: its member was kicked. The device may still do it.
     Abandoned,
 }
@@ -209,6 +212,8 @@ pub(super) struct Core {
     policy: Policy,
     slots: Slots,
     unsynced: Unsynced,
+    /// Counts kicks: what was planned before one isn't begun after it.
+    epoch: u64,
     /// Two members failed: nothing works any more.
     broken: bool,
     pages: Pages,
@@ -292,6 +297,7 @@ impl Core {
             geometry: setup.geometry,
             policy,
             unsynced: Unsynced(setup.unsynced),
+            epoch: 0,
             broken: false,
             pages: Pages::new(setup.heads, members)?,
             heads: Heads::new(setup.heads, setup.rotational),
@@ -347,6 +353,7 @@ impl Core {
         let runs = |h: &head::Head| h.round.as_ref().is_some_and(|r| r.runner == owner);
         self.active.iter().flatten().any(|a| a.owner == owner)
             || self.held.iter().any(|(o, _)| *o == owner)
+            || (!self.broken && self.meta.kick_waits_for(owner))
             || self.heads.all.iter().any(runs)
     }
 
@@ -648,7 +655,10 @@ impl Core {
             Purpose::Intent(page) => self.intent_written(page),
             Purpose::SweepFlush => self.sweep_flushed(),
             Purpose::SyncFlush(id) => self.sync_flushed(id),
-            Purpose::Abandoned => {}
+            Purpose::KickFlush | Purpose::Abandoned => {}
+        }
+        if self.meta.kick.goes_first() {
+            self.go_on_kicking(runner);
         }
     }
 
@@ -663,30 +673,5 @@ impl Core {
             self.in_blocks(id, false, direct.sector, direct.sectors, direct.skip);
         }
         self.piece_done(id);
-    }
-
-    /// Fails everything that waits; work under way fails when its I/O ends.
-    #[cold]
-    fn break_off(&mut self) {
-        if self.broken {
-            return;
-        }
-        self.broken = true;
-        self.sync = None;
-        self.fail_intents();
-        for head in std::mem::take(&mut self.unnamed) {
-            self.write_pages(head);
-        }
-        for (owner, mut completion) in std::mem::take(&mut self.held) {
-            completion.status = Status::IoError;
-            self.done.push((owner, completion));
-        }
-        for id in std::mem::take(&mut self.undirtied) {
-            self.fail_piece(id);
-        }
-        for piece in self.heads.take_waiting() {
-            self.fail_piece(piece.request);
-        }
-        self.fail_queues();
     }
 }

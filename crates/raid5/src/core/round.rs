@@ -39,6 +39,8 @@ pub(super) struct Round {
     pub intends: bool,
     /// Number of the recovery, resync or check that the round belongs to.
     pub sync: Option<u64>,
+    /// The number of kicks when it was planned.
+    pub epoch: u64,
 }
 
 impl Round {
@@ -77,6 +79,7 @@ impl Round {
             logged: false,
             intends: false,
             sync: None,
+            epoch: 0,
         }
     }
 }
@@ -205,6 +208,7 @@ impl Core {
     /// Starts a round's reads of these members; without any, its work.
     pub(super) fn begin(&mut self, head: usize, mut round: Round, need: u64) {
         round.ios = need.count_ones() as usize;
+        round.epoch = self.epoch;
         let runner = round.runner;
         let stripe = self.heads.all[head].stripe;
         let sector = self.geometry.stripe_member_sector(stripe);
@@ -341,7 +345,10 @@ impl Core {
             self.round_over(head);
             return;
         }
-        self.calculate(head);
+        match self.is_outdated(head) {
+            true => self.plan_anew(head),
+            false => self.calculate(head),
+        }
     }
 
     /// A block can't be read: it is calculated, if the others are there.
@@ -488,6 +495,10 @@ impl Core {
                     _ => h.valid |= bit(work.parity),
                 }
                 let missing = round.missing;
+                if self.is_outdated(head) {
+                    self.plan_anew(head);
+                    return;
+                }
                 match self.logs_parity(work.parity, missing) {
                     true => self.logs.add(work.parity, head),
                     false => self.intend(head),
@@ -509,7 +520,7 @@ impl Core {
 
     /// Keeps an empty list for another round. Rounds that aren't for requests have none: there are as many of
     /// those as stripes.
-    fn keep_list(&mut self, pieces: Vec<RoundPiece>) {
+    pub(super) fn keep_list(&mut self, pieces: Vec<RoundPiece>) {
         debug_assert!(pieces.is_empty());
         if pieces.capacity() > 0 {
             self.spare_pieces.push(pieces);
@@ -532,6 +543,10 @@ impl Core {
     /// a power cut it would be taken for up to date, and data written without it, or without its log, would
     /// be lost.
     pub(super) fn write_pages(&mut self, head: usize) {
+        if self.is_outdated(head) {
+            self.plan_anew(head);
+            return;
+        }
         if self.meta.is_kicking() && !self.broken {
             self.unnamed.push(head);
             return;

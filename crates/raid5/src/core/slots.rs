@@ -6,6 +6,7 @@
 
 use super::{Ability, Core, Data};
 use crate::{Policy, Superblock};
+use pvblk_block::Status;
 use std::ops::Range;
 
 /// A device of the array.
@@ -207,7 +208,32 @@ impl Core {
             self.unsynced = Unsynced::default();
         }
         self.sync_lost_member(role);
-        self.mark_kicked(slot, runner);
+        self.begin_kick(slot, runner);
+    }
+
+    /// Fails everything that waits; work under way fails when its I/O ends.
+    #[cold]
+    pub(super) fn break_off(&mut self) {
+        if self.broken {
+            return;
+        }
+        self.broken = true;
+        self.sync = None;
+        self.fail_intents();
+        for head in std::mem::take(&mut self.unnamed) {
+            self.write_pages(head);
+        }
+        for (owner, mut completion) in std::mem::take(&mut self.held) {
+            completion.status = Status::IoError;
+            self.done.push((owner, completion));
+        }
+        for id in std::mem::take(&mut self.undirtied) {
+            self.fail_piece(id);
+        }
+        for piece in self.heads.take_waiting() {
+            self.fail_piece(piece.request);
+        }
+        self.fail_queues();
     }
 
     /// The incoming device is no longer wanted, or failed.
@@ -225,7 +251,7 @@ impl Core {
             self.slots.by_role[incoming.role] = None;
             self.slots.drop_slot(old);
         }
-        self.mark_kicked(incoming.slot, runner);
+        self.begin_kick(incoming.slot, runner);
     }
 
     /// A block could not be read; false if the device is out of patience.

@@ -56,6 +56,8 @@ pub struct Array {
     pub kicked: Option<usize>,
     /// A device is being recovered in its place.
     pub returning: bool,
+    /// A device is being kicked, and the members' superblocks didn't name the missing one before.
+    pub kicking: Option<bool>,
     /// The array was stopped in order, and hasn't been written since.
     pub clean: bool,
     /// A member that is slower than the others.
@@ -94,6 +96,7 @@ impl Array {
             stalled: None,
             kicked: None,
             returning: false,
+            kicking: None,
             victim: None,
             gone: false,
             second: None,
@@ -224,7 +227,8 @@ impl Array {
                 .add("member # takes the place of #", [disk as u64, old as u64]);
             self.w.log.count("rebuilt", 1);
             self.by_role[place] = disk;
-            self.retired.push(old);
+            self.retired.retain(|d| *d != disk);
+            self.retire(old);
             if self.victim == Some(old) {
                 (self.victim, self.w.array.stale) = (None, false);
             }
@@ -232,6 +236,13 @@ impl Array {
         self.note_returned();
         self.add_whole();
         busy
+    }
+
+    /// Another disk has the place of this one, which may have come back in another place.
+    pub fn retire(&mut self, old: usize) {
+        if !self.by_role.contains(&old) {
+            self.retired.push(old);
+        }
     }
 
     /// Runs a cycle's work, and its faults.
@@ -371,6 +382,9 @@ impl Array {
     /// Cuts the power; without `power` only the process dies.
     pub fn cut(&mut self) {
         self.note_kicked();
+        self.note_kick();
+        let kicked = self.kicking.take().filter(|first| *first);
+        let kicked = kicked.and_then(|_| self.missing());
         self.stalled = None;
         if let Some(process) = &self.process {
             // The new superblocks may not have been written yet.
@@ -399,6 +413,9 @@ impl Array {
         self.w.log.count("sectors in caches at cuts", lost);
         self.rebuilding = false;
         self.w.may_fail = false;
+        if kicked.is_some_and(|disk| self.is_named(disk)) {
+            self.w.checker.kicked(true);
+        }
         self.w.checker.abandon();
         self.w.checker.cache_lost();
         drop_killed(self.process.take());
@@ -446,6 +463,7 @@ impl Actors for Array {
 
     fn act(&mut self, actor: usize, fill: bool) -> Result<bool, String> {
         self.note_kicked();
+        self.note_kick();
         let Some(process) = &mut self.process else {
             return Err("nobody is there".into());
         };

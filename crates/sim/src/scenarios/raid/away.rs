@@ -3,7 +3,7 @@
 use super::array::Array;
 use super::boot::Turns;
 use pvblk_block::BlockDevice;
-use pvblk_raid5::ReAdded;
+use pvblk_raid5::{ReAdded, Role};
 use std::sync::Arc;
 
 impl Array {
@@ -51,6 +51,41 @@ impl Array {
         self.victim = Some(disk);
         let process = process.map(|p| &p.array);
         self.returning = process.is_some_and(|a| a.rebuilding() == Some(place));
+    }
+
+    /// The disk that the array is without.
+    pub fn missing(&self) -> Option<usize> {
+        let place = self.process.as_ref()?.array.failed()?;
+        Some(self.by_role[place])
+    }
+
+    /// True if a member's superblock says that a disk failed.
+    pub fn is_named(&self, disk: usize) -> bool {
+        let number = self.superblock(disk).map(|s| s.dev_number as usize);
+        let others = self.by_role.iter().filter(|d| **d != disk);
+        let mut others = others.filter_map(|d| self.superblock(*d));
+        number.is_some_and(|n| others.any(|s| s.roles.get(n) == Some(&Role::Faulty)))
+    }
+
+    /// Notes the begin and the end of a kick.
+    pub fn note_kick(&mut self) {
+        let Some(array) = self.process.as_ref().map(|p| &p.array) else {
+            return;
+        };
+        match (array.is_kicking(), self.kicking) {
+            (true, None) => {
+                let missing = self.missing();
+                self.kicking = Some(missing.is_some_and(|disk| !self.is_named(disk)));
+            }
+            (false, Some(_)) => {
+                self.kicking = None;
+                if self.missing().is_some() && !array.state().broken {
+                    self.w.log.count("kicks", 1);
+                    self.w.checker.kicked(false);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Notes that the member that was kicked is there again.
@@ -125,6 +160,7 @@ impl Array {
             eprintln!("{e}");
         }
         if let Ok(disk) = name.parse() {
+            self.retired.retain(|old| *old != disk);
             self.note_data(disk);
         }
     }

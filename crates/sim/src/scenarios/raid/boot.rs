@@ -210,11 +210,13 @@ impl Array {
                     [at as u64, self.by_role[place] as u64],
                 );
                 log.count("rebuilt", 1);
-                self.retired.push(self.by_role[place]);
-                if self.victim == Some(self.by_role[place]) {
+                let old = std::mem::replace(&mut self.by_role[place], at);
+                if !self.by_role.contains(&old) {
+                    self.retired.push(old);
+                }
+                if self.victim == Some(old) {
                     (self.victim, self.w.array.stale) = (None, false);
                 }
-                self.by_role[place] = at;
             }
         }
         let missing = without.map(|place| self.by_role[place]);
@@ -309,9 +311,10 @@ impl Array {
     /// Ends the versions of blocks that can't be computed after the array was started, after a power cut,
     /// without the member at `missing`. Where a stripe was being changed, parity and data of the others
     /// needn't fit each other. A log saves the blocks that weren't being changed themselves, and those that
-    /// were changed while the member was missing already: such a change is the only one of its stripe. Before
-    /// sector `from` of the members the missing one is recovered. Returns the number of sectors whose
-    /// contents are unknown.
+    /// were changed while the member was missing already: such a change is the only one of its stripe. A kick
+    /// saves what was written before its superblocks, so what is left are members that don't come back after a
+    /// cut, and, without a log, what was written after the kick. Before sector `from` of the members the missing
+    /// one is recovered. Returns the number of sectors whose contents are unknown.
     fn degrade(&mut self, missing: usize, from: u64) -> u64 {
         let (shape, log) = (self.shape(), self.profile.policy == Policy::Ppl);
         let checker = &mut self.w.checker;
@@ -320,7 +323,7 @@ impl Array {
             let Some((_, sector)) = shape.column(at).find(|&(m, _)| m == missing) else {
                 continue;
             };
-            let changes = shape.column(at).any(|(_, s)| checker.is_unsettled(s));
+            let changes = shape.column(at).any(|(_, s)| checker.is_open(s));
             let block = sector - sector % BLOCK_SECTORS;
             if changes && (!log || checker.is_whole(block, BLOCK_SECTORS)) {
                 checker.anything(sector);
