@@ -225,8 +225,8 @@ const HISTORY: past::Policy = past::Policy {
 
 #[test]
 fn sleeping_after_reclaim_is_what_costs() {
-    let good = squeeze(512, 8, Standard);
-    let bad = squeeze(512, 8, HISTORY);
+    let good = squeeze(480, 8, Standard);
+    let bad = squeeze(480, 8, HISTORY);
     for (name, (time, c)) in [("good", &good), ("bad", &bad)] {
         println!(
             "{name}: {time:?}, {} stalls of {:?}, direct share {:?}, effectiveness {:?}, {} failed after progress",

@@ -78,7 +78,8 @@ impl Zipf {
 
     fn page(&self, rng: &mut fastrand::Rng) -> u64 {
         let most = self.sums.last().copied().unwrap_or(0.0);
-        let rank = self.sums.partition_point(|&sum| sum < rng.f64() * most);
+        let wanted = rng.f64() * most;
+        let rank = self.sums.partition_point(|&sum| sum < wanted);
         // The last one, should rounding lead behind it.
         self.pages[rank.min(self.pages.len() - 1)]
     }
