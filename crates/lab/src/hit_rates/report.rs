@@ -42,7 +42,6 @@ impl HitRates {
 }
 
 impl HitRates {
-    /// The expectations.
     pub fn checks(&self) -> Vec<Check> {
         let over = |s: &&HitRateSample| s.of_all.iter().any(|rate| *rate > s.of_all[BEST] + 1e-9);
         let over = self.samples.iter().filter(over).count();
