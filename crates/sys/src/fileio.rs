@@ -2,6 +2,7 @@
 
 use crate::Buffer;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most segments that one call passes to the kernel (`IOV_MAX` is 1024).
@@ -10,10 +11,8 @@ const CHUNK: usize = 256;
 /// Number of cachestat(2), the same on all architectures; libc doesn't name it on most.
 pub const SYS_CACHESTAT: libc::c_long = 451;
 
-const EMPTY: libc::iovec = libc::iovec {
-    iov_base: std::ptr::null_mut(),
-    iov_len: 0,
-};
+/// Room for a piece of a list. A list isn't cleared before it is filled: it may be as long as the data.
+pub(crate) type Room = MaybeUninit<libc::iovec>;
 
 /// Fills `buffers` from `offset` (bytes). Bytes beyond the end of the file read as zeros.
 pub fn read_at(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer]) -> io::Result<()> {
@@ -53,32 +52,15 @@ pub fn read_some(
     wait: bool,
 ) -> io::Result<usize> {
     let flags = if wait { 0 } else { libc::RWF_NOWAIT };
-    if let [buffer] = buffers
-        && skip < buffer.len()
-    {
-        return read_one(fd, offset, buffer.iovec(skip, true), flags);
-    }
-    let mut iov = [EMPTY; CHUNK];
-    let n = fill(&mut iov, buffers, skip, true);
-    // SAFETY: the first `n` entries describe live, checked, writable buffers; the caller's borrow keeps them mapped over the call.
-    let r = unsafe { libc::preadv2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
-    usize::try_from(r).map_err(|_| io::Error::last_os_error())
-}
-
-/// As [`read_some`], of one piece, which most requests are: the list of pieces alone would be as long as the data.
-#[inline]
-fn read_one(
-    fd: BorrowedFd<'_>,
-    offset: u64,
-    piece: libc::iovec,
-    flags: libc::c_int,
-) -> io::Result<usize> {
-    let fd = fd.as_raw_fd();
-    // SAFETY: the piece describes a live, checked, writable buffer; the callers' borrow keeps it mapped over the call.
+    let mut room = [Room::uninit(); CHUNK];
+    let iov = fill(&mut room, buffers, skip, true);
+    let (fd, at, n) = (fd.as_raw_fd(), offset as i64, iov.len() as i32);
+    // SAFETY: the entries describe live, checked, writable buffers; the caller's borrow keeps them mapped over the call.
     let r = unsafe {
-        match flags {
-            0 => libc::pread(fd, piece.iov_base, piece.iov_len, offset as i64),
-            _ => libc::preadv2(fd, &raw const piece, 1, offset as i64, flags),
+        match (&*iov, flags) {
+            // Most reads are of one piece, for which the kernel takes a fifteenth less time without a list.
+            ([one], 0) => libc::pread(fd, one.iov_base, one.iov_len, at),
+            _ => libc::preadv2(fd, iov.as_ptr(), n, at, flags),
         }
     };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
@@ -95,19 +77,11 @@ pub fn write_some(
     durable: bool,
 ) -> io::Result<usize> {
     let flags = if durable { libc::RWF_DSYNC } else { 0 };
-    if let [buffer] = buffers
-        && skip < buffer.len()
-    {
-        let piece = buffer.iovec(skip, false);
-        // SAFETY: the piece describes a live, checked buffer; the caller's borrow keeps it mapped over the call.
-        let r =
-            unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const piece, 1, offset as i64, flags) };
-        return usize::try_from(r).map_err(|_| io::Error::last_os_error());
-    }
-    let mut iov = [EMPTY; CHUNK];
-    let n = fill(&mut iov, buffers, skip, false);
-    // SAFETY: the first `n` entries describe live, checked buffers; the caller's borrow keeps them mapped over the call.
-    let r = unsafe { libc::pwritev2(fd.as_raw_fd(), iov.as_ptr(), n as i32, offset as i64, flags) };
+    let mut room = [Room::uninit(); CHUNK];
+    let iov = fill(&mut room, buffers, skip, false);
+    let (at, n) = (offset as i64, iov.len() as i32);
+    // SAFETY: the entries describe live, checked buffers; the caller's borrow keeps them mapped over the call.
+    let r = unsafe { libc::pwritev2(fd.as_raw_fd(), iov.as_ptr(), n, at, flags) };
     usize::try_from(r).map_err(|_| io::Error::last_os_error())
 }
 
@@ -137,11 +111,12 @@ pub fn is_swapped(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<boo
 fn run(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer], read: bool) -> io::Result<usize> {
     let want = crate::total_len(buffers);
     let mut done = 0;
-    let mut iov = [EMPTY; CHUNK];
+    let mut room = [Room::uninit(); CHUNK];
     while done < want {
-        let n = fill(&mut iov, buffers, done, read);
+        let iov = fill(&mut room, buffers, done, read);
+        let n = iov.len();
         let at = (offset + done as u64) as libc::off_t;
-        // SAFETY: the first `n` entries describe live, checked buffers (writable if read into); the
+        // SAFETY: the entries describe live, checked buffers (writable if read into); the
         // caller's borrow keeps them mapped over the call.
         let r = unsafe {
             if read {
@@ -164,27 +139,28 @@ fn run(fd: BorrowedFd<'_>, offset: u64, buffers: &[Buffer], read: bool) -> io::R
     Ok(done)
 }
 
-/// Describes `buffers` from byte `skip` on; returns the number of entries used.
-pub(crate) fn fill(
-    iov: &mut [libc::iovec],
+/// Describes `buffers` from byte `skip` on, as far as there is room.
+pub(crate) fn fill<'a>(
+    room: &'a mut [Room],
     buffers: &[Buffer],
     mut skip: usize,
     by_kernel: bool,
-) -> usize {
+) -> &'a mut [libc::iovec] {
     let mut n = 0;
     for b in buffers {
         if skip >= b.len() {
             skip -= b.len();
             continue;
         }
-        if n == iov.len() {
+        if n == room.len() {
             break;
         }
-        iov[n] = b.iovec(skip, by_kernel);
+        room[n].write(b.iovec(skip, by_kernel));
         skip = 0;
         n += 1;
     }
-    n
+    // SAFETY: the first `n` were written above.
+    unsafe { room[..n].assume_init_mut() }
 }
 
 #[cfg(test)]

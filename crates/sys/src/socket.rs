@@ -1,6 +1,7 @@
 //! Stream sockets that read into buffers and write from them without a copy in user space.
 
 use crate::Buffer;
+use crate::fileio::{Room, fill};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::marker::PhantomData;
@@ -285,21 +286,21 @@ pub fn recv(
     spill: &mut [u8],
     most: usize,
 ) -> io::Result<usize> {
-    let mut iov = [libc::iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 0,
-    }; MAX_PARTS];
-    let mut n = crate::fileio::fill(&mut iov[..MAX_PARTS - 1], buffers, skip, true);
-    let described: usize = iov[..n].iter().map(|v| v.iov_len).sum();
+    let mut room = [Room::uninit(); MAX_PARTS];
+    let iov = fill(&mut room[..MAX_PARTS - 1], buffers, skip, true);
+    let described: usize = iov.iter().map(|v| v.iov_len).sum();
+    let mut n = iov.len();
     // `spill` may follow only if all buffers are described, or bytes would arrive out of order.
     if !spill.is_empty() && described + skip >= crate::total_len(buffers) {
-        iov[n] = libc::iovec {
+        room[n].write(libc::iovec {
             iov_base: spill.as_mut_ptr().cast(),
             iov_len: spill.len(),
-        };
+        });
         n += 1;
     }
-    n = cut(&mut iov[..n], most);
+    // SAFETY: the first `n` were written above.
+    let iov = unsafe { room[..n].assume_init_mut() };
+    n = cut(iov, most);
     // SAFETY: an all-zero msghdr is valid.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     msg.msg_iov = iov.as_mut_ptr();
