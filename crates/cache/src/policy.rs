@@ -1,9 +1,5 @@
 //! Decisions of a cache that is short of memory, apart from the machines that carry them out.
 
-/// Share of a served cache in percent for pages that are used again and again. The rest is for new pages: they show there whether they are, and a larger share
-/// for them loses loops over more than the cache, and what is used beside scans (`pvblk-lab hit-rates`).
-const PROTECTED: u8 = 80;
-
 /// Decisions about memory. The provided methods are those of every cache that is served ([`Standard`]). The experiments override them, to show what
 /// other decisions cost (docs/decisions/0012-page-cache.md). A cache is compiled for one policy, so the standard one costs no branch.
 pub trait Policy: Clone + Send + Sync + 'static {
@@ -43,9 +39,10 @@ pub trait Policy: Clone + Send + Sync + 'static {
         true
     }
 
-    /// Share of the cache in percent that active pages keep from reclaim as long as they are used, 0 to 99.
+    /// Share of the cache in percent that active pages keep from reclaim as long as they are used, 0 to 99. The rest is for new pages, which show there
+    /// whether they are used again; a larger rest loses loops over more than the cache, and what is used beside scans (`pvblk-lab hit-rates`).
     fn protected_percent(&self) -> u8 {
-        PROTECTED
+        80
     }
 
     /// True if of the active pages beyond that share those that nobody used since the last look go, and the others stay active. False if the oldest become
@@ -57,7 +54,7 @@ pub trait Policy: Clone + Send + Sync + 'static {
     /// True if a page is active at once that comes back after `distance` other pages left the inactive list. `active`, `frames`: pages on the active list,
     /// and of the whole cache.
     fn returns_as_active(&self, distance: u64, _active: u64, frames: u64) -> bool {
-        distance <= frames * u64::from(PROTECTED) / 100
+        distance <= frames * u64::from(self.protected_percent()) / 100
     }
 
     /// True if active pages are reclaimed where inactive ones aren't enough.

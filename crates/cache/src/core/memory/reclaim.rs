@@ -70,10 +70,7 @@ impl<P: Policy> Memory<P> {
                 let Some(frame) = self.lists.oldest(On::Inactive) else {
                     break;
                 };
-                match by {
-                    By::Background => self.counters.pgscan_kswapd += 1,
-                    By::Request => self.counters.pgscan_direct += 1,
-                }
+                self.count_scanned(by);
                 dirty += usize::from(writes.is_dirty(frame));
                 // It would have to be read again: the inactive list is too short for what is read in advance.
                 let instead = match self.may_give_active() && self.table.is_ahead(frame) {
@@ -124,14 +121,19 @@ impl<P: Policy> Memory<P> {
                 self.lists.put(frame, On::Active);
                 continue;
             }
-            match by {
-                By::Background => self.counters.pgscan_kswapd += 1,
-                By::Request => self.counters.pgscan_direct += 1,
-            }
+            self.count_scanned(by);
             self.counters.pgdeactivate += 1;
             freed += usize::from(self.look_at(frame, list, writes));
         }
         freed
+    }
+
+    /// A page is looked at that may go.
+    fn count_scanned(&mut self, by: By) {
+        match by {
+            By::Background => self.counters.pgscan_kswapd += 1,
+            By::Request => self.counters.pgscan_direct += 1,
+        }
     }
 
     /// Looks at the oldest page of a list: true if its frame is free now.
@@ -211,10 +213,7 @@ impl<P: Policy> Memory<P> {
             }
             self.counters.pgdeactivate += 1;
             if keeps_used && writes.is_clean(frame) {
-                match by {
-                    By::Background => self.counters.pgscan_kswapd += 1,
-                    By::Request => self.counters.pgscan_direct += 1,
-                }
+                self.count_scanned(by);
                 self.evict_for_good(frame, writes);
                 self.free(frame, list);
                 freed += 1;
