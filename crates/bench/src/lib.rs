@@ -38,6 +38,7 @@ mod verify;
 
 pub use latency::{Latency, Moments};
 pub use machine::Machine;
+pub use order::Zipf;
 pub use parse::{Jobs, parse_jobs};
 pub use report::{JobReport, Mismatch, OpReport, Powers, Report, Usage};
 pub use run::{Progress, RunOptions, run, run_on};

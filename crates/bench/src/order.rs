@@ -143,7 +143,7 @@ impl UsedMap {
 
 /// Numbers `0..count` with Zipf frequencies: rejection-inversion sampling (Hörmann and Derflinger 1996).
 #[derive(Clone, Debug)]
-pub(super) struct Zipf {
+pub struct Zipf {
     count: f64,
     exponent: f64,
     low: f64,
@@ -152,7 +152,8 @@ pub(super) struct Zipf {
 }
 
 impl Zipf {
-    pub(super) fn new(count: u64, exponent: f64) -> Zipf {
+    /// For `count` numbers, of which the n-th most frequent one is drawn as often as 1 / n^`exponent` says.
+    pub fn new(count: u64, exponent: f64) -> Zipf {
         let mut z = Zipf {
             count: count as f64,
             exponent,
@@ -183,7 +184,7 @@ impl Zipf {
     }
 
     /// Draws a number; the most frequent one is 0.
-    pub(super) fn pick(&self, rng: &mut fastrand::Rng) -> u64 {
+    pub fn pick(&self, rng: &mut fastrand::Rng) -> u64 {
         loop {
             let u = self.high + rng.f64() * (self.low - self.high);
             let x = self.inverse(u);

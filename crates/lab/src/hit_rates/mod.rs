@@ -10,14 +10,12 @@ pub mod shapes;
 
 use crate::machine::Machine;
 use crate::page_order::policy::{ActiveShare, Policy};
-use crate::threads::joined;
+use crate::threads::spread;
 use anyhow::Result;
-use parking_lot::Mutex;
 use pvblk_cache::Standard;
 use references::{Best, Lru, Reference, S3Fifo, Sieve};
 use serde::Serialize;
 use shapes::{Shape, Trace};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Names of the policies, in the order of the columns.
 pub const POLICIES: [&str; 6] = ["best", "served", "2011", "LRU", "SIEVE", "S3-FIFO"];
@@ -91,33 +89,20 @@ fn shares(trace: &Trace, mut read: impl FnMut(u64) -> Result<bool>) -> Result<(f
 
 /// Runs all shapes; `progress` is told which one begins.
 pub fn run(options: &HitRateOptions, progress: &(dyn Fn(&str) + Sync)) -> Result<HitRates> {
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(vec![None; Shape::ALL.len()]);
-    std::thread::scope(|scope| {
-        let work = || -> Result<()> {
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(&shape) = Shape::ALL.get(at) else {
-                    return Ok(());
-                };
-                progress(&format!(
-                    "{}, {} of {}",
-                    shape.name(),
-                    at + 1,
-                    Shape::ALL.len()
-                ));
-                results.lock()[at] = Some(sample(shape, options)?);
-            }
-        };
-        let threads: Vec<_> = (0..options.threads.max(1))
-            .map(|_| scope.spawn(work))
-            .collect();
-        threads.into_iter().try_for_each(joined)
+    let samples = spread(options.threads, Shape::ALL.len(), |at| {
+        let shape = Shape::ALL[at];
+        progress(&format!(
+            "{}, {} of {}",
+            shape.name(),
+            at + 1,
+            Shape::ALL.len()
+        ));
+        sample(shape, options)
     })?;
     Ok(HitRates {
         machine: Machine::here(),
         pages: options.pages,
         seed: options.seed,
-        samples: results.into_inner().into_iter().flatten().collect(),
+        samples,
     })
 }

@@ -20,7 +20,7 @@ pub fn rates<P: Policy>(policy: P, pages: u64, trace: &Trace) -> Result<(f64, f6
     let disk = Arc::new(disk);
     let mut config = CacheConfig::new(pages * PAGE_BYTES as u64);
     config.lists = 1;
-    // What is read in advance isn't the policy's merit.
+    // Pages that are read in advance aren't the policy's merit.
     config.readahead_bytes = Some(0);
     let below: Arc<dyn BlockDevice> = disk.clone();
     let cache = PageCache::with_policy(&config, policy, below, clock.clone())?;

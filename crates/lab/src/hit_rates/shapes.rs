@@ -1,5 +1,7 @@
 //! Shapes of loads, as pages that are read one after the other. Sizes are in multiples of the cache, `c`.
 
+use pvblk_bench::Zipf;
+
 /// A shape. Papers on caches name these as the parts of which block traces consist: skewed use, scans, loops, pages read once, working sets that move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -54,34 +56,22 @@ impl Trace {
     }
 }
 
-/// Pages by Zipf's law: the page of rank r is read as often as 1 / r^exponent says.
-struct Zipf {
-    /// For each rank the sum of the weights up to it.
-    sums: Vec<f64>,
-    /// The page of each rank, so that neighbours aren't read equally often.
-    pages: Vec<u64>,
+/// Pages by Zipf's law, in an order that has nothing to do with how often they are read.
+struct Pages {
+    ranks: Zipf,
+    by_rank: Vec<u64>,
 }
 
-impl Zipf {
-    fn new(pages: u64, exponent: f64, rng: &mut fastrand::Rng) -> Zipf {
-        let mut sum = 0.0;
-        let weight = |rank: u64| 1.0 / (rank as f64).powf(exponent);
-        let sums = (1..=pages).map(|rank| {
-            sum += weight(rank);
-            sum
-        });
-        let sums = sums.collect();
-        let mut pages: Vec<u64> = (0..pages).collect();
-        rng.shuffle(&mut pages);
-        Zipf { sums, pages }
+impl Pages {
+    fn new(pages: u64, exponent: f64, rng: &mut fastrand::Rng) -> Pages {
+        let mut by_rank: Vec<u64> = (0..pages).collect();
+        rng.shuffle(&mut by_rank);
+        let ranks = Zipf::new(pages, exponent);
+        Pages { ranks, by_rank }
     }
 
     fn page(&self, rng: &mut fastrand::Rng) -> u64 {
-        let most = self.sums.last().copied().unwrap_or(0.0);
-        let wanted = rng.f64() * most;
-        let rank = self.sums.partition_point(|&sum| sum < wanted);
-        // The last one, should rounding lead behind it.
-        self.pages[rank.min(self.pages.len() - 1)]
+        self.by_rank[self.ranks.pick(rng) as usize]
     }
 }
 
@@ -128,11 +118,11 @@ impl Shape {
         match self {
             Shape::ZipfFlat | Shape::Zipf => {
                 let exponent = if self == Shape::Zipf { 1.0 } else { 0.7 };
-                let zipf = Zipf::new(8 * c, exponent, rng);
+                let zipf = Pages::new(8 * c, exponent, rng);
                 pages.extend((0..reads).map(|_| zipf.page(rng)));
             }
             Shape::ZipfAndScan => {
-                let zipf = Zipf::new(8 * c, 1.0, rng);
+                let zipf = Pages::new(8 * c, 1.0, rng);
                 scan = 8 * c;
                 while (pages.len() as u64) < reads {
                     pages.extend((0..4 * c).map(|_| zipf.page(rng)));
@@ -142,7 +132,7 @@ impl Shape {
             Shape::Uniform => pages.extend((0..reads).map(|_| rng.u64(..of(1.5)))),
             Shape::Loop => pages.extend((0..reads).map(|n| n % of(1.2))),
             Shape::ReadOnce => {
-                let zipf = Zipf::new(2 * c, 0.9, rng);
+                let zipf = Pages::new(2 * c, 0.9, rng);
                 for n in 0..reads {
                     pages.push(if rng.bool() {
                         zipf.page(rng)
@@ -152,7 +142,7 @@ impl Shape {
                 }
             }
             Shape::ReadTwice => {
-                let zipf = Zipf::new(2 * c, 0.9, rng);
+                let zipf = Pages::new(2 * c, 0.9, rng);
                 let (mut fresh, mut again) = (2 * c, Vec::new());
                 for _ in 0..reads {
                     pages.push(match rng.u32(..6) {
@@ -179,7 +169,7 @@ impl Shape {
                 for _ in 0..3 {
                     pages.extend(0..of(0.5));
                 }
-                // What was hot counts for as long as it is in the way.
+                // Reads count while the old hot pages are in the way.
                 begin = pages.len() + c as usize;
                 let rest = reads - pages.len() as u64;
                 pages.extend((0..rest).map(|_| c + rng.u64(..of(0.9))));
@@ -227,8 +217,8 @@ mod tests {
     #[test]
     fn the_second_page_is_read_half_as_often() {
         let mut rng = fastrand::Rng::with_seed(3);
-        let zipf = Zipf::new(1000, 1.0, &mut rng);
-        let [first, second] = [zipf.pages[0], zipf.pages[1]];
+        let zipf = Pages::new(1000, 1.0, &mut rng);
+        let [first, second] = [zipf.by_rank[0], zipf.by_rank[1]];
         let reads: Vec<u64> = (0..200_000).map(|_| zipf.page(&mut rng)).collect();
         let of = |page| reads.iter().filter(|&&p| p == page).count() as f64;
         assert!((1.9..2.1).contains(&(of(first) / of(second))));

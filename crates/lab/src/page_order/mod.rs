@@ -11,16 +11,14 @@ pub mod real;
 mod report;
 
 use crate::machine::Machine;
-use crate::threads::joined;
+use crate::threads::spread;
 use anyhow::{Context, Result};
 use disks::ServiceCost;
 use load::CellRun;
-use parking_lot::Mutex;
 use policy::{FrameOrder, Policy};
 use pvblk_trace::latency::{Column, deviation};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Numbers of processes of the historical measurement, and 12.
 pub const PROCESSES: [u32; 8] = [1, 2, 4, 8, 12, 16, 32, 64];
@@ -186,29 +184,15 @@ pub fn run(
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<PageOrderResult> {
     let cells = cells(options);
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(vec![None; cells.len()]);
     progress(&format!("{} cells", cells.len()));
-    std::thread::scope(|scope| {
-        let work = || -> Result<()> {
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(cell) = cells.get(at) else {
-                    return Ok(());
-                };
-                if at.is_multiple_of(48) && at > 0 {
-                    progress(&format!("{at} of {} cells", cells.len()));
-                }
-                let few =
-                    f64::from(16.0_f32.min(cell.processes as f32)) / f64::from(cell.processes);
-                let run = load::run(cell, options.seconds * few, false, ServiceCost::PLAIN)?;
-                results.lock()[at] = Some(PageOrderSample::of(cell, &run));
-            }
-        };
-        let threads: Vec<_> = (0..options.threads.max(1))
-            .map(|_| scope.spawn(work))
-            .collect();
-        threads.into_iter().try_for_each(joined)
+    let samples = spread(options.threads, cells.len(), |at| {
+        let cell = &cells[at];
+        if at.is_multiple_of(48) && at > 0 {
+            progress(&format!("{at} of {} cells", cells.len()));
+        }
+        let few = f64::from(16.0_f32.min(cell.processes as f32)) / f64::from(cell.processes);
+        let run = load::run(cell, options.seconds * few, false, ServiceCost::PLAIN)?;
+        Ok(PageOrderSample::of(cell, &run))
     })?;
     progress("latencies");
     let pair = |random: bool| {
@@ -245,6 +229,6 @@ pub fn run(
             options.seconds,
             ServiceCost::MERGING,
         )?,
-        samples: results.into_inner().into_iter().flatten().collect(),
+        samples,
     })
 }
