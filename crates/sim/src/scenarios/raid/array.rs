@@ -225,23 +225,23 @@ impl Array {
             self.w
                 .log
                 .add("member # takes the place of #", [disk as u64, old as u64]);
-            self.w.log.count("rebuilt", 1);
-            self.by_role[place] = disk;
-            self.retired.retain(|d| *d != disk);
-            self.retire(old);
-            if self.victim == Some(old) {
-                (self.victim, self.w.array.stale) = (None, false);
-            }
+            self.take_place(place, disk);
         }
         self.note_returned();
         self.add_whole();
         busy
     }
 
-    /// Another disk has the place of this one, which may have come back in another place.
-    pub fn retire(&mut self, old: usize) {
+    /// A disk has a place from now on. The old one is retired, if it hasn't come back in another place.
+    pub fn take_place(&mut self, place: usize, disk: usize) {
+        self.w.log.count("rebuilt", 1);
+        let old = std::mem::replace(&mut self.by_role[place], disk);
+        self.retired.retain(|d| *d != disk);
         if !self.by_role.contains(&old) {
             self.retired.push(old);
+        }
+        if self.victim == Some(old) {
+            (self.victim, self.w.array.stale) = (None, false);
         }
     }
 

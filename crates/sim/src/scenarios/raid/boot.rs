@@ -183,13 +183,12 @@ impl Array {
             Ok(prepared) => prepared,
             Err(e) => return Err(turns.sort(e)),
         };
-        let log = &mut self.w.log;
-        if log.verbose {
+        if self.w.log.verbose {
             assembly.notes.iter().for_each(|note| eprintln!("{note}"));
         }
         let wrong = |why: &str| Err(Stop::Wrong(why.into()));
         if dirty {
-            log.add("it was dirty", []);
+            self.w.log.add("it was dirty", []);
             if self.clean && self.bug.is_none() {
                 return wrong("the array was stopped in order, and comes back dirty");
             }
@@ -205,30 +204,23 @@ impl Array {
             }
             if self.by_role[place] != at {
                 // This is the last event before the power went.
-                log.add(
+                self.w.log.add(
                     "member # has taken the place of #",
                     [at as u64, self.by_role[place] as u64],
                 );
-                log.count("rebuilt", 1);
-                let old = std::mem::replace(&mut self.by_role[place], at);
-                if !self.by_role.contains(&old) {
-                    self.retired.push(old);
-                }
-                if self.victim == Some(old) {
-                    (self.victim, self.w.array.stale) = (None, false);
-                }
+                self.take_place(place, at);
             }
         }
         let missing = without.map(|place| self.by_role[place]);
         if let Some(member) = missing {
-            log.add("it is without member #", [member as u64]);
+            self.w.log.add("it is without member #", [member as u64]);
             if self.victim != Some(member) && self.second != Some(member) {
                 return wrong("the array does without a member that never failed");
             }
             self.victim = Some(member);
         } else if self.returning {
             // It was the last event before the power went.
-            log.count("returned", 1);
+            self.w.log.count("returned", 1);
             (self.victim, self.w.array.stale) = (None, false);
         } else if self.w.array.stale {
             return wrong("a member that missed writes is taken for fresh");
