@@ -2,6 +2,8 @@
 
 #[path = "support/gate.rs"]
 mod gate;
+#[path = "support/started.rs"]
+mod started;
 
 use fastrand::Rng;
 use gate::{Gate, GateState};
@@ -10,10 +12,10 @@ use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, BackgroundWork, Blocking, Consistency, CreateOptions,
-    MemberState, Raid5, ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, assemble, create,
-    prepare, read_superblock, sleepy,
+    ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, MemberState, Raid5,
+    ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, read_superblock, sleepy,
 };
+use started::started;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,18 +69,11 @@ impl TestArray {
         how.bitmap_chunk_bytes = (consistency == Consistency::Bitmap).then_some(CHUNK * 512);
         let named = |d: &Disk| (d.name.clone(), Arc::clone(&d.device));
         let all: Vec<_> = disks.iter().map(named).collect();
-        let data = create(all.clone(), &how, &mut sleepy())
-            .unwrap()
-            .newest()
-            .data_offset_sectors;
-        let assembling = AssembleOptions::default();
-        let mut assembly = assemble(all, &assembling, &mut sleepy()).unwrap();
-        prepare(&mut assembly, &assembling, &mut |_, _| {}, &mut sleepy()).unwrap();
         let options = ArrayOptions {
             stripes: 16,
             ..options
         };
-        let array = Raid5::start(assembly, &options).unwrap();
+        let (array, data, _) = started(all, &how, &options);
         let device: Arc<dyn BlockDevice> = array.clone();
         let mut world = TestArray {
             disks,

@@ -2,16 +2,19 @@
 
 #[path = "support/script.rs"]
 mod script;
+#[path = "support/started.rs"]
+mod started;
 
 use parking_lot::Mutex;
 use pvblk_block::{
     BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Request, RequestFlags, Status,
 };
 use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, BackgroundWork, Blocking, Consistency, CreateOptions, Geometry,
-    Raid5, Role, assemble, create, prepare, read_superblock, sleepy,
+    ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, Geometry, Raid5, Role,
+    read_superblock, sleepy,
 };
 use script::{Event, Fate, Kind, Script, Scripted};
+use started::started;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,19 +58,11 @@ impl TestArray {
             .take(MEMBERS)
             .map(named)
             .collect();
-        let data = create(all.clone(), &how, &mut sleepy())
-            .unwrap()
-            .newest()
-            .data_offset_sectors;
-        let assembling = AssembleOptions::default();
-        let mut assembly = assemble(all, &assembling, &mut sleepy()).unwrap();
-        prepare(&mut assembly, &assembling, &mut |_, _| {}, &mut sleepy()).unwrap();
         let options = ArrayOptions {
             stripes: 16,
             ..options
         };
-        let geometry = assembly.geometry;
-        let array = Raid5::start(assembly, &options).unwrap();
+        let (array, data, geometry) = started(all, &how, &options);
         script.lock().data = data;
         let device: Arc<dyn BlockDevice> = array.clone();
         let mut world = TestArray {
@@ -414,6 +409,17 @@ fn a_log_that_fails_kicks_its_member_and_its_unit_is_planned_anew() {
     assert_eq!(world.holds(0, 2), 1);
 }
 
+/// Adds the spare, whose first stripes can be written, and no others.
+fn add_a_spare_that_stops(world: &mut TestArray) {
+    let data = world.data;
+    world.rule(move |member, kind, sector| match (member, kind) {
+        (3, Kind::Data) if sector > data + 64 * CHUNK => Fate::Waits,
+        _ => Fate::Passes,
+    });
+    let spare = Arc::clone(&world.devices[MEMBERS]);
+    world.array.add("3", &spare, true, &mut sleepy()).unwrap();
+}
+
 #[test]
 fn a_device_that_is_rebuilt_and_fails_is_named_after_a_flush() {
     for consistency in POLICIES {
@@ -421,18 +427,11 @@ fn a_device_that_is_rebuilt_and_fails_is_named_after_a_flush() {
         world.array.fail(0).unwrap();
         world.turn();
         // The spare's first stripes are rebuilt, and then its writes fail.
-        let data = world.data;
-        world.rule(move |member, kind, sector| match (member, kind) {
-            (3, Kind::Data) if sector > data + 64 * CHUNK => Fate::Waits,
-            _ => Fate::Passes,
-        });
-        let spare = Arc::clone(&world.devices[MEMBERS]);
-        world.array.add("3", &spare, true, &mut sleepy()).unwrap();
+        add_a_spare_that_stops(&mut world);
         world.turn();
         assert_eq!(world.array.rebuilding(), Some(0));
-        world.rule(move |member, kind, sector| match (member, kind) {
-            (3, Kind::Data) if sector > data + 64 * CHUNK => Fate::Waits,
-            (_, Kind::Data) => Fate::Waits,
+        world.rule(|_, kind, _| match kind {
+            Kind::Data => Fate::Waits,
             _ => Fate::Passes,
         });
         world.write(1, ROW, ROW);
@@ -460,13 +459,7 @@ fn a_device_that_is_rebuilt_and_fails_is_named_after_a_flush() {
 fn a_kick_while_another_waits() {
     // Member 1 is being replaced; then member 0 fails, and the new device, too.
     let mut world = TestArray::new(Consistency::Ppl, ArrayOptions::default());
-    let data = world.data;
-    world.rule(move |member, kind, sector| match (member, kind) {
-        (3, Kind::Data) if sector > data + 64 * CHUNK => Fate::Waits,
-        _ => Fate::Passes,
-    });
-    let spare = Arc::clone(&world.devices[MEMBERS]);
-    world.array.add("3", &spare, true, &mut sleepy()).unwrap();
+    add_a_spare_that_stops(&mut world);
     world.array.replace(1).unwrap();
     world.turn();
     assert_eq!(world.array.rebuilding(), Some(1));

@@ -1,13 +1,14 @@
 //! Memory that an array keeps of members that are gone: none that grows with their number.
 
+#[path = "support/started.rs"]
+mod started;
+
 use parking_lot::Mutex;
 use pvblk_block::memory::bill;
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
-use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, BackgroundWork, Consistency, CreateOptions, Raid5, assemble,
-    create, prepare, sleepy,
-};
+use pvblk_raid5::{ArrayOptions, BackgroundWork, Consistency, CreateOptions, Raid5, sleepy};
 use pvblk_sys::Poller;
+use started::started;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,12 +40,8 @@ impl TestArray {
         let mut options = CreateOptions::new("test:0");
         options.chunk_sectors = 16;
         options.consistency = consistency;
-        drop(create(disks.clone(), &options, &mut sleepy()).unwrap());
         let member = Arc::clone(&disks[1].1);
-        let options = AssembleOptions::default();
-        let mut assembly = assemble(disks, &options, &mut sleepy()).unwrap();
-        prepare(&mut assembly, &options, &mut |_, _| {}, &mut sleepy()).unwrap();
-        let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
+        let (array, _, _) = started(disks, &options, &ArrayOptions::default());
         let device: Arc<dyn BlockDevice> = array.clone();
         TestArray {
             background: BackgroundWork::new(&array).unwrap(),
