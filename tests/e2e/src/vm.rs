@@ -5,9 +5,12 @@
 
 use crate::Stop;
 use crate::tools::run;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Kinds of guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub enum Kind {
     Xen,
     /// Debian 12 under QEMU, booted by systemd, on two CPUs. Disks are `/dev/vdb` and so on.
     Debian,
+    /// QEMU in software on one CPU, started by a libvirtd. Disks are those of [`Machine::domain`].
+    Libvirt,
 }
 
 /// A machine with other disks than files.
@@ -35,6 +40,8 @@ pub struct Machine {
     pub cpus: usize,
     /// Files that the script finds in `/add`, or in `/run/vm/add` of [`Kind::Debian`].
     pub added: Vec<PathBuf>,
+    /// A file of XML with elements of the domain and of its devices. [`Kind::Libvirt`] only, which has no other disks.
+    pub domain: Option<PathBuf>,
 }
 
 /// For the first run, which fetches packages and makes the guest.
@@ -52,6 +59,7 @@ pub fn starter(kind: Kind) -> PathBuf {
         Kind::Uml => "uml.sh",
         Kind::Xen => "xen.sh",
         Kind::Debian => "debian.sh",
+        Kind::Libvirt => "libvirt.sh",
     })
 }
 
@@ -95,6 +103,9 @@ pub fn script_on(
     for file in &machine.added {
         command.arg("--add").arg(file);
     }
+    if let Some(domain) = &machine.domain {
+        command.arg("--with").arg(domain);
+    }
     for socket in &machine.vhost {
         command.arg("--vhost").arg(socket);
     }
@@ -111,4 +122,49 @@ pub fn script_on(
     }
     finished.success()?;
     Ok(std::fs::read_to_string(out.join("log"))?)
+}
+
+/// Runs a guest, and `beside` it with a mark that is set when the guest is over.
+pub fn beside<T>(
+    guest: impl FnOnce() -> Result<String, Stop> + Send,
+    beside: impl FnOnce(&AtomicBool) -> Result<T, Stop>,
+) -> Result<(String, T), Stop> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| {
+            let result = guest();
+            over.store(true, Ordering::Release);
+            result
+        });
+        let beside = beside(&over);
+        let guest = guest
+            .join()
+            .unwrap_or_else(|_| Stop::fail("the guest's thread panicked"));
+        // The guest's output explains more; a skip too.
+        let said = guest?;
+        beside.map(|value| (said, value))
+    })
+}
+
+/// Waits until the guest has written such a `text` at `offset` of a disk, which has room for so many bytes; fails when the guest is over, or after `limit`.
+pub fn wait_for(
+    file: &File,
+    (offset, len): (u64, usize),
+    text: impl Fn(&[u8]) -> bool,
+    over: &AtomicBool,
+    limit: Duration,
+) -> Result<(), Stop> {
+    let deadline = Instant::now() + limit;
+    let mut seen = vec![0; len];
+    loop {
+        file.read_exact_at(&mut seen, offset)?;
+        if text(&seen) {
+            return Ok(());
+        }
+        if Instant::now() > deadline || over.load(Ordering::Acquire) {
+            let seen = String::from_utf8_lossy(&seen);
+            return Stop::fail(format!("the guest wrote no more than {seen:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -1,13 +1,14 @@
 //! The recipes of docs/guide/recipes.md that need more than a command line: a libvirtd starts a guest with the elements that the page has.
 
+use pvblk_e2e::hops::until;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::{Daemon, MIB, Stop, need_release, run_all, stage, tools, vm};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// A limit that only a hang reaches.
 const GUEST_TIME: Duration = Duration::from_secs(1200);
@@ -39,30 +40,20 @@ fn server(dir: &Path) -> Result<Daemon, Stop> {
     Daemon::start(["serve", "--disk", &volume].iter().chain(&words))
 }
 
-/// The number of the last round that the guest has told of on the NBD disk.
-fn round(file: &File) -> Result<u64, Stop> {
-    let mut bytes = [0; 24];
-    file.read_exact_at(&mut bytes, MIB - 512)?;
-    let text = String::from_utf8_lossy(&bytes);
+/// The number of a round that the guest has told of; 0: of none.
+fn round(bytes: &[u8]) -> u64 {
+    let text = String::from_utf8_lossy(bytes);
     let number = text.lines().next().and_then(|l| l.strip_prefix("round "));
-    Ok(number.and_then(|n| n.parse().ok()).unwrap_or(0))
+    number.and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
-/// Waits until that is true, or fails when the guest is over.
-fn until(
-    what: &str,
-    over: &AtomicBool,
-    mut is: impl FnMut() -> Result<bool, Stop>,
-) -> Result<(), Stop> {
-    let deadline = Instant::now() + GUEST_TIME;
-    while !is()? {
-        check(
-            Instant::now() < deadline && !over.load(Ordering::Acquire),
-            || format!("never: {what}"),
-        )?;
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+/// Waits until the guest has told on the NBD disk of a round after this one. Returns its number.
+fn round_after(file: &File, before: u64, over: &AtomicBool) -> Result<u64, Stop> {
+    const PLACE: (u64, usize) = (MIB - 512, 24);
+    vm::wait_for(file, PLACE, |seen| round(seen) > before, over, GUEST_TIME)?;
+    let mut bytes = [0; PLACE.1];
+    file.read_exact_at(&mut bytes, PLACE.0)?;
+    Ok(round(&bytes))
 }
 
 /// fio verifies rounds of writes on the vhost-user disk and tells of them on the NBD disk, while the first one's server is killed and started again.
@@ -85,22 +76,14 @@ fn libvirt() -> Result<(), Stop> {
     let nbd = stage::unix(&dir.join("nbd.sock"));
     let mut other = Daemon::start(["serve", "--disk", &volume, "--nbd", &nbd])?;
     let first = server(dir)?;
-    let over = AtomicBool::new(false);
-    let (ran, beside) = std::thread::scope(|scope| {
-        let guest = scope.spawn(|| {
-            let ran = guest(dir);
-            over.store(true, Ordering::Release);
-            ran
-        });
-        let beside = restarted(dir, first, &told, &over);
-        let ran = guest.join();
-        (
-            ran.unwrap_or_else(|_| Stop::fail("the guest's thread panicked")),
-            beside,
-        )
-    });
-    let said = ran?;
-    let mut server = beside?;
+    let machine = vm::Machine {
+        domain: Some(dir.join("domain")),
+        ..vm::Machine::default()
+    };
+    let out = dir.join("out");
+    let script = vm::named("vhost-kill.sh");
+    let guest = || vm::script_on(vm::Kind::Libvirt, &script, &machine, &out, GUEST_TIME);
+    let (said, mut server) = vm::beside(guest, |over| restarted(dir, first, &told, over))?;
     check(said.lines().any(|l| l == "all well"), || said.clone())?;
     let mut written = vec![0; 4096];
     disk.read_exact_at(&mut written, MIB)?;
@@ -118,32 +101,12 @@ fn restarted(
     told: &File,
     over: &AtomicBool,
 ) -> Result<Daemon, Stop> {
-    until("the guest's first round", over, || Ok(round(told)? > 0))?;
+    round_after(told, 0, over)?;
     first.kill()?;
-    let before = round(told)?;
+    let before = round_after(told, 0, over)?;
     let server = server(dir)?;
-    until("QEMU came back", over, || {
-        Ok(server.lines().iter().any(|l| l.contains("connected")))
-    })?;
-    until("two rounds more", over, || Ok(round(told)? > before + 1))?;
+    until(|| Ok(server.lines().iter().any(|l| l.contains("connected"))))?;
+    round_after(told, before + 1, over)?;
     told.write_all_at(b"stop", 0)?;
     Ok(server)
-}
-
-/// The guest's output.
-fn guest(dir: &Path) -> Result<String, Stop> {
-    let out: PathBuf = dir.join("out");
-    let mut command = Command::new(vm::named("../libvirt.sh"));
-    command.arg("--script").arg(vm::named("vhost-kill.sh"));
-    command.arg("--with").arg(dir.join("domain"));
-    command.arg("--out").arg(&out);
-    let seconds = GUEST_TIME.as_secs().to_string();
-    command.args(["--seconds", &seconds]);
-    let finished = tools::run(command, GUEST_TIME + Duration::from_secs(600))?;
-    if finished.status.and_then(|s| s.code()) == Some(125) {
-        let why = finished.stderr.lines().last().unwrap_or_default();
-        return Stop::skip(format!("no guest: {}", why.trim_start_matches("vm: ")));
-    }
-    finished.success()?;
-    Ok(std::fs::read_to_string(out.join("log"))?)
 }

@@ -195,19 +195,13 @@ fn uses(queues: usize) -> Result<(), Stop> {
 
 /// Waits until the guest has written `text` at `offset`.
 fn wait_for(file: &File, offset: u64, text: &[u8], over: &AtomicBool) -> Result<(), Stop> {
-    let deadline = Instant::now() + GUEST_TIME;
-    let mut seen = vec![0; text.len()];
-    while seen != text {
-        if Instant::now() > deadline || over.load(Ordering::Acquire) {
-            return Stop::fail(format!(
-                "the guest never wrote {}",
-                String::from_utf8_lossy(text)
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-        file.read_exact_at(&mut seen, offset)?;
-    }
-    Ok(())
+    vm::wait_for(
+        file,
+        (offset, text.len()),
+        |seen| seen == text,
+        over,
+        GUEST_TIME,
+    )
 }
 
 /// Runs a guest, and `beside` it with a mark that is set when the guest is over.
@@ -217,21 +211,8 @@ fn with_guest(
     out: &Path,
     beside: impl FnOnce(&AtomicBool) -> Result<(), Stop>,
 ) -> Result<String, Stop> {
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let guest = scope.spawn(|| {
-            let result = guest(script, machine, out);
-            over.store(true, Ordering::Release);
-            result
-        });
-        let beside = beside(&over);
-        let guest = guest
-            .join()
-            .unwrap_or_else(|_| Stop::fail("the guest's thread panicked"));
-        // The guest's output explains more; a skip too.
-        let said = guest?;
-        beside.map(|()| said)
-    })
+    let (said, ()) = vm::beside(|| guest(script, machine, out), beside)?;
+    Ok(said)
 }
 
 fn grows() -> Result<(), Stop> {
