@@ -341,6 +341,7 @@ impl Play {
             && let Some(n) = self.model.publish(self.guest.word(12))
         {
             notify = n;
+            self.batch.pushed(notify);
             let prod = self.model.filled.to_ne_bytes();
             self.guest.shadow[8..12].copy_from_slice(&prod);
         }

@@ -27,7 +27,7 @@ struct Model {
     next_used: u16,
     quiet: bool,
     unpublished: bool,
-    /// Most chains that one pull takes.
+    /// Most chains that one pull takes: of 16 entries at most the same, whether the driver sleeps or not.
     batch: PullBatch,
     /// Head, place of its status, writable bytes.
     in_flight: Vec<(u16, usize, u32)>,
