@@ -137,7 +137,7 @@ fmt: ## Format the sources
 
 clean: ## Remove the results of builds
 	@cargo clean
-	@rm -rf fuzz/target fuzz/artifacts
+	@rm -rf fuzz/artifacts
 
 release: ## Build the command, pvblk, and the experiments, pvblk-lab
 	@cargo build --release --locked -p pvblk

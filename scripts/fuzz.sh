@@ -23,14 +23,12 @@ share=$((seconds / ${#targets[@]}))
 ((share > 0)) || share=1
 
 build=$PWD/target/fuzz
-locked=()
-if [ -f fuzz/Cargo.lock ]; then locked=(--locked); fi
 
 # Runs targets without coverage, and prints the reason.
 smoke() {
     ! $only_build || exit 0
     echo "fuzz: no coverage: $1; random inputs instead"
-    cargo run --quiet --release "${locked[@]}" --manifest-path fuzz/Cargo.toml --target-dir "$build" --bin smoke -- \
+    cargo run --quiet --release --locked -p pvblk-fuzz --target-dir "$build" --bin smoke -- \
         "$share" "${targets[@]}"
     exit
 }
@@ -45,7 +43,7 @@ flags="--cfg fuzzing -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks \
 bins=()
 for target in "${targets[@]}"; do bins+=(--bin "$target"); done
 # The requirements of libFuzzer may be missing here; broken code fails the plain build as well.
-RUSTFLAGS=$flags cargo build --quiet --release "${locked[@]}" --manifest-path fuzz/Cargo.toml --features libfuzzer \
+RUSTFLAGS=$flags cargo build --quiet --release --locked -p pvblk-fuzz --features libfuzzer \
     --target "$triple" --target-dir "$build" "${bins[@]}" || smoke 'the build with counters failed, see above'
 ! $only_build || exit 0
 

@@ -9,9 +9,6 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 # Seconds for all fuzz targets together; `make fuzz` runs longer.
 : "${FUZZ_SECONDS:=60}"
 
-# The targets are a workspace of their own, so that the coverage flags are only for them.
-fuzz=(--manifest-path fuzz/Cargo.toml --target-dir target/fuzz-check --locked)
-
 # One build for both, so that the crates below them are compiled once.
 lab=(-p pvblk-lab -p pvblk-volume -p pvblk-disk --bin pvblk-lab --example raid5_prereads --example 'disk_*')
 
@@ -23,8 +20,6 @@ if [ "${1:-}" = build ]; then
     cargo test --quiet -p pvblk-sim --features planted --locked --no-run
     cargo test --quiet -p pvblk-e2e --locked --no-run
     if scripts/asan.sh has 2>/dev/null; then scripts/asan.sh test --no-run; fi
-    cargo clippy --quiet "${fuzz[@]}" --all-targets -- -D warnings
-    cargo test --quiet "${fuzz[@]}" --no-run
     scripts/fuzz.sh build
     cargo build --quiet --release --locked -p pvblk
     cargo build --quiet --release --locked "${lab[@]}"
@@ -108,7 +103,7 @@ if command -v cargo-deny >/dev/null 2>&1; then
 else
     skip 'licences, bans, sources: cargo-deny is not installed'
 fi
-# The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, among the others.
+# The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
 tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail-fast
 # The checkers must find the planted bugs. This is a build of its own, since no other may have them.
 check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
@@ -118,9 +113,6 @@ if scripts/asan.sh has 2>/dev/null; then
 else
     skip 'under AddressSanitizer: this toolchain has none'
 fi
-check 'fuzz: format' cargo fmt --manifest-path fuzz/Cargo.toml --check
-check 'fuzz: clippy' cargo clippy "${fuzz[@]}" --all-targets -- -D warnings
-tests 'fuzz: targets over their seeds' cargo test "${fuzz[@]}" --no-fail-fast
 tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 # The command is built on its own, as it is shipped.
 if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab and of examples' cargo build --release --locked "${lab[@]}"; then

@@ -121,6 +121,23 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // A model, without a line of the product.
     ("pvblk-raid5-model", &[]),
+    // Hostile peers of each parser and of each side of the rings.
+    (
+        "pvblk-fuzz",
+        &[
+            "pvblk-sys",
+            "pvblk-block",
+            "pvblk-protocol",
+            "pvblk-client",
+            "pvblk-backend",
+            "pvblk-raid5",
+            "pvblk-volume",
+            "pvblk-export",
+            "pvblk-trace",
+            "pvblk-web",
+            "pvblk-testing",
+        ],
+    ),
     // Part of no product: other crates use it only in tests.
     ("pvblk-testing", &[]),
     // These two use the product only from outside: its sources and its command.
