@@ -15,10 +15,14 @@ use std::time::Duration;
 /// A bound that only a hang reaches.
 const HANG: Duration = Duration::from_secs(60);
 
+/// One frozen filesystem at a time, so that a thread that waits for a disk waits for this one.
+static ONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 /// A mounted filesystem of its own; thawed, unmounted and removed at the end.
 struct Frozen {
     point: PathBuf,
     _folder: tempfile::TempDir,
+    _one: parking_lot::MutexGuard<'static, ()>,
 }
 
 fn tool(name: &str, args: &[&str]) -> Result<(), String> {
@@ -35,6 +39,7 @@ fn tool(name: &str, args: &[&str]) -> Result<(), String> {
 impl Frozen {
     /// `None`, with the reason printed, where that can't be done.
     fn new() -> Option<Frozen> {
+        let one = ONE.lock();
         let folder = tempfile::tempdir().expect("a folder");
         let image = folder.path().join("image");
         let point = folder.path().join("mounted");
@@ -52,6 +57,7 @@ impl Frozen {
         Some(Frozen {
             point,
             _folder: folder,
+            _one: one,
         })
     }
 
@@ -102,6 +108,29 @@ fn within<T: Send + 'static>(
         frozen.thaw();
         panic!("{what} hangs");
     })
+}
+
+/// Waits until a thread of this process, or of its io_uring, waits for a disk: proc(5)'s state D.
+fn wait_until_a_thread_hangs() {
+    let give_up = std::time::Instant::now() + HANG;
+    let hangs = |stat: String| {
+        // The name before it may hold anything, also a parenthesis.
+        let state = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.trim_start().chars().next());
+        state == Some('D')
+    };
+    loop {
+        let mut tasks = std::fs::read_dir("/proc/self/task").expect("threads");
+        if tasks.any(|t| {
+            let stat = t.and_then(|t| std::fs::read_to_string(t.path().join("stat")));
+            stat.is_ok_and(hangs)
+        }) {
+            return;
+        }
+        assert!(std::time::Instant::now() < give_up, "no operation began");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Thirty-two writes, trims and flushes.
@@ -171,7 +200,7 @@ fn a_queue_of_a_frozen_disk_is_closed_at_once() {
         within(&frozen, "closing", move || {
             let mut q = queue(&stuck, 32);
             q.submit(&mut changes());
-            std::thread::sleep(Duration::from_millis(50));
+            wait_until_a_thread_hangs();
             drop(q);
             drop(stuck);
         });
