@@ -35,6 +35,7 @@ mod request;
 mod spare_threads;
 pub mod stacked;
 mod threads;
+pub mod time_steps;
 pub mod trace;
 pub mod units;
 

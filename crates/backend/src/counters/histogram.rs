@@ -1,38 +1,11 @@
-//! A distribution of times whose steps grow with the times, so that it has the same relative error everywhere.
+//! Numbers of times in the buckets of [`time_steps`].
 
+use pvblk_block::time_steps::{self, BUCKETS, bucket};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Steps in each doubling of the time.
-const STEPS: u64 = 8;
-const STEPS_LOG2: u32 = STEPS.trailing_zeros();
-/// Times below 2^7 ns (128 ns) count as such.
-const FIRST: u32 = 7;
-/// Times from 2^37 ns (137 s) on count as such.
-const LAST: u32 = 37;
-/// Buckets: one below, the steps, one above.
-pub(super) const BUCKETS: usize = ((LAST - FIRST) as u64 * STEPS) as usize + 2;
-
-/// The bucket of a time in nanoseconds.
-#[inline]
-pub(super) fn bucket(ns: u64) -> usize {
-    if ns < 1 << FIRST {
-        return 0;
-    }
-    let doubling = ns.ilog2();
-    if doubling >= LAST {
-        return BUCKETS - 1;
-    }
-    let step = (ns >> (doubling - STEPS_LOG2)) & (STEPS - 1);
-    ((doubling - FIRST) as u64 * STEPS + step) as usize + 1
-}
-
-/// The first time, in nanoseconds, that is above those of a bucket.
+/// The first time, in nanoseconds, that is above those of a bucket. The last bucket has none.
 fn end(bucket: usize) -> u64 {
-    let Some(index) = (bucket as u64).checked_sub(1) else {
-        return 1 << FIRST;
-    };
-    let doubling = FIRST + (index / STEPS) as u32;
-    (STEPS + index % STEPS + 1) << (doubling - STEPS_LOG2)
+    time_steps::begin((bucket + 1).min(BUCKETS - 1))
 }
 
 /// Numbers of times by bucket.
@@ -110,17 +83,6 @@ impl FromIterator<(u64, u64)> for Histogram {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bucket_has_all_times_below_its_end_and_from_the_end_of_the_one_before() {
-        assert_eq!(bucket(0), 0);
-        for b in 0..BUCKETS - 1 {
-            assert_eq!(bucket(end(b) - 1), b, "last time of {b}");
-            assert_eq!(bucket(end(b)), b + 1, "first time after {b}");
-        }
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-        assert_eq!(end(BUCKETS - 2), 1 << LAST);
-    }
 
     #[test]
     fn quantiles_are_right_to_an_eighth() {

@@ -9,9 +9,9 @@ mod histogram;
 use crate::active::Place;
 use crate::throttle::Connection;
 use age::{Ages, Seen};
-use histogram::BUCKETS;
 pub use histogram::Histogram;
 use parking_lot::Mutex;
+use pvblk_block::time_steps::{self, BUCKETS};
 use pvblk_block::{Completion, MergeCounts, Op, Request, SECTOR, Status};
 use pvblk_sys::ticks::{self, Rate};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -116,7 +116,7 @@ impl LaneCounters {
             }
             let counters = self.operations[op as usize].get_or_init(OperationCounters::new);
             let took = now.saturating_sub(taken);
-            let bucket = histogram::bucket(rate.to_ns(took));
+            let bucket = time_steps::bucket(rate.to_ns(took));
             add(&counters.histogram[bucket], run as u64);
             add(&counters.requests, run as u64);
             add(&counters.sectors, sectors);

@@ -1,6 +1,7 @@
 //! Times of a hop in bounded memory: their number, their sum and a histogram.
 
 use super::Samples;
+use pvblk_block::time_steps::{BUCKETS, begin, bucket};
 
 /// Takes the times of one hop, in nanoseconds.
 pub trait Tally: Clone + Default {
@@ -13,45 +14,13 @@ impl Tally for Samples {
     }
 }
 
-/// Steps in each doubling of the time; the bounds are those of `pvblk stat`.
-const STEPS: u64 = 8;
-const STEPS_LOG2: u32 = STEPS.trailing_zeros();
-/// Times below 2^7 ns (128 ns) count as such.
-const FIRST: u32 = 7;
-/// Times from 2^37 ns (137 s) on count as such.
-const LAST: u32 = 37;
-/// Buckets: one below, the steps, one above.
-const BUCKETS: usize = ((LAST - FIRST) as u64 * STEPS) as usize + 2;
-
 /// Number, sum and distribution of times: 2 KiB, once there is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     count: u64,
     sum_ns: u64,
-    /// Empty while there are no times.
+    /// Numbers of times by bucket, those of `pvblk stat`. Empty while there are no times.
     buckets: Vec<u64>,
-}
-
-/// The bucket of a time in nanoseconds.
-fn bucket(ns: u64) -> usize {
-    if ns < 1 << FIRST {
-        return 0;
-    }
-    let doubling = ns.ilog2();
-    if doubling >= LAST {
-        return BUCKETS - 1;
-    }
-    let step = (ns >> (doubling - STEPS_LOG2)) & (STEPS - 1);
-    ((doubling - FIRST) as u64 * STEPS + step) as usize + 1
-}
-
-/// The shortest time of a bucket, in nanoseconds.
-fn begin(bucket: usize) -> u64 {
-    let Some(index) = (bucket as u64).checked_sub(1) else {
-        return 0;
-    };
-    let doubling = FIRST + (index / STEPS) as u32;
-    (STEPS + index % STEPS) << (doubling - STEPS_LOG2)
 }
 
 impl Tally for Sums {
@@ -87,16 +56,6 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bucket_begins_where_the_one_before_ends() {
-        for b in 1..BUCKETS {
-            assert_eq!(bucket(begin(b)), b, "shortest time of {b}");
-            assert_eq!(bucket(begin(b) - 1), b - 1, "longest time before {b}");
-        }
-        assert_eq!((bucket(0), bucket(u64::MAX)), (0, BUCKETS - 1));
-        assert_eq!(begin(BUCKETS - 1), 1 << LAST);
-    }
 
     #[test]
     fn times_are_counted_and_added_up() {
