@@ -410,7 +410,7 @@ fn parent_ends() -> Result<(), Stop> {
     let mut server = scene.start(&[scene.disk_a(), cached])?;
     let child = server.serving_pid()?;
     let _connection = write_to_cache(&scene)?;
-    server.kill()?;
+    server.kill_first()?;
     wait("the child ends", || gone(child))?;
     let mut data = vec![0; BLOCK];
     File::open(scene.at("outside"))?.read_exact_at(&mut data, 0)?;
