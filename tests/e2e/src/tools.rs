@@ -266,21 +266,24 @@ pub(crate) mod tests {
         }
         let starter = std::thread::spawn(|| {
             // It doesn't end with its input.
-            let echo = r#"read -r line; echo "$line"; exec sleep 1000"#;
+            let echo = r#"echo bound; read -r line; echo "$line"; exec sleep 1000"#;
             let mut command = bound("sh", "KILL");
             command.args(["-c", echo]);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            (rustix::thread::gettid(), start(command).unwrap())
+            let mut echo = start(command).unwrap();
+            let mut answers = BufReader::new(echo.stdout.take().unwrap());
+            answers.read_line(&mut String::new()).unwrap();
+            (rustix::thread::gettid(), echo, answers)
         });
-        let (thread, mut echo) = starter.join().unwrap();
+        let (thread, mut echo, mut answers) = starter.join().unwrap();
         // Its last act is to have signals of its end sent.
         let task = format!("/proc/self/task/{}", thread.as_raw_nonzero());
         while Path::new(&task).exists() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut line = String::new();
-        echo.stdin.as_mut().unwrap().write_all(b"alive\n").unwrap();
-        let mut answers = BufReader::new(echo.stdout.take().unwrap());
+        // A pipe without a reader is found below.
+        let _ = echo.stdin.as_mut().unwrap().write_all(b"alive\n");
         answers.read_line(&mut line).unwrap();
         assert_eq!(line, "alive\n");
         println!("\nstarted {}", echo.id());
