@@ -21,7 +21,7 @@ build_tools=(gcc gcc  ld binutils  make make  /usr/include/stdio.h libc6-dev)
 demo_tools=(fio fio  qemu-img qemu-utils  nbdinfo libnbd-bin  jq jq)
 recipe_tools=(libvirtd libvirt-daemon-system  /usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so libvirt-daemon-driver-qemu  virsh libvirt-clients)
 deb_tools=(dpkg-buildpackage dpkg-dev  dh debhelper  lowdown lowdown  git git  python3 python3)
-test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  /usr/lib/python3/dist-packages/nbd.py python3-libnbd  nbdkit nbdkit  ip iproute2  fusermount3 fuse3
+test_tools=(g++ g++  openssl openssl  protoc protobuf-compiler  ministat ministat  blkparse blktrace  btt blktrace  nbdcopy libnbd-bin  nbdfuse libnbd-bin  fuse2fs fuse2fs  /usr/lib/python3/dist-packages/nbd.py python3-libnbd  nbdkit nbdkit  ip iproute2  fusermount3 fuse3
     mdadm mdadm  mkfs.ext4 e2fsprogs  e2fsck e2fsprogs  losetup mount  mount mount  blockdev util-linux  cmp diffutils
     qemu-system-x86_64 qemu-system-x86  qemu-storage-daemon qemu-system-common
     mkfs.xfs xfsprogs  mkfs.btrfs btrfs-progs  mkfs.vfat dosfstools  mkfs.exfat exfatprogs  mkntfs ntfs-3g  mkfs.f2fs f2fs-tools

@@ -202,12 +202,12 @@ prepare_run() {
     rm -f "$out"/{log,console}
 }
 
-# Runs the virtual machine within the time limit; it doesn't outlive this script if that is told to stop.
+# Runs the virtual machine within the time limit; it doesn't outlive this script, whether that is told to stop or killed.
 limited() {
     # One machine at a time: two would slow each other down and run into their time limits.
     exec 8>"$cache/running"
     flock 8
-    timeout --kill-after=5 "$seconds" "$@" </dev/null 8>&- &
+    setpriv --pdeathsig TERM timeout --kill-after=5 "$seconds" "$@" </dev/null 8>&- &
     # shellcheck disable=SC2064
     trap "kill $! 2>/dev/null; wait $! || true; exit 130" INT TERM
     wait "$!"

@@ -18,7 +18,7 @@ pub const HELP: &str = "\
 Targets are volumes, as those of `pvblk serve --disk NAME=VOLUME`; see `pvblk serve --help` for all of them:
   mem:1G, file:PATH, delay:210us,iops=209k:null:8G   opened by the benchmark itself
   rings:unix:PATH,disk=NAME                          a disk of `pvblk serve --local`, over rings
-  nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME an export of any NBD server
+  nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME an export of any NBD server; nbds:// over TLS
   vhost-user:unix:PATH                               a disk of any vhost-user-blk server
 
 Examples:

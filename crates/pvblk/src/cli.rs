@@ -7,27 +7,36 @@ use std::time::Duration;
 
 const VOLUMES: &str = "\
 Volumes:
-  file:PATH[,direct][,ro][,size=SIZE]   a regular file or block device; ,format=raw if its bytes are the disk although they look like an
-                                        image of another format, such as qcow2
-  mem:SIZE                              memory; gone when the server stops
-  null:SIZE                             nothing; reads are zeros
-  delay:210us,iops=209k,bw=2.4G:VOLUME  a modelled device in front of another volume
-  fault:seed=1,error=0.01:VOLUME        errors, stalls and torn writes, by seed
-  raid5:[VOLUME][VOLUME][VOLUME]        a RAID-5 array in md's format, and its spares; see `pvblk raid --help`. [missing] for a
-                                        lost member, then ,stripes=N (4 KiB of each member kept in memory) and ,force
-  cache:256M:VOLUME                     a page cache in front of another volume; ,mode=write-back|write-through|read-only,
-                                        ,readahead=128k (else the kernel's for the disk), ,dirty=20 (percent before
-                                        writers wait)
+  file:PATH[,direct][,ro][,size=SIZE]
+      a regular file or block device; ,format=raw if its bytes are the disk although they look like
+      an image of another format, such as qcow2
+  mem:SIZE
+      memory; gone when the server stops
+  null:SIZE
+      nothing; reads are zeros
+  delay:210us,iops=209k,bw=2.4G:VOLUME
+      a modelled device in front of another volume
+  fault:seed=1,error=0.01:VOLUME
+      errors, stalls and torn writes, by seed
+  raid5:[VOLUME][VOLUME][VOLUME]
+      a RAID-5 array in md's format, and its spares; see `pvblk raid --help`. [missing] for a lost
+      member, then ,stripes=N (4 KiB of each member kept in memory) and ,force
+  cache:256M:VOLUME
+      a page cache in front of another volume; ,mode=write-back|write-through|read-only,
+      ,readahead=128k (else the kernel's for the disk), ,dirty=20 (percent before writers wait)
   nbd://HOST:PORT/NAME, nbd+unix:///NAME?socket=PATH
-                                        an export of an NBD server; ,connections=N at the start, and no more [default: --max-queues];
-                                        requests wait for a server that went away, with ,wait=TIME not for ever, and are sent again; with
-                                        ,on-reconnect=fail they fail
+      an export of an NBD server; ,connections=N at the start, and no more [default: --max-queues];
+      requests wait for a server that went away, with ,wait=TIME not for ever, and are sent again;
+      with ,on-reconnect=fail they fail
+  nbds://HOST:PORT/NAME?tls-certificates=DIR, nbds+unix:///NAME?socket=PATH&tls-certificates=DIR
+      the same over TLS, by the certificates in DIR; &tls-hostname=NAME if the server's has another
+      name than the host
   rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][,conf=PATH][,id=NAME][,ro][,nolock][,on-lost-lock=fail|wait]
-                                        an image of a Ceph cluster; needs the package librbd1
+      an image of a Ceph cluster; needs the package librbd1
   vhost-user:unix:PATH[,queues=N][,queue-size=E][,memory=SIZE]
-                                        a disk of a vhost-user-blk server
+      a disk of a vhost-user-blk server
   rings:unix:PATH,disk=NAME[,queues=N][,ring-pages=P][,memory=SIZE]
-                                        a disk of another `pvblk serve --local`, over rings
+      a disk of another `pvblk serve --local`, over rings
 
 Examples:
   pvblk serve --disk vm1=file:/srv/vm1.img,size=20G --local unix:/run/pvblk.sock

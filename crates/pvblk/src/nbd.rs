@@ -206,7 +206,7 @@ impl NbdListen {
         let opener = Arc::clone(opener);
         let read = move |name: &str| {
             let path = folder.join(name);
-            let bytes = opener.bytes(&path);
+            let bytes = opener.credential(&path);
             bytes.map_err(|e| {
                 (
                     e.kind(),

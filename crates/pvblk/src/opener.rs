@@ -8,6 +8,7 @@ use crate::web::WebSocket;
 use anyhow::{Context, Result};
 use pvblk_block::{BlockDevice, Error};
 use pvblk_client::dial::{self, Dialer};
+use pvblk_client::nbd::read_credential;
 use pvblk_export::kit::{AccessOptions, UnixListen};
 use pvblk_export::nbd::NbdSocket;
 use pvblk_export::socket_file::{SocketAccess, SocketFile, SocketType};
@@ -143,11 +144,9 @@ impl Opener {
         }
     }
 
-    /// Whole contents of a small file of the server's own; at most 1 MiB of it.
-    pub fn bytes(&self, path: &Path) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.file(path)?.take(1 << 20).read_to_end(&mut bytes)?;
-        Ok(bytes)
+    /// The contents of a file of credentials.
+    pub fn credential(&self, path: &Path) -> io::Result<Vec<u8>> {
+        read_credential(self.file(path)?)
     }
 
     /// The number of a user or group, by `table`: /etc/passwd or /etc/group. A number stands for itself.

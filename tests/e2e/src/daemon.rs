@@ -2,9 +2,12 @@
 
 use crate::outcome::check;
 use crate::{Stop, tools};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::time::Timespec;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,11 +62,15 @@ fn built(path: PathBuf, how: &str) -> Result<PathBuf, Stop> {
     ))
 }
 
-/// A command line of `pvblk`. `PVBLK_E2E_SANDBOX=USER` has all servers serve in a sandbox: tests of exports pass in it, too.
+/// A command line of `pvblk`, of which those that stay until they are ended do so with this process. `PVBLK_E2E_SANDBOX=USER` has all servers serve in a
+/// sandbox: tests of exports pass in it, too.
 pub fn pvblk<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Result<Command, Stop> {
-    let mut command = Command::new(binary()?);
     let args: Vec<OsString> = args.into_iter().map(|a| a.as_ref().to_owned()).collect();
     let serves = args.first().is_some_and(|a| a == "serve");
+    let mut command = match serves || args.first().is_some_and(|a| a == "attach" || a == "web") {
+        true => tools::bound(binary()?, "KILL"),
+        false => Command::new(binary()?),
+    };
     let says_so = args.iter().any(|a| a == "--sandbox");
     command.args(args).stdin(Stdio::null());
     if serves
@@ -107,7 +114,7 @@ impl Daemon {
     pub fn run(mut command: Command) -> Result<Daemon, Stop> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let line = tools::describe(&command);
-        let mut child = command.spawn()?;
+        let mut child = tools::start(command)?;
         let said = Lines::default();
         let readers = [
             child.stdout.take().map(|s| collect(s, &said)),
@@ -244,19 +251,47 @@ impl Daemon {
         self.kill()
     }
 
-    /// Kills the process as [`Daemon::crash`]; its output can still be read.
+    /// Kills it as [`Daemon::crash`], with the processes of a server in a sandbox, and waits for their end; its output can still be read.
     pub fn kill(&mut self) -> Result<(), Stop> {
+        // The first process is the last to be killed: without it the others would flush and end in order.
+        let started = match self.child.try_wait()? {
+            Some(_) => Vec::new(),
+            None => self.children().unwrap_or_default(),
+        };
+        let started: Vec<OwnedFd> = started.into_iter().filter_map(open).collect();
+        for process in &started {
+            // It may have ended.
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+        self.kill_first()?;
+        for process in &started {
+            let mut ended = [PollFd::new(process, PollFlags::IN)];
+            let limit = Timespec::try_from(START).ok();
+            check(poll(&mut ended, limit.as_ref())? > 0, || {
+                "a process that was killed goes on".into()
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Kills the process that was started, and none of those that it started: the kernel tells these.
+    pub fn kill_first(&mut self) -> Result<(), Stop> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 }
 
+/// A process by its number.
+fn open(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // The child may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // It may have ended already.
+        let _ = self.kill();
     }
 }
 

@@ -11,6 +11,7 @@ pub mod browser;
 pub mod btt;
 pub mod ceph;
 pub mod control;
+pub mod credentials;
 pub mod cuts;
 pub mod daemon;
 pub mod documents;

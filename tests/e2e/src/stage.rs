@@ -1,5 +1,6 @@
 //! A served disk and the way to it, in a folder of its own.
 
+use crate::sandbox::{self, need_sandbox};
 use crate::{Daemon, Stop};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -23,6 +24,7 @@ pub struct Stage {
     serve: Daemon,
     dir: TempDir,
     route: Route,
+    in_sandbox: bool,
 }
 
 impl Stage {
@@ -31,22 +33,38 @@ impl Stage {
         Stage::with_file(route, bytes, |_| Ok(()))
     }
 
+    /// A new disk `a` of `bytes`, which is served in a sandbox.
+    pub fn in_sandbox(route: Route, bytes: u64) -> Result<Stage, Stop> {
+        need_sandbox()?;
+        Stage::make(route, bytes, true, |_| Ok(()))
+    }
+
     /// A disk `a` of `bytes` whose file `prepare` may fill first.
     pub fn with_file(
         route: Route,
         bytes: u64,
         prepare: impl FnOnce(&Path) -> Result<(), Stop>,
     ) -> Result<Stage, Stop> {
+        Stage::make(route, bytes, false, prepare)
+    }
+
+    fn make(
+        route: Route,
+        bytes: u64,
+        in_sandbox: bool,
+        prepare: impl FnOnce(&Path) -> Result<(), Stop>,
+    ) -> Result<Stage, Stop> {
         let dir = tempfile::tempdir()?;
         let disk = dir.path().join("disk.img");
         std::fs::File::create(&disk)?.set_len(bytes)?;
         prepare(&disk)?;
-        let serve = start_server(dir.path(), &[])?;
+        let serve = start_server(dir.path(), in_sandbox, &[])?;
         let mut stage = Stage {
             attach: None,
             serve,
             dir,
             route,
+            in_sandbox,
         };
         if route == Route::Rings {
             stage.attach = Some(stage.attach_again(&[])?);
@@ -118,7 +136,7 @@ impl Stage {
 
     /// Starts the server again, with these options besides.
     pub fn start_server(&mut self, extra: &[&str]) -> Result<(), Stop> {
-        self.serve = start_server(self.dir.path(), extra)?;
+        self.serve = start_server(self.dir.path(), self.in_sandbox, extra)?;
         Ok(())
     }
 
@@ -141,11 +159,15 @@ pub fn uri(socket: &Path, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", socket.display())
 }
 
-fn start_server(dir: &Path, extra: &[&str]) -> Result<Daemon, Stop> {
+fn start_server(dir: &Path, in_sandbox: bool, extra: &[&str]) -> Result<Daemon, Stop> {
     let disk = format!("a=file:{}", dir.join("disk.img").display());
     let local = unix(&dir.join("local.sock"));
     let nbd = unix(&dir.join("nbd.sock"));
     let mut args = vec!["serve", "--disk", &disk, "--local", &local, "--nbd", &nbd];
     args.extend(extra);
+    let user = sandbox::user();
+    if in_sandbox {
+        args.extend(["--sandbox", &user]);
+    }
     Daemon::start(args)
 }

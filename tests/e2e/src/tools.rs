@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Where a program is; also looks where an ordinary user's path has no administrator's tools.
@@ -87,6 +89,38 @@ pub fn tool<I: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = I>) -
     let mut command = Command::new(find(program).unwrap_or_else(|| program.into()));
     command.args(args).stdin(Stdio::null());
     command
+}
+
+/// The command line of a program that gets `signal` once this process has ended, however that came about: nothing stays behind a test that was killed. By
+/// `setpriv` of util-linux.
+///
+/// The kernel sends the signal when the thread ends that started the program: see [`start`].
+pub fn bound(program: impl AsRef<OsStr>, signal: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", signal]).arg(program);
+    command
+}
+
+/// Starts a [`bound`] command from a thread that stays until this process ends, whatever becomes of the caller's.
+pub fn start(command: Command) -> std::io::Result<Child> {
+    type Order = (Command, Sender<std::io::Result<Child>>);
+    static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
+    let starter = STARTER.get_or_init(|| {
+        let (orders, taken) = channel::<Order>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in taken {
+                let started = command.spawn();
+                // Its ends of pipes are the child's alone.
+                drop(command);
+                let _ = answer.send(started);
+            }
+        });
+        orders
+    });
+    let gone = || std::io::Error::other("the thread that starts programs is gone");
+    let (answer, started) = channel();
+    starter.send((command, answer)).map_err(|_| gone())?;
+    started.recv().map_err(|_| gone())?
 }
 
 /// fio writes to an NBD export and verifies what it reads, at the latest until `limit`. The options say how much, where and how.
@@ -176,8 +210,10 @@ pub fn describe(command: &Command) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::io::{BufRead, BufReader, Write};
 
     #[test]
     fn a_hanging_program_is_killed() {
@@ -185,6 +221,75 @@ mod tests {
         let finished = run(tool("sleep", ["60"]), Duration::from_millis(50)).unwrap();
         assert!(finished.status.is_none() && finished.success().is_err());
         assert!(begin.elapsed() < Duration::from_secs(20));
+    }
+
+    /// Set where this program is the one that is killed, to the word that the test gave.
+    pub const KILLED: &str = "PVBLK_TEST_KILLED";
+
+    /// Runs this test once more in a process of its own, which prints the number of a process that it has started, and kills that process.
+    /// Returns the other's number.
+    pub fn left_by_a_killed_program(test: &str, word: &str) -> Pid {
+        let mut program = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture"])
+            .env(KILLED, word)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(program.stdout.take().unwrap()).lines();
+        let number = said
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("started ")?.parse().ok());
+        program.kill().unwrap();
+        program.wait().unwrap();
+        Pid::from_raw(number.expect("it says what it started")).unwrap()
+    }
+
+    pub fn wait_for_the_end_of(pid: Pid) {
+        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+        let begin = Instant::now();
+        // A process that nobody waits for stays as a zombie.
+        while std::fs::read_to_string(&stat).is_ok_and(|s| !s.contains(") Z ")) {
+            if begin.elapsed() > Duration::from_secs(60) {
+                let _ = kill_process(pid, Signal::KILL);
+                panic!("it outlives the program that started it");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_bound_program_ends_with_the_process_that_started_it_and_not_with_a_thread() {
+        if std::env::var_os(KILLED).is_none() {
+            let test = "tools::tests::a_bound_program_ends_with_the_process_that_started_it_and_not_with_a_thread";
+            return wait_for_the_end_of(left_by_a_killed_program(test, ""));
+        }
+        let starter = std::thread::spawn(|| {
+            // It doesn't end with its input.
+            let echo = r#"echo bound; read -r line; echo "$line"; exec sleep 1000"#;
+            let mut command = bound("sh", "KILL");
+            command.args(["-c", echo]);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut echo = start(command).unwrap();
+            let mut answers = BufReader::new(echo.stdout.take().unwrap());
+            answers.read_line(&mut String::new()).unwrap();
+            (rustix::thread::gettid(), echo, answers)
+        });
+        let (thread, mut echo, mut answers) = starter.join().unwrap();
+        // Its last act is to have signals of its end sent.
+        let task = format!("/proc/self/task/{}", thread.as_raw_nonzero());
+        while Path::new(&task).exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut line = String::new();
+        // A pipe without a reader is found below.
+        let _ = echo.stdin.as_mut().unwrap().write_all(b"alive\n");
+        answers.read_line(&mut line).unwrap();
+        assert_eq!(line, "alive\n");
+        println!("\nstarted {}", echo.id());
+        // Until it is killed.
+        let _ = std::io::stdin().read_line(&mut line);
+        panic!("it lives on");
     }
 
     #[test]

@@ -4,11 +4,11 @@
 //! user-mode Linux and 5 s with QEMU, and up to 20 times longer on a busy machine: run one at a time, with generous limits.
 
 use crate::Stop;
-use crate::tools::run;
+use crate::tools::{bound, run};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -93,7 +93,8 @@ pub fn script_on(
     out: &Path,
     limit: Duration,
 ) -> Result<String, Stop> {
-    let mut command = Command::new(starter(kind));
+    // Told to stop, it ends its guest first.
+    let mut command = bound(starter(kind), "TERM");
     command.stdin(Stdio::null());
     command.arg("--script").arg(script).arg("--out").arg(out);
     command.arg("--seconds").arg(limit.as_secs().to_string());
@@ -166,5 +167,29 @@ pub fn wait_for(
             return Stop::fail(format!("the guest wrote no more than {seen:?}"));
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::tests::{KILLED, left_by_a_killed_program, wait_for_the_end_of};
+
+    /// The script of a guest is told to stop, or killed itself.
+    #[test]
+    fn a_machine_ends_with_the_program_that_started_its_script() {
+        let Some(signal) = std::env::var_os(KILLED) else {
+            let test = "vm::tests::a_machine_ends_with_the_program_that_started_its_script";
+            for signal in ["TERM", "KILL"] {
+                wait_for_the_end_of(left_by_a_killed_program(test, signal));
+            }
+            return;
+        };
+        let cache = tempfile::tempdir().unwrap();
+        let script = r#"source "$0"; cache=$1 seconds=1000; limited sh -c 'echo; echo "started $$"; exec sleep 1000'"#;
+        let mut command = bound("bash", &signal.to_string_lossy());
+        command.arg("-c").arg(script).arg(folder().join("lib.sh"));
+        let _ = command.arg(cache.path()).stdin(Stdio::null()).status();
+        panic!("it lives on");
     }
 }

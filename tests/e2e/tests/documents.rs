@@ -4,7 +4,7 @@
 use libtest_mimic::{Arguments, Trial};
 use pvblk_e2e::Stop;
 use pvblk_e2e::daemon::{binary, lab_binary};
-use pvblk_e2e::documents::{page, reference, session};
+use pvblk_e2e::documents::{page, reference, session, specs};
 use pvblk_e2e::outcome::{check, trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let mut trials = vec![
         trial("options_and_reference_agree", options),
         trial("volumes_and_reference_agree", volumes),
+        trial("volumes_in_helps_and_reference_agree", helps),
         trial("configuration_and_reference_agree", configuration),
     ];
     trials.extend(pages());
@@ -102,6 +103,14 @@ fn options() -> Result<(), Stop> {
 
 fn volumes() -> Result<(), Stop> {
     agree(&reference::volumes(&text("docs/reference/volumes.md")?)?)
+}
+
+fn helps() -> Result<(), Stop> {
+    let page = text("docs/reference/volumes.md")?;
+    let known = specs::schemes(&page).len();
+    check(known > 12, || format!("{known} forms in the page"))?;
+    let commands = reference::commands(&programs()?)?;
+    agree(&specs::helps(&page, &commands, "pvblk serve"))
 }
 
 fn configuration() -> Result<(), Stop> {

@@ -16,17 +16,37 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     run_all(&[
-        ("ext4_copy_goes_on_over_killed_servers", ext4_copy),
-        ("fio_verifies_over_killed_and_restarted_servers", fio),
+        ("ext4_copy_goes_on_over_killed_servers", || {
+            ext4_copy(Stage::new)
+        }),
+        ("ext4_copy_goes_on_over_killed_servers_in_a_sandbox", || {
+            ext4_copy(Stage::in_sandbox)
+        }),
+        ("fio_verifies_over_killed_and_restarted_servers", || {
+            fio(Stage::new)
+        }),
+        (
+            "fio_verifies_over_killed_and_restarted_servers_in_a_sandbox",
+            || fio(Stage::in_sandbox),
+        ),
         ("kills_by_seed_lose_nothing", kills_by_seed),
         (
             "kills_over_a_slow_medium_lose_and_overtake_nothing",
             kills_over_a_slow_medium,
         ),
-        ("a_server_that_never_comes_back_is_given_up", never_back),
+        ("a_server_that_never_comes_back_is_given_up", || {
+            never_back(Stage::new)
+        }),
+        (
+            "a_server_in_a_sandbox_that_never_comes_back_is_given_up",
+            || never_back(Stage::in_sandbox),
+        ),
         ("a_disk_that_lost_everything_is_not_taken_back", lost_disk),
     ])
 }
+
+/// Makes a disk and serves it.
+type Serve = fn(Route, u64) -> Result<Stage, Stop>;
 
 /// Counters and flags that the test shares with the thread that kills servers.
 #[derive(Default)]
@@ -67,9 +87,9 @@ fn joined<T>(thread: std::thread::JoinHandle<Result<T, Stop>>) -> Result<T, Stop
 }
 
 /// Files are copied into an ext4 while its server is killed again and again: the copy goes on, and all is there.
-fn ext4_copy() -> Result<(), Stop> {
+fn ext4_copy(serve: Serve) -> Result<(), Stop> {
     need_machine()?;
-    let stage = Stage::new(Route::Rings, 512 * MIB)?;
+    let stage = serve(Route::Rings, 512 * MIB)?;
     let disk = stage.disk();
     let mut ext4 = Ext4::make(&stage)?;
     let originals = stage.path("originals");
@@ -118,9 +138,9 @@ fn copy_all(from: &Path, to: &Path, count: u64) -> Result<(), Stop> {
 }
 
 /// fio verifies every block while servers are killed.
-fn fio() -> Result<(), Stop> {
+fn fio(serve: Serve) -> Result<(), Stop> {
     need(&["fio"])?;
-    let stage = Stage::new(Route::Rings, 128 * MIB)?;
+    let stage = serve(Route::Rings, 128 * MIB)?;
     let uri = stage.uri();
     let killing = Arc::new(Killing::default());
     let killer = kill_until(stage, &killing, Duration::from_millis(300));
@@ -173,9 +193,9 @@ fn kills_over_a_slow_medium() -> Result<(), Stop> {
 }
 
 /// Requests wait as long as was said, then they fail, and the command ends and says why.
-fn never_back() -> Result<(), Stop> {
+fn never_back(serve: Serve) -> Result<(), Stop> {
     for (seconds, at_least) in [("0", 0), ("1", 900)] {
-        let mut stage = Stage::new(Route::Rings, 16 * MIB)?;
+        let mut stage = serve(Route::Rings, 16 * MIB)?;
         if let Some(mut attach) = stage.take_attach() {
             attach.stop()?;
         }

@@ -1,11 +1,13 @@
 //! A server in a sandbox: it serves as one without, asks its parent for files and sockets, and ends with it in order.
 
 use pvblk_e2e::control::Control;
+use pvblk_e2e::credentials::{write_client, write_server};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::sandbox::{need_sandbox, user};
 use pvblk_e2e::tools::{fio_verify, need_fio_nbd, run};
 use pvblk_e2e::{Daemon, MIB, Stop, daemon, run_all, stage};
+use pvblk_testing::certs::{Authority, Time};
 use rustix::process::{Signal, geteuid};
 use serde_json::json;
 use std::fs::File;
@@ -24,6 +26,11 @@ fn main() -> ExitCode {
         (
             "servers_are_connected_to_where_that_is_allowed",
             allowed_servers,
+        ),
+        ("credentials_are_read_anew_for_each_connection", credentials),
+        (
+            "credentials_are_read_where_that_is_allowed",
+            allowed_credentials,
         ),
         ("the_parent_runs_the_program_of_events", on_event),
         ("the_parent_ends_with_its_child", child_ends),
@@ -345,6 +352,96 @@ fn allowed_servers() -> Result<(), Stop> {
     server.stop()
 }
 
+/// A server with TLS, whose disks `a` and `b` need a client's certificate; its credentials and those of its client are made anew, by an authority that nobody
+/// has heard of before.
+fn secured_origin(scene: &Scene) -> Result<Daemon, Stop> {
+    let authority = Authority::default();
+    write_server(&scene.at("server"), &authority)?;
+    let client = authority.client("vm1.example", Time::Now);
+    for folder in ["client", "in/client", "elsewhere"] {
+        write_client(&scene.at(folder), &authority, Some(&client))?;
+    }
+    // They are the parent's only.
+    let private = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(scene.at("client"), private)?;
+    let server = scene.at("server");
+    Daemon::start([
+        "serve",
+        "--disk",
+        &format!("a=file:{}", scene.at("m0").display()),
+        "--disk",
+        &format!("b=file:{}", scene.at("m1").display()),
+        "--nbd",
+        &format!("{},tls={}", scene.unix("origin"), server.display()),
+    ])
+}
+
+fn secured(scene: &Scene, disk: &str, folder: &str) -> String {
+    let (socket, folder) = (scene.at("origin"), scene.at(folder));
+    let (socket, folder) = (socket.display(), folder.display());
+    format!("nbds+unix:///{disk}?socket={socket}&tls-certificates={folder}")
+}
+
+/// The child, which can't open them, has the parent do it; after each restart of the server only new ones are of use.
+fn credentials() -> Result<(), Stop> {
+    let scene = Scene::new()?;
+    let mut origin = secured_origin(&scene)?;
+    let disk = format!("n={}", secured(&scene, "a", "client"));
+    let mut server = scene.start(&[scene.disk_a(), disk])?;
+    let mut connection = Connection::open(&scene.at("nbd"), "n")?;
+    connection.patience(HANG)?;
+    for round in 0..3_u8 {
+        let place = u64::from(round) * BLOCK as u64;
+        connection.send(Command::Write, 1, place, &[round + 1; BLOCK])?;
+        let answer = connection.receive()?;
+        check(answer.is_some_and(|r| r.error == 0), || {
+            format!("round {round}: {answer:?}, {:?}", server.lines())
+        })?;
+        origin.kill()?;
+        origin = secured_origin(&scene)?;
+    }
+    drop(connection);
+    server.stop()?;
+    origin.stop()?;
+    let mut data = vec![0; 3 * BLOCK];
+    File::open(scene.at("m0"))?.read_exact_at(&mut data, 0)?;
+    let is_written = |(n, block): (usize, &[u8])| block.iter().all(|&b| usize::from(b) == n + 1);
+    check(data.chunks(BLOCK).enumerate().all(is_written), || {
+        "an answered write is lost".into()
+    })
+}
+
+fn allowed_credentials() -> Result<(), Stop> {
+    let scene = Scene::new()?;
+    let _origin = secured_origin(&scene)?;
+    symlink(scene.at("elsewhere"), scene.at("in/link"))?;
+    let named = format!("n={}", secured(&scene, "a", "client"));
+    let mut server = scene.start(&[scene.disk_a(), named])?;
+    let mut control = scene.control()?;
+    for (name, right) in [("named", "client"), ("below", "in/client")] {
+        let volume = secured(&scene, "b", right);
+        control.must("disk.add", json!({"name": name, "volume": volume}))?;
+        control.must("disk.remove", json!({"name": name}))?;
+    }
+    for wrong in ["elsewhere", "in/link", "in/../elsewhere"] {
+        let volume = secured(&scene, "b", wrong);
+        control.send("disk.add", &json!({"name": "wrong", "volume": volume}))?;
+        let answer = control.receive()?.unwrap_or_default();
+        let text = answer["error"]["message"].as_str().unwrap_or_default();
+        let file = scene.at(wrong).join("ca-cert.pem");
+        let expected = format!("TLS: reading {}: Permission denied", file.display());
+        check(text.contains(&expected) && !text.contains('\n'), || {
+            format!("{wrong}: {answer}")
+        })?;
+    }
+    let file = scene.at("elsewhere/ca-cert.pem").display().to_string();
+    let told = |l: &String| l.contains("asked for") && l.contains(&file);
+    check(server.lines().iter().any(told), || {
+        format!("{:?}", server.lines())
+    })?;
+    server.stop()
+}
+
 /// The program has the parent's rights, and is started by it.
 fn on_event() -> Result<(), Stop> {
     let scene = Scene::new()?;
@@ -410,7 +507,7 @@ fn parent_ends() -> Result<(), Stop> {
     let mut server = scene.start(&[scene.disk_a(), cached])?;
     let child = server.serving_pid()?;
     let _connection = write_to_cache(&scene)?;
-    server.kill()?;
+    server.kill_first()?;
     wait("the child ends", || gone(child))?;
     let mut data = vec![0; BLOCK];
     File::open(scene.at("outside"))?.read_exact_at(&mut data, 0)?;

@@ -1,9 +1,10 @@
 //! NBD over TLS with the clients that people have: qemu-img, nbdinfo, nbdcopy, nbdkit; and rights of clients by certificate, user and group.
 
+use pvblk_e2e::credentials::{write_client, write_server};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::tools::{compare, need, run, run_ok, tool};
 use pvblk_e2e::{Daemon, MIB, Stop, pattern, run_all, stage};
-use pvblk_testing::certs::{Authority, Signed, Time};
+use pvblk_testing::certs::{Authority, Time};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -34,34 +35,6 @@ struct Bed {
     folder: TempDir,
     authority: Authority,
     server: Daemon,
-}
-
-fn write_client(folder: &Path, authority: &Authority, client: Option<&Signed>) -> Result<(), Stop> {
-    std::fs::create_dir_all(folder)?;
-    // Whoever runs the tests may have another user's clients.
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))?;
-    std::fs::write(folder.join("ca-cert.pem"), &authority.certificate)?;
-    if let Some(client) = client {
-        std::fs::write(folder.join("client-cert.pem"), &client.certificate)?;
-        std::fs::write(folder.join("client-key.pem"), &client.key)?;
-    }
-    Ok(())
-}
-
-fn write_server(folder: &Path, authority: &Authority) -> Result<(), Stop> {
-    std::fs::create_dir_all(folder)?;
-    let server = authority.server();
-    for (name, text) in [
-        ("ca-cert.pem", &authority.certificate),
-        ("server-cert.pem", &server.certificate),
-        ("server-key.pem", &server.key),
-    ] {
-        // As certificates are renewed: a whole file takes the place of the old one.
-        let new = folder.join("new");
-        std::fs::write(&new, text)?;
-        std::fs::rename(new, folder.join(name))?;
-    }
-    Ok(())
 }
 
 impl Bed {

@@ -3,13 +3,13 @@
 use pvblk_e2e::arrays::{Disks, raid};
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::{find, need, run};
+use pvblk_e2e::tools::{bound, find, need, run};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all, vm};
 use rustix::process::Signal;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -113,7 +113,7 @@ fn boots() -> Result<(), Stop> {
         let Some(qemu) = find("qemu-system-x86_64") else {
             return Stop::skip("no qemu-system-x86_64");
         };
-        let mut command = Command::new(qemu);
+        let mut command = bound(qemu, "KILL");
         command.args([
             "-machine",
             "q35,memory-backend=m",

@@ -7,9 +7,11 @@
 //! - how a device over another one passes capabilities on ([`devices`]),
 //! - words of comments ([`words`]),
 //! - the places that open, bind and connect ([`opens`]),
+//! - the library's interface, which names no type of the crates below ([`interface`]) and is written down ([`exported`]),
 //! - links in documents ([`links`]).
 
 pub mod devices;
+pub mod exported;
 pub mod graph;
 pub mod interface;
 pub mod lexer;

@@ -1,6 +1,8 @@
 //! Applies the rules to this tree.
 
-use pvblk_house::{Finding, devices, graph, interface, links, opens, source, tree, words};
+use pvblk_house::{
+    Finding, devices, exported, graph, interface, links, opens, source, tree, words,
+};
 use std::process::Command;
 
 fn assert_none(findings: &[Finding]) {
@@ -83,6 +85,30 @@ fn the_library_shows_no_type_of_the_crates_below() {
         .flat_map(|(path, text)| interface::check(path, text))
         .collect();
     assert_none(&findings);
+}
+
+/// With `PVBLK_WRITE_INTERFACE=1` the file is written anew.
+#[test]
+fn the_interface_of_the_library_is_written_down() {
+    let files = tree::files(&tree::root(), &[".rs"]).expect("the tree is readable");
+    let now = exported::lines(&files);
+    assert!(now.len() > 50, "the library has moved: {now:?}");
+    let path = tree::root().join(exported::INTERFACE);
+    if std::env::var_os("PVBLK_WRITE_INTERFACE").is_some_and(|v| v == "1") {
+        std::fs::write(&path, now.join("\n") + "\n").expect("the interface is written");
+    }
+    let text = std::fs::read_to_string(&path).expect("the interface is readable");
+    let told: Vec<&str> = text.lines().collect();
+    let gone = told.iter().filter(|line| now.iter().all(|n| n != *line));
+    let new = now.iter().filter(|line| !told.contains(&line.as_str()));
+    let gone = gone.map(|line| format!("- {line}"));
+    let changes: Vec<String> = gone.chain(new.map(|line| format!("+ {line}"))).collect();
+    assert!(
+        changes.is_empty(),
+        "the public interface of pvblk-disk has changed: write {} anew (PVBLK_WRITE_INTERFACE=1 cargo test -p pvblk-house), and a line to CHANGELOG.md:\n  {}",
+        exported::INTERFACE,
+        changes.join("\n  ")
+    );
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn agree(
             NbdAddr::Tcp { host, .. } => host,
             NbdAddr::Unix(_) => "localhost",
         };
-        let session = tls.session(host)?;
+        let session = tls.session(host, &*config.credentials)?;
         hello::ask_for_tls(&mut stream)?;
         stream = stream.secured(&uri.to_string(), session)?;
     }

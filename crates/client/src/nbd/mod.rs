@@ -9,6 +9,7 @@
 //! sent again ([`OnReconnect`]); `docs/decisions/0032-nbd-volumes.md` has the states and what is kept for a server that loses its cache.
 
 mod connect;
+mod credentials;
 mod extents;
 mod hello;
 mod inbox;
@@ -24,6 +25,7 @@ mod uri;
 
 use crate::dial::{self, Dialer};
 use connect::{Connected, another, connect, greet};
+pub use credentials::{CredentialReader, read_credential};
 pub use hello::Terms;
 use link::Link;
 use pvblk_block::{
@@ -69,6 +71,8 @@ pub struct NbdClientConfig {
     pub read_only: bool,
     /// Makes all connections.
     pub dialer: Arc<dyn Dialer>,
+    /// Reads the files of TLS for each connection.
+    pub credentials: Arc<dyn CredentialReader>,
     #[cfg(test)]
     pub(crate) plant: Option<kept::Plant>,
 }
@@ -84,6 +88,7 @@ impl Default for NbdClientConfig {
             keep_bytes: 64 << 20,
             read_only: false,
             dialer: dial::in_process(),
+            credentials: credentials::in_process(),
             #[cfg(test)]
             plant: None,
         }

@@ -135,6 +135,7 @@ fn policy(args: &ServeArgs, config: &ServeConfig) -> Result<Policy> {
     for (_, spec) in &config.disks {
         let reach = spec.reach();
         files.extend(reach.files);
+        read_only.extend(reach.credentials);
         folders.extend(reach.folders);
     }
     let listens = config.vhost_user.iter().map(|(_, listen)| listen);

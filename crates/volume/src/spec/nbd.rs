@@ -2,10 +2,17 @@
 
 use super::client::{Need, number};
 use super::parse::{size, span, unknown};
+use crate::opener::FileOpener;
 use pvblk_block::units::{Size, Span};
 use pvblk_block::{BlockDevice, Error};
-use pvblk_client::nbd::{NbdClient, NbdClientConfig, NbdUri, OnReconnect};
+use pvblk_client::nbd::{
+    CredentialReader, NbdClient, NbdClientConfig, NbdUri, OnReconnect, read_credential,
+};
+use rustix::fs::{Mode, OFlags};
 use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +29,17 @@ pub struct NbdSpec {
     /// Most bytes of unflushed writes that are kept for a server that loses them, 0 or 1M to 64G; `None`: 64M for a served disk, else 0.
     pub keep_bytes: Option<u64>,
     pub read_only: bool,
+}
+
+/// Has credentials opened as all files of volumes are, and so by the rules that these are under.
+#[derive(Debug)]
+struct ByOpener(Arc<dyn FileOpener>);
+
+impl CredentialReader for ByOpener {
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let file = self.0.open(path, OFlags::RDONLY, Mode::empty())?;
+        read_credential(File::from(file))
+    }
 }
 
 impl NbdSpec {
@@ -43,6 +61,7 @@ impl NbdSpec {
             keep_bytes: self.keep_bytes.unwrap_or(usual.1),
             read_only: self.read_only,
             dialer: Arc::clone(&need.dialer),
+            credentials: Arc::new(ByOpener(Arc::clone(&need.opener))),
             ..NbdClientConfig::default()
         };
         Ok(Arc::new(NbdClient::connect(&self.uri, config)?))

@@ -72,7 +72,7 @@ fn parse(text: &str, depth: usize) -> Result<VolumeSpec, String> {
         ("vhost-user", rest) => client::vhost_user(rest.unwrap_or("")).map(VolumeSpec::Vhost),
         ("rings", rest) => client::rings(rest.unwrap_or("")).map(VolumeSpec::Rings),
         (scheme, Some(rest)) if rest.starts_with("//") => Err(format!(
-            "unknown kind `{}`: of URIs nbd:// and nbd+unix:// are known; of a file write file:PATH",
+            "unknown kind `{}`: of URIs nbd://, nbd+unix://, nbds:// and nbds+unix:// are known; of a file write file:PATH",
             scheme.escape_debug()
         )),
         _ if text.contains('/') => file(text).map(VolumeSpec::File),

@@ -2,6 +2,7 @@
 
 use super::{Members, VolumeSpec};
 use pvblk_client::dial::NbdAddr;
+use pvblk_client::nbd::NbdTls;
 use pvblk_client::rbd::RbdSpec;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     pub files: Vec<PathBuf>,
+    /// Files that it reads only: TLS credentials, of which some needn't be there.
+    pub credentials: Vec<PathBuf>,
     /// Folders of patterns in which an array's members are looked for.
     pub folders: Vec<PathBuf>,
     /// Servers that it connects to.
@@ -46,7 +49,11 @@ impl VolumeSpec {
                     reach.folders.extend(folders);
                 }
             },
-            VolumeSpec::Nbd(nbd) => reach.servers.push(nbd.uri.addr.clone()),
+            VolumeSpec::Nbd(nbd) => {
+                reach.servers.push(nbd.uri.addr.clone());
+                let tls = nbd.uri.tls.iter();
+                reach.credentials.extend(tls.flat_map(NbdTls::files));
+            }
             VolumeSpec::Vhost(vhost) => reach.servers.push(NbdAddr::Unix(vhost.path.clone())),
             VolumeSpec::Rings(rings) => reach.servers.push(NbdAddr::Unix(rings.path.clone())),
             VolumeSpec::Rbd(image) => reach.images.push(image.clone()),
@@ -82,6 +89,11 @@ mod tests {
         let expected = ["unix:/s", "tcp:h:10809", "unix:/r", "unix:/v"];
         assert_eq!(servers.collect::<Vec<_>>(), expected);
         assert_eq!((remote.files, remote.images), (vec!["/f".into()], vec![]));
+        let secured = of("raid5:[cache:64M:nbds://h/a?tls-certificates=/d][/f][missing]");
+        let expected = ["ca-cert", "client-cert", "client-key", "ca-crl"];
+        let expected = expected.map(|name| PathBuf::from(format!("/d/{name}.pem")));
+        assert_eq!(secured.credentials, expected);
+        assert_eq!(secured.files, [PathBuf::from("/f")]);
         let images = of("raid5:[cache:64M:rbd:p/a][rbd:p/b,ro][missing]").images;
         let images = images.iter().map(ToString::to_string);
         assert_eq!(images.collect::<Vec<_>>(), ["rbd:p/a", "rbd:p/b,ro"]);

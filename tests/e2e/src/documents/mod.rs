@@ -3,3 +3,4 @@
 pub mod page;
 pub mod reference;
 pub mod session;
+pub mod specs;

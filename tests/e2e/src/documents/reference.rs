@@ -25,11 +25,16 @@ pub struct Help {
     pub options: Options,
     /// Names of the subcommands.
     pub commands: Vec<String>,
+    /// All of it.
+    pub text: String,
 }
 
 /// Reads the text of `--help`.
 pub fn help(text: &str) -> Help {
-    let mut help = Help::default();
+    let mut help = Help {
+        text: text.to_owned(),
+        ..Help::default()
+    };
     let mut section = "";
     let mut last: Option<(String, String, String)> = None;
     let mut all = Vec::new();

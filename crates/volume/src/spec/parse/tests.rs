@@ -476,7 +476,7 @@ fn every_error_is_one_line_that_says_what_is_allowed() {
         ),
         (
             "http://h/x",
-            "unknown kind `http`: of URIs nbd:// and nbd+unix:// are known",
+            "unknown kind `http`: of URIs nbd://, nbd+unix://, nbds:// and nbds+unix:// are known",
         ),
         (
             "vhost-user:/x",
