@@ -23,7 +23,7 @@ pub struct Totals {
 
 /// Answers of a window, as a multiple of the limit: many turns, since streams get in and out of step.
 const TURNS: u64 = 16;
-/// Shortest window.
+/// Windows that last less are too noisy.
 const SHORTEST: Duration = Duration::from_millis(4);
 /// Time without held requests in which the load is taken to pause.
 const LONG_GAP: Duration = Duration::from_millis(2);
