@@ -48,7 +48,7 @@ pub struct QueueContext {
     pub submitter: u32,
     /// Destination of trace events.
     pub tracing: Tracing,
-    /// Where the device counts requests that it merges within a batch. A device that opens queues of others for requests of its own gives those
+    /// Where the device counts requests that it merges into others. A device that opens queues of others for requests of its own gives those
     /// a count of their own.
     pub merges: Arc<MergeCounts>,
 }

@@ -4,7 +4,7 @@
 
 macro_rules! plants {
     ($($(#[doc = $about:literal])+ $plant:ident $name:literal)*) => {
-        /// A bug in the code of an array or of a page cache.
+        /// A bug in the code of an array, of a page cache or of a front end.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Plant {
             $($(#[doc = $about])+ $plant,)*
@@ -77,6 +77,12 @@ plants! {
     DirtyGivenBack "dirty-given-back"
     /// Page cache: The memory that is given back begins one page too late.
     NeighbourGivenBack "neighbour-given-back"
+    /// Front end: A request joins one that waits although sectors lie between them.
+    JoinsOverGap "joins-over-gap"
+    /// Front end: Requests that are held when a connection ends are forgotten.
+    HeldNotParked "held-not-parked"
+    /// Front end: A request that is held isn't let go when there is room for it.
+    HeldNotReleased "held-not-released"
 }
 
 #[cfg(feature = "planted")]

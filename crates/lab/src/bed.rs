@@ -4,9 +4,9 @@
 use crate::child::Server;
 use anyhow::{Result, ensure};
 use pvblk_bench::{self as bench, BlockSizes, JobSpec, Mix, RunOptions};
-use pvblk_block::BlockDevice;
+use pvblk_block::{BlockDevice, SystemClock};
 use pvblk_client::local::{ConnectOptions, FrontLink, connect};
-use pvblk_client::rings::{Frontend, InBatch, MergePolicy, Statistics};
+use pvblk_client::rings::{Frontend, InStream, MergePolicy, Statistics};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Bed {
             ..ConnectOptions::default()
         };
         let (parts, link) = connect(&self.socket, disk, &options)?;
-        let front = Frontend::with_policy(parts)?;
+        let front = Frontend::with_policy(parts, Arc::new(SystemClock))?;
         ensure!(
             front.queues() == wishes.queues as usize
                 && front.ring_entries() as usize == wishes.ring_pages * 32,
@@ -74,7 +74,7 @@ impl Bed {
 }
 
 /// A connected disk.
-pub struct Lane<M: MergePolicy = InBatch> {
+pub struct Lane<M: MergePolicy = InStream> {
     front: Arc<Frontend<M>>,
     link: FrontLink,
 }

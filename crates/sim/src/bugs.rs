@@ -1,6 +1,6 @@
 //! The bugs that scenarios have to find. Most are faults of the disk below, of a request on its way, or of
 //! the other side of a connection: for the stored data a disk that ignores a flush is the same as an array
-//! that forgot to send it. Bugs that only the array's or the cache's own code can make are
+//! that forgot to send it. Bugs that only the array's, the cache's or the front end's own code can make are
 //! `pvblk_block::planted::Plant`, and need the feature `planted`.
 
 use pvblk_block::planted::Plant;
@@ -11,7 +11,7 @@ macro_rules! bugs {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bug {
             $($(#[doc = $about])+ $bug,)*
-            /// A bug in the code of the array or of the page cache.
+            /// A bug in the code of the array, of the page cache or of the front end.
             Logic(Plant),
         }
 
@@ -95,6 +95,13 @@ bugs! {
     FirstFailureEnds "first-failure-ends"
 }
 
+/// Bugs of a front end.
+const FRONT_END: &[Plant] = &[
+    Plant::JoinsOverGap,
+    Plant::HeldNotParked,
+    Plant::HeldNotReleased,
+];
+
 /// Bugs of an array; the others are a page cache's.
 const ARRAY: &[Plant] = &[
     Plant::LogReusedEarly,
@@ -114,10 +121,28 @@ const ARRAY: &[Plant] = &[
     Plant::KickNotFlushed,
 ];
 
-/// The bugs in the code of arrays, or else of page caches; none without the feature `planted`.
-pub fn logic(arrays: bool) -> impl Iterator<Item = Bug> {
+/// Code that a bug is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    Array,
+    Cache,
+    FrontEnd,
+}
+
+impl Code {
+    fn of(plant: Plant) -> Code {
+        match plant {
+            p if ARRAY.contains(&p) => Code::Array,
+            p if FRONT_END.contains(&p) => Code::FrontEnd,
+            _ => Code::Cache,
+        }
+    }
+}
+
+/// The bugs in such code; none without the feature `planted`.
+pub fn logic(code: Code) -> impl Iterator<Item = Bug> {
     let there = cfg!(feature = "planted");
     let all = Plant::ALL.iter().filter(move |_| there);
-    let fits = move |p: &&Plant| ARRAY.contains(p) == arrays;
+    let fits = move |p: &&Plant| Code::of(**p) == code;
     all.filter(fits).map(|p| Bug::Logic(*p))
 }

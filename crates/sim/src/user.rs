@@ -6,8 +6,8 @@ use crate::checker::Flush;
 use crate::stamp::{self, Bytes, SECTOR_BYTES, ZEROS};
 use crate::workload::Workload;
 use pvblk_block::{
-    BlockDevice, Buffer, BufferSource, Clock, Completion, Op, Queue, QueueContext, Readiness,
-    Region, Request, RequestFlags, Status,
+    BlockDevice, Buffer, BufferSource, Clock, Completion, MergeCounts, Op, Queue, QueueContext,
+    Readiness, Region, Request, RequestFlags, Status,
 };
 use pvblk_sys::Poller;
 use std::sync::Arc;
@@ -36,6 +36,7 @@ struct RequestMemory {
 /// A user of the device under test.
 pub struct User {
     queue: Queue,
+    merges: Arc<MergeCounts>,
     sleeper: Poller,
     number: u64,
     memory: Arc<Region>,
@@ -79,6 +80,7 @@ impl User {
         let requests = (0..depth as usize).map(|slot| (slot, Request::new(Op::Flush, 0, 0, 0)));
         Ok(User {
             queue,
+            merges: context.merges,
             sleeper,
             number: number as u64,
             memory: Arc::new(memory),
@@ -110,6 +112,11 @@ impl User {
     /// Number of requests in sent.
     pub fn in_flight(&self) -> usize {
         self.queue.in_flight()
+    }
+
+    /// Number of its requests that were merged into others.
+    pub fn merged(&self) -> u64 {
+        self.merges.of(Op::Read) + self.merges.of(Op::Write)
     }
 
     /// The time at which the user wakes by itself, if it sleeps.

@@ -1,5 +1,5 @@
 //! Some seeds of each scenario, and every planted bug. More seeds: `cargo run --release -p pvblk-sim -- raid --seeds 100000`.
-//! `--features planted` adds the bugs of arrays and page caches themselves.
+//! `--features planted` adds the bugs of arrays, page caches and front ends themselves.
 
 use pvblk_sim::{Counts, Options, SCENARIOS, Scenario, campaign};
 use std::time::{Duration, Instant};
@@ -70,6 +70,7 @@ fn rings_nothing_is_lost_whoever_dies() {
         ("servers refused", 0),
         ("orderly ends", 0),
         ("broken rings", 0),
+        ("merged while they waited", done / 8),
     ];
     happened(&counts, &least);
 }

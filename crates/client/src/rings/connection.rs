@@ -9,7 +9,7 @@ use super::plug::{MergeLimits, MergePolicy};
 use super::segments::GrantedMemory;
 use parking_lot::Mutex;
 use pvblk_block::memory::{Gauge, MemoryKind};
-use pvblk_block::{Error, ErrorKind, Region};
+use pvblk_block::{Clock, Error, ErrorKind, Region};
 use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_sys::{EventFd, PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +35,7 @@ impl<M: MergePolicy> Connection<M> {
         reserve: &Arc<Frames>,
         trouble: &Arc<Trouble>,
         inherited_dirt: bool,
+        clock: &Arc<dyn Clock>,
     ) -> Result<Connection<M>, Error> {
         let p = parts.properties;
         let memory = Arc::new(GrantedMemory::new(
@@ -83,6 +84,7 @@ impl<M: MergePolicy> Connection<M> {
                 durability: Arc::clone(&durability),
                 trouble: Arc::clone(trouble),
                 merge: connection.merge,
+                clock: Arc::clone(clock),
             };
             connection.hardware.push(Arc::new(SharedQueue {
                 state: Mutex::new(HardwareQueue::new(queue.ring, setup)),
@@ -204,15 +206,20 @@ pub struct Link<M> {
     losses: AtomicU64,
     pub trouble: Arc<Trouble>,
     submitters: Mutex<Vec<Weak<Completions>>>,
+    clock: Arc<dyn Clock>,
 }
 
 impl<M: MergePolicy> Link<M> {
-    pub fn new(parts: FrontParts, frames: &Arc<Frames>) -> Result<Link<M>, Error> {
+    pub fn new(
+        parts: FrontParts,
+        frames: &Arc<Frames>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Link<M>, Error> {
         let os = |e| Error::os(format!("{}: connecting", parts.name), e);
         let trouble = Arc::new(Trouble::new().map_err(os)?);
         // Whoever had the disk before may have left writes that are not flushed; our flushes have to cover them.
         let reserve = reserve(&parts, frames)?;
-        let connection = Connection::new(parts, &reserve, &trouble, true)?;
+        let connection = Connection::new(parts, &reserve, &trouble, true, &clock)?;
         Ok(Link {
             current: Mutex::new(Current {
                 stage: Stage::Up,
@@ -222,6 +229,7 @@ impl<M: MergePolicy> Link<M> {
             losses: AtomicU64::new(0),
             trouble,
             submitters: Mutex::default(),
+            clock,
         })
     }
 
@@ -334,7 +342,7 @@ impl<M: MergePolicy> Link<M> {
         let name = parts.name.clone();
         // Nobody uses the old frames any more, now that the new connection stands; the new one may need them.
         old.release();
-        let connection = Connection::new(parts, reserve, &self.trouble, dirt)?;
+        let connection = Connection::new(parts, reserve, &self.trouble, dirt, &self.clock)?;
         if lost {
             self.losses.fetch_add(1, Ordering::Release);
             tracing::error!(

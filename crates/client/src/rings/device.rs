@@ -4,13 +4,13 @@ use super::connection::{Link, max_sectors};
 use super::frames::Frames;
 use super::hardware_queue::has_flush;
 use super::parts::FrontParts;
-use super::plug::{InBatch, MergePolicy};
+use super::plug::{InStream, MergePolicy};
 use super::software_queue::SoftwareQueue;
 use super::statistics::Statistics;
 use pvblk_block::trace::Tracer;
 use pvblk_block::{
-    BlockDevice, BufferSource, Buffers, Capabilities, Capacity, DeviceEvent, DeviceQueue, Error,
-    EventHub, Limits, QueueContext,
+    BlockDevice, BufferSource, Buffers, Capabilities, Capacity, Clock, DeviceEvent, DeviceQueue,
+    Error, EventHub, Limits, QueueContext, SystemClock,
 };
 use pvblk_protocol::xenbus::DiskProperties;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 ///
 /// It may outlive its back end: between [`Frontend::suspend`] and [`Frontend::reconnect`] requests wait, and those
 /// that were in flight are replayed. See docs/decisions/0006-reconnect.md.
-pub struct Frontend<M: MergePolicy = InBatch> {
+pub struct Frontend<M: MergePolicy = InStream> {
     name: String,
     /// Of the first connection; later ones can do as much.
     properties: DiskProperties,
@@ -45,8 +45,8 @@ fn open<M: MergePolicy>(
 
 /// As [`open`]. Not generic, so that the queues of every front end that serves are compiled in this crate, where the compiler inlines what they call;
 /// a generic function is compiled in the crate that names its type.
-fn open_in_batch(
-    link: &Arc<Link<InBatch>>,
+fn open_in_stream(
+    link: &Arc<Link<InStream>>,
     context: &QueueContext,
     tracer: Tracer,
 ) -> std::io::Result<Box<dyn DeviceQueue>> {
@@ -56,17 +56,24 @@ fn open_in_batch(
 impl Frontend {
     /// A device over negotiated queues. Errors if the memory is too small for their indirect pages and bounces.
     pub fn new(parts: FrontParts) -> Result<Arc<Frontend>, Error> {
-        Frontend::build(parts, open_in_batch)
+        Frontend::build(parts, Arc::new(SystemClock), open_in_stream)
     }
 }
 
 impl<M: MergePolicy> Frontend<M> {
-    /// As [`Frontend::new`], merging otherwise.
-    pub fn with_policy(parts: FrontParts) -> Result<Arc<Frontend<M>>, Error> {
-        Frontend::build(parts, open)
+    /// As [`Frontend::new`], merging otherwise, and with a clock of the caller's.
+    pub fn with_policy(
+        parts: FrontParts,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Frontend<M>>, Error> {
+        Frontend::build(parts, clock, open)
     }
 
-    fn build(parts: FrontParts, open: OpenQueue<M>) -> Result<Arc<Frontend<M>>, Error> {
+    fn build(
+        parts: FrontParts,
+        clock: Arc<dyn Clock>,
+        open: OpenQueue<M>,
+    ) -> Result<Arc<Frontend<M>>, Error> {
         let (name, properties) = (parts.name.clone(), parts.properties);
         let frames = Arc::new(Frames::new(
             Arc::clone(parts.granter.memory()),
@@ -77,7 +84,7 @@ impl<M: MergePolicy> Frontend<M> {
             properties,
             capacity: Capacity::new(properties.sectors),
             events: EventHub::default(),
-            link: Arc::new(Link::new(parts, &frames)?),
+            link: Arc::new(Link::new(parts, &frames, clock)?),
             frames,
             open,
         }))

@@ -1,22 +1,27 @@
 //! A hardware queue: one ring, its tags, and the shadow of every request in flight.
 
+mod hold;
+
+use super::backlog::Backlog;
 use super::connection::Trouble;
 use super::durability::{Coverage, Durability};
 use super::frames::Frames;
+use super::limit::{Limit, Totals};
 use super::owners::Owners;
 use super::plug::{MergeLimits, MergePolicy, Merged};
 use super::segments::{GrantedMemory, copy_bounce};
 use super::statistics::{Counting, Statistics};
+use hold::Held;
 use parking_lot::Mutex;
+use pvblk_block::planted::{self, Plant};
 use pvblk_block::trace::{Phase, Tracer};
-use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
+use pvblk_block::{Buffer, Clock, Completion, Op, Request, RequestFlags, Status};
 use pvblk_protocol::blkif::wire::{
     self, DiscardRequest, IndirectRequest, RequestHeader, Response, Segment,
 };
 use pvblk_protocol::blkif::{EventChannel, FrontRing};
 use pvblk_protocol::xenbus::DiskProperties;
 use pvblk_sys::PAGE_SIZE;
-use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -63,6 +68,8 @@ pub struct QueueSetup {
     pub trouble: Arc<Trouble>,
     /// Bounds of one ring request.
     pub merge: MergeLimits,
+    /// Looked at only while requests are held.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// See the module's documentation. Used under its lock.
@@ -71,7 +78,12 @@ pub struct HardwareQueue<M> {
     setup: QueueSetup,
     shadow: Vec<Shadow>,
     free_tags: Vec<u32>,
-    backlog: VecDeque<Merged>,
+    backlog: Backlog,
+    totals: Totals,
+    /// Requests of submitters that are on the ring, merged or not.
+    carried: usize,
+    /// Of the policies that hold requests.
+    limit: Option<Held>,
     pub owners: Owners,
     segments: Vec<Segment>,
     /// The last request that was tried found no pages or no grants.
@@ -96,12 +108,19 @@ pub struct SharedQueue<M> {
 impl<M: MergePolicy> HardwareQueue<M> {
     pub fn new(ring: FrontRing, setup: QueueSetup) -> HardwareQueue<M> {
         let entries = ring.entries();
+        let limit = M::IN_FLIGHT.map(|bounds| Held {
+            limit: Limit::new(bounds, entries),
+            quiet_since: setup.clock.now(),
+        });
         HardwareQueue {
             ring,
             setup,
             shadow: (0..entries).map(|_| Shadow::default()).collect(),
             free_tags: (0..entries).rev().collect(),
-            backlog: VecDeque::new(),
+            backlog: Backlog::default(),
+            totals: Totals::default(),
+            carried: 0,
+            limit,
             owners: Owners::default(),
             segments: Vec::new(),
             starved: false,
@@ -127,36 +146,8 @@ impl<M: MergePolicy> HardwareQueue<M> {
     /// Takes a submitter out; what it still has in flight is dropped when it is answered.
     pub fn leave(&mut self, number: u32) {
         let before = self.backlog.len();
-        self.backlog.retain(|m| m.owner != number);
+        self.backlog.forget(number);
         self.owners.leave(number, before - self.backlog.len());
-    }
-
-    /// Queues what came out of `number`'s plug, in order.
-    pub fn insert(&mut self, number: u32, pulled: impl Iterator<Item = Merged>) {
-        self.account();
-        let before = self.backlog.len();
-        if self.counting.is_none() && !M::JOINS_WAITING {
-            self.backlog.extend(pulled);
-        } else {
-            pulled.for_each(|merged| self.insert_one(merged));
-        }
-        self.owners.add_work(number, self.backlog.len() - before);
-    }
-
-    #[cold]
-    fn insert_one(&mut self, merged: Merged) {
-        if let Some(counting) = &mut self.counting {
-            counting.inserted(&merged);
-        }
-        let alone = match M::JOINS_WAITING {
-            true => M::join(&mut self.backlog, merged, &self.setup.merge),
-            false => Some(merged),
-        };
-        match (alone, &mut self.counting) {
-            (Some(merged), _) => self.backlog.push_back(merged),
-            (None, Some(counting)) => counting.joined(),
-            (None, None) => {}
-        }
     }
 
     /// Starts to count, or starts anew.
@@ -181,7 +172,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
     /// Issues what waits, as far as tags go; true if the back end wants to be notified.
     pub fn dispatch(&mut self, tracer: &mut Tracer, me: u32, done: &mut Vec<Completion>) -> bool {
         if self.broken.is_some() {
-            while let Some(merged) = self.backlog.pop_front() {
+            for merged in self.backlog.take_all() {
                 self.owners.finish(merged, Status::IoError, me, done);
             }
             return false;
@@ -189,12 +180,17 @@ impl<M: MergePolicy> HardwareQueue<M> {
         if self.stuck {
             return false;
         }
+        if self.backlog.holds() && !planted::has(Plant::HeldNotReleased) {
+            self.release();
+        }
         while let Some(&tag) = self.free_tags.last() {
-            let Some(merged) = self.backlog.pop_front() else {
+            let Some(merged) = self.backlog.pop() else {
                 break;
             };
+            let carried = 1 + merged.rest.len();
             match self.issue(merged, tag, tracer) {
                 Ok(()) => {
+                    self.carried += carried;
                     self.free_tags.pop();
                 }
                 Err(merged) => {
@@ -204,7 +200,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
                     if nothing_comes {
                         self.owners.nudge(merged.owner);
                     }
-                    self.backlog.push_front(*merged);
+                    self.backlog.put_back(*merged);
                     break;
                 }
             }
@@ -216,7 +212,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
     #[cold]
     #[inline(never)]
     pub fn trace_waiting(&self, tracer: &mut Tracer, count: usize) {
-        let waiting = self.backlog.iter().rev().take(count);
+        let waiting = self.backlog.newest().take(count);
         tracer.requests(Phase::Sleep, waiting.map(|merged| &*merged.first));
     }
 
@@ -361,11 +357,15 @@ impl<M: MergePolicy> HardwareQueue<M> {
             return Ok(());
         }
         self.account();
+        let before = self.totals.answers;
         for _ in 0..most {
             let Some(response) = self.ring.take().map_err(|e| e.to_string())? else {
                 break;
             };
             self.answered(&response, me, done)?;
+        }
+        if self.backlog.holds() && self.totals.answers != before {
+            self.note_answers();
         }
         Ok(())
     }
@@ -390,7 +390,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
         self.stopped = true;
         let shadow = std::mem::take(&mut self.shadow);
         let in_flight = shadow.into_iter().filter_map(|s| s.work.map(|w| w.0));
-        for merged in in_flight.chain(std::mem::take(&mut self.backlog)) {
+        for merged in in_flight.chain(self.backlog.take_all()) {
             self.owners.park(merged);
         }
     }
@@ -456,6 +456,9 @@ impl<M: MergePolicy> HardwareQueue<M> {
             return Ok(());
         }
         self.free_tags.push(tag as u32);
+        self.carried -= 1 + merged.rest.len();
+        self.totals.answers += 1;
+        self.totals.sectors += merged.sectors;
         if status != Status::Ok && !merged.rest.is_empty() {
             self.split(merged);
         } else {
@@ -470,7 +473,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
         let number = merged.owner;
         self.owners.add_work(number, merged.rest.len());
         for r in merged.rest.into_iter().rev().chain([merged.first]) {
-            self.backlog.push_front(Merged {
+            self.backlog.put_back(Merged {
                 owner: number,
                 sector: r.sector,
                 sectors: r.sectors,
@@ -494,7 +497,7 @@ impl<M: MergePolicy> HardwareQueue<M> {
                 self.owners.finish(merged, Status::IoError, me, done);
             }
         }
-        while let Some(merged) = self.backlog.pop_front() {
+        for merged in self.backlog.take_all() {
             self.owners.finish(merged, Status::IoError, me, done);
         }
     }
@@ -508,7 +511,10 @@ impl<M: MergePolicy> HardwareQueue<M> {
     pub fn can_dispatch(&self) -> bool {
         let may_issue = !self.free_tags.is_empty()
             && (!self.starved || self.free_tags.len() == self.shadow.len());
-        !self.backlog.is_empty() && !self.stuck && (self.broken.is_some() || may_issue)
+        let released = self.backlog.releases(self.room(), self.totals.answers);
+        let waits = self.backlog.ready() > 0 || released;
+        let fails = self.broken.is_some() && self.backlog.len() > 0;
+        !self.stuck && (fails || waits && may_issue)
     }
 }
 

@@ -9,7 +9,7 @@
 
 use super::plug::Merged;
 use pvblk_block::stacked::CompletionQueue;
-use pvblk_block::{Completion, Status};
+use pvblk_block::{Completion, Op, RequestFlags, Status};
 use std::sync::Arc;
 
 /// Completions and requests that others leave for a submitter.
@@ -24,10 +24,41 @@ pub struct Letters {
 /// A submitter's completion queue. The ring's lock tells whether the submitter sleeps, so nobody is woken through it but by a notification.
 pub type Completions = CompletionQueue<Letters>;
 
+/// The last request of a submitter that another one may continue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stream {
+    op: Option<Op>,
+    /// Sector behind it.
+    end: u64,
+    /// Others of its submitter waited or were in flight when it came.
+    deep: bool,
+}
+
+impl Stream {
+    /// True if `next` continues a stream of more than one request at a time; from now on it is the last one. `others` of its submitter wait or
+    /// are in flight.
+    #[inline]
+    pub fn passes(&mut self, next: &Merged, others: usize) -> bool {
+        let first = &next.first;
+        let follows = first.op.has_data() && !first.flags.contains(RequestFlags::FUA);
+        let op = follows.then_some(first.op);
+        // All requests of a deep stream may come back at once, so that the next one is alone for a moment.
+        let deep = others > 0;
+        let continues = follows && self.op == op && self.end == next.sector && (deep || self.deep);
+        *self = Stream {
+            op,
+            end: next.sector + next.sectors,
+            deep,
+        };
+        continues
+    }
+}
+
 struct Owner {
     completions: Arc<Completions>,
     /// Ring requests, waiting or in flight.
     work: usize,
+    stream: Stream,
     /// It has left: what is still answered goes nowhere, and its number is free once there is no more.
     left: bool,
     /// It was told to sleep, and hasn't been heard of since.
@@ -54,6 +85,7 @@ impl Owners {
         self.all[at] = Some(Owner {
             completions,
             work: 0,
+            stream: Stream::default(),
             left: false,
             asleep: false,
         });
@@ -90,6 +122,22 @@ impl Owners {
     pub fn add_work(&mut self, number: u32, more: usize) {
         if let Some(owner) = self.get(number) {
             owner.work += more;
+        }
+    }
+
+    /// The stream of `number`, and its ring requests, waiting or in flight.
+    #[inline]
+    pub fn stream(&mut self, number: u32) -> (Stream, usize) {
+        self.get(number)
+            .map_or_else(Default::default, |owner| (owner.stream, owner.work))
+    }
+
+    /// `number` has this many more ring requests, and its stream is there now.
+    #[inline]
+    pub fn add_streamed(&mut self, number: u32, more: usize, stream: Stream) {
+        if let Some(owner) = self.get(number) {
+            owner.work += more;
+            owner.stream = stream;
         }
     }
 

@@ -1,8 +1,9 @@
 //! The plug: what was submitted together is merged together, once, before it is issued.
 
+use super::limit::LimitBounds;
+use pvblk_block::planted::{self, Plant};
 use pvblk_block::trace::{Phase, Tracer};
 use pvblk_block::{Completion, MergeCounts, Op, Request, RequestFlags, Status};
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Requests back in the plug that a new one is compared with. A stream is found at once; a few
@@ -32,6 +33,31 @@ impl Merged {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
+    /// True if `next` is the same kind of request of the same submitter, begins at the end of this one, and both are within the limits.
+    pub fn is_continued_by(&self, next: &Merged, limits: &MergeLimits) -> bool {
+        self.owner == next.owner
+            && self.first.op == next.first.op
+            && self.first.op.has_data()
+            && self.first.flags == next.first.flags
+            && !self.first.flags.contains(RequestFlags::FUA)
+            && (self.sector + self.sectors == next.sector || planted::has(Plant::JoinsOverGap))
+            && self.sectors + next.sectors <= limits.sectors
+            && self.segments + next.segments <= limits.segments
+    }
+
+    /// Adds `next`, by which this one is continued.
+    pub fn append(&mut self, next: Merged) {
+        self.sectors += next.sectors;
+        self.segments += next.segments;
+        self.rest.push(next.first);
+        self.rest.extend(next.rest);
+    }
+
+    /// True if a sector belongs to both.
+    pub fn overlaps(&self, other: &Merged) -> bool {
+        self.sector < other.sector + other.sectors && other.sector < self.sector + self.sectors
+    }
+
     /// Completes all of them.
     #[inline]
     pub(crate) fn deliver(self, status: Status, out: &mut Vec<Completion>) {
@@ -43,24 +69,23 @@ impl Merged {
 
 /// The rule by which requests are merged outside of the batch in which they were submitted.
 pub trait MergePolicy: Send + Sync + 'static {
-    /// With `false` [`MergePolicy::join`] is never called.
-    const JOINS_WAITING: bool;
+    /// Requests of a stream wait, and are merged, while the ring has a number of requests in flight that is found within these bounds.
+    const IN_FLIGHT: Option<LimitBounds> = None;
 
-    /// Merges `next` into one of the requests that wait because the ring is full, oldest first, or returns it. `next` may join a request of
-    /// its own submitter only, and must not pass one that it overlaps.
-    fn join(waiting: &mut VecDeque<Merged>, next: Merged, limits: &MergeLimits) -> Option<Merged>;
+    /// Requests that wait because the ring is full are merged as well.
+    const JOINS_WAITING: bool = false;
 }
 
-/// Within a batch, and nowhere else: the policy of every front end that serves (docs/decisions/0004-merge-in-the-plug.md).
+/// Within a batch, and within a stream where the device has enough in flight: the policy of every front end that serves
+/// (docs/decisions/0051-limit-in-flight.md).
 #[derive(Debug)]
-pub enum InBatch {}
+pub enum InStream {}
 
-impl MergePolicy for InBatch {
-    const JOINS_WAITING: bool = false;
-
-    fn join(_: &mut VecDeque<Merged>, next: Merged, _: &MergeLimits) -> Option<Merged> {
-        Some(next)
-    }
+impl MergePolicy for InStream {
+    const IN_FLIGHT: Option<LimitBounds> = Some(LimitBounds {
+        least: 8,
+        first: 32,
+    });
 }
 
 /// Bounds of one ring request.

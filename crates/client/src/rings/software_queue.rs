@@ -6,7 +6,9 @@ use super::owners::{self, Completions};
 use super::plug::{MergePolicy, Merged, Plug};
 use parking_lot::MutexGuard;
 use pvblk_block::trace::{self, Phase, Tracer};
-use pvblk_block::{Completion, DeviceQueue, Op, QueueContext, Readiness, Request, Status};
+use pvblk_block::{
+    Completion, DeviceQueue, MergeCounts, Op, QueueContext, Readiness, Request, Status,
+};
 use pvblk_sys::Poller;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -23,6 +25,7 @@ pub struct SoftwareQueue<M: MergePolicy> {
     index: u32,
     completions: Arc<Completions>,
     plug: Plug,
+    merges: Arc<MergeCounts>,
     /// Requests that wait for the next connection, oldest first.
     waiting: Vec<Merged>,
     /// Losses of the link that our user was told.
@@ -67,6 +70,7 @@ impl<M: MergePolicy> SoftwareQueue<M> {
             index,
             completions,
             plug: Plug::counting(&context.merges),
+            merges: Arc::clone(&context.merges),
             waiting: Vec::new(),
             done: Vec::new(),
             poller,
@@ -126,7 +130,8 @@ impl<M: MergePolicy> SoftwareQueue<M> {
         if state.is_stopped() {
             return; // over already; the epoch has changed, so we come back
         }
-        state.insert(self.owner, self.waiting.drain(..));
+        let waiting = self.waiting.drain(..);
+        state.insert(self.owner, waiting, &self.merges, &mut self.tracer);
         let notify = state.dispatch(&mut self.tracer, self.owner, &mut self.done);
         unlock(&self.hardware, &mut self.bells, state, notify);
     }
@@ -215,8 +220,8 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
             return;
         }
         state.owners.awake(self.owner);
-        let count = self.plug.len();
-        state.insert(self.owner, self.plug.pull());
+        let pulled = self.plug.pull();
+        let count = state.insert(self.owner, pulled, &self.merges, &mut self.tracer);
         let notify = state.dispatch(&mut self.tracer, self.owner, &mut self.done);
         if trace::is_on() {
             state.trace_waiting(&mut self.tracer, count);
@@ -228,6 +233,7 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
         let mut state = self.hardware.state.lock();
         let stopped = state.is_stopped();
         state.owners.awake(self.owner);
+        state.unplug(self.owner);
         state.drain(self.owner, &mut self.done);
         let notify = !stopped && state.dispatch(&mut self.tracer, self.owner, &mut self.done);
         let busy = !self.done.is_empty() || self.completions.wait().is_pending();
@@ -258,17 +264,19 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
                 Readiness::Wait(None)
             };
         }
+        state.unplug(self.owner);
         if state.arm() || state.can_dispatch() || !state.owners.sleep(self.owner) {
             return Readiness::Ready;
         }
         let listen = state.owners.is_listener(self.owner);
+        let until = state.held_until();
         drop(state);
         if let Err(e) = self.listen(listen) {
             // Out of kernel memory: rather a busy queue than one that sleeps for ever.
             tracing::error!("waiting for a ring: {e}");
             return Readiness::Ready;
         }
-        Readiness::Wait(None)
+        Readiness::Wait(until)
     }
 
     fn woken(&mut self) {
@@ -279,6 +287,7 @@ impl<M: MergePolicy> DeviceQueue for SoftwareQueue<M> {
         }
         let mut state = self.hardware.state.lock();
         state.owners.awake(self.owner);
+        state.unplug(self.owner);
         if state.is_stopped() {
             return;
         }

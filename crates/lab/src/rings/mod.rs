@@ -6,16 +6,18 @@
 //! On a small machine the device's clock runs slower by a stated factor; figures are shown as those of the full speed.
 //!
 //! Sequential reads also run with the elevator's policy (it merges requests that wait for the ring), which no
-//! front end of ours uses: it shows the cause of that measurement's anomalies.
+//! front end of ours uses: it shows the cause of that measurement's anomalies. In [`virtual_time`] the same loads run without a server,
+//! and give the same figures on any machine.
 
-mod elevator;
+pub mod elevator;
 mod report;
+pub mod virtual_time;
 
 use crate::bed::{Bed, Lane, Load, Pattern, Sample, Wishes, memory_bytes, modelled_ssd};
 use crate::machine::Machine;
 use anyhow::Result;
 use elevator::WhileWaiting;
-use pvblk_client::rings::{InBatch, MergePolicy};
+use pvblk_client::rings::{InStream, MergePolicy};
 use serde::Serialize;
 use std::path::Path;
 
@@ -173,7 +175,7 @@ pub fn run(options: &RingsOptions, dir: &Path, progress: &dyn Fn(&str)) -> Resul
     let volume = modelled_ssd(options.slower);
     let disks = ["one", "eight", "again"].map(|name| (name.to_owned(), volume.clone()));
     let bed = Bed::start(dir, &disks, 1)?;
-    let plain = |loads: Vec<Load>| sweep::<InBatch>(&bed, &loads, options.runs, progress);
+    let plain = |loads: Vec<Load>| sweep::<InStream>(&bed, &loads, options.runs, progress);
     Ok(RingsResult {
         machine: Machine::here(),
         device: modelled_ssd(1.0),

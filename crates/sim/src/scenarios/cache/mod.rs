@@ -11,7 +11,7 @@
 
 mod profile;
 
-use crate::bugs::{Bug, logic};
+use crate::bugs::{Bug, Code, logic};
 use crate::disk::{Crash, CrashDisk, DiskSetup, Fails, Sabotage, Survives};
 use crate::log::Log;
 use crate::scheduler::{Actors, Group};
@@ -35,7 +35,7 @@ pub fn bugs() -> Vec<Bug> {
         Bug::FuaOnlyCached,
         Bug::FailedIsClean,
     ];
-    all.into_iter().chain(logic(false)).collect()
+    all.into_iter().chain(logic(Code::Cache)).collect()
 }
 
 /// The process that has the cache.

@@ -22,7 +22,7 @@ mod shape;
 pub use array::Array;
 
 use crate::ScenarioState;
-use crate::bugs::{Bug, logic};
+use crate::bugs::{Bug, Code, logic};
 use crate::log::Log;
 use crate::scheduler::Actors;
 
@@ -46,7 +46,7 @@ pub fn bugs() -> Vec<Bug> {
         Bug::PositionNotFlushed,
         Bug::IntentNotAwaited,
     ];
-    all.extend(logic(true));
+    all.extend(logic(Code::Array));
     all
 }
 

@@ -17,7 +17,7 @@ mod profile;
 mod server;
 mod trouble;
 
-use crate::bugs::Bug;
+use crate::bugs::{Bug, Code, logic};
 use crate::disk::{CrashDisk, DiskSetup, Sabotage};
 use crate::fuse::{Fuse, Killed, Side};
 use crate::log::Log;
@@ -29,26 +29,39 @@ use fastrand::Rng;
 use memory::{FrontMemory, SimGranter};
 use profile::RingsProfile;
 use pvblk_block::{Buffer, memory as bill};
-use pvblk_client::rings::Frontend;
+use pvblk_client::rings::{Frontend, LimitBounds, MergePolicy};
 use server::Server;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub fn bugs() -> Vec<Bug> {
-    vec![
+    let mut all = vec![
         Bug::AckBeforeWrite,
         Bug::FlushOneQueue,
         Bug::LockBeforeIo,
         Bug::ReplayAnswered,
         Bug::IgnoreCacheMark,
-    ]
+    ];
+    all.extend(logic(Code::FrontEnd));
+    all
 }
+
+/// The policy that serves, with limits that few requests reach.
+pub enum LowLimits {}
+
+impl MergePolicy for LowLimits {
+    const IN_FLIGHT: Option<LimitBounds> = Some(LimitBounds { least: 1, first: 2 });
+}
+
+/// Time of one step of the disk: limits in flight are tried for a while each. Nothing waits for a time: whoever would, hangs.
+const DISK_TIME: Duration = Duration::from_micros(300);
 
 /// The front end's process.
 pub struct Front {
     /// The device under test.
-    device: Arc<Frontend>,
+    device: Arc<Frontend<LowLimits>>,
     users: Vec<User>,
     memory: Arc<FrontMemory>,
     /// Granter of the connection, or of the last one.
@@ -180,6 +193,7 @@ impl Actors for Rings {
                 let moved = self.disk.step(&mut self.w.rng);
                 if moved {
                     self.w.log.add("the disk moves", []);
+                    self.w.log.clock.advance(DISK_TIME);
                 }
                 moved
             }
@@ -256,6 +270,11 @@ impl Rings {
             return Err(format!(
                 "{mapped} references are still mapped, and nothing is in flight"
             ));
+        }
+        if self.profile.load.batch == 1 {
+            // Nothing is merged in the plug.
+            let merged = front.users.iter().map(User::merged).sum();
+            self.w.log.count("merged while they waited", merged);
         }
         self.check_frames()?;
         self.server = None;

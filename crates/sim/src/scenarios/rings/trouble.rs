@@ -3,7 +3,7 @@
 use super::memory::{FrontMemory, SimGranter};
 use super::profile::Offers;
 use super::server::{Server, Wires, handshake};
-use super::{Front, Rings};
+use super::{Front, LowLimits, Rings};
 use crate::disk::{Crash, Survives};
 use crate::fuse::Side;
 use crate::pick;
@@ -316,7 +316,8 @@ impl Rings {
         let memory = FrontMemory::take().map_err(|e| e.to_string())?;
         let offers = self.profile.offers(&mut self.w.rng, true, 0);
         let (parts, wires) = self.connect(&memory, offers)?;
-        let device = Frontend::new(parts).map_err(|e| e.to_string())?;
+        let device = Frontend::<LowLimits>::with_policy(parts, self.w.log.clock.clone())
+            .map_err(|e| e.to_string())?;
         device.set_recovery(true);
         self.w.checker.started();
         self.w.log.add(
@@ -439,7 +440,7 @@ impl Rings {
 }
 
 /// Number of free pages of the front end's memory.
-fn count_free(device: &Frontend) -> usize {
+fn count_free(device: &Frontend<LowLimits>) -> usize {
     let source = device.buffer_source();
     let mut taken = Vec::new();
     let (mut size, mut pages) = (64, 0);
