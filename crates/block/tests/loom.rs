@@ -6,22 +6,15 @@
 
 mod loom_model;
 
-use loom_model::{Device, Loom, LoomEvent, NoBarrier, OwnedCompletion, StoreOnly, epoll};
+use loom_model::explore::explore;
+use loom_model::primitives::{Loom, LoomEvent, epoll};
+use loom_model::{Device, NoBarrier, OwnedCompletion, StoreOnly};
 use pvblk_block::stacked::{
     CompletionQueue, LowerQueue, Neighbour, Primitives, QueueTable, SharedLowerQueue,
 };
 use pvblk_block::{BlockDevice, Completion, QueueContext, Readiness};
 // This isn't loom's: its counter panics again while a model that failed unwinds.
 use std::sync::Arc;
-
-/// Checks all executions with up to `preemptions` preemptions.
-fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    // The bound is greater than any of these models needs; it stops a model that spins.
-    builder.max_branches = 10_000;
-    builder.check(model);
-}
 
 /// The last steps of an owner before it sleeps.
 #[derive(Clone, Copy, PartialEq)]

@@ -3,6 +3,10 @@
 //!
 //! The negative controls at the end break one rule each. The models must detect that; otherwise they prove nothing.
 
+#[path = "../../block/tests/loom_model/explore.rs"]
+mod explore;
+
+use explore::explore;
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use pvblk_protocol::blkif::index::{Consumer, Producer, SharedIndex};
@@ -71,15 +75,6 @@ impl<I: Index> SharedDirection<I> {
 
 fn zeroed_entries(n: u32) -> Vec<AtomicU32> {
     (0..n).map(|_| AtomicU32::new(0)).collect()
-}
-
-/// Checks all executions with up to `preemptions` preemptions.
-fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    // Larger than any of these models needs; stops a model that spins.
-    builder.max_branches = 10_000;
-    builder.check(model);
 }
 
 /// Steps of the consumer before it sleeps.

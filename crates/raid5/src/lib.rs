@@ -11,6 +11,7 @@
 //! | `blocking` | blocking I/O, for all of the next line |
 //! | `new_array`, `assemble`, `repair`, `spare` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |
 //! | `core` | while serving: a state machine without I/O |
+//! | `words` | shared state of the next core; not used yet |
 //! | `array` | the device: queues, the background thread, questions of users |
 //!
 //! The format is md's so that an array outlives this program: `mdadm` examines, assembles and repairs it.
@@ -38,6 +39,8 @@ mod spare;
 mod superblock;
 #[cfg(test)]
 mod testing;
+#[doc(hidden)]
+pub mod words;
 
 pub use self::core::WritePath;
 pub use array::ask;

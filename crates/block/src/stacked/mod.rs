@@ -42,7 +42,7 @@ pub use background::{Background, BackgroundThread, Due};
 pub use completion_queue::CompletionQueue;
 pub use finish::finish_within;
 pub use lower_queue::LowerQueue;
-pub use primitives::{Count, Event, Flag, Lock, Native, Primitives};
+pub use primitives::{Count, Event, Flag, Lock, Native, Primitives, Word};
 pub use queue_table::{Neighbour, QueueTable};
 pub use shared_lower_queue::SharedLowerQueue;
 pub use wait_entry::WaitEntry;

@@ -4,7 +4,7 @@ use parking_lot::{Mutex, MutexGuard};
 use pvblk_sys::EventFd;
 use std::io;
 use std::ops::DerefMut;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// A family of primitives: [`Native`] everywhere except in model checks.
 pub trait Primitives: Sized + 'static {
@@ -12,6 +12,8 @@ pub trait Primitives: Sized + 'static {
     type Flag: Flag;
     /// A number that threads share.
     type Count: Count;
+    /// Fields in 64 bits that threads exchange.
+    type Word: Word;
     /// A wake-up that stays until it is taken.
     type Event: Event;
     /// A mutex over a value.
@@ -48,6 +50,25 @@ pub trait Count: Send + Sync {
     fn sub(&self, less: usize);
 }
 
+/// Fields in 64 bits that threads exchange. An exchange stores `new` if the word is `old`, and returns what the word is if it
+/// isn't; that look is without ordering.
+pub trait Word: Send + Sync {
+    /// A word with initial fields.
+    fn new(value: u64) -> Self;
+    /// Loads without ordering.
+    fn load_relaxed(&self) -> u64;
+    /// Loads. Writes before the release that it sees, or that exchanges since then have followed, are visible.
+    fn load_acquire(&self) -> u64;
+    /// Stores without ordering.
+    fn store_relaxed(&self, value: u64);
+    /// Exchanges without ordering.
+    fn exchange_relaxed(&self, old: u64, new: u64) -> Result<(), u64>;
+    /// Exchanges. Writes before earlier releases are visible.
+    fn exchange_acquire(&self, old: u64, new: u64) -> Result<(), u64>;
+    /// Exchanges. Earlier writes are visible to those who acquire, also if others have exchanged the word since then.
+    fn exchange_release(&self, old: u64, new: u64) -> Result<(), u64>;
+}
+
 /// A wake-up that stays until it is taken.
 pub trait Event: Sized + Send + Sync {
     /// An event that isn't signalled. Errors if the process has no descriptor left.
@@ -79,6 +100,7 @@ pub struct Native;
 impl Primitives for Native {
     type Flag = AtomicBool;
     type Count = AtomicUsize;
+    type Word = AtomicU64;
     type Event = EventFd;
     type Lock<T: Send> = Mutex<T>;
 
@@ -130,6 +152,38 @@ impl Count for AtomicUsize {
     fn sub(&self, less: usize) {
         self.fetch_sub(less, Ordering::Relaxed);
     }
+}
+
+/// [`Word::exchange_relaxed`] and its like, with this ordering.
+macro_rules! exchange {
+    ($name:ident, $order:ident) => {
+        #[inline]
+        fn $name(&self, old: u64, new: u64) -> Result<(), u64> {
+            self.compare_exchange(old, new, Ordering::$order, Ordering::Relaxed)
+                .map(drop)
+        }
+    };
+}
+
+impl Word for AtomicU64 {
+    fn new(value: u64) -> AtomicU64 {
+        AtomicU64::new(value)
+    }
+    #[inline]
+    fn load_relaxed(&self) -> u64 {
+        self.load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn load_acquire(&self) -> u64 {
+        self.load(Ordering::Acquire)
+    }
+    #[inline]
+    fn store_relaxed(&self, value: u64) {
+        self.store(value, Ordering::Relaxed);
+    }
+    exchange!(exchange_relaxed, Relaxed);
+    exchange!(exchange_acquire, Acquire);
+    exchange!(exchange_release, Release);
 }
 
 impl Event for EventFd {

@@ -1,41 +1,19 @@
-//! Loom's primitives, events that are waited for as with epoll, and a device whose medium is a thread of the
-//! model.
+//! Primitives that break a rule, and a device whose medium is a thread of the model.
 
-use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use loom::sync::{Mutex, MutexGuard, Notify};
-use pvblk_block::stacked::{Count, Event, Flag, Lock, Primitives, WaitEntry};
+pub mod explore;
+#[macro_use]
+pub mod primitives;
+
+use loom::sync::atomic::{Ordering, fence};
+use primitives::{LoomCount, LoomEvent, LoomFlag, LoomLock, LoomWord};
+use pvblk_block::stacked::{Count, Event, Flag, Primitives, WaitEntry};
 use pvblk_block::{
     BlockDevice, Capabilities, Completion, DeviceQueue, Error, EventHub, Limits, Op, QueueContext,
     Readiness, Request, Status,
 };
-use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// Primitives, with this kind of flag and with or without the full barrier.
-macro_rules! primitives {
-    ($(#[$doc:meta])* $name:ident, $flag:ident, $barrier:expr) => {
-        $(#[$doc])*
-        pub struct $name;
-
-        impl Primitives for $name {
-            type Flag = $flag;
-            type Count = LoomCount;
-            type Event = LoomEvent;
-            type Lock<T: Send> = LoomLock<T>;
-            fn full_barrier() {
-                $barrier
-            }
-        }
-    };
-}
-
-primitives!(
-    /// The real primitives.
-    Loom,
-    LoomFlag,
-    fence(Ordering::SeqCst)
-);
 primitives!(
     /// Primitives without the barrier between a store and the load of the other side's word.
     NoBarrier,
@@ -49,8 +27,6 @@ primitives!(
     StoredFlag,
     fence(Ordering::SeqCst)
 );
-
-pub struct LoomFlag(AtomicBool);
 
 pub struct StoredFlag(LoomFlag);
 
@@ -72,110 +48,6 @@ impl Flag for StoredFlag {
     }
     fn take(&self) -> bool {
         self.0.take()
-    }
-}
-
-impl Flag for LoomFlag {
-    fn new(value: bool) -> LoomFlag {
-        LoomFlag(AtomicBool::new(value))
-    }
-    fn load_relaxed(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-    fn load_acquire(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-    fn store_relaxed(&self, value: bool) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-    fn raise(&self) {
-        self.0.swap(true, Ordering::Release);
-    }
-    fn take(&self) -> bool {
-        self.0.swap(false, Ordering::AcqRel)
-    }
-}
-
-pub struct LoomCount(AtomicUsize);
-
-impl Count for LoomCount {
-    fn new() -> LoomCount {
-        LoomCount(AtomicUsize::new(0))
-    }
-    fn load(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-    fn add(&self, more: usize) {
-        self.0.fetch_add(more, Ordering::Relaxed);
-    }
-    fn sub(&self, less: usize) {
-        self.0.fetch_sub(less, Ordering::Relaxed);
-    }
-}
-
-pub struct LoomLock<T>(Mutex<T>);
-
-impl<T: Send> Lock<T> for LoomLock<T> {
-    type Guard<'a>
-        = MutexGuard<'a, T>
-    where
-        T: 'a;
-    fn new(value: T) -> LoomLock<T> {
-        LoomLock(Mutex::new(value))
-    }
-    fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().expect("nobody panics")
-    }
-    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.0.try_lock().ok()
-    }
-}
-
-/// A descriptor: readable from a notification until it is drained, for all threads that wait for it.
-pub struct LoomEvent(Mutex<Readable>);
-
-#[derive(Default)]
-struct Readable {
-    is: bool,
-    waiters: Vec<Arc<Notify>>,
-}
-
-impl LoomEvent {
-    fn state(&self) -> MutexGuard<'_, Readable> {
-        self.0.lock().expect("nobody panics")
-    }
-
-    pub fn take(&self) {
-        self.state().is = false;
-    }
-}
-
-impl Event for LoomEvent {
-    fn new() -> io::Result<LoomEvent> {
-        Ok(LoomEvent(Mutex::new(Readable::default())))
-    }
-    fn notify(&self) {
-        let mut state = self.state();
-        state.is = true;
-        state.waiters.iter().for_each(|waiter| waiter.notify());
-    }
-    fn drain(&self) {
-        self.take();
-    }
-}
-
-/// Sleeps until an event is readable, and leaves it so. As with epoll, a notification that another thread
-/// drained in between isn't seen.
-pub fn epoll(events: &[&LoomEvent]) {
-    let me = Arc::new(Notify::new());
-    for event in events {
-        event.state().waiters.push(Arc::clone(&me));
-    }
-    while !events.iter().any(|event| event.state().is) {
-        me.wait();
-    }
-    for event in events {
-        event.state().waiters.retain(|w| !Arc::ptr_eq(w, &me));
     }
 }
 

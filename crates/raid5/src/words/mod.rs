@@ -1,0 +1,27 @@
+//! Words: shared state by which queues own stripes and logs without a lock (docs/decisions/0048-stripes-own-themselves.md). The
+//! core doesn't use them yet.
+//!
+//! | file | has |
+//! |---|---|
+//! | `packed` | the fields of a word |
+//! | `arrivals` | pieces that wait in a word's list |
+//! | `token` | ownership of a word, as a value |
+//! | `table` | words, and each access to them |
+//! | `epoch` | the stop of all words, and who stopped them |
+//!
+//! crates/raid5/tests/loom.rs has models of them for loom.
+
+mod arrivals;
+mod epoch;
+mod packed;
+mod table;
+mod token;
+
+#[cfg(test)]
+mod tests;
+
+pub use arrivals::{Arrivals, Arrived, Place};
+pub use epoch::{Epoch, Seen, Stop};
+pub use packed::{Owner, Packed, Phase};
+pub use table::{Arrival, InFlight, Looked, Table};
+pub use token::{Claimed, Closed, Open, Parked, Planned, Takes, Token, Waiting};
