@@ -124,7 +124,7 @@ impl Core {
     }
 
     fn word_of(&self, slot: usize) -> String {
-        match self.slots.role(slot) {
+        match self.members.role(slot) {
             Some(role) => format!("member {role}"),
             None => "the member that is being rebuilt".into(),
         }
@@ -132,9 +132,9 @@ impl Core {
 
     /// True if the array can do without a device that doesn't answer; `oldest`: the tick in which the oldest I/O of each slot began.
     fn may_kick(&self, slot: usize, oldest: &[u32]) -> bool {
-        let is_member = self.slots.role(slot).is_some();
+        let is_member = self.members.role(slot).is_some();
         let waits = |other: usize| other != slot && self.ages.now - oldest[other] > 1;
-        !is_member || (self.slots.failed().is_none() && !self.slots.live().any(waits))
+        !is_member || (self.members.failed().is_none() && !self.slots.live().any(waits))
     }
 
     /// Ends all I/O at a device that isn't a member any more as failed. The device may still do it.
@@ -191,9 +191,9 @@ impl Core {
         // Rounds that were planned without the device, and may not have set their bits yet.
         let planned = self.heads.all.iter().filter(|h| {
             let round = h.round.as_ref();
-            round.is_some_and(|r| r.writes() && r.is_without_member())
+            round.is_some_and(|r| r.writes() && r.plan.missing.is_some())
         });
-        let planned = planned.map(|h| h.stripe);
+        let planned = planned.map(|h| h.record.stripe);
         let planned = planned.filter(|s| *s >= stripe && !has(Plant::PlannedIsForgotten));
         planned.min().unwrap_or(all).min(end).min(all)
     }

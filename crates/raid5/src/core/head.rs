@@ -1,5 +1,6 @@
 //! Stripe heads: their allocation, the pieces that wait for them, and the order in which they run.
 
+use super::plan::Record;
 use super::round::Round;
 use super::tally::Tally;
 use super::waiters::Waiters;
@@ -16,11 +17,7 @@ const PREREAD_THRESHOLD: usize = 1;
 /// One stripe's place in the cache.
 #[derive(Default)]
 pub(super) struct Head {
-    pub stripe: u64,
-    /// Mask of the members whose page has the data of the member, or the data that it should have.
-    pub valid: u64,
-    /// Bit of the member whose block couldn't be read: it is calculated and written before anything else.
-    pub bad: u64,
+    pub record: Record,
     /// Number of the recovery, resync or check that has reached the stripe.
     pub sync: Option<u64>,
     /// The queue that it holds.
@@ -147,12 +144,12 @@ impl Heads {
     fn new_head(&mut self, stripe: u64, owner: usize) -> Option<usize> {
         let head = self.take_free(owner)?;
         let valid = match has(Plant::StaleHead) {
-            true => self.all[head].valid,
+            true => self.all[head].record.valid,
             false => 0,
         };
+        let bad = 0;
         self.all[head] = Head {
-            stripe,
-            valid,
+            record: Record { stripe, valid, bad },
             ..Head::default()
         };
         self.by_stripe.insert(stripe, head);
@@ -201,14 +198,14 @@ impl Heads {
             return false;
         }
         self.idle_count -= 1;
-        self.by_stripe.remove(&self.all[head].stripe);
+        self.by_stripe.remove(&self.all[head].record.stripe);
         true
     }
 
     /// The head has nothing to do now: it stays as a cache. Whose it was, and whether its stripe was written whole.
     fn rest(&mut self, head: usize, owner: usize, whole: bool) {
         if head >= self.limit {
-            self.by_stripe.remove(&self.all[head].stripe);
+            self.by_stripe.remove(&self.all[head].record.stripe);
             self.surplus -= 1;
             return;
         }
@@ -296,7 +293,7 @@ impl Heads {
             }
             self.all[head].idle_mark = 0;
             self.idle_count -= 1;
-            self.by_stripe.remove(&self.all[head].stripe);
+            self.by_stripe.remove(&self.all[head].record.stripe);
         }
         self.blocked = false;
     }
@@ -317,7 +314,7 @@ impl Heads {
                 continue;
             }
             self.idle_count -= 1;
-            self.by_stripe.remove(&self.all[head].stripe);
+            self.by_stripe.remove(&self.all[head].record.stripe);
             self.all[head] = Head::default();
             self.never_used.push(head);
         }
@@ -327,7 +324,7 @@ impl Heads {
     /// True if a stripe has this head.
     fn is_linked(&self, head: usize) -> bool {
         let h = &self.all[head];
-        self.by_stripe.get(&h.stripe) == Some(&head)
+        self.by_stripe.get(&h.record.stripe) == Some(&head)
     }
 
     pub fn take_waiting(&mut self) -> Vec<Piece> {
@@ -455,7 +452,7 @@ impl Core {
     pub(super) fn round_over(&mut self, head: usize) {
         let blocks = self.geometry.data_members();
         let round = self.take_round(head);
-        let is_whole = |r: &Round| r.blocks().1 == blocks;
+        let is_whole = |r: &Round| r.plan.blocks().1 == blocks;
         let (runner, whole) = round.map_or((0, false), |r| (r.runner, is_whole(&r)));
         self.rest_or_go_on(head, runner, whole);
     }
@@ -484,7 +481,7 @@ impl Core {
             self.plug(head);
             return;
         }
-        self.heads.all[head].bad = 0;
+        self.heads.all[head].record.bad = 0;
         self.heads.rest(head, owner, whole);
         if head >= self.heads.limit && self.heads.surplus == 0 {
             self.free_pages();

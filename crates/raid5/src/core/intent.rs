@@ -122,7 +122,7 @@ impl Core {
     }
 
     fn stripe_sector(&self, head: usize) -> u64 {
-        let stripe = self.heads.all[head].stripe;
+        let stripe = self.heads.all[head].record.stripe;
         self.geometry.stripe_member_sector(stripe)
     }
 
@@ -225,7 +225,7 @@ impl Core {
     /// cleared.
     pub fn sweep(&mut self, runner: usize) {
         let idle = self.intents.flushing == 0 && !self.broken;
-        let degraded = self.slots.failed().is_some();
+        let degraded = self.members.failed().is_some();
         if self.intents.bitmap.is_none() || !idle || degraded {
             return;
         }
@@ -246,7 +246,7 @@ impl Core {
     fn swept(&mut self) {
         let health = Health {
             events: self.meta.events(),
-            degraded: self.slots.failed().is_some(),
+            degraded: self.members.failed().is_some(),
         };
         let Some(bitmap) = &mut self.intents.bitmap else {
             return;

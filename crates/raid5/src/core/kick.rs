@@ -33,7 +33,6 @@ impl Core {
         if let Some(superblock) = self.meta.leave_out(slot) {
             self.ages.note(slot, superblock);
         }
-        self.epoch += 1;
         for head in self.logs.take_unwritten() {
             self.plan_anew(head);
         }
@@ -105,19 +104,19 @@ impl Core {
     /// True if the head's round writes and was planned for members that aren't all there any more.
     pub(super) fn is_outdated(&self, head: usize) -> bool {
         let round = self.heads.all[head].round.as_ref();
-        !self.broken && round.is_some_and(|r| r.writes() && r.epoch != self.epoch)
+        !self.broken && round.is_some_and(|r| r.plan.is_outdated(&self.members))
     }
 
     /// Takes back a round of which nothing was written to data and parity: its pieces wait again.
     pub(super) fn plan_anew(&mut self, head: usize) {
         let h = &mut self.heads.all[head];
-        let stripe = h.stripe;
+        let stripe = h.record.stripe;
         let Some(round) = &mut h.round else { return };
         for piece in round.pieces.drain(..).rev() {
             h.waiting.push_front(piece.piece);
         }
         // Pages may have what isn't on the members.
-        h.valid = 0;
+        h.record.valid = 0;
         let pieces = std::mem::take(&mut round.pieces);
         let (logged, intends) = (round.logged, round.intends);
         if let Some(block) = round.partial_parity.take() {

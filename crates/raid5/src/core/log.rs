@@ -140,7 +140,7 @@ impl Core {
             let Some(&first) = log.next.first() else {
                 continue;
             };
-            if self.broken || self.slots.logs(member).next().is_none() {
+            if self.broken || self.members.logs(member).next().is_none() {
                 // Without parity there is nothing to log. When the array has stopped nothing is written any more, least
                 // of all over a log that its next start needs.
                 let heads = std::mem::take(&mut self.logs.logs[member].next);
@@ -180,7 +180,7 @@ impl Core {
     }
 
     fn write_log(&mut self, member: usize, runner: usize) {
-        let slots = self.slots.logs(member);
+        let slots = self.members.logs(member);
         let places: Vec<(usize, u64, u64)> = slots
             .filter_map(|s| {
                 let slot = self.slots.all[s].as_ref()?;
@@ -191,7 +191,8 @@ impl Core {
         let logs = &mut self.logs;
         let log = &mut logs.logs[member];
         let heads = &mut self.heads.all;
-        log.next.sort_unstable_by_key(|head| heads[*head].stripe);
+        log.next
+            .sort_unstable_by_key(|head| heads[*head].record.stripe);
         log.generation += 1;
         let mut batch = Batch::new(
             logs.geometry,
@@ -204,12 +205,12 @@ impl Core {
         let mut at = PPL_HEADER_BYTES;
         let mut taken = 0;
         for head in &log.next {
-            let stripe = heads[*head].stripe;
+            let stripe = heads[*head].record.stripe;
             let Some(round) = &mut heads[*head].round else {
                 taken += 1;
                 continue;
             };
-            let (first, blocks) = round.blocks();
+            let (first, blocks) = round.plan.blocks();
             let parity = round.partial_parity.as_deref();
             if batch.add(stripe, first, blocks, parity).is_err() {
                 break;

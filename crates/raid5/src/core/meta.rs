@@ -197,14 +197,14 @@ impl Core {
         ability: Ability,
         runner: usize,
     ) -> Result<usize, Error> {
-        if self.slots.incoming.is_some() || self.broken {
+        if self.members.incoming().is_some() || self.broken {
             return Err(Error::config("a member is being rebuilt already"));
         }
         if self.meta.is_busy() || self.meta.is_kicking() {
             return Err(Error::config("superblocks are being written; try again"));
         }
         let room = Meta::memory(self.slots.all.len() + 1)?;
-        let replaces = self.slots.by_role[role].is_some();
+        let replaces = self.members.slot(role).is_some();
         superblock.feature_map |= Feature::RECOVERY_OFFSET.0;
         superblock.feature_map &= !Feature::RECOVERY_BITMAP.0;
         if by_bitmap {
@@ -235,14 +235,8 @@ impl Core {
             }
         }
         self.meta.set_role(number, Role::Active(role as u16));
-        self.slots.incoming = Some(Incoming {
-            slot,
-            role,
-            committed: 0,
-            done: 0,
-            begun: 0,
-            by_bitmap,
-        });
+        let incoming = Incoming::new(slot, role, 0, by_bitmap);
+        self.members.take_in(incoming);
         self.intents.new_member(runner);
         self.write_meta(runner);
         Ok(slot)
@@ -261,7 +255,7 @@ impl Core {
 
     /// In the superblocks, the incoming device is the member.
     fn hand_over_roles(&mut self) {
-        let Some(incoming) = self.slots.incoming else {
+        let Some(incoming) = self.members.incoming() else {
             return;
         };
         if let Some(superblock) = &mut self.meta.superblocks[incoming.slot] {
@@ -275,7 +269,7 @@ impl Core {
             }
             superblock.recovery_offset_sectors = 0;
         }
-        let old = self.slots.by_role[incoming.role];
+        let old = self.members.slot(incoming.role);
         if let Some(old) = old
             && let Some(replaced) = self.meta.superblocks[old].take()
         {
@@ -374,8 +368,8 @@ impl Core {
             return;
         }
         let changes = std::mem::take(&mut self.meta.flying);
-        if let (Some(committed), Some(incoming)) = (changes.committed, &mut self.slots.incoming) {
-            incoming.committed = incoming.committed.max(committed);
+        if let Some(stripe) = changes.committed {
+            self.members.committed_before(stripe);
         }
         // The incoming device takes over when no change is left to be written.
         self.meta.next.takes_over |= changes.takes_over;

@@ -10,8 +10,10 @@ mod head;
 mod intent;
 mod kick;
 mod log;
+mod members;
 mod meta;
 mod pages;
+mod plan;
 mod queue;
 mod round;
 mod slots;
@@ -33,11 +35,12 @@ use away::Ages;
 use head::Heads;
 use intent::Intents;
 use log::Logs;
+use members::{Incoming, Members};
 use meta::Meta;
 use pages::{Pages, segments};
 use pvblk_block::{Buffer, Completion, Error, Op, Request, RequestFlags, Status, trace};
 use queue::Queues;
-use slots::{Incoming, Slot, Slots, Unsynced};
+use slots::{Slot, Slots, Unsynced};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -210,10 +213,9 @@ pub struct Counts {
 pub(super) struct Core {
     geometry: Geometry,
     policy: Policy,
+    members: Members,
     slots: Slots,
     unsynced: Unsynced,
-    /// Counts kicks: what was planned before one isn't begun after it.
-    epoch: u64,
     /// Two members failed: nothing works any more.
     broken: bool,
     pages: Pages,
@@ -278,34 +280,27 @@ impl Core {
             let stripes = superblock.recovered_sectors() / STRIPE_SECTORS;
             let by_bitmap = superblock.is_recovered_by_bitmap() && setup.bitmap.is_some();
             superblocks.push(Some(superblock));
-            Incoming {
-                slot: members,
-                role,
-                committed: stripes,
-                done: stripes,
-                begun: stripes,
-                by_bitmap,
-            }
+            Incoming::new(members, role, stripes, by_bitmap)
         });
         let slots = Slots {
-            by_role,
-            incoming,
             all,
-            gone: Vec::new(),
+            ..Slots::default()
         };
+        let count = members;
+        let members = Members::new(by_role, incoming);
         Ok(Core {
             geometry: setup.geometry,
             policy,
             unsynced: Unsynced(setup.unsynced),
-            epoch: 0,
             broken: false,
-            pages: Pages::new(setup.heads, members)?,
+            pages: Pages::new(setup.heads, count)?,
             heads: Heads::new(setup.heads, setup.rotational),
             queues: Queues::new(setup.heads, setup.path, setup.rotational),
             counts: Counts::default(),
             logs: Logs::new(&setup.geometry, &superblocks, policy)?,
             intents: Intents::new(setup.bitmap)?,
-            meta: Meta::new(superblocks, slots.failed(), setup.dirty, setup.unit_bytes)?,
+            meta: Meta::new(superblocks, members.failed(), setup.dirty, setup.unit_bytes)?,
+            members,
             slots,
             sync: None,
             mismatch_sectors: 0,
@@ -331,12 +326,12 @@ impl Core {
     }
 
     pub fn failed(&self) -> Option<usize> {
-        self.slots.failed()
+        self.members.failed()
     }
 
     /// Devices by role.
     pub fn slots_by_role(&self) -> &[Option<usize>] {
-        &self.slots.by_role
+        self.members.slots()
     }
 
     pub fn is_broken(&self) -> bool {
@@ -472,10 +467,7 @@ impl Core {
             let skip = ((piece.array_sector - sector) * 512) as usize;
             self.add_pieces(id, 1);
             let end = piece.place.member_sector + piece.sectors;
-            let rebuilt =
-                |i: &&Incoming| i.role == piece.place.member && end <= i.done * STRIPE_SECTORS;
-            let incoming = self.slots.incoming.as_ref().filter(rebuilt);
-            let slot = self.slots.by_role[piece.place.member].or(incoming.map(|i| i.slot));
+            let slot = self.members.reads_directly(piece.place.member, end);
             let (Some(slot), Some(active)) = (slot, &self.active[id]) else {
                 self.in_blocks(id, false, piece.array_sector, piece.sectors, skip);
                 self.piece_done(id);

@@ -3,7 +3,7 @@
 //! A queue is of one stripe. It is idle, on exactly one list, or held by its stripe's head, and then on none: the seed's rule
 //! ("when the count is non-zero the queue is not on a list"). Reads never come here.
 
-use super::round::{bit, sectors_of};
+use super::plan::{bit, sectors_of};
 use super::tally::Tally;
 use super::waiters::Waiters;
 use super::{Core, Piece};

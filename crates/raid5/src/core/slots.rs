@@ -1,8 +1,4 @@
-//! The devices of the members, and the handling of one that fails.
-//!
-//! A role is a member's place in the array, a slot is a device. A role has one slot; none if its member
-//! failed. One role may have another slot, the incoming device, while that is recovered or replaces a working
-//! member.
+//! The devices of the members, and the handling of one that fails. Which of them is whose: `members.rs`.
 
 use super::{Ability, Core, Data};
 use crate::{Policy, Superblock};
@@ -44,24 +40,9 @@ impl Slot {
     }
 }
 
-/// A device that becomes a member.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Incoming {
-    pub slot: usize,
-    pub role: usize,
-    /// Stripes before this are there, and its superblock on disk says so.
-    pub committed: u64,
-    /// Stripes before this are there.
-    pub done: u64,
-    /// Stripes before this are there, or their heads make sure of it before anything else.
-    pub begun: u64,
-    /// It was the member, and holds all but what the bitmap marks.
-    pub by_bitmap: bool,
-}
-
+/// The devices of an array.
+#[derive(Default)]
 pub(super) struct Slots {
-    pub by_role: Vec<Option<usize>>,
-    pub incoming: Option<Incoming>,
     /// `None`: gone.
     pub all: Vec<Option<Slot>>,
     /// Slots that aren't used any more.
@@ -69,47 +50,6 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The role without a member.
-    pub fn failed(&self) -> Option<usize> {
-        self.by_role.iter().position(Option::is_none)
-    }
-
-    /// The role whose block of a stripe can't be read anywhere, as the stripe's head sees it.
-    pub fn missing(&self, stripe: u64) -> Option<usize> {
-        let failed = self.failed()?;
-        let there = |i: &Incoming| i.role == failed && stripe < i.begun;
-        (!self.incoming.as_ref().is_some_and(there)).then_some(failed)
-    }
-
-    /// The role whose block would be missing after a power cut.
-    pub fn uncommitted(&self, stripe: u64) -> Option<usize> {
-        let failed = self.failed()?;
-        let there = |i: &Incoming| i.role == failed && stripe < i.committed;
-        (!self.incoming.as_ref().is_some_and(there)).then_some(failed)
-    }
-
-    /// Where a role's block of a stripe is read. It isn't missing.
-    pub fn reads(&self, role: usize) -> Option<usize> {
-        self.by_role[role].or_else(|| self.incoming_of(role))
-    }
-
-    /// Where it is written: one slot, or two, or none.
-    pub fn writes(&self, role: usize, stripe: u64) -> impl Iterator<Item = usize> + use<> {
-        let incoming = self.incoming.filter(|i| i.role == role && stripe < i.begun);
-        self.by_role[role]
-            .into_iter()
-            .chain(incoming.map(|i| i.slot))
-    }
-
-    fn incoming_of(&self, role: usize) -> Option<usize> {
-        self.incoming.filter(|i| i.role == role).map(|i| i.slot)
-    }
-
-    /// Where a role's log is.
-    pub fn logs(&self, role: usize) -> impl Iterator<Item = usize> + use<> {
-        self.by_role[role].into_iter().chain(self.incoming_of(role))
-    }
-
     /// All that are there.
     pub fn live(&self) -> impl Iterator<Item = usize> + use<'_> {
         (0..self.all.len()).filter(|s| self.all[*s].is_some())
@@ -126,11 +66,6 @@ impl Slots {
         self.all[slot].as_ref().is_some_and(|s| s.ability.zeroes)
     }
 
-    /// The role that a slot has.
-    pub fn role(&self, slot: usize) -> Option<usize> {
-        self.by_role.iter().position(|s| *s == Some(slot))
-    }
-
     /// Makes a device known; returns its slot. One that is gone is used again if `is_quiet`: no I/O of the old device is left.
     pub fn take(&mut self, slot: Slot, is_quiet: impl Fn(usize) -> bool) -> usize {
         let free = |s: &usize| self.all[*s].is_none() && !self.gone.contains(s) && is_quiet(*s);
@@ -143,7 +78,8 @@ impl Slots {
         at
     }
 
-    fn drop_slot(&mut self, slot: usize) {
+    /// A device isn't the array's any more.
+    pub fn drop_slot(&mut self, slot: usize) {
         self.all[slot] = None;
         self.gone.push(slot);
     }
@@ -175,7 +111,7 @@ impl Core {
     /// Where each role's data is: a slot, and the sector where it begins; `None`: on no member that is whole.
     pub fn homes(&self) -> impl Iterator<Item = Option<(usize, u64)>> + use<'_> {
         let home = |slot: usize| Some((slot, self.slots.all[slot].as_ref()?.data_sectors));
-        let by_role = self.slots.by_role.iter();
+        let by_role = self.members.slots().iter();
         by_role.map(move |slot| slot.filter(|_| !self.broken).and_then(home))
     }
 
@@ -184,21 +120,21 @@ impl Core {
         if self.slots.all[slot].is_none() || self.broken {
             return;
         }
-        if self.slots.incoming.is_some_and(|i| i.slot == slot) {
+        if self.members.is_incoming(slot) {
             tracing::warn!("raid5: the member that was being rebuilt failed");
             self.drop_incoming(runner);
             return;
         }
-        let Some(role) = self.slots.role(slot) else {
+        let Some(role) = self.members.role(slot) else {
             return;
         };
-        if self.slots.failed().is_some() {
+        if self.members.failed().is_some() {
             tracing::error!("raid5: member {role} failed too: the array stops");
             self.break_off();
             return;
         }
         tracing::warn!("raid5: member {role} failed and is kicked");
-        self.slots.by_role[role] = None;
+        self.members.lose(role);
         self.slots.drop_slot(slot);
         if let Some(first) = self.unsynced.first() {
             tracing::error!(
@@ -238,17 +174,17 @@ impl Core {
 
     /// The incoming device is no longer wanted, or failed.
     pub(super) fn drop_incoming(&mut self, runner: usize) {
-        let Some(incoming) = self.slots.incoming.take() else {
+        let Some(incoming) = self.members.lose_incoming() else {
             return;
         };
         self.slots.drop_slot(incoming.slot);
         self.stop_rebuild();
         self.meta.forget_incoming();
         // The superblocks may know it as the member already, and the one before as none.
-        if let Some(old) = self.slots.by_role[incoming.role]
+        if let Some(old) = self.members.slot(incoming.role)
             && self.meta.superblocks().0[old].is_none()
         {
-            self.slots.by_role[incoming.role] = None;
+            self.members.lose(incoming.role);
             self.slots.drop_slot(old);
         }
         self.begin_kick(incoming.slot, runner);

@@ -61,10 +61,10 @@ impl Core {
     /// The current state.
     pub fn state(&self) -> State {
         let (superblocks, dirty) = self.meta.superblocks();
-        let incoming = self.slots.incoming;
+        let incoming = self.members.incoming();
         let members = self.slots.live().filter_map(|slot| {
             let rebuilt = incoming.filter(|i| i.slot == slot);
-            let place = self.slots.role(slot).or(rebuilt.map(|i| i.role))?;
+            let place = self.members.role(slot).or(rebuilt.map(|i| i.role))?;
             Some(MemberNow {
                 slot,
                 place,
@@ -75,7 +75,7 @@ impl Core {
         });
         State {
             members: members.collect(),
-            failed: self.slots.failed(),
+            failed: self.members.failed(),
             broken: self.broken,
             dirty,
             events: self.meta.events(),

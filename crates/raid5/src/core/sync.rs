@@ -4,8 +4,8 @@
 //! An action takes stripe heads as requests do, so a stripe has one round at a time: no write comes in
 //! between.
 
-use super::round::{Round, bit};
-use super::work::Mode;
+use super::plan::Mode;
+use super::round::Round;
 use super::{Core, Purpose};
 use crate::STRIPE_SECTORS;
 use pvblk_block::Error;
@@ -106,7 +106,7 @@ impl Core {
         if self.sync.is_some() || self.broken {
             return None;
         }
-        match (self.slots.incoming, self.unsynced.first()) {
+        match (self.members.incoming(), self.unsynced.first()) {
             (Some(_), _) => Some(Action::Recover),
             (None, Some(_)) => Some(Action::Resync),
             (None, None) => None,
@@ -115,9 +115,9 @@ impl Core {
 
     /// The place that a spare is to be rebuilt for.
     pub fn wants_spare(&self) -> Option<usize> {
-        match self.broken || self.slots.incoming.is_some() {
+        match self.broken || self.members.incoming().is_some() {
             true => None,
-            false => self.slots.failed(),
+            false => self.members.failed(),
         }
     }
 
@@ -129,12 +129,10 @@ impl Core {
     /// Throws the member at a place out, or the device that is to become it.
     pub fn fail_place(&mut self, place: usize, runner: usize) {
         // Asked before another one failed, perhaps: that would be the end.
-        if self.slots.failed().is_some_and(|failed| failed != place) {
+        if self.members.failed().is_some_and(|failed| failed != place) {
             return;
         }
-        let incoming = self.slots.incoming.filter(|i| i.role == place);
-        let slot = self.slots.by_role.get(place).copied().flatten();
-        if let Some(slot) = slot.or(incoming.map(|i| i.slot)) {
+        if let Some(slot) = self.members.reads(place) {
             self.kick(slot, runner);
         }
     }
@@ -151,20 +149,20 @@ impl Core {
             return Err(Error::config(format!("{action}: the array has failed")));
         }
         let all = self.geometry.stripes();
-        let ranges = match (action, self.slots.incoming) {
+        let ranges = match (action, self.members.incoming()) {
             (Action::Recover, Some(incoming)) => std::iter::once(incoming.done..all).collect(),
             (Action::Recover, None) => {
                 return Err(Error::config("recover: there is no device to rebuild"));
             }
             (Action::Resync, _) => self.unsynced.0.clone(),
-            _ if self.slots.failed().is_some() => {
+            _ if self.members.failed().is_some() => {
                 return Err(Error::config(format!(
                     "{action}: a member is missing, so there is no parity to compare"
                 )));
             }
             _ => std::iter::once(0..all).collect(),
         };
-        let by_bitmap = self.slots.incoming.filter(|i| i.by_bitmap);
+        let by_bitmap = self.members.incoming().filter(|i| i.by_bitmap);
         let by_bitmap = by_bitmap.filter(|_| action == Action::Recover);
         let marked = by_bitmap.map(|i| self.marked_from(i.done) / STRIPE_SECTORS);
         self.syncs += 1;
@@ -216,8 +214,8 @@ impl Core {
             }
             sync.flying.insert(stripe);
             self.heads.all[head].sync = Some(sync.id);
-            if let (Action::Recover, Some(incoming)) = (sync.action, &mut self.slots.incoming) {
-                incoming.begun = incoming.begun.max(stripe + 1);
+            if sync.action == Action::Recover {
+                self.members.begin_before(stripe + 1);
             }
             self.plug(head);
             begun += 1;
@@ -237,9 +235,7 @@ impl Core {
         };
         let end = self.clear_until(next);
         let stripes = self.geometry.stripes();
-        let (Some(sync), Some(incoming)) = (&mut self.sync, &mut self.slots.incoming) else {
-            return;
-        };
+        let Some(sync) = &mut self.sync else { return };
         if let Some(range) = sync.ranges.front_mut()
             && end > next
         {
@@ -247,51 +243,38 @@ impl Core {
             if range.is_empty() {
                 sync.ranges.pop_front();
             }
-            incoming.begun = incoming.begun.max(end);
-            incoming.done = sync.low().min(stripes);
+            self.members.begin_before(end);
+            self.members.done_before(sync.low().min(stripes));
         }
     }
 
     /// The head's turn in it; false if that is over.
     pub(super) fn sync_head(&mut self, head: usize) -> bool {
         let h = &mut self.heads.all[head];
-        let (stripe, valid) = (h.stripe, h.valid);
+        let stripe = h.record.stripe;
         let id = h.sync.take();
         let sync = self.sync.as_ref().filter(|s| Some(s.id) == id);
         let Some((action, owner, id)) = sync.map(|s| (s.action, s.owner, s.id)) else {
             return false;
         };
-        let parity = self.geometry.stripe_parity(stripe);
-        let mut round = Round::new(Mode::Check, None);
-        round.runner = owner;
-        round.sync = Some(id);
-        let need = match (action, self.slots.incoming) {
-            (Action::Recover, Some(incoming)) => {
-                let role = incoming.role;
-                round.mode = Mode::Rebuild;
-                round.target = Some(role);
-                match (valid & bit(role), self.slots.by_role[role]) {
-                    (0, Some(_)) => bit(role),
-                    (0, None) => {
-                        round.compute = Some(role);
-                        self.all_others(valid, role)
-                    }
-                    _ => 0,
-                }
-            }
-            (Action::Recover, None) => return false,
-            _ if self.slots.missing(stripe).is_some() => {
-                self.sync_stripe_done(id, stripe);
-                return false;
-            }
-            _ => {
-                // The data on the members counts, not that in the head.
-                self.heads.all[head].valid = 0;
-                round.target = Some(parity);
-                self.everyone()
-            }
+        let record = &self.heads.all[head].record;
+        let plan = match action {
+            Action::Recover => self.view().rebuild(record),
+            _ => self.view().check(record),
         };
-        self.begin(head, round, need);
+        let Some(plan) = plan else {
+            if action != Action::Recover {
+                self.sync_stripe_done(id, stripe);
+            }
+            return false;
+        };
+        if plan.mode == Mode::Check {
+            // The data on the members counts, not that in the head.
+            self.heads.all[head].record.valid = 0;
+        }
+        let mut round = Round::new(plan, owner);
+        round.sync = Some(id);
+        self.begin(head, round);
         true
     }
 
@@ -318,8 +301,8 @@ impl Core {
         sync.flying.remove(&stripe);
         sync.done += 1;
         let low = sync.low().min(self.geometry.stripes());
-        if let (Action::Recover, Some(incoming)) = (sync.action, &mut self.slots.incoming) {
-            incoming.done = low;
+        if sync.action == Action::Recover {
+            self.members.done_before(low);
         }
         self.sync_end();
     }
@@ -436,7 +419,7 @@ impl Core {
 
     /// The device that was rebuilt is the member.
     pub(super) fn take_over(&mut self) {
-        let Some(incoming) = self.slots.incoming.take() else {
+        let Some((incoming, old)) = self.members.take_over() else {
             return;
         };
         self.takeovers += 1;
@@ -444,10 +427,8 @@ impl Core {
             let sectors = sync.done * STRIPE_SECTORS;
             self.recovered = Some((incoming.role, sectors, sync.by_bitmap));
         }
-        let old = self.slots.by_role[incoming.role].replace(incoming.slot);
         if let Some(old) = old {
-            self.slots.all[old] = None;
-            self.slots.gone.push(old);
+            self.slots.drop_slot(old);
         }
         // The writes that the old one missed are on the new one.
         let stripes = self.geometry.stripes();
@@ -495,7 +476,7 @@ impl Core {
 
     /// Progress of the incoming device, for an orderly end: all data was flushed.
     pub fn recovered_sectors(&self) -> Option<(usize, usize, u64)> {
-        let incoming = self.slots.incoming?;
+        let incoming = self.members.incoming()?;
         Some((incoming.slot, incoming.role, incoming.done * STRIPE_SECTORS))
     }
 

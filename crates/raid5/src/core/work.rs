@@ -5,6 +5,7 @@
 //! touches them.
 
 use super::pages::{Block, HeadPages, segments};
+use super::plan::{Calculation, Mode, bit};
 use super::{Piece, Shared};
 use crate::STRIPE_BYTES;
 use pvblk_block::planted::{Plant, has};
@@ -18,44 +19,16 @@ pub(super) struct RoundPiece {
     pub member: usize,
 }
 
-/// The way in which a round computes parity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// Nothing is written.
-    Read,
-    /// The parity member is missing.
-    NoParity,
-    /// Read-modify-write: old parity, XOR the old and the new contents of the blocks that are
-    /// written.
-    Modify,
-    /// Reconstruct-write: from all data.
-    Reconstruct,
-    /// A block that couldn't be read is calculated and written.
-    Fix,
-    /// Parity is compared with the data, and calculated where it is wrong.
-    Check,
-    /// A block is calculated or copied, for a member that is rebuilt.
-    Rebuild,
-}
-
 /// See the module's documentation.
 pub(in super::super) struct Work {
     pub(super) head: usize,
     /// The queue whose request it is for.
     pub runner: usize,
     pub(super) pages: HeadPages,
-    pub(super) mode: Mode,
     pub(super) pieces: Vec<RoundPiece>,
-    /// All members, those whose data is written, and the parity's; as masks, but for the last.
-    pub(super) all: u64,
-    pub(super) touched: u64,
-    pub(super) parity: usize,
-    /// This page is to be calculated from all others first.
-    pub(super) compute: Option<usize>,
+    pub(super) calculation: Calculation,
     /// Room for partial parity, where it is wanted.
     pub(super) partial_parity: Option<Box<Block>>,
-    /// The data goes to the members from where it is: nothing is copied.
-    pub(super) borrows: bool,
     /// Parity was wrong.
     pub(super) mismatch: bool,
 }
@@ -63,10 +36,11 @@ pub(in super::super) struct Work {
 impl Work {
     /// Does the computation.
     pub fn run(&mut self) {
-        if let Some(member) = self.compute {
-            self.pages.sum(member, self.all & !(1 << member));
+        let Calculation { all, mode, .. } = self.calculation;
+        if let Some(member) = self.calculation.compute {
+            self.pages.sum(member, all & !bit(member));
         }
-        match self.mode {
+        match mode {
             Mode::Read => self.copy(HeadPages::give),
             Mode::Fix | Mode::Rebuild => {}
             Mode::Check => self.check(),
@@ -98,40 +72,45 @@ impl Work {
 
     /// Makes the parity page the difference to the right parity, and then the right parity.
     fn check(&mut self) {
-        let parity = 1 << self.parity;
-        self.pages.sum(self.parity, self.all);
-        self.mismatch = !self.pages.is_zero(self.parity);
-        self.pages.sum(self.parity, self.all & !parity);
+        let Calculation { all, parity, .. } = self.calculation;
+        self.pages.sum(parity, all);
+        self.mismatch = !self.pages.is_zero(parity);
+        self.pages.sum(parity, all & !bit(parity));
     }
 
     fn make_parity(&mut self) {
-        let parity = 1 << self.parity;
-        let data = self.all & !parity;
-        if self.borrows {
+        let Calculation {
+            all,
+            touched,
+            parity,
+            ..
+        } = self.calculation;
+        let data = all & !bit(parity);
+        if self.calculation.borrows {
             self.sum_borrowed();
             return;
         }
         // The partial parity is needed for a log, or before the blocks are written.
-        let modifies = self.mode == Mode::Modify;
+        let modifies = self.calculation.mode == Mode::Modify;
         if modifies || self.partial_parity.is_some() {
             let rest = match modifies {
-                true => self.touched | parity,
-                false => data & !self.touched,
+                true => touched | bit(parity),
+                false => data & !touched,
             };
-            self.pages.sum(self.parity, rest);
+            self.pages.sum(parity, rest);
             if let Some(partial) = &mut self.partial_parity {
-                self.pages.read(self.parity, partial);
+                self.pages.read(parity, partial);
             }
             self.copy(HeadPages::take);
-            self.pages.sum(self.parity, self.touched | parity);
+            self.pages.sum(parity, touched | bit(parity));
         } else {
             self.copy(HeadPages::take);
-            self.pages.sum(self.parity, data);
+            self.pages.sum(parity, data);
         }
         if has(Plant::WrongPartialParity)
             && let Some(partial) = &mut self.partial_parity
         {
-            self.pages.read(self.parity, partial);
+            self.pages.read(parity, partial);
         }
     }
 
@@ -140,7 +119,7 @@ impl Work {
         for RoundPiece { piece, request, .. } in &self.pieces {
             segments(request, piece.skip, STRIPE_BYTES, |part| blocks.push(part));
         }
-        self.pages.sum_of_buffers(self.parity, &blocks);
+        self.pages.sum_of_buffers(self.calculation.parity, &blocks);
     }
 }
 

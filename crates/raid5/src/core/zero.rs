@@ -48,7 +48,7 @@ impl Core {
             return;
         };
         let stripes = match active.request.op {
-            Op::Discard if self.slots.failed().is_some() => return,
+            Op::Discard if self.members.failed().is_some() => return,
             Op::Discard => stripes_of(sector.div_ceil(row)..end / row),
             _ => stripes_of(sector / row..end.div_ceil(row)),
         };
@@ -91,7 +91,7 @@ impl Core {
     }
 
     fn next_stripe(&mut self, id: usize) -> Option<u64> {
-        let (broken, failed) = (self.broken, self.slots.failed());
+        let (broken, failed) = (self.broken, self.members.failed());
         let active = self.active[id].as_mut()?;
         let is_over = match active.request.op {
             Op::Discard => failed.is_some(),
