@@ -48,7 +48,7 @@ struct Stripe {
     array: Array,
     record: Record,
     pages: Pages,
-    /// By slot.
+    /// The block of each slot.
     devices: Vec<Block>,
     /// The data that it should have.
     data: Vec<Block>,

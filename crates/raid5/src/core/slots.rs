@@ -1,4 +1,4 @@
-//! The devices of the members, and the handling of one that fails. Which of them is whose: `members.rs`.
+//! The devices of the members, and the handling of one that fails. `members.rs` says which device is whose.
 
 use super::{Ability, Core, Data};
 use crate::{Policy, Superblock};
