@@ -109,9 +109,7 @@ impl Shared {
         });
         let mut seats = self.seats.lock();
         if seats.len() >= self.settings.limits.connections {
-            let resting = seats.iter().filter_map(|s| Some(((*s.rests.lock())?, s)));
-            let longest = resting.min_by_key(|(since, _)| *since);
-            let _ = longest?.1.socket.shutdown(Shutdown::Both);
+            let _ = rests_longest(&seats)?.socket.shutdown(Shutdown::Both);
             let deadline = Instant::now() + ROOM;
             while seats.len() >= self.settings.limits.connections {
                 if self.left.wait_until(&mut seats, deadline).timed_out() {
@@ -127,6 +125,15 @@ impl Shared {
         self.seats.lock().retain(|s| !Arc::ptr_eq(s, seat));
         self.left.notify_all();
     }
+}
+
+/// The seat that has rested longest; `None` if all are at work.
+fn rests_longest(seats: &[Arc<Seat>]) -> Option<&Arc<Seat>> {
+    let resting = seats
+        .iter()
+        .filter_map(|seat| Some(((*seat.rests.lock())?, seat)));
+    let longest = resting.min_by_key(|(since, _)| *since);
+    longest.map(|(_, seat)| seat)
 }
 
 /// Serves until it is dropped.
@@ -264,4 +271,29 @@ fn refuse(socket: &UnixStream) {
     let mut socket = socket;
     let _ = socket.write_all(text.as_bytes());
     let _ = socket.shutdown(Shutdown::Write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_connection_that_rested_longest_makes_room() {
+        let begin = Instant::now();
+        let seat = |rests: Option<u64>| {
+            let (socket, _) = UnixStream::pair().unwrap();
+            let rests = rests.map(|s| begin + Duration::from_secs(s));
+            Arc::new(Seat {
+                socket,
+                rests: Mutex::new(rests),
+            })
+        };
+        let seats = [seat(None), seat(Some(2)), seat(Some(1)), seat(Some(3))];
+        assert!(rests_longest(&seats).is_some_and(|s| Arc::ptr_eq(s, &seats[2])));
+        seats[2].works();
+        assert!(rests_longest(&seats).is_some_and(|s| Arc::ptr_eq(s, &seats[1])));
+        seats[2].rests();
+        assert!(rests_longest(&seats[..1]).is_none());
+        assert!(rests_longest(&[]).is_none());
+    }
 }
