@@ -141,7 +141,8 @@ impl Backlog {
     /// Takes all requests, in an order in which they may be issued.
     pub fn take_all(&mut self) -> VecDeque<Merged> {
         if planted::has(Plant::HeldNotParked) {
-            self.held.clear();
+            // Dropped requests in flight would panic.
+            self.held.drain(..).for_each(std::mem::forget);
         }
         self.release_all();
         std::mem::take(&mut self.ready)
