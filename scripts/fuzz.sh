@@ -28,7 +28,7 @@ build=$PWD/target/fuzz
 smoke() {
     ! $only_build || exit 0
     echo "fuzz: no coverage: $1; random inputs instead"
-    cargo run --quiet --release --locked -p pvblk-fuzz --target-dir "$build" --bin smoke -- \
+    cargo run --quiet --profile fuzz --locked -p pvblk-fuzz --target-dir "$build" --bin smoke -- \
         "$share" "${targets[@]}"
     exit
 }
@@ -43,7 +43,7 @@ flags="--cfg fuzzing -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks \
 bins=()
 for target in "${targets[@]}"; do bins+=(--bin "$target"); done
 # The requirements of libFuzzer may be missing here; broken code fails the plain build as well.
-RUSTFLAGS=$flags cargo build --quiet --release --locked -p pvblk-fuzz --features libfuzzer \
+RUSTFLAGS=$flags cargo build --quiet --profile fuzz --locked -p pvblk-fuzz --features libfuzzer \
     --target "$triple" --target-dir "$build" "${bins[@]}" || smoke 'the build with counters failed, see above'
 ! $only_build || exit 0
 
@@ -54,7 +54,7 @@ for target in "${targets[@]}"; do
     mkdir -p "$fresh" "fuzz/artifacts/$target"
     seeds=()
     if [ -d "fuzz/corpus/$target" ]; then seeds=("fuzz/corpus/$target"); fi
-    if "$build/$triple/release/$target" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
+    if "$build/$triple/fuzz/$target" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="fuzz/artifacts/$target/" "$fresh" "${seeds[@]}" >"$fresh.log" 2>&1; then
         passed=$((passed + 1))
         sed -n 's/^stat::number_of_executed_units: */fuzz:   executions: /p' "$fresh.log"
@@ -64,7 +64,7 @@ for target in "${targets[@]}"; do
         tail -n 40 "$fresh.log"
         input=$(sed -n 's/.*Test unit written to //p' "$fresh.log" | tail -n 1)
         grep -aE '^Base64:' "$fresh.log" || true
-        echo "fuzz: $target FAILED; again with: $build/$triple/release/$target ${input:-fuzz/artifacts/$target/INPUT}"
+        echo "fuzz: $target FAILED; again with: $build/$triple/fuzz/$target ${input:-fuzz/artifacts/$target/INPUT}"
     fi
 done
 echo "test result: $( ((failed == 0)) && echo ok || echo FAILED). $passed passed; $failed failed; 0 ignored;"
