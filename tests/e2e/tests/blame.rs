@@ -25,7 +25,7 @@ use tempfile::TempDir;
 /// A bound that only a hang reaches.
 const HANG: Duration = Duration::from_secs(120);
 /// Rounds until one is near and has lost no event.
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 32;
 /// Most that a blamed time may be above the planted one, as a share.
 const NEAR: f64 = 0.02;
 /// Most that two readers of the same events may differ, as a share.
