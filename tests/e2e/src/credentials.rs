@@ -12,7 +12,7 @@ pub fn write_client(
     client: Option<&Signed>,
 ) -> Result<(), Stop> {
     std::fs::create_dir_all(folder)?;
-    // Whoever runs the tests may have another user's clients.
+    // Tests start clients of other users, too, which read here.
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))?;
     renew(folder, "ca-cert.pem", &authority.certificate)?;
     if let Some(client) = client {

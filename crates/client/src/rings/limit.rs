@@ -286,6 +286,17 @@ mod tests {
         fn chosen(&self) -> u32 {
             self.limit.chosen
         }
+
+        /// Fails unless the limit is near `best` after that many seconds in which the rate is highest there.
+        fn finds(&mut self, best: f64, seconds: f64) {
+            self.runs(seconds, peak(best));
+            let found = f64::from(self.chosen()) / best;
+            assert!(
+                (0.8..=1.25).contains(&found),
+                "{} for {best}",
+                self.chosen()
+            );
+        }
     }
 
     /// A rate that is highest with the limit `best`.
@@ -297,13 +308,7 @@ mod tests {
     fn the_limit_with_the_highest_rate_is_found() {
         for best in [8.0, 12.0, 32.0, 50.0, 120.0, 256.0] {
             let mut ring = Ring::new(256);
-            ring.runs(5.0, peak(best));
-            let found = f64::from(ring.chosen()) / best;
-            assert!(
-                (0.8..=1.25).contains(&found),
-                "{} for {best}",
-                ring.chosen()
-            );
+            ring.finds(best, 5.0);
         }
     }
 
@@ -311,13 +316,7 @@ mod tests {
     fn it_follows_the_device() {
         let mut ring = Ring::new(512);
         for best in [256.0, 16.0, 400.0, 32.0] {
-            ring.runs(10.0, peak(best));
-            let found = f64::from(ring.chosen()) / best;
-            assert!(
-                (0.8..=1.25).contains(&found),
-                "{} for {best}",
-                ring.chosen()
-            );
+            ring.finds(best, 10.0);
         }
     }
 
