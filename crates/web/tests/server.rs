@@ -132,7 +132,7 @@ impl Reader {
     }
 
     /// Asks once more; false if the connection has ended.
-    fn is_answered(mut self) -> bool {
+    fn takes_answer(mut self) -> bool {
         self.say(&format!("GET /echo {GET}Connection: close\r\n\r\n"));
         self.rest().contains("200 OK")
     }
@@ -331,7 +331,7 @@ fn connections_and_streams_are_bounded() {
     // One that rests makes room. Which one the server saw rest first, it doesn't tell.
     let resting = [answered(), answered()];
     let _fifth = answered();
-    let open = resting.map(Reader::is_answered);
+    let open = resting.map(Reader::takes_answer);
     assert_eq!(open.iter().filter(|open| **open).count(), 1, "{open:?}");
     a.until("\"n\":2}\n\n");
     // The place of a stream that has ended is free.

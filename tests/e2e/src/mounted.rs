@@ -3,6 +3,7 @@
 use crate::outcome::check;
 use crate::tools::{find, need, run, run_ok, tool, wait};
 use crate::{Stage, Stop};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -123,6 +124,8 @@ pub fn mount(device: &str, folder: &str) -> Result<(), Stop> {
 /// A new ext4 on a stage's disk, mounted. Dropping it undoes all of it.
 pub struct Ext4 {
     undo: Undo,
+    /// The loop device has been told to detach from its file: it does so with the last descriptor, so nothing stays behind a test that was killed.
+    attached: File,
     fuse: Fuse,
     /// The loop device.
     pub device: String,
@@ -143,13 +146,14 @@ impl Ext4 {
         if device.is_empty() {
             return Stop::skip(format!("no loop device: {}", shown.stderr.trim()));
         }
-        let mut undo = Undo::default();
-        undo.add("losetup", &["-d", &device]);
+        let attached = File::open(&device)?;
+        run_ok("losetup", ["-d", &device])?;
         run_ok("mkfs.ext4", ["-q", "-F", &device])?;
         let folder = stage.path("mounted");
         std::fs::create_dir(&folder)?;
         let mut ext4 = Ext4 {
-            undo,
+            undo: Undo::default(),
+            attached,
             fuse,
             device,
             folder,
@@ -176,7 +180,17 @@ impl Ext4 {
     /// Undoes all steps, in reverse order; an error if that failed.
     pub fn end(mut self) -> Result<(), Stop> {
         self.undo.last()?;
-        self.undo.last()?;
+        drop(self.attached);
+        let attached = Path::new("/sys/block")
+            .join(Path::new(&self.device).file_name().unwrap_or_default())
+            .join("loop/backing_file");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while attached.exists() {
+            check(Instant::now() < deadline, || {
+                format!("{} keeps its file", self.device)
+            })?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
         drop(self.fuse);
         Ok(())
     }

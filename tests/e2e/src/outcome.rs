@@ -1,7 +1,8 @@
 //! Outcomes of tests, and the runner.
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 /// Why a test stopped before its end.
 #[derive(Debug)]
@@ -75,4 +76,26 @@ pub fn run_all(tests: &[Test]) -> ExitCode {
         .map(|&(name, test)| trial(name, test))
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// As [`run_all`], in a mount namespace of this process's own: its mounts end with it, even if it is killed. Without the right to make one, as [`run_all`].
+pub fn run_all_with_own_mounts(tests: &[Test]) -> ExitCode {
+    const INSIDE: &str = "PVBLK_E2E_OWN_MOUNTS";
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private"]);
+        command
+    };
+    let can = |status: std::io::Result<ExitStatus>| status.is_ok_and(|s| s.success());
+    let probe = |mut command: Command| command.arg("true").stderr(Stdio::null()).status();
+    if std::env::var_os(INSIDE).is_none() && can(probe(unshare())) {
+        let mut again = unshare();
+        if let Ok(this) = std::env::current_exe() {
+            again.arg(this).args(std::env::args_os().skip(1));
+            // This only returns if it fails.
+            let error = again.env(INSIDE, "1").exec();
+            eprintln!("no mount namespace: {error}");
+        }
+    }
+    run_all(tests)
 }
