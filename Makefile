@@ -13,7 +13,7 @@ help: ## Show this list
 	@echo
 	@echo '  FUZZ_SECONDS=600 make fuzz    PVBLK_E2E_FULL=1 make test (full sizes and times)'
 
-demo: ## Build, serve a disk over rings and NBD, use it with qemu-img and fio, print rates (3 minutes)
+demo: ## Build, serve a disk over rings and NBD, use it with qemu-img and fio, print rates (a minute, and the build)
 	@scripts/install-tools.sh demo
 	@$(MAKE) --no-print-directory release
 	@scripts/demo.sh
@@ -34,7 +34,7 @@ test-repeat: ## Run each test program that has to do with threads or time RUNS t
 test-vm: ## Virtual machines on served disks for longer: under QEMU and Xen, queues, file systems, servers killed 20 times (20 minutes)
 	@scripts/install-tools.sh test
 	@$(MAKE) --no-print-directory release
-	@cargo build --release --locked -p pvblk-export --example hostile_front
+	@cargo build --locked -p pvblk-export --example hostile_front
 	@PVBLK_E2E_FULL=1 cargo test -p pvblk-e2e --locked --test vhost_user --test xen
 
 test-release: ## The package in a Debian that systemd boots under QEMU, a release made twice, a guest of libvirt (10 minutes)

@@ -9,9 +9,6 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 # Seconds for all fuzz targets together; `make fuzz` runs longer.
 : "${FUZZ_SECONDS:=60}"
 
-# One build for both, so that the crates below them are compiled once.
-lab=(-p pvblk-lab -p pvblk-volume -p pvblk-disk --bin pvblk-lab --example raid5_prereads --example 'disk_*')
-
 if [ "${1:-}" = build ]; then
     set -e
     cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
@@ -22,7 +19,6 @@ if [ "${1:-}" = build ]; then
     if scripts/asan.sh has 2>/dev/null; then scripts/asan.sh test --no-run; fi
     scripts/fuzz.sh build
     cargo build --quiet --release --locked -p pvblk
-    cargo build --quiet --release --locked "${lab[@]}"
     exit
 fi
 
@@ -114,8 +110,8 @@ else
     skip 'under AddressSanitizer: this toolchain has none'
 fi
 tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
-# The command is built on its own, as it is shipped.
-if run 'release build' cargo build --release --locked -p pvblk && run 'release build of the lab and of examples' cargo build --release --locked "${lab[@]}"; then
+# The command is built on its own, as it is shipped; the lab and the examples are there since the unit tests.
+if run 'release build' cargo build --release --locked -p pvblk; then
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
 else
     fail 'release build, and with it the end-to-end tests'

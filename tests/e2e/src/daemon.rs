@@ -24,31 +24,29 @@ const START: Duration = Duration::from_secs(60);
 pub fn binary() -> Result<PathBuf, Stop> {
     let path = match std::env::var_os("PVBLK_BIN") {
         Some(path) => PathBuf::from(path),
-        None => release().join("pvblk"),
+        None => target().join("release/pvblk"),
     };
-    built(path, "-p pvblk")
+    built(path, "--release -p pvblk")
 }
 
-/// The program with the experiments: `PVBLK_LAB_BIN`, or `pvblk-lab` beside the command under test.
+/// The program with the experiments: `PVBLK_LAB_BIN`, or the one that the crates' tests have built. No test judges its rates, so it isn't built once more.
 pub fn lab_binary() -> Result<PathBuf, Stop> {
     let path = match std::env::var_os("PVBLK_LAB_BIN") {
         Some(path) => PathBuf::from(path),
-        None => binary()?.with_file_name("pvblk-lab"),
+        None => target().join("debug/pvblk-lab"),
     };
     built(path, "-p pvblk-lab")
 }
 
-/// An example of one of the crates.
+/// An example of one of the crates, as their tests have built it.
 pub fn example(name: &str, package: &str) -> Result<PathBuf, Stop> {
     let how = format!("-p {package} --example {name}");
-    built(release().join("examples").join(name), &how)
+    built(target().join("debug/examples").join(name), &how)
 }
 
-fn release() -> PathBuf {
+fn target() -> PathBuf {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target.join("release")
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
 fn built(path: PathBuf, how: &str) -> Result<PathBuf, Stop> {
@@ -56,10 +54,7 @@ fn built(path: PathBuf, how: &str) -> Result<PathBuf, Stop> {
         return Ok(path);
     }
     // A failure and not a skip: with nothing to test, nothing passes.
-    Stop::fail(format!(
-        "{} isn't built: cargo build --release {how}",
-        path.display()
-    ))
+    Stop::fail(format!("{} isn't built: cargo build {how}", path.display()))
 }
 
 /// A command line of `pvblk`, of which those that stay until they are ended do so with this process. `PVBLK_E2E_SANDBOX=USER` has all servers serve in a

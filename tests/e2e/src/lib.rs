@@ -1,8 +1,7 @@
 //! End-to-end tests: the real `pvblk` command as child processes, and the clients that people use.
 //!
-//! The command is built ahead (`cargo build --release -p pvblk`); `PVBLK_BIN` names another one. So are the experiments
-//! (`-p pvblk-lab`; `PVBLK_LAB_BIN`), and the example that `raid5_prereads` runs (`cargo build --release -p pvblk-volume --example raid5_prereads`),
-//! and those of `pvblk-disk` that `library` runs (`-p pvblk-disk --examples`).
+//! The command is built ahead (`cargo build --release -p pvblk`); `PVBLK_BIN` names another one. The experiments (`pvblk-lab`; `PVBLK_LAB_BIN`) and the
+//! examples of crates are those that `cargo test --workspace` builds.
 //! `PVBLK_E2E_FULL=1` asks for the full sizes and times. A test that the machine can't run is skipped
 //! with a reason, never passed; see [`Stop::Skip`].
 
