@@ -23,5 +23,5 @@ mod tests;
 pub use arrivals::{Arrivals, Arrived, Place};
 pub use epoch::{Epoch, Seen, Stop};
 pub use packed::{Owner, Packed, Phase};
-pub use table::{Arrival, InFlight, Looked, Table};
-pub use token::{Claimed, Closed, Open, Parked, Planned, Takes, Token, Waiting};
+pub use table::{Arrival, InFlight, Looked, Record, Table};
+pub use token::{Claimed, Closed, Leaves, Open, Parked, Planned, Takes, Token, Waiting};

@@ -4,11 +4,13 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 const OWNER_SHIFT: u32 = 32;
 const PHASE_SHIFT: u32 = 44;
+const PAGES_SHIFT: u32 = 46;
 const BATCH_SHIFT: u32 = 48;
 
 const LIST: u64 = 0xffff_ffff;
 const OWNER: u64 = (Owner::MAX as u64) << OWNER_SHIFT;
 const PHASE: u64 = 0b11 << PHASE_SHIFT;
+const PAGES: u64 = 1 << PAGES_SHIFT;
 const BATCH: u64 = 0xffff << BATCH_SHIFT;
 
 /// Number of a queue as words have it, from 1.
@@ -76,6 +78,11 @@ impl Packed {
         (self.0 >> BATCH_SHIFT) as u16
     }
 
+    /// True if the word is free and its record has pages.
+    pub fn has_pages(self) -> bool {
+        self.0 & PAGES != 0
+    }
+
     /// True if the owner may have I/O in flight.
     pub fn is_in_flight(self) -> bool {
         matches!(self.phase(), Phase::Claimed | Phase::Closed)
@@ -102,8 +109,8 @@ impl Packed {
         Packed(self.0 & LIST | owner | batch).with_phase(Phase::Claimed)
     }
 
-    /// Without an owner. The batch's number stays, so that the next one's differs.
-    pub(super) fn released(self) -> Packed {
-        Packed(self.0 & (LIST | BATCH))
+    /// Without an owner, and with or without pages. The batch's number stays, so that the next one's differs.
+    pub(super) fn released(self, pages: bool) -> Packed {
+        Packed(self.0 & (LIST | BATCH) | u64::from(pages) << PAGES_SHIFT)
     }
 }

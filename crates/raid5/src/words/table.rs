@@ -3,7 +3,7 @@
 use super::arrivals::{Arrivals, Arrived, Place};
 use super::epoch::{Epoch, Seen, Stop};
 use super::packed::{Owner, Packed, Phase};
-use super::token::{Claimed, Closed, Open, Parked, Takes, Token, Waiting};
+use super::token::{Claimed, Closed, Leaves, Open, Parked, Takes, Token, Waiting};
 use pvblk_block::stacked::{Lock, Native, Primitives, Word};
 
 /// Words of a cache line. Neighbours are side by side: requests in a row touch few lines.
@@ -14,8 +14,29 @@ struct Line<P: Primitives>([P::Word; LINE]);
 
 const _: () = assert!(size_of::<Line<Native>>() == 64);
 
+/// The record of a word. It may keep pages while its word is free.
+pub trait Record: Send {
+    /// Pages of one stripe, as a value.
+    type Pages: Send;
+
+    /// True if it has pages.
+    fn has_pages(&self) -> bool {
+        false
+    }
+
+    /// Takes its pages out: what it knows of their data is forgotten.
+    fn take_pages(&mut self) -> Option<Self::Pages> {
+        None
+    }
+}
+
+/// A record that never has pages.
+impl Record for () {
+    type Pages = ();
+}
+
 /// Words, a record for each, and the pieces that wait in their lists. Stripes have one table, and logs another.
-pub struct Table<R: Send, T: Send, P: Primitives = Native> {
+pub struct Table<R: Record, T: Send, P: Primitives = Native> {
     lines: Box<[Line<P>]>,
     /// Records of free words. Held for a move of a pointer only, by the one who claims or releases.
     records: Box<[P::Lock<Option<Box<R>>>]>,
@@ -46,7 +67,7 @@ pub struct InFlight {
     words: Vec<(usize, u16)>,
 }
 
-impl<R: Send, T: Send, P: Primitives> Table<R, T, P> {
+impl<R: Record, T: Send, P: Primitives> Table<R, T, P> {
     /// `count` free words, with a record for each, and places for `pieces` arrivals.
     pub fn new(
         count: usize,
@@ -136,8 +157,22 @@ impl<R: Send, T: Send, P: Primitives> Table<R, T, P> {
 
     /// Claims a word without a piece, if it is free and this was its last batch: for the pages that its record has kept.
     pub fn claim_idle(&self, at: usize, queue: Owner, batch: u16) -> Option<Token<Claimed, R>> {
+        self.claim_if(at, queue, |word| word.batch() == batch)
+    }
+
+    /// Claims a word without a piece, if it is free and its record has kept pages.
+    pub fn claim_pages(&self, at: usize, queue: Owner) -> Option<Token<Claimed, R>> {
+        self.claim_if(at, queue, Packed::has_pages)
+    }
+
+    fn claim_if(
+        &self,
+        at: usize,
+        queue: Owner,
+        wanted: impl Fn(Packed) -> bool,
+    ) -> Option<Token<Claimed, R>> {
         let seen = self.peek(at);
-        if seen.phase() != Phase::Free || seen.batch() != batch {
+        if seen.phase() != Phase::Free || !wanted(seen) {
             return None;
         }
         // Acquires the record, as `arrive` does.
@@ -236,30 +271,26 @@ impl<R: Send, T: Send, P: Primitives> Table<R, T, P> {
         token.resumed()
     }
 
-    /// The batch is done: frees the word, and returns the queue to tell, if any. The record stays with the word. An error gives the
-    /// token back, since somebody has arrived: the owner takes the list and hands the word over.
-    pub fn release(
+    /// The batch is done, or never began: frees the word, and returns the queue to tell, if any. The record stays with the word. An error
+    /// gives the token back, since somebody has arrived: the owner takes the list and hands the word over.
+    pub fn release<S: Leaves>(
         &self,
-        token: Token<Closed, R>,
+        token: Token<S, R>,
         epoch: &Epoch<P>,
-    ) -> Result<Option<Owner>, Token<Closed, R>> {
-        let seen = self.peek(token.at());
+    ) -> Result<Option<Owner>, Token<S, R>> {
+        let at = token.at();
+        let seen = self.peek(at);
         if seen.newest().is_some() {
             return Err(token);
         }
-        let (at, owner, planned) = (token.at(), token.owner(), token.epoch());
+        let free = seen.released(token.record().has_pages());
+        let (token, record) = token.split();
         // Before the exchange: the next owner finds it.
-        *self.records[at].lock() = Some(token.into_record());
+        *self.records[at].lock() = Some(record);
         // Publishes the record, what the owner did, and the ends of its I/O.
-        if self
-            .word(at)
-            .exchange_release(seen.0, seen.released().0)
-            .is_err()
-        {
+        if self.word(at).exchange_release(seen.0, free.0).is_err() {
             let record = self.records[at].lock().take();
-            let record = record.expect("the word is its owner's still");
-            let token = Token::new(at, owner, record);
-            return Err(token.opened(planned).closed());
+            return Err(token.with(record.expect("the word is its owner's still")));
         }
         Ok(match epoch.look_after_exchange() {
             Seen::Stopped(kicker) => Some(kicker),
@@ -267,9 +298,9 @@ impl<R: Send, T: Send, P: Primitives> Table<R, T, P> {
         })
     }
 
-    /// The batch is done, and the next one is this queue's, to which the caller posts the token; it may be its own. Its owner's look at
-    /// the epoch is also the one for the batch that is done.
-    pub fn hand_over(&self, token: Token<Closed, R>, to: Owner) -> Token<Claimed, R> {
+    /// The batch is done, or never began, and the next one is this queue's, to which the caller posts the token; it may be its own. Its
+    /// owner's look at the epoch is also the one for the batch that is done.
+    pub fn hand_over<S: Leaves>(&self, token: Token<S, R>, to: Owner) -> Token<Claimed, R> {
         // Publishes the ends of the I/O to a stop that sees the next batch.
         self.update(token.at(), P::Word::exchange_release, |word| word.owned(to));
         token.claimed(to)

@@ -3,6 +3,10 @@
 use super::*;
 use std::num::NonZeroU32;
 
+impl Record for u32 {
+    type Pages = ();
+}
+
 /// A record that counts batches; pieces are numbers.
 type Words = Table<u32, u32>;
 
@@ -72,9 +76,13 @@ fn fields_do_not_touch_each_other() {
                 assert_eq!(word.emptied().newest(), None);
                 assert_eq!(word.emptied().joined(NonZeroU32::MAX), word);
             }
-            let free = word.released();
-            assert_eq!((free.owner(), free.phase()), (None, Phase::Free));
-            assert_eq!((free.newest(), free.batch()), (newest, batch));
+            for pages in [false, true] {
+                let free = word.released(pages);
+                assert_eq!((free.owner(), free.phase()), (None, Phase::Free));
+                assert_eq!((free.newest(), free.batch()), (newest, batch));
+                assert_eq!(free.has_pages(), pages);
+                assert!(!free.owned(queue(owner)).has_pages(), "only of a free word");
+            }
         }
     }
 }
@@ -259,6 +267,30 @@ fn one_queue_stops_words_at_a_time() {
         assert_eq!(epoch.stop(queue(1)), Err(queue(Owner::MAX)));
         epoch.go_on(stop);
     }
+}
+
+#[test]
+fn a_claim_without_a_batch_is_taken_back_or_handed_over() {
+    let (words, mut places) = words(1, 1);
+    let epoch = Epoch::default();
+    let token = words.claim_idle(0, queue(2), 0).expect("it is free");
+    assert_eq!(words.release(token, &epoch).expect("nobody came"), None);
+    assert_eq!(state(&words, 0), (Phase::Free, 0, 0, 1));
+    let token = words.claim_idle(0, queue(2), 1).expect("it is free");
+    join(&words, 0, 1, places.pop().expect("a place"), 5);
+    let mut token = words.release(token, &epoch).expect_err("somebody came");
+    let mut all = Vec::new();
+    words.take(&mut token, &mut all);
+    let next = words.hand_over(token, queue(1));
+    assert_eq!((next.owner(), pieces(&all)), (queue(1), vec![5]));
+    assert_eq!(state(&words, 0), (Phase::Claimed, 1, 0, 3));
+    // A stop that saw the claim is told when it is taken back.
+    let stop = epoch.stop(queue(9)).expect("nobody kicks");
+    let mut left = words.in_flight(&stop);
+    let tell = words.release(next, &epoch).expect("nobody came");
+    assert_eq!(tell, Some(queue(9)));
+    assert!(!words.is_in_flight(&mut left));
+    epoch.go_on(stop);
 }
 
 #[test]

@@ -58,8 +58,15 @@ impl<S, R> Token<S, R> {
         &mut self.record
     }
 
-    pub(super) fn into_record(self) -> Box<R> {
-        self.record
+    /// The record alone, and the token without it.
+    pub(super) fn split(self) -> (Token<S, ()>, Box<R>) {
+        let token = Token {
+            at: self.at,
+            owner: self.owner,
+            record: Box::new(()),
+            state: self.state,
+        };
+        (token, self.record)
     }
 
     fn into<T>(self, state: T) -> Token<T, R> {
@@ -72,10 +79,28 @@ impl<S, R> Token<S, R> {
     }
 }
 
-/// States in which a token's owner takes arrivals out of the list: all but parked, in which nothing is planned.
+impl<S> Token<S, ()> {
+    /// With its record again.
+    pub(super) fn with<R>(self, record: Box<R>) -> Token<S, R> {
+        Token {
+            at: self.at,
+            owner: self.owner,
+            record,
+            state: self.state,
+        }
+    }
+}
+
+/// States in which a token's owner takes arrivals out of the list: all but those in which it waits.
 pub trait Takes {}
+impl Takes for Claimed {}
 impl Takes for Open {}
 impl Takes for Closed {}
+
+/// States in which a token's owner may leave the word: nothing was begun, or all is done.
+pub trait Leaves: Takes {}
+impl Leaves for Claimed {}
+impl Leaves for Closed {}
 
 /// States with a batch, which was planned in an epoch.
 pub trait Planned {

@@ -4,8 +4,8 @@ use crate::primitives::{Loom, LoomCount, LoomEvent, LoomFlag, LoomWord, epoll};
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use pvblk_block::stacked::{CompletionQueue, Lock, Primitives};
 use pvblk_raid5::words::{
-    Arrival, Arrived, Claimed, Closed, Epoch, Looked, Open, Owner, Parked, Place, Seen, Table,
-    Token,
+    Arrival, Arrived, Claimed, Closed, Epoch, Looked, Open, Owner, Parked, Place, Record, Seen,
+    Table, Token,
 };
 // Not loom's: their counters panic again while a model that failed unwinds.
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -90,16 +90,20 @@ const DATA: u32 = 7;
 const WRITES: u32 = 4;
 
 /// Things that only the owner of a word touches.
-pub struct Record {
+pub struct Batches {
     batches: AtomicU32,
     /// Pieces that were taken, and are for the next batch.
     left: Vec<Arrived<Piece>>,
 }
 
+impl Record for Batches {
+    type Pages = ();
+}
+
 /// A message for a queue.
 pub enum Post {
     /// The word is that queue's.
-    Yours(Token<Claimed, Record>),
+    Yours(Token<Claimed, Batches>),
     /// A word is drained.
     Drained,
     GoOn,
@@ -107,20 +111,20 @@ pub enum Post {
     Done(#[expect(dead_code, reason = "kept by its queue until the next piece")] Place),
 }
 
-type Queue = CompletionQueue<Vec<Post>, Loom>;
+type Queue<T> = CompletionQueue<Vec<T>, Loom>;
 
 /// An array of one stripe and one log.
 pub struct Array<P: Primitives> {
-    pub stripes: Table<Record, Piece, P>,
+    pub stripes: Table<Batches, Piece, P>,
     logs: Table<(), (), P>,
     epoch: Epoch<P>,
     /// An epoch that is never odd, for a fault.
     no_epoch: Epoch<P>,
-    queues: Vec<Queue>,
+    queues: Vec<Queue<Post>>,
     places: Mutex<Vec<Place>>,
     log_places: Mutex<Vec<Place>>,
     /// The stripe's word, if a batch was open before the run.
-    open: Mutex<Option<Token<Open, Record>>>,
+    open: Mutex<Option<Token<Open, Batches>>>,
     /// The log's word, while the stripe is in its unit.
     unit: Mutex<Option<Token<Closed, ()>>>,
     /// Counts changes of members.
@@ -130,13 +134,29 @@ pub struct Array<P: Primitives> {
     fault: Fault,
 }
 
+/// Sleeps until something has come for a queue.
+fn next<T: Send>(me: &Queue<T>, inbox: &mut Vec<T>) -> T {
+    loop {
+        me.wait().finish_wait();
+        me.collect(|all| inbox.append(all));
+        if !inbox.is_empty() {
+            return inbox.remove(0);
+        }
+        me.wait().prepare_to_wait();
+        if !me.wait().is_pending() {
+            epoll(&[me.wait().event()]);
+            me.wait().event().take();
+        }
+    }
+}
+
 fn owner(queue: usize) -> Owner {
     Owner::new(queue as u16 + 1).expect("a number")
 }
 
 impl<P: Primitives> Array<P> {
     pub fn new(queues: usize, fault: Fault) -> Arc<Array<P>> {
-        let record = || Record {
+        let record = || Batches {
             batches: AtomicU32::new(0),
             left: Vec::new(),
         };
@@ -167,21 +187,8 @@ impl<P: Primitives> Array<P> {
         self.queues[to].post(|all| all.push(post));
     }
 
-    /// Sleeps until something has come for a queue.
     fn next(&self, queue: usize, inbox: &mut Vec<Post>) -> Post {
-        let me = &self.queues[queue];
-        loop {
-            me.wait().finish_wait();
-            me.collect(|all| inbox.append(all));
-            if !inbox.is_empty() {
-                return inbox.remove(0);
-            }
-            me.wait().prepare_to_wait();
-            if !me.wait().is_pending() {
-                epoll(&[me.wait().event()]);
-                me.wait().event().take();
-            }
-        }
+        next(&self.queues[queue], inbox)
     }
 
     fn tell(&self, kicker: Option<Owner>) {
@@ -277,7 +284,7 @@ impl<P: Primitives> Array<P> {
     fn own(
         &self,
         queue: usize,
-        mut token: Token<Claimed, Record>,
+        mut token: Token<Claimed, Batches>,
         mut pieces: Vec<Arrived<Piece>>,
         logged: bool,
         inbox: &mut Vec<Post>,
@@ -323,9 +330,9 @@ impl<P: Primitives> Array<P> {
     fn parked(
         &self,
         queue: usize,
-        parked: Token<Parked, Record>,
+        parked: Token<Parked, Batches>,
         inbox: &mut Vec<Post>,
-    ) -> Token<Claimed, Record> {
+    ) -> Token<Claimed, Batches> {
         self.wait_to_go_on(queue, inbox);
         self.stripes.go_on(parked)
     }
@@ -348,7 +355,7 @@ impl<P: Primitives> Array<P> {
     fn complete(
         &self,
         queue: usize,
-        closed: &Token<Closed, Record>,
+        closed: &Token<Closed, Batches>,
         pieces: &mut Vec<Arrived<Piece>>,
     ) {
         let batches = &closed.record().batches;
@@ -370,9 +377,9 @@ impl<P: Primitives> Array<P> {
     fn leave(
         &self,
         queue: usize,
-        closed: Token<Closed, Record>,
+        closed: Token<Closed, Batches>,
         pieces: &mut Vec<Arrived<Piece>>,
-    ) -> Option<Token<Claimed, Record>> {
+    ) -> Option<Token<Claimed, Batches>> {
         let mut closed = match self.stripes.release(closed, &self.epoch) {
             Ok(tell) => {
                 self.tell(tell);
@@ -397,9 +404,9 @@ impl<P: Primitives> Array<P> {
     fn log(
         &self,
         queue: usize,
-        closed: Token<Closed, Record>,
+        closed: Token<Closed, Batches>,
         inbox: &mut Vec<Post>,
-    ) -> Result<Token<Closed, Record>, Token<Claimed, Record>> {
+    ) -> Result<Token<Closed, Batches>, Token<Claimed, Batches>> {
         let planned = closed.epoch();
         let (waiting, tell) = self.stripes.wait(closed, &self.epoch);
         self.tell(tell);
