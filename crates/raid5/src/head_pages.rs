@@ -26,6 +26,11 @@ impl HeadPages {
         HeadPages { region, base }
     }
 
+    /// The region in which they are.
+    pub fn into_region(self) -> Arc<Region> {
+        self.region
+    }
+
     fn at(&self, member: usize) -> usize {
         self.base + member * STRIPE_BYTES
     }

@@ -10,7 +10,7 @@
 //! | `ppl`, `recover` | the partial parity log, and the repair of parity after a crash |
 //! | `blocking` | blocking I/O, for all of the next line |
 //! | `new_array`, `assemble`, `repair`, `spare` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |
-//! | `head_pages` | a stripe's pages, and calculations in them |
+//! | `head_pages` | a stripe's pages, and calculations in them, for `core` and `words` |
 //! | `core` | while serving: a state machine without I/O |
 //! | `words` | shared state of the next core; not used yet |
 //! | `array` | the device: queues, the background thread, questions of users |

@@ -10,6 +10,7 @@ mod loom_model;
 mod primitives;
 
 use explore::explore;
+use loom_model::pages::{self, Locked, Short, Step as PageStep};
 use loom_model::{Array, Fault, Sound, Words};
 use primitives::{NO_ACQUIRE, NO_ACQUIRE_LOAD, NO_RELEASE};
 use pvblk_block::stacked::Primitives;
@@ -221,4 +222,218 @@ fn control_data_without_the_logs_word_meets_a_stop() {
 #[should_panic(expected = "members")]
 fn control_a_batch_that_is_older_than_its_log_is_for_old_members() {
     with(Fault::StalePlan, 2, &[&[Kick], &[Logged]]);
+}
+
+/// Queues that are short of pages take their steps side by side. `kept`: words that are free and have some at first. Batches whose ends
+/// are among the steps have the others.
+#[derive(Clone, Copy)]
+struct Scarce {
+    words: usize,
+    kept: &'static [usize],
+    queues: &'static [&'static [PageStep]],
+}
+
+impl Scarce {
+    fn run<P: Primitives>(self, fault: pages::Fault) {
+        let has_batch = |steps: &&&[PageStep]| {
+            let ends = [PageStep::Finish, PageStep::FinishWhole];
+            steps.iter().any(|step| ends.contains(step))
+        };
+        let open = self.queues.iter().take_while(has_batch).count();
+        let queues = self.queues.len();
+        let short = Short::<P>::new(queues, self.words, open, self.kept, fault);
+        let spawn = |queue: usize| {
+            let short = Arc::clone(&short);
+            let steps = self.queues[queue].iter();
+            loom::thread::spawn(move || steps.for_each(|step| short.step(queue, *step)))
+        };
+        let threads: Vec<_> = (1..self.queues.len()).map(spawn).collect();
+        self.queues[0].iter().for_each(|step| short.step(0, *step));
+        for thread in threads {
+            thread.join().expect("it ends");
+        }
+        short.check_end();
+    }
+
+    fn sound(self, preemptions: usize) {
+        explore(preemptions, move || {
+            self.run::<Locked<true>>(pages::Fault::None)
+        });
+    }
+
+    fn with(self, fault: pages::Fault, preemptions: usize) {
+        explore(preemptions, move || self.run::<Locked<true>>(fault));
+    }
+
+    fn without_barrier(self, preemptions: usize) {
+        explore(preemptions, move || {
+            self.run::<Locked<false>>(pages::Fault::None)
+        });
+    }
+}
+
+/// The only pages are in a batch that ends while another one wants them.
+const WAIT: Scarce = Scarce {
+    words: 2,
+    kept: &[],
+    queues: &[&[PageStep::Finish], &[PageStep::Write(1)]],
+};
+
+/// The same, and they go to a reserve.
+const WHOLE: Scarce = Scarce {
+    words: 2,
+    kept: &[],
+    queues: &[&[PageStep::FinishWhole], &[PageStep::Write(1)]],
+};
+
+/// The queue that freed the word wants its pages for another one, while a piece arrives there.
+const ARRIVAL: Scarce = Scarce {
+    words: 2,
+    kept: &[0],
+    queues: &[&[PageStep::Write(1)], &[PageStep::Write(0)]],
+};
+
+/// Two queues want the pages that a third one has left in a word.
+const WALK: Scarce = Scarce {
+    words: 3,
+    kept: &[0],
+    queues: &[&[], &[PageStep::Write(1)], &[PageStep::Write(2)]],
+};
+
+/// Words are stopped while a queue claims one for its pages.
+const STOP: Scarce = Scarce {
+    words: 2,
+    kept: &[0],
+    queues: &[&[PageStep::Kick], &[PageStep::Write(1)]],
+};
+
+/// Words are stopped while a queue waits for the pages of a batch that may be parked.
+const STOP_AND_WAIT: Scarce = Scarce {
+    words: 2,
+    kept: &[0],
+    queues: &[
+        &[PageStep::Kick],
+        &[PageStep::Write(1)],
+        &[PageStep::Write(0)],
+    ],
+};
+
+#[test]
+fn a_queue_that_waits_for_pages_is_woken() {
+    WAIT.sound(3);
+}
+
+#[test]
+fn a_reserve_is_filled_while_a_queue_begins_to_wait() {
+    WHOLE.sound(3);
+}
+
+#[test]
+fn a_word_is_claimed_for_its_pages_while_a_piece_arrives() {
+    ARRIVAL.sound(3);
+}
+
+#[test]
+fn two_queues_walk_the_table() {
+    WALK.sound(2);
+}
+
+#[test]
+fn each_of_two_queues_finds_pages() {
+    let two = Scarce {
+        words: 4,
+        kept: &[0, 1],
+        queues: &[&[], &[PageStep::Write(2)], &[PageStep::Write(3)]],
+    };
+    two.sound(2);
+}
+
+#[test]
+fn pages_come_to_a_queue_that_has_found_some() {
+    let two = Scarce {
+        words: 3,
+        kept: &[],
+        queues: &[
+            &[PageStep::Finish],
+            &[PageStep::Finish],
+            &[PageStep::Write(2)],
+        ],
+    };
+    two.sound(2);
+}
+
+#[test]
+fn queues_take_from_a_reserve_while_one_waits() {
+    let three = Scarce {
+        words: 3,
+        kept: &[],
+        queues: &[
+            &[PageStep::FinishWhole],
+            &[PageStep::Write(1)],
+            &[PageStep::Write(2)],
+        ],
+    };
+    three.sound(1);
+}
+
+#[test]
+fn memory_is_given_back_while_a_queue_wants_pages() {
+    let short = Scarce {
+        words: 2,
+        kept: &[0],
+        queues: &[&[PageStep::GiveWay], &[PageStep::Write(1)]],
+    };
+    short.sound(2);
+}
+
+#[test]
+fn a_claim_for_pages_meets_a_stop() {
+    STOP.sound(3);
+}
+
+#[test]
+fn a_queue_waits_for_pages_while_words_are_stopped() {
+    STOP_AND_WAIT.sound(1);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_stop_that_is_not_told_of_a_claim_for_pages_waits_for_ever() {
+    STOP.with(pages::Fault::NotTold, 2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_batch_that_waits_for_pages_unparked_holds_up_the_stop() {
+    STOP_AND_WAIT.with(pages::Fault::NotParked, 2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_without_the_barrier_a_queue_that_waits_is_not_seen() {
+    WAIT.without_barrier(2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_without_the_barrier_a_walk_misses_a_word() {
+    WALK.without_barrier(2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_queue_that_nobody_wakes_waits_for_ever() {
+    WAIT.with(pages::Fault::NotWoken, 2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_batch_that_ends_without_a_look_leaves_others_waiting() {
+    WAIT.with(pages::Fault::NoLook, 2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_word_that_was_claimed_for_its_pages_is_lost() {
+    ARRIVAL.with(pages::Fault::NotPosted, 2);
 }

@@ -7,6 +7,9 @@
 //! | `arrivals` | pieces that wait in a word's list |
 //! | `token` | ownership of a word, as a value |
 //! | `table` | words, and each access to them |
+//! | `stock` | pages that move between queues, and those of each queue |
+//! | `pages` | the memory of a stripe's pages |
+//! | `places` | the places of each queue |
 //! | `epoch` | the stop of all words, and who stopped them |
 //!
 //! crates/raid5/tests/loom.rs has models of them for loom.
@@ -14,14 +17,22 @@
 mod arrivals;
 mod epoch;
 mod packed;
+mod pages;
+mod places;
+mod stock;
 mod table;
 mod token;
 
+#[cfg(test)]
+mod stock_tests;
 #[cfg(test)]
 mod tests;
 
 pub use arrivals::{Arrivals, Arrived, Place};
 pub use epoch::{Epoch, Seen, Stop};
 pub use packed::{Owner, Packed, Phase};
+pub use pages::{PageMemory, StripePages};
+pub use places::{OwnPlaces, Places};
+pub use stock::{Errands, PageSet, Reserve, Stock};
 pub use table::{Arrival, InFlight, Looked, Record, Table};
 pub use token::{Claimed, Closed, Leaves, Open, Parked, Planned, Takes, Token, Waiting};

@@ -1,5 +1,7 @@
 //! Queues that own words, a kick, and a log, each as the core is to have it, and the primitives and faults of negative controls.
 
+pub mod pages;
+
 use crate::primitives::{Loom, LoomCount, LoomEvent, LoomFlag, LoomWord, epoll};
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use pvblk_block::stacked::{CompletionQueue, Lock, Primitives};
