@@ -73,6 +73,7 @@ impl Shared {
             ));
             // Drops nothing: that could wait for the same disk.
             drop(log::LastLines);
+            pvblk_sys::librbd::before_exit();
             std::process::exit(1);
         }
     }

@@ -43,6 +43,12 @@ use std::process::ExitCode;
 static HEAP: pvblk_sys::alloc::Counting = pvblk_sys::alloc::Counting;
 
 fn main() -> ExitCode {
+    let code = command();
+    pvblk_sys::librbd::before_exit();
+    code
+}
+
+fn command() -> ExitCode {
     let _last_lines = log::LastLines;
     if let Some(command) = in_the_lab(std::env::args().skip(1)) {
         log::failure(format_args!(

@@ -124,9 +124,36 @@ fn symbol(libraries: &[Library], name: &'static str) -> Result<*mut c_void, Miss
     Err(Missing(format!("librbd is too old: it has no {plain}")))
 }
 
+#[cfg(target_env = "gnu")]
+unsafe extern "C" {
+    /// glibc's; the `libc` crate hasn't declared it.
+    fn on_exit(function: extern "C" fn(c_int, *mut c_void), arg: *mut c_void) -> c_int;
+}
+
+/// The process's exit, whichever way it comes, ends it before destructors that were registered until now. Threads of the libraries run on during an exit, as the one
+/// that closes an image that was refused, and would find what their destructors have freed.
+fn exit_before_destructors() {
+    extern "C" fn end(status: c_int, _: *mut c_void) {
+        // SAFETY: it ends the process. Rust's output was written out before `exit` was called.
+        unsafe { libc::_exit(status) }
+    }
+    // SAFETY: the function fits, and takes no argument. If there is no room for it destructors run, as without this.
+    #[cfg(target_env = "gnu")]
+    let _ = unsafe { on_exit(end, std::ptr::null_mut()) };
+}
+
+static API: OnceLock<Api> = OnceLock::new();
+
+/// See [`super::before_exit`].
+pub(super) fn before_exit() {
+    // Once more: some objects of the libraries are made, and their destructors registered, when they are used first.
+    if API.get().is_some() {
+        exit_before_destructors();
+    }
+}
+
 /// The functions. The first call loads the libraries; one that fails is tried again by the next.
 pub(super) fn api() -> Result<&'static Api, Missing> {
-    static API: OnceLock<Api> = OnceLock::new();
     if let Some(api) = API.get() {
         return Ok(api);
     }
@@ -135,5 +162,6 @@ pub(super) fn api() -> Result<&'static Api, Missing> {
         Library::open(c"librbd.so.1")?,
     ];
     let found = Api::find(&libraries)?;
+    exit_before_destructors();
     Ok(API.get_or_init(|| found))
 }

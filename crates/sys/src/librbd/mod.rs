@@ -25,6 +25,11 @@ pub fn is_installed() -> Result<(), Missing> {
     api::api().map(drop)
 }
 
+/// The last call before an exit. Threads of the libraries, if these are loaded, run on until the process has ended, so destructors of the libraries don't run.
+pub fn before_exit() {
+    api::before_exit();
+}
+
 /// A result of the libraries as an error of the system.
 fn check(result: c_int) -> io::Result<c_int> {
     match result < 0 {

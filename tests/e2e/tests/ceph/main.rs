@@ -1,6 +1,7 @@
 //! Images of a real Ceph cluster, served: data, kills of the cluster's daemons, one writer. `PVBLK_E2E_FULL=1` (`make test-ceph`) runs longer.
 
 mod data;
+mod exit;
 mod many;
 mod one_writer;
 mod pauses;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         ("a_slow_thief_gets_the_lock", steals::slow_thief),
         ("a_disk_may_wait_instead", steals::waits),
         ("mistakes_are_one_line", mistakes),
+        ("an_exit_runs_no_destructor_below_threads", exit::exit),
         ("an_image_is_served_in_a_sandbox", sandboxed::served),
         (
             "images_are_opened_that_the_configuration_names",
