@@ -68,6 +68,24 @@ impl HeadPages {
             .xor_from(self.at(member), &sources[..count], STRIPE_BYTES);
     }
 
+    fn sources(&self, of: u64) -> Vec<(&Region, usize)> {
+        let region = &*self.region;
+        bits(of).map(|member| (region, self.at(member))).collect()
+    }
+
+    /// A block elsewhere becomes the XOR of some pages, given as a mask that isn't empty.
+    pub fn sum_to(&self, to: &Region, at: usize, of: u64) {
+        to.xor_from(at, &self.sources(of), STRIPE_BYTES);
+    }
+
+    /// A page becomes the XOR of some pages, given as a mask, and of a block elsewhere.
+    pub fn sum_with(&self, member: usize, of: u64, other: (&Region, usize)) {
+        let mut sources = self.sources(of);
+        sources.push(other);
+        self.region
+            .xor_from(self.at(member), &sources, STRIPE_BYTES);
+    }
+
     /// A page becomes the XOR of blocks elsewhere.
     pub fn sum_of_buffers(&self, member: usize, blocks: &[Buffer]) {
         let sources: Vec<(&Region, usize)> =

@@ -10,6 +10,7 @@ mod loom_model;
 mod primitives;
 
 use explore::explore;
+use loom_model::logs::{self, Logged, Step as LogStep};
 use loom_model::pages::{self, Locked, Short, Step as PageStep};
 use loom_model::{Array, Fault, Sound, Words};
 use primitives::{NO_ACQUIRE, NO_ACQUIRE_LOAD, NO_RELEASE};
@@ -25,8 +26,6 @@ type NoBarrier = Words<0, false>;
 #[derive(Clone, Copy, PartialEq)]
 enum Step {
     Write,
-    /// A write with a log.
-    Logged,
     /// The end of a batch that is open when the run begins.
     Finish,
     /// A claim of the word without a piece, if it is free.
@@ -34,7 +33,7 @@ enum Step {
     Kick,
 }
 
-use Step::{Finish, Idle, Kick, Logged, Write};
+use Step::{Finish, Idle, Kick, Write};
 
 /// Queues take their steps side by side.
 fn run<P: Primitives>(queues: &'static [&'static [Step]], fault: Fault) {
@@ -45,8 +44,7 @@ fn run<P: Primitives>(queues: &'static [&'static [Step]], fault: Fault) {
     let go = move |array: &Array<P>, queue: usize| {
         for step in queues[queue] {
             match step {
-                Write => array.write(queue, false),
-                Logged => array.write(queue, true),
+                Write => array.write(queue),
                 Finish => array.finish(queue),
                 Idle => array.claim_idle(queue),
                 Kick => array.kick(queue),
@@ -131,16 +129,6 @@ fn the_owner_of_a_word_kicks() {
 }
 
 #[test]
-fn a_log_meets_a_stop() {
-    sound(3, &[&[Kick], &[Logged]]);
-}
-
-#[test]
-fn a_second_batch_is_logged_after_a_stop() {
-    sound(1, &[&[Kick], &[Logged], &[Logged]]);
-}
-
-#[test]
 #[should_panic(expected = "Causality violation")]
 fn control_without_acquiring_the_word_something_is_stale() {
     without::<NoAcquire>(2, &[&[Write], &[Write]]);
@@ -210,18 +198,6 @@ fn control_who_is_not_told_to_go_on_waits_for_ever() {
 #[should_panic(expected = "deadlock")]
 fn control_a_word_that_is_not_posted_is_lost() {
     with(Fault::NotPosted, 2, &[&[Finish], &[Write]]);
-}
-
-#[test]
-#[should_panic(expected = "members")]
-fn control_data_without_the_logs_word_meets_a_stop() {
-    with(Fault::NoLog, 2, &[&[Kick], &[Logged]]);
-}
-
-#[test]
-#[should_panic(expected = "members")]
-fn control_a_batch_that_is_older_than_its_log_is_for_old_members() {
-    with(Fault::StalePlan, 2, &[&[Kick], &[Logged]]);
 }
 
 /// Queues that are short of pages take their steps side by side. `kept`: words that are free and have some at first. Batches whose ends
@@ -436,4 +412,216 @@ fn control_a_batch_that_ends_without_a_look_leaves_others_waiting() {
 #[should_panic(expected = "deadlock")]
 fn control_a_word_that_was_claimed_for_its_pages_is_lost() {
     ARRIVAL.with(pages::Fault::NotPosted, 2);
+}
+
+/// Queues whose batches meet at one log take their steps side by side.
+fn run_logged<P: Primitives>(
+    most: usize,
+    queues: &'static [&'static [LogStep]],
+    fault: logs::Fault,
+) {
+    let array = Logged::<P>::new(queues.len(), most, fault);
+    let ends = |queue: &usize| queues[*queue].contains(&LogStep::Finish);
+    let in_unit: Vec<usize> = (0..queues.len()).filter(ends).collect();
+    array.begin(&in_unit);
+    let spawn = |queue: usize| {
+        let array = Arc::clone(&array);
+        let steps = queues[queue].iter();
+        loom::thread::spawn(move || steps.for_each(|step| array.step(queue, *step)))
+    };
+    let threads: Vec<_> = (1..queues.len()).map(spawn).collect();
+    queues[0].iter().for_each(|step| array.step(0, *step));
+    for thread in threads {
+        thread.join().expect("it ends");
+    }
+    array.check_end();
+}
+
+/// Checks queues with a log, and without a fault. `most`: stripes of a unit.
+fn sound_log(preemptions: usize, most: usize, queues: &'static [&'static [LogStep]]) {
+    explore(preemptions, move || {
+        run_logged::<Sound>(most, queues, logs::Fault::None)
+    });
+}
+
+fn with_log(fault: logs::Fault, preemptions: usize, queues: &'static [&'static [LogStep]]) {
+    explore(preemptions, move || run_logged::<Sound>(9, queues, fault));
+}
+
+fn without_log<P: Primitives>(preemptions: usize, queues: &'static [&'static [LogStep]]) {
+    explore(preemptions, move || {
+        run_logged::<P>(9, queues, logs::Fault::None)
+    });
+}
+
+#[test]
+fn two_batches_meet_at_a_log() {
+    sound_log(4, 9, &[&[LogStep::Write], &[LogStep::Write]]);
+}
+
+#[test]
+fn a_log_meets_a_stop() {
+    sound_log(3, 9, &[&[LogStep::Kick], &[LogStep::Write]]);
+}
+
+#[test]
+fn two_batches_meet_at_a_log_while_words_are_stopped() {
+    let queues = &[
+        &[LogStep::Kick] as &[_],
+        &[LogStep::Write],
+        &[LogStep::Write],
+    ];
+    sound_log(2, 9, queues);
+}
+
+#[test]
+fn a_unit_ends_while_a_batch_arrives() {
+    sound_log(5, 9, &[&[LogStep::Finish], &[LogStep::Write]]);
+}
+
+#[test]
+fn two_parts_of_a_unit_end_while_words_are_stopped() {
+    let queues = &[
+        &[LogStep::Finish] as &[_],
+        &[LogStep::Finish],
+        &[LogStep::Kick],
+    ];
+    sound_log(2, 9, queues);
+}
+
+#[test]
+fn two_parts_of_a_unit_end_while_a_batch_arrives() {
+    let queues = &[
+        &[LogStep::Finish] as &[_],
+        &[LogStep::Finish],
+        &[LogStep::Write],
+    ];
+    sound_log(3, 9, queues);
+}
+
+#[test]
+fn a_unit_fails_while_another_batch_arrives() {
+    sound_log(2, 9, &[&[LogStep::Fail], &[LogStep::Write]]);
+}
+
+#[test]
+fn a_log_is_full_while_a_unit_ends() {
+    let queues = &[
+        &[LogStep::Finish] as &[_],
+        &[LogStep::Write],
+        &[LogStep::Write],
+    ];
+    sound_log(2, 1, queues);
+}
+
+#[test]
+#[should_panic(expected = "members")]
+fn control_data_without_the_logs_word_meets_a_stop() {
+    with_log(
+        logs::Fault::NoLog,
+        2,
+        &[&[LogStep::Kick], &[LogStep::Write]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "members")]
+fn control_a_writer_that_does_not_look_writes_for_old_members() {
+    with_log(
+        logs::Fault::NoLook,
+        2,
+        &[&[LogStep::Kick], &[LogStep::Write]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "members")]
+fn control_a_batch_that_is_older_than_its_log_is_for_old_members() {
+    with_log(
+        logs::Fault::StalePlan,
+        2,
+        &[&[LogStep::Kick], &[LogStep::Write]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "under I/O")]
+fn control_a_stop_misses_a_stripe_whose_part_came_back_early() {
+    with_log(
+        logs::Fault::EarlyPart,
+        2,
+        &[&[LogStep::Finish], &[LogStep::Kick]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "unit before it")]
+fn control_a_log_is_written_over_early() {
+    with_log(
+        logs::Fault::EarlyPart,
+        2,
+        &[&[LogStep::Finish], &[LogStep::Write]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "under I/O")]
+fn control_without_acquiring_the_count_a_stop_misses_the_other_part() {
+    let queues = &[
+        &[LogStep::Kick] as &[_],
+        &[LogStep::Finish],
+        &[LogStep::Finish],
+    ];
+    without_log::<NoAcquireLoad>(2, queues);
+}
+
+#[test]
+#[should_panic(expected = "unit before it")]
+fn control_without_publishing_the_end_of_a_part_the_next_unit_misses_it() {
+    let queues = &[
+        &[LogStep::Write] as &[_],
+        &[LogStep::Finish],
+        &[LogStep::Finish],
+    ];
+    without_log::<NoRelease>(2, queues);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_batch_that_is_not_answered_waits_for_ever() {
+    with_log(
+        logs::Fault::NotAnswered,
+        2,
+        &[&[LogStep::Write], &[LogStep::Write]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_log_that_is_not_posted_is_lost() {
+    with_log(
+        logs::Fault::NotPosted,
+        2,
+        &[&[LogStep::Finish], &[LogStep::Write]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_stop_that_is_not_told_of_a_log_waits_for_ever() {
+    with_log(
+        logs::Fault::NotTold,
+        2,
+        &[&[LogStep::Finish], &[LogStep::Kick]],
+    );
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn control_a_log_that_is_not_told_to_go_on_waits_for_ever() {
+    with_log(
+        logs::Fault::NotGoneOn,
+        2,
+        &[&[LogStep::Kick], &[LogStep::Write]],
+    );
 }

@@ -10,19 +10,27 @@
 //! | `stock` | pages that move between queues, and those of each queue |
 //! | `pages` | the memory of a stripe's pages |
 //! | `places` | the places of each queue |
+//! | `log` | logs, the batches that wait for them, and the parts of a unit |
+//! | `unit` | a unit's bytes, and the memory of partial parity |
 //! | `epoch` | the stop of all words, and who stopped them |
 //!
 //! crates/raid5/tests/loom.rs has models of them for loom.
 
 mod arrivals;
 mod epoch;
+mod log;
 mod packed;
 mod pages;
 mod places;
 mod stock;
 mod table;
 mod token;
+mod unit;
 
+#[cfg(test)]
+mod log_random_tests;
+#[cfg(test)]
+mod log_tests;
 #[cfg(test)]
 mod stock_tests;
 #[cfg(test)]
@@ -30,9 +38,11 @@ mod tests;
 
 pub use arrivals::{Arrivals, Arrived, Place};
 pub use epoch::{Epoch, Seen, Stop};
+pub use log::{Answer, Flushing, LogErrands, LogRecord, LogStep, LogToken, Logs, Part, Writing};
 pub use packed::{Owner, Packed, Phase};
 pub use pages::{PageMemory, StripePages};
 pub use places::{OwnPlaces, Places};
 pub use stock::{Errands, PageSet, Reserve, Stock};
 pub use table::{Arrival, InFlight, Looked, Record, Table};
 pub use token::{Claimed, Closed, Leaves, Open, Parked, Planned, Takes, Token, Waiting};
+pub use unit::{LogBatch, LogBlock, LogBlocks, LogEntry, LogFormat, Partial, Room};

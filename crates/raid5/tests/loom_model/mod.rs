@@ -1,5 +1,6 @@
-//! Queues that own words, a kick, and a log, each as the core is to have it, and the primitives and faults of negative controls.
+//! Queues that own words, and a kick, each as the core is to have it, and the primitives and faults of negative controls.
 
+pub mod logs;
 pub mod pages;
 
 use crate::primitives::{Loom, LoomCount, LoomEvent, LoomFlag, LoomWord, epoll};
@@ -74,10 +75,6 @@ pub enum Fault {
     NotGoneOn,
     /// The owner doesn't post the word that it hands over.
     NotPosted,
-    /// Data is written after a log without the log's word.
-    NoLog,
-    /// The log's writer doesn't look whether batches were planned for other members.
-    StalePlan,
 }
 
 /// A part of a write: the queue that it is from, and its data.
@@ -115,20 +112,16 @@ pub enum Post {
 
 type Queue<T> = CompletionQueue<Vec<T>, Loom>;
 
-/// An array of one stripe and one log.
+/// An array of one stripe.
 pub struct Array<P: Primitives> {
     pub stripes: Table<Batches, Piece, P>,
-    logs: Table<(), (), P>,
     epoch: Epoch<P>,
     /// An epoch that is never odd, for a fault.
     no_epoch: Epoch<P>,
     queues: Vec<Queue<Post>>,
     places: Mutex<Vec<Place>>,
-    log_places: Mutex<Vec<Place>>,
     /// The stripe's word, if a batch was open before the run.
     open: Mutex<Option<Token<Open, Batches>>>,
-    /// The log's word, while the stripe is in its unit.
-    unit: Mutex<Option<Token<Closed, ()>>>,
     /// Counts changes of members.
     members: AtomicU32,
     /// 1: the stripe has I/O in flight.
@@ -163,18 +156,14 @@ impl<P: Primitives> Array<P> {
             left: Vec::new(),
         };
         let (stripes, places) = Table::new(1, WRITES, record);
-        let (logs, log_places) = Table::new(1, WRITES, || ());
         let queue = |_| Queue::new().expect("an event");
         Arc::new(Array {
             stripes,
-            logs,
             epoch: Epoch::default(),
             no_epoch: Epoch::default(),
             queues: (0..queues).map(queue).collect(),
             places: Mutex::new(places),
-            log_places: Mutex::new(log_places),
             open: Mutex::new(None),
-            unit: Mutex::new(None),
             members: AtomicU32::new(0),
             in_flight: AtomicU32::new(0),
             fault,
@@ -207,8 +196,8 @@ impl<P: Primitives> Array<P> {
         assert_eq!(members, epoch / 2, "planned for other members");
     }
 
-    /// A write, until it is done. `logged`: there is a log.
-    pub fn write(&self, queue: usize, logged: bool) {
+    /// A write, until it is done.
+    pub fn write(&self, queue: usize) {
         let data = Arc::new(AtomicU32::new(0));
         let done = Arc::new(AtomicU32::new(0));
         let piece = Piece {
@@ -220,14 +209,12 @@ impl<P: Primitives> Array<P> {
         let place = self.place();
         let mut inbox = Vec::new();
         match self.stripes.arrive(0, owner(queue), place, piece) {
-            Arrival::Claimed(token, piece) => {
-                self.own(queue, token, vec![piece], logged, &mut inbox)
-            }
+            Arrival::Claimed(token, piece) => self.own(queue, token, vec![piece], &mut inbox),
             Arrival::Joined => loop {
                 match self.next(queue, &mut inbox) {
                     Post::Yours(mut token) => {
                         let pieces = std::mem::take(&mut token.record_mut().left);
-                        self.own(queue, token, pieces, logged, &mut inbox);
+                        self.own(queue, token, pieces, &mut inbox);
                         break;
                     }
                     Post::Done(_) => break,
@@ -265,7 +252,7 @@ impl<P: Primitives> Array<P> {
         self.end_io(planned);
         self.complete(queue, &closed, &mut pieces);
         if let Some(again) = self.leave(queue, closed, &mut pieces) {
-            self.own(queue, again, pieces, false, &mut Vec::new());
+            self.own(queue, again, pieces, &mut Vec::new());
         }
     }
 
@@ -273,7 +260,7 @@ impl<P: Primitives> Array<P> {
     pub fn claim_idle(&self, queue: usize) {
         let batch = self.stripes.peek(0).batch();
         if let Some(token) = self.stripes.claim_idle(0, owner(queue), batch) {
-            self.own(queue, token, Vec::new(), false, &mut Vec::new());
+            self.own(queue, token, Vec::new(), &mut Vec::new());
         }
     }
 
@@ -288,7 +275,6 @@ impl<P: Primitives> Array<P> {
         queue: usize,
         mut token: Token<Claimed, Batches>,
         mut pieces: Vec<Arrived<Piece>>,
-        logged: bool,
         inbox: &mut Vec<Post>,
     ) {
         loop {
@@ -305,22 +291,9 @@ impl<P: Primitives> Array<P> {
                 }
             };
             let planned = open.epoch();
-            if !logged {
-                self.begin_io(planned);
-            }
+            self.begin_io(planned);
             let closed = self.stripes.close(open, &mut pieces);
-            let closed = match logged {
-                false => closed,
-                true => match self.log(queue, closed, inbox) {
-                    Ok(closed) => closed,
-                    Err(again) => {
-                        token = again;
-                        continue;
-                    }
-                },
-            };
             self.end_io(planned);
-            self.log_done();
             self.complete(queue, &closed, &mut pieces);
             match self.leave(queue, closed, &mut pieces) {
                 Some(again) => token = again,
@@ -402,55 +375,6 @@ impl<P: Primitives> Array<P> {
         None
     }
 
-    /// Writes the log of a batch, and begins its data. An error: the batch is to be planned anew.
-    fn log(
-        &self,
-        queue: usize,
-        closed: Token<Closed, Batches>,
-        inbox: &mut Vec<Post>,
-    ) -> Result<Token<Closed, Batches>, Token<Claimed, Batches>> {
-        let planned = closed.epoch();
-        let (waiting, tell) = self.stripes.wait(closed, &self.epoch);
-        self.tell(tell);
-        if !self.has(Fault::NoLog) {
-            let place = self.log_places.lock().expect("no panic").pop();
-            let place = place.expect("a place for the log");
-            let Arrival::Claimed(mut token, _) = self.logs.arrive(0, owner(queue), place, ())
-            else {
-                panic!("one queue logs");
-            };
-            let open = loop {
-                match self.logs.look(token, &self.epoch) {
-                    Looked::Open(open) => break open,
-                    Looked::Parked(parked, tell) => {
-                        self.tell(tell);
-                        self.wait_to_go_on(queue, inbox);
-                        token = self.logs.go_on(parked);
-                    }
-                }
-            };
-            let now = open.epoch();
-            let log = self.logs.close(open, &mut Vec::new());
-            if now != planned && !self.has(Fault::StalePlan) {
-                let tell = self.logs.release(log, &self.epoch).expect("one queue logs");
-                self.tell(tell);
-                return Err(self.stripes.go_on(waiting.give_up()));
-            }
-            *self.unit.lock().expect("no panic") = Some(log);
-        }
-        self.begin_io(planned);
-        Ok(self.stripes.resume(waiting))
-    }
-
-    /// All stripes of the log's unit are written.
-    fn log_done(&self) {
-        let log = self.unit.lock().expect("no panic").take();
-        if let Some(log) = log {
-            let tell = self.logs.release(log, &self.epoch).expect("one queue logs");
-            self.tell(tell);
-        }
-    }
-
     /// A member has failed: a kick from its begin to its end, unless another queue does one.
     pub fn kick(&self, queue: usize) {
         let Ok(stop) = self.epoch.stop(owner(queue)) else {
@@ -458,10 +382,8 @@ impl<P: Primitives> Array<P> {
         };
         let mut inbox = Vec::new();
         let mut stripes = self.stripes.in_flight(&stop);
-        let mut logs = self.logs.in_flight(&stop);
         let waits = !self.has(Fault::NotDrained);
-        while waits && (self.stripes.is_in_flight(&mut stripes) | self.logs.is_in_flight(&mut logs))
-        {
+        while waits && self.stripes.is_in_flight(&mut stripes) {
             self.next(queue, &mut inbox);
         }
         let flying = self.in_flight.load(Ordering::Relaxed);
