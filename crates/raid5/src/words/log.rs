@@ -243,7 +243,7 @@ impl<R: Record, P: Primitives> Logs<R, P> {
         record.next = next;
         let stale = record.stale;
         if first != Some(open.owner()) {
-            // Who writes a unit has a batch in it: else nobody may be there when the write ends.
+            // The writer of a unit has a batch in it: else its queue might be closed when the write ends.
             let closed = self.close(open, errands);
             self.leave(closed, epoch, errands);
             return LogStep::Left;

@@ -115,8 +115,7 @@ pub struct Short<P: Primitives> {
 }
 
 impl<P: Primitives> Short<P> {
-    /// The first queues have an open batch each, as many as `open` says, with a set. Words of `kept` are free and have sets, which queue 0
-    /// has used.
+    /// The first `open` queues have an open batch each, with a set. Words of `kept` are free, and have sets that queue 0 has used.
     pub fn new(
         queues: usize,
         words: usize,
