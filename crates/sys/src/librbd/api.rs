@@ -144,8 +144,8 @@ fn exit_before_destructors() {
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// See [`super::before_exit`].
-pub(super) fn before_exit() {
+/// The last call before an exit. Threads of the libraries, if these are loaded, run on until the process has ended, so destructors of the libraries don't run.
+pub fn before_exit() {
     // Once more: some objects of the libraries are made, and their destructors registered, when they are used first.
     if API.get().is_some() {
         exit_before_destructors();

@@ -13,7 +13,7 @@ mod cluster;
 mod image;
 
 pub use aio::{Aio, AioOp, Finish};
-pub use api::Missing;
+pub use api::{Missing, before_exit};
 pub use cluster::{Cluster, Settings};
 pub use image::{Image, features};
 
@@ -23,11 +23,6 @@ use std::io;
 /// True if the libraries are installed.
 pub fn is_installed() -> Result<(), Missing> {
     api::api().map(drop)
-}
-
-/// The last call before an exit. Threads of the libraries, if these are loaded, run on until the process has ended, so destructors of the libraries don't run.
-pub fn before_exit() {
-    api::before_exit();
 }
 
 /// A result of the libraries as an error of the system.
