@@ -290,18 +290,6 @@ impl Written {
     }
 }
 
-/// Fails unless `what` becomes true within two minutes.
-pub fn wait_for(what: &str, mut is: impl FnMut() -> Result<bool, Stop>) -> Result<(), Stop> {
-    let begin = std::time::Instant::now();
-    while !is()? {
-        if begin.elapsed() > Duration::from_secs(120) {
-            return Stop::fail(format!("not within two minutes: {what}"));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
 pub fn has(program: &str) -> bool {
     tools::find(program).is_some()
 }

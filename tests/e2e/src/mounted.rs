@@ -1,7 +1,7 @@
 //! A disk as a file system: nbdfuse, a loop device, mounts, and their undoing.
 
 use crate::outcome::check;
-use crate::tools::{find, need, run, run_ok, tool, wait};
+use crate::tools::{find, need, run, run_ok, tool, wait, wait_for};
 use crate::{Stage, Stop};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -184,13 +184,9 @@ impl Ext4 {
         let attached = Path::new("/sys/block")
             .join(Path::new(&self.device).file_name().unwrap_or_default())
             .join("loop/backing_file");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while attached.exists() {
-            check(Instant::now() < deadline, || {
-                format!("{} keeps its file", self.device)
-            })?;
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_for(&format!("{} lets its file go", self.device), || {
+            Ok(!attached.exists())
+        })?;
         drop(self.fuse);
         Ok(())
     }

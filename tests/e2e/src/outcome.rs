@@ -1,8 +1,9 @@
 //! Outcomes of tests, and the runner.
 
+use crate::tools::tool;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::process::{ExitCode, Stdio};
 
 /// Why a test stopped before its end.
 #[derive(Debug)]
@@ -81,21 +82,20 @@ pub fn run_all(tests: &[Test]) -> ExitCode {
 /// As [`run_all`], in a mount namespace of this process's own: its mounts end with it, even if it is killed. Without the right to make one, as [`run_all`].
 pub fn run_all_with_own_mounts(tests: &[Test]) -> ExitCode {
     const INSIDE: &str = "PVBLK_E2E_OWN_MOUNTS";
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private"]);
-        command
+    let unshare = || tool("unshare", ["--mount", "--propagation", "private"]);
+    let is_allowed = || {
+        let tried = unshare().arg("true").stderr(Stdio::null()).status();
+        tried.is_ok_and(|status| status.success())
     };
-    let can = |status: std::io::Result<ExitStatus>| status.is_ok_and(|s| s.success());
-    let probe = |mut command: Command| command.arg("true").stderr(Stdio::null()).status();
-    if std::env::var_os(INSIDE).is_none() && can(probe(unshare())) {
+    if std::env::var_os(INSIDE).is_none()
+        && is_allowed()
+        && let Ok(this) = std::env::current_exe()
+    {
         let mut again = unshare();
-        if let Ok(this) = std::env::current_exe() {
-            again.arg(this).args(std::env::args_os().skip(1));
-            // This only returns if it fails.
-            let error = again.env(INSIDE, "1").exec();
-            eprintln!("no mount namespace: {error}");
-        }
+        again.arg(this).args(std::env::args_os().skip(1));
+        // This only returns if it fails.
+        let error = again.env(INSIDE, "1").exec();
+        eprintln!("no mount namespace: {error}");
     }
     run_all(tests)
 }

@@ -123,6 +123,18 @@ pub fn start(command: Command) -> std::io::Result<Child> {
     started.recv().map_err(|_| gone())?
 }
 
+/// Fails unless `what` becomes true within two minutes.
+pub fn wait_for(what: &str, mut is: impl FnMut() -> Result<bool, Stop>) -> Result<(), Stop> {
+    let begin = Instant::now();
+    while !is()? {
+        if begin.elapsed() > Duration::from_secs(120) {
+            return Stop::fail(format!("not within two minutes: {what}"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
 /// fio writes to an NBD export and verifies what it reads, at the latest until `limit`. The options say how much, where and how.
 pub fn fio_verify(uri: &str, options: &[&str], limit: Duration) -> Result<(), Stop> {
     let uri = format!("--uri={uri}");

@@ -2,9 +2,10 @@
 
 use crate::on_cluster;
 use crate::served::{Served, Writer};
-use pvblk_e2e::ceph::{Cluster, wait_for};
+use pvblk_e2e::ceph::Cluster;
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
+use pvblk_e2e::tools::wait_for;
 use pvblk_e2e::{Stop, full};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;

@@ -3,10 +3,11 @@
 use crate::on_cluster;
 use crate::served::{Served, Writer};
 use pvblk_e2e::Stop;
-use pvblk_e2e::ceph::{Cluster, wait_for};
+use pvblk_e2e::ceph::Cluster;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::sandbox::{need_sandbox, user};
 use pvblk_e2e::tools::run_ok;
+use pvblk_e2e::tools::wait_for;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
