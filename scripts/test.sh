@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The checks of `make test`, once the tools are installed. All steps run even if one fails;
 # the last line is the sum, and the status is non-zero if anything failed.
+# Builds come first. Then end-to-end tests, which mostly wait, run beside all other checks, whose output follows when both have ended.
 # `test.sh build` only builds what the checks run, so that a run beside busy loops measures tests and not the compiler.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -23,19 +24,21 @@ if [ "${1:-}" = build ]; then
 fi
 
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+lane=first
+beside=
+trap '[ -z "$beside" ] || kill -- "-$beside" 2>/dev/null; rm -rf "$logs"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 passed=0 failed=0 skipped=0
 failures=() skips=()
 
-# Runs a command, and shows its output, which is also kept in $logs/log. Returns its status.
+# Runs a command, and shows its output, which is also kept in $logs/LANE.log. Returns its status.
 run() {
     local name=$1 begin=$SECONDS status
     shift
     printf '\n== %s\n' "$name"
-    "$@" 2>&1 | tee "$logs/log"
+    "$@" 2>&1 | tee "$logs/$lane.log"
     status=${PIPESTATUS[0]}
     printf '== %s: %s, %d s\n' "$name" "$([ "$status" -eq 0 ] && echo ok || echo "FAILED ($status)")" $((SECONDS - begin))
     return "$status"
@@ -45,8 +48,8 @@ run() {
 keep_log() {
     printf '\n-- %s\n' "$1" >>"$logs/failures"
     # A failed test's output follows `---- NAME ----`.
-    grep -nE -A 8 '^---- |panicked at|^error(\[|:)|SUMMARY' "$logs/log" | cut -c 1-300 | head -n 60 >>"$logs/failures"
-    tail -n 12 "$logs/log" >>"$logs/failures"
+    grep -nE -A 8 '^---- |panicked at|^error(\[|:)|SUMMARY' "$logs/$lane.log" | cut -c 1-300 | head -n 60 >>"$logs/failures"
+    tail -n 12 "$logs/$lane.log" >>"$logs/failures"
 }
 
 fail() {
@@ -78,9 +81,9 @@ tests() {
                 if ($i == "ignored;") s += $(i - 1)
             }
         }
-        END { print p + 0, f + 0, s + 0 }' "$logs/log")
+        END { print p + 0, f + 0, s + 0 }' "$logs/$lane.log")
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    while IFS= read -r line; do skips+=("$line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. ignored/\1:/p' "$logs/log")
+    while IFS= read -r line; do skips+=("$line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. ignored/\1:/p' "$logs/$lane.log")
     if ((f > 0)); then
         failures+=("$name: $f tests")
         keep_log "$name"
@@ -92,6 +95,38 @@ tests() {
     fi
 }
 
+# The checks beside the end-to-end tests.
+others() {
+    # The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
+    tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail-fast
+    # The checkers must find the planted bugs. This is a build of its own, since no other may have them.
+    check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
+    tests 'simulation, with planted bugs' cargo test -p pvblk-sim --features planted --locked --no-fail-fast
+    if scripts/asan.sh has 2>/dev/null; then
+        tests 'under AddressSanitizer' scripts/asan.sh test
+    else
+        skip 'under AddressSanitizer: this toolchain has none'
+    fi
+    tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
+}
+
+# Writes this lane's account, and adds another lane's.
+write_account() {
+    printf '%s\n' "${failures[@]}" >"$logs/$lane.failed"
+    printf '%s\n' "${skips[@]}" >"$logs/$lane.skipped"
+    printf '%d %d %d\n' "$passed" "$failed" "$skipped" >"$logs/$lane.sum"
+}
+add_account() {
+    local p f s
+    if ! read -r p f s <"$logs/$1.sum"; then
+        fail "the checks beside the end-to-end tests: they ended before their sum"
+        return
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    while IFS= read -r line; do [ -z "$line" ] || failures+=("$line"); done <"$logs/$1.failed"
+    while IFS= read -r line; do [ -z "$line" ] || skips+=("$line"); done <"$logs/$1.skipped"
+}
+
 check 'format' cargo fmt --all --check
 check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
 if command -v cargo-deny >/dev/null 2>&1; then
@@ -99,23 +134,33 @@ if command -v cargo-deny >/dev/null 2>&1; then
 else
     skip 'licences, bans, sources: cargo-deny is not installed'
 fi
-# The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
-tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail-fast
-# The checkers must find the planted bugs. This is a build of its own, since no other may have them.
-check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
-tests 'simulation, with planted bugs' cargo test -p pvblk-sim --features planted --locked --no-fail-fast
-if scripts/asan.sh has 2>/dev/null; then
-    tests 'under AddressSanitizer' scripts/asan.sh test
-else
-    skip 'under AddressSanitizer: this toolchain has none'
-fi
-tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
-# The command is built on its own, as it is shipped; the lab and the examples are there since the unit tests.
-if run 'release build' cargo build --release --locked -p pvblk; then
+check 'build of the tests' cargo test --workspace --exclude pvblk-e2e --locked --no-run
+# The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
+can=true
+run 'release build' cargo build --release --locked -p pvblk || can=false
+run 'build of the end-to-end tests' cargo test -p pvblk-e2e --locked --no-run || can=false
+
+# In a process group of its own, so that nothing of it outlives this script.
+set -m
+(
+    lane=beside
+    passed=0 failed=0 skipped=0 failures=() skips=()
+    trap - EXIT
+    others
+    write_account
+) >"$logs/beside" 2>&1 </dev/null &
+beside=$!
+set +m
+if $can; then
     tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
 else
-    fail 'release build, and with it the end-to-end tests'
+    fail 'builds, and with them the end-to-end tests'
 fi
+printf '\n== end-to-end tests have ended: the other checks\n'
+tail -n +1 -f "$logs/beside" --pid="$beside"
+wait "$beside"
+beside=
+add_account beside
 
 [ ! -f "$logs/failures" ] || cut -c 1-300 "$logs/failures"
 printf '\n'
