@@ -20,7 +20,7 @@ use pvblk_protocol::xenbus::BackendOffers;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Servers, which come and go at run time. They stop one after another when this is dropped: no new peers, then those that are there.
+/// Servers, which come and go at run time.
 pub struct Exports {
     service: Arc<Service>,
     opener: Arc<Opener>,
@@ -39,6 +39,16 @@ struct Servers {
     local: Vec<Listening<LocalServer>>,
     vhost: Option<VhostServer>,
     xen: Option<XenServer>,
+}
+
+impl Drop for Servers {
+    /// Has all of them begin to stop, so that they wait for their peers side by side.
+    fn drop(&mut self) {
+        self.nbd.iter().for_each(|s| s.server.begin_stop());
+        self.local.iter().for_each(|s| s.server.begin_stop());
+        self.vhost.iter().for_each(VhostServer::begin_stop);
+        self.xen.iter().for_each(XenServer::begin_stop);
+    }
 }
 
 /// A server by the address that its user gave it.
@@ -142,18 +152,10 @@ impl Exports {
         Ok(())
     }
 
-    /// Stops all servers: no new peers, then those that are there.
+    /// Stops all servers side by side: no new peers, then those that are there. Returns when the slowest one is done, at most 10 seconds later.
     pub fn stop(&self) {
-        let Servers {
-            nbd,
-            local,
-            vhost,
-            xen,
-        } = std::mem::take(&mut *self.servers.lock());
-        drop(nbd);
-        drop(local);
-        drop(vhost);
-        drop(xen);
+        let servers = std::mem::take(&mut *self.servers.lock());
+        drop(servers);
     }
 
     /// Tells for each NBD server where it is.

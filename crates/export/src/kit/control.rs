@@ -18,7 +18,7 @@ const REST: Duration = Duration::from_millis(500);
 
 const INBOX: u64 = u64::MAX;
 
-/// A protocol's part of a server. The loop calls it; it must not wait.
+/// The part of a server that a protocol implements. The loop calls it; it must not wait.
 pub(crate) trait Server: Send + 'static {
     /// A descriptor that was added to `io` under this token is ready.
     fn ready(&mut self, token: u64, io: &Io);
@@ -29,7 +29,7 @@ pub(crate) trait Server: Send + 'static {
     /// When to be called at the latest, though nothing happens.
     fn due(&self) -> Option<Instant>;
 
-    /// The end of each turn: time has passed, maybe a stop's grace.
+    /// Called at the end of each turn, for times that are over; `stopping`: a stop has begun, and its grace may be over.
     fn passed(&mut self, stopping: Option<Stopping>, io: &Io);
 
     /// Takes no more peers, and asks those that are there to leave.
@@ -159,7 +159,7 @@ impl<S: Server> Control<S> {
         for (id, event) in told {
             self.server.event(id, event, &self.io);
         }
-        if stop {
+        if stop && self.stopping.is_none() {
             self.stopping = Some(self.server.stop(&self.io));
         }
         self.server.passed(self.stopping, &self.io);
@@ -199,7 +199,12 @@ impl ControlThread {
         self.inbox.wake();
     }
 
-    /// Stops the server, and returns when its stop is over.
+    /// Begins the server's stop and doesn't wait for it, so that several servers can stop side by side.
+    pub fn begin_stop(&self) {
+        self.inbox.stop();
+    }
+
+    /// Stops the server, unless that has begun, and returns when its stop is over.
     pub fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {
             self.inbox.stop();

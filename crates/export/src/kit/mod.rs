@@ -13,11 +13,12 @@
 //! |---|---|---|
 //! | [`ControlThread`] | the handle of a server: ends it when dropped | any thread |
 //! | [`Control`] | the one loop: descriptors, events, times, an orderly stop | the control thread |
-//! | [`Server`] | a protocol's part; none of its methods may wait | the control thread |
+//! | [`Server`] | the part that a protocol implements; none of its methods may wait | the control thread |
 //! | [`Orders`] | what the server's owner has it do while it runs, each with an answer | given on any thread, taken on the control thread |
 //! | [`Inbox`] | events from other threads, bounded by what there is to tell | put on any thread, taken on the control thread |
 //! | [`Listener`] | a listening socket with its pauses | the control thread |
 //! | [`FrontEnd`] | a front end's use of a disk: the fence, its queues, its end | the control thread |
+//! | [`MappingBudget`] | the address space that all front ends of a server's process may have mapped | any thread |
 //! | [`UnixListen`] | a socket's address as its user wrote it, with its options | any thread |
 //!
 //! Everything a server needs of its process is a [`Service`](pvblk_backend::Service): it finds disks there by name whenever a peer names one, so a disk

@@ -145,6 +145,7 @@ fn events_come_in_order_and_a_stop_waits_only_for_who_is_left() {
         let inbox = inbox.unwrap();
         inbox.put(3, Event::Resized);
         inbox.put(4, Event::FenceOpen);
+        thread.begin_stop();
         thread.stop();
         // Once is enough.
         thread.stop();
@@ -154,4 +155,78 @@ fn events_come_in_order_and_a_stop_waits_only_for_who_is_left() {
         let told: Vec<(u64, &str)> = told.iter().map(|(id, what)| (*id, &**what)).collect();
         assert_eq!(told, expected);
     }
+}
+
+/// A server whose peers leave when they are let go.
+struct Partner {
+    /// Stops that were begun, of all servers.
+    stopped: Arc<AtomicU64>,
+    /// Number of events.
+    told: Arc<AtomicU64>,
+    let_go: Arc<AtomicBool>,
+    gave_up: Arc<AtomicBool>,
+}
+
+impl Server for Partner {
+    fn ready(&mut self, _: u64, _: &Io) {}
+
+    fn event(&mut self, _: u64, _: Event, _: &Io) {
+        self.told.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn due(&self) -> Option<Instant> {
+        Some(Instant::now() + Duration::from_millis(5))
+    }
+
+    fn passed(&mut self, _: Option<Stopping>, _: &Io) {}
+
+    fn stop(&mut self, io: &Io) -> Stopping {
+        self.stopped.fetch_add(1, Ordering::SeqCst);
+        let end = io.now() + Duration::from_secs(60);
+        Stopping { grace: end, end }
+    }
+
+    fn is_over(&self, _: Stopping, _: Instant) -> bool {
+        self.let_go.load(Ordering::SeqCst)
+    }
+
+    fn give_up(&mut self) {
+        self.gave_up.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn servers_stop_side_by_side_and_a_second_stop_does_not_begin_anew() {
+    let [stopped, told] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+    let [let_go, gave_up] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let mut inboxes = Vec::new();
+    let mut start = || {
+        let partner = Partner {
+            stopped: Arc::clone(&stopped),
+            told: Arc::clone(&told),
+            let_go: Arc::clone(&let_go),
+            gave_up: Arc::clone(&gave_up),
+        };
+        let made = ControlThread::start("pvblk-test", "test", |io| {
+            inboxes.push(Arc::clone(&io.inbox));
+            Ok(partner)
+        });
+        made.unwrap()
+    };
+    let threads = [start(), start()];
+    let until = |done: &dyn Fn() -> bool| {
+        while !done() && !gave_up.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    threads.iter().for_each(ControlThread::begin_stop);
+    until(&|| stopped.load(Ordering::SeqCst) == 2);
+    threads.iter().for_each(ControlThread::begin_stop);
+    // An event that comes after the second stop shows that it was taken.
+    inboxes.iter().for_each(|i| i.put(0, Event::Resized));
+    until(&|| told.load(Ordering::SeqCst) == 2);
+    let_go.store(true, Ordering::SeqCst);
+    drop(threads);
+    assert!(!gave_up.load(Ordering::SeqCst));
+    assert_eq!(stopped.load(Ordering::SeqCst), 2, "each stops once");
 }

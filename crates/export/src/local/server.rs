@@ -107,6 +107,11 @@ impl LocalServer {
         self.budget.bytes()
     }
 
+    /// Begins to stop; [`stop`](Self::stop), or the drop, then waits for the rest.
+    pub fn begin_stop(&self) {
+        self.thread.begin_stop();
+    }
+
     /// Removes the socket, asks all front ends to disconnect, lets requests in flight end, and returns after at most
     /// 10 seconds.
     pub fn stop(&mut self) {

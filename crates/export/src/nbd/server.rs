@@ -194,6 +194,11 @@ impl NbdServer {
         self.shared.live.lock().len()
     }
 
+    /// Begins to stop; [`stop`](Self::stop), or the drop, then waits for the rest.
+    pub fn begin_stop(&self) {
+        self.thread.begin_stop();
+    }
+
     /// Stops listening, removes the socket, and takes nothing more from its clients: what they have sent so far is
     /// answered if the workers still run. Waits for that for at most 2 s; what takes longer is answered while its lane is
     /// detached. Stop servers before workers.

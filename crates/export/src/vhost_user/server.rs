@@ -114,6 +114,11 @@ impl VhostServer {
             .give(&self.thread, PortOrder::Remove { path, force })
     }
 
+    /// Begins to stop; [`stop`](Self::stop), or the drop, then waits for the rest.
+    pub fn begin_stop(&self) {
+        self.thread.begin_stop();
+    }
+
     /// Removes the sockets, lets requests in flight end, then closes the connections: guests go on with the next server. Returns after
     /// at most 10 seconds.
     pub fn stop(&mut self) {

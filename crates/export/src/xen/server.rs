@@ -117,6 +117,11 @@ impl XenServer {
         self.own
     }
 
+    /// Begins to stop; [`stop`](Self::stop), or the drop, then waits for the rest.
+    pub fn begin_stop(&self) {
+        self.thread.begin_stop();
+    }
+
     /// Asks all guests to release their disks, lets requests in flight end, and returns after at most 10 seconds.
     pub fn stop(&mut self) {
         self.thread.stop();

@@ -29,7 +29,7 @@ pub trait Connector {
     fn refuse(&mut self, _why: &str) {}
 }
 
-/// EndingQueues of a connection that ends.
+/// Progress of a connection's queues to their end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndingQueues {
     /// Still serving, so that the front end can finish its requests.
