@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests of crates that lend memory and take it back, and their simulations, under AddressSanitizer. Usage: asan.sh test [--no-run] | asan.sh has | asan.sh SEEDS
+# Runs the tests of crates that lend memory and take it back, and their simulations, with the bugs that these have to find, under AddressSanitizer. Usage: asan.sh test [--no-run] | asan.sh has | asan.sh SEEDS
 # The pinned stable compiler has the sanitizer's library, but accepts the flag only with RUSTC_BOOTSTRAP.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,9 +16,9 @@ export ASAN_OPTIONS=detect_leaks=0
 args=(--target "$host" --target-dir "${CARGO_TARGET_DIR:-target}/asan" --locked)
 case ${1:-test} in
 has) ;;
-test) cargo test "${args[@]}" "${@:2}" --no-fail-fast -p pvblk-sys -p pvblk-backend -p pvblk-cache -p pvblk-sim ;;
+test) cargo test "${args[@]}" "${@:2}" --no-fail-fast -p pvblk-sys -p pvblk-backend -p pvblk-cache -p pvblk-sim --features pvblk-sim/planted ;;
 *)
-    cargo build "${args[@]}" -p pvblk-sim
+    cargo build "${args[@]}" -p pvblk-sim --features planted
     for kind in squeeze cache raid; do
         "${CARGO_TARGET_DIR:-target}/asan/$host/debug/pvblk-sim" "$kind" --seeds "$1"
     done

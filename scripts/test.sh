@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks of `make test`, once the tools are installed. All steps run even if one fails;
 # the last line is the sum, and the status is non-zero if anything failed.
-# Builds come first. Then end-to-end tests, which mostly wait, run beside all other checks, whose output follows when both have ended.
+# The builds that end-to-end tests need come first. Then those tests, which mostly wait, run beside all other checks, whose output follows when both have ended.
 # `test.sh build` only builds what the checks run, so that a run beside busy loops measures tests and not the compiler.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -15,9 +15,12 @@ if [ "${1:-}" = build ]; then
     cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
     cargo test --quiet --workspace --exclude pvblk-e2e --locked --no-run
     cargo clippy --quiet -p pvblk-sim --features planted --all-targets --locked -- -D warnings
-    cargo test --quiet -p pvblk-sim --features planted --locked --no-run
     cargo test --quiet -p pvblk-e2e --locked --no-run
-    if scripts/asan.sh has 2>/dev/null; then scripts/asan.sh test --no-run; fi
+    if scripts/asan.sh has 2>/dev/null; then
+        scripts/asan.sh test --no-run
+    else
+        cargo test --quiet -p pvblk-sim --features planted --locked --no-run
+    fi
     scripts/fuzz.sh build
     cargo build --quiet --release --locked -p pvblk
     exit
@@ -97,15 +100,22 @@ tests() {
 
 # The checks beside the end-to-end tests.
 others() {
+    # They come first, since they build nothing: a build would hold the lock of the target directory, which `cargo test` wants in the other lane.
     # The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
     tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail-fast
-    # The checkers must find the planted bugs. This is a build of its own, since no other may have them.
+    check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
     check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
-    tests 'simulation, with planted bugs' cargo test -p pvblk-sim --features planted --locked --no-fail-fast
+    if command -v cargo-deny >/dev/null 2>&1; then
+        check 'licences, bans, sources' cargo deny --locked check --hide-inclusion-graph bans licenses sources
+    else
+        skip 'licences, bans, sources: cargo-deny is not installed'
+    fi
+    # The checkers must find the planted bugs. This is a build of its own, since no other may have them.
     if scripts/asan.sh has 2>/dev/null; then
-        tests 'under AddressSanitizer' scripts/asan.sh test
+        tests 'under AddressSanitizer, with planted bugs' scripts/asan.sh test
     else
         skip 'under AddressSanitizer: this toolchain has none'
+        tests 'simulation, with planted bugs' cargo test -p pvblk-sim --features planted --locked --no-fail-fast
     fi
     tests "fuzzing, $FUZZ_SECONDS s" scripts/fuzz.sh "$FUZZ_SECONDS"
 }
@@ -128,12 +138,6 @@ add_account() {
 }
 
 check 'format' cargo fmt --all --check
-check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
-if command -v cargo-deny >/dev/null 2>&1; then
-    check 'licences, bans, sources' cargo deny --locked check --hide-inclusion-graph bans licenses sources
-else
-    skip 'licences, bans, sources: cargo-deny is not installed'
-fi
 check 'build of the tests' cargo test --workspace --exclude pvblk-e2e --locked --no-run
 # The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
 can=true
