@@ -9,7 +9,7 @@ use std::time::Instant;
 /// Number of requests that a source takes in one pull: a quarter of the most that were there lately, 8 to 32.
 /// That is enough to batch, and few enough that the first responses don't wait for the last: with all of them
 /// at a time both sides take turns instead of working side by side, which at 32 in flight cost half of the
-/// rate. It is a half where there are many, and while the peer sleeps and is woken for each batch: a wake-up costs as much as several requests.
+/// rate. The number is a half of them where there are many, and while the peer sleeps and is woken for each batch: a wake-up costs as much as several requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PullBatch {
     lately: usize,

@@ -188,13 +188,13 @@ impl Tracing {
         Tracing(branch)
     }
 
-    /// Tracing of a device that is one of several below a layer: its layers are called `DISK/[NAME]/LAYER`, and the one called `floor`, which is its
+    /// Tracing of a device that is one of several below a layer: its layers are called `DISK/[NAME]/LAYER`, and the one called `layer`, which is its
     /// uppermost, `DISK/[NAME]`.
     #[must_use]
-    pub fn inside(&self, name: &str, floor: &str) -> Tracing {
+    pub fn inside(&self, name: &str, layer: &str) -> Tracing {
         let branch = self.0.as_ref().map(|branch| Branch {
             scope: format!("{}/[{name}]", branch.scope).into(),
-            own: Some(floor.into()),
+            own: Some(layer.into()),
             is_entry: false,
             ..branch.clone()
         });
@@ -202,11 +202,11 @@ impl Tracing {
     }
 
     /// A tracer for one queue of a layer.
-    pub fn tracer(&self, floor: &str, queue: u32, submitter: u32) -> Tracer {
+    pub fn tracer(&self, layer: &str, queue: u32, submitter: u32) -> Tracer {
         Tracer(self.0.as_ref().map(|branch| {
-            let name = match branch.own.as_deref() == Some(floor) {
+            let name = match branch.own.as_deref() == Some(layer) {
                 true => branch.scope.to_string(),
-                false => format!("{}/{floor}", branch.scope),
+                false => format!("{}/{layer}", branch.scope),
             };
             Box::new(Tap {
                 origin: TraceOrigin {

@@ -116,8 +116,8 @@ impl Lists {
     }
 }
 
-/// When pages were reclaimed, by a clock that counts pages that left the inactive list: the difference when one comes back is how much longer that
-/// list should have been. As many as there are frames are remembered, and less if their places meet.
+/// The time at which each page was reclaimed, as a count of pages that had left the inactive list. When the page is read again, the difference says
+/// how much longer that list should have been. There is a place for each frame; of two pages with one place the newer one is remembered.
 #[derive(Debug)]
 pub struct Shadows {
     places: Box<[(u64, u64)]>,

@@ -35,9 +35,9 @@ pub(crate) struct CacheQueue<P: Policy> {
     ended: Vec<Completion>,
     /// Ends of others whose lower queues this queue waits for.
     foreign: Vec<Arc<QueueEnd>>,
-    /// Their descriptors were cleared, so they are to be polled, also if their owners do that again.
+    /// Queues whose descriptor this queue has cleared: it polls them itself, also if their owners do that again.
     look: Vec<Arc<QueueEnd>>,
-    /// It left I/O at lower queues of others that sleeping queues don't wait for.
+    /// It has left I/O at the lower queue of another queue, and no queue that sleeps waits for that one yet.
     handed: bool,
     slow: Vec<(Box<Request>, Hint)>,
     poller: Poller,

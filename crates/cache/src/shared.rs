@@ -89,9 +89,9 @@ pub(crate) struct Shared<P = Standard> {
     pub table: Arc<Table>,
     pub region: Arc<Region>,
     pub clock: Arc<dyn Clock>,
-    /// By owner; the first is for I/O that no request needs.
+    /// All queues by owner. Number 0 is the background's: its I/O is for no request.
     pub queues: QueueTable<QueueEnd>,
-    /// The first of them, which nobody attends to.
+    /// Queue 0, the background's, which no user polls.
     pub background: Arc<QueueEnd>,
     /// The background thread, if there is one, sleeps here.
     pub background_wait: Arc<WaitEntry>,

@@ -13,7 +13,7 @@ pub struct Watermarks {
 
 /// Smallest and largest reserve in KiB.
 const RESERVE_KIB: std::ops::RangeInclusive<usize> = 128..=65536;
-/// A small cache keeps no larger share of its frames free than 1 of these.
+/// A small cache keeps at most one of so many frames free.
 const LARGEST_SHARE: usize = 8;
 
 impl Watermarks {

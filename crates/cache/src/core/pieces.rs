@@ -1,4 +1,4 @@
-//! Where requests and pages meet.
+//! Copies between a request's buffers and a page, and the range that both cover.
 
 use crate::config::PAGE_SECTORS;
 use pvblk_block::{Buffer, Region, Request, SECTOR};
