@@ -59,14 +59,28 @@ fn open(
     }
     let failed = || format!("{name}: {}", what());
     let socket = connect(path, ASK_PATIENCE).with_context(failed)?;
-    match (&socket).write_all(format!("{line}\n").as_bytes()) {
-        // A server that is none of ours hangs up; what it said before tells.
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
-        end => end.with_context(failed)?,
-    }
-    let mut input = BufReader::new(socket.try_clone().with_context(failed)?);
-    accepted(&name, &mut input).with_context(failed)??;
+    let input = begin(&name, &socket, line).with_context(failed)??;
     Ok((socket, input))
+}
+
+/// Sends the first line, and reads that of the answer; what follows it is in the reader. The inner error says that the server refused.
+fn begin(
+    name: &str,
+    socket: &UnixStream,
+    line: &str,
+) -> std::io::Result<Result<BufReader<UnixStream>>> {
+    send(socket, line)?;
+    let mut input = BufReader::with_capacity(1 << 16, socket.try_clone()?);
+    let accepted = accepted(name, &mut input)?;
+    Ok(accepted.map(|()| input))
+}
+
+/// Sends a line. A server that is none of ours may have hung up: that is no error here, since the bytes that it sent before tell.
+fn send(mut socket: &UnixStream, line: &str) -> std::io::Result<()> {
+    match socket.write_all(format!("{line}\n").as_bytes()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        end => end,
+    }
 }
 
 fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
@@ -162,7 +176,7 @@ impl Client {
                 self.name
             );
         }
-        writeln!(self.input.get_ref(), "{line}").with_context(failed)?;
+        send(self.input.get_ref(), &line).with_context(failed)?;
         let mut text = String::new();
         let mut bounded = (&mut self.input).take(LONGEST_RESPONSE);
         bounded.read_line(&mut text).with_context(failed)?;
@@ -212,24 +226,21 @@ impl Stream {
         let name = path.display().to_string();
         let failed = || format!("{name}: asking for a trace");
         let socket = connect(path, PATIENCE).with_context(failed)?;
-        let mut input = BufReader::with_capacity(1 << 16, socket.try_clone().with_context(failed)?);
-        match every {
-            1 => {
-                // As earlier versions understand it.
-                writeln!(&socket, "{TRACE}").with_context(failed)?;
-                accepted(&name, &mut input).with_context(failed)??;
-            }
+        let input = match every {
+            // As earlier versions understand it.
+            1 => begin(&name, &socket, TRACE).with_context(failed)??,
             _ => {
+                let input = socket.try_clone().with_context(failed)?;
                 let mut client = Client {
                     name: name.clone(),
-                    input,
+                    input: BufReader::with_capacity(1 << 16, input),
                     next: 1,
                     answered: true,
                 };
                 client.call::<Value>(TRACE, json!({"every": every}))?;
-                input = client.input;
+                client.input
             }
-        }
+        };
         // A quiet disk has no events.
         socket.set_read_timeout(None).with_context(failed)?;
         Ok(Stream {
@@ -253,5 +264,33 @@ impl Stream {
     pub fn finish(&self) {
         // A server that is gone has ended the stream already.
         let _ = self.socket.shutdown(Shutdown::Write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_of_another_kind_is_told_by_its_greeting_also_when_it_has_hung_up() {
+        for greeting in [&b"NBDMAGIC"[..], b"\xff\xfe\n", b""] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(greeting).unwrap();
+            drop(theirs);
+            let begun = begin("s", &ours, TRACE).expect("no error of the socket");
+            let told = begun.expect_err("none of ours").to_string();
+            assert!(told.contains("this is no control socket"), "{told}");
+        }
+    }
+
+    #[test]
+    fn the_reader_of_an_answer_has_the_bytes_that_follow_its_first_line() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(format!("{OK}\nmore").as_bytes()).unwrap();
+        drop(theirs);
+        let mut input = begin("s", &ours, TRACE).unwrap().unwrap();
+        let mut rest = String::new();
+        input.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "more");
     }
 }
