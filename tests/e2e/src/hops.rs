@@ -5,14 +5,14 @@ use crate::daemon::pvblk;
 use crate::http::Place;
 use crate::outcome::check;
 use crate::perfetto::{Sums, by_protoc};
-use crate::tools::{self, run};
+use crate::tools::{self, run, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A bound that only a hang reaches.
 const HANG: Duration = Duration::from_secs(120);
@@ -90,7 +90,9 @@ impl Recording<'_> {
     pub fn start<'a>(web: &'a Place, control: &str, dir: &Path) -> Result<Recording<'a>, Stop> {
         // The readers of all requests first, so that nothing changes later.
         let reading = || -> Result<String, Stop> { Ok(web.get("/metrics?hops=1")?.text()) };
-        until(|| Ok(reading()?.contains("\npvblk_hops_followed_one_in 1\n")))?;
+        wait_for("hops are counted", || {
+            Ok(reading()?.contains("\npvblk_hops_followed_one_in 1\n"))
+        })?;
         let follow = web.follow("/api/hops?every=1")?;
         let (to, objects) = channel();
         std::thread::spawn(move || {
@@ -106,7 +108,7 @@ impl Recording<'_> {
         let trace = pvblk(["trace", control, "--output", &text])?
             .stderr(Stdio::null())
             .spawn()?;
-        until(|| Ok(dir.join("t.blktrace.0").exists()))?;
+        wait_for("a trace begins", || Ok(dir.join("t.blktrace.0").exists()))?;
         // One object later the page follows everything.
         objects
             .recv_timeout(HANG)
@@ -143,7 +145,7 @@ impl Recording<'_> {
         }
         let mut of_metrics = BTreeMap::new();
         if lost == 0 {
-            until(|| {
+            wait_for("metrics have all requests", || {
                 let text = self.web.get("/metrics?hops=1")?.text();
                 of_metrics = difference(&metrics(&text), &self.before);
                 let counted = |name: &str| -> f64 {
@@ -202,16 +204,6 @@ fn difference(
         }
     }
     all
-}
-
-/// Waits for something that happens soon unless it hangs.
-pub fn until(mut done: impl FnMut() -> Result<bool, Stop>) -> Result<(), Stop> {
-    let begin = Instant::now();
-    while !done()? {
-        check(begin.elapsed() < HANG, || "it didn't happen".into())?;
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 /// The path of the requests to an uppermost layer, such as `vm1/back`, in the figures of a capture, by the texts of hops.

@@ -36,7 +36,7 @@ pub mod tools;
 pub mod vm;
 
 pub use daemon::Daemon;
-pub use outcome::{Stop, run_all, run_all_with_own_mounts};
+pub use outcome::{Stop, run_all, run_trials};
 pub use stage::{Route, Stage};
 
 /// Bytes in a MiB.

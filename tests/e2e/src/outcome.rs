@@ -68,19 +68,25 @@ pub fn trial(
 /// A named test.
 pub type Test = (&'static str, fn() -> Result<(), Stop>);
 
-/// Runs the tests one after another (each loads the machine) unless the command line asks otherwise.
+/// Runs the tests, as [`run_trials`] does.
 pub fn run_all(tests: &[Test]) -> ExitCode {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
-    let trials = tests
-        .iter()
-        .map(|&(name, test)| trial(name, test))
-        .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    run_trials(|| {
+        let tests = tests.iter();
+        tests.map(|&(name, test)| trial(name, test)).collect()
+    })
 }
 
-/// As [`run_all`], in a mount namespace of this process's own: its mounts end with it, even if it is killed. Without the right to make one, as [`run_all`].
-pub fn run_all_with_own_mounts(tests: &[Test]) -> ExitCode {
+/// Runs tests one after another (each loads the machine) unless the command line asks otherwise, in a mount namespace of this process's own.
+pub fn run_trials(trials: impl FnOnce() -> Vec<Trial>) -> ExitCode {
+    own_mounts();
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, trials()).exit_code()
+}
+
+/// Gives this process a mount namespace of its own: its mounts end with it, even if it is killed. Does nothing without the right to make one.
+/// Begins the program anew.
+fn own_mounts() {
     const INSIDE: &str = "PVBLK_E2E_OWN_MOUNTS";
     let unshare = || tool("unshare", ["--mount", "--propagation", "private"]);
     let is_allowed = || {
@@ -97,5 +103,4 @@ pub fn run_all_with_own_mounts(tests: &[Test]) -> ExitCode {
         let error = again.env(INSIDE, "1").exec();
         eprintln!("no mount namespace: {error}");
     }
-    run_all(tests)
 }

@@ -130,7 +130,7 @@ pub fn wait_for(what: &str, mut is: impl FnMut() -> Result<bool, Stop>) -> Resul
         if begin.elapsed() > Duration::from_secs(120) {
             return Stop::fail(format!("not within two minutes: {what}"));
         }
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }

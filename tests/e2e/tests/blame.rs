@@ -7,12 +7,12 @@
 use pvblk_e2e::arrays::{Disks, raid};
 use pvblk_e2e::control::Control;
 use pvblk_e2e::daemon::pvblk;
-use pvblk_e2e::hops::{Figure, Hops, Read, Recording, capture, close, path_of, sum, total, until};
+use pvblk_e2e::hops::{Figure, Hops, Read, Recording, capture, close, path_of, sum, total};
 use pvblk_e2e::http::Place;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::perfetto::same_sums;
 use pvblk_e2e::stage::{unix, uri};
-use pvblk_e2e::tools::{self, need, run};
+use pvblk_e2e::tools::{self, need, run, wait_for};
 use pvblk_e2e::{Daemon, Stop, run_all};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -459,7 +459,9 @@ fn ring() -> Result<(), Stop> {
         let mut trace = pvblk(["trace", &control, &front, "--output", &text])?
             .stderr(Stdio::null())
             .spawn()?;
-        until(|| Ok(dir.path().join(format!("t{round}.blktrace.0")).exists()))?;
+        wait_for("a trace begins", || {
+            Ok(dir.path().join(format!("t{round}.blktrace.0")).exists())
+        })?;
         let mut client = pvblk_e2e::nbd::Connection::open(&dir.path().join("nbd"), "a")?;
         client.patience(HANG)?;
         server.freeze()?;
@@ -468,7 +470,7 @@ fn ring() -> Result<(), Stop> {
             client.send_read(n, n * 4096, 4096)?;
         }
         let mut stat = Control::open(&dir.path().join("front"))?;
-        until(|| {
+        wait_for("all requests are taken", || {
             let answer = stat.must("stat", json!({"disk": "a"}))?;
             Ok(answer["disks"][0]["in_flight"] == DEPTH)
         })?;

@@ -1,25 +1,25 @@
 //! The documents for users: every command in them runs, in the order in which it stands, and prints what the page says; the reference
 //! names what the command knows, and nothing else.
 
-use libtest_mimic::{Arguments, Trial};
-use pvblk_e2e::Stop;
+use libtest_mimic::Trial;
 use pvblk_e2e::daemon::{binary, lab_binary};
 use pvblk_e2e::documents::{page, reference, session, specs};
 use pvblk_e2e::outcome::{check, trial};
+use pvblk_e2e::{Stop, run_trials};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
-    let mut trials = vec![
-        trial("options_and_reference_agree", options),
-        trial("volumes_and_reference_agree", volumes),
-        trial("volumes_in_helps_and_reference_agree", helps),
-        trial("configuration_and_reference_agree", configuration),
-    ];
-    trials.extend(pages());
-    libtest_mimic::run(&arguments, trials).exit_code()
+    run_trials(|| {
+        let mut trials = vec![
+            trial("options_and_reference_agree", options),
+            trial("volumes_and_reference_agree", volumes),
+            trial("volumes_in_helps_and_reference_agree", helps),
+            trial("configuration_and_reference_agree", configuration),
+        ];
+        trials.extend(pages());
+        trials
+    })
 }
 
 fn root() -> PathBuf {

@@ -4,7 +4,7 @@ use pvblk_e2e::daemon::{Daemon, is_stall};
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::slow_medium::{self, Kind, Rule, SlowMedium};
-use pvblk_e2e::{Stop, mounted, run_all_with_own_mounts, tools};
+use pvblk_e2e::{Stop, mounted, run_all, tools};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const HANG: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
-    run_all_with_own_mounts(&[
+    run_all(&[
         (
             "thirty_two_stalled_requests_leave_other_disks_alone",
             thirty_two_stalled_requests_leave_other_disks_alone,

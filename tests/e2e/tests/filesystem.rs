@@ -2,12 +2,12 @@
 
 use pvblk_e2e::mounted::{Ext4, need_machine};
 use pvblk_e2e::tools::run_ok;
-use pvblk_e2e::{MIB, Route, Stage, Stop, pattern, run_all_with_own_mounts};
+use pvblk_e2e::{MIB, Route, Stage, Stop, pattern, run_all};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    run_all_with_own_mounts(&[
+    run_all(&[
         ("ext4_over_nbd", || ext4(Route::Nbd)),
         ("ext4_over_rings", || ext4(Route::Rings)),
     ])

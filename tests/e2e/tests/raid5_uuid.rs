@@ -7,14 +7,14 @@ use pvblk_e2e::mounted::Fuse;
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::{unix, uri};
 use pvblk_e2e::tools::{compare, need, run, run_ok, tool};
-use pvblk_e2e::{Daemon, Stop, run_all_with_own_mounts};
+use pvblk_e2e::{Daemon, Stop, run_all};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    run_all_with_own_mounts(&[
+    run_all(&[
         (
             "an_array_of_replaced_members_is_found_by_its_uuid",
             replaced,

@@ -1,8 +1,7 @@
 //! The recipes of docs/guide/recipes.md that need more than a command line: a libvirtd starts a guest with the elements that the page has.
 
-use pvblk_e2e::hops::until;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::{bound, need, run, run_ok, wait};
+use pvblk_e2e::tools::{bound, need, run, run_ok, wait, wait_for};
 use pvblk_e2e::{Daemon, MIB, Stop, daemon, need_release, package, run_all, stage, tools, vm};
 use rustix::process::geteuid;
 use std::fs::File;
@@ -114,7 +113,9 @@ fn restarted(
     first.kill()?;
     let before = round_after(told, 0, over)?;
     let server = server(dir)?;
-    until(|| Ok(server.lines().iter().any(|l| l.contains("connected"))))?;
+    wait_for("the guest connects", || {
+        Ok(server.lines().iter().any(|l| l.contains("connected")))
+    })?;
     round_after(told, before + 1, over)?;
     told.write_all_at(b"stop", 0)?;
     Ok(server)

@@ -6,7 +6,7 @@ use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::slow_medium::SlowMedium;
 use pvblk_e2e::tools::{fio_verify, need, run, run_ok};
-use pvblk_e2e::{Daemon, MIB, Route, Stage, Stop, full, pattern, run_all_with_own_mounts, stage};
+use pvblk_e2e::{Daemon, MIB, Route, Stage, Stop, full, pattern, run_all, stage};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
-    run_all_with_own_mounts(&[
+    run_all(&[
         ("ext4_copy_goes_on_over_killed_servers", || {
             ext4_copy(Stage::new)
         }),

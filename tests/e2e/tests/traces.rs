@@ -5,7 +5,7 @@ use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::nbd::{Command, Connection};
 use pvblk_e2e::outcome::check;
 use pvblk_e2e::stage::{unix, uri};
-use pvblk_e2e::tools::{self, Finished, need, need_fio_nbd, run, run_ok, tool};
+use pvblk_e2e::tools::{self, Finished, need, need_fio_nbd, run, run_ok, tool, wait_for};
 use pvblk_e2e::{Daemon, MIB, Stop, full, run_all};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -76,7 +76,7 @@ impl Scene {
         let mut command = pvblk(["trace", &front, &back, "--output", &name])?;
         let child = command.stderr(Stdio::piped()).spawn()?;
         // The file is made when the servers have answered.
-        wait_for(|| Ok(self.path("t.blktrace.0").exists()))?;
+        wait_for("a trace begins", || Ok(self.path("t.blktrace.0").exists()))?;
         Ok(child)
     }
 
@@ -84,17 +84,6 @@ impl Scene {
         self.attach.stop()?;
         self.serve.stop()
     }
-}
-
-fn wait_for(done: impl Fn() -> Result<bool, Stop>) -> Result<(), Stop> {
-    let begin = Instant::now();
-    while !done()? {
-        if begin.elapsed() > PATIENCE {
-            return Stop::fail("it didn't happen in a minute");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 /// Ends a recording as Ctrl-C does; returns its last line.
@@ -439,9 +428,12 @@ fn slow() -> Result<(), Stop> {
         let slow = lines.iter().filter(|l| l.contains("slow: read by"));
         slow.filter(|l| d2c(l).is_some_and(|ms| ms >= 30.0)).count()
     };
-    wait_for(|| Ok(logged(&serve.lines()) > 0))?;
+    wait_for(
+        "a slow request is logged",
+        || Ok(logged(&serve.lines()) > 0),
+    )?;
     serve.stop()?;
-    // On both floors.
+    // At both layers.
     let lines = serve.lines();
     check(logged(&lines) == 2, || lines.join("\n"))
 }
@@ -479,8 +471,7 @@ fn too_many() -> Result<(), Stop> {
         return Err(finished.failure("should tell that there are too many"));
     }
     traces.pop();
-    // It is noticed within a moment.
-    wait_for(|| {
+    wait_for("the end of a trace is noticed", || {
         let mut first = [0; 3];
         ask("trace\n")?.read_exact(&mut first)?;
         Ok(&first == b"ok\n")
