@@ -13,9 +13,8 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 if [ "${1:-}" = build ]; then
     set -e
     cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
-    cargo test --quiet --workspace --exclude pvblk-e2e --locked --no-run
+    cargo test --quiet --workspace --locked --no-run
     cargo clippy --quiet -p pvblk-sim --features planted --all-targets --locked -- -D warnings
-    cargo test --quiet -p pvblk-e2e --locked --no-run
     if scripts/asan.sh has 2>/dev/null; then
         scripts/asan.sh test --no-run
     else
@@ -98,11 +97,18 @@ tests() {
     fi
 }
 
+# Tests of the workspace that belong to a lane: those of tests/e2e, or the others. Further words go to cargo.
+lane_tests() {
+    local name=$1 of=$2 host
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    tests "$name" cargo test --config "target.$host.runner = ['$PWD/scripts/lane.sh', '$of']" --workspace --locked --no-fail-fast "${@:3}"
+}
+
 # The checks beside the end-to-end tests.
 others() {
     # They come first, since they build nothing: a build would hold the lock of the target directory, which `cargo test` wants in the other lane.
     # The rules of the tree (imports, unsafe, lengths, links) are tests of `pvblk-house`, the fuzz targets over their seeds those of `pvblk-fuzz`.
-    tests 'unit tests' cargo test --workspace --exclude pvblk-e2e --locked --no-fail-fast
+    lane_tests 'unit tests' others
     check 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
     check 'clippy, with planted bugs' cargo clippy -p pvblk-sim --features planted --all-targets --locked -- -D warnings
     if command -v cargo-deny >/dev/null 2>&1; then
@@ -138,11 +144,10 @@ add_account() {
 }
 
 check 'format' cargo fmt --all --check
-check 'build of the tests' cargo test --workspace --exclude pvblk-e2e --locked --no-run
-# The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
 can=true
+run 'build of the tests' cargo test --workspace --locked --no-run || can=false
+# The command is built on its own, as it is shipped; the lab and the examples are there since the step before.
 run 'release build' cargo build --release --locked -p pvblk || can=false
-run 'build of the end-to-end tests' cargo test -p pvblk-e2e --locked --no-run || can=false
 
 # In a process group of its own, so that nothing of it outlives this script.
 set -m
@@ -156,7 +161,8 @@ set -m
 beside=$!
 set +m
 if $can; then
-    tests 'end to end' cargo test -p pvblk-e2e --locked --no-fail-fast
+    # Without tests of documentation, which have no runner.
+    lane_tests 'end to end' e2e --tests
 else
     fail 'builds, and with them the end-to-end tests'
 fi
