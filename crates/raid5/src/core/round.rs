@@ -297,6 +297,7 @@ impl Core {
             pieces: std::mem::take(&mut round.pieces),
             calculation,
             partial_parity,
+            partial: None,
             mismatch: false,
         });
     }
