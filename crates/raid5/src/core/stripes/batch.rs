@@ -334,7 +334,7 @@ impl QueueCore {
         }
     }
 
-    fn written(&mut self, mut token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {
+    fn written(&mut self, token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {
         for slot in bits(failed) {
             self.member_failed(slot);
         }
@@ -344,7 +344,6 @@ impl QueueCore {
         if failed == 0 {
             return self.finish_batch(token, true);
         }
-        token.record_mut().known.valid = 0;
         let (token, tell) = self.common.words.wait(token, &self.common.epoch);
         self.tell(tell);
         self.unnamed.push(Unnamed { token, failed });

@@ -94,8 +94,10 @@ impl Ways {
     }
 }
 
-/// The weights of the things that happen.
+/// The kinds of things that happen by themselves.
 const KINDS: usize = 6;
+/// Most requests in flight.
+const IN_FLIGHT: usize = 12;
 
 pub struct World {
     rng: Rng,
@@ -184,7 +186,7 @@ impl World {
         }
         let queues = rng.usize(2..=4);
         let parts = rng.usize(1..=5);
-        let sets = rng.usize(1..=4);
+        let sets = rng.usize(1..=3);
         let words = rng.usize(1..=stripes as usize);
         let ability = Ability { volatile, zeroes };
         let slot = |_| Slot {
@@ -233,7 +235,7 @@ impl World {
             now: 0,
             weights: [0; KINDS],
             fails: rng.bool().then(|| rng.u32(5..200)),
-            most_dead: if rng.u32(..4) == 0 { 2 } else { 1 },
+            most_dead: if rng.u32(..3) == 0 { 2 } else { 1 },
             ways: Ways::default(),
             common,
             rng,
@@ -252,15 +254,17 @@ impl World {
                 self.cut();
             }
             let in_flight = self.asked.iter().flatten().count();
-            if left > 0 && in_flight < 12 && self.rng.u32(..4) == 0 {
+            let asks = left > 0 && in_flight < IN_FLIGHT;
+            if asks && self.rng.u32(..4) == 0 {
                 left -= 1;
                 self.ask();
             }
-            if !self.turn() && left == 0 {
+            if !self.turn() && !asks {
                 break;
             }
+            assert!(turn < 1000 * requests, "no end:\n{}", self.state());
         }
-        self.finish();
+        self.finish(left);
     }
 
     fn is_kicking(&self) -> bool {
@@ -567,6 +571,9 @@ impl World {
             }
         }
         self.named |= slots;
+        if self.rng.bool() {
+            self.cut();
+        }
         self.queue(queue).named(failed);
         self.collect(queue);
         true
