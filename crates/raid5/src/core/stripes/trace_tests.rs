@@ -11,9 +11,9 @@ use super::common::{Common, Setup};
 use super::io::Purpose;
 use super::log::UnitKey;
 use super::queue::{Errand, Mail, QueueCore};
+use super::world::{DATA_SECTORS, slots_of};
 use crate::core::members::Members;
-use crate::core::slots::{Slot, Unsynced};
-use crate::core::zero::Ability;
+use crate::core::slots::Unsynced;
 use crate::words::{Answer, Owner, Room, Seen};
 use crate::{Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS};
 use fastrand::Rng;
@@ -121,26 +121,13 @@ fn array(bound: &Bound) -> Arc<Common> {
         let parity = usize::from(bound.parity[stripe as usize]);
         assert_eq!(geometry.stripe_parity(stripe), parity);
     }
-    let ability = Ability {
-        volatile: true,
-        zeroes: false,
-    };
-    let slot = |_| Slot {
-        data_sectors: 0,
-        log_sector: 0,
-        log_sectors: 40,
-        bitmap_sector: 0,
-        ability,
-        corrected: 0,
-        read_errors: 0,
-    };
     let common = Common::new(Setup {
         geometry,
         policy: Policy::Ppl(LogArea {
             sector: 0,
-            sectors: 40,
+            sectors: DATA_SECTORS,
         }),
-        slots: (0..MEMBERS).map(slot).collect(),
+        slots: slots_of(MEMBERS, true, false),
         members: Members::new((0..MEMBERS).map(Some).collect(), None),
         unsynced: Unsynced::default(),
         words: STRIPES as usize,
@@ -450,7 +437,7 @@ impl Run {
             self.post[queue][usize::from(to.number()) - 1].push_back(mail);
         }
         for io in q.ios.drain(..) {
-            let stripe = (io.sector / STRIPE_SECTORS) as u8;
+            let stripe = (io.sector.saturating_sub(DATA_SECTORS) / STRIPE_SECTORS) as u8;
             let (group, end) = match (&q.purposes[io.token.0].0, io.op) {
                 (Purpose::Block { flying, .. }, Op::Read) => {
                     (Group::Batch(*flying), Some(Step::ReadsEnd(stripe)))

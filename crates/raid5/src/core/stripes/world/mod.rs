@@ -1,9 +1,9 @@
 //! An array of a few stripes: its queues take turns in random order, its devices fail, and power is cut at any moment.
 
 mod checks;
-mod device;
-mod history;
-mod recovery;
+pub mod device;
+pub mod history;
+pub mod recovery;
 
 use super::common::{Common, Setup};
 use super::queue::{Errand, Mail, QueueCore};
@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Where data begins on each device; the log is before it.
-const DATA_SECTORS: u64 = 40;
+pub const DATA_SECTORS: u64 = 40;
 const UUID: [u8; 16] = [7; 16];
 
 /// A request in flight.
@@ -130,15 +130,29 @@ fn owner(queue: usize) -> Owner {
 }
 
 /// A value that no other sector or request has.
-fn value(request: u64, sector: u64) -> u64 {
+pub fn value(request: u64, sector: u64) -> u64 {
     let mut n = (request << 32 | sector).wrapping_add(0x9e37_79b9_7f4a_7c15);
     n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     n ^ n >> 31
 }
 
+/// Devices as the core knows them.
+pub fn slots_of(count: usize, volatile: bool, zeroes: bool) -> Vec<Slot> {
+    let slot = |_| Slot {
+        data_sectors: DATA_SECTORS,
+        log_sector: 0,
+        log_sectors: DATA_SECTORS,
+        bitmap_sector: 0,
+        ability: Ability { volatile, zeroes },
+        corrected: 0,
+        read_errors: 0,
+    };
+    (0..count).map(slot).collect()
+}
+
 /// The devices of an array whose sectors have these values.
-fn contents(geometry: &Geometry) -> Vec<Vec<u8>> {
+pub fn contents(geometry: &Geometry) -> Vec<Vec<u8>> {
     let bytes = (DATA_SECTORS + geometry.member_sectors()) as usize * SECTOR;
     let mut members = vec![vec![0; bytes]; geometry.members()];
     for stripe in 0..geometry.stripes() {
@@ -188,20 +202,10 @@ impl World {
         let parts = rng.usize(1..=5);
         let sets = rng.usize(1..=3);
         let words = rng.usize(1..=stripes as usize);
-        let ability = Ability { volatile, zeroes };
-        let slot = |_| Slot {
-            data_sectors: DATA_SECTORS,
-            log_sector: 0,
-            log_sectors: DATA_SECTORS,
-            bitmap_sector: 0,
-            ability,
-            corrected: 0,
-            read_errors: 0,
-        };
         let common = Common::new(Setup {
             geometry,
             policy,
-            slots: (0..count).map(slot).collect(),
+            slots: slots_of(count as usize, volatile, zeroes),
             members: Members::new(slots, None),
             unsynced: Unsynced::default(),
             words,
@@ -581,7 +585,7 @@ impl World {
 }
 
 /// The bytes that an I/O writes.
-fn bytes_of(io: &MemberIo) -> Vec<u8> {
+pub fn bytes_of(io: &MemberIo) -> Vec<u8> {
     match (&io.data, io.op) {
         (Data::Zeros, _) => vec![0; STRIPE_BYTES],
         (data, Op::Write) => data.buffers().iter().flat_map(Buffer::to_vec).collect(),

@@ -91,4 +91,11 @@ impl AfterCut {
             None => self.sum(stripe, Some(role)),
         }
     }
+
+    /// A sector of the array.
+    pub fn sector(&self, sector: u64) -> Vec<u8> {
+        let block = self.geometry.slot(sector);
+        let data = self.data(block.stripe, block.index);
+        data[block.offset_sectors as usize * SECTOR..][..SECTOR].to_vec()
+    }
 }
