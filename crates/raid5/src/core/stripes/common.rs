@@ -1,11 +1,12 @@
 //! [`Common`]: the parts of an array that all its queues share.
 
+use super::queue::Mail;
 use super::record::{Part, Stripe};
 use crate::core::members::Members;
 use crate::core::plan::View;
 use crate::core::slots::{Slot, Unsynced};
 use crate::words::{
-    Epoch, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages, Table,
+    Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages, Table,
 };
 use crate::{Geometry, Policy};
 use parking_lot::Mutex;
@@ -55,6 +56,7 @@ pub struct Common {
     pub logs: Option<Logs<Stripe>>,
     pub room: Room,
     pub stock: Arc<Stock<StripePages>>,
+    memory: PageMemory,
     /// Places at words, and at logs.
     pub places: Places,
     pub log_places: Places,
@@ -82,7 +84,8 @@ impl Common {
             }
             _ => (None, Vec::new()),
         };
-        let sets = PageMemory::new(setup.geometry.members()).make(setup.sets)?;
+        let memory = PageMemory::new(setup.geometry.members());
+        let sets = memory.make(setup.sets)?;
         Ok(Arc::new(Common {
             geometry: setup.geometry,
             policy: setup.policy,
@@ -92,6 +95,7 @@ impl Common {
             logs,
             room: setup.room,
             stock: Stock::new(sets),
+            memory,
             places: Places::new(places),
             log_places: Places::new(log_places),
             parts: setup.parts,
@@ -147,5 +151,38 @@ impl Common {
         slots
             .filter(|slot| self.slots[*slot].ability.volatile)
             .collect()
+    }
+
+    /// From now on so many stripes may have pages; returns mail to be posted. Too many go as soon as no batch has them, or by
+    /// [`Common::give_way`]. One thread at a time calls this.
+    pub fn set_stripes(&self, count: usize) -> Result<Vec<(Owner, Mail)>, Error> {
+        let mut wake = Vec::new();
+        let make = |missing| self.memory.make(missing);
+        self.stock.set_count(count, make, &mut wake)?;
+        Ok(wake.into_iter().map(|to| (to, Mail::Pages)).collect())
+    }
+
+    /// Gives memory of pages that no batch has to the system; returns bytes, and mail to be posted.
+    pub fn give_way(&self) -> (u64, Vec<(Owner, Mail)>) {
+        let nobody = Owner::new(Owner::MAX).expect("a number, which no queue has");
+        let mut errands = Errands::default();
+        let words = (&self.words, &self.epoch);
+        let bytes = self.stock.give_way(words, nobody, &mut errands);
+        let mut mail: Vec<_> = errands
+            .wake
+            .into_iter()
+            .map(|to| (to, Mail::Pages))
+            .collect();
+        mail.extend(errands.tell.into_iter().map(|to| (to, Mail::Drained)));
+        for mut token in errands.arrived {
+            let mut arrived = Vec::new();
+            self.words.take(&mut token, &mut arrived);
+            token.record_mut().add(arrived, &self.geometry);
+            let to = token.record().next_owner();
+            let to = to.expect("somebody has arrived");
+            let token = self.words.hand_over(token, to);
+            mail.push((to, Mail::Stripe(token)));
+        }
+        (bytes, mail)
     }
 }

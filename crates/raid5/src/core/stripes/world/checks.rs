@@ -93,9 +93,8 @@ impl World {
         if !membership.broken {
             self.check_contents();
         }
-        let mut wake = Vec::new();
         for queue in &mut self.queues {
-            wake.extend(queue.take().expect("an open queue").close());
+            queue.take().map(QueueCore::close);
         }
         let all = self.queues.len() * self.common.parts;
         assert!(self.common.places.open(all).is_some(), "places are lost");
@@ -112,11 +111,8 @@ impl World {
             free &= word.owner().is_none();
         }
         assert!(free, "a word isn't free");
-        assert_eq!(
-            self.common.stock.count().0 + kept,
-            self.sets,
-            "sets are lost"
-        );
+        let (here, all) = self.common.stock.count();
+        assert_eq!(here + kept, all, "sets are lost");
     }
 
     fn check_contents(&mut self) {

@@ -64,6 +64,7 @@ pub struct Ways {
     pub repairs: usize,
     pub borrowed: usize,
     pub holes: usize,
+    pub closed: usize,
 }
 
 impl Ways {
@@ -89,6 +90,7 @@ impl Ways {
             self.repairs,
             self.borrowed,
             self.holes,
+            self.closed,
         ];
         all.into_iter().min().unwrap_or(0)
     }
@@ -104,7 +106,6 @@ pub struct World {
     geometry: Geometry,
     policy: Policy,
     common: Arc<Common>,
-    sets: usize,
     queues: Vec<Option<QueueCore>>,
     devices: Vec<Device>,
     /// Mail that was posted, by queue that posts it and queue that gets it.
@@ -224,7 +225,6 @@ impl World {
         World {
             geometry,
             policy,
-            sets,
             queues: (0..queues).map(open).collect(),
             devices,
             post: (0..queues)
@@ -257,6 +257,9 @@ impl World {
             if self.rng.u32(..cuts) == 0 {
                 self.cut();
             }
+            if self.rng.u32(..64) == 0 {
+                self.do_rare();
+            }
             let in_flight = self.asked.iter().flatten().count();
             let asks = left > 0 && in_flight < IN_FLIGHT;
             if asks && self.rng.u32(..4) == 0 {
@@ -274,6 +277,35 @@ impl World {
     fn is_kicking(&self) -> bool {
         let mut queues = self.queues.iter().flatten();
         queues.any(|queue| queue.kick.is_some())
+    }
+
+    /// A queue is closed or opened, memory is given back, or the number of stripes changes.
+    fn do_rare(&mut self) {
+        let queue = self.rng.usize(..self.queues.len());
+        let mail = match self.rng.u32(..4) {
+            0 => self.common.give_way().1,
+            1 => {
+                let sets = self.rng.usize(1..=3);
+                self.common.set_stripes(sets).expect("memory")
+            }
+            _ => match self.queues[queue].take_if(|queue| queue.is_idle()) {
+                Some(idle) => {
+                    self.ways.closed += 1;
+                    idle.close()
+                }
+                None if self.queues[queue].is_none() => {
+                    let opened = QueueCore::open(&self.common, owner(queue));
+                    self.queues[queue] = Some(opened.expect("room for it"));
+                    return;
+                }
+                None => return,
+            },
+        };
+        // It is nobody's mail: any order will do.
+        for (to, mail) in mail {
+            let to = usize::from(to.number()) - 1;
+            self.post[to][to].push_back(mail);
+        }
     }
 
     /// Something happens; false if nothing can.
@@ -298,7 +330,8 @@ impl World {
     fn step_any(&mut self) -> bool {
         let from = self.rng.usize(..self.queues.len());
         let count = self.queues.len();
-        (from..from + count).any(|queue| self.step(queue % count))
+        (from..from + count)
+            .any(|queue| self.queues[queue % count].is_some() && self.step(queue % count))
     }
 
     fn queue(&mut self, queue: usize) -> &mut QueueCore {
@@ -365,6 +398,10 @@ impl World {
         self.now += 1;
         self.ways.requests += 1;
         let queue = self.rng.usize(..self.queues.len());
+        if self.queues[queue].is_none() {
+            let opened = QueueCore::open(&self.common, owner(queue));
+            self.queues[queue] = Some(opened.expect("room for it"));
+        }
         let capacity = self.geometry.capacity_sectors();
         let op = match self.rng.u32(..24) {
             0..14 => Op::Write,
@@ -555,10 +592,14 @@ impl World {
         let from = self.rng.usize(..count * count);
         let pairs = (from..from + count * count).map(|n| (n / count % count, n % count));
         for (from, to) in pairs {
-            if let Some(mail) = self.post[from][to].pop_front() {
-                self.queue(to).receive(mail);
-                return true;
+            let Some(mail) = self.post[from][to].pop_front() else {
+                continue;
+            };
+            match &mut self.queues[to] {
+                Some(queue) => queue.receive(mail),
+                None => assert!(matches!(mail, Mail::Drained | Mail::GoOn | Mail::Pages)),
             }
+            return true;
         }
         false
     }
