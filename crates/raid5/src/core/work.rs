@@ -10,7 +10,7 @@ use super::{Piece, Shared};
 use crate::STRIPE_BYTES;
 use crate::words::Partial;
 use pvblk_block::planted::{Plant, has};
-use pvblk_block::{Request, RequestFlags};
+use pvblk_block::{Buffer, Request, RequestFlags};
 
 /// A piece and the request that it is of.
 pub(super) struct RoundPiece {
@@ -132,6 +132,14 @@ pub(super) fn can_borrow(pieces: &[RoundPiece], blocks: usize) -> bool {
     let stable = |p: &RoundPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
     let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);
     pieces.len() == blocks && pieces.iter().all(|p| stable(p) && whole(p))
+}
+
+/// The data of a member's block where its submitter has it, for pieces that can be borrowed.
+pub(super) fn borrowed(pieces: &[RoundPiece], member: usize) -> Option<Buffer> {
+    let p = pieces.iter().find(|p| p.member == member)?;
+    let mut data = None;
+    segments(&p.request, p.piece.skip, STRIPE_BYTES, |b| data = Some(b));
+    data
 }
 
 fn is_one_buffer(p: &RoundPiece) -> bool {

@@ -5,12 +5,13 @@ use super::queue::{Mail, QueueCore};
 use super::record::{Batch, Stripe};
 use super::{Data, Work, bit};
 use crate::core::plan::Mode;
-use crate::head_pages::{bits, segments};
+use crate::core::work::borrowed;
+use crate::head_pages::bits;
+use crate::words;
 use crate::words::{
     Claimed, Closed, Errands, Leaves, LogEntry, Looked, Open, Parked, Part, Partial, Seen, Token,
     Waiting,
 };
-use crate::{STRIPE_BYTES, words};
 use pvblk_block::{Op, RequestFlags};
 
 /// A batch whose next step is the end of its I/O, or of its calculation.
@@ -316,8 +317,9 @@ impl QueueCore {
                 if batch.calculation.hole && self.common.slots[slot].ability.zeroes {
                     return (role, (slot, Op::WriteZeroes, fua), Data::Zeros);
                 }
-                let data = borrowed(batch, role);
-                let data = data.unwrap_or_else(|| Data::of(pages.buffer(role)));
+                let pieces = Some(&batch.pieces).filter(|_| batch.calculation.borrows);
+                let data = pieces.and_then(|pieces| borrowed(pieces, role));
+                let data = Data::of(data.or_else(|| pages.buffer(role)));
                 (role, (slot, Op::Write, fua), data)
             })
             .collect();
@@ -410,17 +412,4 @@ impl QueueCore {
         let token = self.common.words.hand_over(token, to);
         self.send(to, Mail::Stripe(token));
     }
-}
-
-/// A block's data where its submitter has it.
-fn borrowed(batch: &Batch, role: usize) -> Option<Data> {
-    if !batch.calculation.borrows {
-        return None;
-    }
-    let piece = batch.pieces.iter().find(|piece| piece.member == role)?;
-    let mut data = None;
-    segments(&piece.request, piece.piece.skip, STRIPE_BYTES, |buffer| {
-        data = Some(buffer);
-    });
-    Some(Data::of(data))
 }

@@ -17,7 +17,6 @@ use std::sync::Arc;
 pub struct Setup {
     pub geometry: Geometry,
     pub policy: Policy,
-    /// Devices.
     pub slots: Vec<Slot>,
     pub members: Members,
     /// Stripes whose parity isn't known to be right.
@@ -132,7 +131,6 @@ impl Common {
         *self.membership.lock() = Arc::new(next);
     }
 
-    /// Open queues.
     pub fn queues(&self) -> Vec<Owner> {
         self.queues.lock().clone()
     }

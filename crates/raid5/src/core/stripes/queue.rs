@@ -101,7 +101,10 @@ impl QueueCore {
         } else {
             0
         };
-        let log_places = common.log_places.open(log_parts).ok_or_else(too_many)?;
+        let Some(log_places) = common.log_places.open(log_parts) else {
+            common.places.close(places);
+            return Err(too_many());
+        };
         // Before the first look at the epoch: the end of a stop that it shows is told to this queue, too.
         common.add_queue(me);
         Ok(QueueCore {
@@ -159,7 +162,6 @@ impl QueueCore {
         self.mail
     }
 
-    /// Takes mail.
     pub fn receive(&mut self, mail: Mail) {
         self.todo.push_back(mail);
     }

@@ -346,7 +346,7 @@ impl Run {
         Some(to)
     }
 
-    /// I/O ends.
+    /// I/O of a phase ends.
     fn end_flight(&mut self) -> bool {
         if self.flights.is_empty() {
             return false;

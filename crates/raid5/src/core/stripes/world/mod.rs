@@ -123,6 +123,8 @@ pub struct World {
     /// One in so many I/O of a device is its last.
     fails: Option<u32>,
     most_dead: usize,
+    /// A flush has just ended, or a write with FUA.
+    has_promised: bool,
     pub ways: Ways,
 }
 
@@ -240,6 +242,7 @@ impl World {
             weights: [0; KINDS],
             fails: rng.bool().then(|| rng.u32(5..200)),
             most_dead: if rng.u32(..3) == 0 { 2 } else { 1 },
+            has_promised: false,
             ways: Ways::default(),
             common,
             rng,
@@ -254,7 +257,8 @@ impl World {
                 self.weights = std::array::from_fn(|_| self.rng.u32(1..=8));
             }
             let cuts = if self.is_kicking() { 16 } else { 256 };
-            if self.rng.u32(..cuts) == 0 {
+            let has_promised = std::mem::take(&mut self.has_promised);
+            if self.rng.u32(..cuts) == 0 || has_promised && self.rng.u32(..4) == 0 {
                 self.cut();
             }
             if self.rng.u32(..64) == 0 {
@@ -497,6 +501,7 @@ impl World {
             return;
         }
         let fua = request.flags.contains(RequestFlags::FUA);
+        self.has_promised |= fua || request.op == Op::Flush;
         match request.op {
             Op::Flush => self.history.flushed(begin),
             // Nobody counts on what a discard has done.
@@ -521,6 +526,25 @@ impl World {
         }
     }
 
+    /// One in so many I/O is a device's last: more of logs and flushes, and more when another one has died.
+    fn deadliness(&self, sector: u64) -> u32 {
+        let Some(fails) = self.fails else {
+            return u32::MAX;
+        };
+        let dead = self.devices.iter().filter(|device| device.dead).count();
+        let gone = if dead == 0 {
+            self.named.count_ones() as usize
+        } else {
+            dead
+        };
+        match gone {
+            _ if gone >= self.most_dead => u32::MAX,
+            0 if sector >= DATA_SECTORS => fails,
+            0 => fails.div_ceil(4),
+            _ => fails.min(10),
+        }
+    }
+
     /// I/O of a device ends, or the device dies of it.
     fn end_io(&mut self) -> bool {
         if self.ios.is_empty() {
@@ -533,17 +557,7 @@ impl World {
             bytes,
             mark,
         } = self.ios.swap_remove(at);
-        let dead = self.devices.iter().filter(|device| device.dead).count();
-        if let Some(fails) = self.fails
-            && dead + self.named.count_ones() as usize * usize::from(dead == 0) < self.most_dead
-            && self.rng.u32(
-                ..if io.sector < DATA_SECTORS {
-                    fails / 4
-                } else {
-                    fails
-                },
-            ) == 0
-        {
+        if self.rng.u32(..self.deadliness(io.sector)) == 0 {
             self.devices[io.slot].dead = true;
         }
         let device = &mut self.devices[io.slot];
