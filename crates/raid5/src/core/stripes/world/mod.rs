@@ -527,21 +527,15 @@ impl World {
     }
 
     /// One in so many I/O is a device's last: more of logs and flushes, and more when another one has died.
-    fn deadliness(&self, sector: u64) -> u32 {
-        let Some(fails) = self.fails else {
-            return u32::MAX;
-        };
+    fn deadliness(&self, sector: u64) -> Option<u32> {
+        let fails = self.fails?;
         let dead = self.devices.iter().filter(|device| device.dead).count();
-        let gone = if dead == 0 {
-            self.named.count_ones() as usize
-        } else {
-            dead
-        };
-        match gone {
-            _ if gone >= self.most_dead => u32::MAX,
-            0 if sector >= DATA_SECTORS => fails,
-            0 => fails.div_ceil(4),
-            _ => fails.min(10),
+        let named = self.named.count_ones() as usize;
+        match if dead == 0 { named } else { dead } {
+            gone if gone >= self.most_dead => None,
+            0 if sector >= DATA_SECTORS => Some(fails),
+            0 => Some(fails.div_ceil(4)),
+            _ => Some(fails.min(10)),
         }
     }
 
@@ -557,7 +551,8 @@ impl World {
             bytes,
             mark,
         } = self.ios.swap_remove(at);
-        if self.rng.u32(..self.deadliness(io.sector)) == 0 {
+        let one_in = self.deadliness(io.sector);
+        if one_in.is_some_and(|many| self.rng.u32(..many) == 0) {
             self.devices[io.slot].dead = true;
         }
         let device = &mut self.devices[io.slot];
