@@ -3,7 +3,7 @@
 use super::queue::Mail;
 use super::record::{Part, Stripe};
 use crate::core::members::Members;
-use crate::core::plan::View;
+use crate::core::plan::{View, bit};
 use crate::core::slots::{Slot, Unsynced};
 use crate::words::{
     Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages, Table,
@@ -12,6 +12,7 @@ use crate::{Geometry, Policy};
 use parking_lot::Mutex;
 use pvblk_block::Error;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Parameters of an array.
 pub struct Setup {
@@ -62,6 +63,8 @@ pub struct Common {
     pub parts: usize,
     /// Replaced in a stop. Queues take a copy when the epoch has another number than at their last look.
     membership: Mutex<Arc<Membership>>,
+    /// Slots that failed some I/O, as a mask.
+    failed: AtomicU64,
     /// Open queues: they are told when words go on.
     queues: Mutex<Vec<Owner>>,
 }
@@ -103,6 +106,7 @@ impl Common {
                 unsynced: Arc::new(setup.unsynced),
                 broken: false,
             })),
+            failed: AtomicU64::new(0),
             queues: Mutex::new(Vec::new()),
         }))
     }
@@ -124,6 +128,18 @@ impl Common {
 
     pub fn membership(&self) -> Arc<Membership> {
         Arc::clone(&self.membership.lock())
+    }
+
+    /// A device failed I/O of a queue, which hasn't left the I/O's word yet: so a kick that waits for the word sees it.
+    pub fn note_failure(&self, slot: usize) {
+        self.failed.fetch_or(bit(slot), Ordering::Relaxed);
+    }
+
+    /// Slots of these members that failed, as a mask.
+    pub fn failed(&self, now: &Membership) -> u64 {
+        let present = now.members.slots().iter().flatten();
+        let present = present.fold(0, |mask, slot| mask | bit(*slot));
+        self.failed.load(Ordering::Relaxed) & present
     }
 
     /// For the queue that has stopped words.

@@ -53,12 +53,15 @@ impl QueueCore {
             debug_assert!(false, "an I/O ended twice");
             return;
         };
+        if !ok {
+            self.common.note_failure(slot);
+        }
         match purpose {
             Purpose::Direct(direct) => self.direct_ended(direct, slot, ok),
             Purpose::Flush(request) => self.flush_ended(request, slot, ok),
             Purpose::Block { flying, role } => self.block_ended(flying, role, slot, ok),
             Purpose::Log(unit) => self.log_ended(unit, slot, ok),
-            Purpose::Kick => self.kick_flushed(slot, ok),
+            Purpose::Kick => self.kick_flush_over(),
         }
     }
 }

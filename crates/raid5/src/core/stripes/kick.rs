@@ -16,8 +16,6 @@ use std::sync::Arc;
 /// A kick by this queue.
 pub struct Kick {
     stop: Stop,
-    /// Slots that failed, as a mask.
-    failed: u64,
     phase: Phase,
 }
 
@@ -41,11 +39,6 @@ impl QueueCore {
         if let Ok(stop) = self.common.epoch.stop(self.me) {
             self.has_stopped(stop);
         }
-        if let Some(kick) = &mut self.kick
-            && self.now.members.role(slot).is_some()
-        {
-            kick.failed |= bit(slot);
-        }
         true
     }
 
@@ -58,7 +51,6 @@ impl QueueCore {
         let logs = logs.map(|logs| logs.in_flight(&stop)).unwrap_or_default();
         self.kick = Some(Kick {
             stop,
-            failed: 0,
             phase: Phase::Draining { stripes, logs },
         });
         self.send(self.me, Mail::Drained);
@@ -75,7 +67,6 @@ impl QueueCore {
     pub(super) fn go_on_kicking(&mut self) {
         let Some(Kick {
             phase: Phase::Draining { stripes, logs },
-            failed,
             ..
         }) = &mut self.kick
         else {
@@ -87,7 +78,7 @@ impl QueueCore {
         if in_flight {
             return;
         }
-        let failed = *failed;
+        let failed = common.failed(&self.now);
         let mut slots = common.volatile(&self.now);
         slots.retain(|slot| failed & bit(*slot) == 0);
         if self.breaks(failed) {
@@ -106,23 +97,16 @@ impl QueueCore {
         }
     }
 
-    pub(super) fn kick_flushed(&mut self, slot: usize, ok: bool) {
-        if let Some(kick) = self.kick.as_mut().filter(|_| !ok) {
-            kick.failed |= bit(slot);
-        }
-        self.kick_flush_over();
-    }
-
     /// One of the flushes has ended. After the last one, superblocks name the members that failed, unless there are too many.
-    fn kick_flush_over(&mut self) {
+    pub(super) fn kick_flush_over(&mut self) {
         let Some(kick) = &mut self.kick else { return };
-        let failed = kick.failed;
         if let Phase::Flushing(left) = &mut kick.phase {
             *left -= 1;
             if *left > 0 {
                 return;
             }
         }
+        let failed = self.common.failed(&self.now);
         if self.breaks(failed) || failed == 0 {
             return self.change_members();
         }
@@ -132,17 +116,16 @@ impl QueueCore {
 
     /// Superblocks are written; these slots (a mask) failed that.
     pub fn named(&mut self, failed: u64) {
-        if let Some(kick) = &mut self.kick {
-            kick.failed |= failed;
-        }
+        bits(failed).for_each(|slot| self.common.note_failure(slot));
         self.change_members();
     }
 
     /// The members that failed aren't any more, and words go on.
     fn change_members(&mut self) {
-        let Some(Kick { stop, failed, .. }) = self.kick.take() else {
+        let Some(Kick { stop, .. }) = self.kick.take() else {
             return;
         };
+        let failed = self.common.failed(&self.now);
         let mut next = Membership::clone(&self.now);
         next.broken |= self.breaks(failed);
         for slot in bits(failed) {
