@@ -29,6 +29,8 @@ mod request;
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]
+mod tests;
+#[cfg(test)]
 mod thread_tests;
 #[cfg(test)]
 mod trace_tests;
