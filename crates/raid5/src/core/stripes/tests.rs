@@ -53,11 +53,14 @@ impl Array {
     /// All that a queue can do by itself; its I/O.
     fn go(&mut self, queue: usize) -> Vec<MemberIo> {
         let queue = &mut self.queues[queue];
+        let mut steps = 0;
         while queue.step() || !queue.works.is_empty() {
             for mut work in std::mem::take(&mut queue.works) {
                 work.run();
                 queue.worked(work);
             }
+            steps += 1;
+            assert!(steps < 1000, "no end: {queue:?}");
         }
         std::mem::take(&mut queue.ios)
     }
