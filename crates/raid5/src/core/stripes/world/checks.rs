@@ -19,7 +19,7 @@ impl World {
         let is_logged = matches!(self.policy, Policy::Ppl(_));
         let mut lost = None;
         if is_logged && named == 0 && self.rng.u32(..3) == 0 {
-            let dead = self.devices.iter().position(|device| device.dead);
+            let dead = (0..self.devices.len()).find(|slot| self.doomed & 1 << slot != 0);
             let any = self.rng.usize(..self.devices.len());
             lost = Some(dead.filter(|_| self.rng.bool()).unwrap_or(any));
         }

@@ -120,7 +120,9 @@ pub struct World {
     history: History,
     now: u64,
     weights: [u32; KINDS],
-    /// One in so many I/O of a device is its last.
+    /// Devices that have failed some I/O, as a mask. Those that aren't dead do all other I/O.
+    doomed: u64,
+    /// One in so many I/O of a device fails.
     fails: Option<u32>,
     most_dead: usize,
     /// A flush has just ended, or a write with FUA.
@@ -236,6 +238,7 @@ impl World {
             works: Vec::new(),
             errands: Vec::new(),
             named,
+            doomed: 0,
             asked: Vec::new(),
             history: History::new((0..capacity).map(|sector| value(0, sector))),
             now: 0,
@@ -526,12 +529,15 @@ impl World {
         }
     }
 
-    /// One in so many I/O is a device's last: more of logs and flushes, and more when another one has died.
+    /// One in so many I/O fails: more of logs and flushes, and more when another device has failed some.
     fn deadliness(&self, sector: u64) -> Option<u32> {
         let fails = self.fails?;
-        let dead = self.devices.iter().filter(|device| device.dead).count();
-        let named = self.named.count_ones() as usize;
-        match if dead == 0 { named } else { dead } {
+        let gone = if self.doomed == 0 {
+            self.named
+        } else {
+            self.doomed
+        };
+        match gone.count_ones() as usize {
             gone if gone >= self.most_dead => None,
             0 if sector >= DATA_SECTORS => Some(fails),
             0 => Some(fails.div_ceil(4)),
@@ -539,7 +545,7 @@ impl World {
         }
     }
 
-    /// I/O of a device ends, or the device dies of it.
+    /// I/O of a device ends, or fails, and perhaps the device dies of it.
     fn end_io(&mut self) -> bool {
         if self.ios.is_empty() {
             return false;
@@ -552,12 +558,14 @@ impl World {
             mark,
         } = self.ios.swap_remove(at);
         let one_in = self.deadliness(io.sector);
-        if one_in.is_some_and(|many| self.rng.u32(..many) == 0) {
-            self.devices[io.slot].dead = true;
+        let fails = one_in.is_some_and(|many| self.rng.u32(..many) == 0);
+        if fails {
+            self.doomed |= 1 << io.slot;
+            self.devices[io.slot].dead = self.rng.bool();
         }
         let device = &mut self.devices[io.slot];
         assert_eq!(bytes, bytes_of(&io), "memory changes while it is written");
-        let ok = !device.dead;
+        let ok = !device.dead && !fails;
         match io.op {
             _ if !ok => {
                 // Some of it may have been done.
