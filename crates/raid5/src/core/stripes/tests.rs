@@ -1,4 +1,4 @@
-//! Failures of two members, step by step, on devices without caches: no flush shows the second one.
+//! Failures of two members, step by step. Without caches no flush shows the second one.
 
 use super::MemberIo;
 use super::common::{Common, Setup};
@@ -20,13 +20,13 @@ struct Array {
 }
 
 impl Array {
-    fn new() -> Array {
+    fn new(volatile: bool) -> Array {
         let sectors = 8 * STRIPE_SECTORS;
         let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
         let common = Common::new(Setup {
             geometry: geometry.expect("a geometry"),
             policy: Policy::Resync,
-            slots: slots_of(MEMBERS, false, false),
+            slots: slots_of(MEMBERS, volatile, false),
             members: Members::new((0..MEMBERS).map(Some).collect(), None),
             unsynced: Unsynced::default(),
             words: 8,
@@ -103,7 +103,7 @@ impl Array {
 
 #[test]
 fn no_member_is_named_if_two_have_failed_writes() {
-    let mut array = Array::new();
+    let mut array = Array::new(false);
     let first = array.write(0, 0);
     let second = array.write(1, 1);
     array.end(0, first, 0);
@@ -124,7 +124,7 @@ fn no_member_is_named_if_two_have_failed_writes() {
 
 #[test]
 fn the_end_of_an_older_stop_acknowledges_nothing() {
-    let mut array = Array::new();
+    let mut array = Array::new(false);
     let ios = array.write(0, 0);
     array.end(0, ios, 0);
     assert_eq!(array.queues[0].errands.len(), 1);
@@ -149,4 +149,16 @@ fn the_end_of_an_older_stop_acknowledges_nothing() {
     array.go(1);
     assert!(array.common.membership().broken);
     assert_eq!(array.done(1), [Status::IoError]);
+}
+
+#[test]
+fn a_flush_that_two_members_fail_fails() {
+    let mut array = Array::new(true);
+    array.queues[0].submit(Request::new(Op::Flush, 0, 0, 0));
+    for io in array.go(0) {
+        array.queues[0].ended(io.token, io.slot > 1);
+    }
+    assert_eq!(array.go(0).len(), 0);
+    assert!(array.common.membership().broken);
+    assert_eq!(array.done(0), [Status::IoError]);
 }
