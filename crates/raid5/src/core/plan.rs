@@ -136,6 +136,16 @@ pub(super) struct Calculation {
     pub hole: bool,
 }
 
+impl Calculation {
+    /// Mask of the members whose pages, before the calculation, are partial parity together: the XOR of the blocks that don't change.
+    pub fn unchanged(&self) -> u64 {
+        match self.mode {
+            Mode::Modify => self.touched | bit(self.parity),
+            _ => self.all & !bit(self.parity) & !self.touched,
+        }
+    }
+}
+
 /// All of an array that plans depend on.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {

@@ -273,6 +273,7 @@ impl Stripe {
             pieces,
             calculation,
             partial_parity: calculation.partial.then(|| Box::new([0xee; STRIPE_BYTES])),
+            partial: None,
             mismatch: false,
         };
         work.run();

@@ -1,10 +1,9 @@
 //! A round of a stripe head: a plan that is carried out, with its reads, its calculation and its writes.
 
-use super::pages::{Block, bits, segments};
+use super::pages::{Block, bits};
 use super::plan::{Mode, Plan, View, bit};
-use super::work::{RoundPiece, Work};
+use super::work::{RoundPiece, Work, borrowed};
 use super::{Core, Data, Purpose};
-use crate::STRIPE_BYTES;
 use pvblk_block::Op;
 
 /// The work of a head from its first read to its last write.
@@ -297,6 +296,7 @@ impl Core {
             pieces: std::mem::take(&mut round.pieces),
             calculation,
             partial_parity,
+            partial: None,
             mismatch: false,
         });
     }
@@ -385,23 +385,13 @@ impl Core {
                 self.start(runner, Purpose::HeadWrite(head), io, sector, Data::Zeros);
                 continue;
             }
-            let data = self.borrowed(head, role);
-            let data = data.unwrap_or_else(|| Data::of(pages.buffer(role)));
+            let round = self.heads.all[head].round.as_ref();
+            let data = round.filter(|round| round.borrows);
+            let data = data.and_then(|round| borrowed(&round.pieces, role));
+            let data = Data::of(data.or_else(|| pages.buffer(role)));
             let io = (slot, Op::Write, fua);
             self.start(runner, Purpose::HeadWrite(head), io, sector, data);
         }
-    }
-
-    /// A block's data where its submitter has it.
-    fn borrowed(&self, head: usize, role: usize) -> Option<Data> {
-        let round = self.heads.all[head].round.as_ref()?;
-        if !round.borrows {
-            return None;
-        }
-        let p = round.pieces.iter().find(|p| p.member == role)?;
-        let mut data = None;
-        segments(&p.request, p.piece.skip, STRIPE_BYTES, |b| data = Some(b));
-        Some(Data::of(data))
     }
 
     /// One of the round's writes has ended. That one failed is the kicked member's matter.

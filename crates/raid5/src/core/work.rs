@@ -8,8 +8,9 @@ use super::pages::{Block, HeadPages, segments};
 use super::plan::{Calculation, Mode, bit};
 use super::{Piece, Shared};
 use crate::STRIPE_BYTES;
+use crate::words::Partial;
 use pvblk_block::planted::{Plant, has};
-use pvblk_block::{Request, RequestFlags};
+use pvblk_block::{Buffer, Request, RequestFlags};
 
 /// A piece and the request that it is of.
 pub(super) struct RoundPiece {
@@ -29,6 +30,8 @@ pub(in super::super) struct Work {
     pub(super) calculation: Calculation,
     /// Room for partial parity, where it is wanted.
     pub(super) partial_parity: Option<Box<Block>>,
+    /// Partial parity that is there already.
+    pub(super) partial: Option<Partial>,
     /// Parity was wrong.
     pub(super) mismatch: bool,
 }
@@ -85,19 +88,19 @@ impl Work {
             parity,
             ..
         } = self.calculation;
-        let data = all & !bit(parity);
         if self.calculation.borrows {
             self.sum_borrowed();
+            return;
+        }
+        if let Some(partial) = &self.partial {
+            self.copy(HeadPages::take);
+            partial.make_parity(&self.pages, parity, touched);
             return;
         }
         // The partial parity is needed for a log, or before the blocks are written.
         let modifies = self.calculation.mode == Mode::Modify;
         if modifies || self.partial_parity.is_some() {
-            let rest = match modifies {
-                true => touched | bit(parity),
-                false => data & !touched,
-            };
-            self.pages.sum(parity, rest);
+            self.pages.sum(parity, self.calculation.unchanged());
             if let Some(partial) = &mut self.partial_parity {
                 self.pages.read(parity, partial);
             }
@@ -105,7 +108,7 @@ impl Work {
             self.pages.sum(parity, touched | bit(parity));
         } else {
             self.copy(HeadPages::take);
-            self.pages.sum(parity, data);
+            self.pages.sum(parity, all & !bit(parity));
         }
         if has(Plant::WrongPartialParity)
             && let Some(partial) = &mut self.partial_parity
@@ -129,6 +132,14 @@ pub(super) fn can_borrow(pieces: &[RoundPiece], blocks: usize) -> bool {
     let stable = |p: &RoundPiece| p.request.flags.contains(RequestFlags::STABLE_BUFFERS);
     let whole = |p: &RoundPiece| p.piece.len() == STRIPE_BYTES && is_one_buffer(p);
     pieces.len() == blocks && pieces.iter().all(|p| stable(p) && whole(p))
+}
+
+/// The data of a member's block where its submitter has it, for pieces that can be borrowed.
+pub(super) fn borrowed(pieces: &[RoundPiece], member: usize) -> Option<Buffer> {
+    let p = pieces.iter().find(|p| p.member == member)?;
+    let mut data = None;
+    segments(&p.request, p.piece.skip, STRIPE_BYTES, |b| data = Some(b));
+    data
 }
 
 fn is_one_buffer(p: &RoundPiece) -> bool {

@@ -1,5 +1,5 @@
-//! Words: shared state by which queues own stripes and logs without a lock (docs/decisions/0048-stripes-own-themselves.md). The
-//! core doesn't use them yet.
+//! Words: shared state by which queues own stripes and logs without a lock (docs/decisions/0048-stripes-own-themselves.md).
+//! `core::stripes` uses them, and only its tests use that yet.
 //!
 //! | file | has |
 //! |---|---|

@@ -1,0 +1,415 @@
+//! Batches: the work of a stripe from the claim of its word to the release.
+
+use super::io::Purpose;
+use super::queue::{Mail, QueueCore};
+use super::record::{Batch, Stripe};
+use super::{Data, Work, bit};
+use crate::core::plan::Mode;
+use crate::core::work::borrowed;
+use crate::head_pages::bits;
+use crate::words;
+use crate::words::{
+    Claimed, Closed, Errands, Leaves, LogEntry, Looked, Open, Parked, Part, Partial, Seen, Token,
+    Waiting,
+};
+use pvblk_block::{Op, RequestFlags};
+
+/// A batch whose next step is the end of its I/O, or of its calculation.
+pub enum Flying {
+    Reading {
+        token: Token<Open, Stripe>,
+        /// Parts that its plan is for.
+        parts: usize,
+        /// Parts that have joined had their reads.
+        again: bool,
+        ios: Ios,
+    },
+    Calculating(Token<Closed, Stripe>),
+    Writing {
+        token: Token<Closed, Stripe>,
+        /// It is in a log's unit that is stable.
+        logged: Option<Part>,
+        ios: Ios,
+    },
+}
+
+/// I/O of a batch that hasn't ended, and the slots that failed some of it.
+#[derive(Clone, Copy)]
+pub struct Ios {
+    left: usize,
+    failed: u64,
+}
+
+/// A batch that is written, except to members that failed: it is acknowledged when superblocks name them.
+pub struct Unnamed {
+    token: Token<Waiting, Stripe>,
+    failed: u64,
+}
+
+impl QueueCore {
+    /// The word is this queue's.
+    pub(super) fn claimed(&mut self, token: Token<Claimed, Stripe>) {
+        match self.common.words.look(token, &self.common.epoch) {
+            Looked::Parked(token, tell) => {
+                self.tell(tell);
+                self.parked.push(token);
+            }
+            Looked::Open(token) => {
+                self.has_seen(token.epoch());
+                self.open_batch(token);
+            }
+        }
+    }
+
+    fn open_batch(&mut self, mut token: Token<Open, Stripe>) {
+        self.take_arrivals(&mut token);
+        if self.now.broken {
+            let mut token = self.close_word(token);
+            let failed = token.record_mut().fail();
+            self.end_parts(failed);
+            return self.leave(token);
+        }
+        let record = token.record_mut();
+        record.turn_to_first();
+        if record.pages.is_none() {
+            match self.take_pages() {
+                None => return self.wait_for_pages(token),
+                pages => token.record_mut().pages = pages,
+            }
+        }
+        self.read_blocks(token, false);
+    }
+
+    fn take_arrivals<S: words::Takes>(&mut self, token: &mut Token<S, Stripe>) {
+        let mut arrived = Vec::new();
+        self.common.words.take(token, &mut arrived);
+        token.record_mut().add(arrived, &self.common.geometry);
+    }
+
+    /// Closes the batch; arrivals until then are among those that wait.
+    fn close_word(&mut self, token: Token<Open, Stripe>) -> Token<Closed, Stripe> {
+        let mut arrived = Vec::new();
+        let mut token = self.common.words.close(token, &mut arrived);
+        token.record_mut().add(arrived, &self.common.geometry);
+        token
+    }
+
+    fn take_pages(&mut self) -> Option<words::StripePages> {
+        let mut errands = Errands::default();
+        let words = (&self.common.words, &self.common.epoch);
+        let pages = self.reserve.take(words, &mut errands);
+        self.run_errands(errands);
+        pages
+    }
+
+    /// Errands of pages.
+    fn run_errands(&mut self, errands: Errands<Stripe>) {
+        for to in errands.wake {
+            self.send(to, Mail::Pages);
+        }
+        self.tell(errands.tell);
+        for token in errands.arrived {
+            self.leave(token);
+        }
+    }
+
+    /// A batch that waits for pages is parked: else a stop would wait for it, and it for batches that wait for the stop's end.
+    fn wait_for_pages(&mut self, token: Token<Open, Stripe>) {
+        let (token, tell) = self.common.words.park(token, &self.common.epoch);
+        self.tell(tell);
+        self.pageless.push(token);
+    }
+
+    pub(super) fn wake_pageless(&mut self) {
+        for token in std::mem::take(&mut self.pageless) {
+            self.claim_again(token);
+        }
+    }
+
+    /// A parked batch goes on as after a claim.
+    pub(super) fn claim_again(&mut self, token: Token<Parked, Stripe>) {
+        let token = self.common.words.go_on(token);
+        self.send(self.me, Mail::Stripe(token));
+    }
+
+    /// Gives up the batch: it is planned anew when the stop is over.
+    fn park(&mut self, mut token: Token<Open, Stripe>) {
+        token.record_mut().forget();
+        let (token, tell) = self.common.words.park(token, &self.common.epoch);
+        self.tell(tell);
+        self.parked.push(token);
+    }
+
+    /// Plans for all that wait, and reads. `again`: others have joined while the first ones' blocks were read.
+    fn read_blocks(&mut self, mut token: Token<Open, Stripe>, again: bool) {
+        let view = self.common.view(&self.now);
+        let record = token.record_mut();
+        let parts = record.waiting.len();
+        let plan = record.plan(&view, parts);
+        if plan.reads == 0 {
+            return self.close_batch(token, parts);
+        }
+        let sector = self
+            .common
+            .geometry
+            .stripe_member_sector(record.known.stripe);
+        let pages = record.pages.as_mut().map(|set| set.pages().clone());
+        let pages = pages.expect("a batch has pages");
+        let ios = Ios {
+            left: plan.reads.count_ones() as usize,
+            failed: 0,
+        };
+        let flying = self.flying.insert(Flying::Reading {
+            token,
+            parts,
+            again,
+            ios,
+        });
+        for role in bits(plan.reads) {
+            let slot = self.now.members.reads(role);
+            let io = (
+                slot.expect("a member that was planned with"),
+                Op::Read,
+                false,
+            );
+            let purpose = Purpose::Block { flying, role };
+            self.start(purpose, io, sector, Data::of(pages.buffer(role)));
+        }
+    }
+
+    /// A block was read or written.
+    pub(super) fn block_ended(&mut self, flying: usize, role: usize, slot: usize, ok: bool) {
+        let (Flying::Reading { ios, .. } | Flying::Writing { ios, .. }) = &mut self.flying[flying]
+        else {
+            debug_assert!(false, "I/O of a batch that has none");
+            return;
+        };
+        ios.left -= 1;
+        ios.failed |= if ok { 0 } else { bit(slot) };
+        let is_over = ios.left == 0;
+        if let Flying::Reading { token, .. } = &mut self.flying[flying]
+            && ok
+        {
+            token.record_mut().known.valid |= bit(role);
+        }
+        if !is_over {
+            return;
+        }
+        match self.flying.remove(flying) {
+            Flying::Reading {
+                token,
+                parts,
+                again,
+                ios,
+            } => self.blocks_read(token, parts, again, ios.failed),
+            Flying::Writing { token, logged, ios } => self.written(token, logged, ios.failed),
+            Flying::Calculating(_) => {}
+        }
+    }
+
+    fn blocks_read(
+        &mut self,
+        mut token: Token<Open, Stripe>,
+        parts: usize,
+        again: bool,
+        failed: u64,
+    ) {
+        for slot in bits(failed) {
+            self.member_failed(slot);
+        }
+        if failed != 0 || matches!(self.look(), Seen::Stopped(_)) {
+            return self.park(token);
+        }
+        if again {
+            return self.close_batch(token, parts);
+        }
+        self.take_arrivals(&mut token);
+        self.read_blocks(token, true);
+    }
+
+    /// All that the first parts need was read.
+    fn close_batch(&mut self, token: Token<Open, Stripe>, parts: usize) {
+        let mut token = self.close_word(token);
+        let view = self.common.view(&self.now);
+        let record = token.record_mut();
+        let (plan, pieces) = record.ready(&view, parts);
+        let calculation = view.calculation(&record.known, &plan, &pieces, true);
+        let pages = record.pages.as_mut().map(|set| set.pages().clone());
+        let pages = pages.expect("a batch has pages");
+        let partial = match calculation.partial {
+            false => Ok(None),
+            true => Partial::of(&pages, calculation.unchanged(), &mut self.blocks).map(Some),
+        };
+        record.batch = Some(Batch {
+            plan,
+            pieces: Vec::new(),
+            calculation,
+        });
+        let Ok(partial) = partial else {
+            tracing::error!("raid5: there is no memory for a log");
+            return self.end_batch(token, pieces, false);
+        };
+        let head = self.flying.insert(Flying::Calculating(token));
+        self.works.push(Work {
+            head,
+            runner: usize::from(self.me.number()),
+            pages,
+            pieces,
+            calculation,
+            partial_parity: None,
+            partial,
+            mismatch: false,
+        });
+    }
+
+    /// A calculation is done.
+    pub fn worked(&mut self, work: Work) {
+        let Flying::Calculating(mut token) = self.flying.remove(work.head) else {
+            debug_assert!(false, "a calculation of a batch that has none");
+            return;
+        };
+        let record = token.record_mut();
+        record.known.calculated(&work.calculation);
+        let stripe = record.known.stripe;
+        if work.calculation.mode == Mode::Read {
+            return self.end_batch(token, work.pieces, true);
+        }
+        let Some(batch) = &mut record.batch else {
+            debug_assert!(false, "a calculation without a batch");
+            return;
+        };
+        batch.pieces = work.pieces;
+        let (first, blocks) = batch.plan.blocks();
+        match work.calculation.logged {
+            false => self.write_blocks(token, None),
+            true => self.wait_for_log(
+                token,
+                LogEntry {
+                    stripe,
+                    first,
+                    blocks,
+                    partial: work.partial,
+                },
+            ),
+        }
+    }
+
+    /// Writes data and parity to the members.
+    pub(super) fn write_blocks(&mut self, mut token: Token<Closed, Stripe>, logged: Option<Part>) {
+        debug_assert!(self.is_current(token.epoch()), "planned for other members");
+        let view = self.common.view(&self.now);
+        let record = token.record_mut();
+        let sector = self
+            .common
+            .geometry
+            .stripe_member_sector(record.known.stripe);
+        let pages = record.pages.as_mut().map(|set| set.pages().clone());
+        let (Some(pages), Some(batch)) = (pages, &record.batch) else {
+            debug_assert!(false, "a batch has pages and a plan");
+            return;
+        };
+        let is_fua = |p: &super::RoundPiece| p.request.flags.contains(RequestFlags::FUA);
+        let fua = batch.pieces.iter().any(is_fua);
+        let writes: Vec<_> = view
+            .writes(&record.known, &batch.plan)
+            .into_iter()
+            .map(|(role, slot)| {
+                if batch.calculation.hole && self.common.slots[slot].ability.zeroes {
+                    return (role, (slot, Op::WriteZeroes, fua), Data::Zeros);
+                }
+                let pieces = Some(&batch.pieces).filter(|_| batch.calculation.borrows);
+                let data = pieces.and_then(|pieces| borrowed(pieces, role));
+                let data = Data::of(data.or_else(|| pages.buffer(role)));
+                (role, (slot, Op::Write, fua), data)
+            })
+            .collect();
+        let ios = Ios {
+            left: writes.len(),
+            failed: 0,
+        };
+        if writes.is_empty() {
+            return self.written(token, logged, 0);
+        }
+        let flying = self.flying.insert(Flying::Writing { token, logged, ios });
+        for (role, io, data) in writes {
+            self.start(Purpose::Block { flying, role }, io, sector, data);
+        }
+    }
+
+    fn written(&mut self, token: Token<Closed, Stripe>, logged: Option<Part>, failed: u64) {
+        for slot in bits(failed) {
+            self.member_failed(slot);
+        }
+        if let Some(part) = logged {
+            self.give_back(part);
+        }
+        if failed == 0 {
+            return self.finish_batch(token, true);
+        }
+        let (token, tell) = self.common.words.wait(token, &self.common.epoch);
+        self.tell(tell);
+        self.unnamed.push(Unnamed { token, failed });
+    }
+
+    /// A stop is over. The batch is acknowledged, unless one of the members that failed it is one still.
+    pub(super) fn name_or_wait(&mut self, unnamed: Unnamed) {
+        let mut waits = false;
+        for slot in bits(unnamed.failed) {
+            waits |= self.member_failed(slot);
+        }
+        if waits {
+            return self.unnamed.push(unnamed);
+        }
+        let token = self.common.words.resume(unnamed.token);
+        self.finish_batch(token, !self.now.broken);
+    }
+
+    fn finish_batch(&mut self, mut token: Token<Closed, Stripe>, ok: bool) {
+        let batch = token.record_mut().batch.as_mut();
+        let pieces = batch.map(|batch| std::mem::take(&mut batch.pieces));
+        self.end_batch(token, pieces.unwrap_or_default(), ok);
+    }
+
+    /// The batch is over: its pieces are acknowledged, and the word is left.
+    fn end_batch(
+        &mut self,
+        mut token: Token<Closed, Stripe>,
+        pieces: Vec<super::RoundPiece>,
+        ok: bool,
+    ) {
+        let record = token.record_mut();
+        let parts = record.done(pieces, ok);
+        let batch = record.batch.take();
+        let blocks = self.common.geometry.data_members();
+        let whole = batch.is_some_and(|batch| batch.plan.blocks().1 == blocks);
+        if !ok {
+            record.forget();
+        }
+        let mut wake = Vec::new();
+        self.reserve.end_batch(record, whole, &mut wake);
+        for to in wake {
+            self.send(to, Mail::Pages);
+        }
+        self.end_parts(parts);
+        self.leave(token);
+    }
+
+    /// Frees the word, or hands it over to the queue whose part waits longest.
+    fn leave<S: Leaves>(&mut self, mut token: Token<S, Stripe>) {
+        if token.record().waiting.is_empty() {
+            let mut errands = Errands::default();
+            let words = (&self.common.words, &self.common.epoch);
+            let left = self.reserve.release(words, token, &mut errands);
+            self.run_errands(errands);
+            match left {
+                Ok(()) => return,
+                Err(back) => token = back,
+            }
+            self.take_arrivals(&mut token);
+        }
+        let to = token.record().next_owner();
+        let to = to.expect("somebody has arrived");
+        let token = self.common.words.hand_over(token, to);
+        self.send(to, Mail::Stripe(token));
+    }
+}

@@ -1,0 +1,67 @@
+//! Member I/O in flight.
+
+use super::log::UnitKey;
+use super::queue::QueueCore;
+use super::request::Direct;
+use super::{Data, MemberIo};
+use crate::core::Token as IoToken;
+use pvblk_block::Op;
+
+/// The purpose of an I/O.
+pub enum Purpose {
+    /// A piece of a read goes to the member as it is.
+    Direct(Direct),
+    /// A request flushes members.
+    Flush(usize),
+    /// A batch reads or writes a block.
+    Block { flying: usize, role: usize },
+    /// A unit of a log is written, or members are flushed for it.
+    Log(UnitKey),
+    /// Members are flushed, so that superblocks may name one that failed.
+    Kick,
+}
+
+impl QueueCore {
+    /// Starts I/O on a device; `sector` is of its data, but for logs.
+    pub(super) fn start(
+        &mut self,
+        purpose: Purpose,
+        (slot, op, fua): (usize, Op, bool),
+        sector: u64,
+        data: Data,
+    ) {
+        let base = match purpose {
+            Purpose::Direct(_) | Purpose::Block { .. } => self.common.slots[slot].data_sectors,
+            Purpose::Flush(_) | Purpose::Log(_) | Purpose::Kick => 0,
+        };
+        let token = self.purposes.insert((purpose, slot));
+        self.ios.push(MemberIo {
+            runner: usize::from(self.me.number()),
+            slot,
+            op,
+            fua,
+            sector: base + sector,
+            data,
+            token: IoToken(token),
+            cause: None,
+        });
+    }
+
+    /// I/O that this queue started has ended.
+    pub fn ended(&mut self, token: IoToken, ok: bool) {
+        let Some((purpose, slot)) = self.purposes.try_remove(token.0) else {
+            debug_assert!(false, "an I/O ended twice");
+            return;
+        };
+        if !ok {
+            self.common.note_failure(slot);
+        }
+        match purpose {
+            Purpose::Direct(direct) => self.direct_ended(direct, slot, ok),
+            Purpose::Flush(request) => self.flush_ended(request, slot, ok),
+            Purpose::Block { flying, role } => self.block_ended(flying, role, slot, ok),
+            Purpose::Log(unit) => self.log_ended(unit, slot, ok),
+            Purpose::Kick => self.kick_flush_over(),
+        }
+    }
+}

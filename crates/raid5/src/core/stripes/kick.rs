@@ -1,0 +1,147 @@
+//! Kicks: the queue that sees a member fail stops all words, waits until the I/O in flight has ended, and changes the members.
+//!
+//! In order: words in flight are drained, the other members flushed, superblocks name the one that failed, members change, words go on. So
+//! the others hold all that was written together with its blocks when it is left out.
+
+use super::common::Membership;
+use super::io::Purpose;
+use super::queue::{Errand, Mail, QueueCore};
+use super::{Data, bit};
+use crate::core::slots::Unsynced;
+use crate::head_pages::bits;
+use crate::words::{InFlight, Stop};
+use pvblk_block::Op;
+use std::sync::Arc;
+
+/// A kick by this queue.
+pub struct Kick {
+    stop: Stop,
+    phase: Phase,
+}
+
+enum Phase {
+    /// Words in flight end.
+    Draining { stripes: InFlight, logs: InFlight },
+    /// The others are flushed; so many aren't.
+    Flushing(usize),
+    /// Superblocks are written.
+    Naming,
+}
+
+impl QueueCore {
+    /// A member failed I/O: words are stopped, by this queue or another. True if the caller has to wait for that: when words go on it asks
+    /// again. False if the member isn't one any more.
+    pub(super) fn member_failed(&mut self, slot: usize) -> bool {
+        self.look();
+        if self.now.broken || self.now.members.role(slot).is_none() {
+            return false;
+        }
+        if let Ok(stop) = self.common.epoch.stop(self.me) {
+            self.has_stopped(stop);
+        }
+        true
+    }
+
+    /// This queue has stopped words.
+    pub(super) fn has_stopped(&mut self, stop: Stop) {
+        // A stop that has just ended may have changed them.
+        self.now = self.common.membership();
+        let stripes = self.common.words.in_flight(&stop);
+        let logs = self.common.logs.as_ref();
+        let logs = logs.map(|logs| logs.in_flight(&stop)).unwrap_or_default();
+        self.kick = Some(Kick {
+            stop,
+            phase: Phase::Draining { stripes, logs },
+        });
+        self.send(self.me, Mail::Drained);
+    }
+
+    /// True if members that failed in the kick leave too few.
+    fn breaks(&self, failed: u64) -> bool {
+        let present = self.now.members.slots().iter().flatten();
+        let stay = present.filter(|slot| failed & bit(**slot) == 0).count();
+        stay < self.common.geometry.data_members()
+    }
+
+    /// A word is drained: if none is left, the other members are flushed.
+    pub(super) fn go_on_kicking(&mut self) {
+        let Some(Kick {
+            phase: Phase::Draining { stripes, logs },
+            ..
+        }) = &mut self.kick
+        else {
+            return;
+        };
+        let common = &self.common;
+        let mut in_flight = common.words.is_in_flight(stripes);
+        in_flight |= common.logs.as_ref().is_some_and(|l| l.is_in_flight(logs));
+        if in_flight {
+            return;
+        }
+        let failed = common.failed(&self.now);
+        let mut slots = common.volatile(&self.now);
+        slots.retain(|slot| failed & bit(*slot) == 0);
+        if self.breaks(failed) {
+            slots.clear();
+        }
+        self.set_phase(Phase::Flushing(slots.len() + 1));
+        for slot in slots {
+            self.start(Purpose::Kick, (slot, Op::Flush, false), 0, Data::None);
+        }
+        self.kick_flush_over();
+    }
+
+    fn set_phase(&mut self, phase: Phase) {
+        if let Some(kick) = &mut self.kick {
+            kick.phase = phase;
+        }
+    }
+
+    /// One of the flushes has ended. After the last one, superblocks name the members that failed, unless there are too many.
+    pub(super) fn kick_flush_over(&mut self) {
+        let Some(kick) = &mut self.kick else { return };
+        if let Phase::Flushing(left) = &mut kick.phase {
+            *left -= 1;
+            if *left > 0 {
+                return;
+            }
+        }
+        let failed = self.common.failed(&self.now);
+        if self.breaks(failed) || failed == 0 {
+            return self.change_members();
+        }
+        self.set_phase(Phase::Naming);
+        self.errands.push(Errand::Name(failed));
+    }
+
+    /// Superblocks are written; these slots (a mask) failed that.
+    pub fn named(&mut self, failed: u64) {
+        bits(failed).for_each(|slot| self.common.note_failure(slot));
+        self.change_members();
+    }
+
+    /// The members that failed aren't any more, and words go on.
+    fn change_members(&mut self) {
+        let Some(Kick { stop, .. }) = self.kick.take() else {
+            return;
+        };
+        let failed = self.common.failed(&self.now);
+        let mut next = Membership::clone(&self.now);
+        next.broken |= self.breaks(failed);
+        for slot in bits(failed) {
+            if let Some(role) = next.members.role(slot) {
+                tracing::warn!("raid5: member {role} failed and is kicked");
+                next.members.lose(role);
+                next.unsynced = Arc::new(Unsynced::default());
+            }
+        }
+        if next.broken {
+            tracing::error!("raid5: two members failed: the array stops");
+        }
+        self.common.set_membership(next);
+        self.common.epoch.go_on(stop);
+        for queue in self.common.queues() {
+            self.send(queue, Mail::GoOn);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The core without a lock: each queue has a part of it that is its own, and stripes belong to the queue that finds them free.
+//! docs/decisions/0048-stripes-own-themselves.md has the rules. Only its tests use it yet.
+//!
+//! | file | has |
+//! |---|---|
+//! | `common` | the parts that all queues share: words, pages, logs, members |
+//! | `queue` | a queue's own part: its inputs, outputs and steps |
+//! | `record` | the record of a stripe, the requests' parts that wait for it, and its plans |
+//! | `request` | requests, from their begin to their end; reads that need no word |
+//! | `batch` | a batch, from the claim of its word to the release |
+//! | `log` | units of logs that this queue writes |
+//! | `kick` | the stop that changes members |
+//! | `io` | member I/O in flight |
+//!
+//! It does no I/O, and knows no threads: whoever drives a queue carries out what the queue puts into its outputs, and tells it the end. A
+//! queue reads the common parts and changes them by words only; everything else that one has to tell another is [`Mail`].
+//!
+//! Not here yet: the bitmap, rebuilds and checks, blocks that can't be read once, the stripe queue, time limits of devices.
+
+mod batch;
+mod common;
+mod io;
+mod kick;
+mod log;
+mod queue;
+mod record;
+mod request;
+
+#[cfg(test)]
+mod random_tests;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod thread_tests;
+#[cfg(test)]
+mod trace_tests;
+#[cfg(test)]
+mod world;
+
+use super::Shared;
+use super::plan::{Record, bit};
+use super::work::{RoundPiece, Work};
+use super::{Data, MemberIo, Piece};

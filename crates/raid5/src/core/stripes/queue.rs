@@ -1,0 +1,267 @@
+//! [`QueueCore`]: the part of the core that is one queue's own.
+
+use super::batch::Flying;
+use super::common::{Common, Membership};
+use super::io::Purpose;
+use super::kick::Kick;
+use super::log::Unit;
+use super::record::Stripe;
+use super::request::{Active, HeldFlush, Span};
+use super::{MemberIo, Shared, Work};
+use crate::words::{
+    Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
+    StripePages, Token,
+};
+use pvblk_block::{Completion, Error};
+use slab::Slab;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+/// Something that one queue tells another. Mail between two queues arrives in its order.
+pub enum Mail {
+    /// A word was handed over.
+    Stripe(Token<Claimed, Stripe>),
+    /// A log was handed over.
+    Log(LogToken<Claimed, Stripe>),
+    /// The end of a batch's wait for its log.
+    Answer(Answer<Stripe>),
+    /// A part of a request is done.
+    Ended(Ended),
+    /// A word that the kick may wait for is drained.
+    Drained,
+    /// A stop is over.
+    GoOn,
+    /// There is a set of pages for a batch that waits.
+    Pages,
+}
+
+/// The end of a part of a request, and all that comes back with it.
+pub struct Ended {
+    pub place: Place,
+    pub request: Shared,
+    /// Number of the request in its queue.
+    pub id: usize,
+    pub ok: bool,
+}
+
+/// Something that whoever drives a queue does for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// Superblocks of the members, but for these slots (a mask), are written and name these; [`QueueCore::named`] follows.
+    Name(u64),
+}
+
+/// See the module's documentation.
+///
+/// Inputs are only taken note of; [`QueueCore::step`] follows until there is nothing left to do.
+pub struct QueueCore {
+    pub(super) me: Owner,
+    pub(super) common: Arc<Common>,
+    /// The epoch's number at the last look, and the members then.
+    epoch: u32,
+    pub(super) now: Arc<Membership>,
+    pub(super) reserve: Reserve<StripePages>,
+    pub(super) places: OwnPlaces,
+    pub(super) log_places: OwnPlaces,
+    pub(super) blocks: LogBlocks,
+    pub(super) active: Slab<Active>,
+    /// Ranges of requests whose parts haven't all arrived at their words.
+    pub(super) spans: VecDeque<Span>,
+    pub(super) purposes: Slab<(Purpose, usize)>,
+    pub(super) flying: Slab<Flying>,
+    pub(super) units: Slab<Unit>,
+    /// Batches and logs that wait for the end of a stop.
+    pub(super) parked: Vec<Token<Parked, Stripe>>,
+    pub(super) held_logs: Vec<LogToken<Parked, Stripe>>,
+    pub(super) unnamed: Vec<super::batch::Unnamed>,
+    pub(super) held_flushes: Vec<HeldFlush>,
+    /// Batches that wait for pages.
+    pub(super) pageless: Vec<Token<Parked, Stripe>>,
+    pub(super) kick: Option<Kick>,
+    pub(super) todo: VecDeque<Mail>,
+    /// I/O to start.
+    pub ios: Vec<MemberIo>,
+    /// Calculations to do.
+    pub works: Vec<Work>,
+    /// Requests that are done.
+    pub done: Vec<Completion>,
+    /// To be posted.
+    pub mail: Vec<(Owner, Mail)>,
+    pub errands: Vec<Errand>,
+}
+
+impl QueueCore {
+    /// Opens a queue. Its number is no other open queue's.
+    pub fn open(common: &Arc<Common>, me: Owner) -> Result<QueueCore, Error> {
+        let too_many = || Error::config("raid5: more queues than there is room for");
+        let places = common.places.open(common.parts).ok_or_else(too_many)?;
+        let log_parts = if common.logs.is_some() {
+            common.parts
+        } else {
+            0
+        };
+        let Some(log_places) = common.log_places.open(log_parts) else {
+            common.places.close(places);
+            return Err(too_many());
+        };
+        // Before the first look at the epoch: the end of a stop that it shows is told to this queue, too.
+        common.add_queue(me);
+        Ok(QueueCore {
+            me,
+            common: Arc::clone(common),
+            // No number of an epoch that goes on.
+            epoch: u32::MAX,
+            now: common.membership(),
+            reserve: common.stock.open(me),
+            places,
+            log_places,
+            blocks: LogBlocks::default(),
+            active: Slab::new(),
+            spans: VecDeque::new(),
+            purposes: Slab::new(),
+            flying: Slab::new(),
+            units: Slab::new(),
+            parked: Vec::new(),
+            held_logs: Vec::new(),
+            unnamed: Vec::new(),
+            held_flushes: Vec::new(),
+            pageless: Vec::new(),
+            kick: None,
+            todo: VecDeque::new(),
+            ios: Vec::new(),
+            works: Vec::new(),
+            done: Vec::new(),
+            mail: Vec::new(),
+            errands: Vec::new(),
+        })
+    }
+
+    /// True if the queue has nothing to do, and nobody counts on it: it may be closed.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty()
+            && self.todo.is_empty()
+            && self.purposes.is_empty()
+            && self.flying.is_empty()
+            && self.units.is_empty()
+            && self.held_logs.is_empty()
+            && self.kick.is_none()
+            && self.places.in_use() + self.log_places.in_use() == 0
+    }
+
+    /// Closes an idle queue. Its mail is posted then, and mail that it gets is of no interest.
+    pub fn close(mut self) -> Vec<(Owner, Mail)> {
+        debug_assert!(self.is_idle(), "a queue with work is closed");
+        let mut wake = Vec::new();
+        self.common.remove_queue(self.me);
+        self.common.stock.close(self.reserve, &mut wake);
+        self.common.places.close(self.places);
+        self.common.log_places.close(self.log_places);
+        self.mail
+            .extend(wake.into_iter().map(|to| (to, Mail::Pages)));
+        self.mail
+    }
+
+    pub fn receive(&mut self, mail: Mail) {
+        self.todo.push_back(mail);
+    }
+
+    /// Does one step, as long as there is one.
+    pub fn step(&mut self) -> bool {
+        if let Some(mail) = self.todo.pop_front() {
+            self.take(mail);
+            return true;
+        }
+        self.next_part()
+    }
+
+    fn take(&mut self, mail: Mail) {
+        match mail {
+            Mail::Stripe(token) => self.claimed(token),
+            Mail::Log(token) => self.log_claimed(token),
+            Mail::Answer(answer) => self.answered(answer),
+            Mail::Ended(ended) => self.part_ended(ended),
+            Mail::Drained => self.go_on_kicking(),
+            Mail::GoOn => self.go_on(),
+            Mail::Pages => self.wake_pageless(),
+        }
+    }
+
+    /// Mail to a queue, which may be this one.
+    pub(super) fn send(&mut self, to: Owner, mail: Mail) {
+        match to == self.me {
+            true => self.todo.push_back(mail),
+            false => self.mail.push((to, mail)),
+        }
+    }
+
+    pub(super) fn tell(&mut self, kickers: impl IntoIterator<Item = Owner>) {
+        for kicker in kickers {
+            self.send(kicker, Mail::Drained);
+        }
+    }
+
+    /// A look at the epoch. Members are those of it if it goes on.
+    pub(super) fn look(&mut self) -> Seen {
+        let seen = self.common.epoch.look();
+        if let Seen::Going(number) = seen {
+            self.has_seen(number);
+        }
+        seen
+    }
+
+    /// The epoch goes on with this number.
+    pub(super) fn has_seen(&mut self, number: u32) {
+        if self.epoch != number {
+            self.now = self.common.membership();
+            self.epoch = number;
+        }
+    }
+
+    /// True if members are those of this epoch.
+    pub(super) fn is_current(&self, epoch: u32) -> bool {
+        self.epoch == epoch
+    }
+
+    /// A stop is over: all that wait for that go on. Another one may have begun.
+    fn go_on(&mut self) {
+        self.look();
+        for token in std::mem::take(&mut self.parked) {
+            self.claim_again(token);
+        }
+        for token in std::mem::take(&mut self.held_logs) {
+            self.log_goes_on(token);
+        }
+        for unnamed in std::mem::take(&mut self.unnamed) {
+            self.name_or_wait(unnamed);
+        }
+        for flush in std::mem::take(&mut self.held_flushes) {
+            self.flush_failed(flush);
+        }
+        if self.now.broken {
+            // Nobody gives pages away any more.
+            self.wake_pageless();
+        }
+    }
+}
+
+impl fmt::Debug for QueueCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueCore")
+            .field("me", &self.me)
+            .field("requests", &self.active.len())
+            .field("spans", &self.spans.len())
+            .field("todo", &self.todo.len())
+            .field("ios", &self.purposes.len())
+            .field("flying", &self.flying.len())
+            .field("units", &self.units.len())
+            .field("parked", &self.parked.len())
+            .field("held_logs", &self.held_logs.len())
+            .field("unnamed", &self.unnamed.len())
+            .field("held_flushes", &self.held_flushes.len())
+            .field("pageless", &self.pageless.len())
+            .field("places", &(self.places.in_use(), self.log_places.in_use()))
+            .field("kicks", &self.kick.is_some())
+            .finish_non_exhaustive()
+    }
+}

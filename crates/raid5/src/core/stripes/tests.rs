@@ -1,0 +1,164 @@
+//! Failures of two members, step by step. Without caches no flush shows the second one.
+
+use super::MemberIo;
+use super::common::{Common, Setup};
+use super::queue::{Mail, QueueCore};
+use super::world::slots_of;
+use crate::core::members::Members;
+use crate::core::slots::Unsynced;
+use crate::words::{Owner, Room};
+use crate::{Geometry, Layout, Policy, STRIPE_BYTES, STRIPE_SECTORS};
+use pvblk_block::{Buffer, Op, Request, Status};
+use std::sync::Arc;
+
+const MEMBERS: usize = 4;
+
+/// An array without a log, whose stripes are rows, and two queues.
+struct Array {
+    common: Arc<Common>,
+    queues: [QueueCore; 2],
+}
+
+impl Array {
+    fn new(volatile: bool) -> Array {
+        let sectors = 8 * STRIPE_SECTORS;
+        let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
+        let common = Common::new(Setup {
+            geometry: geometry.expect("a geometry"),
+            policy: Policy::Resync,
+            slots: slots_of(MEMBERS, volatile, false),
+            members: Members::new((0..MEMBERS).map(Some).collect(), None),
+            unsynced: Unsynced::default(),
+            words: 8,
+            sets: 8,
+            queues: 2,
+            parts: 8,
+            room: Room {
+                bytes: STRIPE_BYTES as u64,
+                segments: 2,
+            },
+            signature: 7,
+        });
+        let common = common.expect("memory");
+        let open = |number| {
+            let owner = Owner::new(number).expect("a number");
+            QueueCore::open(&common, owner).expect("room for it")
+        };
+        Array {
+            queues: [open(1), open(2)],
+            common,
+        }
+    }
+
+    /// All that a queue can do by itself; its I/O.
+    fn go(&mut self, queue: usize) -> Vec<MemberIo> {
+        let queue = &mut self.queues[queue];
+        let mut steps = 0;
+        while queue.step() || !queue.works.is_empty() {
+            for mut work in std::mem::take(&mut queue.works) {
+                work.run();
+                queue.worked(work);
+            }
+            steps += 1;
+            assert!(steps < 1000, "no end: {queue:?}");
+        }
+        std::mem::take(&mut queue.ios)
+    }
+
+    /// A write of a whole stripe, and its I/O.
+    fn write(&mut self, queue: usize, stripe: u64) -> Vec<MemberIo> {
+        let row = self.common.geometry.row_sectors();
+        let data = Buffer::anonymous(row as usize * 512).expect("memory");
+        let request = Request::with_buffers(Op::Write, stripe * row, vec![data], stripe);
+        self.queues[queue].submit(request);
+        let ios = self.go(queue);
+        assert_eq!(
+            ios.iter().filter(|io| io.op == Op::Write).count(),
+            ios.len()
+        );
+        ios
+    }
+
+    /// I/O ends; that of one slot fails.
+    fn end(&mut self, queue: usize, ios: Vec<MemberIo>, fails: usize) {
+        for io in ios {
+            self.queues[queue].ended(io.token, io.slot != fails);
+        }
+        assert_eq!(self.go(queue).len(), 0);
+    }
+
+    fn deliver(&mut self, from: usize) {
+        for (to, mail) in std::mem::take(&mut self.queues[from].mail) {
+            self.queues[usize::from(to.number()) - 1].receive(mail);
+        }
+        assert_eq!(self.go(1 - from).len(), 0);
+    }
+
+    /// Statuses of the requests of a queue that are done.
+    fn done(&mut self, queue: usize) -> Vec<Status> {
+        let done = std::mem::take(&mut self.queues[queue].done);
+        done.into_iter().map(|done| done.status).collect()
+    }
+}
+
+#[test]
+fn no_member_is_named_if_two_have_failed_writes() {
+    let mut array = Array::new(false);
+    let first = array.write(0, 0);
+    let second = array.write(1, 1);
+    array.end(0, first, 0);
+    // The kick waits for the other queue's stripe.
+    assert!(array.queues[0].errands.is_empty() && array.done(0).is_empty());
+    array.end(1, second, 1);
+    assert_eq!(array.done(1), []);
+    array.deliver(1);
+    assert!(
+        array.queues[0].errands.is_empty(),
+        "superblocks name a member"
+    );
+    assert!(array.common.membership().broken);
+    array.deliver(0);
+    assert_eq!(array.done(0), [Status::IoError]);
+    assert_eq!(array.done(1), [Status::IoError]);
+}
+
+#[test]
+fn the_end_of_an_older_stop_acknowledges_nothing() {
+    let mut array = Array::new(false);
+    let ios = array.write(0, 0);
+    array.end(0, ios, 0);
+    assert_eq!(array.queues[0].errands.len(), 1);
+    array.queues[0].named(0);
+    assert_eq!(array.go(0).len(), 0);
+    assert_eq!(array.done(0), [Status::Ok]);
+    let late = std::mem::take(&mut array.queues[0].mail);
+    assert!(matches!(late[..], [(_, Mail::GoOn)]));
+    // The other queue has seen the new epoch before the mail, and another member fails its write. That stripe's parity is the first one's, so
+    // that nothing is read.
+    let ios = array.write(1, 3);
+    assert!(ios.iter().all(|io| io.slot != 0));
+    let fails = ios[0].slot;
+    array.queues[1]
+        .todo
+        .extend(late.into_iter().map(|(_, mail)| mail));
+    for io in ios {
+        array.queues[1].ended(io.token, io.slot != fails);
+    }
+    assert!(array.queues[1].kick.is_some() && array.queues[1].done.is_empty());
+    // It takes the mail, then its own kick goes on.
+    array.go(1);
+    assert!(array.common.membership().broken);
+    assert_eq!(array.done(1), [Status::IoError]);
+}
+
+#[test]
+fn a_flush_that_two_members_fail_fails() {
+    let mut array = Array::new(true);
+    array.queues[0].submit(Request::new(Op::Flush, 0, 0, 0));
+    for io in array.go(0) {
+        array.queues[0].ended(io.token, io.slot > 1);
+    }
+    assert_eq!(array.go(0).len(), 0);
+    assert!(array.common.membership().broken);
+    assert_eq!(array.done(0), [Status::IoError]);
+}

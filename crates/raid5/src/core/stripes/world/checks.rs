@@ -1,0 +1,181 @@
+//! The array at rest and after power cuts: acknowledged writes are there, parity is right, and nothing is lost.
+
+use super::device::SECTOR;
+use super::recovery::AfterCut;
+use super::{DATA_SECTORS, UUID, World};
+use crate::core::stripes::queue::{Errand, QueueCore};
+use crate::{Policy, STRIPE_SECTORS, ppl_signature};
+
+impl World {
+    /// Power is cut: the array as it would be then is looked at, and the run goes on.
+    pub fn cut(&mut self) {
+        let mut named = self.named;
+        for (_, Errand::Name(slots)) in &self.errands {
+            named |= if self.rng.bool() { *slots } else { 0 };
+        }
+        if named.count_ones() > 1 {
+            return;
+        }
+        let is_logged = matches!(self.policy, Policy::Ppl(_));
+        let mut lost = None;
+        if is_logged && named == 0 && self.rng.u32(..3) == 0 {
+            let dead = (0..self.devices.len()).find(|slot| self.doomed & 1 << slot != 0);
+            let any = self.rng.usize(..self.devices.len());
+            lost = Some(dead.filter(|_| self.rng.bool()).unwrap_or(any));
+        }
+        let members = (0..self.devices.len()).map(|slot| {
+            if named & 1 << slot != 0 || lost == Some(slot) {
+                return None;
+            }
+            let mut flying = Vec::new();
+            for io in self
+                .ios
+                .iter()
+                .filter(|io| io.io.slot == slot && io.io.op.is_write())
+            {
+                flying.push((io.io.sector, io.bytes.clone()));
+            }
+            Some(self.devices[slot].cut(&flying, &mut self.rng))
+        });
+        let mut after = AfterCut {
+            geometry: self.geometry,
+            data_sectors: DATA_SECTORS,
+            members: members.collect(),
+            repaired: 0,
+        };
+        self.ways.cuts += 1;
+        self.ways.cuts_degraded += usize::from(named != 0);
+        self.ways.cuts_with_loss += usize::from(lost.is_some());
+        self.ways.cuts_in_kicks += usize::from(self.is_kicking());
+        if is_logged {
+            after.recover(ppl_signature(&UUID));
+            self.ways.repairs += after.repaired;
+            if named == 0 && lost.is_none() {
+                assert_eq!(after.wrong(), [0; 0], "parity after a cut");
+            }
+        }
+        for stripe in 0..self.geometry.stripes() {
+            for index in 0..self.geometry.data_members() {
+                let role = self.geometry.stripe_data(stripe, index);
+                let first = self.geometry.stripe_array_sector(stripe, index);
+                let sectors = first..first + STRIPE_SECTORS;
+                // Without a log a missing member's block is lost with its stripe's parity, and with a log if it was being written.
+                let is_open = sectors.clone().any(|sector| self.history.is_open(sector));
+                if (!is_logged && after.members[role].is_none()) || (lost == Some(role) && is_open)
+                {
+                    continue;
+                }
+                let block = after.data(stripe, index);
+                for (sector, bytes) in sectors.zip(block.chunks(SECTOR)) {
+                    let survives = self.history.survives(sector, bytes);
+                    let text = || self.history.text(sector, bytes);
+                    assert!(
+                        survives,
+                        "sector {sector} of stripe {stripe} after a cut: {}; named {named:b}, lost {lost:?}",
+                        text()
+                    );
+                }
+            }
+        }
+    }
+
+    /// Nothing happens any more: all has ended, the array is right, and nothing is lost. So many requests weren't asked.
+    pub fn finish(&mut self, unasked: usize) {
+        let left: Vec<usize> = (0..self.asked.len())
+            .filter(|tag| self.asked[*tag].is_some())
+            .collect();
+        let is_idle = |queue: &QueueCore| queue.is_idle();
+        if !left.is_empty() || unasked > 0 || !self.queues.iter().flatten().all(is_idle) {
+            panic!("requests {left:?} don't end:\n{}", self.state());
+        }
+        let membership = self.common.membership();
+        self.ways.broken += usize::from(membership.broken);
+        if !membership.broken {
+            self.check_contents();
+        }
+        for queue in &mut self.queues {
+            queue.take().map(QueueCore::close);
+        }
+        let all = self.queues.len() * self.common.parts;
+        assert!(self.common.places.open(all).is_some(), "places are lost");
+        if self.common.logs.is_some() {
+            assert!(
+                self.common.log_places.open(all).is_some(),
+                "places at logs are lost"
+            );
+        }
+        let words = 0..self.common.words.count();
+        let (mut kept, mut free) = (0, true);
+        for word in words.map(|at| self.common.words.peek(at)) {
+            kept += usize::from(word.has_pages());
+            free &= word.owner().is_none();
+        }
+        assert!(free, "a word isn't free");
+        let (here, all) = self.common.stock.count();
+        assert_eq!(here + kept, all, "sets are lost");
+    }
+
+    fn check_contents(&mut self) {
+        let named = self.named;
+        let is_there = |slot: usize| named & 1 << slot == 0;
+        let members = self.devices.iter().enumerate();
+        let members = members.map(|(slot, d)| is_there(slot).then(|| d.contents().to_vec()));
+        let after = AfterCut {
+            geometry: self.geometry,
+            data_sectors: DATA_SECTORS,
+            members: members.collect(),
+            repaired: 0,
+        };
+        if named == 0 {
+            assert_eq!(after.wrong(), [0; 0], "parity at rest");
+        }
+        for stripe in 0..self.geometry.stripes() {
+            for index in 0..self.geometry.data_members() {
+                let first = self.geometry.stripe_array_sector(stripe, index);
+                let block = after.data(stripe, index);
+                for (sector, bytes) in (first..).zip(block.chunks(SECTOR)) {
+                    assert!(
+                        self.history.is_read(sector, bytes, u64::MAX),
+                        "sector {sector} of stripe {stripe} at rest: {}",
+                        self.history.text(sector, bytes)
+                    );
+                }
+            }
+        }
+    }
+
+    /// Everything that waits, for messages.
+    pub fn state(&self) -> String {
+        let mut text = format!("epoch {:?}\n", self.common.epoch.look());
+        for at in 0..self.common.words.count() {
+            let word = self.common.words.peek(at);
+            text += &format!(
+                "word {at}: {:?} {:?} list {:?}\n",
+                word.phase(),
+                word.owner(),
+                word.newest()
+            );
+        }
+        for (at, logs) in (0..self.geometry.members()).zip(self.common.logs.iter().cycle()) {
+            let word = logs.peek(at);
+            text += &format!(
+                "log {at}: {:?} {:?} list {:?}\n",
+                word.phase(),
+                word.owner(),
+                word.newest()
+            );
+        }
+        for asked in self
+            .asked
+            .iter()
+            .enumerate()
+            .filter_map(|(n, asked)| Some((n, asked.as_ref()?)))
+        {
+            text += &format!("request {} of queue {}\n", asked.0, asked.1.queue + 1);
+        }
+        for queue in self.queues.iter().flatten() {
+            text += &format!("{queue:?}\n");
+        }
+        text
+    }
+}

@@ -1,0 +1,652 @@
+//! An array of a few stripes: its queues take turns in random order, its devices fail, and power is cut at any moment.
+
+mod checks;
+pub mod device;
+pub mod history;
+pub mod recovery;
+
+use super::common::{Common, Setup};
+use super::queue::{Errand, Mail, QueueCore};
+use super::{Data, MemberIo, Work};
+use crate::core::members::Members;
+use crate::core::slots::{Slot, Unsynced};
+use crate::core::zero::Ability;
+use crate::words::{Answer, Owner, Room};
+use crate::{
+    Geometry, Layout, LogArea, Policy, STRIPE_BYTES, STRIPE_SECTORS, ppl_signature, xor_into,
+};
+use device::{Device, SECTOR};
+use fastrand::Rng;
+use history::{History, sector_of};
+use pvblk_block::{Buffer, Completion, Op, Request, RequestFlags, Status};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Where data begins on each device; the log is before it.
+pub const DATA_SECTORS: u64 = 40;
+const UUID: [u8; 16] = [7; 16];
+
+/// A request in flight.
+struct Asked {
+    begin: u64,
+    queue: usize,
+}
+
+/// I/O in flight, and what it writes.
+struct Io {
+    queue: usize,
+    io: MemberIo,
+    bytes: Vec<u8>,
+    /// The device's mark, of a flush.
+    mark: u64,
+}
+
+/// Counts things that runs are to have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ways {
+    pub requests: usize,
+    pub handed_over: usize,
+    pub logs_handed_over: usize,
+    pub ended_elsewhere: usize,
+    pub again: usize,
+    pub pages_awaited: usize,
+    pub shared_words: usize,
+    pub parked: usize,
+    pub held_logs: usize,
+    pub unnamed: usize,
+    pub held_flushes: usize,
+    pub kicks: usize,
+    pub broken: usize,
+    pub cuts: usize,
+    pub cuts_in_kicks: usize,
+    pub cuts_degraded: usize,
+    pub cuts_with_loss: usize,
+    pub repairs: usize,
+    pub borrowed: usize,
+    pub holes: usize,
+    pub closed: usize,
+}
+
+impl Ways {
+    pub fn least(&self) -> usize {
+        let all = [
+            self.requests,
+            self.handed_over,
+            self.logs_handed_over,
+            self.ended_elsewhere,
+            self.again,
+            self.pages_awaited,
+            self.shared_words,
+            self.parked,
+            self.held_logs,
+            self.unnamed,
+            self.held_flushes,
+            self.kicks,
+            self.broken,
+            self.cuts,
+            self.cuts_in_kicks,
+            self.cuts_degraded,
+            self.cuts_with_loss,
+            self.repairs,
+            self.borrowed,
+            self.holes,
+            self.closed,
+        ];
+        all.into_iter().min().unwrap_or(0)
+    }
+}
+
+/// The kinds of things that happen by themselves.
+const KINDS: usize = 6;
+/// Most requests in flight.
+const IN_FLIGHT: usize = 12;
+
+pub struct World {
+    rng: Rng,
+    geometry: Geometry,
+    policy: Policy,
+    common: Arc<Common>,
+    queues: Vec<Option<QueueCore>>,
+    devices: Vec<Device>,
+    /// Mail that was posted, by queue that posts it and queue that gets it.
+    post: Vec<Vec<VecDeque<Mail>>>,
+    ios: Vec<Io>,
+    works: Vec<(usize, Work)>,
+    errands: Vec<(usize, Errand)>,
+    /// Slots that superblocks on disk name as failed, as a mask.
+    named: u64,
+    /// Requests in flight, by tag.
+    asked: Vec<Option<Asked>>,
+    history: History,
+    now: u64,
+    weights: [u32; KINDS],
+    /// Devices that have failed some I/O, as a mask. Those that aren't dead do all other I/O.
+    doomed: u64,
+    /// One in so many I/O of a device fails.
+    fails: Option<u32>,
+    most_dead: usize,
+    /// A flush has just ended, or a write with FUA.
+    has_promised: bool,
+    pub ways: Ways,
+}
+
+fn owner(queue: usize) -> Owner {
+    Owner::new(queue as u16 + 1).expect("a number")
+}
+
+/// A value that no other sector or request has.
+pub fn value(request: u64, sector: u64) -> u64 {
+    let mut n = (request << 32 | sector).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ n >> 31
+}
+
+/// Devices as the core knows them.
+pub fn slots_of(count: usize, volatile: bool, zeroes: bool) -> Vec<Slot> {
+    let slot = |_| Slot {
+        data_sectors: DATA_SECTORS,
+        log_sector: 0,
+        log_sectors: DATA_SECTORS,
+        bitmap_sector: 0,
+        ability: Ability { volatile, zeroes },
+        corrected: 0,
+        read_errors: 0,
+    };
+    (0..count).map(slot).collect()
+}
+
+/// The devices of an array whose sectors have these values.
+pub fn contents(geometry: &Geometry) -> Vec<Vec<u8>> {
+    let bytes = (DATA_SECTORS + geometry.member_sectors()) as usize * SECTOR;
+    let mut members = vec![vec![0; bytes]; geometry.members()];
+    for stripe in 0..geometry.stripes() {
+        let at = (DATA_SECTORS + geometry.stripe_member_sector(stripe)) as usize * SECTOR;
+        let mut parity = vec![0; STRIPE_BYTES];
+        for index in 0..geometry.data_members() {
+            let first = geometry.stripe_array_sector(stripe, index);
+            let sectors = first..first + STRIPE_SECTORS;
+            let data: Vec<u8> = sectors.flat_map(|s| sector_of(value(0, s))).collect();
+            xor_into(&mut parity, &[&data]);
+            members[geometry.stripe_data(stripe, index)][at..at + STRIPE_BYTES]
+                .copy_from_slice(&data);
+        }
+        members[geometry.stripe_parity(stripe)][at..at + STRIPE_BYTES].copy_from_slice(&parity);
+    }
+    members
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let mut rng = Rng::with_seed(seed);
+        let count = rng.u32(3..=5);
+        let chunk = *rng.choice(&[8, 8, 16]).expect("one of them");
+        let stripes = rng.u64(2..=5).next_multiple_of(u64::from(chunk) / 8);
+        let layout = *rng.choice(&Layout::ALL).expect("one of them");
+        let geometry = Geometry::new(count, chunk, layout, stripes * STRIPE_SECTORS);
+        let geometry = geometry.expect("a geometry");
+        let policy = match rng.u32(..3) {
+            0 => Policy::Resync,
+            _ => Policy::Ppl(LogArea {
+                sector: 0,
+                sectors: DATA_SECTORS,
+            }),
+        };
+        let volatile = rng.u32(..4) > 0;
+        let zeroes = rng.bool();
+        let devices = contents(&geometry).into_iter();
+        let devices = devices.map(|bytes| Device::new(bytes, volatile)).collect();
+        let mut slots: Vec<_> = (0..count as usize).map(Some).collect();
+        let mut named = 0;
+        if rng.u32(..6) == 0 {
+            let lost = rng.usize(..slots.len());
+            slots[lost] = None;
+            named = 1 << lost;
+        }
+        let queues = rng.usize(2..=4);
+        let parts = rng.usize(1..=5);
+        let sets = rng.usize(1..=3);
+        let words = rng.usize(1..=stripes as usize);
+        let common = Common::new(Setup {
+            geometry,
+            policy,
+            slots: slots_of(count as usize, volatile, zeroes),
+            members: Members::new(slots, None),
+            unsynced: Unsynced::default(),
+            words,
+            sets,
+            queues,
+            parts,
+            room: Room {
+                bytes: rng.u64(1..=4) * STRIPE_BYTES as u64,
+                segments: rng.usize(2..=6),
+            },
+            signature: ppl_signature(&UUID),
+        });
+        let common = common.expect("memory");
+        let open = |queue| Some(QueueCore::open(&common, owner(queue)).expect("room for it"));
+        let capacity = geometry.capacity_sectors();
+        World {
+            geometry,
+            policy,
+            queues: (0..queues).map(open).collect(),
+            devices,
+            post: (0..queues)
+                .map(|_| (0..queues).map(|_| VecDeque::new()).collect())
+                .collect(),
+            ios: Vec::new(),
+            works: Vec::new(),
+            errands: Vec::new(),
+            named,
+            doomed: 0,
+            asked: Vec::new(),
+            history: History::new((0..capacity).map(|sector| value(0, sector))),
+            now: 0,
+            weights: [0; KINDS],
+            fails: rng.bool().then(|| rng.u32(5..200)),
+            most_dead: if rng.u32(..3) == 0 { 2 } else { 1 },
+            has_promised: false,
+            ways: Ways::default(),
+            common,
+            rng,
+        }
+    }
+
+    /// Runs so many requests, and cuts power some times.
+    pub fn run(&mut self, requests: usize) {
+        let mut left = requests;
+        for turn in 0.. {
+            if turn % 64 == 0 {
+                self.weights = std::array::from_fn(|_| self.rng.u32(1..=8));
+            }
+            let cuts = if self.is_kicking() { 16 } else { 256 };
+            let has_promised = std::mem::take(&mut self.has_promised);
+            if self.rng.u32(..cuts) == 0 || has_promised && self.rng.u32(..4) == 0 {
+                self.cut();
+            }
+            if self.rng.u32(..64) == 0 {
+                self.do_rare();
+            }
+            let in_flight = self.asked.iter().flatten().count();
+            let asks = left > 0 && in_flight < IN_FLIGHT;
+            if asks && self.rng.u32(..4) == 0 {
+                left -= 1;
+                self.ask();
+            }
+            if !self.turn() && !asks {
+                break;
+            }
+            assert!(turn < 1000 * requests, "no end:\n{}", self.state());
+        }
+        self.finish(left);
+    }
+
+    fn is_kicking(&self) -> bool {
+        let mut queues = self.queues.iter().flatten();
+        queues.any(|queue| queue.kick.is_some())
+    }
+
+    /// A queue is closed or opened, memory is given back, or the number of stripes changes.
+    fn do_rare(&mut self) {
+        let queue = self.rng.usize(..self.queues.len());
+        let mail = match self.rng.u32(..4) {
+            0 => self.common.give_way().1,
+            1 => {
+                let sets = self.rng.usize(1..=3);
+                self.common.set_stripes(sets).expect("memory")
+            }
+            _ => match self.queues[queue].take_if(|queue| queue.is_idle()) {
+                Some(idle) => {
+                    self.ways.closed += 1;
+                    idle.close()
+                }
+                None if self.queues[queue].is_none() => {
+                    let opened = QueueCore::open(&self.common, owner(queue));
+                    self.queues[queue] = Some(opened.expect("room for it"));
+                    return;
+                }
+                None => return,
+            },
+        };
+        // It is nobody's mail: any order will do.
+        for (to, mail) in mail {
+            let to = usize::from(to.number()) - 1;
+            self.post[to][to].push_back(mail);
+        }
+    }
+
+    /// Something happens; false if nothing can.
+    fn turn(&mut self) -> bool {
+        let sum: u32 = self.weights.iter().sum();
+        let mut at = self.rng.u32(..sum);
+        let first = self.weights.iter().position(|weight| {
+            let is_it = at < *weight;
+            at = at.saturating_sub(*weight);
+            is_it
+        });
+        let first = first.unwrap_or(0);
+        (first..first + KINDS).any(|kind| match kind % KINDS {
+            0 | 1 => self.step_any(),
+            2 => self.end_io(),
+            3 => self.do_work(),
+            4 => self.deliver(),
+            _ => self.do_errand(),
+        })
+    }
+
+    fn step_any(&mut self) -> bool {
+        let from = self.rng.usize(..self.queues.len());
+        let count = self.queues.len();
+        (from..from + count)
+            .any(|queue| self.queues[queue % count].is_some() && self.step(queue % count))
+    }
+
+    fn queue(&mut self, queue: usize) -> &mut QueueCore {
+        self.queues[queue].as_mut().expect("an open queue")
+    }
+
+    fn step(&mut self, queue: usize) -> bool {
+        let next = self.queue(queue).todo.front();
+        let is_again = matches!(next, Some(Mail::Answer(Answer::Again { .. })));
+        self.ways.again += usize::from(is_again);
+        let done = self.queue(queue).step();
+        self.collect(queue);
+        done
+    }
+
+    /// Takes a queue's outputs.
+    fn collect(&mut self, queue: usize) {
+        let q = self.queues[queue].as_mut().expect("an open queue");
+        self.ways.parked += q.parked.len();
+        self.ways.held_logs += q.held_logs.len();
+        self.ways.unnamed += q.unnamed.len();
+        self.ways.held_flushes += q.held_flushes.len();
+        self.ways.pages_awaited += q.pageless.len();
+        for (to, mail) in q.mail.drain(..) {
+            match &mail {
+                Mail::Stripe(token) => {
+                    let stripes = &token.record().waiting;
+                    let first = stripes[0].part.stripe;
+                    let shares = stripes.iter().any(|w| w.part.stripe != first);
+                    self.ways.shared_words += usize::from(shares);
+                    self.ways.handed_over += 1;
+                }
+                Mail::Log(_) => self.ways.logs_handed_over += 1,
+                Mail::Ended(_) => self.ways.ended_elsewhere += 1,
+                _ => {}
+            }
+            self.post[queue][usize::from(to.number()) - 1].push_back(mail);
+        }
+        let devices = &self.devices;
+        for io in q.ios.drain(..) {
+            let mark = devices[io.slot].begin_flush();
+            self.ios.push(Io {
+                queue,
+                bytes: bytes_of(&io),
+                io,
+                mark,
+            });
+        }
+        for work in q.works.drain(..) {
+            self.ways.borrowed += usize::from(work.calculation.borrows);
+            self.ways.holes += usize::from(work.calculation.hole);
+            self.works.push((queue, work));
+        }
+        self.errands
+            .extend(q.errands.drain(..).map(|errand| (queue, errand)));
+        let done = std::mem::take(&mut q.done);
+        for completion in done {
+            self.done(completion);
+        }
+    }
+
+    /// A queue gets a request.
+    fn ask(&mut self) {
+        self.now += 1;
+        self.ways.requests += 1;
+        let queue = self.rng.usize(..self.queues.len());
+        if self.queues[queue].is_none() {
+            let opened = QueueCore::open(&self.common, owner(queue));
+            self.queues[queue] = Some(opened.expect("room for it"));
+        }
+        let capacity = self.geometry.capacity_sectors();
+        let op = match self.rng.u32(..24) {
+            0..14 => Op::Write,
+            14..19 => Op::Read,
+            19..21 => Op::WriteZeroes,
+            21 => Op::Discard,
+            _ => Op::Flush,
+        };
+        let row = self.geometry.row_sectors();
+        let (sector, sectors) = match self.rng.u32(..8) {
+            _ if op == Op::Flush => (0, 0),
+            // Whole rows, whole blocks, and anything.
+            0 | 1 => {
+                let first = self.rng.u64(..self.geometry.rows());
+                (
+                    first * row,
+                    self.rng.u64(1..=2.min(self.geometry.rows() - first)) * row,
+                )
+            }
+            2 | 3 => {
+                let first = self.rng.u64(..capacity / STRIPE_SECTORS);
+                let most = (capacity / STRIPE_SECTORS - first).min(6);
+                (
+                    first * STRIPE_SECTORS,
+                    self.rng.u64(1..=most) * STRIPE_SECTORS,
+                )
+            }
+            4..7 => {
+                let first = self.rng.u64(..capacity);
+                (
+                    first,
+                    self.rng.u64(1..=STRIPE_SECTORS.min(capacity - first)),
+                )
+            }
+            _ => {
+                let first = self.rng.u64(..capacity);
+                (first, self.rng.u64(1..=(3 * row).min(capacity - first)))
+            }
+        };
+        let tag = self.asked.len() as u64;
+        let mut request = Request::new(op, sector, sectors, tag);
+        if op.is_write() && op != Op::Discard && self.rng.u32(..5) == 0 {
+            request.flags |= RequestFlags::FUA;
+        }
+        if op == Op::Write && self.rng.bool() {
+            request.flags |= RequestFlags::STABLE_BUFFERS;
+        }
+        if op == Op::WriteZeroes && self.rng.bool() {
+            request.flags |= RequestFlags::NO_UNMAP;
+        }
+        if op.has_data() {
+            let memory = Buffer::anonymous(sectors as usize * SECTOR).expect("memory");
+            for at in 0..sectors {
+                let bytes = sector_of(value(self.now, sector + at));
+                if op == Op::Write {
+                    memory.write(at as usize * SECTOR, &bytes);
+                }
+            }
+            let cut = self.rng.usize(..sectors as usize) * SECTOR;
+            let cut = if self.rng.u32(..3) == 0 { cut } else { 0 };
+            let buffers = [memory.slice(0, cut), memory.slice(cut, memory.len() - cut)];
+            request.buffers = buffers
+                .into_iter()
+                .flatten()
+                .filter(|b| !b.is_empty())
+                .collect();
+        }
+        if op.is_write() {
+            for at in sector..sector + sectors {
+                let value = if op == Op::Write {
+                    value(self.now, at)
+                } else {
+                    0
+                };
+                self.history.begin(at, value, self.now);
+            }
+        }
+        self.asked.push(Some(Asked {
+            begin: self.now,
+            queue,
+        }));
+        self.queue(queue).submit(request);
+        self.collect(queue);
+    }
+
+    fn done(&mut self, Completion { request, status }: Completion) {
+        self.now += 1;
+        let asked = self.asked[request.tag as usize].take();
+        let Asked { begin, .. } = asked.expect("a request ends once");
+        let is_broken = self.common.membership().broken;
+        assert!(status == Status::Ok || is_broken, "{request:?} failed");
+        if status != Status::Ok {
+            return;
+        }
+        let fua = request.flags.contains(RequestFlags::FUA);
+        self.has_promised |= fua || request.op == Op::Flush;
+        match request.op {
+            Op::Flush => self.history.flushed(begin),
+            // Nobody counts on what a discard has done.
+            Op::Discard => {}
+            Op::Write | Op::WriteZeroes => {
+                for sector in request.sector..request.end() {
+                    self.history.end(sector, begin, self.now, fua);
+                }
+            }
+            Op::Read => {
+                let bytes: Vec<u8> = request.buffers.iter().flat_map(Buffer::to_vec).collect();
+                for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
+                    let sector = request.sector + n as u64;
+                    let is_right = self.history.is_read(sector, bytes, begin);
+                    assert!(
+                        is_right,
+                        "sector {sector} reads {}",
+                        self.history.text(sector, bytes)
+                    );
+                }
+            }
+        }
+    }
+
+    /// One in so many I/O fails: more of logs and flushes, and more when another device has failed some.
+    fn deadliness(&self, sector: u64) -> Option<u32> {
+        let fails = self.fails?;
+        let gone = if self.doomed == 0 {
+            self.named
+        } else {
+            self.doomed
+        };
+        match gone.count_ones() as usize {
+            gone if gone >= self.most_dead => None,
+            0 if sector >= DATA_SECTORS => Some(fails),
+            0 => Some(fails.div_ceil(4)),
+            _ => Some(fails.min(10)),
+        }
+    }
+
+    /// I/O of a device ends, or fails, and perhaps the device dies of it.
+    fn end_io(&mut self) -> bool {
+        if self.ios.is_empty() {
+            return false;
+        }
+        let at = self.rng.usize(..self.ios.len());
+        let Io {
+            queue,
+            io,
+            bytes,
+            mark,
+        } = self.ios.swap_remove(at);
+        let one_in = self.deadliness(io.sector);
+        let fails = one_in.is_some_and(|many| self.rng.u32(..many) == 0);
+        if fails {
+            self.doomed |= 1 << io.slot;
+            self.devices[io.slot].dead = self.rng.bool();
+        }
+        let device = &mut self.devices[io.slot];
+        assert_eq!(bytes, bytes_of(&io), "memory changes while it is written");
+        let ok = !device.dead && !fails;
+        match io.op {
+            _ if !ok => {
+                // Some of it may have been done.
+                for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
+                    if self.rng.u32(..3) == 0 {
+                        device.write(io.sector + n as u64, bytes, false);
+                    }
+                }
+            }
+            Op::Flush => device.end_flush(mark),
+            Op::Read => {
+                let mut sector = io.sector;
+                for buffer in io.data.buffers() {
+                    buffer.write(0, device.read(sector, buffer.len()));
+                    sector += (buffer.len() / SECTOR) as u64;
+                }
+            }
+            Op::Write | Op::WriteZeroes | Op::Discard => device.write(io.sector, &bytes, io.fua),
+        }
+        let token = io.token;
+        drop(io);
+        self.queue(queue).ended(token, ok);
+        self.collect(queue);
+        true
+    }
+
+    fn do_work(&mut self) -> bool {
+        if self.works.is_empty() {
+            return false;
+        }
+        let at = self.rng.usize(..self.works.len());
+        let (queue, mut work) = self.works.swap_remove(at);
+        work.run();
+        self.queue(queue).worked(work);
+        self.collect(queue);
+        true
+    }
+
+    fn deliver(&mut self) -> bool {
+        let count = self.queues.len();
+        let from = self.rng.usize(..count * count);
+        let pairs = (from..from + count * count).map(|n| (n / count % count, n % count));
+        for (from, to) in pairs {
+            let Some(mail) = self.post[from][to].pop_front() else {
+                continue;
+            };
+            match &mut self.queues[to] {
+                Some(queue) => queue.receive(mail),
+                None => assert!(matches!(mail, Mail::Drained | Mail::GoOn | Mail::Pages)),
+            }
+            return true;
+        }
+        false
+    }
+
+    fn do_errand(&mut self) -> bool {
+        let Some((queue, Errand::Name(slots))) = self.errands.pop() else {
+            return false;
+        };
+        self.ways.kicks += 1;
+        let mut failed = 0;
+        for slot in (0..self.devices.len()).filter(|slot| (slots | self.named) & 1 << slot == 0) {
+            if self.devices[slot].dead {
+                failed |= 1 << slot;
+            }
+        }
+        self.named |= slots;
+        if self.rng.bool() {
+            self.cut();
+        }
+        self.queue(queue).named(failed);
+        self.collect(queue);
+        true
+    }
+}
+
+/// The bytes that an I/O writes.
+pub fn bytes_of(io: &MemberIo) -> Vec<u8> {
+    match (&io.data, io.op) {
+        (Data::Zeros, _) => vec![0; STRIPE_BYTES],
+        (data, Op::Write) => data.buffers().iter().flat_map(Buffer::to_vec).collect(),
+        _ => Vec::new(),
+    }
+}
