@@ -1,10 +1,11 @@
-//! [`Arrivals`]: pieces of requests by number, so that a word's list is the number of its newest.
+//! [`Arrivals`]: pieces of requests that wait, each in a place with a number. A place also has the number of the piece before its own, so a word
+//! needs only that of the newest one to hold a whole list.
 
 use pvblk_block::stacked::{Lock, Native, Primitives, Word};
 use std::num::NonZeroU32;
 
-/// The right to put a piece at a number. A queue has as many as it has requests in flight at most; each goes with its piece to
-/// the owner of the word, and comes back with the piece's end.
+/// A numbered place for a piece. A queue has as many as it has pieces in flight at most. A place goes with its piece to
+/// the owner of the word, and comes back to its queue with the piece's end.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a place that is dropped is lost"]
 pub struct Place(NonZeroU32);

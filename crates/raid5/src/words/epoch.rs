@@ -11,7 +11,7 @@ const KICKER_SHIFT: u32 = 32;
 pub enum Seen {
     /// Members stay as they are until words in flight are drained. Every change has a number of its own.
     Going(u32),
-    /// This queue changes members; an owner that leaves a word tells it.
+    /// Stopped by this queue, which changes members. An owner that leaves a word tells this queue.
     Stopped(Owner),
 }
 

@@ -15,9 +15,9 @@ use pvblk_block::stacked::{Lock, Native, Primitives, Word};
 use pvblk_block::{Buffer, Error, Region};
 use std::sync::Arc;
 
-/// Of [`Unwritten::left`]: stripes of the unit that aren't written yet.
+/// Bits of [`Unwritten::left`]: the number of the unit's stripes that aren't written yet.
 const LEFT: u64 = 0xffff_ffff;
-/// Of [`Unwritten::left`]: one that is may be in caches only.
+/// Bit of [`Unwritten::left`]: a stripe that is written may be in volatile caches only.
 const VOLATILE: u64 = 1 << 32;
 
 type Batches<R> = Vec<Arrived<LogBatch<R>>>;

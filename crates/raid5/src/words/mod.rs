@@ -1,4 +1,5 @@
-//! Words: shared state by which queues own stripes and logs without a lock (docs/decisions/0048-stripes-own-themselves.md).
+//! Words, by which queues own stripes and logs without a lock (docs/decisions/0048-stripes-own-themselves.md). A word is an atomic of 64 bits for
+//! each stripe or log: its owner, its state, and the newest piece of a request that waits for it.
 //! `core::stripes` uses them, and only its tests use that yet.
 //!
 //! | file | has |

@@ -12,10 +12,10 @@ use std::sync::Arc;
 const DOZEN: usize = 12;
 /// Sets whose memory is given back at a time, so that the others are there for queues meanwhile.
 const PORTION: usize = 64;
-/// Fewest words that a queue remembers before it forgets those that aren't as it left them.
+/// Number of freed words that a queue remembers at least, before it drops those that others have claimed since then.
 const REMEMBERED: usize = 64;
 
-/// Pages of one stripe, as a value: a set. It is in the stock, in a reserve, in a record, or in somebody's hand.
+/// A set: the pages of one stripe, as a value. It is in one place at any time: the stock, a queue's reserve, a word's record, or a variable.
 pub trait PageSet: Send + Sized + 'static {
     /// Gives the memory of those to the system that nobody else has a buffer of; returns bytes.
     fn give_back(sets: &mut [Self]) -> u64;

@@ -6,7 +6,7 @@ use super::packed::Owner;
 #[derive(Debug)]
 pub struct Claimed(());
 
-/// The batch was planned in this epoch, and takes arrivals. Nobody else's steps depend on that, so the word says `Claimed` still.
+/// The batch was planned in this epoch, and takes arrivals. The difference to [`Claimed`] matters to the owner only, so the word says claimed still.
 #[derive(Debug)]
 pub struct Open {
     epoch: u32,

@@ -65,7 +65,7 @@ impl LogBlocks {
 pub enum Partial {
     /// The sum of several blocks, in the memory of logs.
     Sum(LogBlock),
-    /// The page of the only block that doesn't change.
+    /// The only block that doesn't change is partial parity by itself, so this is its page.
     Page(Buffer),
 }
 
