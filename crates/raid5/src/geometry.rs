@@ -5,6 +5,7 @@
 
 use pvblk_block::Error;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 /// Sectors of a stripe on one member: md's unit of parity is a page.
@@ -325,6 +326,12 @@ impl Geometry {
     /// Where a stripe is, on every member.
     pub fn stripe_member_sector(&self, stripe: u64) -> u64 {
         stripe * STRIPE_SECTORS
+    }
+
+    /// Stripes of these rows.
+    pub fn row_stripes(&self, rows: Range<u64>) -> Range<u64> {
+        let each = self.chunk_sectors() / STRIPE_SECTORS;
+        rows.start * each..rows.end * each
     }
 
     /// The row that a stripe is part of.

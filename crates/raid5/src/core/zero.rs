@@ -12,7 +12,6 @@ use super::{Active, Core, Piece};
 use crate::{STRIPE_BYTES, STRIPE_SECTORS};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::{Completion, Limits, Op, Request, RequestFlags, Status};
-use std::ops::Range;
 
 /// Blocks of a request that wait at a time, as many as the longest write has.
 const MOST_BLOCKS: u64 = 256;
@@ -40,10 +39,7 @@ impl Core {
     pub(super) fn zero(&mut self, id: usize) {
         let (sector, sectors) = self.range(id);
         let (row, end) = (self.geometry.row_sectors(), sector + sectors);
-        let stripes_of = |rows: Range<u64>| {
-            let each = self.geometry.chunk_sectors() / STRIPE_SECTORS;
-            rows.start * each..rows.end * each
-        };
+        let stripes_of = |rows| self.geometry.row_stripes(rows);
         let Some(active) = &mut self.active[id] else {
             return;
         };

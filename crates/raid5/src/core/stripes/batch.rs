@@ -153,8 +153,7 @@ impl QueueCore {
             .common
             .geometry
             .stripe_member_sector(record.known.stripe);
-        let pages = record.pages.as_mut().map(|set| set.pages().clone());
-        let pages = pages.expect("a batch has pages");
+        let pages = record.head_pages().expect("a batch has pages");
         let ios = Ios {
             left: plan.reads.count_ones() as usize,
             failed: 0,
@@ -234,8 +233,7 @@ impl QueueCore {
         let record = token.record_mut();
         let (plan, pieces) = record.ready(&view, parts);
         let calculation = view.calculation(&record.known, &plan, &pieces, true);
-        let pages = record.pages.as_mut().map(|set| set.pages().clone());
-        let pages = pages.expect("a batch has pages");
+        let pages = record.head_pages().expect("a batch has pages");
         let partial = match calculation.partial {
             false => Ok(None),
             true => Partial::of(&pages, calculation.unchanged(), &mut self.blocks).map(Some),
@@ -303,8 +301,7 @@ impl QueueCore {
             .common
             .geometry
             .stripe_member_sector(record.known.stripe);
-        let pages = record.pages.as_mut().map(|set| set.pages().clone());
-        let (Some(pages), Some(batch)) = (pages, &record.batch) else {
+        let (Some(pages), Some(batch)) = (record.head_pages(), &record.batch) else {
             debug_assert!(false, "a batch has pages and a plan");
             return;
         };

@@ -2,7 +2,7 @@
 
 use super::{Piece, Record, RoundPiece, Shared, bit};
 use crate::core::plan::{Calculation, Plan, View};
-use crate::head_pages::bits;
+use crate::head_pages::{HeadPages, bits};
 use crate::words::{self, Arrived, Owner, Place, StripePages};
 use crate::{Geometry, STRIPE_SECTORS};
 use pvblk_block::Op;
@@ -105,6 +105,11 @@ impl Waiting {
 }
 
 impl Stripe {
+    /// Its pages for I/O and calculations, if it has a set. The set's memory is in use from then on.
+    pub fn head_pages(&mut self) -> Option<HeadPages> {
+        self.pages.as_mut().map(|set| set.pages().clone())
+    }
+
     /// Puts arrivals behind those that wait.
     pub fn add(&mut self, arrived: Vec<Arrived<Part>>, geometry: &Geometry) {
         self.waiting

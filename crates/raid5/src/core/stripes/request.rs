@@ -6,7 +6,6 @@ use super::record::{Part, Waiting};
 use super::{Data, Shared};
 use crate::head_pages::segments;
 use crate::words::Arrival;
-use crate::{Geometry, STRIPE_SECTORS};
 use pvblk_block::{Completion, Op, Request, RequestFlags, Status};
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,13 +36,6 @@ pub struct Direct {
 pub struct HeldFlush {
     request: usize,
     slot: usize,
-}
-
-/// Stripes of the rows in which a range lies.
-fn stripes_of(geometry: &Geometry, sectors: &Range<u64>) -> Range<u64> {
-    let row = geometry.row_sectors();
-    let each = geometry.chunk_sectors() / STRIPE_SECTORS;
-    sectors.start / row * each..sectors.end.div_ceil(row) * each
 }
 
 impl QueueCore {
@@ -169,7 +161,9 @@ impl QueueCore {
 
     fn add_span(&mut self, request: usize, sectors: Range<u64>) {
         self.active[request].left += 1;
-        let stripes = stripes_of(&self.common.geometry, &sectors);
+        let geometry = &self.common.geometry;
+        let row = geometry.row_sectors();
+        let stripes = geometry.row_stripes(sectors.start / row..sectors.end.div_ceil(row));
         self.spans.push_back(Span {
             request,
             sectors,

@@ -134,7 +134,7 @@ impl<'a> Thread<'a> {
                 self.shared.over.fetch_add(1, Ordering::AcqRel);
             }
             let all = self.shared.over.load(Ordering::Acquire) == QUEUES;
-            // Who has no requests owns no words, but its mail may have pages for others.
+            // A queue without requests owns no words, but its mail may have pages for others.
             let any = self.turn();
             if all && !any && self.queue.is_idle() {
                 break;

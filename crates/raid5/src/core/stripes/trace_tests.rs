@@ -97,8 +97,8 @@ fn random_bound(rng: &mut Rng) -> Bound {
     }
 }
 
-/// False if a stripe has writes to this member's block and others. Of those the model takes the former first, and the core the one that
-/// came first.
+/// False if a stripe has writes to this member's block and to others. The model takes the former first, and the core the
+/// write that arrived first.
 fn may_die(bound: &Bound, geometry: &Geometry, member: usize) -> bool {
     (0..STRIPES).all(|stripe| {
         let Some(index) = geometry.data_index(geometry.stripe_row(stripe), member) else {
