@@ -347,8 +347,9 @@ impl Service {
     /// side: a disk that fails or hangs doesn't affect the others. A disk whose requests don't end in time is
     /// flushed all the same.
     ///
-    /// Returns within the sum of `times`, and a second later for each 64 disks more whose flush hangs; with an end for each disk. Disks that ended well have left the
-    /// service, so that their descriptors and locks are free even if the process can't end.
+    /// Returns within the sum of `times`, and a second later for each 64 disks more whose flush hangs; with an end
+    /// for each disk. Disks that ended well have left the service, so that their descriptors and locks are free even
+    /// if the process can't end.
     pub fn stop(&self, times: StopTimes) -> Vec<DiskEnd> {
         let begin = Instant::now();
         let mut state = self.live.state.lock();

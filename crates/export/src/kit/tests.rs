@@ -13,7 +13,8 @@ struct Accepting {
     /// No descriptors are left.
     poor: Arc<AtomicBool>,
     told: Arc<Mutex<Vec<(u64, String)>>>,
-    stays: bool,
+    stays: Arc<AtomicBool>,
+    patience: Duration,
 }
 
 impl Server for Accepting {
@@ -43,12 +44,12 @@ impl Server for Accepting {
         self.told.lock().push((0, "stop".into()));
         Stopping {
             grace: io.now(),
-            end: io.now() + Duration::from_millis(50),
+            end: io.now() + self.patience,
         }
     }
 
     fn is_over(&self, _: Stopping, _: Instant) -> bool {
-        !self.stays
+        !self.stays.load(Ordering::SeqCst)
     }
 
     fn give_up(&mut self) {
@@ -60,18 +61,27 @@ struct Bed {
     dir: tempfile::TempDir,
     poor: Arc<AtomicBool>,
     told: Arc<Mutex<Vec<(u64, String)>>>,
+    /// The peers stay when the server stops, and it waits for so long.
+    stays: Arc<AtomicBool>,
+    patience: Duration,
 }
 
 impl Bed {
-    fn new() -> Bed {
+    fn new(stays: bool) -> Bed {
         Bed {
             dir: tempfile::tempdir().unwrap(),
             poor: Arc::default(),
             told: Arc::default(),
+            stays: Arc::new(AtomicBool::new(stays)),
+            patience: Duration::from_millis(50),
         }
     }
 
-    fn server(&self, io: &Io, stays: bool) -> Accepting {
+    fn told(&self) -> Vec<(u64, String)> {
+        self.told.lock().clone()
+    }
+
+    fn server(&self, io: &Io) -> Accepting {
         let socket = UnixListener::bind(self.dir.path().join("s")).unwrap();
         socket.set_nonblocking(true).unwrap();
         Accepting {
@@ -79,7 +89,8 @@ impl Bed {
             accepted: Vec::new(),
             poor: Arc::clone(&self.poor),
             told: Arc::clone(&self.told),
-            stays,
+            stays: Arc::clone(&self.stays),
+            patience: self.patience,
         }
     }
 
@@ -90,12 +101,11 @@ impl Bed {
 
 #[test]
 fn a_listener_rests_without_descriptors_and_while_it_is_not_wanted() {
-    let bed = Bed::new();
+    let bed = Bed::new(false);
     let (start, passed) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     let now = Arc::clone(&passed);
     let clock = move || start + Duration::from_millis(now.load(Ordering::Relaxed));
-    let mut control =
-        Control::new("test", Box::new(clock), |io| Ok(bed.server(io, false))).unwrap();
+    let mut control = Control::new("test", Box::new(clock), |io| Ok(bed.server(io))).unwrap();
     let pass = |ms| passed.fetch_add(ms, Ordering::Relaxed);
     let turn = |control: &mut Control<Accepting>| {
         (0..3).for_each(|_| control.turn(Some(Duration::ZERO)));
@@ -135,11 +145,11 @@ fn a_listener_rests_without_descriptors_and_while_it_is_not_wanted() {
 #[test]
 fn events_come_in_order_and_a_stop_waits_only_for_who_is_left() {
     for stays in [false, true] {
-        let bed = Bed::new();
+        let bed = Bed::new(stays);
         let mut inbox = None;
         let mut thread = ControlThread::start("pvblk-test", "test", |io| {
             inbox = Some(Arc::clone(&io.inbox));
-            Ok(bed.server(io, stays))
+            Ok(bed.server(io))
         })
         .unwrap();
         let inbox = inbox.unwrap();
@@ -149,7 +159,7 @@ fn events_come_in_order_and_a_stop_waits_only_for_who_is_left() {
         thread.stop();
         // Once is enough.
         thread.stop();
-        let told = bed.told.lock().clone();
+        let told = bed.told();
         let mut expected = vec![(3, "Resized"), (4, "FenceOpen"), (0, "stop")];
         expected.extend(stays.then_some((0, "given up")));
         let told: Vec<(u64, &str)> = told.iter().map(|(id, what)| (*id, &**what)).collect();
@@ -157,76 +167,37 @@ fn events_come_in_order_and_a_stop_waits_only_for_who_is_left() {
     }
 }
 
-/// A server whose peers leave when they are let go.
-struct Partner {
-    /// Stops that were begun, of all servers.
-    stopped: Arc<AtomicU64>,
-    /// Number of events.
-    told: Arc<AtomicU64>,
-    let_go: Arc<AtomicBool>,
-    gave_up: Arc<AtomicBool>,
-}
-
-impl Server for Partner {
-    fn ready(&mut self, _: u64, _: &Io) {}
-
-    fn event(&mut self, _: u64, _: Event, _: &Io) {
-        self.told.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn due(&self) -> Option<Instant> {
-        Some(Instant::now() + Duration::from_millis(5))
-    }
-
-    fn passed(&mut self, _: Option<Stopping>, _: &Io) {}
-
-    fn stop(&mut self, io: &Io) -> Stopping {
-        self.stopped.fetch_add(1, Ordering::SeqCst);
-        let end = io.now() + Duration::from_secs(60);
-        Stopping { grace: end, end }
-    }
-
-    fn is_over(&self, _: Stopping, _: Instant) -> bool {
-        self.let_go.load(Ordering::SeqCst)
-    }
-
-    fn give_up(&mut self) {
-        self.gave_up.store(true, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn servers_stop_side_by_side_and_a_second_stop_does_not_begin_anew() {
-    let [stopped, told] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
-    let [let_go, gave_up] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let beds = [(); 2].map(|()| Bed {
+        patience: Duration::from_secs(60),
+        ..Bed::new(true)
+    });
     let mut inboxes = Vec::new();
-    let mut start = || {
-        let partner = Partner {
-            stopped: Arc::clone(&stopped),
-            told: Arc::clone(&told),
-            let_go: Arc::clone(&let_go),
-            gave_up: Arc::clone(&gave_up),
-        };
-        let made = ControlThread::start("pvblk-test", "test", |io| {
+    let threads = beds.each_ref().map(|bed| {
+        let started = ControlThread::start("pvblk-test", "test", |io| {
             inboxes.push(Arc::clone(&io.inbox));
-            Ok(partner)
+            Ok(bed.server(io))
         });
-        made.unwrap()
-    };
-    let threads = [start(), start()];
-    let until = |done: &dyn Fn() -> bool| {
-        while !done() && !gave_up.load(Ordering::SeqCst) {
+        started.unwrap()
+    });
+    let until_told = |count: usize| {
+        while beds.iter().any(|bed| bed.told.lock().len() < count) {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
     threads.iter().for_each(ControlThread::begin_stop);
-    until(&|| stopped.load(Ordering::SeqCst) == 2);
+    until_told(1);
     threads.iter().for_each(ControlThread::begin_stop);
     // An event that comes after the second stop shows that it was taken.
-    inboxes.iter().for_each(|i| i.put(0, Event::Resized));
-    until(&|| told.load(Ordering::SeqCst) == 2);
-    let_go.store(true, Ordering::SeqCst);
+    inboxes.iter().for_each(|i| i.put(3, Event::Resized));
+    until_told(2);
+    for bed in &beds {
+        bed.stays.store(false, Ordering::SeqCst);
+    }
     drop(threads);
-    assert!(!gave_up.load(Ordering::SeqCst));
-    assert_eq!(stopped.load(Ordering::SeqCst), 2, "each stops once");
+    for bed in &beds {
+        // Neither waited for the other, nor gave up, and each stopped once.
+        assert_eq!(bed.told(), [(0, "stop".into()), (3, "Resized".into())]);
+    }
 }

@@ -4,8 +4,7 @@ use crate::on_cluster;
 use crate::served::Served;
 use pvblk_e2e::daemon::pvblk;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::wait_for;
-use pvblk_e2e::tools::{compare, need, run, run_ok, tool};
+use pvblk_e2e::tools::{compare, need, run, run_ok, tool, wait_for};
 use pvblk_e2e::{MIB, Stop, pattern};
 use std::time::Duration;
 

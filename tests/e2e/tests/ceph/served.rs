@@ -3,8 +3,7 @@
 use pvblk_e2e::ceph::{Cluster, Written, load};
 use pvblk_e2e::nbd::Connection;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::run_ok;
-use pvblk_e2e::tools::wait_for;
+use pvblk_e2e::tools::{run_ok, wait_for};
 use pvblk_e2e::{Daemon, Stop};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

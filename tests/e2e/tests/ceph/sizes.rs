@@ -5,8 +5,7 @@ use crate::served::{Served, named};
 use pvblk_e2e::control::Control;
 use pvblk_e2e::nbd::Command;
 use pvblk_e2e::outcome::check;
-use pvblk_e2e::tools::wait_for;
-use pvblk_e2e::tools::{need, run_ok};
+use pvblk_e2e::tools::{need, run_ok, wait_for};
 use pvblk_e2e::{MIB, Stop};
 use rustix::process::Signal;
 
