@@ -9,12 +9,15 @@ mod detail;
 mod extents;
 mod manage;
 mod queue;
+mod requests;
+mod stripes;
 mod told;
 
 pub use super::core::Counts as WriteCounts;
 pub use away::ReAdded;
 pub use background::BackgroundWork;
 pub use manage::{ArrayMember, ArrayState, ArraySync, MemberState, Recovered, SyncAction};
+pub use stripes::{StripeArray, StripeBackground};
 
 use super::Geometry;
 use super::assemble::{Assembly, Incoming, Member};
@@ -296,6 +299,48 @@ impl ArrayShared {
     }
 }
 
+/// Limits of an array whose devices have these.
+fn limits_of(all: &[Limits], geometry: &Geometry) -> Limits {
+    let most = |f: fn(&Limits) -> u32| all.iter().map(f).max().unwrap_or(512);
+    let row_bytes = u32::try_from(geometry.row_sectors() * 512).unwrap_or(0);
+    let read_only = all.iter().any(|l| l.read_only);
+    Limits {
+        logical_sector_bytes: most(|l| l.logical_sector_bytes),
+        physical_sector_bytes: most(|l| l.physical_sector_bytes),
+        optimal_bytes: row_bytes,
+        max_sectors: MAX_SECTORS,
+        max_segments: MAX_SECTORS,
+        discard_granularity_bytes: match all.iter().all(|l| l.write_zeroes) {
+            true => row_bytes,
+            false => 0,
+        },
+        readahead_bytes: most(|l| l.readahead_bytes),
+        caches_reads: false,
+        write_zeroes: !read_only,
+        read_only,
+        volatile_cache: all.iter().any(|l| l.volatile_cache),
+        non_rotational: all.iter().all(|l| l.non_rotational),
+        exclusive: all.iter().all(|l| l.exclusive),
+    }
+}
+
+/// The user's names of its members.
+fn name_of(assembly: &Assembly) -> String {
+    let members = assembly.members.iter();
+    let names = members.map(|m| m.as_ref().map_or("missing", |m| &m.name));
+    format!("raid5 of {}", names.collect::<Vec<_>>().join(", "))
+}
+
+/// Errors unless an array takes so many stripe heads.
+fn check_stripes(stripes: usize) -> Result<(), Error> {
+    if (LEAST_STRIPES..=MOST_STRIPES).contains(&stripes) {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "raid5 with {stripes} stripes: it takes {LEAST_STRIPES} to {MOST_STRIPES}"
+    )))
+}
+
 /// A RAID-5 array that serves.
 pub struct Raid5 {
     shared: Arc<ArrayShared>,
@@ -311,12 +356,7 @@ pub struct Raid5 {
 impl Raid5 {
     /// Serves an array that was assembled and prepared. Errors if the options are out of range, or there is no memory.
     pub fn start(assembly: Assembly, options: &ArrayOptions) -> Result<Arc<Raid5>, Error> {
-        if !(LEAST_STRIPES..=MOST_STRIPES).contains(&options.stripes) {
-            return Err(Error::config(format!(
-                "raid5 with {} stripes: it takes {LEAST_STRIPES} to {MOST_STRIPES}",
-                options.stripes
-            )));
-        }
+        check_stripes(options.stripes)?;
         let slot = |m: &Member| MemberDevice {
             device: Arc::clone(&m.device),
             name: m.name.clone(),
@@ -328,33 +368,8 @@ impl Raid5 {
             .collect();
         devices.extend(assembly.incoming.iter().map(|i| Some(slot(&i.member))));
         let all = devices.iter().flatten().map(|d| d.device.limits());
-        let all: Vec<Limits> = all.collect();
-        let most = |f: fn(&Limits) -> u32| all.iter().map(f).max().unwrap_or(512);
-        let row_bytes = u32::try_from(assembly.geometry.row_sectors() * 512).unwrap_or(0);
-        let read_only = all.iter().any(|l| l.read_only);
-        let limits = Limits {
-            logical_sector_bytes: most(|l| l.logical_sector_bytes),
-            physical_sector_bytes: most(|l| l.physical_sector_bytes),
-            optimal_bytes: row_bytes,
-            max_sectors: MAX_SECTORS,
-            max_segments: MAX_SECTORS,
-            discard_granularity_bytes: match all.iter().all(|l| l.write_zeroes) {
-                true => row_bytes,
-                false => 0,
-            },
-            readahead_bytes: most(|l| l.readahead_bytes),
-            caches_reads: false,
-            write_zeroes: !read_only,
-            read_only,
-            volatile_cache: all.iter().any(|l| l.volatile_cache),
-            non_rotational: all.iter().all(|l| l.non_rotational),
-            exclusive: all.iter().all(|l| l.exclusive),
-        };
-        let names = assembly
-            .members
-            .iter()
-            .map(|m| m.as_ref().map_or("missing", |m| &m.name));
-        let name = format!("raid5 of {}", names.collect::<Vec<_>>().join(", "));
+        let limits = limits_of(&all.collect::<Vec<_>>(), &assembly.geometry);
+        let name = name_of(&assembly);
         let ability = |m: &Member| Ability::from(m.device.limits());
         let member = |m: &Member| (m.superblock.clone(), ability(m));
         let incoming = assembly.incoming.as_ref();

@@ -12,7 +12,7 @@
 //! | `new_array`, `assemble`, `repair`, `spare` | before and after serving: makes arrays, finds them, makes their parity right, adds devices |
 //! | `head_pages` | a stripe's pages, and calculations in them, for `core` and `words` |
 //! | `core` | while serving: a state machine without I/O |
-//! | `words` | shared state of the next core, `core::stripes`, which only tests use yet |
+//! | `words` | shared state of the next core, `core::stripes` |
 //! | `array` | the device: queues, the background thread, questions of users |
 //!
 //! The format is md's so that an array outlives this program: `mdadm` examines, assembles and repairs it.
@@ -48,7 +48,7 @@ pub use self::core::WritePath;
 pub use array::ask;
 pub use array::{
     ArrayMember, ArrayOptions, ArrayState, ArraySync, BackgroundWork, MemberNames, MemberState,
-    Raid5, ReAdded, Recovered, SpecParts, SyncAction, WriteCounts,
+    Raid5, ReAdded, Recovered, SpecParts, StripeArray, StripeBackground, SyncAction, WriteCounts,
 };
 pub use assemble::{
     Absent, AssembleOptions, Assembly, Candidate, Incoming, Member, Selection, assemble,

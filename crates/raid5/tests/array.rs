@@ -1,108 +1,70 @@
 //! The array against a plain model: random requests of several queues, members that fail, and then the members' bytes.
 
+#[path = "support/flaky.rs"]
+mod flaky;
+
 use fastrand::Rng;
+use flaky::Flaky;
+use parking_lot::Mutex;
 use pvblk_block::{
-    BlockDevice, Buffer, Capabilities, Completion, Decorator, DeviceQueue, Error, Extent,
-    ExtentKind, Extents, Forwards, Limits, Op, Queue, QueueContext, Readiness, Request,
+    BlockDevice, Buffer, Completion, Extent, ExtentKind, Extents, Op, Queue, QueueContext, Request,
     RequestFlags, Status,
 };
 use pvblk_raid5::{
     ArrayOptions, Assembly, Blocking, Consistency, Geometry, Layout, Member, NewArray, Raid5,
-    STRIPE_BYTES, SUPER_SECTOR, WritePath, sleepy,
+    STRIPE_BYTES, SUPER_SECTOR, StripeArray, StripeBackground, WritePath, sleepy,
 };
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A member in memory that can fail, and says that its cache is volatile.
-struct Flaky {
-    inner: Arc<dyn BlockDevice>,
-    /// It writes zeros by itself.
-    zeroes: bool,
-    dead: Arc<AtomicBool>,
-    reads: Arc<AtomicU64>,
-    /// Requests of the first queue complete only when this is false.
-    held: Arc<AtomicBool>,
+/// The two cores of an array.
+#[derive(Clone, Copy, Debug)]
+enum Core {
+    Locked,
+    Words,
 }
 
-struct FlakyQueue {
-    inner: Box<dyn DeviceQueue>,
-    dead: Arc<AtomicBool>,
-    reads: Arc<AtomicU64>,
-    done: Vec<Completion>,
-    held: Option<Arc<AtomicBool>>,
+const CORES: [Core; 2] = [Core::Locked, Core::Words];
+
+enum Served {
+    Locked(Arc<Raid5>),
+    /// Its background work is stepped.
+    Words(Arc<StripeArray>, Mutex<StripeBackground>),
 }
 
-impl Decorator for Flaky {
-    fn inner(&self) -> &dyn BlockDevice {
-        &*self.inner
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-    fn limits(&self) -> Limits {
-        Limits {
-            volatile_cache: true,
-            write_zeroes: self.zeroes,
-            ..self.inner.limits()
+impl Served {
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Served::Locked(array) => array.clone(),
+            Served::Words(array, _) => array.clone(),
         }
     }
-    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
-        Ok(Box::new(FlakyQueue {
-            inner: self.inner.open_device_queue(context)?,
-            dead: Arc::clone(&self.dead),
-            reads: Arc::clone(&self.reads),
-            done: Vec::new(),
-            held: (context.index == 0).then(|| Arc::clone(&self.held)),
-        }))
-    }
-    fn forward<'a>(&'a self, inner: Capabilities<'a>) -> Forwards<'a> {
-        Forwards {
-            refresh: None,
-            extents: inner.extents,
-            cached: None,
-            incarnation: None,
-            close: None,
-            questions: None,
-            memory: None,
-            buffers: None,
-        }
-    }
-}
 
-impl DeviceQueue for FlakyQueue {
-    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
-        let reads = batch.iter().filter(|r| r.op == Op::Read).count() as u64;
-        self.reads.fetch_add(reads, Ordering::Relaxed);
-        if !self.dead.load(Ordering::Relaxed) {
-            return self.inner.submit(batch);
-        }
-        for request in batch.drain(..) {
-            let status = Status::IoError;
-            self.done.push(Completion { request, status });
+    fn failed(&self) -> Option<usize> {
+        match self {
+            Served::Locked(array) => array.failed(),
+            Served::Words(array, _) => array.failed(),
         }
     }
-    fn poll(&mut self, out: &mut Vec<Completion>) {
-        let held = self.held.as_ref();
-        if held.is_some_and(|held| held.load(Ordering::Relaxed)) {
-            return;
-        }
-        out.append(&mut self.done);
-        self.inner.poll(out);
-    }
-    fn arm(&mut self) -> Readiness {
-        match self.done.is_empty() {
-            true => self.inner.arm(),
-            false => Readiness::Ready,
+
+    fn locked(&self) -> &Arc<Raid5> {
+        match self {
+            Served::Locked(array) => array,
+            Served::Words(..) => panic!("the other core hasn't this"),
         }
     }
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wait_fd()
+
+    /// Polls the queue, after background work.
+    fn poll(&self, queue: &mut Queue, done: &mut Vec<Completion>) -> usize {
+        if let Served::Words(_, background) = self {
+            background.lock().work();
+        }
+        queue.poll(done)
     }
 }
 
 struct TestArray {
-    array: Arc<Raid5>,
+    array: Served,
     geometry: Geometry,
     devices: Vec<Arc<dyn BlockDevice>>,
     dead: Vec<Arc<AtomicBool>>,
@@ -112,6 +74,7 @@ struct TestArray {
 }
 
 fn world(
+    core: Core,
     members: usize,
     layout: Layout,
     chunk: u32,
@@ -167,14 +130,18 @@ fn world(
     }
     let geometry = created.geometry();
     let assembly = Assembly::new(geometry, all, false);
-    let array = Raid5::start(
-        assembly,
-        &ArrayOptions {
-            stripes: 16,
-            ..ArrayOptions::default()
-        },
-    )
-    .unwrap();
+    let options = ArrayOptions {
+        stripes: 16,
+        ..ArrayOptions::default()
+    };
+    let array = match core {
+        Core::Locked => Served::Locked(Raid5::start(assembly, &options).unwrap()),
+        Core::Words => {
+            let array = StripeArray::start(assembly, &options).unwrap();
+            let background = Mutex::new(StripeBackground::new(&array));
+            Served::Words(array, background)
+        }
+    };
     TestArray {
         array,
         geometry,
@@ -199,7 +166,7 @@ fn fill(buffer: &Buffer, write: u64) {
 
 fn run(seed: u64, world: &TestArray, kill: Option<usize>) {
     let mut rng = Rng::with_seed(seed);
-    let device: Arc<dyn BlockDevice> = world.array.clone();
+    let device = world.array.device();
     let capacity = (device.capacity_sectors()).min(2048);
     let mut model = vec![0u8; (capacity * 512) as usize];
     // Sectors that were discarded: zeros, or as they were.
@@ -285,7 +252,7 @@ fn run(seed: u64, world: &TestArray, kill: Option<usize>) {
             world.dead[member].store(true, Ordering::Relaxed);
         }
         queues[at].woken();
-        queues[at].poll(&mut done);
+        world.array.poll(&mut queues[at], &mut done);
         for c in done.drain(..) {
             ended += 1;
             let r = &c.request;
@@ -397,11 +364,10 @@ fn shapes(seed: u64) -> (usize, Layout, u32, Consistency) {
 fn a_whole_array_holds_what_was_written() {
     for seed in seeds() {
         let (members, layout, chunk, consistency) = shapes(seed);
-        run(
-            seed,
-            &world(members, layout, chunk, consistency, None),
-            None,
-        );
+        for core in CORES {
+            let world = world(core, members, layout, chunk, consistency, None);
+            run(seed, &world, None);
+        }
     }
 }
 
@@ -410,11 +376,10 @@ fn a_degraded_array_holds_what_was_written() {
     for seed in seeds() {
         let (members, layout, chunk, consistency) = shapes(seed);
         let missing = seed as usize % members;
-        run(
-            seed,
-            &world(members, layout, chunk, consistency, Some(missing)),
-            None,
-        );
+        for core in CORES {
+            let world = world(core, members, layout, chunk, consistency, Some(missing));
+            run(seed, &world, None);
+        }
     }
 }
 
@@ -423,74 +388,103 @@ fn an_array_goes_on_without_a_member_that_fails() {
     for seed in seeds() {
         let (members, layout, chunk, consistency) = shapes(seed);
         let kill = seed as usize % members;
-        let world = world(members, layout, chunk, consistency, None);
-        run(seed, &world, Some(kill));
-        assert_eq!(world.array.failed(), Some(kill));
+        for core in CORES {
+            let world = world(core, members, layout, chunk, consistency, None);
+            run(seed, &world, Some(kill));
+            assert_eq!(world.array.failed(), Some(kill), "{core:?}");
+        }
     }
 }
 
 #[test]
 fn whole_stripes_need_no_reads() {
-    let world = world(4, Layout::LeftSymmetric, 16, Consistency::Ppl, None);
-    let device: Arc<dyn BlockDevice> = world.array.clone();
-    let mut queue = Queue::open(&device, &QueueContext::new(4)).unwrap();
-    let bytes = (world.geometry.row_sectors() * 512) as usize * 4;
-    let buffer = Buffer::anonymous(bytes).unwrap();
-    queue.submit(&mut vec![Request::with_buffers(
-        Op::Write,
-        0,
-        vec![buffer],
-        0,
-    )]);
-    let mut done = Vec::new();
-    while queue.poll(&mut done) == 0 {}
-    assert_eq!(done[0].status, Status::Ok);
-    let reads: u64 = world.reads.iter().map(|r| r.load(Ordering::Relaxed)).sum();
-    assert_eq!(reads, 0);
+    for core in CORES {
+        let world = world(core, 4, Layout::LeftSymmetric, 16, Consistency::Ppl, None);
+        let device = world.array.device();
+        let mut queue = Queue::open(&device, &QueueContext::new(4)).unwrap();
+        let bytes = (world.geometry.row_sectors() * 512) as usize * 4;
+        let buffer = Buffer::anonymous(bytes).unwrap();
+        queue.submit(&mut vec![Request::with_buffers(
+            Op::Write,
+            0,
+            vec![buffer],
+            0,
+        )]);
+        let mut done = Vec::new();
+        while world.array.poll(&mut queue, &mut done) == 0 {}
+        assert_eq!(done[0].status, Status::Ok);
+        let reads: u64 = world.reads.iter().map(|r| r.load(Ordering::Relaxed)).sum();
+        assert_eq!(reads, 0);
+    }
 }
 
 /// Idle heads give their memory back and read their data again; others keep theirs.
 #[test]
 fn stripes_at_rest_give_way() {
-    let world = world(4, Layout::LeftSymmetric, 64, Consistency::Resync, None);
-    let device: Arc<dyn BlockDevice> = world.array.clone();
-    assert_eq!((device.spare_bytes(), device.give_way()), (0, 0));
-    let mut queue = Queue::open(&device, &QueueContext::new(16)).unwrap();
-    let buffer = Buffer::anonymous(4096).unwrap();
-    let reads = || -> u64 { world.reads.iter().map(|r| r.load(Ordering::Relaxed)).sum() };
-    let mut done = Vec::new();
-    let mut write = |queue: &mut Queue, stripe: u64, waits: bool| {
-        let request = Request::with_buffers(Op::Write, 8 * stripe, vec![buffer.clone()], 0);
-        queue.submit(&mut vec![request]);
-        while waits && queue.poll(&mut done) == 0 {}
-        done.drain(..)
-            .for_each(|c| assert_eq!(c.status, Status::Ok));
-    };
-    (0..16).for_each(|stripe| write(&mut queue, stripe % 8, true));
-    // Each write of a part needed to read, once; then the head has the data that it needs.
-    let before = reads();
-    write(&mut queue, 3, true);
-    assert_eq!(reads(), before);
-    let spare = device.spare_bytes();
-    assert!(spare > 0 && device.give_way() == spare && device.spare_bytes() == 0);
-    write(&mut queue, 3, true);
-    assert!(reads() > before);
-    // A head that waits for a member keeps its memory.
-    world.held.store(true, Ordering::Relaxed);
-    write(&mut queue, 5, false);
-    assert!(device.spare_bytes() > 0 && device.give_way() == 0);
-    world.held.store(false, Ordering::Relaxed);
-    while queue.poll(&mut done) == 0 {}
-    assert_eq!(done[0].status, Status::Ok);
-    assert!(device.give_way() > 0);
+    for core in CORES {
+        let world = world(
+            core,
+            4,
+            Layout::LeftSymmetric,
+            64,
+            Consistency::Resync,
+            None,
+        );
+        let device = world.array.device();
+        assert_eq!((device.spare_bytes(), device.give_way()), (0, 0));
+        let mut queue = Queue::open(&device, &QueueContext::new(16)).unwrap();
+        let buffer = Buffer::anonymous(4096).unwrap();
+        let reads = || -> u64 { world.reads.iter().map(|r| r.load(Ordering::Relaxed)).sum() };
+        let mut done = Vec::new();
+        let mut write = |queue: &mut Queue, stripe: u64, waits: bool| {
+            let request = Request::with_buffers(Op::Write, 8 * stripe, vec![buffer.clone()], 0);
+            queue.submit(&mut vec![request]);
+            while waits && world.array.poll(queue, &mut done) == 0 {}
+            done.drain(..)
+                .for_each(|c| assert_eq!(c.status, Status::Ok));
+        };
+        (0..16).for_each(|stripe| write(&mut queue, stripe % 8, true));
+        // Each write of a part needed to read, once; then the head has the data that it needs.
+        let before = reads();
+        write(&mut queue, 3, true);
+        assert_eq!(reads(), before);
+        let spare = device.spare_bytes();
+        assert!(spare > 0 && device.give_way() == spare && device.spare_bytes() == 0);
+        write(&mut queue, 3, true);
+        assert!(reads() > before);
+        // A head that waits for a member keeps its memory.
+        world.held.store(true, Ordering::Relaxed);
+        write(&mut queue, 5, false);
+        // That of other stripes goes, if it isn't given back together with this one's.
+        device.give_way();
+        assert!(device.spare_bytes() > 0 && device.give_way() == 0);
+        world.held.store(false, Ordering::Relaxed);
+        while world.array.poll(&mut queue, &mut done) == 0 {}
+        assert_eq!(done[0].status, Status::Ok);
+        assert!(device.give_way() > 0);
+    }
 }
 
 #[test]
 fn nobody_waits_for_anothers_reads_or_writes() {
-    for path in [WritePath::Direct, WritePath::StripeQueue] {
-        let world = world(4, Layout::LeftSymmetric, 64, Consistency::Resync, None);
-        world.array.set_write_path(path);
-        let device: Arc<dyn BlockDevice> = world.array.clone();
+    let ways = [
+        (Core::Locked, WritePath::Direct),
+        (Core::Locked, WritePath::StripeQueue),
+        (Core::Words, WritePath::Direct),
+    ];
+    for (core, path) in ways {
+        let world = world(
+            core,
+            4,
+            Layout::LeftSymmetric,
+            64,
+            Consistency::Resync,
+            None,
+        );
+        if let Served::Locked(array) = &world.array {
+            array.set_write_path(path);
+        }
+        let device = world.array.device();
         let queue = |index| {
             let context = QueueContext {
                 index,
@@ -507,7 +501,7 @@ fn nobody_waits_for_anothers_reads_or_writes() {
         let mut done = Vec::new();
         // Superblocks say dirty from here on.
         first.submit(&mut vec![write(0, 4096)]);
-        while first.poll(&mut done) == 0 {}
+        while world.array.poll(&mut first, &mut done) == 0 {}
         done.clear();
         world.held.store(true, Ordering::Relaxed);
         // One that reads, and a row that is written.
@@ -521,7 +515,7 @@ fn nobody_waits_for_anothers_reads_or_writes() {
             second.poll(&mut done);
             done.len() == 5
         });
-        assert!(polls.is_some(), "{path}: it waits for the other's");
+        assert!(polls.is_some(), "{core:?} {path}: it waits for the other's");
         assert!(done.iter().all(|d| d.status == Status::Ok));
         world.held.store(false, Ordering::Relaxed);
         done.clear();
@@ -533,27 +527,29 @@ fn nobody_waits_for_anothers_reads_or_writes() {
 
 #[test]
 fn an_orderly_end_leaves_clean_superblocks() {
-    let world = world(3, Layout::LeftSymmetric, 8, Consistency::Ppl, None);
-    run(1, &world, None);
-    let read = |device: &Arc<dyn BlockDevice>| {
-        let mut page = [0; 4096];
-        let mut blocking = Blocking::open(device).unwrap();
-        blocking
-            .read(SUPER_SECTOR, &mut page, &mut sleepy())
-            .unwrap();
-        pvblk_raid5::Superblock::parse(&page).unwrap()
-    };
-    assert!(world.devices.iter().all(|d| !read(d).is_clean()));
-    world.array.stop(&mut sleepy()).unwrap();
-    let all: Vec<_> = world.devices.iter().map(read).collect();
-    assert!(
-        all.iter()
-            .all(|s| s.is_clean() && s.events == all[0].events)
-    );
+    for core in CORES {
+        let world = world(core, 3, Layout::LeftSymmetric, 8, Consistency::Ppl, None);
+        run(1, &world, None);
+        let read = |device: &Arc<dyn BlockDevice>| {
+            let mut page = [0; 4096];
+            let mut blocking = Blocking::open(device).unwrap();
+            blocking
+                .read(SUPER_SECTOR, &mut page, &mut sleepy())
+                .unwrap();
+            pvblk_raid5::Superblock::parse(&page).unwrap()
+        };
+        assert!(world.devices.iter().all(|d| !read(d).is_clean()));
+        world.array.device().close().unwrap();
+        let all: Vec<_> = world.devices.iter().map(read).collect();
+        assert!(
+            all.iter()
+                .all(|s| s.is_clean() && s.events == all[0].events)
+        );
+    }
 }
 
 fn one(world: &TestArray, request: Box<Request>) -> Status {
-    let device: Arc<dyn BlockDevice> = world.array.clone();
+    let device = world.array.device();
     let mut queue = Queue::open(&device, &QueueContext::new(4)).unwrap();
     queue.submit(&mut vec![request]);
     let mut done = Vec::new();
@@ -564,7 +560,11 @@ fn one(world: &TestArray, request: Box<Request>) -> Status {
 /// Parts of the array, as (sectors, whether they are data).
 fn parts(world: &TestArray, sector: u64, sectors: u64) -> Vec<(u64, bool)> {
     let mut found = Vec::new();
-    world.array.extents(sector, sectors, &mut found).unwrap();
+    world
+        .array
+        .locked()
+        .extents(sector, sectors, &mut found)
+        .unwrap();
     let mut at = sector;
     for extent in &found {
         assert_eq!(extent.sector, at, "{found:?}");
@@ -577,10 +577,17 @@ fn parts(world: &TestArray, sector: u64, sectors: u64) -> Vec<(u64, bool)> {
 
 #[test]
 fn discard_and_write_zeroes_leave_holes_that_extents_tell() {
-    let world = world(4, Layout::LeftSymmetric, 32, Consistency::Ppl, None);
+    let world = world(
+        Core::Locked,
+        4,
+        Layout::LeftSymmetric,
+        32,
+        Consistency::Ppl,
+        None,
+    );
     let row = world.geometry.row_sectors();
     assert_eq!(row, 96);
-    let limits = world.array.limits();
+    let limits = world.array.device().limits();
     assert!(limits.write_zeroes && limits.discard_granularity_bytes == 96 * 512);
     assert_eq!(parts(&world, 0, 10 * row), [(10 * row, false)]);
     let buffer = Buffer::anonymous((10 * row * 512) as usize).unwrap();

@@ -15,7 +15,7 @@ use pvblk_raid5::{
     ArrayOptions, BackgroundWork, Blocking, Consistency, CreateOptions, MemberState, Raid5,
     ReAdded, Role, SUPER_SECTOR, Superblock, SyncAction, read_superblock, sleepy,
 };
-use started::started;
+use started::prepared;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,7 +73,9 @@ impl TestArray {
             stripes: 16,
             ..options
         };
-        let (array, data, _) = started(all, &how, &options);
+        let assembly = prepared(all, Some(&how));
+        let data = assembly.newest().data_offset_sectors;
+        let array = Raid5::start(assembly, &options).unwrap();
         let device: Arc<dyn BlockDevice> = array.clone();
         let mut world = TestArray {
             disks,

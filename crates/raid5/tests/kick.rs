@@ -14,7 +14,7 @@ use pvblk_raid5::{
     read_superblock, sleepy,
 };
 use script::{Event, Fate, Kind, Script, Scripted};
-use started::started;
+use started::prepared;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,7 +62,10 @@ impl TestArray {
             stripes: 16,
             ..options
         };
-        let (array, data, geometry) = started(all, &how, &options);
+        let assembly = prepared(all, Some(&how));
+        let data = assembly.newest().data_offset_sectors;
+        let geometry = assembly.geometry;
+        let array = Raid5::start(assembly, &options).unwrap();
         script.lock().data = data;
         let device: Arc<dyn BlockDevice> = array.clone();
         let mut world = TestArray {

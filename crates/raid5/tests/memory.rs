@@ -8,7 +8,7 @@ use pvblk_block::memory::bill;
 use pvblk_block::{BlockDevice, Buffer, Op, Queue, QueueContext, Request, Status};
 use pvblk_raid5::{ArrayOptions, BackgroundWork, Consistency, CreateOptions, Raid5, sleepy};
 use pvblk_sys::Poller;
-use started::started;
+use started::prepared;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +41,8 @@ impl TestArray {
         options.chunk_sectors = 16;
         options.consistency = consistency;
         let member = Arc::clone(&disks[1].1);
-        let (array, _, _) = started(disks, &options, &ArrayOptions::default());
+        let assembly = prepared(disks, Some(&options));
+        let array = Raid5::start(assembly, &ArrayOptions::default()).unwrap();
         let device: Arc<dyn BlockDevice> = array.clone();
         TestArray {
             background: BackgroundWork::new(&array).unwrap(),

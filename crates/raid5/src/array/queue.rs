@@ -2,15 +2,13 @@
 
 use super::away::LeftBehind;
 use super::bounce::{Bounced, Bounces};
+use super::requests::{MemberRequest, MemberRequests};
 use super::{ArrayShared, MemberDevice, QueueEntries};
-use crate::STRIPE_SECTORS;
 use crate::core::{Core, MemberIo, Token, Work};
 use pvblk_block::planted::{Plant, has};
 use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
 use pvblk_block::trace::{Phase, Tracer};
-use pvblk_block::{
-    Completion, DeviceQueue, Error, Op, QueueContext, Readiness, Request, RequestFlags, Status,
-};
+use pvblk_block::{Completion, DeviceQueue, Error, Op, QueueContext, Readiness, Request, Status};
 use pvblk_sys::Poller;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,14 +20,6 @@ use std::time::{Duration, Instant};
 const LAST_WAIT: Duration = Duration::from_secs(10);
 /// Most requests of one array queue at one member.
 const MEMBER_DEPTH: u32 = 512;
-
-/// One of the I/Os that are a request at a member.
-#[derive(Clone, Copy)]
-struct Part {
-    token: Token,
-    sectors: u64,
-    buffers: usize,
-}
 
 pub(super) struct ArrayQueue {
     shared: Arc<ArrayShared>,
@@ -45,15 +35,14 @@ pub(super) struct ArrayQueue {
     changes: u64,
     /// A device went, and has requests in flight.
     closing: bool,
-    /// The parts of each request at a member, by its tag.
-    parts: Vec<Vec<Part>>,
-    free_tags: Vec<usize>,
+    requests: MemberRequests,
     /// Memory of reads, if members have a time limit.
     bounces: Option<Bounces>,
     /// Reads in flight that go there, with their slots, by tag.
     bounced: Vec<Option<(usize, Bounced)>>,
-    spare: Vec<Box<Request>>,
     ios: Vec<MemberIo>,
+    /// Requests that were just made of them.
+    made: Vec<MemberRequest>,
     done: Vec<Completion>,
     ended: Vec<(Token, bool)>,
     /// Empty lists to hand to the core for those that it filled.
@@ -102,12 +91,11 @@ impl ArrayQueue {
             below,
             changes: u64::MAX,
             closing: false,
-            parts: Vec::new(),
-            free_tags: Vec::new(),
+            requests: MemberRequests::default(),
             bounces: shared.limit.map(|_| Bounces::new()),
             bounced: Vec::new(),
-            spare: Vec::new(),
             ios: Vec::new(),
+            made: Vec::new(),
             done: Vec::new(),
             ended: Vec::new(),
             told_ios: Vec::new(),
@@ -175,15 +163,15 @@ impl ArrayQueue {
     fn leave_behind(&mut self, slot: usize) -> bool {
         let core = self.shared.core.lock();
         let mut parts = HashMap::new();
-        for (tag, of_tag) in self.parts.iter().enumerate() {
-            let Some(first) = of_tag.first() else {
+        for tag in 0..self.requests.tags() {
+            let Some(first) = self.requests.tokens(tag).next() else {
                 continue;
             };
-            match core.place_of(first.token) {
+            match core.place_of(first) {
                 (at, _) if at != slot => {}
                 (_, false) => return false,
                 (_, true) => {
-                    parts.insert(tag as u64, of_tag.iter().map(|p| p.token).collect());
+                    parts.insert(tag as u64, self.requests.tokens(tag).collect());
                 }
             }
         }
@@ -192,8 +180,7 @@ impl ArrayQueue {
             return true;
         };
         for tag in parts.keys().map(|tag| *tag as usize) {
-            self.parts[tag].clear();
-            self.free_tags.push(tag);
+            self.requests.leave(tag);
             if let Some(bounced) = self.bounced.get_mut(tag) {
                 *bounced = None;
             }
@@ -292,67 +279,20 @@ impl ArrayQueue {
             // Its I/O fails, and so it is kicked.
             tracing::error!("raid5: {e}");
         }
-        let mut ios = std::mem::take(&mut self.ios);
-        ios.sort_unstable_by_key(|io| (io.slot, io.op as u8, io.fua, io.sector));
-        let mut last: Option<(usize, Box<Request>, Option<u64>)> = None;
-        for io in ios.drain(..) {
-            let buffers = io.data.buffers();
-            let count = buffers.len();
-            let sectors: u64 = match io.op {
-                Op::WriteZeroes => STRIPE_SECTORS,
-                _ => buffers.iter().map(|b| b.len() as u64 / 512).sum(),
-            };
-            if let Some((member, request, cause)) = &mut last {
-                let touches = *member == io.slot
-                    && request.op == io.op
-                    && io.op != Op::Flush
-                    && request.flags.contains(RequestFlags::FUA) == io.fua
-                    && request.end() == io.sector;
-                let limits = self
-                    .members
-                    .get(io.slot)
-                    .and_then(Option::as_ref)
-                    .map(LowerQueue::limits);
-                let fits = limits.is_some_and(|l| {
-                    request.sectors + sectors <= u64::from(l.max_sectors)
-                        && request.buffers.len() + count <= l.max_segments as usize
-                });
-                if touches && fits {
-                    request.sectors += sectors;
-                    request.followed |= io.cause.is_some();
-                    *cause = cause.or(io.cause);
-                    io.data.append_to(&mut request.buffers);
-                    self.parts[request.tag as usize].push(Part {
-                        token: io.token,
-                        sectors,
-                        buffers: count,
-                    });
-                    continue;
-                }
-            }
-            if let Some((member, request, cause)) = last.take() {
-                self.trace(member, &request, cause);
-                self.send(member, request);
-            }
-            let flags = match io.fua {
-                true => RequestFlags::FUA,
-                false => RequestFlags::empty(),
-            };
-            let part = Part {
-                token: io.token,
-                sectors,
-                buffers: count,
-            };
-            let mut request = self.request(io.op, flags, io.sector, part);
-            request.followed = io.cause.is_some();
-            io.data.append_to(&mut request.buffers);
-            last = Some((io.slot, request, io.cause));
+        let mut made = std::mem::take(&mut self.made);
+        let members = &self.members;
+        let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
+        self.requests.make(&mut self.ios, limits, &mut made);
+        for MemberRequest {
+            slot,
+            request,
+            cause,
+        } in made.drain(..)
+        {
+            self.trace(slot, &request, cause);
+            self.send(slot, request);
         }
-        if let Some((member, request, cause)) = last {
-            self.trace(member, &request, cause);
-            self.send(member, request);
-        }
-        self.ios = ios;
+        self.made = made;
         for lower in self.members.iter_mut().flatten() {
             lower.submit();
         }
@@ -373,7 +313,7 @@ impl ArrayQueue {
             let tag = request.tag as usize;
             match bounces.bounce(&mut request) {
                 Ok(bounced) => {
-                    let tags = self.parts.len();
+                    let tags = self.requests.tags();
                     self.bounced.resize_with(tags, || None);
                     self.bounced[tag] = Some((member, bounced));
                 }
@@ -413,11 +353,11 @@ impl ArrayQueue {
         {
             let mut core = self.shared.core.lock();
             for completion in polled.iter() {
-                let parts = &self.parts[completion.request.tag as usize];
-                // Parts of one request are abandoned together.
+                let mut tokens = self.requests.tokens(completion.request.tag as usize);
+                // Those of one request are abandoned together.
                 live.push(match completion.status {
-                    Status::Ok => parts.iter().all(|p| core.claim(p.token)),
-                    _ => !parts.iter().any(|p| core.is_abandoned(p.token)),
+                    Status::Ok => tokens.all(|token| core.claim(token)),
+                    _ => !tokens.any(|token| core.is_abandoned(token)),
                 });
             }
         }
@@ -430,57 +370,19 @@ impl ArrayQueue {
                 && let Some((_, bounced)) = bounced.take()
             {
                 bounces.discard(bounced, request);
-                let abandoned = self.parts[request.tag as usize].drain(..);
-                self.ended.extend(abandoned.map(|p| (p.token, false)));
+                let abandoned = self.requests.take_tokens(request.tag as usize);
+                self.ended.extend(abandoned.map(|token| (token, false)));
             }
         }
-    }
-
-    /// A request for a member, without its buffers.
-    fn request(&mut self, op: Op, flags: RequestFlags, sector: u64, part: Part) -> Box<Request> {
-        let tag = match self.free_tags.pop() {
-            Some(tag) => tag,
-            None => {
-                self.parts.push(Vec::new());
-                self.parts.len() - 1
-            }
-        };
-        self.parts[tag].push(part);
-        let mut request = self
-            .spare
-            .pop()
-            .unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0));
-        request.reset(op, flags, sector, part.sectors, tag as u64);
-        request
     }
 
     /// A member's request has ended.
-    fn release(&mut self, member: usize, mut request: Box<Request>, ok: bool) {
-        let tag = request.tag as usize;
-        if !ok && request.op == Op::Read && self.parts[tag].len() > 1 {
-            // One sector that can't be read isn't all of them.
-            self.take_apart(member, &request);
-        } else {
-            let parts = self.parts[tag].iter();
-            self.ended.extend(parts.map(|p| (p.token, ok)));
+    fn release(&mut self, member: usize, request: Box<Request>, ok: bool) {
+        let again = self.requests.end(request, ok, &mut self.ended);
+        if again.is_empty() {
+            return;
         }
-        self.parts[tag].clear();
-        self.free_tags.push(tag);
-        request.buffers.clear();
-        self.spare.push(request);
-    }
-
-    fn take_apart(&mut self, member: usize, request: &Request) {
-        let parts = std::mem::take(&mut self.parts[request.tag as usize]);
-        let mut sector = request.sector;
-        let mut buffers = request.buffers.iter().cloned();
-        for part in parts {
-            let mut one = self.request(Op::Read, request.flags, sector, part);
-            one.followed = request.followed;
-            one.buffers.extend(buffers.by_ref().take(part.buffers));
-            self.send(member, one);
-            sector += part.sectors;
-        }
+        again.into_iter().for_each(|one| self.send(member, one));
         if let Some(Some(lower)) = self.members.get_mut(member) {
             lower.submit();
         }
@@ -561,8 +463,9 @@ impl ArrayQueue {
         let idle = self.members.iter().flatten().all(LowerQueue::is_idle);
         let core = self.shared.core.lock();
         // I/O that was abandoned is no work of anybody.
-        let waits = |p: &Part| !core.is_abandoned(p.token);
-        let waits = !idle && (!self.ended.is_empty() || self.parts.iter().flatten().any(waits));
+        let mut tokens = (0..self.requests.tags()).flat_map(|tag| self.requests.tokens(tag));
+        let waits =
+            !idle && (!self.ended.is_empty() || tokens.any(|token| !core.is_abandoned(token)));
         waits || core.has_active(self.owner)
     }
 }

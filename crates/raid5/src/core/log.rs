@@ -12,7 +12,7 @@ use pvblk_block::{Buffer, Error, Op, Region};
 use std::sync::Arc;
 
 /// Most partial parity of one unit, in bytes.
-const MOST_BYTES: u64 = 256 << 10;
+pub(super) const MOST_BYTES: u64 = 256 << 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {

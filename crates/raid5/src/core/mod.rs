@@ -18,9 +18,7 @@ mod queue;
 mod round;
 mod slots;
 mod state;
-// Step 6 of docs/decisions/0048-stripes-own-themselves.md: until an array can have this core, only tests use it.
-#[cfg_attr(not(test), allow(dead_code))]
-mod stripes;
+pub(super) mod stripes;
 mod sync;
 mod tally;
 mod waiters;

@@ -1,24 +1,19 @@
 //! Arrays of members that are made for them.
 
 use pvblk_block::BlockDevice;
-use pvblk_raid5::{
-    ArrayOptions, AssembleOptions, CreateOptions, Geometry, Raid5, assemble, create, prepare,
-    sleepy,
-};
+use pvblk_raid5::{AssembleOptions, Assembly, CreateOptions, assemble, create, prepare, sleepy};
 use std::sync::Arc;
 
-/// A new array, with the first sector of its members' data.
-pub fn started(
+/// An array that is ready to be served: a new one, or the one that is there.
+pub fn prepared(
     members: Vec<(String, Arc<dyn BlockDevice>)>,
-    how: &CreateOptions,
-    options: &ArrayOptions,
-) -> (Arc<Raid5>, u64, Geometry) {
-    let made = create(members.clone(), how, &mut sleepy()).unwrap();
-    let data = made.newest().data_offset_sectors;
-    drop(made);
+    new: Option<&CreateOptions>,
+) -> Assembly {
+    if let Some(how) = new {
+        create(members.clone(), how, &mut sleepy()).unwrap();
+    }
     let assembling = AssembleOptions::default();
     let mut assembly = assemble(members, &assembling, &mut sleepy()).unwrap();
     prepare(&mut assembly, &assembling, &mut |_, _| {}, &mut sleepy()).unwrap();
-    let geometry = assembly.geometry;
-    (Raid5::start(assembly, options).unwrap(), data, geometry)
+    assembly
 }

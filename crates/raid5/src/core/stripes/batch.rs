@@ -71,6 +71,10 @@ impl QueueCore {
         }
         let record = token.record_mut();
         record.turn_to_first();
+        if !self.now.dirty && record.is_write() {
+            self.park(token);
+            return self.wants_dirty();
+        }
         if record.pages.is_none() {
             match self.take_pages() {
                 None => return self.wait_for_pages(token),
@@ -223,6 +227,9 @@ impl QueueCore {
             return self.close_batch(token, parts);
         }
         self.take_arrivals(&mut token);
+        if token.record().waiting.len() == parts {
+            return self.close_batch(token, parts);
+        }
         self.read_blocks(token, true);
     }
 

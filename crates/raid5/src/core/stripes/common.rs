@@ -2,65 +2,124 @@
 
 use super::queue::Mail;
 use super::record::{Part, Stripe};
+use crate::core::log::MOST_BYTES as MOST_LOG_BYTES;
 use crate::core::members::Members;
 use crate::core::plan::{View, bit};
 use crate::core::slots::{Slot, Unsynced};
+use crate::core::zero::Ability;
 use crate::words::{
     Epoch, Errands, LogFormat, Logs, Owner, PageMemory, Places, Room, Stock, StripePages, Table,
 };
-use crate::{Geometry, Policy};
+use crate::{Geometry, PPL_HEADER_BYTES, Policy, Superblock, log_space_bytes, ppl_signature};
 use parking_lot::Mutex;
-use pvblk_block::Error;
+use pvblk_block::{Error, Limits, SECTOR};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Parameters of an array.
-pub struct Setup {
-    pub geometry: Geometry,
-    pub policy: Policy,
-    pub slots: Vec<Slot>,
-    pub members: Members,
+pub(super) struct Setup {
+    pub(super) geometry: Geometry,
+    pub(super) policy: Policy,
+    pub(super) slots: Vec<Slot>,
+    pub(super) members: Members,
     /// Stripes whose parity isn't known to be right.
-    pub unsynced: Unsynced,
+    pub(super) unsynced: Unsynced,
+    /// Superblocks say that parity may be wrong.
+    pub(super) dirty: bool,
     /// Number of words. Stripes share them if there are more.
-    pub words: usize,
+    pub(super) words: usize,
     /// Number of stripes that may have pages.
-    pub sets: usize,
+    pub(super) sets: usize,
     /// Most queues, and the parts of requests that each may have at words.
-    pub queues: usize,
-    pub parts: usize,
+    pub(super) queues: usize,
+    pub(super) parts: usize,
     /// Bounds of a log's unit.
-    pub room: Room,
+    pub(super) room: Room,
     /// [`crate::ppl_signature`] of the array.
-    pub signature: u32,
+    pub(super) signature: u32,
+}
+
+/// Most queues of an array, and parts of requests of each that may wait at words.
+const QUEUES: usize = 64;
+const PARTS: usize = 256;
+/// Words for each stripe that may have pages: so that few stripes share one.
+const WORDS: usize = 4;
+
+impl Setup {
+    /// As [`Common::of`]. Superblocks are written before the first write, since they may be clean, or not name a member that is missing.
+    fn of(
+        geometry: Geometry,
+        members: Vec<Option<(&Superblock, Limits)>>,
+        stripes: usize,
+    ) -> Setup {
+        let present = || members.iter().flatten();
+        let slots = members.iter().map(|member| {
+            // The slot of a missing member is nobody's.
+            let member = member.as_ref().or_else(|| present().next());
+            let slot = |(superblock, limits): &(&Superblock, Limits)| {
+                Slot::new(superblock, Ability::from(*limits))
+            };
+            member.map(slot)
+        });
+        let slots: Vec<Slot> = slots.flatten().collect();
+        let roles = members.iter().enumerate();
+        let roles = roles.map(|(role, member)| member.as_ref().map(|_| role));
+        let space = slots.iter().map(|slot| log_space_bytes(slot.log_sectors));
+        let write = present().map(|(_, limits)| u64::from(limits.max_sectors) * SECTOR);
+        let segments = present().map(|(_, limits)| limits.max_segments as usize);
+        let newest = present().map(|(superblock, _)| *superblock).next();
+        Setup {
+            geometry,
+            policy: newest.map_or(Policy::Resync, Superblock::policy),
+            members: Members::new(roles.collect(), None),
+            unsynced: Unsynced::default(),
+            dirty: false,
+            words: stripes * WORDS,
+            sets: stripes,
+            queues: QUEUES,
+            parts: PARTS,
+            room: Room {
+                bytes: space
+                    .chain(write.map(|bytes| bytes - PPL_HEADER_BYTES as u64))
+                    .chain([MOST_LOG_BYTES])
+                    .min()
+                    .unwrap_or(0),
+                segments: segments.min().unwrap_or(1),
+            },
+            signature: newest.map_or(0, |superblock| ppl_signature(&superblock.set_uuid)),
+            slots,
+        }
+    }
 }
 
 /// Members, as they are while words go on. Only the queue that has stopped all words replaces it.
 #[derive(Clone)]
-pub struct Membership {
-    pub members: Members,
-    pub unsynced: Arc<Unsynced>,
+pub(super) struct Membership {
+    pub(super) members: Members,
+    pub(super) unsynced: Arc<Unsynced>,
+    /// Superblocks say that parity may be wrong, so stripes may be written.
+    pub(super) dirty: bool,
     /// Two members failed: nothing works any more.
-    pub broken: bool,
+    pub(super) broken: bool,
 }
 
 /// See the module's documentation. Queues have an [`Arc`] of it.
 pub struct Common {
-    pub geometry: Geometry,
-    pub policy: Policy,
-    pub slots: Box<[Slot]>,
+    pub(super) geometry: Geometry,
+    pub(super) policy: Policy,
+    pub(super) slots: Box<[Slot]>,
     /// The words of stripes: a stripe's is its number, modulo their count.
-    pub words: Table<Stripe, Part>,
-    pub epoch: Epoch,
+    pub(super) words: Table<Stripe, Part>,
+    pub(super) epoch: Epoch,
     /// Only an array with a log has them.
-    pub logs: Option<Logs<Stripe>>,
-    pub room: Room,
-    pub stock: Arc<Stock<StripePages>>,
+    pub(super) logs: Option<Logs<Stripe>>,
+    pub(super) room: Room,
+    pub(super) stock: Arc<Stock<StripePages>>,
     memory: PageMemory,
     /// Places at words, and at logs.
-    pub places: Places,
-    pub log_places: Places,
-    pub parts: usize,
+    pub(super) places: Places,
+    pub(super) log_places: Places,
+    pub(super) parts: usize,
     /// Replaced in a stop. Queues take a copy when the epoch has another number than at their last look.
     membership: Mutex<Arc<Membership>>,
     /// Slots that failed some I/O, as a mask.
@@ -70,7 +129,16 @@ pub struct Common {
 }
 
 impl Common {
-    pub fn new(setup: Setup) -> Result<Arc<Common>, Error> {
+    /// An array of these members, by role, whose parity is right, with pages for so many stripes.
+    pub fn of(
+        geometry: Geometry,
+        members: Vec<Option<(&Superblock, Limits)>>,
+        stripes: usize,
+    ) -> Result<Arc<Common>, Error> {
+        Common::new(Setup::of(geometry, members, stripes))
+    }
+
+    pub(super) fn new(setup: Setup) -> Result<Arc<Common>, Error> {
         let all = (setup.queues * setup.parts) as u32;
         let (words, places) = Table::new(setup.words, all, Stripe::default);
         let format = LogFormat {
@@ -104,6 +172,7 @@ impl Common {
             membership: Mutex::new(Arc::new(Membership {
                 members: setup.members,
                 unsynced: Arc::new(setup.unsynced),
+                dirty: setup.dirty,
                 broken: false,
             })),
             failed: AtomicU64::new(0),
@@ -117,7 +186,7 @@ impl Common {
     }
 
     /// The array as plans see it, with these members.
-    pub fn view<'a>(&'a self, now: &'a Membership) -> View<'a> {
+    pub(super) fn view<'a>(&'a self, now: &'a Membership) -> View<'a> {
         View {
             geometry: &self.geometry,
             policy: self.policy,
@@ -126,7 +195,7 @@ impl Common {
         }
     }
 
-    pub fn membership(&self) -> Arc<Membership> {
+    pub(super) fn membership(&self) -> Arc<Membership> {
         Arc::clone(&self.membership.lock())
     }
 
@@ -136,14 +205,14 @@ impl Common {
     }
 
     /// Slots of these members that failed, as a mask.
-    pub fn failed(&self, now: &Membership) -> u64 {
+    pub(super) fn failed(&self, now: &Membership) -> u64 {
         let present = now.members.slots().iter().flatten();
         let present = present.fold(0, |mask, slot| mask | bit(*slot));
         self.failed.load(Ordering::Relaxed) & present
     }
 
     /// For the queue that has stopped words.
-    pub fn set_membership(&self, next: Membership) {
+    pub(super) fn set_membership(&self, next: Membership) {
         *self.membership.lock() = Arc::new(next);
     }
 
@@ -160,11 +229,26 @@ impl Common {
     }
 
     /// Members that have to be flushed.
-    pub fn volatile(&self, now: &Membership) -> Vec<usize> {
+    pub(super) fn volatile(&self, now: &Membership) -> Vec<usize> {
         let slots = now.members.slots().iter().flatten().copied();
         slots
             .filter(|slot| self.slots[*slot].ability.volatile)
             .collect()
+    }
+
+    /// The place without a member.
+    pub fn missing(&self) -> Option<usize> {
+        self.membership().members.failed()
+    }
+
+    /// True if two members failed: nothing works any more.
+    pub fn is_broken(&self) -> bool {
+        self.membership().broken
+    }
+
+    /// Bytes of pages that have the system's memory.
+    pub fn live_bytes(&self) -> u64 {
+        self.memory.gauge().live_bytes()
     }
 
     /// From now on so many stripes may have pages; returns mail to be posted. Too many go as soon as no batch has them, or by

@@ -1,4 +1,5 @@
-//! Kicks: the queue that sees a member fail stops all words, waits until the I/O in flight has ended, and changes the members.
+//! Kicks: the queue that sees a member fail stops all words, waits until the I/O in flight has ended, and changes the members. The first
+//! write stops words as well, until superblocks say dirty.
 //!
 //! In order: words in flight are drained, the other members flushed, superblocks name the one that failed, members change, words go on. So
 //! the others hold all that was written together with its blocks when it is left out.
@@ -40,6 +41,13 @@ impl QueueCore {
             self.has_stopped(stop);
         }
         true
+    }
+
+    /// There is something to write, and superblocks don't say dirty: words are stopped, by this queue or another.
+    pub(super) fn wants_dirty(&mut self) {
+        if let Ok(stop) = self.common.epoch.stop(self.me) {
+            self.has_stopped(stop);
+        }
     }
 
     /// This queue has stopped words.
@@ -107,7 +115,7 @@ impl QueueCore {
             }
         }
         let failed = self.common.failed(&self.now);
-        if self.breaks(failed) || failed == 0 {
+        if self.breaks(failed) || failed == 0 && self.now.dirty {
             return self.change_members();
         }
         self.set_phase(Phase::Naming);
@@ -115,8 +123,12 @@ impl QueueCore {
     }
 
     /// Superblocks are written; these slots (a mask) failed that.
-    pub fn named(&mut self, failed: u64) {
+    pub(super) fn named(&mut self, failed: u64) {
         bits(failed).for_each(|slot| self.common.note_failure(slot));
+        self.now = Arc::new(Membership {
+            dirty: true,
+            ..Membership::clone(&self.now)
+        });
         self.change_members();
     }
 

@@ -1,5 +1,5 @@
 //! The core without a lock: each queue has a part of it that is its own, and stripes belong to the queue that finds them free.
-//! docs/decisions/0048-stripes-own-themselves.md has the rules. Only its tests use it yet.
+//! docs/decisions/0048-stripes-own-themselves.md has the rules. `array::stripes` is the device around it, which volumes don't have yet.
 //!
 //! | file | has |
 //! |---|---|
@@ -36,6 +36,9 @@ mod thread_tests;
 mod trace_tests;
 #[cfg(test)]
 mod world;
+
+pub use common::Common;
+pub use queue::{Errand, Mail, QueueCore};
 
 use super::Shared;
 use super::plan::{Record, bit};

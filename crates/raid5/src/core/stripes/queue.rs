@@ -34,6 +34,8 @@ pub enum Mail {
     GoOn,
     /// There is a set of pages for a batch that waits.
     Pages,
+    /// Superblocks are written; these slots (a mask) failed that. The others' superblocks name them too, unless there are too many.
+    Named(u64),
 }
 
 /// The end of a part of a request, and all that comes back with it.
@@ -48,7 +50,8 @@ pub struct Ended {
 /// Something that whoever drives a queue does for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errand {
-    /// Superblocks of the members, but for these slots (a mask), are written and name these; [`QueueCore::named`] follows.
+    /// Superblocks of the members, but for these slots (a mask), are written: they say dirty, and name these slots as failed. Then
+    /// [`Mail::Named`] follows.
     Name(u64),
 }
 
@@ -166,13 +169,15 @@ impl QueueCore {
         self.todo.push_back(mail);
     }
 
-    /// Does one step, as long as there is one.
+    /// Does one step, as long as there is one. All parts arrive first: those of one stripe are then one batch, which may need no reads.
     pub fn step(&mut self) -> bool {
-        if let Some(mail) = self.todo.pop_front() {
-            self.take(mail);
-            return true;
-        }
-        self.next_part()
+        self.next_part() || self.next_mail()
+    }
+
+    /// Does what the next mail asks for, if there is any.
+    pub(super) fn next_mail(&mut self) -> bool {
+        let mail = self.todo.pop_front();
+        mail.map(|mail| self.take(mail)).is_some()
     }
 
     fn take(&mut self, mail: Mail) {
@@ -184,6 +189,7 @@ impl QueueCore {
             Mail::Drained => self.go_on_kicking(),
             Mail::GoOn => self.go_on(),
             Mail::Pages => self.wake_pageless(),
+            Mail::Named(failed) => self.named(failed),
         }
     }
 

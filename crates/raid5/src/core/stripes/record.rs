@@ -12,20 +12,20 @@ use std::sync::Arc;
 
 /// The part of a request that lies in one stripe.
 pub struct Part {
-    pub request: Shared,
+    pub(super) request: Shared,
     /// Number of the request in its queue.
-    pub id: usize,
+    pub(super) id: usize,
     /// The queue that has taken the request.
-    pub from: Owner,
-    pub stripe: u64,
+    pub(super) from: Owner,
+    pub(super) stripe: u64,
     /// Sectors of the array. Those that lie in other stripes aren't this part's.
-    pub sectors: Range<u64>,
+    pub(super) sectors: Range<u64>,
 }
 
 /// A part that its word's owner has taken out of the list.
 pub struct Waiting {
-    pub place: Place,
-    pub part: Part,
+    pub(super) place: Place,
+    pub(super) part: Part,
     /// Data blocks of it that no batch has done yet, as a mask.
     left: u64,
     /// One of its blocks couldn't be had.
@@ -34,19 +34,19 @@ pub struct Waiting {
 
 /// A batch that is calculated.
 pub struct Batch {
-    pub plan: Plan,
-    pub pieces: Vec<RoundPiece>,
-    pub calculation: Calculation,
+    pub(super) plan: Plan,
+    pub(super) pieces: Vec<RoundPiece>,
+    pub(super) calculation: Calculation,
 }
 
 /// See the module's documentation. A free word's record keeps pages and what is known of them.
 #[derive(Default)]
 pub struct Stripe {
-    pub known: Record,
-    pub pages: Option<StripePages>,
+    pub(super) known: Record,
+    pub(super) pages: Option<StripePages>,
     /// Parts in the order of their arrival, also those of other stripes that have the same word. A batch is for the first one's stripe.
-    pub waiting: Vec<Waiting>,
-    pub batch: Option<Batch>,
+    pub(super) waiting: Vec<Waiting>,
+    pub(super) batch: Option<Batch>,
 }
 
 impl words::Record for Stripe {
@@ -111,7 +111,7 @@ impl Stripe {
     }
 
     /// Puts arrivals behind those that wait.
-    pub fn add(&mut self, arrived: Vec<Arrived<Part>>, geometry: &Geometry) {
+    pub fn add(&mut self, arrived: impl IntoIterator<Item = Arrived<Part>>, geometry: &Geometry) {
         self.waiting
             .extend(arrived.into_iter().map(|arrived| Waiting {
                 left: arrived.piece.blocks(geometry),
@@ -119,6 +119,13 @@ impl Stripe {
                 part: arrived.piece,
                 failed: false,
             }));
+    }
+
+    /// True if the next batch writes.
+    pub fn is_write(&self) -> bool {
+        self.waiting
+            .first()
+            .is_some_and(|first| first.part.is_write())
     }
 
     /// The queue that owns the next batch: that of the part which has waited longest.
@@ -152,7 +159,7 @@ impl Stripe {
     }
 
     /// A plan for the first `count` parts. It has at least one block of the first.
-    pub fn plan(&self, view: &View<'_>, count: usize) -> Plan {
+    pub(super) fn plan(&self, view: &View<'_>, count: usize) -> Plan {
         let mut pieces = self.pieces(view.geometry, count);
         let plan = view.serve(&self.known, &pieces);
         let serves_first = |piece: &Piece| piece.request == 0 && plan.takes(piece);
@@ -164,7 +171,7 @@ impl Stripe {
     }
 
     /// The batch that can be calculated from what was read: that of the first `count` parts, and of as many others as need nothing more.
-    pub fn ready(&self, view: &View<'_>, count: usize) -> (Plan, Vec<RoundPiece>) {
+    pub(super) fn ready(&self, view: &View<'_>, count: usize) -> (Plan, Vec<RoundPiece>) {
         let counts = (count..=self.waiting.len()).rev();
         let mut plans = counts.map(|count| (count, self.plan(view, count)));
         let found = plans.find(|(_, plan)| plan.reads == 0);
@@ -194,7 +201,7 @@ impl Stripe {
     }
 
     /// Pieces of a batch are done, or failed: takes out the parts that have no others.
-    pub fn done(&mut self, pieces: Vec<RoundPiece>, ok: bool) -> Vec<Waiting> {
+    pub(super) fn done(&mut self, pieces: Vec<RoundPiece>, ok: bool) -> Vec<Waiting> {
         for RoundPiece { piece, .. } in &pieces {
             let waiting = &mut self.waiting[piece.request];
             waiting.left &= !bit(piece.index);

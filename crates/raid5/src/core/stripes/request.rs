@@ -214,7 +214,7 @@ impl QueueCore {
             self.common.words.arrive(at, self.me, place, part)
         {
             let record = token.record_mut();
-            record.add(vec![arrived], &self.common.geometry);
+            record.add([arrived], &self.common.geometry);
             self.send(self.me, Mail::Stripe(token));
         }
         true

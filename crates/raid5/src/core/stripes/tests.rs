@@ -29,6 +29,7 @@ impl Array {
             slots: slots_of(MEMBERS, volatile, false),
             members: Members::new((0..MEMBERS).map(Some).collect(), None),
             unsynced: Unsynced::default(),
+            dirty: true,
             words: 8,
             sets: 8,
             queues: 2,

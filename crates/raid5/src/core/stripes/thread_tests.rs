@@ -76,6 +76,7 @@ impl Shared {
             slots: slots_of(members, true, false),
             members: Members::new((0..members).map(Some).collect(), None),
             unsynced: Unsynced::default(),
+            dirty: rng.bool(),
             words: 4,
             sets: 3,
             queues: QUEUES,

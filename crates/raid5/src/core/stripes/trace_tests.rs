@@ -130,6 +130,7 @@ fn array(bound: &Bound) -> Arc<Common> {
         slots: slots_of(MEMBERS, true, false),
         members: Members::new((0..MEMBERS).map(Some).collect(), None),
         unsynced: Unsynced::default(),
+        dirty: true,
         words: STRIPES as usize,
         sets: 8,
         queues: QUEUES,
@@ -286,6 +287,14 @@ impl Run {
     fn step(&mut self, queue: usize) -> bool {
         let q = &mut self.queues[queue];
         let places = q.places.in_use();
+        if q.next_part() {
+            if q.places.in_use() > places {
+                let write = self.arriving[queue].pop_front();
+                self.steps.push(Step::Submit(write.expect("a write") as u8));
+            }
+            self.collect(queue);
+            return true;
+        }
         let mut looks_at = (None, None);
         match q.todo.front_mut() {
             Some(Mail::Stripe(token)) => {
@@ -304,11 +313,7 @@ impl Run {
             }
             _ => {}
         }
-        let done = q.step();
-        if q.places.in_use() > places {
-            let write = self.arriving[queue].pop_front();
-            self.steps.push(Step::Submit(write.expect("a write") as u8));
-        }
+        let done = q.next_mail();
         let parked = q.parked.last().map(|token| token.at());
         let held = q.held_logs.last().map(|token| token.at());
         if let Some(stripe) = looks_at.0
@@ -323,7 +328,7 @@ impl Run {
             }
             // The model's writer is whoever has a batch.
             if let Some(to) = self.hurry_log(queue, log) {
-                self.queues[to].step();
+                self.queues[to].next_mail();
                 self.collect(to);
             }
         }

@@ -56,6 +56,7 @@ pub struct Ways {
     pub unnamed: usize,
     pub held_flushes: usize,
     pub kicks: usize,
+    pub made_dirty: usize,
     pub broken: usize,
     pub cuts: usize,
     pub cuts_in_kicks: usize,
@@ -82,6 +83,7 @@ impl Ways {
             self.unnamed,
             self.held_flushes,
             self.kicks,
+            self.made_dirty,
             self.broken,
             self.cuts,
             self.cuts_in_kicks,
@@ -115,6 +117,8 @@ pub struct World {
     errands: Vec<(usize, Errand)>,
     /// Slots that superblocks on disk name as failed, as a mask.
     named: u64,
+    /// They say dirty.
+    dirty: bool,
     /// Requests in flight, by tag.
     asked: Vec<Option<Asked>>,
     history: History,
@@ -203,6 +207,7 @@ impl World {
             slots[lost] = None;
             named = 1 << lost;
         }
+        let dirty = rng.bool();
         let queues = rng.usize(2..=4);
         let parts = rng.usize(1..=5);
         let sets = rng.usize(1..=3);
@@ -213,6 +218,7 @@ impl World {
             slots: slots_of(count as usize, volatile, zeroes),
             members: Members::new(slots, None),
             unsynced: Unsynced::default(),
+            dirty,
             words,
             sets,
             queues,
@@ -238,6 +244,7 @@ impl World {
             works: Vec::new(),
             errands: Vec::new(),
             named,
+            dirty,
             doomed: 0,
             asked: Vec::new(),
             history: History::new((0..capacity).map(|sector| value(0, sector))),
@@ -380,6 +387,11 @@ impl World {
         let devices = &self.devices;
         for io in q.ios.drain(..) {
             let mark = devices[io.slot].begin_flush();
+            let writes = !matches!(io.op, Op::Read | Op::Flush);
+            assert!(
+                self.dirty || !writes,
+                "a write before superblocks say dirty"
+            );
             self.ios.push(Io {
                 queue,
                 bytes: bytes_of(&io),
@@ -625,7 +637,8 @@ impl World {
         let Some((queue, Errand::Name(slots))) = self.errands.pop() else {
             return false;
         };
-        self.ways.kicks += 1;
+        self.ways.kicks += usize::from(slots != 0);
+        self.ways.made_dirty += usize::from(!self.dirty);
         let mut failed = 0;
         for slot in (0..self.devices.len()).filter(|slot| (slots | self.named) & 1 << slot == 0) {
             if self.devices[slot].dead {
@@ -633,6 +646,7 @@ impl World {
             }
         }
         self.named |= slots;
+        self.dirty = true;
         if self.rng.bool() {
             self.cut();
         }

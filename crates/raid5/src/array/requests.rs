@@ -1,0 +1,162 @@
+//! [`MemberRequests`]: member I/O as requests at the members, one for all that lie side by side.
+
+use crate::STRIPE_SECTORS;
+use crate::core::{MemberIo, Token};
+use pvblk_block::{Limits, Op, Request, RequestFlags};
+
+/// One of the I/Os that are a request at a member.
+#[derive(Clone, Copy)]
+struct Part {
+    token: Token,
+    sectors: u64,
+    buffers: usize,
+}
+
+/// A request for a member.
+pub(super) struct MemberRequest {
+    pub slot: usize,
+    pub request: Box<Request>,
+    /// Sector of the array that it is for, if traces follow one of its I/Os.
+    pub cause: Option<u64>,
+}
+
+/// The requests of a queue at the members, by tag.
+#[derive(Default)]
+pub(super) struct MemberRequests {
+    parts: Vec<Vec<Part>>,
+    free_tags: Vec<usize>,
+    spare: Vec<Box<Request>>,
+}
+
+impl MemberRequests {
+    /// Appends requests for the I/O, of which none is left. `limits` are those of a slot, if it has a queue; without them each I/O is a request.
+    pub fn make(
+        &mut self,
+        ios: &mut Vec<MemberIo>,
+        limits: impl Fn(usize) -> Option<Limits>,
+        out: &mut Vec<MemberRequest>,
+    ) {
+        ios.sort_unstable_by_key(|io| (io.slot, io.op as u8, io.fua, io.sector));
+        let first = out.len();
+        for io in ios.drain(..) {
+            let buffers = io.data.buffers();
+            let count = buffers.len();
+            let sectors: u64 = match io.op {
+                Op::WriteZeroes => STRIPE_SECTORS,
+                _ => buffers.iter().map(|b| b.len() as u64 / 512).sum(),
+            };
+            let part = Part {
+                token: io.token,
+                sectors,
+                buffers: count,
+            };
+            if let Some(last) = out[first..].last_mut() {
+                let request = &mut last.request;
+                let touches = last.slot == io.slot
+                    && request.op == io.op
+                    && io.op != Op::Flush
+                    && request.flags.contains(RequestFlags::FUA) == io.fua
+                    && request.end() == io.sector;
+                let fits = limits(io.slot).is_some_and(|l| {
+                    request.sectors + sectors <= u64::from(l.max_sectors)
+                        && request.buffers.len() + count <= l.max_segments as usize
+                });
+                if touches && fits {
+                    request.sectors += sectors;
+                    request.followed |= io.cause.is_some();
+                    last.cause = last.cause.or(io.cause);
+                    io.data.append_to(&mut request.buffers);
+                    self.parts[request.tag as usize].push(part);
+                    continue;
+                }
+            }
+            let flags = match io.fua {
+                true => RequestFlags::FUA,
+                false => RequestFlags::empty(),
+            };
+            let mut request = self.request(io.op, flags, io.sector, part);
+            request.followed = io.cause.is_some();
+            io.data.append_to(&mut request.buffers);
+            out.push(MemberRequest {
+                slot: io.slot,
+                request,
+                cause: io.cause,
+            });
+        }
+    }
+
+    /// A request for a member, without its buffers.
+    fn request(&mut self, op: Op, flags: RequestFlags, sector: u64, part: Part) -> Box<Request> {
+        let tag = match self.free_tags.pop() {
+            Some(tag) => tag,
+            None => {
+                self.parts.push(Vec::new());
+                self.parts.len() - 1
+            }
+        };
+        self.parts[tag].push(part);
+        let mut request = self
+            .spare
+            .pop()
+            .unwrap_or_else(|| Request::new(Op::Flush, 0, 0, 0));
+        request.reset(op, flags, sector, part.sectors, tag as u64);
+        request
+    }
+
+    /// A request has ended. Appends its I/Os and whether they are done; but a read of several that failed is to be sent again, I/O by I/O, since
+    /// one sector that can't be read isn't all of them.
+    pub fn end(
+        &mut self,
+        mut request: Box<Request>,
+        ok: bool,
+        ended: &mut Vec<(Token, bool)>,
+    ) -> Vec<Box<Request>> {
+        let tag = request.tag as usize;
+        let mut again = Vec::new();
+        if !ok && request.op == Op::Read && self.parts[tag].len() > 1 {
+            again = self.take_apart(&request);
+        } else {
+            ended.extend(self.parts[tag].iter().map(|p| (p.token, ok)));
+        }
+        self.parts[tag].clear();
+        self.free_tags.push(tag);
+        request.buffers.clear();
+        self.spare.push(request);
+        again
+    }
+
+    fn take_apart(&mut self, request: &Request) -> Vec<Box<Request>> {
+        let parts = std::mem::take(&mut self.parts[request.tag as usize]);
+        let mut sector = request.sector;
+        let mut buffers = request.buffers.iter().cloned();
+        let one = |part: Part| {
+            let mut one = self.request(Op::Read, request.flags, sector, part);
+            one.followed = request.followed;
+            one.buffers.extend(buffers.by_ref().take(part.buffers));
+            sector += part.sectors;
+            one
+        };
+        parts.into_iter().map(one).collect()
+    }
+
+    /// The number of tags, of which some are free.
+    pub fn tags(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// I/Os of a request; none if its tag is free, or they were taken out.
+    pub fn tokens(&self, tag: usize) -> impl Iterator<Item = Token> {
+        self.parts[tag].iter().map(|part| part.token)
+    }
+
+    /// Takes the I/Os of a request that is in flight out: its end is nobody's any more.
+    pub fn take_tokens(&mut self, tag: usize) -> impl Iterator<Item = Token> {
+        self.parts[tag].drain(..).map(|part| part.token)
+    }
+
+    /// Somebody else has the request and awaits its end.
+    pub fn leave(&mut self, tag: usize) {
+        self.parts[tag].clear();
+        self.free_tags.push(tag);
+    }
+}

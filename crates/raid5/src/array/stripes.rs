@@ -1,0 +1,238 @@
+//! [`StripeArray`]: the array as a device around the core without a lock. Lab and tests use it; volumes have [`super::Raid5`] until this one can
+//! do all that that can (docs/decisions/0048-stripes-own-themselves.md, step 6).
+//!
+//! | file | has |
+//! |---|---|
+//! | `queue` | a queue: the core's part of it, and queues to all members |
+//! | `background` | superblocks that a stop writes, and queues that were closed with work |
+
+mod background;
+mod queue;
+
+pub use background::StripeBackground;
+
+use super::{ArrayOptions, WritePath, check_stripes, limits_of, name_of};
+use crate::blocking::{Blocking, sleepy};
+use crate::core::stripes::{Common, Mail};
+use crate::words::Owner;
+use crate::{Assembly, Geometry, write_superblocks};
+use background::Orders;
+use parking_lot::Mutex;
+use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable};
+use pvblk_block::{
+    BlockDevice, Capabilities, Close, DeviceQueue, Error, EventHub, Forwards, Incarnation, Limits,
+    LossMarks, QueueContext, Reclaim, SystemClock,
+};
+use queue::StripeQueue;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+struct Shared {
+    name: String,
+    geometry: Geometry,
+    limits: Limits,
+    common: Arc<Common>,
+    /// By place, as at the start. A member that failed keeps its device until the array is dropped.
+    devices: Vec<Option<Arc<dyn BlockDevice>>>,
+    /// Queues by number; a queue's owner number is one more.
+    queues: QueueTable<CompletionQueue<Vec<Mail>>>,
+    orders: Orders,
+    /// Members and their superblocks. Locked while superblocks are written.
+    assembly: Mutex<Assembly>,
+    /// Superblocks on disk say dirty.
+    dirty: AtomicBool,
+    events: EventHub,
+}
+
+/// The owner number of a queue.
+fn owner(queue: usize) -> Option<Owner> {
+    Owner::new(u16::try_from(queue + 1).ok()?)
+}
+
+impl Shared {
+    /// Posts mail, and empties the list. Mail to a queue that is closed is of no interest.
+    fn post(&self, mail: &mut Vec<(Owner, Mail)>) {
+        if mail.is_empty() {
+            return;
+        }
+        let number = |to: &Owner| usize::from(to.number()) - 1;
+        let mut to: Vec<usize> = mail.iter().map(|(to, _)| number(to)).collect();
+        self.queues.post(&mut to, |queue, _, entries| {
+            let theirs = mail.extract_if(.., |(to, _)| number(to) == queue);
+            entries.extend(theirs.map(|(_, mail)| mail));
+        });
+        mail.clear();
+    }
+
+    /// The time, since 1970.
+    fn now_secs(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        now.map_or(0, |d| d.as_secs())
+    }
+}
+
+/// A RAID-5 array that serves, by the core without a lock. [`StripeArray::keep`] or a [`StripeBackground`] has to run beside it.
+pub struct StripeArray {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<BackgroundThread>>,
+    /// Held while the number of stripes is set.
+    setting: Mutex<()>,
+    /// Data may be wrong, because the array was started by force.
+    guessed: bool,
+}
+
+impl StripeArray {
+    /// Serves an array that was assembled and prepared. Errors by name if it needs a part that this core hasn't yet.
+    pub fn start(assembly: Assembly, options: &ArrayOptions) -> Result<Arc<StripeArray>, Error> {
+        check_stripes(options.stripes)?;
+        let missing = [
+            (assembly.bitmap.is_some(), "a write-intent bitmap"),
+            (
+                assembly.incoming.is_some(),
+                "a member that is being rebuilt",
+            ),
+            (!assembly.unsynced.is_empty(), "parity that isn't right yet"),
+            (options.member_timeout.is_some(), "a time limit of members"),
+            (options.path != WritePath::Direct, "a stripe queue"),
+        ];
+        if let Some((_, part)) = missing.iter().find(|(has, _)| *has) {
+            return Err(Error::config(format!(
+                "raid5: the core without a lock doesn't take an array with {part}"
+            )));
+        }
+        let devices = assembly.members.iter();
+        let devices: Vec<_> = devices
+            .map(|m| m.as_ref().map(|m| Arc::clone(&m.device)))
+            .collect();
+        let all: Vec<Limits> = devices.iter().flatten().map(|d| d.limits()).collect();
+        let members = assembly.members.iter();
+        let members = members.map(|m| m.as_ref().map(|m| (&m.superblock, m.device.limits())));
+        let common = Common::of(assembly.geometry, members.collect(), options.stripes)?;
+        Ok(Arc::new(StripeArray {
+            guessed: assembly.guessed,
+            shared: Arc::new(Shared {
+                name: name_of(&assembly),
+                geometry: assembly.geometry,
+                limits: limits_of(&all, &assembly.geometry),
+                common,
+                devices,
+                queues: QueueTable::default(),
+                orders: Orders::new()?,
+                dirty: AtomicBool::new(assembly.dirty),
+                assembly: Mutex::new(assembly),
+                events: EventHub::default(),
+            }),
+            thread: Mutex::new(None),
+            setting: Mutex::new(()),
+        }))
+    }
+
+    /// From now on a thread does the background work, until the array is closed.
+    pub fn keep(&self) -> Result<(), Error> {
+        let work = StripeBackground::new(self);
+        let wait = self.shared.orders.wait();
+        let thread = BackgroundThread::start("pvblk-stripes", wait, Arc::new(SystemClock), work);
+        let thread = thread.map_err(|e| Error::os("raid5: starting a thread", e))?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// The place without a member.
+    pub fn failed(&self) -> Option<usize> {
+        self.shared.common.missing()
+    }
+
+    /// From now on so many stripes may have pages; those that are too many go as soon as nobody works on them.
+    pub fn set_stripes(&self, stripes: usize) -> Result<(), Error> {
+        check_stripes(stripes)?;
+        let _one = self.setting.lock();
+        let mut mail = self.shared.common.set_stripes(stripes)?;
+        self.shared.post(&mut mail);
+        Ok(())
+    }
+
+    /// Ends in order, when all queues are closed: everything is on stable storage, and superblocks say clean.
+    fn stop(&self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let broken = shared.common.is_broken();
+        if broken || shared.orders.has_queues() || !shared.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut assembly = shared.assembly.lock();
+        for member in assembly.present() {
+            Blocking::open(&member.device)?.flush(&mut sleepy())?;
+        }
+        write_superblocks(&mut assembly, true, shared.now_secs(), &mut sleepy())
+    }
+}
+
+impl BlockDevice for StripeArray {
+    fn describe(&self) -> String {
+        self.shared.name.clone()
+    }
+
+    fn floor(&self) -> String {
+        "raid5".into()
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    fn capacity_sectors(&self) -> u64 {
+        self.shared.geometry.capacity_sectors()
+    }
+
+    fn open_device_queue(&self, context: &QueueContext) -> Result<Box<dyn DeviceQueue>, Error> {
+        Ok(Box::new(StripeQueue::open(&self.shared, context)?))
+    }
+
+    fn events(&self) -> &EventHub {
+        &self.shared.events
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        let own = Forwards {
+            incarnation: Some(self),
+            close: Some(self),
+            memory: Some(self),
+            ..Forwards::none()
+        };
+        own.into()
+    }
+}
+
+impl LossMarks for StripeArray {
+    fn incarnation(&self) -> Incarnation {
+        match self.guessed {
+            true => Incarnation::default(),
+            false => {
+                let devices = self.shared.devices.iter().flatten();
+                Incarnation::of_members(devices.map(|d| d.incarnation()))
+            }
+        }
+    }
+}
+
+impl Close for StripeArray {
+    fn close(&self) -> Result<(), Error> {
+        let thread = self.thread.lock().take();
+        drop(thread);
+        self.stop()
+    }
+}
+
+impl Reclaim for StripeArray {
+    fn give_way(&self) -> u64 {
+        let (bytes, mut mail) = self.shared.common.give_way();
+        self.shared.post(&mut mail);
+        let members = self.shared.devices.iter().flatten();
+        bytes + members.map(|m| m.give_way()).sum::<u64>()
+    }
+
+    fn spare_bytes(&self) -> u64 {
+        let members = self.shared.devices.iter().flatten();
+        self.shared.common.live_bytes() + members.map(|m| m.spare_bytes()).sum::<u64>()
+    }
+}

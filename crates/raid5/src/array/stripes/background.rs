@@ -1,0 +1,133 @@
+//! [`StripeBackground`]: work that blocks on members, and that of queues which were closed with work.
+
+use super::queue::QueueState;
+use super::{Shared, StripeArray};
+use crate::blocking::sleepy;
+use crate::core::stripes::Mail;
+use crate::words::Owner;
+use crate::{Assembly, write_superblocks};
+use parking_lot::Mutex;
+use pvblk_block::Error;
+use pvblk_block::stacked::{Background, Due, WaitEntry};
+use pvblk_sys::Poller;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Interval at which queues that were closed with work are looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A queue has stopped words, and superblocks are to name slots (a mask).
+struct Naming {
+    to: Owner,
+    slots: u64,
+}
+
+/// The work that queues leave for the background.
+pub(super) struct Orders {
+    wait: Arc<WaitEntry>,
+    namings: Mutex<Vec<Naming>>,
+    /// Queues that were closed with work.
+    queues: Mutex<Vec<QueueState>>,
+}
+
+impl Orders {
+    pub fn new() -> Result<Orders, Error> {
+        let wait = WaitEntry::new().map_err(|e| Error::os("raid5: starting", e))?;
+        Ok(Orders {
+            wait: Arc::new(wait),
+            namings: Mutex::default(),
+            queues: Mutex::default(),
+        })
+    }
+
+    pub fn wait(&self) -> &Arc<WaitEntry> {
+        &self.wait
+    }
+
+    /// Superblocks are to say dirty, and to name these slots (a mask). The queue gets [`Mail::Named`].
+    pub fn name(&self, to: Owner, slots: u64) {
+        self.namings.lock().push(Naming { to, slots });
+        self.wait.wake();
+    }
+
+    /// A queue was closed with work.
+    pub fn finish(&self, queue: QueueState) {
+        self.queues.lock().push(queue);
+        self.wait.wake();
+    }
+
+    pub fn has_queues(&self) -> bool {
+        !self.queues.lock().is_empty()
+    }
+}
+
+/// The background work of an array: [`StripeArray::keep`] starts a thread for it, tests step it.
+pub struct StripeBackground {
+    shared: Arc<Shared>,
+}
+
+impl StripeBackground {
+    pub fn new(array: &StripeArray) -> StripeBackground {
+        StripeBackground {
+            shared: Arc::clone(&array.shared),
+        }
+    }
+
+    /// Does what is due.
+    pub fn work(&mut self) {
+        let namings = std::mem::take(&mut *self.shared.orders.namings.lock());
+        for Naming { to, slots } in namings {
+            let failed = self.name(slots);
+            self.shared.post(&mut vec![(to, Mail::Named(failed))]);
+        }
+        let mut queues = std::mem::take(&mut *self.shared.orders.queues.lock());
+        queues.retain_mut(|queue| {
+            queue.progress();
+            !queue.is_idle()
+        });
+        self.shared.orders.queues.lock().append(&mut queues);
+    }
+
+    /// Writes superblocks; returns the slots (a mask) that failed that.
+    fn name(&self, slots: u64) -> u64 {
+        let mut assembly = self.shared.assembly.lock();
+        let present = |assembly: &Assembly| {
+            let members = assembly.members.iter().enumerate();
+            members.fold(0, |mask, (slot, m)| mask | u64::from(m.is_some()) << slot)
+        };
+        for (slot, member) in assembly.members.iter_mut().enumerate() {
+            member.take_if(|_| slots & 1 << slot != 0);
+        }
+        let before = present(&assembly);
+        let now = self.shared.now_secs();
+        match write_superblocks(&mut assembly, false, now, &mut sleepy()) {
+            Ok(()) => {
+                self.shared.dirty.store(true, Ordering::Release);
+                before & !present(&assembly)
+            }
+            Err(error) => {
+                tracing::error!("{}: superblocks: {error}", self.shared.name);
+                before
+            }
+        }
+    }
+}
+
+impl Background for StripeBackground {
+    fn step(&mut self) -> Due {
+        self.work();
+        match self.shared.orders.has_queues() {
+            true => Due::At(Instant::now() + LOOK),
+            false => Due::Never,
+        }
+    }
+
+    fn arm(&mut self, _: &Poller) -> io::Result<Due> {
+        let is_empty = self.shared.orders.namings.lock().is_empty();
+        Ok(if is_empty { Due::Never } else { Due::Now })
+    }
+
+    fn woken(&mut self) {}
+}

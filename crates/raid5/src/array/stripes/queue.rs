@@ -1,0 +1,265 @@
+//! One queue of an array.
+
+use super::{Shared, owner};
+use crate::array::requests::{MemberRequest, MemberRequests};
+use crate::core::stripes::{Errand, Mail, QueueCore};
+use crate::core::{Token, Work};
+use pvblk_block::stacked::{CompletionQueue, LowerQueue, finish_within};
+use pvblk_block::{Completion, DeviceQueue, Error, QueueContext, Readiness, Request, Status};
+use pvblk_sys::Poller;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest wait of a queue that is closed for its I/O at the members. The background goes on with what is left.
+const LAST_WAIT: Duration = Duration::from_secs(1);
+/// Most requests of one array queue at one member.
+const MEMBER_DEPTH: u32 = 512;
+
+/// A queue whose user is there.
+pub(super) struct StripeQueue {
+    /// None once it is closed.
+    state: Option<QueueState>,
+}
+
+/// All of a queue.
+pub(super) struct QueueState {
+    shared: Arc<Shared>,
+    number: usize,
+    /// None once nothing is left.
+    core: Option<QueueCore>,
+    mail: Arc<CompletionQueue<Vec<Mail>>>,
+    /// Queues to the members, by slot.
+    members: Vec<Option<LowerQueue>>,
+    requests: MemberRequests,
+    made: Vec<MemberRequest>,
+    ended: Vec<(Token, bool)>,
+    polled: Vec<Completion>,
+    /// Calculations that are being done.
+    works: Vec<Work>,
+    poller: Poller,
+}
+
+impl StripeQueue {
+    pub(super) fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<StripeQueue, Error> {
+        let state = QueueState::open(shared, context)?;
+        Ok(StripeQueue { state: Some(state) })
+    }
+
+    fn state(&mut self) -> &mut QueueState {
+        self.state
+            .as_mut()
+            .expect("it has its state until it is dropped")
+    }
+}
+
+impl QueueState {
+    fn open(shared: &Arc<Shared>, context: &QueueContext) -> Result<QueueState, Error> {
+        let os = |e| Error::os("raid5: opening a queue", e);
+        let below = QueueContext {
+            depth: MEMBER_DEPTH,
+            merges: Arc::default(),
+            ..context.clone()
+        };
+        let mail: CompletionQueue<Vec<Mail>> = CompletionQueue::new().map_err(os)?;
+        let mail = Arc::new(mail);
+        let poller = Poller::new().map_err(os)?;
+        poller
+            .add(mail.wait().event().as_fd(), 0, false)
+            .map_err(os)?;
+        let devices = shared.devices.iter();
+        let open = |device: &Option<_>| {
+            let device = device.as_ref()?;
+            Some(LowerQueue::open(device, &below))
+        };
+        let members = devices.map(|device| open(device).transpose());
+        let members = members.collect::<Result<_, _>>()?;
+        let mut state = QueueState {
+            shared: Arc::clone(shared),
+            number: shared.queues.open(&mail),
+            core: None,
+            mail,
+            members,
+            requests: MemberRequests::default(),
+            made: Vec::new(),
+            ended: Vec::new(),
+            polled: Vec::new(),
+            works: Vec::new(),
+            poller,
+        };
+        // An error drops the state, which closes the number.
+        let me = owner(state.number);
+        let me = me.ok_or_else(|| Error::config("raid5: more queues than there is room for"))?;
+        state.core = Some(QueueCore::open(&shared.common, me)?);
+        Ok(state)
+    }
+
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        if let Some(core) = &mut self.core {
+            batch.drain(..).for_each(|request| core.submit(request));
+        }
+        self.run();
+    }
+
+    /// Takes mail and completions of the members, and goes on with them; false if there were none.
+    pub(super) fn progress(&mut self) -> bool {
+        let Some(core) = &mut self.core else {
+            return false;
+        };
+        let mut any = self
+            .mail
+            .collect(|mail| mail.drain(..).for_each(|mail| core.receive(mail)));
+        for lower in self.members.iter_mut().flatten() {
+            if lower.poll(&mut self.polled) == 0 {
+                continue;
+            }
+            for completion in self.polled.drain(..) {
+                let ok = completion.status == Status::Ok;
+                let again = self.requests.end(completion.request, ok, &mut self.ended);
+                again.into_iter().for_each(|one| lower.push(one));
+            }
+            lower.submit();
+        }
+        any |= !self.ended.is_empty();
+        if any {
+            self.run();
+        }
+        any
+    }
+
+    /// Steps the core until it waits, and passes its results on.
+    fn run(&mut self) {
+        let Some(core) = &mut self.core else { return };
+        loop {
+            for (token, ok) in self.ended.drain(..) {
+                core.ended(token, ok);
+            }
+            loop {
+                while core.step() {}
+                if core.works.is_empty() {
+                    break;
+                }
+                // Swapped, so that both keep their memory.
+                std::mem::swap(&mut core.works, &mut self.works);
+                for mut work in self.works.drain(..) {
+                    work.run();
+                    core.worked(work);
+                }
+            }
+            let members = &self.members;
+            let limits = |slot: usize| Some(*members.get(slot)?.as_ref()?.limits());
+            self.requests.make(&mut core.ios, limits, &mut self.made);
+            for MemberRequest { slot, request, .. } in self.made.drain(..) {
+                match &mut self.members[slot] {
+                    Some(lower) => lower.push(request),
+                    None => {
+                        debug_assert!(false, "I/O for a member that isn't there");
+                        self.requests.end(request, false, &mut self.ended);
+                    }
+                }
+            }
+            if self.ended.is_empty() {
+                break;
+            }
+        }
+        for lower in self.members.iter_mut().flatten() {
+            lower.submit();
+        }
+        for Errand::Name(slots) in core.errands.drain(..) {
+            if let Some(me) = owner(self.number) {
+                self.shared.orders.name(me, slots);
+            }
+        }
+        self.shared.post(&mut core.mail);
+    }
+
+    fn has_done(&self) -> bool {
+        self.core.as_ref().is_some_and(|core| !core.done.is_empty())
+    }
+
+    /// True if nobody counts on it any more.
+    pub(super) fn is_idle(&self) -> bool {
+        self.core.as_ref().is_none_or(QueueCore::is_idle)
+    }
+
+    fn arm(&mut self) -> Readiness {
+        let wait = self.mail.wait();
+        wait.prepare_to_wait();
+        if self.has_done() || wait.is_pending() {
+            return Readiness::Ready;
+        }
+        let mut deadline: Option<Instant> = None;
+        for (at, lower) in self.members.iter_mut().enumerate() {
+            let Some(lower) = lower.as_mut().filter(|lower| !lower.is_idle()) else {
+                continue;
+            };
+            match lower.arm_in(&self.poller, at as u64 + 1) {
+                Ok(Readiness::Ready) => return Readiness::Ready,
+                Ok(Readiness::Wait(until)) => deadline = deadline.into_iter().chain(until).min(),
+                Err(e) => {
+                    // Out of kernel memory: rather a busy queue than one that sleeps for ever.
+                    tracing::error!("raid5: waiting for a member: {e}");
+                    return Readiness::Ready;
+                }
+            }
+        }
+        match self.mail.wait().is_pending() {
+            true => Readiness::Ready,
+            false => Readiness::Wait(deadline),
+        }
+    }
+}
+
+impl Drop for QueueState {
+    fn drop(&mut self) {
+        if let Some(core) = self.core.take_if(|core| core.is_idle()) {
+            self.shared.post(&mut core.close());
+        }
+        self.shared.queues.close(self.number);
+    }
+}
+
+impl DeviceQueue for StripeQueue {
+    fn submit(&mut self, batch: &mut Vec<Box<Request>>) {
+        self.state().submit(batch);
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) {
+        let state = self.state();
+        state.mail.wait().finish_wait();
+        state.progress();
+        if let Some(core) = &mut state.core {
+            out.append(&mut core.done);
+        }
+    }
+
+    fn arm(&mut self) -> Readiness {
+        self.state().arm()
+    }
+
+    fn woken(&mut self) {
+        let state = self.state();
+        state.mail.wait().event().drain();
+        for lower in state.members.iter_mut().flatten() {
+            lower.woken();
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.state.as_ref()?.poller.as_fd())
+    }
+}
+
+impl Drop for StripeQueue {
+    /// Others may wait for stripes that this queue owns: they are finished here, or by the background.
+    fn drop(&mut self) {
+        let Some(mut state) = self.state.take() else {
+            return;
+        };
+        let is_over = finish_within(LAST_WAIT, || (!state.is_idle()).then(|| state.progress()));
+        if !is_over {
+            let shared = Arc::clone(&state.shared);
+            shared.orders.finish(state);
+        }
+    }
+}
