@@ -253,10 +253,11 @@ impl Load {
     }
 }
 
-/// Memory that a front end needs for the largest of `loads`, in bytes: bounces take a quarter of it.
-pub fn memory_bytes(loads: &[Load]) -> u64 {
+/// Memory that a front end of so many queues needs for the largest of `loads`, in bytes: bounces take a quarter of it.
+pub fn memory_bytes(loads: &[Load], queues: u32) -> u64 {
     let largest = loads.iter().map(Load::buffer_bytes).max().unwrap_or(0);
-    largest * 3 / 2 + (16 << 20)
+    // Each queue has a page for each entry of its ring, and for a request's segments.
+    largest * 3 / 2 + (16 << 20) + u64::from(queues) * (2 << 20)
 }
 
 /// The modelled SSD of the first experiment (seed 000) as a volume, slower by the factor `slower`.

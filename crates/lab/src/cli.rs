@@ -43,6 +43,8 @@ pub enum LabCommand {
     Queues(SweepArgs),
     /// RAID-5's direct write path beside the stripe queue: sequential and random writes and reads
     StripeQueue(StripeQueueArgs),
+    /// RAID-5 by both of its cores with more and more threads: on one array, on an array each, and bare copies. Members in memory
+    Submitters(SubmittersArgs),
     /// Giving buffers back when memory is short: pages swapped, time until memory is back, cost, survival. Needs root, cgroup v1 and no swap
     Squeeze(SqueezeArgs),
     #[command(hide = true)]
@@ -77,6 +79,7 @@ impl LabCommand {
             LabCommand::Idle(a) => &a.output,
             LabCommand::Rings(a) | LabCommand::Queues(a) => &a.run.checked.output,
             LabCommand::StripeQueue(a) => &a.run.checked.output,
+            LabCommand::Submitters(a) => &a.checked.output,
             LabCommand::Squeeze(a) => &a.run.checked.output,
             LabCommand::Md(a) => &a.checked.output,
             LabCommand::PageOrder(a) => &a.run.checked.output,
@@ -307,6 +310,30 @@ pub struct StripeQueueArgs {
     pub dir: Option<PathBuf>,
     #[command(flatten)]
     pub run: QuickArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct SubmittersArgs {
+    /// Numbers of threads, each on a CPU of its own [default: 1, 2, 4 and so on, as many as there are CPUs]
+    #[arg(long, value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Rounds, interleaved; three are needed for an interval
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of each sample
+    #[arg(long, default_value_t = 0.3)]
+    pub seconds: f64,
+    /// Requests in flight of each thread
+    #[arg(long, default_value_t = 32)]
+    pub depth: usize,
+    /// Give the arrays a partial parity log
+    #[arg(long)]
+    pub ppl: bool,
+    /// Only shapes whose name has this in it, such as `random writes`
+    #[arg(long, value_name = "TEXT")]
+    pub cells: Option<String>,
+    #[command(flatten)]
+    pub checked: CheckedArgs,
 }
 
 #[derive(Args, Debug)]

@@ -3,7 +3,7 @@
 use crate::cli::{
     CheckedArgs, CrashArgs, FioArgs, HitRatesArgs, IdleArgs, LabCommand, MdArgs, NbdArgs,
     OutputArgs, PageOrderArgs, PageOrderPart, PathArgs, SqueezeArgs, SqueezePart, StripeQueueArgs,
-    StripeQueuePart, SweepArgs, TraceCostArgs, VhostArgs,
+    StripeQueuePart, SubmittersArgs, SweepArgs, TraceCostArgs, VhostArgs,
 };
 use crate::compare;
 use anyhow::{Context, Result, bail};
@@ -26,6 +26,7 @@ pub fn run(command: &LabCommand) -> Result<()> {
         LabCommand::Rings(args) => run_rings(args),
         LabCommand::Queues(args) => run_queues(args),
         LabCommand::StripeQueue(args) => run_stripe_queue(args),
+        LabCommand::Submitters(args) => run_submitters(args),
         LabCommand::Squeeze(args) => run_squeeze(args),
         LabCommand::Bystander => squeeze::bystander::serve(),
         LabCommand::Md(args) => run_md(args),
@@ -333,6 +334,37 @@ fn run_stripe_queue(args: &StripeQueueArgs) -> Result<()> {
     };
     save(&args.run.checked.output, &result, &shown)?;
     judge(&args.run.checked, &shown.checks)
+}
+
+fn run_submitters(args: &SubmittersArgs) -> Result<()> {
+    use stripe_queue::submitters::{SubmittersOptions, run};
+    let cpus = pvblk_sys::cpu::allowed().len();
+    let mut threads = args.threads.clone();
+    if threads.is_empty() {
+        threads = (0..).map(|n| 1 << n).take_while(|n| *n <= cpus).collect();
+    }
+    if args.runs == 0 || !(0.01..=600.0).contains(&args.seconds) || args.depth == 0 {
+        bail!("there must be rounds, requests in flight, and --seconds from 0.01 to 600");
+    }
+    if let Some(count) = threads.iter().find(|n| !(1..=cpus).contains(*n)) {
+        bail!("--threads {count}: this machine lends 1 to {cpus} CPUs");
+    }
+    let options = SubmittersOptions {
+        threads,
+        runs: args.runs,
+        seconds: args.seconds,
+        depth: args.depth,
+        ppl: args.ppl,
+        cells: args.cells.clone(),
+    };
+    let result = run(&options, &progress)?;
+    let shown = Shown {
+        text: result.table(),
+        charts: result.charts(),
+        checks: result.checks(),
+    };
+    save(&args.checked.output, &result, &shown)?;
+    judge(&args.checked, &shown.checks)
 }
 
 fn run_squeeze(args: &SqueezeArgs) -> Result<()> {

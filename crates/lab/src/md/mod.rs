@@ -228,7 +228,7 @@ impl Pair<'_> {
             stable,
         };
         let time = Duration::from_secs_f64(load.seconds);
-        let (rates, cpus) = for_so_long(vec![(&self.array, job)], time, &[self.cpu])?;
+        let (rates, cpus) = for_so_long(vec![(&self.array.device, job)], time, &[self.cpu])?;
         Ok(SampleCost {
             rate: rates[0],
             cpus,

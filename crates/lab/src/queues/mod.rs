@@ -113,7 +113,7 @@ impl Experiment<'_> {
         let wishes = Wishes {
             queues,
             ring_pages: 8,
-            memory_bytes: memory_bytes(loads),
+            memory_bytes: memory_bytes(loads, queues),
         };
         self.bed.connect(disk, &wishes)
     }

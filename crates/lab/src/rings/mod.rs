@@ -129,7 +129,7 @@ fn sweep<M: MergePolicy>(
             &Wishes {
                 queues: 1,
                 ring_pages,
-                memory_bytes: memory_bytes(loads),
+                memory_bytes: memory_bytes(loads, 1),
             },
         )
     };

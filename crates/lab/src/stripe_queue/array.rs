@@ -160,6 +160,34 @@ pub struct Counted4k {
     pub whole: u64,
 }
 
+/// A new array of these members. Its parity is right if they are all zeros.
+pub fn assembly(
+    members: Vec<Arc<dyn BlockDevice>>,
+    consistency: Consistency,
+) -> Result<Assembly, Error> {
+    let sectors: Vec<u64> = members.iter().map(|m| m.capacity_sectors()).collect();
+    let created = NewArray {
+        set_uuid: [7; 16],
+        name: "lab:0",
+        created_secs: 1,
+        layout: Layout::LeftSymmetric,
+        chunk_sectors: CHUNK_SECTORS as u32,
+        device_sectors: &sectors,
+        size_sectors: None,
+        consistency,
+        clean: true,
+    }
+    .build()?;
+    let members = members.into_iter().enumerate().map(|(i, device)| {
+        Some(Member {
+            device,
+            name: format!("m{i}"),
+            superblock: created.superblock(i, [i as u8; 16]),
+        })
+    });
+    Ok(Assembly::new(created.geometry(), members.collect(), false))
+}
+
 /// An array over given members, whose parity is right if they are all zeros.
 pub struct Array {
     /// The array's device, which opens queues.
@@ -177,34 +205,17 @@ impl Array {
         consistency: Consistency,
         stripes: usize,
     ) -> Result<Array, Error> {
-        let sectors: Vec<u64> = members.iter().map(|m| m.capacity_sectors()).collect();
-        let created = NewArray {
-            set_uuid: [7; 16],
-            name: "lab:0",
-            created_secs: 1,
-            layout: Layout::LeftSymmetric,
-            chunk_sectors: CHUNK_SECTORS as u32,
-            device_sectors: &sectors,
-            size_sectors: None,
-            consistency,
-            clean: true,
-        }
-        .build()?;
         let reads = Arc::<Reads>::default();
-        let members = members.into_iter().enumerate().map(|(i, inner)| {
+        let members = members.into_iter().map(|inner| {
             let reads = Arc::clone(&reads);
-            Some(Member {
-                device: Arc::new(Counted { inner, reads }),
-                name: format!("m{i}"),
-                superblock: created.superblock(i, [i as u8; 16]),
-            })
+            Arc::new(Counted { inner, reads }) as Arc<dyn BlockDevice>
         });
-        let data_offset = created.superblock(0, [0; 16]).data_offset_sectors;
+        let assembly = assembly(members.collect(), consistency)?;
+        let data_offset = assembly.newest().data_offset_sectors;
         let options = ArrayOptions {
             stripes,
             ..ArrayOptions::default()
         };
-        let assembly = Assembly::new(created.geometry(), members.collect(), false);
         let raid = Raid5::start(assembly, &options)?;
         Ok(Array {
             device: raid.clone(),

@@ -5,14 +5,15 @@ use super::array::{Array, Counted4k, ROW_SECTORS, Way};
 use crate::machine::cpu_ns;
 use anyhow::{Context, Result, ensure};
 use pvblk_block::{
-    Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, RequestFlags, SECTOR, Status,
+    BlockDevice, Buffer, Completion, Op, Queue, QueueContext, Readiness, Request, RequestFlags,
+    SECTOR, Status,
 };
 use pvblk_sys::Poller;
 use pvblk_volume::{Clock, ManualClock};
 use rustix::time::ClockId;
 use serde::Serialize;
 use std::ops::Range;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// Bytes that a writing thread has in flight: as many as write-back keeps of a file.
@@ -161,9 +162,9 @@ struct Submitter {
 }
 
 impl Submitter {
-    fn new(array: &Array, job: Job, seed: u64) -> Result<Submitter> {
+    fn new(device: &Arc<dyn BlockDevice>, job: Job, seed: u64) -> Result<Submitter> {
         let depth = job.depth;
-        let queue = Queue::open(&array.device, &QueueContext::new(depth as u32))?;
+        let queue = Queue::open(device, &QueueContext::new(depth as u32))?;
         let data = Buffer::anonymous(depth * job.block as usize).context("memory for buffers")?;
         // A page that was never written is the kernel's page of zeros, which costs nothing to read.
         let mut noise = vec![0; job.block as usize];
@@ -340,7 +341,7 @@ pub fn run_virtually(
     seed: u64,
 ) -> Result<JobsRun> {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let submitter = |job| Submitter::new(array, job, rng.u64(..));
+    let submitter = |job| Submitter::new(&array.device, job, rng.u64(..));
     let mut all: Vec<Submitter> = jobs.into_iter().map(submitter).collect::<Result<_>>()?;
     let begin = clock.now();
     let cpu = cpu_seconds(ClockId::ThreadCPUTime);
@@ -401,7 +402,7 @@ pub fn in_real_time(
         let thread = |(i, job)| {
             let (array, gate) = (&*array, &gate);
             scope.spawn(move || {
-                let made = Submitter::new(array, job, seed ^ (i as u64) << 32);
+                let made = Submitter::new(&array.device, job, seed ^ (i as u64) << 32);
                 let poller = Poller::new();
                 gate.wait();
                 run_really(made?, &poller?)
@@ -442,18 +443,18 @@ fn run_really(mut s: Submitter, poller: &Poller) -> Result<u64> {
     Ok(s.ended)
 }
 
-/// Runs each job for `time` on a thread of its own, on the array that is given with it; with `cpus`, each on
+/// Runs each job for `time` on a thread of its own, on the device that is given with it; with `cpus`, each on
 /// its CPU. Returns requests a second of each job, and seconds of CPU per second, of all threads together.
 pub fn for_so_long(
-    jobs: Vec<(&Array, Job)>,
+    jobs: Vec<(&Arc<dyn BlockDevice>, Job)>,
     time: Duration,
     cpus: &[usize],
 ) -> Result<(Vec<f64>, f64)> {
     let gate = Barrier::new(jobs.len());
     std::thread::scope(|scope| {
         let gate = &gate;
-        let thread = |(i, (array, job)): (usize, (&Array, Job))| {
-            let made = Submitter::new(array, job, i as u64 + 1);
+        let thread = |(i, (device, job)): (usize, (&Arc<dyn BlockDevice>, Job))| {
+            let made = Submitter::new(device, job, i as u64 + 1);
             let cpu = cpus.get(i).copied();
             scope.spawn(move || {
                 let pinned = cpu.map_or(Ok(()), pvblk_sys::cpu::pin);

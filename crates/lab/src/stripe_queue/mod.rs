@@ -10,6 +10,7 @@ pub mod disk;
 pub mod load;
 mod report;
 pub mod speed;
+pub mod submitters;
 
 use crate::machine::Machine;
 use anyhow::Result;

@@ -34,7 +34,7 @@ const fn shape(name: &'static str, block: u64, random: bool, read: bool) -> Shap
     }
 }
 
-const SHAPES: [Shape; 5] = [
+pub const SHAPES: [Shape; 5] = [
     shape("4 KiB sequential writes", 4 << 10, false, false),
     shape("4 KiB random writes", 4 << 10, true, false),
     shape("128 KiB writes", 128 << 10, false, false),
@@ -93,7 +93,7 @@ fn array(ppl: bool) -> Result<Array> {
     )?)
 }
 
-fn job(shape: &Shape, depth: usize, file: std::ops::Range<u64>) -> Job {
+pub fn job(shape: &Shape, depth: usize, file: std::ops::Range<u64>) -> Job {
     Job {
         file,
         op: if shape.read { Op::Read } else { Op::Write },
@@ -145,7 +145,7 @@ pub fn run(options: &StripeQueueOptions, progress: &dyn Fn(&str)) -> Result<Spee
                         };
                         array.begin(way, &[])?;
                         let job = job(&shape, depth, 0..SPAN);
-                        to.push(for_so_long(vec![(&array, job)], time, &cpus[..1])?.0[0]);
+                        to.push(for_so_long(vec![(&array.device, job)], time, &cpus[..1])?.0[0]);
                     }
                 }
                 one.push(speed);
@@ -183,9 +183,15 @@ pub fn run(options: &StripeQueueOptions, progress: &dyn Fn(&str)) -> Result<Spee
                     };
                     let (a, b) = jobs();
                     let (jobs, to) = match (run + step) % 3 {
-                        0 => (vec![(&arrays[0], a), (&arrays[0], b)], &mut t.shared),
-                        1 => (vec![(&arrays[0], a), (&arrays[1], b)], &mut t.apart),
-                        _ => (vec![(&arrays[0], a)], &mut t.one),
+                        0 => (
+                            vec![(&arrays[0].device, a), (&arrays[0].device, b)],
+                            &mut t.shared,
+                        ),
+                        1 => (
+                            vec![(&arrays[0].device, a), (&arrays[1].device, b)],
+                            &mut t.apart,
+                        ),
+                        _ => (vec![(&arrays[0].device, a)], &mut t.one),
                     };
                     to.push(for_so_long(jobs, time, &cpus)?.0.iter().sum());
                 }

@@ -1,0 +1,363 @@
+//! `pvblk-lab submitters`: RAID-5 by both of its cores with more and more threads, each with a queue and a CPU of its own. Members are in
+//! memory, so that the array itself is the limit, or the machine: bare copies of the same bytes show that.
+
+use super::array::{CHUNK_SECTORS, MEMBERS, ROW_SECTORS, assembly};
+use super::load::for_so_long;
+use super::speed::{SHAPES, Shape, job};
+use super::{STRIPES, consistency, member_sectors};
+use crate::machine::Machine;
+use crate::verdict::{Check, axis, charts, median_ratio, ratio, series, table};
+use anyhow::Result;
+use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
+use pvblk_block::BlockDevice;
+use pvblk_raid5::{ArrayOptions, Raid5, StripeArray, xor_into};
+use serde::Serialize;
+use std::ops::Range;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+/// Sectors of the array that each thread uses: 12 MiB, or 16 MiB on the members.
+const PART: u64 = (12 << 11) / ROW_SECTORS * ROW_SECTORS;
+
+pub struct SubmittersOptions {
+    pub threads: Vec<usize>,
+    pub runs: usize,
+    pub seconds: f64,
+    /// Requests in flight of each thread.
+    pub depth: usize,
+    /// Arrays have a partial parity log.
+    pub ppl: bool,
+    /// Measures only shapes whose name has this in it.
+    pub cells: Option<String>,
+}
+
+/// Requests a second of all threads together, in the order of the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct SubmittersPoint {
+    pub shape: Shape,
+    pub threads: usize,
+    /// One array with the core that has a lock.
+    pub locked: Vec<f64>,
+    /// One array with the core without a lock.
+    pub words: Vec<f64>,
+    /// The same once more: the control.
+    pub words_again: Vec<f64>,
+    /// An array for each thread, with the core without a lock.
+    pub apart: Vec<f64>,
+    /// Bare copies and sums of the same bytes.
+    pub bare: Vec<f64>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct SubmittersResult {
+    pub machine: Machine,
+    pub ppl: bool,
+    pub depth: usize,
+    pub points: Vec<SubmittersPoint>,
+}
+
+/// A measurement of a round.
+#[derive(Clone, Copy)]
+enum Way {
+    Locked,
+    Words,
+    WordsAgain,
+    Apart,
+    Bare,
+}
+
+const WAYS: [Way; 5] = [
+    Way::Locked,
+    Way::Words,
+    Way::Apart,
+    Way::WordsAgain,
+    Way::Bare,
+];
+
+struct Arrays {
+    locked: Arc<dyn BlockDevice>,
+    words: Arc<dyn BlockDevice>,
+    apart: Vec<Arc<dyn BlockDevice>>,
+}
+
+fn stripes(threads: usize) -> ArrayOptions {
+    ArrayOptions {
+        stripes: STRIPES * threads,
+        ..ArrayOptions::default()
+    }
+}
+
+fn words(threads: usize, ppl: bool) -> Result<Arc<dyn BlockDevice>> {
+    let array = StripeArray::start(parts(threads, ppl)?, &stripes(threads))?;
+    array.keep()?;
+    Ok(array)
+}
+
+/// Members in memory for an array with room for so many threads.
+fn parts(threads: usize, ppl: bool) -> Result<pvblk_raid5::Assembly> {
+    let bytes = member_sectors(PART * threads as u64) * 512;
+    let member = |_| pvblk_volume::open(&format!("mem:{bytes}"));
+    let members = (0..MEMBERS).map(member).collect::<Result<_, _>>()?;
+    Ok(assembly(members, consistency(ppl))?)
+}
+
+impl Arrays {
+    fn new(threads: usize, ppl: bool) -> Result<Arrays> {
+        Ok(Arrays {
+            locked: Raid5::start(parts(threads, ppl)?, &stripes(threads))?,
+            words: words(threads, ppl)?,
+            apart: (0..threads).map(|_| words(1, ppl)).collect::<Result<_>>()?,
+        })
+    }
+}
+
+fn part(thread: usize) -> Range<u64> {
+    thread as u64 * PART..(thread as u64 + 1) * PART
+}
+
+/// The memory of one thread's bare copies, as large as its part on the members.
+struct Bare {
+    members: Vec<Vec<u8>>,
+    data: Vec<u8>,
+    page: Vec<u8>,
+    old: Vec<u8>,
+}
+
+impl Bare {
+    fn new(shape: &Shape) -> Bare {
+        let bytes = (PART / (MEMBERS as u64 - 1) * 512) as usize;
+        let block = shape.block as usize;
+        Bare {
+            members: vec![vec![1; bytes]; MEMBERS],
+            data: vec![2; block],
+            page: vec![3; 4096],
+            old: vec![4; 4096],
+        }
+    }
+
+    /// The copies and sums that a request needs at least: a part of a stripe has its old block and its old parity read, both summed with the new
+    /// block, and both written; a whole one is copied, summed and written.
+    fn request(&mut self, shape: &Shape, rng: &mut fastrand::Rng, count: u64) {
+        let blocks = self.members[0].len() / 4096;
+        let whole = shape.block == ROW_SECTORS * 512;
+        for (n, block) in self.data.chunks_mut(4096).enumerate() {
+            let at = match shape.random {
+                true => rng.usize(..blocks),
+                false => (count as usize * self.page.len() + n) % blocks,
+            } * 4096;
+            let member = n / (CHUNK_SECTORS as usize / 8) % MEMBERS;
+            let parity = (member + 1) % MEMBERS;
+            if shape.read {
+                block.copy_from_slice(&self.members[member][at..at + 4096]);
+                continue;
+            }
+            if !whole {
+                self.old
+                    .copy_from_slice(&self.members[member][at..at + 4096]);
+                self.page
+                    .copy_from_slice(&self.members[parity][at..at + 4096]);
+                xor_into(&mut self.page, &[&self.old, block]);
+                self.members[parity][at..at + 4096].copy_from_slice(&self.page);
+            } else {
+                xor_into(&mut self.page, &[block]);
+                if n % (MEMBERS - 1) == 0 {
+                    self.members[parity][at..at + 4096].copy_from_slice(&self.page);
+                }
+            }
+            self.old.copy_from_slice(block);
+            self.members[member][at..at + 4096].copy_from_slice(&self.old);
+        }
+    }
+}
+
+/// Requests a second of bare copies by so many threads.
+fn bare(shape: &Shape, threads: usize, time: Duration, cpus: &[usize]) -> Result<f64> {
+    let gate = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        let thread = |n: usize| {
+            let gate = &gate;
+            let cpu = cpus[n];
+            scope.spawn(move || {
+                let pinned = pvblk_sys::cpu::pin(cpu);
+                let mut bare = Bare::new(shape);
+                let mut rng = fastrand::Rng::with_seed(n as u64 + 1);
+                gate.wait();
+                pinned?;
+                let (begin, mut count) = (Instant::now(), 0);
+                while begin.elapsed() < time {
+                    for _ in 0..16 {
+                        bare.request(shape, &mut rng, count);
+                        count += 1;
+                    }
+                }
+                std::hint::black_box(&bare.page);
+                anyhow::Ok(count as f64 / begin.elapsed().as_secs_f64())
+            })
+        };
+        let threads: Vec<_> = (0..threads).map(thread).collect();
+        let rates = threads.into_iter().map(|thread| {
+            let rate = thread.join();
+            rate.map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        });
+        rates.sum()
+    })
+}
+
+/// Runs the experiment; `progress` is told what is being measured.
+pub fn run(options: &SubmittersOptions, progress: &dyn Fn(&str)) -> Result<SubmittersResult> {
+    let time = Duration::from_secs_f64(options.seconds);
+    let cpus = pvblk_sys::cpu::allowed();
+    let mut points = Vec::new();
+    for &threads in &options.threads {
+        let arrays = Arrays::new(threads, options.ppl)?;
+        for shape in SHAPES {
+            let only = options.cells.as_ref();
+            if only.is_some_and(|only| !shape.name.contains(only)) {
+                continue;
+            }
+            progress(&format!("{threads} threads, {}", shape.name));
+            let mut point = SubmittersPoint {
+                shape,
+                threads,
+                locked: Vec::new(),
+                words: Vec::new(),
+                words_again: Vec::new(),
+                apart: Vec::new(),
+                bare: Vec::new(),
+            };
+            let on = |devices: &dyn Fn(usize) -> usize, all: &[Arc<dyn BlockDevice>]| {
+                let job = |n: usize| {
+                    let device = &all[devices(n)];
+                    let file = if all.len() > 1 { part(0) } else { part(n) };
+                    (device, job(&shape, options.depth, file))
+                };
+                let jobs = (0..threads).map(job).collect();
+                anyhow::Ok(for_so_long(jobs, time, &cpus)?.0.iter().sum::<f64>())
+            };
+            for run in 0..options.runs {
+                for step in 0..WAYS.len() {
+                    let one =
+                        |device: &Arc<dyn BlockDevice>| on(&|_| 0, std::slice::from_ref(device));
+                    match WAYS[(run + step) % WAYS.len()] {
+                        Way::Locked => point.locked.push(one(&arrays.locked)?),
+                        Way::Words => point.words.push(one(&arrays.words)?),
+                        Way::WordsAgain => point.words_again.push(one(&arrays.words)?),
+                        Way::Apart => point.apart.push(on(&|n| n, &arrays.apart)?),
+                        Way::Bare => point.bare.push(bare(&shape, threads, time, &cpus)?),
+                    }
+                }
+            }
+            points.push(point);
+        }
+        let mut arrays = arrays;
+        arrays.apart.push(arrays.words);
+        for device in arrays.apart {
+            device.close()?;
+        }
+    }
+    Ok(SubmittersResult {
+        machine: Machine::here(),
+        ppl: options.ppl,
+        depth: options.depth,
+        points,
+    })
+}
+
+fn median(samples: &[f64]) -> f64 {
+    crate::path::median(samples)
+}
+
+impl SubmittersResult {
+    /// The point of the same shape with one thread.
+    fn one(&self, point: &SubmittersPoint) -> Option<&SubmittersPoint> {
+        let same = |p: &&SubmittersPoint| p.threads == 1 && p.shape.name == point.shape.name;
+        self.points.iter().find(same)
+    }
+
+    pub fn table(&self) -> String {
+        let mut rates = table(&[
+            "writes and reads",
+            "threads",
+            "lock, k/s",
+            "no lock, k/s",
+            "arrays apart, k/s",
+            "bare copies, k/s",
+            "no lock/lock",
+            "no lock/apart",
+            "no lock, of one thread",
+            "bare, of one thread",
+        ]);
+        for p in &self.points {
+            let of_one = |f: fn(&SubmittersPoint) -> &Vec<f64>| match self.one(p) {
+                Some(one) => format!("{:.2}", median(f(p)) / median(f(one))),
+                None => "-".into(),
+            };
+            let thousands = |samples: &[f64]| format!("{:.0}", median(samples) / 1e3);
+            let control = (&p.words_again[..], &p.words[..]);
+            rates.add_row([
+                p.shape.name.to_owned(),
+                p.threads.to_string(),
+                thousands(&p.locked),
+                thousands(&p.words),
+                thousands(&p.apart),
+                thousands(&p.bare),
+                ratio(&p.words, &p.locked, control),
+                ratio(&p.words, &p.apart, control),
+                of_one(|p| &p.words),
+                of_one(|p| &p.bare),
+            ]);
+        }
+        let log = if self.ppl {
+            "with a partial parity log"
+        } else {
+            "without a log"
+        };
+        format!(
+            "Arrays of {MEMBERS} members in memory, chunks of 64 KiB, {log}; {} requests in flight of each thread, 12 MiB of the array for each.\n\
+             Thousands of requests a second, medians; ratios of pairs with their 95 % interval, n.p.: not proven beside the control.\n\n{rates}\n",
+            self.depth
+        )
+    }
+
+    pub fn charts(&self) -> Vec<Chart> {
+        let chart = |shape: &Shape| {
+            let line = |name: &str, f: fn(&SubmittersPoint) -> &Vec<f64>| {
+                let of = self.points.iter().filter(|p| p.shape.name == shape.name);
+                series(
+                    name,
+                    of.filter_map(|p| Point::spread(p.threads as f64, f(p))),
+                )
+            };
+            Lines {
+                title: format!("{}, by the number of threads", shape.name),
+                subtitle: "RAID-5 of four members in memory".into(),
+                x: axis("threads", Unit::Count, Scale::Log2),
+                y: axis("requests a second", Unit::Count, Scale::Log2),
+                series: vec![
+                    line("lock", |p| &p.locked),
+                    line("no lock", |p| &p.words),
+                    line("arrays apart", |p| &p.apart),
+                    line("bare copies", |p| &p.bare),
+                ],
+            }
+        };
+        charts(SHAPES.iter().map(chart))
+    }
+
+    pub fn checks(&self) -> Vec<Check> {
+        let several = self.points.iter().filter(|p| p.threads > 1);
+        several
+            .map(|p| {
+                let figure = median_ratio(&p.words, &p.apart);
+                Check {
+                    expected: format!(
+                        "{} threads, {}: one array without a lock at least 0.95 of arrays apart",
+                        p.threads, p.shape.name
+                    ),
+                    figure: format!("{figure:.2}"),
+                    holds: figure >= 0.95,
+                }
+            })
+            .collect()
+    }
+}
