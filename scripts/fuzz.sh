@@ -23,6 +23,8 @@ share=$((seconds / ${#targets[@]}))
 ((share > 0)) || share=1
 
 build=$PWD/target/fuzz
+# In a long run faster inputs are worth the longer build.
+if ((seconds >= 600)); then export CARGO_PROFILE_FUZZ_OPT_LEVEL=3; fi
 
 # Runs targets without coverage, and prints the reason.
 smoke() {
