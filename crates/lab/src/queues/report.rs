@@ -17,6 +17,9 @@ const SEED: [(u32, u32, u32); 6] = [
     (64, 63, 183),
 ];
 
+/// The part of their peak that several queues keep in the historical measurement: 183 of 372 thousand requests a second with 64 jobs on 16 CPUs.
+const LEAST_SHARE: f64 = 0.49;
+
 fn name(pattern: Pattern) -> &'static str {
     match pattern {
         Pattern::Iometer => "IOmeter file server, 64 in flight a job",
@@ -68,11 +71,9 @@ impl QueuesResult {
         all.into_iter().filter(|&p| self.of(p).next().is_some())
     }
 
-    /// The part of its peak that several queues have to keep with so many jobs. Without a CPU for each job and one for its worker it is that of the
-    /// historical measurement: 183 of 372 thousand requests a second with 64 jobs on 16 CPUs.
-    fn least_share(&self, jobs: u32) -> f64 {
-        let fits = self.machine.cpus >= 2 * jobs as usize;
-        if fits { 0.9 } else { 0.49 }
+    /// True if more jobs find no CPU for themselves and their workers: from here on several queues have to keep [`LEAST_SHARE`] of their peak.
+    fn is_full(&self, jobs: u32) -> bool {
+        2 * jobs as usize >= self.machine.cpus
     }
 
     pub fn table(&self) -> String {
@@ -177,16 +178,16 @@ impl QueuesResult {
         for pattern in self.patterns() {
             let rate = |p: &QueuesPoint| typical(&p.several, |s| s.iops);
             let peak = self.of(pattern).map(rate).fold(0.0, f64::max);
-            for p in self.of(pattern).filter(|p| p.load.threads >= 4) {
+            let several = |p: &&QueuesPoint| p.load.threads >= 4 && self.is_full(p.load.threads);
+            for p in self.of(pattern).filter(several) {
                 let share = rate(p) / peak;
-                let least = self.least_share(p.load.threads);
                 checks.push(Check {
                     expected: format!(
-                        "null, {pattern:?}, {} jobs: at least {least} of the peak",
+                        "null, {pattern:?}, {} jobs: at least {LEAST_SHARE} of the peak",
                         p.load.threads
                     ),
                     figure: format!("{share:.3}"),
-                    holds: share >= least,
+                    holds: share >= LEAST_SHARE,
                 });
             }
         }
