@@ -6,6 +6,7 @@ use super::load::for_so_long;
 use super::speed::{SHAPES, Shape, job};
 use super::{STRIPES, consistency, member_sectors};
 use crate::machine::Machine;
+use crate::path::median;
 use crate::verdict::{Check, axis, charts, median_ratio, ratio, series, table};
 use anyhow::Result;
 use pvblk_bench::plot::{Chart, Lines, Point, Scale, Unit};
@@ -115,7 +116,14 @@ fn part(thread: usize) -> Range<u64> {
     thread as u64 * PART..(thread as u64 + 1) * PART
 }
 
-/// The memory of one thread's bare copies, as large as its part on the members.
+/// Bytes of a block.
+const BLOCK: usize = 4096;
+/// Blocks of a chunk, and of a thread's part.
+const CHUNK: usize = CHUNK_SECTORS as usize / 8;
+const BLOCKS: usize = PART as usize / 8;
+const DATA: usize = MEMBERS - 1;
+
+/// The memory of one thread's bare copies, as large as its part on the members. The last member has parity.
 struct Bare {
     members: Vec<Vec<u8>>,
     data: Vec<u8>,
@@ -125,47 +133,56 @@ struct Bare {
 
 impl Bare {
     fn new(shape: &Shape) -> Bare {
-        let bytes = (PART / (MEMBERS as u64 - 1) * 512) as usize;
-        let block = shape.block as usize;
         Bare {
-            members: vec![vec![1; bytes]; MEMBERS],
-            data: vec![2; block],
-            page: vec![3; 4096],
-            old: vec![4; 4096],
+            members: vec![vec![1; BLOCKS / DATA * BLOCK]; MEMBERS],
+            data: vec![2; shape.block as usize],
+            page: vec![3; BLOCK],
+            old: vec![4; BLOCK],
         }
     }
 
-    /// The copies and sums that a request needs at least: a part of a stripe has its old block and its old parity read, both summed with the new
-    /// block, and both written; a whole one is copied, summed and written.
+    /// The copies and sums that a request needs at least. Writes of one block of a stripe read the old block and the old parity, those of two read
+    /// the third block; all are copied once, for a page of the array or a member's memory, and again to the member.
     fn request(&mut self, shape: &Shape, rng: &mut fastrand::Rng, count: u64) {
-        let blocks = self.members[0].len() / 4096;
-        let whole = shape.block == ROW_SECTORS * 512;
-        for (n, block) in self.data.chunks_mut(4096).enumerate() {
-            let at = match shape.random {
-                true => rng.usize(..blocks),
-                false => (count as usize * self.page.len() + n) % blocks,
-            } * 4096;
-            let member = n / (CHUNK_SECTORS as usize / 8) % MEMBERS;
-            let parity = (member + 1) % MEMBERS;
+        let blocks = self.data.len() / BLOCK;
+        let first = match shape.random {
+            true => rng.usize(..BLOCKS / blocks),
+            false => count as usize % (BLOCKS / blocks),
+        } * blocks;
+        if blocks == 1 {
+            let chunk = first / CHUNK;
+            let at = (chunk / DATA * CHUNK + first % CHUNK) * BLOCK;
+            let at = at..at + BLOCK;
+            let member = chunk % DATA;
             if shape.read {
-                block.copy_from_slice(&self.members[member][at..at + 4096]);
-                continue;
+                self.data.copy_from_slice(&self.members[member][at]);
+                return;
             }
-            if !whole {
-                self.old
-                    .copy_from_slice(&self.members[member][at..at + 4096]);
-                self.page
-                    .copy_from_slice(&self.members[parity][at..at + 4096]);
-                xor_into(&mut self.page, &[&self.old, block]);
-                self.members[parity][at..at + 4096].copy_from_slice(&self.page);
-            } else {
-                xor_into(&mut self.page, &[block]);
-                if n % (MEMBERS - 1) == 0 {
-                    self.members[parity][at..at + 4096].copy_from_slice(&self.page);
+            self.old.copy_from_slice(&self.members[member][at.clone()]);
+            self.page.copy_from_slice(&self.members[DATA][at.clone()]);
+            xor_into(&mut self.page, &[&self.old, &self.data]);
+            self.members[DATA][at.clone()].copy_from_slice(&self.page);
+            self.old.copy_from_slice(&self.data);
+            self.members[member][at].copy_from_slice(&self.old);
+            return;
+        }
+        // Chunks of one row, from its first: their blocks at one offset are a stripe.
+        let written = blocks / CHUNK;
+        let row = first / blocks % (BLOCKS / DATA / CHUNK) * CHUNK;
+        for stripe in 0..CHUNK {
+            let at = (row + stripe) * BLOCK..(row + stripe + 1) * BLOCK;
+            self.page.fill(0);
+            for member in 0..DATA {
+                if member < written {
+                    let from = (member * CHUNK + stripe) * BLOCK;
+                    self.old.copy_from_slice(&self.data[from..from + BLOCK]);
+                    self.members[member][at.clone()].copy_from_slice(&self.old);
+                } else {
+                    self.old.copy_from_slice(&self.members[member][at.clone()]);
                 }
+                xor_into(&mut self.page, &[&self.old]);
             }
-            self.old.copy_from_slice(block);
-            self.members[member][at..at + 4096].copy_from_slice(&self.old);
+            self.members[DATA][at].copy_from_slice(&self.page);
         }
     }
 }
@@ -261,10 +278,6 @@ pub fn run(options: &SubmittersOptions, progress: &dyn Fn(&str)) -> Result<Submi
         depth: options.depth,
         points,
     })
-}
-
-fn median(samples: &[f64]) -> f64 {
-    crate::path::median(samples)
 }
 
 impl SubmittersResult {

@@ -1,5 +1,5 @@
-//! [`StripeArray`]: the array as a device around the core without a lock. Lab and tests use it; volumes have [`super::Raid5`] until this one can
-//! do all that that can (docs/decisions/0048-stripes-own-themselves.md, step 6).
+//! [`StripeArray`]: the array as a device around the core without a lock. Lab and tests use it; volumes have [`super::Raid5`] until this one has
+//! all of its parts (docs/decisions/0048-stripes-own-themselves.md, step 6).
 //!
 //! | file | has |
 //! |---|---|
@@ -15,10 +15,10 @@ use super::{ArrayOptions, WritePath, check_stripes, limits_of, name_of};
 use crate::blocking::{Blocking, sleepy};
 use crate::core::stripes::{Common, Mail};
 use crate::words::Owner;
-use crate::{Assembly, Geometry, write_superblocks};
+use crate::{Assembly, Geometry, Policy, write_superblocks};
 use background::Orders;
 use parking_lot::Mutex;
-use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable};
+use pvblk_block::stacked::{BackgroundThread, CompletionQueue, QueueTable, finish_within};
 use pvblk_block::{
     BlockDevice, Capabilities, Close, DeviceQueue, Error, EventHub, Forwards, Incarnation, Limits,
     LossMarks, QueueContext, Reclaim, SystemClock,
@@ -26,7 +26,10 @@ use pvblk_block::{
 use queue::StripeQueue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest wait of an array that is closed for queues that were closed with work.
+const LAST_WAIT: Duration = Duration::from_secs(10);
 
 struct Shared {
     name: String,
@@ -86,8 +89,9 @@ impl StripeArray {
     /// Serves an array that was assembled and prepared. Errors by name if it needs a part that this core hasn't yet.
     pub fn start(assembly: Assembly, options: &ArrayOptions) -> Result<Arc<StripeArray>, Error> {
         check_stripes(options.stripes)?;
+        let has_bitmap = matches!(assembly.policy(), Policy::Bitmap { .. });
         let missing = [
-            (assembly.bitmap.is_some(), "a write-intent bitmap"),
+            (has_bitmap, "a write-intent bitmap"),
             (
                 assembly.incoming.is_some(),
                 "a member that is being rebuilt",
@@ -156,7 +160,7 @@ impl StripeArray {
     fn stop(&self) -> Result<(), Error> {
         let shared = &self.shared;
         let broken = shared.common.is_broken();
-        if broken || shared.orders.has_queues() || !shared.dirty.load(Ordering::Acquire) {
+        if broken || !shared.dirty.load(Ordering::Acquire) {
             return Ok(());
         }
         let mut assembly = shared.assembly.lock();
@@ -219,7 +223,28 @@ impl Close for StripeArray {
     fn close(&self) -> Result<(), Error> {
         let thread = self.thread.lock().take();
         drop(thread);
+        let mut background = StripeBackground::new(self);
+        let is_over = finish_within(LAST_WAIT, || {
+            background.work();
+            self.shared.orders.has_queues().then_some(false)
+        });
+        if !is_over {
+            self.shared.orders.abandon();
+            let name = &self.shared.name;
+            return Err(Error::config(format!(
+                "{name}: I/O at its members doesn't end, so it isn't clean"
+            )));
+        }
         self.stop()
+    }
+}
+
+impl Drop for StripeArray {
+    fn drop(&mut self) {
+        let thread = self.thread.lock().take();
+        drop(thread);
+        // They have the array.
+        self.shared.orders.abandon();
     }
 }
 

@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 /// Interval at which queues that were closed with work are looked at.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// Superblocks are tried so often, in this interval: the process may be short of descriptors or memory for a moment. Then the array stops.
+const TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// A queue has stopped words, and superblocks are to name slots (a mask).
 struct Naming {
     to: Owner,
@@ -56,6 +60,12 @@ impl Orders {
     pub fn finish(&self, queue: QueueState) {
         self.queues.lock().push(queue);
         self.wait.wake();
+    }
+
+    /// Nobody finishes the queues that are left.
+    pub fn abandon(&self) {
+        let queues = std::mem::take(&mut *self.queues.lock());
+        drop(queues);
     }
 
     pub fn has_queues(&self) -> bool {
@@ -102,16 +112,17 @@ impl StripeBackground {
         }
         let before = present(&assembly);
         let now = self.shared.now_secs();
-        match write_superblocks(&mut assembly, false, now, &mut sleepy()) {
-            Ok(()) => {
-                self.shared.dirty.store(true, Ordering::Release);
-                before & !present(&assembly)
+        for _ in 0..TRIES {
+            match write_superblocks(&mut assembly, false, now, &mut sleepy()) {
+                Ok(()) => {
+                    self.shared.dirty.store(true, Ordering::Release);
+                    return before & !present(&assembly);
+                }
+                Err(error) => tracing::error!("{}: superblocks: {error}", self.shared.name),
             }
-            Err(error) => {
-                tracing::error!("{}: superblocks: {error}", self.shared.name);
-                before
-            }
+            std::thread::sleep(PAUSE);
         }
+        before
     }
 }
 

@@ -212,8 +212,11 @@ impl QueueState {
 
 impl Drop for QueueState {
     fn drop(&mut self) {
-        if let Some(core) = self.core.take_if(|core| core.is_idle()) {
-            self.shared.post(&mut core.close());
+        match self.core.take() {
+            Some(core) if core.is_idle() => self.shared.post(&mut core.close()),
+            // Others may have its words, and it theirs: nobody gets its number.
+            Some(_) => return,
+            None => {}
         }
         self.shared.queues.close(self.number);
     }

@@ -67,10 +67,10 @@ impl Setup {
         let space = slots.iter().map(|slot| log_space_bytes(slot.log_sectors));
         let write = present().map(|(_, limits)| u64::from(limits.max_sectors) * SECTOR);
         let segments = present().map(|(_, limits)| limits.max_segments as usize);
-        let newest = present().map(|(superblock, _)| *superblock).next();
+        let any = present().map(|(superblock, _)| *superblock).next();
         Setup {
             geometry,
-            policy: newest.map_or(Policy::Resync, Superblock::policy),
+            policy: any.map_or(Policy::Resync, Superblock::policy),
             members: Members::new(roles.collect(), None),
             unsynced: Unsynced::default(),
             dirty: false,
@@ -86,7 +86,7 @@ impl Setup {
                     .unwrap_or(0),
                 segments: segments.min().unwrap_or(1),
             },
-            signature: newest.map_or(0, |superblock| ppl_signature(&superblock.set_uuid)),
+            signature: any.map_or(0, |superblock| ppl_signature(&superblock.set_uuid)),
             slots,
         }
     }

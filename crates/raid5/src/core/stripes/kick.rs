@@ -25,8 +25,8 @@ enum Phase {
     Draining { stripes: InFlight, logs: InFlight },
     /// The others are flushed; so many aren't.
     Flushing(usize),
-    /// Superblocks are written.
-    Naming,
+    /// Superblocks are written, which name these slots (a mask).
+    Naming(u64),
 }
 
 impl QueueCore {
@@ -43,7 +43,8 @@ impl QueueCore {
         true
     }
 
-    /// There is something to write, and superblocks don't say dirty: words are stopped, by this queue or another.
+    /// There is something to write, and superblocks don't say dirty: words are stopped, by this queue or another. The batch is parked, since the stop
+    /// would wait for it.
     pub(super) fn wants_dirty(&mut self) {
         if let Ok(stop) = self.common.epoch.stop(self.me) {
             self.has_stopped(stop);
@@ -116,31 +117,40 @@ impl QueueCore {
         }
         let failed = self.common.failed(&self.now);
         if self.breaks(failed) || failed == 0 && self.now.dirty {
-            return self.change_members();
+            return self.change_members(0);
         }
-        self.set_phase(Phase::Naming);
+        self.set_phase(Phase::Naming(failed));
         self.errands.push(Errand::Name(failed));
     }
 
-    /// Superblocks are written; these slots (a mask) failed that.
+    /// Superblocks are written; these slots (a mask) failed that, and the others' superblocks name them too.
     pub(super) fn named(&mut self, failed: u64) {
         bits(failed).for_each(|slot| self.common.note_failure(slot));
+        let Some(Kick {
+            phase: Phase::Naming(named),
+            ..
+        }) = self.kick
+        else {
+            debug_assert!(false, "superblocks that nobody asked for");
+            return;
+        };
         self.now = Arc::new(Membership {
             dirty: true,
             ..Membership::clone(&self.now)
         });
-        self.change_members();
+        self.change_members(named | failed);
     }
 
-    /// The members that failed aren't any more, and words go on.
-    fn change_members(&mut self) {
+    /// Members that superblocks name as failed, a mask, aren't any more, and words go on. Another may have failed a read or a flush meanwhile,
+    /// which need no word: it stays a member until superblocks name it, so whoever waits for that stops words again.
+    fn change_members(&mut self, named: u64) {
         let Some(Kick { stop, .. }) = self.kick.take() else {
             return;
         };
         let failed = self.common.failed(&self.now);
         let mut next = Membership::clone(&self.now);
         next.broken |= self.breaks(failed);
-        for slot in bits(failed) {
+        for slot in bits(failed & named) {
             if let Some(role) = next.members.role(slot) {
                 tracing::warn!("raid5: member {role} failed and is kicked");
                 next.members.lose(role);

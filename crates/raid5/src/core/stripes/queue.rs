@@ -6,7 +6,7 @@ use super::io::Purpose;
 use super::kick::Kick;
 use super::log::Unit;
 use super::record::Stripe;
-use super::request::{Active, HeldFlush, Span};
+use super::request::{Active, Direct, HeldFlush, Span};
 use super::{MemberIo, Shared, Work};
 use crate::words::{
     Answer, Claimed, LogBlocks, LogToken, OwnPlaces, Owner, Parked, Place, Reserve, Seen,
@@ -79,6 +79,7 @@ pub struct QueueCore {
     pub(super) held_logs: Vec<LogToken<Parked, Stripe>>,
     pub(super) unnamed: Vec<super::batch::Unnamed>,
     pub(super) held_flushes: Vec<HeldFlush>,
+    pub(super) held_reads: Vec<Direct>,
     /// Batches that wait for pages.
     pub(super) pageless: Vec<Token<Parked, Stripe>>,
     pub(super) kick: Option<Kick>,
@@ -129,6 +130,7 @@ impl QueueCore {
             held_logs: Vec::new(),
             unnamed: Vec::new(),
             held_flushes: Vec::new(),
+            held_reads: Vec::new(),
             pageless: Vec::new(),
             kick: None,
             todo: VecDeque::new(),
@@ -244,6 +246,9 @@ impl QueueCore {
         for flush in std::mem::take(&mut self.held_flushes) {
             self.flush_failed(flush);
         }
+        for direct in std::mem::take(&mut self.held_reads) {
+            self.read_as_parts(direct);
+        }
         if self.now.broken {
             // Nobody gives pages away any more.
             self.wake_pageless();
@@ -265,6 +270,7 @@ impl fmt::Debug for QueueCore {
             .field("held_logs", &self.held_logs.len())
             .field("unnamed", &self.unnamed.len())
             .field("held_flushes", &self.held_flushes.len())
+            .field("held_reads", &self.held_reads.len())
             .field("pageless", &self.pageless.len())
             .field("places", &(self.places.in_use(), self.log_places.in_use()))
             .field("kicks", &self.kick.is_some())

@@ -116,14 +116,20 @@ impl QueueCore {
         }
     }
 
-    /// A piece of a read has ended. One that the member failed is calculated, when the member is kicked.
+    /// A piece of a read has ended. One that the member failed is calculated, when the member is kicked. Until then it isn't in a word: another
+    /// queue could end it there, and nobody would poll this one, whose kick it may be.
     pub(super) fn direct_ended(&mut self, direct: Direct, slot: usize, ok: bool) {
-        let Direct { request, sectors } = direct;
-        if !ok {
-            self.member_failed(slot);
-            self.add_span(request, sectors);
+        match ok {
+            true => self.one_done(direct.request, true),
+            false if self.member_failed(slot) => self.held_reads.push(direct),
+            false => self.read_as_parts(direct),
         }
-        self.one_done(request, true);
+    }
+
+    /// Reads a piece that a member failed by stripes.
+    pub(super) fn read_as_parts(&mut self, direct: Direct) {
+        self.add_span(direct.request, direct.sectors);
+        self.one_done(direct.request, true);
     }
 
     /// Flushes all members, for the writes that completed before.

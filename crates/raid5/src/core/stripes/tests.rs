@@ -2,7 +2,7 @@
 
 use super::MemberIo;
 use super::common::{Common, Setup};
-use super::queue::{Mail, QueueCore};
+use super::queue::{Errand, Mail, QueueCore};
 use super::world::slots_of;
 use crate::core::members::Members;
 use crate::core::slots::Unsynced;
@@ -20,7 +20,7 @@ struct Array {
 }
 
 impl Array {
-    fn new(volatile: bool) -> Array {
+    fn new(volatile: bool, dirty: bool) -> Array {
         let sectors = 8 * STRIPE_SECTORS;
         let geometry = Geometry::new(MEMBERS as u32, 8, Layout::LeftSymmetric, sectors);
         let common = Common::new(Setup {
@@ -29,7 +29,7 @@ impl Array {
             slots: slots_of(MEMBERS, volatile, false),
             members: Members::new((0..MEMBERS).map(Some).collect(), None),
             unsynced: Unsynced::default(),
-            dirty: true,
+            dirty,
             words: 8,
             sets: 8,
             queues: 2,
@@ -104,7 +104,7 @@ impl Array {
 
 #[test]
 fn no_member_is_named_if_two_have_failed_writes() {
-    let mut array = Array::new(false);
+    let mut array = Array::new(false, true);
     let first = array.write(0, 0);
     let second = array.write(1, 1);
     array.end(0, first, 0);
@@ -125,7 +125,7 @@ fn no_member_is_named_if_two_have_failed_writes() {
 
 #[test]
 fn the_end_of_an_older_stop_acknowledges_nothing() {
-    let mut array = Array::new(false);
+    let mut array = Array::new(false, true);
     let ios = array.write(0, 0);
     array.end(0, ios, 0);
     assert_eq!(array.queues[0].errands.len(), 1);
@@ -154,7 +154,7 @@ fn the_end_of_an_older_stop_acknowledges_nothing() {
 
 #[test]
 fn a_flush_that_two_members_fail_fails() {
-    let mut array = Array::new(true);
+    let mut array = Array::new(true, true);
     array.queues[0].submit(Request::new(Op::Flush, 0, 0, 0));
     for io in array.go(0) {
         array.queues[0].ended(io.token, io.slot > 1);
@@ -162,4 +162,54 @@ fn a_flush_that_two_members_fail_fails() {
     assert_eq!(array.go(0).len(), 0);
     assert!(array.common.membership().broken);
     assert_eq!(array.done(0), [Status::IoError]);
+}
+
+/// A flush needs no word, so a stop doesn't wait for it.
+#[test]
+fn a_member_that_fails_while_superblocks_are_written_stays_until_they_name_it() {
+    let mut array = Array::new(true, false);
+    let row = array.common.geometry.row_sectors();
+    let data = Buffer::anonymous(row as usize * 512).expect("memory");
+    array.queues[0].submit(Request::with_buffers(Op::Write, 0, vec![data], 0));
+    let flushes = array.go(0);
+    array.end(0, flushes, MEMBERS);
+    assert_eq!(array.queues[0].errands, [Errand::Name(0)]);
+    array.queues[1].submit(Request::new(Op::Flush, 0, 0, 0));
+    let flushes = array.go(1);
+    array.end(1, flushes, 2);
+    array.queues[0].named(0);
+    let writes = array.go(0);
+    assert!(writes.iter().any(|io| io.slot == 2), "it isn't named");
+    array.end(0, writes, MEMBERS);
+    assert_eq!(array.done(0), [Status::Ok]);
+    let mail = std::mem::take(&mut array.queues[0].mail);
+    mail.into_iter()
+        .for_each(|(_, mail)| array.queues[1].receive(mail));
+    let flushes = array.go(1);
+    assert_eq!(array.done(1), [], "the member that failed isn't named");
+    assert!(flushes.iter().all(|io| io.slot != 2));
+    array.end(1, flushes, MEMBERS);
+    assert_eq!(array.queues[1].errands, [Errand::Name(1 << 2)]);
+    array.queues[1].named(0);
+    array.go(1);
+    assert_eq!(array.done(1), [Status::Ok]);
+    assert_eq!(array.common.missing(), Some(2));
+}
+
+/// A read that its member fails is done by this queue, which has stopped words, when they go on: until then the user has something to poll for.
+#[test]
+fn a_read_that_a_member_fails_waits_for_the_kick() {
+    let mut array = Array::new(false, true);
+    let data = Buffer::anonymous(4096).expect("memory");
+    array.queues[0].submit(Request::with_buffers(Op::Read, 0, vec![data], 0));
+    let ios = array.go(0);
+    let slot = ios[0].slot;
+    array.end(0, ios, slot);
+    assert!(array.queues[0].spans.is_empty(), "it is in a word already");
+    assert_eq!(array.queues[0].errands, [Errand::Name(1 << slot)]);
+    array.queues[0].named(0);
+    let ios = array.go(0);
+    assert_eq!(ios.len(), MEMBERS - 1, "it is calculated");
+    array.end(0, ios, slot);
+    assert_eq!(array.done(0), [Status::Ok]);
 }

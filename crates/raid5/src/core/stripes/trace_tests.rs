@@ -287,14 +287,20 @@ impl Run {
     fn step(&mut self, queue: usize) -> bool {
         let q = &mut self.queues[queue];
         let places = q.places.in_use();
-        if q.next_part() {
-            if q.places.in_use() > places {
-                let write = self.arriving[queue].pop_front();
-                self.steps.push(Step::Submit(write.expect("a write") as u8));
-            }
-            self.collect(queue);
-            return true;
+        if !q.next_part() {
+            return self.step_mail(queue);
         }
+        if q.places.in_use() > places {
+            let write = self.arriving[queue].pop_front();
+            self.steps.push(Step::Submit(write.expect("a write") as u8));
+        }
+        self.collect(queue);
+        true
+    }
+
+    /// A step that a queue's next mail asks for.
+    fn step_mail(&mut self, queue: usize) -> bool {
+        let q = &mut self.queues[queue];
         let mut looks_at = (None, None);
         match q.todo.front_mut() {
             Some(Mail::Stripe(token)) => {
@@ -404,7 +410,7 @@ impl Run {
         };
         self.collect(queue);
         if let Some(to) = left {
-            self.step(to);
+            self.step_mail(to);
         }
         true
     }
