@@ -119,7 +119,7 @@ fn the_background_finishes_a_queue_that_is_closed_with_work() {
     assert!(superblock, "it ended in order");
 }
 
-/// Whether superblocks are equal in their events, and clean.
+/// True if superblocks are equal in their events, and true if they are clean.
 fn clean(disks: &[Named]) -> (bool, bool) {
     let read = |(name, disk): &Named| read_superblock(name, disk, &mut sleepy()).unwrap();
     let all: Vec<_> = disks.iter().map(read).collect();

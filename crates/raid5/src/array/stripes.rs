@@ -198,10 +198,17 @@ impl BlockDevice for StripeArray {
 
     fn capabilities(&self) -> Capabilities<'_> {
         let own = Forwards {
+            // The superblocks say how large it is, whatever becomes of the members' backings.
+            refresh: None,
+            extents: None,
+            // A member's cache holds parts of members, and parity.
+            cached: None,
             incarnation: Some(self),
             close: Some(self),
+            questions: None,
             memory: Some(self),
-            ..Forwards::none()
+            // Each member has its own, and parity needs a copy anyway.
+            buffers: None,
         };
         own.into()
     }
